@@ -1,0 +1,102 @@
+"""Every error that specreg raises on purpose, as one tree.
+
+SpecregError
+├── UnknownNameError        an engine, method, dataset, tier or model pair that nobody declared
+├── MatrixError             a matrix file that doesn't decode, or asks for what can't be
+├── DatasetError            a prompt file that doesn't decode
+├── ModelError              a model folder that is missing or not one
+├── EnvironmentSetupError   an engine's environment could not be made
+├── ServerError
+│   ├── ServerStartError    the server died or never became ready
+│   └── ServerDiedError     the server went away while it was measured
+├── InvalidMeasurementError the meter was not in order; the figures mean nothing
+└── BaselineError           a baseline file that can't be read, or must not be written
+
+A message reads `<subject>: <what is wrong, got and needed>; <what to do>`.
+"""
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+
+
+class SpecregError(Exception):
+    """Anything that specreg says on purpose; its text is for the user, without a traceback."""
+
+
+class UnknownNameError(SpecregError):
+    """A name that nothing declares.
+
+    Attributes:
+        kind: what was looked for, "engine" for instance.
+        name: the name as given.
+        known: the names that would have been understood, sorted.
+    """
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], where: str = "") -> None:
+        self.kind, self.name, self.known = kind, name, tuple(sorted(known))
+        close = difflib.get_close_matches(name, self.known, n=1)
+        advice = f"did you mean '{close[0]}'? " if close else ""
+        place = f"{where}: " if where else ""
+        super().__init__(
+            f"{place}unknown {kind} '{name}'; {advice}known: {', '.join(self.known) or 'none'}"
+        )
+
+
+class MatrixError(SpecregError):
+    """A matrix file that can't be used; the message names file, table and key."""
+
+
+class DatasetError(SpecregError):
+    """A prompt file that can't be used; the message names file, row and field."""
+
+
+class ModelError(SpecregError):
+    """A model folder that is missing or incomplete."""
+
+
+class EnvironmentSetupError(SpecregError):
+    """An engine's environment could not be made; the message ends with the installer's words."""
+
+
+class ServerError(SpecregError):
+    """A server that doesn't do what it was started for."""
+
+
+class ServerStartError(ServerError):
+    """A server that died while starting, or never generated a token.
+
+    Attributes:
+        failure: the kind of failure, "out of memory" for instance.
+        log_path: the whole log.
+        log_tail: its last lines, 40 at most.
+    """
+
+    def __init__(
+        self, subject: str, failure: str, advice: str, log_path: Path, log_tail: str
+    ) -> None:
+        self.failure, self.log_path, self.log_tail = failure, log_path, log_tail
+        super().__init__(
+            f"{subject}: {failure}; {advice}\n"
+            f"last lines of {log_path}:\n{log_tail or '(the log is empty)'}"
+        )
+
+
+class ServerDiedError(ServerError):
+    """A server that went away while it was measured."""
+
+
+class InvalidMeasurementError(SpecregError):
+    """A measurement that broke a check: the meter or the machine was not in order.
+
+    Attributes:
+        reason: a short constant, "SPEC_DISABLED" for instance, for reports and scripts.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        self.reason = reason
+        super().__init__(f"{reason}: {message}")
+
+
+class BaselineError(SpecregError):
+    """A baseline file that can't be read or must not be written; it is left as it is."""
