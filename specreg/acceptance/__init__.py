@@ -1,0 +1,1 @@
+"""What was drafted and accepted: the record, where it is read from, and the checks it must pass."""

@@ -1,0 +1,58 @@
+"""vLLM's speculation counters: a Prometheus page in, step counts out."""
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from specreg.acceptance.record import StepCounts
+from specreg.errors import InvalidMeasurementError
+
+_PREFIX = "vllm:spec_decode_num_"
+_WANTED = ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
+
+
+def parse_vllm_counters(page: str) -> StepCounts:
+    """The counts since the server's start, summed over the engines of data parallelism.
+
+    Raises:
+        InvalidMeasurementError: `METRICS_MISSING`, a counter isn't there; or `METRICS_UNREADABLE`.
+    """
+    totals: dict[str, int] = {}
+    positions: dict[int, int] = {}
+    for name, labels, value in _samples(page):
+        totals[name] = totals.get(name, 0) + int(value)
+        if "position" in labels:
+            position = int(labels["position"])
+            positions[position] = positions.get(position, 0) + int(value)
+    _require_all(totals)
+    return StepCounts(
+        steps=totals["drafts"],
+        accepted=totals["accepted_tokens"],
+        proposed=totals["draft_tokens"],
+        position_counts=tuple(positions[position] for position in sorted(positions)),
+    )
+
+
+def _samples(page: str) -> list[tuple[str, dict[str, str], float]]:
+    """The samples `…_total` of the wanted counters; their `_created` series are left out."""
+    try:
+        return [
+            (sample.name.removeprefix(_PREFIX).removesuffix("_total"), sample.labels, sample.value)
+            for family in text_string_to_metric_families(page)
+            for sample in family.samples
+            if sample.name.startswith(_PREFIX) and sample.name.endswith("_total")
+        ]
+    except ValueError as error:
+        reason = "METRICS_UNREADABLE"
+        message = f"/metrics is not a Prometheus page ({error}); look at it in a browser"
+        raise InvalidMeasurementError(reason, message) from error
+
+
+def _require_all(totals: dict[str, int]) -> None:
+    missing = [name for name in _WANTED if name not in totals]
+    if missing:
+        reason = "METRICS_MISSING"
+        there = ", ".join(f"{_PREFIX}{name}_total" for name in sorted(totals)) or "none of them"
+        message = (
+            f"looked for {', '.join(f'{_PREFIX}{name}_total' for name in missing)};"
+            f" /metrics has {there}; is the server started without log stats, or newer?"
+        )
+        raise InvalidMeasurementError(reason, message)
