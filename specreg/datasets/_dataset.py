@@ -1,0 +1,73 @@
+"""What a dataset is: a name and a function that reads its prompts from disk."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from specreg.errors import DatasetError
+
+
+class Prompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One conversation to replay.
+
+    Attributes:
+        id: unique within the dataset.
+        category: what per-category figures are grouped by.
+        turns: what the user says, in order; one at least, none empty.
+    """
+
+    id: str
+    category: str
+    turns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """A named set of prompts.
+
+    Attributes:
+        name: what users write, and part of a case's id.
+        load_prompts: reads all prompts; its argument is the repository's root. Their order is
+            stable and interleaves the categories, so that any first n are spread over them.
+    """
+
+    name: str
+    load_prompts: Callable[[Path], tuple[Prompt, ...]]
+
+
+def load_prompt_lines(path: Path) -> tuple[Prompt, ...]:
+    """The prompts of a file of JSON lines.
+
+    Raises:
+        DatasetError: the file is missing, or a row is wrong; names file, row and field.
+    """
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        message = f"prompt file '{path}': {error.strerror}; restore it from the repository"
+        raise DatasetError(message) from error
+    prompts = tuple(_parse_prompt(line, f"{path}:{row}") for row, line in enumerate(lines, 1))
+    if len({prompt.id for prompt in prompts}) != len(prompts):
+        message = f"prompt file '{path}': two rows have the same id; give each its own"
+        raise DatasetError(message)
+    return prompts
+
+
+def prompts_sha256(prompts: Sequence[Prompt]) -> str:
+    """A checksum of the prompts and their order, 64 hexadecimal digits."""
+    return hashlib.sha256(msgspec.json.encode(list(prompts))).hexdigest()
+
+
+def _parse_prompt(line: bytes, place: str) -> Prompt:
+    try:
+        prompt = msgspec.json.decode(line, type=Prompt)
+    except msgspec.DecodeError as error:
+        message = f"{place}: {error}; a row needs id, category and turns (a list of texts)"
+        raise DatasetError(message) from error
+    if not prompt.turns or not all(turn.strip() for turn in prompt.turns):
+        message = f"{place}: prompt '{prompt.id}' has an empty turn; remove the row or fill it"
+        raise DatasetError(message)
+    return prompt

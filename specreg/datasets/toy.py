@@ -1,0 +1,8 @@
+"""The toy prompts: forty single turns of five categories, in the tiny models' own language."""
+
+from specreg.datasets._dataset import Dataset, load_prompt_lines
+
+DATASET = Dataset(
+    name="toy",
+    load_prompts=lambda root: load_prompt_lines(root / "fixtures/prompts/toy.jsonl"),
+)

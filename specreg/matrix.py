@@ -1,0 +1,243 @@
+"""The matrix: `fixtures/matrix/<tier>.toml` in, the cases of that tier out."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from specreg.datasets import dataset_named
+from specreg.engines import engine_named
+from specreg.errors import MatrixError, UnknownNameError
+from specreg.methods import METHODS
+
+
+class ModelsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[models.NAME]`: a target and its drafts.
+
+    Attributes:
+        target: a folder (a path with a slash that begins with `.`, `/` or `fixtures/`) or a hub id.
+        drafts: by method, the draft model or head.
+        padding_layers: identity layers appended to the target at set-up, 0 or more; a tiny target
+            then costs enough per step for speculation to save something.
+    """
+
+    target: str
+    drafts: dict[str, str] = {}
+    padding_layers: int = 0
+
+
+class CasesTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[[cases]]`: one case for each of `methods` × `concurrency`. The fields are `Case`'s."""
+
+    engine: str
+    methods: list[str]
+    models: str
+    dataset: str
+    concurrency: list[int]
+    prompts: int
+    output_cap_tokens: int
+    draft_tokens: int = 3
+    rounds: int = 4
+    temperature: float = 0.0
+    dtype: str = "auto"
+    max_model_len_tokens: int = 1024
+    max_sequences: int = 8
+    gpu_memory_frac: float = 0.4
+    engine_args: list[str] = []
+    engine_env: dict[str, str] = {}
+    tolerances: dict[str, float] = {}
+
+
+class TierFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A whole matrix file. `needs_gpus`: how many GPUs the tier needs, 0 for none."""
+
+    needs_gpus: int
+    models: dict[str, ModelsTable]
+    cases: list[CasesTable]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSpec:
+    """What has to be equal for two cases to share a server.
+
+    Attributes:
+        engine, method: their names.
+        models: the name of the model pair.
+        target, draft: folders or hub ids; `draft` is None where the method needs none.
+        padding_layers: identity layers appended to the target.
+        draft_tokens: tokens drafted per step; 0 without speculation.
+        dtype: the engine's name of the number format.
+        max_model_len_tokens: prompt and output together.
+        max_sequences: requests that the server takes on at once.
+        gpu_memory_frac: share of a GPU's memory that the server may take, 0..1. Case and control
+            run beside one another, so at most half.
+        engine_args, engine_env: further arguments and environment variables, as pairs.
+    """
+
+    engine: str
+    method: str
+    models: str
+    target: str
+    draft: str | None
+    padding_layers: int
+    draft_tokens: int
+    dtype: str
+    max_model_len_tokens: int
+    max_sequences: int
+    gpu_memory_frac: float
+    engine_args: tuple[str, ...] = ()
+    engine_env: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def id(self) -> str:
+        """`vllm-eagle3-tiny`: what a server is called in ids, logs and errors."""
+        return f"{self.engine}-{self.method}-{self.models}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One measurement of the matrix.
+
+    Attributes:
+        server: what to start.
+        control: the `none` server of the same target, measured in alternation for the speedup;
+            None where the tier has no such case, and for `none` itself.
+        dataset: the name of the prompt set.
+        prompts: how many of its prompts are replayed.
+        concurrency: requests in flight, 1 or more.
+        output_cap_tokens: the most tokens of a reply.
+        temperature: 0 is greedy.
+        rounds: how many parts the prompts are dealt into; case and control alternate by round.
+        tolerances: by metric, a relative change that overrides the metric's own.
+    """
+
+    server: ServerSpec
+    control: ServerSpec | None
+    dataset: str
+    prompts: int
+    concurrency: int
+    output_cap_tokens: int
+    temperature: float
+    rounds: int
+    tolerances: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def id(self) -> str:
+        """`vllm-eagle3-tiny-toy-c4`: engine, method, model pair, dataset, load."""
+        return f"{self.server.id}-{self.dataset}-c{self.concurrency}"
+
+    @property
+    def speculates(self) -> bool:
+        """Whether the case has a method other than `none`."""
+        return self.server.method != "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    """The cases of one matrix file, and how many GPUs each of them needs."""
+
+    name: str
+    needs_gpus: int
+    cases: tuple[Case, ...]
+
+
+def load_tier(folder: Path, name: str) -> Tier:
+    """The tier that `folder`/`name`.toml declares.
+
+    Raises:
+        UnknownNameError: no such tier; or a table names an engine, method, dataset or model pair
+            that doesn't exist. The message lists what does.
+        MatrixError: the file doesn't decode, or asks for what can't be.
+    """
+    path = folder / f"{name}.toml"
+    if not path.is_file():
+        raise UnknownNameError("tier", name, (file.stem for file in folder.glob("*.toml")))
+    file = _load_file(path)
+    cases = tuple(case for table in file.cases for case in _cases_of(table, file.models, str(path)))
+    _refuse_twins(cases, path)
+    return Tier(name=name, needs_gpus=file.needs_gpus, cases=_with_controls(cases))
+
+
+def _load_file(path: Path) -> TierFile:
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=TierFile)
+    except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
+        message = f"matrix file '{path}': {error}; CONTRIBUTING.md shows the tables and keys"
+        raise MatrixError(message) from error
+
+
+def _cases_of(table: CasesTable, models: Mapping[str, ModelsTable], where: str) -> Iterator[Case]:
+    if table.models not in models:
+        raise UnknownNameError("model pair", table.models, models, where)
+    dataset_named(table.dataset, where)
+    if table.prompts < table.rounds or table.rounds < 1 or min(table.concurrency, default=0) < 1:
+        message = (
+            f"{where}: prompts = {table.prompts}, rounds = {table.rounds}, concurrency ="
+            f" {table.concurrency}; each round needs a prompt, and concurrency is 1 or more"
+        )
+        raise MatrixError(message)
+    for method, concurrency in itertools.product(table.methods, table.concurrency):
+        yield Case(
+            server=_server_of(table, method, models[table.models], where),
+            control=None,
+            dataset=table.dataset,
+            prompts=table.prompts,
+            concurrency=concurrency,
+            output_cap_tokens=table.output_cap_tokens,
+            temperature=table.temperature,
+            rounds=table.rounds,
+            tolerances=tuple(sorted(table.tolerances.items())),
+        )
+
+
+def _server_of(table: CasesTable, method: str, pair: ModelsTable, where: str) -> ServerSpec:
+    if method not in METHODS:
+        raise UnknownNameError("method", method, METHODS, where)
+    if METHODS[method].needs_draft and method not in pair.drafts:
+        raise UnknownNameError(
+            f"draft in [models.{table.models}] for method", method, pair.drafts, where
+        )
+    engine_named(table.engine, where)
+    draft = pair.drafts[method] if METHODS[method].needs_draft else None
+    draft_tokens = table.draft_tokens if method != "none" else 0
+    METHODS[method].settings(table.engine, draft, draft_tokens)
+    return ServerSpec(
+        engine=table.engine,
+        method=method,
+        models=table.models,
+        target=pair.target,
+        draft=draft,
+        padding_layers=pair.padding_layers,
+        draft_tokens=draft_tokens,
+        dtype=table.dtype,
+        max_model_len_tokens=table.max_model_len_tokens,
+        max_sequences=table.max_sequences,
+        gpu_memory_frac=table.gpu_memory_frac,
+        engine_args=tuple(table.engine_args),
+        engine_env=tuple(sorted(table.engine_env.items())),
+    )
+
+
+def _refuse_twins(cases: tuple[Case, ...], path: Path) -> None:
+    for case, other in itertools.combinations(cases, 2):
+        if case.id == other.id:
+            message = f"matrix file '{path}': two cases are called '{case.id}'; remove one"
+            raise MatrixError(message)
+
+
+def _with_controls(cases: tuple[Case, ...]) -> tuple[Case, ...]:
+    """Each speculating case gets the `none` server of the same engine and model pair."""
+    plain = {
+        (case.server.engine, case.server.models): case.server
+        for case in cases
+        if not case.speculates
+    }
+    return tuple(
+        dataclasses.replace(case, control=plain.get((case.server.engine, case.server.models)))
+        if case.speculates
+        else case
+        for case in cases
+    )

@@ -1,0 +1,155 @@
+"""Model folders: checked, and padded with identity layers where a case asks for it."""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from specreg.errors import ModelError
+from specreg.paths import cache_dir
+
+_WEIGHTS = "model.safetensors"
+_CONFIG = "config.json"
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+
+_FIRST_LAYER = "model.layers.0."
+# One and zero in bfloat16, little-endian: it is the upper half of a float32.
+_ONE, _ZERO = b"\x80\x3f", b"\x00\x00"
+
+
+def resolve_model(root: Path, reference: str, *, padding_layers: int = 0) -> str:
+    """What to hand to an engine: a folder, padded if asked for, or a hub id as it is.
+
+    Args:
+        root: the repository's root; a relative folder is looked up there.
+        reference: a folder if it begins with `.`, `/` or `fixtures/`, else a hub id.
+        padding_layers: identity layers to append, 0 or more; needs a folder.
+
+    Raises:
+        ModelError: the folder is missing or incomplete, or padding was asked of a hub id.
+    """
+    if not reference.startswith((".", "/", "fixtures/")):
+        if padding_layers:
+            message = f"model '{reference}': only a folder can be padded; set padding_layers = 0"
+            raise ModelError(message)
+        return reference
+    folder = (root / reference).resolve()
+    for name in (_CONFIG, _WEIGHTS):
+        if not (folder / name).is_file():
+            message = f"model folder '{folder}': {name} is missing; check the path in the matrix"
+            raise ModelError(message)
+    return str(_padded(folder, padding_layers) if padding_layers else folder)
+
+
+def model_sha256(reference: str) -> str:
+    """A checksum of a model folder's weights and configuration; empty for a hub id."""
+    folder = Path(reference)
+    if not folder.is_dir():
+        return ""
+    digest = hashlib.sha256()
+    for name in (_CONFIG, _WEIGHTS):
+        digest.update((folder / name).read_bytes())
+    return digest.hexdigest()
+
+
+def _padded(folder: Path, layers: int) -> Path:
+    """A copy of the model with identity layers appended, from the cache if it is there."""
+    padded = cache_dir() / "models" / f"{folder.name}-{layers}-{model_sha256(str(folder))[:16]}"
+    if padded.is_dir():
+        return padded
+    padded.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=padded.parent) as unfinished:
+        made = Path(unfinished) / "model"
+        made.mkdir()
+        write_padded_model(folder, made, layers)
+        # Where another run made it meanwhile the rename fails, and that one is as good.
+        with contextlib.suppress(OSError):
+            made.rename(padded)
+    return padded
+
+
+def write_padded_model(source: Path, target: Path, layers: int) -> None:
+    """Writes the model of `source` with `layers` identity layers appended into `target`.
+
+    A layer whose projections are zero adds nothing to the residual stream: the language stays
+    the same to the last bit, the cost of a step grows.
+
+    Raises:
+        ModelError: the weights aren't those of a dense bfloat16 Llama.
+    """
+    config = json.loads((source / _CONFIG).read_text())
+    first = config["num_hidden_layers"]
+    tensors = _read_tensors(source / _WEIGHTS)
+    template = {
+        name.removeprefix(_FIRST_LAYER): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(_FIRST_LAYER)
+    }
+    if not template or any(tensor.dtype != "BF16" for tensor in template.values()):
+        message = f"model folder '{source}': only a dense bfloat16 Llama can be padded"
+        raise ModelError(message)
+    for layer in range(first, first + layers):
+        for name, tensor in template.items():
+            fill = _ONE if "norm" in name else _ZERO
+            data = fill * (len(tensor.data) // len(fill))
+            tensors[f"model.layers.{layer}.{name}"] = dataclasses.replace(tensor, data=data)
+    config["num_hidden_layers"] = first + layers
+    _write_tensors(tensors, target / _WEIGHTS)
+    (target / _CONFIG).write_text(json.dumps(config, indent=2))
+    for name in _TOKENIZER_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tensor:
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+# The format: the header's length in 8 bytes, little-endian; a JSON header; the data
+# (https://huggingface.co/docs/safetensors, "Format"). By hand, because the library's own
+# interface without torch or numpy changed between 0.5 and 0.8.
+_LENGTH_BYTES = 8
+
+
+def _read_tensors(path: Path) -> dict[str, _Tensor]:
+    content = path.read_bytes()
+    start = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
+    header = json.loads(content[_LENGTH_BYTES:start])
+    header.pop("__metadata__", None)
+    return {
+        name: _Tensor(
+            dtype=entry["dtype"],
+            shape=tuple(entry["shape"]),
+            data=content[start + entry["data_offsets"][0] : start + entry["data_offsets"][1]],
+        )
+        for name, entry in header.items()
+    }
+
+
+def _write_tensors(tensors: dict[str, _Tensor], path: Path) -> None:
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, tensor in tensors.items():
+        end = offset + len(tensor.data)
+        header[name] = {
+            "dtype": tensor.dtype,
+            "shape": tensor.shape,
+            "data_offsets": (offset, end),
+        }
+        offset = end
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % _LENGTH_BYTES)
+    length = len(encoded).to_bytes(_LENGTH_BYTES, "little")
+    path.write_bytes(b"".join((length, encoded, *(t.data for t in tensors.values()))))
