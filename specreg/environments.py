@@ -1,0 +1,136 @@
+"""Engine environments: a requirement in, an interpreter that can run the engine out.
+
+Each engine and version gets a virtual environment of its own in the user's cache, made by uv once.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import filelock
+import msgspec
+import uv
+
+from specreg.engines._engine import Requirement
+from specreg.errors import EnvironmentSetupError
+from specreg.paths import cache_dir
+
+_MARKER = "specreg.json"
+_ERROR_LINES = 15
+
+
+class EngineEnvironment(msgspec.Struct, frozen=True, kw_only=True):
+    """An environment that is ready.
+
+    Attributes:
+        python: its interpreter.
+        package, version: of the engine.
+        torch_source: where torch came from: "find-links", "pytorch-cpu-index" or "pypi".
+    """
+
+    python: str
+    package: str
+    version: str
+    torch_source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Recipe:
+    torch_source: str
+    arguments: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+
+
+def engine_environment(
+    requirement: Requirement, *, show: Callable[[str], None]
+) -> EngineEnvironment:
+    """The environment of an engine; made if it isn't there, which takes minutes and gigabytes.
+
+    Args:
+        requirement: what to install.
+        show: is told what goes on, a line at a time.
+
+    Raises:
+        EnvironmentSetupError: no way of getting torch and the engine worked.
+    """
+    folder = (
+        cache_dir()
+        / "environments"
+        / (f"{requirement.package}-{requirement.version}-{_fingerprint(requirement)}")
+    )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(folder.with_suffix(".lock")):
+        marker = folder / _MARKER
+        if marker.is_file():
+            return msgspec.json.decode(marker.read_bytes(), type=EngineEnvironment)
+        environment = _make(requirement, folder, show)
+        marker.write_bytes(msgspec.json.encode(environment))
+        return environment
+
+
+def _make(requirement: Requirement, folder: Path, show: Callable[[str], None]) -> EngineEnvironment:
+    failures = []
+    for recipe in _recipes(requirement, os.environ):
+        show(f"installing {requirement.pin} (once; torch from {recipe.torch_source})")
+        try:
+            _install(requirement, recipe, folder)
+        except subprocess.CalledProcessError as error:
+            words = "\n".join(error.stderr.strip().splitlines()[-_ERROR_LINES:])
+            failures.append(f"torch from {recipe.torch_source}:\n{words}")
+            continue
+        return EngineEnvironment(
+            python=str(folder / "bin" / "python"),
+            package=requirement.package,
+            version=requirement.version,
+            torch_source=recipe.torch_source,
+        )
+    message = (
+        f"environment for '{requirement.pin}': could not be installed;"
+        " check the network, and the disk: it takes 3 to 7 GB\n" + "\n".join(failures)
+    )
+    raise EnvironmentSetupError(message)
+
+
+def _install(requirement: Requirement, recipe: _Recipe, folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    _uv("venv", "--python", sys.executable, str(folder))
+    overrides = folder / "overrides.txt"
+    overrides.write_text("\n".join((*requirement.overrides, *recipe.overrides)))
+    # Without compiled bytecode the first start of a server takes minutes.
+    _uv(
+        *("pip", "install", "--python", str(folder / "bin" / "python"), "--compile-bytecode"),
+        *("--override", str(overrides), *recipe.arguments, requirement.pin),
+    )
+
+
+def _recipes(requirement: Requirement, variables: Mapping[str, str]) -> Iterator[_Recipe]:
+    """The ways to get torch, the lightest first. An engine for a GPU takes PyPI's."""
+    if requirement.local_torch is None:
+        yield _Recipe(torch_source="pypi")
+        return
+    wheel = f"{requirement.local_torch.replace('==', '-')}+cpu-*.whl"
+    # uv reads UV_FIND_LINKS only; pip's variable is where people have such a folder.
+    links = f"{variables.get('UV_FIND_LINKS', '')} {variables.get('PIP_FIND_LINKS', '')}"
+    for link in links.replace(",", " ").split():
+        if any(Path(link).glob(wheel)):
+            yield _Recipe(torch_source="find-links", arguments=("--find-links", link))
+    yield _Recipe(torch_source="pytorch-cpu-index", arguments=("--torch-backend", "cpu"))
+    # PyPI's is a CUDA build, twice the size; the server runs on the CPU just the same.
+    yield _Recipe(torch_source="pypi", overrides=(requirement.local_torch,))
+
+
+def _uv(*arguments: str) -> None:
+    subprocess.run(  # noqa: S603 - our own arguments, no shell
+        (uv.find_uv_bin(), "--no-progress", *arguments), check=True, capture_output=True, text=True
+    )
+
+
+def _fingerprint(requirement: Requirement) -> str:
+    """Changes when the recipe does, or the Python that the environment is made with."""
+    made_of = f"{requirement!r} {sys.version_info[:2]}"
+    return hashlib.sha256(made_of.encode()).hexdigest()[:8]

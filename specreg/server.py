@@ -1,0 +1,230 @@
+"""Servers: a spec in, a server that has generated a token out; nothing is left of it afterwards."""
+
+import contextlib
+import dataclasses
+import os
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from specreg.engines import Ask, Engine, engine_named
+from specreg.engines._engine import LaunchOptions
+from specreg.environments import EngineEnvironment
+from specreg.errors import InvalidMeasurementError, ServerDiedError, ServerStartError
+from specreg.matrix import ServerSpec
+from specreg.methods import METHODS
+from specreg.models import resolve_model
+from specreg.processes import MarkedProcess, start_marked, stop_marked
+from specreg.sse import DONE, EventSplitter
+
+_POLL_S = 0.2
+_PROBE_TIMEOUT_S = 60.0
+_LOG_LINES = 40
+_LOG_BYTES = 64 * 1024
+
+# Kind of failure, how to know it, what to do. The first that matches wins.
+_FAILURES = (
+    (
+        "out of memory",
+        r"out of memory|cannot allocate|OutOfMemoryError|No available memory|Killed",
+        "free memory, or lower gpu_memory_frac or max_model_len_tokens in the matrix",
+    ),
+    (
+        "unknown or refused argument",
+        r"unrecognized arguments|invalid choice|error: argument|ValidationError",
+        "look at engine_args and the method's settings; another version may spell them otherwise",
+    ),
+    (
+        "port in use",
+        r"address already in use|Errno 98",
+        "run again: another program took the port meanwhile",
+    ),
+    (
+        "model not found",
+        r"not a valid model|does not appear to have|No such file|NotFoundError|Gated|offline mode",
+        "check the model's name or folder, and HF_TOKEN where it is gated",
+    ),
+    (
+        "broken engine environment",
+        r"ModuleNotFoundError|ImportError|undefined symbol",
+        "delete its folder in the cache (see README, 'Where things are') and run again",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """A running server that has generated a token.
+
+    Attributes:
+        spec: what was asked for; `engine`: how to speak to it.
+        base_url: `http://127.0.0.1:PORT`.
+        model: the name that the model is served under; ours alone.
+        target, draft: what the spec's references stood for: folders or hub ids.
+        engine_version: by its own word.
+        pid, command, log_path: of the process.
+        ready_after_s: from the start to the first token.
+    """
+
+    spec: ServerSpec
+    engine: Engine
+    base_url: str
+    model: str
+    target: str
+    draft: str | None
+    engine_version: str
+    process: MarkedProcess
+    command: tuple[str, ...]
+    log_path: Path
+    ready_after_s: float
+
+    def check_alive(self) -> None:
+        """Silent while the server runs.
+
+        Raises:
+            ServerDiedError: it ended; the message has the end of its log.
+        """
+        status = self.process.popen.poll()
+        if status is not None:
+            message = (
+                f"server '{self.spec.id}': ended with status {status} while it was measured;"
+                f" last lines of {self.log_path}:\n{log_tail(self.log_path)}"
+            )
+            raise ServerDiedError(message)
+
+
+@contextlib.contextmanager
+def start_server(
+    spec: ServerSpec,
+    environment: EngineEnvironment,
+    *,
+    root: Path,
+    log_path: Path,
+    on_gpu: bool,
+    ready_within_s: float,
+    show: Callable[[str], None],
+) -> Iterator[Server]:
+    """A server for as long as the context lasts; every process of it is gone afterwards.
+
+    Args:
+        spec: what to start.
+        environment: the engine's environment.
+        root: the repository's root, for relative model folders.
+        log_path: where the server's output goes.
+        on_gpu: whether the engine runs on a GPU.
+        ready_within_s: how long it may take to the first token.
+        show: is told what goes on.
+
+    Raises:
+        ModelError: a model folder is missing.
+        ServerStartError: the server ended, or generated nothing in time.
+    """
+    engine = engine_named(spec.engine)
+    target = resolve_model(root, spec.target, padding_layers=spec.padding_layers)
+    draft = resolve_model(root, spec.draft) if spec.draft is not None else None
+    options = LaunchOptions(
+        target=target,
+        served_name=spec.id,
+        port=_free_port(),
+        speculation=METHODS[spec.method].settings(spec.engine, draft, spec.draft_tokens),
+        dtype=spec.dtype,
+        max_model_len_tokens=spec.max_model_len_tokens,
+        max_sequences=spec.max_sequences,
+        gpu_memory_frac=spec.gpu_memory_frac,
+        engine_args=spec.engine_args,
+        on_gpu=on_gpu,
+    )
+    command = engine.command(Path(environment.python), options)
+    variables = {**os.environ, **engine.environment(options), **dict(spec.engine_env)}
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    process = start_marked(command, environment=variables, log_path=log_path, cwd=root)
+    try:
+        starting = Server(
+            spec=spec,
+            engine=engine,
+            base_url=f"http://127.0.0.1:{options.port}",
+            model=options.served_name,
+            target=target,
+            draft=draft,
+            engine_version="",
+            process=process,
+            command=command,
+            log_path=log_path,
+            ready_after_s=0.0,
+        )
+        show(f"starting {spec.id}")
+        _wait_until_ready(starting, started + ready_within_s)
+        yield dataclasses.replace(
+            starting,
+            engine_version=_scrape_version(starting),
+            ready_after_s=time.monotonic() - started,
+        )
+    finally:
+        stop_marked(process)
+
+
+def log_tail(path: Path) -> str:
+    """The last 40 lines of a log, however long it is and whatever bytes it holds."""
+    with path.open("rb") as log:
+        log.seek(max(0, path.stat().st_size - _LOG_BYTES))
+        lines = log.read().decode(errors="replace").splitlines()
+    return "\n".join(lines[-_LOG_LINES:])
+
+
+def _wait_until_ready(server: Server, deadline: float) -> None:
+    """Returns once one token was generated: a healthy server may still hang (vllm#39863)."""
+    with httpx.Client(base_url=server.base_url, trust_env=False) as client:
+        while not _generates(server, client):
+            status = server.process.popen.poll()
+            if status is not None:
+                raise _start_error(server, f"ended with status {status}")
+            if time.monotonic() > deadline:
+                raise _start_error(server, "generated no token in time")
+            time.sleep(_POLL_S)
+
+
+def _generates(server: Server, client: httpx.Client) -> bool:
+    ask = Ask(model=server.model, text="Hello", output_cap_tokens=1, temperature=0.0)
+    try:
+        if client.get(server.engine.health_path, timeout=1.0).status_code != httpx.codes.OK:
+            return False
+        path, body = server.engine.chat_path, server.engine.chat_body(ask)
+        with client.stream("POST", path, json=body, timeout=_PROBE_TIMEOUT_S) as response:
+            splitter = EventSplitter()
+            return response.status_code == httpx.codes.OK and any(
+                event != DONE and server.engine.parse_event(event).tokens
+                for piece in response.iter_raw()
+                for event in splitter.feed(piece)
+            )
+    except (httpx.HTTPError, InvalidMeasurementError):
+        return False
+
+
+def _scrape_version(server: Server) -> str:
+    response = httpx.get(server.base_url + server.engine.version_path, trust_env=False)
+    return server.engine.parse_version(response.content)
+
+
+def _start_error(server: Server, what: str) -> ServerStartError:
+    tail = log_tail(server.log_path)
+    failure, advice = next(
+        ((kind, advice) for kind, pattern, advice in _FAILURES if re.search(pattern, tail)),
+        ("unknown cause", "read the log"),
+    )
+    return ServerStartError(
+        f"server '{server.spec.id}'", f"{what}: {failure}", advice, server.log_path, tail
+    )
+
+
+def _free_port() -> int:
+    """A port that was free a moment ago. Closed before the server binds it: a small risk."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
