@@ -1,0 +1,217 @@
+"""The metrics, one row each: from the rounds and counts of a measurement to a number.
+
+A metric without a value is None, never 0 and never NaN.
+"""
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from types import MappingProxyType
+
+from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, StepCounts
+from specreg.matrix import Case
+from specreg.replay import Round
+from specreg.trace import RequestTrace
+
+_NS_PER_MS = 10**6
+_NS_PER_S = 10**9
+_MOST_POSITIONS = 16
+
+
+class Family(StrEnum):
+    """What a metric is about: one test file each."""
+
+    ACCEPTANCE = "acceptance"
+    THROUGHPUT = "throughput"
+    LATENCY = "latency"
+    SPEEDUP = "speedup"
+
+
+class Direction(Enum):
+    """Which way is better."""
+
+    UP = 1
+    DOWN = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What was seen of a case.
+
+    Attributes:
+        rounds: of the case's server.
+        control_rounds: of the control, replayed in alternation; empty without one.
+        acceptance: None for a case that doesn't speculate.
+    """
+
+    rounds: tuple[Round, ...]
+    control_rounds: tuple[Round, ...]
+    acceptance: AcceptanceRecord | None
+
+    @property
+    def traces(self) -> tuple[RequestTrace, ...]:
+        """All requests of the case's server."""
+        return tuple(trace for part in self.rounds for trace in part.traces)
+
+    @property
+    def counts(self) -> StepCounts:
+        """All steps; none without speculation."""
+        return self.acceptance.total if self.acceptance else NO_STEPS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One quantity that is judged.
+
+    Attributes:
+        name: ends in its unit.
+        family: which test judges it.
+        direction: which way is better.
+        function: its value, None where there is none.
+        tolerance_frac: the relative change that is still fine, on the same kind of machine.
+        portable_tolerance_frac: the same against a baseline of another kind of machine; None for
+            a metric that says nothing there.
+        by_launch: whether it differs from launch to launch, so that the baseline's own spread
+            can widen the tolerance.
+        origin: subtracted before a relative change is taken: AL is judged as AL - 1.
+        position: the draft position it is about, from 1; None for the others.
+    """
+
+    name: str
+    family: Family
+    direction: Direction
+    function: Callable[[Replay], float | None]
+    tolerance_frac: float
+    portable_tolerance_frac: float | None = None
+    by_launch: bool = False
+    origin: float = 0.0
+    position: int | None = None
+
+    def applies_to(self, case: Case) -> bool:
+        """Whether the case can have a value at all."""
+        if self.family is Family.SPEEDUP:
+            return case.control is not None
+        if self.family is Family.ACCEPTANCE:
+            return case.speculates and (self.position or 0) <= case.server.draft_tokens
+        return True
+
+
+def ttft_ms(trace: RequestTrace) -> float | None:
+    """Time to first token: the first chunk with a token - sent."""
+    return (trace.chunks[0].at_ns - trace.sent_ns) / _NS_PER_MS if trace.chunks else None
+
+
+def tpot_ms(trace: RequestTrace) -> float | None:
+    """Time per output token: (last - first) / (N - tokens of the first chunk).
+
+    Divided by tokens, not by chunks: with speculation a chunk holds several.
+    """
+    later_tokens = sum(chunk.tokens for chunk in trace.chunks[1:])
+    if not later_tokens:
+        return None
+    return (trace.chunks[-1].at_ns - trace.chunks[0].at_ns) / later_tokens / _NS_PER_MS
+
+
+def throughput_tokens_per_s(rounds: Iterable[Round]) -> float | None:
+    """Σ N / Σ (last token of a round - its first send), over the rounds."""
+    parts = tuple(rounds)
+    window_ns = sum(part.ended_ns - part.started_ns for part in parts)
+    tokens = sum(chunk.tokens for part in parts for trace in part.traces for chunk in trace.chunks)
+    return tokens * _NS_PER_S / window_ns if window_ns else None
+
+
+def speedup_ratio(replay: Replay) -> float | None:
+    """The median over the rounds of throughput over the control's throughput.
+
+    Case and control alternate round by round, so a slow minute of the machine slows both; the
+    median leaves out a round that was hit on one side only.
+    """
+    ratios = []
+    for part, control in zip(replay.rounds, replay.control_rounds, strict=False):
+        ours, theirs = throughput_tokens_per_s((part,)), throughput_tokens_per_s((control,))
+        if ours is not None and theirs:
+            ratios.append(ours / theirs)
+    return statistics.median(ratios) if ratios else None
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    present = [value for value in values if value is not None]
+    return statistics.median(present) if present else None
+
+
+def _position(position: int) -> Metric:
+    def marginal(replay: Replay) -> float | None:
+        marginals = replay.counts.marginal_acceptance
+        return marginals[position - 1] if position <= len(marginals) else None
+
+    return Metric(
+        name=f"acceptance_pos{position}_frac",
+        family=Family.ACCEPTANCE,
+        direction=Direction.UP,
+        function=marginal,
+        tolerance_frac=0.02,
+        portable_tolerance_frac=0.1,
+        position=position,
+    )
+
+
+_ROWS = (
+    Metric(
+        name="acceptance_length_tokens",
+        family=Family.ACCEPTANCE,
+        direction=Direction.UP,
+        function=lambda replay: replay.counts.acceptance_length,
+        tolerance_frac=0.01,
+        portable_tolerance_frac=0.05,
+        origin=1.0,
+    ),
+    Metric(
+        name="acceptance_rate_frac",
+        family=Family.ACCEPTANCE,
+        direction=Direction.UP,
+        function=lambda replay: replay.counts.acceptance_rate,
+        tolerance_frac=0.01,
+        portable_tolerance_frac=0.05,
+    ),
+    *(_position(position) for position in range(1, _MOST_POSITIONS + 1)),
+    Metric(
+        name="throughput_tokens_per_s",
+        family=Family.THROUGHPUT,
+        direction=Direction.UP,
+        function=lambda replay: throughput_tokens_per_s(replay.rounds),
+        tolerance_frac=0.05,
+        by_launch=True,
+    ),
+    Metric(
+        name="ttft_p50_ms",
+        family=Family.LATENCY,
+        direction=Direction.DOWN,
+        function=lambda replay: _median(ttft_ms(trace) for trace in replay.traces),
+        tolerance_frac=0.05,
+        by_launch=True,
+    ),
+    Metric(
+        name="tpot_p50_ms",
+        family=Family.LATENCY,
+        direction=Direction.DOWN,
+        function=lambda replay: _median(tpot_ms(trace) for trace in replay.traces),
+        tolerance_frac=0.05,
+        by_launch=True,
+    ),
+    Metric(
+        name="speedup_ratio",
+        family=Family.SPEEDUP,
+        direction=Direction.UP,
+        function=speedup_ratio,
+        tolerance_frac=0.05,
+        by_launch=True,
+    ),
+)
+
+METRICS: Mapping[str, Metric] = MappingProxyType({metric.name: metric for metric in _ROWS})
+
+
+def metrics_of(case: Case, family: Family) -> tuple[Metric, ...]:
+    """The metrics of a family that the case can have, in the order of the rows."""
+    return tuple(metric for metric in _ROWS if metric.family is family and metric.applies_to(case))
