@@ -1,0 +1,248 @@
+"""Baselines: what was measured once, on disk, to be compared with.
+
+`baselines/<environment>/<case-id>.json`, one prompt per line, so that a change can be reviewed.
+"""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from specreg.acceptance.record import (
+    NO_STEPS,
+    AcceptanceRecord,
+    PromptAcceptance,
+    Source,
+    StepCounts,
+    View,
+    Weighting,
+)
+from specreg.errors import BaselineError
+from specreg.identity import Environment
+from specreg.metrics import Metric, Replay
+
+SCHEMA_VERSION = 1
+
+
+class CaseSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What must be equal for two measurements of a case to be compared.
+
+    The engine's version and the draft are not among them: they are what one compares.
+    """
+
+    engine: str
+    method: str
+    draft_tokens: int
+    target_sha256: str
+    target: str
+    prompts_sha256: str
+    output_cap_tokens: int
+    temperature: float
+    concurrency: int
+    rounds: int
+    dtype: str
+    max_model_len_tokens: int
+    max_sequences: int
+    engine_args: tuple[str, ...]
+    engine_env: tuple[tuple[str, str], ...]
+
+
+class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a baseline comes from: recorded and shown, never compared."""
+
+    engine_version: str
+    draft_sha256: str
+    specreg_version: str
+    commit: str
+    recorded_on: str
+    reason: str
+
+
+class StoredPrompt(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """`[id, category, accepted, steps, proposed, completion_tokens, position_counts]`."""
+
+    id: str
+    category: str
+    accepted: int
+    steps: int
+    proposed: int
+    completion_tokens: int
+    position_counts: tuple[int, ...]
+
+
+class StoredAcceptance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An acceptance record as it lies on disk."""
+
+    source: Source
+    view: View
+    weighting: Weighting
+    prompts: tuple[StoredPrompt, ...]
+
+
+class Baseline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One file.
+
+    Attributes:
+        schema_version: of this form.
+        case, environment, provenance: see there.
+        acceptance: None for a case that doesn't speculate.
+        launches: by launch, the metrics that differ from launch to launch.
+    """
+
+    schema_version: int
+    case: CaseSettings
+    environment: Environment
+    provenance: Provenance
+    acceptance: StoredAcceptance | None
+    launches: tuple[dict[str, float], ...]
+
+    def launch_values(self, metric: Metric) -> tuple[float, ...]:
+        """The metric's value in each launch that has it."""
+        return tuple(launch[metric.name] for launch in self.launches if metric.name in launch)
+
+    def acceptance_value(self, metric: Metric) -> float | None:
+        """An acceptance metric's value, from the prompts' counts."""
+        record = load_acceptance(self.acceptance)
+        return metric.function(Replay(rounds=(), control_rounds=(), acceptance=record))
+
+
+def baseline_path(folder: Path, environment: str, case_id: str) -> Path:
+    """Where a case's baseline lies."""
+    return folder / environment / f"{case_id}.json"
+
+
+def load_baseline(path: Path) -> Baseline | None:
+    """The baseline in a file, None if there is no file.
+
+    Raises:
+        BaselineError: the file can't be read, or is of a newer form. It is left as it is.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    advice = "restore it with git, or remove it and record it anew"
+    try:
+        version = msgspec.json.decode(content, type=_Version).schema_version
+        if version != SCHEMA_VERSION:
+            message = f"schema version {version}, this specreg reads {SCHEMA_VERSION}"
+            raise BaselineError(f"baseline '{path}': {message}; {advice}")
+        return msgspec.json.decode(content, type=Baseline)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        message = f"baseline '{path}': {_place(content, error)}; {advice}"
+        raise BaselineError(message) from error
+
+
+def load_baselines(folder: Path, pattern: str) -> tuple[Baseline, ...]:
+    """The baselines whose paths below `folder` match a glob pattern, in the paths' order.
+
+    Raises:
+        BaselineError: one of them can't be read.
+    """
+    found = (load_baseline(path) for path in sorted(folder.glob(pattern)))
+    return tuple(baseline for baseline in found if baseline is not None)
+
+
+def record_baseline(path: Path, baseline: Baseline) -> None:
+    """Writes a baseline; the file is the old or the new one at any moment, never a torn one.
+
+    Raises:
+        BaselineError: the file that is there can't be read, so it isn't overwritten.
+        OSError: the disk refuses.
+    """
+    load_baseline(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, unfinished = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(render_baseline(baseline))
+            file.flush()
+            os.fsync(file.fileno())
+        Path(unfinished).chmod(0o644)
+        Path(unfinished).replace(path)
+    except BaseException:
+        Path(unfinished).unlink(missing_ok=True)
+        raise
+
+
+def render_baseline(baseline: Baseline) -> str:
+    """JSON with sorted keys; a list of lists has one of them per line."""
+    return _render(msgspec.to_builtins(baseline), "") + "\n"
+
+
+def stored_acceptance(record: AcceptanceRecord | None) -> StoredAcceptance | None:
+    """A record in the form for disk."""
+    if record is None:
+        return None
+    return StoredAcceptance(
+        source=record.source,
+        view=record.view,
+        weighting=record.weighting,
+        prompts=tuple(
+            StoredPrompt(
+                id=prompt.prompt_id,
+                category=prompt.category,
+                accepted=prompt.counts.accepted,
+                steps=prompt.counts.steps,
+                proposed=prompt.counts.proposed,
+                completion_tokens=prompt.completion_tokens,
+                position_counts=prompt.counts.position_counts,
+            )
+            for prompt in record.prompts
+        ),
+    )
+
+
+def load_acceptance(stored: StoredAcceptance | None) -> AcceptanceRecord | None:
+    """The record that was stored."""
+    if stored is None:
+        return None
+    prompts = tuple(
+        PromptAcceptance(
+            prompt_id=prompt.id,
+            category=prompt.category,
+            counts=StepCounts(
+                steps=prompt.steps,
+                accepted=prompt.accepted,
+                proposed=prompt.proposed,
+                position_counts=prompt.position_counts,
+            ),
+            completion_tokens=prompt.completion_tokens,
+        )
+        for prompt in stored.prompts
+    )
+    return AcceptanceRecord(
+        source=stored.source,
+        view=stored.view,
+        weighting=stored.weighting,
+        total=sum((prompt.counts for prompt in prompts), NO_STEPS),
+        prompts=prompts,
+    )
+
+
+class _Version(msgspec.Struct, frozen=True):
+    schema_version: int
+
+
+def _place(content: bytes, error: Exception) -> str:
+    """Where the error is: msgspec names the field; for text that isn't JSON the line says more."""
+    try:
+        json.loads(content)
+    except json.JSONDecodeError as where:
+        return f"not JSON at line {where.lineno}, column {where.colno} ({where.msg})"
+    except UnicodeDecodeError as where:
+        return f"not text at byte {where.start}"
+    return str(error)
+
+
+def _render(value: object, indent: str) -> str:
+    deeper = indent + " "
+    if isinstance(value, dict):
+        rows = (f"{json.dumps(k)}: {_render(value[k], deeper)}" for k in sorted(value))
+        return "{\n" + ",\n".join(deeper + row for row in rows) + f"\n{indent}}}"
+    if isinstance(value, list) and any(isinstance(item, (list, dict)) for item in value):
+        rows = (json.dumps(item, ensure_ascii=False, sort_keys=True) for item in value)
+        return "[\n" + ",\n".join(deeper + row for row in rows) + f"\n{indent}]"
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,1 @@
+"""What people read: progress while a run lasts, tables when it ends."""

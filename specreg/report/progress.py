@@ -1,0 +1,41 @@
+"""One line that says what goes on; nothing where no terminal is watching."""
+
+import os
+import sys
+
+from rich.console import Console
+from rich.status import Status
+
+
+class Progress:
+    """A line with a spinner on the real standard error, past pytest's capturing.
+
+    Must be made before capturing starts: it keeps a copy of the descriptor.
+    """
+
+    def __init__(self) -> None:
+        self._file = os.fdopen(os.dup(sys.__stderr__.fileno()), "w") if sys.__stderr__ else None
+        self._console = Console(file=self._file) if self._file else None
+        self._status: Status | None = None
+
+    def show(self, text: str) -> None:
+        """Replaces the line; does nothing without a terminal."""
+        if self._console is None or not self._console.is_terminal:
+            return
+        if self._status is None:
+            self._console.print()  # leaves pytest's own line alone
+            self._status = self._console.status(text)
+            self._status.start()
+        self._status.update(text)
+
+    def clear(self) -> None:
+        """Takes the line away; the next `show` brings it back."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+    def close(self) -> None:
+        """Takes the line away for good."""
+        self.clear()
+        if self._file is not None:
+            self._file.close()

@@ -1,0 +1,121 @@
+"""The tables at the end of a run: verdicts, recorded baselines, and what to type next."""
+
+import io
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from specreg.expectation import Recorded
+from specreg.metrics import METRICS
+from specreg.verdict import Outcome, Verdict, launch_spread_frac
+
+_STYLES = {
+    Outcome.PASS: "green",
+    Outcome.IMPROVED: "bold green",
+    Outcome.RECORDED: "cyan",
+    Outcome.NOT_COMPARABLE: "yellow",
+}
+_NOTHING = "–"
+
+
+def render_verdicts(verdicts: Sequence[Verdict], *, width: int, color: bool) -> str:
+    """A row for each verdict, in the order of the run, grouped by case."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("case and metric", overflow="fold")
+    for name in ("value", "baseline", "change", "tolerance"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("outcome", no_wrap=True)
+    case_id = None
+    for verdict in verdicts:
+        if verdict.case_id != case_id:
+            case_id = verdict.case_id
+            table.add_row(Text(case_id, style="bold"))
+        table.add_row(*_cells(verdict), Text(verdict.outcome, _STYLES.get(verdict.outcome, "red")))
+    return _render(table, width, color=color)
+
+
+def render_recorded(recorded: Iterable[Recorded], *, width: int, color: bool) -> str:
+    """Old and new value of each metric of the baselines that were written."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("baseline", overflow="fold")
+    for name in ("old", "new", "change", "spread", "launches"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for record in recorded:
+        table.add_row(Text(str(record.path), style="bold"))
+        for row in _recorded_rows(record):
+            table.add_row(*row)
+    return _render(table, width, color=color)
+
+
+def render_next(verdicts: Sequence[Verdict]) -> str:
+    """The commands to run next, empty when there is nothing to do."""
+    lines = []
+    for outcome, what in (
+        (Outcome.REGRESSED, "look again, on a fresh launch"),
+        (Outcome.INVALID, "measure again, once the reason above is mended"),
+    ):
+        ids = _case_ids(verdicts, outcome)
+        lines += [f"{what}:\n  pytest -k {_any_of(ids)}"] if ids else []
+    new = _case_ids(verdicts, Outcome.NO_BASELINE) or _case_ids(verdicts, Outcome.NOT_COMPARABLE)
+    if new:
+        command = f'pytest -k {_any_of(new)} --update-baselines --reason "…"'
+        lines.append(f"record what this machine does:\n  {command}")
+    return "\n".join(lines)
+
+
+def _cells(verdict: Verdict) -> tuple[str, ...]:
+    return (
+        f"  {verdict.metric}",
+        _number(verdict.value),
+        _number(verdict.expected),
+        _NOTHING if verdict.change_frac is None else f"{verdict.change_frac:+.1%}",
+        _NOTHING if verdict.tolerance_frac is None else f"{verdict.tolerance_frac:.1%}",
+    )
+
+
+def _recorded_rows(record: Recorded) -> Iterable[tuple[str, ...]]:
+    for metric in METRICS.values():
+        launches = record.new.launch_values(metric)
+        new = _mean(launches) if metric.by_launch else record.new.acceptance_value(metric)
+        if new is None:
+            continue
+        old = None
+        if record.old is not None:
+            olds = record.old.launch_values(metric)
+            old = _mean(olds) if metric.by_launch else record.old.acceptance_value(metric)
+        spread = launch_spread_frac(metric, (record.new,)) if metric.by_launch else None
+        yield (
+            f"  {metric.name}",
+            _number(old),
+            _number(new),
+            f"{new / old - 1:+.1%}" if old else _NOTHING,
+            _NOTHING if spread is None else f"{spread:.1%}",
+            str(len(record.new.launches)),
+        )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _number(value: float | None) -> str:
+    return _NOTHING if value is None else f"{value:.4g}"
+
+
+def _case_ids(verdicts: Iterable[Verdict], outcome: Outcome) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(v.case_id for v in verdicts if v.outcome is outcome))
+
+
+def _any_of(ids: Sequence[str]) -> str:
+    return ids[0] if len(ids) == 1 else f'"{" or ".join(ids)}"'
+
+
+def _render(table: Table, width: int, *, color: bool) -> str:
+    buffer = io.StringIO()
+    console = Console(
+        file=buffer, width=width, force_terminal=color, no_color=not color, highlight=False
+    )
+    console.print(table)
+    return buffer.getvalue().rstrip()
