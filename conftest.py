@@ -1,0 +1,3 @@
+"""Makes the suite known to pytest: its plugin and the fixtures."""
+
+pytest_plugins = ["specreg.plugin", "fixtures.servers", "fixtures.measurements"]

@@ -1,0 +1,63 @@
+"""The commands of the project; each does its own set-up and keeps it for the next time."""
+
+import nox
+
+nox.needs_version = ">=2025.5"
+nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.reuse_venv = "yes"
+nox.options.sessions = ["tests"]
+
+_PROJECT = nox.project.load_toml("pyproject.toml")
+
+
+def _install(session: nox.Session, *groups: str) -> None:
+    """What the project and the groups need. The project itself runs from its folder.
+
+    Installing it too would build it anew each time; so the second run installs nothing.
+    """
+    needed = _PROJECT["project"]["dependencies"]
+    session.install(*needed, *nox.project.dependency_groups(_PROJECT, *groups))
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """The project's own tests: no engine, no GPU, under two minutes."""
+    _install(session, "tests")
+    session.run(
+        *("python", "-m", "pytest", "tests/unit", "tests/contract", "tests/plugin"),
+        *session.posargs,
+    )
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style and types."""
+    _install(session, "lint")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy")
+
+
+@nox.session
+def cpu_perf(session: nox.Session) -> None:
+    """The suite on a real engine without a GPU, with tiny models: about six minutes."""
+    _install(session)
+    session.run("python", "-m", "pytest", "tests/perf", "--specreg-tier", "cpu", *session.posargs)
+
+
+@nox.session
+def gpu_perf(session: nox.Session) -> None:
+    """The suite on a machine with a GPU; fails at once where there is none."""
+    _install(session)
+    session.run(
+        *("python", "-m", "pytest", "tests/perf"),
+        *("--specreg-tier", "gpu", "--specreg-require-tier"),
+        *session.posargs,
+    )
+
+
+@nox.session
+def faults(session: nox.Session) -> None:
+    """Plants faults in a real engine and sees the right case turn red: about ten minutes."""
+    _install(session, "tests")
+    session.run("python", "-m", "pytest", "tests/faults", *session.posargs)

@@ -1,0 +1,75 @@
+"""The command line's options, each declared once: a field with its flag, default and help."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+
+GROUP = "specreg"
+
+
+def _option(flag: str, default: object, text: str, **argparse: object) -> Any:  # noqa: ANN401 - like dataclasses.field
+    metadata = {"flag": flag, "argparse": {"default": default, "help": text, **argparse}}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the user asked for."""
+
+    tier: str | None = _option(
+        "--specreg-tier", None, "which matrix to run (default: gpu where there is one, else cpu)"
+    )
+    require_tier: bool = _option(
+        "--specreg-require-tier",
+        default=False,
+        text="fail at once where the machine lacks what the tier needs (default: skip its cases)",
+        action="store_true",
+    )
+    update_baselines: bool = _option(
+        "--update-baselines",
+        default=False,
+        text="record the baselines of the cases that run, and of no others; needs --reason",
+        action="store_true",
+    )
+    reason: str | None = _option("--reason", None, "why the baselines are recorded")
+    launches: int | None = _option(
+        "--specreg-launches",
+        None,
+        "how many launches of each server to measure (default: 3 to record, else 1)",
+        type=int,
+    )
+    matrix: str = _option("--specreg-matrix", "fixtures/matrix", "the folder of the tiers")
+    baselines: str = _option("--specreg-baselines", "baselines", "the folder of the baselines")
+    engine_python: str | None = _option(
+        "--specreg-engine-python",
+        None,
+        "an interpreter that has the engine already (default: an environment made by uv, cached)",
+    )
+    ready_within_s: float = _option(
+        "--specreg-ready-within-s",
+        600.0,
+        "how long a server may take to its first token, in seconds",
+        type=float,
+    )
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Declares every option to pytest."""
+    group = parser.getgroup(GROUP, "specreg: performance regressions of speculative decoding")
+    for field in dataclasses.fields(Options):
+        group.addoption(
+            field.metadata["flag"], dest=_dest(field.name), **field.metadata["argparse"]
+        )
+
+
+def read_options(config: pytest.Config) -> Options:
+    """The options as given."""
+    getoption = cast("Callable[[str], Any]", config.getoption)
+    return Options(**{f.name: getoption(_dest(f.name)) for f in dataclasses.fields(Options)})
+
+
+def _dest(name: str) -> str:
+    return f"{GROUP}_{name}"

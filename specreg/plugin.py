@@ -1,0 +1,187 @@
+"""The pytest plugin: options in, parametrised cases, verdicts and baselines out.
+
+The only module besides `options.py` that knows pytest; what happens is in `suite.py`.
+"""
+
+import os
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from specreg.errors import SpecregError
+from specreg.identity import current_environment, find_gpus
+from specreg.matrix import Case, load_tier
+from specreg.metrics import METRICS, Family, metrics_of
+from specreg.options import Options, add_options, read_options
+from specreg.report.progress import Progress
+from specreg.report.terminal import render_next, render_recorded, render_verdicts
+from specreg.suite import Launch, Suite
+
+SUITE = pytest.StashKey[Suite]()
+_PROGRESS = pytest.StashKey[Progress]()
+_LINES = pytest.StashKey[list[str]]()
+
+_LAUNCHES_TO_RECORD = 3
+_WIDTH = 110
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declares the options."""
+    add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Loads the tier, so that a wrong name or file ends the run before anything starts."""
+    try:
+        progress = Progress()
+        config.stash[_PROGRESS] = progress
+        config.stash[SUITE] = _new_suite(config.rootpath, read_options(config), progress)
+        config.stash[_LINES] = []
+    except SpecregError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Puts the terminal back."""
+    if _PROGRESS in config.stash:
+        config.stash[_PROGRESS].close()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Gives a test of the suite its cases, launches and metrics.
+
+    `@pytest.mark.family("latency")` says which metrics a test judges.
+    """
+    marker = metafunc.definition.get_closest_marker("family")
+    if marker is None or "case" not in metafunc.fixturenames:
+        return
+    suite = metafunc.config.stash[SUITE]
+    rows = [
+        pytest.param(control, server, case, metric, id=f"{_case_id(case, server)}-{metric.name}")
+        for control, server, case in _setups(suite)
+        for metric in metrics_of(case, Family(marker.args[0]))
+    ]
+    names = ("control", "server", "case", "metric")
+    # The scope must be said: with one argument that is no fixture pytest assumes "function",
+    # and every test would start its own server.
+    indirect = ["control", "server", "case"]
+    metafunc.parametrize(names, rows, indirect=indirect, scope="session")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Puts the cases of one server together, after all other tests; skips what can't run here.
+
+    pytest groups by the position of a parameter in its test's own list, and the lists differ:
+    `none` has no acceptance.
+    """
+    suite = config.stash[SUITE]
+    setups = {(server.id, case.id): i for i, (_, server, case) in enumerate(_setups(suite))}
+    metrics = {name: i for i, name in enumerate(METRICS)}
+
+    def place(item: pytest.Item) -> tuple[int, int]:
+        callspec = getattr(item, "callspec", None)  # only parametrised functions have one
+        params = callspec.params if callspec else {}
+        if "metric" not in params:
+            return (-1, 0)
+        return (setups[params["server"].id, params["case"].id], metrics[params["metric"].name])
+
+    items.sort(key=place)
+    why = _unmet_need(suite)
+    for item in items:
+        if why and place(item)[0] >= 0:
+            item.add_marker(pytest.mark.skip(reason=why))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Shows an error of specreg as its message alone."""
+    item.config.stash[_PROGRESS].clear()
+    report = yield
+    if call.excinfo is not None and isinstance(call.excinfo.value, SpecregError):
+        report.longrepr = str(call.excinfo.value)
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Records baselines where that was asked for and the run wasn't cut short."""
+    suite, lines = session.config.stash[SUITE], session.config.stash[_LINES]
+    if suite.update_reason is None or not suite.measurements:
+        return
+    if exitstatus in {pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR}:
+        lines.append("no baseline was written: the run was interrupted")
+        return
+    written, refused = suite.record()
+    if written:
+        lines.append(render_recorded(written, width=_WIDTH, color=_color(session.config)))
+    lines.extend(refused)
+    if refused and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The table of the verdicts, what was recorded, and what to type next."""
+    config = terminalreporter.config
+    suite = config.stash[SUITE]
+    if not suite.verdicts:
+        return
+    terminalreporter.section(f"specreg: tier {suite.tier.name} on {suite.environment.name}")
+    color = _color(config)
+    parts = [render_verdicts(suite.verdicts, width=_WIDTH, color=color), *config.stash[_LINES]]
+    if suite.update_reason is None:
+        parts.append(render_next(suite.verdicts))
+    terminalreporter.write_line("\n\n".join(filter(None, parts)))
+
+
+def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
+    gpus = find_gpus()
+    tier = load_tier(root / options.matrix, options.tier or ("gpu" if gpus.names else "cpu"))
+    if options.update_baselines and not (options.reason or "").strip():
+        message = '--update-baselines: --reason "…" is missing; say why the baselines change'
+        raise SpecregError(message)
+    suite = Suite(
+        root=root,
+        tier=tier,
+        environment=current_environment(on_gpu=tier.needs_gpus > 0),
+        baselines=root / options.baselines,
+        launches=options.launches or (_LAUNCHES_TO_RECORD if options.update_baselines else 1),
+        update_reason=options.reason if options.update_baselines else None,
+        engine_python=options.engine_python,
+        ready_within_s=options.ready_within_s,
+        show=progress.show,
+    )
+    if options.require_tier and _unmet_need(suite):
+        raise SpecregError(_unmet_need(suite))
+    return suite
+
+
+def _unmet_need(suite: Suite) -> str:
+    """What the tier needs and the machine lacks, empty when nothing."""
+    gpus = find_gpus()
+    if len(gpus.names) >= suite.tier.needs_gpus:
+        return ""
+    return (
+        f"tier '{suite.tier.name}' needs {suite.tier.needs_gpus} GPU(s), this machine has"
+        f" {len(gpus.names)} ({gpus.why_none}); run --specreg-tier cpu, or use a machine with one"
+    )
+
+
+def _setups(suite: Suite) -> Iterator[tuple[Launch, Launch, Case]]:
+    """Control, server and case of everything there is to measure, in the order to do it."""
+    specs = list(dict.fromkeys(case.server for case in suite.tier.cases))
+    in_order = sorted(suite.tier.cases, key=lambda case: specs.index(case.server))
+    for number in range(1, suite.launches + 1):
+        for case in in_order:
+            control = Launch(spec=case.control or case.server, number=number)
+            yield control, Launch(spec=case.server, number=number), case
+
+
+def _case_id(case: Case, server: Launch) -> str:
+    return case.id if server.number == 1 else f"{case.id}-launch{server.number}"
+
+
+def _color(config: pytest.Config) -> bool:
+    return bool(config.get_terminal_writer().hasmarkup) and "NO_COLOR" not in os.environ

@@ -1,0 +1,10 @@
+"""The product: the gain over no speculation, held against the baselines."""
+
+import pytest
+
+from specreg.verdict import Verdict
+
+
+@pytest.mark.family("speedup")
+def test_speedup_holds(verdict: Verdict) -> None:
+    assert verdict.holds, str(verdict)
