@@ -1,0 +1,205 @@
+"""The HTTP of the scripted server. In: a Launch and a Script. Out: answers, as they say."""
+
+import asyncio
+import itertools
+import os
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import msgspec
+from aiohttp import web
+
+from . import __version__
+from .counters import OTHER_PREFIX, PREFIX, Counters
+from .launch import Launch
+from .request import Body, Job, job_of
+from .script import MAX_MODEL_TOKENS, Fault, Script
+from .steps import Chunk
+from .wire import ChatWire, CompletionWire, Json, Wire
+
+_REFUSALS = {
+    Fault.HTTP_500: (500, "InternalServerError"),
+    Fault.HTTP_429: (429, "TooManyRequestsError"),
+}
+_SILENCES = (Fault.HEALTHY_BUT_MUTE, Fault.NEVER_READY)
+_FOREIGN = Body(prompt="a prompt of somebody else")
+
+
+class ScriptedServer:
+    """vLLM's endpoints with a known truth behind them."""
+
+    def __init__(self, launch: Launch, script: Script) -> None:
+        self._launch = launch
+        self._script = script
+        self._numbers = itertools.count(1)
+        self._running = 0
+        self._counters = self._new_counters()
+
+    def serve(self) -> None:
+        """Listens until a signal comes."""
+        web.run_app(
+            self.application(),
+            host=self._launch.host,
+            port=self._launch.port,
+            handle_signals=not self._script.ignore_sigterm,
+            shutdown_timeout=0.1,
+            access_log=None,
+        )
+
+    def application(self) -> web.Application:
+        """The endpoints, for a server or for a test in this process."""
+        app = web.Application()
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/version", self._version)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/completions", self._completion)
+        return app
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response(status=503 if self._script.fault is Fault.NEVER_READY else 200)
+
+    async def _version(self, _: web.Request) -> web.Response:
+        return _json({"version": __version__})
+
+    async def _models(self, _: web.Request) -> web.Response:
+        card: Json = {
+            "id": self._launch.name,
+            "object": "model",
+            "created": int(time.time()),
+            "owned_by": "vllm",
+            "root": self._launch.model,
+            "parent": None,
+            "max_model_len": MAX_MODEL_TOKENS,
+            "permission": [],
+        }
+        return _json({"object": "list", "data": [card]})
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=self._counters.exposition(), content_type="text/plain")
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, ChatWire)
+
+    async def _completion(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, CompletionWire)
+
+    async def _answer(self, request: web.Request, shape: type[Wire]) -> web.StreamResponse:
+        fault = self._script.fault_of(next(self._numbers))
+        if fault in _SILENCES:
+            await asyncio.Event().wait()
+        if fault in _REFUSALS:
+            return _error(*_REFUSALS[fault], f"scripted: {fault}")
+        try:
+            body = msgspec.json.decode(await request.read(), type=Body)
+        except msgspec.DecodeError as problem:
+            return _error(400, "BadRequestError", str(problem))
+        if body.model not in {None, self._launch.name}:
+            return _error(404, "NotFoundError", f"The model `{body.model}` does not exist.")
+        job = job_of(body, self._launch, self._script, shape=shape, fault=fault)
+        self._count_arrival(job)
+        return await (self._stream(request, job) if job.body.stream else self._whole(request, job))
+
+    def _count_arrival(self, job: Job) -> None:
+        if job.fault is Fault.COUNTERS_RESET:
+            self._counters = self._new_counters()
+        if job.fault is Fault.COUNTERS_TOO_HIGH:
+            foreign = _FOREIGN.steps(self._script, self._launch.draft_tokens)
+            self._counters.count_tokens(foreign.completion_tokens, foreign.accepted)
+        self._counters.count_prompt(len(job.wire.prompt_ids))
+
+    def _new_counters(self) -> Counters:
+        renamed = self._script.fault is Fault.COUNTERS_RENAMED
+        prefix = OTHER_PREFIX if renamed else PREFIX
+        return Counters(self._launch.name, self._launch.draft_tokens, prefix)
+
+    async def _stream(self, request: web.Request, job: Job) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+        try:
+            async with aclosing(self._events(job)) as events:
+                async for event in events:
+                    await response.write(b"data: " + event + b"\n\n")
+        except ConnectionResetError:
+            self._abort(request)
+        return response
+
+    async def _whole(self, request: web.Request, job: Job) -> web.Response:
+        try:
+            async with aclosing(self._paced(job)) as chunks:
+                async for _ in chunks:
+                    pass
+        except ConnectionResetError:
+            self._abort(request)
+            return web.Response()
+        body = job.wire.whole(job.steps, job.metrics(self._launch))
+        if job.fault is Fault.NO_USAGE:
+            body |= {"usage": None, "metrics": None}
+        if job.fault is Fault.WRONG_JSON:
+            return web.Response(text='{"id": "cmpl', content_type="application/json")
+        return _json(body)
+
+    def _abort(self, request: web.Request) -> None:
+        self._counters.count_finish("abort")
+        if request.transport:
+            request.transport.close()
+
+    async def _events(self, job: Job) -> AsyncGenerator[bytes]:
+        """The events of a stream, without their framing."""
+        for opening in job.wire.opening():
+            yield msgspec.json.encode(opening)
+        last = len(job.chunks) - 1
+        async with aclosing(self._paced(job)) as chunks:
+            async for index, chunk in chunks:
+                event = job.wire.event(chunk, job.steps, first=index == 0, last=index == last)
+                broken = job.fault is Fault.WRONG_JSON and index == (last + 1) // 2
+                yield b'{"id": "cmpl' if broken else msgspec.json.encode(event)
+        if job.wants_usage:
+            metrics = job.metrics(self._launch)
+            yield msgspec.json.encode(job.wire.final_event(job.steps, metrics))
+        yield b"[DONE]"
+
+    async def _paced(self, job: Job) -> AsyncGenerator[tuple[int, Chunk]]:
+        """Numbers the chunks, counts them and gives each at its time."""
+        self._run(+1)
+        try:
+            due_s = time.monotonic() + self._script.prefill_ms / 1e3
+            for index, chunk in enumerate(job.chunks):
+                due_s += self._step_s() * chunk.forward_passes if index else 0
+                await asyncio.sleep(due_s - time.monotonic())
+                self._break_off(job, index)
+                self._counters.count_tokens(len(chunk.token_ids), chunk.accepted)
+                job.emitted_s.append(time.monotonic())
+                yield index, chunk
+            self._counters.count_finish(job.steps.finish_reason)
+        finally:
+            self._run(-1)
+
+    def _run(self, change: int) -> None:
+        self._running += change
+        self._counters.running.set(self._running)
+
+    def _step_s(self) -> float:
+        stretch = 1 + self._script.slowdown_frac * (self._running - 1)
+        return self._script.step_ms / 1e3 * stretch
+
+    def _break_off(self, job: Job, index: int) -> None:
+        """Halfway, ends the process or the connection where the script says so."""
+        if index != len(job.chunks) // 2:
+            return
+        if job.fault is Fault.CRASH_MID_RUN:
+            os._exit(self._script.exit_status)
+        if job.fault is Fault.TRUNCATED_STREAM:
+            raise ConnectionResetError
+
+
+def _json(body: Json, status: int = 200) -> web.Response:
+    encoded = msgspec.json.encode(body)
+    return web.Response(body=encoded, status=status, content_type="application/json")
+
+
+def _error(status: int, kind: str, message: str) -> web.Response:
+    error = {"message": message, "type": kind, "param": None, "code": status}
+    return _json({"error": error}, status)

@@ -1,0 +1,1 @@
+"""The path to the command of the real vLLM."""

@@ -1,0 +1,89 @@
+"""How the server was started. In: the flags of vLLM's command line. Out: a Launch."""
+
+import argparse
+from collections.abc import Sequence
+from enum import StrEnum
+
+import msgspec
+
+
+class Level(StrEnum):
+    """What a response says about its speculation: vLLM's `--per-request-spec-decode-metrics`."""
+
+    NONE = "none"
+    SUMMARY = "summary"
+    DETAILED = "detailed"
+
+
+class Speculation(msgspec.Struct, frozen=True):
+    """The part of vLLM's `--speculative-config` that the server acts on."""
+
+    num_speculative_tokens: int
+    method: str = "draft_model"
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """One start of the server.
+
+    Attributes:
+        model: the folder or hub id of the model; never opened.
+        name: the name it is served under.
+        host: the address to listen on.
+        port: the TCP port to listen on.
+        speculation: absent without `--speculative-config`.
+        level: what each response says about its speculation.
+        with_timings: whether each response holds the server's own timings.
+    """
+
+    model: str
+    name: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    speculation: Speculation | None = None
+    level: Level = Level.NONE
+    with_timings: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuses what the real engine refuses, in its words."""
+        if self.level is not Level.NONE and self.speculation is None:
+            message = (
+                "--per-request-spec-decode-metrics requires speculative decoding "
+                "to be enabled (via --speculative-config)."
+            )
+            raise ValueError(message)
+
+    @property
+    def draft_tokens(self) -> int:
+        """k, the tokens drafted per step; 0 without speculation."""
+        return self.speculation.num_speculative_tokens if self.speculation else 0
+
+
+def parse_launch(arguments: Sequence[str]) -> Launch:
+    """The launch that a command line asks for; flags it doesn't know are ignored.
+
+    Raises:
+        ValueError: the flags contradict each other, as the real engine says it.
+    """
+    flags, _ = _parser().parse_known_args(arguments)
+    spelled = flags.speculative_config
+    return Launch(
+        model=flags.model,
+        name=flags.served_model_name or flags.model,
+        host=flags.host,
+        port=flags.port,
+        speculation=msgspec.json.decode(spelled, type=Speculation) if spelled else None,
+        level=flags.per_request_spec_decode_metrics,
+        with_timings=flags.enable_per_request_metrics,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--served-model-name")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--speculative-config")
+    parser.add_argument("--per-request-spec-decode-metrics", type=Level, default=Level.NONE)
+    parser.add_argument("--enable-per-request-metrics", action="store_true")
+    return parser

@@ -1,0 +1,110 @@
+"""What a client asks for. In: the body of a POST. Out: a Job, with its truth and its fault."""
+
+import time
+import uuid
+from dataclasses import dataclass, field
+
+import msgspec
+
+from .launch import Launch
+from .script import Fault, Script, chat_prompt, prompt_token_ids, steps_of
+from .steps import Chunk, Steps, merged
+from .wire import Json, Wire, metrics_of, timings_of
+
+_COMPLETION_TOKENS = 16
+"""The protocol's default of `max_tokens` for `/v1/completions`."""
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """What a stream says besides its tokens."""
+
+    include_usage: bool = False
+
+
+class Body(msgspec.Struct, frozen=True):
+    """The part of a generation request that the server acts on."""
+
+    model: str | None = None
+    messages: list[dict[str, str]] | None = None
+    prompt: str | list[int] | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    ignore_eos: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+
+    @property
+    def text(self) -> str:
+        """The prompt's text; ids are a text of numbers."""
+        if self.messages is not None:
+            return chat_prompt(self.messages)
+        if isinstance(self.prompt, str):
+            return self.prompt
+        return " ".join(map(str, self.prompt or ()))
+
+    @property
+    def room_tokens(self) -> int | None:
+        """The most tokens that the answer may have."""
+        default = None if self.messages is not None else _COMPLETION_TOKENS
+        return self.max_completion_tokens or self.max_tokens or default
+
+    def steps(self, script: Script, draft_tokens: int) -> Steps:
+        """The truth about it."""
+        return steps_of(
+            self.text,
+            script,
+            num_speculative_tokens=draft_tokens,
+            max_tokens=self.room_tokens,
+            ignore_eos=self.ignore_eos,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """One request on its way.
+
+    Attributes:
+        body: what was asked.
+        wire: the JSON of its answer.
+        steps: what is true.
+        chunks: what is sent at once.
+        fault: what goes wrong.
+        emitted_s: when it came, then when each chunk went; seconds of the monotonic clock.
+    """
+
+    body: Body
+    wire: Wire
+    steps: Steps
+    chunks: tuple[Chunk, ...]
+    fault: Fault | None
+    emitted_s: list[float] = field(default_factory=lambda: [time.monotonic()])
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether the stream ends with its usage."""
+        options = self.body.stream_options
+        return bool(options and options.include_usage) and self.fault is not Fault.NO_USAGE
+
+    def metrics(self, launch: Launch) -> Json | None:
+        """The object `metrics`, once all chunks are out."""
+        sent_s, first_s, *later_s = self.emitted_s
+        last_s = later_s[-1] if later_s else first_s
+        timings = timings_of(sent_s, first_s, last_s, self.steps.completion_tokens)
+        return metrics_of(self.steps, launch, timings)
+
+
+def job_of(
+    body: Body, launch: Launch, script: Script, *, shape: type[Wire], fault: Fault | None
+) -> Job:
+    """The job that a body asks for."""
+    steps = body.steps(script, 0 if fault is Fault.SPEC_DISABLED else launch.draft_tokens)
+    chunks = merged(steps.chunks) if fault is Fault.MERGED_CHUNKS else steps.chunks
+    wire = shape(
+        key=uuid.uuid4().hex[:16],
+        created_s=int(time.time()),
+        model=launch.name,
+        prompt_ids=prompt_token_ids(body.text),
+        with_ids=bool(body.return_token_ids),
+    )
+    return Job(body=body, wire=wire, steps=steps, chunks=chunks, fault=fault)

@@ -1,0 +1,202 @@
+"""The truth of the scripted server. In: a prompt and a Script. Out: the Steps it will take.
+
+Everything here is pure and starts nothing, so that a test computes what a measurement must say:
+
+    truth = steps_of(chat_prompt(messages), script, num_speculative_tokens=3, max_tokens=48)
+    assert measured == truth.acceptance_length
+
+The tokens depend on the prompt alone; only the steps depend on the speculation and the script.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from .steps import END_TOKEN_ID, FIRST_WORD_ID, VOCABULARY, FinishReason, Steps
+
+VARIABLE = "SCRIPTED_SERVER"
+"""The environment variable that names the script's file."""
+MAX_MODEL_TOKENS = 1024
+"""Prompt and completion together; the default of `max_tokens` fills it."""
+
+
+class Fault(StrEnum):
+    """A known fault. Those of a request begin after `fault_after_requests` requests."""
+
+    EXIT_AT_START = "exit_at_start"
+    """Prints `exit_log` and exits with `exit_status` before it listens."""
+    NEVER_READY = "never_ready"
+    """`/health` answers 503 and nothing is generated."""
+    SURVIVOR = "survivor"
+    """Has a child in a session of its own that ignores SIGTERM, as an orphaned worker."""
+    HEALTHY_BUT_MUTE = "healthy_but_mute"
+    """`/health` answers 200 and nothing is generated."""
+    CRASH_MID_RUN = "crash_mid_run"
+    """Exits with `exit_status` halfway through one answer."""
+    SPEC_DISABLED = "spec_disabled"
+    """Speculation is configured and nothing is drafted: counters stay, records say 0 steps."""
+    COUNTERS_RENAMED = "counters_renamed"
+    """The counters of the speculation have another prefix, from the start."""
+    COUNTERS_RESET = "counters_reset"
+    """All counters begin again at 0, once, when a request arrives."""
+    COUNTERS_TOO_HIGH = "counters_too_high"
+    """Somebody else's request is counted with each request."""
+    HTTP_500 = "http_500"
+    """One request is refused with 500."""
+    HTTP_429 = "http_429"
+    """One request is refused with 429."""
+    TRUNCATED_STREAM = "truncated_stream"
+    """The connection of one request closes halfway, with no finish and no usage."""
+    WRONG_JSON = "wrong_json"
+    """One event of one stream is no JSON."""
+    NO_USAGE = "no_usage"
+    """Answers come without usage, and so without the record of their speculation."""
+    MERGED_CHUNKS = "merged_chunks"
+    """Two steps come in one chunk, after the chunk of the prefill."""
+
+
+LASTING = frozenset(
+    {
+        Fault.NEVER_READY,
+        Fault.HEALTHY_BUT_MUTE,
+        Fault.SPEC_DISABLED,
+        Fault.COUNTERS_TOO_HIGH,
+        Fault.NO_USAGE,
+        Fault.MERGED_CHUNKS,
+    }
+)
+"""Faults that hit every request once they have begun; the others of a request hit one."""
+
+
+class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the server does; the file that SCRIPTED_SERVER names holds it as JSON.
+
+    Attributes:
+        acceptance_probs: per position, the conditional acceptance, 0..1; the last one goes on.
+        accepted_cycle: accepted tokens step by step, over and over, instead of a draw.
+        seed: changes the draws of the steps and never the text.
+        length_tokens: least and most tokens of an answer, its end token included.
+        prefill_ms: from the request to its first token.
+        step_ms: from step to step.
+        slowdown_frac: by how much each further running request stretches a step.
+        ready_after_s: from the start to listening.
+        fault: what goes wrong.
+        fault_after_requests: the generation requests, warm-up too, that come before the fault.
+        exit_status: for `exit_at_start` and `crash_mid_run`.
+        exit_log: printed by `exit_at_start`.
+        survivor_s: how long the child of `survivor` lives when nobody ends it.
+        ignore_sigterm: whether only SIGKILL ends the server.
+    """
+
+    acceptance_probs: Annotated[tuple[float, ...], msgspec.Meta(min_length=1)] = (0.8, 0.7, 0.6)
+    accepted_cycle: tuple[int, ...] = ()
+    seed: int = 0
+    length_tokens: tuple[int, int] = (24, 64)
+    prefill_ms: float = 1.0
+    step_ms: float = 1.0
+    slowdown_frac: float = 0.0
+    ready_after_s: float = 0.0
+    fault: Fault | None = None
+    fault_after_requests: int = 0
+    exit_status: int = 1
+    exit_log: str = "RuntimeError: the script says so"
+    survivor_s: float = 60.0
+    ignore_sigterm: bool = False
+
+    def fault_of(self, number: int) -> Fault | None:
+        """The fault that hits the generation request of this number, counted from 1."""
+        first = self.fault_after_requests + 1
+        hit = number >= first if self.fault in LASTING else number == first
+        return self.fault if hit else None
+
+    def probability(self, position: int) -> float:
+        """The chance that a position, counted from 0, is accepted when all before it were."""
+        return self.acceptance_probs[min(position, len(self.acceptance_probs) - 1)]
+
+
+DEFAULTS = Script()
+
+
+def load_script(environment: Mapping[str, str]) -> Script:
+    """The script that SCRIPTED_SERVER names, or the defaults where it names none."""
+    path = environment.get(VARIABLE)
+    return msgspec.json.decode(Path(path).read_bytes(), type=Script) if path else DEFAULTS
+
+
+def record_script(script: Script, folder: Path) -> dict[str, str]:
+    """Writes a script into `folder` and gives the environment that starts a server with it."""
+    path = folder / "scripted_server.json"
+    path.write_bytes(msgspec.json.encode(script))
+    return {VARIABLE: str(path), "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+
+
+def chat_prompt(messages: Iterable[Mapping[str, str]]) -> str:
+    """The prompt text that the server makes of a chat."""
+    return "".join(f"<{turn.get('role')}>{turn.get('content')}\n" for turn in messages)
+
+
+def prompt_token_ids(prompt: str) -> tuple[int, ...]:
+    """One begin token and one token per word."""
+    return (1, *(_pick(word, "prompt") for word in prompt.split()))
+
+
+def steps_of(
+    prompt: str,
+    script: Script = DEFAULTS,
+    *,
+    num_speculative_tokens: int = 0,
+    max_tokens: int | None = None,
+    ignore_eos: bool = False,
+) -> Steps:
+    """All that the server will do for a prompt; `max_tokens` absent fills the context."""
+    left = max(MAX_MODEL_TOKENS - len(prompt_token_ids(prompt)), 1)
+    room = left if max_tokens is None else max_tokens
+    natural = _natural_tokens(prompt, script)
+    stops = natural <= room and not ignore_eos
+    tokens = tuple(_pick(prompt, "text", index) for index in range(natural - 1 if stops else room))
+    accepted = _accepted(prompt, script, num_speculative_tokens, len(tokens) + stops)
+    return Steps(
+        draft_tokens=num_speculative_tokens,
+        accepted=accepted,
+        token_ids=(*tokens, END_TOKEN_ID) if stops else tokens,
+        finish_reason=FinishReason.STOP if stops else FinishReason.LENGTH,
+    )
+
+
+def _natural_tokens(prompt: str, script: Script) -> int:
+    least, most = script.length_tokens
+    return least + int(_share(prompt, "length") * (most - least + 1))
+
+
+def _accepted(prompt: str, script: Script, drafted: int, completion_tokens: int) -> tuple[int, ...]:
+    """Draws steps until the completion is full; the last one may go past its end."""
+    accepted: list[int] = []
+    emitted = 1
+    while drafted and emitted < completion_tokens:
+        accepted.append(_accepted_in(prompt, script, drafted, len(accepted)))
+        emitted += accepted[-1] + 1
+    return tuple(accepted)
+
+
+def _accepted_in(prompt: str, script: Script, drafted: int, step: int) -> int:
+    cycle = script.accepted_cycle
+    if cycle:
+        return min(drafted, cycle[step % len(cycle)])
+    for position in range(drafted):
+        if _share(prompt, script.seed, step, position) >= script.probability(position):
+            return position
+    return drafted
+
+
+def _pick(text: str, *purpose: object) -> int:
+    return FIRST_WORD_ID + int(_share(text, *purpose) * len(VOCABULARY))
+
+
+def _share(text: str, *purpose: object) -> float:
+    """A number in [0, 1) that depends on the text and the purpose alone."""
+    digest = hashlib.sha256(f"{purpose}{text}".encode()).digest()
+    return int.from_bytes(digest[:6]) / 2**48

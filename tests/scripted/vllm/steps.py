@@ -1,0 +1,149 @@
+"""What one request does, step by step, and the sums that a measurement must find."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+
+END_TOKEN_ID = 2
+FIRST_WORD_ID = 3
+_WORDS = """
+amber basil cedar delta ember fjord grove heron indigo jasper kelp lotus maple nectar olive pearl
+quartz river sage tulip umber violet willow xenon yarrow zephyr
+"""
+VOCABULARY = tuple(f" {word}" for word in _WORDS.split())
+"""The text of the tokens from FIRST_WORD_ID on."""
+
+
+class FinishReason(StrEnum):
+    """Why an answer ends, in the words of the protocol."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What comes at once.
+
+    Attributes:
+        token_ids: the tokens delivered; with speculation up to k + 1.
+        accepted: a_s of each verify step in it; empty for the prefill and without speculation.
+        forward_passes: the times of a step it takes.
+    """
+
+    token_ids: tuple[int, ...]
+    accepted: tuple[int, ...] = ()
+    forward_passes: int = 1
+
+    @property
+    def text(self) -> str:
+        """The delivered text; an end token has none."""
+        return text_of(self.token_ids)
+
+    def __add__(self, later: "Chunk") -> "Chunk":
+        """Both as one chunk."""
+        return Chunk(
+            self.token_ids + later.token_ids,
+            self.accepted + later.accepted,
+            self.forward_passes + later.forward_passes,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """The truth about one request; the verifier's view where tokens were cut off.
+
+    Attributes:
+        draft_tokens: k, drafted in every step; 0 without speculation.
+        accepted: a_s by step, 0..k, tokens past the end included.
+        token_ids: the N tokens delivered, an end token included.
+        finish_reason: why it ends.
+    """
+
+    draft_tokens: int
+    accepted: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+
+    @property
+    def text(self) -> str:
+        """The delivered text."""
+        return text_of(self.token_ids)
+
+    @property
+    def proposed(self) -> tuple[int, ...]:
+        """k_s by step."""
+        return (self.draft_tokens,) * len(self.accepted)
+
+    @property
+    def verify_steps(self) -> int:
+        """S."""
+        return len(self.accepted)
+
+    @property
+    def accepted_tokens(self) -> int:
+        """A = Σ a_s."""
+        return sum(self.accepted)
+
+    @property
+    def drafted_tokens(self) -> int:
+        """D = Σ k_s."""
+        return sum(self.proposed)
+
+    @property
+    def completion_tokens(self) -> int:
+        """N, as delivered."""
+        return len(self.token_ids)
+
+    @property
+    def truncated_tokens(self) -> int:
+        """1 + Σ (a_s + 1) less N; 0 without speculation."""
+        full = 1 + self.accepted_tokens + self.verify_steps
+        return full - self.completion_tokens if self.accepted else 0
+
+    @property
+    def acceptance_length(self) -> float:
+        """AL = 1 + A / S, in tokens per step; only where S > 0."""
+        return 1 + self.accepted_tokens / self.verify_steps
+
+    @property
+    def acceptance_rate(self) -> float:
+        """AR = A / D; only where D > 0."""
+        return self.accepted_tokens / self.drafted_tokens
+
+    @property
+    def histogram(self) -> tuple[int, ...]:
+        """h_j, the steps with a_s = j, for j in 0..k."""
+        return tuple(self.accepted.count(j) for j in range(self.draft_tokens + 1))
+
+    @property
+    def accepted_per_position(self) -> tuple[int, ...]:
+        """P_i, the steps that accepted position i, for i in 0..k-1."""
+        return tuple(sum(a > i for a in self.accepted) for i in range(self.draft_tokens))
+
+    @property
+    def chunks(self) -> tuple[Chunk, ...]:
+        """The prefill's token, then one chunk per step, the last one cut."""
+        if not self.draft_tokens:
+            return tuple(Chunk((token,)) for token in self.token_ids)
+        ends = [1]
+        for accepted in self.accepted:
+            ends.append(ends[-1] + accepted + 1)
+        steps = zip(pairwise(ends), self.accepted, strict=True)
+        later = (Chunk(self.token_ids[first:end], (a,)) for (first, end), a in steps)
+        return (Chunk(self.token_ids[:1]), *later)
+
+
+def merged(chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
+    """The chunks after the first in pairs, as a late client sees them."""
+    rest = chunks[1:]
+    pairs = (
+        rest[index] + rest[index + 1] if index + 1 < len(rest) else rest[index]
+        for index in range(0, len(rest), 2)
+    )
+    return (*chunks[:1], *pairs)
+
+
+def text_of(token_ids: tuple[int, ...]) -> str:
+    """The text of tokens; an end token has none."""
+    return "".join(VOCABULARY[i - FIRST_WORD_ID] for i in token_ids if i != END_TOKEN_ID)
