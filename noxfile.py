@@ -24,7 +24,7 @@ def tests(session: nox.Session) -> None:
     """The project's own tests: no engine, no GPU, under two minutes."""
     _install(session, "tests")
     session.run(
-        *("python", "-m", "pytest", "tests/unit", "tests/contract", "tests/plugin"),
+        *("python", "-m", "pytest", "tests/unit", "tests/plugin", "-n", "2", "--dist=loadfile"),
         *session.posargs,
     )
 

@@ -1,0 +1,107 @@
+"""Runs the suite as a user would, in a process of its own, against the scripted server."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.scripted.vllm.script import Script, record_script
+
+ROOT = Path(__file__).parents[2]
+
+MATRIX = """
+    needs_gpus = {needs_gpus}
+
+    [models.tiny]
+    target = "fixtures/models/tiny/target"
+    drafts = {{ eagle3 = "fixtures/models/tiny/eagle3" }}
+
+    [[cases]]
+    engine = "vllm"
+    methods = ["none", "eagle3"]
+    models = "tiny"
+    dataset = "toy"
+    concurrency = [1, 4]
+    prompts = 10
+    rounds = 2
+    output_cap_tokens = 32
+    draft_tokens = {draft_tokens}
+"""
+
+
+class Suite:
+    """A matrix, a script of the server and a folder of baselines, and the suite run on them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.baselines = folder / "baselines"
+        self.script = Script()
+        self.write_matrix()
+
+    def write_matrix(self, *, needs_gpus: int = 0, draft_tokens: int = 3) -> None:
+        """Writes the tier `cpu` of this suite."""
+        text = MATRIX.format(needs_gpus=needs_gpus, draft_tokens=draft_tokens)
+        self.write_tier(textwrap.dedent(text))
+
+    def write_tier(self, text: str) -> None:
+        """Writes the tier `cpu` as given."""
+        (self.folder / "cpu.toml").write_text(text)
+
+    def run(self, *arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+        """`pytest` with the arguments; its output is plain text without a terminal."""
+        return subprocess.run(
+            (
+                *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider"),
+                *("--specreg-tier=cpu", f"--specreg-matrix={self.folder}"),
+                f"--specreg-baselines={self.baselines}",
+                f"--specreg-engine-python={sys.executable}",
+                *arguments,
+            ),
+            check=False,
+            cwd=cwd,
+            env=os.environ | record_script(self.script, self.folder) | {"COLUMNS": "120"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    def record(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Records baselines from two launches and insists that it worked."""
+        done = self.run(
+            *("tests/perf", "-q", "--update-baselines", "--reason", "test"),
+            *("--specreg-launches", "2", *arguments),
+        )
+        assert done.returncode == 0, done.stdout
+        return done
+
+    def recorded(self) -> dict[str, str]:
+        """The baselines by their case's id."""
+        return {path.stem: path.read_text() for path in self.baselines.glob("*/*.json")}
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Suite:
+    """A suite with an empty folder of baselines."""
+    return Suite(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def recorded_once(tmp_path_factory: pytest.TempPathFactory) -> Suite:
+    """A suite whose baselines have been recorded; its folder is to be copied, not changed."""
+    suite = Suite(tmp_path_factory.mktemp("recorded"))
+    suite.record()
+    return suite
+
+
+@pytest.fixture
+def recorded_suite(recorded_once: Suite, tmp_path: Path) -> Suite:
+    """A suite of one's own with all baselines recorded."""
+    suite = Suite(tmp_path)
+    for path in recorded_once.baselines.glob("*/*.json"):
+        copy = suite.baselines / path.parent.name / path.name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(path.read_text())
+    return suite
