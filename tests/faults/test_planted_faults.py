@@ -1,0 +1,124 @@
+"""Faults planted in real vLLM turn the named case red, each for its own reason.
+
+These start real servers: about six minutes. `nox -s faults` runs them.
+"""
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DRAFT = ROOT / "fixtures/models/tiny/draft"
+
+# As in the tier `cpu`, so that the committed baselines hold for it; no control, to save a server.
+ACCEPTANCE_MATRIX = """
+needs_gpus = 0
+
+[models.tiny]
+target = "fixtures/models/tiny/target"
+padding_layers = 12
+drafts = {{ draft_model = "{draft}" }}
+
+[[cases]]
+engine = "vllm"
+methods = ["draft_model"]
+models = "tiny"
+dataset = "toy"
+concurrency = [1]
+prompts = 20
+output_cap_tokens = 64
+dtype = "float32"
+"""
+
+# Without padding a step takes about 5 ms, so that 5 ms more can't be lost in a machine's noise.
+SPEED_MATRIX = """
+needs_gpus = 0
+
+[models.tiny]
+target = "fixtures/models/tiny/target"
+drafts = { draft_model = "fixtures/models/tiny/draft" }
+
+[[cases]]
+engine = "vllm"
+methods = ["none", "draft_model"]
+models = "tiny"
+dataset = "toy"
+concurrency = [1]
+prompts = 20
+rounds = 5
+output_cap_tokens = 64
+dtype = "float32"
+"""
+
+
+def run(
+    folder: Path, matrix: str, *arguments: str, fault: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """The suite on a matrix of its own, with a fault planted in the engine."""
+    (folder / "cpu.toml").write_text(matrix)
+    planted = {"PLANTED_FAULT": fault, "PYTHONPATH": str(Path(__file__).parent / "planted")}
+    return subprocess.run(
+        (
+            *(sys.executable, "-m", "pytest", "tests/perf", "-q", "-p", "no:cacheprovider"),
+            *("--specreg-tier=cpu", f"--specreg-matrix={folder}", *arguments),
+        ),
+        check=False,
+        cwd=ROOT,
+        env=os.environ | planted,
+        capture_output=True,
+        text=True,
+    )
+
+
+def shuffled_draft(folder: Path) -> Path:
+    """The draft model with the bytes of its weights in another order, pair by pair (bfloat16)."""
+    shuffled = folder / "draft"
+    shutil.copytree(DRAFT, shuffled)
+    content = (DRAFT / "model.safetensors").read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    weights = [content[i : i + 2] for i in range(start, len(content), 2)]
+    random.Random(0).shuffle(weights)  # noqa: S311 - no cryptography
+    (shuffled / "model.safetensors").write_bytes(content[:start] + b"".join(weights))
+    return shuffled
+
+
+def test_the_sound_draft_is_green(tmp_path: Path) -> None:
+    done = run(tmp_path, ACCEPTANCE_MATRIX.format(draft=DRAFT), "-k", "acceptance")
+
+    assert done.returncode == 0, done.stdout
+    assert "5 passed" in done.stdout
+
+
+def test_a_draft_with_shuffled_weights_turns_its_acceptance_red(tmp_path: Path) -> None:
+    matrix = ACCEPTANCE_MATRIX.format(draft=shuffled_draft(tmp_path))
+
+    done = run(tmp_path, matrix, "-k", "acceptance")
+
+    assert done.returncode == 1, done.stdout
+    assert "REGRESSED: acceptance_length_tokens of 'vllm-draft_model-tiny-toy-c1'" in done.stdout
+
+
+def test_one_draft_token_fewer_turns_the_case_red(tmp_path: Path) -> None:
+    matrix = ACCEPTANCE_MATRIX.format(draft=DRAFT)
+
+    done = run(tmp_path, matrix, "-k", "acceptance", fault="fewer_drafts")
+
+    assert done.returncode == 1, done.stdout
+    assert "INVALID: acceptance_length_tokens of 'vllm-draft_model-tiny-toy-c1'" in done.stdout
+    assert "the server drafts up to 2 tokens per step, the case asks for 3" in done.stdout
+
+
+def test_a_sleep_of_5_ms_per_step_turns_the_speedup_red(tmp_path: Path) -> None:
+    own = f"--specreg-baselines={tmp_path / 'baselines'}"
+    update = ("--update-baselines", "--reason=test", "--specreg-launches=2")
+    recorded = run(tmp_path, SPEED_MATRIX, own, *update, "-k", "draft_model")
+    assert recorded.returncode == 0, recorded.stdout
+
+    done = run(tmp_path, SPEED_MATRIX, own, "-k", "draft_model", fault="sleep")
+
+    assert done.returncode == 1, done.stdout
+    assert "REGRESSED: speedup_ratio of 'vllm-draft_model-tiny-toy-c1'" in done.stdout
+    assert "REGRESSED: acceptance" not in done.stdout
