@@ -22,7 +22,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         kind: "cpu" or "gpu", what the engine runs on.
         cpu: the processor's name; `instruction_set`: its widest; `cores`: that we may use.
-        gpus: the GPUs' names; `gpu_memory_gb`: of the first, rounded. Empty and 0 for "cpu".
+        gpus: the names of the GPUs in use; `gpu_memory_gb`: of the first, rounded. Empty and 0
+            for "cpu".
     """
 
     kind: str
@@ -34,7 +35,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The folder of its baselines: `cpu-intel-xeon-2.50ghz-avx512-2c`, `gpu-nvidia-h200-x1`."""
+        """The folder of its baselines, `cpu-intel-xeon-2.50ghz-avx512-2c` for instance."""
         if self.kind == "gpu":
             return f"gpu-{_slug(self.gpus[0])}-{self.gpu_memory_gb}gb-x{len(self.gpus)}"
         return f"cpu-{_slug(self.cpu)}-{self.instruction_set}-{self.cores}c"
@@ -49,17 +50,17 @@ class Gpus:
     why_none: str
 
 
-def current_environment(*, on_gpu: bool) -> Environment:
-    """This machine, as an environment of the kind asked for."""
+def current_environment(*, needs_gpus: int) -> Environment:
+    """This machine, as the environment of a tier that uses so many of its GPUs."""
     cpu, instruction_set = _read_cpu(Path("/proc/cpuinfo"))
     gpus = find_gpus()
     return Environment(
-        kind="gpu" if on_gpu else "cpu",
+        kind="gpu" if needs_gpus and gpus.names else "cpu",
         cpu=cpu,
         instruction_set=instruction_set,
         cores=len(os.sched_getaffinity(0)),
-        gpus=gpus.names if on_gpu else (),
-        gpu_memory_gb=gpus.memory_gb if on_gpu else 0,
+        gpus=gpus.names[:needs_gpus],
+        gpu_memory_gb=gpus.memory_gb if needs_gpus else 0,
     )
 
 

@@ -145,7 +145,7 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
     suite = Suite(
         root=root,
         tier=tier,
-        environment=current_environment(on_gpu=tier.needs_gpus > 0),
+        environment=current_environment(needs_gpus=tier.needs_gpus),
         baselines=root / options.baselines,
         launches=options.launches or (_LAUNCHES_TO_RECORD if options.update_baselines else 1),
         update_reason=options.reason if options.update_baselines else None,

@@ -115,7 +115,7 @@ def judge(metric: Metric, measurement: Measurement, known: Known) -> Verdict:
 
 def record_hint(case_id: str) -> str:
     """What to type to record a case's baseline."""
-    return f'record one with\n  pytest -k {case_id} --update-baselines --reason "…"'
+    return f'record one with\n  pytest -k {case_id}- --update-baselines --reason "…"'
 
 
 def differing_settings(recorded: CaseSettings, current: CaseSettings) -> str:

@@ -57,10 +57,11 @@ def render_next(verdicts: Sequence[Verdict]) -> str:
         (Outcome.INVALID, "measure again, once the reason above is mended"),
     ):
         ids = _case_ids(verdicts, outcome)
-        lines += [f"{what}:\n  pytest -k {_any_of(ids)}"] if ids else []
+        lines += [f"{what}:\n  pytest {_chosen(ids)}"] if ids else []
     new = _case_ids(verdicts, Outcome.NO_BASELINE) or _case_ids(verdicts, Outcome.NOT_COMPARABLE)
     if new:
-        command = f'pytest -k {_any_of(new)} --update-baselines --reason "…"'
+        chosen = "tests/perf" if len(new) == len({v.case_id for v in verdicts}) else _chosen(new)
+        command = f'pytest {chosen} --update-baselines --reason "…"'
         lines.append(f"record what this machine does:\n  {command}")
     return "\n".join(lines)
 
@@ -108,8 +109,10 @@ def _case_ids(verdicts: Iterable[Verdict], outcome: Outcome) -> tuple[str, ...]:
     return tuple(dict.fromkeys(v.case_id for v in verdicts if v.outcome is outcome))
 
 
-def _any_of(ids: Sequence[str]) -> str:
-    return ids[0] if len(ids) == 1 else f'"{" or ".join(ids)}"'
+def _chosen(ids: Sequence[str]) -> str:
+    """`-k` for exactly these: the dash keeps `…-c1` from meaning `…-c16` too."""
+    names = " or ".join(f"{case_id}-" for case_id in ids)
+    return f"-k {names}" if len(ids) == 1 else f'-k "{names}"'
 
 
 def _render(table: Table, width: int, *, color: bool) -> str:
