@@ -19,14 +19,23 @@ def _install(session: nox.Session, *groups: str) -> None:
     session.install(*needed, *nox.project.dependency_groups(_PROJECT, *groups))
 
 
+def _pytest(session: nox.Session, *arguments: str) -> None:
+    """Pytest with the arguments and those after `--`.
+
+    Ctrl-C reaches nox too, which would soon kill pytest while it still stops its servers.
+    """
+    session.run(
+        *("python", "-m", "pytest", *arguments, *session.posargs),
+        interrupt_timeout=60.0,
+        terminate_timeout=30.0,
+    )
+
+
 @nox.session
 def tests(session: nox.Session) -> None:
     """The project's own tests: no engine, no GPU, under two minutes."""
     _install(session, "tests")
-    session.run(
-        *("python", "-m", "pytest", "tests/unit", "tests/plugin", "-n", "2", "--dist=loadfile"),
-        *session.posargs,
-    )
+    _pytest(session, "tests/unit", "tests/plugin", "-n", "2", "--dist=loadfile")
 
 
 @nox.session
@@ -40,24 +49,27 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def cpu_perf(session: nox.Session) -> None:
-    """The suite on a real engine without a GPU, with tiny models: about six minutes."""
+    """The suite on a real engine without a GPU, with tiny models: about five minutes."""
     _install(session)
-    session.run("python", "-m", "pytest", "tests/perf", "--specreg-tier", "cpu", *session.posargs)
+    _pytest(session, "tests/perf", "--specreg-tier=cpu")
 
 
 @nox.session
 def gpu_perf(session: nox.Session) -> None:
     """The suite on a machine with a GPU; fails at once where there is none."""
     _install(session)
-    session.run(
-        *("python", "-m", "pytest", "tests/perf"),
-        *("--specreg-tier", "gpu", "--specreg-require-tier"),
-        *session.posargs,
-    )
+    _pytest(session, "tests/perf", "--specreg-tier=gpu", "--specreg-require-tier")
+
+
+@nox.session
+def contract(session: nox.Session) -> None:
+    """Measures a real engine whose acceptance is known beforehand: about three minutes."""
+    _install(session, "tests")
+    _pytest(session, "tests/contract")
 
 
 @nox.session
 def faults(session: nox.Session) -> None:
-    """Plants faults in a real engine and sees the right case turn red: about ten minutes."""
+    """Plants faults in a real engine and sees the right case turn red: about six minutes."""
     _install(session, "tests")
-    session.run("python", "-m", "pytest", "tests/faults", *session.posargs)
+    _pytest(session, "tests/faults")

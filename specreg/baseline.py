@@ -3,13 +3,16 @@
 `baselines/<environment>/<case-id>.json`, one prompt per line, so that a change can be reviewed.
 """
 
+import contextlib
 import json
+import math
 import os
 import tempfile
 from pathlib import Path
 
 import msgspec
 
+from specreg.acceptance.checks import check_counts
 from specreg.acceptance.record import (
     NO_STEPS,
     AcceptanceRecord,
@@ -19,7 +22,7 @@ from specreg.acceptance.record import (
     View,
     Weighting,
 )
-from specreg.errors import BaselineError
+from specreg.errors import BaselineError, InvalidMeasurementError
 from specreg.identity import Environment
 from specreg.metrics import Metric, Replay
 
@@ -119,29 +122,37 @@ def load_baseline(path: Path) -> Baseline | None:
     Raises:
         BaselineError: the file can't be read, or is of a newer form. It is left as it is.
     """
+    advice = "restore it with git, or remove it and record it anew"
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         return None
-    advice = "restore it with git, or remove it and record it anew"
+    except OSError as error:
+        raise BaselineError(f"baseline '{path}': {error.strerror}; {advice}") from error
     try:
         version = msgspec.json.decode(content, type=_Version).schema_version
         if version != SCHEMA_VERSION:
             message = f"schema version {version}, this specreg reads {SCHEMA_VERSION}"
             raise BaselineError(f"baseline '{path}': {message}; {advice}")
-        return msgspec.json.decode(content, type=Baseline)
+        baseline = msgspec.json.decode(content, type=Baseline)
+        _check_figures(baseline)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         message = f"baseline '{path}': {_place(content, error)}; {advice}"
         raise BaselineError(message) from error
+    except InvalidMeasurementError as error:
+        raise BaselineError(f"baseline '{path}': {error}; {advice}") from error
+    return baseline
 
 
 def load_baselines(folder: Path, pattern: str) -> tuple[Baseline, ...]:
     """The baselines whose paths below `folder` match a glob pattern, in the paths' order.
 
-    Raises:
-        BaselineError: one of them can't be read.
+    One that can't be read is left out: it turns its own case red, and no other.
     """
-    found = (load_baseline(path) for path in sorted(folder.glob(pattern)))
+    found = []
+    for path in sorted(folder.glob(pattern)):
+        with contextlib.suppress(BaselineError):
+            found.append(load_baseline(path))
     return tuple(baseline for baseline in found if baseline is not None)
 
 
@@ -149,22 +160,22 @@ def record_baseline(path: Path, baseline: Baseline) -> None:
     """Writes a baseline; the file is the old or the new one at any moment, never a torn one.
 
     Raises:
-        BaselineError: the file that is there can't be read, so it isn't overwritten.
-        OSError: the disk refuses.
+        BaselineError: the file that is there can't be read, so it isn't overwritten; or the disk
+            refuses.
     """
     load_baseline(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, unfinished = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
     try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(render_baseline(baseline))
-            file.flush()
-            os.fsync(file.fileno())
-        Path(unfinished).chmod(0o644)
-        Path(unfinished).replace(path)
-    except BaseException:
-        Path(unfinished).unlink(missing_ok=True)
-        raise
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            unfinished = Path(folder) / path.name
+            with unfinished.open("w", encoding="utf-8") as file:
+                file.write(render_baseline(baseline))
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.replace(path)
+    except OSError as error:
+        message = f"baseline '{path}': not written, {error.strerror}; make room or mend its rights"
+        raise BaselineError(message) from error
 
 
 def render_baseline(baseline: Baseline) -> str:
@@ -199,7 +210,19 @@ def load_acceptance(stored: StoredAcceptance | None) -> AcceptanceRecord | None:
     """The record that was stored."""
     if stored is None:
         return None
-    prompts = tuple(
+    prompts = load_prompts(stored)
+    return AcceptanceRecord(
+        source=stored.source,
+        view=stored.view,
+        weighting=stored.weighting,
+        total=sum((prompt.counts for prompt in prompts), NO_STEPS),
+        prompts=prompts,
+    )
+
+
+def load_prompts(stored: StoredAcceptance | None) -> tuple[PromptAcceptance, ...]:
+    """What each prompt did, none without acceptance."""
+    return tuple(
         PromptAcceptance(
             prompt_id=prompt.id,
             category=prompt.category,
@@ -211,15 +234,17 @@ def load_acceptance(stored: StoredAcceptance | None) -> AcceptanceRecord | None:
             ),
             completion_tokens=prompt.completion_tokens,
         )
-        for prompt in stored.prompts
+        for prompt in (stored.prompts if stored else ())
     )
-    return AcceptanceRecord(
-        source=stored.source,
-        view=stored.view,
-        weighting=stored.weighting,
-        total=sum((prompt.counts for prompt in prompts), NO_STEPS),
-        prompts=prompts,
-    )
+
+
+def _check_figures(baseline: Baseline) -> None:
+    for launch in baseline.launches:
+        for name, value in launch.items():
+            if not 0 < value < math.inf:
+                raise InvalidMeasurementError("FIGURE_IMPOSSIBLE", f"{name} is {value}")
+    for prompt in load_prompts(baseline.acceptance):
+        check_counts(prompt.counts, f"prompt '{prompt.prompt_id}'")
 
 
 class _Version(msgspec.Struct, frozen=True):
@@ -238,11 +263,12 @@ def _place(content: bytes, error: Exception) -> str:
 
 
 def _render(value: object, indent: str) -> str:
+    """A mapping's keys and a list's lists stand on lines of their own; all else on one."""
     deeper = indent + " "
     if isinstance(value, dict):
         rows = (f"{json.dumps(k)}: {_render(value[k], deeper)}" for k in sorted(value))
         return "{\n" + ",\n".join(deeper + row for row in rows) + f"\n{indent}}}"
-    if isinstance(value, list) and any(isinstance(item, (list, dict)) for item in value):
+    if isinstance(value, (list, tuple)) and any(isinstance(i, (list, tuple, dict)) for i in value):
         rows = (json.dumps(item, ensure_ascii=False, sort_keys=True) for item in value)
         return "[\n" + ",\n".join(deeper + row for row in rows) + f"\n{indent}]"
     return json.dumps(value, ensure_ascii=False)

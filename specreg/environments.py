@@ -3,6 +3,7 @@
 Each engine and version gets a virtual environment of its own in the user's cache, made by uv once.
 """
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -66,8 +67,11 @@ def engine_environment(
     folder.parent.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(folder.with_suffix(".lock")):
         marker = folder / _MARKER
-        if marker.is_file():
-            return msgspec.json.decode(marker.read_bytes(), type=EngineEnvironment)
+        # Not there, unreadable or without its interpreter: made anew.
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            made = msgspec.json.decode(marker.read_bytes(), type=EngineEnvironment)
+            if Path(made.python).exists():
+                return made
         environment = _make(requirement, folder, show)
         marker.write_bytes(msgspec.json.encode(environment))
         return environment

@@ -43,13 +43,14 @@ class Recorded:
 def settings_of(measurement: Measurement, prompts: Sequence[Prompt]) -> CaseSettings:
     """What must be equal for another measurement to be compared with this one."""
     case, server = measurement.case, measurement.case.server
+    target_sha256 = model_sha256(measurement.target)
     return CaseSettings(
         engine=server.engine,
         method=server.method,
         draft_tokens=server.draft_tokens,
-        target_sha256=model_sha256(measurement.target),
-        # A folder's place on the disk says nothing; a hub id says all.
-        target=server.target,
+        target_sha256=target_sha256,
+        # A folder's place on the disk says nothing; a hub id is all there is.
+        target="" if target_sha256 else server.target,
         prompts_sha256=prompts_sha256(prompts[: case.prompts]),
         output_cap_tokens=case.output_cap_tokens,
         temperature=case.temperature,
@@ -119,7 +120,7 @@ def record_measurements(
             engine_version=first.engine_version,
             draft_sha256=model_sha256(first.draft) if first.draft else "",
             specreg_version=specreg.__version__,
-            commit=_commit(),
+            commit=_commit(folder.parent),
             recorded_on=dt.datetime.now(tz=dt.UTC).date().isoformat(),
             reason=reason,
         ),
@@ -157,12 +158,11 @@ def _likeness(one: Environment, other: Environment) -> int:
     )
 
 
-def _commit() -> str:
-    """The commit of the working folder, empty outside a repository."""
-    done = subprocess.run(
-        ("git", "rev-parse", "--short=12", "HEAD"),  # noqa: S607 - git as the user has it
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+def _commit(folder: Path) -> str:
+    """The commit that a folder is at, empty outside a repository or without git."""
+    command = ("git", "-C", str(folder), "rev-parse", "--short=12", "HEAD")
+    try:
+        done = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603
+    except OSError:
+        return ""
     return done.stdout.strip()

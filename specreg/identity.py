@@ -21,15 +21,16 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         kind: "cpu" or "gpu", what the engine runs on.
-        cpu: the processor's name; `instruction_set`: its widest; `cores`: that we may use.
+        cpu: the processor's name; `instruction_set`: its widest; `cores`: that we may use. Empty
+            and 0 for "gpu".
         gpus: the names of the GPUs in use; `gpu_memory_gb`: of the first, rounded. Empty and 0
             for "cpu".
     """
 
     kind: str
-    cpu: str
-    instruction_set: str
-    cores: int
+    cpu: str = ""
+    instruction_set: str = ""
+    cores: int = 0
     gpus: tuple[str, ...] = ()
     gpu_memory_gb: int = 0
 
@@ -52,15 +53,12 @@ class Gpus:
 
 def current_environment(*, needs_gpus: int) -> Environment:
     """This machine, as the environment of a tier that uses so many of its GPUs."""
-    cpu, instruction_set = _read_cpu(Path("/proc/cpuinfo"))
     gpus = find_gpus()
+    if needs_gpus and gpus.names:
+        return Environment(kind="gpu", gpus=gpus.names[:needs_gpus], gpu_memory_gb=gpus.memory_gb)
+    cpu, instruction_set = _read_cpu(Path("/proc/cpuinfo"))
     return Environment(
-        kind="gpu" if needs_gpus and gpus.names else "cpu",
-        cpu=cpu,
-        instruction_set=instruction_set,
-        cores=len(os.sched_getaffinity(0)),
-        gpus=gpus.names[:needs_gpus],
-        gpu_memory_gb=gpus.memory_gb if needs_gpus else 0,
+        kind="cpu", cpu=cpu, instruction_set=instruction_set, cores=len(os.sched_getaffinity(0))
     )
 
 

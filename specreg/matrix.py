@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -12,6 +13,11 @@ from specreg.datasets import dataset_named
 from specreg.engines import engine_named
 from specreg.errors import MatrixError, UnknownNameError
 from specreg.methods import METHODS
+
+MOST_DRAFT_TOKENS = 16
+"""The most tokens drafted per step that the metrics tell apart by position."""
+
+_Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class ModelsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -26,7 +32,7 @@ class ModelsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     target: str
     drafts: dict[str, str] = {}
-    padding_layers: int = 0
+    padding_layers: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class CasesTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,25 +42,25 @@ class CasesTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     methods: list[str]
     models: str
     dataset: str
-    concurrency: list[int]
-    prompts: int
-    output_cap_tokens: int
-    draft_tokens: int = 3
-    rounds: int = 4
-    temperature: float = 0.0
+    concurrency: list[_Positive]
+    prompts: _Positive
+    output_cap_tokens: _Positive
+    draft_tokens: Annotated[int, msgspec.Meta(ge=1, le=MOST_DRAFT_TOKENS)] = 3
+    rounds: _Positive = 4
+    temperature: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     dtype: str = "auto"
-    max_model_len_tokens: int = 1024
-    max_sequences: int = 8
-    gpu_memory_frac: float = 0.4
+    max_model_len_tokens: _Positive = 1024
+    max_sequences: _Positive = 8
+    gpu_memory_frac: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.4
     engine_args: list[str] = []
     engine_env: dict[str, str] = {}
-    tolerances: dict[str, float] = {}
+    tolerances: dict[str, Annotated[float, msgspec.Meta(gt=0)]] = {}
 
 
 class TierFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A whole matrix file. `needs_gpus`: how many GPUs the tier needs, 0 for none."""
 
-    needs_gpus: int
+    needs_gpus: Annotated[int, msgspec.Meta(ge=0)]
     models: dict[str, ModelsTable]
     cases: list[CasesTable]
 
@@ -173,10 +179,11 @@ def _cases_of(table: CasesTable, models: Mapping[str, ModelsTable], where: str) 
     if table.models not in models:
         raise UnknownNameError("model pair", table.models, models, where)
     dataset_named(table.dataset, where)
-    if table.prompts < table.rounds or table.rounds < 1 or min(table.concurrency, default=0) < 1:
+    if table.prompts < table.rounds or max(table.concurrency, default=0) > table.max_sequences:
         message = (
-            f"{where}: prompts = {table.prompts}, rounds = {table.rounds}, concurrency ="
-            f" {table.concurrency}; each round needs a prompt, and concurrency is 1 or more"
+            f"{where}: prompts = {table.prompts} in rounds = {table.rounds}, concurrency ="
+            f" {table.concurrency} with max_sequences = {table.max_sequences}; each round needs"
+            " a prompt, and the server must take on all that are in flight"
         )
         raise MatrixError(message)
     for method, concurrency in itertools.product(table.methods, table.concurrency):
@@ -229,15 +236,11 @@ def _refuse_twins(cases: tuple[Case, ...], path: Path) -> None:
 
 
 def _with_controls(cases: tuple[Case, ...]) -> tuple[Case, ...]:
-    """Each speculating case gets the `none` server of the same engine and model pair."""
-    plain = {
-        (case.server.engine, case.server.models): case.server
-        for case in cases
-        if not case.speculates
-    }
-    return tuple(
-        dataclasses.replace(case, control=plain.get((case.server.engine, case.server.models)))
-        if case.speculates
-        else case
-        for case in cases
-    )
+    """Each speculating case gets the server that differs from its own in speculation alone."""
+    plain = {case.server for case in cases if not case.speculates}
+
+    def control(case: Case) -> ServerSpec | None:
+        alike = dataclasses.replace(case.server, method="none", draft=None, draft_tokens=0)
+        return alike if case.speculates and alike in plain else None
+
+    return tuple(dataclasses.replace(case, control=control(case)) for case in cases)

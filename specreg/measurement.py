@@ -1,6 +1,7 @@
 """Measuring: a case and its running server in, a measurement out. Knows nothing of pytest."""
 
 import asyncio
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +44,6 @@ class Measurement:
         target, draft: what was served: folders or hub ids.
         replay: all rounds; None when the measurement is invalid.
         values: by metric's name; a metric without a value isn't there.
-        truncated_tokens: accepted, and cut off by the end of text or the output cap.
         invalid: why the figures mean nothing, None when they do.
     """
 
@@ -53,7 +53,6 @@ class Measurement:
     draft: str | None
     replay: Replay | None = None
     values: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    truncated_tokens: int = 0
     invalid: str | None = None
 
     @property
@@ -87,23 +86,22 @@ def measure(
         ServerDiedError: a server went away.
     """
     taken = prompts[: case.prompts]
+    measurement = Measurement(
+        case=case,
+        engine_version=server.engine_version,
+        target=server.target,
+        draft=server.draft,
+    )
     try:
-        replay, truncated_tokens = asyncio.run(
-            _measure(case, server, control, taken, show=show, clock=clock)
-        )
+        replay = asyncio.run(_measure(case, server, control, taken, show=show, clock=clock))
     except InvalidMeasurementError as error:
         for one in (server, control):
             if one is not None:
                 one.check_alive()
-        return _measurement(case, server, invalid=str(error))
+        return dataclasses.replace(measurement, invalid=str(error))
     values = {name: metric.function(replay) for name, metric in METRICS.items()}
-    return _measurement(
-        case,
-        server,
-        replay=replay,
-        truncated_tokens=truncated_tokens,
-        values=MappingProxyType({name: v for name, v in values.items() if v is not None}),
-    )
+    present = {name: value for name, value in values.items() if value is not None}
+    return dataclasses.replace(measurement, replay=replay, values=MappingProxyType(present))
 
 
 async def _measure(
@@ -114,10 +112,10 @@ async def _measure(
     *,
     show: Callable[[str], None],
     clock: Clock,
-) -> tuple[Replay, int]:
+) -> Replay:
     arms = [server] if control is None else [server, control]
     rounds: dict[str, list[Round]] = {arm.base_url: [] for arm in arms}
-    clients = {arm.base_url: new_client(arm) for arm in arms}
+    clients = {arm.base_url: new_client(arm, concurrency=case.concurrency) for arm in arms}
     try:
         show(f"{case.id}: warming up")
         for arm in arms:
@@ -125,8 +123,9 @@ async def _measure(
             warm_up = prompts[: 2 * case.concurrency]
             await replay_round(case, arm, warm_up, client=clients[arm.base_url], clock=clock)
         before = await _scrape_counts(case, server, clients[server.base_url])
-        for index, part in enumerate(deal(prompts, case.rounds)):
-            show(f"{case.id}: round {index + 1} of {case.rounds}")
+        parts = deal(prompts, case.rounds)
+        for index, part in enumerate(parts):
+            show(f"{case.id}: round {index + 1} of {len(parts)}")
             # ABBA: neither arm is always the first.
             for arm in arms if index % 2 == 0 else arms[::-1]:
                 client = clients[arm.base_url]
@@ -138,14 +137,10 @@ async def _measure(
         for client in clients.values():
             await client.aclose()
     ours = tuple(rounds[server.base_url])
-    record = _acceptance(case, server, ours, check_counters(before, after))
-    return (
-        Replay(
-            rounds=ours,
-            control_rounds=tuple(rounds[control.base_url]) if control else (),
-            acceptance=record,
-        ),
-        _truncated_tokens(case, record),
+    return Replay(
+        rounds=ours,
+        control_rounds=tuple(rounds[control.base_url]) if control else (),
+        acceptance=_acceptance(case, server, ours, check_counters(before, after)),
     )
 
 
@@ -192,6 +187,8 @@ def _acceptance(
         prompts=prompts,
     )
     check_acceptance(record, draft_tokens=case.server.draft_tokens)
+    if METHODS[case.server.method].drafts_every_step:
+        check_emitted(record)
     return record
 
 
@@ -200,19 +197,3 @@ def _counts_of(counts: StepCounts | None, prompt_id: str) -> StepCounts:
         message = f"prompt '{prompt_id}': the server sent no acceptance with its usage"
         raise InvalidMeasurementError("ACCEPTANCE_MISSING", message)
     return counts
-
-
-def _truncated_tokens(case: Case, record: AcceptanceRecord | None) -> int:
-    if record is None or not METHODS[case.server.method].drafts_every_step:
-        return 0
-    return check_emitted(record)
-
-
-def _measurement(case: Case, server: Server, **fields: object) -> Measurement:
-    return Measurement(
-        case=case,
-        engine_version=server.engine_version,
-        target=server.target,
-        draft=server.draft,
-        **fields,  # type: ignore[arg-type]
-    )

@@ -79,6 +79,19 @@ _ROWS = (
             "vllm": {"method": "eagle3", "model": DRAFT, "num_speculative_tokens": DRAFT_TOKENS}
         },
     ),
+    Method(
+        # A drafter of one's own: `module.Class`, on the PYTHONPATH of the server.
+        name="custom_class",
+        needs_draft=True,
+        drafts_every_step=False,
+        spelling={
+            "vllm": {
+                "method": "custom_class",
+                "model": DRAFT,
+                "num_speculative_tokens": DRAFT_TOKENS,
+            }
+        },
+    ),
 )
 
 METHODS: Mapping[str, Method] = MappingProxyType({method.name: method for method in _ROWS})

@@ -10,13 +10,13 @@ from enum import Enum, StrEnum
 from types import MappingProxyType
 
 from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, StepCounts
-from specreg.matrix import Case
+from specreg.errors import UnknownNameError
+from specreg.matrix import MOST_DRAFT_TOKENS, Case
 from specreg.replay import Round
 from specreg.trace import RequestTrace
 
 _NS_PER_MS = 10**6
 _NS_PER_S = 10**9
-_MOST_POSITIONS = 16
 
 
 class Family(StrEnum):
@@ -113,11 +113,14 @@ def tpot_ms(trace: RequestTrace) -> float | None:
     return (trace.chunks[-1].at_ns - trace.chunks[0].at_ns) / later_tokens / _NS_PER_MS
 
 
-def throughput_tokens_per_s(rounds: Iterable[Round]) -> float | None:
-    """Σ N / Σ (last token of a round - its first send), over the rounds."""
-    parts = tuple(rounds)
-    window_ns = sum(part.ended_ns - part.started_ns for part in parts)
-    tokens = sum(chunk.tokens for part in parts for trace in part.traces for chunk in trace.chunks)
+def throughput_tokens_per_s(part: Round) -> float | None:
+    """Σ N / (last token of the round - its first send).
+
+    A case's throughput is the median over its rounds: a machine that others use too stalls for
+    seconds now and then, and a sum would keep that.
+    """
+    window_ns = part.ended_ns - part.started_ns
+    tokens = sum(chunk.tokens for trace in part.traces for chunk in trace.chunks)
     return tokens * _NS_PER_S / window_ns if window_ns else None
 
 
@@ -129,7 +132,7 @@ def speedup_ratio(replay: Replay) -> float | None:
     """
     ratios = []
     for part, control in zip(replay.rounds, replay.control_rounds, strict=False):
-        ours, theirs = throughput_tokens_per_s((part,)), throughput_tokens_per_s((control,))
+        ours, theirs = throughput_tokens_per_s(part), throughput_tokens_per_s(control)
         if ours is not None and theirs:
             ratios.append(ours / theirs)
     return statistics.median(ratios) if ratios else None
@@ -174,12 +177,12 @@ _ROWS = (
         tolerance_frac=0.01,
         portable_tolerance_frac=0.05,
     ),
-    *(_position(position) for position in range(1, _MOST_POSITIONS + 1)),
+    *(_position(position) for position in range(1, MOST_DRAFT_TOKENS + 1)),
     Metric(
         name="throughput_tokens_per_s",
         family=Family.THROUGHPUT,
         direction=Direction.UP,
-        function=lambda replay: throughput_tokens_per_s(replay.rounds),
+        function=lambda replay: _median(throughput_tokens_per_s(part) for part in replay.rounds),
         tolerance_frac=0.05,
         by_launch=True,
     ),
@@ -210,6 +213,17 @@ _ROWS = (
 )
 
 METRICS: Mapping[str, Metric] = MappingProxyType({metric.name: metric for metric in _ROWS})
+
+
+def check_tolerances(case: Case) -> None:
+    """Every tolerance of the case is one of a metric.
+
+    Raises:
+        UnknownNameError: one isn't; the message lists the metrics.
+    """
+    for name, _ in case.tolerances:
+        if name not in METRICS:
+            raise UnknownNameError("metric in tolerances", name, METRICS, case.id)
 
 
 def metrics_of(case: Case, family: Family) -> tuple[Metric, ...]:

@@ -1,7 +1,7 @@
 """Model folders: checked, and padded with identity layers where a case asks for it."""
 
-import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import shutil
@@ -43,27 +43,36 @@ def resolve_model(root: Path, reference: str, *, padding_layers: int = 0) -> str
             raise ModelError(message)
         return reference
     folder = (root / reference).resolve()
-    for name in (_CONFIG, _WEIGHTS):
-        if not (folder / name).is_file():
-            message = f"model folder '{folder}': {name} is missing; check the path in the matrix"
+    for pattern in (_CONFIG, "*.safetensors"):
+        if not any(folder.glob(pattern)):
+            message = f"model folder '{folder}': {pattern} is missing; check the path in the matrix"
             raise ModelError(message)
     return str(_padded(folder, padding_layers) if padding_layers else folder)
 
 
+@functools.cache
 def model_sha256(reference: str) -> str:
-    """A checksum of a model folder's weights and configuration; empty for a hub id."""
+    """A checksum of a model folder's weights and configuration; empty for a hub id.
+
+    Read once per run: nobody should change a model while it is served.
+    """
     folder = Path(reference)
     if not folder.is_dir():
         return ""
     digest = hashlib.sha256()
-    for name in (_CONFIG, _WEIGHTS):
-        digest.update((folder / name).read_bytes())
+    for path in (folder / _CONFIG, *sorted(folder.glob("*.safetensors"))):
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
 
 
 def _padded(folder: Path, layers: int) -> Path:
     """A copy of the model with identity layers appended, from the cache if it is there."""
-    padded = cache_dir() / "models" / f"{folder.name}-{layers}-{model_sha256(str(folder))[:16]}"
+    content = hashlib.sha256(model_sha256(str(folder)).encode())
+    for name in _TOKENIZER_FILES:
+        if (folder / name).is_file():
+            content.update((folder / name).read_bytes())
+    padded = cache_dir() / "models" / f"{folder.name}-{layers}-{content.hexdigest()[:16]}"
     if padded.is_dir():
         return padded
     padded.parent.mkdir(parents=True, exist_ok=True)
@@ -71,9 +80,11 @@ def _padded(folder: Path, layers: int) -> Path:
         made = Path(unfinished) / "model"
         made.mkdir()
         write_padded_model(folder, made, layers)
-        # Where another run made it meanwhile the rename fails, and that one is as good.
-        with contextlib.suppress(OSError):
+        try:
             made.rename(padded)
+        except OSError:
+            if not padded.is_dir():  # where another run made it meanwhile, that one is as good
+                raise
     return padded
 
 

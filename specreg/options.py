@@ -38,11 +38,15 @@ class Options:
     launches: int | None = _option(
         "--specreg-launches",
         None,
-        "how many launches of each server to measure (default: 3 to record, else 1)",
+        "how many launches of each server to measure, 1 or more (default: 3 to record, else 1)",
         type=int,
     )
-    matrix: str = _option("--specreg-matrix", "fixtures/matrix", "the folder of the tiers")
-    baselines: str = _option("--specreg-baselines", "baselines", "the folder of the baselines")
+    matrix: str = _option(
+        "--specreg-matrix", "fixtures/matrix", "the folder of the tiers, from the root"
+    )
+    baselines: str = _option(
+        "--specreg-baselines", "baselines", "the folder of the baselines, from the root"
+    )
     engine_python: str | None = _option(
         "--specreg-engine-python",
         None,

@@ -3,19 +3,22 @@
 The only module besides `options.py` that knows pytest; what happens is in `suite.py`.
 """
 
+import datetime as dt
 import os
-from collections.abc import Generator, Iterator
+import signal
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from specreg.errors import SpecregError
 from specreg.identity import current_environment, find_gpus
 from specreg.matrix import Case, load_tier
-from specreg.metrics import METRICS, Family, metrics_of
+from specreg.metrics import METRICS, Family, Metric, check_tolerances, metrics_of
 from specreg.options import Options, add_options, read_options
 from specreg.report.progress import Progress
-from specreg.report.terminal import render_next, render_recorded, render_verdicts
+from specreg.report.terminal import render_next, render_notes, render_recorded, render_verdicts
 from specreg.suite import Launch, Suite
 
 SUITE = pytest.StashKey[Suite]()
@@ -33,6 +36,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Loads the tier, so that a wrong name or file ends the run before anything starts."""
+    # A cancelled job or a closed terminal ends a run like Ctrl-C: with its servers.
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGHUP, _interrupt)
     try:
         progress = Progress()
         config.stash[_PROGRESS] = progress
@@ -58,7 +64,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     suite = metafunc.config.stash[SUITE]
     rows = [
-        pytest.param(control, server, case, metric, id=f"{_case_id(case, server)}-{metric.name}")
+        pytest.param(control, server, case, metric, id=_item_id(case, metric, server))
         for control, server, case in _setups(suite)
         for metric in metrics_of(case, Family(marker.args[0]))
     ]
@@ -81,14 +87,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     metrics = {name: i for i, name in enumerate(METRICS)}
 
     def place(item: pytest.Item) -> tuple[int, int]:
-        callspec = getattr(item, "callspec", None)  # only parametrised functions have one
-        params = callspec.params if callspec else {}
-        if "metric" not in params:
+        params = _params(item)
+        if not params:
             return (-1, 0)
         return (setups[params["server"].id, params["case"].id], metrics[params["metric"].name])
 
     items.sort(key=place)
     why = _unmet_need(suite)
+    if hasattr(config, "workerinput") and any(place(item)[0] >= 0 for item in items):
+        message = "pytest-xdist: cases measured at the same time disturb one another; leave out -n"
+        raise pytest.UsageError(message)
     for item in items:
         if why and place(item)[0] >= 0:
             item.add_marker(pytest.mark.skip(reason=why))
@@ -98,11 +106,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Shows an error of specreg as its message alone."""
+    """Shows an error of specreg as its message alone, once, and keeps it for the table."""
     item.config.stash[_PROGRESS].clear()
     report = yield
-    if call.excinfo is not None and isinstance(call.excinfo.value, SpecregError):
-        report.longrepr = str(call.excinfo.value)
+    if call.excinfo is None or not isinstance(call.excinfo.value, SpecregError):
+        return report
+    suite, params, message = item.config.stash[SUITE], _params(item), str(call.excinfo.value)
+    head = message.splitlines()[0]
+    report.longrepr = f"{head}\n(as above)" if _told(suite, head) else message
+    if params:
+        suite.note_failure(params["case"], params["metric"], head)
     return report
 
 
@@ -126,13 +139,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """The table of the verdicts, what was recorded, and what to type next."""
     config = terminalreporter.config
     suite = config.stash[SUITE]
-    if not suite.verdicts:
+    if not suite.verdicts and not config.stash[_LINES]:
         return
     terminalreporter.section(f"specreg: tier {suite.tier.name} on {suite.environment.name}")
     color = _color(config)
     parts = [render_verdicts(suite.verdicts, width=_WIDTH, color=color), *config.stash[_LINES]]
     if suite.update_reason is None:
-        parts.append(render_next(suite.verdicts))
+        parts.append(render_notes(suite.verdicts, suite.environment.name))
+        parts.append(render_next(suite.verdicts, {case.id for case in suite.tier.cases}))
     terminalreporter.write_line("\n\n".join(filter(None, parts)))
 
 
@@ -142,6 +156,12 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
     if options.update_baselines and not (options.reason or "").strip():
         message = '--update-baselines: --reason "…" is missing; say why the baselines change'
         raise SpecregError(message)
+    if options.launches is not None and options.launches < 1:
+        message = f"--specreg-launches: got {options.launches}, needed 1 or more; leave it out"
+        raise SpecregError(message)
+    for case in tier.cases:
+        check_tolerances(case)
+    started = dt.datetime.now(tz=dt.UTC).strftime("%Y%m%dT%H%M%S")
     suite = Suite(
         root=root,
         tier=tier,
@@ -151,6 +171,7 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
         update_reason=options.reason if options.update_baselines else None,
         engine_python=options.engine_python,
         ready_within_s=options.ready_within_s,
+        log_folder=root / ".specreg" / "logs" / f"{started}-{os.getpid()}",
         show=progress.show,
     )
     if options.require_tier and _unmet_need(suite):
@@ -179,8 +200,25 @@ def _setups(suite: Suite) -> Iterator[tuple[Launch, Launch, Case]]:
             yield control, Launch(spec=case.server, number=number), case
 
 
-def _case_id(case: Case, server: Launch) -> str:
-    return case.id if server.number == 1 else f"{case.id}-launch{server.number}"
+def _item_id(case: Case, metric: Metric, server: Launch) -> str:
+    launch = f"-launch{server.number}" if server.number > 1 else ""
+    return f"{case.id}-{metric.name}{launch}"
+
+
+def _params(item: pytest.Item) -> Mapping[str, Any]:
+    """The parameters of a test of the suite, none of any other."""
+    callspec = getattr(item, "callspec", None)
+    return callspec.params if callspec and item.get_closest_marker("family") else {}
+
+
+def _told(suite: Suite, head: str) -> bool:
+    """Whether a failure that begins like this has been told in full."""
+    return any(verdict.reason == head for verdict in suite.verdicts)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    del number, frame
+    raise KeyboardInterrupt
 
 
 def _color(config: pytest.Config) -> bool:

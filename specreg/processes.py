@@ -4,10 +4,13 @@ A server's workers may leave its process group or outlive their parent, so each 
 started here carries a mark in its environment, which its descendants inherit.
 """
 
+import atexit
+import functools
+import os
 import subprocess
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,14 +19,22 @@ import psutil
 _MARK = "SPECREG_PROCESS_MARK"
 _TERM_S = 5.0
 _KILL_S = 5.0
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkedProcess:
-    """A started process, and the mark by which it and its descendants are known."""
+    """A started process.
+
+    Attributes:
+        popen: the process; it leads a session of its own.
+        mark: by which its descendants are known.
+        last_resort: kills all that is left of them; runs at our own end too.
+    """
 
     popen: subprocess.Popen[bytes]
     mark: str
+    last_resort: Callable[[], None]
 
 
 def start_marked(
@@ -41,46 +52,58 @@ def start_marked(
         OSError: the program can't be run.
     """
     mark = uuid.uuid4().hex
+    # setproctitle, which vLLM's workers call, writes over the environment that /proc shows.
+    marked = {**environment, _MARK: mark, "SPT_NOENV": "1"}
     with log_path.open("wb") as log:
         popen = subprocess.Popen(  # noqa: S603 - our own arguments, no shell
             command,
-            env={**environment, _MARK: mark},
+            env=marked,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
             cwd=cwd,
         )
-    return MarkedProcess(popen=popen, mark=mark)
+    # A second Ctrl-C may cut the orderly way short; what is left then goes with us.
+    last_resort = functools.partial(_kill_all, mark, popen.pid)
+    atexit.register(last_resort)
+    return MarkedProcess(popen=popen, mark=mark, last_resort=last_resort)
 
 
 def stop_marked(process: MarkedProcess) -> None:
     """Ends the process and all its descendants: asked first, killed 5 s later, then waited for."""
-    for sign in (psutil.Process.terminate, psutil.Process.kill):
-        living = list(_marked(process.mark))
-        for found in living:
-            _quietly(sign, found)
-        psutil.wait_procs(living, timeout=_TERM_S if sign is psutil.Process.terminate else _KILL_S)
+    try:
+        asked = list(_living(process.mark, process.popen.pid))
+        _each(asked, psutil.Process.terminate)
+        psutil.wait_procs(asked, timeout=_TERM_S)
+    finally:
+        process.last_resort()
+        atexit.unregister(process.last_resort)
+        process.popen.wait()
+
+
+def _kill_all(mark: str, session_id: int) -> None:
+    """Kills what is left, and what is born meanwhile, for 5 s at most."""
     deadline = time.monotonic() + _KILL_S
-    while time.monotonic() < deadline and list(_marked(process.mark)):
-        for found in _marked(process.mark):  # born while we were killing
-            _quietly(psutil.Process.kill, found)
-        time.sleep(0.05)
-    process.popen.wait()
+    while (living := list(_living(mark, session_id))) and time.monotonic() < deadline:
+        _each(living, psutil.Process.kill)
+        psutil.wait_procs(living, timeout=_POLL_S)
 
 
-def _marked(mark: str) -> Iterator[psutil.Process]:
-    """The living processes that carry the mark; those of other users can't be read and aren't."""
+def _living(mark: str, session_id: int) -> Iterator[psutil.Process]:
+    """The living processes of its session or with its mark; other users' can't be read."""
     for found in psutil.process_iter():
         try:
-            if found.environ().get(_MARK) == mark and found.status() != psutil.STATUS_ZOMBIE:
+            ours = os.getsid(found.pid) == session_id or found.environ().get(_MARK) == mark
+            if ours and found.status() != psutil.STATUS_ZOMBIE:
                 yield found
-        except psutil.Error:
+        except (psutil.Error, OSError):
             continue
 
 
-def _quietly(sign: object, process: psutil.Process) -> None:
-    try:
-        sign(process)  # type: ignore[operator]
-    except psutil.NoSuchProcess:
-        return
+def _each(processes: Sequence[psutil.Process], act: Callable[[psutil.Process], None]) -> None:
+    for process in processes:
+        try:
+            act(process)
+        except psutil.NoSuchProcess:
+            continue

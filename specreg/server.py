@@ -5,6 +5,7 @@ import dataclasses
 import os
 import re
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from specreg.processes import MarkedProcess, start_marked, stop_marked
 from specreg.sse import DONE, EventSplitter
 
 _POLL_S = 0.2
+_DYING_S = 1.0
+_ANSWER_BYTES = 300
 _PROBE_TIMEOUT_S = 60.0
 _LOG_LINES = 40
 _LOG_BYTES = 64 * 1024
@@ -31,7 +34,7 @@ _LOG_BYTES = 64 * 1024
 _FAILURES = (
     (
         "out of memory",
-        r"out of memory|cannot allocate|OutOfMemoryError|No available memory|Killed",
+        r"out of memory|annot allocate|OutOfMemoryError|No available memory|status -9\b",
         "free memory, or lower gpu_memory_frac or max_model_len_tokens in the matrix",
     ),
     (
@@ -45,14 +48,14 @@ _FAILURES = (
         "run again: another program took the port meanwhile",
     ),
     (
-        "model not found",
-        r"not a valid model|does not appear to have|No such file|NotFoundError|Gated|offline mode",
-        "check the model's name or folder, and HF_TOKEN where it is gated",
+        "broken engine environment",
+        r"No module named|ModuleNotFoundError|ImportError|undefined symbol",
+        "delete its folder in the cache (see README, 'Where things are') and run again",
     ),
     (
-        "broken engine environment",
-        r"ModuleNotFoundError|ImportError|undefined symbol",
-        "delete its folder in the cache (see README, 'Where things are') and run again",
+        "model not found",
+        r"not a valid model|does not appear to have|(Repository|Entry)NotFound|Gated|offline mode",
+        "check the model's name or folder, and HF_TOKEN where it is gated",
     ),
 )
 
@@ -67,8 +70,7 @@ class Server:
         model: the name that the model is served under; ours alone.
         target, draft: what the spec's references stood for: folders or hub ids.
         engine_version: by its own word.
-        pid, command, log_path: of the process.
-        ready_after_s: from the start to the first token.
+        process, log_path: what runs, and what it says.
     """
 
     spec: ServerSpec
@@ -79,9 +81,7 @@ class Server:
     draft: str | None
     engine_version: str
     process: MarkedProcess
-    command: tuple[str, ...]
     log_path: Path
-    ready_after_s: float
 
     def check_alive(self) -> None:
         """Silent while the server runs.
@@ -89,8 +89,9 @@ class Server:
         Raises:
             ServerDiedError: it ended; the message has the end of its log.
         """
-        status = self.process.popen.poll()
-        if status is not None:
+        # Its connections close a moment before it can be waited for.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = self.process.popen.wait(timeout=_DYING_S)
             message = (
                 f"server '{self.spec.id}': ended with status {status} while it was measured;"
                 f" last lines of {self.log_path}:\n{log_tail(self.log_path)}"
@@ -137,13 +138,19 @@ def start_server(
         max_sequences=spec.max_sequences,
         gpu_memory_frac=spec.gpu_memory_frac,
         engine_args=spec.engine_args,
+        offline=all(Path(model).is_dir() for model in (target, draft) if model is not None),
         on_gpu=on_gpu,
     )
     command = engine.command(Path(environment.python), options)
     variables = {**os.environ, **engine.environment(options), **dict(spec.engine_env)}
     log_path.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    process = start_marked(command, environment=variables, log_path=log_path, cwd=root)
+    try:
+        process = start_marked(command, environment=variables, log_path=log_path, cwd=root)
+    except OSError as error:
+        what = f"can't be run, {error.strerror}: '{command[0]}'"
+        advice = "check the interpreter, or delete the engine's folder in the cache"
+        raise ServerStartError(f"server '{spec.id}'", what, advice, log_path, "") from error
     try:
         starting = Server(
             spec=spec,
@@ -154,33 +161,26 @@ def start_server(
             draft=draft,
             engine_version="",
             process=process,
-            command=command,
             log_path=log_path,
-            ready_after_s=0.0,
         )
         show(f"starting {spec.id}")
         _wait_until_ready(starting, started + ready_within_s)
-        yield dataclasses.replace(
-            starting,
-            engine_version=_scrape_version(starting),
-            ready_after_s=time.monotonic() - started,
-        )
+        yield dataclasses.replace(starting, engine_version=_scrape_version(starting))
     finally:
         stop_marked(process)
 
 
-def log_tail(path: Path) -> str:
-    """The last 40 lines of a log, however long it is and whatever bytes it holds."""
+def log_tail(path: Path, lines: int = _LOG_LINES) -> str:
+    """The last lines of a log, however long it is and whatever bytes it holds."""
     with path.open("rb") as log:
         log.seek(max(0, path.stat().st_size - _LOG_BYTES))
-        lines = log.read().decode(errors="replace").splitlines()
-    return "\n".join(lines[-_LOG_LINES:])
+        return "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])
 
 
 def _wait_until_ready(server: Server, deadline: float) -> None:
     """Returns once one token was generated: a healthy server may still hang (vllm#39863)."""
     with httpx.Client(base_url=server.base_url, trust_env=False) as client:
-        while not _generates(server, client):
+        while not _generates(server, client, deadline):
             status = server.process.popen.poll()
             if status is not None:
                 raise _start_error(server, f"ended with status {status}")
@@ -189,13 +189,17 @@ def _wait_until_ready(server: Server, deadline: float) -> None:
             time.sleep(_POLL_S)
 
 
-def _generates(server: Server, client: httpx.Client) -> bool:
+def _generates(server: Server, client: httpx.Client, deadline: float) -> bool:
     ask = Ask(model=server.model, text="Hello", output_cap_tokens=1, temperature=0.0)
+    timeout = min(_PROBE_TIMEOUT_S, max(_POLL_S, deadline - time.monotonic()))
     try:
         if client.get(server.engine.health_path, timeout=1.0).status_code != httpx.codes.OK:
             return False
         path, body = server.engine.chat_path, server.engine.chat_body(ask)
-        with client.stream("POST", path, json=body, timeout=_PROBE_TIMEOUT_S) as response:
+        with client.stream("POST", path, json=body, timeout=timeout) as response:
+            if response.is_client_error:
+                answer = response.read()[:_ANSWER_BYTES].decode(errors="replace")
+                raise _start_error(server, f"refused to generate, {answer}")
             splitter = EventSplitter()
             return response.status_code == httpx.codes.OK and any(
                 event != DONE and server.engine.parse_event(event).tokens
@@ -207,16 +211,21 @@ def _generates(server: Server, client: httpx.Client) -> bool:
 
 
 def _scrape_version(server: Server) -> str:
-    response = httpx.get(server.base_url + server.engine.version_path, trust_env=False)
+    try:
+        response = httpx.get(server.base_url + server.engine.version_path, trust_env=False)
+    except httpx.HTTPError:
+        return "unknown"
     return server.engine.parse_version(response.content)
 
 
 def _start_error(server: Server, what: str) -> ServerStartError:
-    tail = log_tail(server.log_path)
+    # The cause may stand far above the traceback of whoever noticed.
+    said = f"{what}\n{log_tail(server.log_path, lines=_LOG_BYTES)}"
     failure, advice = next(
-        ((kind, advice) for kind, pattern, advice in _FAILURES if re.search(pattern, tail)),
+        ((kind, advice) for kind, pattern, advice in _FAILURES if re.search(pattern, said)),
         ("unknown cause", "read the log"),
     )
+    tail = log_tail(server.log_path)
     return ServerStartError(
         f"server '{server.spec.id}'", f"{what}: {failure}", advice, server.log_path, tail
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from specreg.datasets import Prompt, dataset_named
 from specreg.engines import engine_named
 from specreg.environments import EngineEnvironment, engine_environment
-from specreg.errors import SpecregError
+from specreg.errors import DatasetError, SpecregError
 from specreg.expectation import Recorded, look_up, record_measurements, settings_of
 from specreg.identity import Environment
 from specreg.matrix import Case, ServerSpec, Tier
@@ -46,6 +46,7 @@ class Suite:
         update_reason: why baselines are recorded, None when they aren't.
         engine_python: an interpreter that has the engine, None to make an environment.
         ready_within_s: how long a server may take to its first token.
+        log_folder: of the servers' output.
         show: is told what goes on.
         verdicts, measurements: so far, in the order of the run.
     """
@@ -58,6 +59,7 @@ class Suite:
     update_reason: str | None
     engine_python: str | None
     ready_within_s: float
+    log_folder: Path
     show: Callable[[str], None]
     verdicts: list[Verdict] = field(default_factory=list)
     measurements: list[Measurement] = field(default_factory=list)
@@ -68,17 +70,34 @@ class Suite:
         return self.tier.needs_gpus > 0
 
     def prompts(self, case: Case) -> tuple[Prompt, ...]:
-        """The prompts of the case's dataset."""
-        return dataset_named(case.dataset).load_prompts(self.root)
+        """The prompts of the case.
+
+        Raises:
+            DatasetError: the dataset can't be read, or holds fewer than the case asks for.
+        """
+        prompts = dataset_named(case.dataset).load_prompts(self.root)
+        if len(prompts) < case.prompts:
+            message = (
+                f"dataset '{case.dataset}': has {len(prompts)} prompts, '{case.id}' asks for"
+                f" {case.prompts}; lower prompts in the matrix"
+            )
+            raise DatasetError(message)
+        return prompts[: case.prompts]
 
     @contextlib.contextmanager
-    def start(self, launch: Launch) -> Iterator[Server]:
-        """The server of a launch for as long as the context lasts."""
+    def start(self, launch: Launch, beside: Server | None = None) -> Iterator[Server]:
+        """The server of a launch for as long as the context lasts.
+
+        One that runs beside it already is taken if it is the same.
+        """
+        if beside is not None and beside.spec == launch.spec:
+            yield beside
+            return
         with start_server(
             launch.spec,
             self._engine_environment(launch.spec.engine),
             root=self.root,
-            log_path=self.root / ".specreg" / "logs" / f"{launch.id}.log",
+            log_path=self.log_folder / f"{launch.id}.log",
             on_gpu=self.on_gpu,
             ready_within_s=self.ready_within_s,
             show=self.show,
@@ -93,20 +112,24 @@ class Suite:
 
     def judge(self, metric: Metric, measurement: Measurement) -> Verdict:
         """Judges a metric and remembers the verdict; while recording, only validity counts."""
-        settings = settings_of(measurement, self.prompts(measurement.case))
-        known = look_up(self.baselines, measurement.case, settings, self.environment)
-        verdict = judge(metric, measurement, known)
-        if self.update_reason is not None and verdict.outcome is not Outcome.INVALID:
+        case, value = measurement.case, measurement.values.get(metric.name)
+        if self.update_reason is not None and measurement.invalid is None and value is not None:
             verdict = Verdict(
-                case_id=verdict.case_id,
-                metric=verdict.metric,
-                outcome=Outcome.RECORDED,
-                value=verdict.value,
-                expected=verdict.expected,
-                change_frac=verdict.change_frac,
+                case_id=case.id, metric=metric.name, outcome=Outcome.MEASURED, value=value
             )
+        else:
+            settings = settings_of(measurement, self.prompts(case))
+            known = look_up(self.baselines, case, settings, self.environment)
+            verdict = judge(metric, measurement, known)
         self.verdicts.append(verdict)
         return verdict
+
+    def note_failure(self, case: Case, metric: Metric, reason: str) -> None:
+        """Remembers that a metric could not be judged, so that no table leaves it out."""
+        verdict = Verdict(
+            case_id=case.id, metric=metric.name, outcome=Outcome.INVALID, reason=reason
+        )
+        self.verdicts.append(verdict)
 
     def record(self) -> tuple[tuple[Recorded, ...], tuple[str, ...]]:
         """Writes the baselines of the cases whose launches were all measured.
@@ -128,7 +151,7 @@ class Suite:
         if len(measurements) < self.launches:
             message = (
                 f"baseline of '{case.id}': not written, {len(measurements)} of"
-                f" {self.launches} launches were measured; run it to the end"
+                f" {self.launches} launches were measured; select the whole case: -k {case.id}-"
             )
             raise SpecregError(message)
         return record_measurements(

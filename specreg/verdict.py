@@ -25,7 +25,7 @@ class Outcome(StrEnum):
     INVALID = "INVALID"
     NO_BASELINE = "NO_BASELINE"
     NOT_COMPARABLE = "NOT_COMPARABLE"
-    RECORDED = "RECORDED"
+    MEASURED = "MEASURED"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +38,7 @@ class Verdict:
         value, expected: measured and baseline, None where there is none.
         change_frac: (value - expected) / (expected - origin), better is positive.
         tolerance_frac: what would still have been fine.
+        against: the environment of the baseline, empty without one.
     """
 
     case_id: str
@@ -48,6 +49,7 @@ class Verdict:
     expected: float | None = None
     change_frac: float | None = None
     tolerance_frac: float | None = None
+    against: str = ""
 
     def __str__(self) -> str:
         parts = [f"{self.outcome}: {self.metric} of '{self.case_id}'"]
@@ -63,7 +65,7 @@ class Verdict:
     @property
     def holds(self) -> bool:
         """Whether the test of this verdict passes."""
-        return self.outcome in {Outcome.PASS, Outcome.IMPROVED, Outcome.RECORDED}
+        return self.outcome in {Outcome.PASS, Outcome.IMPROVED, Outcome.MEASURED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +104,7 @@ def judge(metric: Metric, measurement: Measurement, known: Known) -> Verdict:
     if differing:
         reason = f"it was recorded with other settings: {differing}; {record_hint(case_id)}"
         return say(outcome=Outcome.NO_BASELINE, reason=reason)
+    say = functools.partial(say, against=baseline.environment.name)
     if not metric.by_launch:
         return _judge_acceptance(metric, measurement, baseline, say, exact=bool(known.exact))
     if known.exact is None:
@@ -111,6 +114,22 @@ def judge(metric: Metric, measurement: Measurement, known: Known) -> Verdict:
         )
         return say(outcome=Outcome.NOT_COMPARABLE, reason=reason)
     return _judge_speed(metric, measurement, baseline, say, known.neighbours)
+
+
+def better_frac(metric: Metric, value: float, expected: float) -> float:
+    """The relative change, positive when better: ±(value - expected) / (expected - origin)."""
+    base = expected - metric.origin
+    # A baseline of nothing (no draft ever accepted) can only be kept or improved.
+    relative = (value - expected) / base if base else float(value != expected)
+    return metric.direction.value * relative
+
+
+def expected_value(metric: Metric, baseline: Baseline) -> float | None:
+    """What a baseline expects: of its counts, or the geometric mean over its launches."""
+    if not metric.by_launch:
+        return baseline.acceptance_value(metric)
+    launches = baseline.launch_values(metric)
+    return statistics.geometric_mean(launches) if launches else None
 
 
 def record_hint(case_id: str) -> str:
@@ -151,7 +170,7 @@ def _judge_acceptance(
     exact: bool,
 ) -> Verdict:
     ours, theirs = measurement.acceptance, baseline.acceptance
-    expected = baseline.acceptance_value(metric)
+    expected = expected_value(metric, baseline)
     if ours is None or theirs is None or expected is None:
         reason = f"the baseline holds no {metric.name}; {record_hint(measurement.case.id)}"
         return say(outcome=Outcome.NO_BASELINE, reason=reason)
@@ -164,8 +183,7 @@ def _judge_acceptance(
         tolerance_frac = _tolerance_frac(metric, measurement)
         return _compare(metric, measurement, expected, tolerance_frac, say)
     tolerance_frac = max(metric.portable_tolerance_frac or 0, _tolerance_frac(metric, measurement))
-    from_where = f"against '{baseline.environment.name}', another machine"
-    return _compare(metric, measurement, expected, tolerance_frac, say, reason=from_where)
+    return _compare(metric, measurement, expected, tolerance_frac, say)
 
 
 def _judge_speed(
@@ -176,14 +194,14 @@ def _judge_speed(
     neighbours: Sequence[Baseline],
 ) -> Verdict:
     launches = baseline.launch_values(metric)
+    expected = expected_value(metric, baseline)
     spread_frac = launch_spread_frac(metric, neighbours)
-    if not launches or spread_frac is None:
+    if expected is None or spread_frac is None:
         reason = f"its spread takes two launches or more; {record_hint(measurement.case.id)}"
         return say(outcome=Outcome.NO_BASELINE, reason=reason)
     noise = _SPREADS * spread_frac * math.sqrt(1 + 1 / len(launches))
     seen_frac = 1 - math.exp(-noise) if metric.direction is Direction.UP else math.exp(noise) - 1
     tolerance_frac = max(_tolerance_frac(metric, measurement), seen_frac)
-    expected = statistics.geometric_mean(launches)
     return _compare(metric, measurement, expected, tolerance_frac, say)
 
 
@@ -197,13 +215,8 @@ def _compare(
     expected: float,
     tolerance_frac: float,
     say: Callable[..., Verdict],
-    *,
-    reason: str = "",
 ) -> Verdict:
-    value, base = measurement.values[metric.name], expected - metric.origin
-    # A baseline of nothing (no draft ever accepted) can only be kept or improved.
-    relative = (value - expected) / base if base else math.copysign(value != expected, value)
-    change_frac = metric.direction.value * relative
+    change_frac = better_frac(metric, measurement.values[metric.name], expected)
     if change_frac < -tolerance_frac:
         outcome = Outcome.REGRESSED
     else:
@@ -213,5 +226,4 @@ def _compare(
         expected=expected,
         change_frac=change_frac,
         tolerance_frac=tolerance_frac,
-        reason=reason,
     )

@@ -50,21 +50,20 @@ def check_acceptance(record: AcceptanceRecord, *, draft_tokens: int) -> None:
             f" the case asks for {draft_tokens}; look at the engine's arguments"
         )
         raise InvalidMeasurementError("SETTINGS_DIFFER", message)
-    _check_arithmetic(total, "all requests")
+    check_counts(total, "all requests")
     for prompt in record.prompts:
-        _check_arithmetic(prompt.counts, f"prompt '{prompt.prompt_id}'")
+        check_counts(prompt.counts, f"prompt '{prompt.prompt_id}'")
 
 
-def check_emitted(record: AcceptanceRecord) -> int:
-    """How many accepted tokens never reached the client: R + Σ (a + 1) - N, 0 or more.
+def check_emitted(record: AcceptanceRecord) -> None:
+    """No request delivered more than its steps emitted: N ≤ 1 + Σ (a + 1).
 
-    They were cut off by the end of text or the output cap. Only for methods that draft in every
-    step: S leaves out the steps without a draft, and such a step emits a token too.
+    Less is fine: the end of text or the output cap cuts the last step. Only for methods that draft
+    in every step: S leaves out the steps without a draft, and such a step emits a token too.
 
     Raises:
         InvalidMeasurementError: `TOKENS_IMPOSSIBLE`, more was delivered than the steps emitted.
     """
-    truncated_tokens = 0
     for prompt in record.prompts:
         emitted = 1 + prompt.counts.accepted + prompt.counts.steps
         if prompt.completion_tokens > emitted:
@@ -73,8 +72,6 @@ def check_emitted(record: AcceptanceRecord) -> int:
                 f" its steps emitted {emitted}"
             )
             raise InvalidMeasurementError("TOKENS_IMPOSSIBLE", message)
-        truncated_tokens += emitted - prompt.completion_tokens
-    return truncated_tokens
 
 
 def check_counters(before: StepCounts, after: StepCounts) -> StepCounts:
@@ -104,8 +101,12 @@ def check_reconciled(requests: StepCounts, counters: StepCounts) -> None:
     raise InvalidMeasurementError(reason, message)
 
 
-def _check_arithmetic(counts: StepCounts, whose: str) -> None:
-    """Σ P_i = A, P_i never rises with i and A ≤ D ≤ k·S; so AL ≤ k + 1 and Σ h_j = S."""
+def check_counts(counts: StepCounts, whose: str) -> None:
+    """Σ P_i = A, P_i never rises with i and A ≤ D ≤ k·S; so AL ≤ k + 1 and Σ h_j = S.
+
+    Raises:
+        InvalidMeasurementError: `COUNTS_INCONSISTENT`; `whose` they are is part of the message.
+    """
     positions = (counts.steps, *counts.position_counts)
     if (
         sum(counts.position_counts) != counts.accepted

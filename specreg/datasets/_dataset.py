@@ -64,7 +64,7 @@ def prompts_sha256(prompts: Sequence[Prompt]) -> str:
 def _parse_prompt(line: bytes, place: str) -> Prompt:
     try:
         prompt = msgspec.json.decode(line, type=Prompt)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         message = f"{place}: {error}; a row needs id, category and turns (a list of texts)"
         raise DatasetError(message) from error
     if not prompt.turns or not all(turn.strip() for turn in prompt.turns):

@@ -37,6 +37,7 @@ class LaunchOptions:
         served_name: the name to serve it under.
         port: the port on 127.0.0.1.
         speculation: the method's settings in the engine's words; empty for `none`.
+        offline: whether all models are folders, so that nothing needs to be fetched.
         on_gpu: whether the engine runs on a GPU.
     """
 
@@ -49,6 +50,7 @@ class LaunchOptions:
     max_sequences: int
     gpu_memory_frac: float
     engine_args: tuple[str, ...]
+    offline: bool
     on_gpu: bool
 
 

@@ -43,7 +43,7 @@ class _Event(msgspec.Struct, frozen=True):
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
     metrics: _Metrics | None = None
-    error: msgspec.Raw | None = None
+    error: object = None
 
 
 class _Version(msgspec.Struct, frozen=True):
@@ -100,9 +100,9 @@ class Vllm(Engine):
         )
 
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
-        """Quiet, offline where the model is a folder, and small on a CPU."""
+        """Quiet, offline where nothing needs to be fetched, and small on a CPU."""
         quiet = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-        offline = {"HF_HUB_OFFLINE": "1"} if Path(options.target).is_dir() else {}
+        offline = {"HF_HUB_OFFLINE": "1"} if options.offline else {}
         on_cpu = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
         return quiet | offline | ({} if options.on_gpu else on_cpu)
 
@@ -122,11 +122,11 @@ class Vllm(Engine):
         """A chat chunk; the final one has no choices and carries usage and acceptance."""
         try:
             parsed = _decoder.decode(event)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             message = f"{error} in the event {event[:120]!r}"
             raise InvalidMeasurementError("EVENT_UNREADABLE", message) from error
         if parsed.error is not None:
-            message = f"the server says {bytes(parsed.error)[:300]!r}"
+            message = f"the server says {parsed.error!r}"[:300]
             raise InvalidMeasurementError("SERVER_ERROR", message)
         choice = parsed.choices[0] if parsed.choices else _Choice()
         return StreamEvent(
@@ -145,7 +145,7 @@ class Vllm(Engine):
         """`/version` answers `{"version": "0.32.0"}`."""
         try:
             return msgspec.json.decode(body, type=_Version).version
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             return "unknown"
 
 

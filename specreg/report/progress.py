@@ -20,7 +20,7 @@ class Progress:
 
     def show(self, text: str) -> None:
         """Replaces the line; does nothing without a terminal."""
-        if self._console is None or not self._console.is_terminal:
+        if self._file is None or self._console is None or not self._file.isatty():
             return
         if self._status is None:
             self._console.print()  # leaves pytest's own line alone

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 
 from rich.console import Console
 from rich.table import Table
@@ -9,12 +10,18 @@ from rich.text import Text
 
 from specreg.expectation import Recorded
 from specreg.metrics import METRICS
-from specreg.verdict import Outcome, Verdict, launch_spread_frac
+from specreg.verdict import (
+    Outcome,
+    Verdict,
+    better_frac,
+    expected_value,
+    launch_spread_frac,
+)
 
 _STYLES = {
     Outcome.PASS: "green",
     Outcome.IMPROVED: "bold green",
-    Outcome.RECORDED: "cyan",
+    Outcome.MEASURED: "cyan",
     Outcome.NOT_COMPARABLE: "yellow",
 }
 _NOTHING = "–"
@@ -49,8 +56,25 @@ def render_recorded(recorded: Iterable[Recorded], *, width: int, color: bool) ->
     return _render(table, width, color=color)
 
 
-def render_next(verdicts: Sequence[Verdict]) -> str:
-    """The commands to run next, empty when there is nothing to do."""
+def render_notes(verdicts: Sequence[Verdict], environment: str) -> str:
+    """Why something isn't judged, and what was judged against another machine; may be empty."""
+    lines = [f"{verdict.case_id}: {verdict.reason}" for verdict in _first_of_each_reason(verdicts)]
+    foreign = sorted({verdict.against for verdict in verdicts} - {"", environment})
+    if foreign:
+        lines.append(
+            f"nothing was recorded on this kind of machine: acceptance is judged against"
+            f" {', '.join(foreign)}, with a wider tolerance; speed is not comparable"
+        )
+    return "\n".join(lines)
+
+
+def render_next(verdicts: Sequence[Verdict], everything: AbstractSet[str]) -> str:
+    """The commands to run next, empty when there is nothing to do.
+
+    Args:
+        verdicts: of this run.
+        everything: the ids of all cases of the tier.
+    """
     lines = []
     for outcome, what in (
         (Outcome.REGRESSED, "look again, on a fresh launch"),
@@ -60,10 +84,16 @@ def render_next(verdicts: Sequence[Verdict]) -> str:
         lines += [f"{what}:\n  pytest {_chosen(ids)}"] if ids else []
     new = _case_ids(verdicts, Outcome.NO_BASELINE) or _case_ids(verdicts, Outcome.NOT_COMPARABLE)
     if new:
-        chosen = "tests/perf" if len(new) == len({v.case_id for v in verdicts}) else _chosen(new)
+        chosen = "tests/perf" if set(new) == everything else _chosen(new)
         command = f'pytest {chosen} --update-baselines --reason "…"'
         lines.append(f"record what this machine does:\n  {command}")
     return "\n".join(lines)
+
+
+def _first_of_each_reason(verdicts: Iterable[Verdict]) -> Iterable[Verdict]:
+    """INVALID verdicts: the reason is that of the case, so it is said once."""
+    invalid = (verdict for verdict in verdicts if verdict.outcome is Outcome.INVALID)
+    return {(verdict.case_id, verdict.reason): verdict for verdict in invalid}.values()
 
 
 def _cells(verdict: Verdict) -> tuple[str, ...]:
@@ -78,27 +108,19 @@ def _cells(verdict: Verdict) -> tuple[str, ...]:
 
 def _recorded_rows(record: Recorded) -> Iterable[tuple[str, ...]]:
     for metric in METRICS.values():
-        launches = record.new.launch_values(metric)
-        new = _mean(launches) if metric.by_launch else record.new.acceptance_value(metric)
+        new = expected_value(metric, record.new)
         if new is None:
             continue
-        old = None
-        if record.old is not None:
-            olds = record.old.launch_values(metric)
-            old = _mean(olds) if metric.by_launch else record.old.acceptance_value(metric)
+        old = expected_value(metric, record.old) if record.old else None
         spread = launch_spread_frac(metric, (record.new,)) if metric.by_launch else None
         yield (
             f"  {metric.name}",
             _number(old),
             _number(new),
-            f"{new / old - 1:+.1%}" if old else _NOTHING,
+            _NOTHING if old is None else f"{better_frac(metric, new, old):+.1%}",
             _NOTHING if spread is None else f"{spread:.1%}",
             str(len(record.new.launches)),
         )
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 def _number(value: float | None) -> str:

@@ -31,6 +31,7 @@ concurrency = [1]
 prompts = 20
 output_cap_tokens = 64
 dtype = "float32"
+engine_env = {{ OMP_NUM_THREADS = "1" }}
 """
 
 # Without padding a step takes about 5 ms, so that 5 ms more can't be lost in a machine's noise.
@@ -51,6 +52,7 @@ prompts = 20
 rounds = 5
 output_cap_tokens = 64
 dtype = "float32"
+engine_env = { OMP_NUM_THREADS = "1" }
 """
 
 
