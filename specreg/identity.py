@@ -38,7 +38,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """The folder of its baselines, `cpu-intel-xeon-2.50ghz-avx512-2c` for instance."""
         if self.kind == "gpu":
-            return f"gpu-{_slug(self.gpus[0])}-{self.gpu_memory_gb}gb-x{len(self.gpus)}"
+            names = "-".join(_slug(name) for name in dict.fromkeys(self.gpus))
+            return f"gpu-{names}-{self.gpu_memory_gb}gb-x{len(self.gpus)}"
         return f"cpu-{_slug(self.cpu)}-{self.instruction_set}-{self.cores}c"
 
 

@@ -39,10 +39,10 @@ class CasesTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """`[[cases]]`: one case for each of `methods` × `concurrency`. The fields are `Case`'s."""
 
     engine: str
-    methods: list[str]
+    methods: Annotated[list[str], msgspec.Meta(min_length=1)]
     models: str
     dataset: str
-    concurrency: list[_Positive]
+    concurrency: Annotated[list[_Positive], msgspec.Meta(min_length=1)]
     prompts: _Positive
     output_cap_tokens: _Positive
     draft_tokens: Annotated[int, msgspec.Meta(ge=1, le=MOST_DRAFT_TOKENS)] = 3

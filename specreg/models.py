@@ -97,6 +97,9 @@ def write_padded_model(source: Path, target: Path, layers: int) -> None:
     Raises:
         ModelError: the weights aren't those of a dense bfloat16 Llama.
     """
+    if not (source / _WEIGHTS).is_file():
+        message = f"model folder '{source}': has no {_WEIGHTS}, a sharded one can't be padded"
+        raise ModelError(f"{message}; set padding_layers = 0")
     config = json.loads((source / _CONFIG).read_text())
     first = config["num_hidden_layers"]
     tensors = _read_tensors(source / _WEIGHTS)

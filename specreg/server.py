@@ -219,13 +219,16 @@ def _scrape_version(server: Server) -> str:
 
 
 def _start_error(server: Server, what: str) -> ServerStartError:
-    # The cause may stand far above the traceback of whoever noticed.
-    said = f"{what}\n{log_tail(server.log_path, lines=_LOG_BYTES)}"
-    failure, advice = next(
-        ((kind, advice) for kind, pattern, advice in _FAILURES if re.search(pattern, said)),
-        ("unknown cause", "read the log"),
-    )
     tail = log_tail(server.log_path)
+    # The cause may stand far above the traceback of whoever noticed.
+    texts = (f"{what}\n{tail}", log_tail(server.log_path, lines=_LOG_BYTES))
+    known = (
+        (failure, advice)
+        for text in texts
+        for failure, pattern, advice in _FAILURES
+        if re.search(pattern, text)
+    )
+    failure, advice = next(known, ("unknown cause", "read the log"))
     return ServerStartError(
         f"server '{server.spec.id}'", f"{what}: {failure}", advice, server.log_path, tail
     )

@@ -109,7 +109,8 @@ def check_counts(counts: StepCounts, whose: str) -> None:
     """
     positions = (counts.steps, *counts.position_counts)
     if (
-        sum(counts.position_counts) != counts.accepted
+        min(positions) < 0
+        or sum(counts.position_counts) != counts.accepted
         or any(later > earlier for earlier, later in itertools.pairwise(positions))
         or not counts.accepted <= counts.proposed <= counts.steps * len(counts.position_counts)
     ):

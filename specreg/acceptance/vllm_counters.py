@@ -13,8 +13,8 @@ def parse_vllm_counters(page: str) -> StepCounts:
     """The counts since the server's start, summed over the engines of data parallelism.
 
     Raises:
-        InvalidMeasurementError: `SPEC_DISABLED`, vLLM's page has none of the counters;
-            `METRICS_MISSING`, it lacks some, or isn't vLLM's; `METRICS_UNREADABLE`.
+        InvalidMeasurementError: `SPEC_DISABLED`, vLLM's page knows no speculation;
+            `METRICS_MISSING`, a counter isn't there; `METRICS_UNREADABLE`.
     """
     totals: dict[str, int] = {}
     positions: dict[int, int] = {}
@@ -23,7 +23,7 @@ def parse_vllm_counters(page: str) -> StepCounts:
         if "position" in labels:
             position = int(labels["position"])
             positions[position] = positions.get(position, 0) + int(value)
-    if not totals and "vllm:generation_tokens" in page:
+    if "spec_decode" not in page and "vllm:generation_tokens" in page:
         message = "the server counts tokens, and has no speculation counters: it doesn't speculate"
         raise InvalidMeasurementError("SPEC_DISABLED", message)
     _require_all(totals)

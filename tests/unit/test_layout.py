@@ -1,0 +1,280 @@
+"""The rules of the house that can be read off the source: direction, units, fixtures, rows."""
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import itertools
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from specreg.engines import engine_named
+from specreg.engines._engine import LaunchOptions
+from specreg.methods import METHODS
+from tests.unit import builders
+
+LIBRARY = builders.ROOT / "specreg"
+FIXTURES = builders.ROOT / "fixtures"
+
+ORDER = (
+    ("errors", "paths", "catalog", "identity", "processes", "sse", "acceptance.record"),
+    ("trace", "methods"),
+    ("acceptance",),
+    ("engines", "datasets"),
+    ("matrix", "models", "environments"),
+    ("server",),
+    ("replay",),
+    ("metrics",),
+    ("measurement", "baseline"),
+    ("verdict",),
+    ("expectation",),
+    ("suite",),
+    ("report",),
+    ("options",),
+    ("plugin",),
+)
+"""Who may import whom: what is further up, or a module of the same folder."""
+
+ENGINE_PACKAGES = {"vllm", "sglang", "tensorrt_llm", "torch", "transformers", "tests", "fixtures"}
+
+UNITS = (
+    *("_ns", "_ms", "_s", "_tokens", "_bytes", "_w", "_mw", "_mj", "_mhz", "_c", "_frac"),
+    "_requests",
+)
+PLAIN = {
+    # Plurals: they count the noun.
+    "tokens": "tokens",
+    "steps": "verify steps, S",
+    "accepted": "draft tokens that were accepted, A; the field's letter in DEFINITIONS.md",
+    "proposed": "draft tokens, D; the field's letter in DEFINITIONS.md",
+    "position_counts": "steps by position",
+    "acceptance_histogram": "steps by accepted drafts; vLLM's own name",
+    "prompts": "prompts",
+    "rounds": "rounds",
+    "launches": "launches; in a baseline a mapping whose keys say their unit",
+    "cores": "processor cores",
+    "padding_layers": "layers",
+    "max_sequences": "sequences",
+    "needs_gpus": "GPUs",
+    "concurrency": "requests in flight; the field's word",
+    # No quantities.
+    "token_ids": "identifiers",
+    "shape": "of a tensor",
+    "port": "a TCP port",
+    "number": "an ordinal",
+    "position": "an ordinal",
+    "schema_version": "an ordinal",
+    # Without a unit, or with that of the metric beside them.
+    "temperature": "a parameter of sampling",
+    "origin": "in the unit of its metric",
+    "value": "in the unit of its metric",
+    "expected": "in the unit of its metric",
+    "values": "by the metric's name, which says it",
+    "tolerances": "relative, by the metric's name",
+    # A unit that STYLE.md doesn't list: rounded to name an environment, never reckoned with.
+    "gpu_memory_gb": "gigabytes",
+    "memory_gb": "gigabytes",
+}
+
+MODULES = tuple(sorted(LIBRARY.rglob("*.py")))
+
+
+def dotted(path: Path) -> str:
+    """A module's name within specreg; empty for specreg itself."""
+    parts = path.relative_to(LIBRARY).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The names of the modules that a module imports."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: a relative import"
+            submodules = [f"specreg.{alias.name}" for alias in node.names]
+            yield from submodules if node.module == "specreg" else [node.module or ""]
+
+
+def place(module: str) -> int:
+    """The group of a module in the order, by the longest name that it begins with."""
+    named = {name: row for row, group in enumerate(ORDER) for name in group}
+    parts = module.split(".")
+    names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    found = next((named[name] for name in names if name in named), None)
+    assert found is not None, f"'{module}' is not in ORDER; add it where it belongs"
+    return found
+
+
+def siblings(one: str, other: str) -> bool:
+    """Whether two modules are of the same folder, or are one another's folder."""
+    return one.partition(".")[0] == other.partition(".")[0]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=dotted)
+def test_data_flows_one_way(path: Path) -> None:
+    module = dotted(path)
+    if not module:
+        return
+    for name in imported(path):
+        package, _, other = name.partition(".")
+        if package == "specreg" and other and not siblings(module, other):
+            assert place(other) < place(module), f"{module} imports {other}"
+
+
+def test_no_two_modules_import_one_another() -> None:
+    edges = {
+        (dotted(path), name.removeprefix("specreg."))
+        for path in MODULES
+        for name in imported(path)
+        if name.startswith("specreg.")
+    }
+    assert [(one, other) for one, other in edges if (other, one) in edges] == []
+
+
+@pytest.mark.parametrize("path", MODULES, ids=dotted)
+def test_no_engine_and_no_test_is_ever_imported(path: Path) -> None:
+    packages = {name.partition(".")[0] for name in imported(path)}
+    assert packages & ENGINE_PACKAGES == set()
+
+
+def test_pytest_is_known_to_the_plugin_and_its_options_alone() -> None:
+    packages = {path: {name.partition(".")[0] for name in imported(path)} for path in MODULES}
+    knowing = {dotted(path) for path in MODULES if packages[path] & {"pytest", "_pytest"}}
+    assert knowing == {"options", "plugin"}
+
+
+def is_number(annotation: object) -> bool:
+    """Whether a field holds numbers: alone, or absent, in a row or as the values of a mapping."""
+    if annotation in {int, float}:
+        return True
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in {dict, Mapping}:
+        return is_number(inner[1])
+    if origin in {typing.Union, types.UnionType}:
+        return all(is_number(one) for one in inner if one is not type(None))
+    if origin is tuple and str in inner:  # pairs of a name and a number
+        return any(is_number(one) for one in inner)
+    return origin in {tuple, list} and any(is_number(one) for one in inner)
+
+
+def numbers() -> Iterator[tuple[str, str]]:
+    """The fields that hold numbers, each with its class."""
+    for path in MODULES:
+        module = importlib.import_module(".".join(filter(None, ("specreg", dotted(path)))))
+        for name, kind in inspect.getmembers(module, inspect.isclass):
+            if kind.__module__ != module.__name__:
+                continue
+            if dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct):
+                hints = typing.get_type_hints(kind)
+                yield from (
+                    (f"{module.__name__}.{name}", field)
+                    for field, annotation in hints.items()
+                    if is_number(annotation)
+                )
+
+
+def test_a_number_says_its_unit() -> None:
+    silent = [
+        f"{kind}.{field}"
+        for kind, field in numbers()
+        if not field.endswith(UNITS) and field not in PLAIN
+    ]
+    assert silent == []
+
+
+def test_the_exceptions_to_units_are_all_in_use() -> None:
+    used = {field for _, field in numbers()}
+    assert set(PLAIN) - used == set()
+
+
+@pytest.mark.parametrize(
+    ("annotation", "number"),
+    [
+        (int, True),
+        (float | None, True),
+        (tuple[int, ...], True),
+        (Mapping[str, float], True),
+        (tuple[dict[str, float], ...], True),
+        (tuple[tuple[str, float], ...], True),
+        (bool, False),
+        (str | int | float, False),
+        (Mapping[int, str], False),
+    ],
+    ids=str,
+)
+def test_a_number_is_known_when_it_is_seen(annotation: object, number: bool) -> None:  # noqa: FBT001 - a column
+    assert is_number(annotation) == number
+
+
+def fixture_functions() -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """The functions in the fixtures' modules that are decorated as such."""
+    for path in sorted(FIXTURES.glob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and any(
+                "fixture" in ast.unparse(decorator) for decorator in node.decorator_list
+            ):
+                yield node
+
+
+@pytest.mark.parametrize("function", tuple(fixture_functions()), ids=lambda function: function.name)
+def test_a_fixture_acquires_yields_and_releases(
+    function: ast.FunctionDef | ast.AsyncFunctionDef,
+) -> None:
+    inside = [node for statement in function.body for node in ast.walk(statement)]
+    statements = [node for node in inside if isinstance(node, ast.stmt)]
+    loops = ast.For | ast.AsyncFor | ast.While | ast.comprehension
+    assert len(statements) - bool(ast.get_docstring(function)) <= 8
+    assert not [node for node in inside if isinstance(node, loops)]
+    assert sum(isinstance(node, ast.Yield) for node in inside) <= 2
+
+
+def test_modules_of_fixtures_hold_nothing_but_fixtures() -> None:
+    allowed = ast.Import | ast.ImportFrom | ast.Expr
+    known = {function.name for function in fixture_functions()}
+    for path in sorted(FIXTURES.glob("*.py")):
+        rest = [node for node in ast.parse(path.read_text()).body if not isinstance(node, allowed)]
+        assert [getattr(node, "name", ast.unparse(node)) for node in rest] == [
+            name for node in rest if (name := getattr(node, "name", "")) in known
+        ]
+    assert known
+
+
+@pytest.mark.parametrize(
+    ("method", "engine"),
+    [
+        pytest.param(name, engine, id=f"{name}-{engine}")
+        for name, method in METHODS.items()
+        for engine in method.spelling
+    ],
+)
+def test_each_method_renders_for_each_engine_that_it_names(method: str, engine: str) -> None:
+    options = LaunchOptions(
+        target="some/target",
+        served_name="toy",
+        port=8000,
+        speculation=METHODS[method].settings(engine, "/models/draft", 7),
+        dtype="auto",
+        max_model_len_tokens=1024,
+        max_sequences=8,
+        gpu_memory_frac=0.4,
+        engine_args=(),
+        offline=True,
+        on_gpu=False,
+    )
+    words = " ".join(engine_named(engine).command(Path("python"), options))
+    assert ("/models/draft" in words) == METHODS[method].needs_draft
+    assert (method in words) == (method != "none")
+    assert "{draft" not in words
+
+
+def test_no_engine_names_a_method() -> None:
+    """Which engine supports what is data of the methods' rows."""
+    names = set(METHODS) - {"none"}
+    for path, name in itertools.product((LIBRARY / "engines").glob("*.py"), names):
+        assert f'"{name}"' not in path.read_text(), path

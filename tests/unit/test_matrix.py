@@ -1,0 +1,231 @@
+"""A tier: its cases and their controls, or what is wrong with its file."""
+
+from pathlib import Path
+
+import pytest
+
+from specreg.errors import MatrixError, UnknownNameError
+from specreg.matrix import MOST_DRAFT_TOKENS, Case, Tier, load_tier
+from tests.unit import builders
+
+MODELS = """
+needs_gpus = 0
+
+[models.tiny]
+target = "fixtures/target"
+padding_layers = 2
+drafts = { eagle3 = "fixtures/eagle3", draft_model = "fixtures/draft" }
+
+[models.bare]
+target = "some/target"
+"""
+CASES = """
+[[cases]]
+engine = "vllm"
+methods = ["none", "eagle3"]
+models = "tiny"
+dataset = "toy"
+concurrency = [1, 4]
+prompts = 8
+output_cap_tokens = 64
+"""
+
+
+def with_key(key: str, value: str) -> str:
+    """The table of cases with a key set to a value, whether it was there or not."""
+    others = [line for line in CASES.splitlines() if not line.startswith(f"{key} =")]
+    return "\n".join([*others, f"{key} = {value}\n"])
+
+
+def load(folder: Path, text: str) -> Tier:
+    """The tier of a file with the text given."""
+    (folder / "cpu.toml").write_text(text)
+    return load_tier(folder, "cpu")
+
+
+def case_of(tier: Tier, case_id: str) -> Case:
+    """The case called `case_id`."""
+    return next(case for case in tier.cases if case.id == case_id)
+
+
+def test_a_table_makes_a_case_of_each_method_and_load(tmp_path: Path) -> None:
+    tier = load(tmp_path, MODELS + CASES)
+    assert (tier.name, tier.needs_gpus) == ("cpu", 0)
+    assert [case.id for case in tier.cases] == [
+        "vllm-none-tiny-toy-c1",
+        "vllm-none-tiny-toy-c4",
+        "vllm-eagle3-tiny-toy-c1",
+        "vllm-eagle3-tiny-toy-c4",
+    ]
+
+
+def test_a_case_has_what_its_tables_say(tmp_path: Path) -> None:
+    further = 'engine_args = ["--seed", "7"]\nengine_env = { B = "2", A = "1" }\ndraft_tokens = 5\n'
+    tolerances = "tolerances = { tpot_p50_ms = 0.2 }\n"
+    case = case_of(load(tmp_path, MODELS + CASES + further + tolerances), "vllm-eagle3-tiny-toy-c4")
+    assert (case.server.target, case.server.draft) == ("fixtures/target", "fixtures/eagle3")
+    assert (case.server.padding_layers, case.server.draft_tokens) == (2, 5)
+    assert case.server.engine_args == ("--seed", "7")
+    assert case.server.engine_env == (("A", "1"), ("B", "2"))
+    assert (case.concurrency, case.prompts, case.output_cap_tokens) == (4, 8, 64)
+    assert case.tolerances == (("tpot_p50_ms", 0.2),)
+
+
+def test_without_speculation_there_is_no_draft_and_no_control(tmp_path: Path) -> None:
+    case = case_of(load(tmp_path, MODELS + CASES), "vllm-none-tiny-toy-c1")
+    assert not case.speculates
+    assert (case.server.draft, case.server.draft_tokens, case.control) == (None, 0, None)
+
+
+def test_a_speculating_case_is_measured_beside_none_of_its_models(tmp_path: Path) -> None:
+    tier = load(tmp_path, MODELS + CASES)
+    case = case_of(tier, "vllm-eagle3-tiny-toy-c1")
+    assert case.speculates
+    assert case.control == case_of(tier, "vllm-none-tiny-toy-c1").server
+
+
+def test_a_tier_without_none_has_no_controls(tmp_path: Path) -> None:
+    tier = load(tmp_path, MODELS + CASES.replace('"none", ', ""))
+    assert [case.control for case in tier.cases] == [None, None]
+
+
+def test_a_control_differs_from_its_case_in_the_speculation_alone(tmp_path: Path) -> None:
+    half = CASES.replace("[1, 4]", "[8]") + 'dtype = "bfloat16"\n'
+    tier = load(tmp_path, MODELS + CASES + half)
+    for load_requests, dtype in ((1, "auto"), (8, "bfloat16")):
+        case = case_of(tier, f"vllm-eagle3-tiny-toy-c{load_requests}")
+        assert case.control is not None
+        assert case.control.dtype == case.server.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    "line", ['dtype = "bfloat16"', "max_sequences = 16", 'engine_env = { A = "1" }']
+)
+def test_a_server_that_differs_in_more_is_no_control(tmp_path: Path, line: str) -> None:
+    plain = CASES.replace(', "eagle3"', "")
+    speculating = CASES.replace('"none", ', "") + f"{line}\n"
+    tier = load(tmp_path, MODELS + plain + speculating)
+    assert [case.control for case in tier.cases] == [None] * 4
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('engine = "vllm"', 'engine = "vlm"', "unknown engine 'vlm'; did you mean 'vllm'?"),
+        ('"eagle3"]', '"eagle"]', "unknown method 'eagle'; did you mean 'eagle3'?"),
+        ('dataset = "toy"', 'dataset = "tay"', "unknown dataset 'tay'; did you mean 'toy'?"),
+        ('models = "tiny"', 'models = "tinny"', "unknown model pair 'tinny'; did you mean 'tiny'?"),
+        (
+            'models = "tiny"',
+            'models = "bare"',
+            "unknown draft in [models.bare] for method 'eagle3'; known: none",
+        ),
+    ],
+    ids=["engine", "method", "dataset", "models", "draft"],
+)
+def test_an_unknown_name_is_refused_with_its_file(
+    tmp_path: Path, old: str, new: str, words: str
+) -> None:
+    with pytest.raises(UnknownNameError) as error:
+        load(tmp_path, MODELS + CASES.replace(old, new))
+    assert str(error.value).startswith(f"{tmp_path / 'cpu.toml'}: {words}")
+
+
+def test_an_unknown_tier_is_answered_with_the_files_there_are(tmp_path: Path) -> None:
+    (tmp_path / "gpu.toml").touch()
+    with pytest.raises(UnknownNameError, match="unknown tier 'gpus'; did you mean 'gpu'"):
+        load_tier(tmp_path, "gpus")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("needs_gpus = ", id="no-toml"),
+        pytest.param(MODELS, id="no-cases"),
+        pytest.param(MODELS + CASES + "concurency = [2]\n", id="unknown-key"),
+        pytest.param(MODELS + CASES.replace("prompts = 8", 'prompts = "8"'), id="wrong-type"),
+    ],
+)
+def test_a_file_that_does_not_decode_is_named(tmp_path: Path, text: str) -> None:
+    with pytest.raises(MatrixError) as error:
+        load(tmp_path, text)
+    assert str(error.value).startswith(f"matrix file '{tmp_path / 'cpu.toml'}': ")
+    assert str(error.value).endswith("; CONTRIBUTING.md shows the tables and keys")
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cpu.toml").write_bytes(b"needs_gpus = 0 # \xff\n")
+    with pytest.raises(MatrixError, match="matrix file '"):
+        load_tier(tmp_path, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("prompts = 8", "prompts = 3"),
+        ("[1, 4]", "[1, 9]"),
+        ("prompts = 8", "prompts = 8\nmax_sequences = 3"),
+    ],
+    ids=["too-few-prompts", "more-than-the-default", "more-than-the-server-takes-on"],
+)
+def test_what_cannot_be_measured_is_refused(tmp_path: Path, old: str, new: str) -> None:
+    with pytest.raises(MatrixError, match="each round needs a prompt, and the server must take on"):
+        load(tmp_path, MODELS + CASES.replace(old, new))
+
+
+def test_the_server_may_be_asked_for_all_that_it_takes_on(tmp_path: Path) -> None:
+    tier = load(tmp_path, MODELS + CASES.replace("[1, 4]", "[5]") + "max_sequences = 5\n")
+    assert {case.concurrency for case in tier.cases} == {5}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("draft_tokens", "0"),
+        ("draft_tokens", str(MOST_DRAFT_TOKENS + 1)),
+        ("rounds", "0"),
+        ("temperature", "-0.1"),
+        ("max_model_len_tokens", "0"),
+        ("max_sequences", "0"),
+        ("gpu_memory_frac", "0.0"),
+        ("gpu_memory_frac", "1.0"),
+        ("tolerances", "{ tpot_p50_ms = 0.0 }"),
+        ("tolerances", "{ tpot_p50_ms = -0.2 }"),
+        ("concurrency", "[1, 0]"),
+        ("concurrency", "[]"),
+        ("prompts", "0"),
+        ("output_cap_tokens", "0"),
+    ],
+)
+def test_a_figure_out_of_its_bounds_is_refused_by_name(
+    tmp_path: Path, key: str, value: str
+) -> None:
+    with pytest.raises(MatrixError, match=rf"matrix file '.* at `\$\.cases\[0\]\.{key}"):
+        load(tmp_path, MODELS + with_key(key, value))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("needs_gpus = 0", "needs_gpus = -1"), ("padding_layers = 2", "padding_layers = -1")],
+)
+def test_less_than_none_is_refused(tmp_path: Path, old: str, new: str) -> None:
+    with pytest.raises(MatrixError, match="Expected `int` >= 0"):
+        load(tmp_path, MODELS.replace(old, new) + CASES)
+
+
+@pytest.mark.parametrize("draft_tokens", [1, MOST_DRAFT_TOKENS])
+def test_the_bounds_of_the_draft_are_within_them(tmp_path: Path, draft_tokens: int) -> None:
+    tier = load(tmp_path, MODELS + with_key("draft_tokens", str(draft_tokens)))
+    assert case_of(tier, "vllm-eagle3-tiny-toy-c1").server.draft_tokens == draft_tokens
+
+
+def test_two_cases_of_one_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(MatrixError, match="two cases are called 'vllm-none-tiny-toy-c1'"):
+        load(tmp_path, MODELS + CASES + CASES)
+
+
+@pytest.mark.parametrize("name", ["cpu", "gpu"])
+def test_the_tiers_of_the_repository_load(name: str) -> None:
+    tier = load_tier(builders.ROOT / "fixtures/matrix", name)
+    assert {case.server.method for case in tier.cases} >= {"none", "ngram", "eagle3"}
+    assert all(case.control for case in tier.cases if case.speculates)

@@ -1,0 +1,235 @@
+"""Model folders: found, refused, and padded without another word being said."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specreg.errors import ModelError
+from specreg.models import (
+    _read_tensors,
+    _Tensor,
+    _write_tensors,
+    model_sha256,
+    resolve_model,
+    write_padded_model,
+)
+from tests.unit import builders
+
+TINY = builders.ROOT / "fixtures/models/tiny/target"
+LAYER = {"self_attn.q_proj.weight": (2, 2), "input_layernorm.weight": (2,)}
+
+
+def bf16(*shape: int, fill: bytes = b"\x12\x34") -> _Tensor:
+    """A tensor whose numbers are all the same."""
+    numbers = 1
+    for length in shape:
+        numbers *= length
+    return _Tensor(dtype="BF16", shape=shape, data=fill * numbers)
+
+
+def write_model(folder: Path, tensors: dict[str, _Tensor]) -> Path:
+    """A model folder of one layer."""
+    folder.mkdir()
+    _write_tensors(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text('{"num_hidden_layers": 1, "hidden_size": 2}')
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model of one layer."""
+    layer = {f"model.layers.0.{name}": bf16(*shape) for name, shape in LAYER.items()}
+    return write_model(tmp_path / "model", {"model.embed_tokens.weight": bf16(3, 2), **layer})
+
+
+@pytest.fixture
+def padded(model: Path, tmp_path: Path) -> Path:
+    """The same with two layers more."""
+    target = tmp_path / "padded"
+    target.mkdir()
+    write_padded_model(model, target, 2)
+    return target
+
+
+def test_a_folder_is_found_below_the_root(model: Path) -> None:
+    assert resolve_model(model.parent, "./model") == str(model)
+    assert resolve_model(Path("/elsewhere"), str(model)) == str(model)
+
+
+def test_a_hub_id_stays_as_it_is(tmp_path: Path) -> None:
+    assert resolve_model(tmp_path, "Qwen/Qwen3-8B") == "Qwen/Qwen3-8B"
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"), [("config.json", "config.json"), ("model.safetensors", "*.safetensors")]
+)
+def test_an_incomplete_folder_is_refused(model: Path, name: str, missing: str) -> None:
+    (model / name).unlink()
+    words = re.escape(f"model folder '{model}': {missing} is missing; check")
+    with pytest.raises(ModelError, match=words):
+        resolve_model(model.parent, "./model")
+
+
+def test_the_weights_may_lie_in_several_files(model: Path) -> None:
+    (model / "model.safetensors").rename(model / "model-00001-of-00001.safetensors")
+    assert resolve_model(model.parent, "./model") == str(model)
+
+
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"config\.json is missing; check the path in the matrix"):
+        resolve_model(tmp_path, "fixtures/nowhere")
+
+
+def test_a_hub_id_cannot_be_padded(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="only a folder can be padded; set padding_layers = 0"):
+        resolve_model(tmp_path, "Qwen/Qwen3-8B", padding_layers=1)
+
+
+def test_tensors_read_back_as_they_were_written(tmp_path: Path) -> None:
+    tensors = {"a": bf16(2, 3), "b": bf16(5, fill=b"\x01\x02"), "scalar": bf16()}
+    _write_tensors(tensors, tmp_path / "file")
+    assert _read_tensors(tmp_path / "file") == tensors
+
+
+@pytest.mark.parametrize("letters", range(1, 9))
+def test_the_data_of_a_file_begins_at_a_multiple_of_eight(tmp_path: Path, letters: int) -> None:
+    _write_tensors({"a" * letters: bf16(2)}, tmp_path / "file")
+    assert int.from_bytes((tmp_path / "file").read_bytes()[:8], "little") % 8 == 0
+
+
+def test_padding_leaves_what_was_there(model: Path, padded: Path) -> None:
+    before = _read_tensors(model / "model.safetensors")
+    after = _read_tensors(padded / "model.safetensors")
+    assert {name: after[name] for name in before} == before
+
+
+def test_padding_adds_layers_of_the_first_ones_names_and_shapes(padded: Path) -> None:
+    after = _read_tensors(padded / "model.safetensors")
+    assert {name: tensor.shape for name, tensor in after.items() if ".layers." in name} == {
+        f"model.layers.{layer}.{name}": shape for layer in range(3) for name, shape in LAYER.items()
+    }
+
+
+def test_an_added_layer_projects_to_zero_and_scales_by_one(padded: Path) -> None:
+    after = _read_tensors(padded / "model.safetensors")
+    for layer in (1, 2):
+        projection = after[f"model.layers.{layer}.self_attn.q_proj.weight"]
+        norm = after[f"model.layers.{layer}.input_layernorm.weight"]
+        assert projection == bf16(2, 2, fill=b"\x00\x00")
+        assert norm == bf16(2, fill=b"\x80\x3f")  # 1.0: the upper half of 0x3f800000
+
+
+def test_the_padded_config_counts_its_layers_and_changes_nothing_else(padded: Path) -> None:
+    config = json.loads((padded / "config.json").read_text())
+    assert config == {"num_hidden_layers": 3, "hidden_size": 2}
+
+
+def test_the_tokenizer_comes_along(padded: Path) -> None:
+    assert (padded / "tokenizer.json").read_text() == "{}"
+    assert not (padded / "chat_template.jinja").exists()
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        pytest.param({"transformer.h.0.weight": bf16(2)}, id="no-llama"),
+        pytest.param(
+            {"model.layers.0.weight": _Tensor(dtype="F32", shape=(1,), data=b"\0" * 4)},
+            id="float32",
+        ),
+    ],
+)
+def test_what_is_no_bfloat16_llama_cannot_be_padded(
+    tmp_path: Path, tensors: dict[str, _Tensor]
+) -> None:
+    model = write_model(tmp_path / "other", tensors)
+    with pytest.raises(ModelError, match=f"'{model}': only a dense bfloat16 Llama can be padded"):
+        write_padded_model(model, tmp_path, 1)
+
+
+def test_the_tiny_target_can_be_padded(tmp_path: Path) -> None:
+    write_padded_model(TINY, tmp_path, 12)
+    assert resolve_model(tmp_path, str(tmp_path)) == str(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["num_hidden_layers"] == 16
+    tensors = _read_tensors(tmp_path / "model.safetensors")
+    assert {name.split(".")[2] for name in tensors if ".layers." in name} == {
+        str(layer) for layer in range(16)
+    }
+
+
+def pad(model: Path, cache: Path) -> Path:
+    """The model with two layers more, out of a cache."""
+    program = (
+        "import sys, pathlib, specreg.models as m;"
+        "print(m.resolve_model(pathlib.Path('/'), sys.argv[1], padding_layers=2))"
+    )
+    done = subprocess.run(
+        (sys.executable, "-c", program, str(model)),
+        env=os.environ | {"SPECREG_CACHE": str(cache)},
+        cwd=builders.ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return Path(done.stdout.strip())
+
+
+def test_a_padded_model_is_made_once_and_kept_in_the_cache(model: Path, tmp_path: Path) -> None:
+    """In processes of their own, because the cache is named by an environment variable."""
+    cache = tmp_path / "cache"
+    found = []
+    for _ in range(2):
+        folder = pad(model, cache)
+        found.append((folder, folder.stat().st_ino))
+    assert found[0] == found[1]
+    assert list((cache / "models").iterdir()) == [found[0][0]]
+    assert len(_read_tensors(found[0][0] / "model.safetensors")) == 7
+
+
+def test_another_tokenizer_makes_another_padded_model(model: Path, tmp_path: Path) -> None:
+    first = pad(model, tmp_path / "cache")
+    (model / "tokenizer.json").write_text('{"version": 2}')
+    second = pad(model, tmp_path / "cache")
+    assert first != second
+    assert (second / "tokenizer.json").read_text() == '{"version": 2}'
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", "{}"),
+        ("model.safetensors", ""),
+        ("model-00002-of-00002.safetensors", "more"),
+    ],
+)
+def test_the_checksum_changes_with_config_and_with_all_weights(
+    model: Path, tmp_path: Path, name: str, content: str
+) -> None:
+    changed = Path(shutil.copytree(model, tmp_path / "changed"))
+    assert model_sha256(str(changed / ".")) == model_sha256(str(model))
+    (changed / name).write_text(content)
+    model_sha256.cache_clear()
+    assert model_sha256(str(changed)) != model_sha256(str(model))
+
+
+def test_the_tokenizer_is_no_part_of_the_checksum(model: Path, tmp_path: Path) -> None:
+    changed = Path(shutil.copytree(model, tmp_path / "changed"))
+    (changed / "tokenizer.json").write_text("[]")
+    assert model_sha256(str(changed)) == model_sha256(str(model))
+
+
+def test_the_weights_are_read_once_per_run(model: Path) -> None:
+    before = model_sha256(str(model))
+    (model / "model.safetensors").unlink()
+    assert model_sha256(str(model)) == before
+
+
+def test_a_hub_id_has_no_checksum() -> None:
+    assert model_sha256("Qwen/Qwen3-8B") == ""

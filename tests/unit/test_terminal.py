@@ -1,0 +1,73 @@
+"""What is said below the tables: why something isn't judged, and what to type next."""
+
+from pathlib import Path
+
+import pytest
+
+from specreg.expectation import Recorded
+from specreg.report.terminal import render_next, render_notes, render_recorded
+from specreg.verdict import Outcome, Verdict
+from tests.unit import builders
+
+HERE = builders.ENVIRONMENT.name
+ELSEWHERE = builders.OTHER_ENVIRONMENT.name
+
+
+def verdict(
+    outcome: Outcome,
+    *,
+    case_id: str = "case",
+    metric: str = "m",
+    reason: str = "",
+    against: str = "",
+) -> Verdict:
+    """A verdict without figures."""
+    return Verdict(case_id=case_id, metric=metric, outcome=outcome, reason=reason, against=against)
+
+
+def test_the_reason_of_a_case_is_said_once() -> None:
+    verdicts = [
+        verdict(Outcome.INVALID, metric=metric, reason="SPEC_DISABLED: x") for metric in ("a", "b")
+    ]
+    other = verdict(Outcome.INVALID, case_id="other", reason="SPEC_DISABLED: x")
+    assert render_notes([*verdicts, other], HERE) == (
+        "case: SPEC_DISABLED: x\nother: SPEC_DISABLED: x"
+    )
+
+
+def test_what_was_judged_against_another_machine_names_it_once() -> None:
+    verdicts = [verdict(Outcome.PASS, metric=metric, against=ELSEWHERE) for metric in ("a", "b")]
+    notes = render_notes(verdicts, HERE)
+    assert notes.count(ELSEWHERE) == 1
+    assert notes.startswith("nothing was recorded on this kind of machine: acceptance is judged")
+
+
+def test_there_is_nothing_to_note_of_what_was_judged_here() -> None:
+    verdicts = [verdict(Outcome.REGRESSED, against=HERE), verdict(Outcome.NO_BASELINE, reason="x")]
+    assert render_notes(verdicts, HERE) == ""
+
+
+@pytest.mark.parametrize("outcome", [Outcome.PASS, Outcome.IMPROVED, Outcome.MEASURED])
+def test_there_is_nothing_to_do_about_what_holds(outcome: Outcome) -> None:
+    assert render_next([verdict(outcome)], {"case"}) == ""
+
+
+def test_the_whole_tier_is_recorded_only_when_all_of_it_is_new() -> None:
+    new = [verdict(Outcome.NO_BASELINE)]
+    assert 'pytest tests/perf --update-baselines --reason "…"' in render_next(new, {"case"})
+    part = render_next(new, {"case", "other"})
+    assert "tests/perf" not in part
+    assert "case" in part
+    assert "--update-baselines" in part
+
+
+def test_a_recorded_change_is_positive_when_better() -> None:
+    record = Recorded(
+        path=Path("cpu-x/case.json"),
+        old=builders.baseline({"tpot_p50_ms": 10.0, "speedup_ratio": 1.0}),
+        new=builders.baseline({"tpot_p50_ms": 9.0}, {"tpot_p50_ms": 9.0}),
+    )
+    lines = render_recorded([record], width=100, color=False).splitlines()
+    (row,) = (line.split() for line in lines if "tpot_p50_ms" in line)
+    assert row == ["tpot_p50_ms", "10", "9", "+10.0%", "0.0%", "2"]
+    assert not [line for line in lines if "speedup_ratio" in line]

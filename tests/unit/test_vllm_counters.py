@@ -1,0 +1,68 @@
+"""vLLM's counters, from a recorded page and from pages that lack something."""
+
+import pytest
+
+from specreg.acceptance.record import StepCounts
+from specreg.acceptance.vllm_counters import parse_vllm_counters
+from specreg.errors import InvalidMeasurementError
+from tests.unit import builders
+
+RECORDED = (builders.RECORDINGS / "metrics.txt").read_text()
+
+
+def test_the_recorded_page_gives_its_counts() -> None:
+    assert parse_vllm_counters(RECORDED) == StepCounts(
+        steps=66, accepted=124, proposed=198, position_counts=(52, 40, 32)
+    )
+
+
+def test_the_engines_of_data_parallelism_are_added_up() -> None:
+    samples = [line for line in RECORDED.splitlines() if line.startswith("vllm:spec_decode")]
+    second = "\n".join(line.replace('engine="0"', 'engine="1"') for line in samples)
+    assert parse_vllm_counters(f"{RECORDED}{second}\n") == StepCounts(
+        steps=132, accepted=248, proposed=396, position_counts=(104, 80, 64)
+    )
+
+
+def test_positions_are_ordered_by_number_and_not_by_text() -> None:
+    name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    order = (10, 9, *range(9))
+    positions = "".join(f'{name}{{position="{position}"}} {20 - position}\n' for position in order)
+    page = positions + "".join(
+        f"vllm:spec_decode_num_{name}_total 1\n"
+        for name in ("drafts", "draft_tokens", "accepted_tokens")
+    )
+    assert parse_vllm_counters(page).position_counts == tuple(range(20, 9, -1))
+
+
+@pytest.mark.parametrize(
+    "name", ["drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos"]
+)
+def test_a_missing_counter_is_named(name: str) -> None:
+    full = f"vllm:spec_decode_num_{name}_total"
+    page = "\n".join(line for line in RECORDED.splitlines() if full not in line)
+    with pytest.raises(InvalidMeasurementError, match=f"looked for {full};") as error:
+        parse_vllm_counters(page + "\n")
+    assert error.value.reason == "METRICS_MISSING"
+
+
+def test_a_page_of_vllm_without_the_counters_means_no_speculation() -> None:
+    lines = RECORDED.splitlines()
+    page = "\n".join(line for line in lines if "spec_decode" not in line) + "\n"
+    assert "vllm:generation_tokens" in page
+    with pytest.raises(InvalidMeasurementError, match="it doesn't speculate") as error:
+        parse_vllm_counters(page)
+    assert error.value.reason == "SPEC_DISABLED"
+
+
+@pytest.mark.parametrize("page", ["", "sglang:generation_tokens_total 7\n"], ids=["empty", "else"])
+def test_a_page_that_is_not_of_vllm_lacks_the_counters(page: str) -> None:
+    with pytest.raises(InvalidMeasurementError, match="/metrics has none of them") as error:
+        parse_vllm_counters(page)
+    assert error.value.reason == "METRICS_MISSING"
+
+
+def test_a_page_that_is_no_metrics_is_unreadable() -> None:
+    with pytest.raises(InvalidMeasurementError, match="not a Prometheus page") as error:
+        parse_vllm_counters("<html> {not metrics} </html>\n")
+    assert error.value.reason == "METRICS_UNREADABLE"
