@@ -24,7 +24,7 @@ from specreg.acceptance.record import (
 )
 from specreg.errors import BaselineError, InvalidMeasurementError
 from specreg.identity import Environment
-from specreg.metrics import Metric, Replay
+from specreg.metrics import Metric, acceptance_value
 
 SCHEMA_VERSION = 1
 
@@ -107,8 +107,7 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def acceptance_value(self, metric: Metric) -> float | None:
         """An acceptance metric's value, from the prompts' counts."""
-        record = load_acceptance(self.acceptance)
-        return metric.function(Replay(rounds=(), control_rounds=(), acceptance=record))
+        return acceptance_value(metric, load_acceptance(self.acceptance))
 
 
 def baseline_path(folder: Path, environment: str, case_id: str) -> Path:

@@ -226,6 +226,11 @@ def check_tolerances(case: Case) -> None:
             raise UnknownNameError("metric in tolerances", name, METRICS, case.id)
 
 
+def acceptance_value(metric: Metric, record: AcceptanceRecord | None) -> float | None:
+    """An acceptance metric's value of a record."""
+    return metric.function(Replay(rounds=(), control_rounds=(), acceptance=record))
+
+
 def metrics_of(case: Case, family: Family) -> tuple[Metric, ...]:
     """The metrics of a family that the case can have, in the order of the rows."""
     return tuple(metric for metric in _ROWS if metric.family is family and metric.applies_to(case))

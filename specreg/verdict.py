@@ -1,5 +1,6 @@
 """Judging: a measurement and what is known of its case in, one verdict per metric out."""
 
+import dataclasses
 import functools
 import math
 import statistics
@@ -7,10 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from specreg.baseline import Baseline, CaseSettings
+from specreg.acceptance.record import AcceptanceRecord
+from specreg.baseline import Baseline, CaseSettings, load_acceptance
 from specreg.identity import Environment
 from specreg.measurement import Measurement
-from specreg.metrics import Direction, Metric
+from specreg.metrics import Direction, Metric, acceptance_value
 
 _SPREADS = 3.0
 """How many standard deviations of a launch a speed may be off before it is called changed."""
@@ -179,11 +181,26 @@ def _judge_acceptance(
     if tags != recorded_tags:
         reason = f"measured as {', '.join(tags)}, recorded as {', '.join(recorded_tags)}"
         return say(outcome=Outcome.NOT_COMPARABLE, reason=reason)
-    if exact:
-        tolerance_frac = _tolerance_frac(metric, measurement)
-        return _compare(metric, measurement, expected, tolerance_frac, say)
-    tolerance_frac = max(metric.portable_tolerance_frac or 0, _tolerance_frac(metric, measurement))
-    return _compare(metric, measurement, expected, tolerance_frac, say)
+    tolerance_frac = _tolerance_frac(metric, measurement)
+    if not exact:
+        tolerance_frac = max(metric.portable_tolerance_frac or 0, tolerance_frac)
+    verdict = _compare(metric, measurement, expected, tolerance_frac, say)
+    if verdict.outcome is not Outcome.REGRESSED:
+        return verdict
+    reason = _by_category(metric, ours, load_acceptance(theirs))
+    return dataclasses.replace(verdict, reason=reason)
+
+
+def _by_category(metric: Metric, ours: AcceptanceRecord, theirs: AcceptanceRecord | None) -> str:
+    """Where acceptance was lost: `by category: coding 3.12 -> 1.85, math 2.74 -> 2.73`."""
+    recorded = theirs.by_category if theirs else {}
+    parts = []
+    for category, record in ours.by_category.items():
+        old = acceptance_value(metric, recorded.get(category))
+        new = acceptance_value(metric, record)
+        if old is not None and new is not None:
+            parts.append(f"{category} {old:.3g} -> {new:.3g}")
+    return f"by category: {', '.join(parts)}" if parts else ""
 
 
 def _judge_speed(

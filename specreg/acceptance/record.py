@@ -1,7 +1,8 @@
 """Acceptance as counts: what was drafted and accepted, and the figures that follow from it."""
 
+import dataclasses
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -136,6 +137,21 @@ class AcceptanceRecord:
     weighting: Weighting
     total: StepCounts
     prompts: tuple[PromptAcceptance, ...]
+
+    @property
+    def by_category(self) -> "Mapping[str, AcceptanceRecord]":
+        """The part of each category, in the order in which the prompts bring them up."""
+        categories: dict[str, list[PromptAcceptance]] = {}
+        for prompt in self.prompts:
+            categories.setdefault(prompt.category, []).append(prompt)
+        return {
+            category: dataclasses.replace(
+                self,
+                total=sum((prompt.counts for prompt in prompts), NO_STEPS),
+                prompts=tuple(prompts),
+            )
+            for category, prompts in categories.items()
+        }
 
 
 def _padded(counts: tuple[int, ...], width: int) -> tuple[int, ...]:

@@ -24,7 +24,10 @@ def parse_vllm_counters(page: str) -> StepCounts:
             position = int(labels["position"])
             positions[position] = positions.get(position, 0) + int(value)
     if "spec_decode" not in page and "vllm:generation_tokens" in page:
-        message = "the server counts tokens, and has no speculation counters: it doesn't speculate"
+        message = (
+            "the server counts tokens, and has no speculation counters: it doesn't speculate,"
+            f" or its version calls them otherwise than {_PREFIX}…"
+        )
         raise InvalidMeasurementError("SPEC_DISABLED", message)
     _require_all(totals)
     return StepCounts(

@@ -58,7 +58,7 @@ def render_recorded(recorded: Iterable[Recorded], *, width: int, color: bool) ->
 
 def render_notes(verdicts: Sequence[Verdict], environment: str) -> str:
     """Why something isn't judged, and what was judged against another machine; may be empty."""
-    lines = [f"{verdict.case_id}: {verdict.reason}" for verdict in _first_of_each_reason(verdicts)]
+    lines = [f"{v.case_id}: {v.reason}" for v in _worth_saying(verdicts)]
     foreign = sorted({verdict.against for verdict in verdicts} - {"", environment})
     if foreign:
         lines.append(
@@ -90,10 +90,13 @@ def render_next(verdicts: Sequence[Verdict], everything: AbstractSet[str]) -> st
     return "\n".join(lines)
 
 
-def _first_of_each_reason(verdicts: Iterable[Verdict]) -> Iterable[Verdict]:
-    """INVALID verdicts: the reason is that of the case, so it is said once."""
-    invalid = (verdict for verdict in verdicts if verdict.outcome is Outcome.INVALID)
-    return {(verdict.case_id, verdict.reason): verdict for verdict in invalid}.values()
+def _worth_saying(verdicts: Iterable[Verdict]) -> Iterable[Verdict]:
+    """The first INVALID and the first REGRESSED of a case that has a reason: they share it."""
+    first: dict[tuple[str, Outcome], Verdict] = {}
+    for verdict in verdicts:
+        if verdict.reason and verdict.outcome in {Outcome.INVALID, Outcome.REGRESSED}:
+            first.setdefault((verdict.case_id, verdict.outcome), verdict)
+    return first.values()
 
 
 def _cells(verdict: Verdict) -> tuple[str, ...]:

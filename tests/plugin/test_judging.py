@@ -26,6 +26,7 @@ def test_a_worse_drafter_turns_its_cases_red_and_names_them(recorded_suite: Suit
     assert done.returncode == 1
     assert "REGRESSED: acceptance_length_tokens of 'vllm-eagle3-tiny-toy-c1'" in done.stdout
     assert "REGRESSED: acceptance_length_tokens of 'vllm-eagle3-tiny-toy-c4'" in done.stdout
+    assert "by category: coding 2." in done.stdout
     assert 'look again, on a fresh launch:\n  pytest -k "vllm-eagle3-tiny-toy-c1- or' in done.stdout
 
 

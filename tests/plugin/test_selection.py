@@ -1,16 +1,6 @@
 """Which cases run, in which order, and how often a server starts."""
 
-import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
-
-import psutil
-
 from tests.plugin.conftest import ROOT, Suite
-from tests.scripted.vllm.script import Script, record_script
 
 
 def _ids(output: str) -> list[str]:
@@ -101,43 +91,3 @@ def test_without_a_gpu_a_required_gpu_tier_fails_at_once(suite: Suite) -> None:
 
     assert done.returncode == 4
     assert "needs 64 GPU(s), this machine has" in done.stderr
-
-
-def test_ctrl_c_leaves_no_server_behind(suite: Suite, tmp_path: Path) -> None:
-    variables = os.environ | record_script(Script(step_ms=50.0), tmp_path)
-    mark = tmp_path.name
-    with subprocess.Popen(
-        (
-            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/perf"),
-            *("--specreg-tier=cpu", f"--specreg-matrix={suite.folder}"),
-            f"--specreg-engine-python={sys.executable}",
-        ),
-        cwd=ROOT,
-        env=variables | {"TEST_MARK": mark},
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as run:
-        _wait_until(lambda: len(_marked(mark)) > 1)
-        run.send_signal(signal.SIGINT)
-        output, _ = run.communicate(timeout=60)
-
-    assert run.returncode == 2, output
-    assert not _marked(mark)
-
-
-def _marked(mark: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("TEST_MARK") == mark:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
-def _wait_until(condition: object) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.1)

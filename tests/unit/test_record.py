@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specreg.acceptance.record import NO_STEPS, StepCounts
+from specreg.acceptance.record import (
+    NO_STEPS,
+    AcceptanceRecord,
+    PromptAcceptance,
+    Source,
+    StepCounts,
+    View,
+    Weighting,
+)
 from tests.unit import builders
 
 HISTOGRAMS = st.lists(st.integers(0, 50), min_size=4, max_size=4).filter(any)
@@ -101,3 +109,31 @@ def test_what_was_added_can_be_taken_away(one: list[int], other: list[int]) -> N
 def test_counts_cannot_be_changed_afterwards() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         builders.counts(1, 1).steps = 2  # type: ignore[misc]
+
+
+def test_a_record_falls_into_its_categories_without_losing_a_step() -> None:
+    prompts = tuple(
+        PromptAcceptance(
+            prompt_id=f"{category}-{number}",
+            category=category,
+            counts=StepCounts.from_histogram((number, 1, 2), 2 * (number + 3)),
+            completion_tokens=9,
+        )
+        for number in range(2)
+        for category in ("coding", "math")
+    )
+    total = sum((prompt.counts for prompt in prompts), NO_STEPS)
+    record = AcceptanceRecord(
+        source=Source.VLLM_REQUEST,
+        view=View.VERIFIER,
+        weighting=Weighting.STEP,
+        total=total,
+        prompts=prompts,
+    )
+
+    parts = record.by_category
+
+    assert list(parts) == ["coding", "math"]
+    assert [p.prompt_id for p in parts["math"].prompts] == ["math-0", "math-1"]
+    assert parts["coding"].total == prompts[0].counts + prompts[2].counts
+    assert sum((part.total for part in parts.values()), NO_STEPS) == total

@@ -1,0 +1,83 @@
+"""A run that is cut short takes its servers with it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from tests.plugin.conftest import ROOT, Suite
+from tests.scripted.vllm.script import Script, record_script
+
+
+def start(suite: Suite, *arguments: str) -> subprocess.Popen[str]:
+    """The suite in a process of its own; it and its servers carry the suite's folder as a mark."""
+    script = record_script(Script(step_ms=50.0, ignore_sigterm=True), suite.folder)
+    return subprocess.Popen(
+        (
+            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/perf"),
+            *("--specreg-tier=cpu", f"--specreg-matrix={suite.folder}"),
+            *(f"--specreg-baselines={suite.baselines}", *arguments),
+            f"--specreg-engine-python={sys.executable}",
+        ),
+        cwd=ROOT,
+        env=os.environ | script | {"TEST_MARK": suite.folder.name},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def marked(suite: Suite) -> list[psutil.Process]:
+    """The suite's own process and all that came of it."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("TEST_MARK") == suite.folder.name:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_no_server_outlives_a_run_that_is_interrupted(suite: Suite, number: signal.Signals) -> None:
+    with start(suite) as run:
+        wait_until(lambda: len(marked(suite)) > 1)
+        run.send_signal(number)
+        output, _ = run.communicate(timeout=60)
+
+    assert run.returncode == pytest.ExitCode.INTERRUPTED, output
+    assert not marked(suite)
+
+
+def test_a_second_ctrl_c_is_obeyed_and_leaves_no_server_either(suite: Suite) -> None:
+    with start(suite) as run:
+        wait_until(lambda: len(marked(suite)) > 2)  # both servers ignore SIGTERM for 5 s
+        run.send_signal(signal.SIGINT)
+        time.sleep(1)
+        run.send_signal(signal.SIGINT)
+        run.communicate(timeout=60)
+
+    wait_until(lambda: not marked(suite))
+
+
+def test_an_interrupted_recording_writes_nothing_and_says_so(suite: Suite) -> None:
+    update = ("--update-baselines", "--reason=test")
+    with start(suite, *update) as run:
+        wait_until(lambda: len(marked(suite)) > 2)  # the second server: two cases are measured
+        run.send_signal(signal.SIGINT)
+        output, _ = run.communicate(timeout=60)
+
+    assert "no baseline was written: the run was interrupted" in output
+    assert not suite.recorded()
