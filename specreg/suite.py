@@ -18,7 +18,7 @@ from specreg.matrix import Case, ServerSpec, Tier
 from specreg.measurement import Measurement, measure
 from specreg.metrics import Metric
 from specreg.server import Server, start_server
-from specreg.verdict import Outcome, Verdict, judge
+from specreg.verdict import Outcome, Verdict, confirm, judge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +110,16 @@ class Suite:
         self.measurements.append(measurement)
         return measurement
 
-    def judge(self, metric: Metric, measurement: Measurement) -> Verdict:
-        """Judges a metric and remembers the verdict; while recording, only validity counts."""
+    def judge(
+        self, metric: Metric, measurement: Measurement, again: Callable[[], Measurement]
+    ) -> Verdict:
+        """Judges a metric and remembers the verdict; while recording, only validity counts.
+
+        Args:
+            metric: what to judge.
+            measurement: of the case.
+            again: measures the case once more; called when a speed looks worse.
+        """
         case, value = measurement.case, measurement.values.get(metric.name)
         if self.update_reason is not None and measurement.invalid is None and value is not None:
             verdict = Verdict(
@@ -121,6 +129,8 @@ class Suite:
             settings = settings_of(measurement, self.prompts(case))
             known = look_up(self.baselines, case, settings, self.environment)
             verdict = judge(metric, measurement, known)
+            if verdict.outcome is Outcome.REGRESSED and metric.by_launch:
+                verdict = confirm(verdict, judge(metric, again(), known))
         self.verdicts.append(verdict)
         return verdict
 

@@ -118,6 +118,18 @@ def judge(metric: Metric, measurement: Measurement, known: Known) -> Verdict:
     return _judge_speed(metric, measurement, baseline, say, known.neighbours)
 
 
+def confirm(first: Verdict, second: Verdict) -> Verdict:
+    """What a second measurement makes of a speed that looked worse in the first.
+
+    Something else on the machine slows a measurement now and then; a regression is there twice.
+    """
+    looked = f"a first look had {first.value:.4g}"
+    if second.outcome is Outcome.REGRESSED:
+        return dataclasses.replace(second, reason=f"seen twice, {looked}")
+    words = (second.reason, f"{looked}, which a second didn't confirm")
+    return dataclasses.replace(second, reason="; ".join(filter(None, words)))
+
+
 def better_frac(metric: Metric, value: float, expected: float) -> float:
     """The relative change, positive when better: ±(value - expected) / (expected - origin)."""
     base = expected - metric.origin

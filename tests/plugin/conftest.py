@@ -55,6 +55,7 @@ class Suite:
         return subprocess.run(
             (
                 *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider"),
+                *("-p", "no:hypothesispytest"),  # a second of importing, in each run
                 *("--specreg-tier=cpu", f"--specreg-matrix={self.folder}"),
                 f"--specreg-baselines={self.baselines}",
                 f"--specreg-engine-python={sys.executable}",

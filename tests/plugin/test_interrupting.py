@@ -13,13 +13,17 @@ import pytest
 from tests.plugin.conftest import ROOT, Suite
 from tests.scripted.vllm.script import Script, record_script
 
+SLOW = Script(step_ms=50.0)
+"""A run takes long enough to be cut short."""
+
 
 def start(suite: Suite, *arguments: str) -> subprocess.Popen[str]:
     """The suite in a process of its own; it and its servers carry the suite's folder as a mark."""
-    script = record_script(Script(step_ms=50.0, ignore_sigterm=True), suite.folder)
+    script = record_script(suite.script, suite.folder)
     return subprocess.Popen(
         (
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/perf"),
+            *("-p", "no:hypothesispytest"),
             *("--specreg-tier=cpu", f"--specreg-matrix={suite.folder}"),
             *(f"--specreg-baselines={suite.baselines}", *arguments),
             f"--specreg-engine-python={sys.executable}",
@@ -52,6 +56,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_no_server_outlives_a_run_that_is_interrupted(suite: Suite, number: signal.Signals) -> None:
+    suite.script = SLOW
     with start(suite) as run:
         wait_until(lambda: len(marked(suite)) > 1)
         run.send_signal(number)
@@ -62,8 +67,9 @@ def test_no_server_outlives_a_run_that_is_interrupted(suite: Suite, number: sign
 
 
 def test_a_second_ctrl_c_is_obeyed_and_leaves_no_server_either(suite: Suite) -> None:
+    suite.script = Script(ignore_sigterm=True)
     with start(suite) as run:
-        wait_until(lambda: len(marked(suite)) > 2)  # both servers ignore SIGTERM for 5 s
+        wait_until(lambda: len(marked(suite)) > 2)
         run.send_signal(signal.SIGINT)
         time.sleep(1)
         run.send_signal(signal.SIGINT)
@@ -73,6 +79,7 @@ def test_a_second_ctrl_c_is_obeyed_and_leaves_no_server_either(suite: Suite) -> 
 
 
 def test_an_interrupted_recording_writes_nothing_and_says_so(suite: Suite) -> None:
+    suite.script = SLOW
     update = ("--update-baselines", "--reason=test")
     with start(suite, *update) as run:
         wait_until(lambda: len(marked(suite)) > 2)  # the second server: two cases are measured

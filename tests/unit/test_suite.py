@@ -6,13 +6,16 @@ from pathlib import Path
 import pytest
 
 from specreg.errors import DatasetError
+from specreg.expectation import record_measurements, settings_of
 from specreg.matrix import Tier
+from specreg.measurement import Measurement
 from specreg.metrics import METRICS
 from specreg.suite import Launch, Suite
 from specreg.verdict import Outcome
 from tests.unit import builders
 
 LENGTH = METRICS["acceptance_length_tokens"]
+SPEED = METRICS["throughput_tokens_per_s"]
 COUNTS = builders.counts(8, 0, 6, 6)
 
 
@@ -30,6 +33,11 @@ def suite(folder: Path, *, update_reason: str | None = None, launches: int = 1) 
         log_folder=folder / "logs",
         show=lambda _: None,
     )
+
+
+def not_again() -> Measurement:
+    """A second look where none is due."""
+    raise AssertionError
 
 
 def test_a_case_gets_the_prompts_it_asks_for(tmp_path: Path) -> None:
@@ -59,7 +67,7 @@ def test_a_measurement_is_judged_unless_it_is_recorded(
     tmp_path: Path, reason: str | None, outcome: Outcome
 ) -> None:
     one = suite(tmp_path, update_reason=reason)
-    verdict = one.judge(LENGTH, builders.measurement({LENGTH.name: 2.5}, of=COUNTS))
+    verdict = one.judge(LENGTH, builders.measurement({LENGTH.name: 2.5}, of=COUNTS), not_again)
     assert (verdict.outcome, verdict.value) == (outcome, 2.5)
     assert one.verdicts == [verdict]
 
@@ -67,8 +75,8 @@ def test_a_measurement_is_judged_unless_it_is_recorded(
 def test_what_is_invalid_stays_so_while_it_is_recorded(tmp_path: Path) -> None:
     one = suite(tmp_path, update_reason="first run")
     broken = dataclasses.replace(builders.measurement({}), invalid="SPEC_DISABLED: x")
-    assert one.judge(LENGTH, broken).outcome is Outcome.INVALID
-    assert one.judge(LENGTH, builders.measurement({})).outcome is Outcome.INVALID
+    assert one.judge(LENGTH, broken, not_again).outcome is Outcome.INVALID
+    assert one.judge(LENGTH, builders.measurement({}), not_again).outcome is Outcome.INVALID
 
 
 def test_a_file_that_cannot_be_read_does_not_hinder_its_replacement_being_measured(
@@ -78,8 +86,53 @@ def test_a_file_that_cannot_be_read_does_not_hinder_its_replacement_being_measur
     path = one.baselines / builders.ENVIRONMENT.name / f"{builders.CASE.id}.json"
     path.parent.mkdir(parents=True)
     path.write_text("{")
-    verdict = one.judge(LENGTH, builders.measurement({LENGTH.name: 2.5}, of=COUNTS))
+    verdict = one.judge(LENGTH, builders.measurement({LENGTH.name: 2.5}, of=COUNTS), not_again)
     assert verdict.outcome is Outcome.MEASURED
+
+
+def recorded_suite(folder: Path, *tokens_per_s: float) -> Suite:
+    """A suite with a baseline of launches of so many tokens per second."""
+    one = suite(folder)
+    measurements = [
+        builders.measurement({LENGTH.name: 2.5, SPEED.name: value}, of=COUNTS)
+        for value in tokens_per_s
+    ]
+    settings = settings_of(measurements[0], one.prompts(builders.CASE))
+    record_measurements(
+        one.baselines, measurements, settings, builders.ENVIRONMENT, reason="first run"
+    )
+    return one
+
+
+@pytest.mark.parametrize(
+    ("second", "outcome", "words"),
+    [
+        pytest.param(99.0, Outcome.PASS, "which a second didn't confirm", id="worse-once"),
+        pytest.param(80.0, Outcome.REGRESSED, "seen twice, a first look had 70", id="twice"),
+    ],
+)
+def test_a_speed_is_called_worse_when_it_is_worse_twice(
+    tmp_path: Path, second: float, outcome: Outcome, words: str
+) -> None:
+    one = recorded_suite(tmp_path, 100.0, 101.0)
+    first = builders.measurement({SPEED.name: 70.0}, of=COUNTS)
+    verdict = one.judge(SPEED, first, lambda: builders.measurement({SPEED.name: second}, of=COUNTS))
+    assert (verdict.outcome, verdict.value) == (outcome, second)
+    assert words in verdict.reason
+    assert one.verdicts == [verdict]
+
+
+def test_a_speed_that_holds_is_not_measured_again(tmp_path: Path) -> None:
+    one = recorded_suite(tmp_path, 100.0, 101.0)
+    held = builders.measurement({SPEED.name: 99.0}, of=COUNTS)
+    assert one.judge(SPEED, held, not_again).outcome is Outcome.PASS
+
+
+def test_a_worse_acceptance_needs_no_second_look(tmp_path: Path) -> None:
+    one = recorded_suite(tmp_path, 100.0, 101.0)
+    counts = builders.counts(14, 0, 3, 3)
+    worse = builders.measurement({LENGTH.name: 1.75}, of=counts)
+    assert one.judge(LENGTH, worse, not_again).outcome is Outcome.REGRESSED
 
 
 def test_a_failure_is_a_row_of_the_table(tmp_path: Path) -> None:
