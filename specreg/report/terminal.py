@@ -50,7 +50,7 @@ def render_recorded(recorded: Iterable[Recorded], *, width: int, color: bool) ->
     for name in ("old", "new", "change", "spread", "launches"):
         table.add_column(name, justify="right", no_wrap=True)
     for record in recorded:
-        table.add_row(Text(str(record.path), style="bold"))
+        table.add_row(Text(f"{record.path.parent.name}/{record.path.stem}", style="bold"))
         for row in _recorded_rows(record):
             table.add_row(*row)
     return _render(table, width, color=color)
