@@ -35,7 +35,7 @@ def _pytest(session: nox.Session, *arguments: str) -> None:
 def tests(session: nox.Session) -> None:
     """The project's own tests: no engine, no GPU, under two minutes."""
     _install(session, "tests")
-    _pytest(session, "tests/unit", "tests/plugin", "-n", "2", "--dist=loadfile")
+    _pytest(session, "tests/unit", "tests/plugin", "-n", "2", "--dist=worksteal")
 
 
 @nox.session

@@ -36,9 +36,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Loads the tier, so that a wrong name or file ends the run before anything starts."""
-    # A cancelled job or a closed terminal ends a run like Ctrl-C: with its servers.
-    signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGHUP, _interrupt)
+    # A cancelled job or a closed terminal ends a run like Ctrl-C: with its servers. Not under
+    # nohup, which has the signal ignored.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _interrupt)
     try:
         progress = Progress()
         config.stash[_PROGRESS] = progress
@@ -77,10 +79,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Puts the cases of one server together, after all other tests; skips what can't run here.
+    """Puts the suite's tests after all others, by server, case and metric; skips what can't run.
 
-    pytest groups by the position of a parameter in its test's own list, and the lists differ:
-    `none` has no acceptance.
+    pytest's own order keeps a server's tests together, and scatters its cases and metrics.
     """
     suite = config.stash[SUITE]
     setups = {(server.id, case.id): i for i, (_, server, case) in enumerate(_setups(suite))}

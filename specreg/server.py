@@ -180,10 +180,13 @@ def log_tail(path: Path, lines: int = _LOG_LINES) -> str:
 def _wait_until_ready(server: Server, deadline: float) -> None:
     """Returns once one token was generated: a healthy server may still hang (vllm#39863)."""
     with httpx.Client(base_url=server.base_url, trust_env=False) as client:
-        while not _generates(server, client, deadline):
+        while True:
+            generates = _generates(server, client, deadline)
             status = server.process.popen.poll()
-            if status is not None:
+            if status is not None:  # then whoever generated was another server
                 raise _start_error(server, f"ended with status {status}")
+            if generates:
+                return
             if time.monotonic() > deadline:
                 raise _start_error(server, "generated no token in time")
             time.sleep(_POLL_S)

@@ -13,7 +13,7 @@ import pytest
 from tests.plugin.conftest import ROOT, Suite
 from tests.scripted.vllm.script import Script, record_script
 
-SLOW = Script(step_ms=50.0)
+SLOW = Script(step_ms=20.0)
 """A run takes long enough to be cut short."""
 
 
@@ -47,6 +47,11 @@ def marked(suite: Suite) -> list[psutil.Process]:
     return found
 
 
+def servers(suite: Suite) -> int:
+    """How many of the suite's servers run."""
+    return sum("vllm.entrypoints" in " ".join(found.cmdline()) for found in marked(suite))
+
+
 def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
     while not condition():
@@ -58,18 +63,19 @@ def wait_until(condition: Callable[[], bool]) -> None:
 def test_no_server_outlives_a_run_that_is_interrupted(suite: Suite, number: signal.Signals) -> None:
     suite.script = SLOW
     with start(suite) as run:
-        wait_until(lambda: len(marked(suite)) > 1)
+        wait_until(lambda: servers(suite) > 0)
         run.send_signal(number)
         output, _ = run.communicate(timeout=60)
 
-    assert run.returncode == pytest.ExitCode.INTERRUPTED, output
+    # CPython ends by SIGINT itself where the interrupt came through an `exec`, caught or not.
+    assert run.returncode in {pytest.ExitCode.INTERRUPTED, -signal.SIGINT}, output
     assert not marked(suite)
 
 
 def test_a_second_ctrl_c_is_obeyed_and_leaves_no_server_either(suite: Suite) -> None:
     suite.script = Script(ignore_sigterm=True)
     with start(suite) as run:
-        wait_until(lambda: len(marked(suite)) > 2)
+        wait_until(lambda: servers(suite) > 1)
         run.send_signal(signal.SIGINT)
         time.sleep(1)
         run.send_signal(signal.SIGINT)
@@ -80,9 +86,10 @@ def test_a_second_ctrl_c_is_obeyed_and_leaves_no_server_either(suite: Suite) -> 
 
 def test_an_interrupted_recording_writes_nothing_and_says_so(suite: Suite) -> None:
     suite.script = SLOW
-    update = ("--update-baselines", "--reason=test")
+    # `none` alone at first: one case is measured when the second server starts.
+    update = ("--update-baselines", "--reason=test", "-k", "c1")
     with start(suite, *update) as run:
-        wait_until(lambda: len(marked(suite)) > 2)  # the second server: two cases are measured
+        wait_until(lambda: servers(suite) > 1)
         run.send_signal(signal.SIGINT)
         output, _ = run.communicate(timeout=60)
 

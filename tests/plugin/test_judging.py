@@ -40,11 +40,12 @@ def test_a_better_drafter_passes_and_is_said_to_be_better(recorded_suite: Suite)
 
 
 def test_a_slower_step_turns_speed_red_and_leaves_acceptance_green(recorded_suite: Suite) -> None:
-    recorded_suite.script = Script(step_ms=20.0)
+    recorded_suite.script = Script(step_ms=6.0)
 
     done = recorded_suite.run("tests/perf", "-q", "-k", "c4 and (throughput or acceptance)")
 
     assert done.returncode == 1
+    assert "seen twice" in done.stdout
     assert "REGRESSED: throughput_tokens_per_s of 'vllm-none-tiny-toy-c4'" in done.stdout
     assert "REGRESSED: acceptance" not in done.stdout
 

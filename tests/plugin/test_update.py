@@ -7,10 +7,10 @@ UPDATE = ("tests/perf", "-q", "--update-baselines", "--reason", "test", "--specr
 
 
 def test_only_the_cases_that_ran_are_written(suite: Suite) -> None:
-    done = suite.run(*UPDATE, "-k", "eagle3 and c1")
+    done = suite.run(*UPDATE, "-k", "none and c1")
 
     assert done.returncode == 0, done.stdout
-    assert set(suite.recorded()) == {"vllm-eagle3-tiny-toy-c1"}
+    assert set(suite.recorded()) == {"vllm-none-tiny-toy-c1"}
 
 
 def test_all_other_baselines_stay_as_they_are(recorded_suite: Suite) -> None:
@@ -60,10 +60,10 @@ def test_an_invalid_measurement_is_not_written(recorded_suite: Suite) -> None:
 
 
 def test_a_corrupt_baseline_is_not_overwritten(recorded_suite: Suite) -> None:
-    (path,) = recorded_suite.baselines.glob("*/vllm-eagle3-tiny-toy-c1.json")
+    (path,) = recorded_suite.baselines.glob("*/vllm-none-tiny-toy-c1.json")
     path.write_text("<<<<<<< HEAD\n{}\n")
 
-    done = recorded_suite.run(*UPDATE, "-k", "eagle3 and c1")
+    done = recorded_suite.run(*UPDATE, "-k", "none and c1")
 
     assert done.returncode == 1
     assert path.read_text() == "<<<<<<< HEAD\n{}\n"
