@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import msgspec
 
-from specreg.engines import Ask, Engine, engine_named
+from specreg.engines import Engine, engine_named
 from specreg.engines._engine import LaunchOptions
 from specreg.environments import EngineEnvironment
 from specreg.errors import InvalidMeasurementError, ServerDiedError, ServerStartError
@@ -21,6 +22,7 @@ from specreg.matrix import ServerSpec
 from specreg.methods import METHODS
 from specreg.models import resolve_model
 from specreg.processes import MarkedProcess, start_marked, stop_marked
+from specreg.protocols import Ask, Endpoint, Form, Message, Role
 from specreg.sse import DONE, EventSplitter
 
 _POLL_S = 0.2
@@ -29,6 +31,7 @@ _ANSWER_BYTES = 300
 _PROBE_TIMEOUT_S = 60.0
 _LOG_LINES = 40
 _LOG_BYTES = 64 * 1024
+_JSON = {"Content-Type": "application/json"}
 
 # Kind of failure, how to know it, what to do. The first that matches wins.
 _FAILURES = (
@@ -82,6 +85,13 @@ class Server:
     engine_version: str
     process: MarkedProcess
     log_path: Path
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Whom to ask."""
+        return Endpoint(
+            base_url=self.base_url, model=self.model, protocol=self.engine.protocol.name
+        )
 
     def check_alive(self) -> None:
         """Silent while the server runs.
@@ -140,6 +150,7 @@ def start_server(
         engine_args=spec.engine_args,
         offline=all(Path(model).is_dir() for model in (target, draft) if model is not None),
         on_gpu=on_gpu,
+        version=environment.version,
     )
     command = engine.command(Path(environment.python), options)
     variables = {**os.environ, **engine.environment(options), **dict(spec.engine_env)}
@@ -193,19 +204,26 @@ def _wait_until_ready(server: Server, deadline: float) -> None:
 
 
 def _generates(server: Server, client: httpx.Client, deadline: float) -> bool:
-    ask = Ask(model=server.model, text="Hello", output_cap_tokens=1, temperature=0.0)
+    ask = Ask(
+        model=server.model,
+        form=Form.COMPLETIONS,
+        messages=(Message(Role.USER, "Hello"),),
+        output_cap_tokens=1,
+        temperature=0.0,
+    )
+    protocol = server.engine.protocol
     timeout = min(_PROBE_TIMEOUT_S, max(_POLL_S, deadline - time.monotonic()))
     try:
         if client.get(server.engine.health_path, timeout=1.0).status_code != httpx.codes.OK:
             return False
-        path, body = server.engine.chat_path, server.engine.chat_body(ask)
-        with client.stream("POST", path, json=body, timeout=timeout) as response:
+        path, body = protocol.path(ask), msgspec.json.encode(protocol.body(ask))
+        with client.stream("POST", path, content=body, headers=_JSON, timeout=timeout) as response:
             if response.is_client_error:
                 answer = response.read()[:_ANSWER_BYTES].decode(errors="replace")
                 raise _start_error(server, f"refused to generate, {answer}")
-            splitter = EventSplitter()
+            splitter, decoder = EventSplitter(), protocol.new_decoder(ask)
             return response.status_code == httpx.codes.OK and any(
-                event != DONE and server.engine.parse_event(event).tokens
+                event != DONE and decoder.parse_event(event).tokens
                 for piece in response.iter_raw()
                 for event in splitter.feed(piece)
             )

@@ -2,8 +2,11 @@
 
 from collections.abc import Iterator
 
+from specreg.errors import InvalidMeasurementError
+
 DONE = b"[DONE]"
 _PREFIX = b"data:"
+_LONGEST_BYTES = 16 * 2**20
 
 
 class EventSplitter:
@@ -17,8 +20,15 @@ class EventSplitter:
         self._rest = b""
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """The data of the events that `piece` completes, `[DONE]` included."""
+        """The data of the events that `piece` completes, `[DONE]` included.
+
+        Raises:
+            InvalidMeasurementError: `EVENT_UNREADABLE`, a line has no end within 16 MiB.
+        """
         *lines, self._rest = (self._rest + piece).split(b"\n")
+        if len(self._rest) > _LONGEST_BYTES:
+            message = f"a line of {len(self._rest)} bytes has no end; is this a stream of events?"
+            raise InvalidMeasurementError("EVENT_UNREADABLE", message)
         for line in lines:
             if line.startswith(_PREFIX):
                 yield line[len(_PREFIX) :].strip()

@@ -1,36 +1,35 @@
-"""What the client saw of one request: chunks with their times, and what the server said of it."""
+"""What the client saw of one request: when its chunks came, how many tokens each carried."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+
+import msgspec
 
 from specreg.acceptance.record import StepCounts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One event of a stream that carried tokens.
 
     A chunk is not a token: with speculation it is what one step emitted, as a rule.
 
     Attributes:
         at_ns: when it arrived, by the client's monotonic clock.
-        tokens: how many tokens it carried, by the server's token ids; 1 or more.
-        text: their text; may be empty, when they end inside a character.
+        tokens: how many tokens it carried, by the server's token ids or usage; 1 or more.
     """
 
     at_ns: int
     tokens: int
-    text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestTrace:
-    """One request from its planned start to its last chunk.
+class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """One request from its planned start to its last chunk; no larger for a longer answer.
 
     Attributes:
-        prompt_id, category: of the prompt replayed.
+        prompt_id, category: of the prompt replayed; `turn`: of its turns, from 1.
         planned_ns: when it was due; sent_ns: just before it was written.
-        chunks: in order of arrival.
+        first_ns, last_ns: when the first and the last chunk with a token came; None without any.
+        first_chunk_tokens: tokens of the first chunk: the prefill's, and more where chunks merged.
+        chunk_sizes: entry j counts the later chunks that carried j tokens.
         usage_tokens: completion tokens by the server's own count, None if it didn't say.
         finish_reason: "stop" or "length", None if the stream ended without one.
         acceptance: the server's own counts for this request, None if it gave none.
@@ -39,29 +38,46 @@ class RequestTrace:
 
     prompt_id: str
     category: str
+    turn: int
     planned_ns: int
     sent_ns: int
-    chunks: tuple[Chunk, ...]
-    usage_tokens: int | None
-    finish_reason: str | None
-    acceptance: StepCounts | None
-    error: str | None
+    first_ns: int | None = None
+    last_ns: int | None = None
+    first_chunk_tokens: int = 0
+    chunk_sizes: tuple[int, ...] = ()
+    usage_tokens: int | None = None
+    finish_reason: str | None = None
+    acceptance: StepCounts | None = None
+    error: str | None = None
 
     @property
-    def text(self) -> str:
-        """All that was generated."""
-        return "".join(chunk.text for chunk in self.chunks)
+    def later_tokens(self) -> int:
+        """Tokens after the first chunk."""
+        return sum(tokens * chunks for tokens, chunks in enumerate(self.chunk_sizes))
+
+    @property
+    def tokens(self) -> int:
+        """All tokens delivered, N."""
+        return self.first_chunk_tokens + self.later_tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamEvent:
+def chunk_sizes(chunks: Iterable[Chunk]) -> tuple[int, ...]:
+    """How many of the chunks carried 0, 1, 2, … tokens; empty without chunks."""
+    sizes: list[int] = []
+    for chunk in chunks:
+        sizes += [0] * (chunk.tokens + 1 - len(sizes))
+        sizes[chunk.tokens] += 1
+    return tuple(sizes)
+
+
+class StreamEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One decoded event of a stream; most have one of the parts only.
 
     Attributes:
         tokens, text: what was generated; 0 and empty for an event without tokens.
-        finish_reason: on the last event with tokens.
+        finish_reason: on the last event with tokens, or after it.
         usage_tokens: completion tokens of the whole request, on the final event.
-        acceptance: the request's own counts, on the final event of a server that gives them.
+        acceptance: the request's own counts, on one of the last events of a server that gives them.
     """
 
     tokens: int = 0

@@ -1,9 +1,9 @@
 """The checks of a measurement's counts: silent, or an error with the reason it is INVALID."""
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from specreg.acceptance.record import AcceptanceRecord, StepCounts
+from specreg.acceptance.record import AcceptanceRecord, Counters, StepCounts
 from specreg.errors import InvalidMeasurementError
 from specreg.trace import RequestTrace
 
@@ -21,7 +21,7 @@ def check_requests(traces: Iterable[RequestTrace]) -> None:
         if trace.usage_tokens is None:
             message = f"prompt '{trace.prompt_id}': the server sent no usage"
             raise InvalidMeasurementError("USAGE_MISSING", message)
-        seen = sum(chunk.tokens for chunk in trace.chunks)
+        seen = trace.tokens
         if seen != trace.usage_tokens:
             message = (
                 f"prompt '{trace.prompt_id}': its chunks carried {seen} tokens,"
@@ -41,8 +41,10 @@ def check_acceptance(record: AcceptanceRecord, *, draft_tokens: int) -> None:
         InvalidMeasurementError: `SPEC_DISABLED`, `SETTINGS_DIFFER`, `COUNTS_INCONSISTENT`.
     """
     total = record.total
-    if total.steps <= 0 or total.proposed <= 0:
-        message = f"speculation is configured, yet S = {total.steps} and D = {total.proposed}"
+    # From chunks alone nobody can tell a drafter that is off from one that is never right.
+    drafted = total.accepted if total.proposed is None else total.proposed
+    if total.steps <= 0 or drafted <= 0:
+        message = f"speculation is configured, yet S, A, D = {_sad(total)}"
         raise InvalidMeasurementError("SPEC_DISABLED", message)
     if len(total.position_counts) != draft_tokens:
         message = (
@@ -55,49 +57,61 @@ def check_acceptance(record: AcceptanceRecord, *, draft_tokens: int) -> None:
         check_counts(prompt.counts, f"prompt '{prompt.prompt_id}'")
 
 
-def check_emitted(record: AcceptanceRecord) -> None:
-    """No request delivered more than its steps emitted: N ≤ 1 + Σ (a + 1).
+def check_emitted(record: AcceptanceRecord, traces: Sequence[RequestTrace]) -> None:
+    """Nothing was delivered beyond what the steps emitted: N ≤ R + Σ (a + 1).
 
     Less is fine: the end of text or the output cap cuts the last step. Only for methods that draft
     in every step: S leaves out the steps without a draft, and such a step emits a token too.
 
+    Args:
+        record: what the steps did, of each request or of all.
+        traces: what was delivered.
+
     Raises:
         InvalidMeasurementError: `TOKENS_IMPOSSIBLE`, more was delivered than the steps emitted.
     """
-    for prompt in record.prompts:
-        emitted = 1 + prompt.counts.accepted + prompt.counts.steps
-        if prompt.completion_tokens > emitted:
-            message = (
-                f"prompt '{prompt.prompt_id}': {prompt.completion_tokens} tokens delivered,"
-                f" its steps emitted {emitted}"
-            )
+    rows = [
+        (f"prompt '{prompt.prompt_id}'", 1, prompt.counts, prompt.completion_tokens)
+        for prompt in record.prompts
+    ]
+    delivered = sum(trace.tokens for trace in traces)
+    for whose, requests, counts, tokens in (*rows, ("all", len(traces), record.total, delivered)):
+        emitted = requests + counts.accepted + counts.steps
+        if tokens > emitted:
+            message = f"{whose}: {tokens} tokens delivered, its steps emitted {emitted}"
             raise InvalidMeasurementError("TOKENS_IMPOSSIBLE", message)
 
 
-def check_counters(before: StepCounts, after: StepCounts) -> StepCounts:
+def check_counters(before: Counters, after: Counters) -> Counters:
     """What the server's counters moved by in the window.
 
     Raises:
         InvalidMeasurementError: `COUNTERS_FELL`, the server restarted inside the window.
     """
-    moved = after - before
-    if min(moved.steps, moved.accepted, moved.proposed, *moved.position_counts) < 0:
-        message = f"S, A, D moved by {_sad(moved)}; the server restarted inside the window"
+    steps = after.steps - before.steps
+    counts = after.counts - before.counts if after.counts and before.counts else None
+    detail = (counts.accepted, counts.proposed or 0, *counts.position_counts) if counts else ()
+    if min(steps, *detail, 0) < 0:
+        message = (
+            f"S moved by {steps}{f', S, A, D by {_sad(counts)}' if counts else ''};"
+            " the server restarted inside the window"
+        )
         raise InvalidMeasurementError("COUNTERS_FELL", message)
-    return moved
+    return Counters(steps=steps, counts=counts)
 
 
-def check_reconciled(requests: StepCounts, counters: StepCounts) -> None:
-    """The sum over the requests is what the server's counters moved by.
+def check_reconciled(requests: StepCounts, moved: Counters) -> None:
+    """The sum over the requests is what the server's counters moved by, as far as they tell.
 
     Raises:
         InvalidMeasurementError: `FOREIGN_TRAFFIC` when the counters moved more, else
             `COUNTS_DISAGREE`.
     """
-    if requests == counters:
+    if moved.steps == requests.steps and moved.counts in {None, requests}:
         return
-    reason = "FOREIGN_TRAFFIC" if counters.steps > requests.steps else "COUNTS_DISAGREE"
-    message = f"S, A, D of our requests {_sad(requests)}, of the server's counters {_sad(counters)}"
+    reason = "FOREIGN_TRAFFIC" if moved.steps > requests.steps else "COUNTS_DISAGREE"
+    theirs = f"S, A, D {_sad(moved.counts)}" if moved.counts else f"S {moved.steps}"
+    message = f"our requests: S, A, D {_sad(requests)}; the server's counters: {theirs}"
     raise InvalidMeasurementError(reason, message)
 
 
@@ -112,7 +126,7 @@ def check_counts(counts: StepCounts, whose: str) -> None:
         min(positions) < 0
         or sum(counts.position_counts) != counts.accepted
         or any(later > earlier for earlier, later in itertools.pairwise(positions))
-        or not counts.accepted <= counts.proposed <= counts.steps * len(counts.position_counts)
+        or not _drafted_enough(counts)
     ):
         message = (
             f"{whose}: S, A, D = {_sad(counts)} and accepted by position"
@@ -121,5 +135,11 @@ def check_counts(counts: StepCounts, whose: str) -> None:
         raise InvalidMeasurementError("COUNTS_INCONSISTENT", message)
 
 
+def _drafted_enough(counts: StepCounts) -> bool:
+    most = counts.steps * len(counts.position_counts)
+    return counts.accepted <= (most if counts.proposed is None else counts.proposed) <= most
+
+
 def _sad(counts: StepCounts) -> str:
-    return f"{counts.steps}, {counts.accepted}, {counts.proposed}"
+    proposed = "unknown" if counts.proposed is None else counts.proposed
+    return f"{counts.steps}, {counts.accepted}, {proposed}"

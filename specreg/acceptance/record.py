@@ -2,9 +2,14 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping
+import operator
+import statistics
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
+
+_KeyT = TypeVar("_KeyT", str, int)
 
 
 class Source(StrEnum):
@@ -12,6 +17,8 @@ class Source(StrEnum):
 
     VLLM_COUNTERS = "vllm_counters"
     VLLM_REQUEST = "vllm_request"
+    SGLANG_REQUEST = "sglang_request"
+    STREAM_CHUNKS = "stream_chunks"
 
 
 class View(StrEnum):
@@ -36,18 +43,18 @@ class StepCounts:
     Attributes:
         steps: verify steps in which something was drafted (S).
         accepted: draft tokens that the target accepted (A).
-        proposed: draft tokens (D).
+        proposed: draft tokens (D); None where the source doesn't say.
         position_counts: entry i counts the steps with more than i drafts accepted (P_(i+1)); as
             long as the drafts of a step.
     """
 
     steps: int
     accepted: int
-    proposed: int
+    proposed: int | None
     position_counts: tuple[int, ...]
 
     @classmethod
-    def from_histogram(cls, histogram: Iterable[int], proposed: int) -> "StepCounts":
+    def from_histogram(cls, histogram: Iterable[int], proposed: int | None) -> "StepCounts":
         """Counts from h_j, the number of steps with j drafts accepted (j from 0).
 
         S = Σ h_j, A = Σ j·h_j, P_i = Σ_(j ≥ i) h_j.
@@ -67,7 +74,9 @@ class StepCounts:
         return StepCounts(
             steps=self.steps + other.steps,
             accepted=self.accepted + other.accepted,
-            proposed=self.proposed + other.proposed,
+            proposed=None
+            if self.proposed is None or other.proposed is None
+            else self.proposed + other.proposed,
             position_counts=tuple(
                 a + b
                 for a, b in zip(
@@ -82,7 +91,7 @@ class StepCounts:
         return self + StepCounts(
             steps=-other.steps,
             accepted=-other.accepted,
-            proposed=-other.proposed,
+            proposed=None if other.proposed is None else -other.proposed,
             position_counts=tuple(-count for count in other.position_counts),
         )
 
@@ -99,7 +108,7 @@ class StepCounts:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """AR = A / D, 0..1; None when nothing was drafted."""
+        """AR = A / D, 0..1; None when nothing was drafted, or nobody knows."""
         return self.accepted / self.proposed if self.proposed else None
 
     @property
@@ -107,18 +116,46 @@ class StepCounts:
         """P_i / S for each position, 0..1, never rising; they add up to AL - 1."""
         return tuple(count / self.steps for count in self.position_counts) if self.steps else ()
 
+    @property
+    def conditional_acceptance(self) -> tuple[float, ...]:
+        """P_i / P_(i-1) for each position that was reached, with P_0 = S; 0..1.
+
+        Their running product is the joint acceptance, which equals the marginal one.
+        """
+        at_least = (self.steps, *self.position_counts)
+        return tuple(later / earlier for earlier, later in itertools.pairwise(at_least) if earlier)
+
+    @property
+    def joint_acceptance(self) -> tuple[float, ...]:
+        """The running product of the conditional acceptance; kept for readers of specdec_bench."""
+        return tuple(itertools.accumulate(self.conditional_acceptance, operator.mul))
+
 
 NO_STEPS = StepCounts(steps=0, accepted=0, proposed=0, position_counts=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """A server's own counters, summed over its engines: at one moment, or what they moved by.
+
+    Attributes:
+        steps: S.
+        counts: all there is to know of the steps; None for a server that counts steps only.
+    """
+
+    steps: int
+    counts: StepCounts | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PromptAcceptance:
-    """What one prompt did: its counts and its completion tokens."""
+    """What one request did: its counts and its completion tokens; `turn` counts from 1."""
 
     prompt_id: str
     category: str
     counts: StepCounts
     completion_tokens: int
+    turn: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +165,7 @@ class AcceptanceRecord:
     Attributes:
         source, view, weighting: two records that differ in one of them are not compared.
         total: all steps of the window.
-        prompts: what each prompt did, in the order of the prompts; empty where the source only
+        prompts: what each request did, in the order of the prompts; empty where the source only
             knows the sum.
     """
 
@@ -141,17 +178,65 @@ class AcceptanceRecord:
     @property
     def by_category(self) -> "Mapping[str, AcceptanceRecord]":
         """The part of each category, in the order in which the prompts bring them up."""
-        categories: dict[str, list[PromptAcceptance]] = {}
+        return self._by(lambda prompt: prompt.category)
+
+    @property
+    def by_turn(self) -> "Mapping[int, AcceptanceRecord]":
+        """The part of each turn, from the first."""
+        return self._by(lambda prompt: prompt.turn)
+
+    @property
+    def macro_acceptance_length(self) -> float | None:
+        """The mean over requests of 1 + A_r / S_r, those without a step left out.
+
+        None without requests. Never compared with AL: it weighs short answers like long ones.
+        """
+        return _mean(prompt.counts.acceptance_length for prompt in self.prompts)
+
+    @property
+    def category_acceptance_length(self) -> float | None:
+        """The mean over categories of their own AL; None without requests."""
+        return _mean(part.total.acceptance_length for part in self.by_category.values())
+
+    @property
+    def emitted_tokens(self) -> int:
+        """R + Σ (a + 1): what the requests' steps and prefills emitted, cut off or not."""
+        requests, counts = len(self.prompts), self.total
+        return requests + counts.accepted + counts.steps
+
+    @property
+    def truncated_tokens(self) -> int | None:
+        """What of that the end of a text or the output cap cut off.
+
+        None without requests, in the emitted view, or where steps without a draft emitted more.
+        """
+        delivered = sum(prompt.completion_tokens for prompt in self.prompts)
+        cut = self.emitted_tokens - delivered
+        return cut if self.prompts and self.view is View.VERIFIER and cut >= 0 else None
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """(N - R) / S: the client's view, which falls short of AL by what was cut off."""
+        delivered = sum(prompt.completion_tokens - 1 for prompt in self.prompts)
+        return delivered / self.total.steps if self.prompts and self.total.steps else None
+
+    def _by(self, key: "Callable[[PromptAcceptance], _KeyT]") -> "Mapping[_KeyT, AcceptanceRecord]":
+        parts: dict[_KeyT, list[PromptAcceptance]] = {}
         for prompt in self.prompts:
-            categories.setdefault(prompt.category, []).append(prompt)
+            parts.setdefault(key(prompt), []).append(prompt)
         return {
-            category: dataclasses.replace(
+            name: dataclasses.replace(
                 self,
                 total=sum((prompt.counts for prompt in prompts), NO_STEPS),
                 prompts=tuple(prompts),
             )
-            for category, prompts in categories.items()
+            for name, prompts in parts.items()
         }
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    present = [value for value in values if value is not None]
+    return statistics.fmean(present) if present else None
 
 
 def _padded(counts: tuple[int, ...], width: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""The engines, one module each: how to install, start, ask and read one. None is ever imported.
+"""The engines, one module each: how to install and to start one. None is ever imported.
 
 A public module here defines `ENGINE`; the catalogue finds it.
 """
@@ -7,10 +7,10 @@ import sys
 from collections.abc import Mapping
 
 from specreg.catalog import load_catalog
-from specreg.engines._engine import Ask, Engine
+from specreg.engines._engine import Engine
 from specreg.errors import UnknownNameError
 
-__all__ = ["ENGINES", "Ask", "Engine", "engine_named"]
+__all__ = ["ENGINES", "Engine", "engine_named"]
 
 ENGINES: Mapping[str, Engine] = load_catalog(sys.modules[__name__], "ENGINE", Engine)  # type: ignore[type-abstract]
 

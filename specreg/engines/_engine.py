@@ -1,4 +1,4 @@
-"""What an engine is: everything that specreg must know to run one and to understand it."""
+"""What an engine is: everything that specreg must know to install and to start one."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -6,26 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from specreg.acceptance.record import Source, StepCounts
 from specreg.methods import Setting
-from specreg.trace import Body, StreamEvent
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """What to ask of the model.
-
-    Attributes:
-        model: the name that it is served under.
-        text: what the user says.
-        output_cap_tokens: the most tokens of the reply.
-        temperature: 0 is greedy.
-    """
-
-    model: str
-    text: str
-    output_cap_tokens: int
-    temperature: float
+from specreg.protocols import Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +21,7 @@ class LaunchOptions:
         speculation: the method's settings in the engine's words; empty for `none`.
         offline: whether all models are folders, so that nothing needs to be fetched.
         on_gpu: whether the engine runs on a GPU.
+        version: of the engine; empty where it isn't known beforehand.
     """
 
     target: str
@@ -52,6 +35,7 @@ class LaunchOptions:
     engine_args: tuple[str, ...]
     offline: bool
     on_gpu: bool
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +63,9 @@ class Engine(ABC):
     """One engine. Subclasses hold no state; the module's `ENGINE` is the only instance."""
 
     name: ClassVar[str]
-    chat_path: ClassVar[str]
-    metrics_path: ClassVar[str]
     health_path: ClassVar[str]
     version_path: ClassVar[str]
-    request_source: ClassVar[Source]
+    protocol: ClassVar[Protocol]
 
     @abstractmethod
     def requirement(self, *, on_gpu: bool) -> Requirement:
@@ -96,26 +78,6 @@ class Engine(ABC):
     @abstractmethod
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
         """Environment variables that the server needs."""
-
-    @abstractmethod
-    def chat_body(self, ask: Ask) -> Body:
-        """The body of a streamed chat request that returns token ids and usage."""
-
-    @abstractmethod
-    def parse_event(self, event: bytes) -> StreamEvent:
-        """One event of the stream.
-
-        Raises:
-            InvalidMeasurementError: `EVENT_UNREADABLE` or `SERVER_ERROR`.
-        """
-
-    @abstractmethod
-    def parse_counters(self, page: str) -> StepCounts:
-        """The speculation counters of a metrics page.
-
-        Raises:
-            InvalidMeasurementError: they aren't there, or can't be read.
-        """
 
     @abstractmethod
     def parse_version(self, body: bytes) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import msgspec
 import pytest
 
 from specreg.acceptance.checks import (
@@ -12,7 +13,7 @@ from specreg.acceptance.checks import (
     check_reconciled,
     check_requests,
 )
-from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, StepCounts
+from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, Counters, StepCounts
 from specreg.errors import InvalidMeasurementError
 from specreg.trace import RequestTrace
 from tests.unit import builders
@@ -29,25 +30,25 @@ def test_requests_that_finished_with_their_usage_pass() -> None:
     ("broken", "reason", "words"),
     [
         pytest.param(
-            dataclasses.replace(FINISHED, error="ReadError: gone"),
+            msgspec.structs.replace(FINISHED, error="ReadError: gone"),
             "REQUEST_FAILED",
             "ReadError: gone",
             id="error",
         ),
         pytest.param(
-            dataclasses.replace(FINISHED, finish_reason=None),
+            msgspec.structs.replace(FINISHED, finish_reason=None),
             "REQUEST_FAILED",
             "without a finish reason",
             id="unfinished",
         ),
         pytest.param(
-            dataclasses.replace(FINISHED, usage_tokens=None),
+            msgspec.structs.replace(FINISHED, usage_tokens=None),
             "USAGE_MISSING",
             "sent no usage",
             id="no-usage",
         ),
         pytest.param(
-            dataclasses.replace(FINISHED, usage_tokens=6),
+            msgspec.structs.replace(FINISHED, usage_tokens=6),
             "TOKENS_DISAGREE",
             "its chunks carried 5 tokens, the server counted 6",
             id="lost-chunk",
@@ -136,67 +137,108 @@ def emitting(cut_tokens: int) -> AcceptanceRecord:
 
 @pytest.mark.parametrize("cut_tokens", [0, 2])
 def test_what_its_steps_emitted_may_be_cut_off(cut_tokens: int) -> None:
-    check_emitted(emitting(cut_tokens))
+    check_emitted(emitting(cut_tokens), [])
 
 
 @pytest.mark.parametrize("delivered_tokens", [6, 8])
 def test_the_worked_example_may_deliver_all_that_it_emitted(delivered_tokens: int) -> None:
     """Proposed [5, 4], accepted [3, 2]: 8 were emitted, 6 of them delivered."""
-    check_emitted(worked_example(delivered_tokens))
+    check_emitted(worked_example(delivered_tokens), [])
 
 
 def test_the_worked_example_cannot_deliver_a_ninth_token() -> None:
     with pytest.raises(InvalidMeasurementError, match="9 tokens delivered, its steps emitted 8"):
-        check_emitted(worked_example(9))
+        check_emitted(worked_example(9), [])
 
 
 def test_more_tokens_than_were_emitted_are_impossible() -> None:
     with pytest.raises(InvalidMeasurementError, match="52 tokens delivered, its steps") as error:
-        check_emitted(emitting(cut_tokens=-1))
+        check_emitted(emitting(cut_tokens=-1), [])
     assert error.value.reason == "TOKENS_IMPOSSIBLE"
+
+
+def page(counts: StepCounts) -> Counters:
+    """The counters of a server that says all there is to know."""
+    return Counters(steps=counts.steps, counts=counts)
 
 
 def test_counters_move_by_what_happened_in_between() -> None:
     before = builders.counts(5, 5, 5, 5)
-    assert check_counters(before, before + COUNTS) == COUNTS
+    assert check_counters(page(before), page(before + COUNTS)) == page(COUNTS)
 
 
 def test_counters_may_stand_still() -> None:
-    assert check_counters(COUNTS, COUNTS) == COUNTS - COUNTS
+    assert check_counters(page(COUNTS), page(COUNTS)) == page(COUNTS - COUNTS)
+
+
+def test_counters_of_steps_alone_move_too() -> None:
+    assert check_counters(Counters(steps=4), Counters(steps=24)) == Counters(steps=20)
 
 
 @pytest.mark.parametrize("field", ["steps", "accepted", "proposed"])
 def test_a_counter_that_fell_means_a_restart(field: str) -> None:
     after = dataclasses.replace(COUNTS, **{field: getattr(COUNTS, field) - 1})
     with pytest.raises(InvalidMeasurementError, match="restarted inside the window") as error:
-        check_counters(COUNTS, after)
+        check_counters(page(COUNTS), page(after))
     assert error.value.reason == "COUNTERS_FELL"
 
 
 def test_one_position_that_fell_means_a_restart() -> None:
     after = dataclasses.replace(COUNTS, position_counts=(12, 12, 5))
     with pytest.raises(InvalidMeasurementError, match="COUNTERS_FELL"):
-        check_counters(COUNTS, after)
+        check_counters(page(COUNTS), page(after))
+
+
+def test_steps_that_fell_mean_a_restart_where_nothing_else_is_known() -> None:
+    with pytest.raises(InvalidMeasurementError, match="COUNTERS_FELL: S moved by -1; the server"):
+        check_counters(Counters(steps=20), Counters(steps=19))
 
 
 def test_requests_that_add_up_to_the_counters_pass() -> None:
-    check_reconciled(COUNTS, COUNTS)
+    check_reconciled(COUNTS, page(COUNTS))
+    check_reconciled(COUNTS, Counters(steps=COUNTS.steps))
 
 
 @pytest.mark.parametrize(
     ("counters", "reason"),
     [
-        pytest.param(COUNTS + builders.counts(1, 0, 0, 0), "FOREIGN_TRAFFIC", id="more-steps"),
-        pytest.param(COUNTS - builders.counts(1, 0, 0, 0), "COUNTS_DISAGREE", id="fewer-steps"),
-        pytest.param(dataclasses.replace(COUNTS, accepted=31), "COUNTS_DISAGREE", id="accepted"),
         pytest.param(
-            dataclasses.replace(COUNTS, position_counts=(12, 11, 7)),
+            page(COUNTS + builders.counts(1, 0, 0, 0)), "FOREIGN_TRAFFIC", id="more-steps"
+        ),
+        pytest.param(
+            page(COUNTS - builders.counts(1, 0, 0, 0)), "COUNTS_DISAGREE", id="fewer-steps"
+        ),
+        pytest.param(
+            page(dataclasses.replace(COUNTS, accepted=31)), "COUNTS_DISAGREE", id="accepted"
+        ),
+        pytest.param(
+            page(dataclasses.replace(COUNTS, position_counts=(12, 11, 7))),
             "COUNTS_DISAGREE",
             id="positions",
         ),
+        pytest.param(Counters(steps=21), "FOREIGN_TRAFFIC", id="more-steps-alone"),
+        pytest.param(Counters(steps=19), "COUNTS_DISAGREE", id="fewer-steps-alone"),
     ],
 )
-def test_counters_that_moved_otherwise_are_refused(counters: StepCounts, reason: str) -> None:
-    with pytest.raises(InvalidMeasurementError, match="of our requests 20, 30, 60") as error:
+def test_counters_that_moved_otherwise_are_refused(counters: Counters, reason: str) -> None:
+    with pytest.raises(InvalidMeasurementError, match="our requests: S, A, D 20, 30, 60") as error:
         check_reconciled(COUNTS, counters)
     assert error.value.reason == reason
+
+
+def test_where_nobody_says_what_was_drafted_nothing_accepted_means_the_drafter_is_off() -> None:
+    idle = dataclasses.replace(builders.counts(9, 0, 0, 0), proposed=None)
+    with pytest.raises(InvalidMeasurementError, match="S, A, D = 9, 0, unknown") as error:
+        check_acceptance(builders.acceptance(idle), draft_tokens=3)
+    assert error.value.reason == "SPEC_DISABLED"
+    check_acceptance(
+        builders.acceptance(dataclasses.replace(COUNTS, proposed=None)), draft_tokens=3
+    )
+
+
+def test_all_that_was_delivered_is_held_against_a_sum_too() -> None:
+    record = dataclasses.replace(builders.acceptance(COUNTS), prompts=())
+    request = builders.trace(builders.chunk(1), builders.chunk(2, tokens=50))
+    check_emitted(record, [request])
+    with pytest.raises(InvalidMeasurementError, match="all: 52 tokens delivered, its steps"):
+        check_emitted(record, [builders.trace(builders.chunk(1, tokens=52))])

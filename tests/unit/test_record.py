@@ -50,6 +50,9 @@ def test_steps_with_fewer_drafts_give_the_worked_figures() -> None:
     assert counts.acceptance_length == 3.5
     assert prompt.completion_tokens == 6
     assert prompt.completion_tokens / counts.steps == 3.0
+    record = dataclasses.replace(builders.acceptance(counts), prompts=(prompt,))
+    assert record.tokens_per_step == 2.5  # the prefill's token is no step's
+    assert record.truncated_tokens == 2
 
 
 def test_a_rate_that_counts_the_bonus_token_is_another_number() -> None:
@@ -137,3 +140,67 @@ def test_a_record_falls_into_its_categories_without_losing_a_step() -> None:
     assert [p.prompt_id for p in parts["math"].prompts] == ["math-0", "math-1"]
     assert parts["coding"].total == prompts[0].counts + prompts[2].counts
     assert sum((part.total for part in parts.values()), NO_STEPS) == total
+
+
+@settings(max_examples=50, deadline=None)
+@given(HISTOGRAMS)
+def test_conditional_acceptance_multiplies_up_to_the_marginal(histogram: list[int]) -> None:
+    counts = builders.counts(*histogram)
+    reached = len(counts.conditional_acceptance)
+    assert counts.joint_acceptance == pytest.approx(counts.marginal_acceptance[:reached])
+    assert not any(counts.marginal_acceptance[reached:])
+    assert all(0 <= frac <= 1 for frac in counts.conditional_acceptance)
+
+
+def test_conditional_acceptance_is_given_that_all_before_were_accepted() -> None:
+    counts = builders.counts(8, 0, 6, 6)
+    assert counts.marginal_acceptance == (0.6, 0.6, 0.3)
+    assert counts.conditional_acceptance == (0.6, 1.0, 0.5)
+
+
+def of_requests(*rows: tuple[str, int, StepCounts]) -> AcceptanceRecord:
+    """The record of requests: category, turn and counts."""
+    prompts = tuple(
+        dataclasses.replace(builders.prompt_acceptance(counts), category=category, turn=turn)
+        for category, turn, counts in rows
+    )
+    total = sum((counts for *_, counts in rows), NO_STEPS)
+    return dataclasses.replace(builders.acceptance(total), prompts=prompts)
+
+
+LONG = builders.counts(80, 0, 0, 20)  # AL 1.6 of 100 steps
+SHORT = builders.counts(0, 0, 0, 10)  # AL 4 of 10 steps
+RECORD = of_requests(("math", 1, LONG), ("math", 2, SHORT), ("chat", 1, SHORT))
+
+
+def test_a_short_answer_weighs_as_much_as_a_long_one_in_the_macro_length_alone() -> None:
+    assert RECORD.total.acceptance_length == 1 + 120 / 120
+    assert RECORD.macro_acceptance_length == pytest.approx((1.6 + 4 + 4) / 3)
+    assert RECORD.category_acceptance_length == pytest.approx((1 + 90 / 110 + 4) / 2)
+
+
+def test_a_request_without_steps_has_no_length_to_be_averaged() -> None:
+    record = of_requests(("math", 1, LONG), ("math", 1, NO_STEPS))
+    assert record.macro_acceptance_length == pytest.approx(1.6)
+
+
+def test_a_record_is_taken_apart_by_turn() -> None:
+    assert {turn: part.total for turn, part in RECORD.by_turn.items()} == {
+        1: LONG + SHORT,
+        2: SHORT,
+    }
+
+
+def test_what_was_cut_off_is_counted_where_every_step_is_known() -> None:
+    assert RECORD.truncated_tokens == 0
+    emitted = dataclasses.replace(RECORD, view=View.EMITTED)
+    assert emitted.truncated_tokens is None
+    assert dataclasses.replace(RECORD, prompts=()).truncated_tokens is None
+
+
+def test_drafts_that_nobody_counted_stay_unknown() -> None:
+    unknown = dataclasses.replace(LONG, proposed=None)
+    assert (unknown + SHORT).proposed is None
+    assert (SHORT - unknown).proposed is None
+    assert unknown.acceptance_rate is None
+    assert unknown.acceptance_length == LONG.acceptance_length

@@ -50,7 +50,13 @@ CHAT = {
     "ignore_eos": True,
     "return_token_ids": True,
 }
-COMPLETION = {"model": "toy", "prompt": "Once upon a time", "max_tokens": 20, "ignore_eos": True}
+COMPLETION = {
+    "model": "toy",
+    "prompt": "Once upon a time",
+    "max_tokens": 20,
+    "ignore_eos": True,
+    "return_token_ids": True,
+}
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 LAUNCH = Launch(
     model="folder",

@@ -1,21 +1,15 @@
-"""vLLM: what is installed, started, asked and understood."""
+"""vLLM: what is installed and started."""
 
 import dataclasses
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from specreg.acceptance.record import StepCounts
-from specreg.engines import Ask, engine_named
+from specreg.engines import engine_named
 from specreg.engines._engine import LaunchOptions
-from specreg.errors import InvalidMeasurementError
 from specreg.methods import Setting
-from specreg.sse import DONE, EventSplitter
-from specreg.trace import StreamEvent
-from tests.unit import builders
 
 VLLM = engine_named("vllm")
 PYTHON = Path("/envs/vllm/bin/python")
@@ -33,79 +27,11 @@ OPTIONS = LaunchOptions(
     offline=False,
     on_gpu=False,
 )
-STREAM = (builders.RECORDINGS / "chat_stream.txt").read_bytes()
-EVENTS = tuple(event for event in EventSplitter().feed(STREAM) if event != DONE)
-
-
-def parsed(event: bytes) -> StreamEvent:
-    """An event as vLLM's module understands it."""
-    return VLLM.parse_event(event)
 
 
 def flag(command: tuple[str, ...], name: str) -> str:
     """The argument after a flag."""
     return command[command.index(name) + 1]
-
-
-@pytest.mark.parametrize("event", EVENTS, ids=[f"line{number}" for number in range(len(EVENTS))])
-def test_each_recorded_event_is_understood(event: bytes) -> None:
-    raw = json.loads(event)
-    choice = raw["choices"][0] if raw["choices"] else {"delta": {}}
-    understood = parsed(event)
-    assert understood.tokens == len(choice.get("token_ids", []))
-    assert understood.text == choice["delta"].get("content", "")
-    assert understood.finish_reason == choice.get("finish_reason")
-    assert understood.usage_tokens == raw.get("usage", {}).get("completion_tokens")
-    assert (understood.acceptance is not None) == ("metrics" in raw)
-
-
-def test_the_recorded_stream_adds_up() -> None:
-    events = [parsed(event) for event in EVENTS]
-    assert sum(event.tokens for event in events) == events[-1].usage_tokens == 48
-    assert [event.finish_reason for event in events if event.finish_reason] == ["length"]
-    assert "".join(event.text for event in events).startswith("class Dutu:\n    def __init__(self")
-    assert events[-1].acceptance == StepCounts(
-        steps=14, accepted=36, proposed=42, position_counts=(13, 12, 11)
-    )
-
-
-def test_the_opening_event_carries_no_token() -> None:
-    assert parsed(EVENTS[0]) == StreamEvent()
-
-
-def test_a_final_event_without_speculation_has_no_acceptance() -> None:
-    metrics = b'{"choices": [], "usage": {"completion_tokens": 3}, "metrics": {"queue_time_ms": 1}}'
-    assert parsed(metrics) == StreamEvent(usage_tokens=3)
-
-
-@pytest.mark.parametrize(
-    "event",
-    [
-        pytest.param(b'{"choices": [{', id="cut-off"),
-        pytest.param(b'{"choices": 3}', id="of-another-shape"),
-        pytest.param(b'{"choices": [{"delta": {"content": "\xff"}}]}', id="not-utf8"),
-    ],
-)
-def test_an_event_that_cannot_be_read_is_quoted(event: bytes) -> None:
-    with pytest.raises(InvalidMeasurementError, match=re.escape(repr(event))) as error:
-        parsed(event)
-    assert error.value.reason == "EVENT_UNREADABLE"
-
-
-def test_an_error_of_the_server_is_no_event() -> None:
-    event = b'{"error": {"message": "EngineDeadError", "code": 500}}'
-    with pytest.raises(InvalidMeasurementError, match=r"server says .*EngineDeadError") as error:
-        parsed(event)
-    assert error.value.reason == "SERVER_ERROR"
-
-
-def test_no_error_is_none() -> None:
-    assert parsed(b'{"choices": [], "error": null}') == StreamEvent()
-
-
-def test_the_counters_of_a_page_are_read() -> None:
-    page = (builders.RECORDINGS / "metrics.txt").read_text()
-    assert VLLM.parse_counters(page).steps == 66
 
 
 def test_the_version_is_read_or_unknown() -> None:
@@ -197,14 +123,17 @@ def test_a_cpu_gets_the_cpu_build_without_the_friends_of_cuda() -> None:
     ]
 
 
-def test_a_request_asks_for_token_ids_and_usage() -> None:
-    ask = Ask(model="toy", text="Hello", output_cap_tokens=7, temperature=0.5)
-    assert VLLM.chat_body(ask) == {
-        "model": "toy",
-        "messages": [{"role": "user", "content": "Hello"}],
-        "max_tokens": 7,
-        "temperature": 0.5,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "return_token_ids": True,
-    }
+@pytest.mark.parametrize(
+    ("version", "counts"),
+    [("0.27.1", False), ("0.28.3", False), ("0.29.0", True), ("0.32.0", True), ("1.0", True)],
+)
+def test_a_version_that_counts_its_requests_is_asked_to(version: str, *, counts: bool) -> None:
+    command = VLLM.command(PYTHON, dataclasses.replace(OPTIONS, version=version))
+    assert ("--per-request-spec-decode-metrics" in command) is counts
+    assert "--speculative-config" in command
+
+
+@pytest.mark.parametrize("version", ["", "nightly"])
+def test_a_version_that_cannot_be_told_is_taken_for_a_new_one(version: str) -> None:
+    command = VLLM.command(PYTHON, dataclasses.replace(OPTIONS, version=version))
+    assert "--per-request-spec-decode-metrics" in command

@@ -12,7 +12,7 @@ RECORDED = (builders.RECORDINGS / "metrics.txt").read_text()
 
 def test_the_recorded_page_gives_its_counts() -> None:
     assert parse_vllm_counters(RECORDED) == StepCounts(
-        steps=66, accepted=124, proposed=198, position_counts=(52, 40, 32)
+        steps=88, accepted=125, proposed=264, position_counts=(54, 42, 29)
     )
 
 
@@ -20,7 +20,7 @@ def test_the_engines_of_data_parallelism_are_added_up() -> None:
     samples = [line for line in RECORDED.splitlines() if line.startswith("vllm:spec_decode")]
     second = "\n".join(line.replace('engine="0"', 'engine="1"') for line in samples)
     assert parse_vllm_counters(f"{RECORDED}{second}\n") == StepCounts(
-        steps=132, accepted=248, proposed=396, position_counts=(104, 80, 64)
+        steps=176, accepted=250, proposed=528, position_counts=(108, 84, 58)
     )
 
 

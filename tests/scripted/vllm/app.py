@@ -34,6 +34,7 @@ class ScriptedServer:
         self._script = script
         self._numbers = itertools.count(1)
         self._running = 0
+        self.verify_calls = 0
         self._counters = self._new_counters()
 
     def serve(self) -> None:
@@ -81,19 +82,20 @@ class ScriptedServer:
         return web.Response(body=self._counters.exposition(), content_type="text/plain")
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, ChatWire)
+        return await self.answer(request, ChatWire)
 
     async def _completion(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, CompletionWire)
+        return await self.answer(request, CompletionWire)
 
-    async def _answer(self, request: web.Request, shape: type[Wire]) -> web.StreamResponse:
+    async def answer(self, request: web.Request, shape: type[Wire]) -> web.StreamResponse:
+        """Answers a generation request with JSON of a shape."""
         fault = self._script.fault_of(next(self._numbers))
         if fault in _SILENCES:
             await asyncio.Event().wait()
         if fault in _REFUSALS:
             return _error(*_REFUSALS[fault], f"scripted: {fault}")
         try:
-            body = msgspec.json.decode(await request.read(), type=Body)
+            body = self.parse_body(await request.read())
         except msgspec.DecodeError as problem:
             return _error(400, "BadRequestError", str(problem))
         if body.model not in {None, self._launch.name}:
@@ -115,13 +117,17 @@ class ScriptedServer:
         prefix = OTHER_PREFIX if renamed else PREFIX
         return Counters(self._launch.name, self._launch.draft_tokens, prefix)
 
+    def parse_body(self, raw: bytes) -> Body:
+        """What a request asks for."""
+        return msgspec.json.decode(raw, type=Body)
+
     async def _stream(self, request: web.Request, job: Job) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
         try:
             async with aclosing(self._events(job)) as events:
                 async for event in events:
-                    await response.write(b"data: " + event + b"\n\n")
+                    await response.write(b"data: " + event + job.wire.tail)
         except ConnectionResetError:
             self._abort(request)
         return response
@@ -157,9 +163,10 @@ class ScriptedServer:
                 broken = job.fault is Fault.WRONG_JSON and index == (last + 1) // 2
                 yield b'{"id": "cmpl' if broken else msgspec.json.encode(event)
         if job.wants_usage:
-            metrics = job.metrics(self._launch)
-            yield msgspec.json.encode(job.wire.final_event(job.steps, metrics))
-        yield b"[DONE]"
+            for closing in job.wire.closing(job.steps, job.metrics(self._launch)):
+                yield msgspec.json.encode(closing)
+        for done in job.wire.done:
+            yield done
 
     async def _paced(self, job: Job) -> AsyncGenerator[tuple[int, Chunk]]:
         """Numbers the chunks, counts them and gives each at its time."""
@@ -174,6 +181,7 @@ class ScriptedServer:
                 job.emitted_s.append(time.monotonic())
                 yield index, chunk
             self._counters.count_finish(job.steps.finish_reason)
+            self.verify_calls += job.steps.verify_steps
         finally:
             self._run(-1)
 

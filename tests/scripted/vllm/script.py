@@ -9,6 +9,7 @@ The tokens depend on the prompt alone; only the steps depend on the speculation 
 """
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -20,6 +21,7 @@ from .steps import END_TOKEN_ID, FIRST_WORD_ID, VOCABULARY, FinishReason, Steps
 
 VARIABLE = "SCRIPTED_SERVER"
 """The environment variable that names the script's file."""
+_DIRECTIVE = re.compile(r"accepted=([\d,]*) tokens=(\d+)")
 MAX_MODEL_TOKENS = 1024
 """Prompt and completion together; the default of `max_tokens` fills it."""
 
@@ -152,7 +154,14 @@ def steps_of(
     max_tokens: int | None = None,
     ignore_eos: bool = False,
 ) -> Steps:
-    """All that the server will do for a prompt; `max_tokens` absent fills the context."""
+    """All that the server will do for a prompt; `max_tokens` absent fills the context.
+
+    A prompt that says `accepted=3,0,1 tokens=6` decides itself what its steps accept, and how many
+    tokens are delivered of the eight that they emit.
+    """
+    directed = _DIRECTIVE.search(prompt)
+    if directed:
+        return _directed_steps(prompt, directed, num_speculative_tokens)
     left = max(MAX_MODEL_TOKENS - len(prompt_token_ids(prompt)), 1)
     room = left if max_tokens is None else max_tokens
     natural = _natural_tokens(prompt, script)
@@ -164,6 +173,17 @@ def steps_of(
         accepted=accepted,
         token_ids=(*tokens, END_TOKEN_ID) if stops else tokens,
         finish_reason=FinishReason.STOP if stops else FinishReason.LENGTH,
+    )
+
+
+def _directed_steps(prompt: str, directed: re.Match[str], drafted: int) -> Steps:
+    accepted = tuple(int(number) for number in directed[1].split(",") if number)
+    tokens = int(directed[2])
+    return Steps(
+        draft_tokens=drafted,
+        accepted=accepted,
+        token_ids=tuple(_pick(prompt, "text", index) for index in range(tokens)),
+        finish_reason=FinishReason.LENGTH,
     )
 
 

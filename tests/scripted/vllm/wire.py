@@ -37,6 +37,10 @@ class Wire:
     id_prefix: ClassVar[str]
     whole_object: ClassVar[str]
     event_object: ClassVar[str]
+    tail: ClassVar[bytes] = b"\n\n"
+    """What ends an event."""
+    done: ClassVar[tuple[bytes, ...]] = (b"[DONE]",)
+    """What ends a stream."""
 
     def opening(self) -> list[Json]:
         """The events before the first token."""
@@ -45,6 +49,10 @@ class Wire:
     def event(self, chunk: Chunk, steps: Steps, *, first: bool, last: bool) -> Json:
         """The event of one chunk."""
         raise NotImplementedError
+
+    def closing(self, steps: Steps, metrics: Json | None) -> list[Json]:
+        """The events after the last token, where the request wants usage."""
+        return [self.final_event(steps, metrics)]
 
     def message(self, steps: Steps) -> Json:
         """The choice of an answer that isn't streamed, without what all choices have."""

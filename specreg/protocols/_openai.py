@@ -1,0 +1,121 @@
+"""What OpenAI-like servers have in common: bodies, and streams whose chunks repeat the usage."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from specreg.acceptance.record import StepCounts
+from specreg.protocols._protocol import Ask, Form, StreamDecoder, refuse_error, unreadable
+from specreg.trace import Body, StreamEvent
+
+USAGE: Mapping[str, object] = {"include_usage": True}
+USAGE_IN_EACH_CHUNK: Mapping[str, object] = {"include_usage": True, "continuous_usage_stats": True}
+
+
+class Delta(msgspec.Struct, frozen=True, gc=False):
+    """What a chunk of a chat adds."""
+
+    content: str | None = None
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """What a chunk adds: `delta` in a chat, `text` in a completion."""
+
+    delta: Delta | None = None
+    text: str | None = None
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+
+    @property
+    def content(self) -> str:
+        """The text added."""
+        return (self.delta.content if self.delta else self.text) or ""
+
+
+class Usage(msgspec.Struct, frozen=True, gc=False):
+    """The server's count of what it has generated."""
+
+    completion_tokens: int
+
+
+NO_CHOICE = Choice()
+
+
+class SpecTokensDetails(msgspec.Struct, frozen=True):
+    """SGLang's record of an answer, 0.5.21 and newer.
+
+    Its own acceptance length counts the prefill's token and is cut by the cap; the counts aren't.
+    """
+
+    spec_correct_drafts_histogram: tuple[int, ...]
+    spec_num_proposed_drafts: int
+
+    @property
+    def counts(self) -> StepCounts:
+        """The steps."""
+        return StepCounts.from_histogram(
+            self.spec_correct_drafts_histogram, self.spec_num_proposed_drafts
+        )
+
+
+class _Extension(msgspec.Struct, frozen=True):
+    spec_tokens_details: SpecTokensDetails | None = None
+
+
+class _Event(msgspec.Struct, frozen=True):
+    choices: tuple[Choice, ...] = ()
+    usage: Usage | None = None
+    sglext: _Extension | None = None
+    error: object = None
+
+
+_decoder = msgspec.json.Decoder(_Event)
+
+
+class UsageDecoder(StreamDecoder):
+    """Counts a chunk's tokens by how far the usage has moved since the one before."""
+
+    __slots__ = ("_tokens",)
+
+    def __init__(self) -> None:
+        self._tokens = 0
+
+    def parse_event(self, event: bytes) -> StreamEvent:
+        """A chunk; one of the last has SGLang's record of the answer."""
+        try:
+            parsed = _decoder.decode(event)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise unreadable(event, error) from error
+        refuse_error(parsed.error)
+        before = self._tokens
+        if parsed.usage is not None:
+            self._tokens = parsed.usage.completion_tokens
+        choice = parsed.choices[0] if parsed.choices else NO_CHOICE
+        record = parsed.sglext.spec_tokens_details if parsed.sglext else None
+        return StreamEvent(
+            tokens=self._tokens - before,
+            text=choice.content,
+            finish_reason=choice.finish_reason,
+            usage_tokens=parsed.usage.completion_tokens if parsed.usage else None,
+            acceptance=record.counts if record else None,
+        )
+
+
+def openai_path(ask: Ask) -> str:
+    """Where OpenAI-like servers are asked, by the form of the prompt."""
+    return "/v1/chat/completions" if ask.form is Form.CHAT else "/v1/completions"
+
+
+def openai_body(ask: Ask, stream_options: Mapping[str, object]) -> Body:
+    """What all OpenAI-like servers understand."""
+    template = dict(ask.chat_template_args)
+    return {
+        "model": ask.model,
+        "max_tokens": ask.output_cap_tokens,
+        "temperature": ask.temperature,
+        "stream": True,
+        "stream_options": stream_options,
+        **({"messages": ask.messages} if ask.form is Form.CHAT else {"prompt": ask.prompt}),
+        **({"ignore_eos": True} if ask.ignore_eos else {}),
+        **({"chat_template_kwargs": template} if template else {}),
+    }

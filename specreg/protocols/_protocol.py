@@ -1,0 +1,151 @@
+"""What a protocol is: everything that specreg must know to ask a server and to read its answer."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+import msgspec
+
+from specreg.acceptance.record import Counters, Source
+from specreg.errors import InvalidMeasurementError
+from specreg.trace import Body, StreamEvent
+
+
+class Role(StrEnum):
+    """Who says something in a chat."""
+
+    USER = "user"
+    ASSISTANT = "assistant"
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One turn of a chat, ready for JSON."""
+
+    role: Role
+    content: str
+
+
+class Form(StrEnum):
+    """How a prompt is put: through the model's chat template, or as it is."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What to ask of the model.
+
+    Attributes:
+        model: the name that it is served under.
+        form: whether `messages` are a chat, or are joined to one text without a template.
+        messages: what was said so far, the user's last; empty where `token_ids` are given.
+        token_ids: the prompt as ids instead; never a chat.
+        output_cap_tokens: the most tokens of the reply.
+        temperature: 0 is greedy.
+        ignore_eos: whether the reply goes on to the cap, whatever the model says.
+        chat_template_args: arguments of the model's chat template, as pairs.
+    """
+
+    model: str
+    form: Form = Form.CHAT
+    messages: tuple[Message, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    output_cap_tokens: int
+    temperature: float
+    ignore_eos: bool = False
+    chat_template_args: tuple[tuple[str, object], ...] = ()
+
+    @property
+    def text(self) -> str:
+        """All that was said, as one text."""
+        return "".join(message.content for message in self.messages)
+
+    @property
+    def prompt(self) -> str | tuple[int, ...]:
+        """What to complete: ids, or a text."""
+        return self.token_ids or self.text
+
+
+class StreamDecoder(ABC):
+    """Reads the events of one answer; some protocols repeat what they said before."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def parse_event(self, event: bytes) -> StreamEvent:
+        """The data of one event; msgspec decodes it, once.
+
+        Raises:
+            InvalidMeasurementError: `EVENT_UNREADABLE` or `SERVER_ERROR`.
+        """
+
+
+class Protocol(ABC):
+    """One way to speak to a server. Subclasses hold no state.
+
+    Attributes:
+        name: what it is called.
+        request_source: where each answer's own acceptance comes from, None if answers have none.
+        counters_source: the same of the server's counters, None if it has none.
+        counters_path: where the counters are; None if there are none.
+    """
+
+    name: ClassVar[str]
+    request_source: ClassVar[Source | None]
+    counters_source: ClassVar[Source | None]
+    counters_path: ClassVar[str | None]
+
+    @abstractmethod
+    def path(self, ask: Ask) -> str:
+        """Where to POST it."""
+
+    @abstractmethod
+    def body(self, ask: Ask) -> Body:
+        """The body of a streamed request that gives token counts, usage and acceptance."""
+
+    @abstractmethod
+    def new_decoder(self, ask: Ask) -> StreamDecoder:
+        """What reads the answer to it."""
+
+    def parse_counters(self, page: str) -> Counters:
+        """The speculation counters of a page of metrics.
+
+        Raises:
+            InvalidMeasurementError: they aren't there, or can't be read; always where
+                `counters_path` is None.
+        """
+        message = f"protocol '{self.name}' has no counters, and none in {len(page)} characters"
+        raise InvalidMeasurementError("METRICS_MISSING", message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Whom to ask: all that a client needs of a server.
+
+    Attributes:
+        base_url: `http://127.0.0.1:PORT`.
+        model: the name that the model is served under.
+        protocol: a name of `PROTOCOLS`, so that an endpoint can be sent to another process.
+    """
+
+    base_url: str
+    model: str
+    protocol: str
+
+
+def unreadable(event: bytes, why: object) -> InvalidMeasurementError:
+    """The error of an event that doesn't decode."""
+    text = event[:200].decode(errors="replace")
+    return InvalidMeasurementError("EVENT_UNREADABLE", f"{why}, in: {text}")
+
+
+def refuse_error(error: object) -> None:
+    """Silent on None, the field that an event has where nothing went wrong.
+
+    Raises:
+        InvalidMeasurementError: `SERVER_ERROR`, what the server says went wrong.
+    """
+    if error is not None:
+        raise InvalidMeasurementError("SERVER_ERROR", f"the server says {error!r}"[:300])

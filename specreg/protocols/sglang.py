@@ -1,0 +1,133 @@
+"""What SGLang speaks: OpenAI's chat, and its own `/generate` for what isn't a chat."""
+
+from typing import ClassVar
+
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+
+from specreg.acceptance.record import Counters, Source
+from specreg.errors import InvalidMeasurementError
+from specreg.protocols._openai import (
+    USAGE_IN_EACH_CHUNK,
+    SpecTokensDetails,
+    UsageDecoder,
+    openai_body,
+)
+from specreg.protocols._protocol import (
+    Ask,
+    Form,
+    Protocol,
+    StreamDecoder,
+    refuse_error,
+    unreadable,
+)
+from specreg.trace import Body, StreamEvent
+
+_CALLS = "sglang:spec_verify_calls_total"
+
+
+class _FinishReason(msgspec.Struct, frozen=True):
+    type: str
+
+
+class _MetaInfo(msgspec.Struct, frozen=True):
+    completion_tokens: int = 0
+    finish_reason: _FinishReason | None = None
+    spec_correct_drafts_histogram: tuple[int, ...] | None = None
+    spec_num_proposed_drafts: int = 0
+
+
+class _Event(msgspec.Struct, frozen=True):
+    text: str = ""
+    meta_info: _MetaInfo = _MetaInfo()
+    error: object = None
+
+
+_decoder = msgspec.json.Decoder(_Event)
+
+
+class _GenerateDecoder(StreamDecoder):
+    """Each event of `/generate` repeats all text and counts all tokens so far."""
+
+    __slots__ = ("_characters", "_tokens")
+
+    def __init__(self) -> None:
+        self._characters = 0
+        self._tokens = 0
+
+    def parse_event(self, event: bytes) -> StreamEvent:
+        """What is new in an event; the last one has the record of the answer."""
+        try:
+            parsed = _decoder.decode(event)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise unreadable(event, error) from error
+        refuse_error(parsed.error)
+        said, meta = parsed.text[self._characters :], parsed.meta_info
+        tokens = meta.completion_tokens - self._tokens
+        self._characters, self._tokens = len(parsed.text), meta.completion_tokens
+        return StreamEvent(
+            tokens=tokens,
+            text=said,
+            finish_reason=meta.finish_reason.type if meta.finish_reason else None,
+            usage_tokens=meta.completion_tokens,
+            acceptance=SpecTokensDetails(
+                meta.spec_correct_drafts_histogram, meta.spec_num_proposed_drafts
+            ).counts
+            if meta.spec_correct_drafts_histogram is not None
+            else None,
+        )
+
+
+class SglangProtocol(Protocol):
+    """SGLang, 0.5.21 and newer: the names of its counts have changed before."""
+
+    name: ClassVar = "sglang"
+    request_source: ClassVar[Source | None] = Source.SGLANG_REQUEST
+    counters_source: ClassVar[Source | None] = None
+    counters_path: ClassVar[str | None] = "/metrics"
+
+    def path(self, ask: Ask) -> str:
+        """By the form of the prompt."""
+        return "/v1/chat/completions" if ask.form is Form.CHAT else "/generate"
+
+    def body(self, ask: Ask) -> Body:
+        """Usage in each chunk, and the record of the answer; `/generate` gives both unasked."""
+        if ask.form is Form.CHAT:
+            return {**openai_body(ask, USAGE_IN_EACH_CHUNK), "return_spec_tokens_details": True}
+        return {
+            **({"input_ids": ask.token_ids} if ask.token_ids else {"text": ask.text}),
+            "sampling_params": {
+                "max_new_tokens": ask.output_cap_tokens,
+                "temperature": ask.temperature,
+                "ignore_eos": ask.ignore_eos,
+            },
+            "stream": True,
+        }
+
+    def new_decoder(self, ask: Ask) -> StreamDecoder:
+        """One for each answer, by its endpoint."""
+        return UsageDecoder() if ask.form is Form.CHAT else _GenerateDecoder()
+
+    def parse_counters(self, page: str) -> Counters:
+        """The verify calls, which are all that SGLang counts of its steps.
+
+        Raises:
+            InvalidMeasurementError: `METRICS_MISSING`, `METRICS_UNREADABLE`.
+        """
+        try:
+            calls = [
+                int(sample.value)
+                for family in text_string_to_metric_families(page)
+                for sample in family.samples
+                if sample.name == _CALLS
+            ]
+        except ValueError as error:
+            message = f"/metrics is not a Prometheus page ({error}); look at it in a browser"
+            raise InvalidMeasurementError("METRICS_UNREADABLE", message) from error
+        if not calls:
+            message = f"looked for {_CALLS}; is the server started with --enable-metrics?"
+            raise InvalidMeasurementError("METRICS_MISSING", message)
+        return Counters(steps=sum(calls))
+
+
+PROTOCOL = SglangProtocol()

@@ -1,0 +1,105 @@
+"""What Triton Inference Server speaks with the vLLM backend: `generate_stream`.
+
+Read in the backend's documentation (docs/additional_outputs.md, r24.12 and newer), never seen
+running here: each response says how many tokens it holds. There are no counts of steps, so
+acceptance comes from the chunks.
+"""
+
+from typing import ClassVar
+
+import msgspec
+
+from specreg.acceptance.record import Source
+from specreg.errors import MatrixError
+from specreg.protocols._protocol import (
+    Ask,
+    Form,
+    Protocol,
+    StreamDecoder,
+    refuse_error,
+    unreadable,
+)
+from specreg.trace import Body, StreamEvent
+
+_NOT_YET = {None, "", "None", "null"}
+"""What the backend says for a reason that there isn't yet."""
+
+
+class _Event(msgspec.Struct, frozen=True):
+    text_output: str = ""
+    num_output_tokens: int = 0
+    finish_reason: str | None = None
+    error: object = None
+
+
+_decoder = msgspec.json.Decoder(_Event)
+
+
+class _Decoder(StreamDecoder):
+    """Adds up the tokens, which is all that the backend counts."""
+
+    __slots__ = ("_tokens",)
+
+    def __init__(self) -> None:
+        self._tokens = 0
+
+    def parse_event(self, event: bytes) -> StreamEvent:
+        """A response."""
+        try:
+            parsed = _decoder.decode(event)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise unreadable(event, error) from error
+        refuse_error(parsed.error)
+        self._tokens += parsed.num_output_tokens
+        return StreamEvent(
+            tokens=parsed.num_output_tokens,
+            text=parsed.text_output,
+            finish_reason=None if parsed.finish_reason in _NOT_YET else parsed.finish_reason,
+            usage_tokens=self._tokens,
+        )
+
+
+class TritonProtocol(Protocol):
+    """Triton with the vLLM backend."""
+
+    name: ClassVar = "triton"
+    request_source: ClassVar[Source | None] = None
+    counters_source: ClassVar[Source | None] = None
+    counters_path: ClassVar[str | None] = None
+
+    def path(self, ask: Ask) -> str:
+        """The model's own endpoint."""
+        return f"/v2/models/{ask.model}/generate_stream"
+
+    def body(self, ask: Ask) -> Body:
+        """The text as it is, and the outputs that count tokens.
+
+        Raises:
+            MatrixError: a chat, or token ids: the backend takes text alone.
+        """
+        if ask.form is Form.CHAT or ask.token_ids:
+            message = (
+                "protocol 'triton': takes a text, neither a chat nor token ids; set"
+                ' form = "completions" in the matrix, with a dataset of texts'
+            )
+            raise MatrixError(message)
+        return {
+            "text_input": ask.text,
+            "stream": True,
+            "exclude_input_in_output": True,
+            "return_finish_reason": True,
+            "return_num_output_tokens": True,
+            "parameters": {
+                "max_tokens": ask.output_cap_tokens,
+                "temperature": ask.temperature,
+                "ignore_eos": ask.ignore_eos,
+            },
+        }
+
+    def new_decoder(self, ask: Ask) -> StreamDecoder:
+        """One for each answer."""
+        del ask
+        return _Decoder()
+
+
+PROTOCOL = TritonProtocol()

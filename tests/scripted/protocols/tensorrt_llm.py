@@ -1,0 +1,62 @@
+"""`trtllm-serve` as read in its source (serve/postprocess_handlers.py), never recorded."""
+
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from tests.scripted.vllm.app import ScriptedServer
+from tests.scripted.vllm.steps import Chunk, Steps
+from tests.scripted.vllm.wire import ChatWire, CompletionWire, Json, Wire, without_none
+
+
+class ScriptedTensorrtLlm(ScriptedServer):
+    """The OpenAI endpoints of `trtllm-serve`; its metrics say nothing of the speculation."""
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        return await self.answer(request, TensorrtLlmChatWire)
+
+    async def _completion(self, request: web.Request) -> web.StreamResponse:
+        return await self.answer(request, TensorrtLlmCompletionWire)
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.json_response([])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Continuous(Wire):
+    """Every chunk has the usage so far; what is null is left out; a space ends an event."""
+
+    tail = b" \n\n"
+    said: list[int] = field(default_factory=list)
+
+    def event(self, chunk: Chunk, steps: Steps, *, first: bool, last: bool) -> Json:
+        """A piece of text, and the tokens decoded per iteration so far."""
+        # dataclass(slots=True) makes another class, of which super() without names knows nothing.
+        body = super(_Continuous, self).event(chunk, steps, first=first, last=last)
+        self.said.extend(chunk.token_ids)
+        iterations = max(len(self.said) - 1, 1) / max(steps.verify_steps, 1)
+        spoken: Json = {"avg_decoded_tokens_per_iter": iterations}
+        (choice,) = body["choices"] if isinstance(body["choices"], list) else ({},)
+        return without_none(
+            body | {"choices": [without_none(choice | spoken)]} | self._usage_so_far()
+        )
+
+    def closing(self, steps: Steps, metrics: Json | None) -> list[Json]:
+        """The usage."""
+        del steps, metrics
+        return [self.head(self.event_object) | {"choices": []} | self._usage_so_far()]
+
+    def _usage_so_far(self) -> Json:
+        prompt, said = len(self.prompt_ids), len(self.said)
+        tokens = {"prompt_tokens": prompt, "total_tokens": prompt + said}
+        return {"usage": tokens | {"completion_tokens": said}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorrtLlmChatWire(_Continuous, ChatWire):
+    """The JSON of `/v1/chat/completions`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorrtLlmCompletionWire(_Continuous, CompletionWire):
+    """The JSON of `/v1/completions`."""

@@ -1,0 +1,68 @@
+"""Triton with the vLLM backend as documented (additional_outputs.md), never recorded."""
+
+from typing import ClassVar
+
+import msgspec
+from aiohttp import web
+
+from tests.scripted.vllm.app import ScriptedServer
+from tests.scripted.vllm.request import Body, StreamOptions
+from tests.scripted.vllm.steps import Chunk, Steps
+from tests.scripted.vllm.wire import Json, Wire
+
+
+class ScriptedTriton(ScriptedServer):
+    """`generate_stream` of one model."""
+
+    def application(self) -> web.Application:
+        """The endpoints, for a server or for a test in this process."""
+        app = web.Application()
+        app.router.add_get("/v2/health/ready", self._health)
+        app.router.add_post("/v2/models/{model}/generate_stream", self._generate)
+        return app
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        return await self.answer(request, TritonWire)
+
+    def parse_body(self, raw: bytes) -> Body:
+        """A text and the parameters of its sampling."""
+        asked = msgspec.json.decode(raw, type=_Generate)
+        return Body(
+            prompt=asked.text_input,
+            max_tokens=asked.parameters.max_tokens,
+            ignore_eos=asked.parameters.ignore_eos,
+            stream=asked.stream,
+            stream_options=StreamOptions(include_usage=False),
+        )
+
+
+class _Parameters(msgspec.Struct, frozen=True):
+    max_tokens: int | None = None
+    temperature: float | None = None
+    ignore_eos: bool = False
+
+
+class _Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    text_input: str
+    parameters: _Parameters = _Parameters()
+    stream: bool = False
+    exclude_input_in_output: bool = False
+    return_finish_reason: bool = False
+    return_num_output_tokens: bool = False
+
+
+class TritonWire(Wire):
+    """The JSON of a response; a stream ends without a word."""
+
+    __slots__ = ()
+    done: ClassVar[tuple[bytes, ...]] = ()
+
+    def event(self, chunk: Chunk, steps: Steps, *, first: bool, last: bool) -> Json:  # noqa: ARG002
+        """A piece of text, its tokens, and why it ends, which is "None" until it does."""
+        return {
+            "model_name": self.model,
+            "model_version": "1",
+            "text_output": chunk.text,
+            "num_output_tokens": len(chunk.token_ids),
+            "finish_reason": str(steps.finish_reason if last else None),
+        }

@@ -1,0 +1,106 @@
+"""What SGLang speaks, against recordings of the real 0.5.23."""
+
+import json
+
+import pytest
+
+from specreg.acceptance.record import Counters
+from specreg.errors import InvalidMeasurementError
+from specreg.protocols import PROTOCOLS, Ask, Form, Message, Role
+from specreg.sse import DONE, EventSplitter
+from specreg.trace import StreamEvent
+from tests.unit import builders
+
+SGLANG = PROTOCOLS["sglang"]
+RECORDING = builders.ROOT / "fixtures/recordings/sglang/0.5.23"
+CHAT = Ask(
+    model="toy",
+    messages=(Message(Role.USER, "Hello"),),
+    output_cap_tokens=7,
+    temperature=0.0,
+    chat_template_args=(("enable_thinking", False),),
+)
+TEXT = Ask(
+    model="toy",
+    form=Form.COMPLETIONS,
+    messages=CHAT.messages,
+    output_cap_tokens=7,
+    temperature=0.0,
+    ignore_eos=True,
+)
+
+
+def understood(name: str, ask: Ask) -> list[StreamEvent]:
+    """The events of a recorded stream, decoded as one answer."""
+    decoder = SGLANG.new_decoder(ask)
+    stream = (RECORDING / name).read_bytes()
+    return [decoder.parse_event(event) for event in EventSplitter().feed(stream) if event != DONE]
+
+
+@pytest.mark.parametrize(
+    ("name", "ask", "sizes"),
+    [
+        ("chat_stream.txt", CHAT, [1, 6, 6, 6, 5]),
+        ("generate_stream.txt", TEXT, [1, 6, 6, 6, 1]),
+    ],
+)
+def test_a_recorded_stream_adds_up(name: str, ask: Ask, sizes: list[int]) -> None:
+    events = understood(name, ask)
+    assert [event.tokens for event in events if event.tokens] == sizes
+    assert events[-1].usage_tokens == sum(sizes)
+    assert [event.finish_reason for event in events if event.finish_reason] == ["length"]
+    (counts,) = [event.acceptance for event in events if event.acceptance]
+    assert (counts.steps, counts.accepted, counts.proposed) == (4, 20, 20)
+    assert counts.histogram == (0, 0, 0, 0, 0, 4)
+    assert counts.acceptance_length == 6.0  # SGLang's own figure says 5.0 of the cut answer
+
+
+def test_a_text_that_is_repeated_is_told_once() -> None:
+    last = [line for line in (RECORDING / "generate_stream.txt").read_text().splitlines() if line]
+    whole = json.loads(last[-2].removeprefix("data: "))["text"]
+    assert "".join(event.text for event in understood("generate_stream.txt", TEXT)) == whole
+
+
+def test_the_verify_calls_of_a_recorded_page_are_read() -> None:
+    assert SGLANG.parse_counters((RECORDING / "metrics.txt").read_text()) == Counters(steps=39)
+
+
+def test_a_page_without_them_says_what_was_looked_for() -> None:
+    with pytest.raises(InvalidMeasurementError, match="sglang:spec_verify_calls_total") as error:
+        SGLANG.parse_counters("# nothing\n")
+    assert error.value.reason == "METRICS_MISSING"
+    with pytest.raises(InvalidMeasurementError, match="METRICS_UNREADABLE"):
+        SGLANG.parse_counters("<html>{")
+
+
+@pytest.mark.parametrize("ask", [CHAT, TEXT], ids=["chat", "text"])
+def test_what_cannot_be_understood_is_named(ask: Ask) -> None:
+    with pytest.raises(InvalidMeasurementError, match="EVENT_UNREADABLE"):
+        SGLANG.new_decoder(ask).parse_event(b'{"text": ')
+    with pytest.raises(InvalidMeasurementError, match=r"SERVER_ERROR.*too long"):
+        SGLANG.new_decoder(ask).parse_event(b'{"error": {"message": "too long"}}')
+
+
+def test_a_chat_asks_for_its_acceptance_and_a_usage_in_each_chunk() -> None:
+    body = SGLANG.body(CHAT)
+    assert SGLANG.path(CHAT) == "/v1/chat/completions"
+    assert body["return_spec_tokens_details"] is True
+    assert body["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+    assert body["chat_template_kwargs"] == {"enable_thinking": False}
+
+
+def test_a_text_or_ids_go_to_its_own_endpoint() -> None:
+    assert SGLANG.path(TEXT) == "/generate"
+    assert SGLANG.body(TEXT) == {
+        "text": "Hello",
+        "sampling_params": {"max_new_tokens": 7, "temperature": 0.0, "ignore_eos": True},
+        "stream": True,
+    }
+    ids = Ask(
+        model="toy",
+        form=Form.COMPLETIONS,
+        token_ids=(5, 6),
+        output_cap_tokens=7,
+        temperature=0.0,
+    )
+    assert SGLANG.body(ids)["input_ids"] == (5, 6)

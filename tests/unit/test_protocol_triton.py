@@ -1,0 +1,65 @@
+"""What Triton speaks with the vLLM backend, as documented."""
+
+import dataclasses
+
+import pytest
+
+from specreg.errors import InvalidMeasurementError, MatrixError
+from specreg.protocols import PROTOCOLS, Ask, Form, Message, Role
+from specreg.trace import StreamEvent
+
+TRITON = PROTOCOLS["triton"]
+TEXT = Ask(
+    model="toy",
+    form=Form.COMPLETIONS,
+    messages=(Message(Role.USER, "Hello"),),
+    output_cap_tokens=7,
+    temperature=0.0,
+)
+
+
+def test_a_response_says_how_many_tokens_it_holds() -> None:
+    decoder = TRITON.new_decoder(TEXT)
+    events = [
+        decoder.parse_event(event)
+        for event in (
+            b'{"text_output": "a", "num_output_tokens": 1, "finish_reason": "None"}',
+            b'{"text_output": "bcd", "num_output_tokens": 3, "finish_reason": "length"}',
+        )
+    ]
+    assert events == [
+        StreamEvent(tokens=1, text="a", usage_tokens=1),
+        StreamEvent(tokens=3, text="bcd", usage_tokens=4, finish_reason="length"),
+    ]
+
+
+def test_a_request_asks_for_the_outputs_that_count() -> None:
+    assert TRITON.path(TEXT) == "/v2/models/toy/generate_stream"
+    body = TRITON.body(TEXT)
+    assert (body["text_input"], body["return_num_output_tokens"]) == ("Hello", True)
+    assert body["parameters"] == {"max_tokens": 7, "temperature": 0.0, "ignore_eos": False}
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        dataclasses.replace(TEXT, form=Form.CHAT),
+        dataclasses.replace(TEXT, messages=(), token_ids=(5, 6)),
+    ],
+    ids=["chat", "ids"],
+)
+def test_what_it_cannot_take_is_refused_with_the_way_out(ask: Ask) -> None:
+    with pytest.raises(MatrixError, match='form = "completions" in the matrix'):
+        TRITON.body(ask)
+
+
+def test_an_error_is_no_text() -> None:
+    with pytest.raises(InvalidMeasurementError, match=r"SERVER_ERROR.*no model"):
+        TRITON.new_decoder(TEXT).parse_event(b'{"error": "no model"}')
+
+
+@pytest.mark.parametrize("name", ["triton", "tensorrt_llm"])
+def test_who_has_no_counters_is_not_read_as_zero(name: str) -> None:
+    assert PROTOCOLS[name].counters_path is None
+    with pytest.raises(InvalidMeasurementError, match="METRICS_MISSING"):
+        PROTOCOLS[name].parse_counters("")
