@@ -9,15 +9,18 @@ from typing import Annotated
 
 import msgspec
 
+from specreg.arrivals import Arrivals, Load
 from specreg.datasets import dataset_named
 from specreg.engines import engine_named
 from specreg.errors import MatrixError, UnknownNameError
 from specreg.methods import METHODS
+from specreg.protocols import Form
 
 MOST_DRAFT_TOKENS = 16
 """The most tokens drafted per step that the metrics tell apart by position."""
 
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
+_AboveZero = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class ModelsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,25 +39,42 @@ class ModelsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class CasesTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[[cases]]`: one case for each of `methods` × `concurrency`. The fields are `Case`'s."""
+    """`[[cases]]`: one case for each of `methods` × `concurrency` or × `requests_per_s`.
+
+    The fields are those of `Case`, `Load` and `ServerSpec`.
+    """
 
     engine: str
     methods: Annotated[list[str], msgspec.Meta(min_length=1)]
     models: str
     dataset: str
-    concurrency: Annotated[list[_Positive], msgspec.Meta(min_length=1)]
     prompts: _Positive
     output_cap_tokens: _Positive
     draft_tokens: Annotated[int, msgspec.Meta(ge=1, le=MOST_DRAFT_TOKENS)] = 3
+    concurrency: list[_Positive] = []
+    requests_per_s: list[_AboveZero] = []
+    arrivals: Arrivals | None = None
+    burstiness: _AboveZero = 1.0
+    ramp_up_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    duration_s: _AboveZero | None = None
     rounds: _Positive = 4
+    turns: _Positive | None = None
+    form: Form = Form.CHAT
+    chat_template_args: dict[str, object] = {}
     temperature: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    ignore_eos: bool = False
+    request_timeout_s: _AboveZero = 600.0
+    ttft_limit_ms: _AboveZero | None = None
+    tpot_limit_ms: _AboveZero | None = None
+    warm_up_stable_frac: _AboveZero = 0.03
+    client_processes: _Positive = 1
     dtype: str = "auto"
     max_model_len_tokens: _Positive = 1024
     max_sequences: _Positive = 8
     gpu_memory_frac: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.4
     engine_args: list[str] = []
     engine_env: dict[str, str] = {}
-    tolerances: dict[str, Annotated[float, msgspec.Meta(gt=0)]] = {}
+    tolerances: dict[str, _AboveZero] = {}
 
 
 class TierFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -104,6 +124,17 @@ class ServerSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a request must keep to count as good; None for no limit."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+
+
+NO_LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """One measurement of the matrix.
 
@@ -113,10 +144,17 @@ class Case:
             None where the tier has no such case, and for `none` itself.
         dataset: the name of the prompt set.
         prompts: how many of its prompts are replayed.
-        concurrency: requests in flight, 1 or more.
-        output_cap_tokens: the most tokens of a reply.
-        temperature: 0 is greedy.
+        load: how many requests come, and when; its duration is that of a round.
         rounds: how many parts the prompts are dealt into; case and control alternate by round.
+        turns: the most turns of a conversation, None for all.
+        form: whether prompts go through the model's chat template.
+        chat_template_args: arguments of that template, as pairs.
+        output_cap_tokens: the most tokens of a reply; temperature: 0 is greedy.
+        ignore_eos: whether every reply goes on to the cap.
+        request_timeout_s: how long a request may take; one that takes longer failed.
+        limits: what a request must keep to count as good.
+        warm_up_stable_frac: how far the step times of the last warm-up batches may lie apart.
+        client_processes: how many processes send the requests.
         tolerances: by metric, a relative change that overrides the metric's own.
     """
 
@@ -124,16 +162,24 @@ class Case:
     control: ServerSpec | None
     dataset: str
     prompts: int
-    concurrency: int
+    load: Load
+    rounds: int
     output_cap_tokens: int
     temperature: float
-    rounds: int
+    turns: int | None = None
+    form: Form = Form.CHAT
+    chat_template_args: tuple[tuple[str, object], ...] = ()
+    ignore_eos: bool = False
+    request_timeout_s: float = 600.0
+    limits: Limits = NO_LIMITS
+    warm_up_stable_frac: float = 0.03
+    client_processes: int = 1
     tolerances: tuple[tuple[str, float], ...] = ()
 
     @property
     def id(self) -> str:
         """`vllm-eagle3-tiny-toy-c4`: engine, method, model pair, dataset, load."""
-        return f"{self.server.id}-{self.dataset}-c{self.concurrency}"
+        return f"{self.server.id}-{self.dataset}-{self.load.id}"
 
     @property
     def speculates(self) -> bool:
@@ -179,25 +225,70 @@ def _cases_of(table: CasesTable, models: Mapping[str, ModelsTable], where: str) 
     if table.models not in models:
         raise UnknownNameError("model pair", table.models, models, where)
     dataset_named(table.dataset, where)
-    if table.prompts < table.rounds or max(table.concurrency, default=0) > table.max_sequences:
+    loads = _loads_of(table, where)
+    if table.prompts < table.rounds:
         message = (
-            f"{where}: prompts = {table.prompts} in rounds = {table.rounds}, concurrency ="
-            f" {table.concurrency} with max_sequences = {table.max_sequences}; each round needs"
-            " a prompt, and the server must take on all that are in flight"
+            f"{where}: prompts = {table.prompts} in rounds = {table.rounds}; each round needs a"
+            " prompt: raise prompts or lower rounds"
         )
         raise MatrixError(message)
-    for method, concurrency in itertools.product(table.methods, table.concurrency):
+    for method, load in itertools.product(table.methods, loads):
         yield Case(
             server=_server_of(table, method, models[table.models], where),
             control=None,
             dataset=table.dataset,
             prompts=table.prompts,
-            concurrency=concurrency,
+            load=load,
+            rounds=table.rounds,
+            turns=table.turns,
+            form=table.form,
+            chat_template_args=tuple(sorted(table.chat_template_args.items())),
             output_cap_tokens=table.output_cap_tokens,
             temperature=table.temperature,
-            rounds=table.rounds,
+            ignore_eos=table.ignore_eos,
+            request_timeout_s=table.request_timeout_s,
+            limits=Limits(ttft_ms=table.ttft_limit_ms, tpot_ms=table.tpot_limit_ms),
+            warm_up_stable_frac=table.warm_up_stable_frac,
+            client_processes=table.client_processes,
             tolerances=tuple(sorted(table.tolerances.items())),
         )
+
+
+def _loads_of(table: CasesTable, where: str) -> tuple[Load, ...]:
+    """One load for each concurrency, or for each rate.
+
+    Raises:
+        MatrixError: both or neither are there, or they contradict other keys.
+    """
+    closed = bool(table.concurrency)
+    fits = table.arrivals is None or (table.arrivals is Arrivals.CLOSED) == closed
+    if closed == bool(table.requests_per_s) or not fits:
+        message = (
+            f"{where}: concurrency = {table.concurrency}, requests_per_s = {table.requests_per_s},"
+            f" arrivals = {table.arrivals}; give either concurrency alone (a closed loop) or"
+            " requests_per_s with arrivals constant, poisson (the default) or gamma"
+        )
+        raise MatrixError(message)
+    if max(table.concurrency, default=0) > table.max_sequences:
+        message = (
+            f"{where}: concurrency = {table.concurrency} with max_sequences ="
+            f" {table.max_sequences}; the server must take on all that are in flight"
+        )
+        raise MatrixError(message)
+    arrivals = Arrivals.CLOSED if closed else table.arrivals or Arrivals.POISSON
+    if table.burstiness != 1.0 and arrivals is not Arrivals.GAMMA:
+        message = f'{where}: burstiness is of gamma alone; set arrivals = "gamma" or leave it out'
+        raise MatrixError(message)
+    load = Load(
+        arrivals=arrivals,
+        burstiness=table.burstiness,
+        ramp_up_s=table.ramp_up_s,
+        duration_s=table.duration_s,
+    )
+    return (
+        *(dataclasses.replace(load, concurrency=requests) for requests in table.concurrency),
+        *(dataclasses.replace(load, requests_per_s=rate) for rate in table.requests_per_s),
+    )
 
 
 def _server_of(table: CasesTable, method: str, pair: ModelsTable, where: str) -> ServerSpec:

@@ -1,37 +1,47 @@
 """Measuring: a case and its running server in, a measurement out. Knows nothing of pytest."""
 
-import asyncio
+import contextlib
 import dataclasses
+import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-import httpx
+import uvloop
 
-from specreg.acceptance.checks import (
-    check_acceptance,
-    check_counters,
-    check_emitted,
-    check_reconciled,
-    check_requests,
-)
-from specreg.acceptance.record import (
-    NO_STEPS,
-    AcceptanceRecord,
-    PromptAcceptance,
-    StepCounts,
-    View,
-    Weighting,
-)
+from specreg.acceptance.checks import check_requests
+from specreg.acceptance.record import AcceptanceRecord, Counters
+from specreg.arrivals import Load
+from specreg.crew import Crew, open_crew
 from specreg.datasets import Prompt
 from specreg.errors import InvalidMeasurementError
 from specreg.matrix import Case
-from specreg.methods import METHODS
+from specreg.meter import read_acceptance
 from specreg.metrics import METRICS, Replay
-from specreg.replay import Clock, Round, new_client, replay_round
+from specreg.protocols import Protocol
+from specreg.replay import Clock, Record, Round
 from specreg.server import Server
+from specreg.spread import percentile
+
+_STABLE_BATCHES = 3
+_MOST_BATCHES = 20
+_LATE_NS = 10 * 10**6
+_LATE_FRAC = 0.02
+
+RecordRound = Callable[[bool, int], Record]
+"""Whether a round is the control's and its number from 0 in; what takes its requests out."""
+
+
+ReplayBatch = Callable[[Load, Sequence[Prompt]], Awaitable[Round]]
+"""A load and prompts in, a round that nobody records out."""
+
+
+def no_record(control: bool, number: int) -> Record:  # noqa: FBT001 - a RecordRound
+    """Keeps nothing."""
+    del control, number
+    return lambda _: None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +79,7 @@ def measure(
     *,
     show: Callable[[str], None],
     clock: Clock = time.monotonic_ns,
+    record: RecordRound = no_record,
 ) -> Measurement:
     """Measures a case: warm-up, then its prompts in rounds, each beside a round of the control.
 
@@ -81,6 +92,7 @@ def measure(
         prompts: the dataset's; the case takes its first ones.
         show: is told what goes on.
         clock: monotonic, in nanoseconds.
+        record: is asked, for each round, for what takes its requests as they end.
 
     Raises:
         ServerDiedError: a server went away.
@@ -93,15 +105,23 @@ def measure(
         draft=server.draft,
     )
     try:
-        replay = asyncio.run(_measure(case, server, control, taken, show=show, clock=clock))
+        replay = uvloop.run(
+            _measure(case, server, control, taken, show=show, clock=clock, record=record)
+        )
     except InvalidMeasurementError as error:
         for one in (server, control):
             if one is not None:
                 one.check_alive()
         return dataclasses.replace(measurement, invalid=str(error))
-    values = {name: metric.function(replay) for name, metric in METRICS.items()}
-    present = {name: value for name, value in values.items() if value is not None}
-    return dataclasses.replace(measurement, replay=replay, values=MappingProxyType(present))
+    return dataclasses.replace(measurement, replay=replay, values=values_of(case, replay))
+
+
+def values_of(case: Case, replay: Replay) -> Mapping[str, float]:
+    """The metrics that have a value, by name."""
+    values = {
+        name: metric.function(replay) for name, metric in METRICS.items() if metric.applies_to(case)
+    }
+    return MappingProxyType({name: v for name, v in values.items() if v is not None})
 
 
 async def _measure(
@@ -112,36 +132,97 @@ async def _measure(
     *,
     show: Callable[[str], None],
     clock: Clock,
+    record: RecordRound,
 ) -> Replay:
-    arms = [server] if control is None else [server, control]
-    rounds: dict[str, list[Round]] = {arm.base_url: [] for arm in arms}
-    clients = {arm.base_url: new_client(arm, concurrency=case.concurrency) for arm in arms}
-    try:
+    protocol = server.engine.protocol
+    async with contextlib.AsyncExitStack() as stack:
+        servers = [server] if control is None else [server, control]
+        arms = [
+            await stack.enter_async_context(open_crew(case, one.endpoint, clock=clock))
+            for one in servers
+        ]
+        rounds: tuple[list[Round], list[Round]] = ([], [])
         show(f"{case.id}: warming up")
-        for arm in arms:
-            # The first requests pay for what the engine prepares on first use.
-            warm_up = prompts[: 2 * case.concurrency]
-            await replay_round(case, arm, warm_up, client=clients[arm.base_url], clock=clock)
-        before = await _scrape_counts(case, server, clients[server.base_url])
+        for crew in arms:
+            await warm_up(case, prompts, crew.replay_under)
+        ours = arms[0]
+        before = await _scrape_counters(case, protocol, ours)
         parts = deal(prompts, case.rounds)
         for index, part in enumerate(parts):
             show(f"{case.id}: round {index + 1} of {len(parts)}")
             # ABBA: neither arm is always the first.
-            for arm in arms if index % 2 == 0 else arms[::-1]:
-                client = clients[arm.base_url]
-                done = await replay_round(case, arm, part, client=client, clock=clock)
+            for arm in range(len(arms)) if index % 2 == 0 else reversed(range(len(arms))):
+                done = await arms[arm].replay(part, record(arm == 1, index))
                 check_requests(done.traces)
-                rounds[arm.base_url].append(done)
-        after = await _scrape_counts(case, server, clients[server.base_url])
-    finally:
-        for client in clients.values():
-            await client.aclose()
-    ours = tuple(rounds[server.base_url])
+                check_client(done)
+                rounds[arm].append(done)
+        after = await _scrape_counters(case, protocol, ours)
+    traces = [trace for part in rounds[0] for trace in part.traces]
     return Replay(
-        rounds=ours,
-        control_rounds=tuple(rounds[control.base_url]) if control else (),
-        acceptance=_acceptance(case, server, ours, check_counters(before, after)),
+        rounds=tuple(rounds[0]),
+        control_rounds=tuple(rounds[1]),
+        acceptance=read_acceptance(case.server, protocol, traces, before, after),
+        limits=case.limits,
     )
+
+
+async def warm_up(case: Case, prompts: Sequence[Prompt], replay_batch: ReplayBatch) -> None:
+    """Replays batches until step time is stable: the first requests pay for what is made on demand.
+
+    Stable is when the median step times of three batches in a row lie within the case's
+    `warm_up_stable_frac` of one another. A batch is a prompt for each request in flight; for a
+    rate, for each that comes in a second, as far as the server takes them on at once.
+
+    Args:
+        case: what it is for.
+        prompts: of the case; batches take them in turn.
+        replay_batch: replays some prompts under a load.
+
+    Raises:
+        InvalidMeasurementError: `NEVER_STABLE`, not after 20 batches; or a request failed.
+    """
+    rate = math.ceil(case.load.requests_per_s)
+    size = case.load.concurrency or min(rate, case.server.max_sequences)
+    in_turn = itertools.cycle(prompts)
+    medians: list[float] = []
+    while len(medians) < _MOST_BATCHES:
+        done = await replay_batch(Load(concurrency=size), list(itertools.islice(in_turn, size)))
+        check_requests(done.traces)
+        medians.append(done.gaps.quantile_ns(0.5))
+        last = medians[-_STABLE_BATCHES:]
+        if len(last) == _STABLE_BATCHES and max(last) <= min(last) * (1 + case.warm_up_stable_frac):
+            return
+    shown = ", ".join(f"{median / 1e6:.2f}" for median in medians[-_STABLE_BATCHES:])
+    message = (
+        f"after {len(medians)} batches of warm-up the step time still moves, at last {shown} ms,"
+        f" more than {case.warm_up_stable_frac:.0%} apart; quieten the machine, or raise"
+        " warm_up_stable_frac in the matrix"
+    )
+    raise InvalidMeasurementError("NEVER_STABLE", message)
+
+
+def check_client(done: Round) -> None:
+    """The client kept up: it sent when it should have, and read when something came.
+
+    In most requests and beats; a single hiccup of a shared machine is no reason.
+
+    Raises:
+        InvalidMeasurementError: `CLIENT_BEHIND`.
+    """
+    delays = sorted(trace.sent_ns - trace.planned_ns for trace in done.traces)
+    latencies = sorted(trace.last_ns - trace.sent_ns for trace in done.traces if trace.last_ns)
+    limit_ns = max(_LATE_NS, _LATE_FRAC * percentile(latencies, 0.5) if latencies else 0)
+    for what, late_ns in (
+        ("sent requests", percentile(delays, 0.9)),
+        ("woke", done.lags.quantile_ns(0.9)),
+    ):
+        if late_ns > limit_ns:
+            message = (
+                f"the client {what} {late_ns / 1e6:.1f} ms late or later in a tenth of all cases,"
+                f" more than the {limit_ns / 1e6:.1f} ms that the figures bear; raise"
+                " client_processes in the matrix, or give the client a core of its own"
+            )
+            raise InvalidMeasurementError("CLIENT_BEHIND", message)
 
 
 def deal(prompts: Sequence[Prompt], rounds: int) -> tuple[Sequence[Prompt], ...]:
@@ -150,50 +231,7 @@ def deal(prompts: Sequence[Prompt], rounds: int) -> tuple[Sequence[Prompt], ...]
     return tuple(prompts[start : start + size] for start in range(0, len(prompts), size))
 
 
-async def _scrape_counts(case: Case, server: Server, client: httpx.AsyncClient) -> StepCounts:
-    if not case.speculates:
-        return NO_STEPS
-    try:
-        page = await client.get(server.engine.metrics_path)
-        page.raise_for_status()
-    except httpx.HTTPError as error:
-        message = f"{server.engine.metrics_path}: {error}"
-        raise InvalidMeasurementError("METRICS_MISSING", message) from error
-    return server.engine.parse_counters(page.text)
-
-
-def _acceptance(
-    case: Case, server: Server, rounds: tuple[Round, ...], counters: StepCounts
-) -> AcceptanceRecord | None:
-    if not case.speculates:
+async def _scrape_counters(case: Case, protocol: Protocol, crew: Crew) -> Counters | None:
+    if not case.speculates or protocol.counters_path is None:
         return None
-    prompts = tuple(
-        PromptAcceptance(
-            prompt_id=trace.prompt_id,
-            category=trace.category,
-            counts=_counts_of(trace.acceptance, trace.prompt_id),
-            completion_tokens=trace.usage_tokens or 0,
-        )
-        for part in rounds
-        for trace in part.traces
-    )
-    total = sum((prompt.counts for prompt in prompts), NO_STEPS)
-    check_reconciled(total, counters)
-    record = AcceptanceRecord(
-        source=server.engine.request_source,
-        view=View.VERIFIER,
-        weighting=Weighting.STEP,
-        total=total,
-        prompts=prompts,
-    )
-    check_acceptance(record, draft_tokens=case.server.draft_tokens)
-    if METHODS[case.server.method].drafts_every_step:
-        check_emitted(record)
-    return record
-
-
-def _counts_of(counts: StepCounts | None, prompt_id: str) -> StepCounts:
-    if counts is None:
-        message = f"prompt '{prompt_id}': the server sent no acceptance with its usage"
-        raise InvalidMeasurementError("ACCEPTANCE_MISSING", message)
-    return counts
+    return protocol.parse_counters(await crew.scrape(protocol.counters_path))

@@ -3,6 +3,7 @@
 A metric without a value is None, never 0 and never NaN.
 """
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -11,12 +12,13 @@ from types import MappingProxyType
 
 from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, StepCounts
 from specreg.errors import UnknownNameError
-from specreg.matrix import MOST_DRAFT_TOKENS, Case
+from specreg.matrix import MOST_DRAFT_TOKENS, NO_LIMITS, Case, Limits
 from specreg.replay import Round
 from specreg.trace import RequestTrace
 
 _NS_PER_MS = 10**6
 _NS_PER_S = 10**9
+_MS_PER_S = 10**3
 
 
 class Family(StrEnum):
@@ -43,11 +45,13 @@ class Replay:
         rounds: of the case's server.
         control_rounds: of the control, replayed in alternation; empty without one.
         acceptance: None for a case that doesn't speculate.
+        limits: what a request must keep to count as good.
     """
 
     rounds: tuple[Round, ...]
     control_rounds: tuple[Round, ...]
     acceptance: AcceptanceRecord | None
+    limits: Limits = NO_LIMITS
 
     @property
     def traces(self) -> tuple[RequestTrace, ...]:
@@ -76,6 +80,7 @@ class Metric:
             can widen the tolerance.
         origin: subtracted before a relative change is taken: AL is judged as AL - 1.
         position: the draft position it is about, from 1; None for the others.
+        needs_limits: whether it says nothing of a case without limits on TTFT and TPOT.
     """
 
     name: str
@@ -87,11 +92,14 @@ class Metric:
     by_launch: bool = False
     origin: float = 0.0
     position: int | None = None
+    needs_limits: bool = False
 
     def applies_to(self, case: Case) -> bool:
         """Whether the case can have a value at all."""
         if self.family is Family.SPEEDUP:
             return case.control is not None
+        if self.needs_limits and case.limits == NO_LIMITS:
+            return False
         if self.family is Family.ACCEPTANCE:
             return case.speculates and (self.position or 0) <= case.server.draft_tokens
         return True
@@ -99,7 +107,12 @@ class Metric:
 
 def ttft_ms(trace: RequestTrace) -> float | None:
     """Time to first token: the first chunk with a token - sent."""
-    return (trace.chunks[0].at_ns - trace.sent_ns) / _NS_PER_MS if trace.chunks else None
+    return None if trace.first_ns is None else (trace.first_ns - trace.sent_ns) / _NS_PER_MS
+
+
+def e2e_ms(trace: RequestTrace) -> float | None:
+    """End-to-end latency: the last chunk with a token - sent."""
+    return None if trace.last_ns is None else (trace.last_ns - trace.sent_ns) / _NS_PER_MS
 
 
 def tpot_ms(trace: RequestTrace) -> float | None:
@@ -107,10 +120,15 @@ def tpot_ms(trace: RequestTrace) -> float | None:
 
     Divided by tokens, not by chunks: with speculation a chunk holds several.
     """
-    later_tokens = sum(chunk.tokens for chunk in trace.chunks[1:])
-    if not later_tokens:
+    if trace.first_ns is None or trace.last_ns is None or not trace.later_tokens:
         return None
-    return (trace.chunks[-1].at_ns - trace.chunks[0].at_ns) / later_tokens / _NS_PER_MS
+    return (trace.last_ns - trace.first_ns) / trace.later_tokens / _NS_PER_MS
+
+
+def output_tokens_per_s(trace: RequestTrace) -> float | None:
+    """What one user sees: 1 / TPOT; None where all tokens came at once."""
+    tpot = tpot_ms(trace)
+    return _MS_PER_S / tpot if tpot else None
 
 
 def throughput_tokens_per_s(part: Round) -> float | None:
@@ -120,8 +138,31 @@ def throughput_tokens_per_s(part: Round) -> float | None:
     seconds now and then, and a sum would keep that.
     """
     window_ns = part.ended_ns - part.started_ns
-    tokens = sum(chunk.tokens for trace in part.traces for chunk in trace.chunks)
+    tokens = sum(trace.tokens for trace in part.traces)
     return tokens * _NS_PER_S / window_ns if window_ns else None
+
+
+def requests_per_s(part: Round, good: Callable[[RequestTrace], bool]) -> float | None:
+    """The good requests of a round over the same window as throughput's."""
+    window_ns = part.ended_ns - part.started_ns
+    return sum(map(good, part.traces)) * _NS_PER_S / window_ns if window_ns else None
+
+
+def is_good(trace: RequestTrace, limits: Limits) -> bool:
+    """Whether a request kept the limits on TTFT and TPOT.
+
+    One that has no TPOT, an answer of one chunk, keeps any.
+    """
+    ttft, tpot = ttft_ms(trace), tpot_ms(trace)
+    in_time = ttft is not None and ttft <= (limits.ttft_ms or math.inf)
+    return in_time and (tpot or 0.0) <= (limits.tpot_ms or math.inf)
+
+
+def goodput_requests_per_s(replay: Replay) -> float | None:
+    """The median over the rounds of good requests per second."""
+    return _median(
+        requests_per_s(part, lambda trace: is_good(trace, replay.limits)) for part in replay.rounds
+    )
 
 
 def speedup_ratio(replay: Replay) -> float | None:
@@ -184,6 +225,15 @@ _ROWS = (
         direction=Direction.UP,
         function=lambda replay: _median(throughput_tokens_per_s(part) for part in replay.rounds),
         tolerance_frac=0.05,
+        by_launch=True,
+    ),
+    Metric(
+        name="goodput_requests_per_s",
+        family=Family.THROUGHPUT,
+        direction=Direction.UP,
+        function=goodput_requests_per_s,
+        tolerance_frac=0.05,
+        needs_limits=True,
         by_launch=True,
     ),
     Metric(

@@ -10,18 +10,22 @@ import msgspec
 from specreg.errors import DatasetError
 
 
-class Prompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Prompt(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """One conversation to replay.
 
     Attributes:
         id: unique within the dataset.
         category: what per-category figures are grouped by.
-        turns: what the user says, in order; one at least, none empty.
+        turns: what the user says, in order; none empty.
+        token_ids: the prompt as ids instead; either these or turns are given.
     """
 
     id: str
     category: str
-    turns: tuple[str, ...]
+    turns: tuple[str, ...] = ()
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +69,16 @@ def _parse_prompt(line: bytes, place: str) -> Prompt:
     try:
         prompt = msgspec.json.decode(line, type=Prompt)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        message = f"{place}: {error}; a row needs id, category and turns (a list of texts)"
+        message = (
+            f"{place}: {error}; a row needs id, category and turns (a list of texts) or token_ids"
+        )
         raise DatasetError(message) from error
-    if not prompt.turns or not all(turn.strip() for turn in prompt.turns):
-        message = f"{place}: prompt '{prompt.id}' has an empty turn; remove the row or fill it"
+    if not all(turn.strip() for turn in prompt.turns) or bool(prompt.turns) == bool(
+        prompt.token_ids
+    ):
+        message = (
+            f"{place}: prompt '{prompt.id}' has an empty turn, none at all, or turns and token_ids;"
+            " remove the row or mend it"
+        )
         raise DatasetError(message)
     return prompt

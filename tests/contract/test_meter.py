@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from specreg.arrivals import Load
 from specreg.datasets import Prompt, dataset_named
 from specreg.engines import engine_named
 from specreg.environments import EngineEnvironment, engine_environment
@@ -103,7 +104,7 @@ def scheduled_case(plain_case: Case, recording: Recording, folder: Path, concurr
             ("SCHEDULED_RECORDING", str(path)),
         ),
     )
-    return dataclasses.replace(plain_case, server=server, concurrency=concurrency)
+    return dataclasses.replace(plain_case, server=server, load=Load(concurrency=concurrency))
 
 
 def scheduled_steps(completion_tokens: int) -> list[int]:

@@ -15,6 +15,7 @@ from specreg.acceptance.record import (
     View,
     Weighting,
 )
+from specreg.arrivals import Load
 from specreg.baseline import (
     SCHEMA_VERSION,
     Baseline,
@@ -32,7 +33,7 @@ from specreg.metrics import Replay
 from specreg.processes import MarkedProcess
 from specreg.replay import Round
 from specreg.server import Server
-from specreg.trace import Chunk, RequestTrace
+from specreg.trace import Chunk, RequestTrace, chunk_sizes
 from tests.scripted.vllm.script import Script, chat_prompt, record_script, steps_of
 from tests.scripted.vllm.steps import Steps
 
@@ -58,10 +59,11 @@ CASE = Case(
     control=None,
     dataset="toy",
     prompts=4,
-    concurrency=2,
+    load=Load(concurrency=2),
     output_cap_tokens=20,
     temperature=0.0,
     rounds=2,
+    warm_up_stable_frac=5.0,  # tests have no time for a quiet machine
 )
 PLAIN_CASE = dataclasses.replace(CASE, server=PLAIN_SPEC)
 PROMPTS = tuple(
@@ -101,7 +103,7 @@ PROVENANCE = Provenance(
 
 def chunk(at_ns: int, tokens: int = 1) -> Chunk:
     """A chunk of some tokens."""
-    return Chunk(at_ns=at_ns, tokens=tokens, text="word " * tokens)
+    return Chunk(at_ns=at_ns, tokens=tokens)
 
 
 def trace(*chunks: Chunk, sent_ns: int = 0) -> RequestTrace:
@@ -109,14 +111,23 @@ def trace(*chunks: Chunk, sent_ns: int = 0) -> RequestTrace:
     return RequestTrace(
         prompt_id="chat-0",
         category="chat",
+        turn=1,
         planned_ns=sent_ns,
         sent_ns=sent_ns,
-        chunks=chunks,
+        first_ns=chunks[0].at_ns if chunks else None,
+        last_ns=chunks[-1].at_ns if chunks else None,
+        first_chunk_tokens=chunks[0].tokens if chunks else 0,
+        chunk_sizes=chunk_sizes(chunks[1:]),
         usage_tokens=sum(one.tokens for one in chunks),
         finish_reason="length",
         acceptance=None,
         error=None,
     )
+
+
+def with_concurrency(requests: int, case: Case = CASE) -> Case:
+    """The case in a closed loop of so many requests."""
+    return dataclasses.replace(case, load=Load(concurrency=requests))
 
 
 def replayed(started_ns: int, ended_ns: int, tokens: int) -> Round:

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from specreg.arrivals import Arrivals, Load
 from specreg.errors import MatrixError, UnknownNameError
-from specreg.matrix import MOST_DRAFT_TOKENS, Case, Tier, load_tier
+from specreg.matrix import MOST_DRAFT_TOKENS, Case, Limits, Tier, load_tier
+from specreg.protocols import Form
 from tests.unit import builders
 
 MODELS = """
@@ -67,7 +69,7 @@ def test_a_case_has_what_its_tables_say(tmp_path: Path) -> None:
     assert (case.server.padding_layers, case.server.draft_tokens) == (2, 5)
     assert case.server.engine_args == ("--seed", "7")
     assert case.server.engine_env == (("A", "1"), ("B", "2"))
-    assert (case.concurrency, case.prompts, case.output_cap_tokens) == (4, 8, 64)
+    assert (case.load.concurrency, case.prompts, case.output_cap_tokens) == (4, 8, 64)
     assert case.tolerances == (("tpot_p50_ms", 0.2),)
 
 
@@ -160,22 +162,94 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("old", "new", "words"),
     [
-        ("prompts = 8", "prompts = 3"),
-        ("[1, 4]", "[1, 9]"),
-        ("prompts = 8", "prompts = 8\nmax_sequences = 3"),
+        pytest.param(
+            "prompts = 8", "prompts = 3", "each round needs a prompt", id="too-few-prompts"
+        ),
+        pytest.param("[1, 4]", "[1, 9]", "the server must take on all", id="more-than-the-default"),
+        pytest.param(
+            "prompts = 8",
+            "prompts = 8\nmax_sequences = 3",
+            "the server must take on all that are in flight",
+            id="more-than-the-server-takes-on",
+        ),
+        pytest.param("[1, 4]", "[]", "give either concurrency alone", id="no-load"),
+        pytest.param(
+            "[1, 4]",
+            "[1, 4]\nrequests_per_s = [2.5]",
+            "give either concurrency alone",
+            id="two-loads",
+        ),
+        pytest.param(
+            "[1, 4]",
+            '[1, 4]\narrivals = "poisson"',
+            "give either concurrency alone",
+            id="a-closed-loop-with-arrivals",
+        ),
+        pytest.param(
+            "concurrency = [1, 4]",
+            'requests_per_s = [2.5]\narrivals = "closed"',
+            "requests_per_s with arrivals constant, poisson",
+            id="a-rate-in-a-closed-loop",
+        ),
+        pytest.param(
+            "concurrency = [1, 4]",
+            "requests_per_s = [2.5]\nburstiness = 0.5",
+            "burstiness is of gamma alone",
+            id="bursts-of-poisson",
+        ),
     ],
-    ids=["too-few-prompts", "more-than-the-default", "more-than-the-server-takes-on"],
 )
-def test_what_cannot_be_measured_is_refused(tmp_path: Path, old: str, new: str) -> None:
-    with pytest.raises(MatrixError, match="each round needs a prompt, and the server must take on"):
+def test_what_cannot_be_measured_is_refused(tmp_path: Path, old: str, new: str, words: str) -> None:
+    with pytest.raises(MatrixError, match=words):
         load(tmp_path, MODELS + CASES.replace(old, new))
+
+
+RATES = """
+requests_per_s = [2.5, 10]
+arrivals = "gamma"
+burstiness = 0.5
+ramp_up_s = 2
+duration_s = 30
+turns = 2
+form = "completions"
+ignore_eos = true
+request_timeout_s = 5
+ttft_limit_ms = 200
+tpot_limit_ms = 50
+warm_up_stable_frac = 0.2
+client_processes = 2
+[cases.chat_template_args]
+enable_thinking = false
+"""
+
+
+def test_a_rate_is_a_load_with_all_that_its_table_says(tmp_path: Path) -> None:
+    tier = load(tmp_path, MODELS + CASES.replace("concurrency = [1, 4]\n", "") + RATES)
+    case = case_of(tier, "vllm-eagle3-tiny-toy-gamma2.5")
+    assert case.load == Load(
+        arrivals=Arrivals.GAMMA,
+        requests_per_s=2.5,
+        burstiness=0.5,
+        ramp_up_s=2.0,
+        duration_s=30.0,
+    )
+    assert (case.turns, case.form, case.ignore_eos) == (2, Form.COMPLETIONS, True)
+    assert case.limits == Limits(ttft_ms=200.0, tpot_ms=50.0)
+    assert (case.request_timeout_s, case.warm_up_stable_frac, case.client_processes) == (5, 0.2, 2)
+    assert case.chat_template_args == (("enable_thinking", False),)
+    assert "vllm-none-tiny-toy-gamma10" in {other.id for other in tier.cases}
+
+
+def test_a_rate_comes_at_random_unless_told_otherwise(tmp_path: Path) -> None:
+    text = CASES.replace("concurrency = [1, 4]", "requests_per_s = [4]")
+    assert {case.load.id for case in load(tmp_path, MODELS + text).cases} == {"poisson4"}
 
 
 def test_the_server_may_be_asked_for_all_that_it_takes_on(tmp_path: Path) -> None:
     tier = load(tmp_path, MODELS + CASES.replace("[1, 4]", "[5]") + "max_sequences = 5\n")
-    assert {case.concurrency for case in tier.cases} == {5}
+    assert {case.load.concurrency for case in tier.cases} == {5}
 
 
 @pytest.mark.parametrize(
@@ -192,7 +266,14 @@ def test_the_server_may_be_asked_for_all_that_it_takes_on(tmp_path: Path) -> Non
         ("tolerances", "{ tpot_p50_ms = 0.0 }"),
         ("tolerances", "{ tpot_p50_ms = -0.2 }"),
         ("concurrency", "[1, 0]"),
-        ("concurrency", "[]"),
+        ("requests_per_s", "[0]"),
+        ("ramp_up_s", "-1"),
+        ("duration_s", "0"),
+        ("burstiness", "0"),
+        ("turns", "0"),
+        ("request_timeout_s", "0"),
+        ("warm_up_stable_frac", "0"),
+        ("client_processes", "0"),
         ("prompts", "0"),
         ("output_cap_tokens", "0"),
     ],

