@@ -22,17 +22,23 @@ from specreg.acceptance.record import (
     View,
     Weighting,
 )
+from specreg.arrivals import Arrivals
 from specreg.errors import BaselineError, InvalidMeasurementError
 from specreg.identity import Environment
+from specreg.matrix import NO_LIMITS, Limits
 from specreg.metrics import Metric, acceptance_value
+from specreg.protocols import Form
 
 SCHEMA_VERSION = 1
 
 
-class CaseSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CaseSettings(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """What must be equal for two measurements of a case to be compared.
 
-    The engine's version and the draft are not among them: they are what one compares.
+    The engine's version and the draft are not among them: they are what one compares. What a
+    file leaves out has its default.
     """
 
     engine: str
@@ -50,6 +56,16 @@ class CaseSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_sequences: int
     engine_args: tuple[str, ...]
     engine_env: tuple[tuple[str, str], ...]
+    arrivals: Arrivals = Arrivals.CLOSED
+    requests_per_s: float = 0.0
+    burstiness: float = 1.0
+    ramp_up_s: float = 0.0
+    duration_s: float | None = None
+    turns: int | None = None
+    form: Form = Form.CHAT
+    chat_template_args: tuple[tuple[str, object], ...] = ()
+    ignore_eos: bool = False
+    limits: Limits = NO_LIMITS
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,24 +80,31 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class StoredPrompt(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """`[id, category, accepted, steps, proposed, completion_tokens, position_counts]`."""
+    """`[id, category, accepted, steps, proposed, completion_tokens, position_counts, turn]`.
+
+    `proposed` is null where the source doesn't say; `turn` may be left out.
+    """
 
     id: str
     category: str
     accepted: int
     steps: int
-    proposed: int
+    proposed: int | None
     completion_tokens: int
     position_counts: tuple[int, ...]
+    turn: int = 1
 
 
-class StoredAcceptance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An acceptance record as it lies on disk."""
+class StoredAcceptance(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """An acceptance record as it lies on disk; `total` only where the prompts aren't known."""
 
     source: Source
     view: View
     weighting: Weighting
     prompts: tuple[StoredPrompt, ...]
+    total: StepCounts | None = None
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -190,6 +213,7 @@ def stored_acceptance(record: AcceptanceRecord | None) -> StoredAcceptance | Non
         source=record.source,
         view=record.view,
         weighting=record.weighting,
+        total=None if record.prompts else record.total,
         prompts=tuple(
             StoredPrompt(
                 id=prompt.prompt_id,
@@ -199,6 +223,7 @@ def stored_acceptance(record: AcceptanceRecord | None) -> StoredAcceptance | Non
                 proposed=prompt.counts.proposed,
                 completion_tokens=prompt.completion_tokens,
                 position_counts=prompt.counts.position_counts,
+                turn=prompt.turn,
             )
             for prompt in record.prompts
         ),
@@ -214,7 +239,7 @@ def load_acceptance(stored: StoredAcceptance | None) -> AcceptanceRecord | None:
         source=stored.source,
         view=stored.view,
         weighting=stored.weighting,
-        total=sum((prompt.counts for prompt in prompts), NO_STEPS),
+        total=stored.total or sum((prompt.counts for prompt in prompts), NO_STEPS),
         prompts=prompts,
     )
 
@@ -232,6 +257,7 @@ def load_prompts(stored: StoredAcceptance | None) -> tuple[PromptAcceptance, ...
                 position_counts=prompt.position_counts,
             ),
             completion_tokens=prompt.completion_tokens,
+            turn=prompt.turn,
         )
         for prompt in (stored.prompts if stored else ())
     )
@@ -242,8 +268,11 @@ def _check_figures(baseline: Baseline) -> None:
         for name, value in launch.items():
             if not 0 < value < math.inf:
                 raise InvalidMeasurementError("FIGURE_IMPOSSIBLE", f"{name} is {value}")
-    for prompt in load_prompts(baseline.acceptance):
+    acceptance = load_acceptance(baseline.acceptance)
+    for prompt in acceptance.prompts if acceptance else ():
         check_counts(prompt.counts, f"prompt '{prompt.prompt_id}'")
+    if acceptance is not None:
+        check_counts(acceptance.total, "all prompts")
 
 
 class _Version(msgspec.Struct, frozen=True):

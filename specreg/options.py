@@ -47,6 +47,22 @@ class Options:
     baselines: str = _option(
         "--specreg-baselines", "baselines", "the folder of the baselines, from the root"
     )
+    runs: str = _option(
+        "--specreg-runs",
+        ".specreg/runs",
+        "the folder of what each run leaves: logs, figures, journal; from the root",
+    )
+    resume: bool = _option(
+        "--specreg-resume",
+        default=False,
+        text="go on with the last run that was cut off: what it finished isn't measured again",
+        action="store_true",
+    )
+    engine_version: str | None = _option(
+        "--specreg-engine-version",
+        None,
+        "the engine's version to install, e.g. 0.31.0 (default: the one that specreg knows best)",
+    )
     engine_python: str | None = _option(
         "--specreg-engine-python",
         None,

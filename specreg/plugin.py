@@ -14,6 +14,7 @@ import pytest
 
 from specreg.errors import SpecregError
 from specreg.identity import current_environment, find_gpus
+from specreg.journal import Journal, last_run, load_journal
 from specreg.matrix import Case, load_tier
 from specreg.metrics import METRICS, Family, Metric, check_tolerances, metrics_of
 from specreg.options import Options, add_options, read_options
@@ -54,6 +55,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """Puts the terminal back."""
     if _PROGRESS in config.stash:
         config.stash[_PROGRESS].close()
+    if SUITE in config.stash:
+        config.stash[SUITE].journal.close()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -145,6 +148,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section(f"specreg: tier {suite.tier.name} on {suite.environment.name}")
     color = _color(config)
     parts = [render_verdicts(suite.verdicts, width=_WIDTH, color=color), *config.stash[_LINES]]
+    if suite.taken_over:
+        parts.append(f"taken over from the run that was cut off: {', '.join(suite.taken_over)}")
     if suite.update_reason is None:
         parts.append(render_notes(suite.verdicts, suite.environment.name))
         parts.append(render_next(suite.verdicts, {case.id for case in suite.tier.cases}))
@@ -162,7 +167,10 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
         raise SpecregError(message)
     for case in tier.cases:
         check_tolerances(case)
+    runs = root / options.runs
     started = dt.datetime.now(tz=dt.UTC).strftime("%Y%m%dT%H%M%S")
+    run_folder = last_run(runs) if options.resume else runs / f"{started}-{os.getpid()}"
+    journal = run_folder / "journal.jsonl"
     suite = Suite(
         root=root,
         tier=tier,
@@ -170,9 +178,12 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
         baselines=root / options.baselines,
         launches=options.launches or (_LAUNCHES_TO_RECORD if options.update_baselines else 1),
         update_reason=options.reason if options.update_baselines else None,
+        engine_version=options.engine_version,
         engine_python=options.engine_python,
         ready_within_s=options.ready_within_s,
-        log_folder=root / ".specreg" / "logs" / f"{started}-{os.getpid()}",
+        run_folder=run_folder,
+        journal=Journal(journal),
+        earlier=load_journal(journal) if options.resume else {},
         show=progress.show,
     )
     if options.require_tier and _unmet_need(suite):

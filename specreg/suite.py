@@ -4,19 +4,27 @@ The pytest plugin and the fixtures hold one of these and do nothing by themselve
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from specreg.datasets import Prompt, dataset_named
+from specreg.datasets._dataset import prompts_sha256
 from specreg.engines import engine_named
+from specreg.engines._engine import Requirement
 from specreg.environments import EngineEnvironment, engine_environment
 from specreg.errors import DatasetError, SpecregError
 from specreg.expectation import Recorded, look_up, record_measurements, settings_of
+from specreg.figures import figures_of, record_figures
 from specreg.identity import Environment
+from specreg.journal import Journal, Key
 from specreg.matrix import Case, ServerSpec, Tier
 from specreg.measurement import Measurement, measure
 from specreg.metrics import Metric
+from specreg.models import model_sha256, resolve_model
 from specreg.server import Server, start_server
 from specreg.verdict import Outcome, Verdict, confirm, judge
 
@@ -31,7 +39,42 @@ class Launch:
     @property
     def id(self) -> str:
         """`vllm-eagle3-tiny`, with `-launch2` from the second on."""
-        return self.spec.id + (f"-launch{self.number}" if self.number > 1 else "")
+        return self.spec.id + self._suffix
+
+    def case_id(self, case: Case) -> str:
+        """The same of a case on this launch."""
+        return case.id + self._suffix
+
+    @property
+    def _suffix(self) -> str:
+        return f"-launch{self.number}" if self.number > 1 else ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Starting:
+    """A server that starts when it is first asked for; one that failed to isn't tried again."""
+
+    launch: Launch
+    start: Callable[[], Server]
+    _server: Server | None = None
+    _error: SpecregError | None = None
+
+    @property
+    def server(self) -> Server:
+        """The running server.
+
+        Raises:
+            SpecregError: it didn't start.
+        """
+        if self._error is not None:
+            raise self._error
+        if self._server is None:
+            try:
+                self._server = self.start()
+            except SpecregError as error:
+                self._error = error
+                raise
+        return self._server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +87,13 @@ class Suite:
         baselines: the folder of the baselines.
         launches: how many launches of each server are measured.
         update_reason: why baselines are recorded, None when they aren't.
+        engine_version: which to install, None for the engine's own choice.
         engine_python: an interpreter that has the engine, None to make an environment.
         ready_within_s: how long a server may take to its first token.
-        log_folder: of the servers' output.
+        run_folder: where this run leaves logs, figures and its journal.
+        journal: of this run; earlier: what the run that is resumed had measured.
         show: is told what goes on.
-        verdicts, measurements: so far, in the order of the run.
+        verdicts, measurements: so far, in the order of the run; taken_over: of the earlier run.
     """
 
     root: Path
@@ -57,12 +102,16 @@ class Suite:
     baselines: Path
     launches: int
     update_reason: str | None
+    engine_version: str | None
     engine_python: str | None
     ready_within_s: float
-    log_folder: Path
+    run_folder: Path
+    journal: Journal
+    earlier: Mapping[Key, Measurement]
     show: Callable[[str], None]
     verdicts: list[Verdict] = field(default_factory=list)
     measurements: list[Measurement] = field(default_factory=list)
+    taken_over: list[str] = field(default_factory=list)
 
     @property
     def on_gpu(self) -> bool:
@@ -85,28 +134,48 @@ class Suite:
         return prompts[: case.prompts]
 
     @contextlib.contextmanager
-    def start(self, launch: Launch, beside: Server | None = None) -> Iterator[Server]:
-        """The server of a launch for as long as the context lasts.
+    def start(self, launch: Launch, beside: "Starting | None" = None) -> Iterator["Starting"]:
+        """The server of a launch for as long as the context lasts; it starts when first asked for.
 
         One that runs beside it already is taken if it is the same.
         """
-        if beside is not None and beside.spec == launch.spec:
+        if beside is not None and beside.launch == launch:
             yield beside
             return
-        with start_server(
-            launch.spec,
-            self._engine_environment(launch.spec.engine),
-            root=self.root,
-            log_path=self.log_folder / f"{launch.id}.log",
-            on_gpu=self.on_gpu,
-            ready_within_s=self.ready_within_s,
-            show=self.show,
-        ) as server:
-            yield server
+        with contextlib.ExitStack() as stack:
+            yield Starting(launch=launch, start=lambda: stack.enter_context(self._server(launch)))
 
-    def measure(self, case: Case, server: Server, control: Server | None) -> Measurement:
-        """Measures a case and remembers the measurement."""
-        measurement = measure(case, server, control, self.prompts(case), show=self.show)
+    def measure(
+        self, case: Case, server: "Starting", control: "Starting | None", *, look: int = 1
+    ) -> Measurement:
+        """Measures a case, or takes over what the run that is resumed has; and remembers it.
+
+        Args:
+            case: what to measure.
+            server: the case's.
+            control: the one beside it, None for no speedup.
+            look: 2 for another measurement on the same launch.
+        """
+        key = self._key(case, server.launch.number, look)
+        measurement = self.earlier.get(key)
+        if measurement is None:
+            beside = control.server if control is not None else None
+            running = server.server
+            self.journal.begin(key)
+            measurement = measure(
+                case,
+                running,
+                beside,
+                self.prompts(case),
+                show=self.show,
+                record=self.journal.record_round,
+            )
+            self.journal.end(measurement)
+        else:
+            self.taken_over.append(server.launch.case_id(case))
+        name = server.launch.case_id(case) + ("-look2" if look > 1 else "")
+        figures = figures_of(measurement, server.launch.number)
+        record_figures(self.run_folder / "figures" / f"{name}.json", figures)
         self.measurements.append(measurement)
         return measurement
 
@@ -172,13 +241,43 @@ class Suite:
             reason=self.update_reason or "",
         )
 
-    def _engine_environment(self, engine: str) -> EngineEnvironment:
+    def _server(self, launch: Launch) -> contextlib.AbstractContextManager[Server]:
+        return start_server(
+            launch.spec,
+            self._engine_environment(launch.spec.engine),
+            root=self.root,
+            log_path=self.run_folder / "logs" / f"{launch.id}.log",
+            on_gpu=self.on_gpu,
+            ready_within_s=self.ready_within_s,
+            show=self.show,
+        )
+
+    def _key(self, case: Case, launch: int, look: int) -> Key:
+        spec = case.server
+        models = [resolve_model(self.root, name) for name in (spec.target, spec.draft) if name]
+        requirement = self._requirement(spec.engine)
+        files = [prompts_sha256(self.prompts(case)), *map(model_sha256, models)]
+        return Key(
+            case=msgspec.json.encode(case).decode(),
+            case_id=case.id,
+            launch=launch,
+            look=look,
+            environment=self.environment.name,
+            engine=self.engine_python or requirement.pin,
+            files_sha256=" ".join(files),
+        )
+
+    def _requirement(self, engine: str) -> Requirement:
         requirement = engine_named(engine).requirement(on_gpu=self.on_gpu)
+        return dataclasses.replace(requirement, version=self.engine_version or requirement.version)
+
+    def _engine_environment(self, engine: str) -> EngineEnvironment:
+        requirement = self._requirement(engine)
         if self.engine_python is None:
             return engine_environment(requirement, show=self.show)
         return EngineEnvironment(
             python=self.engine_python,
             package=requirement.package,
-            version="as it is",
+            version="",
             torch_source="as it is",
         )

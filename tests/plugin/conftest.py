@@ -28,6 +28,7 @@ MATRIX = """
     prompts = 10
     rounds = 2
     output_cap_tokens = 32
+    warm_up_stable_frac = 5.0
     draft_tokens = {draft_tokens}
 """
 
@@ -38,6 +39,7 @@ class Suite:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.baselines = folder / "baselines"
+        self.runs = folder / "runs"
         self.script = Script()
         self.write_matrix()
 
@@ -59,6 +61,7 @@ class Suite:
                 *("--specreg-tier=cpu", f"--specreg-matrix={self.folder}"),
                 f"--specreg-baselines={self.baselines}",
                 f"--specreg-engine-python={sys.executable}",
+                f"--specreg-runs={self.runs}",
                 *arguments,
             ),
             check=False,

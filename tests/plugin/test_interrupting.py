@@ -26,7 +26,7 @@ def start(suite: Suite, *arguments: str) -> subprocess.Popen[str]:
             *("-p", "no:hypothesispytest"),
             *("--specreg-tier=cpu", f"--specreg-matrix={suite.folder}"),
             *(f"--specreg-baselines={suite.baselines}", *arguments),
-            f"--specreg-engine-python={sys.executable}",
+            *(f"--specreg-engine-python={sys.executable}", f"--specreg-runs={suite.runs}"),
         ),
         cwd=ROOT,
         env=os.environ | script | {"TEST_MARK": suite.folder.name},

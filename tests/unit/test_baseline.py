@@ -1,5 +1,6 @@
 """Baselines on disk: reviewable, never torn, never overwritten when they can't be read."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any, cast
@@ -7,10 +8,11 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from specreg.acceptance.record import AcceptanceRecord
+from specreg.acceptance.record import AcceptanceRecord, Source
 from specreg.baseline import (
     SCHEMA_VERSION,
     Baseline,
+    StoredPrompt,
     baseline_path,
     load_acceptance,
     load_baseline,
@@ -64,8 +66,8 @@ def test_each_prompt_is_a_line(path: Path) -> None:
     baseline = msgspec.structs.replace(BASELINE, acceptance=stored_acceptance(TWO_PROMPTS))
     record_baseline(path, baseline)
     lines = [line.strip().rstrip(",") for line in path.read_text().splitlines()]
-    assert '["chat-0", "chat", 30, 20, 60, 49, [12, 12, 6]]' in lines
-    assert '["chat-0", "chat", 6, 4, 12, 11, [3, 2, 1]]' in lines
+    assert '["chat-0", "chat", 30, 20, 60, 49, [12, 12, 6], 1]' in lines
+    assert '["chat-0", "chat", 6, 4, 12, 11, [3, 2, 1], 1]' in lines
 
 
 def test_each_launch_is_a_line() -> None:
@@ -239,3 +241,33 @@ def test_acceptance_is_worked_out_from_the_counts_of_the_prompts() -> None:
     assert BASELINE.acceptance_value(METRICS["acceptance_pos3_frac"]) == 0.3
     assert BASELINE.acceptance_value(METRICS["acceptance_pos4_frac"]) is None
     assert PLAIN.acceptance_value(METRICS["acceptance_length_tokens"]) is None
+
+
+def test_a_prompt_keeps_its_turn_and_a_file_without_turns_is_of_first_ones() -> None:
+    record = builders.acceptance(builders.counts(8, 0, 6, 6))
+    second = dataclasses.replace(record.prompts[0], turn=2)
+    found = load_acceptance(stored_acceptance(dataclasses.replace(record, prompts=(second,))))
+    assert found is not None
+    assert found.prompts == (second,)
+    line = b'["chat-0", "chat", 30, 20, 60, 49, [12, 12, 6]]'
+    assert msgspec.json.decode(line, type=StoredPrompt).turn == 1
+
+
+def test_counts_without_prompts_are_kept_as_their_sum() -> None:
+    counts = builders.counts(8, 0, 6, 6)
+    record = dataclasses.replace(
+        builders.acceptance(counts, Source.VLLM_COUNTERS), prompts=(), total=counts
+    )
+    assert load_acceptance(stored_acceptance(record)) == record
+
+
+def test_the_committed_baselines_load_and_lack_only_what_has_a_default() -> None:
+    paths = sorted((builders.ROOT / "baselines").glob("*/*.json"))
+    assert paths
+    for path in paths:
+        committed = load_baseline(path)
+        assert committed is not None
+        again = json.loads(render_baseline(committed))
+        for prompt in (again["acceptance"] or {"prompts": []})["prompts"]:
+            assert prompt.pop() == 1
+        assert again == json.loads(path.read_text())

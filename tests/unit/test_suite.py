@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from specreg.errors import DatasetError
+from specreg.errors import DatasetError, ServerDiedError
 from specreg.expectation import record_measurements, settings_of
+from specreg.journal import Journal
 from specreg.matrix import Tier
 from specreg.measurement import Measurement
 from specreg.metrics import METRICS
-from specreg.suite import Launch, Suite
+from specreg.server import Server
+from specreg.suite import Launch, Starting, Suite
 from specreg.verdict import Outcome
 from tests.unit import builders
 
@@ -28,9 +30,12 @@ def suite(folder: Path, *, update_reason: str | None = None, launches: int = 1) 
         baselines=folder / "baselines",
         launches=launches,
         update_reason=update_reason,
+        engine_version=None,
         engine_python=None,
         ready_within_s=1.0,
-        log_folder=folder / "logs",
+        run_folder=folder,
+        journal=Journal(folder / "journal.jsonl"),
+        earlier={},
         show=lambda _: None,
     )
 
@@ -54,10 +59,38 @@ def test_a_case_that_asks_for_more_prompts_than_there_are_is_refused(tmp_path: P
     )
 
 
+LAUNCH = Launch(spec=builders.SPEC, number=1)
+
+
 def test_the_same_server_beside_it_is_taken(tmp_path: Path) -> None:
-    running = builders.server()
-    with suite(tmp_path).start(Launch(spec=running.spec, number=1), beside=running) as started:
-        assert started is running
+    beside = Starting(launch=LAUNCH, start=builders.server)
+    with suite(tmp_path).start(LAUNCH, beside=beside) as started:
+        assert started is beside
+
+
+def test_a_server_starts_when_it_is_first_asked_for_and_once() -> None:
+    starts: list[Server] = []
+
+    def start() -> Server:
+        starts.append(builders.server())
+        return starts[-1]
+
+    starting = Starting(launch=LAUNCH, start=start)
+    assert starts == []
+    assert [starting.server, starting.server] == starts * 2
+    assert len(starts) == 1
+
+
+def test_a_server_that_failed_to_start_is_not_tried_again() -> None:
+    tries = iter([ServerDiedError("first"), ServerDiedError("second")])
+
+    def start() -> Server:
+        raise next(tries)
+
+    starting = Starting(launch=LAUNCH, start=start)
+    for _ in range(2):
+        with pytest.raises(ServerDiedError, match="first"):
+            _ = starting.server
 
 
 @pytest.mark.parametrize(

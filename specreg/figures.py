@@ -1,0 +1,205 @@
+"""All figures of a measurement, for people and programs: what docs/measuring.md names, as JSON."""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from specreg.acceptance.record import AcceptanceRecord, Source, StepCounts, View
+from specreg.measurement import Measurement
+from specreg.metrics import (
+    Replay,
+    e2e_ms,
+    is_good,
+    output_tokens_per_s,
+    requests_per_s,
+    throughput_tokens_per_s,
+    tpot_ms,
+    ttft_ms,
+)
+from specreg.spread import Histogram, Summary, summarize
+from specreg.trace import RequestTrace
+
+_NS_PER_MS = 10**6
+
+
+class PartFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The acceptance of some requests; null where there is no value.
+
+    Attributes:
+        steps, accepted, proposed: S, A, D.
+        acceptance_length_tokens: micro AL; acceptance_rate_frac: AR, also called draft efficiency.
+        macro_acceptance_length_tokens: the mean over requests.
+        tokens_per_step: the client's view, (N - R) / S.
+        truncated_tokens: emitted, and cut off by the end of a text or the output cap.
+        histogram: entry j counts the steps with j drafts accepted.
+        marginal_frac, conditional_frac, joint_frac: by position, from the first.
+    """
+
+    requests: int
+    steps: int
+    accepted: int
+    proposed: int | None
+    acceptance_length_tokens: float | None
+    macro_acceptance_length_tokens: float | None
+    acceptance_rate_frac: float | None
+    tokens_per_step: float | None
+    truncated_tokens: int | None
+    histogram: tuple[int, ...]
+    marginal_frac: tuple[float, ...]
+    conditional_frac: tuple[float, ...]
+    joint_frac: tuple[float, ...]
+
+
+class AcceptanceFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The acceptance of a measurement: all of it, and its parts.
+
+    Attributes:
+        source, view: where it was read, and whose tokens are counted.
+        category_acceptance_length_tokens: the mean over categories of their AL.
+    """
+
+    source: Source
+    view: View
+    total: PartFigures
+    category_acceptance_length_tokens: float | None
+    by_category: dict[str, PartFigures]
+    by_turn: dict[str, PartFigures]
+
+
+class ArmFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The timing of one server's requests; a spread without values is null.
+
+    Attributes:
+        requests, good_requests: how many, and how many kept the case's limits.
+        tokens: N of all.
+        send_delay_ms: sent - planned; client_lag_ms: of the client's event loop.
+        others: see docs/measuring.md; a rate has one value for each round.
+    """
+
+    requests: int
+    good_requests: int
+    tokens: int
+    ttft_ms: Summary | None
+    e2e_ms: Summary | None
+    tpot_ms: Summary | None
+    step_ms: Summary | None
+    output_tokens_per_s: Summary | None
+    completion_tokens: Summary | None
+    throughput_tokens_per_s: Summary | None
+    requests_per_s: Summary | None
+    goodput_requests_per_s: Summary | None
+    send_delay_ms: Summary | None
+    client_lag_ms: Summary | None
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """All figures of one measurement.
+
+    Attributes:
+        case_id, launch: of what; engine_version: by the server's own word.
+        invalid: why there are none, null when there are.
+        judged: the metrics that are held against baselines.
+        acceptance: null without speculation.
+        timing: of the case's server; control: of the one beside it.
+    """
+
+    case_id: str
+    launch: int
+    engine_version: str
+    invalid: str | None
+    judged: dict[str, float]
+    acceptance: AcceptanceFigures | None
+    timing: ArmFigures | None
+    control: ArmFigures | None
+
+
+def figures_of(measurement: Measurement, launch: int) -> Figures:
+    """The figures of a measurement; of an invalid one only why it is."""
+    replay = measurement.replay
+    acceptance = measurement.acceptance
+    return Figures(
+        case_id=measurement.case.id,
+        launch=launch,
+        engine_version=measurement.engine_version,
+        invalid=measurement.invalid,
+        judged=dict(measurement.values),
+        acceptance=_acceptance(acceptance) if acceptance else None,
+        timing=_arm(replay, control=False) if replay else None,
+        control=_arm(replay, control=True) if replay and replay.control_rounds else None,
+    )
+
+
+def record_figures(path: Path, figures: Figures) -> None:
+    """Writes them as JSON. A disk that refuses loses them, and no verdict."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(msgspec.to_builtins(figures), indent=1) + "\n")
+
+
+def _acceptance(record: AcceptanceRecord) -> AcceptanceFigures:
+    return AcceptanceFigures(
+        source=record.source,
+        view=record.view,
+        total=_part(record),
+        category_acceptance_length_tokens=record.category_acceptance_length,
+        by_category={name: _part(part) for name, part in record.by_category.items()},
+        by_turn={str(turn): _part(part) for turn, part in record.by_turn.items()},
+    )
+
+
+def _part(record: AcceptanceRecord) -> PartFigures:
+    counts: StepCounts = record.total
+    return PartFigures(
+        requests=len(record.prompts),
+        steps=counts.steps,
+        accepted=counts.accepted,
+        proposed=counts.proposed,
+        acceptance_length_tokens=counts.acceptance_length,
+        macro_acceptance_length_tokens=record.macro_acceptance_length,
+        acceptance_rate_frac=counts.acceptance_rate,
+        tokens_per_step=record.tokens_per_step,
+        truncated_tokens=record.truncated_tokens,
+        histogram=counts.histogram,
+        marginal_frac=counts.marginal_acceptance,
+        conditional_frac=counts.conditional_acceptance,
+        joint_frac=counts.joint_acceptance,
+    )
+
+
+def _arm(replay: Replay, *, control: bool) -> ArmFigures:
+    rounds = replay.control_rounds if control else replay.rounds
+    traces = [trace for part in rounds for trace in part.traces]
+    gaps, lags = Histogram(), Histogram()
+    for part in rounds:
+        gaps.merge(part.gaps)
+        lags.merge(part.lags)
+
+    def good(trace: RequestTrace) -> bool:
+        return is_good(trace, replay.limits)
+
+    def spread(value: Callable[[RequestTrace], float | None]) -> Summary | None:
+        return _summary(map(value, traces))
+
+    return ArmFigures(
+        requests=len(traces),
+        good_requests=sum(map(good, traces)),
+        tokens=sum(trace.tokens for trace in traces),
+        ttft_ms=spread(ttft_ms),
+        e2e_ms=spread(e2e_ms),
+        tpot_ms=spread(tpot_ms),
+        step_ms=gaps.summary_ms(),
+        output_tokens_per_s=spread(output_tokens_per_s),
+        completion_tokens=spread(lambda trace: trace.tokens),
+        throughput_tokens_per_s=_summary(map(throughput_tokens_per_s, rounds)),
+        requests_per_s=_summary(requests_per_s(part, lambda _: True) for part in rounds),
+        goodput_requests_per_s=_summary(requests_per_s(part, good) for part in rounds),
+        send_delay_ms=spread(lambda trace: (trace.sent_ns - trace.planned_ns) / _NS_PER_MS),
+        client_lag_ms=lags.summary_ms(),
+    )
+
+
+def _summary(values: Iterable[float | None]) -> Summary | None:
+    return summarize(value for value in values if value is not None)

@@ -1,0 +1,224 @@
+"""The journal: every request on disk as it ends, and from there the measurements of a cut-off run.
+
+`.specreg/runs/<run>/journal.jsonl`; each line is a `Begun`, a `Replayed` or an `Ended`, in order.
+"""
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from specreg.acceptance.record import AcceptanceRecord
+from specreg.errors import SpecregError
+from specreg.matrix import Case
+from specreg.measurement import Measurement, values_of
+from specreg.metrics import Replay
+from specreg.replay import Finished, Record, Round, Tally
+from specreg.spread import Histogram
+
+
+class Key(msgspec.Struct, frozen=True, kw_only=True):
+    """What has to be equal for a measurement of an earlier run to be taken over.
+
+    Attributes:
+        case: the whole of it, as JSON; case_id: for people.
+        launch: which launch of its server, from 1; look: 1, or 2 for a second one.
+        environment: name of the kind of machine.
+        engine: what was installed, or whose interpreter.
+        files_sha256: of the prompts and the models' files.
+    """
+
+    case: str
+    case_id: str
+    launch: int
+    look: int
+    environment: str
+    engine: str
+    files_sha256: str
+
+
+class Begun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A measurement begins; at_s: seconds since the epoch."""
+
+    key: Key
+    at_s: float
+
+
+class Replayed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A request ended: of the control or of the case's server, in which round, from 0."""
+
+    control: bool
+    round: int
+    finished: Finished
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The measurement that began last is complete.
+
+    Attributes:
+        engine_version, target, draft: see `Measurement`.
+        lags: of each round, the case's first, then the control's.
+        acceptance: as it was read, the server's counters agreeing.
+    """
+
+    engine_version: str
+    target: str
+    draft: str | None
+    lags: tuple[tuple[Histogram, ...], tuple[Histogram, ...]]
+    acceptance: AcceptanceRecord | None
+
+
+Line = Begun | Replayed | Ended
+
+
+@dataclass(slots=True)
+class Journal:
+    """Writes one run's journal; each line is on its way to disk when the call returns."""
+
+    path: Path
+    _file: BinaryIO | None = None
+
+    def begin(self, key: Key) -> None:
+        """A measurement begins."""
+        self._write(Begun(key=key, at_s=time.time()))
+
+    def record_round(self, control: bool, number: int) -> Record:  # noqa: FBT001 - a RecordRound
+        """What takes the requests of a round."""
+        return lambda finished: self._write(
+            Replayed(control=control, round=number, finished=finished)
+        )
+
+    def end(self, measurement: Measurement) -> None:
+        """The measurement is complete; an invalid one never is."""
+        replay = measurement.replay
+        if replay is None:
+            return
+        self._write(
+            Ended(
+                engine_version=measurement.engine_version,
+                target=measurement.target,
+                draft=measurement.draft,
+                lags=(
+                    tuple(part.lags for part in replay.rounds),
+                    tuple(part.lags for part in replay.control_rounds),
+                ),
+                acceptance=replay.acceptance,
+            )
+        )
+
+    def close(self) -> None:
+        """Closes the file, if anything was written."""
+        if self._file is not None:
+            self._file.close()
+
+    def _write(self, line: Line) -> None:
+        try:
+            if self._file is None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self.path.open("a+b", buffering=0)
+                _mend_torn_line(self._file)
+            self._file.write(msgspec.json.encode(line) + b"\n")
+        except OSError as error:
+            message = f"journal '{self.path}': {error.strerror}; make room or mend its rights"
+            raise SpecregError(message) from error
+
+
+def _mend_torn_line(file: BinaryIO) -> None:
+    """Ends the line in which an earlier run was cut off, so that ours begin anew."""
+    if file.seek(0, os.SEEK_END):
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            file.write(b"\n")
+
+
+@dataclass(slots=True)
+class _Open:
+    """A measurement of which the end hasn't been read yet."""
+
+    key: Key
+    tallies: dict[tuple[bool, int], Tally] = field(default_factory=dict)
+
+    def take(self, line: Replayed) -> None:
+        self.tallies.setdefault((line.control, line.round), Tally()).take(line.finished)
+
+    def close(self, case: Case, line: Ended) -> Measurement:
+        replay = Replay(
+            rounds=self._rounds(line, control=False),
+            control_rounds=self._rounds(line, control=True),
+            acceptance=line.acceptance,
+            limits=case.limits,
+        )
+        return Measurement(
+            case=case,
+            engine_version=line.engine_version,
+            target=line.target,
+            draft=line.draft,
+            replay=replay,
+            values=values_of(case, replay),
+        )
+
+    def _rounds(self, line: Ended, *, control: bool) -> tuple[Round, ...]:
+        rounds = []
+        for number, lags in enumerate(line.lags[control]):
+            tally = self.tallies[control, number]
+            tally.lags = lags
+            rounds.append(tally.as_round())
+        return tuple(rounds)
+
+
+def load_journal(path: Path) -> Mapping[Key, Measurement]:
+    """The complete measurements of a journal; what a cut-off run left incomplete isn't among them.
+
+    A torn last line is left out; so is a measurement that an unreadable line is part of.
+
+    Raises:
+        SpecregError: the file can't be read.
+    """
+    found: dict[Key, Measurement] = {}
+    begun: _Open | None = None
+    for line in _lines(path):
+        if isinstance(line, Begun):
+            begun = _Open(line.key)
+        elif begun is None:
+            continue
+        elif isinstance(line, Replayed):
+            begun.take(line)
+        elif isinstance(line, Ended):
+            case = msgspec.json.decode(begun.key.case, type=Case)
+            found[begun.key] = begun.close(case, line)
+            begun = None
+        else:
+            begun = None
+    return found
+
+
+def last_run(runs: Path) -> Path:
+    """The folder of the last run that has a journal.
+
+    Raises:
+        SpecregError: there is none.
+    """
+    journals = sorted(runs.glob("*/journal.jsonl"), key=lambda path: path.stat().st_mtime_ns)
+    if not journals:
+        message = f"--specreg-resume: no run in '{runs}' has a journal; run without it"
+        raise SpecregError(message)
+    return journals[-1].parent
+
+
+def _lines(path: Path) -> Iterator[Line | None]:
+    """Each line; None for one that can't be read."""
+    decoder = msgspec.json.Decoder(Line)
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                try:
+                    yield decoder.decode(line)
+                except (msgspec.DecodeError, UnicodeDecodeError):
+                    yield None
+    except OSError as error:
+        message = f"journal '{path}': {error.strerror}; run without --specreg-resume"
+        raise SpecregError(message) from error

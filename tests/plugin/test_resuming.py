@@ -1,0 +1,59 @@
+"""A run that was cut off goes on where it was: what it finished isn't measured again."""
+
+import signal
+
+import msgspec
+
+from tests.plugin.conftest import Suite
+from tests.plugin.test_interrupting import start, wait_until
+from tests.scripted.vllm.script import Script
+
+
+def figures(suite: Suite) -> set[str]:
+    """The launches of cases that have figures."""
+    return {path.stem for path in suite.runs.glob("*/figures/*.json")}
+
+
+def lines(suite: Suite) -> list[dict[str, object]]:
+    """The journal of the only run."""
+    (journal,) = suite.runs.glob("*/journal.jsonl")
+    return [msgspec.json.decode(line) for line in journal.read_bytes().splitlines()]
+
+
+def begun(suite: Suite) -> list[str]:
+    """The cases that the journal begins to measure, in order."""
+    keys = (line["key"] for line in lines(suite) if line["type"] == "Begun")
+    return [key["case_id"] for key in keys if isinstance(key, dict)]
+
+
+def test_a_run_that_was_cut_off_goes_on_where_it_was(recorded_suite: Suite) -> None:
+    suite = recorded_suite
+    suite.script = Script(step_ms=4.0)
+    first, second = "vllm-eagle3-tiny-toy-c1", "vllm-eagle3-tiny-toy-c4"
+    with start(suite, "-k", "acceptance") as run:
+        wait_until(lambda: figures(suite) == {first} and begun(suite) == [first, second])
+        run.send_signal(signal.SIGINT)
+        run.communicate(timeout=60)
+    assert figures(suite) == {first}
+
+    done = suite.run("tests/perf", "-q", "--specreg-resume", "-k", "acceptance")
+    assert done.returncode == 0, done.stdout
+    assert f"taken over from the run that was cut off: {first}\n" in done.stdout
+    assert begun(suite) == [first, second, second]
+    assert f"{first}\n" in done.stdout.replace(" ", "")
+
+    # All is there now: no server is started.
+    (logs,) = suite.runs.glob("*/logs")
+    for log in logs.iterdir():
+        log.unlink()
+    again = suite.run("tests/perf", "-q", "--specreg-resume", "-k", "acceptance")
+    assert again.returncode == 0, again.stdout
+    assert f"taken over from the run that was cut off: {first}, {second}\n" in again.stdout
+    assert list(logs.iterdir()) == []
+
+
+def test_there_must_be_a_run_to_go_on_with(suite: Suite) -> None:
+    done = suite.run("tests/perf", "--specreg-resume")
+    assert done.returncode == 4
+    assert "has a journal; run without it" in done.stderr
+    assert not suite.runs.exists()
