@@ -1,0 +1,118 @@
+"""Another client on the same server and prompts: vLLM's own benchmark sees what specreg sees.
+
+Starts a real server: about a minute and a half. `nox -s contract` runs it.
+"""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from specreg.arrivals import Load
+from specreg.datasets import Prompt, dataset_named
+from specreg.engines import engine_named
+from specreg.environments import engine_environment
+from specreg.matrix import load_tier
+from specreg.measurement import Measurement, measure
+from specreg.server import Server, start_server
+
+ROOT = Path(__file__).parents[2]
+TIER = load_tier(ROOT / "fixtures/matrix", "cpu")
+CASE = next(case for case in TIER.cases if case.id == "vllm-draft_model-tiny-toy-c4")
+
+
+class Theirs(msgspec.Struct, frozen=True):
+    """What `vllm bench serve` says of a run."""
+
+    completed: int
+    failed: int
+    total_output_tokens: int
+    spec_decode_acceptance_length: float
+    spec_decode_acceptance_rate: float
+    spec_decode_num_drafts: int
+    spec_decode_draft_tokens: int
+    spec_decode_accepted_tokens: int
+    mean_ttft_ms: float
+    output_throughput: float
+
+
+def silent(_: str) -> None:
+    """Shows nothing."""
+
+
+def run_bench_serve(server: Server, prompts: tuple[Prompt, ...], folder: Path) -> Theirs:
+    """The benchmark, on the prompts that specreg replays."""
+    # Of the forms that it reads, this one needs no pandas; the second turn is never sent.
+    said = [(prompt.turns[0], "an answer of some words") for prompt in prompts]
+    rows = [{"conversations": [{"value": text} for text in turns]} for turns in said]
+    (folder / "prompts.json").write_text(json.dumps(rows))
+    environment = engine_environment(engine_named("vllm").requirement(on_gpu=False), show=silent)
+    before = os.times()
+    done = subprocess.run(
+        (
+            *(environment.python, str(ROOT / "tests/contract/bench_serve/bench_serve.py")),
+            *("bench", "serve", "--backend", "openai-chat", "--endpoint", "/v1/chat/completions"),
+            *("--base-url", server.base_url, "--model", server.model),
+            *("--tokenizer", server.target, "--skip-chat-template", "--disable-shuffle"),
+            *("--dataset-name", "sharegpt", "--dataset-path", str(folder / "prompts.json")),
+            *("--sharegpt-output-len", str(CASE.output_cap_tokens), "--temperature", "0"),
+            *("--num-prompts", str(len(prompts))),
+            *("--max-concurrency", str(CASE.load.concurrency), "--disable-tqdm"),
+            *("--save-result", "--result-dir", str(folder), "--result-filename", "theirs.json"),
+        ),
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    after = os.times()
+    spent_s = after.children_user + after.children_system
+    spent_s -= before.children_user + before.children_system
+    elapsed_s = after.elapsed - before.elapsed
+    sys.stdout.write(f"vllm bench serve: {spent_s:.1f} s of processor, {elapsed_s:.1f} s in all\n")
+    return msgspec.json.decode((folder / "theirs.json").read_bytes(), type=Theirs)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Measurement, Theirs]:
+    """What specreg and what vLLM's benchmark measured, one after the other, on one server."""
+    folder = tmp_path_factory.mktemp("cross")
+    environment = engine_environment(engine_named("vllm").requirement(on_gpu=False), show=silent)
+    case = dataclasses.replace(CASE, rounds=1, load=Load(concurrency=CASE.load.concurrency))
+    prompts = dataset_named(case.dataset).load_prompts(ROOT)[: case.prompts]
+    with start_server(
+        dataclasses.replace(case.server, padding_layers=0),
+        environment,
+        root=ROOT,
+        log_path=folder / "server.log",
+        on_gpu=False,
+        ready_within_s=600,
+        show=silent,
+    ) as server:
+        ours = measure(case, server, None, prompts, show=silent)
+        return ours, run_bench_serve(server, prompts, folder)
+
+
+def test_both_count_the_same_steps_and_tokens(measured: tuple[Measurement, Theirs]) -> None:
+    """Greedy and in float32 the answers are the same, so the counts are, to the last one."""
+    ours, theirs = measured
+    assert ours.invalid is None
+    assert ours.acceptance is not None
+    assert ours.replay is not None
+    sys.stdout.write(f"ours: {dict(ours.values)}\ntheirs: {theirs}\n")
+    counts = ours.acceptance.total
+    assert (theirs.completed, theirs.failed) == (CASE.prompts, 0)
+    assert theirs.spec_decode_num_drafts == counts.steps
+    assert theirs.spec_decode_draft_tokens == counts.proposed
+    assert theirs.spec_decode_accepted_tokens == counts.accepted
+    assert theirs.spec_decode_acceptance_length == counts.acceptance_length
+    # Theirs is in per cent.
+    assert theirs.spec_decode_acceptance_rate == pytest.approx(100 * (counts.acceptance_rate or 0))
+    delivered = sum(trace.tokens for trace in ours.replay.traces)
+    assert theirs.total_output_tokens == delivered
