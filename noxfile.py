@@ -69,6 +69,21 @@ def contract(session: nox.Session) -> None:
 
 
 @nox.session
+def record(session: nox.Session) -> None:
+    """Records what a real engine says: `nox -s record -- 0.31.0`, about a minute each."""
+    _install(session)
+    for version in session.posargs:
+        session.run("python", "fixtures/recordings/record.py", version, env={"PYTHONPATH": "."})
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measures the client itself beside two plain ones: about four minutes."""
+    _install(session, "tests")
+    session.run("python", "-m", "tests.bench.run")
+
+
+@nox.session
 def faults(session: nox.Session) -> None:
     """Plants faults in a real engine and sees the right case turn red: about six minutes."""
     _install(session, "tests")

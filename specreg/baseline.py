@@ -32,9 +32,7 @@ from specreg.protocols import Form
 SCHEMA_VERSION = 1
 
 
-class CaseSettings(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
-):
+class CaseSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What must be equal for two measurements of a case to be compared.
 
     The engine's version and the draft are not among them: they are what one compares. What a
@@ -182,10 +180,15 @@ def record_baseline(path: Path, baseline: Baseline) -> None:
     """Writes a baseline; the file is the old or the new one at any moment, never a torn one.
 
     Raises:
-        BaselineError: the file that is there can't be read, so it isn't overwritten; or the disk
-            refuses.
+        BaselineError: the file that is there can't be read, so it isn't overwritten; this one
+            couldn't be read either; or the disk refuses.
     """
     load_baseline(path)
+    try:
+        _check_figures(baseline)
+    except InvalidMeasurementError as error:
+        message = f"baseline '{path}': not written, {error}; look at the figures of the run"
+        raise BaselineError(message) from error
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
@@ -201,8 +204,15 @@ def record_baseline(path: Path, baseline: Baseline) -> None:
 
 
 def render_baseline(baseline: Baseline) -> str:
-    """JSON with sorted keys; a list of lists has one of them per line."""
-    return _render(msgspec.to_builtins(baseline), "") + "\n"
+    """JSON with sorted keys; a list of lists has one of them per line.
+
+    Settings that have their defaults are left out, so that a new setting changes no file.
+    """
+    content = msgspec.to_builtins(baseline)
+    for setting in msgspec.structs.fields(baseline.case):
+        if getattr(baseline.case, setting.name) == setting.default:
+            del content["case"][setting.name]
+    return _render(content, "") + "\n"
 
 
 def stored_acceptance(record: AcceptanceRecord | None) -> StoredAcceptance | None:

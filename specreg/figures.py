@@ -1,6 +1,7 @@
 """All figures of a measurement, for people and programs: what docs/measuring.md names, as JSON."""
 
 import contextlib
+import functools
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -8,7 +9,9 @@ from pathlib import Path
 import msgspec
 
 from specreg.acceptance.record import AcceptanceRecord, Source, StepCounts, View
+from specreg.matrix import Case
 from specreg.measurement import Measurement
+from specreg.methods import METHODS
 from specreg.metrics import (
     Replay,
     e2e_ms,
@@ -31,14 +34,16 @@ class PartFigures(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         steps, accepted, proposed: S, A, D.
         acceptance_length_tokens: micro AL; acceptance_rate_frac: AR, also called draft efficiency.
-        macro_acceptance_length_tokens: the mean over requests.
-        tokens_per_step: the client's view, (N - R) / S.
-        truncated_tokens: emitted, and cut off by the end of a text or the output cap.
+        requests: how many; macro_acceptance_length_tokens: the mean over them. Both are null where
+            the source only knows the sum.
+        tokens_per_step: the client's view, (N - R) / S; truncated_tokens: emitted, and cut off by
+            the end of a text or the output cap. Both are null there too, and where steps without a
+            draft, which aren't among S, emit tokens as well.
         histogram: entry j counts the steps with j drafts accepted.
         marginal_frac, conditional_frac, joint_frac: by position, from the first.
     """
 
-    requests: int
+    requests: int | None
     steps: int
     accepted: int
     proposed: int | None
@@ -126,7 +131,7 @@ def figures_of(measurement: Measurement, launch: int) -> Figures:
         engine_version=measurement.engine_version,
         invalid=measurement.invalid,
         judged=dict(measurement.values),
-        acceptance=_acceptance(acceptance) if acceptance else None,
+        acceptance=_acceptance(acceptance, measurement.case) if acceptance else None,
         timing=_arm(replay, control=False) if replay else None,
         control=_arm(replay, control=True) if replay and replay.control_rounds else None,
     )
@@ -139,29 +144,30 @@ def record_figures(path: Path, figures: Figures) -> None:
         path.write_text(json.dumps(msgspec.to_builtins(figures), indent=1) + "\n")
 
 
-def _acceptance(record: AcceptanceRecord) -> AcceptanceFigures:
+def _acceptance(record: AcceptanceRecord, case: Case) -> AcceptanceFigures:
+    part = functools.partial(_part, all_steps=METHODS[case.server.method].drafts_every_step)
     return AcceptanceFigures(
         source=record.source,
         view=record.view,
-        total=_part(record),
+        total=part(record),
         category_acceptance_length_tokens=record.category_acceptance_length,
-        by_category={name: _part(part) for name, part in record.by_category.items()},
-        by_turn={str(turn): _part(part) for turn, part in record.by_turn.items()},
+        by_category={name: part(one) for name, one in record.by_category.items()},
+        by_turn={str(turn): part(one) for turn, one in record.by_turn.items()},
     )
 
 
-def _part(record: AcceptanceRecord) -> PartFigures:
+def _part(record: AcceptanceRecord, *, all_steps: bool) -> PartFigures:
     counts: StepCounts = record.total
     return PartFigures(
-        requests=len(record.prompts),
+        requests=len(record.prompts) or None,
         steps=counts.steps,
         accepted=counts.accepted,
         proposed=counts.proposed,
         acceptance_length_tokens=counts.acceptance_length,
         macro_acceptance_length_tokens=record.macro_acceptance_length,
         acceptance_rate_frac=counts.acceptance_rate,
-        tokens_per_step=record.tokens_per_step,
-        truncated_tokens=record.truncated_tokens,
+        tokens_per_step=record.tokens_per_step if all_steps else None,
+        truncated_tokens=record.truncated_tokens if all_steps else None,
         histogram=counts.histogram,
         marginal_frac=counts.marginal_acceptance,
         conditional_frac=counts.conditional_acceptance,

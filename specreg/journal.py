@@ -3,6 +3,7 @@
 `.specreg/runs/<run>/journal.jsonl`; each line is a `Begun`, a `Replayed` or an `Ended`, in order.
 """
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -114,6 +115,7 @@ class Journal:
         """Closes the file, if anything was written."""
         if self._file is not None:
             self._file.close()
+            self._file = None
 
     def _write(self, line: Line) -> None:
         try:
@@ -121,8 +123,11 @@ class Journal:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 self._file = self.path.open("a+b", buffering=0)
                 _mend_torn_line(self._file)
-            self._file.write(msgspec.json.encode(line) + b"\n")
+            left = msgspec.json.encode(line) + b"\n"
+            while left:  # a disk that is almost full takes a part, and says so the next time
+                left = left[self._file.write(left) :]
         except OSError as error:
+            self.close()  # so that the next line is none with what was torn here
             message = f"journal '{self.path}': {error.strerror}; make room or mend its rights"
             raise SpecregError(message) from error
 
@@ -145,7 +150,8 @@ class _Open:
     def take(self, line: Replayed) -> None:
         self.tallies.setdefault((line.control, line.round), Tally()).take(line.finished)
 
-    def close(self, case: Case, line: Ended) -> Measurement:
+    def close(self, line: Ended) -> Measurement:
+        case = msgspec.json.decode(self.key.case, type=Case)
         replay = Replay(
             rounds=self._rounds(line, control=False),
             control_rounds=self._rounds(line, control=True),
@@ -188,8 +194,9 @@ def load_journal(path: Path) -> Mapping[Key, Measurement]:
         elif isinstance(line, Replayed):
             begun.take(line)
         elif isinstance(line, Ended):
-            case = msgspec.json.decode(begun.key.case, type=Case)
-            found[begun.key] = begun.close(case, line)
+            # A case that another version wrote may have another form; nobody asks for it then.
+            with contextlib.suppress(msgspec.ValidationError):
+                found[begun.key] = begun.close(line)
             begun = None
         else:
             begun = None
@@ -197,16 +204,26 @@ def load_journal(path: Path) -> Mapping[Key, Measurement]:
 
 
 def last_run(runs: Path) -> Path:
-    """The folder of the last run that has a journal.
+    """The folder of the last run, which is the one that was written to last.
 
     Raises:
-        SpecregError: there is none.
+        SpecregError: there is none, or it has no journal.
     """
-    journals = sorted(runs.glob("*/journal.jsonl"), key=lambda path: path.stat().st_mtime_ns)
-    if not journals:
-        message = f"--specreg-resume: no run in '{runs}' has a journal; run without it"
+    folders = [path for path in runs.glob("*") if path.is_dir()]
+    if not folders:
+        raise SpecregError(f"--specreg-resume: there is no run in '{runs}'; run without it")
+    last = max(folders, key=_written_ns)
+    if not (last / "journal.jsonl").exists():
+        message = (
+            f"--specreg-resume: the last run, '{last}', has no journal: it was cut off before it"
+            " measured anything; run without it, or remove that folder to go on with the one before"
+        )
         raise SpecregError(message)
-    return journals[-1].parent
+    return last
+
+
+def _written_ns(folder: Path) -> int:
+    return max(path.stat().st_mtime_ns for path in (folder, *folder.rglob("*")))
 
 
 def _lines(path: Path) -> Iterator[Line | None]:

@@ -4,9 +4,12 @@ One process and one event loop; `specreg.crew` spreads a load over several.
 """
 
 import asyncio
+import gc
 import itertools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import httpx
 import msgspec
@@ -81,8 +84,8 @@ class Tally:
     def take(self, finished: Finished) -> None:
         """Takes one more request."""
         self.traces[finished.place, finished.trace.turn] = finished.trace
-        for earlier, later in itertools.pairwise(finished.chunks):
-            self.gaps.add(later.at_ns - earlier.at_ns)
+        times_ns = [chunk.at_ns for chunk in finished.chunks]
+        self.gaps.add_all(list(map(operator.sub, times_ns[1:], times_ns)))
 
     def as_round(self) -> Round:
         """The round of all requests taken; from 0 to 0 without any."""
@@ -127,7 +130,12 @@ def new_client(endpoint: Endpoint, *, connections: int | None) -> httpx.AsyncCli
     # A read timeout would set a timer for every chunk, a tenth of what the chunk costs.
     timeout = httpx.Timeout(_SILENCE_S, read=None, pool=None)
     return HttpxAiohttpClient(
-        base_url=endpoint.base_url, limits=limits, timeout=timeout, trust_env=False
+        base_url=endpoint.base_url,
+        limits=limits,
+        timeout=timeout,
+        trust_env=False,
+        # Without TLS the certificates would be loaded for nothing, which takes a while.
+        verify=endpoint.base_url.startswith("https:"),
     )
 
 
@@ -156,24 +164,41 @@ async def replay_round(
     """
     share = share or Share(started_ns=clock())
     tally = Tally()
+    ended: asyncio.Queue[Finished] = asyncio.Queue()
 
     def finish(finished: Finished) -> None:
         tally.take(finished)
         if record is not None:
             record(finished)
 
-    talk = _Talk(case=case, endpoint=endpoint, client=client, clock=clock, finish=finish)
+    async def keep_finishing() -> None:
+        while True:
+            finish(await ended.get())
+            # The sockets come first: streams that end together must not keep others waiting.
+            await asyncio.sleep(0)
+
+    talk = _Talk(case=case, endpoint=endpoint, client=client, clock=clock, end=ended.put_nowait)
     due = _due(case, prompts, share, clock)
-    beats = (_feel_the_lag(tally.lags, clock), talk.watch())
-    besides = [asyncio.create_task(beat) for beat in beats]
+    finishing, *besides = [
+        asyncio.create_task(work)
+        for work in (keep_finishing(), talk.watch(), _feel_the_lag(tally.lags, clock))
+    ]
+    # A full collection of what is there already would take a tenth of a second.
+    gc.freeze()
     try:
         if case.load.arrivals is Arrivals.CLOSED:
             await _replay_closed(talk, due, share)
         else:
             await _replay_open(talk, due)
     finally:
+        gc.unfreeze()
         for task in besides:
             task.cancel()
+        if finishing.done():  # only by an error, as of a disk that is full
+            finishing.result()
+        finishing.cancel()
+        while not ended.empty():
+            finish(ended.get_nowait())
     return tally.as_round()
 
 
@@ -272,7 +297,7 @@ class _Talk:
     endpoint: Endpoint
     client: httpx.AsyncClient
     clock: Clock
-    finish: Record
+    end: Record
     running: dict[_Gathered, asyncio.Timeout] = field(default_factory=dict)
 
     async def watch(self) -> None:
@@ -291,7 +316,7 @@ class _Talk:
         for turn, text in enumerate(prompt.turns[: self.case.turns] or ("",), 1):
             said = (*said, Message(Role.USER, text))
             finished = await self._ask(place, prompt, turn, said, planned_ns)
-            self.finish(finished)
+            self.end(finished)
             if finished.trace.error is not None:
                 return
             said = (*said, Message(Role.ASSISTANT, finished.text))
@@ -358,7 +383,8 @@ class _Talk:
                 raise InvalidMeasurementError(
                     "HTTP_ERROR", f"HTTP {response.status_code} from {path}: {text}"
                 )
-            async for piece in response.aiter_raw():
+            # `aiter_raw` would count the bytes too, at two microseconds a chunk.
+            async for piece in cast("httpx.AsyncByteStream", response.stream):
                 gathered.heard_ns = at_ns = clock()
                 for event in splitter.feed(piece):
                     if event != DONE:

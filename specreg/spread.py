@@ -1,7 +1,9 @@
 """Spreads: many numbers in, their mean, extremes and percentiles out, in a memory that is fixed."""
 
 import math
+import operator
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -59,6 +61,10 @@ def percentile(ordered: Sequence[float], frac: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
+def _bucket(duration_ns: int) -> int:
+    return math.floor(_PER_E * math.log(duration_ns)) if duration_ns > 0 else 0
+
+
 class Histogram(msgspec.Struct):
     """Durations in a memory that doesn't grow with them: a count per half of a percent.
 
@@ -75,12 +81,18 @@ class Histogram(msgspec.Struct):
 
     def add(self, duration_ns: int) -> None:
         """Takes one more duration, 0 or more."""
-        bucket = math.floor(_PER_E * math.log(duration_ns)) if duration_ns > 0 else 0
-        self.min_ns = min(self.min_ns, duration_ns) if self.counts else duration_ns
-        self.counts[bucket] = self.counts.get(bucket, 0) + 1
-        self.total_ns += duration_ns
-        self.total_ns2 += duration_ns * duration_ns
-        self.max_ns = max(self.max_ns, duration_ns)
+        self.add_all((duration_ns,))
+
+    def add_all(self, durations_ns: Sequence[int]) -> None:
+        """Takes some more, which is cheaper than one by one."""
+        if not durations_ns:
+            return
+        self.min_ns = min(durations_ns) if not self.counts else min(self.min_ns, *durations_ns)
+        self.max_ns = max(self.max_ns, *durations_ns)
+        self.total_ns += sum(durations_ns)
+        self.total_ns2 += sum(map(operator.mul, durations_ns, durations_ns))
+        for bucket, count in Counter(map(_bucket, durations_ns)).items():
+            self.counts[bucket] = self.counts.get(bucket, 0) + count
 
     def merge(self, other: "Histogram") -> None:
         """Takes all durations of another."""

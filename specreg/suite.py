@@ -156,6 +156,7 @@ class Suite:
             control: the one beside it, None for no speedup.
             look: 2 for another measurement on the same launch.
         """
+        name = server.launch.case_id(case) + ("-look2" if look > 1 else "")
         key = self._key(case, server.launch.number, look)
         measurement = self.earlier.get(key)
         if measurement is None:
@@ -172,8 +173,7 @@ class Suite:
             )
             self.journal.end(measurement)
         else:
-            self.taken_over.append(server.launch.case_id(case))
-        name = server.launch.case_id(case) + ("-look2" if look > 1 else "")
+            self.taken_over.append(name)
         figures = figures_of(measurement, server.launch.number)
         record_figures(self.run_folder / "figures" / f"{name}.json", figures)
         self.measurements.append(measurement)
@@ -218,10 +218,10 @@ class Suite:
         """
         written: list[Recorded] = []
         refused: list[str] = []
-        for case in dict.fromkeys(m.case for m in self.measurements):
-            measurements = [m for m in self.measurements if m.case == case]
+        for case_id in dict.fromkeys(m.case.id for m in self.measurements):
+            measurements = [m for m in self.measurements if m.case.id == case_id]
             try:
-                written.append(self._record(case, measurements))
+                written.append(self._record(measurements[0].case, measurements))
             except SpecregError as error:
                 refused.append(str(error))
         return tuple(written), tuple(refused)

@@ -1,5 +1,7 @@
 """What the client saw of one request: when its chunks came, how many tokens each carried."""
 
+import operator
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -63,11 +65,8 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 def chunk_sizes(chunks: Iterable[Chunk]) -> tuple[int, ...]:
     """How many of the chunks carried 0, 1, 2, … tokens; empty without chunks."""
-    sizes: list[int] = []
-    for chunk in chunks:
-        sizes += [0] * (chunk.tokens + 1 - len(sizes))
-        sizes[chunk.tokens] += 1
-    return tuple(sizes)
+    sizes = Counter(map(operator.attrgetter("tokens"), chunks))
+    return tuple(sizes[tokens] for tokens in range(max(sizes, default=-1) + 1))
 
 
 class StreamEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -17,7 +17,8 @@ def check_requests(traces: Iterable[RequestTrace]) -> None:
     for trace in traces:
         if trace.error is not None or trace.finish_reason is None:
             why = trace.error or "the stream ended without a finish reason"
-            raise InvalidMeasurementError("REQUEST_FAILED", f"prompt '{trace.prompt_id}': {why}")
+            message = f"prompt '{trace.prompt_id}': {why}; look at the server's log"
+            raise InvalidMeasurementError("REQUEST_FAILED", message)
         if trace.usage_tokens is None:
             message = f"prompt '{trace.prompt_id}': the server sent no usage"
             raise InvalidMeasurementError("USAGE_MISSING", message)
@@ -38,13 +39,16 @@ def check_acceptance(record: AcceptanceRecord, *, draft_tokens: int) -> None:
         draft_tokens: how many tokens the case drafts per step (k).
 
     Raises:
-        InvalidMeasurementError: `SPEC_DISABLED`, `SETTINGS_DIFFER`, `COUNTS_INCONSISTENT`.
+        InvalidMeasurementError: `SPEC_DISABLED`, `SETTINGS_DIFFER`; or as `check_counts` says.
     """
     total = record.total
     # From chunks alone nobody can tell a drafter that is off from one that is never right.
     drafted = total.accepted if total.proposed is None else total.proposed
     if total.steps <= 0 or drafted <= 0:
-        message = f"speculation is configured, yet S, A, D = {_sad(total)}"
+        message = (
+            f"speculation is configured, yet S, A, D = {_sad(total)}; look at the server's log"
+            " for why the drafter is off"
+        )
         raise InvalidMeasurementError("SPEC_DISABLED", message)
     if len(total.position_counts) != draft_tokens:
         message = (
@@ -94,7 +98,7 @@ def check_counters(before: Counters, after: Counters) -> Counters:
     if min(steps, *detail, 0) < 0:
         message = (
             f"S moved by {steps}{f', S, A, D by {_sad(counts)}' if counts else ''};"
-            " the server restarted inside the window"
+            " the server restarted inside the window, look at its log"
         )
         raise InvalidMeasurementError("COUNTERS_FELL", message)
     return Counters(steps=steps, counts=counts)
@@ -109,35 +113,35 @@ def check_reconciled(requests: StepCounts, moved: Counters) -> None:
     """
     if moved.steps == requests.steps and moved.counts in {None, requests}:
         return
-    reason = "FOREIGN_TRAFFIC" if moved.steps > requests.steps else "COUNTS_DISAGREE"
     theirs = f"S, A, D {_sad(moved.counts)}" if moved.counts else f"S {moved.steps}"
     message = f"our requests: S, A, D {_sad(requests)}; the server's counters: {theirs}"
-    raise InvalidMeasurementError(reason, message)
+    if moved.steps > requests.steps:
+        message += "; somebody else asked the server meanwhile, keep it to this run"
+        raise InvalidMeasurementError("FOREIGN_TRAFFIC", message)
+    raise InvalidMeasurementError("COUNTS_DISAGREE", message)
 
 
 def check_counts(counts: StepCounts, whose: str) -> None:
-    """Σ P_i = A, P_i never rises with i and A ≤ D ≤ k·S; so AL ≤ k + 1 and Σ h_j = S.
+    """AL ≤ k + 1, Σ P_i = A, P_i never rises with i and A ≤ D ≤ k·S; so Σ h_j = S.
 
     Raises:
-        InvalidMeasurementError: `COUNTS_INCONSISTENT`; `whose` they are is part of the message.
+        InvalidMeasurementError: `LENGTH_IMPOSSIBLE`, AL is beyond k + 1; `COUNTS_INCONSISTENT`.
+            `whose` they are is part of the message.
     """
     positions = (counts.steps, *counts.position_counts)
+    most = counts.steps * len(counts.position_counts)
+    found = f"{whose}: S, A, D = {_sad(counts)} and accepted by position {list(positions[1:])}"
+    if counts.accepted > most:
+        message = f"{found}; {counts.steps} steps accept {most} at most"
+        raise InvalidMeasurementError("LENGTH_IMPOSSIBLE", message)
     if (
         min(positions) < 0
         or sum(counts.position_counts) != counts.accepted
         or any(later > earlier for earlier, later in itertools.pairwise(positions))
-        or not _drafted_enough(counts)
+        or not counts.accepted <= (most if counts.proposed is None else counts.proposed) <= most
     ):
-        message = (
-            f"{whose}: S, A, D = {_sad(counts)} and accepted by position"
-            f" {list(counts.position_counts)} contradict one another"
-        )
+        message = f"{found} contradict one another"
         raise InvalidMeasurementError("COUNTS_INCONSISTENT", message)
-
-
-def _drafted_enough(counts: StepCounts) -> bool:
-    most = counts.steps * len(counts.position_counts)
-    return counts.accepted <= (most if counts.proposed is None else counts.proposed) <= most
 
 
 def _sad(counts: StepCounts) -> str:

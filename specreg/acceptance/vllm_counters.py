@@ -1,6 +1,7 @@
 """vLLM's speculation counters: a Prometheus page in, step counts out."""
 
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from specreg.acceptance.record import StepCounts
 from specreg.errors import InvalidMeasurementError
@@ -18,11 +19,11 @@ def parse_vllm_counters(page: str) -> StepCounts:
     """
     totals: dict[str, int] = {}
     positions: dict[int, int] = {}
-    for name, labels, value in _samples(page):
-        totals[name] = totals.get(name, 0) + int(value)
-        if "position" in labels:
+    for name, labels, count in _samples(page):
+        totals[name] = totals.get(name, 0) + count
+        if labels.get("position", "").isdigit():
             position = int(labels["position"])
-            positions[position] = positions.get(position, 0) + int(value)
+            positions[position] = positions.get(position, 0) + count
     if "spec_decode" not in page and "vllm:generation_tokens" in page:
         message = (
             "the server counts tokens, and has no speculation counters: it doesn't speculate,"
@@ -38,11 +39,11 @@ def parse_vllm_counters(page: str) -> StepCounts:
     )
 
 
-def _samples(page: str) -> list[tuple[str, dict[str, str], float]]:
+def _samples(page: str) -> list[tuple[str, dict[str, str], int]]:
     """The samples `…_total` of the wanted counters; their `_created` series are left out."""
     try:
-        return [
-            (sample.name.removeprefix(_PREFIX).removesuffix("_total"), sample.labels, sample.value)
+        samples = [
+            sample
             for family in text_string_to_metric_families(page)
             for sample in family.samples
             if sample.name.startswith(_PREFIX) and sample.name.endswith("_total")
@@ -51,6 +52,17 @@ def _samples(page: str) -> list[tuple[str, dict[str, str], float]]:
         reason = "METRICS_UNREADABLE"
         message = f"/metrics is not a Prometheus page ({error}); look at it in a browser"
         raise InvalidMeasurementError(reason, message) from error
+    return [
+        (one.name.removeprefix(_PREFIX).removesuffix("_total"), one.labels, _count(one))
+        for one in samples
+    ]
+
+
+def _count(sample: Sample) -> int:
+    if not float(sample.value).is_integer():  # NaN and infinity aren't either
+        message = f"{sample.name} is {sample.value}, which is no count; look at /metrics"
+        raise InvalidMeasurementError("METRICS_UNREADABLE", message)
+    return int(sample.value)
 
 
 def _require_all(totals: dict[str, int]) -> None:

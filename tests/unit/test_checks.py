@@ -93,6 +93,9 @@ def test_other_draft_lengths_than_asked_for_are_refused(draft_tokens: int) -> No
     [
         pytest.param(dataclasses.replace(COUNTS, accepted=29), id="marginals-miss-the-length"),
         pytest.param(
+            dataclasses.replace(COUNTS, accepted=29, position_counts=(20, 20, -11)), id="negative"
+        ),
+        pytest.param(
             dataclasses.replace(COUNTS, position_counts=(10, 14, 6)), id="later-above-earlier"
         ),
         pytest.param(dataclasses.replace(COUNTS, position_counts=(21, 9, 0)), id="above-the-steps"),
@@ -104,6 +107,16 @@ def test_counts_that_contradict_one_another_are_refused(broken: StepCounts) -> N
     with pytest.raises(InvalidMeasurementError, match="all requests: S, A, D = ") as error:
         check_acceptance(builders.acceptance(broken), draft_tokens=3)
     assert error.value.reason == "COUNTS_INCONSISTENT"
+
+
+def test_a_length_beyond_all_drafts_and_the_bonus_is_impossible() -> None:
+    """k = 3 and 20 steps: 60 drafts accepted are an AL of 4, 61 are more."""
+    all_accepted = builders.counts(0, 0, 0, 20)
+    check_acceptance(builders.acceptance(all_accepted), draft_tokens=3)
+    beyond = dataclasses.replace(all_accepted, accepted=61, position_counts=(21, 20, 20))
+    with pytest.raises(InvalidMeasurementError, match=r"; 20 steps accept 60 at most") as error:
+        check_acceptance(builders.acceptance(beyond), draft_tokens=3)
+    assert error.value.reason == "LENGTH_IMPOSSIBLE"
 
 
 def test_a_contradiction_says_whose_it_is() -> None:

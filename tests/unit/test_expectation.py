@@ -3,21 +3,27 @@
 import dataclasses
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from specreg.arrivals import Arrivals, Load
 from specreg.baseline import Baseline, CaseSettings, baseline_path, load_baseline, record_baseline
 from specreg.errors import BaselineError
 from specreg.expectation import look_up, record_measurements, settings_of
 from specreg.identity import Environment
+from specreg.matrix import Limits
 from specreg.measurement import Measurement
 from specreg.models import model_sha256
+from specreg.protocols import Form
+from specreg.verdict import differing_settings
 from tests.unit import builders
 
 COUNTS = builders.counts(8, 0, 6, 6)
 ALIKE = msgspec.structs.replace(builders.ENVIRONMENT, cores=8)
 UNLIKE = msgspec.structs.replace(builders.OTHER_ENVIRONMENT, cpu="AMD EPYC")
+GAMMA = Load(arrivals=Arrivals.GAMMA, requests_per_s=2.5)
 
 
 def write(
@@ -149,6 +155,55 @@ def test_the_settings_are_those_of_the_case_and_what_it_was_asked() -> None:
     assert settings != settings_of(launch(), builders.PROMPTS[::-1])
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        pytest.param({"load": Load(concurrency=4)}, "concurrency: 2 -> 4", id="concurrency"),
+        pytest.param(
+            {"load": dataclasses.replace(GAMMA, burstiness=0.5)},
+            "arrivals: closed -> gamma, requests_per_s: 0.0 -> 2.5, burstiness: 1.0 -> 0.5",
+            id="arrivals",
+        ),
+        pytest.param(
+            {"load": Load(concurrency=2, ramp_up_s=1.0, duration_s=60.0)},
+            "ramp_up_s: 0.0 -> 1.0, duration_s: None -> 60.0",
+            id="duration",
+        ),
+        pytest.param({"turns": 1}, "turns: None -> 1", id="turns"),
+        pytest.param({"form": Form.COMPLETIONS}, "form: chat -> completions", id="form"),
+        pytest.param({"chat_template_args": (("t", 1),)}, "() -> (('t', 1),)", id="template"),
+        pytest.param({"ignore_eos": True}, "ignore_eos: False -> True", id="ignore-eos"),
+        pytest.param({"limits": Limits(tpot_ms=20.0)}, "tpot_ms=20.0)", id="limits"),
+        pytest.param({"output_cap_tokens": 8}, "output_cap_tokens: 20 -> 8", id="cap"),
+        pytest.param({"temperature": 1.0}, "temperature: 0.0 -> 1.0", id="temperature"),
+        pytest.param({"rounds": 1}, "rounds: 2 -> 1", id="rounds"),
+    ],
+)
+def test_what_a_case_asks_otherwise_is_another_setting_and_named(
+    changes: dict[str, Any], words: str
+) -> None:
+    case = dataclasses.replace(builders.CASE, **changes)
+    theirs = settings_of(launch(), builders.PROMPTS)
+    ours = settings_of(dataclasses.replace(launch(), case=case), builders.PROMPTS)
+    assert differing_settings(theirs, ours).endswith(words)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"client_processes": 2},
+        {"request_timeout_s": 1.0},
+        {"warm_up_stable_frac": 1.0},
+        {"tolerances": (("tpot_p50_ms", 0.2),)},
+    ],
+    ids=",".join,
+)
+def test_how_a_case_is_measured_and_judged_is_no_setting(changes: dict[str, Any]) -> None:
+    case = dataclasses.replace(builders.CASE, **changes)
+    ours = settings_of(dataclasses.replace(launch(), case=case), builders.PROMPTS)
+    assert ours == settings_of(launch(), builders.PROMPTS)
+
+
 def test_a_recorded_baseline_holds_its_launches_and_where_it_comes_from(tmp_path: Path) -> None:
     recorded = record_measurements(
         tmp_path,
@@ -159,6 +214,7 @@ def test_a_recorded_baseline_holds_its_launches_and_where_it_comes_from(tmp_path
     )
     assert recorded.path == baseline_path(tmp_path, builders.ENVIRONMENT.name, builders.CASE.id)
     assert recorded.old is None
+    assert '"burstiness"' not in recorded.path.read_text()
     assert load_baseline(recorded.path) == recorded.new
     assert recorded.new.launches == ({"speedup_ratio": 1.5},) * 2
     assert recorded.new.acceptance == builders.stored(COUNTS)

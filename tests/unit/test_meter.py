@@ -1,11 +1,13 @@
 """The meter takes the best source there is, and refuses what doesn't fit together."""
 
 import dataclasses
+from dataclasses import dataclass
 from typing import ClassVar
 
 import msgspec
 import pytest
 
+from specreg.acceptance.checks import check_requests
 from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, Counters, Source, StepCounts, View
 from specreg.errors import InvalidMeasurementError
 from specreg.meter import read_acceptance
@@ -48,6 +50,74 @@ def read(
     found = read_acceptance(builders.SPEC, protocol, traces, before, moved)
     assert found is not None
     return found
+
+
+def page(counts: StepCounts) -> Counters:
+    """The counters of a server that says all there is to know."""
+    return Counters(steps=counts.steps, counts=counts)
+
+
+AGREEING = page(BOTH)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broken:
+    """What breaks one check of DEFINITIONS.md, by its number there, and the reason it gets."""
+
+    check: int
+    reason: str
+    traces: tuple[RequestTrace, ...] = SPOKEN
+    before: Counters | None = NOTHING
+    after: Counters | None = AGREEING
+    protocol: Protocol = VLLM
+
+    def read(self) -> None:
+        """Reads it as a measurement does."""
+        check_requests(self.traces)
+        read_acceptance(builders.SPEC, self.protocol, self.traces, self.before, self.after)
+
+
+CONTRADICTING = dataclasses.replace(BOTH, accepted=BOTH.accepted - 1)
+TOO_LONG = StepCounts(steps=2, accepted=7, proposed=6, position_counts=(3, 2, 2))
+BROKEN = (
+    Broken(check=1, reason="COUNTS_INCONSISTENT", traces=MUTE, after=page(CONTRADICTING)),
+    Broken(check=2, reason="TOKENS_IMPOSSIBLE", traces=(request(ONE, 1, 1, 4),), after=page(ONE)),
+    Broken(check=3, reason="FOREIGN_TRAFFIC", after=page(BOTH + ONE)),
+    Broken(check=4, reason="COUNTERS_FELL", before=page(BOTH), after=page(ONE)),
+    Broken(
+        check=5,
+        reason="CHUNKS_MERGED",
+        traces=(request(None, 1, 8),),
+        before=None,
+        after=None,
+        protocol=Silent(),
+    ),
+    Broken(
+        check=6,
+        reason="LENGTH_IMPOSSIBLE",
+        traces=(request(TOO_LONG, 1, 4, 4),),
+        after=page(TOO_LONG),
+    ),
+    Broken(check=7, reason="SPEC_DISABLED", traces=MUTE, after=NOTHING),
+    Broken(
+        check=8,
+        reason="REQUEST_FAILED",
+        traces=(SPOKEN[0], msgspec.structs.replace(SPOKEN[1], error="ReadError: gone")),
+    ),
+)
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: f"{broken.check}-{broken.reason}")
+def test_each_check_of_the_definitions_has_a_reason_of_its_own(broken: Broken) -> None:
+    with pytest.raises(InvalidMeasurementError) as error:
+        broken.read()
+    assert error.value.reason == broken.reason
+
+
+def test_each_of_the_eight_checks_is_broken_above_and_no_reason_is_shared() -> None:
+    Broken(check=0, reason="none").read()
+    assert [broken.check for broken in BROKEN] == list(range(1, 9))
+    assert len({broken.reason for broken in BROKEN}) == len(BROKEN)
 
 
 def test_requests_that_speak_for_themselves_are_believed_if_the_counters_agree() -> None:
@@ -98,3 +168,28 @@ def test_merged_chunks_are_refused_where_they_are_all_there_is() -> None:
 
 def test_a_plain_server_has_no_acceptance() -> None:
     assert read_acceptance(builders.PLAIN_SPEC, VLLM, MUTE, None, None) is None
+
+
+def test_a_request_keeps_its_turn_and_its_category() -> None:
+    second = msgspec.structs.replace(SPOKEN[1], turn=2, category="math")
+    record = read((SPOKEN[0], second), Counters(steps=4, counts=BOTH))
+    assert [part.total for part in record.by_turn.values()] == [ONE, OTHER]
+    assert {name: part.total for name, part in record.by_category.items()} == {
+        "chat": ONE,
+        "math": OTHER,
+    }
+
+
+def test_steps_without_a_draft_may_deliver_more_than_the_counted_ones_emit() -> None:
+    ngram = dataclasses.replace(builders.SPEC, method="ngram", draft=None)
+    traces = (request(ONE, 1, 1, 3, 1, 1),)
+    record = read_acceptance(ngram, VLLM, traces, NOTHING, page(ONE))
+    assert record is not None
+    assert record.total == ONE
+
+
+def test_from_chunks_alone_nobody_knows_what_a_step_without_a_draft_would_have_drafted() -> None:
+    ngram = dataclasses.replace(builders.SPEC, method="ngram", draft=None)
+    record = read_acceptance(ngram, Silent(), MUTE, None, None)
+    assert record is not None
+    assert (record.total.accepted, record.total.proposed) == (BOTH.accepted, None)

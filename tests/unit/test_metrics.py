@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from specreg.errors import UnknownNameError
-from specreg.matrix import MOST_DRAFT_TOKENS, Case
+from specreg.matrix import MOST_DRAFT_TOKENS, Case, Limits
 from specreg.metrics import (
     METRICS,
     Direction,
@@ -13,7 +13,11 @@ from specreg.metrics import (
     Metric,
     Replay,
     check_tolerances,
+    e2e_ms,
+    is_good,
     metrics_of,
+    output_tokens_per_s,
+    requests_per_s,
     speedup_ratio,
     throughput_tokens_per_s,
     tpot_ms,
@@ -60,6 +64,58 @@ def test_a_request_of_one_chunk_has_no_time_per_token() -> None:
 def test_a_request_without_a_chunk_has_no_times() -> None:
     assert ttft_ms(builders.trace()) is None
     assert tpot_ms(builders.trace()) is None
+
+
+def test_the_latency_ends_with_the_last_chunk() -> None:
+    trace = builders.trace(builders.chunk(30 * MS), builders.chunk(90 * MS), sent_ns=5 * MS)
+    assert e2e_ms(trace) == 85.0
+    assert e2e_ms(builders.trace()) is None
+
+
+def test_the_speed_of_the_output_is_what_one_user_sees() -> None:
+    chunks = (builders.chunk(10 * MS), builders.chunk(30 * MS, 4), builders.chunk(50 * MS, 4))
+    assert output_tokens_per_s(builders.trace(*chunks)) == 8 / 0.040
+    assert output_tokens_per_s(builders.trace(builders.chunk(10 * MS, 5))) is None
+    at_once = builders.trace(builders.chunk(10 * MS), builders.chunk(10 * MS, 4))
+    assert output_tokens_per_s(at_once) is None
+
+
+# TTFT 10 ms, TPOT 5 ms; and TTFT 30 ms, TPOT 10 ms.
+SWIFT = builders.trace(builders.chunk(10 * MS), builders.chunk(30 * MS, 4))
+SLOW = builders.trace(builders.chunk(30 * MS), builders.chunk(70 * MS, 4))
+
+
+@pytest.mark.parametrize(
+    ("limits", "good"),
+    [
+        pytest.param(Limits(), [True, True], id="none"),
+        pytest.param(Limits(ttft_ms=30.0, tpot_ms=10.0), [True, True], id="just-kept"),
+        pytest.param(Limits(ttft_ms=29.9), [True, False], id="ttft"),
+        pytest.param(Limits(tpot_ms=9.9), [True, False], id="tpot"),
+        pytest.param(Limits(ttft_ms=29.9, tpot_ms=4.9), [False, False], id="one-of-them-each"),
+    ],
+)
+def test_a_good_request_keeps_both_limits(limits: Limits, good: list[bool]) -> None:
+    assert [is_good(trace, limits) for trace in (SWIFT, SLOW)] == good
+
+
+def test_an_answer_of_one_chunk_keeps_any_time_per_token_and_one_without_a_token_none() -> None:
+    assert is_good(builders.trace(builders.chunk(10 * MS, 5)), Limits(tpot_ms=0.001))
+    assert not is_good(builders.trace(), Limits())
+
+
+def test_the_goodput_is_the_median_over_the_rounds_of_the_good_requests_per_second() -> None:
+    """Within limits come 2, 1 and 0 requests of rounds of 2, 4 and 1 s."""
+    rounds = tuple(
+        dataclasses.replace(builders.replayed(0, seconds * S, 1), traces=traces)
+        for seconds, traces in ((2, (SWIFT, SWIFT)), (4, (SWIFT, SLOW)), (1, (SLOW, SLOW)))
+    )
+    goodput = METRICS["goodput_requests_per_s"].function
+    replay = dataclasses.replace(NOTHING, rounds=rounds, limits=Limits(ttft_ms=20.0))
+    assert goodput(replay) == 1 / 4
+    assert goodput(dataclasses.replace(replay, limits=Limits())) == 1.0
+    assert requests_per_s(rounds[1], lambda _: True) == 2 / 4
+    assert requests_per_s(builders.replayed(S, S, 0), lambda _: True) is None
 
 
 def test_the_throughput_is_the_median_of_the_rounds() -> None:
@@ -156,6 +212,12 @@ def test_a_metric_of_nothing_is_absent_and_not_zero(row: Metric) -> None:
         ),
         pytest.param(
             builders.PLAIN_CASE, Family.THROUGHPUT, ["throughput_tokens_per_s"], id="throughput"
+        ),
+        pytest.param(
+            dataclasses.replace(builders.PLAIN_CASE, limits=Limits(tpot_ms=20.0)),
+            Family.THROUGHPUT,
+            ["throughput_tokens_per_s", "goodput_requests_per_s"],
+            id="limits",
         ),
     ],
 )

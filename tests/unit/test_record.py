@@ -72,7 +72,7 @@ def test_a_position_that_nothing_reached_has_a_marginal_of_zero() -> None:
     assert builders.counts(1, 1, 0).marginal_acceptance == (0.5, 0.0)
 
 
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(HISTOGRAMS)
 def test_the_histogram_comes_back_and_adds_up(histogram: list[int]) -> None:
     counts = builders.counts(*histogram)
@@ -81,7 +81,7 @@ def test_the_histogram_comes_back_and_adds_up(histogram: list[int]) -> None:
     assert sum(j * steps for j, steps in enumerate(counts.histogram)) == counts.accepted
 
 
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(HISTOGRAMS)
 def test_the_marginals_add_up_to_the_length_less_one(histogram: list[int]) -> None:
     counts = builders.counts(*histogram)
@@ -101,7 +101,7 @@ def test_counts_of_fewer_positions_are_filled_up_with_zeros() -> None:
     assert total == StepCounts(steps=4, accepted=7, proposed=8, position_counts=(3, 2, 2))
 
 
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(HISTOGRAMS, HISTOGRAMS)
 def test_what_was_added_can_be_taken_away(one: list[int], other: list[int]) -> None:
     assert builders.counts(*one) + builders.counts(*other) - builders.counts(
@@ -179,6 +179,17 @@ def test_a_short_answer_weighs_as_much_as_a_long_one_in_the_macro_length_alone()
     assert RECORD.category_acceptance_length == pytest.approx((1 + 90 / 110 + 4) / 2)
 
 
+def test_without_steps_or_requests_there_is_nothing_to_average() -> None:
+    nothing = of_requests(("math", 1, NO_STEPS))
+    assert nothing.macro_acceptance_length is None
+    assert nothing.category_acceptance_length is None
+    assert nothing.tokens_per_step is None
+    sum_alone = dataclasses.replace(RECORD, prompts=())
+    assert sum_alone.macro_acceptance_length is None
+    assert sum_alone.category_acceptance_length is None
+    assert sum_alone.tokens_per_step is None
+
+
 def test_a_request_without_steps_has_no_length_to_be_averaged() -> None:
     record = of_requests(("math", 1, LONG), ("math", 1, NO_STEPS))
     assert record.macro_acceptance_length == pytest.approx(1.6)
@@ -189,6 +200,40 @@ def test_a_record_is_taken_apart_by_turn() -> None:
         1: LONG + SHORT,
         2: SHORT,
     }
+
+
+PROMPTS = st.builds(
+    lambda histogram, category, turn, cut_tokens: dataclasses.replace(
+        builders.prompt_acceptance(builders.counts(*histogram), cut_tokens=cut_tokens),
+        category=category,
+        turn=turn,
+    ),
+    HISTOGRAMS,
+    st.sampled_from(("coding", "math", "chat")),
+    st.integers(1, 3),
+    st.integers(0, 3),
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(PROMPTS, min_size=1, max_size=6))
+def test_any_requests_keep_to_the_definitions(prompts: list[PromptAcceptance]) -> None:
+    total = sum((prompt.counts for prompt in prompts), NO_STEPS)
+    record = dataclasses.replace(builders.acceptance(total), prompts=tuple(prompts))
+    delivered, requests = sum(prompt.completion_tokens for prompt in prompts), len(prompts)
+    cut = requests + total.accepted + total.steps - delivered
+
+    lengths = [1 + one.counts.accepted / one.counts.steps for one in prompts]
+    assert record.macro_acceptance_length == pytest.approx(sum(lengths) / requests)
+    length = 1 + total.accepted / total.steps
+    assert total.acceptance_length == pytest.approx(length)
+    assert record.truncated_tokens == cut
+    assert record.tokens_per_step == pytest.approx((delivered - requests) / total.steps)
+    assert record.tokens_per_step == pytest.approx(length - cut / total.steps)
+    for parts in (record.by_category.values(), record.by_turn.values()):
+        assert sum((part.total for part in parts), NO_STEPS) == total
+        assert sum(part.truncated_tokens or 0 for part in parts) == record.truncated_tokens
+        assert sum(len(part.prompts) for part in parts) == requests
 
 
 def test_what_was_cut_off_is_counted_where_every_step_is_known() -> None:

@@ -2,13 +2,15 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from specreg.errors import DatasetError, ServerDiedError
 from specreg.expectation import record_measurements, settings_of
-from specreg.journal import Journal
-from specreg.matrix import Tier
+from specreg.journal import Begun, Journal, Key
+from specreg.matrix import Case, Tier
 from specreg.measurement import Measurement
 from specreg.metrics import METRICS
 from specreg.server import Server
@@ -66,6 +68,14 @@ def test_the_same_server_beside_it_is_taken(tmp_path: Path) -> None:
     beside = Starting(launch=LAUNCH, start=builders.server)
     with suite(tmp_path).start(LAUNCH, beside=beside) as started:
         assert started is beside
+    with suite(tmp_path).start(dataclasses.replace(LAUNCH, number=2), beside=beside) as started:
+        assert started is not beside
+
+
+def test_a_server_that_nobody_asks_for_does_not_start(tmp_path: Path) -> None:
+    with suite(tmp_path).start(LAUNCH) as started:
+        assert started.launch == LAUNCH
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_server_starts_when_it_is_first_asked_for_and_once() -> None:
@@ -185,3 +195,121 @@ def test_a_case_of_which_a_launch_is_missing_is_not_recorded(tmp_path: Path) -> 
     assert "not written, 1 of 3 launches were measured" in complaint
     assert complaint.endswith(f"select the whole case: -k {builders.CASE.id}-")
     assert not one.baselines.exists()
+
+
+def test_a_case_with_lists_among_its_settings_is_recorded_too(tmp_path: Path) -> None:
+    case = dataclasses.replace(builders.CASE, chat_template_args=(("tools", ["a"]),))
+    one = suite(tmp_path, update_reason="first run")
+    one.measurements.append(builders.measurement({LENGTH.name: 2.5}, of=COUNTS, case=case))
+    (written,), refused = one.record()
+    assert written.new.case.chat_template_args == (("tools", ["a"]),)
+    assert refused == ()
+
+
+MEASURED = builders.measurement({LENGTH.name: 2.5}, of=COUNTS)
+
+
+def unneeded() -> Server:
+    """A server that nobody should start."""
+    raise AssertionError
+
+
+def dead(number: int = 1) -> Starting:
+    """A server that is gone as soon as it is measured."""
+    return Starting(launch=dataclasses.replace(LAUNCH, number=number), start=builders.server)
+
+
+def begun_key(one: Suite, case: Case = builders.CASE, *, launch: int = 1, look: int = 1) -> Key:
+    """What a measurement is begun under, read from the journal."""
+    with pytest.raises(ServerDiedError):
+        one.measure(case, dead(launch), None, look=look)
+    return msgspec.json.decode(one.journal.path.read_bytes().splitlines()[-1], type=Begun).key
+
+
+def resumed(one: Suite, *keys: Key) -> Suite:
+    """The suite after it was cut off with these measurements complete."""
+    return dataclasses.replace(one, earlier=dict.fromkeys(keys, MEASURED), taken_over=[])
+
+
+def test_what_an_earlier_run_measured_is_taken_over_without_a_server(tmp_path: Path) -> None:
+    cut_off = suite(tmp_path)
+    one = resumed(cut_off, begun_key(cut_off), begun_key(cut_off, launch=2, look=2))
+    first = Starting(launch=LAUNCH, start=unneeded)
+    second = Starting(launch=dataclasses.replace(LAUNCH, number=2), start=unneeded)
+    assert one.measure(builders.CASE, first, first) is MEASURED
+    assert one.measure(builders.CASE, second, None, look=2) is MEASURED
+    assert one.measurements == [MEASURED, MEASURED]
+    names = [builders.CASE.id, f"{builders.CASE.id}-launch2-look2"]
+    assert one.taken_over == names
+    figures = {path.stem for path in (tmp_path / "figures").iterdir()}
+    assert figures == set(names)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"environment": builders.OTHER_ENVIRONMENT},
+        {"engine_version": "0.31.0"},
+        {"engine_python": "/some/bin/python"},
+    ],
+    ids=",".join,
+)
+def test_what_was_measured_in_other_circumstances_is_measured_again(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    one = suite(tmp_path)
+    other = dataclasses.replace(resumed(one, begun_key(one)), **changes)
+    with pytest.raises(ServerDiedError):
+        other.measure(builders.CASE, dead(), None)
+    assert other.taken_over == []
+
+
+@pytest.mark.parametrize(
+    ("case", "launch", "look"),
+    [
+        pytest.param(dataclasses.replace(builders.CASE, rounds=1), 1, 1, id="case"),
+        pytest.param(builders.CASE, 2, 1, id="launch"),
+        pytest.param(builders.CASE, 1, 2, id="look"),
+    ],
+)
+def test_what_was_measured_of_something_else_is_measured_again(
+    tmp_path: Path, case: Case, launch: int, look: int
+) -> None:
+    one = suite(tmp_path)
+    with pytest.raises(ServerDiedError):
+        resumed(one, begun_key(one)).measure(case, dead(launch), None, look=look)
+
+
+def rooted(folder: Path, *, prompts: str = "", weights: bytes = b"weights") -> Suite:
+    """A suite with prompts and a model of its own."""
+    toy = (builders.ROOT / "fixtures/prompts/toy.jsonl").read_text()
+    model = folder / "fixtures/model"
+    for path, content in (
+        (folder / "fixtures/prompts/toy.jsonl", (prompts + toy).encode()),
+        (model / "config.json", b"{}"),
+        (model / "model.safetensors", weights),
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return dataclasses.replace(suite(folder), root=folder)
+
+
+@pytest.mark.parametrize("draft", [False, True], ids=["target", "draft"])
+def test_changed_prompts_and_models_are_noticed_and_a_moved_folder_is_not(
+    tmp_path: Path, *, draft: bool
+) -> None:
+    folder = {"draft": "fixtures/model"} if draft else {"target": "fixtures/model"}
+    spec = dataclasses.replace(builders.SPEC, **folder)
+    case = dataclasses.replace(builders.CASE, server=spec)
+    another = '{"id": "another", "category": "chat", "turns": ["Hello"]}\n'
+    first, moved, asked, trained = (
+        begun_key(one, case)
+        for one in (
+            rooted(tmp_path / "first"),
+            rooted(tmp_path / "moved"),
+            rooted(tmp_path / "asked", prompts=another),
+            rooted(tmp_path / "trained", weights=b"others"),
+        )
+    )
+    assert moved == first
+    assert len({first, asked, trained}) == 3

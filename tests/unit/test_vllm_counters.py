@@ -1,5 +1,7 @@
 """vLLM's counters, from a recorded page and from pages that lack something."""
 
+import re
+
 import pytest
 
 from specreg.acceptance.record import StepCounts
@@ -44,6 +46,22 @@ def test_a_missing_counter_is_named(name: str) -> None:
     with pytest.raises(InvalidMeasurementError, match=f"looked for {full};") as error:
         parse_vllm_counters(page + "\n")
     assert error.value.reason == "METRICS_MISSING"
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "88.5"])
+def test_a_number_that_is_no_count_is_named(value: str) -> None:
+    name = "vllm:spec_decode_num_drafts_total"
+    page = re.sub(rf"({name}{{.*}}) 88.0", rf"\g<1> {value}", RECORDED)
+    words = rf"{name} is {re.escape(str(float(value)))}, which is no count; look at /metrics"
+    with pytest.raises(InvalidMeasurementError, match=words) as error:
+        parse_vllm_counters(page)
+    assert error.value.reason == "METRICS_UNREADABLE"
+
+
+def test_only_a_position_with_a_number_is_one() -> None:
+    assert parse_vllm_counters(RECORDED.replace('position="2"', 'position="all"')) == StepCounts(
+        steps=88, accepted=125, proposed=264, position_counts=(54, 42)
+    )
 
 
 def test_a_page_of_vllm_without_the_counters_means_no_speculation() -> None:
