@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -80,6 +80,7 @@ class ArmFigures(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         requests, good_requests: how many, and how many kept the case's limits.
         tokens: N of all.
+        tokens_per_chunk: of all chunks but each request's first; of any step, drafted or not.
         send_delay_ms: sent - planned; client_lag_ms: of the client's event loop.
         others: see docs/measuring.md; a rate has one value for each round.
     """
@@ -87,6 +88,7 @@ class ArmFigures(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     good_requests: int
     tokens: int
+    tokens_per_chunk: float | None
     ttft_ms: Summary | None
     e2e_ms: Summary | None
     tpot_ms: Summary | None
@@ -193,6 +195,7 @@ def _arm(replay: Replay, *, control: bool) -> ArmFigures:
         requests=len(traces),
         good_requests=sum(map(good, traces)),
         tokens=sum(trace.tokens for trace in traces),
+        tokens_per_chunk=_tokens_per_chunk(traces),
         ttft_ms=spread(ttft_ms),
         e2e_ms=spread(e2e_ms),
         tpot_ms=spread(tpot_ms),
@@ -205,6 +208,11 @@ def _arm(replay: Replay, *, control: bool) -> ArmFigures:
         send_delay_ms=spread(lambda trace: (trace.sent_ns - trace.planned_ns) / _NS_PER_MS),
         client_lag_ms=lags.summary_ms(),
     )
+
+
+def _tokens_per_chunk(traces: Sequence[RequestTrace]) -> float | None:
+    chunks = sum(sum(trace.chunk_sizes) for trace in traces)
+    return sum(trace.later_tokens for trace in traces) / chunks if chunks else None
 
 
 def _summary(values: Iterable[float | None]) -> Summary | None:

@@ -30,6 +30,7 @@ _SILENCE_S = 60.0
 _WATCH_S = 1.0
 _ERROR_BYTES = 300
 _BEAT_NS = 20 * 10**6
+_FINISHING_NS = 10**6
 _NS_PER_S = 10**9
 _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
@@ -172,9 +173,13 @@ async def replay_round(
             record(finished)
 
     async def keep_finishing() -> None:
+        # A millisecond's worth at a time, then the sockets: streams that end together must not keep
+        # the others waiting.
         while True:
             finish(await ended.get())
-            # The sockets come first: streams that end together must not keep others waiting.
+            until_ns = clock() + _FINISHING_NS
+            while not ended.empty() and clock() < until_ns:
+                finish(ended.get_nowait())
             await asyncio.sleep(0)
 
     talk = _Talk(case=case, endpoint=endpoint, client=client, clock=clock, end=ended.put_nowait)

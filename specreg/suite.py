@@ -5,7 +5,7 @@ The pytest plugin and the fixtures hold one of these and do nothing by themselve
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from specreg.matrix import Case, ServerSpec, Tier
 from specreg.measurement import Measurement, measure
 from specreg.metrics import Metric
 from specreg.models import model_sha256, resolve_model
+from specreg.protocols import Form
 from specreg.server import Server, start_server
 from specreg.verdict import Outcome, Verdict, confirm, judge
 
@@ -77,6 +78,20 @@ class Starting:
         return self._server
 
 
+def check_form(case: Case, prompts: Iterable[Prompt]) -> None:
+    """Token ids are no chat.
+
+    Raises:
+        DatasetError: the case puts them into one.
+    """
+    if case.form is Form.CHAT and any(prompt.token_ids for prompt in prompts):
+        message = (
+            f"dataset '{case.dataset}': its prompts are token ids, which are no chat;"
+            f" set form = \"completions\" for '{case.id}' in the matrix"
+        )
+        raise DatasetError(message)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suite:
     """What a run needs, and what has come of it so far.
@@ -122,7 +137,8 @@ class Suite:
         """The prompts of the case.
 
         Raises:
-            DatasetError: the dataset can't be read, or holds fewer than the case asks for.
+            DatasetError: the dataset can't be read, holds fewer than the case asks for, or token
+                ids for a chat.
         """
         prompts = dataset_named(case.dataset).load_prompts(self.root)
         if len(prompts) < case.prompts:
@@ -131,6 +147,7 @@ class Suite:
                 f" {case.prompts}; lower prompts in the matrix"
             )
             raise DatasetError(message)
+        check_form(case, prompts)
         return prompts[: case.prompts]
 
     @contextlib.contextmanager

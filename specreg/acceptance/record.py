@@ -199,24 +199,23 @@ class AcceptanceRecord:
         return _mean(part.total.acceptance_length for part in self.by_category.values())
 
     @property
-    def emitted_tokens(self) -> int:
-        """R + Σ (a + 1): what the requests' steps and prefills emitted, cut off or not."""
-        requests, counts = len(self.prompts), self.total
-        return requests + counts.accepted + counts.steps
-
-    @property
     def truncated_tokens(self) -> int | None:
-        """What of that the end of a text or the output cap cut off.
+        """R + Σ (a + 1) - N: emitted, then cut off by the end of a text or the output cap.
 
-        None without requests, in the emitted view, or where steps without a draft emitted more.
+        None without requests and in the emitted view. Means nothing where steps without a draft,
+        which aren't among S, emit tokens too.
         """
-        delivered = sum(prompt.completion_tokens for prompt in self.prompts)
-        cut = self.emitted_tokens - delivered
-        return cut if self.prompts and self.view is View.VERIFIER and cut >= 0 else None
+        if not self.prompts or self.view is View.EMITTED:
+            return None
+        delivered = sum(prompt.completion_tokens - 1 for prompt in self.prompts)
+        return self.total.accepted + self.total.steps - delivered
 
     @property
     def tokens_per_step(self) -> float | None:
-        """(N - R) / S: the client's view, which falls short of AL by what was cut off."""
+        """(N - R) / S: the client's view, which falls short of AL by what was cut off.
+
+        None without requests or steps. Means nothing where `truncated_tokens` doesn't.
+        """
         delivered = sum(prompt.completion_tokens - 1 for prompt in self.prompts)
         return delivered / self.total.steps if self.prompts and self.total.steps else None
 

@@ -28,7 +28,7 @@ MATRIX = """
     prompts = 10
     rounds = 2
     output_cap_tokens = 32
-    warm_up_stable_frac = 5.0
+    warm_up_stable_frac = 100.0
     draft_tokens = {draft_tokens}
 """
 

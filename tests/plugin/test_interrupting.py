@@ -84,10 +84,10 @@ def test_a_second_ctrl_c_is_obeyed_and_leaves_no_server_either(suite: Suite) -> 
     wait_until(lambda: not marked(suite))
 
 
-def test_an_interrupted_recording_writes_nothing_and_says_so(suite: Suite) -> None:
-    suite.script = SLOW
+def test_an_interrupted_recording_writes_nothing_until_it_is_gone_on_with(suite: Suite) -> None:
+    suite.script = Script(step_ms=8.0)
     # `none` alone at first: one case is measured when the second server starts.
-    update = ("--update-baselines", "--reason=test", "-k", "c1")
+    update = ("--update-baselines", "--reason=test", "--specreg-launches=1", "-k", "c1")
     with start(suite, *update) as run:
         wait_until(lambda: servers(suite) > 1)
         run.send_signal(signal.SIGINT)
@@ -95,3 +95,9 @@ def test_an_interrupted_recording_writes_nothing_and_says_so(suite: Suite) -> No
 
     assert "no baseline was written: the run was interrupted" in output
     assert not suite.recorded()
+
+    suite.script = Script()
+    done = suite.run("tests/perf", "-q", *update, "--specreg-resume")
+    assert done.returncode == 0, done.stdout
+    assert "taken over from the run that was cut off: vllm-none-tiny-toy-c1\n" in done.stdout
+    assert set(suite.recorded()) == {"vllm-none-tiny-toy-c1", "vllm-eagle3-tiny-toy-c1"}

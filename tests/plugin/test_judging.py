@@ -1,11 +1,12 @@
 """A run against recorded baselines: what is green, what is red, and what it says."""
 
 import json
+import textwrap
 
 import msgspec
 
 from tests.plugin.conftest import Suite
-from tests.scripted.vllm.script import Fault, Script
+from tests.scripted.vllm.script import VARIABLE, Fault, Script, record_script
 
 # The scripted server's steps are seeded, so acceptance repeats exactly; its times don't.
 ACCEPTANCE = ("tests/perf", "-q", "-k", "acceptance_length")
@@ -67,14 +68,61 @@ def test_changed_settings_are_no_baseline_and_are_named(recorded_suite: Suite) -
     assert "draft_tokens: 3 -> 2" in done.stdout
 
 
-def test_silent_loss_of_speculation_is_invalid(recorded_suite: Suite) -> None:
-    recorded_suite.script = Script(fault=Fault.SPEC_DISABLED)
+BEFORE_ROUNDS = 1 + 3
+"""The probe of the start, and three batches of warm-up with one request each."""
+# By the numbers of the checks in DEFINITIONS.md; merged chunks harm no answer with a record.
+FAULTS = {
+    "check3": ("FOREIGN_TRAFFIC", Script(fault=Fault.COUNTERS_TOO_HIGH)),
+    "check4": (
+        "COUNTERS_FELL",
+        Script(fault=Fault.COUNTERS_RESET, fault_after_requests=BEFORE_ROUNDS + 3),
+    ),
+    "check5": ("NO_BASELINE", Script(fault=Fault.MERGED_CHUNKS)),
+    "check7": ("SPEC_DISABLED", Script(fault=Fault.SPEC_DISABLED)),
+    "check8": (
+        "REQUEST_FAILED",
+        Script(fault=Fault.TRUNCATED_STREAM, fault_after_requests=BEFORE_ROUNDS + 1),
+    ),
+}
 
-    done = recorded_suite.run(*ACCEPTANCE, "-x")
 
-    assert done.returncode == 1
-    assert "INVALID" in done.stdout
-    assert "SPEC_DISABLED" in done.stdout
+def test_each_fault_of_a_server_is_named_and_leaves_the_other_cases_alone(suite: Suite) -> None:
+    """Each model pair has a server with a fault of its own."""
+    tables = ["needs_gpus = 0"]
+    for name, (_, script) in FAULTS.items():
+        folder = suite.folder / name
+        folder.mkdir()
+        tables.append(
+            f"""
+            [models.{name}]
+            target = "fixtures/models/tiny/target"
+            drafts = {{ eagle3 = "fixtures/models/tiny/eagle3" }}
+
+            [[cases]]
+            engine = "vllm"
+            methods = ["eagle3"]
+            models = "{name}"
+            dataset = "toy"
+            concurrency = [1]
+            prompts = 4
+            rounds = 2
+            output_cap_tokens = 12
+            warm_up_stable_frac = 100.0
+            engine_env = {{ {VARIABLE} = "{record_script(script, folder)[VARIABLE]}" }}
+            """
+        )
+    suite.write_tier("\n".join(map(textwrap.dedent, tables)))
+
+    done = suite.run("tests/perf", "-q", "-k", "acceptance_length")
+
+    assert done.returncode == 1, done.stdout
+    assert "Traceback" not in done.stdout
+    for name, (reason, _) in FAULTS.items():
+        case_id = f"vllm-eagle3-{name}-toy-c1"
+        if reason == "NO_BASELINE":
+            assert f"NO_BASELINE: acceptance_length_tokens of '{case_id}'" in done.stdout
+        else:
+            assert f"{case_id}: {reason}: " in done.stdout
 
 
 def test_another_machine_judges_acceptance_and_skips_speed(recorded_suite: Suite) -> None:

@@ -124,6 +124,7 @@ def test_the_acceptance_is_there_by_category_and_by_turn(tmp_path: Path) -> None
 def test_the_timing_is_summarized_over_requests_and_rates_over_rounds(tmp_path: Path) -> None:
     timing = on_disk(tmp_path, measured(record()))["timing"]
     assert (timing["requests"], timing["good_requests"], timing["tokens"]) == (4, 2, 20)
+    assert timing["tokens_per_chunk"] == 4.0
     means = {
         name: (value["count"], pytest.approx(value["mean"]))
         for name, value in timing.items()
@@ -197,8 +198,9 @@ def test_figures_of_nothing_are_null_and_neither_zero_nor_nan(tmp_path: Path) ->
     figures = on_disk(tmp_path, measured(idle, rounds=(empty,)))
     spreads = {name for name, value in figures["timing"].items() if value is None}
     assert spreads == {
-        *("ttft_ms", "e2e_ms", "tpot_ms", "step_ms", "output_tokens_per_s"),
+        *("tokens_per_chunk", "ttft_ms", "e2e_ms", "tpot_ms", "step_ms", "output_tokens_per_s"),
         *("throughput_tokens_per_s", "requests_per_s", "goodput_requests_per_s", "client_lag_ms"),
+        "tokens_per_chunk",
     }
     assert figures["judged"] == {}
     assert figures["acceptance"]["total"] == {

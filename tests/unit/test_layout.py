@@ -94,6 +94,7 @@ PLAIN = {
     **dict.fromkeys(("min", "max", "stdev", "p50", "p75", "p90", "p95", "p99"), "as the mean"),
     "judged": "by the metric's name, which says it",
     "tokens_per_step": "tokens per step",
+    "tokens_per_chunk": "tokens per chunk",
     "burstiness": "a shape without a unit",
     "total_ns2": "nanoseconds squared",
     "values": "by the metric's name, which says it",

@@ -24,7 +24,9 @@ def test_what_is_given_arrives_in_its_type(pytester: pytest.Pytester) -> None:
         pytester,
         *("--specreg-tier", "gpu", "--specreg-require-tier", "--update-baselines"),
         *("--reason", "first run", "--specreg-launches", "5", "--specreg-ready-within-s", "1.5"),
-        *("--specreg-matrix", "m", "--specreg-baselines", "b", "--specreg-engine-python", "p"),
+        *("--specreg-matrix", "m", "--specreg-baselines", "b", "--specreg-runs", "r"),
+        *("--specreg-engine-version", "0.31.0", "--specreg-engine-python", "p"),
+        "--specreg-resume",
     )
     assert options == Options(
         tier="gpu",
@@ -34,9 +36,14 @@ def test_what_is_given_arrives_in_its_type(pytester: pytest.Pytester) -> None:
         launches=5,
         matrix="m",
         baselines="b",
+        runs="r",
+        resume=True,
+        engine_version="0.31.0",
         engine_python="p",
         ready_within_s=1.5,
     )
+    fields = dataclasses.fields(Options)
+    assert [f.name for f in fields if getattr(options, f.name) == f.default] == []
 
 
 @pytest.mark.parametrize("field", dataclasses.fields(Options), ids=lambda field: field.name)

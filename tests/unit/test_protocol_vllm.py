@@ -148,6 +148,17 @@ def test_a_chat_asks_for_token_ids_and_usage() -> None:
     }
 
 
+def test_arguments_of_the_chat_template_go_along() -> None:
+    ask = Ask(
+        model="toy",
+        messages=(Message(Role.USER, "Hello"),),
+        output_cap_tokens=7,
+        temperature=0.0,
+        chat_template_args=(("enable_thinking", False),),
+    )
+    assert VLLM.body(ask)["chat_template_kwargs"] == {"enable_thinking": False}
+
+
 def test_what_was_said_is_completed_without_a_template() -> None:
     said = (
         Message(Role.USER, "One"),

@@ -482,6 +482,28 @@ def test_a_round_grows_with_its_requests_and_not_with_their_tokens() -> None:
     assert size(2000) - size(20) < 40  # a few more digits
 
 
+def test_requests_are_recorded_as_they_end_and_not_with_the_round() -> None:
+    """A run that is killed must have on disk what it has measured."""
+    wire, asked_when_recorded = Wire((event("1", '"length"'),)), []
+
+    async def run() -> None:
+        async with httpx.AsyncClient(transport=wire, base_url="http://scripted") as client:
+            await replay_round(
+                builders.with_concurrency(16),
+                ENDPOINT,
+                builders.PROMPTS * 40,
+                client=client,
+                clock=time.monotonic_ns,
+                record=lambda _: asked_when_recorded.append(len(wire.asked)),
+            )
+
+    asyncio.run(run())
+    assert len(asked_when_recorded) == 240
+    # Those in flight, and as many that have just ended.
+    behind = [asked - done for done, asked in enumerate(asked_when_recorded, 1)]
+    assert max(behind) <= 3 * 16
+
+
 def test_a_lag_of_the_loop_is_felt() -> None:
     class Blocking(Wire):
         async def _stream(self) -> AsyncIterator[bytes]:

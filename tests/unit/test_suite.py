@@ -7,14 +7,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from specreg.datasets import Prompt
 from specreg.errors import DatasetError, ServerDiedError
 from specreg.expectation import record_measurements, settings_of
 from specreg.journal import Begun, Journal, Key
 from specreg.matrix import Case, Tier
 from specreg.measurement import Measurement
 from specreg.metrics import METRICS
+from specreg.protocols import Form
 from specreg.server import Server
-from specreg.suite import Launch, Starting, Suite
+from specreg.suite import Launch, Starting, Suite, check_form
 from specreg.verdict import Outcome
 from tests.unit import builders
 
@@ -59,6 +61,15 @@ def test_a_case_that_asks_for_more_prompts_than_there_are_is_refused(tmp_path: P
     assert str(error.value) == (
         f"dataset 'toy': has 40 prompts, '{greedy.id}' asks for 41; lower prompts in the matrix"
     )
+
+
+def test_token_ids_are_no_chat() -> None:
+    ids = Prompt(id="random-0", category="random", token_ids=(5, 6))
+    completing = dataclasses.replace(builders.CASE, form=Form.COMPLETIONS)
+    check_form(completing, [ids])
+    check_form(builders.CASE, builders.PROMPTS)
+    with pytest.raises(DatasetError, match='set form = "completions" for'):
+        check_form(builders.CASE, [*builders.PROMPTS, ids])
 
 
 LAUNCH = Launch(spec=builders.SPEC, number=1)
@@ -220,9 +231,10 @@ def dead(number: int = 1) -> Starting:
 
 
 def begun_key(one: Suite, case: Case = builders.CASE, *, launch: int = 1, look: int = 1) -> Key:
-    """What a measurement is begun under, read from the journal."""
+    """Measures in vain: the key that the journal has of it."""
     with pytest.raises(ServerDiedError):
         one.measure(case, dead(launch), None, look=look)
+    one.journal.close()
     return msgspec.json.decode(one.journal.path.read_bytes().splitlines()[-1], type=Begun).key
 
 
@@ -259,8 +271,7 @@ def test_what_was_measured_in_other_circumstances_is_measured_again(
 ) -> None:
     one = suite(tmp_path)
     other = dataclasses.replace(resumed(one, begun_key(one)), **changes)
-    with pytest.raises(ServerDiedError):
-        other.measure(builders.CASE, dead(), None)
+    assert begun_key(other) not in other.earlier
     assert other.taken_over == []
 
 
@@ -276,8 +287,8 @@ def test_what_was_measured_of_something_else_is_measured_again(
     tmp_path: Path, case: Case, launch: int, look: int
 ) -> None:
     one = suite(tmp_path)
-    with pytest.raises(ServerDiedError):
-        resumed(one, begun_key(one)).measure(case, dead(launch), None, look=look)
+    other = resumed(one, begun_key(one))
+    assert begun_key(other, case, launch=launch, look=look) not in other.earlier
 
 
 def rooted(folder: Path, *, prompts: str = "", weights: bytes = b"weights") -> Suite:
@@ -294,12 +305,13 @@ def rooted(folder: Path, *, prompts: str = "", weights: bytes = b"weights") -> S
     return dataclasses.replace(suite(folder), root=folder)
 
 
-@pytest.mark.parametrize("draft", [False, True], ids=["target", "draft"])
+@pytest.mark.parametrize(
+    ("target", "draft"), [("fixtures/model", "some/draft"), ("some/target", "fixtures/model")]
+)
 def test_changed_prompts_and_models_are_noticed_and_a_moved_folder_is_not(
-    tmp_path: Path, *, draft: bool
+    tmp_path: Path, target: str, draft: str
 ) -> None:
-    folder = {"draft": "fixtures/model"} if draft else {"target": "fixtures/model"}
-    spec = dataclasses.replace(builders.SPEC, **folder)
+    spec = dataclasses.replace(builders.SPEC, target=target, draft=draft)
     case = dataclasses.replace(builders.CASE, server=spec)
     another = '{"id": "another", "category": "chat", "turns": ["Hello"]}\n'
     first, moved, asked, trained = (

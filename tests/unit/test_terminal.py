@@ -1,11 +1,17 @@
 """What is said below the tables: why something isn't judged, and what to type next."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from specreg.expectation import Recorded
-from specreg.report.terminal import render_next, render_notes, render_recorded
+from specreg.report.terminal import (
+    render_next,
+    render_notes,
+    render_recorded,
+    render_verdicts,
+)
 from specreg.verdict import Outcome, Verdict
 from tests.unit import builders
 
@@ -23,6 +29,25 @@ def verdict(
 ) -> Verdict:
     """A verdict without figures."""
     return Verdict(case_id=case_id, metric=metric, outcome=outcome, reason=reason, against=against)
+
+
+def test_a_case_stands_above_its_metrics_and_what_is_unknown_is_a_dash() -> None:
+    held = dataclasses.replace(
+        verdict(Outcome.PASS, metric="tpot_p50_ms"),
+        value=9.876543,
+        expected=10.0,
+        change_frac=0.0123,
+        tolerance_frac=0.05,
+    )
+    verdicts = [held, verdict(Outcome.INVALID), verdict(Outcome.PASS, case_id="other")]
+    rows = [line.split() for line in render_verdicts(verdicts, width=100, color=False).split("\n")]
+    assert rows[1:] == [
+        ["case"],
+        ["tpot_p50_ms", "9.877", "10", "+1.2%", "5.0%", "PASS"],
+        ["m", "–", "–", "–", "–", "INVALID"],
+        ["other"],
+        ["m", "–", "–", "–", "–", "PASS"],
+    ]
 
 
 def test_the_reason_of_a_case_is_said_once() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from specreg.acceptance.record import Source, StepCounts
+from specreg.acceptance.record import Source, StepCounts, View, Weighting
 from specreg.baseline import Baseline
 from specreg.matrix import Case
 from specreg.metrics import METRICS
@@ -251,16 +251,26 @@ def test_equal_settings_differ_in_nothing() -> None:
     assert differing_settings(builders.SETTINGS, builders.SETTINGS) == ""
 
 
-def test_records_of_different_sources_are_not_comparable() -> None:
-    baseline = msgspec.structs.replace(
-        builders.baseline(), acceptance=builders.stored(of_length(2.0), Source.VLLM_COUNTERS)
-    )
+@pytest.mark.parametrize(
+    ("changes", "recorded_as"),
+    [
+        ({"source": Source.VLLM_COUNTERS}, "vllm_counters, verifier, step"),
+        ({"source": Source.STREAM_CHUNKS}, "stream_chunks, verifier, step"),
+        ({"view": View.EMITTED}, "vllm_request, emitted, step"),
+        ({"weighting": Weighting.REQUEST}, "vllm_request, verifier, request"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else ",".join(value),
+)
+@pytest.mark.parametrize("exact", [True, False], ids=["here", "elsewhere"])
+def test_records_with_different_tags_are_not_comparable(
+    changes: dict[str, str], recorded_as: str, *, exact: bool
+) -> None:
+    theirs = msgspec.structs.replace(builders.stored(of_length(2.0)), **changes)
+    baseline = msgspec.structs.replace(builders.baseline(), acceptance=theirs)
     measurement = builders.measurement({LENGTH.name: 2.0}, of=of_length(2.0))
-    verdict = judge(LENGTH, measurement, known(baseline))
+    verdict = judge(LENGTH, measurement, known(baseline) if exact else known(nearest=baseline))
     assert verdict.outcome is Outcome.NOT_COMPARABLE
-    assert verdict.reason == (
-        "measured as vllm_request, verifier, step, recorded as vllm_counters, verifier, step"
-    )
+    assert verdict.reason == f"measured as vllm_request, verifier, step, recorded as {recorded_as}"
 
 
 def test_a_baseline_without_the_metric_is_none() -> None:
