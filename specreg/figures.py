@@ -1,6 +1,7 @@
 """All figures of a measurement, for people and programs: what docs/measuring.md names, as JSON."""
 
 import contextlib
+import dataclasses
 import functools
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -58,6 +59,14 @@ class PartFigures(msgspec.Struct, frozen=True, kw_only=True):
     joint_frac: tuple[float, ...]
 
 
+class RequestFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The acceptance of one request; `turn` counts from 1."""
+
+    prompt_id: str
+    turn: int
+    figures: PartFigures
+
+
 class AcceptanceFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The acceptance of a measurement: all of it, and its parts.
 
@@ -72,6 +81,7 @@ class AcceptanceFigures(msgspec.Struct, frozen=True, kw_only=True):
     category_acceptance_length_tokens: float | None
     by_category: dict[str, PartFigures]
     by_turn: dict[str, PartFigures]
+    by_request: tuple[RequestFigures, ...]
 
 
 class ArmFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,6 +165,14 @@ def _acceptance(record: AcceptanceRecord, case: Case) -> AcceptanceFigures:
         category_acceptance_length_tokens=record.category_acceptance_length,
         by_category={name: part(one) for name, one in record.by_category.items()},
         by_turn={str(turn): part(one) for turn, one in record.by_turn.items()},
+        by_request=tuple(
+            RequestFigures(
+                prompt_id=prompt.prompt_id,
+                turn=prompt.turn,
+                figures=part(dataclasses.replace(record, total=prompt.counts, prompts=(prompt,))),
+            )
+            for prompt in record.prompts
+        ),
     )
 
 

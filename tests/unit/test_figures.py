@@ -121,6 +121,14 @@ def test_the_acceptance_is_there_by_category_and_by_turn(tmp_path: Path) -> None
     assert turns == {"1": (2, 22, 0), "2": (1, 2, 2)}
 
 
+def test_the_acceptance_of_each_request_is_there(tmp_path: Path) -> None:
+    by_request = on_disk(tmp_path, measured(record()))["acceptance"]["by_request"]
+    lengths = [one["figures"]["acceptance_length_tokens"] for one in by_request]
+    assert lengths == [prompt.counts.acceptance_length for prompt in record().prompts]
+    assert [one["turn"] for one in by_request] == [prompt.turn for prompt in record().prompts]
+    assert all(one["figures"]["requests"] == 1 for one in by_request)
+
+
 def test_the_timing_is_summarized_over_requests_and_rates_over_rounds(tmp_path: Path) -> None:
     timing = on_disk(tmp_path, measured(record()))["timing"]
     assert (timing["requests"], timing["good_requests"], timing["tokens"]) == (4, 2, 20)
