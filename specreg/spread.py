@@ -79,6 +79,11 @@ class Histogram(msgspec.Struct):
     min_ns: int = 0
     max_ns: int = 0
 
+    @property
+    def size(self) -> int:
+        """How many durations there are."""
+        return sum(self.counts.values())
+
     def add(self, duration_ns: int) -> None:
         """Takes one more duration, 0 or more."""
         self.add_all((duration_ns,))
@@ -107,7 +112,7 @@ class Histogram(msgspec.Struct):
 
     def quantile_ns(self, frac: float) -> float:
         """The middle of the bucket in which `frac` of the durations is reached; 0 of none."""
-        left = frac * sum(self.counts.values())
+        left = frac * self.size
         for bucket in sorted(self.counts):
             left -= self.counts[bucket]
             if left <= 0:
@@ -117,7 +122,7 @@ class Histogram(msgspec.Struct):
 
     def summary_ms(self) -> Summary | None:
         """The summary in milliseconds, None of none."""
-        count = sum(self.counts.values())
+        count = self.size
         if not count:
             return None
         mean = self.total_ns / count
