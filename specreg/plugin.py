@@ -126,6 +126,8 @@ def pytest_runtest_makereport(
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Records baselines where that was asked for and the run wasn't cut short."""
     suite, lines = session.config.stash[SUITE], session.config.stash[_LINES]
+    if suite.measurements and exitstatus == pytest.ExitCode.INTERRUPTED:
+        lines.append("to go on from here, type the same again with --specreg-resume")
     if suite.update_reason is None or not suite.measurements:
         return
     if exitstatus in {pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR}:

@@ -191,7 +191,10 @@ def _judge_acceptance(
     tags = (ours.source, ours.view, ours.weighting)
     recorded_tags = (theirs.source, theirs.view, theirs.weighting)
     if tags != recorded_tags:
-        reason = f"measured as {', '.join(tags)}, recorded as {', '.join(recorded_tags)}"
+        reason = (
+            f"measured as {', '.join(tags)}, recorded as {', '.join(recorded_tags)};"
+            f" {record_hint(measurement.case.id)}"
+        )
         return say(outcome=Outcome.NOT_COMPARABLE, reason=reason)
     tolerance_frac = _tolerance_frac(metric, measurement)
     if not exact:

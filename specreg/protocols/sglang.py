@@ -121,7 +121,7 @@ class SglangProtocol(Protocol):
                 for sample in family.samples
                 if sample.name == _CALLS
             ]
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             message = f"/metrics is not a Prometheus page ({error}); look at it in a browser"
             raise InvalidMeasurementError("METRICS_UNREADABLE", message) from error
         if not calls:

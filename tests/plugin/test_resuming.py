@@ -33,7 +33,8 @@ def test_a_run_that_was_cut_off_goes_on_where_it_was(recorded_suite: Suite) -> N
     with start(suite, "-k", "acceptance") as run:
         wait_until(lambda: figures(suite) == {first} and begun(suite) == [first, second])
         run.send_signal(signal.SIGINT)
-        run.communicate(timeout=60)
+        output, _ = run.communicate(timeout=60)
+    assert "type the same again with --specreg-resume" in output
     assert figures(suite) == {first}
 
     suite.script = Script()

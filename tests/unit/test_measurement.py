@@ -246,7 +246,7 @@ def test_hiccups_are_no_reason() -> None:
 @pytest.mark.parametrize(
     ("behind", "words"),
     [
-        (late(*[0.5] * 6, *[30] * 4), "the client sent requests 30.0 ms late or later"),
+        (late(*[0.5] * 4, *[30] * 6), "the client sent requests 30.0 ms late or later"),
         (late(*[0.5] * 10, lag_ms=30), "the client woke 30.0 ms late or later"),
     ],
 )

@@ -71,6 +71,9 @@ def test_a_page_without_them_says_what_was_looked_for() -> None:
     assert error.value.reason == "METRICS_MISSING"
     with pytest.raises(InvalidMeasurementError, match="METRICS_UNREADABLE"):
         SGLANG.parse_counters("<html>{")
+    for value in ("NaN", "+Inf"):
+        with pytest.raises(InvalidMeasurementError, match="METRICS_UNREADABLE"):
+            SGLANG.parse_counters(f"sglang:spec_verify_calls_total {value}\n")
 
 
 @pytest.mark.parametrize("ask", [CHAT, TEXT], ids=["chat", "text"])
