@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from specreg.acceptance.record import StepCounts
-from specreg.protocols._protocol import Ask, Form, StreamDecoder, refuse_error, unreadable
+from specreg.protocols._protocol import Ask, Form, StreamDecoder, decode_event
 from specreg.trace import Body, StreamEvent
 
 USAGE: Mapping[str, object] = {"include_usage": True}
@@ -82,11 +82,7 @@ class UsageDecoder(StreamDecoder):
 
     def parse_event(self, event: bytes) -> StreamEvent:
         """A chunk; one of the last has SGLang's record of the answer."""
-        try:
-            parsed = _decoder.decode(event)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise unreadable(event, error) from error
-        refuse_error(parsed.error)
+        parsed = decode_event(_decoder, event)
         before = self._tokens
         if parsed.usage is not None:
             self._tokens = parsed.usage.completion_tokens

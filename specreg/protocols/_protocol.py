@@ -1,9 +1,10 @@
 """What a protocol is: everything that specreg must know to ask a server and to read its answer."""
 
+import typing
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import msgspec
 
@@ -135,17 +136,26 @@ class Endpoint:
     protocol: str
 
 
-def unreadable(event: bytes, why: object) -> InvalidMeasurementError:
-    """The error of an event that doesn't decode."""
-    text = event[:200].decode(errors="replace")
-    return InvalidMeasurementError("EVENT_UNREADABLE", f"{why}, in: {text}")
+class _Event(typing.Protocol):
+    @property
+    def error(self) -> object: ...
 
 
-def refuse_error(error: object) -> None:
-    """Silent on None, the field that an event has where nothing went wrong.
+EventT = TypeVar("EventT", bound=_Event)
+
+
+def decode_event(decoder: msgspec.json.Decoder[EventT], event: bytes) -> EventT:
+    """An event that is readable and no error, in a server's own form.
 
     Raises:
-        InvalidMeasurementError: `SERVER_ERROR`, what the server says went wrong.
+        InvalidMeasurementError: `EVENT_UNREADABLE`; `SERVER_ERROR`, with what the server says.
     """
-    if error is not None:
-        raise InvalidMeasurementError("SERVER_ERROR", f"the server says {error!r}"[:300])
+    try:
+        decoded = decoder.decode(event)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        text = event[:200].decode(errors="replace")
+        raise InvalidMeasurementError("EVENT_UNREADABLE", f"{error}, in: {text}") from error
+    if decoded.error is not None:
+        message = f"the server says {decoded.error!r}"[:300]
+        raise InvalidMeasurementError("SERVER_ERROR", message)
+    return decoded

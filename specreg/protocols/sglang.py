@@ -18,8 +18,7 @@ from specreg.protocols._protocol import (
     Form,
     Protocol,
     StreamDecoder,
-    refuse_error,
-    unreadable,
+    decode_event,
 )
 from specreg.trace import Body, StreamEvent
 
@@ -57,11 +56,7 @@ class _GenerateDecoder(StreamDecoder):
 
     def parse_event(self, event: bytes) -> StreamEvent:
         """What is new in an event; the last one has the record of the answer."""
-        try:
-            parsed = _decoder.decode(event)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise unreadable(event, error) from error
-        refuse_error(parsed.error)
+        parsed = decode_event(_decoder, event)
         said, meta = parsed.text[self._characters :], parsed.meta_info
         tokens = meta.completion_tokens - self._tokens
         self._characters, self._tokens = len(parsed.text), meta.completion_tokens

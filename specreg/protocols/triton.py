@@ -16,8 +16,7 @@ from specreg.protocols._protocol import (
     Form,
     Protocol,
     StreamDecoder,
-    refuse_error,
-    unreadable,
+    decode_event,
 )
 from specreg.trace import Body, StreamEvent
 
@@ -45,11 +44,7 @@ class _Decoder(StreamDecoder):
 
     def parse_event(self, event: bytes) -> StreamEvent:
         """A response."""
-        try:
-            parsed = _decoder.decode(event)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise unreadable(event, error) from error
-        refuse_error(parsed.error)
+        parsed = decode_event(_decoder, event)
         self._tokens += parsed.num_output_tokens
         return StreamEvent(
             tokens=parsed.num_output_tokens,

@@ -14,7 +14,7 @@ from specreg.protocols._openai import (
     openai_body,
     openai_path,
 )
-from specreg.protocols._protocol import Ask, Protocol, StreamDecoder, refuse_error, unreadable
+from specreg.protocols._protocol import Ask, Protocol, StreamDecoder, decode_event
 from specreg.trace import Body, StreamEvent
 
 
@@ -42,11 +42,7 @@ class _Decoder(StreamDecoder):
 
     def parse_event(self, event: bytes) -> StreamEvent:
         """A chunk; the final one has no choices and carries usage and acceptance."""
-        try:
-            parsed = _decoder.decode(event)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise unreadable(event, error) from error
-        refuse_error(parsed.error)
+        parsed = decode_event(_decoder, event)
         choice = parsed.choices[0] if parsed.choices else NO_CHOICE
         return StreamEvent(
             tokens=len(choice.token_ids or ()),
