@@ -22,11 +22,13 @@ from specreg.datasets import Prompt
 from specreg.errors import InvalidMeasurementError
 from specreg.matrix import Case
 from specreg.protocols import Endpoint
-from specreg.replay import Clock, Finished, Record, Round, Share, Tally, new_client, replay_round
+from specreg.replay import Round, Share, Tally, replay_round
 from specreg.spread import Histogram
+from specreg.talk import Clock, Finished, Record, new_client
 
 _HEAD_START_NS = 50 * 10**6
 """What an order takes to reach all processes; then they begin together."""
+_SCRAPE_S = 30.0
 _LINE_BYTES = 256 * 2**20
 
 
@@ -90,7 +92,7 @@ class Crew:
             InvalidMeasurementError: `METRICS_MISSING`.
         """
         try:
-            page = await self.client.get(path)
+            page = await self.client.get(path, timeout=_SCRAPE_S)
             page.raise_for_status()
         except httpx.HTTPError as error:
             raise InvalidMeasurementError("METRICS_MISSING", f"{path}: {error}") from error

@@ -18,8 +18,9 @@ from specreg.errors import SpecregError
 from specreg.matrix import Case
 from specreg.measurement import Measurement, values_of
 from specreg.metrics import Replay
-from specreg.replay import Finished, Record, Round, Tally
+from specreg.replay import Round, Tally
 from specreg.spread import Histogram
+from specreg.talk import Finished, Record
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):

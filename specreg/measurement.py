@@ -21,9 +21,10 @@ from specreg.matrix import Case
 from specreg.meter import read_acceptance
 from specreg.metrics import METRICS, Replay
 from specreg.protocols import Protocol
-from specreg.replay import Clock, Record, Round
+from specreg.replay import Round
 from specreg.server import Server
 from specreg.spread import Histogram, percentile
+from specreg.talk import Clock, Record
 
 _STABLE_BATCHES = 3
 _MOST_BATCHES = 20

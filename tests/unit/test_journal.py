@@ -25,7 +25,8 @@ from specreg.matrix import Case, Limits
 from specreg.measurement import Measurement, values_of
 from specreg.metrics import Replay
 from specreg.protocols import Endpoint
-from specreg.replay import Finished, Tally
+from specreg.replay import Tally
+from specreg.talk import Finished
 from tests.scripted.vllm.app import ScriptedServer
 from tests.scripted.vllm.launch import Launch, Level, Speculation
 from tests.scripted.vllm.script import Script

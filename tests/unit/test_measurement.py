@@ -9,20 +9,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+import httpx
 import msgspec
 import pytest
 
 from specreg.arrivals import Arrivals, Load
-from specreg.crew import open_crew
+from specreg.crew import Crew, open_crew
 from specreg.datasets import Prompt
 from specreg.environments import EngineEnvironment
 from specreg.errors import InvalidMeasurementError, ServerDiedError
 from specreg.matrix import Case, ServerSpec
 from specreg.measurement import Measurement, check_client, deal, measure, warm_up
 from specreg.metrics import Family, metrics_of
-from specreg.replay import Record, Round
+from specreg.replay import Round
 from specreg.server import Server, start_server
 from specreg.spread import Histogram
+from specreg.talk import Record
 from tests.scripted.vllm.script import DEFAULTS, Fault, Script
 from tests.unit import builders
 
@@ -202,6 +204,31 @@ def test_several_client_processes_measure_what_one_does(
     assert sorted(recorded) == sorted(prompt.id for prompt in PROMPTS)
     assert found.replay is not None
     assert all(part.gaps.counts for part in found.replay.rounds)
+
+
+def test_a_page_is_not_waited_for_without_end() -> None:
+    asked: list[httpx.Request] = []
+
+    class Page(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            asked.append(request)
+            message = "slow"
+            raise httpx.ReadTimeout(message)
+
+    async def run() -> None:
+        async with httpx.AsyncClient(transport=Page(), base_url="http://scripted") as client:
+            crew = Crew(
+                case=builders.CASE,
+                endpoint=builders.server().endpoint,
+                clock=time.monotonic_ns,
+                client=client,
+                workers=(),
+            )
+            with pytest.raises(InvalidMeasurementError, match="METRICS_MISSING: /metrics: slow"):
+                await crew.scrape("/metrics")
+
+    asyncio.run(run())
+    assert asked[0].extensions["timeout"]["read"] == 30.0
 
 
 def test_a_client_process_that_dies_is_named_and_leaves_nothing() -> None:

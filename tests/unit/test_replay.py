@@ -18,7 +18,8 @@ from specreg.datasets import Prompt
 from specreg.matrix import Case
 from specreg.metrics import tpot_ms, ttft_ms
 from specreg.protocols import Endpoint, Form
-from specreg.replay import Finished, Round, Share, Tally, new_client, replay_round
+from specreg.replay import Round, Share, Tally, replay_round
+from specreg.talk import Finished, new_client
 from specreg.trace import RequestTrace
 from tests.scripted.vllm.app import ScriptedServer
 from tests.scripted.vllm.launch import Launch, Level, Speculation
