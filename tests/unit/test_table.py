@@ -1,0 +1,115 @@
+"""Tables of counts: a row for each prompt, and in the end the same sums."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specreg.acceptance.record import NO_STEPS, PromptAcceptance, StepCounts
+from specreg.acceptance.table import Column, counts_table
+from tests.unit import builders
+
+
+def prompt(prompt_id: str, counts: StepCounts, turn: int = 1) -> PromptAcceptance:
+    """What one turn of a prompt did."""
+    return PromptAcceptance(
+        prompt_id=prompt_id, category="chat", counts=counts, completion_tokens=1, turn=turn
+    )
+
+
+def total(column: Column) -> int:
+    """The sum of a column."""
+    return int(column.sum())
+
+
+HISTOGRAMS = st.lists(st.integers(0, 50), min_size=1, max_size=5)
+COUNTS = st.builds(StepCounts.from_histogram, HISTOGRAMS, st.none() | st.integers(0, 500))
+REQUESTS = st.lists(st.builds(prompt, st.sampled_from("abcdef"), COUNTS), max_size=20)
+
+
+@settings(max_examples=100, deadline=None)
+@given(REQUESTS)
+def test_columns_add_up_to_all_steps(requests: list[PromptAcceptance]) -> None:
+    table = counts_table(requests)
+    columns = StepCounts(
+        steps=total(table.steps),
+        accepted=total(table.accepted),
+        proposed=None if table.proposed is None else total(table.proposed),
+        position_counts=tuple(map(total, table.position_counts)),
+    )
+    assert columns == sum((one.counts for one in requests), NO_STEPS)
+
+
+@settings(max_examples=50, deadline=None)
+@given(REQUESTS)
+def test_a_row_is_what_its_prompt_did(requests: list[PromptAcceptance]) -> None:
+    table = counts_table(requests)
+    assert table.prompt_ids == tuple(dict.fromkeys(one.prompt_id for one in requests))
+    for row, prompt_id in enumerate(table.prompt_ids):
+        own = sum((one.counts for one in requests if one.prompt_id == prompt_id), NO_STEPS)
+        assert (table.steps[row], table.accepted[row]) == (own.steps, own.accepted)
+        reached = [column[row] for column in table.position_counts]
+        assert reached[: len(own.position_counts)] == list(own.position_counts)
+        assert not any(reached[len(own.position_counts) :])
+
+
+def test_the_turns_of_a_prompt_are_added_up() -> None:
+    first, second = builders.counts(2, 1, 0, 1), builders.counts(0, 3, 0, 0)
+    other = builders.counts(1, 0, 0, 0)
+    table = counts_table([prompt("a", first), prompt("b", other), prompt("a", second, turn=2)])
+    assert table.prompt_ids == ("a", "b")
+    assert table.steps.tolist() == [7, 1]
+    assert table.accepted.tolist() == [7, 0]
+    assert table.proposed is not None
+    assert table.proposed.tolist() == [21, 3]
+    assert [column.tolist() for column in table.position_counts] == [[5, 0], [1, 0], [1, 0]]
+
+
+def test_one_request_whose_drafts_nobody_knows_hides_them_all() -> None:
+    known = builders.counts(2, 1)
+    unknown = StepCounts.from_histogram((2, 1), proposed=None)
+    assert counts_table([prompt("a", known), prompt("b", unknown)]).proposed is None
+    assert counts_table([prompt("a", unknown), prompt("a", known, turn=2)]).proposed is None
+
+
+def test_positions_that_a_prompt_never_drafted_were_never_reached() -> None:
+    """A draft may be shorter than another's; both turns of `b` are, one after the other."""
+    short, long = builders.counts(1, 4), builders.counts(0, 0, 2, 3)
+    table = counts_table([prompt("a", short), prompt("b", short), prompt("b", long, turn=2)])
+    assert [column.tolist() for column in table.position_counts] == [[4, 9], [0, 5], [0, 3]]
+
+
+def test_no_requests_make_an_empty_table() -> None:
+    table = counts_table([])
+    assert (table.prompt_ids, table.position_counts) == ((), ())
+    assert table.steps.shape == table.accepted.shape == (0,)
+
+
+def test_only_some_rows_are_picked_in_the_order_asked_for() -> None:
+    requests = [prompt(name, builders.counts(0, 0, n)) for n, name in enumerate("abc", start=1)]
+    table = counts_table(requests).only(("c", "a"))
+    assert table.prompt_ids == ("c", "a")
+    assert table.steps.tolist() == [3, 1]
+    assert table.accepted.tolist() == [6, 2]
+    assert table.proposed is not None
+    assert table.proposed.tolist() == [6, 2]
+    assert [column.tolist() for column in table.position_counts] == [[3, 1], [3, 1]]
+
+
+def test_picking_keeps_unknown_drafts_unknown_and_everything_as_it_is() -> None:
+    unknown = StepCounts.from_histogram((2, 1), proposed=None)
+    table = counts_table([prompt("a", unknown), prompt("b", unknown)])
+    assert table.only(("b",)).proposed is None
+    assert table.only(("b", "a")).prompt_ids == ("b", "a")
+    assert table.only(table.prompt_ids) is table
+    assert table.only(()).steps.shape == (0,)
+
+
+def test_a_prompt_that_is_not_there_can_not_be_picked() -> None:
+    table = counts_table([prompt("a", NO_STEPS)])
+    with pytest.raises(KeyError, match="b"):
+        table.only(("b",))
+
+
+def test_columns_hold_floats_to_divide_by() -> None:
+    assert counts_table([prompt("a", builders.counts(2, 1))]).steps.dtype == np.float64
