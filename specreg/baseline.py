@@ -23,13 +23,15 @@ from specreg.acceptance.record import (
     Weighting,
 )
 from specreg.arrivals import Arrivals
-from specreg.errors import BaselineError, InvalidMeasurementError
+from specreg.errors import BaselineError, InvalidMeasurementError, OutdatedBaselineError
 from specreg.identity import Environment
 from specreg.matrix import NO_LIMITS, Limits
 from specreg.metrics import Metric, acceptance_value
 from specreg.protocols import Form
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+_FEWEST_RUNS = 2
+_ADVICE = "restore it with git, or remove it and record it anew"
 
 
 class CaseSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,6 +77,20 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     commit: str
     recorded_on: str
     reason: str
+    driver_version: str = ""
+    torch_version: str = ""
+
+
+class Noise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How identical runs of a case differed, beyond the launches of one run.
+
+    Attributes:
+        between_frac: the standard deviation of logarithms from run to run, 0 or more.
+        runs: how many it was seen in, 2 or more.
+    """
+
+    between_frac: float
+    runs: int
 
 
 class StoredPrompt(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -113,6 +129,7 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         case, environment, provenance: see there.
         acceptance: None for a case that doesn't speculate.
         launches: by launch, the metrics that differ from launch to launch.
+        noise: of those metrics, from the history of this machine; empty without one.
     """
 
     schema_version: int
@@ -121,6 +138,7 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     provenance: Provenance
     acceptance: StoredAcceptance | None
     launches: tuple[dict[str, float], ...]
+    noise: dict[str, Noise] = {}
 
     def launch_values(self, metric: Metric) -> tuple[float, ...]:
         """The metric's value in each launch that has it."""
@@ -140,28 +158,52 @@ def load_baseline(path: Path) -> Baseline | None:
     """The baseline in a file, None if there is no file.
 
     Raises:
+        OutdatedBaselineError: it is of an earlier form.
         BaselineError: the file can't be read, or is of a newer form. It is left as it is.
     """
-    advice = "restore it with git, or remove it and record it anew"
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise BaselineError(f"baseline '{path}': {error.strerror}; {advice}") from error
+        raise BaselineError(f"baseline '{path}': {error.strerror}; {_ADVICE}") from error
+    return parse_baseline(content, path)
+
+
+def parse_baseline(content: bytes, path: Path) -> Baseline:
+    """The baseline that a file's content says, checked.
+
+    Raises:
+        OutdatedBaselineError: it is of an earlier form.
+        BaselineError: it can't be read, or is of a newer form.
+    """
     try:
         version = msgspec.json.decode(content, type=_Version).schema_version
-        if version != SCHEMA_VERSION:
-            message = f"schema version {version}, this specreg reads {SCHEMA_VERSION}"
-            raise BaselineError(f"baseline '{path}': {message}; {advice}")
+        wrong = f"baseline '{path}': schema version {version}, this specreg reads {SCHEMA_VERSION}"
+        if version > SCHEMA_VERSION:
+            raise BaselineError(f"{wrong}; use a newer specreg")
+        if version < SCHEMA_VERSION:
+            raise OutdatedBaselineError(f"{wrong}; record it anew, with --update-baselines")
         baseline = msgspec.json.decode(content, type=Baseline)
         _check_figures(baseline)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        message = f"baseline '{path}': {_place(content, error)}; {advice}"
+        message = f"baseline '{path}': {_place(content, error)}; {_ADVICE}"
         raise BaselineError(message) from error
     except InvalidMeasurementError as error:
-        raise BaselineError(f"baseline '{path}': {error}; {advice}") from error
+        raise BaselineError(f"baseline '{path}': {error}; {_ADVICE}") from error
     return baseline
+
+
+def load_replaceable(path: Path) -> Baseline | None:
+    """The baseline that a new one would replace; None without one, or of an earlier form.
+
+    Raises:
+        BaselineError: the file can't be read, or is of a newer form. It must not be replaced.
+    """
+    try:
+        return load_baseline(path)
+    except OutdatedBaselineError:
+        return None
 
 
 def load_baselines(folder: Path, pattern: str) -> tuple[Baseline, ...]:
@@ -176,6 +218,22 @@ def load_baselines(folder: Path, pattern: str) -> tuple[Baseline, ...]:
     return tuple(baseline for baseline in found if baseline is not None)
 
 
+class LaunchesOnly(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a baseline, what tells how launches spread: all of them fit into memory."""
+
+    launches: tuple[dict[str, float], ...]
+    noise: dict[str, Noise] = {}
+
+
+def load_launches(folder: Path) -> tuple[LaunchesOnly, ...]:
+    """The launches of all baselines of one environment's folder; unreadable ones are left out."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, OSError):
+            found.append(msgspec.json.decode(path.read_bytes(), type=LaunchesOnly))
+    return tuple(found)
+
+
 def record_baseline(path: Path, baseline: Baseline) -> None:
     """Writes a baseline; the file is the old or the new one at any moment, never a torn one.
 
@@ -183,7 +241,7 @@ def record_baseline(path: Path, baseline: Baseline) -> None:
         BaselineError: the file that is there can't be read, so it isn't overwritten; this one
             couldn't be read either; or the disk refuses.
     """
-    load_baseline(path)
+    load_replaceable(path)
     try:
         _check_figures(baseline)
     except InvalidMeasurementError as error:
@@ -212,7 +270,16 @@ def render_baseline(baseline: Baseline) -> str:
     for setting in msgspec.structs.fields(baseline.case):
         if getattr(baseline.case, setting.name) == setting.default:
             del content["case"][setting.name]
+    if not baseline.noise:
+        del content["noise"]
     return _render(content, "") + "\n"
+
+
+def render_schema() -> str:
+    """The JSON Schema of a baseline file; `baselines/schema.json` holds it for other tools."""
+    any_value = {"description": "what a chat template takes"}
+    schema = msgspec.json.schema(Baseline, schema_hook=lambda _: any_value)
+    return json.dumps(schema, indent=1, sort_keys=True) + "\n"
 
 
 def stored_acceptance(record: AcceptanceRecord | None) -> StoredAcceptance | None:
@@ -278,6 +345,9 @@ def _check_figures(baseline: Baseline) -> None:
         for name, value in launch.items():
             if not 0 < value < math.inf:
                 raise InvalidMeasurementError("FIGURE_IMPOSSIBLE", f"{name} is {value}")
+    for name, noise in baseline.noise.items():
+        if not 0 <= noise.between_frac < math.inf or noise.runs < _FEWEST_RUNS:
+            raise InvalidMeasurementError("FIGURE_IMPOSSIBLE", f"noise of {name} is {noise}")
     acceptance = load_acceptance(baseline.acceptance)
     for prompt in acceptance.prompts if acceptance else ():
         check_counts(prompt.counts, f"prompt '{prompt.prompt_id}'")
@@ -291,6 +361,9 @@ class _Version(msgspec.Struct, frozen=True):
 
 def _place(content: bytes, error: Exception) -> str:
     """Where the error is: msgspec names the field; for text that isn't JSON the line says more."""
+    for number, line in enumerate(content.splitlines(), start=1):
+        if line.startswith(b"<<<<<<< "):
+            return f"holds both sides of a merge conflict, from line {number} on"
     try:
         json.loads(content)
     except json.JSONDecodeError as where:

@@ -40,6 +40,16 @@ class EngineEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     torch_source: str
 
 
+def installed_version(python: str, package: str) -> str:
+    """The version of a package that an interpreter has, empty where it has none."""
+    code = f"import importlib.metadata as m; print(m.version({package!r}))"
+    try:
+        done = subprocess.run((python, "-c", code), check=False, capture_output=True, text=True)  # noqa: S603
+    except OSError:
+        return ""
+    return done.stdout.strip()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Recipe:
     torch_source: str

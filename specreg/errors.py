@@ -11,6 +11,7 @@ SpecregError
 │   └── ServerDiedError     the server went away while it was measured
 ├── InvalidMeasurementError the meter was not in order; the figures mean nothing
 └── BaselineError           a baseline file that can't be read, or must not be written
+    └── OutdatedBaselineError   one that an earlier specreg wrote: it is recorded anew
 
 A message reads `<subject>: <what is wrong, got and needed>; <what to do>`.
 """
@@ -100,3 +101,7 @@ class InvalidMeasurementError(SpecregError):
 
 class BaselineError(SpecregError):
     """A baseline file that can't be read or must not be written; it is left as it is."""
+
+
+class OutdatedBaselineError(BaselineError):
+    """A baseline of an earlier form; recording its case anew replaces it."""

@@ -1,32 +1,46 @@
 """What is expected of a case: its settings and its baselines, looked up and written."""
 
+import contextlib
+import dataclasses
 import datetime as dt
+import functools
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 import specreg
+from specreg.acceptance.table import counts_table
 from specreg.baseline import (
     SCHEMA_VERSION,
     Baseline,
     CaseSettings,
+    LaunchesOnly,
     Provenance,
     baseline_path,
     load_baseline,
     load_baselines,
+    load_launches,
+    load_replaceable,
     record_baseline,
     stored_acceptance,
 )
-from specreg.datasets import Prompt
+from specreg.comparison import Known, differing_settings, spreads_of
+from specreg.datasets import Prompt, dataset_named
 from specreg.datasets._dataset import prompts_sha256
-from specreg.errors import BaselineError
-from specreg.identity import Environment
+from specreg.errors import BaselineError, DatasetError
+from specreg.history import Lived, noise_of
+from specreg.identity import Environment, find_gpus
+from specreg.intervals import Spread
 from specreg.matrix import Case
 from specreg.measurement import Measurement
 from specreg.metrics import METRICS
-from specreg.models import model_sha256
-from specreg.verdict import Known, differing_settings
+from specreg.models import model_sha256, resolve_model
+from specreg.protocols import Form
+from specreg.published import Published, load_published, published_for
+from specreg.verdict import own_tolerance_frac
 
 _SAME_AL_FRAC = 0.005
 
@@ -40,10 +54,55 @@ class Recorded:
     new: Baseline
 
 
-def settings_of(measurement: Measurement, prompts: Sequence[Prompt]) -> CaseSettings:
-    """What must be equal for another measurement to be compared with this one."""
-    case, server = measurement.case, measurement.case.server
-    target_sha256 = model_sha256(measurement.target)
+def load_case_prompts(root: Path, case: Case) -> tuple[Prompt, ...]:
+    """The prompts of a case and of its extension, as far as the dataset has them.
+
+    Raises:
+        DatasetError: the dataset can't be read, holds fewer than the case asks for, or token ids
+            for a chat.
+    """
+    prompts = dataset_named(case.dataset).load_prompts(root)
+    if len(prompts) < case.prompts:
+        message = (
+            f"dataset '{case.dataset}': has {len(prompts)} prompts, '{case.id}' asks for"
+            f" {case.prompts}; lower prompts in the matrix"
+        )
+        raise DatasetError(message)
+    check_form(case, prompts)
+    return prompts[: 2 * case.prompts]
+
+
+def check_form(case: Case, prompts: Iterable[Prompt]) -> None:
+    """Token ids are no chat.
+
+    Raises:
+        DatasetError: the case puts them into one.
+    """
+    if case.form is Form.CHAT and any(prompt.token_ids for prompt in prompts):
+        message = (
+            f"dataset '{case.dataset}': its prompts are token ids, which are no chat;"
+            f" set form = \"completions\" for '{case.id}' in the matrix"
+        )
+        raise DatasetError(message)
+
+
+def settings_in(root: Path, case: Case) -> CaseSettings:
+    """The settings of a case, with the files of a repository."""
+    spec = case.server
+    target = resolve_model(root, spec.target, padding_layers=spec.padding_layers)
+    return settings_of(case, target, load_case_prompts(root, case))
+
+
+def settings_of(case: Case, target: str, prompts: Sequence[Prompt]) -> CaseSettings:
+    """What must be equal for another measurement of a case to be compared with one of this.
+
+    Args:
+        case: what is measured.
+        target: the folder or hub id that is served.
+        prompts: of the dataset, in its order; those of a run and of its extension count.
+    """
+    server = case.server
+    target_sha256 = model_sha256(target)
     return CaseSettings(
         engine=server.engine,
         method=server.method,
@@ -51,7 +110,7 @@ def settings_of(measurement: Measurement, prompts: Sequence[Prompt]) -> CaseSett
         target_sha256=target_sha256,
         # A folder's place on the disk says nothing; a hub id is all there is.
         target="" if target_sha256 else server.target,
-        prompts_sha256=prompts_sha256(prompts[: case.prompts]),
+        prompts_sha256=prompts_sha256(prompts[: 2 * case.prompts]),
         output_cap_tokens=case.output_cap_tokens,
         temperature=case.temperature,
         concurrency=case.load.concurrency,
@@ -74,91 +133,187 @@ def settings_of(measurement: Measurement, prompts: Sequence[Prompt]) -> CaseSett
     )
 
 
-def look_up(folder: Path, case: Case, settings: CaseSettings, environment: Environment) -> Known:
-    """What the baselines in `folder` know of a case.
+@dataclass(frozen=True, kw_only=True)
+class Shelf:
+    """The baselines that apply to one machine; what all cases share is read once.
 
-    Raises:
-        BaselineError: one of them can't be read.
+    Attributes:
+        folder: of all baselines.
+        environment: where is measured.
     """
-    exact = load_baseline(baseline_path(folder, environment.name, case.id))
-    if exact is not None and exact.environment != environment:
-        exact = None
-    others = [
-        baseline
-        for baseline in load_baselines(folder, f"*/{case.id}.json")
-        if not differing_settings(baseline.case, settings)
-    ]
-    return Known(
-        environment=environment,
-        settings=settings,
-        exact=exact,
-        nearest=max(others, key=lambda other: _likeness(other.environment, environment))
-        if others
-        else None,
-        neighbours=load_baselines(folder, f"{environment.name}/*.json"),
-    )
+
+    folder: Path
+    environment: Environment
+
+    @functools.cached_property
+    def spreads(self) -> Mapping[str, Spread]:
+        """By metric, how launches of this machine differ."""
+        return spreads_of(load_launches(self.folder / self.environment.name))
+
+    @functools.cached_property
+    def published(self) -> tuple[Published, ...]:
+        """The published figures.
+
+        Raises:
+            BaselineError: one of them can't be read.
+        """
+        return load_published(self.folder)
+
+    def path(self, case_id: str) -> Path:
+        """Where a case's baseline lies."""
+        return baseline_path(self.folder, self.environment.name, case_id)
+
+    def look_up(self, case: Case, settings: CaseSettings) -> Known:
+        """What is known of a case.
+
+        Raises:
+            BaselineError: its baseline can't be read.
+        """
+        exact = self._exact(case)
+        nearest = None if exact else self._nearest(case, settings)
+        known = exact is not None or nearest is not None
+        return Known(
+            environment=self.environment,
+            settings=settings,
+            exact=exact,
+            nearest=nearest,
+            published=None if known else published_for(case, self.published),
+            control=self._control(case, settings),
+            spreads=self.spreads,
+        )
+
+    def unused(self, case_ids: Iterable[str]) -> tuple[Path, ...]:
+        """The files of this machine that none of the cases asks for."""
+        wanted = {self.path(case_id) for case_id in case_ids}
+        return tuple(sorted(set(self.path("any").parent.glob("*.json")) - wanted))
+
+    def _exact(self, case: Case) -> Baseline | None:
+        found = load_baseline(self.path(case.id))
+        return found if found is not None and found.environment == self.environment else None
+
+    def _nearest(self, case: Case, settings: CaseSettings) -> Baseline | None:
+        """Of the other machines' baselines with the same settings, the likest machine's."""
+        alike = [
+            baseline
+            for baseline in load_baselines(self.folder, f"*/{case.id}.json")
+            if not differing_settings(baseline.case, settings)
+        ]
+        return max(
+            alike, key=lambda other: _likeness(other.environment, self.environment), default=None
+        )
+
+    def _control(self, case: Case, settings: CaseSettings) -> Baseline | None:
+        """The baseline of the same load without speculation, with the same settings else."""
+        if case.control is None:
+            return None
+        with contextlib.suppress(BaselineError):  # it turns its own case red
+            found = self._exact(dataclasses.replace(case, server=case.control, control=None))
+            wanted = msgspec.structs.replace(settings, method="none", draft_tokens=0)
+            if found is not None and not differing_settings(found.case, wanted):
+                return found
+        return None
 
 
 def record_measurements(
-    folder: Path,
     measurements: Sequence[Measurement],
     settings: CaseSettings,
-    environment: Environment,
+    shelf: Shelf,
     *,
     reason: str,
+    torch_version: str = "",
+    identical: Sequence[Lived] = (),
 ) -> Recorded:
     """Writes the baseline of one case from the measurements of its launches.
 
     Args:
-        folder: of all baselines.
-        measurements: one at least, of one case, one for each launch.
+        measurements: one at least, of one case, one for each launch; the acceptance of the one
+            with the most prompts is kept.
         settings: of that case.
-        environment: where it was measured.
+        shelf: where to put it.
         reason: why it is recorded.
+        torch_version: what the engine ran with, as far as is known.
+        identical: earlier runs with the same settings, engine and draft.
 
     Raises:
-        BaselineError: a measurement is invalid, the launches disagree on acceptance, or the file
-            that is there can't be read. Nothing is written then.
+        BaselineError: a measurement is invalid, the launches disagree, or the file that is there
+            can't be read. Nothing is written then.
     """
     first = measurements[0]
-    _check_agreement(measurements)
+    _check_valid(measurements)
+    _check_acceptance_agrees(measurements)
+    _check_speeds_agree(measurements)
+    launches = tuple(
+        {name: v for name, v in launch.values.items() if METRICS[name].by_launch}
+        for launch in measurements
+    )
+    fullest = max(
+        measurements, key=lambda one: len(one.acceptance.prompts if one.acceptance else ())
+    )
     baseline = Baseline(
         schema_version=SCHEMA_VERSION,
         case=settings,
-        environment=environment,
+        environment=shelf.environment,
         provenance=Provenance(
             engine_version=first.engine_version,
             draft_sha256=model_sha256(first.draft) if first.draft else "",
             specreg_version=specreg.__version__,
-            commit=_commit(folder.parent),
+            commit=_commit(shelf.folder.parent),
             recorded_on=dt.datetime.now(tz=dt.UTC).date().isoformat(),
             reason=reason,
+            driver_version=find_gpus().driver_version,
+            torch_version=torch_version,
         ),
-        acceptance=stored_acceptance(first.acceptance),
-        launches=tuple(
-            {name: v for name, v in launch.values.items() if METRICS[name].by_launch}
-            for launch in measurements
-        ),
+        acceptance=stored_acceptance(fullest.acceptance),
+        launches=launches,
+        noise=noise_of(identical, spreads_of((LaunchesOnly(launches=launches),))),
     )
-    path = baseline_path(folder, environment.name, first.case.id)
-    old = load_baseline(path)
+    path = shelf.path(first.case.id)
+    old = load_replaceable(path)
     record_baseline(path, baseline)
     return Recorded(path=path, old=old, new=baseline)
 
 
-def _check_agreement(measurements: Sequence[Measurement]) -> None:
-    case_id = measurements[0].case.id
+def _check_valid(measurements: Sequence[Measurement]) -> None:
     for measurement in measurements:
         if measurement.invalid is not None:
-            message = f"baseline of '{case_id}': not written, {measurement.invalid}"
-            raise BaselineError(message)
-    lengths = [m.values.get("acceptance_length_tokens", 1.0) for m in measurements]
-    if max(lengths) - min(lengths) > _SAME_AL_FRAC * min(lengths):
+            case_id = measurement.case.id
+            raise BaselineError(f"baseline of '{case_id}': not written, {measurement.invalid}")
+
+
+def _check_acceptance_agrees(measurements: Sequence[Measurement]) -> None:
+    """The launches' AL lie within 0.5 %, over the prompts that all of them replayed."""
+    records = [one.acceptance for one in measurements if one.acceptance is not None]
+    tables = [counts_table(record.prompts) for record in records if record.prompts]
+    if len(tables) == len(records):
+        common = set.intersection(*(set(table.prompt_ids) for table in tables)) if tables else set()
+        totals = [table.only(sorted(common)) for table in tables]
+        lengths = [1 + float(one.accepted.sum() / one.steps.sum()) for one in totals if common]
+    else:
+        lengths = [record.total.acceptance_length or 1.0 for record in records]
+    if lengths and max(lengths) - min(lengths) > _SAME_AL_FRAC * min(lengths):
         message = (
-            f"baseline of '{case_id}': not written, its launches disagree on the acceptance"
-            f" length ({', '.join(f'{length:.4f}' for length in lengths)}); find out why first"
+            f"baseline of '{measurements[0].case.id}': not written, its launches disagree on the"
+            f" acceptance length ({', '.join(f'{length:.4f}' for length in lengths)}); find out why"
+            " first"
         )
         raise BaselineError(message)
+
+
+def _check_speeds_agree(measurements: Sequence[Measurement]) -> None:
+    """The launches lie no further apart than the tolerance: else they could not keep it."""
+    case = measurements[0].case
+    for metric in (metric for metric in METRICS.values() if metric.by_launch):
+        values = [one.values[metric.name] for one in measurements if metric.name in one.values]
+        apart_frac = max(values) / min(values) - 1 if values else 0.0
+        tolerance_frac = own_tolerance_frac(metric, case)
+        if apart_frac > tolerance_frac:
+            shown = ", ".join(f"{value:.4g}" for value in values)
+            message = (
+                f"baseline of '{case.id}': not written, its launches lie {apart_frac:.1%} apart in"
+                f" {metric.name} ({shown}), its tolerance is {tolerance_frac:.1%}; quieten the"
+                " machine, or raise the tolerance in the matrix"
+            )
+            raise BaselineError(message)
 
 
 def _likeness(one: Environment, other: Environment) -> int:

@@ -50,6 +50,7 @@ class Gpus:
     names: tuple[str, ...]
     memory_gb: int
     why_none: str
+    driver_version: str = ""
 
 
 def current_environment(*, needs_gpus: int) -> Environment:
@@ -71,12 +72,14 @@ def find_gpus() -> Gpus:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
         names = tuple(pynvml.nvmlDeviceGetName(handle) for handle in handles)
         memory = pynvml.nvmlDeviceGetMemoryInfo(handles[0]).total if handles else 0
+        driver = pynvml.nvmlSystemGetDriverVersion()
     except pynvml.NVMLError as error:
         return Gpus(names=(), memory_gb=0, why_none=f"NVML: {error}")
     return Gpus(
         names=names,
         memory_gb=round(memory / _BYTES_PER_GB),
         why_none="" if names else "NVML: the driver shows no GPU",
+        driver_version=str(driver),
     )
 
 

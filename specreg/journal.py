@@ -19,6 +19,7 @@ from specreg.matrix import Case
 from specreg.measurement import Measurement, values_of
 from specreg.metrics import Replay
 from specreg.replay import Round, Tally
+from specreg.sequential import Look
 from specreg.spread import Histogram
 from specreg.talk import Finished, Record
 
@@ -28,7 +29,8 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         case: the whole of it, as JSON; case_id: for people.
-        launch: which launch of its server, from 1; look: 1, or 2 for a second one.
+        launch: which launch of its server, from 1.
+        asked: what the measurement is for: "all", or acceptance alone.
         environment: name of the kind of machine.
         engine: what was installed, or whose interpreter.
         files_sha256: of the prompts and the models' files.
@@ -37,7 +39,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     case: str
     case_id: str
     launch: int
-    look: int
+    asked: str
     environment: str
     engine: str
     files_sha256: str
@@ -65,6 +67,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         engine_version, target, draft: see `Measurement`.
         lags: of each round, the case's first, then the control's.
         acceptance: as it was read, the server's counters agreeing.
+        look: the name of the one at which it was enough.
     """
 
     engine_version: str
@@ -72,6 +75,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     draft: str | None
     lags: tuple[tuple[Histogram, ...], tuple[Histogram, ...]]
     acceptance: AcceptanceRecord | None
+    look: str = Look.FULL.name
 
 
 Line = Begun | Replayed | Ended
@@ -109,6 +113,7 @@ class Journal:
                     tuple(part.lags for part in replay.control_rounds),
                 ),
                 acceptance=replay.acceptance,
+                look=measurement.look.name,
             )
         )
 
@@ -123,7 +128,7 @@ class Journal:
             if self._file is None:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 self._file = self.path.open("a+b", buffering=0)
-                _mend_torn_line(self._file)
+                mend_torn_line(self._file)
             left = msgspec.json.encode(line) + b"\n"
             while left:  # a disk that is almost full takes a part, and says so the next time
                 left = left[self._file.write(left) :]
@@ -133,8 +138,12 @@ class Journal:
             raise SpecregError(message) from error
 
 
-def _mend_torn_line(file: BinaryIO) -> None:
-    """Ends the line in which an earlier run was cut off, so that ours begin anew."""
+def mend_torn_line(file: BinaryIO) -> None:
+    """Ends the line in which an earlier run was cut off, so that ours begin anew.
+
+    Args:
+        file: open for reading and appending.
+    """
     if file.seek(0, os.SEEK_END):
         file.seek(-1, os.SEEK_END)
         if file.read(1) != b"\n":
@@ -166,6 +175,7 @@ class _Open:
             draft=line.draft,
             replay=replay,
             values=values_of(case, replay),
+            look=Look[line.look],
         )
 
     def _rounds(self, line: Ended, *, control: bool) -> tuple[Round, ...]:

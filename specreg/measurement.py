@@ -22,6 +22,7 @@ from specreg.meter import read_acceptance
 from specreg.metrics import METRICS, Replay
 from specreg.protocols import Protocol
 from specreg.replay import Round
+from specreg.sequential import Look
 from specreg.server import Server
 from specreg.spread import Histogram, percentile
 from specreg.talk import Clock, Record
@@ -36,14 +37,41 @@ RecordRound = Callable[[bool, int], Record]
 """Whether a round is the control's and its number from 0 in; what takes its requests out."""
 
 
+Enough = Callable[[AcceptanceRecord | None, Look], bool]
+"""What was accepted so far and which look this is; whether no more prompts are needed."""
+
+
 ReplayBatch = Callable[[Load, Sequence[Prompt]], Awaitable[Round]]
 """A load and prompts in, a round that nobody records out."""
+
+
+def all_prompts(acceptance: AcceptanceRecord | None, look: Look) -> bool:
+    """Enough are the prompts of the case: no fewer, no more."""
+    del acceptance
+    return look is not Look.EARLY
 
 
 def no_record(control: bool, number: int) -> Record:  # noqa: FBT001 - a RecordRound
     """Keeps nothing."""
     del control, number
     return lambda _: None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """How much is replayed.
+
+    Attributes:
+        parts: how many the prompts are dealt into, None for the case's rounds.
+        enough: asked after each part; where all of them weren't, as many prompts more follow, for
+            the acceptance alone.
+    """
+
+    parts: int | None = None
+    enough: Enough = all_prompts
+
+
+WHOLE = Extent()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +85,7 @@ class Measurement:
         replay: all rounds; None when the measurement is invalid.
         values: by metric's name; a metric without a value isn't there.
         invalid: why the figures mean nothing, None when they do.
+        look: at which it was enough: early, all prompts of the case, or with the extension.
     """
 
     case: Case
@@ -66,6 +95,7 @@ class Measurement:
     replay: Replay | None = None
     values: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     invalid: str | None = None
+    look: Look = Look.FULL
 
     @property
     def acceptance(self) -> AcceptanceRecord | None:
@@ -73,7 +103,7 @@ class Measurement:
         return self.replay.acceptance if self.replay else None
 
 
-def measure(
+def measure(  # noqa: PLR0913 - half of them by name, each with a use of its own
     case: Case,
     server: Server,
     control: Server | None,
@@ -82,6 +112,7 @@ def measure(
     show: Callable[[str], None],
     clock: Clock = time.monotonic_ns,
     record: RecordRound = no_record,
+    extent: Extent = WHOLE,
 ) -> Measurement:
     """Measures a case: warm-up, then its prompts in rounds, each beside a round of the control.
 
@@ -91,15 +122,15 @@ def measure(
         case: what to measure.
         server: running, with nobody else using it.
         control: the `none` server to alternate with, None for no speedup.
-        prompts: the dataset's; the case takes its first ones.
+        prompts: the dataset's; the case takes its first ones, and extends to the next ones.
         show: is told what goes on.
         clock: monotonic, in nanoseconds.
         record: is asked, for each round, for what takes its requests as they end.
+        extent: how many of the prompts to replay.
 
     Raises:
         ServerDiedError: a server went away.
     """
-    taken = prompts[: case.prompts]
     measurement = Measurement(
         case=case,
         engine_version=server.engine_version,
@@ -107,15 +138,16 @@ def measure(
         draft=server.draft,
     )
     try:
-        replay = uvloop.run(
-            _measure(case, server, control, taken, show=show, clock=clock, record=record)
+        replay, look = uvloop.run(
+            _measure(case, server, control, prompts, extent, show=show, clock=clock, record=record)
         )
     except InvalidMeasurementError as error:
         for one in (server, control):
             if one is not None:
                 one.check_alive()
         return dataclasses.replace(measurement, invalid=str(error))
-    return dataclasses.replace(measurement, replay=replay, values=values_of(case, replay))
+    values = values_of(case, replay)
+    return dataclasses.replace(measurement, replay=replay, values=values, look=look)
 
 
 def values_of(case: Case, replay: Replay) -> Mapping[str, float]:
@@ -126,17 +158,20 @@ def values_of(case: Case, replay: Replay) -> Mapping[str, float]:
     return MappingProxyType({name: v for name, v in values.items() if v is not None})
 
 
-async def _measure(
+async def _measure(  # noqa: PLR0913 - as above
     case: Case,
     server: Server,
     control: Server | None,
     prompts: Sequence[Prompt],
+    extent: Extent,
     *,
     show: Callable[[str], None],
     clock: Clock,
     record: RecordRound,
-) -> Replay:
+) -> tuple[Replay, Look]:
     protocol = server.engine.protocol
+    taken, extension = prompts[: case.prompts], prompts[case.prompts : 2 * case.prompts]
+    parts = deal(taken, extent.parts or case.rounds)
     async with contextlib.AsyncExitStack() as stack:
         servers = [server] if control is None else [server, control]
         arms = [
@@ -146,10 +181,16 @@ async def _measure(
         rounds: tuple[list[Round], list[Round]] = ([], [])
         show(f"{case.id}: warming up")
         for crew in arms:
-            await warm_up(case, prompts, crew.replay_under)
+            await warm_up(case, taken, crew.replay_under)
         ours = arms[0]
         before = await _scrape_counters(case, protocol, ours)
-        parts = deal(prompts, case.rounds)
+
+        async def acceptance(*further: Round) -> AcceptanceRecord | None:
+            traces = [trace for part in (*rounds[0], *further) for trace in part.traces]
+            after = await _scrape_counters(case, protocol, ours)
+            return read_acceptance(case.server, protocol, traces, before, after)
+
+        found, look = None, Look.EARLY
         for index, part in enumerate(parts):
             show(f"{case.id}: round {index + 1} of {len(parts)}")
             # ABBA: neither arm is always the first.
@@ -157,16 +198,26 @@ async def _measure(
                 done = await arms[arm].replay(part, record(arm == 1, index))
                 check_requests(done.traces)
                 rounds[arm].append(done)
-        after = await _scrape_counters(case, protocol, ours)
+            look = Look.EARLY if index + 1 < len(parts) else Look.FULL
+            found = await acceptance()
+            if extent.enough(found, look):
+                break
+        else:
+            if case.speculates and extension:
+                show(f"{case.id}: undecided, {len(extension)} prompts more")
+                keep = record(False, len(parts))  # noqa: FBT003 - not the control's
+                more = await ours.replay(extension, keep)
+                check_requests(more.traces)
+                found, look = await acceptance(more), Look.EXTENDED
     for done_by_arm in rounds[: len(arms)]:
         check_client(done_by_arm)
-    traces = [trace for part in rounds[0] for trace in part.traces]
-    return Replay(
+    replay = Replay(
         rounds=tuple(rounds[0]),
         control_rounds=tuple(rounds[1]),
-        acceptance=read_acceptance(case.server, protocol, traces, before, after),
+        acceptance=found,
         limits=case.limits,
     )
+    return replay, look
 
 
 async def warm_up(case: Case, prompts: Sequence[Prompt], replay_batch: ReplayBatch) -> None:

@@ -9,12 +9,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from types import MappingProxyType
+from typing import TypeVar
 
 from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, StepCounts
+from specreg.acceptance.table import Countable
 from specreg.errors import UnknownNameError
 from specreg.matrix import MOST_DRAFT_TOKENS, NO_LIMITS, Case, Limits
 from specreg.replay import Round
 from specreg.trace import RequestTrace
+
+_CountT = TypeVar("_CountT")
 
 _NS_PER_MS = 10**6
 _NS_PER_S = 10**9
@@ -59,6 +63,13 @@ class Replay:
         return tuple(trace for part in self.rounds for trace in part.traces)
 
     @property
+    def of_control(self) -> "Replay":
+        """What was seen of the control, as if it were the case."""
+        return Replay(
+            rounds=self.control_rounds, control_rounds=(), acceptance=None, limits=self.limits
+        )
+
+    @property
     def counts(self) -> StepCounts:
         """All steps; none without speculation."""
         return self.acceptance.total if self.acceptance else NO_STEPS
@@ -76,11 +87,13 @@ class Metric:
         tolerance_frac: the relative change that is still fine, on the same kind of machine.
         portable_tolerance_frac: the same against a baseline of another kind of machine; None for
             a metric that says nothing there.
-        by_launch: whether it differs from launch to launch, so that the baseline's own spread
-            can widen the tolerance.
+        by_launch: whether launches are what it varies by; the others are ratios of counts, which
+            vary by prompt.
         origin: subtracted before a relative change is taken: AL is judged as AL - 1.
         position: the draft position it is about, from 1; None for the others.
+        of_proposed: whether a ratio of counts is one of the proposed drafts, not of the steps.
         needs_limits: whether it says nothing of a case without limits on TTFT and TPOT.
+        of_output: whether it is tokens per step over the time of a step, or the reverse.
     """
 
     name: str
@@ -92,7 +105,9 @@ class Metric:
     by_launch: bool = False
     origin: float = 0.0
     position: int | None = None
+    of_proposed: bool = False
     needs_limits: bool = False
+    of_output: bool = False
 
     def applies_to(self, case: Case) -> bool:
         """Whether the case can have a value at all."""
@@ -184,41 +199,67 @@ def _median(values: Iterable[float | None]) -> float | None:
     return statistics.median(present) if present else None
 
 
-def _position(position: int) -> Metric:
-    def marginal(replay: Replay) -> float | None:
-        marginals = replay.counts.marginal_acceptance
-        return marginals[position - 1] if position <= len(marginals) else None
+def ratio_parts(metric: Metric, counts: Countable[_CountT]) -> tuple[_CountT, _CountT] | None:
+    """What an acceptance metric divides, and by what: A/S, A/D or P_i/S.
 
-    return Metric(
-        name=f"acceptance_pos{position}_frac",
+    None where it isn't known. The metric's value is its origin plus their quotient.
+    """
+    below = counts.proposed if metric.of_proposed else counts.steps
+    if metric.position is None:
+        above = counts.accepted
+    elif metric.position <= len(counts.position_counts):
+        above = counts.position_counts[metric.position - 1]
+    else:
+        return None
+    return None if below is None else (above, below)
+
+
+def _acceptance(
+    name: str,
+    *,
+    tolerance_frac: float,
+    portable_tolerance_frac: float,
+    origin: float = 0.0,
+    position: int | None = None,
+    of_proposed: bool = False,
+) -> Metric:
+    def value(replay: Replay) -> float | None:
+        parts = ratio_parts(metric, replay.counts)
+        return metric.origin + parts[0] / parts[1] if parts and parts[1] else None
+
+    metric = Metric(
+        name=name,
         family=Family.ACCEPTANCE,
         direction=Direction.UP,
-        function=marginal,
-        tolerance_frac=0.02,
-        portable_tolerance_frac=0.1,
+        function=value,
+        tolerance_frac=tolerance_frac,
+        portable_tolerance_frac=portable_tolerance_frac,
+        origin=origin,
         position=position,
+        of_proposed=of_proposed,
     )
+    return metric
 
 
 _ROWS = (
-    Metric(
-        name="acceptance_length_tokens",
-        family=Family.ACCEPTANCE,
-        direction=Direction.UP,
-        function=lambda replay: replay.counts.acceptance_length,
-        tolerance_frac=0.01,
-        portable_tolerance_frac=0.05,
-        origin=1.0,
+    _acceptance(
+        "acceptance_length_tokens", tolerance_frac=0.05, portable_tolerance_frac=0.08, origin=1.0
     ),
-    Metric(
-        name="acceptance_rate_frac",
-        family=Family.ACCEPTANCE,
-        direction=Direction.UP,
-        function=lambda replay: replay.counts.acceptance_rate,
-        tolerance_frac=0.01,
-        portable_tolerance_frac=0.05,
+    _acceptance(
+        "acceptance_rate_frac",
+        tolerance_frac=0.05,
+        portable_tolerance_frac=0.08,
+        of_proposed=True,
     ),
-    *(_position(position) for position in range(1, MOST_DRAFT_TOKENS + 1)),
+    *(
+        _acceptance(
+            f"acceptance_pos{position}_frac",
+            tolerance_frac=0.1,
+            portable_tolerance_frac=0.15,
+            position=position,
+        )
+        for position in range(1, MOST_DRAFT_TOKENS + 1)
+    ),
     Metric(
         name="throughput_tokens_per_s",
         family=Family.THROUGHPUT,
@@ -226,6 +267,7 @@ _ROWS = (
         function=lambda replay: _median(throughput_tokens_per_s(part) for part in replay.rounds),
         tolerance_frac=0.05,
         by_launch=True,
+        of_output=True,
     ),
     Metric(
         name="goodput_requests_per_s",
@@ -251,6 +293,7 @@ _ROWS = (
         function=lambda replay: _median(tpot_ms(trace) for trace in replay.traces),
         tolerance_frac=0.05,
         by_launch=True,
+        of_output=True,
     ),
     Metric(
         name="speedup_ratio",
@@ -259,6 +302,7 @@ _ROWS = (
         function=speedup_ratio,
         tolerance_frac=0.05,
         by_launch=True,
+        of_output=True,
     ),
 )
 
@@ -279,6 +323,14 @@ def check_tolerances(case: Case) -> None:
 def acceptance_value(metric: Metric, record: AcceptanceRecord | None) -> float | None:
     """An acceptance metric's value of a record."""
     return metric.function(Replay(rounds=(), control_rounds=(), acceptance=record))
+
+
+def better_frac(metric: Metric, value: float, expected: float) -> float:
+    """The relative change, positive when better: ±(value - expected) / (expected - origin)."""
+    base = expected - metric.origin
+    # A baseline of nothing (no draft ever accepted) can only be kept or improved.
+    relative = (value - expected) / base if base else float(value != expected)
+    return metric.direction.value * relative
 
 
 def metrics_of(case: Case, family: Family) -> tuple[Metric, ...]:

@@ -41,6 +41,12 @@ class Options:
         "how many launches of each server to measure, 1 or more (default: 3 to record, else 1)",
         type=int,
     )
+    inconclusive: str = _option(
+        "--specreg-inconclusive",
+        "fail",
+        "what a test does where the measurements can't tell: fail, or warn and pass",
+        choices=("fail", "warn"),
+    )
     matrix: str = _option(
         "--specreg-matrix", "fixtures/matrix", "the folder of the tiers, from the root"
     )

@@ -13,14 +13,16 @@ from typing import Any
 import pytest
 
 from specreg.errors import SpecregError
+from specreg.expectation import Shelf
 from specreg.identity import current_environment, find_gpus
 from specreg.journal import Journal, last_run, load_journal
 from specreg.matrix import Case, load_tier
 from specreg.metrics import METRICS, Family, Metric, check_tolerances, metrics_of
 from specreg.options import Options, add_options, read_options
+from specreg.report.json import exit_status, record_verdict
 from specreg.report.progress import Progress
 from specreg.report.terminal import render_next, render_notes, render_recorded, render_verdicts
-from specreg.suite import Launch, Suite
+from specreg.suite import Launch, Suite, launches_of
 
 SUITE = pytest.StashKey[Suite]()
 _PROGRESS = pytest.StashKey[Progress]()
@@ -101,6 +103,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput") and any(place(item)[0] >= 0 for item in items):
         message = "pytest-xdist: cases measured at the same time disturb one another; leave out -n"
         raise pytest.UsageError(message)
+    ours = [_params(item) for item in items if place(item)[0] >= 0]
+    suite.asked = {
+        case.id: {params["metric"].name for params in ours if params["case"] == case}
+        for case in dict.fromkeys(params["case"] for params in ours)
+    }
     for item in items:
         if why and place(item)[0] >= 0:
             item.add_marker(pytest.mark.skip(reason=why))
@@ -124,19 +131,31 @@ def pytest_runtest_makereport(
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Records baselines where that was asked for and the run wasn't cut short."""
+    """Records what the run did: its baselines where that was asked for, verdicts, history."""
     suite, lines = session.config.stash[SUITE], session.config.stash[_LINES]
+    cut_short = exitstatus in {pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR}
     if suite.measurements and exitstatus == pytest.ExitCode.INTERRUPTED:
         lines.append("to go on from here, type the same again with --specreg-resume")
-    if suite.update_reason is None or not suite.measurements:
+    if suite.update_reason is not None and suite.measurements:
+        lines.extend(_record_baselines(session, cut_short=cut_short))
+    only_ours = session.testsfailed == sum(verdict.fails for verdict in suite.verdicts)
+    if exitstatus == pytest.ExitCode.TESTS_FAILED and only_ours:
+        session.exitstatus = exit_status(suite.verdicts) or exitstatus
+    if suite.verdicts:
+        suite.record_history()
+        path = suite.run_folder / "verdict.json"
+        record_verdict(path, suite.run_verdict(int(session.exitstatus), cut_short=cut_short))
+
+
+def _record_baselines(session: pytest.Session, *, cut_short: bool) -> Iterator[str]:
+    """Writes them unless the run was cut short; yields what to say of it."""
+    if cut_short:
+        yield "no baseline was written: the run was interrupted"
         return
-    if exitstatus in {pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR}:
-        lines.append("no baseline was written: the run was interrupted")
-        return
-    written, refused = suite.record()
+    written, refused = session.config.stash[SUITE].record()
     if written:
-        lines.append(render_recorded(written, width=_WIDTH, color=_color(session.config)))
-    lines.extend(refused)
+        yield render_recorded(written, width=_WIDTH, color=_color(session.config))
+    yield from refused
     if refused and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -154,6 +173,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         parts.append(f"taken over from the run that was cut off: {', '.join(suite.taken_over)}")
     if suite.update_reason is None:
         parts.append(render_notes(suite.verdicts, suite.environment.name))
+        parts.extend(suite.remarks())
         parts.append(render_next(suite.verdicts, {case.id for case in suite.tier.cases}))
     terminalreporter.write_line("\n\n".join(filter(None, parts)))
 
@@ -161,7 +181,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
     gpus = find_gpus()
     tier = load_tier(root / options.matrix, options.tier or ("gpu" if gpus.names else "cpu"))
-    if options.update_baselines and not (options.reason or "").strip():
+    reason = (options.reason or "").strip()
+    if options.update_baselines and not reason and progress.watched:
+        reason = _ask("why do the baselines change? ").strip()
+    if options.update_baselines and not reason:
         message = '--update-baselines: --reason "…" is missing; say why the baselines change'
         raise SpecregError(message)
     if options.launches is not None and options.launches < 1:
@@ -176,14 +199,18 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
     suite = Suite(
         root=root,
         tier=tier,
-        environment=current_environment(needs_gpus=tier.needs_gpus),
-        baselines=root / options.baselines,
+        shelf=Shelf(
+            folder=root / options.baselines,
+            environment=current_environment(needs_gpus=tier.needs_gpus),
+        ),
         launches=options.launches or (_LAUNCHES_TO_RECORD if options.update_baselines else 1),
-        update_reason=options.reason if options.update_baselines else None,
+        update_reason=reason if options.update_baselines else None,
         engine_version=options.engine_version,
         engine_python=options.engine_python,
         ready_within_s=options.ready_within_s,
         run_folder=run_folder,
+        history=runs.parent / "history",
+        inconclusive_holds=options.inconclusive == "warn",
         journal=Journal(journal),
         earlier=load_journal(journal) if options.resume else {},
         show=progress.show,
@@ -191,6 +218,14 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
     if options.require_tier and _unmet_need(suite):
         raise SpecregError(_unmet_need(suite))
     return suite
+
+
+def _ask(question: str) -> str:
+    """What the user at the terminal answers; past pytest, which has the streams by now."""
+    with Path("/dev/tty").open("w") as screen, Path("/dev/tty").open() as keyboard:
+        screen.write(question)
+        screen.flush()
+        return keyboard.readline()
 
 
 def _unmet_need(suite: Suite) -> str:
@@ -210,8 +245,7 @@ def _setups(suite: Suite) -> Iterator[tuple[Launch, Launch, Case]]:
     in_order = sorted(suite.tier.cases, key=lambda case: specs.index(case.server))
     for number in range(1, suite.launches + 1):
         for case in in_order:
-            control = Launch(spec=case.control or case.server, number=number)
-            yield control, Launch(spec=case.server, number=number), case
+            yield *launches_of(case, number), case
 
 
 def _item_id(case: Case, metric: Metric, server: Launch) -> str:

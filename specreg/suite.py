@@ -5,29 +5,42 @@ The pytest plugin and the fixtures hold one of these and do nothing by themselve
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
-from specreg.datasets import Prompt, dataset_named
+from specreg.baseline import CaseSettings
+from specreg.comparison import Known
 from specreg.datasets._dataset import prompts_sha256
+from specreg.docket import Docket
 from specreg.engines import engine_named
 from specreg.engines._engine import Requirement
-from specreg.environments import EngineEnvironment, engine_environment
-from specreg.errors import DatasetError, SpecregError
-from specreg.expectation import Recorded, look_up, record_measurements, settings_of
+from specreg.environments import EngineEnvironment, engine_environment, installed_version
+from specreg.errors import BaselineError, SpecregError
+from specreg.expectation import Recorded, Shelf, load_case_prompts, record_measurements, settings_in
 from specreg.figures import figures_of, record_figures
+from specreg.history import (
+    headroom_frac,
+    history_path,
+    lived_through,
+    load_history,
+    record_history,
+    settings_sha256,
+)
 from specreg.identity import Environment
 from specreg.journal import Journal, Key
 from specreg.matrix import Case, ServerSpec, Tier
-from specreg.measurement import Measurement, measure
-from specreg.metrics import Metric
+from specreg.measurement import WHOLE, Extent, Measurement, measure
+from specreg.metrics import METRICS, Metric
 from specreg.models import model_sha256, resolve_model
-from specreg.protocols import Form
+from specreg.report.json import RunVerdict, count_outcomes
+from specreg.sequential import PARTS, Look
 from specreg.server import Server, start_server
-from specreg.verdict import Outcome, Verdict, confirm, judge
+from specreg.stopping import enough_for
+from specreg.verdict import Outcome, Verdict, own_tolerance_frac
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +64,13 @@ class Launch:
         return f"-launch{self.number}" if self.number > 1 else ""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Starting:
     """A server that starts when it is first asked for; one that failed to isn't tried again."""
 
     launch: Launch
-    start: Callable[[], Server]
+    start: Callable[[], contextlib.AbstractContextManager[Server]]
+    _running: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _server: Server | None = None
     _error: SpecregError | None = None
 
@@ -71,84 +85,93 @@ class Starting:
             raise self._error
         if self._server is None:
             try:
-                self._server = self.start()
+                self._server = self._running.enter_context(self.start())
             except SpecregError as error:
                 self._error = error
                 raise
         return self._server
 
-
-def check_form(case: Case, prompts: Iterable[Prompt]) -> None:
-    """Token ids are no chat.
-
-    Raises:
-        DatasetError: the case puts them into one.
-    """
-    if case.form is Form.CHAT and any(prompt.token_ids for prompt in prompts):
-        message = (
-            f"dataset '{case.dataset}': its prompts are token ids, which are no chat;"
-            f" set form = \"completions\" for '{case.id}' in the matrix"
-        )
-        raise DatasetError(message)
+    def stop(self) -> None:
+        """Stops it, if it runs."""
+        self._server = None
+        self._running.close()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def launches_of(case: Case, number: int) -> tuple[Launch, Launch]:
+    """The how-manieth launch of a case's control and of its server."""
+    control = Launch(spec=case.control or case.server, number=number)
+    return control, Launch(spec=case.server, number=number)
+
+
+@dataclass(slots=True, kw_only=True)
 class Suite:
     """What a run needs, and what has come of it so far.
 
     Attributes:
         root: the repository's root.
-        tier: what runs; `environment`: on what.
-        baselines: the folder of the baselines.
+        tier: what runs.
+        shelf: the baselines of this machine.
         launches: how many launches of each server are measured.
         update_reason: why baselines are recorded, None when they aren't.
         engine_version: which to install, None for the engine's own choice.
         engine_python: an interpreter that has the engine, None to make an environment.
         ready_within_s: how long a server may take to its first token.
         run_folder: where this run leaves logs, figures and its journal.
+        history: the folder of what all runs did.
         journal: of this run; earlier: what the run that is resumed had measured.
         show: is told what goes on.
-        verdicts, measurements: so far, in the order of the run; taken_over: of the earlier run.
+        inconclusive_holds: whether a test passes where there is no telling.
+        asked: by case, the metrics that this run judges; one that isn't there is asked for all.
+        docket: the verdicts; taken_over: what an earlier run had measured.
     """
 
     root: Path
     tier: Tier
-    environment: Environment
-    baselines: Path
+    shelf: Shelf
     launches: int
     update_reason: str | None
     engine_version: str | None
     engine_python: str | None
     ready_within_s: float
     run_folder: Path
+    history: Path
     journal: Journal
     earlier: Mapping[Key, Measurement]
     show: Callable[[str], None]
-    verdicts: list[Verdict] = field(default_factory=list)
-    measurements: list[Measurement] = field(default_factory=list)
+    inconclusive_holds: bool = False
+    asked: Mapping[str, AbstractSet[str]] = field(default_factory=dict)
     taken_over: list[str] = field(default_factory=list)
+    docket: Docket = field(init=False)
+    _measured: dict[tuple[str, int], Measurement] = field(default_factory=dict)
+    _startings: list[Starting] = field(default_factory=list)
+    _known: tuple[Case, Known] | None = None
+
+    def __post_init__(self) -> None:
+        self.docket = Docket(
+            known_of=self.known_of,
+            measure_afresh=self.measure_afresh,
+            inconclusive_holds=self.inconclusive_holds,
+        )
+
+    @property
+    def environment(self) -> Environment:
+        """The machine."""
+        return self.shelf.environment
+
+    @property
+    def verdicts(self) -> Sequence[Verdict]:
+        """So far, in the order of the run."""
+        return self.docket.verdicts
+
+    @property
+    def measurements(self) -> tuple[Measurement, ...]:
+        """So far, in the order of the run."""
+        return tuple(self._measured.values())
 
     @property
     def on_gpu(self) -> bool:
         """Whether the engines run on a GPU."""
         return self.tier.needs_gpus > 0
-
-    def prompts(self, case: Case) -> tuple[Prompt, ...]:
-        """The prompts of the case.
-
-        Raises:
-            DatasetError: the dataset can't be read, holds fewer than the case asks for, or token
-                ids for a chat.
-        """
-        prompts = dataset_named(case.dataset).load_prompts(self.root)
-        if len(prompts) < case.prompts:
-            message = (
-                f"dataset '{case.dataset}': has {len(prompts)} prompts, '{case.id}' asks for"
-                f" {case.prompts}; lower prompts in the matrix"
-            )
-            raise DatasetError(message)
-        check_form(case, prompts)
-        return prompts[: case.prompts]
 
     @contextlib.contextmanager
     def start(self, launch: Launch, beside: "Starting | None" = None) -> Iterator["Starting"]:
@@ -159,73 +182,124 @@ class Suite:
         if beside is not None and beside.launch == launch:
             yield beside
             return
-        with contextlib.ExitStack() as stack:
-            yield Starting(launch=launch, start=lambda: stack.enter_context(self._server(launch)))
+        starting = Starting(launch=launch, start=lambda: self._server(launch))
+        self._startings.append(starting)
+        try:
+            yield starting
+        finally:
+            starting.stop()
+            self._startings.remove(starting)
 
-    def measure(
-        self, case: Case, server: "Starting", control: "Starting | None", *, look: int = 1
-    ) -> Measurement:
-        """Measures a case, or takes over what the run that is resumed has; and remembers it.
+    def measure(self, case: Case, server: Starting, control: Starting | None) -> Measurement:
+        """Measures a case on a launch, once; or takes over what the run that is resumed has.
 
         Args:
             case: what to measure.
             server: the case's.
             control: the one beside it, None for no speedup.
-            look: 2 for another measurement on the same launch.
         """
-        name = server.launch.case_id(case) + ("-look2" if look > 1 else "")
-        key = self._key(case, server.launch.number, look)
+        number = server.launch.number
+        if (case.id, number) in self._measured:
+            return self._measured[case.id, number]
+        name = server.launch.case_id(case)
+        key = self.key(case, number)
         measurement = self.earlier.get(key)
         if measurement is None:
-            beside = control.server if control is not None else None
+            beside = control.server if control is not None and self._asks_speed(case) else None
             running = server.server
             self.journal.begin(key)
             measurement = measure(
                 case,
                 running,
                 beside,
-                self.prompts(case),
+                load_case_prompts(self.root, case),
                 show=self.show,
                 record=self.journal.record_round,
+                extent=self._extent(case, number),
             )
             self.journal.end(measurement)
         else:
             self.taken_over.append(name)
-        figures = figures_of(measurement, server.launch.number)
+        figures = figures_of(measurement, number)
         record_figures(self.run_folder / "figures" / f"{name}.json", figures)
-        self.measurements.append(measurement)
+        self._measured[case.id, number] = measurement
         return measurement
 
-    def judge(
-        self, metric: Metric, measurement: Measurement, again: Callable[[], Measurement]
-    ) -> Verdict:
-        """Judges a metric and remembers the verdict; while recording, only validity counts.
+    def measure_afresh(
+        self, cases: Sequence[Case], further: int
+    ) -> Mapping[str, Measurement | str]:
+        """Measures cases on one launch more of their servers, after all others were stopped.
+
+        Args:
+            cases: which.
+            further: the how-manieth launch more, from 1.
+
+        Returns:
+            By case's id what was measured, or why it couldn't be.
+        """
+        for starting in self._startings:
+            starting.stop()
+        found: dict[str, Measurement | str] = {}
+        groups: dict[tuple[Launch, Launch], list[Case]] = {}
+        for case in cases:
+            control, launch = launches_of(case, self.launches + further)
+            groups.setdefault((control, launch), []).append(case)
+        for (control, launch), together in groups.items():
+            with self.start(control) as beside, self.start(launch, beside=beside) as server:
+                for case in together:
+                    try:
+                        found[case.id] = self.measure(
+                            case, server, beside if case.control else None
+                        )
+                    except SpecregError as error:
+                        found[case.id] = str(error).splitlines()[0]
+        return found
+
+    def judge(self, metric: Metric, case: Case, launch: int) -> Verdict | None:
+        """Judges a metric of a launch that was measured; None while a second look is to come.
+
+        Speeds are judged with the last launch, on all of them. While recording, only validity
+        counts.
 
         Args:
             metric: what to judge.
-            measurement: of the case.
-            again: measures the case once more; called when a speed looks worse.
+            case: of which.
+            launch: the how-manieth, from 1.
         """
-        case, value = measurement.case, measurement.values.get(metric.name)
-        if self.update_reason is not None and measurement.invalid is None and value is not None:
+        measurement = self._measured[case.id, launch]
+        value = measurement.values.get(metric.name)
+        waits = self.update_reason is not None or (metric.by_launch and launch < self.launches)
+        if waits and measurement.invalid is None and value is not None:
             verdict = Verdict(
                 case_id=case.id, metric=metric.name, outcome=Outcome.MEASURED, value=value
             )
-        else:
-            settings = settings_of(measurement, self.prompts(case))
-            known = look_up(self.baselines, case, settings, self.environment)
-            verdict = judge(metric, measurement, known)
-            if verdict.outcome is Outcome.REGRESSED and metric.by_launch:
-                verdict = confirm(verdict, judge(metric, again(), known))
-        self.verdicts.append(verdict)
-        return verdict
+            self.docket.note(verdict)
+            return verdict
+        numbers = range(1, launch + 1)
+        launches = [self._measured[case.id, n] for n in numbers if (case.id, n) in self._measured]
+        valid = [one for one in launches if one.invalid is None or one is measurement]
+        return self.docket.judge(metric, valid)
 
     def note_failure(self, case: Case, metric: Metric, reason: str) -> None:
         """Remembers that a metric could not be judged, so that no table leaves it out."""
         verdict = Verdict(
             case_id=case.id, metric=metric.name, outcome=Outcome.INVALID, reason=reason
         )
-        self.verdicts.append(verdict)
+        self.docket.note(verdict)
+
+    def known_of(self, case: Case) -> Known:
+        """What the baselines know of a case; that of the last case asked for is kept.
+
+        Raises:
+            BaselineError: its baseline can't be read.
+        """
+        if self._known is None or self._known[0] != case:
+            self._known = case, self.shelf.look_up(case, self.settings(case))
+        return self._known[1]
+
+    def settings(self, case: Case) -> CaseSettings:
+        """What must be equal for another measurement of the case to be compared."""
+        return settings_in(self.root, case)
 
     def record(self) -> tuple[tuple[Recorded, ...], tuple[str, ...]]:
         """Writes the baselines of the cases whose launches were all measured.
@@ -250,12 +324,110 @@ class Suite:
                 f" {self.launches} launches were measured; select the whole case: -k {case.id}-"
             )
             raise SpecregError(message)
+        engine = self._engine_environment(case.server.engine)
+        settings, first = self.settings(case), measurements[0]
+        draft_sha256 = model_sha256(first.draft) if first.draft else ""
         return record_measurements(
-            self.baselines,
             measurements,
-            settings_of(measurements[0], self.prompts(case)),
-            self.environment,
+            settings,
+            self.shelf,
             reason=self.update_reason or "",
+            torch_version=installed_version(engine.python, "torch"),
+            identical=[
+                one
+                for one in load_history(self._history_path, case.id)
+                if (one.settings_sha256, one.engine_version, one.draft_sha256)
+                == (settings_sha256(settings), first.engine_version, draft_sha256)
+            ],
+        )
+
+    @property
+    def _history_path(self) -> Path:
+        return history_path(self.history, self.environment.name)
+
+    def record_history(self) -> None:
+        """Adds what this run did to the history, for later runs to learn how hours differ."""
+        lived = []
+        for case in dict.fromkeys(one.case for one in self.measurements):
+            launches = [m for m in self.measurements if m.case == case and m.invalid is None]
+            verdicts = [v for v in self.verdicts if v.case_id == case.id]
+            if launches and verdicts and self.update_reason is None:
+                lived.append(
+                    lived_through(self.run_folder.name, launches, verdicts, self.settings(case))
+                )
+        record_history(self._history_path, lived)
+
+    def run_verdict(self, status: int, *, cut_short: bool) -> RunVerdict:
+        """What the run decided, for programs."""
+        return RunVerdict(
+            run=self.run_folder.name,
+            tier=self.tier.name,
+            environment=self.environment.name,
+            complete=not cut_short and self._asks_for_all,
+            exit_status=status,
+            outcomes=count_outcomes(self.verdicts),
+            verdicts=tuple(self.verdicts),
+        )
+
+    def remarks(self) -> Iterator[str]:
+        """What a reader of the verdicts should know besides: headroom, and baselines of no use."""
+        for case in dict.fromkeys(one.case for one in self.measurements):
+            with contextlib.suppress(BaselineError):
+                yield from self._headroom(case)
+        if self._asks_for_all:
+            unused = self.shelf.unused(case.id for case in self.tier.cases)
+            if unused:
+                names = ", ".join(path.stem for path in unused)
+                yield f"no case asks for these baselines: {names}; specreg baselines prune"
+
+    def _headroom(self, case: Case) -> Iterator[str]:
+        baseline = self.known_of(case).exact
+        lived = load_history(self._history_path, case.id)
+        for metric in self._asked_of(case) if baseline else ():
+            headroom = headroom_frac(metric, baseline, lived) if baseline else None
+            if headroom is not None and headroom >= own_tolerance_frac(metric, case) / 2:
+                yield (
+                    f"{case.id}: the baseline of {metric.name} is {headroom:.1%} below the last"
+                    f" runs; a loss of {headroom:.1%} would pass, so record it anew"
+                )
+
+    @property
+    def _asks_for_all(self) -> bool:
+        """Whether the run judges everything that the tier has."""
+        return all(
+            self.asked.get(case.id, frozenset())
+            >= {metric.name for metric in METRICS.values() if metric.applies_to(case)}
+            for case in self.tier.cases
+        )
+
+    def _asked_of(self, case: Case) -> tuple[Metric, ...]:
+        """The metrics that this run judges of a case."""
+        asked = self.asked.get(case.id, METRICS.keys())
+        return tuple(m for m in METRICS.values() if m.name in asked and m.applies_to(case))
+
+    def _asks_speed(self, case: Case) -> bool:
+        recording = self.update_reason is not None
+        return recording or any(metric.by_launch for metric in self._asked_of(case))
+
+    def _extent(self, case: Case, launch: int) -> Extent:
+        """How much of a case to measure: recording takes the extension too, once.
+
+        A case that is asked for acceptance alone stops once that has regressed; speeds are those
+        of all prompts.
+        """
+        if self.update_reason is not None:
+            return Extent(enough=lambda _, look: look is Look.FULL and launch > 1)
+        metrics = [metric for metric in self._asked_of(case) if not metric.by_launch]
+        alone = not self._asks_speed(case)
+        try:
+            known = self.known_of(case)
+        except BaselineError:
+            return WHOLE
+        if not metrics:
+            return WHOLE
+        return Extent(
+            parts=PARTS if alone else None,
+            enough=enough_for(case, metrics, known, may_stop_early=alone),
         )
 
     def _server(self, launch: Launch) -> contextlib.AbstractContextManager[Server]:
@@ -269,16 +441,17 @@ class Suite:
             show=self.show,
         )
 
-    def _key(self, case: Case, launch: int, look: int) -> Key:
+    def key(self, case: Case, launch: int) -> Key:
+        """What has to be equal for an earlier run's measurement to be taken over."""
         spec = case.server
         models = [resolve_model(self.root, name) for name in (spec.target, spec.draft) if name]
         requirement = self._requirement(spec.engine)
-        files = [prompts_sha256(self.prompts(case)), *map(model_sha256, models)]
+        files = [prompts_sha256(load_case_prompts(self.root, case)), *map(model_sha256, models)]
         return Key(
             case=msgspec.json.encode(case).decode(),
             case_id=case.id,
             launch=launch,
-            look=look,
+            asked="all" if self._asks_speed(case) else "acceptance",
             environment=self.environment.name,
             engine=self.engine_python or requirement.pin,
             files_sha256=" ".join(files),

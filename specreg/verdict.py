@@ -1,21 +1,24 @@
-"""Judging: a measurement and what is known of its case in, one verdict per metric out."""
+"""Judging: a case's launches beside what is known of it in, one verdict per metric out."""
 
 import dataclasses
 import functools
 import math
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from specreg.acceptance.record import AcceptanceRecord
-from specreg.baseline import Baseline, CaseSettings, load_acceptance
-from specreg.identity import Environment
-from specreg.measurement import Measurement
+from specreg.baseline import load_acceptance
+from specreg.comparison import Comparison, Known, differing_settings
+from specreg.intervals import Change, t_quantile
+from specreg.matrix import Case
 from specreg.metrics import Direction, Metric, acceptance_value
+from specreg.sequential import Look
 
-_SPREADS = 3.0
-"""How many standard deviations of a launch a speed may be off before it is called changed."""
+_POWER_LEVEL = 0.1
+"""What a case can see is what it proves nine times out of ten."""
+
+Say = Callable[..., "Verdict"]
 
 
 class Outcome(StrEnum):
@@ -24,6 +27,7 @@ class Outcome(StrEnum):
     PASS = "PASS"  # noqa: S105 - a word, not a password
     IMPROVED = "IMPROVED"
     REGRESSED = "REGRESSED"
+    INCONCLUSIVE = "INCONCLUSIVE"
     INVALID = "INVALID"
     NO_BASELINE = "NO_BASELINE"
     NOT_COMPARABLE = "NOT_COMPARABLE"
@@ -39,8 +43,14 @@ class Verdict:
         outcome: in a word; `reason`: in a sentence, empty where the figures say it all.
         value, expected: measured and baseline, None where there is none.
         change_frac: (value - expected) / (expected - origin), better is positive.
+        low_frac, high_frac: the interval of that change.
         tolerance_frac: what would still have been fine.
-        against: the environment of the baseline, empty without one.
+        sight_frac: the loss that the case proves nine times out of ten.
+        p_worse: how often chance alone would look that much worse, one-sided.
+        against: whose baseline: an environment or a source, empty without one.
+        cause: of a change in speed, how much is acceptance and how much the cost of a step.
+        launches: how many were measured.
+        softened: whether the test passes where there is no telling.
     """
 
     case_id: str
@@ -50,8 +60,15 @@ class Verdict:
     value: float | None = None
     expected: float | None = None
     change_frac: float | None = None
+    low_frac: float | None = None
+    high_frac: float | None = None
     tolerance_frac: float | None = None
+    sight_frac: float | None = None
+    p_worse: float | None = None
     against: str = ""
+    cause: str = ""
+    launches: int = 1
+    softened: bool = False
 
     def __str__(self) -> str:
         parts = [f"{self.outcome}: {self.metric} of '{self.case_id}'"]
@@ -61,89 +78,86 @@ class Verdict:
             better = "better" if self.change_frac >= 0 else "worse"
             parts.append(f"baseline {self.expected:.4g}")
             parts.append(f"{abs(self.change_frac):.1%} {better}")
+            parts.append(f"between {self.low_frac:+.1%} and {self.high_frac:+.1%}")
             parts.append(f"tolerance {self.tolerance_frac:.1%}")
-        return "; ".join(filter(None, (", ".join(parts), self.reason)))
+        return "; ".join(filter(None, (", ".join(parts), self.cause, self.reason)))
 
     @property
     def holds(self) -> bool:
         """Whether the test of this verdict passes."""
+        if self.outcome is Outcome.INCONCLUSIVE:
+            return self.softened
         return self.outcome in {Outcome.PASS, Outcome.IMPROVED, Outcome.MEASURED}
 
+    @property
+    def fails(self) -> bool:
+        """Whether it does; what can't be compared is skipped."""
+        return not self.holds and self.outcome is not Outcome.NOT_COMPARABLE
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
-    """What is known of a case before it is judged.
 
-    Attributes:
-        environment: where it was measured; `settings`: with what.
-        exact: the baseline of this environment, None if there is none.
-        nearest: one of another environment with the same settings, None if there is none.
-        neighbours: all baselines of this environment; their launches tell its spread.
+def first_look(metric: Metric) -> Look:
+    """The look that a run plans for: at its launches, or at all prompts of the case."""
+    return Look.LAUNCH if metric.by_launch else Look.FULL
+
+
+def judge(metric: Metric, comparison: Comparison, look: Look) -> Verdict:
+    """The verdict on one metric of a case.
+
+    Args:
+        metric: one of METRICS.
+        comparison: the case's launches and what is known of it.
+        look: which one this is; an earlier or later look has less of the level to spend.
     """
-
-    environment: Environment
-    settings: CaseSettings
-    exact: Baseline | None
-    nearest: Baseline | None
-    neighbours: tuple[Baseline, ...]
-
-
-def judge(metric: Metric, measurement: Measurement, known: Known) -> Verdict:
-    """The verdict on one metric of a measurement."""
+    measurement, known = comparison.measurement, comparison.known
     case_id = measurement.case.id
     value = measurement.values.get(metric.name)
-    say = functools.partial(Verdict, case_id=case_id, metric=metric.name, value=value)
+    say = functools.partial(
+        Verdict,
+        case_id=case_id,
+        metric=metric.name,
+        value=value,
+        launches=len(comparison.launches) if metric.by_launch else 1,
+    )
     if measurement.invalid is not None:
         return say(outcome=Outcome.INVALID, reason=measurement.invalid)
     if value is None:
         reason = "METRIC_ABSENT: it has no value, though the case should have one"
         return say(outcome=Outcome.INVALID, reason=reason)
-    baseline = known.exact or known.nearest
-    if baseline is None:
+    baseline = known.baseline
+    if baseline is None and known.published is None:
         reason = f"nothing recorded in '{known.environment.name}'; {record_hint(case_id)}"
         return say(outcome=Outcome.NO_BASELINE, reason=reason)
-    differing = differing_settings(baseline.case, known.settings)
+    differing = differing_settings(baseline.case, known.settings) if baseline else ""
     if differing:
         reason = f"it was recorded with other settings: {differing}; {record_hint(case_id)}"
         return say(outcome=Outcome.NO_BASELINE, reason=reason)
-    say = functools.partial(say, against=baseline.environment.name)
-    if not metric.by_launch:
-        return _judge_acceptance(metric, measurement, baseline, say, exact=bool(known.exact))
-    if known.exact is None:
-        reason = (
-            f"nothing recorded in '{known.environment.name}', and speed doesn't carry over from"
-            f" '{baseline.environment.name}'; {record_hint(case_id)}"
-        )
-        return say(outcome=Outcome.NOT_COMPARABLE, reason=reason)
-    return _judge_speed(metric, measurement, baseline, say, known.neighbours)
+    say = functools.partial(say, against=baseline.environment.name if baseline else "published")
+    return (_judge_speed if metric.by_launch else _judge_acceptance)(metric, comparison, look, say)
 
 
-def confirm(first: Verdict, second: Verdict) -> Verdict:
-    """What a second measurement makes of a speed that looked worse in the first.
+def judge_at_looks(metric: Metric, comparison: Comparison) -> Verdict:
+    """The verdict on an acceptance metric at the looks its measurement had.
 
-    Something else on the machine slows a measurement now and then; a regression is there twice.
+    What the prompts of the case decided stays decided, whatever the extension was measured for.
     """
-    looked = f"a first look had {first.value:.4g}"
-    if second.outcome is Outcome.REGRESSED:
-        return dataclasses.replace(second, reason=f"seen twice, {looked}")
-    words = (second.reason, f"{looked}, which a second didn't confirm")
-    return dataclasses.replace(second, reason="; ".join(filter(None, words)))
+    look = comparison.measurement.look
+    if look is Look.EXTENDED:
+        verdict = judge(metric, comparison.without_extension, Look.FULL)
+        if verdict.outcome is not Outcome.INCONCLUSIVE:
+            return verdict
+    return judge(metric, comparison, look)
 
 
-def better_frac(metric: Metric, value: float, expected: float) -> float:
-    """The relative change, positive when better: ±(value - expected) / (expected - origin)."""
-    base = expected - metric.origin
-    # A baseline of nothing (no draft ever accepted) can only be kept or improved.
-    relative = (value - expected) / base if base else float(value != expected)
-    return metric.direction.value * relative
+def outcome_of(change_frac: float, low_frac: float, high_frac: float, tolerance: float) -> Outcome:
+    """The outcome by the whole interval; better is positive.
 
-
-def expected_value(metric: Metric, baseline: Baseline) -> float | None:
-    """What a baseline expects: of its counts, or the geometric mean over its launches."""
-    if not metric.by_launch:
-        return baseline.acceptance_value(metric)
-    launches = baseline.launch_values(metric)
-    return statistics.geometric_mean(launches) if launches else None
+    PASS: proven within tolerance. IMPROVED: proven better than it. REGRESSED: proven worse than
+    before, and the estimate is worse than tolerated. INCONCLUSIVE: none of these.
+    """
+    if low_frac > -tolerance:
+        return Outcome.IMPROVED if low_frac > tolerance else Outcome.PASS
+    regressed = high_frac < 0 and change_frac < -tolerance
+    return Outcome.REGRESSED if regressed else Outcome.INCONCLUSIVE
 
 
 def record_hint(case_id: str) -> str:
@@ -151,66 +165,156 @@ def record_hint(case_id: str) -> str:
     return f'record one with\n  pytest -k {case_id}- --update-baselines --reason "…"'
 
 
-def differing_settings(recorded: CaseSettings, current: CaseSettings) -> str:
-    """The settings that differ, as `name: recorded -> current`; empty when none does."""
-    return ", ".join(
-        f"{name}: {getattr(recorded, name)} -> {getattr(current, name)}"
-        for name in recorded.__struct_fields__
-        if getattr(recorded, name) != getattr(current, name)
-    )
+def own_tolerance_frac(metric: Metric, case: Case) -> float:
+    """The tolerance on the same kind of machine: the case's, else the metric's."""
+    return dict(case.tolerances).get(metric.name, metric.tolerance_frac)
 
 
-def launch_spread_frac(metric: Metric, baselines: Sequence[Baseline]) -> float | None:
-    """The standard deviation from launch to launch, relative, pooled over baselines.
+def tolerance_frac(metric: Metric, case: Case, known: Known) -> float:
+    """The tolerance of a case, wider against the acceptance of another machine or of a paper."""
+    own = own_tolerance_frac(metric, case)
+    if metric.by_launch or known.exact is not None:
+        return own
+    wider = max(metric.portable_tolerance_frac or 0, own)
+    told = known.published
+    if known.baseline is None and told is not None and told.tolerance_frac is not None:
+        value = told.value(metric.name)
+        if value is not None and value > metric.origin:
+            return max(wider, told.tolerance_frac * value / (value - metric.origin))
+    return wider
 
-    sqrt(Σ (ln x - mean ln x)² / Σ (n - 1)) over the baselines with two launches or more; None
-    where there is none. Logarithms, because a slow machine slows by a factor.
-    """
-    squares, freedom = 0.0, 0
-    for baseline in baselines:
-        logs = [math.log(value) for value in baseline.launch_values(metric) if value > 0]
-        if len(logs) > 1:
-            squares += statistics.variance(logs) * (len(logs) - 1)
-            freedom += len(logs) - 1
-    return math.sqrt(squares / freedom) if freedom else None
+
+def sight_frac(change: Change, look: Look) -> float:
+    """The loss that would be proven nine times out of ten, on the change's own scale."""
+    reach = t_quantile(look.value, change.freedom) + t_quantile(_POWER_LEVEL, change.freedom)
+    return reach * change.error_frac
 
 
-def _judge_acceptance(
-    metric: Metric,
-    measurement: Measurement,
-    baseline: Baseline,
-    say: Callable[..., Verdict],
-    *,
-    exact: bool,
-) -> Verdict:
-    ours, theirs = measurement.acceptance, baseline.acceptance
-    expected = expected_value(metric, baseline)
-    if ours is None or theirs is None or expected is None:
-        reason = f"the baseline holds no {metric.name}; {record_hint(measurement.case.id)}"
-        return say(outcome=Outcome.NO_BASELINE, reason=reason)
-    tags = (ours.source, ours.view, ours.weighting)
-    recorded_tags = (theirs.source, theirs.view, theirs.weighting)
-    if tags != recorded_tags:
-        reason = (
-            f"measured as {', '.join(tags)}, recorded as {', '.join(recorded_tags)};"
-            f" {record_hint(measurement.case.id)}"
-        )
-        return say(outcome=Outcome.NOT_COMPARABLE, reason=reason)
-    tolerance_frac = _tolerance_frac(metric, measurement)
-    if not exact:
-        tolerance_frac = max(metric.portable_tolerance_frac or 0, tolerance_frac)
-    verdict = _compare(metric, measurement, expected, tolerance_frac, say)
+def log_to_frac(metric: Metric, change: float) -> float:
+    """A difference of logarithms, better being positive, as a relative change of the value."""
+    return math.expm1(change) if metric.direction is Direction.UP else -math.expm1(-change)
+
+
+def _judge_acceptance(metric: Metric, comparison: Comparison, look: Look, say: Say) -> Verdict:
+    known, case = comparison.known, comparison.measurement.case
+    tolerance = tolerance_frac(metric, case, known)
+    refused = _refuse_acceptance(metric, comparison, say)
+    if refused is not None:
+        return refused
+    found = comparison.ratio_change(metric)
+    if isinstance(found, str):
+        return say(outcome=Outcome.INCONCLUSIVE, tolerance_frac=tolerance, reason=found)
+    value, expected, change = found
+    say = functools.partial(say, value=value, expected=expected)
+    verdict = _decide(change, tolerance, look, say, lambda frac: frac)
+    if verdict.outcome is Outcome.INCONCLUSIVE:
+        prompts = len(comparison.ours.prompt_ids) if comparison.ours is not None else 0
+        return _undecided(verdict, f"{prompts} prompts", "raise prompts in the matrix")
     if verdict.outcome is not Outcome.REGRESSED:
         return verdict
-    reason = _by_category(metric, ours, load_acceptance(theirs))
+    theirs = load_acceptance(known.baseline.acceptance) if known.baseline else None
+    reason = _by_category(metric, comparison.measurement.acceptance, theirs)
     return dataclasses.replace(verdict, reason=reason)
 
 
-def _by_category(metric: Metric, ours: AcceptanceRecord, theirs: AcceptanceRecord | None) -> str:
+def _refuse_acceptance(metric: Metric, comparison: Comparison, say: Say) -> Verdict | None:
+    """Why two acceptances are not of the same kind, None when they are."""
+    baseline, case_id = comparison.known.baseline, comparison.measurement.case.id
+    ours = comparison.measurement.acceptance
+    nothing = f"the baseline holds no {metric.name}; {record_hint(case_id)}"
+    if baseline is None:
+        told = comparison.known.published
+        absent = told is None or told.value(metric.name) is None
+        return say(outcome=Outcome.NO_BASELINE, reason=nothing) if absent else None
+    theirs = baseline.acceptance
+    if ours is None or theirs is None or not comparison.expects(metric):
+        return say(outcome=Outcome.NO_BASELINE, reason=nothing)
+    tags = (ours.source, ours.view, ours.weighting)
+    recorded_tags = (theirs.source, theirs.view, theirs.weighting)
+    if tags == recorded_tags:
+        return None
+    reason = (
+        f"measured as {', '.join(tags)}, recorded as {', '.join(recorded_tags)};"
+        f" {record_hint(case_id)}"
+    )
+    return say(outcome=Outcome.NOT_COMPARABLE, reason=reason)
+
+
+def _judge_speed(metric: Metric, comparison: Comparison, look: Look, say: Say) -> Verdict:
+    known, case = comparison.known, comparison.measurement.case
+    if known.exact is None:
+        where = known.baseline.environment.name if known.baseline else "a published figure"
+        reason = (
+            f"nothing recorded in '{known.environment.name}', and speed doesn't carry over from"
+            f" '{where}'; {record_hint(case.id)}"
+        )
+        return say(outcome=Outcome.NOT_COMPARABLE, reason=reason)
+    change = comparison.speed_change(metric)
+    if change is None:
+        reason = f"its spread takes two launches or more; {record_hint(case.id)}"
+        return say(outcome=Outcome.NO_BASELINE, reason=reason)
+    recorded = known.exact.launch_values(metric)
+    say = functools.partial(
+        say,
+        value=_geometric_mean(comparison.launch_values(metric)),
+        expected=_geometric_mean(recorded),
+        cause=_cause(metric, comparison, change),
+    )
+    tolerance = own_tolerance_frac(metric, case)
+    verdict = _decide(change, tolerance, look, say, lambda frac: log_to_frac(metric, frac))
+    if verdict.outcome is Outcome.INCONCLUSIVE:
+        launches = f"{verdict.launches} launches against {len(recorded)}"
+        return _undecided(verdict, launches, "quieten the machine, or measure more launches")
+    return verdict
+
+
+def _decide(
+    change: Change, tolerance: float, look: Look, say: Say, to_frac: Callable[[float], float]
+) -> Verdict:
+    low, high = map(to_frac, change.bounds(look.value))
+    estimate = to_frac(change.estimate_frac)
+    return say(
+        outcome=outcome_of(estimate, low, high, tolerance),
+        change_frac=estimate,
+        low_frac=low,
+        high_frac=high,
+        tolerance_frac=tolerance,
+        sight_frac=-to_frac(-sight_frac(change, look)),
+        p_worse=change.p_worse,
+    )
+
+
+def _undecided(verdict: Verdict, by_what: str, remedy: str) -> Verdict:
+    """Says what the case can see: a tolerance finer than that can't be kept."""
+    reason = (
+        f"this case sees {verdict.sight_frac:.1%} with {by_what}, its tolerance is"
+        f" {verdict.tolerance_frac:.1%}; {remedy}"
+    )
+    return dataclasses.replace(verdict, reason=reason)
+
+
+def _cause(metric: Metric, comparison: Comparison, change: Change) -> str:
+    """Δ log(output speed) = Δ log(tokens per step) - Δ log(step time), in words.
+
+    Empty for what isn't a speed of output, and without an acceptance to compare.
+    """
+    if not metric.of_output or not comparison.measurement.case.speculates:
+        return ""
+    acceptance = comparison.acceptance_part()
+    if acceptance is None:
+        return ""
+    step = change.estimate_frac - acceptance
+    parts = math.expm1(acceptance), math.expm1(step)
+    return f"{parts[0]:+.1%} by acceptance, {parts[1]:+.1%} by the cost of a step"
+
+
+def _by_category(
+    metric: Metric, ours: AcceptanceRecord | None, theirs: AcceptanceRecord | None
+) -> str:
     """Where acceptance was lost: `by category: coding 3.12 -> 1.85, math 2.74 -> 2.73`."""
     recorded = theirs.by_category if theirs else {}
     parts = []
-    for category, record in ours.by_category.items():
+    for category, record in (ours.by_category if ours else {}).items():
         old = acceptance_value(metric, recorded.get(category))
         new = acceptance_value(metric, record)
         if old is not None and new is not None:
@@ -218,44 +322,5 @@ def _by_category(metric: Metric, ours: AcceptanceRecord, theirs: AcceptanceRecor
     return f"by category: {', '.join(parts)}" if parts else ""
 
 
-def _judge_speed(
-    metric: Metric,
-    measurement: Measurement,
-    baseline: Baseline,
-    say: Callable[..., Verdict],
-    neighbours: Sequence[Baseline],
-) -> Verdict:
-    launches = baseline.launch_values(metric)
-    expected = expected_value(metric, baseline)
-    spread_frac = launch_spread_frac(metric, neighbours)
-    if expected is None or spread_frac is None:
-        reason = f"its spread takes two launches or more; {record_hint(measurement.case.id)}"
-        return say(outcome=Outcome.NO_BASELINE, reason=reason)
-    noise = _SPREADS * spread_frac * math.sqrt(1 + 1 / len(launches))
-    seen_frac = 1 - math.exp(-noise) if metric.direction is Direction.UP else math.exp(noise) - 1
-    tolerance_frac = max(_tolerance_frac(metric, measurement), seen_frac)
-    return _compare(metric, measurement, expected, tolerance_frac, say)
-
-
-def _tolerance_frac(metric: Metric, measurement: Measurement) -> float:
-    return dict(measurement.case.tolerances).get(metric.name, metric.tolerance_frac)
-
-
-def _compare(
-    metric: Metric,
-    measurement: Measurement,
-    expected: float,
-    tolerance_frac: float,
-    say: Callable[..., Verdict],
-) -> Verdict:
-    change_frac = better_frac(metric, measurement.values[metric.name], expected)
-    if change_frac < -tolerance_frac:
-        outcome = Outcome.REGRESSED
-    else:
-        outcome = Outcome.IMPROVED if change_frac > tolerance_frac else Outcome.PASS
-    return say(
-        outcome=outcome,
-        expected=expected,
-        change_frac=change_frac,
-        tolerance_frac=tolerance_frac,
-    )
+def _geometric_mean(values: tuple[float, ...]) -> float:
+    return math.exp(math.fsum(map(math.log, values)) / len(values))

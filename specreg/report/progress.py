@@ -18,9 +18,14 @@ class Progress:
         self._console = Console(file=self._file) if self._file else None
         self._status: Status | None = None
 
+    @property
+    def watched(self) -> bool:
+        """Whether somebody sits at a terminal."""
+        return self._file is not None and self._file.isatty()
+
     def show(self, text: str) -> None:
         """Replaces the line; does nothing without a terminal."""
-        if self._file is None or self._console is None or not self._file.isatty():
+        if self._console is None or not self.watched:
             return
         if self._status is None:
             self._console.print()  # leaves pytest's own line alone

@@ -8,30 +8,26 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from specreg.comparison import change_of_baseline, expected_value, spreads_of
 from specreg.expectation import Recorded
-from specreg.metrics import METRICS
-from specreg.verdict import (
-    Outcome,
-    Verdict,
-    better_frac,
-    expected_value,
-    launch_spread_frac,
-)
+from specreg.metrics import METRICS, Metric, better_frac
+from specreg.verdict import Outcome, Verdict, first_look, log_to_frac
 
 _STYLES = {
     Outcome.PASS: "green",
     Outcome.IMPROVED: "bold green",
     Outcome.MEASURED: "cyan",
     Outcome.NOT_COMPARABLE: "yellow",
+    Outcome.INCONCLUSIVE: "yellow",
 }
-_NOTHING = "–"
+NOTHING = "–"
 
 
 def render_verdicts(verdicts: Sequence[Verdict], *, width: int, color: bool) -> str:
     """A row for each verdict, in the order of the run, grouped by case."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("case and metric", overflow="fold")
-    for name in ("value", "baseline", "change", "tolerance"):
+    for name in ("value", "baseline", "change", "interval", "tolerance"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("outcome", no_wrap=True)
     case_id = None
@@ -40,20 +36,20 @@ def render_verdicts(verdicts: Sequence[Verdict], *, width: int, color: bool) -> 
             case_id = verdict.case_id
             table.add_row(Text(case_id, style="bold"))
         table.add_row(*_cells(verdict), Text(verdict.outcome, _STYLES.get(verdict.outcome, "red")))
-    return _render(table, width, color=color)
+    return render_table(table, width, color=color)
 
 
 def render_recorded(recorded: Iterable[Recorded], *, width: int, color: bool) -> str:
     """Old and new value of each metric of the baselines that were written."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("baseline", overflow="fold")
-    for name in ("old", "new", "change", "spread", "launches"):
+    for name in ("old", "new", "change", "interval", "spread", "launches"):
         table.add_column(name, justify="right", no_wrap=True)
     for record in recorded:
         table.add_row(Text(f"{record.path.parent.name}/{record.path.stem}", style="bold"))
         for row in _recorded_rows(record):
             table.add_row(*row)
-    return _render(table, width, color=color)
+    return render_table(table, width, color=color)
 
 
 def render_notes(verdicts: Sequence[Verdict], environment: str) -> str:
@@ -78,10 +74,12 @@ def render_next(verdicts: Sequence[Verdict], everything: AbstractSet[str]) -> st
     lines = []
     for outcome, what in (
         (Outcome.REGRESSED, "look again, on a fresh launch"),
+        (Outcome.INCONCLUSIVE, "measure more, until there is a telling"),
         (Outcome.INVALID, "measure again, once the reason above is mended"),
     ):
         ids = _case_ids(verdicts, outcome)
-        lines += [f"{what}:\n  pytest {_chosen(ids)}"] if ids else []
+        more = " --specreg-launches=3" if outcome is Outcome.INCONCLUSIVE else ""
+        lines += [f"{what}:\n  pytest {_chosen(ids)}{more}"] if ids else []
     new = _case_ids(verdicts, Outcome.NO_BASELINE) or _case_ids(verdicts, Outcome.NOT_COMPARABLE)
     if new:
         chosen = "tests/perf" if set(new) == everything else _chosen(new)
@@ -91,10 +89,12 @@ def render_next(verdicts: Sequence[Verdict], everything: AbstractSet[str]) -> st
 
 
 def _worth_saying(verdicts: Iterable[Verdict]) -> Iterable[Verdict]:
-    """The first INVALID and the first REGRESSED of a case that has a reason: they share it."""
+    """The first of each outcome that failed in a case and has a reason: they share it."""
     first: dict[tuple[str, Outcome], Verdict] = {}
     for verdict in verdicts:
-        if verdict.reason and verdict.outcome in {Outcome.INVALID, Outcome.REGRESSED}:
+        said = verdict.outcome in {Outcome.INVALID, Outcome.REGRESSED, Outcome.INCONCLUSIVE}
+        unreadable = verdict.outcome is Outcome.NO_BASELINE and "record one" not in verdict.reason
+        if verdict.reason and (said or unreadable):
             first.setdefault((verdict.case_id, verdict.outcome), verdict)
     return first.values()
 
@@ -102,10 +102,11 @@ def _worth_saying(verdicts: Iterable[Verdict]) -> Iterable[Verdict]:
 def _cells(verdict: Verdict) -> tuple[str, ...]:
     return (
         f"  {verdict.metric}",
-        _number(verdict.value),
-        _number(verdict.expected),
-        _NOTHING if verdict.change_frac is None else f"{verdict.change_frac:+.1%}",
-        _NOTHING if verdict.tolerance_frac is None else f"{verdict.tolerance_frac:.1%}",
+        format_number(verdict.value),
+        format_number(verdict.expected),
+        NOTHING if verdict.change_frac is None else f"{verdict.change_frac:+.1%}",
+        _interval(verdict.low_frac, verdict.high_frac),
+        NOTHING if verdict.tolerance_frac is None else f"{verdict.tolerance_frac:.1%}",
     )
 
 
@@ -115,19 +116,38 @@ def _recorded_rows(record: Recorded) -> Iterable[tuple[str, ...]]:
         if new is None:
             continue
         old = expected_value(metric, record.old) if record.old else None
-        spread = launch_spread_frac(metric, (record.new,)) if metric.by_launch else None
+        spread = spreads_of((record.new,)).get(metric.name)
+        low, high = _bounds(metric, record)
         yield (
             f"  {metric.name}",
-            _number(old),
-            _number(new),
-            _NOTHING if old is None else f"{better_frac(metric, new, old):+.1%}",
-            _NOTHING if spread is None else f"{spread:.1%}",
+            format_number(old),
+            format_number(new),
+            NOTHING if old is None else f"{better_frac(metric, new, old):+.1%}",
+            _interval(low, high),
+            NOTHING if spread is None else f"{spread.within_frac:.1%}",
             str(len(record.new.launches)),
         )
 
 
-def _number(value: float | None) -> str:
-    return _NOTHING if value is None else f"{value:.4g}"
+def _bounds(metric: Metric, record: Recorded) -> tuple[float | None, float | None]:
+    """The interval of what a new baseline changes."""
+    change = change_of_baseline(metric, record.old, record.new) if record.old else None
+    if change is None:
+        return None, None
+    low, high = change.bounds(first_look(metric).value)
+    if metric.by_launch:
+        return log_to_frac(metric, low), log_to_frac(metric, high)
+    return low, high
+
+
+def _interval(low: float | None, high: float | None) -> str:
+    """`-1.2..+0.8%`: where the change lies."""
+    return NOTHING if low is None or high is None else f"{100 * low:+.1f}..{high:+.1%}"
+
+
+def format_number(value: float | None) -> str:
+    """Four digits, or a dash for what is unknown."""
+    return NOTHING if value is None else f"{value:.4g}"
 
 
 def _case_ids(verdicts: Iterable[Verdict], outcome: Outcome) -> tuple[str, ...]:
@@ -140,7 +160,8 @@ def _chosen(ids: Sequence[str]) -> str:
     return f"-k {names}" if len(ids) == 1 else f'-k "{names}"'
 
 
-def _render(table: Table, width: int, *, color: bool) -> str:
+def render_table(table: Table, width: int, *, color: bool) -> str:
+    """A table as text of at most so many columns."""
     buffer = io.StringIO()
     console = Console(
         file=buffer, width=width, force_terminal=color, no_color=not color, highlight=False

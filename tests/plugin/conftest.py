@@ -1,6 +1,8 @@
 """Runs the suite as a user would, in a process of its own, against the scripted server."""
 
+import contextlib
 import os
+import pty
 import subprocess
 import sys
 import textwrap
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from specreg.report.json import RunVerdict, load_verdict
 from tests.scripted.vllm.script import Script, record_script
 
 ROOT = Path(__file__).parents[2]
@@ -28,8 +31,13 @@ MATRIX = """
     prompts = 10
     rounds = 2
     output_cap_tokens = 32
-    warm_up_stable_frac = 100.0
+    warm_up_stable_frac = 1e9
     draft_tokens = {draft_tokens}
+    [cases.tolerances]
+    throughput_tokens_per_s = 0.5
+    ttft_p50_ms = 4.0
+    tpot_p50_ms = 2.0
+    speedup_ratio = {speedup_tolerance}
 """
 
 
@@ -43,34 +51,62 @@ class Suite:
         self.script = Script()
         self.write_matrix()
 
-    def write_matrix(self, *, needs_gpus: int = 0, draft_tokens: int = 3) -> None:
+    def write_matrix(
+        self, *, needs_gpus: int = 0, draft_tokens: int = 3, speedup_tolerance: float = 0.5
+    ) -> None:
         """Writes the tier `cpu` of this suite."""
-        text = MATRIX.format(needs_gpus=needs_gpus, draft_tokens=draft_tokens)
+        text = MATRIX.format(
+            needs_gpus=needs_gpus, draft_tokens=draft_tokens, speedup_tolerance=speedup_tolerance
+        )
         self.write_tier(textwrap.dedent(text))
 
     def write_tier(self, text: str) -> None:
         """Writes the tier `cpu` as given."""
         (self.folder / "cpu.toml").write_text(text)
 
+    def command(self, *arguments: str) -> tuple[str, ...]:
+        """`pytest` with the arguments."""
+        return (
+            *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider"),
+            *("-p", "no:hypothesispytest"),  # a second of importing, in each run
+            *("--specreg-tier=cpu", f"--specreg-matrix={self.folder}"),
+            f"--specreg-baselines={self.baselines}",
+            f"--specreg-engine-python={sys.executable}",
+            f"--specreg-runs={self.runs}",
+            *arguments,
+        )
+
+    def environment(self) -> dict[str, str]:
+        """What the command runs in."""
+        return os.environ | record_script(self.script, self.folder) | {"COLUMNS": "120"}
+
     def run(self, *arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-        """`pytest` with the arguments; its output is plain text without a terminal."""
+        """The command, done; its output is plain text without a terminal."""
         return subprocess.run(
-            (
-                *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider"),
-                *("-p", "no:hypothesispytest"),  # a second of importing, in each run
-                *("--specreg-tier=cpu", f"--specreg-matrix={self.folder}"),
-                f"--specreg-baselines={self.baselines}",
-                f"--specreg-engine-python={sys.executable}",
-                f"--specreg-runs={self.runs}",
-                *arguments,
-            ),
+            self.command(*arguments),
             check=False,
             cwd=cwd,
-            env=os.environ | record_script(self.script, self.folder) | {"COLUMNS": "120"},
+            env=self.environment(),
             capture_output=True,
             text=True,
             timeout=120,
         )
+
+    def run_in_terminal(self, *arguments: str, answer: str) -> str:
+        """The command in a terminal of its own, in which somebody types; what it shows."""
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.chdir(ROOT)
+            command = self.command(*arguments)
+            os.execve(command[0], command, self.environment())  # noqa: S606 - no shell
+        os.write(terminal, f"{answer}\n".encode())
+        shown = bytearray()
+        with contextlib.suppress(OSError):  # a terminal that everybody left
+            while part := os.read(terminal, 65536):
+                shown += part
+        os.close(terminal)
+        os.waitpid(pid, 0)
+        return shown.decode()
 
     def record(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Records baselines from two launches and insists that it worked."""
@@ -80,6 +116,12 @@ class Suite:
         )
         assert done.returncode == 0, done.stdout
         return done
+
+    def verdict(self) -> RunVerdict:
+        """What the last run decided, as it lies on disk."""
+        found = load_verdict(max(self.runs.iterdir()) / "verdict.json")
+        assert found is not None
+        return found
 
     def recorded(self) -> dict[str, str]:
         """The baselines by their case's id."""

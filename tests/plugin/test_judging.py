@@ -2,6 +2,8 @@
 
 import json
 import textwrap
+from collections import Counter
+from xml.etree import ElementTree as ET
 
 import msgspec
 
@@ -25,6 +27,8 @@ def test_a_worse_drafter_turns_its_cases_red_and_names_them(recorded_suite: Suit
     done = recorded_suite.run(*ACCEPTANCE)
 
     assert done.returncode == 1
+    assert done.stdout.count("; seen on two launches, a first launch had") == 4  # and the notes
+    assert "2 failed, 2 skipped" in done.stdout
     assert "REGRESSED: acceptance_length_tokens of 'vllm-eagle3-tiny-toy-c1'" in done.stdout
     assert "REGRESSED: acceptance_length_tokens of 'vllm-eagle3-tiny-toy-c4'" in done.stdout
     assert "by category: coding 2." in done.stdout
@@ -41,20 +45,70 @@ def test_a_better_drafter_passes_and_is_said_to_be_better(recorded_suite: Suite)
 
 
 def test_a_slower_step_turns_speed_red_and_leaves_acceptance_green(recorded_suite: Suite) -> None:
+    """What runs beside it without speculation slows too, so it isn't speculation's doing."""
     recorded_suite.script = Script(step_ms=6.0)
 
     done = recorded_suite.run("tests/perf", "-q", "-k", "c4 and (throughput or acceptance)")
 
     assert done.returncode == 1
-    assert "seen twice" in done.stdout
     assert "REGRESSED: throughput_tokens_per_s of 'vllm-none-tiny-toy-c4'" in done.stdout
+    assert "INVALID: throughput_tokens_per_s of 'vllm-eagle3-tiny-toy-c4'" in done.stdout
+    assert "MACHINE_MOVED: the server without speculation beside it became" in done.stdout
     assert "REGRESSED: acceptance" not in done.stdout
+
+
+def test_what_nobody_can_tell_is_red_unless_it_is_softened(recorded_suite: Suite) -> None:
+    """Another seed draws other steps at the same rates."""
+    recorded_suite.script = Script(seed=1)
+    command = ("tests/perf", "-q", "-k", "acceptance_length and c1")
+
+    done = recorded_suite.run(*command)
+
+    assert done.returncode == 10
+    assert "INCONCLUSIVE: acceptance_length_tokens of 'vllm-eagle3-tiny-toy-c1'" in done.stdout
+    assert "with 20 prompts, its tolerance is 5.0%" in done.stdout  # 10, and the extension's
+    assert (recorded_suite.verdict().exit_status, recorded_suite.verdict().complete) == (10, False)
+
+    softened = recorded_suite.run(*command, "--specreg-inconclusive=warn")
+
+    assert softened.returncode == 0
+    assert "INCONCLUSIVE" in softened.stdout
+
+
+def test_a_speed_that_nobody_can_tell_takes_more_launches(recorded_suite: Suite) -> None:
+    recorded_suite.write_matrix(speedup_tolerance=0.00001)
+
+    done = recorded_suite.run("tests/perf", "-q", "-k", "speedup and c1")
+
+    assert done.returncode == 10
+    assert "INCONCLUSIVE: speedup_ratio of 'vllm-eagle3-tiny-toy-c1'" in done.stdout
+    assert "with 4 launches against 2, its tolerance is 0.0%" in done.stdout
+    logs = {path.stem for path in recorded_suite.runs.glob("*/logs/vllm-eagle3-*")}
+    assert len(logs) == 4
+
+
+def test_programs_read_the_same_as_people(recorded_suite: Suite) -> None:
+    """The whole tier, with a baseline that nothing asks for."""
+    (path,) = recorded_suite.baselines.glob("*/vllm-none-tiny-toy-c1.json")
+    (path.parent / "vllm-gone-tiny-toy-c1.json").write_text(path.read_text())
+    junit = recorded_suite.folder / "junit.xml"
+
+    done = recorded_suite.run("tests/perf", "-q", f"--junitxml={junit}")
+
+    assert done.returncode == 0, done.stdout
+    assert "no case asks for these baselines: vllm-gone-tiny-toy-c1; " in done.stdout
+    verdict = recorded_suite.verdict()
+    assert (verdict.exit_status, verdict.complete) == (0, True)
+    assert verdict.outcomes == {"PASS": len(verdict.verdicts)}
+    said = ET.parse(junit).iter("property")  # noqa: S314 - our own
+    found = Counter(one.get("value") for one in said if one.get("name") == "specreg.outcome")
+    assert found == verdict.outcomes
 
 
 def test_without_a_baseline_the_case_fails_with_the_command_that_records_one(suite: Suite) -> None:
     done = suite.run(*ACCEPTANCE, "-x")
 
-    assert done.returncode == 1
+    assert done.returncode == 11
     assert "NO_BASELINE" in done.stdout
     assert 'pytest -k vllm-eagle3-tiny-toy-c1- --update-baselines --reason "…"' in done.stdout
 
@@ -64,7 +118,7 @@ def test_changed_settings_are_no_baseline_and_are_named(recorded_suite: Suite) -
 
     done = recorded_suite.run(*ACCEPTANCE)
 
-    assert done.returncode == 1
+    assert done.returncode == 11
     assert "draft_tokens: 3 -> 2" in done.stdout
 
 
@@ -115,7 +169,7 @@ def test_each_fault_of_a_server_is_named_and_leaves_the_other_cases_alone(suite:
 
     done = suite.run("tests/perf", "-q", "-k", "acceptance_length")
 
-    assert done.returncode == 1, done.stdout
+    assert done.returncode == 10, done.stdout
     assert "Traceback" not in done.stdout
     for name, (reason, _) in FAULTS.items():
         case_id = f"vllm-eagle3-{name}-toy-c1"
@@ -150,7 +204,7 @@ def test_a_corrupt_baseline_names_file_and_place_and_is_left_alone(recorded_suit
 
     done = recorded_suite.run(*ACCEPTANCE)
 
-    assert done.returncode == 1
+    assert done.returncode == 11
     assert f"baseline '{path}': not JSON at line" in done.stdout
     assert "restore it with git" in done.stdout
     assert "Traceback" not in done.stdout
@@ -160,7 +214,7 @@ def test_a_corrupt_baseline_names_file_and_place_and_is_left_alone(recorded_suit
 def test_the_baselines_on_disk_are_what_the_server_did(recorded_once: Suite) -> None:
     content = msgspec.json.decode(recorded_once.recorded()["vllm-eagle3-tiny-toy-c1"])
 
-    assert len(content["acceptance"]["prompts"]) == 10
+    assert len(content["acceptance"]["prompts"]) == 20  # those of the extension too
     assert len(content["launches"]) == 2
     assert content["provenance"]["engine_version"] == "0.0.0+scripted"
     assert content["provenance"]["reason"] == "test"

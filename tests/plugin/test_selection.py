@@ -69,7 +69,7 @@ def test_a_missing_model_folder_is_named_before_a_server_starts(suite: Suite) ->
 
     done = suite.run("tests/perf", "-x", "-k", "none and c1")
 
-    assert done.returncode == 1
+    assert done.returncode == 10
     assert "fixtures/models/tiny/gone': config.json is missing" in done.stdout
     assert "Traceback" not in done.stdout
 

@@ -48,13 +48,24 @@ def test_a_reason_is_required(suite: Suite) -> None:
     assert not suite.recorded()
 
 
+def test_in_a_terminal_the_reason_is_asked_for(suite: Suite) -> None:
+    done = suite.run_in_terminal(
+        *("tests/perf", "-q", "--update-baselines", "--specreg-launches=1", "-k", "none and c1"),
+        answer="new head",
+    )
+
+    assert "why do the baselines change?" in done
+    (content,) = suite.recorded().values()
+    assert '"reason": "new head"' in content
+
+
 def test_an_invalid_measurement_is_not_written(recorded_suite: Suite) -> None:
     before = recorded_suite.recorded()
     recorded_suite.script = Script(fault=Fault.SPEC_DISABLED)
 
     done = recorded_suite.run(*UPDATE, "-k", "eagle3 and c1")
 
-    assert done.returncode == 1
+    assert done.returncode == 10
     assert "not written, SPEC_DISABLED" in done.stdout
     assert recorded_suite.recorded() == before
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from specreg.acceptance.record import (
+    NO_STEPS,
     AcceptanceRecord,
     PromptAcceptance,
     Source,
@@ -63,13 +64,15 @@ CASE = Case(
     output_cap_tokens=20,
     temperature=0.0,
     rounds=2,
-    warm_up_stable_frac=100.0,  # tests have no time for a quiet machine
+    warm_up_stable_frac=1e9,  # tests have no time for a quiet machine
 )
 PLAIN_CASE = dataclasses.replace(CASE, server=PLAIN_SPEC)
 PROMPTS = tuple(
     Prompt(id=f"chat-{number}", category="chat", turns=(f"Tell me {number} things.",))
     for number in range(6)
 )
+PROMPTS_MEASURED = 6
+"""In the measurements and baselines below: enough to be judged."""
 ENVIRONMENT = Environment(
     kind="cpu", cpu="Intel(R) Xeon(R) CPU @ 2.50GHz", instruction_set="avx512", cores=2
 )
@@ -142,30 +145,44 @@ def counts(*histogram: int) -> StepCounts:
     return StepCounts.from_histogram(histogram, proposed=sum(histogram) * draft_tokens)
 
 
-def prompt_acceptance(of: StepCounts, *, cut_tokens: int = 0) -> PromptAcceptance:
+def prompt_acceptance(
+    of: StepCounts, *, cut_tokens: int = 0, prompt_id: str = "chat-0"
+) -> PromptAcceptance:
     """A prompt that delivered all that its steps emitted, less what was cut off."""
     return PromptAcceptance(
-        prompt_id="chat-0",
+        prompt_id=prompt_id,
         category="chat",
         counts=of,
         completion_tokens=1 + of.accepted + of.steps - cut_tokens,
     )
 
 
-def acceptance(of: StepCounts, source: Source = Source.VLLM_REQUEST) -> AcceptanceRecord:
-    """The record of one prompt."""
+def acceptance(
+    of: StepCounts, source: Source = Source.VLLM_REQUEST, *, prompts: int = 1
+) -> AcceptanceRecord:
+    """The record of some prompts that all did the same."""
+    each = [prompt_acceptance(of, prompt_id=f"chat-{number}") for number in range(prompts)]
+    return acceptance_of(each, source)
+
+
+def acceptance_of(
+    prompts: Sequence[PromptAcceptance], source: Source = Source.VLLM_REQUEST
+) -> AcceptanceRecord:
+    """The record of some prompts."""
     return AcceptanceRecord(
         source=source,
         view=View.VERIFIER,
         weighting=Weighting.STEP,
-        total=of,
-        prompts=(prompt_acceptance(of),),
+        total=sum((one.counts for one in prompts), NO_STEPS),
+        prompts=tuple(prompts),
     )
 
 
-def stored(of: StepCounts, source: Source = Source.VLLM_REQUEST) -> StoredAcceptance:
-    """The record of one prompt, in the form for disk."""
-    found = stored_acceptance(acceptance(of, source))
+def stored(
+    of: StepCounts, source: Source = Source.VLLM_REQUEST, *, prompts: int = PROMPTS_MEASURED
+) -> StoredAcceptance:
+    """The record of some prompts that all did the same, in the form for disk."""
+    found = stored_acceptance(acceptance(of, source, prompts=prompts))
     assert found is not None
     return found
 
@@ -174,7 +191,7 @@ def measurement(
     values: Mapping[str, float], *, of: StepCounts | None = None, case: Case = CASE
 ) -> Measurement:
     """A valid measurement with the values and counts given."""
-    record = acceptance(of) if of else None
+    record = acceptance(of, prompts=PROMPTS_MEASURED) if of else None
     return Measurement(
         case=case,
         engine_version="0.32.0",

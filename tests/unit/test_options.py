@@ -26,7 +26,7 @@ def test_what_is_given_arrives_in_its_type(pytester: pytest.Pytester) -> None:
         *("--reason", "first run", "--specreg-launches", "5", "--specreg-ready-within-s", "1.5"),
         *("--specreg-matrix", "m", "--specreg-baselines", "b", "--specreg-runs", "r"),
         *("--specreg-engine-version", "0.31.0", "--specreg-engine-python", "p"),
-        "--specreg-resume",
+        *("--specreg-resume", "--specreg-inconclusive", "warn"),
     )
     assert options == Options(
         tier="gpu",
@@ -34,6 +34,7 @@ def test_what_is_given_arrives_in_its_type(pytester: pytest.Pytester) -> None:
         update_baselines=True,
         reason="first run",
         launches=5,
+        inconclusive="warn",
         matrix="m",
         baselines="b",
         runs="r",

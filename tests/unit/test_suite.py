@@ -1,22 +1,23 @@
 """The suite: what it hands out, remembers and refuses."""
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from specreg.datasets import Prompt
-from specreg.errors import DatasetError, ServerDiedError
-from specreg.expectation import record_measurements, settings_of
+from specreg.errors import ServerDiedError
+from specreg.expectation import Shelf, record_measurements, settings_in
+from specreg.history import history_path, load_history
 from specreg.journal import Begun, Journal, Key
 from specreg.matrix import Case, Tier
 from specreg.measurement import Measurement
 from specreg.metrics import METRICS
-from specreg.protocols import Form
 from specreg.server import Server
-from specreg.suite import Launch, Starting, Suite, check_form
+from specreg.suite import Launch, Starting, Suite
 from specreg.verdict import Outcome
 from tests.unit import builders
 
@@ -30,53 +31,36 @@ def suite(folder: Path, *, update_reason: str | None = None, launches: int = 1) 
     return Suite(
         root=builders.ROOT,
         tier=Tier(name="cpu", needs_gpus=0, cases=(builders.CASE,)),
-        environment=builders.ENVIRONMENT,
-        baselines=folder / "baselines",
+        shelf=Shelf(folder=folder / "baselines", environment=builders.ENVIRONMENT),
         launches=launches,
         update_reason=update_reason,
         engine_version=None,
         engine_python=None,
         ready_within_s=1.0,
         run_folder=folder,
+        history=folder / "history",
         journal=Journal(folder / "journal.jsonl"),
         earlier={},
         show=lambda _: None,
     )
 
 
-def not_again() -> Measurement:
-    """A second look where none is due."""
-    raise AssertionError
-
-
-def test_a_case_gets_the_prompts_it_asks_for(tmp_path: Path) -> None:
-    prompts = suite(tmp_path).prompts(builders.CASE)
-    assert len(prompts) == builders.CASE.prompts
-
-
-def test_a_case_that_asks_for_more_prompts_than_there_are_is_refused(tmp_path: Path) -> None:
-    greedy = dataclasses.replace(builders.CASE, prompts=41)
-    with pytest.raises(DatasetError) as error:
-        suite(tmp_path).prompts(greedy)
-    assert str(error.value) == (
-        f"dataset 'toy': has 40 prompts, '{greedy.id}' asks for 41; lower prompts in the matrix"
-    )
-
-
-def test_token_ids_are_no_chat() -> None:
-    ids = Prompt(id="random-0", category="random", token_ids=(5, 6))
-    completing = dataclasses.replace(builders.CASE, form=Form.COMPLETIONS)
-    check_form(completing, [ids])
-    check_form(builders.CASE, builders.PROMPTS)
-    with pytest.raises(DatasetError, match='set form = "completions" for'):
-        check_form(builders.CASE, [*builders.PROMPTS, ids])
+def measured(one: Suite, *launches: Measurement) -> Suite:
+    """The suite after it measured these launches."""
+    numbers = range(1, len(launches) + 1)
+    keys = [one.key(launch.case, number) for launch, number in zip(launches, numbers, strict=True)]
+    one.earlier = dict(zip(keys, launches, strict=True))
+    for launch, number in zip(launches, numbers, strict=True):
+        start = Starting(launch=dataclasses.replace(LAUNCH, number=number), start=unneeded)
+        one.measure(launch.case, start, None)
+    return one
 
 
 LAUNCH = Launch(spec=builders.SPEC, number=1)
 
 
 def test_the_same_server_beside_it_is_taken(tmp_path: Path) -> None:
-    beside = Starting(launch=LAUNCH, start=builders.server)
+    beside = Starting(launch=LAUNCH, start=unneeded)
     with suite(tmp_path).start(LAUNCH, beside=beside) as started:
         assert started is beside
     with suite(tmp_path).start(dataclasses.replace(LAUNCH, number=2), beside=beside) as started:
@@ -91,21 +75,33 @@ def test_a_server_that_nobody_asks_for_does_not_start(tmp_path: Path) -> None:
 
 def test_a_server_starts_when_it_is_first_asked_for_and_once() -> None:
     starts: list[Server] = []
-
-    def start() -> Server:
-        starts.append(builders.server())
-        return starts[-1]
-
-    starting = Starting(launch=LAUNCH, start=start)
+    starting = Starting(launch=LAUNCH, start=lambda: running(starts))
     assert starts == []
     assert [starting.server, starting.server] == starts * 2
     assert len(starts) == 1
 
 
+def test_a_server_that_was_stopped_starts_afresh() -> None:
+    starts: list[Server] = []
+    starting = Starting(launch=LAUNCH, start=lambda: running(starts))
+    starting.stop()
+    first = starting.server
+    starting.stop()
+    assert starting.server is not first
+    assert len(starts) == 2
+
+
+@contextlib.contextmanager
+def running(starts: list[Server]) -> Iterator[Server]:
+    """A server; it is added to those that were started."""
+    starts.append(builders.server())
+    yield starts[-1]
+
+
 def test_a_server_that_failed_to_start_is_not_tried_again() -> None:
     tries = iter([ServerDiedError("first"), ServerDiedError("second")])
 
-    def start() -> Server:
+    def start() -> contextlib.AbstractContextManager[Server]:
         raise next(tries)
 
     starting = Starting(launch=LAUNCH, start=start)
@@ -120,73 +116,55 @@ def test_a_server_that_failed_to_start_is_not_tried_again() -> None:
 def test_a_measurement_is_judged_unless_it_is_recorded(
     tmp_path: Path, reason: str | None, outcome: Outcome
 ) -> None:
-    one = suite(tmp_path, update_reason=reason)
-    verdict = one.judge(LENGTH, builders.measurement({LENGTH.name: 2.5}, of=COUNTS), not_again)
+    one = measured(suite(tmp_path, update_reason=reason), MEASURED)
+    verdict = one.judge(LENGTH, builders.CASE, 1)
+    assert verdict is not None
     assert (verdict.outcome, verdict.value) == (outcome, 2.5)
     assert one.verdicts == [verdict]
 
 
 def test_what_is_invalid_stays_so_while_it_is_recorded(tmp_path: Path) -> None:
-    one = suite(tmp_path, update_reason="first run")
     broken = dataclasses.replace(builders.measurement({}), invalid="SPEC_DISABLED: x")
-    assert one.judge(LENGTH, broken, not_again).outcome is Outcome.INVALID
-    assert one.judge(LENGTH, builders.measurement({}), not_again).outcome is Outcome.INVALID
+    for launch in (broken, builders.measurement({})):
+        one = measured(suite(tmp_path, update_reason="first run"), launch)
+        verdict = one.judge(LENGTH, builders.CASE, 1)
+        assert verdict is not None
+        assert verdict.outcome is Outcome.INVALID
 
 
 def test_a_file_that_cannot_be_read_does_not_hinder_its_replacement_being_measured(
     tmp_path: Path,
 ) -> None:
-    one = suite(tmp_path, update_reason="again")
-    path = one.baselines / builders.ENVIRONMENT.name / f"{builders.CASE.id}.json"
+    one = measured(suite(tmp_path, update_reason="again"), MEASURED)
+    path = one.shelf.path(builders.CASE.id)
     path.parent.mkdir(parents=True)
     path.write_text("{")
-    verdict = one.judge(LENGTH, builders.measurement({LENGTH.name: 2.5}, of=COUNTS), not_again)
+    verdict = one.judge(LENGTH, builders.CASE, 1)
+    assert verdict is not None
     assert verdict.outcome is Outcome.MEASURED
 
 
-def recorded_suite(folder: Path, *tokens_per_s: float) -> Suite:
-    """A suite with a baseline of launches of so many tokens per second."""
-    one = suite(folder)
-    measurements = [
+def test_a_speed_waits_for_all_launches_and_acceptance_does_not(tmp_path: Path) -> None:
+    launches = [
         builders.measurement({LENGTH.name: 2.5, SPEED.name: value}, of=COUNTS)
-        for value in tokens_per_s
+        for value in (100.0, 100.0)
     ]
-    settings = settings_of(measurements[0], one.prompts(builders.CASE))
     record_measurements(
-        one.baselines, measurements, settings, builders.ENVIRONMENT, reason="first run"
+        launches, settings_in(builders.ROOT, builders.CASE), suite(tmp_path).shelf, reason="first"
     )
-    return one
-
-
-@pytest.mark.parametrize(
-    ("second", "outcome", "words"),
-    [
-        pytest.param(99.0, Outcome.PASS, "which a second didn't confirm", id="worse-once"),
-        pytest.param(80.0, Outcome.REGRESSED, "seen twice, a first look had 70", id="twice"),
-    ],
-)
-def test_a_speed_is_called_worse_when_it_is_worse_twice(
-    tmp_path: Path, second: float, outcome: Outcome, words: str
-) -> None:
-    one = recorded_suite(tmp_path, 100.0, 101.0)
-    first = builders.measurement({SPEED.name: 70.0}, of=COUNTS)
-    verdict = one.judge(SPEED, first, lambda: builders.measurement({SPEED.name: second}, of=COUNTS))
-    assert (verdict.outcome, verdict.value) == (outcome, second)
-    assert words in verdict.reason
-    assert one.verdicts == [verdict]
-
-
-def test_a_speed_that_holds_is_not_measured_again(tmp_path: Path) -> None:
-    one = recorded_suite(tmp_path, 100.0, 101.0)
-    held = builders.measurement({SPEED.name: 99.0}, of=COUNTS)
-    assert one.judge(SPEED, held, not_again).outcome is Outcome.PASS
-
-
-def test_a_worse_acceptance_needs_no_second_look(tmp_path: Path) -> None:
-    one = recorded_suite(tmp_path, 100.0, 101.0)
-    counts = builders.counts(14, 0, 3, 3)
-    worse = builders.measurement({LENGTH.name: 1.75}, of=counts)
-    assert one.judge(LENGTH, worse, not_again).outcome is Outcome.REGRESSED
+    one = measured(suite(tmp_path, launches=2), *launches)
+    outcomes = [
+        (verdict.outcome, verdict.launches)
+        for launch in (1, 2)
+        for metric in (LENGTH, SPEED)
+        if (verdict := one.judge(metric, builders.CASE, launch))
+    ]
+    assert outcomes == [
+        (Outcome.PASS, 1),
+        (Outcome.MEASURED, 1),
+        (Outcome.PASS, 1),
+        (Outcome.PASS, 2),
+    ]
 
 
 def test_a_failure_is_a_row_of_the_table(tmp_path: Path) -> None:
@@ -198,60 +176,77 @@ def test_a_failure_is_a_row_of_the_table(tmp_path: Path) -> None:
 
 
 def test_a_case_of_which_a_launch_is_missing_is_not_recorded(tmp_path: Path) -> None:
-    one = suite(tmp_path, update_reason="first run", launches=3)
-    one.measurements.append(builders.measurement({LENGTH.name: 2.5}, of=COUNTS))
+    one = measured(suite(tmp_path, update_reason="first run", launches=3), MEASURED)
     recorded, complaints = one.record()
     assert recorded == ()
     (complaint,) = complaints
     assert "not written, 1 of 3 launches were measured" in complaint
     assert complaint.endswith(f"select the whole case: -k {builders.CASE.id}-")
-    assert not one.baselines.exists()
+    assert not one.shelf.folder.exists()
 
 
 def test_a_case_with_lists_among_its_settings_is_recorded_too(tmp_path: Path) -> None:
     case = dataclasses.replace(builders.CASE, chat_template_args=(("tools", ["a"]),))
-    one = suite(tmp_path, update_reason="first run")
-    one.measurements.append(builders.measurement({LENGTH.name: 2.5}, of=COUNTS, case=case))
+    launch = builders.measurement({LENGTH.name: 2.5}, of=COUNTS, case=case)
+    one = measured(suite(tmp_path, update_reason="first run"), launch)
     (written,), refused = one.record()
     assert written.new.case.chat_template_args == (("tools", ["a"]),)
     assert refused == ()
 
 
+def test_what_a_run_did_is_history_and_only_if_it_judged(tmp_path: Path) -> None:
+    one = measured(suite(tmp_path), MEASURED)
+    one.judge(LENGTH, builders.CASE, 1)
+    one.record_history()
+    path = history_path(tmp_path / "history", builders.ENVIRONMENT.name)
+    (lived,) = load_history(path, builders.CASE.id)
+    assert lived.outcomes == {LENGTH.name: "NO_BASELINE"}
+    assert lived.values == {LENGTH.name: 2.5}
+    assert lived.engine_version == "0.32.0"
+    recording = measured(suite(tmp_path, update_reason="again"), MEASURED)
+    recording.judge(LENGTH, builders.CASE, 1)
+    recording.record_history()
+    assert len(load_history(path, builders.CASE.id)) == 1
+
+
 MEASURED = builders.measurement({LENGTH.name: 2.5}, of=COUNTS)
 
 
-def unneeded() -> Server:
+def unneeded() -> contextlib.AbstractContextManager[Server]:
     """A server that nobody should start."""
     raise AssertionError
 
 
 def dead(number: int = 1) -> Starting:
     """A server that is gone as soon as it is measured."""
-    return Starting(launch=dataclasses.replace(LAUNCH, number=number), start=builders.server)
+    launch = dataclasses.replace(LAUNCH, number=number)
+    return Starting(launch=launch, start=lambda: running([]))
 
 
-def begun_key(one: Suite, case: Case = builders.CASE, *, launch: int = 1, look: int = 1) -> Key:
+def begun_key(one: Suite, case: Case = builders.CASE, *, launch: int = 1) -> Key:
     """Measures in vain: the key that the journal has of it."""
     with pytest.raises(ServerDiedError):
-        one.measure(case, dead(launch), None, look=look)
+        one.measure(case, dead(launch), None)
     one.journal.close()
     return msgspec.json.decode(one.journal.path.read_bytes().splitlines()[-1], type=Begun).key
 
 
 def resumed(one: Suite, *keys: Key) -> Suite:
     """The suite after it was cut off with these measurements complete."""
-    return dataclasses.replace(one, earlier=dict.fromkeys(keys, MEASURED), taken_over=[])
+    return dataclasses.replace(
+        one, earlier=dict.fromkeys(keys, MEASURED), taken_over=[], _measured={}
+    )
 
 
 def test_what_an_earlier_run_measured_is_taken_over_without_a_server(tmp_path: Path) -> None:
     cut_off = suite(tmp_path)
-    one = resumed(cut_off, begun_key(cut_off), begun_key(cut_off, launch=2, look=2))
+    one = resumed(cut_off, begun_key(cut_off), begun_key(cut_off, launch=2))
     first = Starting(launch=LAUNCH, start=unneeded)
     second = Starting(launch=dataclasses.replace(LAUNCH, number=2), start=unneeded)
     assert one.measure(builders.CASE, first, first) is MEASURED
-    assert one.measure(builders.CASE, second, None, look=2) is MEASURED
-    assert one.measurements == [MEASURED, MEASURED]
-    names = [builders.CASE.id, f"{builders.CASE.id}-launch2-look2"]
+    assert one.measure(builders.CASE, second, None) is MEASURED
+    assert one.measurements == (MEASURED, MEASURED)
+    names = [builders.CASE.id, f"{builders.CASE.id}-launch2"]
     assert one.taken_over == names
     figures = {path.stem for path in (tmp_path / "figures").iterdir()}
     assert figures == set(names)
@@ -260,7 +255,8 @@ def test_what_an_earlier_run_measured_is_taken_over_without_a_server(tmp_path: P
 @pytest.mark.parametrize(
     "changes",
     [
-        {"environment": builders.OTHER_ENVIRONMENT},
+        {"shelf": Shelf(folder=Path("baselines"), environment=builders.OTHER_ENVIRONMENT)},
+        {"asked": {builders.CASE.id: {LENGTH.name}}},
         {"engine_version": "0.31.0"},
         {"engine_python": "/some/bin/python"},
     ],
@@ -276,19 +272,18 @@ def test_what_was_measured_in_other_circumstances_is_measured_again(
 
 
 @pytest.mark.parametrize(
-    ("case", "launch", "look"),
+    ("case", "launch"),
     [
-        pytest.param(dataclasses.replace(builders.CASE, rounds=1), 1, 1, id="case"),
-        pytest.param(builders.CASE, 2, 1, id="launch"),
-        pytest.param(builders.CASE, 1, 2, id="look"),
+        pytest.param(dataclasses.replace(builders.CASE, rounds=1), 1, id="case"),
+        pytest.param(builders.CASE, 2, id="launch"),
     ],
 )
 def test_what_was_measured_of_something_else_is_measured_again(
-    tmp_path: Path, case: Case, launch: int, look: int
+    tmp_path: Path, case: Case, launch: int
 ) -> None:
     one = suite(tmp_path)
     other = resumed(one, begun_key(one))
-    assert begun_key(other, case, launch=launch, look=look) not in other.earlier
+    assert begun_key(other, case, launch=launch) not in other.earlier
 
 
 def rooted(folder: Path, *, prompts: str = "", weights: bytes = b"weights") -> Suite:

@@ -37,16 +37,18 @@ def test_a_case_stands_above_its_metrics_and_what_is_unknown_is_a_dash() -> None
         value=9.876543,
         expected=10.0,
         change_frac=0.0123,
+        low_frac=-0.0251,
+        high_frac=0.0494,
         tolerance_frac=0.05,
     )
     verdicts = [held, verdict(Outcome.INVALID), verdict(Outcome.PASS, case_id="other")]
     rows = [line.split() for line in render_verdicts(verdicts, width=100, color=False).split("\n")]
     assert rows[1:] == [
         ["case"],
-        ["tpot_p50_ms", "9.877", "10", "+1.2%", "5.0%", "PASS"],
-        ["m", "–", "–", "–", "–", "INVALID"],
+        ["tpot_p50_ms", "9.877", "10", "+1.2%", "-2.5..+4.9%", "5.0%", "PASS"],
+        ["m", "–", "–", "–", "–", "–", "INVALID"],
         ["other"],
-        ["m", "–", "–", "–", "–", "PASS"],
+        ["m", "–", "–", "–", "–", "–", "PASS"],
     ]
 
 
@@ -68,8 +70,23 @@ def test_what_was_judged_against_another_machine_names_it_once() -> None:
 
 
 def test_there_is_nothing_to_note_of_what_was_judged_here() -> None:
-    verdicts = [verdict(Outcome.REGRESSED, against=HERE), verdict(Outcome.NO_BASELINE, reason="x")]
-    assert render_notes(verdicts, HERE) == ""
+    never = verdict(Outcome.NO_BASELINE, reason="nothing recorded; record one with x")
+    assert render_notes([verdict(Outcome.REGRESSED, against=HERE), never], HERE) == ""
+
+
+def test_a_baseline_that_cannot_be_read_is_said_and_so_is_what_nobody_can_tell() -> None:
+    verdicts = [
+        verdict(Outcome.NO_BASELINE, reason="baseline 'x.json': not JSON at line 1"),
+        verdict(Outcome.INCONCLUSIVE, reason="this case sees 9 %"),
+    ]
+    assert render_notes(verdicts, HERE) == (
+        "case: baseline 'x.json': not JSON at line 1\ncase: this case sees 9 %"
+    )
+
+
+def test_what_nobody_can_tell_takes_more_launches() -> None:
+    shown = render_next([verdict(Outcome.INCONCLUSIVE)], {"case"})
+    assert shown.endswith("pytest -k case- --specreg-launches=3")
 
 
 @pytest.mark.parametrize("outcome", [Outcome.PASS, Outcome.IMPROVED, Outcome.MEASURED])
@@ -94,5 +111,5 @@ def test_a_recorded_change_is_positive_when_better() -> None:
     )
     lines = render_recorded([record], width=100, color=False).splitlines()
     (row,) = (line.split() for line in lines if "tpot_p50_ms" in line)
-    assert row == ["tpot_p50_ms", "10", "9", "+10.0%", "0.0%", "2"]
+    assert row == ["tpot_p50_ms", "10", "9", "+10.0%", "+10.0..+10.0%", "0.0%", "2"]
     assert not [line for line in lines if "speedup_ratio" in line]

@@ -1,0 +1,128 @@
+"""Looking a second time: what looked worse and what a fresh launch says in, what stands out.
+
+A night judges hundreds of figures; what looks worse in one of them must do so twice, and more
+clearly the more of them did. What most cases do alike is the machine's doing, not theirs.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+from specreg.comparison import Comparison
+from specreg.metrics import METRICS, Family
+from specreg.sequential import LEVEL, Look
+from specreg.verdict import Outcome, Verdict, log_to_frac, own_tolerance_frac
+
+_FEWEST_CASES = 4
+"""With fewer there is no telling what most of them do."""
+
+
+def confirm(first: Verdict, second: Verdict) -> Verdict:
+    """What a fresh launch makes of a figure that looked worse in the first.
+
+    A speed is what the fresh launch says: something else on a machine slows one now and then. It
+    changes no acceptance; launches that disagree on that are INCONCLUSIVE.
+    """
+    looked = f"a first launch had {first.value:.4g}"
+    if second.outcome is Outcome.REGRESSED:
+        words = (second.reason, f"seen on two launches, {looked}")
+    else:
+        words = (second.reason, f"{looked}, which a fresh one didn't confirm")
+    if second.holds and not METRICS[first.metric].by_launch:
+        second = dataclasses.replace(second, outcome=Outcome.INCONCLUSIVE)
+    return dataclasses.replace(second, reason="; ".join(filter(None, words)))
+
+
+def hold_together(confirmed: Sequence[Verdict], looked_worse: int) -> tuple[Verdict, ...]:
+    """Holm's correction: among many that looked worse, chance confirms one now and then.
+
+    The k-th smallest p of the second launch must not exceed LEVEL / (m - k + 1), with k from 1, and
+    neither must those before it (Holm 1979). What doesn't keep that is INCONCLUSIVE.
+
+    Args:
+        confirmed: the verdicts of the fresh launches.
+        looked_worse: m, how many were looked at a second time.
+    """
+    order = sorted(
+        (verdict for verdict in confirmed if verdict.outcome is Outcome.REGRESSED),
+        key=lambda verdict: verdict.p_worse or 0.0,
+    )
+    refused: set[tuple[str, str]] = set()
+    for rank, verdict in enumerate(order):
+        if (verdict.p_worse or 0.0) > LEVEL / (looked_worse - rank):
+            refused = {(one.case_id, one.metric) for one in order[rank:]}
+            break
+    reason = (
+        f"worse on two launches, but {looked_worse} figures looked worse, and among so many chance"
+        " confirms one; run it again"
+    )
+    return tuple(
+        dataclasses.replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=reason)
+        if (verdict.case_id, verdict.metric) in refused
+        else verdict
+        for verdict in confirmed
+    )
+
+
+def blame_machine(
+    verdicts: Iterable[Verdict], comparisons: Mapping[str, Comparison]
+) -> tuple[Verdict, ...]:
+    """Speeds that regressed together with what they have nothing to do with are INVALID.
+
+    That is the server without speculation that ran beside the case, or most of the cases. An
+    engine that became slower as a whole looks the same; the speedup and a run of the old engine in
+    the same hour tell.
+
+    Args:
+        verdicts: of the whole run.
+        comparisons: by case, its last launch.
+    """
+    verdicts = tuple(verdicts)
+    alike = _moved_alike(verdicts)
+    return tuple(
+        verdict
+        if verdict.outcome is not Outcome.REGRESSED or not _of_machine(verdict)
+        else _blamed(verdict, alike.get(verdict.metric, ""), comparisons.get(verdict.case_id))
+        for verdict in verdicts
+    )
+
+
+def _of_machine(verdict: Verdict) -> bool:
+    """Whether a slow machine would show in it: the speedup has its control in the same minute."""
+    metric = METRICS[verdict.metric]
+    return metric.by_launch and metric.family is not Family.SPEEDUP
+
+
+def _moved_alike(verdicts: Sequence[Verdict]) -> Mapping[str, str]:
+    """By metric, in words, that most cases became worse; only for those where they did."""
+    found = {}
+    for name in dict.fromkeys(v.metric for v in verdicts if _of_machine(v)):
+        judged = [v for v in verdicts if v.metric == name and v.change_frac is not None]
+        worse = [v for v in judged if v.outcome is Outcome.REGRESSED]
+        if len(judged) >= _FEWEST_CASES and len(worse) > len(judged) / 2:
+            found[name] = f"{len(worse)} of {len(judged)} cases became worse alike"
+    return found
+
+
+def _blamed(verdict: Verdict, alike: str, comparison: Comparison | None) -> Verdict:
+    why = alike or (_control_moved(verdict, comparison) if comparison else "")
+    if not why:
+        return verdict
+    reason = (
+        f"MACHINE_MOVED: {why}, so it isn't this case's doing; quieten the machine and run again,"
+        " or compare two engines side by side"
+    )
+    return dataclasses.replace(verdict, outcome=Outcome.INVALID, reason=reason)
+
+
+def _control_moved(verdict: Verdict, comparison: Comparison) -> str:
+    """In words, that the server beside it became worse than tolerated too; empty if it didn't."""
+    metric = METRICS[verdict.metric]
+    change = comparison.control_change(metric)
+    if change is None:
+        return ""
+    tolerance = own_tolerance_frac(metric, comparison.measurement.case)
+    moved = log_to_frac(metric, change.estimate_frac)
+    proven = change.bounds(Look.LAUNCH.value)[1] < 0
+    if not proven or moved >= -tolerance:
+        return ""
+    return f"the server without speculation beside it became {-moved:.1%} worse too"

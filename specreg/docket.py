@@ -1,0 +1,164 @@
+"""The docket of one run: measured launches in, verdicts out, at once or after a second look."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from specreg.comparison import Comparison, Known, compare
+from specreg.confirming import blame_machine, confirm, hold_together
+from specreg.errors import BaselineError
+from specreg.matrix import Case
+from specreg.measurement import Measurement
+from specreg.metrics import Metric
+from specreg.sequential import MORE_LAUNCHES, Look
+from specreg.verdict import Outcome, Verdict, judge, judge_at_looks
+
+Place = tuple[str, str, int]
+"""A case's id, a metric's name and the launch it is judged with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Postponed:
+    """A figure that is looked at once more, on a fresh launch at the end of the run.
+
+    Attributes:
+        metric: which.
+        launches: what was measured so far; `further`: how many of them since the first look.
+        first: what the first look said; `row`: its place among the verdicts.
+    """
+
+    metric: Metric
+    launches: tuple[Measurement, ...]
+    first: Verdict
+    row: int
+    further: int = 0
+
+    @property
+    def case(self) -> Case:
+        """Of which case."""
+        return self.launches[-1].case
+
+
+@dataclass(slots=True, kw_only=True)
+class Docket:
+    """What a run judges.
+
+    Attributes:
+        known_of: what the baselines know of a case; raises BaselineError.
+        measure_afresh: measures cases on the how-manieth launch more, from 1; by case's id, what
+            came of it or why nothing did.
+        inconclusive_holds: whether a test passes where there is no telling.
+        verdicts: so far, in the order of the run; one that is postponed is among them as it
+            looked at first.
+    """
+
+    known_of: Callable[[Case], Known]
+    measure_afresh: Callable[[Sequence[Case], int], Mapping[str, Measurement | str]]
+    inconclusive_holds: bool = False
+    verdicts: list[Verdict] = field(default_factory=list)
+    _postponed: dict[Place, Postponed] = field(default_factory=dict)
+    _last: Comparison | None = None
+    _settled: bool = False
+
+    def note(self, verdict: Verdict) -> None:
+        """Takes a verdict that needs no comparison."""
+        self.verdicts.append(verdict)
+
+    def judge(self, metric: Metric, launches: Sequence[Measurement]) -> Verdict | None:
+        """Judges a metric of a case's launches.
+
+        What looks worse, and a speed that these launches can't tell, is looked at again on a fresh
+        launch at the end of the run: there is no verdict then, and one when asked a second time.
+
+        Args:
+            metric: what to judge.
+            launches: of one case; acceptance is judged by the last, a speed by all.
+        """
+        place = (launches[-1].case.id, metric.name, len(launches))
+        if place in self._postponed:
+            self._settle()
+            return self.verdicts[self._postponed[place].row]
+        verdict = self._look(metric, launches, Look.LAUNCH)
+        self.verdicts.append(verdict)
+        if verdict.outcome is not Outcome.REGRESSED and not _undecided(metric, verdict):
+            return verdict
+        self._postponed[place] = Postponed(
+            metric=metric, launches=tuple(launches), first=verdict, row=len(self.verdicts) - 1
+        )
+        return None
+
+    def _look(self, metric: Metric, launches: Sequence[Measurement], look: Look) -> Verdict:
+        """One look; that of acceptance is the one that its measurement had."""
+        try:
+            comparison = self._compare(launches)
+        except BaselineError as error:
+            last = launches[-1]
+            return Verdict(
+                case_id=last.case.id,
+                metric=metric.name,
+                outcome=Outcome.INVALID if last.invalid else Outcome.NO_BASELINE,
+                reason=last.invalid or str(error),
+                value=last.values.get(metric.name),
+            )
+        verdict = (
+            judge(metric, comparison, look)
+            if metric.by_launch
+            else judge_at_looks(metric, comparison)
+        )
+        return dataclasses.replace(verdict, softened=self.inconclusive_holds)
+
+    def _compare(self, launches: Sequence[Measurement]) -> Comparison:
+        """The comparison, kept until another is asked for: a case's metrics come in a row."""
+        if self._last is None or self._last.launches != tuple(launches):
+            self._last = compare(launches, self.known_of(launches[-1].case))
+        return self._last
+
+    def _settle(self) -> None:
+        """Looks at what was postponed on fresh launches, then at all verdicts together."""
+        if self._settled:
+            return
+        self._settled = True
+        postponed = tuple(self._postponed.values())
+        settled: dict[Place, Verdict] = {}
+        waiting = dict(self._postponed)
+        for further in range(1, MORE_LAUNCHES + 1):
+            cases = list(dict.fromkeys(one.case for one in waiting.values()))
+            fresh = self.measure_afresh(cases, further) if cases else {}
+            for place, one in tuple(waiting.items()):
+                settled[place], waiting[place] = self._again(one, fresh[one.case.id])
+                if not _undecided(one.metric, settled[place]):
+                    del waiting[place]
+        looked_again = len(postponed)
+        held = hold_together(tuple(settled.values()), looked_again)
+        for place, verdict in zip(settled, held, strict=True):
+            self.verdicts[self._postponed[place].row] = dataclasses.replace(
+                verdict, softened=self.inconclusive_holds
+            )
+        self.verdicts[:] = blame_machine(self.verdicts, self._compared(postponed))
+
+    def _again(self, postponed: Postponed, fresh: Measurement | str) -> tuple[Verdict, Postponed]:
+        """What a fresh launch says: it must repeat a loss, or help decide what was undecided."""
+        first, metric = postponed.first, postponed.metric
+        if isinstance(fresh, str):
+            reason = f"{first.outcome} at a first look, and no second: {fresh}"
+            return dataclasses.replace(first, outcome=Outcome.INVALID, reason=reason), postponed
+        if fresh.invalid is not None:
+            return self._look(metric, (fresh,), Look.LAUNCH), postponed
+        together = dataclasses.replace(
+            postponed, launches=(*postponed.launches, fresh), further=postponed.further + 1
+        )
+        if first.outcome is Outcome.REGRESSED and not postponed.further:
+            return confirm(first, self._look(metric, (fresh,), Look.LAUNCH)), together
+        return self._look(metric, together.launches, Look.FURTHER_LAUNCH), together
+
+    def _compared(self, postponed: Sequence[Postponed]) -> Mapping[str, Comparison]:
+        return {
+            one.case.id: compare(one.launches, self.known_of(one.case))
+            for one in postponed
+            if one.metric.by_launch
+        }
+
+
+def _undecided(metric: Metric, verdict: Verdict) -> bool:
+    """Whether another launch may decide it; one of acceptance has had its extension."""
+    return metric.by_launch and verdict.outcome is Outcome.INCONCLUSIVE

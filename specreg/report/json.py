@@ -1,0 +1,78 @@
+"""`verdict.json`: what a run decided, for programs; nox folds pytest's own status into 1."""
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from specreg.verdict import Outcome, Verdict
+
+SCHEMA_VERSION = 1
+
+REGRESSED_STATUS = 1
+UNDECIDED_STATUS = 10
+NO_BASELINE_STATUS = 11
+
+
+class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """The file.
+
+    Attributes:
+        schema_version: of this form.
+        run: its folder's name; tier: what was run; environment: on what.
+        complete: whether the whole tier was judged, and nothing cut it short.
+        exit_status: of the run.
+        outcomes: how many verdicts of each; verdicts: in the order of the run.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    run: str
+    tier: str
+    environment: str
+    complete: bool
+    exit_status: int
+    outcomes: dict[str, int]
+    verdicts: tuple[Verdict, ...]
+
+
+def exit_status(verdicts: Sequence[Verdict]) -> int:
+    """What verdicts that failed say in a number.
+
+    1: something REGRESSED. 10: nothing did, but something is INVALID or INCONCLUSIVE. 11: only
+    baselines are missing or unreadable. 0: all hold.
+    """
+    failed = {verdict.outcome for verdict in verdicts if verdict.fails}
+    if Outcome.REGRESSED in failed:
+        return REGRESSED_STATUS
+    if failed & {Outcome.INVALID, Outcome.INCONCLUSIVE}:
+        return UNDECIDED_STATUS
+    return NO_BASELINE_STATUS if Outcome.NO_BASELINE in failed else 0
+
+
+def count_outcomes(verdicts: Sequence[Verdict]) -> dict[str, int]:
+    """How many verdicts there are of each outcome, in the order of the outcomes."""
+    counted = Counter(verdict.outcome for verdict in verdicts)
+    return {str(outcome): counted[outcome] for outcome in Outcome if counted[outcome]}
+
+
+def record_verdict(path: Path, verdict: RunVerdict) -> None:
+    """Writes the file. A disk that refuses loses it, and no verdict."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(verdict), indent=1) + b"\n")
+
+
+def load_verdict(path: Path) -> RunVerdict | None:
+    """The file that was written, None where there is none that can be read."""
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        return msgspec.json.decode(path.read_bytes(), type=RunVerdict)
+    return None
+
+
+def properties(verdict: Verdict) -> Iterator[tuple[str, str]]:
+    """What a verdict says, as names and texts of JUnit properties; what is absent isn't there."""
+    for name, value in msgspec.to_builtins(verdict).items():
+        if value not in (None, ""):
+            yield f"specreg.{name}", str(value)

@@ -1,0 +1,388 @@
+"""The docket: final at once, or after a second look at the end of the run."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import pytest
+
+from specreg.acceptance.record import StepCounts
+from specreg.comparison import Known
+from specreg.docket import Docket
+from specreg.errors import BaselineError
+from specreg.intervals import Spread, t_quantile
+from specreg.matrix import Case
+from specreg.measurement import Measurement
+from specreg.metrics import METRICS, Metric, Replay
+from specreg.sequential import Look
+from specreg.verdict import Outcome, Verdict
+from tests.unit import builders
+
+SPEED = METRICS["throughput_tokens_per_s"]
+TIME = METRICS["tpot_p50_ms"]
+LENGTH = METRICS["acceptance_length_tokens"]
+USUAL = {SPEED.name: 100.0, TIME.name: 10.0}
+GOOD, BAD = builders.counts(2, 2, 2, 4), builders.counts(5, 3, 1, 1)
+CASES = tuple(builders.with_concurrency(number) for number in range(1, 6))
+ONE, TWO = CASES[:2]
+
+Fresh = Mapping[Case, Sequence[Measurement | str]]
+"""By case, what comes of each launch more."""
+
+
+def launch(
+    case: Case = ONE, *, speed: float = 100.0, time_ms: float = 10.0, of: StepCounts = GOOD
+) -> Measurement:
+    """A launch that does as usual but for what is said."""
+    length = 1 + of.accepted / of.steps
+    values = {SPEED.name: speed, TIME.name: time_ms, LENGTH.name: length}
+    return builders.measurement(values, of=of, case=case)
+
+
+def known(within_frac: float = 0.001, *, control: bool = False) -> Known:
+    """A baseline of three usual launches, on a machine whose launches differ by so much."""
+    spread = Spread(within_frac=within_frac, between_frac=0.0, freedom=20)
+    return Known(
+        environment=builders.ENVIRONMENT,
+        settings=builders.SETTINGS,
+        exact=builders.baseline(USUAL, USUAL, USUAL, of=GOOD),
+        control=builders.baseline({SPEED.name: 100.0}) if control else None,
+        spreads={SPEED.name: spread, TIME.name: spread},
+    )
+
+
+class Run:
+    """A docket, and what it asked to be measured afresh."""
+
+    def __init__(
+        self, fresh: Fresh | None = None, of: Known | None = None, *, softened: bool = False
+    ) -> None:
+        self.asked: list[tuple[list[Case], int]] = []
+        self.fresh = fresh or {}
+        of = of or known()
+        self.docket = Docket(
+            known_of=lambda _: of, measure_afresh=self.measure, inconclusive_holds=softened
+        )
+
+    def measure(self, cases: Sequence[Case], further: int) -> Mapping[str, Measurement | str]:
+        """Hands out what is prepared, and no launch more than that."""
+        self.asked.append((list(cases), further))
+        return {case.id: self.fresh[case][further - 1] for case in cases}
+
+    def judge_twice(self, metric: Metric, *launches: Measurement) -> Verdict:
+        """The verdict on what has none at once."""
+        assert self.docket.judge(metric, launches) is None
+        found = self.docket.judge(metric, launches)
+        assert found is not None
+        return found
+
+
+@pytest.mark.parametrize(
+    ("metric", "measured", "outcome"),
+    [
+        pytest.param(SPEED, launch(), Outcome.PASS, id="as-usual"),
+        pytest.param(SPEED, launch(speed=120.0), Outcome.IMPROVED, id="faster"),
+        pytest.param(LENGTH, launch(), Outcome.PASS, id="accepts-as-usual"),
+        pytest.param(LENGTH, dataclasses.replace(launch(), values={}), Outcome.INVALID, id="none"),
+    ],
+)
+def test_what_is_no_loss_is_final_at_once(
+    metric: Metric, measured: Measurement, outcome: Outcome
+) -> None:
+    run = Run()
+    verdict = run.docket.judge(metric, [measured])
+    assert verdict is not None
+    assert verdict.outcome is outcome
+    assert run.docket.verdicts == [verdict]
+    assert run.asked == []
+
+
+def test_acceptance_that_nobody_can_tell_has_had_its_second_look() -> None:
+    """The extension came within its own launch; the same greedy prompts would add nothing."""
+    four = dataclasses.replace(
+        launch(), replay=Replay(rounds=(), control_rounds=(), acceptance=builders.acceptance(BAD))
+    )
+    verdict = Run().docket.judge(LENGTH, [four])
+    assert verdict is not None
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+
+
+@pytest.mark.parametrize(
+    ("metric", "worse"),
+    [
+        pytest.param(SPEED, launch(speed=80.0), id="slower"),
+        pytest.param(TIME, launch(time_ms=12.0), id="longer"),
+        pytest.param(LENGTH, launch(of=BAD), id="accepts-less"),
+    ],
+)
+def test_a_loss_is_one_when_a_fresh_launch_repeats_it(metric: Metric, worse: Measurement) -> None:
+    run = Run({ONE: [worse]})
+    verdict = run.judge_twice(metric, worse)
+    assert verdict.outcome is Outcome.REGRESSED
+    assert f"seen on two launches, a first launch had {worse.values[metric.name]:.4g}" in (
+        verdict.reason
+    )
+    assert run.docket.verdicts == [verdict]
+
+
+@pytest.mark.parametrize(
+    ("fresh", "outcome"),
+    [
+        pytest.param(launch(), Outcome.PASS, id="as-usual"),
+        pytest.param(launch(speed=130.0), Outcome.IMPROVED, id="faster"),
+    ],
+)
+def test_a_loss_that_a_fresh_launch_does_not_repeat_is_what_that_says(
+    fresh: Measurement, outcome: Outcome
+) -> None:
+    """By the fresh launch alone: with the first one it would be worse still."""
+    verdict = Run({ONE: [fresh]}).judge_twice(SPEED, launch(speed=70.0))
+    assert (verdict.outcome, verdict.launches) == (outcome, 1)
+    assert verdict.value == pytest.approx(fresh.values[SPEED.name])
+    assert verdict.reason.endswith("a first launch had 70, which a fresh one didn't confirm")
+
+
+def test_acceptance_that_a_fresh_launch_does_not_repeat_is_not_told() -> None:
+    """Nothing else on the machine changes what is accepted, so it isn't green; nor once more."""
+    run = Run({ONE: [launch()]})
+    verdict = run.judge_twice(LENGTH, launch(of=BAD))
+    assert (verdict.outcome, verdict.fails) == (Outcome.INCONCLUSIVE, True)
+    assert verdict.value == pytest.approx(2.8)
+    assert verdict.reason == "a first launch had 1.8, which a fresh one didn't confirm"
+    assert run.asked == [([ONE], 1)]
+
+
+def test_all_that_looked_worse_is_measured_afresh_once_and_each_case_once() -> None:
+    worse = {case: launch(case, speed=80.0, time_ms=12.0, of=BAD) for case in (ONE, TWO)}
+    run = Run({ONE: [launch(ONE, speed=80.0, time_ms=12.0)], TWO: [launch(TWO)]})
+    judged = [(metric, case) for case in (ONE, TWO) for metric in (SPEED, TIME, LENGTH)]
+    for metric, case in judged:
+        assert run.docket.judge(metric, [worse[case]]) is None
+    assert run.asked == []
+    found = [run.docket.judge(metric, [worse[case]]) for metric, case in judged]
+    assert run.asked == [([ONE, TWO], 1)]
+    regressed, passed, disagrees = Outcome.REGRESSED, Outcome.PASS, Outcome.INCONCLUSIVE
+    assert [one and one.outcome for one in found] == [
+        *(regressed, regressed, disagrees),
+        *(passed, passed, disagrees),
+    ]
+    assert run.docket.verdicts == found
+
+
+def test_verdicts_keep_the_order_of_the_run() -> None:
+    run = Run({TWO: [launch(TWO)]})
+    noted = Verdict(case_id="case", metric=TIME.name, outcome=Outcome.MEASURED)
+    run.docket.note(noted)
+    first = run.docket.judge(SPEED, [launch()])
+    run.docket.judge(SPEED, [launch(TWO, speed=80.0)])
+    looked = [one.outcome for one in run.docket.verdicts]
+    assert looked == [Outcome.MEASURED, Outcome.PASS, Outcome.REGRESSED]
+    last = run.docket.judge(TIME, [launch()])
+    settled = run.docket.judge(SPEED, [launch(TWO, speed=80.0)])
+    assert run.docket.verdicts == [noted, first, settled, last]
+    assert settled is not None
+    assert settled.outcome is Outcome.PASS
+
+
+def test_a_speed_that_nobody_can_tell_is_pooled_with_a_fresh_launch() -> None:
+    """4 % less where launches differ by 1 %: nobody can tell. With 102 beside it, it holds."""
+    run = Run({ONE: [launch(speed=102.0)]}, known(0.01))
+    verdict = run.judge_twice(SPEED, launch(speed=96.0))
+    assert run.asked == [([ONE], 1)]
+    assert (verdict.outcome, verdict.launches) == (Outcome.PASS, 2)
+    assert verdict.value == pytest.approx((96 * 102) ** 0.5)
+
+
+def test_a_first_look_has_the_greatest_share_of_the_level() -> None:
+    """At that of a further launch this would be undecided."""
+    verdict = Run(of=known(0.01)).docket.judge(SPEED, [launch(speed=98.45)])
+    estimate, error = math.log(0.9845), 0.01 * math.sqrt(1 + 1 / 3)
+    first, further = (
+        math.expm1(estimate - t_quantile(look.value, 20) * error)
+        for look in (Look.LAUNCH, Look.FURTHER_LAUNCH)
+    )
+    assert verdict is not None
+    assert verdict.outcome is Outcome.PASS
+    assert verdict.low_frac == pytest.approx(first)
+    assert further < -0.05 < first
+
+
+def test_a_case_with_one_launch_more_is_another_question() -> None:
+    run = Run()
+    assert run.docket.judge(SPEED, [launch(speed=80.0)]) is None
+    assert run.docket.judge(SPEED, [launch(speed=80.0), launch(speed=81.0)]) is None
+    assert run.asked == []
+
+
+def test_three_launches_more_are_all_there_are() -> None:
+    """At 4 % less every time, the interval of four launches still reaches beyond 5 %."""
+    run = Run({ONE: [launch(speed=96.0)] * 3}, known(0.01))
+    verdict = run.judge_twice(SPEED, launch(speed=96.0))
+    assert run.asked == [([ONE], 1), ([ONE], 2), ([ONE], 3)]
+    assert (verdict.outcome, verdict.launches) == (Outcome.INCONCLUSIVE, 4)
+
+
+def test_each_launch_more_has_its_share_of_the_level() -> None:
+    """At that of the first look two would pass; it takes a third."""
+    run = Run({ONE: [launch(speed=99.5), launch(speed=98.0)]}, known(0.01))
+    verdict = run.judge_twice(SPEED, launch(speed=96.0))
+    estimate, error = math.log(0.96 * 0.995) / 2, 0.01 * math.sqrt(1 / 2 + 1 / 3)
+    first, further = (
+        math.expm1(estimate - t_quantile(look.value, 20) * error)
+        for look in (Look.LAUNCH, Look.FURTHER_LAUNCH)
+    )
+    assert further < -0.05 < first
+    estimate, error = math.log(0.96 * 0.995 * 0.98) / 3, 0.01 * math.sqrt(1 / 3 + 1 / 3)
+    low = math.expm1(estimate - t_quantile(Look.FURTHER_LAUNCH.value, 20) * error)
+    assert (verdict.outcome, verdict.launches) == (Outcome.PASS, 3)
+    assert verdict.low_frac == pytest.approx(low)
+    assert run.asked == [([ONE], 1), ([ONE], 2)]
+
+
+def test_only_what_is_still_undecided_is_measured_again() -> None:
+    fresh = {ONE: [launch(ONE, speed=96.0)] * 3, TWO: [launch(TWO, speed=102.0)]}
+    run = Run(fresh, known(0.01))
+    for case in (ONE, TWO):
+        assert run.docket.judge(SPEED, [launch(case, speed=96.0)]) is None
+    run.docket.judge(SPEED, [launch(ONE, speed=96.0)])
+    assert run.asked == [([ONE, TWO], 1), ([ONE], 2), ([ONE], 3)]
+    found = [(one.case_id, one.outcome) for one in run.docket.verdicts]
+    assert found == [(ONE.id, Outcome.INCONCLUSIVE), (TWO.id, Outcome.PASS)]
+
+
+def test_a_loss_that_a_fresh_launch_can_not_tell_is_pooled_with_all_there_are() -> None:
+    run = Run({ONE: [launch(speed=96.0), launch(speed=80.0)]}, known(0.02))
+    verdict = run.judge_twice(SPEED, launch(speed=90.0))
+    assert (verdict.outcome, verdict.launches) == (Outcome.REGRESSED, 3)
+    assert verdict.value == pytest.approx((96 * 80 * 90) ** (1 / 3))
+
+
+def test_pooled_launches_may_show_a_loss() -> None:
+    """Nothing looked worse at first: the one loss that there is stands alone."""
+    run = Run({ONE: [launch(speed=85.0)]}, known(0.01))
+    verdict = run.judge_twice(SPEED, launch(speed=96.0))
+    assert (verdict.outcome, verdict.launches) == (Outcome.REGRESSED, 2)
+
+
+def test_launches_that_were_measured_anyway_are_pooled_too() -> None:
+    run = Run({ONE: [launch(speed=102.0)]}, known(0.01))
+    verdict = run.judge_twice(SPEED, launch(speed=94.0), launch(speed=97.0))
+    assert verdict.launches == 3
+
+
+@pytest.mark.parametrize(
+    ("speed", "looked"), [(80.0, "REGRESSED"), (96.0, "INCONCLUSIVE")], ids=["loss", "no-telling"]
+)
+def test_a_fresh_launch_that_does_not_start_leaves_no_verdict(speed: float, looked: str) -> None:
+    run = Run({ONE: ["the server died, see its log"]}, known(0.01))
+    verdict = run.judge_twice(SPEED, launch(speed=speed))
+    assert verdict.outcome is Outcome.INVALID
+    assert (
+        verdict.reason == f"{looked} at a first look, and no second: the server died, see its log"
+    )
+    assert verdict.fails
+
+
+@pytest.mark.parametrize("speed", [80.0, 96.0], ids=["loss", "no-telling"])
+def test_a_fresh_launch_whose_meter_was_out_of_order_leaves_no_verdict(speed: float) -> None:
+    broken = dataclasses.replace(
+        launch(), replay=None, values={}, invalid="REQUEST_FAILED: prompt 'a'"
+    )
+    verdict = Run({ONE: [broken]}, known(0.01)).judge_twice(SPEED, launch(speed=speed))
+    assert verdict.outcome is Outcome.INVALID
+    assert verdict.reason == "REQUEST_FAILED: prompt 'a'"
+
+
+def unreadable(_: Case) -> Known:
+    """A baseline that somebody broke."""
+    raise BaselineError("baseline 'a.json': not JSON; restore it with git")
+
+
+def test_a_baseline_that_can_not_be_read_is_none() -> None:
+    docket = Docket(known_of=unreadable, measure_afresh=Run().measure)
+    verdict = docket.judge(SPEED, [launch()])
+    assert verdict is not None
+    assert verdict.outcome is Outcome.NO_BASELINE
+    assert verdict.reason == "baseline 'a.json': not JSON; restore it with git"
+    assert verdict.value == 100.0
+    assert docket.verdicts == [verdict]
+
+
+def test_an_invalid_measurement_is_invalid_whatever_its_baseline() -> None:
+    docket = Docket(known_of=unreadable, measure_afresh=Run().measure)
+    broken = dataclasses.replace(launch(), replay=None, values={}, invalid="SPEC_DISABLED: x")
+    verdict = docket.judge(SPEED, [broken])
+    assert verdict is not None
+    assert (verdict.outcome, verdict.reason) == (Outcome.INVALID, "SPEC_DISABLED: x")
+
+
+@pytest.mark.parametrize("softened", [False, True], ids=["strict", "softened"])
+def test_where_there_is_no_telling_a_test_passes_only_if_told_so(*, softened: bool) -> None:
+    """At once or after a second look, and never where there is a loss."""
+    fresh = {ONE: [launch(ONE, speed=96.0)] * 3, TWO: [launch(TWO, speed=80.0)]}
+    run = Run(fresh, known(0.01), softened=softened)
+    undecided, loss = launch(speed=96.0), launch(TWO, speed=80.0)
+    assert run.docket.judge(SPEED, [loss]) is None
+    verdict = run.judge_twice(SPEED, undecided)
+    assert (verdict.outcome, verdict.holds) == (Outcome.INCONCLUSIVE, softened)
+    confirmed = run.docket.judge(SPEED, [loss])
+    assert confirmed is not None
+    assert (confirmed.outcome, confirmed.fails) == (Outcome.REGRESSED, True)
+    few = dataclasses.replace(
+        launch(), replay=Replay(rounds=(), control_rounds=(), acceptance=builders.acceptance(BAD))
+    )
+    at_once = run.docket.judge(LENGTH, [few])
+    assert at_once is not None
+    assert (at_once.outcome, at_once.holds) == (Outcome.INCONCLUSIVE, softened)
+
+
+def test_what_chance_confirms_among_many_is_no_loss() -> None:
+    """Of five that looked worse one did so twice, at p = 0.28 %: a fifth of 1 % is needed."""
+    fresh = {case: [launch(case, speed=110.0)] for case in CASES} | {ONE: [launch(ONE, speed=93.1)]}
+    alone, among = Run(fresh, known(0.02)), Run(fresh, known(0.02))
+    for case in CASES[1:]:
+        assert among.docket.judge(SPEED, [launch(case, speed=80.0)]) is None
+    first = launch(ONE, speed=80.0)
+    assert alone.judge_twice(SPEED, first).outcome is Outcome.REGRESSED
+    assert among.judge_twice(SPEED, first).outcome is Outcome.INCONCLUSIVE
+
+
+def test_cases_that_all_became_slower_had_a_slow_machine() -> None:
+    slow = {case: launch(case, speed=80.0, of=BAD) for case in CASES}
+    run = Run({case: [again] for case, again in slow.items()})
+    for metric in (SPEED, LENGTH):
+        for case in CASES[:4]:
+            assert run.docket.judge(metric, [slow[case]]) is None
+    assert run.docket.judge(SPEED, [launch(CASES[4])]) is not None
+    run.docket.judge(SPEED, [slow[ONE]])
+    outcomes = [(one.metric, one.outcome) for one in run.docket.verdicts]
+    assert outcomes == [
+        *[(SPEED.name, Outcome.INVALID)] * 4,
+        *[(LENGTH.name, Outcome.REGRESSED)] * 4,
+        (SPEED.name, Outcome.PASS),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "outcome"), [(80, Outcome.INVALID), (100, Outcome.REGRESSED)], ids=["too", "not"]
+)
+def test_a_control_that_became_slower_too_had_a_slow_machine(tokens: int, outcome: Outcome) -> None:
+    second = builders.replayed(0, 10**9, tokens)
+    worse = launch(speed=80.0)
+    assert worse.replay is not None
+    beside = dataclasses.replace(
+        worse, replay=dataclasses.replace(worse.replay, control_rounds=(second,))
+    )
+    verdict = Run({ONE: [beside]}, known(control=True)).judge_twice(SPEED, beside)
+    assert verdict.outcome is outcome
+
+
+def test_a_second_look_needs_the_same_settings() -> None:
+    of = known()
+    assert of.exact is not None
+    other = msgspec.structs.replace(builders.SETTINGS, concurrency=99)
+    exact = msgspec.structs.replace(of.exact, case=other)
+    verdict = Run(of=dataclasses.replace(of, exact=exact)).docket.judge(SPEED, [launch()])
+    assert verdict is not None
+    assert verdict.outcome is Outcome.NO_BASELINE

@@ -1,0 +1,246 @@
+"""The history: lines that come back, and what hours differ by once there are enough of them."""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specreg.history import (
+    Lived,
+    headroom_frac,
+    history_path,
+    lived_through,
+    load_history,
+    noise_of,
+    record_history,
+    settings_sha256,
+)
+from specreg.intervals import Spread
+from specreg.metrics import METRICS
+from specreg.verdict import Outcome, Verdict
+from tests.unit import builders
+
+SPEED = METRICS["throughput_tokens_per_s"]
+TIME = METRICS["tpot_p50_ms"]
+LENGTH = METRICS["acceptance_length_tokens"]
+
+
+def lived(case_id: str = "case", **values: float) -> Lived:
+    """What a run did with a case."""
+    return Lived(
+        run="20261121-0730",
+        case_id=case_id,
+        settings_sha256="ab",
+        engine_version="0.32.0",
+        draft_sha256="cd",
+        values=values,
+        outcomes={SPEED.name: "PASS"},
+    )
+
+
+def runs(*speeds: float) -> list[Lived]:
+    """A run for each throughput."""
+    return [lived(throughput_tokens_per_s=speed) for speed in speeds]
+
+
+def spread(within_frac: float) -> dict[str, Spread]:
+    """How launches differ in throughput."""
+    return {SPEED.name: Spread(within_frac=within_frac, between_frac=0.0, freedom=4)}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where the history lies; its folder isn't there yet."""
+    return history_path(tmp_path / "history", "cpu")
+
+
+def test_each_environment_has_a_file_of_its_own(path: Path) -> None:
+    assert path.parts[-2:] == ("history", "cpu.jsonl")
+
+
+def test_lines_come_back_the_oldest_first_and_by_case(path: Path) -> None:
+    first, other, second = lived(tpot_p50_ms=8.0), lived("other"), lived(tpot_p50_ms=9.0)
+    record_history(path, [first, other])
+    record_history(path, [second])
+    assert load_history(path, "case") == (first, second)
+    assert load_history(path, "other") == (other,)
+    assert load_history(path, "third") == ()
+    assert len(path.read_bytes().splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    "torn",
+    [
+        pytest.param(msgspec.json.encode(lived())[:-9], id="cut-off"),
+        pytest.param(b"", id="empty"),
+        pytest.param(b"[1, 2]", id="something-else"),
+        pytest.param(b'{"run": "20261121-0730"}', id="of-another-form"),
+        pytest.param(b"\0" * 64, id="zeros-after-a-crash"),
+        pytest.param(msgspec.json.encode(lived()).replace(b"PASS", b"\xff\xfe"), id="no-text"),
+    ],
+)
+def test_a_line_that_can_not_be_read_is_left_out(path: Path, torn: bytes) -> None:
+    before, after = lived(tpot_p50_ms=8.0), lived(tpot_p50_ms=9.0)
+    record_history(path, [before])
+    with path.open("ab") as file:
+        file.write(torn + b"\n")
+    record_history(path, [after])
+    assert load_history(path, "case") == (before, after)
+
+
+def test_a_run_that_was_cut_off_takes_no_later_one_with_it(path: Path) -> None:
+    record_history(path, [lived()])
+    path.write_bytes(path.read_bytes()[:-9])
+    record_history(path, [lived(tpot_p50_ms=9.0)])
+    assert load_history(path, "case") == (lived(tpot_p50_ms=9.0),)
+
+
+def test_what_a_later_specreg_adds_to_a_line_does_not_hide_it(path: Path) -> None:
+    record_history(path, [lived()])
+    path.write_bytes(path.read_bytes().replace(b'{"run"', b'{"new": 1, "run"'))
+    assert load_history(path, "case") == (lived(),)
+
+
+def test_a_machine_without_a_history_has_none(path: Path) -> None:
+    assert load_history(path, "case") == ()
+
+
+def test_a_disk_that_refuses_loses_no_verdict(tmp_path: Path) -> None:
+    (tmp_path / "history").write_text("no folder")
+    path = history_path(tmp_path / "history", "cpu")
+    record_history(path, [lived()])
+    assert load_history(path, "case") == ()
+
+
+def test_a_run_is_what_its_launches_did_on_average() -> None:
+    launches = [
+        builders.measurement({SPEED.name: 80.0, TIME.name: 8.0}),
+        builders.measurement({SPEED.name: 125.0, LENGTH.name: 2.5}),
+    ]
+    verdicts = [
+        Verdict(case_id=builders.CASE.id, metric=SPEED.name, outcome=Outcome.PASS),
+        Verdict(case_id=builders.CASE.id, metric=TIME.name, outcome=Outcome.INCONCLUSIVE),
+    ]
+    found = lived_through("20261121-0730", launches, verdicts, builders.SETTINGS)
+    assert found.values == pytest.approx({SPEED.name: 100.0, TIME.name: 8.0, LENGTH.name: 2.5})
+    assert msgspec.structs.replace(found, values={}) == Lived(
+        run="20261121-0730",
+        case_id=builders.CASE.id,
+        settings_sha256=settings_sha256(builders.SETTINGS),
+        engine_version="0.32.0",
+        draft_sha256="",
+        values={},
+        outcomes={SPEED.name: "PASS", TIME.name: "INCONCLUSIVE"},
+    )
+
+
+def test_a_figure_of_nothing_is_none() -> None:
+    """No logarithm of it; one launch where nothing was accepted doesn't hide the others."""
+    rate = "acceptance_rate_frac"
+    launches = [builders.measurement({rate: value, SPEED.name: 0.0}) for value in (0.0, 0.5)]
+    assert lived_through("run", launches, [], builders.SETTINGS).values == {rate: 0.5}
+
+
+def test_the_draft_that_was_judged_is_known_by_its_files(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    launch = dataclasses.replace(builders.measurement({}), draft=str(tmp_path))
+    plain = dataclasses.replace(launch, draft=None)
+    assert len(lived_through("run", [launch], [], builders.SETTINGS).draft_sha256) == 64
+    assert lived_through("run", [plain], [], builders.SETTINGS).draft_sha256 == ""
+
+
+def test_any_setting_tells_two_cases_apart() -> None:
+    checksum = settings_sha256(builders.SETTINGS)
+    assert settings_sha256(msgspec.structs.replace(builders.SETTINGS)) == checksum
+    for change in ({"rounds": 3}, {"dtype": "auto"}, {"ignore_eos": True}):
+        assert settings_sha256(msgspec.structs.replace(builders.SETTINGS, **change)) != checksum
+
+
+def test_four_runs_tell_no_noise_and_five_do() -> None:
+    five = runs(100, 110, 90, 105, 95)
+    assert noise_of(five[:4], spread(0.0)) == {}
+    noise = noise_of(five, spread(0.0))[SPEED.name]
+    assert noise.between_frac == pytest.approx(
+        statistics.stdev(math.log(one.values[SPEED.name]) for one in five)
+    )
+    assert noise.runs == 5
+
+
+def test_what_launches_differ_by_is_no_noise_of_the_hour() -> None:
+    """Logarithms of -0.05 to 0.05 have a variance of 10 · 0.025² / 4, less 0.03²."""
+    speeds = runs(*(math.exp(0.025 * step) for step in (-2, -1, 0, 1, 2)))
+    noise = noise_of(speeds, spread(0.03))[SPEED.name]
+    assert noise.between_frac == pytest.approx(math.sqrt(0.0015625 - 0.0009))
+
+
+def test_runs_that_differ_as_launches_do_have_no_noise() -> None:
+    assert noise_of(runs(100, 101, 99, 100, 100), spread(0.1))[SPEED.name].between_frac == 0.0
+
+
+def test_only_speeds_have_noise_and_only_where_launches_tell() -> None:
+    full = [lived(throughput_tokens_per_s=9.0, tpot_p50_ms=8.0, acceptance_length_tokens=2.0)] * 5
+    one = Spread(within_frac=0.1, between_frac=0.0, freedom=4)
+    assert set(noise_of(full, {SPEED.name: one, LENGTH.name: one})) == {SPEED.name}
+    assert noise_of(full, {}) == {}
+
+
+def test_a_run_without_the_figure_does_not_count() -> None:
+    five = [*runs(100, 100, 100, 100), lived(tpot_p50_ms=8.0)]
+    assert noise_of(five, spread(0.0)) == {}
+    assert noise_of([*five, *runs(0.0)], spread(0.0)) == {}
+    assert noise_of([*five, *runs(100)], spread(0.0))[SPEED.name].runs == 5
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(1, 1e4), min_size=5, max_size=20), st.floats(0, 0.5))
+def test_noise_and_launches_never_add_up_to_less_than_the_runs(
+    speeds: Sequence[float], within_frac: float
+) -> None:
+    noise = noise_of(runs(*speeds), spread(within_frac))[SPEED.name]
+    total = statistics.variance(map(math.log, speeds))
+    assert noise.between_frac**2 + within_frac**2 >= total * (1 - 1e-9)
+    assert noise.between_frac**2 <= total * (1 + 1e-9)
+
+
+BASELINE = builders.baseline(
+    {SPEED.name: 100.0, TIME.name: 10.0}, {SPEED.name: 100.0}, of=builders.counts(5, 0, 5)
+)
+"""Of 100 tokens/s, 10 ms and AL 2."""
+
+
+def test_headroom_is_what_the_last_seven_runs_were_better_by() -> None:
+    """The eighth from the end, which was far better, no longer counts."""
+    found = headroom_frac(SPEED, BASELINE, runs(900, 102, 104, 106, 108, 102, 104, 108))
+    assert found == pytest.approx(0.34 / 7)
+
+
+def test_headroom_is_in_the_metrics_own_direction_and_beyond_the_one() -> None:
+    shorter = [lived(tpot_p50_ms=9.0)] * 5
+    longer = [lived(acceptance_length_tokens=2.1)] * 5
+    assert headroom_frac(TIME, BASELINE, shorter) == pytest.approx(0.1)
+    assert headroom_frac(LENGTH, BASELINE, longer) == pytest.approx(0.1)
+    assert headroom_frac(TIME, BASELINE, [lived(tpot_p50_ms=11.0)] * 5) is None
+
+
+@pytest.mark.parametrize(
+    "speeds",
+    [
+        pytest.param((110, 110, 110, 110), id="four-runs"),
+        pytest.param((110, 110, 110, 110, 100), id="one-as-usual"),
+        pytest.param((110, 110, 110, 110, 110, 99), id="one-worse"),
+    ],
+)
+def test_runs_that_were_not_all_better_leave_no_headroom(speeds: Sequence[float]) -> None:
+    assert headroom_frac(SPEED, BASELINE, runs(*speeds)) is None
+
+
+def test_a_baseline_without_the_figure_has_no_headroom() -> None:
+    assert headroom_frac(SPEED, builders.baseline(), runs(*[110] * 5)) is None
+    assert headroom_frac(SPEED, BASELINE, [lived(tpot_p50_ms=9.0)] * 5) is None
