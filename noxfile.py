@@ -39,6 +39,13 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def selftest(session: nox.Session) -> None:
+    """Plants known changes and simulates identical nights: are the verdicts' error rates kept?"""
+    _install(session)
+    session.run("python", "-m", "specreg", "selftest", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Style and types."""
     _install(session, "lint")
@@ -78,7 +85,7 @@ def record(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measures the client itself beside two plain ones: about four minutes."""
+    """Measures the client itself beside two plain ones, and the judging: about seven minutes."""
     _install(session, "tests")
     session.run("python", "-m", "tests.bench.run")
 
