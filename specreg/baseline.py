@@ -22,6 +22,7 @@ from specreg.acceptance.record import (
     View,
     Weighting,
 )
+from specreg.acceptance.table import CountsTable, table_of
 from specreg.arrivals import Arrivals
 from specreg.errors import BaselineError, InvalidMeasurementError, OutdatedBaselineError
 from specreg.identity import Environment
@@ -321,6 +322,11 @@ def load_acceptance(stored: StoredAcceptance | None) -> AcceptanceRecord | None:
     )
 
 
+def load_table(stored: StoredAcceptance) -> CountsTable:
+    """What each prompt did, as columns."""
+    return table_of((prompt.id, prompt) for prompt in stored.prompts)
+
+
 def load_prompts(stored: StoredAcceptance | None) -> tuple[PromptAcceptance, ...]:
     """What each prompt did, none without acceptance."""
     return tuple(
@@ -348,11 +354,11 @@ def _check_figures(baseline: Baseline) -> None:
     for name, noise in baseline.noise.items():
         if not 0 <= noise.between_frac < math.inf or noise.runs < _FEWEST_RUNS:
             raise InvalidMeasurementError("FIGURE_IMPOSSIBLE", f"noise of {name} is {noise}")
-    acceptance = load_acceptance(baseline.acceptance)
-    for prompt in acceptance.prompts if acceptance else ():
-        check_counts(prompt.counts, f"prompt '{prompt.prompt_id}'")
-    if acceptance is not None:
-        check_counts(acceptance.total, "all prompts")
+    stored = baseline.acceptance
+    for prompt in stored.prompts if stored else ():
+        check_counts(prompt, f"prompt '{prompt.id}'")
+    if stored is not None and stored.total is not None:
+        check_counts(stored.total, "all prompts")
 
 
 class _Version(msgspec.Struct, frozen=True):

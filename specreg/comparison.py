@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from specreg.acceptance.table import Column, CountsTable, counts_table
-from specreg.baseline import Baseline, CaseSettings, LaunchesOnly, load_prompts
+from specreg.baseline import Baseline, CaseSettings, LaunchesOnly, load_table
 from specreg.identity import Environment
 from specreg.intervals import FEWEST_PROMPTS, Change, Spread, change_of_launches, change_of_ratio
 from specreg.measurement import Measurement
@@ -154,7 +154,7 @@ def compare(launches: Sequence[Measurement], known: Known) -> Comparison:
     ours = counts_table(acceptance.prompts) if acceptance and acceptance.prompts else None
     run_ids = frozenset(ours.prompt_ids[: launches[-1].case.prompts] if ours else ())
     stored = known.baseline.acceptance if known.baseline else None
-    theirs = counts_table(load_prompts(stored)) if stored and stored.prompts else None
+    theirs = load_table(stored) if stored and stored.prompts else None
     if ours is not None and theirs is not None:
         recorded = set(theirs.prompt_ids)
         common = tuple(one for one in ours.prompt_ids if one in recorded)
@@ -172,7 +172,9 @@ def change_of_baseline(metric: Metric, old: Baseline, new: Baseline) -> Change |
         if spread is None or not before or not after:
             return None
         return change_of_launches(after, before, spread, metric.direction.value)
-    tables = [counts_table(load_prompts(one.acceptance)) for one in (new, old)]
+    if new.acceptance is None or old.acceptance is None:
+        return None
+    tables = [load_table(one) for one in (new.acceptance, old.acceptance)]
     common = [one for one in tables[0].prompt_ids if one in set(tables[1].prompt_ids)]
     parts = [ratio_parts(metric, table.only(common)) for table in tables]
     ours, theirs = parts

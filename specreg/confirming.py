@@ -32,7 +32,7 @@ def confirm(first: Verdict, second: Verdict) -> Verdict:
     return dataclasses.replace(second, reason="; ".join(filter(None, words)))
 
 
-def hold_together(confirmed: Sequence[Verdict], looked_worse: int) -> tuple[Verdict, ...]:
+def hold_together(confirmed: Sequence[Verdict], looked_again: int) -> tuple[Verdict, ...]:
     """Holm's correction: among many that looked worse, chance confirms one now and then.
 
     The k-th smallest p of the second launch must not exceed LEVEL / (m - k + 1), with k from 1, and
@@ -40,7 +40,7 @@ def hold_together(confirmed: Sequence[Verdict], looked_worse: int) -> tuple[Verd
 
     Args:
         confirmed: the verdicts of the fresh launches.
-        looked_worse: m, how many were looked at a second time.
+        looked_again: m, how many were looked at a second time.
     """
     order = sorted(
         (verdict for verdict in confirmed if verdict.outcome is Outcome.REGRESSED),
@@ -48,12 +48,12 @@ def hold_together(confirmed: Sequence[Verdict], looked_worse: int) -> tuple[Verd
     )
     refused: set[tuple[str, str]] = set()
     for rank, verdict in enumerate(order):
-        if (verdict.p_worse or 0.0) > LEVEL / (looked_worse - rank):
+        if (verdict.p_worse or 0.0) > LEVEL / (looked_again - rank):
             refused = {(one.case_id, one.metric) for one in order[rank:]}
             break
     reason = (
-        f"worse on two launches, but {looked_worse} figures looked worse, and among so many chance"
-        " confirms one; run it again"
+        f"worse on a fresh launch too, but {looked_again} figures were looked at again, and among"
+        " so many chance confirms one; run it again"
     )
     return tuple(
         dataclasses.replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=reason)

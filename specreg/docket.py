@@ -140,7 +140,7 @@ class Docket:
         """What a fresh launch says: it must repeat a loss, or help decide what was undecided."""
         first, metric = postponed.first, postponed.metric
         if isinstance(fresh, str):
-            reason = f"{first.outcome} at a first look, and no second: {fresh}"
+            reason = f"{first.outcome} at a first look, and no further launch: {fresh}"
             return dataclasses.replace(first, outcome=Outcome.INVALID, reason=reason), postponed
         if fresh.invalid is not None:
             return self._look(metric, (fresh,), Look.LAUNCH), postponed

@@ -33,7 +33,8 @@ class Lived(msgspec.Struct, frozen=True, kw_only=True):
         run: the name of its folder, which begins with the time in UTC.
         case_id: of the case; settings_sha256: of all that must be equal to compare.
         engine_version, draft_sha256: what was judged.
-        values: by metric, the geometric mean over the launches; outcomes: by metric, the word.
+        values: by metric, the geometric mean over the launches; launches: how many they were.
+        outcomes: by metric, the word.
     """
 
     run: str
@@ -43,6 +44,7 @@ class Lived(msgspec.Struct, frozen=True, kw_only=True):
     draft_sha256: str
     values: dict[str, float]
     outcomes: dict[str, str]
+    launches: int = 1
 
 
 def settings_sha256(settings: CaseSettings) -> str:
@@ -71,6 +73,7 @@ def lived_through(
         draft_sha256=model_sha256(first.draft) if first.draft else "",
         values=values,
         outcomes={verdict.metric: str(verdict.outcome) for verdict in verdicts},
+        launches=len(launches),
     )
 
 
@@ -102,7 +105,7 @@ def load_history(path: Path, case_id: str) -> tuple[Lived, ...]:
 def noise_of(identical: Sequence[Lived], spreads: Mapping[str, Spread]) -> dict[str, Noise]:
     """How identical runs differ, beyond what the launches of one run do.
 
-    s_b² = var(ln x over the runs) - s_w², no less than 0.
+    s_b² = var(ln x over the runs) - s_w² / k for runs of k launches, no less than 0.
 
     Args:
         identical: runs of one case with the same settings, engine and draft.
@@ -113,10 +116,11 @@ def noise_of(identical: Sequence[Lived], spreads: Mapping[str, Spread]) -> dict[
     """
     found = {}
     for name in (metric.name for metric in METRICS.values() if metric.by_launch):
-        logs = [math.log(one.values[name]) for one in identical if one.values.get(name, 0) > 0]
-        if len(logs) >= _FEWEST_RUNS and name in spreads:
-            beyond = statistics.variance(logs) - spreads[name].within_frac ** 2
-            found[name] = Noise(between_frac=math.sqrt(max(beyond, 0.0)), runs=len(logs))
+        seen = [one for one in identical if one.values.get(name, 0) > 0]
+        if len(seen) >= _FEWEST_RUNS and name in spreads:
+            within = spreads[name].within_frac ** 2 * statistics.fmean(1 / r.launches for r in seen)
+            beyond = statistics.variance(math.log(one.values[name]) for one in seen) - within
+            found[name] = Noise(between_frac=math.sqrt(max(beyond, 0.0)), runs=len(seen))
     return found
 
 

@@ -382,7 +382,12 @@ class Suite:
 
     def _headroom(self, case: Case) -> Iterator[str]:
         baseline = self.known_of(case).exact
-        lived = load_history(self._history_path, case.id)
+        settings = settings_sha256(self.settings(case))
+        lived = [
+            one
+            for one in load_history(self._history_path, case.id)
+            if one.settings_sha256 == settings
+        ]
         for metric in self._asked_of(case) if baseline else ():
             headroom = headroom_frac(metric, baseline, lived) if baseline else None
             if headroom is not None and headroom >= own_tolerance_frac(metric, case) / 2:

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from specreg.acceptance.record import AcceptanceRecord, Counters, StepCounts
+from specreg.acceptance.table import Countable
 from specreg.errors import InvalidMeasurementError
 from specreg.trace import RequestTrace
 
@@ -121,7 +122,7 @@ def check_reconciled(requests: StepCounts, moved: Counters) -> None:
     raise InvalidMeasurementError("COUNTS_DISAGREE", message)
 
 
-def check_counts(counts: StepCounts, whose: str) -> None:
+def check_counts(counts: Countable[int], whose: str) -> None:
     """AL ≤ k + 1, Σ P_i = A, P_i never rises with i and A ≤ D ≤ k·S; so Σ h_j = S.
 
     Raises:
@@ -130,9 +131,8 @@ def check_counts(counts: StepCounts, whose: str) -> None:
     """
     positions = (counts.steps, *counts.position_counts)
     most = counts.steps * len(counts.position_counts)
-    found = f"{whose}: S, A, D = {_sad(counts)} and accepted by position {list(positions[1:])}"
     if counts.accepted > most:
-        message = f"{found}; {counts.steps} steps accept {most} at most"
+        message = f"{_found(counts, whose)}; {counts.steps} steps accept {most} at most"
         raise InvalidMeasurementError("LENGTH_IMPOSSIBLE", message)
     if (
         min(positions) < 0
@@ -140,10 +140,15 @@ def check_counts(counts: StepCounts, whose: str) -> None:
         or any(later > earlier for earlier, later in itertools.pairwise(positions))
         or not counts.accepted <= (most if counts.proposed is None else counts.proposed) <= most
     ):
-        message = f"{found} contradict one another"
+        message = f"{_found(counts, whose)} contradict one another"
         raise InvalidMeasurementError("COUNTS_INCONSISTENT", message)
 
 
-def _sad(counts: StepCounts) -> str:
+def _found(counts: Countable[int], whose: str) -> str:
+    positions = list(counts.position_counts)
+    return f"{whose}: S, A, D = {_sad(counts)} and accepted by position {positions}"
+
+
+def _sad(counts: Countable[int]) -> str:
     proposed = "unknown" if counts.proposed is None else counts.proposed
     return f"{counts.steps}, {counts.accepted}, {proposed}"

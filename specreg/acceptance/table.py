@@ -62,15 +62,19 @@ class CountsTable:
 
 def counts_table(prompts: Iterable[PromptAcceptance]) -> CountsTable:
     """The table of some requests, in the order in which their prompts come up."""
+    return table_of((prompt.prompt_id, prompt.counts) for prompt in prompts)
+
+
+def table_of(counted: Iterable[tuple[str, Countable[int]]]) -> CountsTable:
+    """The table of some prompts' ids and counts; those of the same id are added up."""
     rows: dict[str, list[int]] = {}
     width, all_known = 0, True
-    for prompt in prompts:
-        counts = prompt.counts
+    for prompt_id, counts in counted:
         row = [counts.steps, counts.accepted, counts.proposed or 0, *counts.position_counts]
         all_known = all_known and counts.proposed is not None
         width = max(width, len(row))
-        earlier = rows.get(prompt.prompt_id)
-        rows[prompt.prompt_id] = row if earlier is None else _added(earlier, row)
+        earlier = rows.get(prompt_id)
+        rows[prompt_id] = row if earlier is None else _added(earlier, row)
     table = np.zeros((len(rows), max(width, 3)))
     for number, row in enumerate(rows.values()):
         table[number, : len(row)] = row

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from specreg.acceptance.table import counts_table
-from specreg.baseline import load_prompts
+from specreg.baseline import load_table
 from specreg.comparison import Known, differing_settings, expected_value
 from specreg.history import Lived
 from specreg.intervals import FEWEST_PROMPTS, Change, Spread, change_of_launches, change_of_ratio
@@ -109,7 +108,7 @@ def _one_run(metric: Metric, case: Case, known: Known) -> Change | None:
     stored = known.baseline.acceptance if known.baseline else None
     if stored is None or len(stored.prompts) < FEWEST_PROMPTS:
         return None
-    table = counts_table(load_prompts(stored))
+    table = load_table(stored)
     parts = ratio_parts(metric, table.only(table.prompt_ids[: case.prompts]))
     if parts is None or not parts[0].any():
         return None

@@ -90,7 +90,7 @@ def test_launches_that_disagree_on_acceptance_leave_no_telling(outcome: Outcome)
 
 
 @pytest.mark.parametrize(
-    ("chances", "looked_worse", "kept"),
+    ("chances", "looked_again", "kept"),
     [
         pytest.param([0.009], 1, 1, id="one-alone-has-the-whole-level"),
         pytest.param([0.006], 2, 0, id="one-of-two-has-half"),
@@ -102,18 +102,18 @@ def test_launches_that_disagree_on_acceptance_leave_no_telling(outcome: Outcome)
     ],
 )
 def test_what_stands_out_by_holm_is_kept(
-    chances: list[float | None], looked_worse: int, kept: int
+    chances: list[float | None], looked_again: int, kept: int
 ) -> None:
     """Of four: at most 1/4, 1/3, 1/2 and the whole of 1 %, from the clearest on."""
-    held = hold_together(of_chances(chances), looked_worse)
+    held = hold_together(of_chances(chances), looked_again)
     assert outcomes(held) == [WORSE] * kept + [Outcome.INCONCLUSIVE] * (len(chances) - kept)
 
 
 def test_what_holm_refuses_says_why() -> None:
     (held,) = hold_together(of_chances([0.006]), 3)
     assert held.reason == (
-        "worse on two launches, but 3 figures looked worse, and among so many chance confirms one;"
-        " run it again"
+        "worse on a fresh launch too, but 3 figures were looked at again, and among so many chance"
+        " confirms one; run it again"
     )
     assert (held.value, held.p_worse, held.fails) == (80.0, 0.006, True)
 
@@ -139,13 +139,13 @@ CHANCES = st.lists(st.integers(0, 2000).map(lambda n: (100 * n + 37) * 1e-7), ma
 @given(CHANCES, st.integers(0, 20))
 def test_what_is_kept_is_what_the_adjusted_chances_say(chances: list[float], more: int) -> None:
     """The k-th smallest p counts as the largest (m - j + 1) p_j with j up to k."""
-    looked_worse = len(chances) + more
+    looked_again = len(chances) + more
     adjusted: dict[float, float] = {}
     largest = 0.0
     for rank, p in enumerate(sorted(chances)):
-        largest = max(largest, (looked_worse - rank) * p)
+        largest = max(largest, (looked_again - rank) * p)
         adjusted[p] = largest
-    held = hold_together(of_chances(chances), looked_worse)
+    held = hold_together(of_chances(chances), looked_again)
     kept = [one.p_worse or 0.0 for one in held if one.outcome is WORSE]
     assert all(p <= LEVEL for p in kept)
     assert set(kept) == {p for p in chances if adjusted[p] <= LEVEL}
@@ -153,7 +153,7 @@ def test_what_is_kept_is_what_the_adjusted_chances_say(chances: list[float], mor
 
 @settings(max_examples=50, deadline=None)
 @given(CHANCES, st.integers(0, 20))
-def test_the_more_looked_worse_the_less_is_kept(chances: list[float], more: int) -> None:
+def test_the_more_looked_again_the_less_is_kept(chances: list[float], more: int) -> None:
     few = hold_together(of_chances(chances), len(chances))
     many = hold_together(of_chances(chances), len(chances) + more)
     assert {one.case_id for one in many if one.outcome is WORSE} <= {

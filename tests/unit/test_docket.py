@@ -279,7 +279,8 @@ def test_a_fresh_launch_that_does_not_start_leaves_no_verdict(speed: float, look
     verdict = run.judge_twice(SPEED, launch(speed=speed))
     assert verdict.outcome is Outcome.INVALID
     assert (
-        verdict.reason == f"{looked} at a first look, and no second: the server died, see its log"
+        verdict.reason
+        == f"{looked} at a first look, and no further launch: the server died, see its log"
     )
     assert verdict.fails
 

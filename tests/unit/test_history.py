@@ -137,6 +137,7 @@ def test_a_run_is_what_its_launches_did_on_average() -> None:
         draft_sha256="",
         values={},
         outcomes={SPEED.name: "PASS", TIME.name: "INCONCLUSIVE"},
+        launches=2,
     )
 
 
@@ -227,6 +228,8 @@ def test_headroom_is_in_the_metrics_own_direction_and_beyond_the_one() -> None:
     assert headroom_frac(TIME, BASELINE, shorter) == pytest.approx(0.1)
     assert headroom_frac(LENGTH, BASELINE, longer) == pytest.approx(0.1)
     assert headroom_frac(TIME, BASELINE, [lived(tpot_p50_ms=11.0)] * 5) is None
+    same = lived(acceptance_length_tokens=2.0)
+    assert headroom_frac(LENGTH, BASELINE, [*longer, same]) is None
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,13 @@ def test_equal_runs_have_no_error_and_no_change() -> None:
     assert change == Change(estimate_frac=0.0, error_frac=0.0, freedom=79)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_what_rounding_leaves_of_equal_ratios_is_nothing(seed: int) -> None:
+    (accepted_drafts, steps), _ = realistic(np.random.default_rng(seed), 20)
+    change = ratio_change((accepted_drafts / 3, steps / 3), (accepted_drafts, steps))
+    assert (change.estimate_frac, change.error_frac) == (0.0, 0.0)
+
+
 @pytest.mark.parametrize("prompts", [20, 80])
 def test_the_error_is_that_of_the_paired_bootstrap(prompts: int) -> None:
     draw = np.random.default_rng(2)
