@@ -92,6 +92,6 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def faults(session: nox.Session) -> None:
-    """Plants faults in a real engine and sees the right case turn red: about six minutes."""
+    """Plants faults in a real engine and sees the right cases turn red: about eleven minutes."""
     _install(session, "tests")
     _pytest(session, "tests/faults")

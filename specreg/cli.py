@@ -14,7 +14,7 @@ from specreg.expectation import Shelf, settings_in
 from specreg.history import history_path, load_history
 from specreg.identity import current_environment, find_gpus
 from specreg.importing import ImportAbout, parse_import
-from specreg.matrix import Case, Tier, load_tier
+from specreg.matrix import Case, Tier, all_case_ids, load_tier
 from specreg.published import record_published
 from specreg.report.baselines import render_changes, render_list
 from specreg.report.explain import render_explanation
@@ -34,6 +34,7 @@ app.add_typer(baselines, name="baselines")
 RootOption = Annotated[Path, typer.Option("--root", help="the repository's root")]
 FolderOption = Annotated[Path, typer.Option("--baselines", help="their folder, from the root")]
 MatrixOption = Annotated[Path, typer.Option("--matrix", help="the tiers' folder, from the root")]
+RunsOption = Annotated[Path, typer.Option("--runs", help="the runs' folder, from the root")]
 TierOption = Annotated[str | None, typer.Option("--tier", help="gpu where there is one, else cpu")]
 
 HERE = Path()
@@ -58,14 +59,15 @@ def explain(
     root: RootOption = HERE,
     folder: FolderOption = BASELINES,
     matrix: MatrixOption = MATRIX,
+    runs: RunsOption = RUNS,
 ) -> None:
     """Print what is expected of a case, where that comes from, and what the case can see."""
     found = _tier(root / matrix, tier)
     one = _case(found, case)
     shelf = _shelf(root / folder, found)
     known = shelf.look_up(one, settings_in(root, one))
-    lived = load_history(history_path(root / RUNS.parent / "history", shelf.environment.name), case)
-    typer.echo(render_explanation(one, known, lived, width=_WIDTH))
+    history = load_history(history_path((root / runs).parent / "history", shelf.environment.name))
+    typer.echo(render_explanation(one, known, history.get(case, ()), width=_WIDTH))
 
 
 @app.command()
@@ -98,8 +100,10 @@ def diff(
     _check_revision(root, revision)
     changes = []
     for path in _paths(root / folder):
-        old, new = _baseline_at(revision, path), load_baseline(path)
-        if new is not None and old != new:
+        old, new = _baseline_at(revision, path), _readable(path)
+        if isinstance(new, str):
+            typer.echo(new)
+        elif old != new:
             changes.append((path, old, new))
     typer.echo(render_changes(changes, width=_WIDTH) if changes else f"as in {revision}")
 
@@ -110,7 +114,7 @@ def prune(
     root: RootOption = HERE,
     folder: FolderOption = BASELINES,
     matrix: MatrixOption = MATRIX,
-    runs: Annotated[Path, typer.Option(help="of the runs, from the root")] = RUNS,
+    runs: RunsOption = RUNS,
 ) -> None:
     """Remove this machine's baselines that no case of any tier asks for.
 
@@ -126,12 +130,12 @@ def prune(
             " run the suite without -k first"
         )
     shelf = _shelf(root / folder, _tier(root / matrix, tier))
-    asked = [
-        case.id
-        for path in (root / matrix).glob("*.toml")
-        for case in load_tier(path.parent, path.stem).cases
-    ]
-    unused = shelf.unused(asked)
+    if last.environment != shelf.environment.name:
+        raise BaselineError(
+            f"prune: refused, the last run was on '{last.environment}', this is"
+            f" '{shelf.environment.name}'; run the suite here, or give its --tier"
+        )
+    unused = shelf.unused(all_case_ids(root / matrix))
     for path in unused:
         path.unlink()
         typer.echo(f"removed {path}")
@@ -210,15 +214,22 @@ def _baseline_at(revision: str, path: Path) -> Baseline | None:
     """A baseline as git has it, None where it hasn't, or in another form."""
     where = path.resolve()
     command = ("git", "-C", str(where.parent), "show", f"{revision}:./{where.name}")
-    done = subprocess.run(command, check=False, capture_output=True)  # noqa: S603
+    done = _git(*command)
     with contextlib.suppress(BaselineError):
         return parse_baseline(done.stdout, path) if done.returncode == 0 else None
     return None
 
 
+def _git(*command: str) -> subprocess.CompletedProcess[bytes]:
+    try:
+        return subprocess.run(command, check=False, capture_output=True)  # noqa: S603
+    except OSError as error:
+        raise BaselineError(f"git: {error.strerror}; install it to compare revisions") from error
+
+
 def _check_revision(root: Path, revision: str) -> None:
     command = ("git", "-C", str(root), "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
-    if subprocess.run(command, check=False, capture_output=True).returncode:  # noqa: S603
+    if _git(*command).returncode:
         message = f"revision '{revision}': git knows none of this name in '{root}'; see git log"
         raise BaselineError(message)
 

@@ -113,11 +113,14 @@ class Comparison:
         return metric.origin + value, metric.origin + expected, change
 
     def speed_change(self, metric: Metric) -> Change | None:
-        """The change of a speed, better being positive; None without a spread or a baseline."""
+        """The change of a speed, better being positive.
+
+        None without a spread or a baseline, and of a speed that is 0 in a launch.
+        """
         spread = self.known.spreads.get(metric.name)
         theirs = self.known.exact.launch_values(metric) if self.known.exact else ()
         ours = self.launch_values(metric)
-        if spread is None or not theirs or not ours:
+        if spread is None or not theirs or min(ours, default=0.0) <= 0:
             return None
         return change_of_launches(ours, theirs, spread, metric.direction.value)
 
@@ -129,7 +132,7 @@ class Comparison:
         replay, spread = self.measurement.replay, self.known.spreads.get(metric.name)
         theirs = self.known.control.launch_values(metric) if self.known.control else ()
         value = metric.function(replay.of_control) if replay and replay.control_rounds else None
-        if spread is None or not theirs or value is None:
+        if spread is None or not theirs or not value:
             return None
         return change_of_launches((value,), theirs, spread, metric.direction.value)
 
@@ -175,7 +178,8 @@ def change_of_baseline(metric: Metric, old: Baseline, new: Baseline) -> Change |
     if new.acceptance is None or old.acceptance is None:
         return None
     tables = [load_table(one) for one in (new.acceptance, old.acceptance)]
-    common = [one for one in tables[0].prompt_ids if one in set(tables[1].prompt_ids)]
+    recorded = set(tables[1].prompt_ids)
+    common = [one for one in tables[0].prompt_ids if one in recorded]
     parts = [ratio_parts(metric, table.only(common)) for table in tables]
     ours, theirs = parts
     expected = _quotient(theirs) if theirs is not None else None
@@ -201,6 +205,7 @@ def spreads_of(baselines: Iterable[LaunchesOnly | Baseline]) -> Mapping[str, Spr
                 squares += statistics.variance(logs) * (len(logs) - 1)
                 freedom += len(logs) - 1
         noises = [one.noise[name] for one in baselines if name in one.noise]
+        noises = [noise for noise in noises if noise.runs > 1]
         runs = sum(noise.runs - 1 for noise in noises)
         between = sum(noise.between_frac**2 * (noise.runs - 1) for noise in noises)
         if freedom:

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
 from specreg.comparison import Comparison
+from specreg.intervals import Change
 from specreg.metrics import METRICS, Family
 from specreg.sequential import LEVEL, Look
 from specreg.verdict import Outcome, Verdict, log_to_frac, own_tolerance_frac
@@ -32,35 +33,59 @@ def confirm(first: Verdict, second: Verdict) -> Verdict:
     return dataclasses.replace(second, reason="; ".join(filter(None, words)))
 
 
-def hold_together(confirmed: Sequence[Verdict], looked_again: int) -> tuple[Verdict, ...]:
-    """Holm's correction: among many that looked worse, chance confirms one now and then.
+def hold_together(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
+    """Holm's correction: among the many figures of a run, chance makes some look worse, even twice.
 
-    The k-th smallest p of the second launch must not exceed LEVEL / (m - k + 1), with k from 1, and
-    neither must those before it (Holm 1979). What doesn't keep that is INCONCLUSIVE.
+    Of the m figures of acceptance that the run judged, or of speed, the k-th smallest p must not
+    exceed LEVEL / (m - k + 1), with k from 1, and neither must those before it (Holm 1979). What
+    doesn't keep that is INCONCLUSIVE. All of them count, not only those looked at again: greedy
+    answers repeat on a fresh launch, and both looks share the baseline.
 
     Args:
-        confirmed: the verdicts of the fresh launches.
-        looked_again: m, how many were looked at a second time.
+        verdicts: of the whole run.
     """
-    order = sorted(
-        (verdict for verdict in confirmed if verdict.outcome is Outcome.REGRESSED),
-        key=lambda verdict: verdict.p_worse or 0.0,
-    )
-    refused: set[tuple[str, str]] = set()
-    for rank, verdict in enumerate(order):
-        if (verdict.p_worse or 0.0) > LEVEL / (looked_again - rank):
-            refused = {(one.case_id, one.metric) for one in order[rank:]}
-            break
-    reason = (
-        f"worse on a fresh launch too, but {looked_again} figures were looked at again, and among"
-        " so many chance confirms one; run it again"
-    )
+    refused = {
+        place: count
+        for by_launch in (False, True)
+        for place, count in _refused([v for v in verdicts if _by_launch(v) == by_launch]).items()
+    }
     return tuple(
-        dataclasses.replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=reason)
-        if (verdict.case_id, verdict.metric) in refused
+        _refuse(verdict, refused[_place(verdict)])
+        if verdict.outcome is Outcome.REGRESSED and _place(verdict) in refused
         else verdict
-        for verdict in confirmed
+        for verdict in verdicts
     )
+
+
+def _refused(family: Sequence[Verdict]) -> Mapping[tuple[str, str], int]:
+    """Whose loss doesn't stand among all of a family, with the size of the family."""
+    size = len({_place(verdict) for verdict in family if verdict.p_worse is not None})
+    chances: dict[tuple[str, str], float] = {}
+    for verdict in family:
+        if verdict.outcome is Outcome.REGRESSED and verdict.p_worse is not None:
+            place = _place(verdict)
+            chances[place] = max(verdict.p_worse, chances.get(place, 0.0))
+    order = sorted(chances, key=chances.__getitem__)
+    for rank, place in enumerate(order):
+        if chances[place] > LEVEL / (size - rank):
+            return dict.fromkeys(order[rank:], size)
+    return {}
+
+
+def _refuse(verdict: Verdict, size: int) -> Verdict:
+    reason = (
+        f"worse on a fresh launch too, but it is one of {size} figures, and among so many chance"
+        " makes one look that much worse; run it again, or raise prompts or launches"
+    )
+    return dataclasses.replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=reason)
+
+
+def _place(verdict: Verdict) -> tuple[str, str]:
+    return verdict.case_id, verdict.metric
+
+
+def _by_launch(verdict: Verdict) -> bool:
+    return METRICS[verdict.metric].by_launch
 
 
 def blame_machine(
@@ -68,13 +93,13 @@ def blame_machine(
 ) -> tuple[Verdict, ...]:
     """Speeds that regressed together with what they have nothing to do with are INVALID.
 
-    That is the server without speculation that ran beside the case, or most of the cases. An
-    engine that became slower as a whole looks the same; the speedup and a run of the old engine in
-    the same hour tell.
+    That is the server without speculation that ran beside the case; for a case without one, most of
+    the cases. An engine that became slower as a whole looks the same; the speedup and a run of the
+    old engine in the same hour tell.
 
     Args:
         verdicts: of the whole run.
-        comparisons: by case, its last launch.
+        comparisons: by case, with the launch that the verdict is about.
     """
     verdicts = tuple(verdicts)
     alike = _moved_alike(verdicts)
@@ -104,7 +129,12 @@ def _moved_alike(verdicts: Sequence[Verdict]) -> Mapping[str, str]:
 
 
 def _blamed(verdict: Verdict, alike: str, comparison: Comparison | None) -> Verdict:
-    why = alike or (_control_moved(verdict, comparison) if comparison else "")
+    change = comparison.control_change(METRICS[verdict.metric]) if comparison else None
+    why = (
+        alike
+        if comparison is None or change is None
+        else _control_moved(comparison, verdict, change)
+    )
     if not why:
         return verdict
     reason = (
@@ -114,12 +144,9 @@ def _blamed(verdict: Verdict, alike: str, comparison: Comparison | None) -> Verd
     return dataclasses.replace(verdict, outcome=Outcome.INVALID, reason=reason)
 
 
-def _control_moved(verdict: Verdict, comparison: Comparison) -> str:
+def _control_moved(comparison: Comparison, verdict: Verdict, change: Change) -> str:
     """In words, that the server beside it became worse than tolerated too; empty if it didn't."""
     metric = METRICS[verdict.metric]
-    change = comparison.control_change(metric)
-    if change is None:
-        return ""
     tolerance = own_tolerance_frac(metric, comparison.measurement.case)
     moved = log_to_frac(metric, change.estimate_frac)
     proven = change.bounds(Look.LAUNCH.value)[1] < 0

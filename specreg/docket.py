@@ -79,13 +79,25 @@ class Docket:
             self._settle()
             return self.verdicts[self._postponed[place].row]
         verdict = self._look(metric, launches, Look.LAUNCH)
+        again = verdict.outcome is Outcome.REGRESSED or _undecided(metric, verdict)
         self.verdicts.append(verdict)
-        if verdict.outcome is not Outcome.REGRESSED and not _undecided(metric, verdict):
+        if not again:
             return verdict
         self._postponed[place] = Postponed(
             metric=metric, launches=tuple(launches), first=verdict, row=len(self.verdicts) - 1
         )
         return None
+
+    def give_up(self) -> None:
+        """What was to be looked at again and wasn't, the run being cut short, is INCONCLUSIVE."""
+        if self._settled:
+            return
+        for one in self._postponed.values():
+            self.verdicts[one.row] = dataclasses.replace(
+                one.first,
+                outcome=Outcome.INCONCLUSIVE,
+                reason=f"{one.first.outcome} at a first look, and the run ended before a second",
+            )
 
     def _look(self, metric: Metric, launches: Sequence[Measurement], look: Look) -> Verdict:
         """One look; that of acceptance is the one that its measurement had."""
@@ -118,23 +130,20 @@ class Docket:
         if self._settled:
             return
         self._settled = True
-        postponed = tuple(self._postponed.values())
-        settled: dict[Place, Verdict] = {}
         waiting = dict(self._postponed)
         for further in range(1, MORE_LAUNCHES + 1):
-            cases = list(dict.fromkeys(one.case for one in waiting.values()))
+            cases = list({one.case.id: one.case for one in waiting.values()}.values())
             fresh = self.measure_afresh(cases, further) if cases else {}
             for place, one in tuple(waiting.items()):
-                settled[place], waiting[place] = self._again(one, fresh[one.case.id])
-                if not _undecided(one.metric, settled[place]):
+                verdict, again = self._again(one, fresh[one.case.id])
+                self.verdicts[one.row] = verdict
+                self._postponed[place] = waiting[place] = again
+                if not _undecided(one.metric, verdict):
                     del waiting[place]
-        looked_again = len(postponed)
-        held = hold_together(tuple(settled.values()), looked_again)
-        for place, verdict in zip(settled, held, strict=True):
-            self.verdicts[self._postponed[place].row] = dataclasses.replace(
-                verdict, softened=self.inconclusive_holds
-            )
-        self.verdicts[:] = blame_machine(self.verdicts, self._compared(postponed))
+        held = hold_together(blame_machine(self.verdicts, self._compared()))
+        self.verdicts[:] = [
+            dataclasses.replace(verdict, softened=self.inconclusive_holds) for verdict in held
+        ]
 
     def _again(self, postponed: Postponed, fresh: Measurement | str) -> tuple[Verdict, Postponed]:
         """What a fresh launch says: it must repeat a loss, or help decide what was undecided."""
@@ -151,10 +160,11 @@ class Docket:
             return confirm(first, self._look(metric, (fresh,), Look.LAUNCH)), together
         return self._look(metric, together.launches, Look.FURTHER_LAUNCH), together
 
-    def _compared(self, postponed: Sequence[Postponed]) -> Mapping[str, Comparison]:
+    def _compared(self) -> Mapping[str, Comparison]:
+        """By case, the last launch of those whose speeds were looked at again."""
         return {
-            one.case.id: compare(one.launches, self.known_of(one.case))
-            for one in postponed
+            one.case.id: compare(one.launches[-1:], self.known_of(one.case))
+            for one in self._postponed.values()
             if one.metric.by_launch
         }
 

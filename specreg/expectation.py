@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 import specreg
+from specreg.acceptance.record import AcceptanceRecord
 from specreg.acceptance.table import counts_table
 from specreg.baseline import (
     SCHEMA_VERSION,
@@ -33,13 +34,14 @@ from specreg.datasets._dataset import prompts_sha256
 from specreg.errors import BaselineError, DatasetError
 from specreg.history import Lived, noise_of
 from specreg.identity import Environment, find_gpus
-from specreg.intervals import Spread
+from specreg.intervals import FEWEST_PROMPTS, Spread, change_of_ratio
 from specreg.matrix import Case
 from specreg.measurement import Measurement
-from specreg.metrics import METRICS
+from specreg.metrics import METRICS, Metric, ratio_parts
 from specreg.models import model_sha256, resolve_model
 from specreg.protocols import Form
 from specreg.published import Published, load_published, published_for
+from specreg.sequential import Look
 from specreg.verdict import own_tolerance_frac
 
 _SAME_AL_FRAC = 0.005
@@ -242,13 +244,12 @@ def record_measurements(
     _check_valid(measurements)
     _check_acceptance_agrees(measurements)
     _check_speeds_agree(measurements)
-    launches = tuple(
-        {name: v for name, v in launch.values.items() if METRICS[name].by_launch}
-        for launch in measurements
-    )
-    fullest = max(
-        measurements, key=lambda one: len(one.acceptance.prompts if one.acceptance else ())
-    )
+    path = shelf.path(first.case.id)
+    old = load_replaceable(path)
+    kept = old if old is not None and old.case == settings else None
+    launches = _launches_of(measurements, kept)
+    fullest = max(measurements, key=_prompts_measured)
+    noise = noise_of(identical, spreads_of((LaunchesOnly(launches=launches),)))
     baseline = Baseline(
         schema_version=SCHEMA_VERSION,
         case=settings,
@@ -265,12 +266,37 @@ def record_measurements(
         ),
         acceptance=stored_acceptance(fullest.acceptance),
         launches=launches,
-        noise=noise_of(identical, spreads_of((LaunchesOnly(launches=launches),))),
+        # How hours differ is the machine's: what is known of it outlives an engine's version.
+        noise={**(kept.noise if kept else {}), **noise},
     )
-    path = shelf.path(first.case.id)
-    old = load_replaceable(path)
     record_baseline(path, baseline)
     return Recorded(path=path, old=old, new=baseline)
+
+
+def _launches_of(
+    measurements: Sequence[Measurement], kept: Baseline | None
+) -> tuple[dict[str, float], ...]:
+    """The speeds of the launches. One launch alone tells none: acceptance is recorded then.
+
+    Raises:
+        BaselineError: there is no acceptance to record either.
+    """
+    if len(measurements) > 1:
+        return tuple(
+            {name: v for name, v in one.values.items() if METRICS[name].by_launch}
+            for one in measurements
+        )
+    if measurements[0].acceptance is None:
+        message = (
+            f"baseline of '{measurements[0].case.id}': not written, one launch tells no speed, and"
+            " there is no acceptance; leave out --specreg-launches"
+        )
+        raise BaselineError(message)
+    return kept.launches if kept is not None else ()
+
+
+def _prompts_measured(measurement: Measurement) -> int:
+    return len(measurement.acceptance.prompts) if measurement.acceptance else 0
 
 
 def _check_valid(measurements: Sequence[Measurement]) -> None:
@@ -281,22 +307,40 @@ def _check_valid(measurements: Sequence[Measurement]) -> None:
 
 
 def _check_acceptance_agrees(measurements: Sequence[Measurement]) -> None:
-    """The launches' AL lie within 0.5 %, over the prompts that all of them replayed."""
+    """No launch's AL differs from the first's by more than 0.5 % and than chance allows.
+
+    Over the prompts that both replayed; of a source that knows the sum only, by more than 0.5 %.
+    """
+    metric = METRICS["acceptance_length_tokens"]
     records = [one.acceptance for one in measurements if one.acceptance is not None]
-    tables = [counts_table(record.prompts) for record in records if record.prompts]
-    if len(tables) == len(records):
-        common = set.intersection(*(set(table.prompt_ids) for table in tables)) if tables else set()
-        totals = [table.only(sorted(common)) for table in tables]
-        lengths = [1 + float(one.accepted.sum() / one.steps.sum()) for one in totals if common]
-    else:
-        lengths = [record.total.acceptance_length or 1.0 for record in records]
-    if lengths and max(lengths) - min(lengths) > _SAME_AL_FRAC * min(lengths):
-        message = (
-            f"baseline of '{measurements[0].case.id}': not written, its launches disagree on the"
-            f" acceptance length ({', '.join(f'{length:.4f}' for length in lengths)}); find out why"
-            " first"
-        )
-        raise BaselineError(message)
+    for other in records[1:]:
+        first, second = _lengths(metric, records[0], other)
+        if abs(first - second) > _SAME_AL_FRAC * min(first, second):
+            message = (
+                f"baseline of '{measurements[0].case.id}': not written, its launches disagree on"
+                f" the acceptance length ({first:.4f}, {second:.4f}); find out why first"
+            )
+            raise BaselineError(message)
+
+
+def _lengths(
+    metric: Metric, first: AcceptanceRecord, second: AcceptanceRecord
+) -> tuple[float, float]:
+    """AL of two launches over the same prompts; twice the first's where chance explains them."""
+    if not first.prompts or not second.prompts:
+        return first.total.acceptance_length or 1.0, second.total.acceptance_length or 1.0
+    tables = [counts_table(record.prompts) for record in (first, second)]
+    common = [one for one in tables[0].prompt_ids if one in set(tables[1].prompt_ids)]
+    parts = [ratio_parts(metric, table.only(common)) for table in tables]
+    ours, theirs = parts
+    if ours is None or theirs is None or len(common) < FEWEST_PROMPTS or not theirs[0].any():
+        return 1.0, 1.0
+    expected = float(theirs[0].sum() / theirs[1].sum())
+    change = change_of_ratio(ours, theirs, expected)
+    low, high = change.bounds(Look.FULL.value)
+    if low <= 0 <= high:
+        return 1 + expected, 1 + expected
+    return 1 + expected * (1 + change.estimate_frac), 1 + expected
 
 
 def _check_speeds_agree(measurements: Sequence[Measurement]) -> None:
@@ -304,6 +348,11 @@ def _check_speeds_agree(measurements: Sequence[Measurement]) -> None:
     case = measurements[0].case
     for metric in (metric for metric in METRICS.values() if metric.by_launch):
         values = [one.values[metric.name] for one in measurements if metric.name in one.values]
+        if min(values, default=1.0) <= 0:
+            message = f"{metric.name} is 0 in a launch; such a baseline could never be missed"
+            raise BaselineError(
+                f"baseline of '{case.id}': not written, {message}; raise the limits"
+            )
         apart_frac = max(values) / min(values) - 1 if values else 0.0
         tolerance_frac = own_tolerance_frac(metric, case)
         if apart_frac > tolerance_frac:

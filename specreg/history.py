@@ -14,11 +14,10 @@ from pathlib import Path
 import msgspec
 
 from specreg.baseline import Baseline, CaseSettings, Noise
-from specreg.comparison import expected_value
 from specreg.intervals import Spread
 from specreg.journal import mend_torn_line
 from specreg.measurement import Measurement
-from specreg.metrics import METRICS, Metric, better_frac
+from specreg.metrics import METRICS, Metric
 from specreg.models import model_sha256
 from specreg.verdict import Verdict
 
@@ -33,8 +32,9 @@ class Lived(msgspec.Struct, frozen=True, kw_only=True):
         run: the name of its folder, which begins with the time in UTC.
         case_id: of the case; settings_sha256: of all that must be equal to compare.
         engine_version, draft_sha256: what was judged.
-        values: by metric, the geometric mean over the launches; launches: how many they were.
-        outcomes: by metric, the word.
+        values: by metric that was judged, the geometric mean over the launches; launches: how many.
+        outcomes: by metric, the word; changes: by metric, against the baseline, better positive.
+        baseline_sha256: of that baseline; empty without one.
     """
 
     run: str
@@ -44,6 +44,8 @@ class Lived(msgspec.Struct, frozen=True, kw_only=True):
     draft_sha256: str
     values: dict[str, float]
     outcomes: dict[str, str]
+    changes: dict[str, float] = {}
+    baseline_sha256: str = ""
     launches: int = 1
 
 
@@ -52,16 +54,26 @@ def settings_sha256(settings: CaseSettings) -> str:
     return hashlib.sha256(msgspec.json.encode(settings)).hexdigest()
 
 
+def baseline_sha256(baseline: Baseline | None) -> str:
+    """A checksum of a baseline, empty of none."""
+    return hashlib.sha256(msgspec.json.encode(baseline)).hexdigest() if baseline else ""
+
+
 def lived_through(
     run: str,
     launches: Sequence[Measurement],
-    verdicts: Iterable[Verdict],
+    verdicts: Sequence[Verdict],
     settings: CaseSettings,
+    baseline: Baseline | None,
 ) -> Lived:
-    """What a run did with a case: its valid launches, one at least, and the verdicts on them."""
+    """What a run did with a case: its valid launches, one at least, and the verdicts on them.
+
+    Only what was judged is kept: speeds that nobody asked for were measured without their control,
+    or on fewer prompts.
+    """
     first = launches[0]
     values = {}
-    for name in METRICS:
+    for name in {verdict.metric: None for verdict in verdicts}:
         found = [one.values[name] for one in launches if one.values.get(name, 0) > 0]
         if found:
             values[name] = statistics.geometric_mean(found)
@@ -73,6 +85,8 @@ def lived_through(
         draft_sha256=model_sha256(first.draft) if first.draft else "",
         values=values,
         outcomes={verdict.metric: str(verdict.outcome) for verdict in verdicts},
+        changes={v.metric: v.change_frac for v in verdicts if v.change_frac is not None},
+        baseline_sha256=baseline_sha256(baseline),
         launches=len(launches),
     )
 
@@ -92,14 +106,15 @@ def record_history(path: Path, lived: Iterable[Lived]) -> None:
             file.write(lines)
 
 
-def load_history(path: Path, case_id: str) -> tuple[Lived, ...]:
-    """The lines of a case, the oldest first; a line that can't be read is left out."""
-    found = []
+def load_history(path: Path) -> Mapping[str, tuple[Lived, ...]]:
+    """By case's id its lines, the oldest first; a line that can't be read is left out."""
+    found: dict[str, list[Lived]] = {}
     with contextlib.suppress(OSError):
         for line in path.read_bytes().splitlines():
             with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
-                found.append(msgspec.json.decode(line, type=Lived))
-    return tuple(one for one in found if one.case_id == case_id)
+                lived = msgspec.json.decode(line, type=Lived)
+                found.setdefault(lived.case_id, []).append(lived)
+    return {case_id: tuple(lived) for case_id, lived in found.items()}
 
 
 def noise_of(identical: Sequence[Lived], spreads: Mapping[str, Spread]) -> dict[str, Noise]:
@@ -127,11 +142,14 @@ def noise_of(identical: Sequence[Lived], spreads: Mapping[str, Spread]) -> dict[
 def headroom_frac(metric: Metric, baseline: Baseline, lived: Sequence[Lived]) -> float | None:
     """How far a baseline lies below the last seven runs on average: a loss that would pass.
 
-    None while fewer than five runs are known, or where one of them wasn't better.
+    None while fewer than five runs were judged against it, or where one of them wasn't better.
     """
-    expected = expected_value(metric, baseline)
-    values = [one.values[metric.name] for one in lived if metric.name in one.values][-_LAST_RUNS:]
-    if expected is None or len(values) < _FEWEST_RUNS:
+    sha256 = baseline_sha256(baseline)
+    changes = [
+        one.changes[metric.name]
+        for one in lived
+        if one.baseline_sha256 == sha256 and metric.name in one.changes
+    ][-_LAST_RUNS:]
+    if len(changes) < _FEWEST_RUNS or min(changes) <= 0:
         return None
-    better = [better_frac(metric, value, expected) for value in values]
-    return statistics.fmean(better) if min(better) > 0 else None
+    return statistics.fmean(changes)

@@ -30,7 +30,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         case: the whole of it, as JSON; case_id: for people.
         launch: which launch of its server, from 1.
-        asked: what the measurement is for: "all", or acceptance alone.
+        asked: what the measurement is for: "all", "acceptance" alone, or to "record".
         environment: name of the kind of machine.
         engine: what was installed, or whose interpreter.
         files_sha256: of the prompts and the models' files.

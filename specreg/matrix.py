@@ -213,6 +213,16 @@ def load_tier(folder: Path, name: str) -> Tier:
     return Tier(name=name, needs_gpus=file.needs_gpus, cases=_with_controls(cases))
 
 
+def all_case_ids(folder: Path) -> frozenset[str]:
+    """The ids of the cases of all tiers.
+
+    Raises:
+        SpecregError: see `load_tier`.
+    """
+    tiers = (load_tier(folder, path.stem) for path in sorted(folder.glob("*.toml")))
+    return frozenset(case.id for tier in tiers for case in tier.cases)
+
+
 def _load_file(path: Path) -> TierFile:
     try:
         return msgspec.toml.decode(path.read_bytes(), type=TierFile)

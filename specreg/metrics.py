@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, StepCounts
 from specreg.acceptance.table import Countable
-from specreg.errors import UnknownNameError
+from specreg.errors import MatrixError, UnknownNameError
 from specreg.matrix import MOST_DRAFT_TOKENS, NO_LIMITS, Case, Limits
 from specreg.replay import Round
 from specreg.trace import RequestTrace
@@ -310,14 +310,21 @@ METRICS: Mapping[str, Metric] = MappingProxyType({metric.name: metric for metric
 
 
 def check_tolerances(case: Case) -> None:
-    """Every tolerance of the case is one of a metric.
+    """Every tolerance of the case is one of a metric, and one that can be overstepped.
 
     Raises:
         UnknownNameError: one isn't; the message lists the metrics.
+        MatrixError: more can't be lost than there is.
     """
-    for name, _ in case.tolerances:
+    for name, tolerance in case.tolerances:
         if name not in METRICS:
             raise UnknownNameError("metric in tolerances", name, METRICS, case.id)
+        if METRICS[name].direction is Direction.UP and tolerance >= 1:
+            message = (
+                f"{case.id}: tolerances.{name} = {tolerance:g}, needed less than 1: no loss is"
+                " greater than all there is, so it could never fail; lower it"
+            )
+            raise MatrixError(message)
 
 
 def acceptance_value(metric: Metric, record: AcceptanceRecord | None) -> float | None:

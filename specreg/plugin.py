@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from specreg.closing import record_baselines, record_lived, remarks, run_verdict
 from specreg.errors import SpecregError
 from specreg.expectation import Shelf
 from specreg.identity import current_environment, find_gpus
@@ -19,7 +20,7 @@ from specreg.journal import Journal, last_run, load_journal
 from specreg.matrix import Case, load_tier
 from specreg.metrics import METRICS, Family, Metric, check_tolerances, metrics_of
 from specreg.options import Options, add_options, read_options
-from specreg.report.json import exit_status, record_verdict
+from specreg.report.json import exit_status, properties, record_verdict
 from specreg.report.progress import Progress
 from specreg.report.terminal import render_next, render_notes, render_recorded, render_verdicts
 from specreg.suite import Launch, Suite, launches_of
@@ -104,10 +105,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         message = "pytest-xdist: cases measured at the same time disturb one another; leave out -n"
         raise pytest.UsageError(message)
     ours = [_params(item) for item in items if place(item)[0] >= 0]
-    suite.asked = {
-        case.id: {params["metric"].name for params in ours if params["case"] == case}
-        for case in dict.fromkeys(params["case"] for params in ours)
-    }
+    asked: dict[str, set[str]] = {}
+    for params in ours:
+        asked.setdefault(params["case"].id, set()).add(params["metric"].name)
+    suite.asked = asked
     for item in items:
         if why and place(item)[0] >= 0:
             item.add_marker(pytest.mark.skip(reason=why))
@@ -126,25 +127,32 @@ def pytest_runtest_makereport(
     head = message.splitlines()[0]
     report.longrepr = f"{head}\n(as above)" if _told(suite, head) else message
     if params:
-        suite.note_failure(params["case"], params["metric"], head)
+        verdict = suite.note_failure(params["case"], params["metric"], head)
+        report.user_properties.extend(properties(verdict))
     return report
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Records what the run did: its baselines where that was asked for, verdicts, history."""
     suite, lines = session.config.stash[SUITE], session.config.stash[_LINES]
-    cut_short = exitstatus in {pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR}
+    cut_short = bool(session.shouldstop or session.shouldfail) or exitstatus in {
+        pytest.ExitCode.INTERRUPTED,
+        pytest.ExitCode.INTERNAL_ERROR,
+    }
+    suite.docket.give_up()
     if suite.measurements and exitstatus == pytest.ExitCode.INTERRUPTED:
         lines.append("to go on from here, type the same again with --specreg-resume")
     if suite.update_reason is not None and suite.measurements:
         lines.extend(_record_baselines(session, cut_short=cut_short))
     only_ours = session.testsfailed == sum(verdict.fails for verdict in suite.verdicts)
-    if exitstatus == pytest.ExitCode.TESTS_FAILED and only_ours:
-        session.exitstatus = exit_status(suite.verdicts) or exitstatus
+    if exitstatus == pytest.ExitCode.OK or (
+        exitstatus == pytest.ExitCode.TESTS_FAILED and only_ours
+    ):
+        session.exitstatus = exit_status(suite.verdicts) or session.exitstatus
     if suite.verdicts:
-        suite.record_history()
+        record_lived(suite)
         path = suite.run_folder / "verdict.json"
-        record_verdict(path, suite.run_verdict(int(session.exitstatus), cut_short=cut_short))
+        record_verdict(path, run_verdict(suite, int(session.exitstatus), cut_short=cut_short))
 
 
 def _record_baselines(session: pytest.Session, *, cut_short: bool) -> Iterator[str]:
@@ -152,7 +160,7 @@ def _record_baselines(session: pytest.Session, *, cut_short: bool) -> Iterator[s
     if cut_short:
         yield "no baseline was written: the run was interrupted"
         return
-    written, refused = session.config.stash[SUITE].record()
+    written, refused = record_baselines(session.config.stash[SUITE])
     if written:
         yield render_recorded(written, width=_WIDTH, color=_color(session.config))
     yield from refused
@@ -173,7 +181,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         parts.append(f"taken over from the run that was cut off: {', '.join(suite.taken_over)}")
     if suite.update_reason is None:
         parts.append(render_notes(suite.verdicts, suite.environment.name))
-        parts.extend(suite.remarks())
+        parts.extend(remarks(suite, config.rootpath / read_options(config).matrix))
         parts.append(render_next(suite.verdicts, {case.id for case in suite.tier.cases}))
     terminalreporter.write_line("\n\n".join(filter(None, parts)))
 

@@ -37,6 +37,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         acceptance_rate_frac: AR = A / D, 0..1; None where nobody said.
         position_frac: marginal acceptance P_i / S by position, each 0..1; k of them or none.
         tolerance_frac: the change of AL that the source itself still calls fine, relative to AL.
+        turns, output_cap_tokens: of a conversation and a reply; None where the figure is for any.
     """
 
     schema_version: int
@@ -52,6 +53,8 @@ class Published(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     acceptance_rate_frac: float | None
     position_frac: tuple[float, ...]
     tolerance_frac: float | None
+    turns: int | None = None
+    output_cap_tokens: int | None = None
 
     def value(self, metric_name: str) -> float | None:
         """The figure of a metric, None where nobody published it."""
@@ -74,14 +77,19 @@ def load_published(folder: Path) -> tuple[Published, ...]:
 
 
 def published_for(case: Case, published: Iterable[Published]) -> Published | None:
-    """The first figure of the same models, method, k, prompt set and temperature."""
+    """The first figure of the same models, method, k, prompts, sampling, turns and cap."""
+    return next((one for one in published if _is_of(one, case)), None)
+
+
+def _is_of(one: Published, case: Case) -> bool:
     server = case.server
+    told = (one.method, one.target, one.draft, one.draft_tokens, one.dataset, one.temperature)
     wanted = (server.method, server.target, server.draft, server.draft_tokens)
-    for one in published:
-        told = (one.method, one.target, one.draft, one.draft_tokens)
-        if (*told, one.dataset, one.temperature) == (*wanted, case.dataset, case.temperature):
-            return one
-    return None
+    return (
+        told == (*wanted, case.dataset, case.temperature)
+        and one.turns in {None, case.turns}
+        and one.output_cap_tokens in {None, case.output_cap_tokens}
+    )
 
 
 def record_published(path: Path, published: Published) -> None:

@@ -27,9 +27,12 @@ def enough_for(
     """
 
     def enough(acceptance: AcceptanceRecord | None, look: Look) -> bool:
+        if acceptance is None or not acceptance.prompts:
+            return look is not Look.EARLY  # of a sum alone, more prompts tell nothing more
         if look is Look.EARLY:
-            lost = may_stop_early and _outcomes(case, metrics[:1], acceptance, known, look)
-            return lost == {Outcome.REGRESSED}
+            if not may_stop_early:
+                return False
+            return _outcomes(case, metrics[:1], acceptance, known, look) == {Outcome.REGRESSED}
         return Outcome.INCONCLUSIVE not in _outcomes(case, metrics, acceptance, known, look)
 
     return enough

@@ -18,29 +18,20 @@ from specreg.datasets._dataset import prompts_sha256
 from specreg.docket import Docket
 from specreg.engines import engine_named
 from specreg.engines._engine import Requirement
-from specreg.environments import EngineEnvironment, engine_environment, installed_version
+from specreg.environments import EngineEnvironment, engine_environment
 from specreg.errors import BaselineError, SpecregError
-from specreg.expectation import Recorded, Shelf, load_case_prompts, record_measurements, settings_in
+from specreg.expectation import Shelf, load_case_prompts, settings_in
 from specreg.figures import figures_of, record_figures
-from specreg.history import (
-    headroom_frac,
-    history_path,
-    lived_through,
-    load_history,
-    record_history,
-    settings_sha256,
-)
 from specreg.identity import Environment
 from specreg.journal import Journal, Key
 from specreg.matrix import Case, ServerSpec, Tier
 from specreg.measurement import WHOLE, Extent, Measurement, measure
 from specreg.metrics import METRICS, Metric
 from specreg.models import model_sha256, resolve_model
-from specreg.report.json import RunVerdict, count_outcomes
 from specreg.sequential import PARTS, Look
 from specreg.server import Server, start_server
 from specreg.stopping import enough_for
-from specreg.verdict import Outcome, Verdict, own_tolerance_frac
+from specreg.verdict import Outcome, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,12 +271,13 @@ class Suite:
         valid = [one for one in launches if one.invalid is None or one is measurement]
         return self.docket.judge(metric, valid)
 
-    def note_failure(self, case: Case, metric: Metric, reason: str) -> None:
+    def note_failure(self, case: Case, metric: Metric, reason: str) -> Verdict:
         """Remembers that a metric could not be judged, so that no table leaves it out."""
         verdict = Verdict(
             case_id=case.id, metric=metric.name, outcome=Outcome.INVALID, reason=reason
         )
         self.docket.note(verdict)
+        return verdict
 
     def known_of(self, case: Case) -> Known:
         """What the baselines know of a case; that of the last case asked for is kept.
@@ -301,103 +293,8 @@ class Suite:
         """What must be equal for another measurement of the case to be compared."""
         return settings_in(self.root, case)
 
-    def record(self) -> tuple[tuple[Recorded, ...], tuple[str, ...]]:
-        """Writes the baselines of the cases whose launches were all measured.
-
-        Returns:
-            What was written, and in words what was not and why.
-        """
-        written: list[Recorded] = []
-        refused: list[str] = []
-        for case_id in dict.fromkeys(m.case.id for m in self.measurements):
-            measurements = [m for m in self.measurements if m.case.id == case_id]
-            try:
-                written.append(self._record(measurements[0].case, measurements))
-            except SpecregError as error:
-                refused.append(str(error))
-        return tuple(written), tuple(refused)
-
-    def _record(self, case: Case, measurements: list[Measurement]) -> Recorded:
-        if len(measurements) < self.launches:
-            message = (
-                f"baseline of '{case.id}': not written, {len(measurements)} of"
-                f" {self.launches} launches were measured; select the whole case: -k {case.id}-"
-            )
-            raise SpecregError(message)
-        engine = self._engine_environment(case.server.engine)
-        settings, first = self.settings(case), measurements[0]
-        draft_sha256 = model_sha256(first.draft) if first.draft else ""
-        return record_measurements(
-            measurements,
-            settings,
-            self.shelf,
-            reason=self.update_reason or "",
-            torch_version=installed_version(engine.python, "torch"),
-            identical=[
-                one
-                for one in load_history(self._history_path, case.id)
-                if (one.settings_sha256, one.engine_version, one.draft_sha256)
-                == (settings_sha256(settings), first.engine_version, draft_sha256)
-            ],
-        )
-
     @property
-    def _history_path(self) -> Path:
-        return history_path(self.history, self.environment.name)
-
-    def record_history(self) -> None:
-        """Adds what this run did to the history, for later runs to learn how hours differ."""
-        lived = []
-        for case in dict.fromkeys(one.case for one in self.measurements):
-            launches = [m for m in self.measurements if m.case == case and m.invalid is None]
-            verdicts = [v for v in self.verdicts if v.case_id == case.id]
-            if launches and verdicts and self.update_reason is None:
-                lived.append(
-                    lived_through(self.run_folder.name, launches, verdicts, self.settings(case))
-                )
-        record_history(self._history_path, lived)
-
-    def run_verdict(self, status: int, *, cut_short: bool) -> RunVerdict:
-        """What the run decided, for programs."""
-        return RunVerdict(
-            run=self.run_folder.name,
-            tier=self.tier.name,
-            environment=self.environment.name,
-            complete=not cut_short and self._asks_for_all,
-            exit_status=status,
-            outcomes=count_outcomes(self.verdicts),
-            verdicts=tuple(self.verdicts),
-        )
-
-    def remarks(self) -> Iterator[str]:
-        """What a reader of the verdicts should know besides: headroom, and baselines of no use."""
-        for case in dict.fromkeys(one.case for one in self.measurements):
-            with contextlib.suppress(BaselineError):
-                yield from self._headroom(case)
-        if self._asks_for_all:
-            unused = self.shelf.unused(case.id for case in self.tier.cases)
-            if unused:
-                names = ", ".join(path.stem for path in unused)
-                yield f"no case asks for these baselines: {names}; specreg baselines prune"
-
-    def _headroom(self, case: Case) -> Iterator[str]:
-        baseline = self.known_of(case).exact
-        settings = settings_sha256(self.settings(case))
-        lived = [
-            one
-            for one in load_history(self._history_path, case.id)
-            if one.settings_sha256 == settings
-        ]
-        for metric in self._asked_of(case) if baseline else ():
-            headroom = headroom_frac(metric, baseline, lived) if baseline else None
-            if headroom is not None and headroom >= own_tolerance_frac(metric, case) / 2:
-                yield (
-                    f"{case.id}: the baseline of {metric.name} is {headroom:.1%} below the last"
-                    f" runs; a loss of {headroom:.1%} would pass, so record it anew"
-                )
-
-    @property
-    def _asks_for_all(self) -> bool:
+    def asks_for_all(self) -> bool:
         """Whether the run judges everything that the tier has."""
         return all(
             self.asked.get(case.id, frozenset())
@@ -405,14 +302,20 @@ class Suite:
             for case in self.tier.cases
         )
 
-    def _asked_of(self, case: Case) -> tuple[Metric, ...]:
+    def asked_of(self, case: Case) -> tuple[Metric, ...]:
         """The metrics that this run judges of a case."""
         asked = self.asked.get(case.id, METRICS.keys())
         return tuple(m for m in METRICS.values() if m.name in asked and m.applies_to(case))
 
+    def _asks_for(self, case: Case) -> str:
+        """What a measurement is for; one for another purpose has other prompts or no control."""
+        if self.update_reason is not None:
+            return "record"
+        return "all" if self._asks_speed(case) else "acceptance"
+
     def _asks_speed(self, case: Case) -> bool:
         recording = self.update_reason is not None
-        return recording or any(metric.by_launch for metric in self._asked_of(case))
+        return recording or any(metric.by_launch for metric in self.asked_of(case))
 
     def _extent(self, case: Case, launch: int) -> Extent:
         """How much of a case to measure: recording takes the extension too, once.
@@ -422,7 +325,7 @@ class Suite:
         """
         if self.update_reason is not None:
             return Extent(enough=lambda _, look: look is Look.FULL and launch > 1)
-        metrics = [metric for metric in self._asked_of(case) if not metric.by_launch]
+        metrics = [metric for metric in self.asked_of(case) if not metric.by_launch]
         alone = not self._asks_speed(case)
         try:
             known = self.known_of(case)
@@ -438,7 +341,7 @@ class Suite:
     def _server(self, launch: Launch) -> contextlib.AbstractContextManager[Server]:
         return start_server(
             launch.spec,
-            self._engine_environment(launch.spec.engine),
+            self.engine_environment_of(launch.spec.engine),
             root=self.root,
             log_path=self.run_folder / "logs" / f"{launch.id}.log",
             on_gpu=self.on_gpu,
@@ -456,7 +359,7 @@ class Suite:
             case=msgspec.json.encode(case).decode(),
             case_id=case.id,
             launch=launch,
-            asked="all" if self._asks_speed(case) else "acceptance",
+            asked=self._asks_for(case),
             environment=self.environment.name,
             engine=self.engine_python or requirement.pin,
             files_sha256=" ".join(files),
@@ -466,7 +369,8 @@ class Suite:
         requirement = engine_named(engine).requirement(on_gpu=self.on_gpu)
         return dataclasses.replace(requirement, version=self.engine_version or requirement.version)
 
-    def _engine_environment(self, engine: str) -> EngineEnvironment:
+    def engine_environment_of(self, engine: str) -> EngineEnvironment:
+        """What an engine runs in; made if it isn't there."""
         requirement = self._requirement(engine)
         if self.engine_python is None:
             return engine_environment(requirement, show=self.show)

@@ -12,6 +12,7 @@ from specreg.baseline import load_acceptance
 from specreg.comparison import Comparison, Known, differing_settings
 from specreg.intervals import Change, t_quantile
 from specreg.matrix import Case
+from specreg.methods import METHODS
 from specreg.metrics import Direction, Metric, acceptance_value
 from specreg.sequential import Look
 
@@ -180,7 +181,9 @@ def tolerance_frac(metric: Metric, case: Case, known: Known) -> float:
     if known.baseline is None and told is not None and told.tolerance_frac is not None:
         value = told.value(metric.name)
         if value is not None and value > metric.origin:
-            return max(wider, told.tolerance_frac * value / (value - metric.origin))
+            theirs = told.tolerance_frac * value / (value - metric.origin)
+            # Of a length near 1 their percentage is all there is to lose: it would never fail.
+            return max(wider, theirs) if theirs < 1 else wider
     return wider
 
 
@@ -213,8 +216,12 @@ def _judge_acceptance(metric: Metric, comparison: Comparison, look: Look, say: S
     if verdict.outcome is not Outcome.REGRESSED:
         return verdict
     theirs = load_acceptance(known.baseline.acceptance) if known.baseline else None
-    reason = _by_category(metric, comparison.measurement.acceptance, theirs)
-    return dataclasses.replace(verdict, reason=reason)
+    compared = set(comparison.ours.prompt_ids) if comparison.ours is not None else set()
+    records = [
+        record.only(compared) if record is not None else None
+        for record in (comparison.measurement.acceptance, theirs)
+    ]
+    return dataclasses.replace(verdict, reason=_by_category(metric, records[0], records[1]))
 
 
 def _refuse_acceptance(metric: Metric, comparison: Comparison, say: Say) -> Verdict | None:
@@ -249,18 +256,28 @@ def _judge_speed(metric: Metric, comparison: Comparison, look: Look, say: Say) -
             f" '{where}'; {record_hint(case.id)}"
         )
         return say(outcome=Outcome.NOT_COMPARABLE, reason=reason)
-    change = comparison.speed_change(metric)
-    if change is None:
-        reason = f"its spread takes two launches or more; {record_hint(case.id)}"
-        return say(outcome=Outcome.NO_BASELINE, reason=reason)
     recorded = known.exact.launch_values(metric)
+    if not recorded or metric.name not in known.spreads:
+        lacks = "its spread takes two launches or more" if recorded else "the baseline holds none"
+        return say(outcome=Outcome.NO_BASELINE, reason=f"{lacks}; {record_hint(case.id)}")
+    tolerance = own_tolerance_frac(metric, case)
+    change = comparison.speed_change(metric)
+    if change is None:  # a goodput of nothing has no logarithm, and is no doubt worse
+        return say(
+            outcome=Outcome.REGRESSED,
+            expected=_geometric_mean(recorded),
+            change_frac=-1.0,
+            low_frac=-1.0,
+            high_frac=-1.0,
+            tolerance_frac=tolerance,
+            p_worse=0.0,
+        )
     say = functools.partial(
         say,
         value=_geometric_mean(comparison.launch_values(metric)),
         expected=_geometric_mean(recorded),
         cause=_cause(metric, comparison, change),
     )
-    tolerance = own_tolerance_frac(metric, case)
     verdict = _decide(change, tolerance, look, say, lambda frac: log_to_frac(metric, frac))
     if verdict.outcome is Outcome.INCONCLUSIVE:
         launches = f"{verdict.launches} launches against {len(recorded)}"
@@ -296,11 +313,13 @@ def _undecided(verdict: Verdict, by_what: str, remedy: str) -> Verdict:
 def _cause(metric: Metric, comparison: Comparison, change: Change) -> str:
     """Δ log(output speed) = Δ log(tokens per step) - Δ log(step time), in words.
 
-    Empty for what isn't a speed of output, and without an acceptance to compare.
+    Empty for what isn't a speed of output, without an acceptance to compare, and for a method that
+    doesn't draft in every step: AL leaves the other steps out.
     """
-    if not metric.of_output or not comparison.measurement.case.speculates:
+    method = comparison.measurement.case.server.method
+    if not metric.of_output or method == "none" or not METHODS[method].drafts_every_step:
         return ""
-    acceptance = comparison.acceptance_part()
+    acceptance = comparison.without_extension.acceptance_part()
     if acceptance is None:
         return ""
     step = change.estimate_frac - acceptance

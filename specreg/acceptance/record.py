@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import operator
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
@@ -218,6 +218,12 @@ class AcceptanceRecord:
         """
         delivered = sum(prompt.completion_tokens - 1 for prompt in self.prompts)
         return delivered / self.total.steps if self.prompts and self.total.steps else None
+
+    def only(self, prompt_ids: Container[str]) -> "AcceptanceRecord":
+        """The part of some prompts."""
+        kept = tuple(prompt for prompt in self.prompts if prompt.prompt_id in prompt_ids)
+        total = sum((prompt.counts for prompt in kept), NO_STEPS)
+        return dataclasses.replace(self, total=total, prompts=kept)
 
     def _by(self, key: "Callable[[PromptAcceptance], _KeyT]") -> "Mapping[_KeyT, AcceptanceRecord]":
         parts: dict[_KeyT, list[PromptAcceptance]] = {}

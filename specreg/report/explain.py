@@ -36,12 +36,19 @@ def render_explanation(case: Case, known: Known, lived: Sequence[Lived], *, widt
         if metric.applies_to(case):
             table.add_row(*map(Text, _row(metric, case, known, lived)))
     parts = ["\n".join(_head(case, known)), render_table(table, width, color=False), _SIGHT]
+    if known.exact is not None and not any(one.between_frac for one in known.spreads.values()):
+        parts.append(_HOURS)
     return "\n\n".join(parts)
 
 
 _SIGHT = (
     "sees: the loss that is proven nine times out of ten, with one launch. Of acceptance that is\n"
     "the worst case: no answer repeats a word of the baseline's. Equal answers leave no doubt."
+)
+
+_HOURS = (
+    "How hours differ isn't known of this machine: the doubt about speeds is that of launches of\n"
+    "one hour. Record baselines anew after five identical runs or more."
 )
 
 
@@ -106,9 +113,11 @@ def _one_run(metric: Metric, case: Case, known: Known) -> Change | None:
     Both then vary like the baseline's prompts do, which counts their differing difficulty twice.
     """
     stored = known.baseline.acceptance if known.baseline else None
-    if stored is None or len(stored.prompts) < FEWEST_PROMPTS:
+    if stored is None:
         return None
     table = load_table(stored)
+    if len(table.prompt_ids) < FEWEST_PROMPTS:
+        return None
     parts = ratio_parts(metric, table.only(table.prompt_ids[: case.prompts]))
     if parts is None or not parts[0].any():
         return None

@@ -93,8 +93,9 @@ def _worth_saying(verdicts: Iterable[Verdict]) -> Iterable[Verdict]:
     first: dict[tuple[str, Outcome], Verdict] = {}
     for verdict in verdicts:
         said = verdict.outcome in {Outcome.INVALID, Outcome.REGRESSED, Outcome.INCONCLUSIVE}
+        unlike = verdict.outcome is Outcome.NOT_COMPARABLE and "measured as" in verdict.reason
         unreadable = verdict.outcome is Outcome.NO_BASELINE and "record one" not in verdict.reason
-        if verdict.reason and (said or unreadable):
+        if verdict.reason and (said or unreadable or unlike):
             first.setdefault((verdict.case_id, verdict.outcome), verdict)
     return first.values()
 

@@ -86,10 +86,9 @@ def test_a_second_ctrl_c_is_obeyed_and_leaves_no_server_either(suite: Suite) -> 
 
 def test_an_interrupted_recording_writes_nothing_until_it_is_gone_on_with(suite: Suite) -> None:
     suite.script = Script(step_ms=8.0)
-    # `none` alone at first: one case is measured when the second server starts.
-    update = ("--update-baselines", "--reason=test", "--specreg-launches=1", "-k", "c1")
+    update = ("--update-baselines", "--reason=test", "--specreg-launches=1", "-k", "eagle3")
     with start(suite, *update) as run:
-        wait_until(lambda: servers(suite) > 1)
+        wait_until(lambda: bool(list(suite.runs.glob("*/figures/*-c1.json"))))
         run.send_signal(signal.SIGINT)
         output, _ = run.communicate(timeout=60)
 
@@ -99,5 +98,5 @@ def test_an_interrupted_recording_writes_nothing_until_it_is_gone_on_with(suite:
     suite.script = Script()
     done = suite.run("tests/perf", "-q", *update, "--specreg-resume")
     assert done.returncode == 0, done.stdout
-    assert "taken over from the run that was cut off: vllm-none-tiny-toy-c1\n" in done.stdout
-    assert set(suite.recorded()) == {"vllm-none-tiny-toy-c1", "vllm-eagle3-tiny-toy-c1"}
+    assert "taken over from the run that was cut off: vllm-eagle3-tiny-toy-c1\n" in done.stdout
+    assert set(suite.recorded()) == {"vllm-eagle3-tiny-toy-c1", "vllm-eagle3-tiny-toy-c4"}

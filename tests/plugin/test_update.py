@@ -3,7 +3,7 @@
 from tests.plugin.conftest import Suite
 from tests.scripted.vllm.script import Fault, Script
 
-UPDATE = ("tests/perf", "-q", "--update-baselines", "--reason", "test", "--specreg-launches", "1")
+UPDATE = ("tests/perf", "-q", "--update-baselines", "--reason", "test", "--specreg-launches", "2")
 
 
 def test_only_the_cases_that_ran_are_written(suite: Suite) -> None:
@@ -34,7 +34,7 @@ def test_old_and_new_values_are_printed(recorded_suite: Suite) -> None:
     (row,) = (
         line
         for line in done.stdout.splitlines()
-        if "acceptance_length" in line[:30] and line.split()[-1] == "1"
+        if "acceptance_length" in line[:30] and line.split()[-1] == "2"
     )
     old, new = (float(word) for word in row.split()[1:3])
     assert old > new > 1
@@ -50,7 +50,7 @@ def test_a_reason_is_required(suite: Suite) -> None:
 
 def test_in_a_terminal_the_reason_is_asked_for(suite: Suite) -> None:
     done = suite.run_in_terminal(
-        *("tests/perf", "-q", "--update-baselines", "--specreg-launches=1", "-k", "none and c1"),
+        *("tests/perf", "-q", "--update-baselines", "--specreg-launches=2", "-k", "none and c1"),
         answer="new head",
     )
 

@@ -11,7 +11,14 @@ import pytest
 
 from specreg.acceptance.record import StepCounts
 from specreg.arrivals import Arrivals, Load
-from specreg.baseline import Baseline, CaseSettings, baseline_path, load_baseline, record_baseline
+from specreg.baseline import (
+    Baseline,
+    CaseSettings,
+    Noise,
+    baseline_path,
+    load_baseline,
+    record_baseline,
+)
 from specreg.comparison import Known, differing_settings
 from specreg.datasets import Prompt
 from specreg.errors import BaselineError, DatasetError, OutdatedBaselineError
@@ -377,6 +384,64 @@ def test_the_history_of_identical_runs_becomes_the_noise(tmp_path: Path) -> None
     assert recorded.new.noise["speedup_ratio"].runs == 5
     assert 0.04 < recorded.new.noise["speedup_ratio"].between_frac < 0.07
     assert load_baseline(recorded.path) == recorded.new
+
+
+def recorded(folder: Path, *launches: Measurement) -> Baseline:
+    """What is recorded of some launches."""
+    return record_measurements(launches, builders.SETTINGS, shelf(folder), reason="again").new
+
+
+def test_one_launch_records_acceptance_and_leaves_the_speeds_as_they_were(tmp_path: Path) -> None:
+    assert recorded(tmp_path, launch()).launches == ()
+    speeds = recorded(tmp_path, launch(), launch()).launches
+    worse = recorded(tmp_path, launch(builders.counts(8, 4, 4, 4)))
+    assert worse.launches == speeds
+    assert worse.acceptance == builders.stored(builders.counts(8, 4, 4, 4))
+
+
+def test_one_launch_without_acceptance_has_nothing_to_record(tmp_path: Path) -> None:
+    plain = builders.measurement({"speedup_ratio": 1.5})
+    with pytest.raises(BaselineError, match="one launch tells no speed, and there is no accept"):
+        recorded(tmp_path, plain)
+
+
+def test_what_is_known_of_hours_outlives_a_recording(tmp_path: Path) -> None:
+    old = msgspec.structs.replace(
+        write(tmp_path, builders.ENVIRONMENT),
+        noise={"speedup_ratio": Noise(between_frac=0.05, runs=7)},
+    )
+    record_baseline(shelf(tmp_path).path(builders.CASE.id), old)
+    assert recorded(tmp_path, launch(), launch()).noise == old.noise
+
+
+def test_a_goodput_of_nothing_is_no_baseline(tmp_path: Path) -> None:
+    none = builders.measurement({"goodput_requests_per_s": 0.0}, of=COUNTS)
+    with pytest.raises(BaselineError, match="goodput_requests_per_s is 0 in a launch"):
+        recorded(tmp_path, none, none)
+
+
+def test_launches_may_differ_by_chance(tmp_path: Path) -> None:
+    """With a temperature each launch says something else; AL 2.5 and 2.53 of prompts that vary."""
+    several = [
+        builders.counts(8, 0, 6, 6),
+        builders.counts(2, 8, 4, 6),
+        builders.counts(10, 4, 2, 4),
+        builders.counts(4, 4, 8, 4),
+    ]
+
+    def drawn(shift: int) -> Measurement:
+        prompts = [
+            builders.prompt_acceptance(several[(n + shift) % 4], prompt_id=f"chat-{n}")
+            for n in range(7)
+        ]
+        replay = Replay(rounds=(), control_rounds=(), acceptance=builders.acceptance_of(prompts))
+        return dataclasses.replace(launch(), replay=replay)
+
+    lengths = [
+        one.acceptance.total.acceptance_length for one in (drawn(0), drawn(1)) if one.acceptance
+    ]
+    assert abs((lengths[0] or 0) / (lengths[1] or 1) - 1) > 0.005
+    assert recorded(tmp_path, drawn(0), drawn(1)).acceptance is not None
 
 
 def test_a_baseline_of_an_earlier_form_is_replaced(tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specreg.baseline import Baseline
 from specreg.history import (
     Lived,
+    baseline_sha256,
     headroom_frac,
     history_path,
     lived_through,
@@ -22,13 +24,19 @@ from specreg.history import (
     settings_sha256,
 )
 from specreg.intervals import Spread
-from specreg.metrics import METRICS
+from specreg.metrics import METRICS, Metric
 from specreg.verdict import Outcome, Verdict
 from tests.unit import builders
 
 SPEED = METRICS["throughput_tokens_per_s"]
 TIME = METRICS["tpot_p50_ms"]
 LENGTH = METRICS["acceptance_length_tokens"]
+
+
+BASELINE = builders.baseline(
+    {SPEED.name: 100.0, TIME.name: 10.0}, {SPEED.name: 100.0}, of=builders.counts(5, 0, 5)
+)
+"""Of 100 tokens/s, 10 ms and AL 2."""
 
 
 def lived(case_id: str = "case", **values: float) -> Lived:
@@ -68,9 +76,9 @@ def test_lines_come_back_the_oldest_first_and_by_case(path: Path) -> None:
     first, other, second = lived(tpot_p50_ms=8.0), lived("other"), lived(tpot_p50_ms=9.0)
     record_history(path, [first, other])
     record_history(path, [second])
-    assert load_history(path, "case") == (first, second)
-    assert load_history(path, "other") == (other,)
-    assert load_history(path, "third") == ()
+    assert load_history(path)["case"] == (first, second)
+    assert load_history(path)["other"] == (other,)
+    assert set(load_history(path)) == {"case", "other"}
     assert len(path.read_bytes().splitlines()) == 3
 
 
@@ -91,31 +99,31 @@ def test_a_line_that_can_not_be_read_is_left_out(path: Path, torn: bytes) -> Non
     with path.open("ab") as file:
         file.write(torn + b"\n")
     record_history(path, [after])
-    assert load_history(path, "case") == (before, after)
+    assert load_history(path)["case"] == (before, after)
 
 
 def test_a_run_that_was_cut_off_takes_no_later_one_with_it(path: Path) -> None:
     record_history(path, [lived()])
     path.write_bytes(path.read_bytes()[:-9])
     record_history(path, [lived(tpot_p50_ms=9.0)])
-    assert load_history(path, "case") == (lived(tpot_p50_ms=9.0),)
+    assert load_history(path)["case"] == (lived(tpot_p50_ms=9.0),)
 
 
 def test_what_a_later_specreg_adds_to_a_line_does_not_hide_it(path: Path) -> None:
     record_history(path, [lived()])
     path.write_bytes(path.read_bytes().replace(b'{"run"', b'{"new": 1, "run"'))
-    assert load_history(path, "case") == (lived(),)
+    assert load_history(path)["case"] == (lived(),)
 
 
 def test_a_machine_without_a_history_has_none(path: Path) -> None:
-    assert load_history(path, "case") == ()
+    assert load_history(path) == {}
 
 
 def test_a_disk_that_refuses_loses_no_verdict(tmp_path: Path) -> None:
     (tmp_path / "history").write_text("no folder")
     path = history_path(tmp_path / "history", "cpu")
     record_history(path, [lived()])
-    assert load_history(path, "case") == ()
+    assert load_history(path) == {}
 
 
 def test_a_run_is_what_its_launches_did_on_average() -> None:
@@ -127,8 +135,9 @@ def test_a_run_is_what_its_launches_did_on_average() -> None:
         Verdict(case_id=builders.CASE.id, metric=SPEED.name, outcome=Outcome.PASS),
         Verdict(case_id=builders.CASE.id, metric=TIME.name, outcome=Outcome.INCONCLUSIVE),
     ]
-    found = lived_through("20261121-0730", launches, verdicts, builders.SETTINGS)
-    assert found.values == pytest.approx({SPEED.name: 100.0, TIME.name: 8.0, LENGTH.name: 2.5})
+    verdicts[0] = dataclasses.replace(verdicts[0], change_frac=0.25)
+    found = lived_through("20261121-0730", launches, verdicts, builders.SETTINGS, BASELINE)
+    assert found.values == pytest.approx({SPEED.name: 100.0, TIME.name: 8.0})
     assert msgspec.structs.replace(found, values={}) == Lived(
         run="20261121-0730",
         case_id=builders.CASE.id,
@@ -137,6 +146,8 @@ def test_a_run_is_what_its_launches_did_on_average() -> None:
         draft_sha256="",
         values={},
         outcomes={SPEED.name: "PASS", TIME.name: "INCONCLUSIVE"},
+        changes={SPEED.name: 0.25},
+        baseline_sha256=baseline_sha256(BASELINE),
         launches=2,
     )
 
@@ -145,7 +156,13 @@ def test_a_figure_of_nothing_is_none() -> None:
     """No logarithm of it; one launch where nothing was accepted doesn't hide the others."""
     rate = "acceptance_rate_frac"
     launches = [builders.measurement({rate: value, SPEED.name: 0.0}) for value in (0.0, 0.5)]
-    assert lived_through("run", launches, [], builders.SETTINGS).values == {rate: 0.5}
+    verdicts = [
+        Verdict(case_id=builders.CASE.id, metric=name, outcome=Outcome.PASS)
+        for name in (rate, SPEED.name)
+    ]
+    found = lived_through("run", launches, verdicts, builders.SETTINGS, None)
+    assert found.values == {rate: 0.5}
+    assert found.baseline_sha256 == ""
 
 
 def test_the_draft_that_was_judged_is_known_by_its_files(tmp_path: Path) -> None:
@@ -153,8 +170,8 @@ def test_the_draft_that_was_judged_is_known_by_its_files(tmp_path: Path) -> None
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     launch = dataclasses.replace(builders.measurement({}), draft=str(tmp_path))
     plain = dataclasses.replace(launch, draft=None)
-    assert len(lived_through("run", [launch], [], builders.SETTINGS).draft_sha256) == 64
-    assert lived_through("run", [plain], [], builders.SETTINGS).draft_sha256 == ""
+    assert len(lived_through("run", [launch], [], builders.SETTINGS, None).draft_sha256) == 64
+    assert lived_through("run", [plain], [], builders.SETTINGS, None).draft_sha256 == ""
 
 
 def test_any_setting_tells_two_cases_apart() -> None:
@@ -210,40 +227,40 @@ def test_noise_and_launches_never_add_up_to_less_than_the_runs(
     assert noise.between_frac**2 <= total * (1 + 1e-9)
 
 
-BASELINE = builders.baseline(
-    {SPEED.name: 100.0, TIME.name: 10.0}, {SPEED.name: 100.0}, of=builders.counts(5, 0, 5)
-)
-"""Of 100 tokens/s, 10 ms and AL 2."""
+def better(*changes: float, metric: Metric = SPEED, of: Baseline = BASELINE) -> list[Lived]:
+    """Runs that were better than a baseline by so much."""
+    checksum = baseline_sha256(of)
+    plain = lived()
+    return [
+        msgspec.structs.replace(plain, changes={metric.name: change}, baseline_sha256=checksum)
+        for change in changes
+    ]
 
 
 def test_headroom_is_what_the_last_seven_runs_were_better_by() -> None:
     """The eighth from the end, which was far better, no longer counts."""
-    found = headroom_frac(SPEED, BASELINE, runs(900, 102, 104, 106, 108, 102, 104, 108))
-    assert found == pytest.approx(0.34 / 7)
-
-
-def test_headroom_is_in_the_metrics_own_direction_and_beyond_the_one() -> None:
-    shorter = [lived(tpot_p50_ms=9.0)] * 5
-    longer = [lived(acceptance_length_tokens=2.1)] * 5
-    assert headroom_frac(TIME, BASELINE, shorter) == pytest.approx(0.1)
-    assert headroom_frac(LENGTH, BASELINE, longer) == pytest.approx(0.1)
-    assert headroom_frac(TIME, BASELINE, [lived(tpot_p50_ms=11.0)] * 5) is None
-    same = lived(acceptance_length_tokens=2.0)
-    assert headroom_frac(LENGTH, BASELINE, [*longer, same]) is None
+    changes = (8.0, 0.02, 0.04, 0.06, 0.08, 0.02, 0.04, 0.08)
+    assert headroom_frac(SPEED, BASELINE, better(*changes)) == pytest.approx(0.34 / 7)
 
 
 @pytest.mark.parametrize(
-    "speeds",
+    "changes",
     [
-        pytest.param((110, 110, 110, 110), id="four-runs"),
-        pytest.param((110, 110, 110, 110, 100), id="one-as-usual"),
-        pytest.param((110, 110, 110, 110, 110, 99), id="one-worse"),
+        pytest.param((0.1, 0.1, 0.1, 0.1), id="four-runs"),
+        pytest.param((0.1, 0.1, 0.1, 0.1, 0.0), id="one-as-usual"),
+        pytest.param((0.1, 0.1, 0.1, 0.1, 0.1, -0.01), id="one-worse"),
     ],
 )
-def test_runs_that_were_not_all_better_leave_no_headroom(speeds: Sequence[float]) -> None:
-    assert headroom_frac(SPEED, BASELINE, runs(*speeds)) is None
+def test_runs_that_were_not_all_better_leave_no_headroom(changes: Sequence[float]) -> None:
+    assert headroom_frac(SPEED, BASELINE, better(*changes)) is None
 
 
-def test_a_baseline_without_the_figure_has_no_headroom() -> None:
-    assert headroom_frac(SPEED, builders.baseline(), runs(*[110] * 5)) is None
-    assert headroom_frac(SPEED, BASELINE, [lived(tpot_p50_ms=9.0)] * 5) is None
+def test_runs_that_were_judged_by_another_baseline_do_not_count() -> None:
+    """Recorded anew, lower on purpose: that the runs before were better says nothing."""
+    other = builders.baseline({SPEED.name: 90.0})
+    assert headroom_frac(SPEED, other, better(*[0.1] * 5)) is None
+    assert headroom_frac(SPEED, other, better(*[0.1] * 5, of=other)) == pytest.approx(0.1)
+
+
+def test_a_metric_that_was_not_judged_has_no_headroom() -> None:
+    assert headroom_frac(SPEED, BASELINE, better(*[0.1] * 5, metric=TIME)) is None

@@ -13,15 +13,17 @@ import httpx
 import msgspec
 import pytest
 
+from specreg.acceptance.record import AcceptanceRecord
 from specreg.arrivals import Arrivals, Load
 from specreg.crew import Crew, open_crew
 from specreg.datasets import Prompt
 from specreg.environments import EngineEnvironment
 from specreg.errors import InvalidMeasurementError, ServerDiedError
 from specreg.matrix import Case, ServerSpec
-from specreg.measurement import Measurement, check_client, deal, measure, warm_up
+from specreg.measurement import Extent, Measurement, check_client, deal, measure, warm_up
 from specreg.metrics import Family, metrics_of
 from specreg.replay import Round
+from specreg.sequential import Look
 from specreg.server import Server, start_server
 from specreg.spread import Histogram
 from specreg.talk import Record
@@ -185,6 +187,56 @@ def test_each_request_is_recorded_with_its_round(servers: tuple[Server, Server])
         for place, prompt in enumerate(PROMPTS)
         for control in (False, True)
     )
+
+
+def asked_of(
+    servers: tuple[Server, Server], answers: Sequence[bool], parts: int | None = None
+) -> tuple[Measurement, list[tuple[int, Look]]]:
+    """A measurement whose extent is up to these answers; at which prompts and looks it asked."""
+    asked: list[tuple[int, Look]] = []
+
+    def enough(acceptance: AcceptanceRecord | None, look: Look) -> bool:
+        assert acceptance is not None
+        asked.append((len(acceptance.prompts), look))
+        return answers[len(asked) - 1]
+
+    found = measure(
+        builders.CASE,
+        *servers,
+        builders.PROMPTS,
+        show=lambda _: None,
+        extent=Extent(parts=parts, enough=enough),
+    )
+    assert found.invalid is None
+    return found, asked
+
+
+def test_a_measurement_that_was_not_enough_goes_on_with_other_prompts(
+    servers: tuple[Server, Server],
+) -> None:
+    """Four prompts of the case, and the two that there are more; speeds are those of the four."""
+    found, asked = asked_of(servers, [False, False])
+    assert asked == [(2, Look.EARLY), (4, Look.FULL)]
+    assert found.look is Look.EXTENDED
+    assert found.replay is not None
+    assert found.acceptance is not None
+    assert [one.prompt_id for one in found.acceptance.prompts] == [p.id for p in builders.PROMPTS]
+    truths = [builders.truth(prompt, DEFAULTS) for prompt in builders.PROMPTS]
+    assert found.acceptance.total == builders.counts_of(truths)
+    assert sum(len(part.traces) for part in found.replay.rounds) == 4
+    assert len(found.replay.control_rounds) == builders.CASE.rounds
+
+
+def test_a_measurement_stops_when_it_is_enough(servers: tuple[Server, Server]) -> None:
+    found, asked = asked_of(servers, [False, True], parts=4)
+    assert asked == [(1, Look.EARLY), (2, Look.EARLY)]
+    assert found.look is Look.EARLY
+    assert found.acceptance is not None
+    assert len(found.acceptance.prompts) == 2
+
+
+def test_all_prompts_are_enough_unless_somebody_says_otherwise(valid: Measurement) -> None:
+    assert valid.look is Look.FULL
 
 
 def test_several_client_processes_measure_what_one_does(

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from specreg.errors import UnknownNameError
+from specreg.errors import MatrixError, UnknownNameError
 from specreg.matrix import MOST_DRAFT_TOKENS, Case, Limits
 from specreg.metrics import (
     METRICS,
@@ -234,6 +234,18 @@ def test_a_tolerance_is_one_of_a_metric() -> None:
         check_tolerances(misspelled)
     assert "unknown metric in tolerances 'tpot_p50'; did you mean 'tpot_p50_ms'" in str(error.value)
     assert builders.CASE.id in str(error.value)
+
+
+def test_a_tolerance_that_no_loss_could_overstep_is_refused() -> None:
+    """A time may become twice as long; no more than all tokens per second can be lost."""
+    check_tolerances(dataclasses.replace(builders.CASE, tolerances=(("tpot_p50_ms", 1.0),)))
+    blind = dataclasses.replace(builders.CASE, tolerances=(("throughput_tokens_per_s", 1.0),))
+    with pytest.raises(MatrixError) as error:
+        check_tolerances(blind)
+    assert str(error.value) == (
+        f"{builders.CASE.id}: tolerances.throughput_tokens_per_s = 1, needed less than 1: no loss"
+        " is greater than all there is, so it could never fail; lower it"
+    )
 
 
 def test_each_position_that_can_be_drafted_has_a_metric() -> None:

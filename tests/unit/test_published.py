@@ -233,8 +233,13 @@ def test_the_acceptance_of_llama_in_vllms_own_test_is_among_them() -> None:
         target="meta-llama/Llama-3.1-8B-Instruct",
         draft="RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3",
     )
-    case = dataclasses.replace(builders.CASE, server=server, dataset="mt-bench")
-    found = published_for(case, load_published(builders.ROOT / "baselines"))
+    case = dataclasses.replace(
+        builders.CASE, server=server, dataset="mt-bench", turns=1, output_cap_tokens=256
+    )
+    figures = load_published(builders.ROOT / "baselines")
+    for otherwise in ({"turns": 2}, {"turns": None}, {"output_cap_tokens": 128}):
+        assert published_for(dataclasses.replace(case, **otherwise), figures) is None
+    found = published_for(case, figures)
     assert found is not None
     assert found.acceptance_length_tokens == 2.6
     assert found.position_frac == (0.7296, 0.5208, 0.3545)

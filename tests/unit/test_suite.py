@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from specreg.closing import record_baselines, record_lived
 from specreg.errors import ServerDiedError
 from specreg.expectation import Shelf, record_measurements, settings_in
 from specreg.history import history_path, load_history
@@ -177,7 +178,7 @@ def test_a_failure_is_a_row_of_the_table(tmp_path: Path) -> None:
 
 def test_a_case_of_which_a_launch_is_missing_is_not_recorded(tmp_path: Path) -> None:
     one = measured(suite(tmp_path, update_reason="first run", launches=3), MEASURED)
-    recorded, complaints = one.record()
+    recorded, complaints = record_baselines(one)
     assert recorded == ()
     (complaint,) = complaints
     assert "not written, 1 of 3 launches were measured" in complaint
@@ -189,7 +190,7 @@ def test_a_case_with_lists_among_its_settings_is_recorded_too(tmp_path: Path) ->
     case = dataclasses.replace(builders.CASE, chat_template_args=(("tools", ["a"]),))
     launch = builders.measurement({LENGTH.name: 2.5}, of=COUNTS, case=case)
     one = measured(suite(tmp_path, update_reason="first run"), launch)
-    (written,), refused = one.record()
+    (written,), refused = record_baselines(one)
     assert written.new.case.chat_template_args == (("tools", ["a"]),)
     assert refused == ()
 
@@ -197,16 +198,16 @@ def test_a_case_with_lists_among_its_settings_is_recorded_too(tmp_path: Path) ->
 def test_what_a_run_did_is_history_and_only_if_it_judged(tmp_path: Path) -> None:
     one = measured(suite(tmp_path), MEASURED)
     one.judge(LENGTH, builders.CASE, 1)
-    one.record_history()
+    record_lived(one)
     path = history_path(tmp_path / "history", builders.ENVIRONMENT.name)
-    (lived,) = load_history(path, builders.CASE.id)
+    (lived,) = load_history(path)[builders.CASE.id]
     assert lived.outcomes == {LENGTH.name: "NO_BASELINE"}
     assert lived.values == {LENGTH.name: 2.5}
     assert lived.engine_version == "0.32.0"
     recording = measured(suite(tmp_path, update_reason="again"), MEASURED)
     recording.judge(LENGTH, builders.CASE, 1)
-    recording.record_history()
-    assert len(load_history(path, builders.CASE.id)) == 1
+    record_lived(recording)
+    assert len(load_history(path)[builders.CASE.id]) == 1
 
 
 MEASURED = builders.measurement({LENGTH.name: 2.5}, of=COUNTS)

@@ -333,16 +333,38 @@ def test_a_sum_without_its_prompts_tells_nothing() -> None:
 
 def test_a_change_of_speed_says_what_it_comes_from() -> None:
     """AL from 2.0 to 1.8 is -10 %; of -19 % in all the other -10 % is the step's."""
-    name = THROUGHPUT.name
-    baseline = builders.baseline({name: 100.0}, {name: 100.0}, of=of_length(2.0))
-    measurement = builders.measurement({name: 81.0}, of=of_length(1.8))
-    verdict = judged(THROUGHPUT, measurement, known(baseline))
-    assert verdict.outcome is Outcome.REGRESSED
-    assert verdict.cause == "-10.0% by acceptance, -10.0% by the cost of a step"
-    ttft = METRICS["ttft_p50_ms"]
-    baseline = builders.baseline({ttft.name: 1.0}, {ttft.name: 1.0}, of=of_length(2.0))
-    measurement = builders.measurement({ttft.name: 1.0}, of=of_length(1.8))
-    assert judged(ttft, measurement, known(baseline)).cause == ""
+    for name, method, cause in (
+        (THROUGHPUT.name, "eagle3", "-10.0% by acceptance, -10.0% by the cost of a step"),
+        (THROUGHPUT.name, "ngram", ""),  # it doesn't draft in every step
+        ("ttft_p50_ms", "eagle3", ""),
+    ):
+        server = dataclasses.replace(builders.SPEC, method=method)
+        case = dataclasses.replace(builders.CASE, server=server, prompts=6)
+        sign = METRICS[name].direction.value
+        baseline = builders.baseline({name: 100.0}, {name: 100.0}, of=of_length(2.0))
+        values = {name: 100.0 * 0.81**sign}
+        measurement = builders.measurement(values, of=of_length(1.8), case=case)
+        verdict = judged(METRICS[name], measurement, known(baseline))
+        assert verdict.outcome is Outcome.REGRESSED
+        assert verdict.cause == cause
+
+
+def test_a_goodput_of_nothing_regressed() -> None:
+    goodput = METRICS["goodput_requests_per_s"]
+    baseline = builders.baseline({goodput.name: 5.0}, {goodput.name: 5.1})
+    of = known(baseline, within_frac=0.01)
+    verdict = judged(goodput, builders.measurement({goodput.name: 0.0}), of)
+    assert (verdict.outcome, verdict.change_frac) == (Outcome.REGRESSED, -1.0)
+    assert "measured 0, baseline 5.05, 100.0% worse" in str(verdict)
+
+
+def test_a_loss_is_told_by_category_of_the_prompts_that_both_have() -> None:
+    """The baseline's further prompts are of another length and don't count."""
+    theirs = builders.acceptance(of_length(2.0), prompts=6)
+    further = builders.prompt_acceptance(of_length(3.0), prompt_id="chat-9")
+    more = builders.acceptance_of([*theirs.prompts, further])
+    verdict = judge_records(builders.acceptance(of_length(1.5), prompts=6), more, Look.FULL)
+    assert verdict.reason == "by category: chat 2 -> 1.5"
 
 
 PUBLISHED = Published(
@@ -369,6 +391,7 @@ PUBLISHED = Published(
         (1.91, None, Outcome.REGRESSED),
         (1.85, 0.1, Outcome.PASS),  # a tenth of AL 2.0 is a fifth of AL - 1
         (1.75, 0.1, Outcome.REGRESSED),
+        (1.91, 0.5, Outcome.REGRESSED),  # half of AL 2.0 is all of AL - 1: no such tolerance
     ],
 )
 def test_a_published_figure_is_better_than_none(

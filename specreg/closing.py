@@ -1,0 +1,142 @@
+"""What is done when a run ends: what it measured and decided in, files and remarks out."""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from specreg.baseline import Baseline
+from specreg.comparison import differing_settings
+from specreg.environments import installed_version
+from specreg.errors import BaselineError, SpecregError
+from specreg.expectation import Recorded, record_measurements
+from specreg.history import (
+    Lived,
+    headroom_frac,
+    history_path,
+    lived_through,
+    load_history,
+    record_history,
+    settings_sha256,
+)
+from specreg.matrix import Case, all_case_ids
+from specreg.measurement import Measurement
+from specreg.models import model_sha256
+from specreg.report.json import RunVerdict, count_outcomes
+from specreg.suite import Suite
+from specreg.verdict import own_tolerance_frac
+
+
+def record_baselines(suite: Suite) -> tuple[tuple[Recorded, ...], tuple[str, ...]]:
+    """Writes the baselines of the cases whose launches were all measured.
+
+    Returns:
+        What was written, and in words what was not and why.
+    """
+    written: list[Recorded] = []
+    refused: list[str] = []
+    for case in _cases(suite):
+        measurements = [one for one in suite.measurements if one.case == case]
+        try:
+            written.append(_record(suite, case, measurements))
+        except SpecregError as error:
+            refused.append(str(error))
+    return tuple(written), tuple(refused)
+
+
+def record_lived(suite: Suite) -> None:
+    """Adds what a run that judged did to the history, for later ones to learn how hours differ."""
+    if suite.update_reason is not None:
+        return
+    lived = []
+    for case in _cases(suite):
+        launches = [m for m in suite.measurements if m.case == case and m.invalid is None]
+        verdicts = [v for v in suite.verdicts if v.case_id == case.id]
+        if launches and verdicts:
+            run = suite.run_folder.name
+            settings = suite.settings(case)
+            lived.append(lived_through(run, launches, verdicts, settings, _exact(suite, case)))
+    record_history(history_path(suite.history, suite.environment.name), lived)
+
+
+def run_verdict(suite: Suite, status: int, *, cut_short: bool) -> RunVerdict:
+    """What the run decided, for programs."""
+    return RunVerdict(
+        run=suite.run_folder.name,
+        tier=suite.tier.name,
+        environment=suite.environment.name,
+        complete=not cut_short and suite.asks_for_all,
+        exit_status=status,
+        outcomes=count_outcomes(suite.verdicts),
+        verdicts=tuple(suite.verdicts),
+    )
+
+
+def remarks(suite: Suite, matrix: Path) -> Iterator[str]:
+    """What a reader of the verdicts should know besides: headroom, and baselines of no use.
+
+    Args:
+        suite: of the run.
+        matrix: the folder of all tiers.
+    """
+    history = load_history(history_path(suite.history, suite.environment.name))
+    for case in _cases(suite):
+        yield from _headroom(suite, case, history.get(case.id, ()))
+    if suite.asks_for_all:
+        with contextlib.suppress(SpecregError):  # another tier can't be read; its own runs say so
+            unused = suite.shelf.unused(all_case_ids(matrix))
+            if unused:
+                names = ", ".join(path.stem for path in unused)
+                yield f"no case asks for these baselines: {names}; specreg baselines prune"
+
+
+def _cases(suite: Suite) -> Iterable[Case]:
+    """The cases that were measured, each once."""
+    return {one.case.id: one.case for one in suite.measurements}.values()
+
+
+def _record(suite: Suite, case: Case, measurements: list[Measurement]) -> Recorded:
+    if len(measurements) < suite.launches:
+        message = (
+            f"baseline of '{case.id}': not written, {len(measurements)} of {suite.launches}"
+            f" launches were measured; select the whole case: -k {case.id}-"
+        )
+        raise SpecregError(message)
+    first = measurements[0]
+    settings = suite.settings(case)
+    draft_sha256 = model_sha256(first.draft) if first.draft else ""
+    alike = (settings_sha256(settings), first.engine_version, draft_sha256)
+    history = load_history(history_path(suite.history, suite.environment.name))
+    return record_measurements(
+        measurements,
+        settings,
+        suite.shelf,
+        reason=suite.update_reason or "",
+        torch_version=installed_version(
+            suite.engine_environment_of(case.server.engine).python, "torch"
+        ),
+        identical=[
+            one
+            for one in history.get(case.id, ())
+            if (one.settings_sha256, one.engine_version, one.draft_sha256) == alike
+        ],
+    )
+
+
+def _headroom(suite: Suite, case: Case, lived: Sequence[Lived]) -> Iterator[str]:
+    exact = _exact(suite, case)
+    for metric in suite.asked_of(case) if exact else ():
+        headroom = headroom_frac(metric, exact, lived) if exact else None
+        if headroom is not None and headroom >= own_tolerance_frac(metric, case) / 2:
+            yield (
+                f"{case.id}: the baseline of {metric.name} is {headroom:.1%} below the last runs;"
+                f" a loss of {headroom:.1%} would pass, so record it anew"
+            )
+
+
+def _exact(suite: Suite, case: Case) -> Baseline | None:
+    """The baseline that a case was judged against, if it is this machine's."""
+    with contextlib.suppress(BaselineError):
+        known = suite.known_of(case)
+        if known.exact is not None and not differing_settings(known.exact.case, known.settings):
+            return known.exact
+    return None
