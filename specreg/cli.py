@@ -8,10 +8,16 @@ from typing import Annotated
 
 import typer
 
-from specreg.baseline import Baseline, load_baseline, parse_baseline, render_schema
+from specreg.baseline import (
+    Baseline,
+    load_baseline,
+    parse_baseline,
+    record_baseline,
+    render_schema,
+)
 from specreg.errors import BaselineError, SpecregError, UnknownNameError
 from specreg.expectation import Shelf, settings_in
-from specreg.history import history_path, load_history
+from specreg.history import history_path, learned, load_history
 from specreg.identity import current_environment, find_gpus
 from specreg.importing import ImportAbout, parse_import
 from specreg.matrix import Case, Tier, all_case_ids, load_tier
@@ -140,6 +146,30 @@ def prune(
         path.unlink()
         typer.echo(f"removed {path}")
     typer.echo(f"{len(unused)} removed of {shelf.environment.name}")
+
+
+@baselines.command()
+def learn(
+    tier: TierOption = None,
+    root: RootOption = HERE,
+    folder: FolderOption = BASELINES,
+    matrix: MatrixOption = MATRIX,
+    runs: RunsOption = RUNS,
+) -> None:
+    """Write how hours differ into this machine's baselines, from the history of identical runs.
+
+    Nothing else of them changes. It takes five runs of a case or more.
+    """
+    shelf = _shelf(root / folder, _tier(root / matrix, tier))
+    history = load_history(history_path((root / runs).parent / "history", shelf.environment.name))
+    for path in _paths(root / folder):
+        old = load_baseline(path) if path.parent.name == shelf.environment.name else None
+        new = learned(old, history.get(path.stem, ())) if old is not None else None
+        if new is None or new == old:
+            continue
+        record_baseline(path, new)
+        shown = (f"{name} {noise.between_frac:.1%}" for name, noise in new.noise.items())
+        typer.echo(f"{path.stem}: {', '.join(shown)}")
 
 
 @baselines.command("import")

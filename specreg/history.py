@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from specreg.baseline import Baseline, CaseSettings, Noise
+from specreg.comparison import spreads_of
 from specreg.intervals import Spread
 from specreg.journal import mend_torn_line
 from specreg.measurement import Measurement
@@ -137,6 +138,20 @@ def noise_of(identical: Sequence[Lived], spreads: Mapping[str, Spread]) -> dict[
             beyond = statistics.variance(math.log(one.values[name]) for one in seen) - within
             found[name] = Noise(between_frac=math.sqrt(max(beyond, 0.0)), runs=len(seen))
     return found
+
+
+def learned(baseline: Baseline, lived: Iterable[Lived]) -> Baseline:
+    """The baseline with what identical runs tell of hours, as far as they tell anything new.
+
+    Identical are those of the same settings, engine's version and draft.
+    """
+    by = baseline.provenance
+    alike = (settings_sha256(baseline.case), by.engine_version, by.draft_sha256)
+    identical = [
+        one for one in lived if (one.settings_sha256, one.engine_version, one.draft_sha256) == alike
+    ]
+    noise = {**baseline.noise, **noise_of(identical, spreads_of((baseline,)))}
+    return msgspec.structs.replace(baseline, noise=noise)
 
 
 def headroom_frac(metric: Metric, baseline: Baseline, lived: Sequence[Lived]) -> float | None:

@@ -48,7 +48,7 @@ _SIGHT = (
 
 _HOURS = (
     "How hours differ isn't known of this machine: the doubt about speeds is that of launches of\n"
-    "one hour. Record baselines anew after five identical runs or more."
+    "one hour. After five identical runs or more: specreg baselines learn"
 )
 
 

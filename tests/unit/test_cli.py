@@ -12,7 +12,7 @@ from specreg.baseline import Baseline, baseline_path, load_baseline, record_base
 from specreg.cli import app, main
 from specreg.errors import SpecregError
 from specreg.expectation import settings_in
-from specreg.history import Lived, history_path, record_history
+from specreg.history import Lived, history_path, record_history, settings_sha256
 from specreg.identity import current_environment
 from specreg.matrix import Case, load_tier
 from specreg.report.json import RunVerdict, record_verdict
@@ -163,6 +163,35 @@ def test_a_revision_that_git_does_not_know_is_no_difference(root: Path) -> None:
     committed(root)
     done = specreg(root, "baselines", "diff", "v9")
     assert str(done.exception).startswith("revision 'v9': git knows none of this name")
+
+
+def test_hours_are_learnt_from_identical_runs_and_nothing_else_changes(root: Path) -> None:
+    path = recorded(root)
+    before = load_baseline(path)
+    assert before is not None
+    lived = [
+        Lived(
+            run="r",
+            case_id=CASE_ID,
+            settings_sha256=settings_sha256(before.case),
+            engine_version=version,
+            draft_sha256="",
+            values={"throughput_tokens_per_s": value},
+            outcomes={},
+        )
+        for value, version in (
+            *((value, "0.32.0") for value in (90.0, 110.0, 100.0, 95.0, 105.0)),
+            (1.0, "0.31.0"),
+        )
+    ]
+    record_history(history_path(root / ".specreg/history", HERE.name), lived)
+    done = specreg(root, "baselines", "learn", "--tier", "cpu")
+    assert done.output == f"{CASE_ID}: throughput_tokens_per_s 7.9%\n"
+    after = load_baseline(path)
+    assert after is not None
+    assert after.noise["throughput_tokens_per_s"].runs == 5
+    assert msgspec.structs.replace(after, noise={}) == before
+    assert specreg(root, "baselines", "learn", "--tier", "cpu").output == ""
 
 
 def ran(root: Path, name: str, *, complete: bool = True, exit_status: int = 0) -> None:
