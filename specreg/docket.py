@@ -129,7 +129,6 @@ class Docket:
         """Looks at what was postponed on fresh launches, then at all verdicts together."""
         if self._settled:
             return
-        self._settled = True
         waiting = dict(self._postponed)
         for further in range(1, MORE_LAUNCHES + 1):
             cases = list({one.case.id: one.case for one in waiting.values()}.values())
@@ -144,6 +143,7 @@ class Docket:
         self.verdicts[:] = [
             dataclasses.replace(verdict, softened=self.inconclusive_holds) for verdict in held
         ]
+        self._settled = True
 
     def _again(self, postponed: Postponed, fresh: Measurement | str) -> tuple[Verdict, Postponed]:
         """What a fresh launch says: it must repeat a loss, or help decide what was undecided."""

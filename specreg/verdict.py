@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -342,4 +343,4 @@ def _by_category(
 
 
 def _geometric_mean(values: tuple[float, ...]) -> float:
-    return math.exp(math.fsum(map(math.log, values)) / len(values))
+    return statistics.geometric_mean(values) if len(values) > 1 else values[0]

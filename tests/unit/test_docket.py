@@ -387,3 +387,35 @@ def test_a_second_look_needs_the_same_settings() -> None:
     verdict = Run(of=dataclasses.replace(of, exact=exact)).docket.judge(SPEED, [launch()])
     assert verdict is not None
     assert verdict.outcome is Outcome.NO_BASELINE
+
+
+def test_a_loss_that_the_run_had_no_time_to_look_at_again_is_not_told() -> None:
+    run = Run()
+    assert run.docket.judge(SPEED, [launch(speed=80.0)]) is None
+    run.docket.give_up()
+    (verdict,) = run.docket.verdicts
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert verdict.reason == "REGRESSED at a first look, and the run ended before a second"
+    assert verdict.value == 80.0
+
+
+def test_a_run_that_is_cut_off_in_its_second_looks_leaves_nothing_unconfirmed() -> None:
+    def interrupted(cases: Sequence[Case], further: int) -> Mapping[str, Measurement | str]:
+        del cases, further
+        raise KeyboardInterrupt
+
+    docket = Docket(known_of=lambda _: known(), measure_afresh=interrupted)
+    slow = [launch(speed=80.0)]
+    assert docket.judge(SPEED, slow) is None
+    with pytest.raises(KeyboardInterrupt):
+        docket.judge(SPEED, slow)
+    docket.give_up()
+    assert [one.outcome for one in docket.verdicts] == [Outcome.INCONCLUSIVE]
+
+
+def test_what_was_looked_at_again_is_not_given_up() -> None:
+    run = Run({launch().case: [launch(speed=80.0)]})
+    verdict = run.judge_twice(SPEED, launch(speed=80.0))
+    run.docket.give_up()
+    assert run.docket.verdicts == [verdict]
+    assert verdict.outcome is Outcome.REGRESSED
