@@ -104,14 +104,16 @@ def diff(
 ) -> None:
     """Print what the baselines on disk change against those of a revision."""
     _check_revision(root, revision)
-    changes = []
+    changes, unreadable = [], []
     for path in _paths(root / folder):
         old, new = _baseline_at(revision, path), _readable(path)
         if isinstance(new, str):
-            typer.echo(new)
+            unreadable.append(new)
         elif old != new:
             changes.append((path, old, new))
-    typer.echo(render_changes(changes, width=_WIDTH) if changes else f"as in {revision}")
+    if changes:
+        typer.echo(render_changes(changes, width=_WIDTH))
+    typer.echo("\n".join(unreadable) or ("" if changes else f"as in {revision}"), nl=not changes)
 
 
 @baselines.command()
@@ -163,9 +165,14 @@ def learn(
     shelf = _shelf(root / folder, _tier(root / matrix, tier))
     history = load_history(history_path((root / runs).parent / "history", shelf.environment.name))
     for path in _paths(root / folder):
-        old = load_baseline(path) if path.parent.name == shelf.environment.name else None
-        new = learned(old, history.get(path.stem, ())) if old is not None else None
-        if new is None or new == old:
+        if path.parent.name != shelf.environment.name:
+            continue
+        old = _readable(path)
+        if isinstance(old, str):
+            typer.echo(old)
+            continue
+        new = learned(old, history.get(path.stem, ()))
+        if new == old:
             continue
         record_baseline(path, new)
         shown = (f"{name} {noise.between_frac:.1%}" for name, noise in new.noise.items())
@@ -200,6 +207,8 @@ def import_figures(
         draft_tokens=one.server.draft_tokens,
         temperature=one.temperature,
         conditions=conditions,
+        turns=one.turns,
+        output_cap_tokens=one.output_cap_tokens,
     )
     path = root / folder / "published" / f"{case}.json"
     record_published(path, parse_import(content, str(file), about))

@@ -13,10 +13,10 @@ from specreg.history import (
     Lived,
     headroom_frac,
     history_path,
+    identical_to,
     lived_through,
     load_history,
     record_history,
-    settings_sha256,
 )
 from specreg.matrix import Case, all_case_ids
 from specreg.measurement import Measurement
@@ -104,7 +104,6 @@ def _record(suite: Suite, case: Case, measurements: list[Measurement]) -> Record
     first = measurements[0]
     settings = suite.settings(case)
     draft_sha256 = model_sha256(first.draft) if first.draft else ""
-    alike = (settings_sha256(settings), first.engine_version, draft_sha256)
     history = load_history(history_path(suite.history, suite.environment.name))
     return record_measurements(
         measurements,
@@ -114,11 +113,9 @@ def _record(suite: Suite, case: Case, measurements: list[Measurement]) -> Record
         torch_version=installed_version(
             suite.engine_environment_of(case.server.engine).python, "torch"
         ),
-        identical=[
-            one
-            for one in history.get(case.id, ())
-            if (one.settings_sha256, one.engine_version, one.draft_sha256) == alike
-        ],
+        identical=identical_to(
+            history.get(case.id, ()), settings, first.engine_version, draft_sha256
+        ),
     )
 
 

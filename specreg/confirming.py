@@ -1,7 +1,7 @@
 """Looking a second time: what looked worse and what a fresh launch says in, what stands out.
 
 A night judges hundreds of figures; what looks worse in one of them must do so twice, and more
-clearly the more of them did. What most cases do alike is the machine's doing, not theirs.
+clearly the more of them there are. What the server beside it does too is the machine's doing.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ def confirm(first: Verdict, second: Verdict) -> Verdict:
         words = (second.reason, f"seen on two launches, {looked}")
     else:
         words = (second.reason, f"{looked}, which a fresh one didn't confirm")
-    if second.holds and not METRICS[first.metric].by_launch:
+    if not second.fails and not METRICS[first.metric].by_launch:
         second = dataclasses.replace(second, outcome=Outcome.INCONCLUSIVE)
     return dataclasses.replace(second, reason="; ".join(filter(None, words)))
 
@@ -89,7 +89,7 @@ def _by_launch(verdict: Verdict) -> bool:
 
 
 def blame_machine(
-    verdicts: Iterable[Verdict], comparisons: Mapping[str, Comparison]
+    verdicts: Iterable[Verdict], comparisons: Mapping[tuple[str, str], Comparison]
 ) -> tuple[Verdict, ...]:
     """Speeds that regressed together with what they have nothing to do with are INVALID.
 
@@ -99,14 +99,14 @@ def blame_machine(
 
     Args:
         verdicts: of the whole run.
-        comparisons: by case, with the launch that the verdict is about.
+        comparisons: by case and metric, with the launch that the verdict is about.
     """
     verdicts = tuple(verdicts)
     alike = _moved_alike(verdicts)
     return tuple(
         verdict
         if verdict.outcome is not Outcome.REGRESSED or not _of_machine(verdict)
-        else _blamed(verdict, alike.get(verdict.metric, ""), comparisons.get(verdict.case_id))
+        else _blamed(verdict, alike.get(verdict.metric, ""), comparisons.get(_place(verdict)))
         for verdict in verdicts
     )
 

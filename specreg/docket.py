@@ -23,15 +23,14 @@ class Postponed:
 
     Attributes:
         metric: which.
-        launches: what was measured so far; `further`: how many of them since the first look.
-        first: what the first look said; `row`: its place among the verdicts.
+        launches: what the next one is to be judged with.
+        said: what the last look said; `row`: its place among the verdicts.
     """
 
     metric: Metric
     launches: tuple[Measurement, ...]
-    first: Verdict
+    said: Verdict
     row: int
-    further: int = 0
 
     @property
     def case(self) -> Case:
@@ -84,20 +83,28 @@ class Docket:
         if not again:
             return verdict
         self._postponed[place] = Postponed(
-            metric=metric, launches=tuple(launches), first=verdict, row=len(self.verdicts) - 1
+            metric=metric, launches=tuple(launches), said=verdict, row=len(self.verdicts) - 1
         )
         return None
 
-    def give_up(self) -> None:
-        """What was to be looked at again and wasn't, the run being cut short, is INCONCLUSIVE."""
+    def give_up(self) -> int:
+        """What was to be looked at again and wasn't, the run being cut short, is INCONCLUSIVE.
+
+        Returns:
+            How many figures that were.
+        """
         if self._settled:
-            return
+            return 0
         for one in self._postponed.values():
-            self.verdicts[one.row] = dataclasses.replace(
-                one.first,
-                outcome=Outcome.INCONCLUSIVE,
-                reason=f"{one.first.outcome} at a first look, and the run ended before a second",
-            )
+            self._leave_open(one, "the run ended before another")
+        return len(self._postponed)
+
+    def _leave_open(self, postponed: Postponed, why: str) -> None:
+        said = postponed.said
+        reason = f"{said.outcome} at a look, and {why}"
+        self.verdicts[postponed.row] = dataclasses.replace(
+            said, outcome=Outcome.INCONCLUSIVE, reason=reason
+        )
 
     def _look(self, metric: Metric, launches: Sequence[Measurement], look: Look) -> Verdict:
         """One look; that of acceptance is the one that its measurement had."""
@@ -134,36 +141,47 @@ class Docket:
             cases = list({one.case.id: one.case for one in waiting.values()}.values())
             fresh = self.measure_afresh(cases, further) if cases else {}
             for place, one in tuple(waiting.items()):
-                verdict, again = self._again(one, fresh[one.case.id])
-                self.verdicts[one.row] = verdict
+                again, waits = self._again(one, fresh[one.case.id])
+                self.verdicts[one.row] = again.said
                 self._postponed[place] = waiting[place] = again
-                if not _undecided(one.metric, verdict):
+                if not waits:
                     del waiting[place]
+        for one in waiting.values():
+            if one.said.outcome is Outcome.REGRESSED:
+                self._leave_open(one, "no launch was left to confirm it")
         held = hold_together(blame_machine(self.verdicts, self._compared()))
         self.verdicts[:] = [
             dataclasses.replace(verdict, softened=self.inconclusive_holds) for verdict in held
         ]
         self._settled = True
 
-    def _again(self, postponed: Postponed, fresh: Measurement | str) -> tuple[Verdict, Postponed]:
-        """What a fresh launch says: it must repeat a loss, or help decide what was undecided."""
-        first, metric = postponed.first, postponed.metric
-        if isinstance(fresh, str):
-            reason = f"{first.outcome} at a first look, and no further launch: {fresh}"
-            return dataclasses.replace(first, outcome=Outcome.INVALID, reason=reason), postponed
-        if fresh.invalid is not None:
-            return self._look(metric, (fresh,), Look.LAUNCH), postponed
-        together = dataclasses.replace(
-            postponed, launches=(*postponed.launches, fresh), further=postponed.further + 1
-        )
-        if first.outcome is Outcome.REGRESSED and not postponed.further:
-            return confirm(first, self._look(metric, (fresh,), Look.LAUNCH)), together
-        return self._look(metric, together.launches, Look.FURTHER_LAUNCH), together
+    def _again(self, postponed: Postponed, fresh: Measurement | str) -> tuple[Postponed, bool]:
+        """What a fresh launch says, and whether another is to be asked.
 
-    def _compared(self) -> Mapping[str, Comparison]:
-        """By case, the last launch of those whose speeds were looked at again."""
+        Alone it must repeat a loss, and what it doesn't repeat is forgotten: the launch that had it
+        was picked for it. What was undecided is judged by all launches so far; a loss that shows
+        then is one to be repeated.
+        """
+        said, metric = postponed.said, postponed.metric
+        if isinstance(fresh, str):
+            reason = f"{said.outcome} at a first look, and no further launch: {fresh}"
+            invalid = dataclasses.replace(said, outcome=Outcome.INVALID, reason=reason)
+            return dataclasses.replace(postponed, said=invalid), False
+        if said.outcome is Outcome.REGRESSED or fresh.invalid is not None:
+            verdict = self._look(metric, (fresh,), Look.LAUNCH)
+            if fresh.invalid is None:
+                verdict = confirm(said, verdict)
+            again = dataclasses.replace(postponed, launches=(fresh,), said=verdict)
+            return again, _undecided(metric, verdict)
+        launches = (*postponed.launches, fresh)
+        verdict = self._look(metric, launches, Look.FURTHER_LAUNCH)
+        again = dataclasses.replace(postponed, launches=launches, said=verdict)
+        return again, _undecided(metric, verdict) or verdict.outcome is Outcome.REGRESSED
+
+    def _compared(self) -> Mapping[tuple[str, str], Comparison]:
+        """By case and metric, the last launch of the speeds that were looked at again."""
         return {
-            one.case.id: compare(one.launches[-1:], self.known_of(one.case))
+            (one.case.id, one.metric.name): compare(one.launches[-1:], self.known_of(one.case))
             for one in self._postponed.values()
             if one.metric.by_launch
         }

@@ -326,21 +326,21 @@ def _check_acceptance_agrees(measurements: Sequence[Measurement]) -> None:
 def _lengths(
     metric: Metric, first: AcceptanceRecord, second: AcceptanceRecord
 ) -> tuple[float, float]:
-    """AL of two launches over the same prompts; twice the first's where chance explains them."""
+    """AL of two launches over the same prompts; twice the same where chance explains them."""
     if not first.prompts or not second.prompts:
         return first.total.acceptance_length or 1.0, second.total.acceptance_length or 1.0
     tables = [counts_table(record.prompts) for record in (first, second)]
     common = [one for one in tables[0].prompt_ids if one in set(tables[1].prompt_ids)]
     parts = [ratio_parts(metric, table.only(common)) for table in tables]
     ours, theirs = parts
-    if ours is None or theirs is None or len(common) < FEWEST_PROMPTS or not theirs[0].any():
-        return 1.0, 1.0
-    expected = float(theirs[0].sum() / theirs[1].sum())
-    change = change_of_ratio(ours, theirs, expected)
-    low, high = change.bounds(Look.FULL.value)
-    if low <= 0 <= high:
-        return 1 + expected, 1 + expected
-    return 1 + expected * (1 + change.estimate_frac), 1 + expected
+    if ours is None or theirs is None or not ours[1].any() or not theirs[1].any():
+        return first.total.acceptance_length or 1.0, second.total.acceptance_length or 1.0
+    accepted = [float(above.sum() / below.sum()) for above, below in (ours, theirs)]
+    if accepted[1] and len(common) >= FEWEST_PROMPTS:
+        low, high = change_of_ratio(ours, theirs, accepted[1]).bounds(Look.FULL.value)
+        if low <= 0 <= high:
+            return 1 + accepted[1], 1 + accepted[1]
+    return 1 + accepted[0], 1 + accepted[1]
 
 
 def _check_speeds_agree(measurements: Sequence[Measurement]) -> None:

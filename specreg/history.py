@@ -56,8 +56,11 @@ def settings_sha256(settings: CaseSettings) -> str:
 
 
 def baseline_sha256(baseline: Baseline | None) -> str:
-    """A checksum of a baseline, empty of none."""
-    return hashlib.sha256(msgspec.json.encode(baseline)).hexdigest() if baseline else ""
+    """A checksum of what a baseline expects, empty of none."""
+    if baseline is None:
+        return ""
+    expects = msgspec.structs.replace(baseline, noise={})
+    return hashlib.sha256(msgspec.json.encode(expects)).hexdigest()
 
 
 def lived_through(
@@ -108,14 +111,17 @@ def record_history(path: Path, lived: Iterable[Lived]) -> None:
 
 
 def load_history(path: Path) -> Mapping[str, tuple[Lived, ...]]:
-    """By case's id its lines, the oldest first; a line that can't be read is left out."""
-    found: dict[str, list[Lived]] = {}
+    """By case's id its lines, the oldest first; a line that can't be read is left out.
+
+    Of a run that was gone on with only the last line of a case counts: it measured it once.
+    """
+    found: dict[str, dict[str, Lived]] = {}
     with contextlib.suppress(OSError):
         for line in path.read_bytes().splitlines():
             with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
                 lived = msgspec.json.decode(line, type=Lived)
-                found.setdefault(lived.case_id, []).append(lived)
-    return {case_id: tuple(lived) for case_id, lived in found.items()}
+                found.setdefault(lived.case_id, {})[lived.run] = lived
+    return {case_id: tuple(by_run.values()) for case_id, by_run in found.items()}
 
 
 def noise_of(identical: Sequence[Lived], spreads: Mapping[str, Spread]) -> dict[str, Noise]:
@@ -140,16 +146,23 @@ def noise_of(identical: Sequence[Lived], spreads: Mapping[str, Spread]) -> dict[
     return found
 
 
+def identical_to(
+    lived: Iterable[Lived], settings: CaseSettings, engine_version: str, draft_sha256: str
+) -> list[Lived]:
+    """The runs with these settings, this engine and this draft."""
+    alike = (settings_sha256(settings), engine_version, draft_sha256)
+    return [
+        one for one in lived if (one.settings_sha256, one.engine_version, one.draft_sha256) == alike
+    ]
+
+
 def learned(baseline: Baseline, lived: Iterable[Lived]) -> Baseline:
     """The baseline with what identical runs tell of hours, as far as they tell anything new.
 
     Identical are those of the same settings, engine's version and draft.
     """
     by = baseline.provenance
-    alike = (settings_sha256(baseline.case), by.engine_version, by.draft_sha256)
-    identical = [
-        one for one in lived if (one.settings_sha256, one.engine_version, one.draft_sha256) == alike
-    ]
+    identical = identical_to(lived, baseline.case, by.engine_version, by.draft_sha256)
     noise = {**baseline.noise, **noise_of(identical, spreads_of((baseline,)))}
     return msgspec.structs.replace(baseline, noise=noise)
 

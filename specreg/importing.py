@@ -33,6 +33,8 @@ class ImportAbout:
     draft_tokens: int
     temperature: float
     conditions: str
+    turns: int | None = None
+    output_cap_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

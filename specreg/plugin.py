@@ -139,12 +139,12 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         pytest.ExitCode.INTERRUPTED,
         pytest.ExitCode.INTERNAL_ERROR,
     }
-    suite.docket.give_up()
+    skipped = suite.docket.give_up()
     if suite.measurements and exitstatus == pytest.ExitCode.INTERRUPTED:
         lines.append("to go on from here, type the same again with --specreg-resume")
     if suite.update_reason is not None and suite.measurements:
         lines.extend(_record_baselines(session, cut_short=cut_short))
-    only_ours = session.testsfailed == sum(verdict.fails for verdict in suite.verdicts)
+    only_ours = session.testsfailed == sum(verdict.fails for verdict in suite.verdicts) - skipped
     if exitstatus == pytest.ExitCode.OK or (
         exitstatus == pytest.ExitCode.TESTS_FAILED and only_ours
     ):

@@ -191,8 +191,8 @@ def try_plant(plant: Plant, trials: int, *, seed: int) -> tuple[Counter[Outcome]
         launch = world.launch(case, known, plant, asked=[METRICS[plant.metric]])
         used_frac += len(launch.acceptance.prompts if launch.acceptance else ()) / case.prompts
         metrics = [METRICS[plant.metric]]
-        verdicts = _judged(world, [launch], {case.id: known}, plant, metrics)
-        outcomes.update(verdict.outcome for verdict in verdicts)
+        verdicts = _judged(world, [launch], {case.id: known}, plant, metrics, among=_NIGHT)
+        outcomes.update(verdict.outcome for verdict in verdicts if verdict.case_id == case.id)
     return outcomes, used_frac / trials
 
 
@@ -313,8 +313,10 @@ def _judged(
     knowns: Mapping[str, Known],
     plant: Plant,
     metrics: Sequence[Metric],
+    *,
+    among: Iterable[Verdict] = (),
 ) -> Sequence[Verdict]:
-    """The verdicts on launches, after second looks at what needs them."""
+    """The verdicts on launches, after second looks at what needs them; among others."""
     firsts = {launch.case.id: launch for launch in launches}
     docket = Docket(
         known_of=lambda case: knowns[case.id],
@@ -322,6 +324,8 @@ def _judged(
             case.id: world.again(firsts[case.id], plant) for case in cases
         },
     )
+    for verdict in among:
+        docket.note(verdict)
     postponed = [
         (metric, launch)
         for launch in launches
@@ -445,3 +449,9 @@ _SETTINGS = CaseSettings(
     engine_args=(),
     engine_env=(),
 )
+_NIGHT = tuple(
+    Verdict(case_id=f"other-{number}", metric=metric.name, outcome=Outcome.PASS, p_worse=0.5)
+    for number in range(CASES - 1)
+    for metric in _metrics(_CASE)
+)
+"""The other figures of a night, among which a loss must stand out."""

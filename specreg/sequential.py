@@ -19,11 +19,14 @@ MORE_LAUNCHES = 3
 class Look(Enum):
     """A moment at which a metric may be decided, and its share of the level."""
 
-    EARLY = 0.0001
-    """After a fifth of the prompts, two, three or four: for what nobody could miss."""
+    EARLY = 0.00001
+    """After a fifth of the prompts, two, three or four: for what nobody could miss.
+
+    What stops a case early must also stand among the hundreds of figures of a night.
+    """
     FULL = 0.0093
     """After all prompts of the case."""
-    EXTENDED = 0.0003
+    EXTENDED = 0.00066
     """With as many prompts more."""
 
     LAUNCH = 0.004

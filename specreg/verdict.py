@@ -264,8 +264,10 @@ def _judge_speed(metric: Metric, comparison: Comparison, look: Look, say: Say) -
     tolerance = own_tolerance_frac(metric, case)
     change = comparison.speed_change(metric)
     if change is None:  # a goodput of nothing has no logarithm, and is no doubt worse
+        always = max(comparison.launch_values(metric)) <= 0
         return say(
-            outcome=Outcome.REGRESSED,
+            outcome=Outcome.REGRESSED if always else Outcome.INCONCLUSIVE,
+            reason="" if always else "it is 0 in one launch, and isn't in another",
             expected=_geometric_mean(recorded),
             change_frac=-1.0,
             low_frac=-1.0,

@@ -1,4 +1,4 @@
-"""Faults planted in real vLLM turn exactly the named cases red, each for its own reason.
+"""Faults planted in real vLLM turn the right cases red, each for its own reason.
 
 These start real servers: about eleven minutes. `nox -s faults` runs them.
 """

@@ -83,7 +83,7 @@ def test_a_case_without_a_baseline_is_explained_by_how_to_record_one(root: Path)
 def test_a_case_is_explained_by_what_is_expected_and_what_it_can_see(root: Path) -> None:
     recorded(root)
     lived = Lived(
-        run="r",
+        run="first",
         case_id=CASE_ID,
         settings_sha256="",
         engine_version="0.32.0",
@@ -91,7 +91,8 @@ def test_a_case_is_explained_by_what_is_expected_and_what_it_can_see(root: Path)
         values={},
         outcomes={"throughput_tokens_per_s": "INCONCLUSIVE"},
     )
-    record_history(history_path(root / ".specreg/history", HERE.name), [lived, lived])
+    second = msgspec.structs.replace(lived, run="second")
+    record_history(history_path(root / ".specreg/history", HERE.name), [lived, second])
     done = specreg(root, "explain", CASE_ID, "--tier", "cpu")
     assert "expected: what was recorded on 2026-11-21, with vllm 0.32.0, 6 prompts" in done.output
     assert "3 launches: first run" in done.output
@@ -171,7 +172,7 @@ def test_hours_are_learnt_from_identical_runs_and_nothing_else_changes(root: Pat
     assert before is not None
     lived = [
         Lived(
-            run="r",
+            run=f"at {value}",
             case_id=CASE_ID,
             settings_sha256=settings_sha256(before.case),
             engine_version=version,

@@ -84,7 +84,7 @@ def test_launches_that_disagree_on_acceptance_leave_no_telling(outcome: Outcome)
     """Nothing else on the machine changes it, so it is never green; other words stay."""
     second = verdict(outcome, metric=LENGTH)
     confirmed = confirm(verdict(WORSE, metric=LENGTH), second)
-    green = {FINE, Outcome.IMPROVED, Outcome.MEASURED}
+    green = {FINE, Outcome.IMPROVED, Outcome.MEASURED, Outcome.NOT_COMPARABLE}
     assert confirmed.outcome is (Outcome.INCONCLUSIVE if outcome in green else outcome)
     assert confirmed.reason == "a first launch had 80, which a fresh one didn't confirm"
 
@@ -260,7 +260,7 @@ def beside_control(
 
 def test_what_the_server_beside_it_does_too_is_the_machines_doing() -> None:
     loss = verdict(WORSE)
-    (blamed,) = blame_machine([loss], {"case": beside_control(900)})
+    (blamed,) = blame_machine([loss], {("case", SPEED): beside_control(900)})
     assert blamed.outcome is Outcome.INVALID
     why = "MACHINE_MOVED: the server without speculation beside it became 10.0% worse too"
     assert blamed.reason.startswith(why)
@@ -280,23 +280,29 @@ def test_what_the_server_beside_it_does_too_is_the_machines_doing() -> None:
 )
 def test_a_server_beside_it_that_stays_is_no_excuse(case_id: str, comparison: Comparison) -> None:
     loss = verdict(WORSE)
-    assert blame_machine([loss], {case_id: comparison}) == (loss,)
+    assert blame_machine([loss], {(case_id, SPEED): comparison}) == (loss,)
 
 
 def test_a_server_beside_it_that_stays_tells_that_most_cases_lost_something_of_their_own() -> None:
     """Speculation itself became slower everywhere: that is no fault of the machine."""
     losses = of_cases(*[WORSE] * 6)
-    comparisons = {one.case_id: beside_control(1000) for one in losses}
+    comparisons = {(one.case_id, one.metric): beside_control(1000) for one in losses}
     assert blame_machine(losses, comparisons) == losses
+
+
+def test_each_metric_has_the_server_beside_its_own_launch() -> None:
+    losses = [verdict(WORSE), verdict(WORSE, metric=TIME)]
+    held = blame_machine(losses, {("case", TIME): beside_control(900)})
+    assert outcomes(held)[0] is WORSE
 
 
 def test_only_a_loss_is_blamed_on_the_server_beside_it() -> None:
     verdicts = [verdict(outcome) for outcome in Outcome if outcome is not WORSE]
-    assert blame_machine(verdicts, {"case": beside_control(900)}) == tuple(verdicts)
+    assert blame_machine(verdicts, {("case", SPEED): beside_control(900)}) == tuple(verdicts)
 
 
 @pytest.mark.parametrize("metric", ["speedup_ratio", LENGTH, "acceptance_pos1_frac"])
 def test_speedup_and_acceptance_are_never_the_machines_doing(metric: str) -> None:
     losses = of_cases(*[WORSE] * 6, metric=metric)
-    comparisons = {one.case_id: beside_control(500) for one in losses}
+    comparisons = {(one.case_id, one.metric): beside_control(500) for one in losses}
     assert blame_machine(losses, comparisons) == losses

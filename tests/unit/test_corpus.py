@@ -67,12 +67,12 @@ def test_the_committed_toy_prompts_are_what_the_grammar_makes() -> None:
     assert corpus.TOY_PATH.read_text(encoding="utf-8") == corpus.render_toy_prompts()
 
 
-def test_the_toy_prompts_are_sixteen_of_each_category_in_turn(
+def test_the_toy_prompts_are_thirty_two_of_each_category_in_turn(
     toy_rows: list[ToyRow],
 ) -> None:
-    assert [row["category"] for row in toy_rows] == list(corpus.CATEGORIES) * 16
+    assert [row["category"] for row in toy_rows] == list(corpus.CATEGORIES) * 32
     assert [row["id"] for row in toy_rows] == [
-        f"{category}-{number}" for number in range(16) for category in corpus.CATEGORIES
+        f"{category}-{number}" for number in range(32) for category in corpus.CATEGORIES
     ]
 
 

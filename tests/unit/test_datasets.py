@@ -77,7 +77,7 @@ def test_each_dataset_lies_in_the_repository() -> None:
 
 def test_the_toy_prompts_interleave_their_five_categories() -> None:
     prompts = dataset_named("toy").load_prompts(builders.ROOT)
-    assert len(prompts) == 80
+    assert len(prompts) == 160
     assert len({prompt.category for prompt in prompts[:5]}) == 5
 
 

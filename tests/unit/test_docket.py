@@ -251,18 +251,35 @@ def test_only_what_is_still_undecided_is_measured_again() -> None:
     assert found == [(ONE.id, Outcome.INCONCLUSIVE), (TWO.id, Outcome.PASS)]
 
 
-def test_a_loss_that_a_fresh_launch_can_not_tell_is_pooled_with_all_there_are() -> None:
-    run = Run({ONE: [launch(speed=96.0), launch(speed=80.0)]}, known(0.02))
-    verdict = run.judge_twice(SPEED, launch(speed=90.0))
-    assert (verdict.outcome, verdict.launches) == (Outcome.REGRESSED, 3)
-    assert verdict.value == pytest.approx((96 * 80 * 90) ** (1 / 3))
+def test_a_launch_that_was_picked_for_its_loss_is_forgotten() -> None:
+    """A stall in the first launch, and healthy ones after it that can't tell alone."""
+    run = Run({ONE: [launch(), launch(), launch()]}, known(0.015))
+    verdict = run.judge_twice(SPEED, launch(speed=70.0))
+    assert (verdict.outcome, verdict.launches) == (Outcome.PASS, 2)
+    assert verdict.value == pytest.approx(100.0)
 
 
-def test_pooled_launches_may_show_a_loss() -> None:
-    """Nothing looked worse at first: the one loss that there is stands alone."""
-    run = Run({ONE: [launch(speed=85.0)]}, known(0.01))
+def test_a_loss_that_several_launches_show_together_must_be_repeated() -> None:
+    """One further launch stalls: the next one alone says what the verdict is."""
+    stalled, healthy = launch(speed=70.0), launch()
+    run = Run({ONE: [stalled, healthy]}, known(0.01))
     verdict = run.judge_twice(SPEED, launch(speed=96.0))
-    assert (verdict.outcome, verdict.launches) == (Outcome.REGRESSED, 2)
+    assert run.asked == [([ONE], 1), ([ONE], 2)]
+    assert (verdict.outcome, verdict.launches) == (Outcome.PASS, 1)
+
+
+def test_a_loss_that_shows_late_and_is_repeated_is_one() -> None:
+    run = Run({ONE: [launch(speed=80.0), launch(speed=80.0)]}, known(0.01))
+    verdict = run.judge_twice(SPEED, launch(speed=96.0))
+    assert verdict.outcome is Outcome.REGRESSED
+    assert "seen on two launches" in verdict.reason
+
+
+def test_a_loss_that_no_launch_is_left_to_repeat_is_not_told() -> None:
+    fresh = [launch(speed=96.0), launch(speed=96.0), launch(speed=50.0)]
+    verdict = Run({ONE: fresh}, known(0.01)).judge_twice(SPEED, launch(speed=96.0))
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert verdict.reason == "REGRESSED at a look, and no launch was left to confirm it"
 
 
 def test_launches_that_were_measured_anyway_are_pooled_too() -> None:
@@ -392,10 +409,10 @@ def test_a_second_look_needs_the_same_settings() -> None:
 def test_a_loss_that_the_run_had_no_time_to_look_at_again_is_not_told() -> None:
     run = Run()
     assert run.docket.judge(SPEED, [launch(speed=80.0)]) is None
-    run.docket.give_up()
+    assert run.docket.give_up() == 1
     (verdict,) = run.docket.verdicts
     assert verdict.outcome is Outcome.INCONCLUSIVE
-    assert verdict.reason == "REGRESSED at a first look, and the run ended before a second"
+    assert verdict.reason == "REGRESSED at a look, and the run ended before another"
     assert verdict.value == 80.0
 
 
@@ -416,6 +433,6 @@ def test_a_run_that_is_cut_off_in_its_second_looks_leaves_nothing_unconfirmed() 
 def test_what_was_looked_at_again_is_not_given_up() -> None:
     run = Run({launch().case: [launch(speed=80.0)]})
     verdict = run.judge_twice(SPEED, launch(speed=80.0))
-    run.docket.give_up()
+    assert run.docket.give_up() == 0
     assert run.docket.verdicts == [verdict]
     assert verdict.outcome is Outcome.REGRESSED

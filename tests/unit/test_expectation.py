@@ -414,6 +414,21 @@ def test_what_is_known_of_hours_outlives_a_recording(tmp_path: Path) -> None:
     assert recorded(tmp_path, launch(), launch()).noise == old.noise
 
 
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize(
+    "prompts", [pytest.param(6, id="many-prompts"), pytest.param(4, id="few-prompts")]
+)
+def test_a_launch_that_accepts_nothing_disagrees(tmp_path: Path, first: int, prompts: int) -> None:
+    def of(counts: StepCounts) -> Measurement:
+        record = builders.acceptance(counts, prompts=prompts)
+        replay = Replay(rounds=(), control_rounds=(), acceptance=record)
+        return dataclasses.replace(launch(), replay=replay)
+
+    both = [of(COUNTS), of(builders.counts(20, 0, 0, 0))]
+    with pytest.raises(BaselineError, match="its launches disagree on the acceptance length"):
+        recorded(tmp_path, both[first], both[1 - first])
+
+
 def test_a_goodput_of_nothing_is_no_baseline(tmp_path: Path) -> None:
     none = builders.measurement({"goodput_requests_per_s": 0.0}, of=COUNTS)
     with pytest.raises(BaselineError, match="goodput_requests_per_s is 0 in a launch"):
@@ -471,16 +486,16 @@ def test_a_file_that_cannot_be_read_is_not_overwritten(tmp_path: Path) -> None:
 def test_a_case_gets_the_prompts_it_asks_for_and_those_of_its_extension() -> None:
     prompts = load_case_prompts(builders.ROOT, builders.CASE)
     assert len(prompts) == 2 * builders.CASE.prompts
-    all_of_them = dataclasses.replace(builders.CASE, prompts=80)
-    assert len(load_case_prompts(builders.ROOT, all_of_them)) == 80
+    all_of_them = dataclasses.replace(builders.CASE, prompts=160)
+    assert len(load_case_prompts(builders.ROOT, all_of_them)) == 160
 
 
 def test_a_case_that_asks_for_more_prompts_than_there_are_is_refused() -> None:
-    greedy = dataclasses.replace(builders.CASE, prompts=81)
+    greedy = dataclasses.replace(builders.CASE, prompts=161)
     with pytest.raises(DatasetError) as error:
         load_case_prompts(builders.ROOT, greedy)
     assert str(error.value) == (
-        f"dataset 'toy': has 80 prompts, '{greedy.id}' asks for 81; lower prompts in the matrix"
+        f"dataset 'toy': has 160 prompts, '{greedy.id}' asks for 161; lower prompts in the matrix"
     )
 
 

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specreg.baseline import Baseline
+from specreg.baseline import Baseline, Noise
 from specreg.history import (
     Lived,
     baseline_sha256,
     headroom_frac,
     history_path,
+    identical_to,
     lived_through,
     load_history,
     noise_of,
@@ -39,10 +40,10 @@ BASELINE = builders.baseline(
 """Of 100 tokens/s, 10 ms and AL 2."""
 
 
-def lived(case_id: str = "case", **values: float) -> Lived:
+def lived(case_id: str = "case", *, run: str = "20261121-0730", **values: float) -> Lived:
     """What a run did with a case."""
     return Lived(
-        run="20261121-0730",
+        run=run,
         case_id=case_id,
         settings_sha256="ab",
         engine_version="0.32.0",
@@ -73,7 +74,8 @@ def test_each_environment_has_a_file_of_its_own(path: Path) -> None:
 
 
 def test_lines_come_back_the_oldest_first_and_by_case(path: Path) -> None:
-    first, other, second = lived(tpot_p50_ms=8.0), lived("other"), lived(tpot_p50_ms=9.0)
+    first, other = lived(tpot_p50_ms=8.0), lived("other")
+    second = lived(run="20261122-0730", tpot_p50_ms=9.0)
     record_history(path, [first, other])
     record_history(path, [second])
     assert load_history(path)["case"] == (first, second)
@@ -94,7 +96,7 @@ def test_lines_come_back_the_oldest_first_and_by_case(path: Path) -> None:
     ],
 )
 def test_a_line_that_can_not_be_read_is_left_out(path: Path, torn: bytes) -> None:
-    before, after = lived(tpot_p50_ms=8.0), lived(tpot_p50_ms=9.0)
+    before, after = lived(tpot_p50_ms=8.0), lived(run="20261122-0730", tpot_p50_ms=9.0)
     record_history(path, [before])
     with path.open("ab") as file:
         file.write(torn + b"\n")
@@ -107,6 +109,29 @@ def test_a_run_that_was_cut_off_takes_no_later_one_with_it(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-9])
     record_history(path, [lived(tpot_p50_ms=9.0)])
     assert load_history(path)["case"] == (lived(tpot_p50_ms=9.0),)
+
+
+def test_a_run_that_was_gone_on_with_counts_once(path: Path) -> None:
+    record_history(path, [lived(tpot_p50_ms=8.0)])
+    record_history(path, [lived(tpot_p50_ms=9.0)])
+    assert load_history(path)["case"] == (lived(tpot_p50_ms=9.0),)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"settings_sha256": "x"}, {"engine_version": "x"}, {"draft_sha256": "x"}], ids=str
+)
+def test_only_identical_runs_tell_how_hours_differ(changes: dict[str, str]) -> None:
+    same = msgspec.structs.replace(
+        lived(throughput_tokens_per_s=100.0), settings_sha256=settings_sha256(builders.SETTINGS)
+    )
+    other = msgspec.structs.replace(same, **changes)
+    assert identical_to([same, other, same], builders.SETTINGS, "0.32.0", "cd") == [same, same]
+
+
+def test_what_is_learnt_is_no_other_expectation() -> None:
+    noise = {SPEED.name: Noise(between_frac=0.1, runs=5)}
+    learnt = msgspec.structs.replace(BASELINE, noise=noise)
+    assert baseline_sha256(learnt) == baseline_sha256(BASELINE)
 
 
 def test_what_a_later_specreg_adds_to_a_line_does_not_hide_it(path: Path) -> None:

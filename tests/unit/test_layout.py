@@ -82,7 +82,6 @@ PLAIN = {
     "changes": "relative, by metric",
     "runs": "runs of the suite",
     "parts": "parts of the prompts",
-    "further": "launches",
     "freedom": "degrees of freedom",
     "p_worse": "a probability",
     # No quantities.

@@ -356,6 +356,10 @@ def test_a_goodput_of_nothing_regressed() -> None:
     verdict = judged(goodput, builders.measurement({goodput.name: 0.0}), of)
     assert (verdict.outcome, verdict.change_frac) == (Outcome.REGRESSED, -1.0)
     assert "measured 0, baseline 5.05, 100.0% worse" in str(verdict)
+    launches = [builders.measurement({goodput.name: value}) for value in (0.0, 5.0)]
+    stalled = judge(goodput, compare(launches, of), Look.FURTHER_LAUNCH)
+    assert stalled.outcome is Outcome.INCONCLUSIVE
+    assert stalled.reason == "it is 0 in one launch, and isn't in another"
 
 
 def test_a_loss_is_told_by_category_of_the_prompts_that_both_have() -> None:
