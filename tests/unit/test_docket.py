@@ -253,7 +253,7 @@ def test_only_what_is_still_undecided_is_measured_again() -> None:
 
 def test_a_launch_that_was_picked_for_its_loss_is_forgotten() -> None:
     """A stall in the first launch, and healthy ones after it that can't tell alone."""
-    run = Run({ONE: [launch(), launch(), launch()]}, known(0.015))
+    run = Run({ONE: [launch(), launch(), launch()]}, known(0.016))
     verdict = run.judge_twice(SPEED, launch(speed=70.0))
     assert (verdict.outcome, verdict.launches) == (Outcome.PASS, 2)
     assert verdict.value == pytest.approx(100.0)
