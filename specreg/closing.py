@@ -8,7 +8,6 @@ from specreg.baseline import Baseline
 from specreg.comparison import differing_settings
 from specreg.environments import installed_version
 from specreg.errors import BaselineError, SpecregError
-from specreg.expectation import Recorded, record_measurements
 from specreg.history import (
     Lived,
     headroom_frac,
@@ -21,6 +20,7 @@ from specreg.history import (
 from specreg.matrix import Case, all_case_ids
 from specreg.measurement import Measurement
 from specreg.models import model_sha256
+from specreg.recording import Recorded, record_measurements
 from specreg.report.json import RunVerdict, count_outcomes
 from specreg.suite import Suite
 from specreg.verdict import own_tolerance_frac

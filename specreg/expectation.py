@@ -1,59 +1,32 @@
-"""What is expected of a case: its settings and its baselines, looked up and written."""
+"""What is expected of a case: its prompts, its settings, and what the baselines know of it."""
 
 import contextlib
 import dataclasses
-import datetime as dt
 import functools
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-import specreg
-from specreg.acceptance.record import AcceptanceRecord
-from specreg.acceptance.table import counts_table
 from specreg.baseline import (
-    SCHEMA_VERSION,
     Baseline,
     CaseSettings,
-    LaunchesOnly,
-    Provenance,
     baseline_path,
     load_baseline,
     load_baselines,
     load_launches,
-    load_replaceable,
-    record_baseline,
-    stored_acceptance,
 )
 from specreg.comparison import Known, differing_settings, spreads_of
 from specreg.datasets import Prompt, dataset_named
 from specreg.datasets._dataset import prompts_sha256
 from specreg.errors import BaselineError, DatasetError
-from specreg.history import Lived, noise_of
-from specreg.identity import Environment, find_gpus
-from specreg.intervals import FEWEST_PROMPTS, Spread, change_of_ratio
+from specreg.identity import Environment
+from specreg.intervals import Spread
 from specreg.matrix import Case
-from specreg.measurement import Measurement
-from specreg.metrics import METRICS, Metric, ratio_parts
 from specreg.models import model_sha256, resolve_model
 from specreg.protocols import Form
 from specreg.published import Published, load_published, published_for
-from specreg.sequential import Look
-from specreg.verdict import own_tolerance_frac
-
-_SAME_AL_FRAC = 0.005
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
-    """A baseline that was written: its path, the one it replaced (None if new) and itself."""
-
-    path: Path
-    old: Baseline | None
-    new: Baseline
 
 
 def load_case_prompts(root: Path, case: Case) -> tuple[Prompt, ...]:
@@ -216,167 +189,8 @@ class Shelf:
         return None
 
 
-def record_measurements(
-    measurements: Sequence[Measurement],
-    settings: CaseSettings,
-    shelf: Shelf,
-    *,
-    reason: str,
-    torch_version: str = "",
-    identical: Sequence[Lived] = (),
-) -> Recorded:
-    """Writes the baseline of one case from the measurements of its launches.
-
-    Args:
-        measurements: one at least, of one case, one for each launch; the acceptance of the one
-            with the most prompts is kept.
-        settings: of that case.
-        shelf: where to put it.
-        reason: why it is recorded.
-        torch_version: what the engine ran with, as far as is known.
-        identical: earlier runs with the same settings, engine and draft.
-
-    Raises:
-        BaselineError: a measurement is invalid, the launches disagree, or the file that is there
-            can't be read. Nothing is written then.
-    """
-    first = measurements[0]
-    _check_valid(measurements)
-    _check_acceptance_agrees(measurements)
-    _check_speeds_agree(measurements)
-    path = shelf.path(first.case.id)
-    old = load_replaceable(path)
-    kept = old if old is not None and old.case == settings else None
-    launches = _launches_of(measurements, kept)
-    fullest = max(measurements, key=_prompts_measured)
-    noise = noise_of(identical, spreads_of((LaunchesOnly(launches=launches),)))
-    baseline = Baseline(
-        schema_version=SCHEMA_VERSION,
-        case=settings,
-        environment=shelf.environment,
-        provenance=Provenance(
-            engine_version=first.engine_version,
-            draft_sha256=model_sha256(first.draft) if first.draft else "",
-            specreg_version=specreg.__version__,
-            commit=_commit(shelf.folder.parent),
-            recorded_on=dt.datetime.now(tz=dt.UTC).date().isoformat(),
-            reason=reason,
-            driver_version=find_gpus().driver_version,
-            torch_version=torch_version,
-        ),
-        acceptance=stored_acceptance(fullest.acceptance),
-        launches=launches,
-        # How hours differ is the machine's: what is known of it outlives an engine's version.
-        noise={**(kept.noise if kept else {}), **noise},
-    )
-    record_baseline(path, baseline)
-    return Recorded(path=path, old=old, new=baseline)
-
-
-def _launches_of(
-    measurements: Sequence[Measurement], kept: Baseline | None
-) -> tuple[dict[str, float], ...]:
-    """The speeds of the launches. One launch alone tells none: acceptance is recorded then.
-
-    Raises:
-        BaselineError: there is no acceptance to record either.
-    """
-    if len(measurements) > 1:
-        return tuple(
-            {name: v for name, v in one.values.items() if METRICS[name].by_launch}
-            for one in measurements
-        )
-    if measurements[0].acceptance is None:
-        message = (
-            f"baseline of '{measurements[0].case.id}': not written, one launch tells no speed, and"
-            " there is no acceptance; leave out --specreg-launches"
-        )
-        raise BaselineError(message)
-    return kept.launches if kept is not None else ()
-
-
-def _prompts_measured(measurement: Measurement) -> int:
-    return len(measurement.acceptance.prompts) if measurement.acceptance else 0
-
-
-def _check_valid(measurements: Sequence[Measurement]) -> None:
-    for measurement in measurements:
-        if measurement.invalid is not None:
-            case_id = measurement.case.id
-            raise BaselineError(f"baseline of '{case_id}': not written, {measurement.invalid}")
-
-
-def _check_acceptance_agrees(measurements: Sequence[Measurement]) -> None:
-    """No launch's AL differs from the first's by more than 0.5 % and than chance allows.
-
-    Over the prompts that both replayed; of a source that knows the sum only, by more than 0.5 %.
-    """
-    metric = METRICS["acceptance_length_tokens"]
-    records = [one.acceptance for one in measurements if one.acceptance is not None]
-    for other in records[1:]:
-        first, second = _lengths(metric, records[0], other)
-        if abs(first - second) > _SAME_AL_FRAC * min(first, second):
-            message = (
-                f"baseline of '{measurements[0].case.id}': not written, its launches disagree on"
-                f" the acceptance length ({first:.4f}, {second:.4f}); find out why first"
-            )
-            raise BaselineError(message)
-
-
-def _lengths(
-    metric: Metric, first: AcceptanceRecord, second: AcceptanceRecord
-) -> tuple[float, float]:
-    """AL of two launches over the same prompts; twice the same where chance explains them."""
-    if not first.prompts or not second.prompts:
-        return first.total.acceptance_length or 1.0, second.total.acceptance_length or 1.0
-    tables = [counts_table(record.prompts) for record in (first, second)]
-    common = [one for one in tables[0].prompt_ids if one in set(tables[1].prompt_ids)]
-    parts = [ratio_parts(metric, table.only(common)) for table in tables]
-    ours, theirs = parts
-    if ours is None or theirs is None or not ours[1].any() or not theirs[1].any():
-        return first.total.acceptance_length or 1.0, second.total.acceptance_length or 1.0
-    accepted = [float(above.sum() / below.sum()) for above, below in (ours, theirs)]
-    if accepted[1] and len(common) >= FEWEST_PROMPTS:
-        low, high = change_of_ratio(ours, theirs, accepted[1]).bounds(Look.FULL.value)
-        if low <= 0 <= high:
-            return 1 + accepted[1], 1 + accepted[1]
-    return 1 + accepted[0], 1 + accepted[1]
-
-
-def _check_speeds_agree(measurements: Sequence[Measurement]) -> None:
-    """The launches lie no further apart than the tolerance: else they could not keep it."""
-    case = measurements[0].case
-    for metric in (metric for metric in METRICS.values() if metric.by_launch):
-        values = [one.values[metric.name] for one in measurements if metric.name in one.values]
-        if min(values, default=1.0) <= 0:
-            message = f"{metric.name} is 0 in a launch; such a baseline could never be missed"
-            raise BaselineError(
-                f"baseline of '{case.id}': not written, {message}; raise the limits"
-            )
-        apart_frac = max(values) / min(values) - 1 if values else 0.0
-        tolerance_frac = own_tolerance_frac(metric, case)
-        if apart_frac > tolerance_frac:
-            shown = ", ".join(f"{value:.4g}" for value in values)
-            message = (
-                f"baseline of '{case.id}': not written, its launches lie {apart_frac:.1%} apart in"
-                f" {metric.name} ({shown}), its tolerance is {tolerance_frac:.1%}; quieten the"
-                " machine, or raise the tolerance in the matrix"
-            )
-            raise BaselineError(message)
-
-
 def _likeness(one: Environment, other: Environment) -> int:
     """How many facts two environments share."""
     return sum(
         getattr(one, field) == getattr(other, field) for field in Environment.__struct_fields__
     )
-
-
-def _commit(folder: Path) -> str:
-    """The commit that a folder is at, empty outside a repository or without git."""
-    command = ("git", "-C", str(folder), "rev-parse", "--short=12", "HEAD")
-    try:
-        done = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603
-    except OSError:
-        return ""
-    return done.stdout.strip()

@@ -1,64 +1,26 @@
-"""The self-test: simulated measurements through the real judging, and how often it errs, out.
+"""The self-test: simulated measurements through the real judging, and how often it errs, out."""
 
-Prompts are drawn as real drafters' look: three positions accepted with 0.73, 0.71 and 0.68 each
-given the one before (AL 2.6), prompts that differ by 0.55 in logit, 98 steps each, and no text that
-a run shares with its baseline, which is the worst case. Launches differ by 1 %.
-"""
-
-import dataclasses
-import functools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
-from types import MappingProxyType
 
 import numpy as np
 
-from specreg.acceptance.record import (
-    AcceptanceRecord,
-    PromptAcceptance,
-    Source,
-    StepCounts,
-    View,
-    Weighting,
-)
-from specreg.acceptance.table import Column
-from specreg.arrivals import Load
-from specreg.baseline import (
-    SCHEMA_VERSION,
-    Baseline,
-    CaseSettings,
-    LaunchesOnly,
-    Provenance,
-    stored_acceptance,
-)
-from specreg.comparison import Known, spreads_of
+from specreg.comparison import Known
 from specreg.docket import Docket
-from specreg.identity import Environment
-from specreg.matrix import Case, ServerSpec
-from specreg.measurement import Measurement, all_prompts, values_of
-from specreg.metrics import METRICS, Direction, Metric, Replay
-from specreg.sequential import PARTS, Look
-from specreg.stopping import enough_for
+from specreg.measurement import Measurement
+from specreg.metrics import METRICS, Metric
+from specreg.simulation import NO_LOSS, PROMPTS, Loss, World, simulated_case, simulated_metrics
 from specreg.verdict import Outcome, Verdict
 
-_RATES = (0.73, 0.71, 0.68)
-_PROMPT_SPREAD = 0.55
-_STEPS = 98
-_LAUNCH_SPREAD_FRAC = 0.01
-_BASELINE_LAUNCHES = 3
 _NIGHTS_PER_BASELINE = 10
 _ONCE_IN_A_THOUSAND = 0.001
 
-PROMPTS = 80
 CASES = 72
 """Cases of a night."""
 MOST_ALARMS_FRAC = 0.02
 """How many identical nights may raise an alarm."""
-
-_SPEEDS = {"throughput_tokens_per_s": 1000.0, "ttft_p50_ms": 40.0, "tpot_p50_ms": 8.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +28,7 @@ class Plant:
     """A change that is planted in every case, and what must come of it.
 
     Attributes:
-        acceptance_frac: by how much AL - 1 falls, 0..1; speed_frac: by how much throughput does.
+        loss: of acceptance or speed.
         tolerances: of the case, by metric.
         metric: whose verdict counts.
         most_passed_frac, most_undecided_frac, most_regressed_frac, least_regressed_frac: shares of
@@ -75,8 +37,7 @@ class Plant:
     """
 
     name: str
-    acceptance_frac: float = 0.0
-    speed_frac: float = 0.0
+    loss: Loss = NO_LOSS
     tolerances: tuple[tuple[str, float], ...] = ()
     metric: str = "acceptance_length_tokens"
     most_passed_frac: float = 0.01
@@ -96,21 +57,32 @@ PLANTS = (
         most_regressed_frac=0.001,
         most_used_frac=1.03,
     ),
-    Plant(name="AL - 1: -5 % (AL: -3 %)", acceptance_frac=0.05),
-    Plant(name="AL - 1: -7.5 %", acceptance_frac=0.075, least_regressed_frac=0.95),
-    Plant(name="AL - 1: -8.1 % (AL: -5 %)", acceptance_frac=0.081, least_regressed_frac=0.95),
+    Plant(name="AL - 1: -5 % (AL: -3 %)", loss=Loss(acceptance_frac=0.05)),
+    Plant(name="AL - 1: -7.5 %", loss=Loss(acceptance_frac=0.075), least_regressed_frac=0.95),
     Plant(
-        name="AL - 1: -15 %", acceptance_frac=0.15, least_regressed_frac=0.95, most_used_frac=0.5
+        name="AL - 1: -8.1 % (AL: -5 %)",
+        loss=Loss(acceptance_frac=0.081),
+        least_regressed_frac=0.95,
     ),
-    Plant(name="AL - 1: -16 % (AL: -10 %)", acceptance_frac=0.1625, least_regressed_frac=0.95),
+    Plant(
+        name="AL - 1: -15 %",
+        loss=Loss(acceptance_frac=0.15),
+        least_regressed_frac=0.95,
+        most_used_frac=0.5,
+    ),
+    Plant(
+        name="AL - 1: -16 % (AL: -10 %)",
+        loss=Loss(acceptance_frac=0.1625),
+        least_regressed_frac=0.95,
+    ),
     Plant(
         name="speed: -3 %, at a tolerance of 3 %",
-        speed_frac=0.03,
+        loss=Loss(speed_frac=0.03),
         tolerances=((_SPEED, 0.03),),
         metric=_SPEED,
     ),
-    Plant(name="speed: -5 %", speed_frac=0.05, metric=_SPEED),
-    Plant(name="speed: -10 %", speed_frac=0.1, metric=_SPEED, least_regressed_frac=0.95),
+    Plant(name="speed: -5 %", loss=Loss(speed_frac=0.05), metric=_SPEED),
+    Plant(name="speed: -10 %", loss=Loss(speed_frac=0.1), metric=_SPEED, least_regressed_frac=0.95),
 )
 """What must come of it, at a tolerance of 5 % unless it says otherwise."""
 
@@ -188,10 +160,10 @@ def try_plant(plant: Plant, trials: int, *, seed: int) -> tuple[Counter[Outcome]
     for number in range(trials):
         case = simulated_case(number, tolerances=plant.tolerances)
         known = world.known_of(case)
-        launch = world.launch(case, known, plant, asked=[METRICS[plant.metric]])
+        launch = world.launch(case, known, plant.loss, asked=[METRICS[plant.metric]])
         used_frac += len(launch.acceptance.prompts if launch.acceptance else ()) / case.prompts
         metrics = [METRICS[plant.metric]]
-        verdicts = _judged(world, [launch], {case.id: known}, plant, metrics, among=_NIGHT)
+        verdicts = _judged(world, [launch], {case.id: known}, plant.loss, metrics, among=_NIGHT)
         outcomes.update(verdict.outcome for verdict in verdicts if verdict.case_id == case.id)
     return outcomes, used_frac / trials
 
@@ -200,14 +172,14 @@ def try_nights(nights: int, *, prompts: int, seed: int) -> tuple[int, int, int]:
     """How many identical nights raised an alarm; inconclusive verdicts, and all verdicts."""
     world = World(np.random.default_rng(seed))
     cases = [simulated_case(number, prompts=prompts) for number in range(CASES)]
-    metrics = _metrics(cases[0])
+    metrics = simulated_metrics(cases[0])
     alarms = undecided = judged = 0
     knowns: Mapping[str, Known] = {}
     for night in range(nights):
         if night % _NIGHTS_PER_BASELINE == 0:
             knowns = {case.id: world.known_of(case) for case in cases}
-        launches = [world.launch(case, knowns[case.id], PLANTS[0], asked=metrics) for case in cases]
-        verdicts = _judged(world, launches, knowns, PLANTS[0], metrics)
+        launches = [world.launch(case, knowns[case.id], NO_LOSS, asked=metrics) for case in cases]
+        verdicts = _judged(world, launches, knowns, NO_LOSS, metrics)
         outcomes = [verdict.outcome for verdict in verdicts]
         alarms += Outcome.REGRESSED in outcomes
         undecided += outcomes.count(Outcome.INCONCLUSIVE)
@@ -215,103 +187,11 @@ def try_nights(nights: int, *, prompts: int, seed: int) -> tuple[int, int, int]:
     return alarms, undecided, judged
 
 
-class World:
-    """Draws measurements, and the baselines that they are compared with."""
-
-    def __init__(self, random: np.random.Generator) -> None:
-        self._random = random
-        self._hardness: dict[str, Column] = {}
-        self._spreads = spreads_of(LaunchesOnly(launches=self._launches(1.0)) for _ in range(CASES))
-
-    def known_of(self, case: Case) -> Known:
-        """A fresh baseline of a case, of twice its prompts."""
-        hardness = self._random.normal(0, _PROMPT_SPREAD, 2 * case.prompts)
-        self._hardness[case.id] = hardness
-        baseline = Baseline(
-            schema_version=SCHEMA_VERSION,
-            case=_SETTINGS,
-            environment=_ENVIRONMENT,
-            provenance=_PROVENANCE,
-            acceptance=stored_acceptance(self._acceptance(hardness, 0.0)),
-            launches=self._launches(1.0),
-        )
-        return Known(
-            environment=_ENVIRONMENT, settings=_SETTINGS, exact=baseline, spreads=self._spreads
-        )
-
-    def launch(
-        self, case: Case, known: Known, plant: Plant, *, asked: Sequence[Metric]
-    ) -> Measurement:
-        """One launch of a case, measured until it is enough for what is asked."""
-        whole = self._acceptance(self._hardness[case.id], _shift_of(plant.acceptance_frac))
-        metrics = [metric for metric in asked if not metric.by_launch]
-        alone = len(metrics) == len(asked)
-        enough = enough_for(case, metrics, known, may_stop_early=alone) if metrics else all_prompts
-        look, taken = Look.EXTENDED, whole.prompts
-        for part in range(1, PARTS + 1):
-            now = Look.FULL if part == PARTS else Look.EARLY
-            so_far = whole.prompts[: case.prompts * part // PARTS]
-            if enough(_record(so_far), now):
-                look, taken = now, so_far
-                break
-        replay = Replay(rounds=(), control_rounds=(), acceptance=_record(taken))
-        measurement = Measurement(
-            case=case,
-            engine_version="",
-            target="",
-            draft=None,
-            replay=replay,
-            values=values_of(case, replay),
-            look=look,
-        )
-        return self.again(measurement, plant)
-
-    def again(self, first: Measurement, plant: Plant) -> Measurement:
-        """A fresh launch: other speeds, and the same text, as greedy answers have."""
-        speeds = self._launches(1 - plant.speed_frac, launches=1)[0]
-        return dataclasses.replace(first, values=MappingProxyType({**first.values, **speeds}))
-
-    def _acceptance(self, hardness: Column, shift: float) -> AcceptanceRecord:
-        """What prompts of some hardness do, in logits; no two draws share a word."""
-        columns = []
-        alive = np.full(len(hardness), _STEPS)
-        for rate in _RATES:
-            alive = self._random.binomial(alive, _accepted(rate, hardness, shift))
-            columns.append(alive.tolist())
-        return _record(
-            PromptAcceptance(
-                prompt_id=f"prompt-{number}",
-                category="",
-                counts=StepCounts(
-                    steps=_STEPS,
-                    accepted=sum(positions),
-                    proposed=_STEPS * len(_RATES),
-                    position_counts=positions,
-                ),
-                completion_tokens=1 + _STEPS + sum(positions),
-            )
-            for number, positions in enumerate(zip(*columns, strict=True))
-        )
-
-    def _launches(
-        self, speed: float, launches: int = _BASELINE_LAUNCHES
-    ) -> tuple[dict[str, float], ...]:
-        return tuple(
-            {
-                name: value
-                * (speed if METRICS[name].direction is Direction.UP else 1 / speed)
-                * math.exp(self._random.normal(0, _LAUNCH_SPREAD_FRAC))
-                for name, value in _SPEEDS.items()
-            }
-            for _ in range(launches)
-        )
-
-
 def _judged(
     world: World,
     launches: Sequence[Measurement],
     knowns: Mapping[str, Known],
-    plant: Plant,
+    loss: Loss,
     metrics: Sequence[Metric],
     *,
     among: Iterable[Verdict] = (),
@@ -321,7 +201,7 @@ def _judged(
     docket = Docket(
         known_of=lambda case: knowns[case.id],
         measure_afresh=lambda cases, _: {
-            case.id: world.again(firsts[case.id], plant) for case in cases
+            case.id: world.again(firsts[case.id], loss) for case in cases
         },
     )
     for verdict in among:
@@ -337,121 +217,9 @@ def _judged(
     return docket.verdicts
 
 
-def _record(prompts: Iterable[PromptAcceptance]) -> AcceptanceRecord:
-    prompts = tuple(prompts)
-    return AcceptanceRecord(
-        source=Source.VLLM_REQUEST,
-        view=View.VERIFIER,
-        weighting=Weighting.STEP,
-        total=_total(prompts),
-        prompts=prompts,
-    )
-
-
-def _total(prompts: Sequence[PromptAcceptance]) -> StepCounts:
-    columns = zip(*(prompt.counts.position_counts for prompt in prompts), strict=True)
-    positions = tuple(sum(column) for column in columns)
-    steps = len(prompts) * _STEPS
-    return StepCounts(
-        steps=steps,
-        accepted=sum(positions),
-        proposed=steps * len(_RATES),
-        position_counts=positions,
-    )
-
-
-def _accepted(rate: float, hardness: Column, shift: float) -> Column:
-    """The conditional acceptance of prompts, 0..1."""
-    return np.asarray(1 / (1 + np.exp(-(math.log(rate / (1 - rate)) + hardness + shift))))
-
-
-@functools.cache
-def _shift_of(loss_frac: float) -> float:
-    """How far all logits must fall for AL - 1 to fall by a share, 0 or less."""
-    levels = (np.arange(2000) + 0.5) / 2000
-    hardness = np.array([NormalDist(0, _PROMPT_SPREAD).inv_cdf(level) for level in levels])
-
-    def accepted(shift: float) -> float:
-        alive = [_accepted(rate, hardness, shift) for rate in _RATES]
-        return float(sum(np.mean(np.prod(alive[:k], axis=0)) for k in range(1, len(alive) + 1)))
-
-    low, high = -5.0, 0.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        if accepted(middle) / accepted(0.0) > 1 - loss_frac:
-            high = middle
-        else:
-            low = middle
-    return high
-
-
-def _metrics(case: Case) -> tuple[Metric, ...]:
-    return tuple(
-        metric
-        for metric in METRICS.values()
-        if metric.applies_to(case) and (not metric.by_launch or metric.name in _SPEEDS)
-    )
-
-
-def simulated_case(
-    number: int, *, prompts: int = PROMPTS, tolerances: tuple[tuple[str, float], ...] = ()
-) -> Case:
-    """One of the cases, which differ in nothing but their names."""
-    server = dataclasses.replace(_CASE.server, models=str(number))
-    return dataclasses.replace(_CASE, tolerances=tolerances, server=server, prompts=prompts)
-
-
-_ENVIRONMENT = Environment(kind="gpu", gpus=("simulated",), gpu_memory_gb=80)
-_PROVENANCE = Provenance(
-    engine_version="",
-    draft_sha256="",
-    specreg_version="",
-    commit="",
-    recorded_on="",
-    reason="simulated",
-)
-_CASE = Case(
-    server=ServerSpec(
-        engine="vllm",
-        method="eagle3",
-        models="0",
-        target="",
-        draft="",
-        padding_layers=0,
-        draft_tokens=len(_RATES),
-        dtype="auto",
-        max_model_len_tokens=1024,
-        max_sequences=8,
-        gpu_memory_frac=0.4,
-    ),
-    control=None,
-    dataset="simulated",
-    prompts=PROMPTS,
-    load=Load(concurrency=4),
-    rounds=4,
-    output_cap_tokens=256,
-    temperature=0.0,
-)
-_SETTINGS = CaseSettings(
-    engine="vllm",
-    method="eagle3",
-    draft_tokens=len(_RATES),
-    target_sha256="",
-    target="",
-    prompts_sha256="",
-    output_cap_tokens=256,
-    temperature=0.0,
-    concurrency=4,
-    rounds=4,
-    dtype="auto",
-    max_model_len_tokens=1024,
-    max_sequences=8,
-    engine_args=(),
-    engine_env=(),
-)
 _NIGHT = tuple(
     Verdict(case_id=f"other-{number}", metric=metric.name, outcome=Outcome.PASS, p_worse=0.5)
     for number in range(CASES - 1)
-    for metric in _metrics(_CASE)
+    for metric in simulated_metrics(simulated_case(0))
 )
 """The other figures of a night, among which a loss must stand out."""

@@ -8,8 +8,8 @@ from rich.text import Text
 
 from specreg.baseline import Baseline
 from specreg.comparison import expected_value
-from specreg.expectation import Recorded
 from specreg.metrics import METRICS
+from specreg.recording import Recorded
 from specreg.report.terminal import format_number, render_recorded, render_table
 
 

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from specreg.comparison import change_of_baseline, expected_value, spreads_of
-from specreg.expectation import Recorded
 from specreg.metrics import METRICS, Metric, better_frac
+from specreg.recording import Recorded
 from specreg.verdict import Outcome, Verdict, first_look, log_to_frac
 
 _STYLES = {

@@ -26,7 +26,6 @@ from specreg.expectation import (
     Shelf,
     check_form,
     load_case_prompts,
-    record_measurements,
     settings_of,
 )
 from specreg.history import Lived
@@ -37,6 +36,7 @@ from specreg.metrics import Replay
 from specreg.models import model_sha256
 from specreg.protocols import Form
 from specreg.published import Published, record_published
+from specreg.recording import record_measurements
 from tests.unit import builders
 
 COUNTS = builders.counts(8, 0, 6, 6)

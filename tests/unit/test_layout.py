@@ -36,6 +36,8 @@ ORDER = (
     ("verdict",),
     ("confirming", "stopping", "history"),
     ("docket", "expectation", "report.json"),
+    ("recording",),
+    ("simulation",),
     ("selftest",),
     ("suite",),
     ("closing",),

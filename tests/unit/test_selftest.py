@@ -9,17 +9,15 @@ from scipy import stats
 from specreg.metrics import METRICS
 from specreg.selftest import (
     PLANTS,
-    PROMPTS,
     Plant,
-    World,
     is_kept,
     most_by_chance,
     run_selftest,
-    simulated_case,
     try_nights,
     try_plant,
 )
 from specreg.sequential import Look
+from specreg.simulation import NO_LOSS, PROMPTS, Loss, World, simulated_case
 from specreg.verdict import Outcome
 
 NOTHING = PLANTS[0]
@@ -28,22 +26,22 @@ SPEED = METRICS["throughput_tokens_per_s"]
 LENGTH = METRICS["acceptance_length_tokens"]
 
 
-def launched(plant: Plant, launches: int = 10) -> list[float]:
+def launched(loss: Loss, launches: int = 10) -> list[float]:
     """The acceptance lengths of some launches of a case."""
     world = World(np.random.default_rng(3))
     case = simulated_case(0)
     known = world.known_of(case)
-    found = [world.launch(case, known, plant, asked=[SPEED]) for _ in range(launches)]
+    found = [world.launch(case, known, loss, asked=[SPEED]) for _ in range(launches)]
     return [launch.values[LENGTH.name] for launch in found]
 
 
 def test_prompts_are_drawn_as_drafters_look() -> None:
-    assert np.mean(launched(NOTHING)) == pytest.approx(2.58, abs=0.1)
+    assert np.mean(launched(NO_LOSS)) == pytest.approx(2.58, abs=0.1)
 
 
 def test_a_planted_loss_is_as_large_as_it_says() -> None:
-    lost = np.mean(launched(Plant(name="half", acceptance_frac=0.5))) - 1
-    assert lost / (np.mean(launched(NOTHING)) - 1) == pytest.approx(0.5, abs=0.03)
+    lost = np.mean(launched(Loss(acceptance_frac=0.5))) - 1
+    assert lost / (np.mean(launched(NO_LOSS)) - 1) == pytest.approx(0.5, abs=0.03)
 
 
 def test_a_great_loss_is_caught_early_and_none_is_missed() -> None:
@@ -91,7 +89,7 @@ def test_a_night_has_the_verdicts_of_all_its_cases() -> None:
 def test_a_run_has_the_prompts_of_its_case_unless_it_was_extended() -> None:
     world = World(np.random.default_rng(3))
     case = simulated_case(0)
-    launch = world.launch(case, world.known_of(case), NOTHING, asked=[LENGTH])
+    launch = world.launch(case, world.known_of(case), NO_LOSS, asked=[LENGTH])
     assert launch.acceptance is not None
     many = 2 * PROMPTS if launch.look is Look.EXTENDED else PROMPTS
     assert len(launch.acceptance.prompts) == many

@@ -11,12 +11,13 @@ import pytest
 
 from specreg.closing import record_baselines, record_lived
 from specreg.errors import ServerDiedError
-from specreg.expectation import Shelf, record_measurements, settings_in
+from specreg.expectation import Shelf, settings_in
 from specreg.history import history_path, load_history
 from specreg.journal import Begun, Journal, Key
 from specreg.matrix import Case, Tier
 from specreg.measurement import Measurement
 from specreg.metrics import METRICS
+from specreg.recording import record_measurements
 from specreg.server import Server
 from specreg.suite import Launch, Starting, Suite
 from specreg.verdict import Outcome

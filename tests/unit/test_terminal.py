@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from specreg.expectation import Recorded
+from specreg.recording import Recorded
 from specreg.report.terminal import (
     render_next,
     render_notes,
