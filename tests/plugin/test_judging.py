@@ -88,18 +88,21 @@ def test_a_speed_that_nobody_can_tell_takes_more_launches(recorded_suite: Suite)
 
 
 def test_programs_read_the_same_as_people(recorded_suite: Suite) -> None:
-    """The whole tier, with a baseline that nothing asks for."""
+    """The whole tier, with a baseline that nothing asks for. Speeds are as the machine has them."""
     (path,) = recorded_suite.baselines.glob("*/vllm-none-tiny-toy-c1.json")
     (path.parent / "vllm-gone-tiny-toy-c1.json").write_text(path.read_text())
     junit = recorded_suite.folder / "junit.xml"
 
     done = recorded_suite.run("tests/perf", "-q", f"--junitxml={junit}")
 
-    assert done.returncode == 0, done.stdout
     assert "no case asks for these baselines: vllm-gone-tiny-toy-c1; " in done.stdout
     verdict = recorded_suite.verdict()
-    assert (verdict.exit_status, verdict.complete) == (0, True)
-    assert verdict.outcomes == {"PASS": len(verdict.verdicts)}
+    assert len(verdict.verdicts) == 24
+    assert verdict.exit_status == done.returncode
+    assert verdict.complete
+    table = done.stdout.partition("specreg: tier")[2].splitlines()
+    shown = Counter(row.split()[-1] for row in table if row.startswith("  ") and "%" in row)
+    assert shown == verdict.outcomes
     said = ET.parse(junit).iter("property")  # noqa: S314 - our own
     found = Counter(one.get("value") for one in said if one.get("name") == "specreg.outcome")
     assert found == verdict.outcomes
