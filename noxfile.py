@@ -69,10 +69,25 @@ def gpu_perf(session: nox.Session) -> None:
 
 
 @nox.session
+def sglang_cpu(session: nox.Session) -> None:
+    """Real SGLang beside real vLLM without a GPU: acceptance alone, about eight minutes."""
+    _install(session, "tests")
+    _pytest(session, "tests/contract/test_engines_agree.py")
+    _pytest(session, "tests/perf", "--specreg-tier=sglang_cpu")
+
+
+@nox.session
 def contract(session: nox.Session) -> None:
     """Measures a real engine whose acceptance is known beforehand: about three minutes."""
     _install(session, "tests")
-    _pytest(session, "tests/contract")
+    _pytest(session, "tests/contract/test_meter.py", "tests/contract/test_cross_check.py")
+
+
+@nox.session
+def flags(session: nox.Session) -> None:
+    """Has each engine's own parser read every command line that specreg writes."""
+    _install(session, "tests")
+    _pytest(session, "tests/contract/test_command_lines.py")
 
 
 @nox.session

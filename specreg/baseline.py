@@ -24,6 +24,7 @@ from specreg.acceptance.record import (
 )
 from specreg.acceptance.table import CountsTable, table_of
 from specreg.arrivals import Arrivals
+from specreg.engines import ALONE, Parallel
 from specreg.errors import BaselineError, InvalidMeasurementError, OutdatedBaselineError
 from specreg.identity import Environment
 from specreg.matrix import NO_LIMITS, Limits
@@ -67,6 +68,7 @@ class CaseSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     chat_template_args: tuple[tuple[str, object], ...] = ()
     ignore_eos: bool = False
     limits: Limits = NO_LIMITS
+    parallel: Parallel = ALONE
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

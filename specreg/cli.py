@@ -23,6 +23,7 @@ from specreg.importing import ImportAbout, parse_import
 from specreg.matrix import Case, Tier, all_case_ids, load_tier
 from specreg.published import record_published
 from specreg.report.baselines import render_changes, render_list
+from specreg.report.engines import render_support
 from specreg.report.explain import render_explanation
 from specreg.report.json import RunVerdict, load_verdict
 
@@ -74,6 +75,12 @@ def explain(
     known = shelf.look_up(one, settings_in(root, one))
     history = load_history(history_path((root / runs).parent / "history", shelf.environment.name))
     typer.echo(render_explanation(one, known, history.get(case, ()), width=_WIDTH))
+
+
+@app.command()
+def engines() -> None:
+    """Print which engine has which method, in Markdown."""
+    typer.echo(render_support())
 
 
 @app.command()

@@ -110,9 +110,7 @@ def _record(suite: Suite, case: Case, measurements: list[Measurement]) -> Record
         settings,
         suite.shelf,
         reason=suite.update_reason or "",
-        torch_version=installed_version(
-            suite.engine_environment_of(case.server.engine).python, "torch"
-        ),
+        torch_version=installed_version(suite.provision.environment(case.server).python, "torch"),
         identical=identical_to(
             history.get(case.id, ()), settings, first.engine_version, draft_sha256
         ),

@@ -4,6 +4,7 @@ Each engine and version gets a virtual environment of its own in the user's cach
 """
 
 import contextlib
+import functools
 import hashlib
 import os
 import shutil
@@ -40,6 +41,7 @@ class EngineEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     torch_source: str
 
 
+@functools.cache
 def installed_version(python: str, package: str) -> str:
     """The version of a package that an interpreter has, empty where it has none."""
     code = f"import importlib.metadata as m; print(m.version({package!r}))"
@@ -75,7 +77,7 @@ def engine_environment(
         / (f"{requirement.package}-{requirement.version}-{_fingerprint(requirement)}")
     )
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(folder.with_suffix(".lock")):
+    with filelock.FileLock(f"{folder}.lock"):
         marker = folder / _MARKER
         # Not there, unreadable or without its interpreter: made anew.
         with contextlib.suppress(OSError, msgspec.DecodeError):
@@ -118,7 +120,7 @@ def _install(requirement: Requirement, recipe: _Recipe, folder: Path) -> None:
     # Without compiled bytecode the first start of a server takes minutes.
     _uv(
         *("pip", "install", "--python", str(folder / "bin" / "python"), "--compile-bytecode"),
-        *("--override", str(overrides), *recipe.arguments, requirement.pin),
+        *("--override", str(overrides), *recipe.arguments, requirement.pin, *requirement.extras),
     )
 
 

@@ -3,12 +3,15 @@
 SpecregError
 ├── UnknownNameError        an engine, method, dataset, tier or model pair that nobody declared
 ├── MatrixError             a matrix file that doesn't decode, or asks for what can't be
+├── UnsupportedError        an engine or its version lacks what a case asks for
 ├── DatasetError            a prompt file that doesn't decode
 ├── ModelError              a model folder that is missing or not one
 ├── EnvironmentSetupError   an engine's environment could not be made
 ├── ServerError
 │   ├── ServerStartError    the server died or never became ready
-│   └── ServerDiedError     the server went away while it was measured
+│   ├── ServerRefusedError  the server refused to generate a token
+│   ├── ServerDiedError     the server went away while it was measured
+│   └── AttachError         nothing, or something else than asked for, answers at a URL
 ├── InvalidMeasurementError the meter was not in order; the figures mean nothing
 └── BaselineError           a baseline file that can't be read, or must not be written
     └── OutdatedBaselineError   one that an earlier specreg wrote: it is recorded anew
@@ -48,6 +51,10 @@ class MatrixError(SpecregError):
     """A matrix file that can't be used; the message names file, table and key."""
 
 
+class UnsupportedError(SpecregError):
+    """An engine or its version lacks what a case asks for; the message says which has it."""
+
+
 class DatasetError(SpecregError):
     """A prompt file that can't be used; the message names file, row and field."""
 
@@ -83,8 +90,16 @@ class ServerStartError(ServerError):
         )
 
 
+class ServerRefusedError(ServerError):
+    """A server that refused to generate a token; the message is its answer."""
+
+
 class ServerDiedError(ServerError):
     """A server that went away while it was measured."""
+
+
+class AttachError(ServerError):
+    """Nothing, or something else than asked for, answers at a URL."""
 
 
 class InvalidMeasurementError(SpecregError):

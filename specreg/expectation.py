@@ -105,6 +105,7 @@ def settings_of(case: Case, target: str, prompts: Sequence[Prompt]) -> CaseSetti
         chat_template_args=case.chat_template_args,
         ignore_eos=case.ignore_eos,
         limits=case.limits,
+        parallel=server.parallel,
     )
 
 

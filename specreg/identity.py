@@ -20,7 +20,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """What must be equal for two speeds to be comparable. No clocks, temperatures, host names.
 
     Attributes:
-        kind: "cpu" or "gpu", what the engine runs on.
+        kind: "cpu" or "gpu", what the engine runs on; "unknown" where nobody can tell.
         cpu: the processor's name; `instruction_set`: its widest; `cores`: that we may use. Empty
             and 0 for "gpu".
         gpus: the names of the GPUs in use; `gpu_memory_gb`: of the first, rounded. Empty and 0
@@ -40,7 +40,13 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         if self.kind == "gpu":
             names = "-".join(_slug(name) for name in dict.fromkeys(self.gpus))
             return f"gpu-{names}-{self.gpu_memory_gb}gb-x{len(self.gpus)}"
+        if self.kind == "unknown":
+            return self.kind
         return f"cpu-{_slug(self.cpu)}-{self.instruction_set}-{self.cores}c"
+
+
+UNKNOWN_ENVIRONMENT = Environment(kind="unknown")
+"""Of a server that somebody else runs elsewhere: no speed is comparable with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

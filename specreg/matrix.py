@@ -11,7 +11,7 @@ import msgspec
 
 from specreg.arrivals import Arrivals, Load
 from specreg.datasets import dataset_named
-from specreg.engines import engine_named
+from specreg.engines import ALONE, Parallel, engine_named
 from specreg.errors import MatrixError, UnknownNameError
 from specreg.methods import METHODS
 from specreg.protocols import Form
@@ -68,10 +68,12 @@ class CasesTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     tpot_limit_ms: _AboveZero | None = None
     warm_up_stable_frac: _AboveZero = 0.03
     client_processes: _Positive = 1
+    speed: bool = True
     dtype: str = "auto"
     max_model_len_tokens: _Positive = 1024
     max_sequences: _Positive = 8
     gpu_memory_frac: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.4
+    parallel: Parallel = ALONE
     engine_args: list[str] = []
     engine_env: dict[str, str] = {}
     tolerances: dict[str, _AboveZero] = {}
@@ -100,6 +102,7 @@ class ServerSpec:
         max_sequences: requests that the server takes on at once.
         gpu_memory_frac: share of a GPU's memory that the server may take, 0..1. Case and control
             run beside one another, so at most half.
+        parallel: how the models are spread over GPUs.
         engine_args, engine_env: further arguments and environment variables, as pairs.
     """
 
@@ -114,6 +117,7 @@ class ServerSpec:
     max_model_len_tokens: int
     max_sequences: int
     gpu_memory_frac: float
+    parallel: Parallel = ALONE
     engine_args: tuple[str, ...] = ()
     engine_env: tuple[tuple[str, str], ...] = ()
 
@@ -155,6 +159,7 @@ class Case:
         limits: what a request must keep to count as good.
         warm_up_stable_frac: how far the step times of the last warm-up batches may lie apart.
         client_processes: how many processes send the requests.
+        speed: whether the time that the server takes means anything.
         tolerances: by metric, a relative change that overrides the metric's own.
     """
 
@@ -174,6 +179,7 @@ class Case:
     limits: Limits = NO_LIMITS
     warm_up_stable_frac: float = 0.03
     client_processes: int = 1
+    speed: bool = True
     tolerances: tuple[tuple[str, float], ...] = ()
 
     @property
@@ -195,6 +201,18 @@ class Tier:
     needs_gpus: int
     cases: tuple[Case, ...]
 
+    def of_engine(self, engine: str) -> "Tier":
+        """The cases of one engine alone.
+
+        Raises:
+            UnknownNameError: the tier has none of it.
+        """
+        engines = {case.server.engine for case in self.cases}
+        if engine not in engines:
+            raise UnknownNameError(f"engine of tier '{self.name}'", engine, engines)
+        cases = tuple(case for case in self.cases if case.server.engine == engine)
+        return dataclasses.replace(self, cases=cases)
+
 
 def load_tier(folder: Path, name: str) -> Tier:
     """The tier that `folder`/`name`.toml declares.
@@ -210,6 +228,10 @@ def load_tier(folder: Path, name: str) -> Tier:
     file = _load_file(path)
     cases = tuple(case for table in file.cases for case in _cases_of(table, file.models, str(path)))
     _refuse_twins(cases, path)
+    most = max((case.server.parallel.gpus for case in cases), default=1)
+    if most > max(file.needs_gpus, 1):
+        message = f"matrix file '{path}': a case is spread over {most} GPUs; raise needs_gpus to it"
+        raise MatrixError(message)
     return Tier(name=name, needs_gpus=file.needs_gpus, cases=_with_controls(cases))
 
 
@@ -260,6 +282,7 @@ def _cases_of(table: CasesTable, models: Mapping[str, ModelsTable], where: str) 
             limits=Limits(ttft_ms=table.ttft_limit_ms, tpot_ms=table.tpot_limit_ms),
             warm_up_stable_frac=table.warm_up_stable_frac,
             client_processes=table.client_processes,
+            speed=table.speed,
             tolerances=tuple(sorted(table.tolerances.items())),
         )
 
@@ -308,25 +331,31 @@ def _server_of(table: CasesTable, method: str, pair: ModelsTable, where: str) ->
         raise UnknownNameError(
             f"draft in [models.{table.models}] for method", method, pair.drafts, where
         )
-    engine_named(table.engine, where)
+    METHODS[method].check(engine_named(table.engine, where).spelling, version="")
     draft = pair.drafts[method] if METHODS[method].needs_draft else None
-    draft_tokens = table.draft_tokens if method != "none" else 0
-    METHODS[method].settings(table.engine, draft, draft_tokens)
-    return ServerSpec(
+    spec = ServerSpec(
         engine=table.engine,
         method=method,
         models=table.models,
         target=pair.target,
         draft=draft,
         padding_layers=pair.padding_layers,
-        draft_tokens=draft_tokens,
+        draft_tokens=table.draft_tokens,
         dtype=table.dtype,
         max_model_len_tokens=table.max_model_len_tokens,
         max_sequences=table.max_sequences,
         gpu_memory_frac=table.gpu_memory_frac,
+        parallel=table.parallel,
         engine_args=tuple(table.engine_args),
         engine_env=tuple(sorted(table.engine_env.items())),
     )
+    return spec if method != "none" else _without_speculation(spec)
+
+
+def _without_speculation(spec: ServerSpec) -> ServerSpec:
+    """The server that differs in speculation alone."""
+    parallel = msgspec.structs.replace(spec.parallel, draft_tensor=None)
+    return dataclasses.replace(spec, method="none", draft=None, draft_tokens=0, parallel=parallel)
 
 
 def _refuse_twins(cases: tuple[Case, ...], path: Path) -> None:
@@ -337,11 +366,11 @@ def _refuse_twins(cases: tuple[Case, ...], path: Path) -> None:
 
 
 def _with_controls(cases: tuple[Case, ...]) -> tuple[Case, ...]:
-    """Each speculating case gets the server that differs from its own in speculation alone."""
+    """Each speculating case gets its server without speculation, if the tier has that."""
     plain = {case.server for case in cases if not case.speculates}
 
     def control(case: Case) -> ServerSpec | None:
-        alike = dataclasses.replace(case.server, method="none", draft=None, draft_tokens=0)
+        alike = _without_speculation(case.server)
         return alike if case.speculates and alike in plain else None
 
     return tuple(dataclasses.replace(case, control=control(case)) for case in cases)

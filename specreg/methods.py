@@ -1,13 +1,16 @@
 """The speculative methods, one row each: whether it needs a draft and how each engine spells it.
 
 The engines that a row names are the engines that support the method; no engine's file names one.
+Those that a row's comment calls untried were read in the engine's documentation or source.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from specreg.errors import UnknownNameError
+from packaging.version import InvalidVersion, Version
+
+from specreg.errors import UnknownNameError, UnsupportedError
 
 Setting = str | int | float
 
@@ -15,6 +18,8 @@ DRAFT = "{draft}"
 """Stands for the folder or hub id of the draft model or head."""
 DRAFT_TOKENS = "{draft_tokens}"
 """Stands for the number of tokens drafted per step."""
+VERIFIED_TOKENS = "{verified_tokens}"
+"""Stands for one more: the drafts of a step, and the token that they continue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +32,16 @@ class Method:
         drafts_every_step: False where a step may go without a draft (nothing found to look up);
             such steps aren't among the counted ones.
         spelling: by engine, the speculation settings as that engine names them; empty for `none`.
+        since: by engine, the first version that has the method, where an older one is about.
+        packages: by engine, what the method needs beside the engine.
     """
 
     name: str
-    needs_draft: bool
+    needs_draft: bool = False
     drafts_every_step: bool = True
     spelling: Mapping[str, Mapping[str, Setting]]
+    since: Mapping[str, str] = field(default_factory=dict)
+    packages: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def settings(self, engine: str, draft: str | None, draft_tokens: int) -> dict[str, Setting]:
         """This method's settings in the words of `engine`.
@@ -40,17 +49,46 @@ class Method:
         Raises:
             UnknownNameError: the engine doesn't support the method.
         """
+        self._check_engine(engine)
+        known: Mapping[Setting, Setting] = {
+            DRAFT: draft or "",
+            DRAFT_TOKENS: draft_tokens,
+            VERIFIED_TOKENS: draft_tokens + 1,
+        }
+        return {key: known.get(value, value) for key, value in self.spelling[engine].items()}
+
+    def check(self, engine: str, version: str) -> None:
+        """Silent where the engine has the method in that version; "" is any version.
+
+        Raises:
+            UnknownNameError: the engine doesn't support the method.
+            UnsupportedError: only a newer version of it does.
+        """
+        self._check_engine(engine)
+        if engine in self.since and is_older(version, self.since[engine]):
+            message = (
+                f"method '{self.name}' on {engine} {version}: needs {self.since[engine]} or newer;"
+                " choose that with --specreg-engine-version, or leave the method out with -k"
+            )
+            raise UnsupportedError(message)
+
+    def _check_engine(self, engine: str) -> None:
         if engine not in self.spelling:
             raise UnknownNameError(f"engine for method '{self.name}'", engine, self.spelling)
-        known: Mapping[Setting, Setting] = {DRAFT: draft or "", DRAFT_TOKENS: draft_tokens}
-        return {key: known.get(value, value) for key, value in self.spelling[engine].items()}
+
+
+def is_older(version: str, than: str) -> bool:
+    """Whether a version comes before another; one that can't be told is taken for a new one."""
+    try:
+        return Version(version) < Version(than)
+    except InvalidVersion:
+        return False
 
 
 _ROWS = (
-    Method(name="none", needs_draft=False, spelling={"vllm": {}}),
+    Method(name="none", spelling={"vllm": {}, "sglang": {}, "tensorrt_llm": {}}),
     Method(
         name="ngram",
-        needs_draft=False,
         drafts_every_step=False,
         spelling={
             "vllm": {
@@ -58,8 +96,34 @@ _ROWS = (
                 "num_speculative_tokens": DRAFT_TOKENS,
                 "prompt_lookup_max": 4,
                 "prompt_lookup_min": 2,
-            }
+            },
+            "sglang": {
+                "speculative-algorithm": "NGRAM",
+                "speculative-num-draft-tokens": VERIFIED_TOKENS,
+                # One continuation, as the other engines propose; SGLang's own default is a tree.
+                "speculative-ngram-max-bfs-breadth": 1,
+            },
+            "tensorrt_llm": {
+                "speculative_config.decoding_type": "NGram",
+                "speculative_config.max_draft_len": DRAFT_TOKENS,
+                "speculative_config.max_matching_ngram_size": 4,
+                "speculative_config.is_public_pool": False,
+                "disable_overlap_scheduler": True,
+            },
         },
+    ),
+    Method(
+        # It learns from what it has served: a measurement needs a fresh server.
+        name="suffix",
+        drafts_every_step=False,
+        spelling={
+            "vllm": {"method": "suffix", "num_speculative_tokens": DRAFT_TOKENS},
+            "tensorrt_llm": {
+                "speculative_config.decoding_type": "SA",
+                "speculative_config.max_draft_len": DRAFT_TOKENS,
+            },
+        },
+        packages={"vllm": ("arctic-inference==0.1.1",)},
     ),
     Method(
         name="draft_model",
@@ -69,14 +133,107 @@ _ROWS = (
                 "method": "draft_model",
                 "model": DRAFT,
                 "num_speculative_tokens": DRAFT_TOKENS,
-            }
+            },
+            "sglang": {
+                "speculative-algorithm": "STANDALONE",
+                "speculative-draft-model-path": DRAFT,
+                "speculative-num-steps": DRAFT_TOKENS,
+                "speculative-eagle-topk": 1,
+                "speculative-num-draft-tokens": VERIFIED_TOKENS,
+            },
+            "tensorrt_llm": {
+                "speculative_config.decoding_type": "DraftTarget",
+                "speculative_config.max_draft_len": DRAFT_TOKENS,
+                "speculative_config.speculative_model_dir": DRAFT,
+                "disable_overlap_scheduler": True,
+            },
+        },
+    ),
+    Method(
+        name="eagle",
+        needs_draft=True,
+        spelling={
+            "vllm": {"method": "eagle", "model": DRAFT, "num_speculative_tokens": DRAFT_TOKENS},
+            "sglang": {
+                "speculative-algorithm": "EAGLE",
+                "speculative-draft-model-path": DRAFT,
+                "speculative-num-steps": DRAFT_TOKENS,
+                "speculative-eagle-topk": 1,
+                "speculative-num-draft-tokens": VERIFIED_TOKENS,
+            },
         },
     ),
     Method(
         name="eagle3",
         needs_draft=True,
         spelling={
-            "vllm": {"method": "eagle3", "model": DRAFT, "num_speculative_tokens": DRAFT_TOKENS}
+            "vllm": {"method": "eagle3", "model": DRAFT, "num_speculative_tokens": DRAFT_TOKENS},
+            "sglang": {
+                "speculative-algorithm": "EAGLE3",
+                "speculative-draft-model-path": DRAFT,
+                "speculative-num-steps": DRAFT_TOKENS,
+                "speculative-eagle-topk": 1,
+                "speculative-num-draft-tokens": VERIFIED_TOKENS,
+            },
+            "tensorrt_llm": {
+                "speculative_config.decoding_type": "Eagle3",
+                "speculative_config.max_draft_len": DRAFT_TOKENS,
+                "speculative_config.speculative_model_dir": DRAFT,
+            },
+        },
+    ),
+    Method(
+        name="medusa",
+        needs_draft=True,
+        spelling={
+            "vllm": {"method": "medusa", "model": DRAFT, "num_speculative_tokens": DRAFT_TOKENS}
+        },
+    ),
+    Method(
+        # The target's own layers draft.
+        name="mtp",
+        spelling={
+            "vllm": {"method": "mtp", "num_speculative_tokens": DRAFT_TOKENS},
+            "sglang": {
+                "speculative-algorithm": "NEXTN",
+                "speculative-num-steps": DRAFT_TOKENS,
+                "speculative-eagle-topk": 1,
+                "speculative-num-draft-tokens": VERIFIED_TOKENS,
+            },
+            "tensorrt_llm": {
+                "speculative_config.decoding_type": "MTP",
+                "speculative_config.max_draft_len": DRAFT_TOKENS,
+            },
+        },
+    ),
+    Method(
+        name="dflash",
+        needs_draft=True,
+        spelling={
+            "vllm": {"method": "dflash", "model": DRAFT, "num_speculative_tokens": DRAFT_TOKENS},
+            "sglang": {
+                "speculative-algorithm": "DFLASH",
+                "speculative-draft-model-path": DRAFT,
+                "speculative-num-draft-tokens": VERIFIED_TOKENS,
+            },
+            "tensorrt_llm": {
+                "speculative_config.decoding_type": "DFlash",
+                "speculative_config.max_draft_len": DRAFT_TOKENS,
+                "speculative_config.speculative_model_dir": DRAFT,
+            },
+        },
+        since={"sglang": "0.5.11"},
+    ),
+    Method(
+        # TensorRT-LLM's older backend alone: engine_args = ["--backend", "tensorrt"].
+        name="lookahead",
+        spelling={
+            "tensorrt_llm": {
+                "speculative_config.decoding_type": "Lookahead",
+                "speculative_config.max_window_size": 4,
+                "speculative_config.max_ngram_size": VERIFIED_TOKENS,
+                "speculative_config.max_verification_set_size": 4,
+            }
         },
     ),
     Method(

@@ -111,6 +111,8 @@ class Metric:
 
     def applies_to(self, case: Case) -> bool:
         """Whether the case can have a value at all."""
+        if not case.speed and self.family is not Family.ACCEPTANCE:
+            return False
         if self.family is Family.SPEEDUP:
             return case.control is not None
         if self.needs_limits and case.limits == NO_LIMITS:

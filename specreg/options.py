@@ -74,6 +74,14 @@ class Options:
         None,
         "an interpreter that has the engine already (default: an environment made by uv, cached)",
     )
+    attach: str | None = _option(
+        "--specreg-attach",
+        None,
+        "the URL of a server that somebody else runs, http://HOST:PORT; choose its cases with -k",
+    )
+    engine: str | None = _option(
+        "--engine", None, "the engine whose cases to run (default: all; needed to attach)"
+    )
     ready_within_s: float = _option(
         "--specreg-ready-within-s",
         600.0,

@@ -12,14 +12,17 @@ from typing import Any
 
 import pytest
 
+from specreg.attaching import alone, is_local
 from specreg.closing import record_baselines, record_lived, remarks, run_verdict
 from specreg.errors import SpecregError
 from specreg.expectation import Shelf
-from specreg.identity import current_environment, find_gpus
+from specreg.identity import UNKNOWN_ENVIRONMENT, current_environment, find_gpus
 from specreg.journal import Journal, last_run, load_journal
 from specreg.matrix import Case, load_tier
 from specreg.metrics import METRICS, Family, Metric, check_tolerances, metrics_of
 from specreg.options import Options, add_options, read_options
+from specreg.provision import Provision
+from specreg.report.engines import render_side_by_side
 from specreg.report.json import exit_status, properties, record_verdict
 from specreg.report.progress import Progress
 from specreg.report.terminal import render_next, render_notes, render_recorded, render_verdicts
@@ -90,6 +93,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     pytest's own order keeps a server's tests together, and scatters its cases and metrics.
     """
     suite = config.stash[SUITE]
+    # pytest puts one item in the place of a test whose family no case of the tier has.
+    items[:] = [item for item in items if not _is_empty(item)]
     setups = {(server.id, case.id): i for i, (_, server, case) in enumerate(_setups(suite))}
     metrics = {name: i for i, name in enumerate(METRICS)}
 
@@ -109,6 +114,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for params in ours:
         asked.setdefault(params["case"].id, set()).add(params["metric"].name)
     suite.asked = asked
+    try:
+        suite.provision.check({params["case"].id: params["case"] for params in ours}.values())
+    except SpecregError as error:
+        raise pytest.UsageError(str(error)) from error
     for item in items:
         if why and place(item)[0] >= 0:
             item.add_marker(pytest.mark.skip(reason=why))
@@ -177,6 +186,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section(f"specreg: tier {suite.tier.name} on {suite.environment.name}")
     color = _color(config)
     parts = [render_verdicts(suite.verdicts, width=_WIDTH, color=color), *config.stash[_LINES]]
+    parts.append(render_side_by_side(suite.measurements, width=_WIDTH, color=color))
+    if not all(case.speed for case in suite.tier.cases):
+        parts.append("the servers of this tier say nothing of speed, so none is shown")
     if suite.taken_over:
         parts.append(f"taken over from the run that was cut off: {', '.join(suite.taken_over)}")
     if suite.update_reason is None:
@@ -187,16 +199,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
-    gpus = find_gpus()
-    tier = load_tier(root / options.matrix, options.tier or ("gpu" if gpus.names else "cpu"))
+    tier = load_tier(root / options.matrix, options.tier or ("gpu" if find_gpus().names else "cpu"))
+    if options.engine is not None:
+        tier = tier.of_engine(options.engine)
+    if options.attach is not None:
+        tier = alone(tier, options.attach)
     reason = (options.reason or "").strip()
     if options.update_baselines and not reason and progress.watched:
         reason = _ask("why do the baselines change? ").strip()
     if options.update_baselines and not reason:
         message = '--update-baselines: --reason "…" is missing; say why the baselines change'
-        raise SpecregError(message)
-    if options.launches is not None and options.launches < 1:
-        message = f"--specreg-launches: got {options.launches}, needed 1 or more; leave it out"
         raise SpecregError(message)
     for case in tier.cases:
         check_tolerances(case)
@@ -209,12 +221,19 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
         tier=tier,
         shelf=Shelf(
             folder=root / options.baselines,
-            environment=current_environment(needs_gpus=tier.needs_gpus),
+            environment=current_environment(needs_gpus=tier.needs_gpus)
+            if options.attach is None or is_local(options.attach)
+            else UNKNOWN_ENVIRONMENT,
         ),
-        launches=options.launches or (_LAUNCHES_TO_RECORD if options.update_baselines else 1),
+        launches=_launches(options),
         update_reason=reason if options.update_baselines else None,
-        engine_version=options.engine_version,
-        engine_python=options.engine_python,
+        provision=Provision(
+            on_gpu=tier.needs_gpus > 0,
+            version=options.engine_version,
+            python=options.engine_python,
+            url=options.attach.rstrip("/") if options.attach else None,
+            show=progress.show,
+        ),
         ready_within_s=options.ready_within_s,
         run_folder=run_folder,
         history=runs.parent / "history",
@@ -228,6 +247,16 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
     return suite
 
 
+def _launches(options: Options) -> int:
+    """How many of each server; one that somebody else runs has one."""
+    asked = options.launches
+    if asked is not None and (asked < 1 or (options.attach is not None and asked > 1)):
+        needed = "1 or more" if asked < 1 else "1: --specreg-attach starts none"
+        raise SpecregError(f"--specreg-launches: got {asked}, needed {needed}; leave it out")
+    several = options.update_baselines and options.attach is None
+    return asked or (_LAUNCHES_TO_RECORD if several else 1)
+
+
 def _ask(question: str) -> str:
     """What the user at the terminal answers; past pytest, which has the streams by now."""
     with Path("/dev/tty").open("w") as screen, Path("/dev/tty").open() as keyboard:
@@ -239,7 +268,7 @@ def _ask(question: str) -> str:
 def _unmet_need(suite: Suite) -> str:
     """What the tier needs and the machine lacks, empty when nothing."""
     gpus = find_gpus()
-    if len(gpus.names) >= suite.tier.needs_gpus:
+    if len(gpus.names) >= suite.tier.needs_gpus or suite.provision.url is not None:
         return ""
     return (
         f"tier '{suite.tier.name}' needs {suite.tier.needs_gpus} GPU(s), this machine has"
@@ -265,6 +294,11 @@ def _params(item: pytest.Item) -> Mapping[str, Any]:
     """The parameters of a test of the suite, none of any other."""
     callspec = getattr(item, "callspec", None)
     return callspec.params if callspec and item.get_closest_marker("family") else {}
+
+
+def _is_empty(item: pytest.Item) -> bool:
+    params = _params(item)
+    return bool(params) and not isinstance(params["case"], Case)
 
 
 def _told(suite: Suite, head: str) -> bool:

@@ -7,7 +7,7 @@ import re
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,12 @@ import msgspec
 from specreg.engines import Engine, engine_named
 from specreg.engines._engine import LaunchOptions
 from specreg.environments import EngineEnvironment
-from specreg.errors import InvalidMeasurementError, ServerDiedError, ServerStartError
+from specreg.errors import (
+    InvalidMeasurementError,
+    ServerDiedError,
+    ServerRefusedError,
+    ServerStartError,
+)
 from specreg.matrix import ServerSpec
 from specreg.methods import METHODS
 from specreg.models import resolve_model
@@ -70,10 +75,9 @@ class Server:
     Attributes:
         spec: what was asked for; `engine`: how to speak to it.
         base_url: `http://127.0.0.1:PORT`.
-        model: the name that the model is served under; ours alone.
+        model: the name that the model is served under; ours alone if we started it.
         target, draft: what the spec's references stood for: folders or hub ids.
         engine_version: by its own word.
-        process, log_path: what runs, and what it says.
     """
 
     spec: ServerSpec
@@ -83,8 +87,6 @@ class Server:
     target: str
     draft: str | None
     engine_version: str
-    process: MarkedProcess
-    log_path: Path
 
     @property
     def endpoint(self) -> Endpoint:
@@ -92,6 +94,26 @@ class Server:
         return Endpoint(
             base_url=self.base_url, model=self.model, protocol=self.engine.protocol.name
         )
+
+    def check_alive(self) -> None:
+        """Silent while the server answers.
+
+        Raises:
+            ServerDiedError: it doesn't any more.
+        """
+        try:
+            httpx.get(self.base_url + self.engine.health_path, trust_env=False)
+        except httpx.HTTPError as error:
+            message = f"server at {self.base_url}: answers no more, {error}; look at its log"
+            raise ServerDiedError(message) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedServer(Server):
+    """One of our own. `process`, `log_path`: what runs, and what it says."""
+
+    process: MarkedProcess
+    log_path: Path
 
     def check_alive(self) -> None:
         """Silent while the server runs.
@@ -119,7 +141,7 @@ def start_server(
     on_gpu: bool,
     ready_within_s: float,
     show: Callable[[str], None],
-) -> Iterator[Server]:
+) -> Iterator[StartedServer]:
     """A server for as long as the context lasts; every process of it is gone afterwards.
 
     Args:
@@ -142,19 +164,22 @@ def start_server(
         target=target,
         served_name=spec.id,
         port=_free_port(),
-        speculation=METHODS[spec.method].settings(spec.engine, draft, spec.draft_tokens),
+        speculation=METHODS[spec.method].settings(engine.spelling, draft, spec.draft_tokens),
         dtype=spec.dtype,
         max_model_len_tokens=spec.max_model_len_tokens,
         max_sequences=spec.max_sequences,
         gpu_memory_frac=spec.gpu_memory_frac,
+        parallel=spec.parallel,
         engine_args=spec.engine_args,
         offline=all(Path(model).is_dir() for model in (target, draft) if model is not None),
         on_gpu=on_gpu,
+        folder=log_path.with_suffix(""),
         version=environment.version,
     )
     command = engine.command(Path(environment.python), options)
     variables = {**os.environ, **engine.environment(options), **dict(spec.engine_env)}
     log_path.parent.mkdir(parents=True, exist_ok=True)
+    _write_files(options.folder, engine.files(options))
     started = time.monotonic()
     try:
         process = start_marked(command, environment=variables, log_path=log_path, cwd=root)
@@ -163,7 +188,7 @@ def start_server(
         advice = "check the interpreter, or delete the engine's folder in the cache"
         raise ServerStartError(f"server '{spec.id}'", what, advice, log_path, "") from error
     try:
-        starting = Server(
+        starting = StartedServer(
             spec=spec,
             engine=engine,
             base_url=f"http://127.0.0.1:{options.port}",
@@ -181,6 +206,14 @@ def start_server(
         stop_marked(process)
 
 
+def _write_files(folder: Path, files: Mapping[str, str]) -> None:
+    """What an engine reads when it starts; an earlier attempt's is replaced."""
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
 def log_tail(path: Path, lines: int = _LOG_LINES) -> str:
     """The last lines of a log, however long it is and whatever bytes it holds."""
     with path.open("rb") as log:
@@ -188,22 +221,30 @@ def log_tail(path: Path, lines: int = _LOG_LINES) -> str:
         return "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])
 
 
-def _wait_until_ready(server: Server, deadline: float) -> None:
+def _wait_until_ready(server: StartedServer, deadline: float) -> None:
     """Returns once one token was generated: a healthy server may still hang (vllm#39863)."""
     with httpx.Client(base_url=server.base_url, trust_env=False) as client:
         while True:
-            generates = _generates(server, client, deadline)
+            try:
+                ready = generates(server, client, timeout_s=deadline - time.monotonic())
+            except ServerRefusedError as error:
+                raise _start_error(server, str(error)) from error
             status = server.process.popen.poll()
             if status is not None:  # then whoever generated was another server
                 raise _start_error(server, f"ended with status {status}")
-            if generates:
+            if ready:
                 return
             if time.monotonic() > deadline:
                 raise _start_error(server, "generated no token in time")
             time.sleep(_POLL_S)
 
 
-def _generates(server: Server, client: httpx.Client, deadline: float) -> bool:
+def generates(server: Server, client: httpx.Client, *, timeout_s: float) -> bool:
+    """Whether a server is up and generates a token.
+
+    Raises:
+        ServerRefusedError: it answers that it won't.
+    """
     ask = Ask(
         model=server.model,
         form=Form.COMPLETIONS,
@@ -212,7 +253,7 @@ def _generates(server: Server, client: httpx.Client, deadline: float) -> bool:
         temperature=0.0,
     )
     protocol = server.engine.protocol
-    timeout = min(_PROBE_TIMEOUT_S, max(_POLL_S, deadline - time.monotonic()))
+    timeout = min(_PROBE_TIMEOUT_S, max(_POLL_S, timeout_s))
     try:
         if client.get(server.engine.health_path, timeout=1.0).status_code != httpx.codes.OK:
             return False
@@ -220,7 +261,7 @@ def _generates(server: Server, client: httpx.Client, deadline: float) -> bool:
         with client.stream("POST", path, content=body, headers=_JSON, timeout=timeout) as response:
             if response.is_client_error:
                 answer = response.read()[:_ANSWER_BYTES].decode(errors="replace")
-                raise _start_error(server, f"refused to generate, {answer}")
+                raise ServerRefusedError(f"refused to generate, {answer}")
             splitter, decoder = EventSplitter(), protocol.new_decoder(ask)
             return response.status_code == httpx.codes.OK and any(
                 event != DONE and decoder.parse_event(event).tokens
@@ -239,7 +280,7 @@ def _scrape_version(server: Server) -> str:
     return server.engine.parse_version(response.content)
 
 
-def _start_error(server: Server, what: str) -> ServerStartError:
+def _start_error(server: StartedServer, what: str) -> ServerStartError:
     tail = log_tail(server.log_path)
     # The cause may stand far above the traceback of whoever noticed.
     texts = (f"{what}\n{tail}", log_tail(server.log_path, lines=_LOG_BYTES))

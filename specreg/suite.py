@@ -4,7 +4,6 @@ The pytest plugin and the fixtures hold one of these and do nothing by themselve
 """
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -12,13 +11,11 @@ from pathlib import Path
 
 import msgspec
 
+from specreg.attaching import attach_server
 from specreg.baseline import CaseSettings
 from specreg.comparison import Known
 from specreg.datasets._dataset import prompts_sha256
 from specreg.docket import Docket
-from specreg.engines import engine_named
-from specreg.engines._engine import Requirement
-from specreg.environments import EngineEnvironment, engine_environment
 from specreg.errors import BaselineError, SpecregError
 from specreg.expectation import Shelf, load_case_prompts, settings_in
 from specreg.figures import figures_of, record_figures
@@ -28,6 +25,7 @@ from specreg.matrix import Case, ServerSpec, Tier
 from specreg.measurement import WHOLE, Extent, Measurement, measure
 from specreg.metrics import METRICS, Metric
 from specreg.models import model_sha256, resolve_model
+from specreg.provision import Provision
 from specreg.sequential import PARTS, Look
 from specreg.server import Server, start_server
 from specreg.stopping import enough_for
@@ -104,8 +102,7 @@ class Suite:
         shelf: the baselines of this machine.
         launches: how many launches of each server are measured.
         update_reason: why baselines are recorded, None when they aren't.
-        engine_version: which to install, None for the engine's own choice.
-        engine_python: an interpreter that has the engine, None to make an environment.
+        provision: where the engines come from.
         ready_within_s: how long a server may take to its first token.
         run_folder: where this run leaves logs, figures and its journal.
         history: the folder of what all runs did.
@@ -121,8 +118,7 @@ class Suite:
     shelf: Shelf
     launches: int
     update_reason: str | None
-    engine_version: str | None
-    engine_python: str | None
+    provision: Provision
     ready_within_s: float
     run_folder: Path
     history: Path
@@ -158,11 +154,6 @@ class Suite:
     def measurements(self) -> tuple[Measurement, ...]:
         """So far, in the order of the run."""
         return tuple(self._measured.values())
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether the engines run on a GPU."""
-        return self.tier.needs_gpus > 0
 
     @contextlib.contextmanager
     def start(self, launch: Launch, beside: "Starting | None" = None) -> Iterator["Starting"]:
@@ -339,12 +330,14 @@ class Suite:
         )
 
     def _server(self, launch: Launch) -> contextlib.AbstractContextManager[Server]:
+        if self.provision.url is not None:
+            return attach_server(launch.spec, self.provision.url, root=self.root)
         return start_server(
             launch.spec,
-            self.engine_environment_of(launch.spec.engine),
+            self.provision.environment(launch.spec),
             root=self.root,
             log_path=self.run_folder / "logs" / f"{launch.id}.log",
-            on_gpu=self.on_gpu,
+            on_gpu=self.provision.on_gpu,
             ready_within_s=self.ready_within_s,
             show=self.show,
         )
@@ -353,7 +346,7 @@ class Suite:
         """What has to be equal for an earlier run's measurement to be taken over."""
         spec = case.server
         models = [resolve_model(self.root, name) for name in (spec.target, spec.draft) if name]
-        requirement = self._requirement(spec.engine)
+        requirement = self.provision.requirement(spec)
         files = [prompts_sha256(load_case_prompts(self.root, case)), *map(model_sha256, models)]
         return Key(
             case=msgspec.json.encode(case).decode(),
@@ -361,22 +354,6 @@ class Suite:
             launch=launch,
             asked=self._asks_for(case),
             environment=self.environment.name,
-            engine=self.engine_python or requirement.pin,
+            engine=f"{self.provision.python or ''} {requirement.pin}".strip(),
             files_sha256=" ".join(files),
-        )
-
-    def _requirement(self, engine: str) -> Requirement:
-        requirement = engine_named(engine).requirement(on_gpu=self.on_gpu)
-        return dataclasses.replace(requirement, version=self.engine_version or requirement.version)
-
-    def engine_environment_of(self, engine: str) -> EngineEnvironment:
-        """What an engine runs in; made if it isn't there."""
-        requirement = self._requirement(engine)
-        if self.engine_python is None:
-            return engine_environment(requirement, show=self.show)
-        return EngineEnvironment(
-            python=self.engine_python,
-            package=requirement.package,
-            version="",
-            torch_source="as it is",
         )

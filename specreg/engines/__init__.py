@@ -7,10 +7,10 @@ import sys
 from collections.abc import Mapping
 
 from specreg.catalog import load_catalog
-from specreg.engines._engine import Engine
+from specreg.engines._engine import ALONE, Engine, Parallel
 from specreg.errors import UnknownNameError
 
-__all__ = ["ENGINES", "Engine", "engine_named"]
+__all__ = ["ALONE", "ENGINES", "Engine", "Parallel", "engine_named"]
 
 ENGINES: Mapping[str, Engine] = load_catalog(sys.modules[__name__], "ENGINE", Engine)  # type: ignore[type-abstract]
 

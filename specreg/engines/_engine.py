@@ -1,13 +1,38 @@
 """What an engine is: everything that specreg must know to install and to start one."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+import msgspec
 
 from specreg.methods import Setting
 from specreg.protocols import Protocol
+
+
+class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a model is spread over GPUs.
+
+    Attributes:
+        tensor: over how many GPUs each matrix is split; data: how many copies there are.
+        expert: whether the experts of a layer lie on different GPUs instead of being split.
+        draft_tensor: as `tensor`, of the draft; None for the engine's own choice.
+    """
+
+    tensor: Annotated[int, msgspec.Meta(ge=1)] = 1
+    data: Annotated[int, msgspec.Meta(ge=1)] = 1
+    expert: bool = False
+    draft_tensor: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs that takes."""
+        return self.tensor * self.data
+
+
+ALONE = Parallel()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +46,7 @@ class LaunchOptions:
         speculation: the method's settings in the engine's words; empty for `none`.
         offline: whether all models are folders, so that nothing needs to be fetched.
         on_gpu: whether the engine runs on a GPU.
+        folder: an empty one, for what `Engine.files` writes.
         version: of the engine; empty where it isn't known beforehand.
     """
 
@@ -32,9 +58,11 @@ class LaunchOptions:
     max_model_len_tokens: int
     max_sequences: int
     gpu_memory_frac: float
+    parallel: Parallel
     engine_args: tuple[str, ...]
     offline: bool
     on_gpu: bool
+    folder: Path
     version: str = ""
 
 
@@ -44,12 +72,14 @@ class Requirement:
 
     Attributes:
         package: the distribution's name; `version`: the version to pin.
+        extras: further requirements, of a method for instance.
         overrides: requirements that replace what the package asks for, one per line of a file.
         local_torch: the torch build to look for in a find-links folder, None for any from PyPI.
     """
 
     package: str
     version: str
+    extras: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
     local_torch: str | None = None
 
@@ -59,17 +89,70 @@ class Requirement:
         return f"{self.package}=={self.version}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What a running server says of itself.
+
+    Attributes:
+        engine: a name of `ENGINES`; empty where it doesn't say.
+        version: by its own word, "unknown" where it doesn't say.
+        model: the name to ask for; target: the folder or hub id behind it, empty where it doesn't
+            say.
+        speculates: whether it has a drafter, None where it doesn't say.
+    """
+
+    engine: str
+    version: str
+    model: str
+    target: str
+    speculates: bool | None = None
+
+
+Fetch = Callable[[str, str], bytes]
+"""Asks a running server by method and path for a body; raises httpx's errors."""
+
+
+class _Model(msgspec.Struct, frozen=True):
+    id: str
+    owned_by: str = ""
+    root: str | None = None
+
+
+class _Models(msgspec.Struct, frozen=True):
+    data: tuple[_Model, ...] = ()
+
+
 class Engine(ABC):
-    """One engine. Subclasses hold no state; the module's `ENGINE` is the only instance."""
+    """One engine. Subclasses hold no state; the module's `ENGINE` is the only instance.
+
+    Attributes:
+        name: what users write, and part of a case's id.
+        spelling: the engine whose words its methods are spelt in; its own name but for a server
+            around another engine.
+        program: the program that must be on PATH, None for an engine that specreg installs.
+        health_path, version_path: what to GET.
+        protocol: how to speak to it.
+    """
 
     name: ClassVar[str]
+    spelling: ClassVar[str]
+    program: ClassVar[str | None] = None
     health_path: ClassVar[str]
     version_path: ClassVar[str]
     protocol: ClassVar[Protocol]
 
     @abstractmethod
     def requirement(self, *, on_gpu: bool) -> Requirement:
-        """What to install, on a machine with or without a GPU."""
+        """What to install, on a machine with or without a GPU.
+
+        Raises:
+            UnsupportedError: it doesn't run there.
+        """
+
+    def files(self, options: LaunchOptions) -> Mapping[str, str]:
+        """What to write into `options.folder` before the start, by path in it."""
+        del options
+        return {}
 
     @abstractmethod
     def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
@@ -82,3 +165,24 @@ class Engine(ABC):
     @abstractmethod
     def parse_version(self, body: bytes) -> str:
         """The engine's version by its own word, "unknown" where it can't be read."""
+
+    def identify(self, fetch: Fetch) -> Identity:
+        """What is behind a URL, as servers of OpenAI's kind say it: the first model they list.
+
+        Raises:
+            Whatever `fetch` raises.
+        """
+        try:
+            models = msgspec.json.decode(fetch("GET", "/v1/models"), type=_Models).data
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            models = ()
+        if not models:
+            return Identity(engine="", version="unknown", model="", target="")
+        first = models[0]
+        ours = first.owned_by == self.name
+        return Identity(
+            engine=first.owned_by,
+            version=self.parse_version(fetch("GET", self.version_path)) if ours else "unknown",
+            model=first.id,
+            target=first.root or first.id,
+        )

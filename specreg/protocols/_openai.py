@@ -42,20 +42,23 @@ NO_CHOICE = Choice()
 
 
 class SpecTokensDetails(msgspec.Struct, frozen=True):
-    """SGLang's record of an answer, 0.5.21 and newer.
+    """SGLang's record of an answer, 0.5.13 and newer.
 
     Its own acceptance length counts the prefill's token and is cut by the cap; the counts aren't.
+    The histogram ends at the most drafts that a step accepted.
     """
 
-    spec_correct_drafts_histogram: tuple[int, ...]
-    spec_num_proposed_drafts: int
+    spec_correct_drafts_histogram: tuple[int, ...] = ()
+    spec_num_proposed_drafts: int = 0
 
     @property
-    def counts(self) -> StepCounts:
-        """The steps."""
-        return StepCounts.from_histogram(
-            self.spec_correct_drafts_histogram, self.spec_num_proposed_drafts
-        )
+    def counts(self) -> StepCounts | None:
+        """The steps, None where there were none. Every step proposes equally many drafts."""
+        histogram, proposed = self.spec_correct_drafts_histogram, self.spec_num_proposed_drafts
+        if not (steps := sum(histogram)):
+            return None
+        missing = max(0, proposed // steps + 1 - len(histogram))
+        return StepCounts.from_histogram((*histogram, *(0,) * missing), proposed)
 
 
 class _Extension(msgspec.Struct, frozen=True):

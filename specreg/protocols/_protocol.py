@@ -98,6 +98,18 @@ class Protocol(ABC):
     counters_source: ClassVar[Source | None]
     counters_path: ClassVar[str | None]
 
+    def check(self, form: Form, version: str) -> None:
+        """Silent where prompts of that form can be asked, and answers tell their acceptance.
+
+        Args:
+            form: of the prompts.
+            version: of the engine, "" where nobody knows.
+
+        Raises:
+            UnsupportedError: they can't, or this version's don't.
+        """
+        del form, version
+
     @abstractmethod
     def path(self, ask: Ask) -> str:
         """Where to POST it."""

@@ -5,8 +5,9 @@ from typing import ClassVar
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from specreg.acceptance.record import Counters, Source
-from specreg.errors import InvalidMeasurementError
+from specreg.acceptance.record import Counters, Source, StepCounts
+from specreg.errors import InvalidMeasurementError, UnsupportedError
+from specreg.methods import is_older
 from specreg.protocols._openai import (
     USAGE_IN_EACH_CHUNK,
     SpecTokensDetails,
@@ -23,17 +24,29 @@ from specreg.protocols._protocol import (
 from specreg.trace import Body, StreamEvent
 
 _CALLS = "sglang:spec_verify_calls_total"
+_SINCE_GENERATE = "0.5.9"
+_SINCE = {Form.CHAT: "0.5.19", Form.COMPLETIONS: _SINCE_GENERATE}
 
 
 class _FinishReason(msgspec.Struct, frozen=True):
     type: str
 
 
-class _MetaInfo(msgspec.Struct, frozen=True):
+class _MetaInfo(SpecTokensDetails, frozen=True):
+    """What `/generate` says of an answer; 0.5.9 to 0.5.12 name the counts otherwise."""
+
     completion_tokens: int = 0
     finish_reason: _FinishReason | None = None
-    spec_correct_drafts_histogram: tuple[int, ...] | None = None
-    spec_num_proposed_drafts: int = 0
+    spec_accept_histogram: tuple[int, ...] = ()
+    spec_draft_token_num: int = 0
+    spec_proposed_drafts: int = 0
+
+    @property
+    def acceptance(self) -> StepCounts | None:
+        """The steps, None where there were none."""
+        histogram = self.spec_correct_drafts_histogram or self.spec_accept_histogram
+        older = self.spec_proposed_drafts or self.spec_draft_token_num
+        return SpecTokensDetails(histogram, self.spec_num_proposed_drafts or older).counts
 
 
 class _Event(msgspec.Struct, frozen=True):
@@ -65,21 +78,32 @@ class _GenerateDecoder(StreamDecoder):
             text=said,
             finish_reason=meta.finish_reason.type if meta.finish_reason else None,
             usage_tokens=meta.completion_tokens,
-            acceptance=SpecTokensDetails(
-                meta.spec_correct_drafts_histogram, meta.spec_num_proposed_drafts
-            ).counts
-            if meta.spec_correct_drafts_histogram is not None
-            else None,
+            acceptance=meta.acceptance,
         )
 
 
 class SglangProtocol(Protocol):
-    """SGLang, 0.5.21 and newer: the names of its counts have changed before."""
+    """SGLang: `/generate` counts steps from 0.5.9 on, a chat's answer from 0.5.19 on."""
 
     name: ClassVar = "sglang"
     request_source: ClassVar[Source | None] = Source.SGLANG_REQUEST
     counters_source: ClassVar[Source | None] = None
     counters_path: ClassVar[str | None] = "/metrics"
+
+    def check(self, form: Form, version: str) -> None:
+        """By the form of the prompt.
+
+        Raises:
+            UnsupportedError: this version's answers don't tell their acceptance.
+        """
+        if is_older(version, _SINCE[form]):
+            message = (
+                f"acceptance of SGLang {version}: its answers to a {form} don't tell it; take"
+                f" {_SINCE[form]} or newer with --specreg-engine-version"
+            )
+            if form is Form.CHAT:
+                message += f', or form = "completions" in the matrix from {_SINCE_GENERATE} on'
+            raise UnsupportedError(message)
 
     def path(self, ask: Ask) -> str:
         """By the form of the prompt."""

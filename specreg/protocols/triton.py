@@ -10,7 +10,7 @@ from typing import ClassVar
 import msgspec
 
 from specreg.acceptance.record import Source
-from specreg.errors import MatrixError
+from specreg.errors import UnsupportedError
 from specreg.protocols._protocol import (
     Ask,
     Form,
@@ -20,6 +20,10 @@ from specreg.protocols._protocol import (
 )
 from specreg.trace import Body, StreamEvent
 
+_TEXT_ALONE = (
+    "protocol 'triton': takes a text, neither a chat nor token ids; set"
+    ' form = "completions" in the matrix, with a dataset of texts'
+)
 _NOT_YET = {None, "", "None", "null"}
 """What the backend says for a reason that there isn't yet."""
 
@@ -62,6 +66,16 @@ class TritonProtocol(Protocol):
     counters_source: ClassVar[Source | None] = None
     counters_path: ClassVar[str | None] = None
 
+    def check(self, form: Form, version: str) -> None:
+        """Of all versions.
+
+        Raises:
+            UnsupportedError: a chat: the backend takes a text alone.
+        """
+        del version
+        if form is Form.CHAT:
+            raise UnsupportedError(_TEXT_ALONE)
+
     def path(self, ask: Ask) -> str:
         """The model's own endpoint."""
         return f"/v2/models/{ask.model}/generate_stream"
@@ -70,14 +84,10 @@ class TritonProtocol(Protocol):
         """The text as it is, and the outputs that count tokens.
 
         Raises:
-            MatrixError: a chat, or token ids: the backend takes text alone.
+            UnsupportedError: a chat, or token ids.
         """
         if ask.form is Form.CHAT or ask.token_ids:
-            message = (
-                "protocol 'triton': takes a text, neither a chat nor token ids; set"
-                ' form = "completions" in the matrix, with a dataset of texts'
-            )
-            raise MatrixError(message)
+            raise UnsupportedError(_TEXT_ALONE)
         return {
             "text_input": ask.text,
             "stream": True,

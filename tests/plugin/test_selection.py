@@ -55,12 +55,12 @@ def test_an_unknown_tier_lists_the_known_ones(suite: Suite) -> None:
 
 def test_an_unknown_method_lists_the_known_ones(suite: Suite) -> None:
     text = (suite.folder / "cpu.toml").read_text()
-    suite.write_tier(text.replace('"eagle3"]', '"eagle4"]'))
+    suite.write_tier(text.replace('"eagle3"]', '"eagle33"]'))
 
     done = suite.run("tests/perf")
 
     assert done.returncode == 4
-    assert "unknown method 'eagle4'; did you mean 'eagle3'?" in done.stderr
+    assert "unknown method 'eagle33'; did you mean 'eagle3'?" in done.stderr
 
 
 def test_a_missing_model_folder_is_named_before_a_server_starts(suite: Suite) -> None:
@@ -91,3 +91,14 @@ def test_without_a_gpu_a_required_gpu_tier_fails_at_once(suite: Suite) -> None:
 
     assert done.returncode == 4
     assert "needs 64 GPU(s), this machine has" in done.stderr
+
+
+def test_a_family_that_no_case_has_leaves_no_test_behind(suite: Suite) -> None:
+    """Nothing stands beside an attached server, so there is no speedup."""
+    attached = ("--specreg-attach=http://127.0.0.1:9", "--co", "-q", "-k", "not none")
+
+    done = suite.run("tests/perf", *attached)
+
+    assert done.returncode == 0, done.stdout
+    assert "test_speedup" not in done.stdout
+    assert "test_acceptance" in done.stdout

@@ -26,14 +26,15 @@ from specreg.baseline import (
     stored_acceptance,
 )
 from specreg.datasets import Prompt
-from specreg.engines import engine_named
+from specreg.engines import ALONE, engine_named
+from specreg.engines._engine import LaunchOptions
 from specreg.identity import Environment
 from specreg.matrix import Case, ServerSpec
 from specreg.measurement import Measurement
 from specreg.metrics import Replay
 from specreg.processes import MarkedProcess
 from specreg.replay import Round
-from specreg.server import Server
+from specreg.server import StartedServer
 from specreg.trace import Chunk, RequestTrace, chunk_sizes
 from tests.scripted.vllm.script import Script, chat_prompt, record_script, steps_of
 from tests.scripted.vllm.steps import Steps
@@ -53,6 +54,21 @@ SPEC = ServerSpec(
     max_model_len_tokens=1024,
     max_sequences=8,
     gpu_memory_frac=0.4,
+)
+LAUNCH_OPTIONS = LaunchOptions(
+    target="some/target",
+    served_name="toy",
+    port=8123,
+    speculation={},
+    dtype="float32",
+    max_model_len_tokens=1024,
+    max_sequences=8,
+    gpu_memory_frac=0.4,
+    parallel=ALONE,
+    engine_args=("--seed", "7"),
+    offline=False,
+    on_gpu=False,
+    folder=Path("/runs/logs/toy"),
 )
 PLAIN_SPEC = dataclasses.replace(SPEC, method="none", draft=None, draft_tokens=0)
 CASE = Case(
@@ -219,11 +235,13 @@ def baseline(
     )
 
 
-def server(base_url: str = "http://scripted", *, log_path: Path = Path("/dev/null")) -> Server:
+def server(
+    base_url: str = "http://scripted", *, log_path: Path = Path("/dev/null")
+) -> StartedServer:
     """A server that answers at `base_url`; its process has ended with status 1."""
     process = subprocess.Popen(("/bin/false",))
     process.wait()
-    return Server(
+    return StartedServer(
         spec=SPEC,
         engine=engine_named("vllm"),
         base_url=base_url,

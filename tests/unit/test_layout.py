@@ -13,9 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from specreg.engines import engine_named
-from specreg.engines._engine import LaunchOptions
-from specreg.methods import METHODS
+from specreg.engines import ENGINES, Engine
+from specreg.methods import METHODS, Method
 from tests.unit import builders
 
 LIBRARY = builders.ROOT / "specreg"
@@ -28,8 +27,8 @@ ORDER = (
     ("protocols", "intervals"),
     ("engines", "datasets"),
     ("matrix", "models", "environments"),
-    ("server", "talk"),
-    ("replay", "meter"),
+    ("server", "talk", "provision"),
+    ("replay", "meter", "attaching"),
     ("metrics", "crew"),
     ("measurement", "baseline", "published"),
     ("figures", "journal", "comparison", "importing"),
@@ -68,6 +67,12 @@ PLAIN = {
     "padding_layers": "layers",
     "max_sequences": "sequences",
     "needs_gpus": "GPUs",
+    "tensor": "GPUs",
+    "data": "copies of a model",
+    "draft_tensor": "GPUs",
+    "spec_accept_histogram": "steps by accepted drafts; SGLang's older name",
+    "spec_draft_token_num": "draft tokens, D; SGLang's older name",
+    "spec_proposed_drafts": "draft tokens, D; SGLang's older name",
     "requests": "requests",
     "turns": "turns of a conversation",
     "client_processes": "processes",
@@ -287,29 +292,23 @@ def test_modules_of_fixtures_hold_nothing_but_fixtures() -> None:
 @pytest.mark.parametrize(
     ("method", "engine"),
     [
-        pytest.param(name, engine, id=f"{name}-{engine}")
-        for name, method in METHODS.items()
-        for engine in method.spelling
+        pytest.param(method, engine, id=f"{method.name}-{engine.name}")
+        for method in METHODS.values()
+        for engine in ENGINES.values()
+        if engine.spelling in method.spelling
     ],
 )
-def test_each_method_renders_for_each_engine_that_it_names(method: str, engine: str) -> None:
-    options = LaunchOptions(
-        target="some/target",
-        served_name="toy",
-        port=8000,
-        speculation=METHODS[method].settings(engine, "/models/draft", 7),
-        dtype="auto",
-        max_model_len_tokens=1024,
-        max_sequences=8,
-        gpu_memory_frac=0.4,
-        engine_args=(),
-        offline=True,
-        on_gpu=False,
+def test_each_method_renders_for_each_engine_that_has_it(method: Method, engine: Engine) -> None:
+    options = dataclasses.replace(
+        builders.LAUNCH_OPTIONS,
+        speculation=method.settings(engine.spelling, "/models/draft", 7),
     )
-    words = " ".join(engine_named(engine).command(Path("python"), options))
-    assert ("/models/draft" in words) == METHODS[method].needs_draft
-    assert (method in words) == (method != "none")
-    assert "{draft" not in words
+    files = engine.files(options)
+    words = " ".join((*engine.command(Path("python"), options), *files.values()))
+    assert ("/models/draft" in words) == method.needs_draft
+    assert ("7" in words.replace("--seed 7", "")) == (method.name != "none") or "8" in words
+    assert "{" + "draft" not in words
+    assert "{" + "verified" not in words
 
 
 def test_no_engine_names_a_method() -> None:

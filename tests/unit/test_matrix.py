@@ -114,7 +114,7 @@ def test_a_server_that_differs_in_more_is_no_control(tmp_path: Path, line: str) 
     ("old", "new", "words"),
     [
         ('engine = "vllm"', 'engine = "vlm"', "unknown engine 'vlm'; did you mean 'vllm'?"),
-        ('"eagle3"]', '"eagle"]', "unknown method 'eagle'; did you mean 'eagle3'?"),
+        ('"eagle3"]', '"eagel3"]', "unknown method 'eagel3'; did you mean 'eagle3'?"),
         ('dataset = "toy"', 'dataset = "tay"', "unknown dataset 'tay'; did you mean 'toy'?"),
         ('models = "tiny"', 'models = "tinny"', "unknown model pair 'tinny'; did you mean 'tiny'?"),
         (

@@ -27,6 +27,7 @@ def test_what_is_given_arrives_in_its_type(pytester: pytest.Pytester) -> None:
         *("--specreg-matrix", "m", "--specreg-baselines", "b", "--specreg-runs", "r"),
         *("--specreg-engine-version", "0.31.0", "--specreg-engine-python", "p"),
         *("--specreg-resume", "--specreg-inconclusive", "warn"),
+        *("--specreg-attach", "http://h:1", "--engine", "sglang"),
     )
     assert options == Options(
         tier="gpu",
@@ -41,6 +42,8 @@ def test_what_is_given_arrives_in_its_type(pytester: pytest.Pytester) -> None:
         resume=True,
         engine_version="0.31.0",
         engine_python="p",
+        attach="http://h:1",
+        engine="sglang",
         ready_within_s=1.5,
     )
     fields = dataclasses.fields(Options)

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from specreg.errors import InvalidMeasurementError, MatrixError
+from specreg.errors import InvalidMeasurementError, UnsupportedError
 from specreg.protocols import PROTOCOLS, Ask, Form, Message, Role
 from specreg.trace import StreamEvent
 
@@ -49,7 +49,7 @@ def test_a_request_asks_for_the_outputs_that_count() -> None:
     ids=["chat", "ids"],
 )
 def test_what_it_cannot_take_is_refused_with_the_way_out(ask: Ask) -> None:
-    with pytest.raises(MatrixError, match='form = "completions" in the matrix'):
+    with pytest.raises(UnsupportedError, match='form = "completions" in the matrix'):
         TRITON.body(ask)
 
 

@@ -16,7 +16,7 @@ import pytest
 from specreg.environments import EngineEnvironment
 from specreg.errors import ModelError, ServerDiedError, ServerStartError
 from specreg.matrix import ServerSpec
-from specreg.server import Server, _start_error, log_tail, start_server
+from specreg.server import StartedServer, _start_error, log_tail, start_server
 from tests.scripted.vllm.script import VARIABLE, Fault, Script
 from tests.unit import builders
 
@@ -32,7 +32,7 @@ def start(
     spec: ServerSpec = builders.SPEC,
     environment: EngineEnvironment = ENVIRONMENT,
     ready_within_s: float = 30.0,
-) -> AbstractContextManager[Server]:
+) -> AbstractContextManager[StartedServer]:
     """A scripted server of a spec, its script and log in `folder`."""
     return start_server(
         builders.scripted(spec, script, folder),

@@ -17,6 +17,7 @@ from specreg.journal import Begun, Journal, Key
 from specreg.matrix import Case, Tier
 from specreg.measurement import Measurement
 from specreg.metrics import METRICS
+from specreg.provision import Provision
 from specreg.recording import record_measurements
 from specreg.server import Server
 from specreg.suite import Launch, Starting, Suite
@@ -26,6 +27,7 @@ from tests.unit import builders
 LENGTH = METRICS["acceptance_length_tokens"]
 SPEED = METRICS["throughput_tokens_per_s"]
 COUNTS = builders.counts(8, 0, 6, 6)
+NOWHERE = Provision(on_gpu=False, version=None, python=None, url=None, show=lambda _: None)
 
 
 def suite(folder: Path, *, update_reason: str | None = None, launches: int = 1) -> Suite:
@@ -36,8 +38,7 @@ def suite(folder: Path, *, update_reason: str | None = None, launches: int = 1) 
         shelf=Shelf(folder=folder / "baselines", environment=builders.ENVIRONMENT),
         launches=launches,
         update_reason=update_reason,
-        engine_version=None,
-        engine_python=None,
+        provision=NOWHERE,
         ready_within_s=1.0,
         run_folder=folder,
         history=folder / "history",
@@ -259,10 +260,11 @@ def test_what_an_earlier_run_measured_is_taken_over_without_a_server(tmp_path: P
     [
         {"shelf": Shelf(folder=Path("baselines"), environment=builders.OTHER_ENVIRONMENT)},
         {"asked": {builders.CASE.id: {LENGTH.name}}},
-        {"engine_version": "0.31.0"},
-        {"engine_python": "/some/bin/python"},
+        {"provision": dataclasses.replace(NOWHERE, version="0.31.0")},
+        {"provision": dataclasses.replace(NOWHERE, python="/some/bin/python")},
+        {"provision": dataclasses.replace(NOWHERE, url="http://127.0.0.1:9")},
     ],
-    ids=",".join,
+    ids=["environment", "asked", "version", "python", "url"],
 )
 def test_what_was_measured_in_other_circumstances_is_measured_again(
     tmp_path: Path, changes: dict[str, Any]

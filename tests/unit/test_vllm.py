@@ -7,26 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from specreg.engines import engine_named
-from specreg.engines._engine import LaunchOptions
+from specreg.engines import Parallel, engine_named
 from specreg.methods import Setting
+from tests.unit import builders
 
 VLLM = engine_named("vllm")
 PYTHON = Path("/envs/vllm/bin/python")
 SPECULATION: Mapping[str, Setting] = {"method": "ngram", "num_speculative_tokens": 3}
-OPTIONS = LaunchOptions(
-    target="some/target",
-    served_name="toy",
-    port=8123,
-    speculation=SPECULATION,
-    dtype="float32",
-    max_model_len_tokens=1024,
-    max_sequences=8,
-    gpu_memory_frac=0.4,
-    engine_args=("--seed", "7"),
-    offline=False,
-    on_gpu=False,
-)
+OPTIONS = dataclasses.replace(builders.LAUNCH_OPTIONS, speculation=SPECULATION)
 
 
 def flag(command: tuple[str, ...], name: str) -> str:
@@ -137,3 +125,19 @@ def test_a_version_that_counts_its_requests_is_asked_to(version: str, *, counts:
 def test_a_version_that_cannot_be_told_is_taken_for_a_new_one(version: str) -> None:
     command = VLLM.command(PYTHON, dataclasses.replace(OPTIONS, version=version))
     assert "--per-request-spec-decode-metrics" in command
+
+
+def test_a_model_is_spread_as_the_case_says_and_a_small_one_not_at_all() -> None:
+    spread = Parallel(tensor=2, data=3, expert=True, draft_tensor=1)
+    command = VLLM.command(PYTHON, dataclasses.replace(OPTIONS, parallel=spread))
+    assert flag(command, "--tensor-parallel-size") == "2"
+    assert flag(command, "--data-parallel-size") == "3"
+    assert "--enable-expert-parallel" in command
+    config = json.loads(flag(command, "--speculative-config"))
+    assert config == {**SPECULATION, "draft_tensor_parallel_size": 1}
+    assert "parallel" not in " ".join(VLLM.command(PYTHON, OPTIONS))
+
+
+def test_a_server_without_speculation_has_no_draft_to_spread() -> None:
+    plain = dataclasses.replace(OPTIONS, speculation={}, parallel=Parallel(draft_tensor=1))
+    assert "--speculative-config" not in VLLM.command(PYTHON, plain)

@@ -1,0 +1,153 @@
+"""SGLang: the PyPI package `sglang`, whose kernels are for GPUs.
+
+Without a GPU the server itself runs, given a package that stands in for its kernels;
+`tests/sglang_cpu` has one, for tests of the protocol and never to measure a speed.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+
+from specreg.engines._engine import (
+    Engine,
+    Fetch,
+    Identity,
+    LaunchOptions,
+    Parallel,
+    Requirement,
+)
+from specreg.errors import UnsupportedError
+from specreg.protocols import sglang as sglang_protocol
+
+_VERSION = "0.5.23"
+# CUDA builds all of them, and of no use without a GPU.
+_KERNELS = (
+    "cuda-python",
+    "flash-attn-4",
+    "flashinfer-python",
+    "humming-kernels",
+    "nvidia-cutlass-dsl",
+    "nvidia-mathdx",
+    "nvshmem4py-cu13",
+    "quack-kernels",
+    "sgl-deep-ep",
+    "sgl-deep-gemm",
+    "sgl-flash-mla",
+    "sglang-kernel",
+    "tilelang",
+    "torch-memory-saver",
+    "torchaudio",
+    "torchcodec",
+)
+
+
+class _ServerInfo(msgspec.Struct, frozen=True):
+    version: str
+    model_path: str = ""
+    speculative_algorithm: str | None = None
+
+
+class Sglang(Engine):
+    """SGLang, 0.5.9 or newer: older ones don't say how often how many drafts were accepted."""
+
+    name: ClassVar = "sglang"
+    spelling: ClassVar = "sglang"
+    health_path: ClassVar = "/health"
+    version_path: ClassVar = "/server_info"
+    protocol: ClassVar = sglang_protocol.PROTOCOL
+
+    def requirement(self, *, on_gpu: bool) -> Requirement:
+        """`sglang`; without a GPU on a CPU's torch, and without its kernels."""
+        if on_gpu:
+            return Requirement(package="sglang", version=_VERSION)
+        return Requirement(
+            package="sglang",
+            version=_VERSION,
+            overrides=(
+                *(f"{package} ; sys_platform == 'never'" for package in _KERNELS),
+                "torch==2.13.0",
+            ),
+            local_torch="torch==2.13.0",
+        )
+
+    def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
+        """The server's module, and the method's settings as flags."""
+        return (
+            *(str(python), "-m", "sglang.launch_server"),
+            *("--model-path", options.target, "--served-model-name", options.served_name),
+            *("--host", "127.0.0.1", "--port", str(options.port)),
+            *("--dtype", options.dtype),
+            *("--context-length", str(options.max_model_len_tokens)),
+            *("--max-running-requests", str(options.max_sequences)),
+            "--enable-metrics",
+            # A repeated prompt must cost what it cost the first time.
+            "--disable-radix-cache",
+            # Else the model's own generation_config.json sets the sampling.
+            *("--sampling-defaults", "openai"),
+            *(_gpu_flags(options) if options.on_gpu else _CPU_FLAGS),
+            *_parallel_flags(options.parallel),
+            *(f"--{key}={value}" for key, value in options.speculation.items()),
+            *options.engine_args,
+        )
+
+    def environment(self, options: LaunchOptions) -> Mapping[str, str]:
+        """Offline where nothing needs to be fetched."""
+        offline = {"HF_HUB_OFFLINE": "1"} if options.offline else {}
+        return offline | ({} if options.on_gpu else {"SGLANG_USE_CPU_ENGINE": "1"})
+
+    def identify(self, fetch: Fetch) -> Identity:
+        """`/server_info` has all the server's settings."""
+        found = super().identify(fetch)
+        if found.engine != self.name:
+            return found
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+            info = msgspec.json.decode(fetch("GET", self.version_path), type=_ServerInfo)
+            return dataclasses.replace(
+                found,
+                target=info.model_path or found.target,
+                speculates=info.speculative_algorithm is not None,
+            )
+        return found
+
+    def parse_version(self, body: bytes) -> str:
+        """`/server_info` has it too."""
+        try:
+            return msgspec.json.decode(body, type=_ServerInfo).version
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return "unknown"
+
+
+_CPU_FLAGS = (
+    *("--device", "cpu", "--grammar-backend", "none"),
+    *("--max-total-tokens", "8192", "--mem-fraction-static", "0.3"),
+)
+
+
+def _gpu_flags(options: LaunchOptions) -> tuple[str, ...]:
+    return ("--mem-fraction-static", str(options.gpu_memory_frac))
+
+
+def _parallel_flags(parallel: Parallel) -> tuple[str, ...]:
+    """Nothing for one GPU.
+
+    Raises:
+        UnsupportedError: the draft is to be split otherwise than the target.
+    """
+    if parallel.draft_tensor not in {None, parallel.tensor}:
+        message = (
+            f"parallel.draft_tensor = {parallel.draft_tensor} with tensor = {parallel.tensor}:"
+            " SGLang splits the draft as the target; leave it out"
+        )
+        raise UnsupportedError(message)
+    return (
+        *(("--tp-size", str(parallel.tensor)) if parallel.tensor > 1 else ()),
+        *(("--dp-size", str(parallel.data)) if parallel.data > 1 else ()),
+        *(("--ep-size", str(parallel.tensor)) if parallel.expert else ()),
+    )
+
+
+ENGINE = Sglang()

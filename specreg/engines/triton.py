@@ -1,0 +1,118 @@
+"""Triton Inference Server with its vLLM backend, as NVIDIA's container brings both."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+
+from specreg.engines._engine import Engine, Fetch, Identity, LaunchOptions, Requirement
+from specreg.engines.vllm import speculative_config
+from specreg.protocols import triton as triton_protocol
+
+_CONFIG = """\
+name: "{name}"
+backend: "vllm"
+max_batch_size: 0
+model_transaction_policy {{ decoupled: true }}
+instance_group [ {{ count: 1 kind: KIND_MODEL }} ]
+"""
+
+
+_INDEX = "/v2/repository/index"
+
+
+class _Model(msgspec.Struct, frozen=True):
+    name: str
+    state: str = ""
+
+
+class _Server(msgspec.Struct, frozen=True):
+    version: str
+    name: str = ""
+
+
+class Triton(Engine):
+    """Triton. What it runs is vLLM, so the methods are spelt as vLLM's."""
+
+    name: ClassVar = "triton"
+    spelling: ClassVar = "vllm"
+    program: ClassVar = "tritonserver"
+    health_path: ClassVar = "/v2/health/ready"
+    version_path: ClassVar = "/v2"
+    protocol: ClassVar = triton_protocol.PROTOCOL
+
+    def requirement(self, *, on_gpu: bool) -> Requirement:
+        """Nothing that could be installed; the name stands for it in the journal."""
+        del on_gpu
+        return Requirement(package="tritonserver", version="")
+
+    def files(self, options: LaunchOptions) -> Mapping[str, str]:
+        """The model repository: the model's configuration, and the engine's arguments."""
+        model = options.served_name
+        return {
+            f"{model}/config.pbtxt": _CONFIG.format(name=model),
+            f"{model}/1/model.json": json.dumps(_engine_arguments(options), indent=2),
+        }
+
+    def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
+        """HTTP alone; gRPC and metrics would take ports that nobody asks."""
+        del python
+        return (
+            *("tritonserver", "--model-repository", str(options.folder)),
+            *("--model-control-mode", "explicit", "--load-model", options.served_name),
+            *("--http-address", "127.0.0.1", "--http-port", str(options.port)),
+            *("--allow-grpc", "false", "--allow-metrics", "false"),
+            *options.engine_args,
+        )
+
+    def environment(self, options: LaunchOptions) -> Mapping[str, str]:
+        """As vLLM's own, which reads it."""
+        quiet = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+        return quiet | ({"HF_HUB_OFFLINE": "1"} if options.offline else {})
+
+    def identify(self, fetch: Fetch) -> Identity:
+        """The first model that is ready; of what is behind it the server says nothing."""
+        try:
+            server = msgspec.json.decode(fetch("GET", self.version_path), type=_Server)
+            models = msgspec.json.decode(fetch("POST", _INDEX), type=tuple[_Model, ...])
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return Identity(engine="", version="unknown", model="", target="")
+        ready = (model.name for model in models if model.state == "READY")
+        return Identity(
+            engine=server.name, version=server.version, model=next(ready, ""), target=""
+        )
+
+    def parse_version(self, body: bytes) -> str:
+        """`/v2` answers `{"name": "triton", "version": "2.62.0", ...}`."""
+        try:
+            return msgspec.json.decode(body, type=_Server).version
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return "unknown"
+
+
+def _engine_arguments(options: LaunchOptions) -> dict[str, object]:
+    """VLLM's arguments by their names in Python; see `specreg.engines.vllm` for the reasons."""
+    parallel = options.parallel
+    speculation = speculative_config(options)
+    return {
+        "model": options.target,
+        "dtype": options.dtype,
+        "max_model_len": options.max_model_len_tokens,
+        "max_num_seqs": options.max_sequences,
+        "enable_prefix_caching": False,
+        "generation_config": "vllm",
+        **(
+            {"gpu_memory_utilization": options.gpu_memory_frac}
+            if options.on_gpu
+            else {"enforce_eager": True}
+        ),
+        **({"tensor_parallel_size": parallel.tensor} if parallel.tensor > 1 else {}),
+        **({"data_parallel_size": parallel.data} if parallel.data > 1 else {}),
+        **({"enable_expert_parallel": True} if parallel.expert else {}),
+        **({"speculative_config": speculation} if speculation else {}),
+    }
+
+
+ENGINE = Triton()

@@ -1,0 +1,101 @@
+"""What a run's servers run in: installed once, taken as it is, or found on PATH."""
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+
+from specreg.engines import engine_named
+from specreg.engines._engine import Requirement
+from specreg.environments import EngineEnvironment, engine_environment, installed_version
+from specreg.errors import UnsupportedError
+from specreg.matrix import Case, ServerSpec
+from specreg.methods import METHODS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provision:
+    """Where the engines of a run come from.
+
+    Attributes:
+        on_gpu: whether they run on a GPU.
+        version: which to install, None for each engine's own choice.
+        python: an interpreter that has the engine, None to make an environment.
+        url: of a server that somebody else runs, None to start them.
+        show: is told what goes on.
+    """
+
+    on_gpu: bool
+    version: str | None
+    python: str | None
+    url: str | None
+    show: Callable[[str], None]
+
+    def check(self, cases: Iterable[Case]) -> None:
+        """Silent where each case could be measured, as far as one can tell beforehand.
+
+        Raises:
+            UnsupportedError: an engine doesn't run here or isn't installed; its version lacks the
+                method, or doesn't tell the acceptance of such prompts; or several servers are to
+                be behind one URL.
+        """
+        if self.url is not None:
+            self._check_one({case.server.id for case in cases})
+            return
+        for case in cases:
+            spec = case.server
+            engine = engine_named(spec.engine)
+            if engine.program is not None and shutil.which(engine.program) is None:
+                message = (
+                    f"engine '{spec.engine}': no program '{engine.program}' on PATH; run where it"
+                    f" is installed, or leave the engine out: -k 'not {spec.engine}'"
+                )
+                raise UnsupportedError(message)
+            version = self.requirement(spec).version
+            METHODS[spec.method].check(engine.spelling, version)
+            if case.speculates:
+                engine.protocol.check(case.form, version)
+
+    def _check_one(self, servers: Collection[str]) -> None:
+        if len(servers) > 1:
+            message = (
+                f"--specreg-attach: {self.url} is one server, the run asks for"
+                f" {', '.join(sorted(servers))}; choose with -k"
+            )
+            raise UnsupportedError(message)
+
+    def environment(self, spec: ServerSpec) -> EngineEnvironment:
+        """What a server runs in; made if it isn't there.
+
+        Raises:
+            EnvironmentSetupError: it could not be made.
+        """
+        requirement = self.requirement(spec)
+        starts = self.url is None and engine_named(spec.engine).program is None
+        if starts and self.python is None:
+            return engine_environment(requirement, show=self.show)
+        return EngineEnvironment(
+            python=self.python or "",
+            package=requirement.package,
+            version=requirement.version,
+            torch_source="as it is",
+        )
+
+    def requirement(self, spec: ServerSpec) -> Requirement:
+        """What to install for a server, or what is there; the version is "" where nobody knows.
+
+        Raises:
+            UnsupportedError: the engine doesn't run here.
+        """
+        engine = engine_named(spec.engine)
+        if self.url is not None:
+            return Requirement(package=self.url, version="")
+        wanted = engine.requirement(on_gpu=self.on_gpu)
+        if engine.program is None and self.python is not None:
+            found = installed_version(self.python, wanted.package)
+            return dataclasses.replace(wanted, version=found)
+        return dataclasses.replace(
+            wanted,
+            version=self.version or wanted.version,
+            extras=METHODS[spec.method].packages.get(engine.spelling, ()),
+        )

@@ -1,0 +1,91 @@
+"""Where engines come from: what is refused before anything starts, and what is installed."""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import pytest
+
+from specreg.errors import UnsupportedError
+from specreg.matrix import Case
+from specreg.protocols import Form
+from specreg.provision import Provision
+from tests.unit import builders
+
+INSTALLED = Provision(on_gpu=False, version=None, python=None, url=None, show=lambda _: None)
+
+
+def case(engine: str, method: str = "draft_model", form: Form = Form.CHAT) -> Case:
+    """A case of an engine and a method."""
+    server = dataclasses.replace(builders.SPEC, engine=engine, method=method)
+    return dataclasses.replace(builders.CASE, server=server, form=form)
+
+
+def test_what_an_engine_has_is_silent() -> None:
+    INSTALLED.check([case("vllm"), case("vllm", "suffix"), case("sglang")])
+
+
+def test_a_version_without_the_method_is_refused_with_the_one_that_has_it() -> None:
+    old = dataclasses.replace(INSTALLED, version="0.5.10")
+    with pytest.raises(UnsupportedError, match=r"'dflash' on sglang 0\.5\.10: needs 0\.5\.11"):
+        old.check([case("sglang", "dflash", Form.COMPLETIONS)])
+    dataclasses.replace(INSTALLED, version="0.5.19").check([case("sglang", "dflash")])
+
+
+@pytest.mark.parametrize(
+    ("version", "form", "refused"),
+    [
+        ("0.5.8", Form.COMPLETIONS, True),
+        ("0.5.9", Form.COMPLETIONS, False),
+        ("0.5.18", Form.CHAT, True),
+        ("0.5.19", Form.CHAT, False),
+    ],
+)
+def test_a_version_that_does_not_tell_acceptance_is_refused(
+    version: str, form: Form, *, refused: bool
+) -> None:
+    provision = dataclasses.replace(INSTALLED, version=version)
+    if not refused:
+        provision.check([case("sglang", form=form)])
+        return
+    with pytest.raises(UnsupportedError, match=f"acceptance of SGLang {version}"):
+        provision.check([case("sglang", form=form)])
+
+
+def test_an_engine_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UnsupportedError, match="no program 'tritonserver' on PATH; run where it"):
+        INSTALLED.check([case("triton", form=Form.COMPLETIONS)])
+
+
+def test_a_program_on_path_is_taken_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = tmp_path / "tritonserver"
+    program.touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    triton = case("triton", form=Form.COMPLETIONS)
+    INSTALLED.check([triton])
+    assert INSTALLED.environment(triton.server).torch_source == "as it is"
+    with pytest.raises(UnsupportedError, match="takes a text, neither a chat nor token ids"):
+        INSTALLED.check([case("triton")])
+
+
+def test_an_engine_for_gpus_is_refused_without_one() -> None:
+    with pytest.raises(UnsupportedError, match="'tensorrt_llm': runs on a GPU alone"):
+        INSTALLED.check([case("tensorrt_llm")])
+    dataclasses.replace(INSTALLED, on_gpu=True).check([case("tensorrt_llm")])
+
+
+def test_a_method_brings_what_it_needs_beside_the_engine() -> None:
+    assert INSTALLED.requirement(case("vllm", "suffix").server).extras == (
+        "arctic-inference==0.1.1",
+    )
+    assert INSTALLED.requirement(case("vllm").server).extras == ()
+
+
+def test_of_an_interpreter_as_it_is_the_version_is_asked() -> None:
+    own = dataclasses.replace(INSTALLED, python=sys.executable)
+    assert own.requirement(case("vllm").server).version == ""
+    environment = own.environment(case("vllm").server)
+    assert (environment.python, environment.version) == (sys.executable, "")

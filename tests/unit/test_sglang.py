@@ -1,0 +1,93 @@
+"""SGLang: what is installed and started."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from specreg.engines import Parallel, engine_named
+from specreg.errors import UnsupportedError
+from specreg.methods import METHODS
+from tests.unit import builders
+
+SGLANG = engine_named("sglang")
+PYTHON = Path("/envs/sglang/bin/python")
+SPECULATION = METHODS["eagle3"].settings("sglang", "/models/head", 3)
+OPTIONS = dataclasses.replace(builders.LAUNCH_OPTIONS, speculation=SPECULATION)
+
+
+def flag(command: tuple[str, ...], name: str) -> str:
+    """The argument after a flag."""
+    return command[command.index(name) + 1]
+
+
+def test_the_command_line_begins_with_the_module_and_what_to_serve() -> None:
+    command = SGLANG.command(PYTHON, OPTIONS)
+    assert command[:3] == (str(PYTHON), "-m", "sglang.launch_server")
+    assert flag(command, "--model-path") == "some/target"
+    assert flag(command, "--served-model-name") == "toy"
+    assert (flag(command, "--host"), flag(command, "--port")) == ("127.0.0.1", "8123")
+    assert flag(command, "--dtype") == "float32"
+    assert flag(command, "--context-length") == "1024"
+    assert flag(command, "--max-running-requests") == "8"
+    assert command[-2:] == ("--seed", "7")
+
+
+def test_k_drafts_are_k_steps_and_one_token_more_to_verify() -> None:
+    command = SGLANG.command(PYTHON, OPTIONS)
+    assert "--speculative-algorithm=EAGLE3" in command
+    assert "--speculative-draft-model-path=/models/head" in command
+    assert "--speculative-num-steps=3" in command
+    assert "--speculative-num-draft-tokens=4" in command
+
+
+def test_case_and_control_differ_in_the_speculation_alone() -> None:
+    speculating = SGLANG.command(PYTHON, OPTIONS)
+    plain = SGLANG.command(PYTHON, dataclasses.replace(OPTIONS, speculation={}))
+    assert [word for word in speculating if not word.startswith("--speculative")] == list(plain)
+
+
+def test_it_counts_and_a_repeated_prompt_costs_what_it_cost_the_first_time() -> None:
+    command = SGLANG.command(PYTHON, OPTIONS)
+    assert {"--enable-metrics", "--disable-radix-cache"} <= set(command)
+
+
+def test_on_a_gpu_the_share_of_its_memory_is_given() -> None:
+    on_gpu = dataclasses.replace(OPTIONS, on_gpu=True)
+    command = SGLANG.command(PYTHON, on_gpu)
+    assert flag(command, "--mem-fraction-static") == "0.4"
+    assert "--device" not in command
+    assert "SGLANG_USE_CPU_ENGINE" not in SGLANG.environment(on_gpu)
+
+
+def test_without_a_gpu_its_kernels_are_left_out() -> None:
+    requirement = SGLANG.requirement(on_gpu=False)
+    assert "sglang-kernel ; sys_platform == 'never'" in requirement.overrides
+    assert requirement.local_torch in requirement.overrides
+    assert SGLANG.requirement(on_gpu=True).overrides == ()
+    assert flag(SGLANG.command(PYTHON, OPTIONS), "--device") == "cpu"
+    assert SGLANG.environment(OPTIONS)["SGLANG_USE_CPU_ENGINE"] == "1"
+
+
+def test_a_server_is_offline_where_nothing_needs_to_be_fetched() -> None:
+    assert SGLANG.environment(dataclasses.replace(OPTIONS, offline=True))["HF_HUB_OFFLINE"] == "1"
+    assert "HF_HUB_OFFLINE" not in SGLANG.environment(OPTIONS)
+
+
+def test_a_model_is_spread_as_the_case_says() -> None:
+    spread = Parallel(tensor=4, data=2, expert=True, draft_tensor=4)
+    command = SGLANG.command(PYTHON, dataclasses.replace(OPTIONS, parallel=spread))
+    assert flag(command, "--tp-size") == "4"
+    assert flag(command, "--dp-size") == "2"
+    assert flag(command, "--ep-size") == "4"
+
+
+def test_a_draft_that_is_spread_otherwise_is_refused() -> None:
+    spread = dataclasses.replace(OPTIONS, parallel=Parallel(tensor=2, draft_tensor=1))
+    with pytest.raises(UnsupportedError, match="SGLang splits the draft as the target"):
+        SGLANG.command(PYTHON, spread)
+
+
+def test_the_version_is_read_or_unknown() -> None:
+    assert SGLANG.parse_version(b'{"version": "0.5.23", "tp_size": 1}') == "0.5.23"
+    assert SGLANG.parse_version(b"<html>") == "unknown"

@@ -1,0 +1,72 @@
+"""TensorRT-LLM: what is installed and started."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from specreg.engines import Parallel, engine_named
+from specreg.errors import UnsupportedError
+from specreg.methods import METHODS
+from tests.unit import builders
+
+TENSORRT_LLM = engine_named("tensorrt_llm")
+PYTHON = Path("/envs/tensorrt-llm/bin/python")
+SPECULATION = METHODS["draft_model"].settings("tensorrt_llm", "/models/draft", 3)
+OPTIONS = dataclasses.replace(builders.LAUNCH_OPTIONS, speculation=SPECULATION, on_gpu=True)
+
+
+def options_file(options: object = OPTIONS) -> object:
+    """What the file of options says."""
+    assert isinstance(options, type(OPTIONS))
+    return json.loads(TENSORRT_LLM.files(options)["options.yaml"])
+
+
+def test_the_command_line_begins_with_the_program_of_its_environment() -> None:
+    command = TENSORRT_LLM.command(PYTHON, OPTIONS)
+    assert command[:2] == ("/envs/tensorrt-llm/bin/trtllm-serve", "some/target")
+    assert command[-4:] == (
+        *("--extra_llm_api_options", "/runs/logs/toy/options.yaml", "--seed", "7"),
+    )
+
+
+def test_a_setting_stands_where_its_path_says() -> None:
+    assert options_file() == {
+        "dtype": "float32",
+        "disable_overlap_scheduler": True,
+        "kv_cache_config": {"enable_block_reuse": False},
+        "speculative_config": {
+            "decoding_type": "DraftTarget",
+            "max_draft_len": 3,
+            "speculative_model_dir": "/models/draft",
+        },
+    }
+
+
+def test_without_speculation_there_is_no_section_of_it() -> None:
+    plain = options_file(dataclasses.replace(OPTIONS, speculation={}))
+    assert plain == {"dtype": "float32", "kv_cache_config": {"enable_block_reuse": False}}
+
+
+def test_a_model_is_spread_as_the_case_says() -> None:
+    spread = dataclasses.replace(OPTIONS, parallel=Parallel(tensor=2, expert=True))
+    words = " ".join(TENSORRT_LLM.command(PYTHON, spread))
+    assert "--tp_size 2 --ep_size 2" in words
+
+
+@pytest.mark.parametrize("parallel", [Parallel(data=2), Parallel(tensor=2, draft_tensor=1)])
+def test_what_it_cannot_spread_is_refused(parallel: Parallel) -> None:
+    with pytest.raises(UnsupportedError, match="trtllm-serve runs one copy"):
+        TENSORRT_LLM.command(PYTHON, dataclasses.replace(OPTIONS, parallel=parallel))
+
+
+def test_it_needs_a_gpu() -> None:
+    assert TENSORRT_LLM.requirement(on_gpu=True).package == "tensorrt-llm"
+    with pytest.raises(UnsupportedError, match="runs on a GPU alone; put it into a tier"):
+        TENSORRT_LLM.requirement(on_gpu=False)
+
+
+def test_the_version_is_read_or_unknown() -> None:
+    assert TENSORRT_LLM.parse_version(b'{"version": "1.2.1"}') == "1.2.1"
+    assert TENSORRT_LLM.parse_version(b"<html>") == "unknown"
