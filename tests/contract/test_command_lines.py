@@ -1,0 +1,90 @@
+"""Every command line that specreg writes is one that the engine's own parser takes.
+
+`nox -s flags`; the parser runs in the engine's environment, for two versions of each engine.
+"""
+
+import dataclasses
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from specreg.engines import Parallel, engine_named
+from specreg.engines._engine import LaunchOptions
+from specreg.environments import EngineEnvironment, engine_environment
+from specreg.methods import METHODS
+from tests.unit import builders
+
+PARSERS = Path(__file__).parent / "parsers"
+VERSIONS = [
+    pytest.param(engine, version, id=f"{engine}-{version}")
+    for engine, version in (
+        ("vllm", "0.31.0"),
+        ("vllm", "0.32.0"),
+        ("sglang", "0.5.21"),
+        ("sglang", "0.5.23"),
+    )
+]
+SPREAD = Parallel(tensor=2, data=2, expert=True, draft_tensor=2)
+
+
+def launches(engine: str, version: str) -> Mapping[str, LaunchOptions]:
+    """All that a case can ask for, by what it is."""
+    spelling = engine_named(engine).spelling
+    plain = dataclasses.replace(
+        builders.LAUNCH_OPTIONS, engine_args=(), speculation={}, version=version
+    )
+    methods = {
+        method.name: dataclasses.replace(
+            plain, speculation=method.settings(spelling, "/models/draft", 3)
+        )
+        for method in METHODS.values()
+        if spelling in method.spelling
+    }
+    return {
+        **methods,
+        "on a GPU": dataclasses.replace(plain, on_gpu=True),
+        "over GPUs": dataclasses.replace(methods["eagle3"], on_gpu=True, parallel=SPREAD),
+    }
+
+
+def problems(
+    engine: str, environment: EngineEnvironment, lines: Sequence[Sequence[str]]
+) -> Sequence[str | None]:
+    """What the engine's parser says of command lines; None of one that it takes."""
+    done = subprocess.run(
+        (environment.python, str(PARSERS / f"{engine}.py")),
+        check=False,
+        input=json.dumps(lines),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: Sequence[str | None] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize(("engine", "version"), VERSIONS)
+def test_the_engine_takes_each_command_line(engine: str, version: str) -> None:
+    requirement = engine_named(engine).requirement(on_gpu=False)
+    wanted = dataclasses.replace(requirement, version=version)
+    environment = engine_environment(wanted, show=print)
+    commands = {
+        what: engine_named(engine).command(Path("python"), options)[3:]  # after "-m", a module
+        for what, options in launches(engine, version).items()
+    }
+    # A check that takes everything would be none: a flag and a method that nobody has.
+    other = [
+        word.replace("eagle3", "no-such").replace("EAGLE3", "NONE_SUCH")
+        for word in commands["eagle3"]
+    ]
+    planted = [(*commands["eagle3"], "--no-such-flag"), other]
+
+    *found, of_flag, of_method = problems(engine, environment, [*commands.values(), *planted])
+
+    assert dict(zip(commands, found, strict=True)) == dict.fromkeys(commands)
+    assert of_flag
+    assert of_method
