@@ -55,7 +55,7 @@ def problems(
 ) -> Sequence[str | None]:
     """What the engine's parser says of command lines; None of one that it takes."""
     done = subprocess.run(
-        (environment.python, str(PARSERS / f"{engine}.py")),
+        (environment.python, str(PARSERS / f"of_{engine}.py")),
         check=False,
         input=json.dumps(lines),
         capture_output=True,

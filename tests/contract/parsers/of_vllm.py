@@ -9,7 +9,7 @@ import sys
 import typing
 
 from vllm.config.speculative import SpeculativeConfig, SpeculativeMethod
-from vllm.entrypoints.openai.cli_args import make_arg_parser
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 
