@@ -137,10 +137,15 @@ def is_kept(plant: Plant, outcomes: Mapping[Outcome, int], used_frac: float) -> 
 
 def most_by_chance(trials: int, frac: float) -> int:
     """How many of some trials chance takes, but once in a thousand times, at a rate of `frac`."""
+    if frac in {0.0, 1.0}:
+        return round(frac * trials)
     tail, most = 1.0, -1
     while tail > _ONCE_IN_A_THOUSAND and most < trials:
         most += 1
-        tail -= math.comb(trials, most) * frac**most * (1 - frac) ** (trials - most)
+        # By logarithms: the ways to choose so many of thousands are beyond a float.
+        ways = math.lgamma(trials + 1) - math.lgamma(most + 1) - math.lgamma(trials - most + 1)
+        chance = most * math.log(frac) + (trials - most) * math.log1p(-frac)
+        tail -= math.exp(ways + chance)
     return most
 
 

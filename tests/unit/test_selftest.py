@@ -96,7 +96,8 @@ def test_a_run_has_the_prompts_of_its_case_unless_it_was_extended() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trials", "frac"), [(100, 0.01), (300, 0.01), (300, 0.05), (300, 0.0), (300, 1.0)]
+    ("trials", "frac"),
+    [(100, 0.01), (300, 0.01), (300, 0.05), (300, 0.0), (300, 1.0), (9000, 0.02)],
 )
 def test_chance_takes_a_few_more_than_its_share(trials: int, frac: float) -> None:
     assert most_by_chance(trials, frac) == stats.binom.ppf(0.999, trials, frac)
