@@ -92,10 +92,11 @@ def flags(session: nox.Session) -> None:
 
 @nox.session
 def record(session: nox.Session) -> None:
-    """Records what a real engine says: `nox -s record -- 0.31.0`, about a minute each."""
+    """Records what real engines say: `nox -s record -- vllm==0.31.0`, about a minute each."""
     _install(session)
-    for version in session.posargs:
-        session.run("python", "fixtures/recordings/record.py", version, env={"PYTHONPATH": "."})
+    session.run(
+        *("python", "fixtures/recordings/record.py", *session.posargs), env={"PYTHONPATH": "."}
+    )
 
 
 @nox.session
