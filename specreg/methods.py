@@ -88,6 +88,7 @@ def is_older(version: str, than: str) -> bool:
 _ROWS = (
     Method(name="none", spelling={"vllm": {}, "sglang": {}, "tensorrt_llm": {}}),
     Method(
+        # SGLang's learns from all that it has served: a measurement needs a fresh server.
         name="ngram",
         drafts_every_step=False,
         spelling={

@@ -42,22 +42,25 @@ _JSON = {"Content-Type": "application/json"}
 _FAILURES = (
     (
         "out of memory",
-        r"out of memory|annot allocate|OutOfMemoryError|No available memory|status -9\b",
+        r"out of memory|annot allocate|OutOfMemoryError|No available memory",
         "free memory, or lower gpu_memory_frac or max_model_len_tokens in the matrix",
     ),
     (
         "unknown or refused argument",
-        r"unrecognized arguments|invalid choice|error: argument|ValidationError",
+        r"unrecognized arguments|invalid choice|error: argument|(?<!HF)ValidationError"
+        r"|unexpected keyword argument",
         "look at engine_args and the method's settings; another version may spell them otherwise",
     ),
     (
         "port in use",
-        r"address already in use|Errno 98",
+        r"already in use|Errno 98",
         "run again: another program took the port meanwhile",
     ),
     (
         "broken engine environment",
-        r"No module named|ModuleNotFoundError|ImportError|undefined symbol",
+        # SGLang says which models it does without.
+        r"(?m)^(?!.*Ignore import error).*"
+        r"(?:No module named|ModuleNotFoundError|ImportError|undefined symbol)",
         "delete its folder in the cache (see README, 'Where things are') and run again",
     ),
     (
@@ -177,7 +180,10 @@ def start_server(
         version=environment.version,
     )
     command = engine.command(Path(environment.python), options)
-    variables = {**os.environ, **engine.environment(options), **dict(spec.engine_env)}
+    path = os.pathsep.join((str(Path(environment.python).parent), os.environ.get("PATH", "")))
+    # As if its environment were active: SGLang calls ninja.
+    own = {"PATH": path} if environment.python else {}
+    variables = {**os.environ, **own, **engine.environment(options), **dict(spec.engine_env)}
     log_path.parent.mkdir(parents=True, exist_ok=True)
     _write_files(options.folder, engine.files(options))
     started = time.monotonic()
@@ -290,7 +296,10 @@ def _start_error(server: StartedServer, what: str) -> ServerStartError:
         for failure, pattern, advice in _FAILURES
         if re.search(pattern, text)
     )
-    failure, advice = next(known, ("unknown cause", "read the log"))
+    # SGLang kills itself so too when a part of it fails.
+    killed = ("killed", "free memory if the log says nothing else")
+    unknown = killed if "status -9" in what else ("unknown cause", "read the log")
+    failure, advice = next(known, unknown)
     return ServerStartError(
         f"server '{server.spec.id}'", f"{what}: {failure}", advice, server.log_path, tail
     )

@@ -24,8 +24,9 @@ from specreg.errors import UnsupportedError
 from specreg.protocols import sglang as sglang_protocol
 
 _VERSION = "0.5.23"
-# CUDA builds all of them, and of no use without a GPU.
+# CUDA builds all of them, and of no use without a GPU; two are of versions before 0.5.22.
 _KERNELS = (
+    "cuda-tile",
     "cuda-python",
     "flash-attn-4",
     "flashinfer-python",
@@ -39,6 +40,7 @@ _KERNELS = (
     "sgl-flash-mla",
     "sglang-kernel",
     "tilelang",
+    "tokenspeed-mla",
     "torch-memory-saver",
     "torchaudio",
     "torchcodec",
@@ -95,9 +97,10 @@ class Sglang(Engine):
         )
 
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
-        """Offline where nothing needs to be fetched."""
+        """Offline where nothing needs to be fetched, and nothing compiled on a CPU."""
         offline = {"HF_HUB_OFFLINE": "1"} if options.offline else {}
-        return offline | ({} if options.on_gpu else {"SGLANG_USE_CPU_ENGINE": "1"})
+        on_cpu = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}
+        return offline | ({} if options.on_gpu else on_cpu)
 
     def identify(self, fetch: Fetch) -> Identity:
         """`/server_info` has all the server's settings."""
@@ -122,8 +125,9 @@ class Sglang(Engine):
 
 
 _CPU_FLAGS = (
-    *("--device", "cpu", "--grammar-backend", "none"),
-    *("--max-total-tokens", "8192", "--mem-fraction-static", "0.3"),
+    *("--device", "cpu", "--max-total-tokens", "8192"),  # else it takes most of the memory
+    # The only one on a CPU that can verify drafts; SGLang takes it by itself where there is AMX.
+    *("--prefill-attention-backend", "intel_amx", "--decode-attention-backend", "intel_amx"),
 )
 
 

@@ -5,6 +5,7 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -61,6 +62,7 @@ def problems(
         capture_output=True,
         text=True,
         timeout=300,
+        env=os.environ | {"PYTHONPATH": str(builders.ROOT / "tests" / "sglang_cpu")},
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found: Sequence[str | None] = json.loads(done.stdout.splitlines()[-1])

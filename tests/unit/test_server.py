@@ -221,6 +221,10 @@ def test_a_missing_model_folder_starts_nothing(tmp_path: Path, spec: ServerSpec)
         ("OSError: [Errno 98] error while attempting to bind", "port in use"),
         ("OSError: x is not a local folder and is not a valid model identifier", "model not found"),
         ("ModuleNotFoundError: No module named 'vllm'", "broken engine environment"),
+        ("error: Socket '127.0.0.1:8000' already in use", "port in use"),
+        ("TypeError: unexpected keyword argument 'x'", "unknown or refused argument"),
+        ("HFValidationError: Repo id must use", "unknown cause"),
+        ("Ignore import error when loading m: No module named 'cutlass'", "unknown cause"),
         ("RuntimeError: something else", "unknown cause"),
     ],
 )
@@ -250,9 +254,14 @@ def test_the_cause_may_stand_far_above_the_last_words(
     assert "OutOfMemoryError" not in error.log_tail
 
 
-def test_a_status_that_says_killed_is_out_of_memory() -> None:
+def test_a_status_that_says_killed_is_told_as_that(tmp_path: Path) -> None:
     error = _start_error(builders.server(), "ended with status -9")
-    assert error.failure == "ended with status -9: out of memory"
+    assert error.failure == "ended with status -9: killed"
+    assert "free memory if the log says nothing else" in str(error)
+    log_path = tmp_path / "log"
+    log_path.write_text("ModuleNotFoundError: No module named 'sglang'\n")
+    known = _start_error(builders.server(log_path=log_path), "ended with status -9")
+    assert known.failure == "ended with status -9: broken engine environment"
 
 
 def test_the_tail_of_a_long_log_is_its_last_forty_lines(tmp_path: Path) -> None:

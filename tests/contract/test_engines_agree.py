@@ -1,0 +1,98 @@
+"""The same case on real vLLM and real SGLang: the same tokens, and the same acceptance.
+
+Both without a GPU, SGLang on the kernels of `tests/sglang_cpu`. `nox -s sglang_cpu` runs it.
+"""
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import httpx
+import pytest
+
+from specreg.acceptance.record import StepCounts
+from specreg.datasets import Prompt
+from specreg.engines import engine_named
+from specreg.environments import EngineEnvironment, engine_environment
+from specreg.expectation import load_case_prompts
+from specreg.matrix import Case, load_tier
+from specreg.measurement import measure
+from specreg.server import Server, start_server
+from tests.unit import builders
+
+ROOT = builders.ROOT
+METHODS = ("draft_model", "eagle3")
+CASES = {
+    (case.server.engine, case.server.method): case
+    for case in load_tier(ROOT / "fixtures/matrix", "sglang_cpu").cases
+}
+
+Answers = Mapping[str, str]
+
+
+def environment(engine: str) -> EngineEnvironment:
+    """What an engine runs in, made if it isn't there."""
+    return engine_environment(engine_named(engine).requirement(on_gpu=False), show=print)
+
+
+def answers(server: Server, case: Case, prompts: tuple[Prompt, ...]) -> Answers:
+    """The greedy answers to a case's prompts."""
+    with httpx.Client(base_url=server.base_url, timeout=120, trust_env=False) as client:
+        return {
+            prompt.id: client.post(
+                "/v1/chat/completions",
+                json={
+                    "model": server.model,
+                    "messages": [{"role": "user", "content": prompt.turns[0]}],
+                    "max_tokens": case.output_cap_tokens,
+                    "temperature": 0,
+                },
+            ).json()["choices"][0]["message"]["content"]
+            for prompt in prompts
+        }
+
+
+def observed(engine: str, method: str, folder: Path) -> tuple[StepCounts, Answers]:
+    """What a real server does with a case: the steps of its prompts, and its answers."""
+    case = CASES[engine, method]
+    prompts = load_case_prompts(ROOT, case)[: case.prompts]
+    with start_server(
+        case.server,
+        environment(engine),
+        root=ROOT,
+        log_path=folder / f"{engine}-{method}.log",
+        on_gpu=False,
+        ready_within_s=600,
+        show=print,
+    ) as server:
+        said = answers(server, case, prompts)
+        measurement = measure(case, server, None, prompts, show=lambda _: None)
+    assert measurement.invalid is None
+    assert measurement.acceptance is not None
+    return measurement.acceptance.total, said
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_same_case_does_the_same_on_both(method: str, tmp_path: Path) -> None:
+    vllm, vllm_said = observed("vllm", method, tmp_path)
+    sglang, sglang_said = observed("sglang", method, tmp_path)
+
+    assert sglang_said == vllm_said
+    # A draft model of SGLang never sees a prompt's first token, which moves a draft now and then.
+    assert sglang.acceptance_length == pytest.approx(vllm.acceptance_length, rel=0.01)
+    if method == "eagle3":
+        assert sglang == vllm
+
+
+def test_the_stand_in_computes_what_pytorch_computes() -> None:
+    folder = ROOT / "tests" / "sglang_cpu"
+    done = subprocess.run(
+        (environment("sglang").python, "-m", "unittest", "check_kernels"),
+        check=False,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "OK" in done.stderr
+    assert "Ran 0 tests" not in done.stderr
