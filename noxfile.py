@@ -72,8 +72,15 @@ def gpu_perf(session: nox.Session) -> None:
 def sglang_cpu(session: nox.Session) -> None:
     """Real SGLang beside real vLLM without a GPU: acceptance alone, about eight minutes."""
     _install(session, "tests")
-    _pytest(session, "tests/contract/test_engines_agree.py")
+    session.run("python", "-m", "pytest", "tests/contract/test_engines_agree.py")
     _pytest(session, "tests/perf", "--specreg-tier=sglang_cpu")
+
+
+@nox.session
+def triton(session: nox.Session) -> None:
+    """A real tritonserver on the repository that specreg writes: about two minutes."""
+    _install(session, "tests")
+    _pytest(session, "tests/contract/test_triton.py")
 
 
 @nox.session

@@ -47,8 +47,7 @@ _FAILURES = (
     ),
     (
         "unknown or refused argument",
-        r"unrecognized arguments|invalid choice|error: argument|(?<!HF)ValidationError"
-        r"|unexpected keyword argument",
+        r"unrecognized arg|invalid choice|error: arg|(?<!HF)ValidationError|unexpected keyword arg",
         "look at engine_args and the method's settings; another version may spell them otherwise",
     ),
     (
@@ -58,9 +57,8 @@ _FAILURES = (
     ),
     (
         "broken engine environment",
-        # SGLang says which models it does without.
-        r"(?m)^(?!.*Ignore import error).*"
-        r"(?:No module named|ModuleNotFoundError|ImportError|undefined symbol)",
+        # SGLang says "Ignore import error" of the models that it does without.
+        r"(?m)^(?!.*Ignore import).*(No module named|ModuleNotFound|ImportError|undefined symbol)",
         "delete its folder in the cache (see README, 'Where things are') and run again",
     ),
     (

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import msgspec
 
+from specreg.engines import vllm
 from specreg.engines._engine import Engine, Fetch, Identity, LaunchOptions, Requirement
-from specreg.engines.vllm import speculative_config
 from specreg.protocols import triton as triton_protocol
 
 _CONFIG = """\
@@ -69,8 +69,7 @@ class Triton(Engine):
 
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
         """As vLLM's own, which reads it."""
-        quiet = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-        return quiet | ({"HF_HUB_OFFLINE": "1"} if options.offline else {})
+        return vllm.ENGINE.environment(options)
 
     def identify(self, fetch: Fetch) -> Identity:
         """The first model that is ready; of what is behind it the server says nothing."""
@@ -95,7 +94,7 @@ class Triton(Engine):
 def _engine_arguments(options: LaunchOptions) -> dict[str, object]:
     """VLLM's arguments by their names in Python; see `specreg.engines.vllm` for the reasons."""
     parallel = options.parallel
-    speculation = speculative_config(options)
+    speculation = vllm.speculative_config(options)
     return {
         "model": options.target,
         "dtype": options.dtype,
@@ -106,7 +105,7 @@ def _engine_arguments(options: LaunchOptions) -> dict[str, object]:
         **(
             {"gpu_memory_utilization": options.gpu_memory_frac}
             if options.on_gpu
-            else {"enforce_eager": True}
+            else {"enforce_eager": True, "distributed_executor_backend": "uni"}
         ),
         **({"tensor_parallel_size": parallel.tensor} if parallel.tensor > 1 else {}),
         **({"data_parallel_size": parallel.data} if parallel.data > 1 else {}),

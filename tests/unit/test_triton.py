@@ -44,6 +44,7 @@ def test_vllm_is_told_what_it_would_be_told_alone() -> None:
         "enable_prefix_caching": False,
         "generation_config": "vllm",
         "enforce_eager": True,
+        "distributed_executor_backend": "uni",
         "speculative_config": {"method": "eagle3", "model": "/models/head"}
         | {"num_speculative_tokens": 3},
     }
