@@ -27,12 +27,17 @@ ROOT = builders.ROOT
 
 
 def case(engine: str) -> Case:
-    """The tiny target with its head, one request at a time: a chunk is a step then."""
+    """The tiny target with its head, one request at a time: a chunk is a step then.
+
+    Without its chat template the target would end its answer at once.
+    """
     cases = load_tier(ROOT / "fixtures/matrix", "sglang_cpu").cases
     found = next(one for one in cases if one.id == "vllm-eagle3-plain-toy-c4")
     server = dataclasses.replace(found.server, engine=engine)
     load = Load(concurrency=1)
-    return dataclasses.replace(found, server=server, load=load, form=Form.COMPLETIONS)
+    return dataclasses.replace(
+        found, server=server, load=load, form=Form.COMPLETIONS, ignore_eos=True
+    )
 
 
 def acceptance(
