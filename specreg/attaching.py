@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -11,74 +11,104 @@ import httpx
 from specreg.engines import Engine, engine_named
 from specreg.engines._engine import Identity
 from specreg.errors import AttachError, ServerRefusedError
-from specreg.matrix import ServerSpec, Tier
+from specreg.matrix import Case, ServerSpec, Tier
+from specreg.methods import METHODS
 from specreg.models import resolve_model
+from specreg.provision import check_version
 from specreg.server import Server, generates
 
 _TIMEOUT_S = 10.0
-_LOCAL = {"localhost", "127.0.0.1", "::1"}
 
 
 def alone(tier: Tier, url: str) -> Tier:
     """A tier as one server of it can be measured: nothing stands beside that.
 
     Raises:
-        AttachError: no server can be at such a URL, or several engines are asked for.
+        AttachError: no server can be at such a URL.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.path.strip("/"):
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in {"http", "https"} and parts.hostname and not parts.path.strip("/")
+        fits = fits and parts.port != 0  # asked for, a port that is none is an error too
+    except ValueError:
+        fits = False
+    if not fits:
         raise AttachError(f"--specreg-attach: got '{url}', needed http://HOST:PORT")
-    engines = sorted({case.server.engine for case in tier.cases})
-    if len(engines) > 1:
-        message = f"--specreg-attach: the tier has {', '.join(engines)}; say --engine"
-        raise AttachError(message)
     cases = tuple(dataclasses.replace(case, control=None) for case in tier.cases)
     return dataclasses.replace(tier, cases=cases)
 
 
-def is_local(url: str) -> bool:
-    """Whether a URL is of this machine."""
-    return urlsplit(url).hostname in _LOCAL
+def check_attached(cases: Collection[Case], url: str, *, root: Path) -> None:
+    """Silent where the server at a URL can measure the cases, as far as it says what it is.
+
+    Args:
+        cases: that are asked for.
+        url: `http://HOST:PORT`.
+        root: the repository's root, for relative model folders.
+
+    Raises:
+        AttachError: the cases are of several servers; nothing answers, or another server.
+        UnsupportedError: its version is too old for the cases.
+    """
+    servers = sorted({case.server.id for case in cases})
+    if len(servers) > 1:
+        message = (
+            f"--specreg-attach: {url} is one server, the run asks for {', '.join(servers)};"
+            " choose with -k or --engine"
+        )
+        raise AttachError(message)
+    for case in cases:
+        check_version(case, _identified(case.server, url, root).version)
 
 
 @contextlib.contextmanager
-def attach_server(spec: ServerSpec, url: str, *, root: Path) -> Iterator[Server]:
+def attach_server(
+    spec: ServerSpec, url: str, *, root: Path, ready_within_s: float
+) -> Iterator[Server]:
     """A server for as long as the context lasts; it goes on running afterwards.
-
-    What it says of itself is held against what is asked for. How many tokens it drafts shows in its
-    answers, and traffic of others in its counters: the checks of a measurement look at both.
 
     Args:
         spec: what is asked for.
         url: `http://HOST:PORT`.
         root: the repository's root, for relative model folders.
+        ready_within_s: how long it may take to a token.
 
     Raises:
         AttachError: nothing answers there, or something else than asked for.
     """
-    engine = engine_named(spec.engine)
-    target = resolve_model(root, spec.target, padding_layers=spec.padding_layers)
-    draft = resolve_model(root, spec.draft) if spec.draft is not None else None
-    found = _identify(engine, url)
-    _check(spec, target, url, found)
+    found = _identified(spec, url, root)
     server = Server(
         spec=spec,
-        engine=engine,
+        engine=engine_named(spec.engine),
         base_url=url,
         model=found.model,
-        target=target,
-        draft=draft,
+        target=resolve_model(root, spec.target, padding_layers=spec.padding_layers),
+        draft=resolve_model(root, spec.draft) if spec.draft is not None else None,
         engine_version=found.version,
     )
     try:
         with httpx.Client(base_url=url, trust_env=False) as client:
-            ready = generates(server, client, timeout_s=_TIMEOUT_S)
+            ready = generates(server, client, timeout_s=ready_within_s)
     except ServerRefusedError as error:
         raise AttachError(f"server at {url}: {error}; look at its log") from error
     if not ready:
-        message = f"server at {url}: generates no token within {_TIMEOUT_S:g} s; look at its log"
+        message = f"server at {url}: is not ready, or generates no token; look at its log"
         raise AttachError(message)
     yield server
+
+
+def _identified(spec: ServerSpec, url: str, root: Path) -> Identity:
+    """What is at a URL, where that is what is asked for."""
+    found = _identify(engine_named(spec.engine), url)
+    target = resolve_model(root, spec.target, padding_layers=spec.padding_layers)
+    for what, is_it, asked in _facts(spec, target, found):
+        if is_it != asked:
+            message = (
+                f"server at {url}: {what} is '{is_it}', the case asks for '{asked}'; check the URL"
+                " and --engine, choose other cases with -k, or start it otherwise"
+            )
+            raise AttachError(message)
+    return found
 
 
 def _identify(engine: Engine, url: str) -> Identity:
@@ -91,31 +121,22 @@ def _identify(engine: Engine, url: str) -> Identity:
             return engine.identify(fetch)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             message = (
-                f"server at {url}: doesn't answer as {engine.name} does, {error}; check the URL,"
-                " and --engine"
+                f"server at {url}: doesn't answer as {engine.name} does,"
+                f" {str(error).splitlines()[0]}; check the URL, and --engine"
             )
             raise AttachError(message) from error
 
 
-def _check(spec: ServerSpec, target: str, url: str, found: Identity) -> None:
-    """Silent where the server is what is asked for, as far as it says."""
-    if found.engine != spec.engine:
-        message = (
-            f"server at {url}: it is '{found.engine or 'unknown'}', asked for is '{spec.engine}';"
-            " check the URL, and --engine"
-        )
-        raise AttachError(message)
-    if found.target and Path(found.target).name != Path(target).name:
-        message = (
-            f"server at {url}: serves '{found.target}', the case asks for '{target}'; check the"
-            " URL, or choose other cases with -k"
-        )
-        raise AttachError(message)
-    speculates = spec.method != "none"
-    if found.speculates is not None and found.speculates != speculates:
-        does, asks = ("does", "without") if found.speculates else ("doesn't", "with")
-        message = (
-            f"server at {url}: {does} speculate, the case is one {asks} speculation; start it"
-            " otherwise, or choose other cases with -k"
-        )
-        raise AttachError(message)
+def _facts(spec: ServerSpec, target: str, found: Identity) -> Iterator[tuple[str, str, str]]:
+    """What the server says of itself, by name, and what it should say. Of paths the last part."""
+    yield "its engine", found.engine or "unknown", spec.engine
+    if found.target:
+        yield "its model", Path(found.target).name, Path(target).name
+    if found.speculates is not None:
+        asked = "off" if spec.method == "none" else "on"
+        yield "its speculation", "on" if found.speculates else "off", asked
+    spelling = engine_named(spec.engine).spelling
+    settings = METHODS[spec.method].settings(spelling, spec.draft, spec.draft_tokens)
+    for name, value in settings.items():
+        if name in found.speculation:
+            yield f"its {name}", Path(found.speculation[name]).name, Path(str(value)).name

@@ -45,7 +45,7 @@ def record_baselines(suite: Suite) -> tuple[tuple[Recorded, ...], tuple[str, ...
 
 def record_lived(suite: Suite) -> None:
     """Adds what a run that judged did to the history, for later ones to learn how hours differ."""
-    if suite.update_reason is not None:
+    if suite.update_reason is not None or suite.provision.url is not None:
         return
     lived = []
     for case in _cases(suite):
@@ -64,6 +64,7 @@ def run_verdict(suite: Suite, status: int, *, cut_short: bool) -> RunVerdict:
         run=suite.run_folder.name,
         tier=suite.tier.name,
         environment=suite.environment.name,
+        attached=suite.provision.url or "",
         complete=not cut_short and suite.asks_for_all,
         exit_status=status,
         outcomes=count_outcomes(suite.verdicts),

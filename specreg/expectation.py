@@ -20,6 +20,7 @@ from specreg.baseline import (
 from specreg.comparison import Known, differing_settings, spreads_of
 from specreg.datasets import Prompt, dataset_named
 from specreg.datasets._dataset import prompts_sha256
+from specreg.engines import engine_named
 from specreg.errors import BaselineError, DatasetError
 from specreg.identity import Environment
 from specreg.intervals import Spread
@@ -30,7 +31,7 @@ from specreg.published import Published, load_published, published_for
 
 
 def load_case_prompts(root: Path, case: Case) -> tuple[Prompt, ...]:
-    """The prompts of a case and of its extension, as far as the dataset has them.
+    """The prompts of a case's dataset; the case takes the first ones.
 
     Raises:
         DatasetError: the dataset can't be read, holds fewer than the case asks for, or token ids
@@ -44,15 +45,22 @@ def load_case_prompts(root: Path, case: Case) -> tuple[Prompt, ...]:
         )
         raise DatasetError(message)
     check_form(case, prompts)
-    return prompts[: 2 * case.prompts]
+    return prompts
 
 
 def check_form(case: Case, prompts: Iterable[Prompt]) -> None:
-    """Token ids are no chat.
+    """Token ids are no chat, and not every engine takes them.
 
     Raises:
-        DatasetError: the case puts them into one.
+        DatasetError: the case puts them into a chat, or to an engine that doesn't.
     """
+    protocol = engine_named(case.server.engine).protocol
+    if not protocol.takes_token_ids and any(prompt.token_ids for prompt in prompts):
+        message = (
+            f"dataset '{case.dataset}': its prompts are token ids, which '{case.server.engine}'"
+            f" doesn't take; give '{case.id}' a dataset of texts in the matrix"
+        )
+        raise DatasetError(message)
     if case.form is Form.CHAT and any(prompt.token_ids for prompt in prompts):
         message = (
             f"dataset '{case.dataset}': its prompts are token ids, which are no chat;"
@@ -184,7 +192,9 @@ class Shelf:
             return None
         with contextlib.suppress(BaselineError):  # it turns its own case red
             found = self._exact(dataclasses.replace(case, server=case.control, control=None))
-            wanted = msgspec.structs.replace(settings, method="none", draft_tokens=0)
+            wanted = msgspec.structs.replace(
+                settings, method="none", draft_tokens=0, parallel=settings.parallel.without_draft
+            )
             if found is not None and not differing_settings(found.case, wanted):
                 return found
         return None

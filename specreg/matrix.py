@@ -201,18 +201,6 @@ class Tier:
     needs_gpus: int
     cases: tuple[Case, ...]
 
-    def of_engine(self, engine: str) -> "Tier":
-        """The cases of one engine alone.
-
-        Raises:
-            UnknownNameError: the tier has none of it.
-        """
-        engines = {case.server.engine for case in self.cases}
-        if engine not in engines:
-            raise UnknownNameError(f"engine of tier '{self.name}'", engine, engines)
-        cases = tuple(case for case in self.cases if case.server.engine == engine)
-        return dataclasses.replace(self, cases=cases)
-
 
 def load_tier(folder: Path, name: str) -> Tier:
     """The tier that `folder`/`name`.toml declares.
@@ -331,7 +319,7 @@ def _server_of(table: CasesTable, method: str, pair: ModelsTable, where: str) ->
         raise UnknownNameError(
             f"draft in [models.{table.models}] for method", method, pair.drafts, where
         )
-    METHODS[method].check(engine_named(table.engine, where).spelling, version="")
+    METHODS[method].check_engine(engine_named(table.engine, where).spelling)
     draft = pair.drafts[method] if METHODS[method].needs_draft else None
     spec = ServerSpec(
         engine=table.engine,
@@ -354,8 +342,9 @@ def _server_of(table: CasesTable, method: str, pair: ModelsTable, where: str) ->
 
 def _without_speculation(spec: ServerSpec) -> ServerSpec:
     """The server that differs in speculation alone."""
-    parallel = msgspec.structs.replace(spec.parallel, draft_tensor=None)
-    return dataclasses.replace(spec, method="none", draft=None, draft_tokens=0, parallel=parallel)
+    return dataclasses.replace(
+        spec, method="none", draft=None, draft_tokens=0, parallel=spec.parallel.without_draft
+    )
 
 
 def _refuse_twins(cases: tuple[Case, ...], path: Path) -> None:

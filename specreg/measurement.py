@@ -122,7 +122,8 @@ def measure(  # noqa: PLR0913 - half of them by name, each with a use of its own
         case: what to measure.
         server: running, with nobody else using it.
         control: the `none` server to alternate with, None for no speedup.
-        prompts: the dataset's; the case takes its first ones, and extends to the next ones.
+        prompts: the dataset's; the case takes its first ones, extends to the next ones, and warms
+            up with those after, if there are any.
         show: is told what goes on.
         clock: monotonic, in nanoseconds.
         record: is asked, for each round, for what takes its requests as they end.
@@ -171,6 +172,8 @@ async def _measure(  # noqa: PLR0913 - as above
 ) -> tuple[Replay, Look]:
     protocol = server.engine.protocol
     taken, extension = prompts[: case.prompts], prompts[case.prompts : 2 * case.prompts]
+    # A drafter that learns from what it serves mustn't have seen what it is measured on.
+    spare = prompts[2 * case.prompts :] or taken
     parts = deal(taken, extent.parts or case.rounds)
     async with contextlib.AsyncExitStack() as stack:
         servers = [server] if control is None else [server, control]
@@ -181,7 +184,7 @@ async def _measure(  # noqa: PLR0913 - as above
         rounds: tuple[list[Round], list[Round]] = ([], [])
         show(f"{case.id}: warming up")
         for crew in arms:
-            await warm_up(case, taken, crew.replay_under)
+            await warm_up(case, spare, crew.replay_under)
         ours = arms[0]
         before = await _scrape_counters(case, protocol, ours)
 
@@ -229,7 +232,7 @@ async def warm_up(case: Case, prompts: Sequence[Prompt], replay_batch: ReplayBat
 
     Args:
         case: what it is for.
-        prompts: of the case; batches take them in turn.
+        prompts: batches take them in turn.
         replay_batch: replays some prompts under a load.
 
     Raises:

@@ -65,6 +65,12 @@ def read_acceptance(
             total=moved.counts,
             prompts=(),
         )
+    elif protocol.request_source is not None:
+        message = (
+            "no answer tells its steps, nor do the counters; is the server as old as it says, and"
+            " are its statistics switched on?"
+        )
+        raise InvalidMeasurementError("ACCEPTANCE_MISSING", message)
     else:
         counts = [
             counts_of_chunks(

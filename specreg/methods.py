@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from packaging.version import InvalidVersion, Version
 
-from specreg.errors import UnknownNameError, UnsupportedError
+from specreg.errors import UnknownNameError
 
 Setting = str | int | float
 
@@ -32,7 +32,6 @@ class Method:
         drafts_every_step: False where a step may go without a draft (nothing found to look up);
             such steps aren't among the counted ones.
         spelling: by engine, the speculation settings as that engine names them; empty for `none`.
-        since: by engine, the first version that has the method, where an older one is about.
         packages: by engine, what the method needs beside the engine.
     """
 
@@ -40,7 +39,6 @@ class Method:
     needs_draft: bool = False
     drafts_every_step: bool = True
     spelling: Mapping[str, Mapping[str, Setting]]
-    since: Mapping[str, str] = field(default_factory=dict)
     packages: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def settings(self, engine: str, draft: str | None, draft_tokens: int) -> dict[str, Setting]:
@@ -49,7 +47,7 @@ class Method:
         Raises:
             UnknownNameError: the engine doesn't support the method.
         """
-        self._check_engine(engine)
+        self.check_engine(engine)
         known: Mapping[Setting, Setting] = {
             DRAFT: draft or "",
             DRAFT_TOKENS: draft_tokens,
@@ -57,22 +55,12 @@ class Method:
         }
         return {key: known.get(value, value) for key, value in self.spelling[engine].items()}
 
-    def check(self, engine: str, version: str) -> None:
-        """Silent where the engine has the method in that version; "" is any version.
+    def check_engine(self, engine: str) -> None:
+        """Silent where the engine has the method.
 
         Raises:
-            UnknownNameError: the engine doesn't support the method.
-            UnsupportedError: only a newer version of it does.
+            UnknownNameError: it doesn't.
         """
-        self._check_engine(engine)
-        if engine in self.since and is_older(version, self.since[engine]):
-            message = (
-                f"method '{self.name}' on {engine} {version}: needs {self.since[engine]} or newer;"
-                " choose that with --specreg-engine-version, or leave the method out with -k"
-            )
-            raise UnsupportedError(message)
-
-    def _check_engine(self, engine: str) -> None:
         if engine not in self.spelling:
             raise UnknownNameError(f"engine for method '{self.name}'", engine, self.spelling)
 
@@ -119,10 +107,6 @@ _ROWS = (
         drafts_every_step=False,
         spelling={
             "vllm": {"method": "suffix", "num_speculative_tokens": DRAFT_TOKENS},
-            "tensorrt_llm": {
-                "speculative_config.decoding_type": "SA",
-                "speculative_config.max_draft_len": DRAFT_TOKENS,
-            },
         },
         packages={"vllm": ("arctic-inference==0.1.1",)},
     ),
@@ -196,7 +180,7 @@ _ROWS = (
         spelling={
             "vllm": {"method": "mtp", "num_speculative_tokens": DRAFT_TOKENS},
             "sglang": {
-                "speculative-algorithm": "NEXTN",
+                "speculative-algorithm": "EAGLE",
                 "speculative-num-steps": DRAFT_TOKENS,
                 "speculative-eagle-topk": 1,
                 "speculative-num-draft-tokens": VERIFIED_TOKENS,
@@ -204,6 +188,8 @@ _ROWS = (
             "tensorrt_llm": {
                 "speculative_config.decoding_type": "MTP",
                 "speculative_config.max_draft_len": DRAFT_TOKENS,
+                # What older versions count by; it must say the same.
+                "speculative_config.num_nextn_predict_layers": DRAFT_TOKENS,
             },
         },
     ),
@@ -217,13 +203,7 @@ _ROWS = (
                 "speculative-draft-model-path": DRAFT,
                 "speculative-num-draft-tokens": VERIFIED_TOKENS,
             },
-            "tensorrt_llm": {
-                "speculative_config.decoding_type": "DFlash",
-                "speculative_config.max_draft_len": DRAFT_TOKENS,
-                "speculative_config.speculative_model_dir": DRAFT,
-            },
         },
-        since={"sglang": "0.5.11"},
     ),
     Method(
         # TensorRT-LLM's older backend alone: engine_args = ["--backend", "tensorrt"].

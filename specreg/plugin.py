@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from specreg.attaching import alone, is_local
+from specreg.attaching import alone, check_attached
 from specreg.closing import record_baselines, record_lived, remarks, run_verdict
-from specreg.errors import SpecregError
+from specreg.errors import SpecregError, UnknownNameError
 from specreg.expectation import Shelf
 from specreg.identity import UNKNOWN_ENVIRONMENT, current_environment, find_gpus
 from specreg.journal import Journal, last_run, load_journal
@@ -115,7 +115,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         asked.setdefault(params["case"].id, set()).add(params["metric"].name)
     suite.asked = asked
     try:
-        suite.provision.check({params["case"].id: params["case"] for params in ours}.values())
+        cases = {params["case"].id: params["case"] for params in ours}.values()
+        if suite.provision.url is None:
+            suite.provision.check(cases)
+        else:
+            check_attached(cases, suite.provision.url, root=suite.root)
     except SpecregError as error:
         raise pytest.UsageError(str(error)) from error
     for item in items:
@@ -200,15 +204,20 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
     tier = load_tier(root / options.matrix, options.tier or ("gpu" if find_gpus().names else "cpu"))
-    if options.engine is not None:
-        tier = tier.of_engine(options.engine)
+    engines = {case.server.engine for case in tier.cases}
+    if options.engine is not None and options.engine not in engines:
+        raise UnknownNameError("engine", options.engine, engines, f"tier '{tier.name}'")
     if options.attach is not None:
+        _check_attachable(options)
         tier = alone(tier, options.attach)
     reason = (options.reason or "").strip()
     if options.update_baselines and not reason and progress.watched:
         reason = _ask("why do the baselines change? ").strip()
     if options.update_baselines and not reason:
         message = '--update-baselines: --reason "…" is missing; say why the baselines change'
+        raise SpecregError(message)
+    if options.launches is not None and options.launches < 1:
+        message = f"--specreg-launches: got {options.launches}, needed 1 or more; leave it out"
         raise SpecregError(message)
     for case in tier.cases:
         check_tolerances(case)
@@ -222,10 +231,10 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
         shelf=Shelf(
             folder=root / options.baselines,
             environment=current_environment(needs_gpus=tier.needs_gpus)
-            if options.attach is None or is_local(options.attach)
+            if options.attach is None
             else UNKNOWN_ENVIRONMENT,
         ),
-        launches=_launches(options),
+        launches=options.launches or (_LAUNCHES_TO_RECORD if options.update_baselines else 1),
         update_reason=reason if options.update_baselines else None,
         provision=Provision(
             on_gpu=tier.needs_gpus > 0,
@@ -238,6 +247,7 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
         run_folder=run_folder,
         history=runs.parent / "history",
         inconclusive_holds=options.inconclusive == "warn",
+        engine=options.engine,
         journal=Journal(journal),
         earlier=load_journal(journal) if options.resume else {},
         show=progress.show,
@@ -247,14 +257,21 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
     return suite
 
 
-def _launches(options: Options) -> int:
-    """How many of each server; one that somebody else runs has one."""
-    asked = options.launches
-    if asked is not None and (asked < 1 or (options.attach is not None and asked > 1)):
-        needed = "1 or more" if asked < 1 else "1: --specreg-attach starts none"
-        raise SpecregError(f"--specreg-launches: got {asked}, needed {needed}; leave it out")
-    several = options.update_baselines and options.attach is None
-    return asked or (_LAUNCHES_TO_RECORD if several else 1)
+def _check_attachable(options: Options) -> None:
+    """A server that somebody else runs is measured and judged, and that is all."""
+    given = {
+        "--update-baselines": options.update_baselines,
+        "--specreg-resume": options.resume,
+        "--specreg-launches": options.launches is not None,
+        "--specreg-engine-version": options.engine_version is not None,
+    }
+    too_much = [name for name, is_given in given.items() if is_given]
+    if too_much:
+        message = (
+            f"--specreg-attach with {', '.join(too_much)}: nobody here knows how that server was"
+            " started, or starts it anew; leave one of them out"
+        )
+        raise SpecregError(message)
 
 
 def _ask(question: str) -> str:
@@ -282,7 +299,8 @@ def _setups(suite: Suite) -> Iterator[tuple[Launch, Launch, Case]]:
     in_order = sorted(suite.tier.cases, key=lambda case: specs.index(case.server))
     for number in range(1, suite.launches + 1):
         for case in in_order:
-            yield *launches_of(case, number), case
+            if suite.engine in {None, case.server.engine}:
+                yield *launches_of(case, number), case
 
 
 def _item_id(case: Case, metric: Metric, server: Launch) -> str:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from specreg.engines import engine_named
@@ -10,7 +10,7 @@ from specreg.engines._engine import Requirement
 from specreg.environments import EngineEnvironment, engine_environment, installed_version
 from specreg.errors import UnsupportedError
 from specreg.matrix import Case, ServerSpec
-from specreg.methods import METHODS
+from specreg.methods import METHODS, is_older
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,17 +31,21 @@ class Provision:
     url: str | None
     show: Callable[[str], None]
 
-    def check(self, cases: Iterable[Case]) -> None:
+    def check(self, cases: Collection[Case]) -> None:
         """Silent where each case could be measured, as far as one can tell beforehand.
 
         Raises:
-            UnsupportedError: an engine doesn't run here or isn't installed; its version lacks the
-                method, or doesn't tell the acceptance of such prompts; or several servers are to
-                be behind one URL.
+            UnsupportedError: an engine doesn't run here or isn't installed; its version is too
+                old, or doesn't tell the acceptance of such prompts; or one version or interpreter
+                is to be that of several engines.
         """
-        if self.url is not None:
-            self._check_one({case.server.id for case in cases})
-            return
+        engines = sorted({case.server.engine for case in cases})
+        if len(engines) > 1 and (self.version or self.python):
+            message = (
+                f"--specreg-engine-version and -python: '{self.version or self.python}' is of one"
+                f" engine, the run has {', '.join(engines)}; say --engine"
+            )
+            raise UnsupportedError(message)
         for case in cases:
             spec = case.server
             engine = engine_named(spec.engine)
@@ -51,18 +55,7 @@ class Provision:
                     f" is installed, or leave the engine out: -k 'not {spec.engine}'"
                 )
                 raise UnsupportedError(message)
-            version = self.requirement(spec).version
-            METHODS[spec.method].check(engine.spelling, version)
-            if case.speculates:
-                engine.protocol.check(case.form, version)
-
-    def _check_one(self, servers: Collection[str]) -> None:
-        if len(servers) > 1:
-            message = (
-                f"--specreg-attach: {self.url} is one server, the run asks for"
-                f" {', '.join(sorted(servers))}; choose with -k"
-            )
-            raise UnsupportedError(message)
+            check_version(case, self.requirement(spec).version)
 
     def environment(self, spec: ServerSpec) -> EngineEnvironment:
         """What a server runs in; made if it isn't there.
@@ -99,3 +92,19 @@ class Provision:
             version=self.version or wanted.version,
             extras=METHODS[spec.method].packages.get(engine.spelling, ()),
         )
+
+
+def check_version(case: Case, version: str) -> None:
+    """Silent where a version of a case's engine can measure it; "" is any version.
+
+    Raises:
+        UnsupportedError: it is too old, or doesn't tell the acceptance of such prompts.
+    """
+    engine = engine_named(case.server.engine)
+    if is_older(version, engine.oldest):
+        message = (
+            f"engine '{engine.name}' {version}: needs {engine.oldest} or newer; choose another"
+            " with --specreg-engine-version"
+        )
+        raise UnsupportedError(message)
+    engine.protocol.check(case.form, version)

@@ -56,6 +56,11 @@ _FAILURES = (
         "run again: another program took the port meanwhile",
     ),
     (
+        "its kernels are missing",
+        r"No module named 'sgl_kernel'",
+        "SGLang's are for GPUs; without one set engine_env as fixtures/matrix/sglang_cpu.toml",
+    ),
+    (
         "broken engine environment",
         # SGLang says "Ignore import error" of the models that it does without.
         r"(?m)^(?!.*Ignore import).*(No module named|ModuleNotFound|ImportError|undefined symbol)",

@@ -109,6 +109,7 @@ class Suite:
         journal: of this run; earlier: what the run that is resumed had measured.
         show: is told what goes on.
         inconclusive_holds: whether a test passes where there is no telling.
+        engine: whose cases run; None for all.
         asked: by case, the metrics that this run judges; one that isn't there is asked for all.
         docket: the verdicts; taken_over: what an earlier run had measured.
     """
@@ -126,6 +127,7 @@ class Suite:
     earlier: Mapping[Key, Measurement]
     show: Callable[[str], None]
     inconclusive_holds: bool = False
+    engine: str | None = None
     asked: Mapping[str, AbstractSet[str]] = field(default_factory=dict)
     taken_over: list[str] = field(default_factory=list)
     docket: Docket = field(init=False)
@@ -331,7 +333,12 @@ class Suite:
 
     def _server(self, launch: Launch) -> contextlib.AbstractContextManager[Server]:
         if self.provision.url is not None:
-            return attach_server(launch.spec, self.provision.url, root=self.root)
+            return attach_server(
+                launch.spec,
+                self.provision.url,
+                root=self.root,
+                ready_within_s=self.ready_within_s,
+            )
         return start_server(
             launch.spec,
             self.provision.environment(launch.spec),

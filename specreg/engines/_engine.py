@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -25,6 +25,11 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     data: Annotated[int, msgspec.Meta(ge=1)] = 1
     expert: bool = False
     draft_tensor: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+    @property
+    def without_draft(self) -> "Parallel":
+        """The same for a server that has none."""
+        return msgspec.structs.replace(self, draft_tensor=None)
 
     @property
     def gpus(self) -> int:
@@ -99,6 +104,7 @@ class Identity:
         model: the name to ask for; target: the folder or hub id behind it, empty where it doesn't
             say.
         speculates: whether it has a drafter, None where it doesn't say.
+        speculation: its settings in the engine's words, as far as it says them.
     """
 
     engine: str
@@ -106,6 +112,7 @@ class Identity:
     model: str
     target: str
     speculates: bool | None = None
+    speculation: Mapping[str, str] = field(default_factory=dict)
 
 
 Fetch = Callable[[str, str], bytes]
@@ -129,6 +136,7 @@ class Engine(ABC):
         name: what users write, and part of a case's id.
         spelling: the engine whose words its methods are spelt in; its own name but for a server
             around another engine.
+        oldest: the oldest version that specreg can start and read.
         program: the program that must be on PATH, None for an engine that specreg installs.
         health_path, version_path: what to GET.
         protocol: how to speak to it.
@@ -136,6 +144,7 @@ class Engine(ABC):
 
     name: ClassVar[str]
     spelling: ClassVar[str]
+    oldest: ClassVar[str]
     program: ClassVar[str | None] = None
     health_path: ClassVar[str]
     version_path: ClassVar[str]

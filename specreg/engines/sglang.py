@@ -51,13 +51,27 @@ class _ServerInfo(msgspec.Struct, frozen=True):
     version: str
     model_path: str = ""
     speculative_algorithm: str | None = None
+    speculative_draft_model_path: str | None = None
+    speculative_num_steps: int | None = None
+    speculative_eagle_topk: int | None = None
+    speculative_num_draft_tokens: int | None = None
+
+    @property
+    def speculation(self) -> dict[str, str]:
+        """The settings that are set, by their flags."""
+        return {
+            name.replace("_", "-"): str(value)
+            for name in self.__struct_fields__
+            if name.startswith("speculative_") and (value := getattr(self, name)) is not None
+        }
 
 
 class Sglang(Engine):
-    """SGLang, 0.5.9 or newer: older ones don't say how often how many drafts were accepted."""
+    """SGLang, 0.5.13 or newer: older ones count their steps by other names, or not at all."""
 
     name: ClassVar = "sglang"
     spelling: ClassVar = "sglang"
+    oldest: ClassVar = "0.5.13"
     health_path: ClassVar = "/health"
     version_path: ClassVar = "/server_info"
     protocol: ClassVar = sglang_protocol.PROTOCOL
@@ -113,6 +127,7 @@ class Sglang(Engine):
                 found,
                 target=info.model_path or found.target,
                 speculates=info.speculative_algorithm is not None,
+                speculation=info.speculation,
             )
         return found
 

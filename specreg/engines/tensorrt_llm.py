@@ -28,6 +28,7 @@ class TensorrtLlm(Engine):
 
     name: ClassVar = "tensorrt_llm"
     spelling: ClassVar = "tensorrt_llm"
+    oldest: ClassVar = "1.0"
     health_path: ClassVar = "/health"
     version_path: ClassVar = "/version"
     protocol: ClassVar = tensorrt_llm_protocol.PROTOCOL
@@ -47,8 +48,12 @@ class TensorrtLlm(Engine):
 
     def files(self, options: LaunchOptions) -> Mapping[str, str]:
         """The file of options; JSON is YAML too."""
-        # A repeated prompt must cost what it cost the first time.
-        settings = {"dtype": options.dtype, "kv_cache_config.enable_block_reuse": False}
+        settings = {
+            "dtype": options.dtype,
+            # A repeated prompt must cost what it cost the first time.
+            "kv_cache_config.enable_block_reuse": False,
+            "kv_cache_config.free_gpu_memory_fraction": options.gpu_memory_frac,
+        }
         return {_OPTIONS: json.dumps(_nested({**settings, **options.speculation}), indent=2)}
 
     def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
@@ -58,7 +63,6 @@ class TensorrtLlm(Engine):
             *("--host", "127.0.0.1", "--port", str(options.port)),
             *("--max_batch_size", str(options.max_sequences)),
             *("--max_seq_len", str(options.max_model_len_tokens)),
-            *("--kv_cache_free_gpu_memory_fraction", str(options.gpu_memory_frac)),
             *_parallel_flags(options.parallel),
             *("--extra_llm_api_options", str(options.folder / _OPTIONS)),
             *options.engine_args,

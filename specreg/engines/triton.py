@@ -38,6 +38,7 @@ class Triton(Engine):
 
     name: ClassVar = "triton"
     spelling: ClassVar = "vllm"
+    oldest: ClassVar = "2.51"
     program: ClassVar = "tritonserver"
     health_path: ClassVar = "/v2/health/ready"
     version_path: ClassVar = "/v2"

@@ -32,6 +32,7 @@ class Vllm(Engine):
 
     name: ClassVar = "vllm"
     spelling: ClassVar = "vllm"
+    oldest: ClassVar = "0.27"
     health_path: ClassVar = "/health"
     version_path: ClassVar = "/version"
     protocol: ClassVar = vllm_protocol.PROTOCOL
@@ -81,11 +82,12 @@ class Vllm(Engine):
         return quiet | offline | ({} if options.on_gpu else on_cpu)
 
     def identify(self, fetch: Fetch) -> Identity:
-        """Whether it speculates shows in its counters, which are absent without."""
+        """Whether it speculates shows in its counters, if it has any: those are absent without."""
         found = super().identify(fetch)
         if found.engine != self.name:
             return found
-        speculates = b"vllm:spec_decode_num_drafts" in fetch("GET", "/metrics")
+        page = fetch("GET", "/metrics")
+        speculates = b"vllm:spec_decode_num_drafts" in page if b"vllm:" in page else None
         return dataclasses.replace(found, speculates=speculates)
 
     def parse_version(self, body: bytes) -> str:

@@ -91,12 +91,14 @@ class Protocol(ABC):
         request_source: where each answer's own acceptance comes from, None if answers have none.
         counters_source: the same of the server's counters, None if it has none.
         counters_path: where the counters are; None if there are none.
+        takes_token_ids: whether a prompt may be ids.
     """
 
     name: ClassVar[str]
     request_source: ClassVar[Source | None]
     counters_source: ClassVar[Source | None]
     counters_path: ClassVar[str | None]
+    takes_token_ids: ClassVar[bool] = True
 
     def check(self, form: Form, version: str) -> None:
         """Silent where prompts of that form can be asked, and answers tell their acceptance.

@@ -5,7 +5,7 @@ from typing import ClassVar
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from specreg.acceptance.record import Counters, Source, StepCounts
+from specreg.acceptance.record import Counters, Source
 from specreg.errors import InvalidMeasurementError, UnsupportedError
 from specreg.methods import is_older
 from specreg.protocols._openai import (
@@ -24,8 +24,7 @@ from specreg.protocols._protocol import (
 from specreg.trace import Body, StreamEvent
 
 _CALLS = "sglang:spec_verify_calls_total"
-_SINCE_GENERATE = "0.5.9"
-_SINCE = {Form.CHAT: "0.5.19", Form.COMPLETIONS: _SINCE_GENERATE}
+_FIRST_WHOSE_CHAT_TELLS = "0.5.19"
 
 
 class _FinishReason(msgspec.Struct, frozen=True):
@@ -33,20 +32,10 @@ class _FinishReason(msgspec.Struct, frozen=True):
 
 
 class _MetaInfo(SpecTokensDetails, frozen=True):
-    """What `/generate` says of an answer; 0.5.9 to 0.5.12 name the counts otherwise."""
+    """What `/generate` says of an answer."""
 
     completion_tokens: int = 0
     finish_reason: _FinishReason | None = None
-    spec_accept_histogram: tuple[int, ...] = ()
-    spec_draft_token_num: int = 0
-    spec_proposed_drafts: int = 0
-
-    @property
-    def acceptance(self) -> StepCounts | None:
-        """The steps, None where there were none."""
-        histogram = self.spec_correct_drafts_histogram or self.spec_accept_histogram
-        older = self.spec_proposed_drafts or self.spec_draft_token_num
-        return SpecTokensDetails(histogram, self.spec_num_proposed_drafts or older).counts
 
 
 class _Event(msgspec.Struct, frozen=True):
@@ -78,12 +67,12 @@ class _GenerateDecoder(StreamDecoder):
             text=said,
             finish_reason=meta.finish_reason.type if meta.finish_reason else None,
             usage_tokens=meta.completion_tokens,
-            acceptance=meta.acceptance,
+            acceptance=meta.counts,
         )
 
 
 class SglangProtocol(Protocol):
-    """SGLang: `/generate` counts steps from 0.5.9 on, a chat's answer from 0.5.19 on."""
+    """SGLang: `/generate` counts steps by these names from 0.5.13 on, a chat from 0.5.19 on."""
 
     name: ClassVar = "sglang"
     request_source: ClassVar[Source | None] = Source.SGLANG_REQUEST
@@ -96,13 +85,12 @@ class SglangProtocol(Protocol):
         Raises:
             UnsupportedError: this version's answers don't tell their acceptance.
         """
-        if is_older(version, _SINCE[form]):
+        if form is Form.CHAT and is_older(version, _FIRST_WHOSE_CHAT_TELLS):
             message = (
-                f"acceptance of SGLang {version}: its answers to a {form} don't tell it; take"
-                f" {_SINCE[form]} or newer with --specreg-engine-version"
+                f"acceptance of SGLang {version}: its answers to a chat don't tell it; take"
+                f" {_FIRST_WHOSE_CHAT_TELLS} or newer with --specreg-engine-version, or set"
+                ' form = "completions" in the matrix'
             )
-            if form is Form.CHAT:
-                message += f', or form = "completions" in the matrix from {_SINCE_GENERATE} on'
             raise UnsupportedError(message)
 
     def path(self, ask: Ask) -> str:

@@ -66,6 +66,7 @@ class TritonProtocol(Protocol):
     request_source: ClassVar[Source | None] = None
     counters_source: ClassVar[Source | None] = None
     counters_path: ClassVar[str | None] = None
+    takes_token_ids: ClassVar[bool] = False
 
     def check(self, form: Form, version: str) -> None:
         """Of all versions.

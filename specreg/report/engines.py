@@ -1,29 +1,30 @@
 """Engines side by side: which has which method, and what the same case did on several."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
 from specreg.acceptance.record import AcceptanceRecord
-from specreg.engines import ENGINES, Engine
+from specreg.engines import ENGINES
 from specreg.matrix import Case
 from specreg.measurement import Measurement
-from specreg.methods import METHODS, Method
+from specreg.methods import METHODS
 from specreg.report.terminal import NOTHING, format_number, render_table
 
 
 def render_support() -> str:
-    """Which engine has which method: `yes`, or the first version that does."""
+    """Which engine has which method."""
     return "\n".join(_lines())
 
 
 def render_side_by_side(measurements: Sequence[Measurement], *, width: int, color: bool) -> str:
     """The acceptance of each case that was measured on several engines; empty without one.
 
-    The change is that of AL - 1 against the first of them, where both count the same: the
-    verifier's tokens, or those delivered.
+    The change is that of AL - 1 against the first of them, where both count the same (the
+    verifier's tokens, or those delivered) of as many prompts.
     """
-    groups: dict[str, dict[str, tuple[Measurement, AcceptanceRecord]]] = {}
+    groups: dict[Case, dict[str, tuple[Measurement, AcceptanceRecord]]] = {}
     for one in measurements:
         if one.acceptance is not None:
             group = groups.setdefault(_on_any_engine(one.case), {})
@@ -33,17 +34,19 @@ def render_side_by_side(measurements: Sequence[Measurement], *, width: int, colo
         table.add_column(name, no_wrap=True)
     for name in ("steps", "AL", "acceptance rate", "change"):
         table.add_column(name, justify="right", no_wrap=True)
-    for name, group in groups.items():
+    for case, group in groups.items():
         if len(group) > 1:
-            table.add_row(name)
+            table.add_row(case.id.removeprefix("-"))
             first = next(iter(group.values()))[1]
             for one, acceptance in group.values():
                 table.add_row(*_side(one, acceptance, first))
     return render_table(table, width, color=color) if table.row_count else ""
 
 
-def _on_any_engine(case: Case) -> str:
-    return case.id.removeprefix(f"{case.server.engine}-")
+def _on_any_engine(case: Case) -> Case:
+    """The case without what an engine may need of its own."""
+    server = dataclasses.replace(case.server, engine="", engine_args=(), engine_env=())
+    return dataclasses.replace(case, server=server, control=None, tolerances=())
 
 
 def _side(one: Measurement, acceptance: AcceptanceRecord, first: AcceptanceRecord) -> Iterator[str]:
@@ -55,7 +58,8 @@ def _side(one: Measurement, acceptance: AcceptanceRecord, first: AcceptanceRecor
     length, its = acceptance.total.acceptance_length, first.total.acceptance_length
     yield format_number(length)
     yield format_number(acceptance.total.acceptance_rate)
-    if acceptance is first or acceptance.view != first.view or not length or not its or its == 1:
+    alike = (acceptance.view, len(acceptance.prompts)) == (first.view, len(first.prompts))
+    if acceptance is first or not alike or not length or not its or its == 1:
         yield NOTHING
     else:
         yield f"{(length - its) / (its - 1):+.1%}"
@@ -65,12 +69,6 @@ def _lines() -> Iterator[str]:
     yield f"| method | {' | '.join(ENGINES)} |"
     yield f"| --- |{' --- |' * len(ENGINES)}"
     for method in METHODS.values():
-        cells = (_cell(method, engine) for engine in ENGINES.values())
+        has = (engine.spelling in method.spelling for engine in ENGINES.values())
+        cells = ("yes" if one else NOTHING for one in has)
         yield f"| `{method.name}` | {' | '.join(cells)} |"
-
-
-def _cell(method: Method, engine: Engine) -> str:
-    if engine.spelling not in method.spelling:
-        return "–"
-    since = method.since.get(engine.spelling)
-    return f"{since} or newer" if since else "yes"

@@ -22,6 +22,7 @@ class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         schema_version: of this form.
         run: its folder's name; tier: what was run; environment: on what.
+        attached: the URL of the server that somebody else ran, empty if we started our own.
         complete: whether the whole tier was judged, and nothing cut it short.
         exit_status: of the run.
         outcomes: how many verdicts of each; verdicts: in the order of the run.
@@ -31,6 +32,7 @@ class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     tier: str
     environment: str
+    attached: str = ""
     complete: bool
     exit_status: int
     outcomes: dict[str, int]

@@ -4,6 +4,8 @@ import contextlib
 import sys
 from collections.abc import Iterator
 
+import pytest
+
 from specreg.environments import EngineEnvironment
 from specreg.matrix import load_tier
 from specreg.server import start_server
@@ -35,10 +37,15 @@ def test_its_acceptance_is_judged_and_no_server_is_started(recorded_suite: Suite
     with running(recorded_suite, Script()) as url:
         done = recorded_suite.run(*EAGLE3, f"--specreg-attach={url}/", "--engine=vllm")
 
-    assert done.stdout.count("acceptance_length_tokens") == 2, done.stdout
-    assert done.stdout.count("  PASS") >= 10
-    assert "speedup" not in done.stdout  # nothing stands beside it
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("  PASS") == 10
+    # Nobody knows how it was started, and nothing stands beside it.
+    assert done.stdout.count("  NOT_COMPARABLE") == 6
+    assert "speedup" not in done.stdout
     assert not list(recorded_suite.runs.glob("*/logs/*"))
+    verdict = recorded_suite.verdict()
+    assert (verdict.attached, verdict.complete) == (url, False)
+    assert not list(recorded_suite.runs.parent.glob("history/unknown*"))
 
 
 def test_a_worse_drafter_is_asked_again_on_the_same_server(recorded_suite: Suite) -> None:
@@ -66,7 +73,7 @@ def test_one_url_is_one_server(recorded_suite: Suite) -> None:
     done = recorded_suite.run("tests/perf", "-q", "--specreg-attach=http://127.0.0.1:9")
 
     assert done.returncode == 4
-    assert "is one server, the run asks for vllm-eagle3-tiny, vllm-none-tiny" in done.stderr
+    assert "is one server, the run asks for vllm-eagle3-tiny, vllm-none-tiny; choose" in done.stderr
 
 
 def test_a_server_of_another_method_is_named_before_anything_is_measured(
@@ -75,20 +82,41 @@ def test_a_server_of_another_method_is_named_before_anything_is_measured(
     with running(recorded_suite, Script(), "none") as url:
         done = recorded_suite.run(*EAGLE3, f"--specreg-attach={url}")
 
-    assert done.returncode == 10
-    assert f"server at {url}: doesn't speculate, the case is one with speculation" in done.stdout
-    assert "Traceback" not in done.stdout
+    assert done.returncode == 4
+    assert f"server at {url}: its speculation is 'off', the case asks for 'on'" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
-def test_an_attached_server_has_one_launch(suite: Suite) -> None:
-    done = suite.run(*EAGLE3, "--specreg-attach=http://127.0.0.1:9", "--specreg-launches=2")
+@pytest.mark.parametrize(
+    "other",
+    [
+        "--specreg-launches=1",
+        "--specreg-resume",
+        "--update-baselines",
+        "--specreg-engine-version=1",
+    ],
+)
+def test_it_is_measured_and_judged_and_that_is_all(suite: Suite, other: str) -> None:
+    done = suite.run(*EAGLE3, "--specreg-attach=http://127.0.0.1:9", other, "--reason=x")
 
     assert done.returncode == 4
-    assert "--specreg-launches: got 2, needed 1: --specreg-attach starts none" in done.stderr
+    assert f"--specreg-attach with {other.partition('=')[0]}: nobody here knows" in done.stderr
+
+
+def test_the_cases_of_one_engine_are_not_the_whole_tier(recorded_suite: Suite) -> None:
+    text = (recorded_suite.folder / "cpu.toml").read_text()
+    tables = text[text.index("[[cases]]") :].replace('"vllm"', '"sglang"')
+    recorded_suite.write_tier(f"{text}\n{tables}")
+
+    done = recorded_suite.run("tests/perf", "-q", "-k", "acceptance", "--engine=vllm")
+
+    assert done.returncode == 0, done.stdout
+    assert "sglang" not in done.stdout
+    assert recorded_suite.verdict().complete is False
 
 
 def test_an_engine_that_the_tier_lacks_is_named(suite: Suite) -> None:
     done = suite.run(*EAGLE3, "--engine=sglang")
 
     assert done.returncode == 4
-    assert "unknown engine of tier 'cpu' 'sglang'; known: vllm" in done.stderr
+    assert "tier 'cpu': unknown engine 'sglang'; known: vllm" in done.stderr

@@ -219,5 +219,5 @@ def test_the_baselines_on_disk_are_what_the_server_did(recorded_once: Suite) -> 
 
     assert len(content["acceptance"]["prompts"]) == 20  # those of the extension too
     assert len(content["launches"]) == 2
-    assert content["provenance"]["engine_version"] == "0.0.0+scripted"
+    assert content["provenance"]["engine_version"] == "99.0+scripted"
     assert content["provenance"]["reason"] == "test"

@@ -248,7 +248,7 @@ def server(
         model=SPEC.id,
         target="some/target",
         draft="some/draft",
-        engine_version="0.0.0+scripted",
+        engine_version="99.0+scripted",
         process=MarkedProcess(popen=process, mark="none", last_resort=lambda: None),
         log_path=log_path,
     )

@@ -2,17 +2,19 @@
 
 import dataclasses
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
-from specreg.attaching import alone, attach_server, is_local
+from specreg.attaching import alone, attach_server, check_attached
 from specreg.engines import engine_named
 from specreg.engines._engine import Identity
-from specreg.errors import AttachError, ServerDiedError
+from specreg.errors import AttachError, ServerDiedError, UnsupportedError
 from specreg.matrix import ServerSpec, Tier
+from specreg.provision import check_version
+from specreg.server import Server
 from tests.scripted.vllm.script import Fault, Script
 from tests.unit import builders
 from tests.unit.test_server import start
@@ -27,11 +29,16 @@ def running(folder: Path, spec: ServerSpec, script: Script | None = None) -> Ite
         yield server.base_url
 
 
+def attached(spec: ServerSpec, url: str, root: Path) -> AbstractContextManager[Server]:
+    """What is there, for a spec."""
+    return attach_server(spec, url, root=root, ready_within_s=5.0)
+
+
 def test_what_runs_there_is_asked_by_its_own_name_and_goes_on_running(tmp_path: Path) -> None:
     with running(tmp_path, builders.SPEC) as url:
-        with attach_server(builders.SPEC, url, root=tmp_path) as server:
+        with attached(builders.SPEC, url, tmp_path) as server:
             assert (server.base_url, server.model) == (url, "vllm-draft_model-toy")
-            assert server.engine_version == "0.0.0+scripted"
+            assert server.engine_version == "99.0+scripted"
             server.check_alive()
         assert httpx.get(f"{url}/health").status_code == 200
     with pytest.raises(ServerDiedError, match=f"server at {url}: answers no more"):
@@ -43,17 +50,17 @@ def test_what_runs_there_is_asked_by_its_own_name_and_goes_on_running(tmp_path: 
     [
         pytest.param(
             dataclasses.replace(builders.SPEC, target="other/model"),
-            "serves 'some/target', the case asks for 'other/model'; check the URL, or choose",
+            "its model is 'target', the case asks for 'model'; check the URL and --engine, choose",
             id="model",
         ),
         pytest.param(
             builders.PLAIN_SPEC,
-            "does speculate, the case is one without speculation; start it otherwise",
+            "its speculation is 'on', the case asks for 'off'",
             id="method",
         ),
         pytest.param(
             dataclasses.replace(builders.SPEC, engine="sglang"),
-            "it is 'vllm', asked for is 'sglang'; check the URL, and --engine",
+            "its engine is 'vllm', the case asks for 'sglang'",
             id="engine",
         ),
         pytest.param(
@@ -69,7 +76,7 @@ def test_something_else_than_asked_for_is_named(
     with (
         running(tmp_path, builders.SPEC) as url,
         pytest.raises(AttachError, match=f"server at {url}: {message}"),
-        attach_server(spec, url, root=tmp_path),
+        attached(spec, url, tmp_path),
     ):
         pytest.fail("it was taken")
 
@@ -77,8 +84,8 @@ def test_something_else_than_asked_for_is_named(
 def test_a_server_without_speculation_is_none_for_a_case_with_it(tmp_path: Path) -> None:
     with (
         running(tmp_path, builders.PLAIN_SPEC) as url,
-        pytest.raises(AttachError, match="doesn't speculate, the case is one with speculation"),
-        attach_server(builders.SPEC, url, root=tmp_path),
+        pytest.raises(AttachError, match="its speculation is 'off', the case asks for 'on'"),
+        attached(builders.SPEC, url, tmp_path),
     ):
         pytest.fail("it was taken")
 
@@ -86,7 +93,7 @@ def test_a_server_without_speculation_is_none_for_a_case_with_it(tmp_path: Path)
 def test_where_nothing_answers_there_is_nothing_to_measure(tmp_path: Path) -> None:
     with (
         pytest.raises(AttachError, match=r"doesn't answer as vllm does, .*refused"),
-        attach_server(builders.SPEC, "http://127.0.0.1:9", root=tmp_path),
+        attached(builders.SPEC, "http://127.0.0.1:9", tmp_path),
     ):
         pytest.fail("it was taken")
 
@@ -96,12 +103,15 @@ def test_a_server_that_refuses_to_generate_says_why(tmp_path: Path) -> None:
     with (
         running(tmp_path, builders.SPEC, script) as url,
         pytest.raises(AttachError, match=r"refused to generate, .*scripted"),
-        attach_server(builders.SPEC, url, root=tmp_path),
+        attached(builders.SPEC, url, tmp_path),
     ):
         pytest.fail("it was taken")
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "ftp://host", "http://", "http://host/v1", ""])
+@pytest.mark.parametrize(
+    "url",
+    ["localhost:8000", "ftp://host", "http://", "http://host/v1", "http://[::1", "http://h:x", ""],
+)
 def test_a_url_that_cannot_be_one_is_refused(url: str) -> None:
     with pytest.raises(AttachError, match="needed http://HOST:PORT"):
         alone(TIER, url)
@@ -113,17 +123,22 @@ def test_nothing_stands_beside_it() -> None:
     assert found == builders.CASE
 
 
-def test_one_url_is_one_engine() -> None:
-    other = dataclasses.replace(builders.SPEC, engine="sglang")
-    both = (builders.CASE, dataclasses.replace(builders.CASE, server=other))
-    with pytest.raises(AttachError, match="the tier has sglang, vllm; say --engine"):
-        alone(dataclasses.replace(TIER, cases=both), "http://host:8000")
+def test_one_url_is_one_server(tmp_path: Path) -> None:
+    other = dataclasses.replace(builders.CASE, server=builders.PLAIN_SPEC)
+    with pytest.raises(AttachError, match="is one server, the run asks for vllm-draft_model-toy,"):
+        check_attached([builders.CASE, other], "http://host:8000", root=tmp_path)
 
 
-def test_only_this_machine_is_local() -> None:
-    assert is_local("http://localhost:8000")
-    assert is_local("http://[::1]:8000")
-    assert not is_local("http://10.0.0.1:8000")
+def test_a_server_that_is_too_old_for_the_case_is_refused(tmp_path: Path) -> None:
+    with running(tmp_path, builders.SPEC) as url:
+        check_attached([builders.CASE], url, root=tmp_path)
+    chat = dataclasses.replace(
+        builders.CASE, server=dataclasses.replace(builders.SPEC, engine="sglang")
+    )
+    with pytest.raises(
+        UnsupportedError, match=r"acceptance of SGLang 0\.5\.18: its answers to a chat"
+    ):
+        check_version(chat, "0.5.18")
 
 
 def answers(of: dict[str, bytes], engine: str) -> Identity:
@@ -133,10 +148,18 @@ def answers(of: dict[str, bytes], engine: str) -> Identity:
 
 def test_sglang_says_it_in_its_settings() -> None:
     models = b'{"data": [{"id": "toy", "root": "toy", "owned_by": "sglang"}]}'
-    info = b'{"version": "0.5.23", "model_path": "/m/toy", "speculative_algorithm": "NGRAM"}'
+    info = (
+        b'{"version": "0.5.23", "model_path": "/m/toy",'
+        b' "speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 9}'
+    )
     found = answers({"/v1/models": models, "/server_info": info}, "sglang")
     assert found == Identity(
-        engine="sglang", version="0.5.23", model="toy", target="/m/toy", speculates=True
+        engine="sglang",
+        version="0.5.23",
+        model="toy",
+        target="/m/toy",
+        speculates=True,
+        speculation={"speculative-algorithm": "NGRAM", "speculative-num-draft-tokens": "9"},
     )
     plain = info.replace(b'"NGRAM"', b"null")
     found = answers({"/v1/models": models, "/server_info": plain}, "sglang")

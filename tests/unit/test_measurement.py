@@ -61,6 +61,17 @@ def measured(server: Server, control: Server | None, case: Case = builders.CASE)
     return measure(case, server, control, builders.PROMPTS, show=lambda _: None)
 
 
+@pytest.mark.parametrize(("prompts", "first"), [(2, "chat-4"), (3, "chat-0")])
+def test_the_warm_up_asks_what_is_not_measured_where_there_is_something(
+    tmp_path: Path, prompts: int, first: str
+) -> None:
+    """Its own prompts and its extension's are the first of six; here the first request fails."""
+    case = dataclasses.replace(ONE_AT_A_TIME, prompts=prompts)
+    with start(tmp_path, Script(fault=Fault.HTTP_500, fault_after_requests=1)) as server:
+        found = measured(server, None, case)
+    assert (found.invalid or "").startswith(f"REQUEST_FAILED: prompt '{first}'")
+
+
 @pytest.mark.parametrize(
     ("fault", "after", "words"),
     [
@@ -83,7 +94,7 @@ def test_a_broken_meter_makes_the_measurement_invalid(
         found = measured(server, None, ONE_AT_A_TIME)
     assert (found.invalid or "").startswith(words)
     assert (found.replay, found.acceptance, dict(found.values)) == (None, None, {})
-    assert found.engine_version == "0.0.0+scripted"
+    assert found.engine_version == "99.0+scripted"
 
 
 @pytest.mark.parametrize("after", [1, BEFORE_ROUNDS + 1], ids=["warming-up", "in-a-round"])

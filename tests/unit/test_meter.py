@@ -134,13 +134,17 @@ def test_counters_speak_for_requests_that_say_nothing() -> None:
     assert (record.total, record.prompts) == (BOTH, ())
 
 
-@pytest.mark.parametrize(
-    ("protocol", "moved"), [(Silent(), None), (VLLM, Counters(steps=4))], ids=["none", "steps-only"]
-)
-def test_chunks_are_the_last_resort(protocol: Protocol, moved: Counters | None) -> None:
-    record = read(MUTE, moved, protocol)
+def test_chunks_are_the_last_resort() -> None:
+    record = read(MUTE, None, Silent())
     assert (record.source, record.view) == (Source.STREAM_CHUNKS, View.EMITTED)
     assert record.total == BOTH
+
+
+def test_chunks_are_no_resort_where_answers_should_tell() -> None:
+    """An older SGLang, say: its figures would look like those of a newer one."""
+    with pytest.raises(InvalidMeasurementError, match="no answer tells its steps") as error:
+        read(MUTE, Counters(steps=4), VLLM)
+    assert error.value.reason == "ACCEPTANCE_MISSING"
 
 
 def test_counters_of_steps_alone_are_held_against_the_requests() -> None:

@@ -25,18 +25,28 @@ def test_what_an_engine_has_is_silent() -> None:
     INSTALLED.check([case("vllm"), case("vllm", "suffix"), case("sglang")])
 
 
-def test_a_version_without_the_method_is_refused_with_the_one_that_has_it() -> None:
-    old = dataclasses.replace(INSTALLED, version="0.5.10")
-    with pytest.raises(UnsupportedError, match=r"'dflash' on sglang 0\.5\.10: needs 0\.5\.11"):
-        old.check([case("sglang", "dflash", Form.COMPLETIONS)])
-    dataclasses.replace(INSTALLED, version="0.5.19").check([case("sglang", "dflash")])
+def test_a_version_that_nobody_tried_is_refused_with_the_oldest_that_works() -> None:
+    old = dataclasses.replace(INSTALLED, version="0.26.1")
+    with pytest.raises(UnsupportedError, match=r"engine 'vllm' 0\.26\.1: needs 0\.27 or newer"):
+        old.check([case("vllm")])
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param(dataclasses.replace(INSTALLED, version="0.31.0"), id="version"),
+        pytest.param(dataclasses.replace(INSTALLED, python="/some/bin/python"), id="python"),
+    ],
+)
+def test_one_version_is_not_that_of_two_engines(asked: Provision) -> None:
+    with pytest.raises(UnsupportedError, match="is of one engine, the run has sglang, vllm; say"):
+        asked.check([case("vllm"), case("sglang")])
 
 
 @pytest.mark.parametrize(
     ("version", "form", "refused"),
     [
-        ("0.5.8", Form.COMPLETIONS, True),
-        ("0.5.9", Form.COMPLETIONS, False),
+        ("0.5.13", Form.COMPLETIONS, False),
         ("0.5.18", Form.CHAT, True),
         ("0.5.19", Form.CHAT, False),
     ],

@@ -265,7 +265,7 @@ def test_without_speculation_nothing_is_said_of_it(plain: httpx.Client) -> None:
 
 
 def test_the_version_and_the_model_name_the_server(plain: httpx.Client) -> None:
-    assert plain.get("/version").json() == {"version": "0.0.0+scripted"}
+    assert plain.get("/version").json() == {"version": "99.0+scripted"}
     (card,) = plain.get("/v1/models").json()["data"]
     assert (card["id"], card["root"]) == ("toy", "folder")
 

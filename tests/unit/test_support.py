@@ -16,8 +16,7 @@ def test_it_has_what_the_rows_say() -> None:
     assert render_support().splitlines()[0] == "| method | sglang | tensorrt_llm | triton | vllm |"
     assert ROWS["none"] == ["yes"] * 4
     assert ROWS["lookahead"] == ["–", "yes", "–", "–"]
-    assert ROWS["dflash"] == ["0.5.11 or newer", "yes", "yes", "yes"]
-    assert ROWS["suffix"] == ["–", "yes", "yes", "yes"]
+    assert ROWS["dflash"] == ["yes", "–", "yes", "yes"]
 
 
 def test_the_page_shows_it_as_the_command_prints_it() -> None:

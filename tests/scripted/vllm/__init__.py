@@ -4,4 +4,4 @@ With `tests/scripted` on PYTHONPATH, `python -m vllm.entrypoints.openai.api_serv
 import the truth as `tests.scripted.vllm.script`, so all imports in here are relative.
 """
 
-__version__ = "0.0.0+scripted"
+__version__ = "99.0+scripted"

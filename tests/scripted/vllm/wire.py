@@ -164,7 +164,7 @@ class CompletionWire(Wire):
 
 
 _TRANSFERS = ("kv_transfer_params", "ec_transfer_params")
-_FINGERPRINT: Json = {"system_fingerprint": "vllm-0.0.0+scripted"}
+_FINGERPRINT: Json = {"system_fingerprint": "vllm-99.0+scripted"}
 
 
 def metrics_of(steps: Steps, launch: Launch, timings: Json) -> Json | None:
