@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from specreg.attaching import alone, attach_server, check_attached
+from specreg.attaching import _facts, alone, attach_server, check_attached
 from specreg.engines import engine_named
 from specreg.engines._engine import Identity
 from specreg.errors import AttachError, ServerDiedError, UnsupportedError
@@ -147,23 +147,42 @@ def answers(of: dict[str, bytes], engine: str) -> Identity:
 
 
 def test_sglang_says_it_in_its_settings() -> None:
-    models = b'{"data": [{"id": "toy", "root": "toy", "owned_by": "sglang"}]}'
-    info = (
-        b'{"version": "0.5.23", "model_path": "/m/toy",'
-        b' "speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 9}'
-    )
+    """As recorded of 0.5.23."""
+    recording = builders.ROOT / "fixtures/recordings/sglang/0.5.23"
+    models, info = ((recording / name).read_bytes() for name in ("models.json", "server_info.json"))
     found = answers({"/v1/models": models, "/server_info": info}, "sglang")
     assert found == Identity(
         engine="sglang",
         version="0.5.23",
-        model="toy",
-        target="/m/toy",
+        model="tiny-target",
+        target="/models/fixtures/models/tiny/target",
         speculates=True,
-        speculation={"speculative-algorithm": "NGRAM", "speculative-num-draft-tokens": "9"},
+        speculation={
+            "speculative-algorithm": "STANDALONE",
+            "speculative-draft-model-path": "/models/fixtures/models/tiny/draft",
+            "speculative-num-steps": "3",
+            "speculative-eagle-topk": "1",
+            "speculative-num-draft-tokens": "4",
+        },
     )
-    plain = info.replace(b'"NGRAM"', b"null")
-    found = answers({"/v1/models": models, "/server_info": plain}, "sglang")
-    assert found.speculates is False
+    plain = info.replace(b'"STANDALONE"', b"null")
+    assert answers({"/v1/models": models, "/server_info": plain}, "sglang").speculates is False
+
+
+def test_another_number_of_drafts_is_named() -> None:
+    spec = dataclasses.replace(
+        builders.SPEC, engine="sglang", target="tiny/target", draft="d/draft"
+    )
+    said = Identity(
+        engine="sglang",
+        version="0.5.23",
+        model="toy",
+        target="/m/target",
+        speculates=True,
+        speculation={"speculative-draft-model-path": "/m/draft", "speculative-num-steps": "8"},
+    )
+    wrong = [fact for fact in _facts(spec, "tiny/target", said) if fact[1] != fact[2]]
+    assert wrong == [("its speculative-num-steps", "8", "3")]
 
 
 def test_triton_says_which_model_is_ready() -> None:

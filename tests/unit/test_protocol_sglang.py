@@ -7,6 +7,7 @@ import pytest
 from specreg.acceptance.record import Counters
 from specreg.errors import InvalidMeasurementError
 from specreg.protocols import PROTOCOLS, Ask, Form, Message, Role
+from specreg.protocols._openai import SpecTokensDetails
 from specreg.sse import DONE, EventSplitter
 from specreg.trace import StreamEvent
 from tests.unit import builders
@@ -38,21 +39,32 @@ def understood(name: str, ask: Ask) -> list[StreamEvent]:
 
 
 @pytest.mark.parametrize(
-    ("name", "ask", "sizes"),
+    ("name", "ask", "tokens", "ended", "said"),
     [
-        ("chat_stream.txt", CHAT, [1, 6, 6, 6, 5]),
-        ("generate_stream.txt", TEXT, [1, 6, 6, 6, 1]),
+        ("chat_stream.txt", CHAT, 48, "length", (18, 32, 54, (5, 2, 3, 8))),
+        ("generate_stream.txt", TEXT, 22, "stop", (14, 7, 42, (9, 3, 2))),
     ],
 )
-def test_a_recorded_stream_adds_up(name: str, ask: Ask, sizes: list[int]) -> None:
+def test_a_recorded_stream_adds_up(
+    name: str, ask: Ask, tokens: int, ended: str, said: tuple[int, int, int, tuple[int, ...]]
+) -> None:
     events = understood(name, ask)
-    assert [event.tokens for event in events if event.tokens] == sizes
-    assert events[-1].usage_tokens == sum(sizes)
-    assert [event.finish_reason for event in events if event.finish_reason] == ["length"]
+    sizes = [event.tokens for event in events if event.tokens]
+    assert events[-1].usage_tokens == sum(sizes) == tokens
+    assert [event.finish_reason for event in events if event.finish_reason] == [ended]
     (counts,) = [event.acceptance for event in events if event.acceptance]
-    assert (counts.steps, counts.accepted, counts.proposed) == (4, 20, 20)
-    assert counts.histogram == (0, 0, 0, 0, 0, 4)
-    assert counts.acceptance_length == 6.0  # SGLang's own figure says 5.0 of the cut answer
+    assert (counts.steps, counts.accepted, counts.proposed, counts.histogram) == said
+    # One request at a time: each chunk after the first is a step, and only the last is cut.
+    assert len(sizes) - 1 == counts.steps
+    assert 0 <= counts.accepted - sum(size - 1 for size in sizes[1:]) <= 3
+
+
+def test_a_histogram_is_as_long_as_the_drafts_though_none_was_accepted_whole() -> None:
+    """SGLang ends it at the most that a step accepted."""
+    details = SpecTokensDetails((2, 0, 1), 9)
+    assert details.counts is not None
+    assert details.counts.histogram == (2, 0, 1, 0)
+    assert SpecTokensDetails().counts is None
 
 
 def test_a_text_that_is_repeated_is_told_once() -> None:
@@ -62,7 +74,7 @@ def test_a_text_that_is_repeated_is_told_once() -> None:
 
 
 def test_the_verify_calls_of_a_recorded_page_are_read() -> None:
-    assert SGLANG.parse_counters((RECORDING / "metrics.txt").read_text()) == Counters(steps=39)
+    assert SGLANG.parse_counters((RECORDING / "metrics.txt").read_text()) == Counters(steps=96)
 
 
 def test_a_page_without_them_says_what_was_looked_for() -> None:
