@@ -6,7 +6,7 @@ The only module besides `options.py` that knows pytest; what happens is in `suit
 import datetime as dt
 import os
 import signal
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,17 +114,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for params in ours:
         asked.setdefault(params["case"].id, set()).add(params["metric"].name)
     suite.asked = asked
+    if not config.getoption("collectonly"):
+        _check_runnable(suite, ours)
+    for item in items:
+        if why and place(item)[0] >= 0:
+            item.add_marker(pytest.mark.skip(reason=why))
+
+
+def _check_runnable(suite: Suite, tests: Sequence[Mapping[str, Any]]) -> None:
+    """Ends the run before anything is measured where a case can't be."""
     try:
-        cases = {params["case"].id: params["case"] for params in ours}.values()
+        cases = {params["case"].id: params["case"] for params in tests}.values()
         if suite.provision.url is None:
             suite.provision.check(cases)
         else:
             check_attached(cases, suite.provision.url, root=suite.root)
     except SpecregError as error:
         raise pytest.UsageError(str(error)) from error
-    for item in items:
-        if why and place(item)[0] >= 0:
-            item.add_marker(pytest.mark.skip(reason=why))
 
 
 @pytest.hookimpl(wrapper=True)

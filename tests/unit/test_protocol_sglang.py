@@ -42,7 +42,7 @@ def understood(name: str, ask: Ask) -> list[StreamEvent]:
     ("name", "ask", "tokens", "ended", "said"),
     [
         ("chat_stream.txt", CHAT, 48, "length", (18, 32, 54, (5, 2, 3, 8))),
-        ("generate_stream.txt", TEXT, 22, "stop", (14, 7, 42, (9, 3, 2))),
+        ("generate_stream.txt", TEXT, 22, "stop", (14, 7, 42, (9, 3, 2, 0))),
     ],
 )
 def test_a_recorded_stream_adds_up(
