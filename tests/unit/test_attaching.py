@@ -146,6 +146,26 @@ def answers(of: dict[str, bytes], engine: str) -> Identity:
     return engine_named(engine).identify(lambda _, path: of[path])
 
 
+def test_vllm_says_it_in_its_models_and_counters() -> None:
+    """As recorded of 0.32.0. Without statistics nobody knows whether it speculates."""
+    pages = {
+        "/v1/models": (builders.RECORDINGS / "models.json").read_bytes(),
+        "/version": b'{"version": "0.32.0"}',
+    }
+    counters = (builders.RECORDINGS / "metrics.txt").read_bytes()
+    found = answers({**pages, "/metrics": counters}, "vllm")
+    assert found == Identity(
+        engine="vllm",
+        version="0.32.0",
+        model="tiny-target",
+        target="/models/fixtures/models/tiny/target",
+        speculates=True,
+    )
+    plain = counters.replace(b"spec_decode", b"else")
+    assert answers({**pages, "/metrics": plain}, "vllm").speculates is False
+    assert answers({**pages, "/metrics": b"python_info 1"}, "vllm").speculates is None
+
+
 def test_sglang_says_it_in_its_settings() -> None:
     """As recorded of 0.5.23."""
     recording = builders.ROOT / "fixtures/recordings/sglang/0.5.23"
