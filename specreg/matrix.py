@@ -333,7 +333,7 @@ def _server_of(table: CasesTable, method: str, pair: ModelsTable, where: str) ->
         max_model_len_tokens=table.max_model_len_tokens,
         max_sequences=table.max_sequences,
         gpu_memory_frac=table.gpu_memory_frac,
-        parallel=table.parallel,
+        parallel=table.parallel if draft is not None else table.parallel.without_draft,
         engine_args=tuple(table.engine_args),
         engine_env=tuple(sorted(table.engine_env.items())),
     )

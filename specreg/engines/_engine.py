@@ -119,6 +119,10 @@ Fetch = Callable[[str, str], bytes]
 """Asks a running server by method and path for a body; raises httpx's errors."""
 
 
+class _Version(msgspec.Struct, frozen=True):
+    version: str
+
+
 class _Model(msgspec.Struct, frozen=True):
     id: str
     owned_by: str = ""
@@ -171,9 +175,12 @@ class Engine(ABC):
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
         """Environment variables that the server needs."""
 
-    @abstractmethod
     def parse_version(self, body: bytes) -> str:
         """The engine's version by its own word, "unknown" where it can't be read."""
+        try:
+            return msgspec.json.decode(body, type=_Version).version
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return "unknown"
 
     def identify(self, fetch: Fetch) -> Identity:
         """What is behind a URL, as servers of OpenAI's kind say it: the first model they list.

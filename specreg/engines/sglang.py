@@ -131,13 +131,6 @@ class Sglang(Engine):
             )
         return found
 
-    def parse_version(self, body: bytes) -> str:
-        """`/server_info` has it too."""
-        try:
-            return msgspec.json.decode(body, type=_ServerInfo).version
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return "unknown"
-
 
 _CPU_FLAGS = (
     *("--device", "cpu", "--max-total-tokens", "8192"),  # else it takes most of the memory

@@ -9,18 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-import msgspec
-
 from specreg.engines._engine import Engine, LaunchOptions, Parallel, Requirement
 from specreg.errors import UnsupportedError
 from specreg.protocols import tensorrt_llm as tensorrt_llm_protocol
 
 _VERSION = "1.2.1"
 _OPTIONS = "options.yaml"
-
-
-class _Version(msgspec.Struct, frozen=True):
-    version: str
 
 
 class TensorrtLlm(Engine):
@@ -71,13 +65,6 @@ class TensorrtLlm(Engine):
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
         """Offline where nothing needs to be fetched."""
         return {"HF_HUB_OFFLINE": "1"} if options.offline else {}
-
-    def parse_version(self, body: bytes) -> str:
-        """`/version` answers `{"version": "1.2.1"}`."""
-        try:
-            return msgspec.json.decode(body, type=_Version).version
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return "unknown"
 
 
 def _nested(settings: Mapping[str, object]) -> dict[str, object]:

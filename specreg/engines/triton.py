@@ -84,13 +84,6 @@ class Triton(Engine):
             engine=server.name, version=server.version, model=next(ready, ""), target=""
         )
 
-    def parse_version(self, body: bytes) -> str:
-        """`/v2` answers `{"name": "triton", "version": "2.62.0", ...}`."""
-        try:
-            return msgspec.json.decode(body, type=_Server).version
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return "unknown"
-
 
 def _engine_arguments(options: LaunchOptions) -> dict[str, object]:
     """VLLM's arguments by their names in Python; see `specreg.engines.vllm` for the reasons."""

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-import msgspec
-
 from specreg.engines._engine import (
     Engine,
     Fetch,
@@ -21,10 +19,6 @@ from specreg.protocols import vllm as vllm_protocol
 
 _VERSION = "0.32.0"
 _FIRST_THAT_COUNTS_REQUESTS = "0.29"
-
-
-class _Version(msgspec.Struct, frozen=True):
-    version: str
 
 
 class Vllm(Engine):
@@ -89,13 +83,6 @@ class Vllm(Engine):
         page = fetch("GET", "/metrics")
         speculates = b"vllm:spec_decode_num_drafts" in page if b"vllm:" in page else None
         return dataclasses.replace(found, speculates=speculates)
-
-    def parse_version(self, body: bytes) -> str:
-        """`/version` answers `{"version": "0.32.0"}`."""
-        try:
-            return msgspec.json.decode(body, type=_Version).version
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return "unknown"
 
 
 # --enforce-eager: compiling takes longer than all that a small run could save by it.

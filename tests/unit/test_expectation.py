@@ -21,6 +21,7 @@ from specreg.baseline import (
 )
 from specreg.comparison import Known, differing_settings
 from specreg.datasets import Prompt
+from specreg.engines import Parallel
 from specreg.errors import BaselineError, DatasetError, OutdatedBaselineError
 from specreg.expectation import (
     Shelf,
@@ -135,6 +136,22 @@ def test_the_control_is_the_same_load_without_speculation(tmp_path: Path) -> Non
     assert look_up(tmp_path, case).control is None
     path.write_text("{")
     assert look_up(tmp_path, case).control is None
+
+
+def test_the_control_has_no_draft_to_spread(tmp_path: Path) -> None:
+    spread = Parallel(tensor=2, draft_tensor=1)
+    server = dataclasses.replace(builders.SPEC, parallel=spread)
+    plain_server = dataclasses.replace(builders.PLAIN_SPEC, parallel=spread.without_draft)
+    case = dataclasses.replace(builders.CASE, server=server, control=plain_server)
+    plain = msgspec.structs.replace(
+        builders.SETTINGS, method="none", draft_tokens=0, parallel=spread.without_draft
+    )
+    control = builders.baseline({"tpot_p50_ms": 5.0}, settings=plain)
+    path = baseline_path(tmp_path, builders.ENVIRONMENT.name, builders.PLAIN_CASE.id)
+    record_baseline(path, control)
+    settings = msgspec.structs.replace(builders.SETTINGS, parallel=spread)
+    shelf = Shelf(folder=tmp_path, environment=builders.ENVIRONMENT)
+    assert shelf.look_up(case, settings).control == control
 
 
 def published(folder: Path) -> None:

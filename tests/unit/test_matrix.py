@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from specreg.arrivals import Arrivals, Load
+from specreg.engines import Parallel
 from specreg.errors import MatrixError, UnknownNameError
 from specreg.matrix import MOST_DRAFT_TOKENS, Case, Limits, Tier, load_tier
 from specreg.protocols import Form
@@ -310,3 +311,19 @@ def test_the_tiers_of_the_repository_load(name: str) -> None:
     tier = load_tier(builders.ROOT / "fixtures/matrix", name)
     assert {case.server.method for case in tier.cases} >= {"none", "ngram", "eagle3"}
     assert all(case.control for case in tier.cases if case.speculates)
+
+
+def test_a_model_is_spread_and_the_draft_of_those_that_have_one(tmp_path: Path) -> None:
+    models = MODELS.replace("needs_gpus = 0", "needs_gpus = 2")
+    methods = with_key("methods", '["none", "ngram", "eagle3"]')
+    spread = f"{methods}parallel = {{ tensor = 2, draft_tensor = 1 }}\n"
+    tier = load(tmp_path, models + spread)
+    found = {case.server.method: case.server.parallel for case in tier.cases}
+    whole = Parallel(tensor=2, draft_tensor=1)
+    assert found == {"none": whole.without_draft, "ngram": whole.without_draft, "eagle3": whole}
+    assert all(case.control for case in tier.cases if case.speculates)
+
+
+def test_a_model_over_more_gpus_than_the_tier_needs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MatrixError, match="a case is spread over 4 GPUs; raise needs_gpus to it"):
+        load(tmp_path, MODELS + CASES + "parallel = { tensor = 2, data = 2 }\n")
