@@ -242,16 +242,19 @@ async def warm_up(case: Case, prompts: Sequence[Prompt], replay_batch: ReplayBat
     size = case.load.concurrency or min(rate, case.server.max_sequences)
     in_turn = itertools.cycle(prompts)
     medians: list[float] = []
-    while len(medians) < _MOST_BATCHES:
+    for batch in range(_MOST_BATCHES):
         done = await replay_batch(Load(concurrency=size), list(itertools.islice(in_turn, size)))
         check_requests(done.traces)
-        medians.append(done.gaps.quantile_ns(0.5))
+        if done.gaps.size:  # answers of one token have no steps, so they say nothing of them
+            medians.append(done.gaps.quantile_ns(0.5))
         last = medians[-_STABLE_BATCHES:]
         if len(last) == _STABLE_BATCHES and max(last) <= min(last) * (1 + case.warm_up_stable_frac):
             return
+        if not medians and batch + 1 == _STABLE_BATCHES:
+            return
     shown = ", ".join(f"{median / 1e6:.2f}" for median in medians[-_STABLE_BATCHES:])
     message = (
-        f"after {len(medians)} batches of warm-up the step time still moves, at last {shown} ms,"
+        f"after {_MOST_BATCHES} batches of warm-up the step time still moves, at last {shown} ms,"
         f" more than {case.warm_up_stable_frac:.0%} apart; quieten the machine, or raise"
         " warm_up_stable_frac in the matrix"
     )

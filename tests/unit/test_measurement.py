@@ -347,7 +347,10 @@ def test_a_client_that_falls_behind_makes_no_server_look_slow(behind: Round, wor
 
 
 def warmed_up(*medians_ms: float, case: Case = builders.CASE) -> list[Load]:
-    """The loads of the batches that a warm-up takes whose step times are these, the last on."""
+    """The loads of the batches that a warm-up takes whose step times are these, the last on.
+
+    0 is a batch of answers of one token, which have no step.
+    """
     steps = itertools.chain(medians_ms, itertools.repeat(medians_ms[-1]))
     loads: list[Load] = []
 
@@ -355,7 +358,8 @@ def warmed_up(*medians_ms: float, case: Case = builders.CASE) -> list[Load]:
         loads.append(load)
         assert len(batch) == load.concurrency
         gaps = Histogram()
-        gaps.add(round(next(steps) * MS))
+        if median_ms := next(steps):
+            gaps.add(round(median_ms * MS))
         return Round(traces=(), started_ns=0, ended_ns=0, gaps=gaps)
 
     asyncio.run(warm_up(case, builders.PROMPTS, replay_batch))
@@ -371,6 +375,8 @@ STRICT = dataclasses.replace(builders.CASE, warm_up_stable_frac=0.03)
         ((5.0,), 3),
         ((1500.0, 58.0, 57.0, 57.5), 4),
         ((10.0, 9.0, 8.0, 7.0, 6.0, 6.1, 6.05), 7),
+        ((5.0, 0.0, 5.1, 0.0, 5.05), 5),
+        ((0.0,), 3),
     ],
 )
 def test_warm_up_goes_on_until_step_time_is_stable(
