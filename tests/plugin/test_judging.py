@@ -164,7 +164,7 @@ def test_each_fault_of_a_server_is_named_and_leaves_the_other_cases_alone(suite:
             prompts = 4
             rounds = 2
             output_cap_tokens = 12
-            warm_up_stable_frac = 100.0
+            warm_up_stable_frac = 1e9
             engine_env = {{ {VARIABLE} = "{record_script(script, folder)[VARIABLE]}" }}
             """
         )
