@@ -37,7 +37,7 @@ MATRIX = """
     throughput_tokens_per_s = 0.5
     ttft_p50_ms = 4.0
     tpot_p50_ms = 2.0
-    speedup_ratio = {speedup_tolerance}
+    speedup_ratio = 0.5
 """
 
 
@@ -54,13 +54,9 @@ class Suite:
         self.script = Script()
         self.write_matrix()
 
-    def write_matrix(
-        self, *, needs_gpus: int = 0, draft_tokens: int = 3, speedup_tolerance: float = 0.5
-    ) -> None:
+    def write_matrix(self, *, needs_gpus: int = 0, draft_tokens: int = 3) -> None:
         """Writes the tier `cpu` of this suite."""
-        text = MATRIX.format(
-            needs_gpus=needs_gpus, draft_tokens=draft_tokens, speedup_tolerance=speedup_tolerance
-        )
+        text = MATRIX.format(needs_gpus=needs_gpus, draft_tokens=draft_tokens)
         self.write_tier(textwrap.dedent(text))
 
     def write_tier(self, text: str) -> None:

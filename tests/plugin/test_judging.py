@@ -76,13 +76,18 @@ def test_what_nobody_can_tell_is_red_unless_it_is_softened(recorded_suite: Suite
 
 
 def test_a_speed_that_nobody_can_tell_takes_more_launches(recorded_suite: Suite) -> None:
-    recorded_suite.write_matrix(speedup_tolerance=0.00001)
+    """The launches of the baseline lie tenfold apart, so that no later one can tell."""
+    (path,) = recorded_suite.baselines.glob("*/vllm-eagle3-tiny-toy-c1.json")
+    content = json.loads(path.read_text())
+    for launch, factor in zip(content["launches"], (0.3, 3.0), strict=True):
+        launch["speedup_ratio"] *= factor
+    path.write_text(json.dumps(content))
 
     done = recorded_suite.run("tests/perf", "-q", "-k", "speedup and c1")
 
     assert done.returncode == 10
     assert "INCONCLUSIVE: speedup_ratio of 'vllm-eagle3-tiny-toy-c1'" in done.stdout
-    assert "with 4 launches against 2, its tolerance is 0.0%" in done.stdout
+    assert "with 4 launches against 2, its tolerance is 50.0%" in done.stdout
     logs = {path.stem for path in recorded_suite.runs.glob("*/logs/vllm-eagle3-*")}
     assert len(logs) == 4
 
