@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from specreg.comparison import Comparison, Known, compare
@@ -46,14 +47,14 @@ class Docket:
         known_of: what the baselines know of a case; raises BaselineError.
         measure_afresh: measures cases on the how-manieth launch more, from 1; by case's id, what
             came of it or why nothing did.
-        inconclusive_holds: whether a test passes where there is no telling.
+        softened: the metrics whose tests pass where there is no telling.
         verdicts: so far, in the order of the run; one that is postponed is among them as it
             looked at first.
     """
 
     known_of: Callable[[Case], Known]
     measure_afresh: Callable[[Sequence[Case], int], Mapping[str, Measurement | str]]
-    inconclusive_holds: bool = False
+    softened: AbstractSet[str] = frozenset()
     verdicts: list[Verdict] = field(default_factory=list)
     _postponed: dict[Place, Postponed] = field(default_factory=dict)
     _last: Comparison | None = None
@@ -124,7 +125,10 @@ class Docket:
             if metric.by_launch
             else judge_at_looks(metric, comparison)
         )
-        return dataclasses.replace(verdict, softened=self.inconclusive_holds)
+        return self._soften(verdict)
+
+    def _soften(self, verdict: Verdict) -> Verdict:
+        return dataclasses.replace(verdict, softened=verdict.metric in self.softened)
 
     def _compare(self, launches: Sequence[Measurement]) -> Comparison:
         """The comparison, kept until another is asked for: a case's metrics come in a row."""
@@ -150,9 +154,7 @@ class Docket:
             if one.said.outcome is Outcome.REGRESSED:
                 self._leave_open(one, "no launch was left to confirm it")
         held = hold_together(blame_machine(self.verdicts, self._compared()))
-        self.verdicts[:] = [
-            dataclasses.replace(verdict, softened=self.inconclusive_holds) for verdict in held
-        ]
+        self.verdicts[:] = [self._soften(verdict) for verdict in held]
         self._settled = True
 
     def _again(self, postponed: Postponed, fresh: Measurement | str) -> tuple[Postponed, bool]:

@@ -44,8 +44,9 @@ class Options:
     inconclusive: str = _option(
         "--specreg-inconclusive",
         "fail",
-        "what a test does where the measurements can't tell: fail, or warn and pass",
-        choices=("fail", "warn"),
+        "what a test does where the measurements can't tell: fail, or warn and pass; warn-speed is"
+        " for speeds alone, where neighbours move the machine",
+        choices=("fail", "warn", "warn-speed"),
     )
     matrix: str = _option(
         "--specreg-matrix", "fixtures/matrix", "the folder of the tiers, from the root"

@@ -252,7 +252,7 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
         ready_within_s=options.ready_within_s,
         run_folder=run_folder,
         history=runs.parent / "history",
-        inconclusive_holds=options.inconclusive == "warn",
+        softened=_softened(options.inconclusive),
         engine=options.engine,
         journal=Journal(journal),
         earlier=load_journal(journal) if options.resume else {},
@@ -261,6 +261,15 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
     if options.require_tier and _unmet_need(suite):
         raise SpecregError(_unmet_need(suite))
     return suite
+
+
+def _softened(inconclusive: str) -> frozenset[str]:
+    """The metrics that `--specreg-inconclusive` names."""
+    return frozenset(
+        metric.name
+        for metric in METRICS.values()
+        if inconclusive == "warn" or (inconclusive == "warn-speed" and metric.by_launch)
+    )
 
 
 def _check_attachable(options: Options) -> None:

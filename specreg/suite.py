@@ -108,7 +108,7 @@ class Suite:
         history: the folder of what all runs did.
         journal: of this run; earlier: what the run that is resumed had measured.
         show: is told what goes on.
-        inconclusive_holds: whether a test passes where there is no telling.
+        softened: the metrics whose tests pass where there is no telling.
         engine: whose cases run; None for all.
         asked: by case, the metrics that this run judges; one that isn't there is asked for all.
         docket: the verdicts; taken_over: what an earlier run had measured.
@@ -126,7 +126,7 @@ class Suite:
     journal: Journal
     earlier: Mapping[Key, Measurement]
     show: Callable[[str], None]
-    inconclusive_holds: bool = False
+    softened: AbstractSet[str] = frozenset()
     engine: str | None = None
     asked: Mapping[str, AbstractSet[str]] = field(default_factory=dict)
     taken_over: list[str] = field(default_factory=list)
@@ -139,7 +139,7 @@ class Suite:
         self.docket = Docket(
             known_of=self.known_of,
             measure_afresh=self.measure_afresh,
-            inconclusive_holds=self.inconclusive_holds,
+            softened=self.softened,
         )
 
     @property

@@ -74,6 +74,10 @@ def test_what_nobody_can_tell_is_red_unless_it_is_softened(recorded_suite: Suite
     assert softened.returncode == 0
     assert "INCONCLUSIVE" in softened.stdout
 
+    for_speeds_alone = recorded_suite.run(*command, "--specreg-inconclusive=warn-speed")
+
+    assert for_speeds_alone.returncode == 10
+
 
 def test_a_speed_that_nobody_can_tell_takes_more_launches(recorded_suite: Suite) -> None:
     """The launches of the baseline lie tenfold apart, so that no later one can tell."""
@@ -90,6 +94,13 @@ def test_a_speed_that_nobody_can_tell_takes_more_launches(recorded_suite: Suite)
     assert "with 4 launches against 2, its tolerance is 50.0%" in done.stdout
     logs = {path.stem for path in recorded_suite.runs.glob("*/logs/vllm-eagle3-*")}
     assert len(logs) == 4
+
+    softened = recorded_suite.run(
+        *("tests/perf", "-q", "-k", "speedup and c1"), "--specreg-inconclusive=warn-speed"
+    )
+
+    assert softened.returncode == 0
+    assert "INCONCLUSIVE" in softened.stdout
 
 
 def test_programs_read_the_same_as_people(recorded_suite: Suite) -> None:

@@ -62,7 +62,9 @@ class Run:
         self.fresh = fresh or {}
         of = of or known()
         self.docket = Docket(
-            known_of=lambda _: of, measure_afresh=self.measure, inconclusive_holds=softened
+            known_of=lambda _: of,
+            measure_afresh=self.measure,
+            softened=frozenset(METRICS) if softened else frozenset(),
         )
 
     def measure(self, cases: Sequence[Case], further: int) -> Mapping[str, Measurement | str]:
