@@ -22,7 +22,7 @@ FIXTURES = builders.ROOT / "fixtures"
 
 ORDER = (
     ("errors", "paths", "catalog", "identity", "processes", "spread", "acceptance.record"),
-    ("trace", "sse", "arrivals", "methods", "sequential"),
+    ("trace", "sse", "arrivals", "methods", "sequential", "lookup"),
     ("acceptance",),
     ("protocols", "intervals"),
     ("engines", "datasets"),
