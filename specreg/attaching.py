@@ -136,7 +136,7 @@ def _facts(spec: ServerSpec, target: str, found: Identity) -> Iterator[tuple[str
         asked = "off" if spec.method == "none" else "on"
         yield "its speculation", "on" if found.speculates else "off", asked
     spelling = engine_named(spec.engine).spelling
-    settings = METHODS[spec.method].settings(spelling, spec.draft, spec.draft_tokens)
+    settings = METHODS[spec.method].settings(spelling, spec.draft, spec.draft_tokens, spec.tree)
     for name, value in settings.items():
         if name in found.speculation:
             yield f"its {name}", Path(found.speculation[name]).name, Path(str(value)).name

@@ -28,6 +28,7 @@ from specreg.engines import ALONE, Parallel
 from specreg.errors import BaselineError, InvalidMeasurementError, OutdatedBaselineError
 from specreg.identity import Environment
 from specreg.matrix import NO_LIMITS, Limits
+from specreg.methods import Tree
 from specreg.metrics import Metric, acceptance_value
 from specreg.protocols import Form
 
@@ -69,6 +70,7 @@ class CaseSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ignore_eos: bool = False
     limits: Limits = NO_LIMITS
     parallel: Parallel = ALONE
+    tree: Tree | None = None
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -357,10 +359,11 @@ def _check_figures(baseline: Baseline) -> None:
         if not 0 <= noise.between_frac < math.inf or noise.runs < _FEWEST_RUNS:
             raise InvalidMeasurementError("FIGURE_IMPOSSIBLE", f"noise of {name} is {noise}")
     stored = baseline.acceptance
+    drafted = baseline.case.tree.drafted_tokens if baseline.case.tree else None
     for prompt in stored.prompts if stored else ():
-        check_counts(prompt, f"prompt '{prompt.id}'")
+        check_counts(prompt, f"prompt '{prompt.id}'", drafted_tokens=drafted)
     if stored is not None and stored.total is not None:
-        check_counts(stored.total, "all prompts")
+        check_counts(stored.total, "all prompts", drafted_tokens=drafted)
 
 
 class _Version(msgspec.Struct, frozen=True):

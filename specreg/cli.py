@@ -202,6 +202,12 @@ def import_figures(
     "tolerance_pct"}. A figure is what a case is judged against where nothing was recorded.
     """
     one = _case(_tier(root / matrix, tier), case)
+    if one.server.tree is not None:
+        message = (
+            f"import for '{case}': a published figure doesn't say how the drafts branched; record"
+            " the case with --update-baselines"
+        )
+        raise BaselineError(message)
     try:
         content = file.read_bytes()
     except OSError as error:

@@ -114,6 +114,7 @@ def settings_of(case: Case, target: str, prompts: Sequence[Prompt]) -> CaseSetti
         ignore_eos=case.ignore_eos,
         limits=case.limits,
         parallel=server.parallel,
+        tree=server.tree,
     )
 
 
@@ -193,7 +194,11 @@ class Shelf:
         with contextlib.suppress(BaselineError):  # it turns its own case red
             found = self._exact(dataclasses.replace(case, server=case.control, control=None))
             wanted = msgspec.structs.replace(
-                settings, method="none", draft_tokens=0, parallel=settings.parallel.without_draft
+                settings,
+                method="none",
+                draft_tokens=0,
+                tree=None,
+                parallel=settings.parallel.without_draft,
             )
             if found is not None and not differing_settings(found.case, wanted):
                 return found

@@ -13,7 +13,7 @@ from specreg.arrivals import Arrivals, Load
 from specreg.datasets import dataset_named
 from specreg.engines import ALONE, Parallel, engine_named
 from specreg.errors import MatrixError, UnknownNameError
-from specreg.methods import METHODS
+from specreg.methods import METHODS, Tree
 from specreg.protocols import Form
 
 MOST_DRAFT_TOKENS = 16
@@ -51,6 +51,7 @@ class CasesTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     prompts: _Positive
     output_cap_tokens: _Positive
     draft_tokens: Annotated[int, msgspec.Meta(ge=1, le=MOST_DRAFT_TOKENS)] = 3
+    tree: Tree | None = None
     concurrency: list[_Positive] = []
     requests_per_s: list[_AboveZero] = []
     arrivals: Arrivals | None = None
@@ -96,7 +97,9 @@ class ServerSpec:
         models: the name of the model pair.
         target, draft: folders or hub ids; `draft` is None where the method needs none.
         padding_layers: identity layers appended to the target.
-        draft_tokens: tokens drafted per step; 0 without speculation.
+        draft_tokens: the most drafts that a step can accept, which are all that it drafts where
+            there is no tree; 0 without speculation.
+        tree: how the drafts branch, None for one continuation.
         dtype: the engine's name of the number format.
         max_model_len_tokens: prompt and output together.
         max_sequences: requests that the server takes on at once.
@@ -120,6 +123,12 @@ class ServerSpec:
     parallel: Parallel = ALONE
     engine_args: tuple[str, ...] = ()
     engine_env: tuple[tuple[str, str], ...] = ()
+    tree: Tree | None = None
+
+    @property
+    def drafted_tokens(self) -> int:
+        """All tokens that a step drafts, D / S."""
+        return self.tree.drafted_tokens if self.tree else self.draft_tokens
 
     @property
     def id(self) -> str:
@@ -321,6 +330,8 @@ def _server_of(table: CasesTable, method: str, pair: ModelsTable, where: str) ->
         )
     METHODS[method].check_engine(engine_named(table.engine, where).spelling)
     draft = pair.drafts[method] if METHODS[method].needs_draft else None
+    if method != "none":
+        _check_tree(table, method, where)
     spec = ServerSpec(
         engine=table.engine,
         method=method,
@@ -336,6 +347,7 @@ def _server_of(table: CasesTable, method: str, pair: ModelsTable, where: str) ->
         parallel=table.parallel if draft is not None else table.parallel.without_draft,
         engine_args=tuple(table.engine_args),
         engine_env=tuple(sorted(table.engine_env.items())),
+        tree=table.tree,
     )
     return spec if method != "none" else _without_speculation(spec)
 
@@ -343,8 +355,37 @@ def _server_of(table: CasesTable, method: str, pair: ModelsTable, where: str) ->
 def _without_speculation(spec: ServerSpec) -> ServerSpec:
     """The server that differs in speculation alone."""
     return dataclasses.replace(
-        spec, method="none", draft=None, draft_tokens=0, parallel=spec.parallel.without_draft
+        spec,
+        method="none",
+        draft=None,
+        draft_tokens=0,
+        tree=None,
+        parallel=spec.parallel.without_draft,
     )
+
+
+def _check_tree(table: CasesTable, method: str, where: str) -> None:
+    """Silent where a method that drafts trees has one that there can be, and another has none.
+
+    Raises:
+        MatrixError: it isn't so.
+    """
+    tree, depth = table.tree, table.draft_tokens
+    if METHODS[method].drafts_trees != (tree is not None):
+        trees = ", ".join(name for name, one in METHODS.items() if one.drafts_trees)
+        message = (
+            f"{where}: method '{method}' with {f'tree = {tree}' if tree else 'no tree'}; needed"
+            f" tree = {{ branches = 2, drafted_tokens = 6 }} for {trees}, and none for others:"
+            " give them a table each"
+        )
+        raise MatrixError(message)
+    if tree is not None and not depth <= tree.drafted_tokens <= tree.most_tokens(depth):
+        message = (
+            f"{where}: tree.drafted_tokens = {tree.drafted_tokens} with draft_tokens = {depth} and"
+            f" tree.branches = {tree.branches}; needed {depth} to {tree.most_tokens(depth)}: the"
+            " deepest branch alone, to all there is to choose from"
+        )
+        raise MatrixError(message)
 
 
 def _refuse_twins(cases: tuple[Case, ...], path: Path) -> None:

@@ -81,10 +81,10 @@ def read_acceptance(
             for trace in traces
         ]
         record = _record(Source.STREAM_CHUNKS, View.EMITTED, traces, counts)
-    check_acceptance(record, draft_tokens=spec.draft_tokens)
+    check_acceptance(record, draft_tokens=spec.draft_tokens, drafted_tokens=spec.drafted_tokens)
     if method.drafts_every_step:
         check_emitted(record, traces)
-    return record
+    return record.to_depth(spec.draft_tokens)
 
 
 def _own_counts(traces: Sequence[RequestTrace]) -> list[StepCounts]:

@@ -7,7 +7,9 @@ Those that a row's comment calls untried were read in the engine's documentation
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Annotated
 
+import msgspec
 from packaging.version import InvalidVersion, Version
 
 from specreg.errors import UnknownNameError
@@ -19,7 +21,30 @@ DRAFT = "{draft}"
 DRAFT_TOKENS = "{draft_tokens}"
 """Stands for the number of tokens drafted per step."""
 VERIFIED_TOKENS = "{verified_tokens}"
-"""Stands for one more: the drafts of a step, and the token that they continue."""
+"""Stands for one more: all drafts of a step, and the token that they continue."""
+BRANCHES = "{branches}"
+"""Stands for the branches of a tree."""
+
+
+class Tree(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the drafts of a step branch, where they are no single continuation.
+
+    Attributes:
+        branches: how many continuations each token of a branch that lives on is given, and how
+            many branches live on from one depth to the next; 2 or more.
+        drafted_tokens: all drafts of a step, D / S: the likeliest of those continuations.
+    """
+
+    branches: Annotated[int, msgspec.Meta(ge=2)]
+    drafted_tokens: Annotated[int, msgspec.Meta(ge=1)]
+
+    def most_tokens(self, depth_tokens: int) -> int:
+        """How many continuations there are to choose the drafts from: t + (s - 1) · t².
+
+        Args:
+            depth_tokens: s, the most drafts that a step can accept.
+        """
+        return self.branches + (depth_tokens - 1) * self.branches**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +66,21 @@ class Method:
     spelling: Mapping[str, Mapping[str, Setting]]
     packages: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def settings(self, engine: str, draft: str | None, draft_tokens: int) -> dict[str, Setting]:
+    @property
+    def drafts_trees(self) -> bool:
+        """Whether the drafts of a step branch."""
+        return any(BRANCHES in words.values() for words in self.spelling.values())
+
+    def settings(
+        self, engine: str, draft: str | None, draft_tokens: int, tree: Tree | None = None
+    ) -> dict[str, Setting]:
         """This method's settings in the words of `engine`.
+
+        Args:
+            engine: the name of its spelling.
+            draft: the draft model or head, None where the method needs none.
+            draft_tokens: the most drafts that a step can accept.
+            tree: how they branch, None for one continuation.
 
         Raises:
             UnknownNameError: the engine doesn't support the method.
@@ -51,7 +89,8 @@ class Method:
         known: Mapping[Setting, Setting] = {
             DRAFT: draft or "",
             DRAFT_TOKENS: draft_tokens,
-            VERIFIED_TOKENS: draft_tokens + 1,
+            VERIFIED_TOKENS: (tree.drafted_tokens if tree else draft_tokens) + 1,
+            **({BRANCHES: tree.branches} if tree else {}),
         }
         return {key: known.get(value, value) for key, value in self.spelling[engine].items()}
 
@@ -166,6 +205,27 @@ _ROWS = (
                 "speculative_config.speculative_model_dir": DRAFT,
             },
         },
+    ),
+    *(
+        # SGLang's other use of the same drafters. vLLM 0.31 and 0.32 draft no trees.
+        Method(
+            name=f"{chain}_tree",
+            needs_draft=True,
+            spelling={
+                "sglang": {
+                    "speculative-algorithm": algorithm,
+                    "speculative-draft-model-path": DRAFT,
+                    "speculative-num-steps": DRAFT_TOKENS,
+                    "speculative-eagle-topk": BRANCHES,
+                    "speculative-num-draft-tokens": VERIFIED_TOKENS,
+                }
+            },
+        )
+        for chain, algorithm in (
+            ("draft_model", "STANDALONE"),
+            ("eagle", "EAGLE"),
+            ("eagle3", "EAGLE3"),
+        )
     ),
     Method(
         name="medusa",

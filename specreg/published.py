@@ -87,6 +87,7 @@ def _is_of(one: Published, case: Case) -> bool:
     wanted = (server.method, server.target, server.draft, server.draft_tokens)
     return (
         told == (*wanted, case.dataset, case.temperature)
+        and server.tree is None  # a figure doesn't say how the drafts branched
         and one.turns in {None, case.turns}
         and one.output_cap_tokens in {None, case.output_cap_tokens}
     )

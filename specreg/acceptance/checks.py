@@ -32,12 +32,15 @@ def check_requests(traces: Iterable[RequestTrace]) -> None:
             raise InvalidMeasurementError("TOKENS_DISAGREE", message)
 
 
-def check_acceptance(record: AcceptanceRecord, *, draft_tokens: int) -> None:
+def check_acceptance(
+    record: AcceptanceRecord, *, draft_tokens: int, drafted_tokens: int | None = None
+) -> None:
     """The counts of a case that speculates hang together.
 
     Args:
         record: what was read.
-        draft_tokens: how many tokens the case drafts per step (k).
+        draft_tokens: the most drafts of the case that a step can accept (k).
+        drafted_tokens: all that a step drafts; None for k, more where they branch.
 
     Raises:
         InvalidMeasurementError: `SPEC_DISABLED`, `SETTINGS_DIFFER`; or as `check_counts` says.
@@ -51,15 +54,19 @@ def check_acceptance(record: AcceptanceRecord, *, draft_tokens: int) -> None:
             " for why the drafter is off"
         )
         raise InvalidMeasurementError("SPEC_DISABLED", message)
-    if len(total.position_counts) != draft_tokens:
+    asked = drafted_tokens or draft_tokens
+    depth = len(total.position_counts)
+    # A histogram may end at the most that was accepted; how much was drafted then tells.
+    drafts = max(depth, (total.proposed or 0) // total.steps)
+    if drafts != asked or depth > draft_tokens:
         message = (
-            f"the server drafts up to {len(total.position_counts)} tokens per step,"
-            f" the case asks for {draft_tokens}; look at the engine's arguments"
+            f"the server drafts up to {drafts} tokens per step, up to {depth} of them accepted;"
+            f" the case asks for {asked}, up to {draft_tokens}; look at the engine's arguments"
         )
         raise InvalidMeasurementError("SETTINGS_DIFFER", message)
-    check_counts(total, "all requests")
+    check_counts(total, "all requests", drafted_tokens=asked)
     for prompt in record.prompts:
-        check_counts(prompt.counts, f"prompt '{prompt.prompt_id}'")
+        check_counts(prompt.counts, f"prompt '{prompt.prompt_id}'", drafted_tokens=asked)
 
 
 def check_emitted(record: AcceptanceRecord, traces: Sequence[RequestTrace]) -> None:
@@ -122,8 +129,13 @@ def check_reconciled(requests: StepCounts, moved: Counters) -> None:
     raise InvalidMeasurementError("COUNTS_DISAGREE", message)
 
 
-def check_counts(counts: Countable[int], whose: str) -> None:
-    """AL ≤ k + 1, Σ P_i = A, P_i never rises with i and A ≤ D ≤ k·S; so Σ h_j = S.
+def check_counts(counts: Countable[int], whose: str, *, drafted_tokens: int | None = None) -> None:
+    """AL ≤ k + 1, Σ P_i = A, P_i never rises with i and A ≤ D ≤ n·S; so Σ h_j = S.
+
+    Args:
+        counts: of k positions.
+        whose: they are.
+        drafted_tokens: n, all that a step drafts; None for k, more where they branch.
 
     Raises:
         InvalidMeasurementError: `LENGTH_IMPOSSIBLE`, AL is beyond k + 1; `COUNTS_INCONSISTENT`.
@@ -131,6 +143,7 @@ def check_counts(counts: Countable[int], whose: str) -> None:
     """
     positions = (counts.steps, *counts.position_counts)
     most = counts.steps * len(counts.position_counts)
+    most_drafts = most if drafted_tokens is None else counts.steps * drafted_tokens
     if counts.accepted > most:
         message = f"{_found(counts, whose)}; {counts.steps} steps accept {most} at most"
         raise InvalidMeasurementError("LENGTH_IMPOSSIBLE", message)
@@ -138,7 +151,9 @@ def check_counts(counts: Countable[int], whose: str) -> None:
         min(positions) < 0
         or sum(counts.position_counts) != counts.accepted
         or any(later > earlier for earlier, later in itertools.pairwise(positions))
-        or not counts.accepted <= (most if counts.proposed is None else counts.proposed) <= most
+        or not counts.accepted
+        <= (most_drafts if counts.proposed is None else counts.proposed)
+        <= most_drafts
     ):
         message = f"{_found(counts, whose)} contradict one another"
         raise InvalidMeasurementError("COUNTS_INCONSISTENT", message)

@@ -45,7 +45,8 @@ class StepCounts:
         accepted: draft tokens that the target accepted (A).
         proposed: draft tokens (D); None where the source doesn't say.
         position_counts: entry i counts the steps with more than i drafts accepted (P_(i+1)); as
-            long as the drafts of a step.
+            long as the most that a step can accept, or as those of a source that ends with the
+            most that one did.
     """
 
     steps: int
@@ -94,6 +95,11 @@ class StepCounts:
             proposed=None if other.proposed is None else -other.proposed,
             position_counts=tuple(-count for count in other.position_counts),
         )
+
+    def to_depth(self, draft_tokens: int) -> "StepCounts":
+        """The same with zeros up to the most drafts that a step can accept; no steps have none."""
+        positions = _padded(self.position_counts, draft_tokens if self.steps else 0)
+        return dataclasses.replace(self, position_counts=positions)
 
     @property
     def histogram(self) -> tuple[int, ...]:
@@ -218,6 +224,14 @@ class AcceptanceRecord:
         """
         delivered = sum(prompt.completion_tokens - 1 for prompt in self.prompts)
         return delivered / self.total.steps if self.prompts and self.total.steps else None
+
+    def to_depth(self, draft_tokens: int) -> "AcceptanceRecord":
+        """The same with all counts up to the most drafts that a step can accept."""
+        prompts = tuple(
+            dataclasses.replace(prompt, counts=prompt.counts.to_depth(draft_tokens))
+            for prompt in self.prompts
+        )
+        return dataclasses.replace(self, total=self.total.to_depth(draft_tokens), prompts=prompts)
 
     def only(self, prompt_ids: Container[str]) -> "AcceptanceRecord":
         """The part of some prompts."""

@@ -53,12 +53,9 @@ class SpecTokensDetails(msgspec.Struct, frozen=True):
 
     @property
     def counts(self) -> StepCounts | None:
-        """The steps, None where there were none. Every step proposes equally many drafts."""
+        """The steps, None where there were none."""
         histogram, proposed = self.spec_correct_drafts_histogram, self.spec_num_proposed_drafts
-        if not (steps := sum(histogram)):
-            return None
-        missing = max(0, proposed // steps + 1 - len(histogram))
-        return StepCounts.from_histogram((*histogram, *(0,) * missing), proposed)
+        return StepCounts.from_histogram(histogram, proposed) if sum(histogram) else None
 
 
 class _Extension(msgspec.Struct, frozen=True):

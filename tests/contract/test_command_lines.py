@@ -15,7 +15,7 @@ import pytest
 from specreg.engines import Parallel, engine_named
 from specreg.engines._engine import LaunchOptions
 from specreg.environments import EngineEnvironment, engine_environment
-from specreg.methods import METHODS
+from specreg.methods import METHODS, Tree
 from tests.unit import builders
 
 PARSERS = Path(__file__).parent / "parsers"
@@ -29,6 +29,7 @@ VERSIONS = [
     )
 ]
 SPREAD = Parallel(tensor=2, data=2, expert=True, draft_tensor=2)
+TREE = Tree(branches=2, drafted_tokens=6)
 
 
 def launches(engine: str, version: str) -> Mapping[str, LaunchOptions]:
@@ -39,7 +40,10 @@ def launches(engine: str, version: str) -> Mapping[str, LaunchOptions]:
     )
     methods = {
         method.name: dataclasses.replace(
-            plain, speculation=method.settings(spelling, "/models/draft", 3)
+            plain,
+            speculation=method.settings(
+                spelling, "/models/draft", 3, TREE if method.drafts_trees else None
+            ),
         )
         for method in METHODS.values()
         if spelling in method.spelling

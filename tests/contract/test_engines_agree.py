@@ -3,8 +3,9 @@
 Both without a GPU, SGLang on the kernels of `tests/sglang_cpu`. `nox -s sglang_cpu` runs it.
 """
 
+import functools
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import httpx
@@ -28,6 +29,7 @@ CASES = {
 }
 
 Answers = Mapping[str, str]
+Observed = Callable[[str, str], tuple[StepCounts, Answers]]
 
 
 def environment(engine: str) -> EngineEnvironment:
@@ -52,7 +54,7 @@ def answers(server: Server, case: Case, prompts: tuple[Prompt, ...]) -> Answers:
         }
 
 
-def observed(engine: str, method: str, folder: Path) -> tuple[StepCounts, Answers]:
+def observe(engine: str, method: str, folder: Path) -> tuple[StepCounts, Answers]:
     """What a real server does with a case: the steps of its prompts, and its answers."""
     case = CASES[engine, method]
     prompts = load_case_prompts(ROOT, case)[: case.prompts]
@@ -72,16 +74,34 @@ def observed(engine: str, method: str, folder: Path) -> tuple[StepCounts, Answer
     return measurement.acceptance.total, said
 
 
+@pytest.fixture(scope="module")
+def observed(tmp_path_factory: pytest.TempPathFactory) -> Observed:
+    """What an engine does with a method's case, each once."""
+    return functools.cache(functools.partial(observe, folder=tmp_path_factory.mktemp("logs")))
+
+
 @pytest.mark.parametrize("method", METHODS)
-def test_the_same_case_does_the_same_on_both(method: str, tmp_path: Path) -> None:
-    vllm, vllm_said = observed("vllm", method, tmp_path)
-    sglang, sglang_said = observed("sglang", method, tmp_path)
+def test_the_same_case_does_the_same_on_both(method: str, observed: Observed) -> None:
+    vllm, vllm_said = observed("vllm", method)
+    sglang, sglang_said = observed("sglang", method)
 
     assert sglang_said == vllm_said
     # A draft model of SGLang never sees a prompt's first token, which moves a draft now and then.
     assert sglang.acceptance_length == pytest.approx(vllm.acceptance_length, rel=0.01)
     if method == "eagle3":
         assert sglang == vllm
+
+
+def test_a_tree_says_what_its_chain_says_in_no_more_steps(observed: Observed) -> None:
+    chain, chain_said = observed("sglang", "eagle3")
+    tree, tree_said = observed("sglang", "eagle3_tree")
+
+    assert tree_said == chain_said
+    assert tree.steps <= chain.steps
+    assert (chain.proposed, tree.proposed) == (3 * chain.steps, 6 * tree.steps)
+    assert len(tree.position_counts) == len(chain.position_counts) == 3
+    for as_deep, in_chain in zip(tree.marginal_acceptance, chain.marginal_acceptance, strict=True):
+        assert as_deep >= in_chain
 
 
 def test_the_stand_in_computes_what_pytorch_computes() -> None:

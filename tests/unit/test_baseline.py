@@ -8,7 +8,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from specreg.acceptance.record import AcceptanceRecord, Source
+from specreg.acceptance.record import AcceptanceRecord, Source, StepCounts
 from specreg.baseline import (
     SCHEMA_VERSION,
     Baseline,
@@ -26,6 +26,7 @@ from specreg.baseline import (
 )
 from specreg.errors import BaselineError
 from specreg.matrix import Limits
+from specreg.methods import Tree
 from specreg.metrics import METRICS
 from tests.unit import builders
 
@@ -334,6 +335,18 @@ def test_noise_that_cannot_be_is_not_written(path: Path, noise: Noise) -> None:
     with pytest.raises(BaselineError, match="not written, FIGURE_IMPOSSIBLE: noise of speedup"):
         record_baseline(path, noisy)
     assert not path.exists()
+
+
+def test_a_tree_drafts_more_than_its_positions(path: Path) -> None:
+    six = StepCounts.from_histogram((2, 0, 1, 4), proposed=42)
+    chain = builders.baseline(of=six)
+    with pytest.raises(BaselineError, match="COUNTS_INCONSISTENT"):
+        record_baseline(path, chain)
+    settings = msgspec.structs.replace(builders.SETTINGS, tree=Tree(branches=2, drafted_tokens=6))
+    record_baseline(path, builders.baseline(of=six, settings=settings))
+    found = load_baseline(path)
+    assert found is not None
+    assert found.case.tree == settings.tree
 
 
 def test_a_setting_is_written_when_it_is_no_default() -> None:

@@ -119,6 +119,41 @@ def test_a_length_beyond_all_drafts_and_the_bonus_is_impossible() -> None:
     assert error.value.reason == "LENGTH_IMPOSSIBLE"
 
 
+def branching(*histogram: int) -> StepCounts:
+    """The counts of trees of six drafts."""
+    return StepCounts.from_histogram(histogram, proposed=6 * sum(histogram))
+
+
+@pytest.mark.parametrize("histogram", [(2, 0, 1, 4), (2, 0, 1), (2,)])
+def test_a_tree_drafts_more_than_a_step_can_accept(histogram: tuple[int, ...]) -> None:
+    record = builders.acceptance(branching(*histogram))
+    check_acceptance(record, draft_tokens=3, drafted_tokens=6)
+    with pytest.raises(InvalidMeasurementError, match="the case asks for 3, up to 3") as error:
+        check_acceptance(record, draft_tokens=3)
+    assert error.value.reason == "SETTINGS_DIFFER"
+
+
+@pytest.mark.parametrize(
+    ("counts", "drafted_tokens", "words"),
+    [
+        pytest.param(branching(2, 0, 1), 7, "up to 6 tokens per step, .* asks for 7", id="smaller"),
+        pytest.param(branching(2, 0, 1), 5, "up to 6 tokens per step, .* asks for 5", id="larger"),
+        pytest.param(branching(2, 0, 1, 0, 1), 6, "up to 4 of them accepted", id="deeper"),
+    ],
+)
+def test_another_tree_than_asked_for_is_refused(
+    counts: StepCounts, drafted_tokens: int, words: str
+) -> None:
+    with pytest.raises(InvalidMeasurementError, match=f"SETTINGS_DIFFER: .*{words}"):
+        check_acceptance(builders.acceptance(counts), draft_tokens=3, drafted_tokens=drafted_tokens)
+
+
+def test_a_step_drafts_no_more_than_its_tree() -> None:
+    beyond = dataclasses.replace(branching(2, 0, 1), proposed=19)
+    with pytest.raises(InvalidMeasurementError, match="COUNTS_INCONSISTENT"):
+        check_acceptance(builders.acceptance(beyond), draft_tokens=3, drafted_tokens=6)
+
+
 def test_a_contradiction_says_whose_it_is() -> None:
     check_counts(COUNTS, "somebody")
     check_counts(NO_STEPS, "nobody")

@@ -248,6 +248,17 @@ def test_what_another_tool_measured_is_imported_and_never_overwrites(root: Path)
     assert isinstance(again.exception, SpecregError)
 
 
+def test_the_figures_of_a_tree_are_not_imported(root: Path) -> None:
+    matrix = root / "fixtures/matrix/cpu.toml"
+    tree = "tree = { branches = 2, drafted_tokens = 6 }\n"
+    text = MATRIX.replace("vllm", "sglang").replace("eagle3", "eagle3_tree") + tree
+    matrix.write_text(text)
+    case_id = "sglang-eagle3_tree-tiny-toy-c4"
+    command = ("baselines", "import", "any.json", "--case", case_id, "--tier", "cpu")
+    done = specreg(root, *command, "--conditions", "x")
+    assert str(done.exception).startswith(f"import for '{case_id}': a published figure doesn't say")
+
+
 def test_a_file_that_is_not_there_cannot_be_imported(root: Path) -> None:
     command = ("baselines", "import", str(root / "none.json"), "--case", CASE_ID, "--tier", "cpu")
     done = specreg(root, *command, "--conditions", "x")

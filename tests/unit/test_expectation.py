@@ -33,6 +33,7 @@ from specreg.history import Lived
 from specreg.identity import Environment
 from specreg.matrix import Case, Limits
 from specreg.measurement import Measurement
+from specreg.methods import Tree
 from specreg.metrics import Replay
 from specreg.models import model_sha256
 from specreg.protocols import Form
@@ -283,6 +284,11 @@ def test_the_settings_are_those_of_the_case_and_what_it_was_asked() -> None:
         pytest.param({"output_cap_tokens": 8}, "output_cap_tokens: 20 -> 8", id="cap"),
         pytest.param({"temperature": 1.0}, "temperature: 0.0 -> 1.0", id="temperature"),
         pytest.param({"rounds": 1}, "rounds: 2 -> 1", id="rounds"),
+        pytest.param(
+            {"server": dataclasses.replace(builders.SPEC, tree=Tree(branches=2, drafted_tokens=6))},
+            "tree: None -> Tree(branches=2, drafted_tokens=6)",
+            id="tree",
+        ),
     ],
 )
 def test_what_a_case_asks_otherwise_is_another_setting_and_named(

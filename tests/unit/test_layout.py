@@ -67,6 +67,7 @@ PLAIN = {
     "padding_layers": "layers",
     "max_sequences": "sequences",
     "needs_gpus": "GPUs",
+    "branches": "branches of a tree",
     "tensor": "GPUs",
     "speculative_num_steps": "steps of the drafter; SGLang's own name",
     "speculative_eagle_topk": "branches; SGLang's own name",

@@ -8,6 +8,7 @@ from specreg.arrivals import Arrivals, Load
 from specreg.engines import Parallel
 from specreg.errors import MatrixError, UnknownNameError
 from specreg.matrix import MOST_DRAFT_TOKENS, Case, Limits, Tier, load_tier
+from specreg.methods import Tree
 from specreg.protocols import Form
 from tests.unit import builders
 
@@ -327,3 +328,55 @@ def test_a_model_is_spread_and_the_draft_of_those_that_have_one(tmp_path: Path) 
 def test_a_model_over_more_gpus_than_the_tier_needs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MatrixError, match="a case is spread over 4 GPUs; raise needs_gpus to it"):
         load(tmp_path, MODELS + CASES + "parallel = { tensor = 2, data = 2 }\n")
+
+
+TREES = MODELS.replace('eagle3 = "', 'eagle3_tree = "') + CASES.replace("vllm", "sglang").replace(
+    '"eagle3"', '"eagle3_tree"'
+)
+
+
+def tree(branches: int, drafted_tokens: int) -> str:
+    """The key of a tree."""
+    return f"tree = {{ branches = {branches}, drafted_tokens = {drafted_tokens} }}\n"
+
+
+def test_a_tree_is_of_the_case_and_not_of_its_control(tmp_path: Path) -> None:
+    case = case_of(load(tmp_path, TREES + tree(2, 6)), "sglang-eagle3_tree-tiny-toy-c1")
+    assert case.server.tree == Tree(branches=2, drafted_tokens=6)
+    assert (case.server.draft_tokens, case.server.drafted_tokens) == (3, 6)
+    assert case.control is not None
+    assert (case.control.tree, case.control.drafted_tokens) == (None, 0)
+
+
+@pytest.mark.parametrize("drafted_tokens", [3, 10])
+def test_a_tree_is_the_deepest_branch_at_least_and_all_candidates_at_most(
+    tmp_path: Path, drafted_tokens: int
+) -> None:
+    """Two of the first token, and twice two of each of the two after it: 2 + 2 · 4 candidates."""
+    tier = load(tmp_path, TREES + tree(2, drafted_tokens))
+    case = case_of(tier, "sglang-eagle3_tree-tiny-toy-c4")
+    assert case.server.drafted_tokens == drafted_tokens
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        pytest.param(TREES + tree(2, 2), "drafted_tokens = 2 .* needed 3 to 10", id="too-few"),
+        pytest.param(TREES + tree(2, 11), "drafted_tokens = 11 .* needed 3 to 10", id="too-many"),
+        pytest.param(TREES + tree(1, 3), r">= 2 - at `\$\.cases\[0\]\.tree\.branches`", id="chain"),
+        pytest.param(TREES, "method 'eagle3_tree' with no tree; needed tree = {", id="no-tree"),
+        pytest.param(
+            MODELS + CASES + tree(2, 6),
+            r"method 'eagle3' with tree = .* for draft_model_tree, eagle_tree, eagle3_tree, and",
+            id="of-a-method-without-one",
+        ),
+    ],
+)
+def test_a_tree_that_cannot_be_is_named(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(MatrixError, match=words):
+        load(tmp_path, text)
+
+
+def test_an_engine_without_trees_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match="engine for method 'eagle3_tree' 'vllm'"):
+        load(tmp_path, TREES.replace("sglang", "vllm") + tree(2, 6))

@@ -11,7 +11,9 @@ from specreg.acceptance.checks import check_requests
 from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, Counters, Source, StepCounts, View
 from specreg.errors import InvalidMeasurementError
 from specreg.meter import read_acceptance
+from specreg.methods import Tree
 from specreg.protocols import PROTOCOLS, Protocol
+from specreg.protocols._openai import SpecTokensDetails
 from specreg.protocols.vllm import VllmProtocol
 from specreg.trace import RequestTrace
 from tests.unit import builders
@@ -58,6 +60,22 @@ def page(counts: StepCounts) -> Counters:
 
 
 AGREEING = page(BOTH)
+
+
+@pytest.mark.parametrize(
+    ("drafted_tokens", "tree"), [(3, None), (6, Tree(branches=2, drafted_tokens=6))]
+)
+def test_a_histogram_that_ends_early_is_as_long_as_the_case_can_accept(
+    drafted_tokens: int, tree: Tree | None
+) -> None:
+    """SGLang ends it at the most that a step accepted."""
+    told = SpecTokensDetails((2, 0, 1), 3 * drafted_tokens).counts
+    spec = dataclasses.replace(builders.SPEC, tree=tree)
+    before, after = Counters(steps=0), Counters(steps=3)
+    record = read_acceptance(spec, PROTOCOLS["sglang"], (request(told, 1, 1, 1, 3),), before, after)
+    assert record is not None
+    assert record.total.histogram == record.prompts[0].counts.histogram == (2, 0, 1, 0)
+    assert record.total.proposed == 3 * drafted_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,13 +3,14 @@
 import pytest
 
 from specreg.errors import UnknownNameError
-from specreg.methods import DRAFT, DRAFT_TOKENS, METHODS, VERIFIED_TOKENS
+from specreg.methods import BRANCHES, DRAFT, DRAFT_TOKENS, METHODS, VERIFIED_TOKENS, Tree
 
 ROWS = [
     pytest.param(name, engine, id=f"{name}-{engine}")
     for name, method in METHODS.items()
     for engine in method.spelling
 ]
+TREE = Tree(branches=2, drafted_tokens=6)
 
 
 def test_the_draft_and_its_length_take_their_places() -> None:
@@ -40,8 +41,25 @@ def test_an_engine_that_lacks_the_method_is_refused() -> None:
 
 @pytest.mark.parametrize(("name", "engine"), ROWS)
 def test_a_row_leaves_no_place_open(name: str, engine: str) -> None:
-    rendered = METHODS[name].settings(engine, "/models/head", 3)
-    assert not {DRAFT, DRAFT_TOKENS, VERIFIED_TOKENS} & set(map(str, rendered.values()))
+    tree = TREE if METHODS[name].drafts_trees else None
+    rendered = METHODS[name].settings(engine, "/models/head", 3, tree)
+    places = {DRAFT, DRAFT_TOKENS, VERIFIED_TOKENS, BRANCHES}
+    assert not places & set(map(str, rendered.values()))
+
+
+def test_a_tree_is_as_deep_as_asked_and_counts_its_root() -> None:
+    assert METHODS["eagle3_tree"].settings("sglang", "/models/head", 3, TREE) == {
+        "speculative-algorithm": "EAGLE3",
+        "speculative-draft-model-path": "/models/head",
+        "speculative-num-steps": 3,
+        "speculative-eagle-topk": 2,
+        "speculative-num-draft-tokens": 7,
+    }
+    assert {name for name, method in METHODS.items() if method.drafts_trees} == {
+        "draft_model_tree",
+        "eagle_tree",
+        "eagle3_tree",
+    }
 
 
 @pytest.mark.parametrize(("name", "engine"), ROWS)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from specreg.errors import BaselineError
-from specreg.methods import METHODS
+from specreg.methods import METHODS, Tree
 from specreg.metrics import METRICS
 from specreg.published import Published, load_published, published_for, record_published
 from tests.unit import builders
@@ -117,6 +117,13 @@ def test_a_case_finds_the_figure_of_its_models_and_settings() -> None:
 )
 def test_a_figure_of_another_setting_is_of_no_case(difference: dict[str, Any]) -> None:
     assert published_for(builders.CASE, (changed(**difference),)) is None
+
+
+def test_a_figure_does_not_say_how_its_drafts_branched() -> None:
+    tree = Tree(branches=2, drafted_tokens=6)
+    server = dataclasses.replace(builders.SPEC, tree=tree)
+    assert published_for(builders.CASE, [PUBLISHED]) is not None
+    assert published_for(dataclasses.replace(builders.CASE, server=server), [PUBLISHED]) is None
 
 
 def test_a_figure_without_a_draft_is_of_a_case_without_one() -> None:
