@@ -201,6 +201,12 @@ class Case:
         """Whether the case has a method other than `none`."""
         return self.server.method != "none"
 
+    @property
+    def needs_fresh_server(self) -> bool:
+        """Whether what another case asked the server would change what this one measures."""
+        spelling = engine_named(self.server.engine).spelling
+        return spelling in METHODS[self.server.method].learns_on
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:

@@ -5,6 +5,7 @@ Those that a row's comment calls untried were read in the engine's documentation
 """
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated
@@ -58,6 +59,8 @@ class Method:
             such steps aren't among the counted ones.
         spelling: by engine, the speculation settings as that engine names them; empty for `none`.
         packages: by engine, what the method needs beside the engine.
+        learns_on: the engines on which it drafts from what it has served to others before, so that
+            what it accepts depends on that.
     """
 
     name: str
@@ -65,6 +68,7 @@ class Method:
     drafts_every_step: bool = True
     spelling: Mapping[str, Mapping[str, Setting]]
     packages: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    learns_on: AbstractSet[str] = frozenset()
 
     @property
     def drafts_trees(self) -> bool:
@@ -115,9 +119,9 @@ def is_older(version: str, than: str) -> bool:
 _ROWS = (
     Method(name="none", spelling={"vllm": {}, "sglang": {}, "tensorrt_llm": {}}),
     Method(
-        # SGLang's learns from all that it has served: a measurement needs a fresh server.
         name="ngram",
         drafts_every_step=False,
+        learns_on=frozenset({"sglang"}),  # its corpus takes in every batch
         spelling={
             "vllm": {
                 "method": "ngram",
@@ -141,9 +145,9 @@ _ROWS = (
         },
     ),
     Method(
-        # It learns from what it has served: a measurement needs a fresh server.
         name="suffix",
         drafts_every_step=False,
+        learns_on=frozenset({"vllm"}),  # its cache keeps the answers of requests that have ended
         spelling={
             "vllm": {"method": "suffix", "num_speculative_tokens": DRAFT_TOKENS},
         },

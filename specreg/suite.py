@@ -34,15 +34,22 @@ from specreg.verdict import Outcome, Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """One start of a server: what is started, and the how-manieth time, from 1."""
+    """One start of a server.
+
+    Attributes:
+        spec: what is started.
+        number: the how-manieth time, from 1.
+        only_for: the id of the one case that is measured on it; empty for all that share it.
+    """
 
     spec: ServerSpec
     number: int
+    only_for: str = ""
 
     @property
     def id(self) -> str:
-        """`vllm-eagle3-tiny`, with `-launch2` from the second on."""
-        return self.spec.id + self._suffix
+        """`vllm-eagle3-tiny`, or the case that it is for; from the second on with `-launch2`."""
+        return (self.only_for or self.spec.id) + self._suffix
 
     def case_id(self, case: Case) -> str:
         """The same of a case on this launch."""
@@ -88,8 +95,9 @@ class Starting:
 
 def launches_of(case: Case, number: int) -> tuple[Launch, Launch]:
     """The how-manieth launch of a case's control and of its server."""
-    control = Launch(spec=case.control or case.server, number=number)
-    return control, Launch(spec=case.server, number=number)
+    only_for = case.id if case.needs_fresh_server else ""
+    server = Launch(spec=case.server, number=number, only_for=only_for)
+    return Launch(spec=case.control, number=number) if case.control else server, server
 
 
 @dataclass(slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 import pytest
 
 from specreg.errors import UnknownNameError
-from specreg.methods import BRANCHES, DRAFT, DRAFT_TOKENS, METHODS, VERIFIED_TOKENS, Tree
+from specreg.methods import BRANCHES, DRAFT, DRAFT_TOKENS, METHODS, VERIFIED_TOKENS, Method, Tree
 
 ROWS = [
     pytest.param(name, engine, id=f"{name}-{engine}")
@@ -28,6 +28,11 @@ def test_looking_up_ngrams_names_no_draft() -> None:
         "prompt_lookup_max": 4,
         "prompt_lookup_min": 2,
     }
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=lambda method: method.name)
+def test_a_method_learns_on_engines_that_have_it(method: Method) -> None:
+    assert method.learns_on <= method.spelling.keys()
 
 
 def test_no_speculation_has_no_settings() -> None:

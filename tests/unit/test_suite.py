@@ -20,7 +20,7 @@ from specreg.metrics import METRICS
 from specreg.provision import Provision
 from specreg.recording import record_measurements
 from specreg.server import Server
-from specreg.suite import Launch, Starting, Suite
+from specreg.suite import Launch, Starting, Suite, launches_of
 from specreg.verdict import Outcome
 from tests.unit import builders
 
@@ -68,6 +68,40 @@ def test_the_same_server_beside_it_is_taken(tmp_path: Path) -> None:
         assert started is beside
     with suite(tmp_path).start(dataclasses.replace(LAUNCH, number=2), beside=beside) as started:
         assert started is not beside
+
+
+def spoken_for(engine: str, method: str, load: int) -> Case:
+    """A case of an engine and a method under a load."""
+    server = dataclasses.replace(builders.SPEC, engine=engine, method=method)
+    return builders.with_concurrency(load, dataclasses.replace(builders.CASE, server=server))
+
+
+@pytest.mark.parametrize(
+    ("engine", "method", "alone"),
+    [
+        ("vllm", "suffix", True),
+        ("triton", "suffix", True),
+        ("sglang", "ngram", True),
+        ("vllm", "ngram", False),
+        ("sglang", "eagle3", False),
+    ],
+)
+def test_a_drafter_that_learns_from_what_it_serves_serves_one_case(
+    engine: str, method: str, *, alone: bool
+) -> None:
+    (control, one), (_, other) = (
+        launches_of(spoken_for(engine, method, load), 2) for load in (1, 4)
+    )
+    assert (one != other) == alone
+    assert control == one  # without a control of its own
+    assert one.id == f"{engine}-{method}-toy{'-toy-c1' if alone else ''}-launch2"
+
+
+def test_its_control_is_shared() -> None:
+    case = dataclasses.replace(spoken_for("vllm", "suffix", 1), control=builders.PLAIN_SPEC)
+    control, server = launches_of(case, 1)
+    assert (control.id, control.only_for) == ("vllm-none-toy", "")
+    assert server.only_for == case.id
 
 
 def test_a_server_that_nobody_asks_for_does_not_start(tmp_path: Path) -> None:
