@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from specreg.acceptance.record import AcceptanceRecord, Source, StepCounts, View
+from specreg.acceptance.record import AcceptanceRecord, Gauges, Source, StepCounts, View
 from specreg.matrix import Case
 from specreg.measurement import Measurement
 from specreg.methods import METHODS
@@ -120,6 +120,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
         invalid: why there are none, null when there are.
         judged: the metrics that are held against baselines.
         acceptance: null without speculation.
+        gauges: the server's own, of its last iterations at the end; null where it has none.
         timing: of the case's server; control: of the one beside it.
     """
 
@@ -129,6 +130,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     invalid: str | None
     judged: dict[str, float]
     acceptance: AcceptanceFigures | None
+    gauges: Gauges | None
     timing: ArmFigures | None
     control: ArmFigures | None
 
@@ -144,6 +146,7 @@ def figures_of(measurement: Measurement, launch: int) -> Figures:
         invalid=measurement.invalid,
         judged=dict(measurement.values),
         acceptance=_acceptance(acceptance, measurement.case) if acceptance else None,
+        gauges=replay.gauges if replay else None,
         timing=_arm(replay, control=False) if replay else None,
         control=_arm(replay, control=True) if replay and replay.control_rounds else None,
     )

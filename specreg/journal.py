@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from specreg.acceptance.record import AcceptanceRecord
+from specreg.acceptance.record import AcceptanceRecord, Gauges
 from specreg.errors import SpecregError
 from specreg.matrix import Case
 from specreg.measurement import Measurement, values_of
@@ -68,6 +68,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         lags: of each round, the case's first, then the control's.
         acceptance: as it was read, the server's counters agreeing.
         look: the name of the one at which it was enough.
+        gauges: see `Replay`.
     """
 
     engine_version: str
@@ -76,6 +77,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     lags: tuple[tuple[Histogram, ...], tuple[Histogram, ...]]
     acceptance: AcceptanceRecord | None
     look: str = Look.FULL.name
+    gauges: Gauges | None = None
 
 
 Line = Begun | Replayed | Ended
@@ -114,6 +116,7 @@ class Journal:
                 ),
                 acceptance=replay.acceptance,
                 look=measurement.look.name,
+                gauges=replay.gauges,
             )
         )
 
@@ -167,6 +170,7 @@ class _Open:
             control_rounds=self._rounds(line, control=True),
             acceptance=line.acceptance,
             limits=case.limits,
+            gauges=line.gauges,
         )
         return Measurement(
             case=case,

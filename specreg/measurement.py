@@ -12,7 +12,7 @@ from types import MappingProxyType
 import uvloop
 
 from specreg.acceptance.checks import check_requests
-from specreg.acceptance.record import AcceptanceRecord, Counters
+from specreg.acceptance.record import AcceptanceRecord, Counters, Gauges
 from specreg.arrivals import Load
 from specreg.crew import Crew, open_crew
 from specreg.datasets import Prompt
@@ -188,12 +188,13 @@ async def _measure(  # noqa: PLR0913 - as above
         ours = arms[0]
         before = await _scrape_counters(case, protocol, ours)
 
-        async def acceptance(*further: Round) -> AcceptanceRecord | None:
+        async def acceptance(*further: Round) -> tuple[AcceptanceRecord | None, Gauges | None]:
             traces = [trace for part in (*rounds[0], *further) for trace in part.traces]
             after = await _scrape_counters(case, protocol, ours)
-            return read_acceptance(case.server, protocol, traces, before, after)
+            record = read_acceptance(case.server, protocol, traces, before, after)
+            return record, after.gauges if after else None
 
-        found, look = None, Look.EARLY
+        found, gauges, look = None, None, Look.EARLY
         for index, part in enumerate(parts):
             show(f"{case.id}: round {index + 1} of {len(parts)}")
             # ABBA: neither arm is always the first.
@@ -202,7 +203,7 @@ async def _measure(  # noqa: PLR0913 - as above
                 check_requests(done.traces)
                 rounds[arm].append(done)
             look = Look.EARLY if index + 1 < len(parts) else Look.FULL
-            found = await acceptance()
+            found, gauges = await acceptance()
             if extent.enough(found, look):
                 break
         else:
@@ -211,7 +212,8 @@ async def _measure(  # noqa: PLR0913 - as above
                 keep = record(False, len(parts))  # noqa: FBT003 - not the control's
                 more = await ours.replay(extension, keep)
                 check_requests(more.traces)
-                found, look = await acceptance(more), Look.EXTENDED
+                found, gauges = await acceptance(more)
+                look = Look.EXTENDED
     for done_by_arm in rounds[: len(arms)]:
         check_client(done_by_arm)
     replay = Replay(
@@ -219,6 +221,7 @@ async def _measure(  # noqa: PLR0913 - as above
         control_rounds=tuple(rounds[1]),
         acceptance=found,
         limits=case.limits,
+        gauges=gauges,
     )
     return replay, look
 

@@ -11,7 +11,7 @@ from enum import Enum, StrEnum
 from types import MappingProxyType
 from typing import TypeVar
 
-from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, StepCounts
+from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, Gauges, StepCounts
 from specreg.acceptance.table import Countable
 from specreg.errors import MatrixError, UnknownNameError
 from specreg.matrix import MOST_DRAFT_TOKENS, NO_LIMITS, Case, Limits
@@ -50,12 +50,14 @@ class Replay:
         control_rounds: of the control, replayed in alternation; empty without one.
         acceptance: None for a case that doesn't speculate.
         limits: what a request must keep to count as good.
+        gauges: what the server said of its acceptance at the end; no metric is of them.
     """
 
     rounds: tuple[Round, ...]
     control_rounds: tuple[Round, ...]
     acceptance: AcceptanceRecord | None
     limits: Limits = NO_LIMITS
+    gauges: Gauges | None = None
 
     @property
     def traces(self) -> tuple[RequestTrace, ...]:

@@ -22,7 +22,7 @@ from specreg.matrix import Case, load_tier
 from specreg.metrics import METRICS, Family, Metric, check_tolerances, metrics_of
 from specreg.options import Options, add_options, read_options
 from specreg.provision import Provision
-from specreg.report.engines import render_side_by_side
+from specreg.report.engines import render_gauges, render_side_by_side
 from specreg.report.json import exit_status, properties, record_verdict
 from specreg.report.progress import Progress
 from specreg.report.terminal import render_next, render_notes, render_recorded, render_verdicts
@@ -197,6 +197,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     color = _color(config)
     parts = [render_verdicts(suite.verdicts, width=_WIDTH, color=color), *config.stash[_LINES]]
     parts.append(render_side_by_side(suite.measurements, width=_WIDTH, color=color))
+    parts.append(render_gauges(suite.measurements))
     if not all(case.speed for case in suite.tier.cases):
         parts.append("the servers of this tier say nothing of speed, so none is shown")
     if suite.taken_over:

@@ -1,11 +1,14 @@
 """What SGLang speaks: OpenAI's chat, and its own `/generate` for what isn't a chat."""
 
+import math
+import statistics
+from collections.abc import Mapping
 from typing import ClassVar
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from specreg.acceptance.record import Counters, Source
+from specreg.acceptance.record import Counters, Gauges, Source
 from specreg.errors import InvalidMeasurementError, UnsupportedError
 from specreg.methods import is_older
 from specreg.protocols._openai import (
@@ -24,6 +27,7 @@ from specreg.protocols._protocol import (
 from specreg.trace import Body, StreamEvent
 
 _CALLS = "sglang:spec_verify_calls_total"
+_LENGTH, _RATE = "sglang:spec_accept_length", "sglang:spec_accept_rate"
 _FIRST_WHOSE_CHAT_TELLS = "0.5.19"
 
 
@@ -116,25 +120,49 @@ class SglangProtocol(Protocol):
         return UsageDecoder() if ask.form is Form.CHAT else _GenerateDecoder()
 
     def parse_counters(self, page: str) -> Counters:
-        """The verify calls, which are all that SGLang counts of its steps.
+        """The verify calls, which are all that SGLang counts of its steps; and its gauges.
 
         Raises:
             InvalidMeasurementError: `METRICS_MISSING`, `METRICS_UNREADABLE`.
         """
         try:
-            calls = [
-                int(sample.value)
-                for family in text_string_to_metric_families(page)
-                for sample in family.samples
-                if sample.name == _CALLS
-            ]
+            found = _series(page)
+            calls = [int(value) for value in found[_CALLS].values()]
         except (ValueError, OverflowError) as error:
             message = f"/metrics is not a Prometheus page ({error}); look at it in a browser"
             raise InvalidMeasurementError("METRICS_UNREADABLE", message) from error
         if not calls:
             message = f"looked for {_CALLS}; is the server started with --enable-metrics?"
             raise InvalidMeasurementError("METRICS_MISSING", message)
-        return Counters(steps=sum(calls))
+        return Counters(steps=sum(calls), gauges=_gauges(found[_LENGTH], found[_RATE]))
+
+
+_Series = Mapping[frozenset[tuple[str, str]], float]
+"""The values of a name, by their labels: each scheduler has its own."""
+
+
+def _series(page: str) -> Mapping[str, _Series]:
+    """What a page says by the names that are read here."""
+    found: dict[str, dict[frozenset[tuple[str, str]], float]] = {
+        name: {} for name in (_CALLS, _LENGTH, _RATE)
+    }
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            if sample.name in found:
+                found[sample.name][frozenset(sample.labels.items())] = sample.value
+    return found
+
+
+def _gauges(lengths: _Series, rates: _Series) -> Gauges | None:
+    """Their means over the schedulers that have set them, which they first do after some steps."""
+    set_by = [labels for labels, value in lengths.items() if 0 < value < math.inf]
+    if not set_by:
+        return None
+    said = [rates[labels] for labels in set_by if math.isfinite(rates.get(labels, math.nan))]
+    return Gauges(
+        acceptance_length_tokens=statistics.fmean(lengths[labels] for labels in set_by),
+        acceptance_rate_frac=statistics.fmean(said) if said else None,
+    )
 
 
 PROTOCOL = SglangProtocol()

@@ -43,6 +43,22 @@ def render_side_by_side(measurements: Sequence[Measurement], *, width: int, colo
     return render_table(table, width, color=color) if table.row_count else ""
 
 
+def render_gauges(measurements: Sequence[Measurement]) -> str:
+    """What servers say of their own acceptance, a line for each case; empty without one.
+
+    That is of SGLang's last 40 decode iterations, unless it was started with another
+    `--decode-log-interval`.
+    """
+    said = {one.case.id: one.replay.gauges for one in measurements if one.replay}
+    return "\n".join(
+        f"{case_id}: the server's own gauges, of its last 40 decode iterations and never judged:"
+        f" length {format_number(gauges.acceptance_length_tokens)},"
+        f" rate {format_number(gauges.acceptance_rate_frac)}"
+        for case_id, gauges in said.items()
+        if gauges is not None
+    )
+
+
 def _on_any_engine(case: Case) -> Case:
     """The case without what an engine may need of its own."""
     server = dataclasses.replace(case.server, engine="", engine_args=(), engine_env=())

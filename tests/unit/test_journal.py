@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from aiohttp.test_utils import TestServer
 
-from specreg.acceptance.record import AcceptanceRecord, Source, View
+from specreg.acceptance.record import AcceptanceRecord, Gauges, Source, View
 from specreg.arrivals import Arrivals, Load
 from specreg.crew import open_crew
 from specreg.datasets import Prompt
@@ -89,6 +89,7 @@ def journaled(
             control_rounds=tuple(rounds[1]),
             acceptance=acceptance,
             limits=case.limits,
+            gauges=Gauges(acceptance_length_tokens=1.75, acceptance_rate_frac=None),
         )
 
     journal.begin(key)

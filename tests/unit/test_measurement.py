@@ -1,22 +1,26 @@
 """A measurement, end to end against the scripted server: the truth, or why it means nothing."""
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import httpx
 import msgspec
 import pytest
+from aiohttp.test_utils import TestServer
 
-from specreg.acceptance.record import AcceptanceRecord
+from specreg.acceptance.record import AcceptanceRecord, Gauges
 from specreg.arrivals import Arrivals, Load
 from specreg.crew import Crew, open_crew
 from specreg.datasets import Prompt
+from specreg.engines import engine_named
 from specreg.environments import EngineEnvironment
 from specreg.errors import InvalidMeasurementError, ServerDiedError
 from specreg.matrix import Case, ServerSpec
@@ -27,6 +31,8 @@ from specreg.sequential import Look
 from specreg.server import Server, start_server
 from specreg.spread import Histogram
 from specreg.talk import Record
+from tests.scripted.protocols.sglang import ScriptedSglang
+from tests.scripted.vllm.launch import Launch, Level, Speculation
 from tests.scripted.vllm.script import DEFAULTS, Fault, Script
 from tests.unit import builders
 
@@ -59,6 +65,52 @@ def start(
 def measured(server: Server, control: Server | None, case: Case = builders.CASE) -> Measurement:
     """A measurement of the case."""
     return measure(case, server, control, builders.PROMPTS, show=lambda _: None)
+
+
+@contextlib.contextmanager
+def scripted_sglang(folder: Path) -> Iterator[Server]:
+    """A server that speaks as SGLang does, on a loop of its own: a measurement has another."""
+    launch = Launch(
+        model="folder",
+        name="toy",
+        speculation=Speculation(num_speculative_tokens=builders.SPEC.draft_tokens),
+        level=Level.SUMMARY,
+    )
+    listening = TestServer(ScriptedSglang(launch, Script()).application())
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def wait_for(step: Coroutine[None, None, None]) -> None:
+        asyncio.run_coroutine_threadsafe(step, loop).result(timeout=30.0)
+
+    wait_for(listening.start_server())
+    server = builders.server(str(listening.make_url("")), log_path=folder / "server.log")
+    try:
+        yield dataclasses.replace(server, engine=engine_named("sglang"), model="toy")
+    finally:
+        wait_for(listening.close())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@pytest.mark.parametrize("prompts", [4, 2])
+def test_what_a_server_says_of_itself_is_kept_and_makes_no_value(
+    tmp_path: Path, prompts: int
+) -> None:
+    """At the end of it, whether that is the last round or the extension."""
+    case = dataclasses.replace(builders.CASE, prompts=prompts)
+    extent = Extent(enough=lambda _, look: prompts == 4 and look is not Look.EARLY)
+    with scripted_sglang(tmp_path) as server:
+        found = measure(case, server, None, builders.PROMPTS, show=lambda _: None, extent=extent)
+    assert found.invalid is None
+    assert found.replay is not None
+    assert found.look is (Look.FULL if prompts == 4 else Look.EXTENDED)
+    assert found.replay.gauges == Gauges(acceptance_length_tokens=1.75, acceptance_rate_frac=0.25)
+    assert found.acceptance is not None
+    assert found.values["acceptance_length_tokens"] == found.acceptance.total.acceptance_length
+    assert found.values["acceptance_length_tokens"] != 1.75
 
 
 @pytest.mark.parametrize(("prompts", "first"), [(2, "chat-4"), (3, "chat-0")])

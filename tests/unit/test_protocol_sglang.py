@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from specreg.acceptance.record import Counters
+from specreg.acceptance.record import Counters, Gauges
 from specreg.errors import InvalidMeasurementError
 from specreg.protocols import PROTOCOLS, Ask, Form, Message, Role
 from specreg.protocols._openai import SpecTokensDetails
@@ -70,7 +70,38 @@ def test_a_text_that_is_repeated_is_told_once() -> None:
 
 
 def test_the_verify_calls_of_a_recorded_page_are_read() -> None:
-    assert SGLANG.parse_counters((RECORDING / "metrics.txt").read_text()) == Counters(steps=96)
+    counters = SGLANG.parse_counters((RECORDING / "metrics.txt").read_text())
+    gauges = Gauges(acceptance_length_tokens=1.525, acceptance_rate_frac=0.175)
+    assert counters == Counters(steps=96, gauges=gauges)
+
+
+@pytest.mark.parametrize(
+    ("lines", "gauges"),
+    [
+        pytest.param((), None, id="absent"),
+        pytest.param(
+            ('spec_accept_length{tp="0"} 0', 'spec_accept_rate{tp="0"} 0'), None, id="unset"
+        ),
+        pytest.param(("spec_accept_length NaN", "spec_accept_rate NaN"), None, id="no-number"),
+        pytest.param(
+            (
+                *('spec_accept_length{tp="0"} 2', 'spec_accept_length{tp="1"} 3'),
+                *('spec_accept_rate{tp="1"} 0.75', 'spec_accept_rate{tp="0"} 0.25'),
+                *('spec_accept_length{tp="2"} 0', 'spec_accept_rate{tp="2"} 0'),
+            ),
+            Gauges(acceptance_length_tokens=2.5, acceptance_rate_frac=0.5),
+            id="of-two-schedulers-and-an-idle-one",
+        ),
+        pytest.param(
+            ("spec_accept_length 2.5",),
+            Gauges(acceptance_length_tokens=2.5, acceptance_rate_frac=None),
+            id="without-a-rate",
+        ),
+    ],
+)
+def test_gauges_are_read_where_there_are_any(lines: tuple[str, ...], gauges: Gauges | None) -> None:
+    page = "".join(f"sglang:{line}\n" for line in ("spec_verify_calls_total 7", *lines))
+    assert SGLANG.parse_counters(page) == Counters(steps=7, gauges=gauges)
 
 
 def test_a_page_without_them_says_what_was_looked_for() -> None:

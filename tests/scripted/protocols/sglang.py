@@ -12,6 +12,7 @@ from tests.scripted.vllm.steps import Chunk, Steps
 from tests.scripted.vllm.wire import ChatWire, Json, Wire
 
 _CALLS = "sglang:spec_verify_calls_total"
+_LENGTH, _RATE = "sglang:spec_accept_length", "sglang:spec_accept_rate"
 
 
 class ScriptedSglang(ScriptedServer):
@@ -30,7 +31,9 @@ class ScriptedSglang(ScriptedServer):
         return await self.answer(request, GenerateWire)
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(text=f'{_CALLS}{{engine_type="unified"}} {self.verify_calls}.0\n')
+        """The counter is the truth; the gauges are whatever they are, as far as anybody knows."""
+        lines = (f"{_CALLS} {self.verify_calls}.0", f"{_LENGTH} 1.75", f"{_RATE} 0.25")
+        return web.Response(text="\n".join(lines) + "\n")
 
     def parse_body(self, raw: bytes) -> Body:
         """A chat like vLLM's, or what `/generate` takes."""
