@@ -36,8 +36,8 @@ class Provision:
 
         Raises:
             UnsupportedError: an engine doesn't run here or isn't installed; its version is too
-                old, or doesn't tell the acceptance of such prompts; or one version or interpreter
-                is to be that of several engines.
+                old, for a method too, or doesn't tell the acceptance of such prompts; or one
+                version or interpreter is to be that of several engines.
         """
         engines = sorted({case.server.engine for case in cases})
         if len(engines) > 1 and (self.version or self.python):
@@ -98,13 +98,21 @@ def check_version(case: Case, version: str) -> None:
     """Silent where a version of a case's engine can measure it; "" is any version.
 
     Raises:
-        UnsupportedError: it is too old, or doesn't tell the acceptance of such prompts.
+        UnsupportedError: it is too old, for the method too, or doesn't tell the acceptance of such
+            prompts.
     """
     engine = engine_named(case.server.engine)
     if is_older(version, engine.oldest):
         message = (
             f"engine '{engine.name}' {version}: needs {engine.oldest} or newer; choose another"
             " with --specreg-engine-version"
+        )
+        raise UnsupportedError(message)
+    first = METHODS[case.server.method].since.get(engine.name, "")
+    if is_older(version, first):
+        message = (
+            f"method '{case.server.method}': {engine.name} {version} lacks it, or doesn't tell what"
+            f" it accepts; take {first} or newer with --specreg-engine-version"
         )
         raise UnsupportedError(message)
     engine.protocol.check(case.form, version)

@@ -2,8 +2,18 @@
 
 import pytest
 
+from specreg.engines import ENGINES
 from specreg.errors import UnknownNameError
-from specreg.methods import BRANCHES, DRAFT, DRAFT_TOKENS, METHODS, VERIFIED_TOKENS, Method, Tree
+from specreg.methods import (
+    BRANCHES,
+    DRAFT,
+    DRAFT_TOKENS,
+    METHODS,
+    VERIFIED_TOKENS,
+    Method,
+    Tree,
+    is_older,
+)
 
 ROWS = [
     pytest.param(name, engine, id=f"{name}-{engine}")
@@ -33,6 +43,13 @@ def test_looking_up_ngrams_names_no_draft() -> None:
 @pytest.mark.parametrize("method", METHODS.values(), ids=lambda method: method.name)
 def test_a_method_learns_on_engines_that_have_it(method: Method) -> None:
     assert method.learns_on <= method.spelling.keys()
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=lambda method: method.name)
+def test_a_method_came_to_engines_that_have_it_after_their_oldest_version(method: Method) -> None:
+    for name, version in method.since.items():
+        assert ENGINES[name].spelling in method.spelling
+        assert is_older(ENGINES[name].oldest, version)
 
 
 def test_no_speculation_has_no_settings() -> None:

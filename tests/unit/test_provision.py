@@ -62,6 +62,20 @@ def test_a_version_that_does_not_tell_acceptance_is_refused(
         provision.check([case("sglang", form=form)])
 
 
+def test_a_version_that_lacks_the_method_is_refused_with_the_one_that_has_it() -> None:
+    old, has_it = (
+        dataclasses.replace(INSTALLED, version=version) for version in ("0.5.13", "0.5.19")
+    )
+    dflash = case("sglang", "dflash", Form.COMPLETIONS)
+    with pytest.raises(
+        UnsupportedError, match=r"^method 'dflash': sglang 0\.5\.13 lacks it, .*; take 0\.5\.19 or"
+    ):
+        old.check([dflash])
+    old.check([case("sglang", form=Form.COMPLETIONS)])
+    has_it.check([dflash])
+    dataclasses.replace(INSTALLED, version="0.31.0").check([case("vllm", "dflash")])
+
+
 def test_an_engine_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UnsupportedError, match="no program 'tritonserver' on PATH; run where it"):
