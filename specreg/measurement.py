@@ -171,6 +171,7 @@ async def _measure(  # noqa: PLR0913 - as above
     record: RecordRound,
 ) -> tuple[Replay, Look]:
     protocol = server.engine.protocol
+    page = protocol.counters_of(server.engine_version) if case.speculates else None
     taken, extension = prompts[: case.prompts], prompts[case.prompts : 2 * case.prompts]
     # A drafter that learns from what it serves mustn't have seen what it is measured on.
     spare = prompts[2 * case.prompts :] or taken
@@ -186,11 +187,11 @@ async def _measure(  # noqa: PLR0913 - as above
         for crew in arms:
             await warm_up(case, spare, crew.replay_under)
         ours = arms[0]
-        before = await _scrape_counters(case, protocol, ours)
+        before = await _scrape_counters(page, protocol, ours)
 
         async def acceptance(*further: Round) -> tuple[AcceptanceRecord | None, Gauges | None]:
             traces = [trace for part in (*rounds[0], *further) for trace in part.traces]
-            after = await _scrape_counters(case, protocol, ours)
+            after = await _scrape_counters(page, protocol, ours)
             record = read_acceptance(case.server, protocol, traces, before, after)
             return record, after.gauges if after else None
 
@@ -301,7 +302,5 @@ def deal(prompts: Sequence[Prompt], rounds: int) -> tuple[Sequence[Prompt], ...]
     return tuple(prompts[start : start + size] for start in range(0, len(prompts), size))
 
 
-async def _scrape_counters(case: Case, protocol: Protocol, crew: Crew) -> Counters | None:
-    if not case.speculates or protocol.counters_path is None:
-        return None
-    return protocol.parse_counters(await crew.scrape(protocol.counters_path))
+async def _scrape_counters(page: str | None, protocol: Protocol, crew: Crew) -> Counters | None:
+    return protocol.parse_counters(await crew.scrape(page)) if page is not None else None

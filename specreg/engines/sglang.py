@@ -67,11 +67,11 @@ class _ServerInfo(msgspec.Struct, frozen=True):
 
 
 class Sglang(Engine):
-    """SGLang, 0.5.13 or newer: older ones count their steps by other names, or not at all."""
+    """SGLang, 0.5.9 or newer: 0.5.4 tells no counts of an answer's steps."""
 
     name: ClassVar = "sglang"
     spelling: ClassVar = "sglang"
-    oldest: ClassVar = "0.5.13"
+    oldest: ClassVar = "0.5.9"
     health_path: ClassVar = "/health"
     version_path: ClassVar = "/server_info"
     protocol: ClassVar = sglang_protocol.PROTOCOL

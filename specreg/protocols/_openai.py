@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from specreg.acceptance.record import StepCounts
+from specreg.errors import InvalidMeasurementError
 from specreg.protocols._protocol import Ask, Form, StreamDecoder, decode_event
 from specreg.trace import Body, StreamEvent
 
@@ -42,20 +43,51 @@ NO_CHOICE = Choice()
 
 
 class SpecTokensDetails(msgspec.Struct, frozen=True):
-    """SGLang's record of an answer, 0.5.13 and newer.
+    """SGLang's record of an answer: by the names of 0.5.13, of 0.5.11 (and up to 0.5.19), of 0.5.9.
 
     Its own acceptance length counts the prefill's token and is cut by the cap; the counts aren't.
     The histogram ends at the most drafts that a step accepted.
     """
 
     spec_correct_drafts_histogram: tuple[int, ...] = ()
-    spec_num_proposed_drafts: int = 0
+    spec_accept_histogram: tuple[int, ...] = ()
+    spec_num_correct_drafts: int | None = None
+    spec_accepted_drafts: int | None = None
+    spec_accept_token_num: int | None = None
+    spec_num_proposed_drafts: int | None = None
+    spec_proposed_drafts: int | None = None
+    spec_draft_token_num: int | None = None
 
     @property
     def counts(self) -> StepCounts | None:
-        """The steps, None where there were none."""
-        histogram, proposed = self.spec_correct_drafts_histogram, self.spec_num_proposed_drafts
-        return StepCounts.from_histogram(histogram, proposed) if sum(histogram) else None
+        """The steps, None where there were none, or none are told.
+
+        Raises:
+            InvalidMeasurementError: `COUNTS_DISAGREE`, what was accepted is another number than
+                the histogram adds up to: then the names have another meaning.
+        """
+        histogram = self.spec_correct_drafts_histogram or self.spec_accept_histogram
+        proposed = _first(
+            self.spec_num_proposed_drafts, self.spec_proposed_drafts, self.spec_draft_token_num
+        )
+        accepted = _first(
+            self.spec_num_correct_drafts, self.spec_accepted_drafts, self.spec_accept_token_num
+        )
+        if not sum(histogram):
+            return None
+        counts = StepCounts.from_histogram(histogram, proposed)
+        if accepted != counts.accepted or proposed is None:
+            message = (
+                f"an answer tells the histogram {list(histogram)}, {accepted} drafts accepted and"
+                f" {proposed} proposed; take a version of SGLang that specreg knows"
+            )
+            raise InvalidMeasurementError("COUNTS_DISAGREE", message)
+        return counts
+
+
+def _first(*told: int | None) -> int | None:
+    """The first of several numbers that is told, None where none is."""
+    return next((one for one in told if one is not None), None)
 
 
 class _Extension(msgspec.Struct, frozen=True):

@@ -112,6 +112,11 @@ class Protocol(ABC):
         """
         del form, version
 
+    def counters_of(self, version: str) -> str | None:
+        """Where a version's counters are, None where it has none; "" is any version."""
+        del version
+        return self.counters_path
+
     @abstractmethod
     def path(self, ask: Ask) -> str:
         """Where to POST it."""

@@ -29,6 +29,7 @@ from specreg.trace import Body, StreamEvent
 _CALLS = "sglang:spec_verify_calls_total"
 _LENGTH, _RATE = "sglang:spec_accept_length", "sglang:spec_accept_rate"
 _FIRST_WHOSE_CHAT_TELLS = "0.5.19"
+_FIRST_THAT_COUNTS = "0.5.13"
 
 
 class _FinishReason(msgspec.Struct, frozen=True):
@@ -76,7 +77,7 @@ class _GenerateDecoder(StreamDecoder):
 
 
 class SglangProtocol(Protocol):
-    """SGLang: `/generate` counts steps by these names from 0.5.13 on, a chat from 0.5.19 on."""
+    """SGLang: `/generate` tells its steps from 0.5.9 on, a chat from 0.5.19 on."""
 
     name: ClassVar = "sglang"
     request_source: ClassVar[Source | None] = Source.SGLANG_REQUEST
@@ -96,6 +97,10 @@ class SglangProtocol(Protocol):
                 ' form = "completions" in the matrix'
             )
             raise UnsupportedError(message)
+
+    def counters_of(self, version: str) -> str | None:
+        """None before 0.5.13: requests of others don't show then."""
+        return None if is_older(version, _FIRST_THAT_COUNTS) else self.counters_path
 
     def path(self, ask: Ask) -> str:
         """By the form of the prompt."""

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from aiohttp.test_utils import TestServer
 
-from specreg.acceptance.record import AcceptanceRecord, Gauges
+from specreg.acceptance.record import AcceptanceRecord, Gauges, Source
 from specreg.arrivals import Arrivals, Load
 from specreg.crew import Crew, open_crew
 from specreg.datasets import Prompt
@@ -26,12 +26,13 @@ from specreg.errors import InvalidMeasurementError, ServerDiedError
 from specreg.matrix import Case, ServerSpec
 from specreg.measurement import Extent, Measurement, check_client, deal, measure, warm_up
 from specreg.metrics import Family, metrics_of
+from specreg.protocols import Form
 from specreg.replay import Round
 from specreg.sequential import Look
 from specreg.server import Server, start_server
 from specreg.spread import Histogram
 from specreg.talk import Record
-from tests.scripted.protocols.sglang import ScriptedSglang
+from tests.scripted.protocols.sglang import ScriptedOldSglang, ScriptedSglang
 from tests.scripted.vllm.launch import Launch, Level, Speculation
 from tests.scripted.vllm.script import DEFAULTS, Fault, Script
 from tests.unit import builders
@@ -68,7 +69,9 @@ def measured(server: Server, control: Server | None, case: Case = builders.CASE)
 
 
 @contextlib.contextmanager
-def scripted_sglang(folder: Path) -> Iterator[Server]:
+def scripted_sglang(
+    folder: Path, kind: type[ScriptedSglang] = ScriptedSglang, version: str = "0.5.23"
+) -> Iterator[Server]:
     """A server that speaks as SGLang does, on a loop of its own: a measurement has another."""
     launch = Launch(
         model="folder",
@@ -76,7 +79,7 @@ def scripted_sglang(folder: Path) -> Iterator[Server]:
         speculation=Speculation(num_speculative_tokens=builders.SPEC.draft_tokens),
         level=Level.SUMMARY,
     )
-    listening = TestServer(ScriptedSglang(launch, Script()).application())
+    listening = TestServer(kind(launch, Script()).application())
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -87,7 +90,9 @@ def scripted_sglang(folder: Path) -> Iterator[Server]:
     wait_for(listening.start_server())
     server = builders.server(str(listening.make_url("")), log_path=folder / "server.log")
     try:
-        yield dataclasses.replace(server, engine=engine_named("sglang"), model="toy")
+        yield dataclasses.replace(
+            server, engine=engine_named("sglang"), model="toy", engine_version=version
+        )
     finally:
         wait_for(listening.close())
         loop.call_soon_threadsafe(loop.stop)
@@ -111,6 +116,21 @@ def test_what_a_server_says_of_itself_is_kept_and_makes_no_value(
     assert found.acceptance is not None
     assert found.values["acceptance_length_tokens"] == found.acceptance.total.acceptance_length
     assert found.values["acceptance_length_tokens"] != 1.75
+
+
+def test_a_version_that_counts_no_steps_is_measured_by_its_answers_alone(tmp_path: Path) -> None:
+    case = dataclasses.replace(builders.CASE, form=Form.COMPLETIONS)
+    found = []
+    for kind, version in ((ScriptedSglang, "0.5.23"), (ScriptedOldSglang, "0.5.11")):
+        with scripted_sglang(tmp_path, kind, version) as server:
+            found.append(measure(case, server, None, builders.PROMPTS, show=lambda _: None))
+    new, old = found
+    assert (new.invalid, old.invalid) == (None, None)
+    assert new.acceptance is not None
+    assert old.acceptance is not None
+    assert old.acceptance.source is Source.SGLANG_REQUEST
+    assert old.acceptance.total == new.acceptance.total
+    assert old.acceptance.total.steps > 0
 
 
 @pytest.mark.parametrize(("prompts", "first"), [(2, "chat-4"), (3, "chat-0")])

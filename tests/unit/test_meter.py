@@ -69,7 +69,11 @@ def test_a_histogram_that_ends_early_is_as_long_as_the_case_can_accept(
     drafted_tokens: int, tree: Tree | None
 ) -> None:
     """SGLang ends it at the most that a step accepted."""
-    told = SpecTokensDetails((2, 0, 1), 3 * drafted_tokens).counts
+    told = SpecTokensDetails(
+        spec_correct_drafts_histogram=(2, 0, 1),
+        spec_num_correct_drafts=2,
+        spec_num_proposed_drafts=3 * drafted_tokens,
+    ).counts
     spec = dataclasses.replace(builders.SPEC, tree=tree)
     before, after = Counters(steps=0), Counters(steps=3)
     record = read_acceptance(spec, PROTOCOLS["sglang"], (request(told, 1, 1, 1, 3),), before, after)

@@ -1,10 +1,11 @@
 """What SGLang speaks, against recordings of the real 0.5.23."""
 
 import json
+from collections.abc import Mapping
 
 import pytest
 
-from specreg.acceptance.record import Counters, Gauges
+from specreg.acceptance.record import Counters, Gauges, StepCounts
 from specreg.errors import InvalidMeasurementError
 from specreg.protocols import PROTOCOLS, Ask, Form, Message, Role
 from specreg.protocols._openai import SpecTokensDetails
@@ -61,6 +62,77 @@ def test_a_recorded_stream_adds_up(
 
 def test_an_answer_without_steps_has_no_counts() -> None:
     assert SpecTokensDetails().counts is None
+
+
+OF_0_5_9 = {
+    "spec_accept_token_num": 4,
+    "spec_draft_token_num": 12,
+    "spec_accept_histogram": [1, 2, 1],
+}
+OF_0_5_11 = {
+    "spec_accepted_drafts": 4,
+    "spec_proposed_drafts": 12,
+    "spec_accept_histogram": [1, 2, 1],
+}
+OF_0_5_21 = {
+    "spec_num_correct_drafts": 4,
+    "spec_num_proposed_drafts": 12,
+    "spec_correct_drafts_histogram": [1, 2, 1],
+}
+
+
+def told(meta: Mapping[str, object]) -> StepCounts | None:
+    """What the last event of `/generate` tells."""
+    event = {"text": "a", "meta_info": {"completion_tokens": 9, "spec_verify_ct": 4} | dict(meta)}
+    return SGLANG.new_decoder(TEXT).parse_event(json.dumps(event).encode()).acceptance
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        pytest.param(OF_0_5_9, id="0.5.9"),
+        pytest.param(OF_0_5_11, id="0.5.11"),
+        pytest.param(OF_0_5_11 | OF_0_5_21, id="0.5.13-0.5.19"),
+        pytest.param(OF_0_5_21, id="0.5.21"),
+    ],
+)
+def test_the_names_of_every_version_mean_the_same(meta: Mapping[str, object]) -> None:
+    counts = told(meta)
+    assert counts is not None
+    assert (counts.steps, counts.accepted, counts.proposed) == (4, 4, 12)
+    assert counts.histogram == (1, 2, 1)
+
+
+def test_a_version_without_counts_tells_nothing() -> None:
+    """0.5.4 gives its own length and rate; 0.5.11 no histogram where DFLASH drafts."""
+    assert told({"spec_accept_length": 2.25, "spec_accept_rate": 0.3}) is None
+    assert told({"spec_accepted_drafts": 4, "spec_proposed_drafts": 12}) is None
+
+
+@pytest.mark.parametrize("meta", [OF_0_5_9, OF_0_5_11, OF_0_5_21], ids=["9", "11", "21"])
+@pytest.mark.parametrize("which", [0, 1], ids=["accepted", "proposed"])
+def test_a_name_that_means_something_else_is_refused(
+    meta: Mapping[str, object], which: int
+) -> None:
+    """Accepted tokens with the bonus token, for one, are more than the histogram adds up to."""
+    name = list(meta)[which]
+    other = 8 if which == 0 else None
+    with pytest.raises(InvalidMeasurementError, match="COUNTS_DISAGREE"):
+        told({**meta, name: other})
+
+
+@pytest.mark.parametrize(
+    ("version", "path"),
+    [
+        ("0.5.9", None),
+        ("0.5.11", None),
+        ("0.5.13", "/metrics"),
+        ("0.5.23", "/metrics"),
+        ("", "/metrics"),
+    ],
+)
+def test_older_versions_count_no_steps(version: str, path: str | None) -> None:
+    assert SGLANG.counters_of(version) == path
 
 
 def test_a_text_that_is_repeated_is_told_once() -> None:

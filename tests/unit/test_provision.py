@@ -31,6 +31,12 @@ def test_a_version_that_nobody_tried_is_refused_with_the_oldest_that_works() -> 
         old.check([case("vllm")])
 
 
+def test_a_version_whose_answers_tell_no_counts_is_refused() -> None:
+    old = dataclasses.replace(INSTALLED, version="0.5.4")
+    with pytest.raises(UnsupportedError, match=r"'sglang' 0\.5\.4: needs 0\.5\.9 or newer"):
+        old.check([case("sglang", form=Form.COMPLETIONS)])
+
+
 @pytest.mark.parametrize(
     "asked",
     [
@@ -46,7 +52,8 @@ def test_one_version_is_not_that_of_two_engines(asked: Provision) -> None:
 @pytest.mark.parametrize(
     ("version", "form", "refused"),
     [
-        ("0.5.13", Form.COMPLETIONS, False),
+        ("0.5.9", Form.COMPLETIONS, False),
+        ("0.5.9", Form.CHAT, True),
         ("0.5.18", Form.CHAT, True),
         ("0.5.19", Form.CHAT, False),
     ],

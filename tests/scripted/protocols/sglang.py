@@ -1,5 +1,6 @@
 """SGLang 0.5.23 as recorded: its chat, and `/generate`, which repeats itself."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -47,6 +48,16 @@ class ScriptedSglang(ScriptedServer):
             stream=asked.stream,
             stream_options=StreamOptions(include_usage=True),
         )
+
+
+class ScriptedOldSglang(ScriptedSglang):
+    """SGLang 0.5.11 as its source has it: other names, and no counter of its steps."""
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        return await self.answer(request, OldGenerateWire)
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(text=f"{_LENGTH} 1.75\n")
 
 
 class _Sampling(msgspec.Struct, frozen=True):
@@ -101,6 +112,7 @@ class GenerateWire(Wire):
     """The JSON of `/generate`: each event repeats all that was said."""
 
     id_prefix: ClassVar = "gen"
+    names: ClassVar[Mapping[str, str]] = {}
     said: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
 
@@ -117,13 +129,25 @@ class GenerateWire(Wire):
             "cached_tokens": 0,
         }
         record = speculation_of(steps) if last and steps.accepted else {}
+        named = {self.names.get(name, name): value for name, value in record.items()}
         text = "".join(self.texts)
-        return {"text": text, "output_ids": list(self.said), "meta_info": meta | record}
+        return {"text": text, "output_ids": list(self.said), "meta_info": meta | named}
 
     def closing(self, steps: Steps, metrics: Json | None) -> list[Json]:
         """Nothing more."""
         del steps, metrics
         return []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OldGenerateWire(GenerateWire):
+    """The same by the names of 0.5.11."""
+
+    names: ClassVar = {
+        "spec_num_correct_drafts": "spec_accepted_drafts",
+        "spec_num_proposed_drafts": "spec_proposed_drafts",
+        "spec_correct_drafts_histogram": "spec_accept_histogram",
+    }
 
 
 def speculation_of(steps: Steps) -> Json:
