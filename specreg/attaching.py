@@ -58,7 +58,7 @@ def check_attached(cases: Collection[Case], url: str, *, root: Path) -> None:
         )
         raise AttachError(message)
     for case in cases:
-        check_version(case, _identified(case.server, url, root).version)
+        check_version(case, _identified(case.server, url, root).version, ours=False)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """Measuring: a case and its running server in, a measurement out. Knows nothing of pytest."""
 
+import asyncio
 import contextlib
 import dataclasses
 import itertools
@@ -9,10 +10,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+import msgspec
 import uvloop
 
 from specreg.acceptance.checks import check_requests
-from specreg.acceptance.record import AcceptanceRecord, Counters, Gauges
+from specreg.acceptance.record import AcceptanceRecord, Counters, Gauges, StepCounts
 from specreg.arrivals import Load
 from specreg.crew import Crew, open_crew
 from specreg.datasets import Prompt
@@ -26,12 +28,14 @@ from specreg.sequential import Look
 from specreg.server import Server
 from specreg.spread import Histogram, percentile
 from specreg.talk import Clock, Record
+from specreg.trace import RequestTrace
 
 _STABLE_BATCHES = 3
 _MOST_BATCHES = 20
 _LATE_NS = 5 * 10**6
 _LATE_FRAC = 0.05
 _ENOUGH_BEATS = 20
+_EXPORT_LOOKS, _EXPORT_S = 50, 0.1
 
 RecordRound = Callable[[bool, int], Record]
 """Whether a round is the control's and its number from 0 in; what takes its requests out."""
@@ -191,6 +195,7 @@ async def _measure(  # noqa: PLR0913 - as above
 
         async def acceptance(*further: Round) -> tuple[AcceptanceRecord | None, Gauges | None]:
             traces = [trace for part in (*rounds[0], *further) for trace in part.traces]
+            traces = await with_exported(server, traces)
             after = await _scrape_counters(page, protocol, ours)
             record = read_acceptance(case.server, protocol, traces, before, after)
             return record, after.gauges if after else None
@@ -294,6 +299,28 @@ def check_client(rounds: Sequence[Round]) -> None:
                 " client_processes in the matrix, or give the client a core of its own"
             )
             raise InvalidMeasurementError("CLIENT_BEHIND", message)
+
+
+async def with_exported(server: Server, traces: Sequence[RequestTrace]) -> list[RequestTrace]:
+    """The traces, with the counts that a server writes to a file instead of into its answers.
+
+    It writes them just after the answer. What isn't there in time stays unknown, which the meter
+    says.
+
+    Raises:
+        InvalidMeasurementError: `COUNTS_DISAGREE`.
+    """
+    waiting = {trace.request_id for trace in traces if not trace.acceptance and trace.tokens > 1}
+    told: Mapping[str, StepCounts] = {}
+    for _ in range(_EXPORT_LOOKS if server.exports and waiting else 0):
+        told = server.exported()
+        if waiting <= told.keys():
+            break
+        await asyncio.sleep(_EXPORT_S)
+    return [
+        msgspec.structs.replace(trace, acceptance=trace.acceptance or told.get(trace.request_id))
+        for trace in traces
+    ]
 
 
 def deal(prompts: Sequence[Prompt], rounds: int) -> tuple[Sequence[Prompt], ...]:

@@ -55,7 +55,7 @@ class Provision:
                     f" is installed, or leave the engine out: -k 'not {spec.engine}'"
                 )
                 raise UnsupportedError(message)
-            check_version(case, self.requirement(spec).version)
+            check_version(case, self.requirement(spec).version, ours=True)
 
     def environment(self, spec: ServerSpec) -> EngineEnvironment:
         """What a server runs in; made if it isn't there.
@@ -94,8 +94,13 @@ class Provision:
         )
 
 
-def check_version(case: Case, version: str) -> None:
+def check_version(case: Case, version: str, *, ours: bool) -> None:
     """Silent where a version of a case's engine can measure it; "" is any version.
+
+    Args:
+        case: what is to be measured.
+        version: of its engine.
+        ours: whether we start the server.
 
     Raises:
         UnsupportedError: it is too old, for the method too, or doesn't tell the acceptance of such
@@ -115,4 +120,4 @@ def check_version(case: Case, version: str) -> None:
             f" it accepts; take {first} or newer with --specreg-engine-version"
         )
         raise UnsupportedError(message)
-    engine.protocol.check(case.form, version)
+    engine.protocol.check(case.form, version, ours=ours)

@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pathlib import Path
 import httpx
 import msgspec
 
+from specreg.acceptance.record import StepCounts
 from specreg.engines import Engine, engine_named
 from specreg.engines._engine import LaunchOptions
 from specreg.environments import EngineEnvironment
@@ -101,6 +103,15 @@ class Server:
             base_url=self.base_url, model=self.model, protocol=self.engine.protocol.name
         )
 
+    @property
+    def exports(self) -> bool:
+        """Whether it tells in a file of ours what its answers don't."""
+        return False
+
+    def exported(self) -> Mapping[str, StepCounts]:
+        """What it told there so far of requests, by their ids."""
+        return {}
+
     def check_alive(self) -> None:
         """Silent while the server answers.
 
@@ -116,10 +127,31 @@ class Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedServer(Server):
-    """One of our own. `process`, `log_path`: what runs, and what it says."""
+    """One of our own.
+
+    Attributes:
+        process, log_path: what runs, and what it says.
+        private: the folder of what it writes of prompts.
+    """
 
     process: MarkedProcess
     log_path: Path
+    private: Path
+
+    @property
+    def exports(self) -> bool:
+        """By its version."""
+        return self.engine.protocol.exports(self.engine_version)
+
+    def exported(self) -> Mapping[str, StepCounts]:
+        """From all that lies there.
+
+        Raises:
+            InvalidMeasurementError: `COUNTS_DISAGREE`.
+        """
+        texts = [path.read_bytes() for path in sorted(self.private.iterdir())]
+        lines = (line for text in texts for line in text.splitlines())
+        return self.engine.protocol.parse_export(lines)
 
     def check_alive(self) -> None:
         """Silent while the server runs.
@@ -166,55 +198,58 @@ def start_server(
     engine = engine_named(spec.engine)
     target = resolve_model(root, spec.target, padding_layers=spec.padding_layers)
     draft = resolve_model(root, spec.draft) if spec.draft is not None else None
-    options = LaunchOptions(
-        target=target,
-        served_name=spec.id,
-        port=_free_port(),
-        speculation=METHODS[spec.method].settings(
-            engine.spelling, draft, spec.draft_tokens, spec.tree
-        ),
-        dtype=spec.dtype,
-        max_model_len_tokens=spec.max_model_len_tokens,
-        max_sequences=spec.max_sequences,
-        gpu_memory_frac=spec.gpu_memory_frac,
-        parallel=spec.parallel,
-        engine_args=spec.engine_args,
-        offline=all(Path(model).is_dir() for model in (target, draft) if model is not None),
-        on_gpu=on_gpu,
-        folder=log_path.with_suffix(""),
-        version=environment.version,
-    )
-    command = engine.command(Path(environment.python), options)
-    path = os.pathsep.join((str(Path(environment.python).parent), os.environ.get("PATH", "")))
-    # As if its environment were active: SGLang calls ninja.
-    own = {"PATH": path} if environment.python else {}
-    variables = {**os.environ, **own, **engine.environment(options), **dict(spec.engine_env)}
-    log_path.parent.mkdir(parents=True, exist_ok=True)
-    _write_files(options.folder, engine.files(options))
-    started = time.monotonic()
-    try:
-        process = start_marked(command, environment=variables, log_path=log_path, cwd=root)
-    except OSError as error:
-        what = f"can't be run, {error.strerror}: '{command[0]}'"
-        advice = "check the interpreter, or delete the engine's folder in the cache"
-        raise ServerStartError(f"server '{spec.id}'", what, advice, log_path, "") from error
-    try:
-        starting = StartedServer(
-            spec=spec,
-            engine=engine,
-            base_url=f"http://127.0.0.1:{options.port}",
-            model=options.served_name,
+    with tempfile.TemporaryDirectory(prefix="specreg-", ignore_cleanup_errors=True) as private:
+        options = LaunchOptions(
             target=target,
-            draft=draft,
-            engine_version="",
-            process=process,
-            log_path=log_path,
+            served_name=spec.id,
+            port=_free_port(),
+            speculation=METHODS[spec.method].settings(
+                engine.spelling, draft, spec.draft_tokens, spec.tree
+            ),
+            dtype=spec.dtype,
+            max_model_len_tokens=spec.max_model_len_tokens,
+            max_sequences=spec.max_sequences,
+            gpu_memory_frac=spec.gpu_memory_frac,
+            parallel=spec.parallel,
+            engine_args=spec.engine_args,
+            offline=all(Path(model).is_dir() for model in (target, draft) if model is not None),
+            on_gpu=on_gpu,
+            folder=log_path.with_suffix(""),
+            private=Path(private),
+            version=environment.version,
         )
-        show(f"starting {spec.id}")
-        _wait_until_ready(starting, started + ready_within_s)
-        yield dataclasses.replace(starting, engine_version=_scrape_version(starting))
-    finally:
-        stop_marked(process)
+        command = engine.command(Path(environment.python), options)
+        path = os.pathsep.join((str(Path(environment.python).parent), os.environ.get("PATH", "")))
+        # As if its environment were active: SGLang calls ninja.
+        own = {"PATH": path} if environment.python else {}
+        variables = {**os.environ, **own, **engine.environment(options), **dict(spec.engine_env)}
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        _write_files(options.folder, engine.files(options))
+        started = time.monotonic()
+        try:
+            process = start_marked(command, environment=variables, log_path=log_path, cwd=root)
+        except OSError as error:
+            what = f"can't be run, {error.strerror}: '{command[0]}'"
+            advice = "check the interpreter, or delete the engine's folder in the cache"
+            raise ServerStartError(f"server '{spec.id}'", what, advice, log_path, "") from error
+        try:
+            starting = StartedServer(
+                spec=spec,
+                engine=engine,
+                base_url=f"http://127.0.0.1:{options.port}",
+                model=options.served_name,
+                target=target,
+                draft=draft,
+                engine_version="",
+                process=process,
+                log_path=log_path,
+                private=Path(private),
+            )
+            show(f"starting {spec.id}")
+            _wait_until_ready(starting, started + ready_within_s)
+            yield dataclasses.replace(starting, engine_version=_scrape_version(starting))
+        finally:
+            stop_marked(process)
 
 
 def _write_files(folder: Path, files: Mapping[str, str]) -> None:

@@ -81,6 +81,7 @@ class _Gathered:
     finish_reason: str | None = None
     usage_tokens: int | None = None
     acceptance: StepCounts | None = None
+    request_id: str = ""
 
     def take(self, event: StreamEvent, at_ns: int) -> None:
         """Takes one more event; a count that comes again replaces the earlier one."""
@@ -94,6 +95,8 @@ class _Gathered:
             self.usage_tokens = event.usage_tokens
         if event.acceptance is not None:
             self.acceptance = event.acceptance
+        if event.request_id:
+            self.request_id = event.request_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +177,7 @@ class Talk:
             usage_tokens=gathered.usage_tokens,
             finish_reason=gathered.finish_reason,
             acceptance=gathered.acceptance,
+            request_id=gathered.request_id,
             error=gathered.error,
         )
         return Finished(

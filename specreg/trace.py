@@ -35,6 +35,7 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
         usage_tokens: completion tokens by the server's own count, None if it didn't say.
         finish_reason: "stop" or "length", None if the stream ended without one.
         acceptance: the server's own counts for this request, None if it gave none.
+        request_id: the server's name of it, empty where that is of no use.
         error: what went wrong, None for a request that finished.
     """
 
@@ -50,6 +51,7 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
     usage_tokens: int | None = None
     finish_reason: str | None = None
     acceptance: StepCounts | None = None
+    request_id: str = ""
     error: str | None = None
 
     @property
@@ -77,6 +79,7 @@ class StreamEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         finish_reason: on the last event with tokens, or after it.
         usage_tokens: completion tokens of the whole request, on the final event.
         acceptance: the request's own counts, on one of the last events of a server that gives them.
+        request_id: the server's name of the request, empty where that is of no use.
     """
 
     tokens: int = 0
@@ -84,6 +87,7 @@ class StreamEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     finish_reason: str | None = None
     usage_tokens: int | None = None
     acceptance: StepCounts | None = None
+    request_id: str = ""
 
 
 Body = Mapping[str, object]

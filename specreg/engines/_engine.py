@@ -52,6 +52,7 @@ class LaunchOptions:
         offline: whether all models are folders, so that nothing needs to be fetched.
         on_gpu: whether the engine runs on a GPU.
         folder: an empty one, for what `Engine.files` writes.
+        private: an empty one for what the server writes of prompts; it goes when the server does.
         version: of the engine; empty where it isn't known beforehand.
     """
 
@@ -68,6 +69,7 @@ class LaunchOptions:
     offline: bool
     on_gpu: bool
     folder: Path
+    private: Path
     version: str = ""
 
 

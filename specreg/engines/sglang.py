@@ -106,6 +106,7 @@ class Sglang(Engine):
             *("--sampling-defaults", "openai"),
             *(_gpu_flags(options) if options.on_gpu else _CPU_FLAGS),
             *_parallel_flags(options.parallel),
+            *_export_flags(options),
             *(f"--{key}={value}" for key, value in options.speculation.items()),
             *options.engine_args,
         )
@@ -141,6 +142,13 @@ _CPU_FLAGS = (
 
 def _gpu_flags(options: LaunchOptions) -> tuple[str, ...]:
     return ("--mem-fraction-static", str(options.gpu_memory_frac))
+
+
+def _export_flags(options: LaunchOptions) -> tuple[str, ...]:
+    """The file in which old versions tell what a chat accepted; it holds the prompts too."""
+    if not sglang_protocol.PROTOCOL.exports(options.version):
+        return ()
+    return ("--export-metrics-to-file", "--export-metrics-to-file-dir", str(options.private))
 
 
 def _parallel_flags(parallel: Parallel) -> tuple[str, ...]:

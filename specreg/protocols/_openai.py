@@ -98,6 +98,7 @@ class _Event(msgspec.Struct, frozen=True):
     choices: tuple[Choice, ...] = ()
     usage: Usage | None = None
     sglext: _Extension | None = None
+    id: str = ""
     error: object = None
 
 
@@ -126,6 +127,7 @@ class UsageDecoder(StreamDecoder):
             finish_reason=choice.finish_reason,
             usage_tokens=parsed.usage.completion_tokens if parsed.usage else None,
             acceptance=record.counts if record else None,
+            request_id=parsed.id,
         )
 
 

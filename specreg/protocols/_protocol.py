@@ -2,13 +2,14 @@
 
 import typing
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, TypeVar
 
 import msgspec
 
-from specreg.acceptance.record import Counters, Source
+from specreg.acceptance.record import Counters, Source, StepCounts
 from specreg.errors import InvalidMeasurementError
 from specreg.trace import Body, StreamEvent
 
@@ -100,17 +101,28 @@ class Protocol(ABC):
     counters_path: ClassVar[str | None]
     takes_token_ids: ClassVar[bool] = True
 
-    def check(self, form: Form, version: str) -> None:
-        """Silent where prompts of that form can be asked, and answers tell their acceptance.
+    def check(self, form: Form, version: str, *, ours: bool) -> None:
+        """Silent where prompts of that form can be asked, and their acceptance is told.
 
         Args:
             form: of the prompts.
             version: of the engine, "" where nobody knows.
+            ours: whether we start the server, and so may read what it exports.
 
         Raises:
-            UnsupportedError: they can't, or this version's don't.
+            UnsupportedError: they can't, or it isn't by this version.
         """
-        del form, version
+        del form, version, ours
+
+    def exports(self, version: str) -> bool:
+        """Whether a version tells in a file what its answers don't; "" is any version."""
+        del version
+        return False
+
+    def parse_export(self, lines: Iterable[bytes]) -> Mapping[str, StepCounts]:
+        """What that file's lines tell of requests, by their ids; of most protocols nothing."""
+        del lines
+        return {}
 
     def counters_of(self, version: str) -> str | None:
         """Where a version's counters are, None where it has none; "" is any version."""

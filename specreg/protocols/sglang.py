@@ -1,14 +1,15 @@
 """What SGLang speaks: OpenAI's chat, and its own `/generate` for what isn't a chat."""
 
+import contextlib
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from specreg.acceptance.record import Counters, Gauges, Source
+from specreg.acceptance.record import Counters, Gauges, Source, StepCounts
 from specreg.errors import InvalidMeasurementError, UnsupportedError
 from specreg.methods import is_older
 from specreg.protocols._openai import (
@@ -30,6 +31,7 @@ _CALLS = "sglang:spec_verify_calls_total"
 _LENGTH, _RATE = "sglang:spec_accept_length", "sglang:spec_accept_rate"
 _FIRST_WHOSE_CHAT_TELLS = "0.5.19"
 _FIRST_THAT_COUNTS = "0.5.13"
+_FIRST_THAT_EXPORTS = "0.5.11"  # 0.5.9 does too, and two requests may write at the same time
 
 
 class _FinishReason(msgspec.Struct, frozen=True):
@@ -41,6 +43,15 @@ class _MetaInfo(SpecTokensDetails, frozen=True):
 
     completion_tokens: int = 0
     finish_reason: _FinishReason | None = None
+
+
+class _Exported(SpecTokensDetails, frozen=True, kw_only=True):
+    """A line of the file: what `/generate` says of an answer. What was asked isn't read."""
+
+    id: str
+
+
+_exported_decoder = msgspec.json.Decoder(_Exported)
 
 
 class _Event(msgspec.Struct, frozen=True):
@@ -77,26 +88,48 @@ class _GenerateDecoder(StreamDecoder):
 
 
 class SglangProtocol(Protocol):
-    """SGLang: `/generate` tells its steps from 0.5.9 on, a chat from 0.5.19 on."""
+    """SGLang: `/generate` tells its steps from 0.5.9 on, a chat from 0.5.19 on.
+
+    What a chat doesn't tell stands in a file from 0.5.11 on.
+    """
 
     name: ClassVar = "sglang"
     request_source: ClassVar[Source | None] = Source.SGLANG_REQUEST
     counters_source: ClassVar[Source | None] = None
     counters_path: ClassVar[str | None] = "/metrics"
 
-    def check(self, form: Form, version: str) -> None:
+    def check(self, form: Form, version: str, *, ours: bool) -> None:
         """By the form of the prompt.
 
         Raises:
-            UnsupportedError: this version's answers don't tell their acceptance.
+            UnsupportedError: this version doesn't tell its acceptance.
         """
-        if form is Form.CHAT and is_older(version, _FIRST_WHOSE_CHAT_TELLS):
+        first = _FIRST_THAT_EXPORTS if ours else _FIRST_WHOSE_CHAT_TELLS
+        if form is Form.CHAT and is_older(version, first):
             message = (
                 f"acceptance of SGLang {version}: its answers to a chat don't tell it; take"
-                f" {_FIRST_WHOSE_CHAT_TELLS} or newer with --specreg-engine-version, or set"
+                f" {first} or newer{' with --specreg-engine-version' if ours else ''}, or set"
                 ' form = "completions" in the matrix'
             )
             raise UnsupportedError(message)
+
+    def exports(self, version: str) -> bool:
+        """Where a chat's answer doesn't tell."""
+        return is_older(version, _FIRST_WHOSE_CHAT_TELLS)
+
+    def parse_export(self, lines: Iterable[bytes]) -> Mapping[str, StepCounts]:
+        """What `--export-metrics-to-file` wrote; a line that can't be read tells nothing.
+
+        Raises:
+            InvalidMeasurementError: `COUNTS_DISAGREE`.
+        """
+        found = {}
+        for line in lines:
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+                exported = _exported_decoder.decode(line)
+                if exported.counts is not None:
+                    found[exported.id] = exported.counts
+        return found
 
     def counters_of(self, version: str) -> str | None:
         """None before 0.5.13: requests of others don't show then."""

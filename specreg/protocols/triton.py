@@ -68,13 +68,13 @@ class TritonProtocol(Protocol):
     counters_path: ClassVar[str | None] = None
     takes_token_ids: ClassVar[bool] = False
 
-    def check(self, form: Form, version: str) -> None:
+    def check(self, form: Form, version: str, *, ours: bool) -> None:
         """Of all versions.
 
         Raises:
             UnsupportedError: a chat: the backend takes a text alone.
         """
-        del version
+        del version, ours
         if form is Form.CHAT:
             raise UnsupportedError(_TEXT_ALONE)
 

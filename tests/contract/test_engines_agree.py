@@ -3,12 +3,15 @@
 Both without a GPU, SGLang on the kernels of `tests/sglang_cpu`. `nox -s sglang_cpu` runs it.
 """
 
+import asyncio
+import dataclasses
 import functools
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
 from specreg.acceptance.record import StepCounts
@@ -17,7 +20,7 @@ from specreg.engines import engine_named
 from specreg.environments import EngineEnvironment, engine_environment
 from specreg.expectation import load_case_prompts
 from specreg.matrix import Case, load_tier
-from specreg.measurement import measure
+from specreg.measurement import measure, with_exported
 from specreg.server import Server, start_server
 from tests.unit import builders
 
@@ -102,6 +105,36 @@ def test_a_tree_says_what_its_chain_says_in_no_more_steps(observed: Observed) ->
     assert len(tree.position_counts) == len(chain.position_counts) == 3
     for as_deep, in_chain in zip(tree.marginal_acceptance, chain.marginal_acceptance, strict=True):
         assert as_deep >= in_chain
+
+
+def test_what_is_exported_is_what_the_answers_tell(tmp_path: Path) -> None:
+    """Started as a version whose chats don't tell; this one does both, so they can be compared."""
+    case = CASES["sglang", "eagle3"]
+    prompts = load_case_prompts(ROOT, case)[: case.prompts]
+    with start_server(
+        case.server,
+        msgspec.structs.replace(environment("sglang"), version="0.5.18"),
+        root=ROOT,
+        log_path=tmp_path / "sglang.log",
+        on_gpu=False,
+        ready_within_s=600,
+        show=print,
+    ) as server:
+        measurement = measure(case, server, None, prompts, show=lambda _: None)
+        assert measurement.invalid is None
+        assert measurement.replay is not None
+        traces = measurement.replay.traces
+        mute = [msgspec.structs.replace(trace, acceptance=None) for trace in traces]
+        as_old = dataclasses.replace(server, engine_version="0.5.18")
+        told = asyncio.run(with_exported(as_old, mute))
+        assert any(b"request_parameters" in path.read_bytes() for path in server.private.iterdir())
+    assert len(traces) == 20
+    assert all(trace.acceptance for trace in traces)
+    assert told == list(traces)
+    assert not server.private.exists()
+    kept = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert kept
+    assert not any(b"request_parameters" in content for content in kept)
 
 
 def test_the_stand_in_computes_what_pytorch_computes() -> None:

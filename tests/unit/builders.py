@@ -69,6 +69,7 @@ LAUNCH_OPTIONS = LaunchOptions(
     offline=False,
     on_gpu=False,
     folder=Path("/runs/logs/toy"),
+    private=Path("/private"),
 )
 PLAIN_SPEC = dataclasses.replace(SPEC, method="none", draft=None, draft_tokens=0)
 CASE = Case(
@@ -251,6 +252,7 @@ def server(
         engine_version="99.0+scripted",
         process=MarkedProcess(popen=process, mark="none", last_resort=lambda: None),
         log_path=log_path,
+        private=Path("/nowhere"),
     )
 
 

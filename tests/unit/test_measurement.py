@@ -7,8 +7,9 @@ import itertools
 import sys
 import threading
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -16,7 +17,7 @@ import msgspec
 import pytest
 from aiohttp.test_utils import TestServer
 
-from specreg.acceptance.record import AcceptanceRecord, Gauges, Source
+from specreg.acceptance.record import AcceptanceRecord, Gauges, Source, StepCounts
 from specreg.arrivals import Arrivals, Load
 from specreg.crew import Crew, open_crew
 from specreg.datasets import Prompt
@@ -24,7 +25,15 @@ from specreg.engines import engine_named
 from specreg.environments import EngineEnvironment
 from specreg.errors import InvalidMeasurementError, ServerDiedError
 from specreg.matrix import Case, ServerSpec
-from specreg.measurement import Extent, Measurement, check_client, deal, measure, warm_up
+from specreg.measurement import (
+    Extent,
+    Measurement,
+    check_client,
+    deal,
+    measure,
+    warm_up,
+    with_exported,
+)
 from specreg.metrics import Family, metrics_of
 from specreg.protocols import Form
 from specreg.replay import Round
@@ -79,7 +88,10 @@ def scripted_sglang(
         speculation=Speculation(num_speculative_tokens=builders.SPEC.draft_tokens),
         level=Level.SUMMARY,
     )
-    listening = TestServer(kind(launch, Script()).application())
+    scripted = kind(launch, Script())
+    if isinstance(scripted, ScriptedOldSglang):
+        scripted.export = folder
+    listening = TestServer(scripted.application())
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -88,10 +100,14 @@ def scripted_sglang(
         asyncio.run_coroutine_threadsafe(step, loop).result(timeout=30.0)
 
     wait_for(listening.start_server())
-    server = builders.server(str(listening.make_url("")), log_path=folder / "server.log")
+    server = builders.server(str(listening.make_url("")))
     try:
         yield dataclasses.replace(
-            server, engine=engine_named("sglang"), model="toy", engine_version=version
+            server,
+            engine=engine_named("sglang"),
+            model="toy",
+            engine_version=version,
+            private=folder,
         )
     finally:
         wait_for(listening.close())
@@ -118,8 +134,11 @@ def test_what_a_server_says_of_itself_is_kept_and_makes_no_value(
     assert found.values["acceptance_length_tokens"] != 1.75
 
 
-def test_a_version_that_counts_no_steps_is_measured_by_its_answers_alone(tmp_path: Path) -> None:
-    case = dataclasses.replace(builders.CASE, form=Form.COMPLETIONS)
+@pytest.mark.parametrize("form", Form)
+def test_an_old_version_is_measured_by_its_answers_or_its_export_alone(
+    tmp_path: Path, form: Form
+) -> None:
+    case = dataclasses.replace(builders.CASE, form=form)
     found = []
     for kind, version in ((ScriptedSglang, "0.5.23"), (ScriptedOldSglang, "0.5.11")):
         with scripted_sglang(tmp_path, kind, version) as server:
@@ -131,6 +150,45 @@ def test_a_version_that_counts_no_steps_is_measured_by_its_answers_alone(tmp_pat
     assert old.acceptance.source is Source.SGLANG_REQUEST
     assert old.acceptance.total == new.acceptance.total
     assert old.acceptance.total.steps > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Late(Server):
+    """A server whose export tells more each time that it is read."""
+
+    tellings: Iterator[Mapping[str, StepCounts]]
+
+    @property
+    def exports(self) -> bool:
+        """It does."""
+        return True
+
+    def exported(self) -> Mapping[str, StepCounts]:
+        """The next telling."""
+        return next(self.tellings)
+
+
+def test_an_export_that_comes_late_is_waited_for_and_no_longer_than_needed() -> None:
+    """An answer of one token has no steps, and one that tells its own needs no export."""
+    one, other = builders.counts(1, 0, 1, 0), builders.counts(0, 0, 0, 2)
+    two_tokens = builders.trace(builders.chunk(1), builders.chunk(2))
+    mute, single, spoken = (
+        msgspec.structs.replace(trace, request_id=name, acceptance=acceptance)
+        for name, trace, acceptance in (
+            ("mute", two_tokens, None),
+            ("single", builders.trace(builders.chunk(1)), None),
+            ("spoken", two_tokens, other),
+        )
+    )
+    started = builders.server()
+    late = Late(
+        **{field.name: getattr(started, field.name) for field in dataclasses.fields(Server)},
+        tellings=iter([{}, {"spoken": one}, {"mute": one, "spoken": one}]),
+    )
+    told = asyncio.run(with_exported(late, [mute, single, spoken]))
+    assert [trace.acceptance for trace in told] == [one, None, other]
+    assert next(late.tellings, None) is None
+    assert asyncio.run(with_exported(late, [single, spoken])) == [single, spoken]
 
 
 @pytest.mark.parametrize(("prompts", "first"), [(2, "chat-4"), (3, "chat-0")])

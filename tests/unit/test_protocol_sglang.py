@@ -121,6 +121,18 @@ def test_a_name_that_means_something_else_is_refused(
         told({**meta, name: other})
 
 
+def test_an_export_tells_of_each_request_what_an_answer_would() -> None:
+    """A line may be torn; one of an answer without steps has no counts."""
+    asked = {"request_parameters": '{"text": "private"}', "finish_reason": {"type": "stop"}}
+    lines = [
+        json.dumps({**asked, "id": name, **record}).encode()
+        for name, record in (("a1", OF_0_5_11), ("b2", OF_0_5_21), ("c3", {}), ("d4", OF_0_5_11))
+    ]
+    found = SGLANG.parse_export([*lines[:3], lines[3][:-9], b"", b"\xff"])
+    assert found.keys() == {"a1", "b2"}
+    assert found["a1"] == found["b2"] == told(OF_0_5_21)
+
+
 @pytest.mark.parametrize(
     ("version", "path"),
     [

@@ -54,8 +54,7 @@ def test_one_version_is_not_that_of_two_engines(asked: Provision) -> None:
     [
         ("0.5.9", Form.COMPLETIONS, False),
         ("0.5.9", Form.CHAT, True),
-        ("0.5.18", Form.CHAT, True),
-        ("0.5.19", Form.CHAT, False),
+        ("0.5.11", Form.CHAT, False),
     ],
 )
 def test_a_version_that_does_not_tell_acceptance_is_refused(

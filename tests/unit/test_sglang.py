@@ -52,6 +52,19 @@ def test_it_counts_and_a_repeated_prompt_costs_what_it_cost_the_first_time() -> 
     assert {"--enable-metrics", "--disable-radix-cache"} <= set(command)
 
 
+@pytest.mark.parametrize(
+    ("version", "exports"), [("0.5.11", True), ("0.5.18", True), ("0.5.19", False), ("", False)]
+)
+def test_a_version_whose_chats_do_not_tell_exports_where_nothing_stays(
+    version: str, *, exports: bool
+) -> None:
+    command = SGLANG.command(PYTHON, dataclasses.replace(OPTIONS, version=version))
+    assert ("--export-metrics-to-file" in command) == exports
+    if exports:
+        assert flag(command, "--export-metrics-to-file-dir") == str(OPTIONS.private)
+        assert not OPTIONS.private.is_relative_to(OPTIONS.folder)
+
+
 def test_on_a_gpu_the_share_of_its_memory_is_given() -> None:
     on_gpu = dataclasses.replace(OPTIONS, on_gpu=True)
     command = SGLANG.command(PYTHON, on_gpu)

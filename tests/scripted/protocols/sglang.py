@@ -1,14 +1,15 @@
 """SGLang 0.5.23 as recorded: its chat, and `/generate`, which repeats itself."""
 
-from collections.abc import Mapping
+import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar
 
 import msgspec
 from aiohttp import web
 
 from tests.scripted.vllm.app import ScriptedServer
-from tests.scripted.vllm.request import Body, StreamOptions
+from tests.scripted.vllm.request import Body, Job, StreamOptions
 from tests.scripted.vllm.steps import Chunk, Steps
 from tests.scripted.vllm.wire import ChatWire, Json, Wire
 
@@ -51,7 +52,26 @@ class ScriptedSglang(ScriptedServer):
 
 
 class ScriptedOldSglang(ScriptedSglang):
-    """SGLang 0.5.11 as its source has it: other names, and no counter of its steps."""
+    """SGLang 0.5.11 as its source has it: other names, no counter of its steps, mute chats.
+
+    Attributes:
+        export: the folder of `--export-metrics-to-file-dir`; None without.
+    """
+
+    export: Path | None = None
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        return await self.answer(request, OldChatWire)
+
+    async def _stream(self, request: web.Request, job: Job) -> web.StreamResponse:
+        response = await super()._stream(request, job)
+        if self.export is not None:
+            answered = {"request_parameters": json.dumps({"text": job.body.text})}
+            told = _by_old_names(speculation_of(job.steps)) if job.steps.accepted else {}
+            line = json.dumps(answered | {"id": job.wire.head("any")["id"]} | told) + "\n"
+            with (self.export / "sglang-request-metrics-20261121_12.log").open("a") as file:
+                file.write(line)
+        return response
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         return await self.answer(request, OldGenerateWire)
@@ -112,7 +132,6 @@ class GenerateWire(Wire):
     """The JSON of `/generate`: each event repeats all that was said."""
 
     id_prefix: ClassVar = "gen"
-    names: ClassVar[Mapping[str, str]] = {}
     said: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
 
@@ -129,9 +148,12 @@ class GenerateWire(Wire):
             "cached_tokens": 0,
         }
         record = speculation_of(steps) if last and steps.accepted else {}
-        named = {self.names.get(name, name): value for name, value in record.items()}
         text = "".join(self.texts)
-        return {"text": text, "output_ids": list(self.said), "meta_info": meta | named}
+        return {"text": text, "output_ids": list(self.said), "meta_info": meta | self.named(record)}
+
+    def named(self, record: Json) -> Json:
+        """The record of the speculation by the names of the version."""
+        return record
 
     def closing(self, steps: Steps, metrics: Json | None) -> list[Json]:
         """Nothing more."""
@@ -143,11 +165,28 @@ class GenerateWire(Wire):
 class OldGenerateWire(GenerateWire):
     """The same by the names of 0.5.11."""
 
-    names: ClassVar = {
+    def named(self, record: Json) -> Json:
+        """As the class says."""
+        return _by_old_names(record)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OldChatWire(SglangChatWire):
+    """The same without the record."""
+
+    def closing(self, steps: Steps, metrics: Json | None) -> list[Json]:
+        """Why it ended, and the usage."""
+        said = SglangChatWire.closing(self, steps, metrics)
+        return [chunk for chunk in said if "sglext" not in chunk]
+
+
+def _by_old_names(record: Json) -> Json:
+    names = {
         "spec_num_correct_drafts": "spec_accepted_drafts",
         "spec_num_proposed_drafts": "spec_proposed_drafts",
         "spec_correct_drafts_histogram": "spec_accept_histogram",
     }
+    return {names.get(name, name): value for name, value in record.items()}
 
 
 def speculation_of(steps: Steps) -> Json:
