@@ -23,6 +23,7 @@ from specreg.errors import SpecregError
 from specreg.journal import Journal, Key, last_run, load_journal
 from specreg.matrix import Case, Limits
 from specreg.measurement import Measurement, values_of
+from specreg.methods import Tree
 from specreg.metrics import Replay
 from specreg.protocols import Endpoint
 from specreg.replay import Tally
@@ -167,6 +168,7 @@ def test_a_measurement_comes_back_as_it_was(path: Path) -> None:
                 chat_template_args=(("tools", ["a", {"b": None}]), ("think", False)),
                 limits=Limits(tpot_ms=5.0),
                 tolerances=(("tpot_p50_ms", 0.2),),
+                server=dataclasses.replace(CASE.server, tree=Tree(branches=2, drafted_tokens=6)),
             ),
             ACCEPTANCE,
             id="all-settings",
