@@ -146,7 +146,7 @@ def _gpu_flags(options: LaunchOptions) -> tuple[str, ...]:
 
 def _export_flags(options: LaunchOptions) -> tuple[str, ...]:
     """The file in which old versions tell what a chat accepted; it holds the prompts too."""
-    if not sglang_protocol.PROTOCOL.exports(options.version):
+    if not options.speculation or not sglang_protocol.PROTOCOL.exports(options.version):
         return ()
     return ("--export-metrics-to-file", "--export-metrics-to-file-dir", str(options.private))
 

@@ -38,7 +38,7 @@ from specreg.metrics import Family, metrics_of
 from specreg.protocols import Form
 from specreg.replay import Round
 from specreg.sequential import Look
-from specreg.server import Server, start_server
+from specreg.server import Server, StartedServer, start_server
 from specreg.spread import Histogram
 from specreg.talk import Record
 from tests.scripted.protocols.sglang import ScriptedOldSglang, ScriptedSglang
@@ -80,7 +80,7 @@ def measured(server: Server, control: Server | None, case: Case = builders.CASE)
 @contextlib.contextmanager
 def scripted_sglang(
     folder: Path, kind: type[ScriptedSglang] = ScriptedSglang, version: str = "0.5.23"
-) -> Iterator[Server]:
+) -> Iterator[StartedServer]:
     """A server that speaks as SGLang does, on a loop of its own: a measurement has another."""
     launch = Launch(
         model="folder",
@@ -150,6 +150,14 @@ def test_an_old_version_is_measured_by_its_answers_or_its_export_alone(
     assert old.acceptance.source is Source.SGLANG_REQUEST
     assert old.acceptance.total == new.acceptance.total
     assert old.acceptance.total.steps > 0
+
+
+def test_nobody_waits_for_the_steps_of_a_server_that_has_none(tmp_path: Path) -> None:
+    with scripted_sglang(tmp_path, ScriptedOldSglang, "0.5.11") as server:
+        unread = dataclasses.replace(server, private=tmp_path / "nowhere")
+        assert measured(unread, None, builders.PLAIN_CASE).invalid is None
+        with pytest.raises(FileNotFoundError):
+            measured(unread, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,6 +60,8 @@ def test_a_version_whose_chats_do_not_tell_exports_where_nothing_stays(
 ) -> None:
     command = SGLANG.command(PYTHON, dataclasses.replace(OPTIONS, version=version))
     assert ("--export-metrics-to-file" in command) == exports
+    plain = SGLANG.command(PYTHON, dataclasses.replace(OPTIONS, version=version, speculation={}))
+    assert "--export-metrics-to-file" not in plain
     if exports:
         assert flag(command, "--export-metrics-to-file-dir") == str(OPTIONS.private)
         assert not OPTIONS.private.is_relative_to(OPTIONS.folder)
