@@ -50,6 +50,9 @@ def launches(engine: str, version: str) -> Mapping[str, LaunchOptions]:
     }
     return {
         **methods,
+        "of the oldest": dataclasses.replace(
+            methods["eagle3"], version=engine_named(engine).oldest
+        ),
         "on a GPU": dataclasses.replace(plain, on_gpu=True),
         "over GPUs": dataclasses.replace(methods["eagle3"], on_gpu=True, parallel=SPREAD),
     }
