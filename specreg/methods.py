@@ -74,7 +74,7 @@ def is_older(version: str, than: str) -> bool:
 
 
 _ROWS = (
-    Method(name="none", spelling={"vllm": {}, "sglang": {}, "tensorrt_llm": {}}),
+    Method(name="none", spelling={"vllm": {}, "sglang": {}, "tensorrt_llm": {}, "reference": {}}),
     Method(
         # SGLang's learns from all that it has served: a measurement needs a fresh server.
         name="ngram",
@@ -98,6 +98,12 @@ _ROWS = (
                 "speculative_config.max_matching_ngram_size": 4,
                 "speculative_config.is_public_pool": False,
                 "disable_overlap_scheduler": True,
+            },
+            "reference": {
+                "method": "ngram",
+                "draft-tokens": DRAFT_TOKENS,
+                "longest-tokens": 4,
+                "shortest-tokens": 2,
             },
         },
     ),
@@ -131,6 +137,11 @@ _ROWS = (
                 "speculative_config.max_draft_len": DRAFT_TOKENS,
                 "speculative_config.speculative_model_dir": DRAFT,
                 "disable_overlap_scheduler": True,
+            },
+            "reference": {
+                "method": "draft_model",
+                "draft-model": DRAFT,
+                "draft-tokens": DRAFT_TOKENS,
             },
         },
     ),

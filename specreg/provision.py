@@ -90,7 +90,7 @@ class Provision:
         return dataclasses.replace(
             wanted,
             version=self.version or wanted.version,
-            extras=METHODS[spec.method].packages.get(engine.spelling, ()),
+            extras=wanted.extras + METHODS[spec.method].packages.get(engine.spelling, ()),
         )
 
 

@@ -99,3 +99,8 @@ def test_of_an_interpreter_as_it_is_the_version_is_asked() -> None:
     assert own.requirement(case("vllm").server).version == ""
     environment = own.environment(case("vllm").server)
     assert (environment.python, environment.version) == (sys.executable, "")
+
+
+def test_what_an_engine_needs_beside_its_package_stays() -> None:
+    extras = INSTALLED.requirement(case("reference").server).extras
+    assert "torch==2.13.0" in extras
