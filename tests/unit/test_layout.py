@@ -24,10 +24,11 @@ ORDER = (
     ("errors", "paths", "catalog", "identity", "processes", "spread", "acceptance.record"),
     ("trace", "sse", "arrivals", "methods", "sequential", "lookup"),
     ("acceptance", "reference"),
-    ("protocols", "intervals"),
-    ("engines", "datasets"),
+    ("protocols", "intervals", "oracle"),
+    ("engines", "datasets", "dialects"),
+    ("lossless",),
     ("matrix", "models", "environments"),
-    ("server", "talk", "provision"),
+    ("server", "talk", "provision", "transcribing"),
     ("replay", "meter", "attaching"),
     ("metrics", "crew"),
     ("measurement", "baseline", "published"),
@@ -50,7 +51,7 @@ ENGINE_PACKAGES = {"vllm", "sglang", "tensorrt_llm", "torch", "transformers", "t
 
 UNITS = (
     *("_ns", "_ms", "_s", "_tokens", "_bytes", "_w", "_mw", "_mj", "_mhz", "_c", "_frac"),
-    "_requests",
+    *("_requests", "_nats"),
 )
 PLAIN = {
     # Plurals: they count the noun.
@@ -94,6 +95,15 @@ PLAIN = {
     # No quantities.
     "token_ids": "identifiers",
     "next_id": "an identifier",
+    "prompt_token_ids": "identifiers; vLLM's own name",
+    "output_ids": "identifiers; SGLang's own name",
+    "ids": "identifiers of tokens",
+    "prompt": "the same, of a prompt",
+    "output": "the same, of an answer",
+    "plain": "an identifier of a token",
+    "other": "an identifier of a token",
+    "top_logprobs": "nats; vLLM's own name",
+    "output_token_ids_logprobs": "nats; SGLang's own name",
     "shape": "of a tensor",
     "port": "a TCP port",
     "number": "an ordinal",
