@@ -95,7 +95,6 @@ PLAIN = {
     # No quantities.
     "token_ids": "identifiers",
     "next_id": "an identifier",
-    "prompt": "identifiers",
     "shape": "of a tensor",
     "port": "a TCP port",
     "number": "an ordinal",
