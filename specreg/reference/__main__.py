@@ -23,13 +23,17 @@ def main() -> int:
         )
     except SpecregError as error:
         return _refuse(str(error))
-    web.run_app(
-        App(loaded, options).application(),
-        host=options.host,
-        port=options.port,
-        shutdown_timeout=0.5,
-        access_log=None,
-    )
+    try:
+        web.run_app(
+            App(loaded, options).application(),
+            host=options.host,
+            port=options.port,
+            shutdown_timeout=0.5,
+            access_log=None,
+        )
+    except OSError as error:
+        where = f"{options.host}:{options.port}"
+        return _refuse(f"{where}: can't be listened on, {error}; choose another --port")
     return 0
 
 

@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Mapping
 
 from specreg.reference.asking import Body, ChatBody, Tokenizer
-from specreg.reference.decoding import Job, Step
+from specreg.reference.jobs import Job, Step
 
 Json = dict[str, object]
 _UNFINISHED = "\ufffd"

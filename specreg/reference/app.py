@@ -13,7 +13,7 @@ from specreg.errors import ServerError, ServerRefusedError
 from specreg.reference.answering import Answer, Json
 from specreg.reference.asking import Body, ChatBody, CompletionBody, parse_body
 from specreg.reference.counters import Counters
-from specreg.reference.decoding import Step
+from specreg.reference.jobs import Step
 from specreg.reference.models import Loaded
 from specreg.reference.options import Options
 from specreg.reference.queueing import Queue

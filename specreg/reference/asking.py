@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from specreg.errors import ServerRefusedError
-from specreg.reference.decoding import Job
+from specreg.reference.jobs import Job
 
 _COMPLETION_CAP_TOKENS = 16
 """OpenAI's default for completions; a chat goes on to the end of the context."""

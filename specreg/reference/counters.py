@@ -1,6 +1,6 @@
 """The counters of `/metrics`: steps in, a Prometheus page out."""
 
-from specreg.reference.decoding import Step
+from specreg.reference.jobs import Step
 
 PREFIX = "reference:"
 

@@ -116,8 +116,9 @@ class ModelDrafter:
 
     def _go_back(self, rows: Sequence[Row]) -> None:
         """Forgets, of what was read, all that didn't become the text."""
+        # The last token is always read anew: what follows it is what is asked.
         agreed = [
-            sum(1 for _ in itertools.takewhile(bool, map(int.__eq__, read, row.context)))
+            sum(1 for _ in itertools.takewhile(bool, map(int.__eq__, read, row.context[:-1])))
             for row, read in zip(rows, self._read, strict=True)
         ]
         self._reader.forget(

@@ -5,7 +5,8 @@ import traceback
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from specreg.errors import ServerError
-from specreg.reference.decoding import Job, Models, Step, decode
+from specreg.reference.decoding import Models, decode
+from specreg.reference.jobs import Job, Step
 
 
 class _Waiting:

@@ -58,6 +58,7 @@ PLAIN = {
     "tokens": "tokens",
     "steps": "verify steps, S",
     "accepted": "draft tokens that were accepted, A; the field's letter in DEFINITIONS.md",
+    "drafted": "draft tokens of a step",
     "proposed": "draft tokens, D; the field's letter in DEFINITIONS.md",
     "position_counts": "steps by position",
     "acceptance_histogram": "steps by accepted drafts; vLLM's own name",
@@ -118,6 +119,8 @@ PLAIN = {
     "seed": "of random numbers",
     "schema_version": "an ordinal",
     # Without a unit, or with that of the metric beside them.
+    "logprobs": "natural logarithms of probabilities; in a request how many, OpenAI's own name",
+    "top": "log-probabilities",
     "temperature": "a parameter of sampling",
     "origin": "in the unit of its metric",
     "value": "in the unit of its metric",
