@@ -18,6 +18,7 @@ class Source(StrEnum):
     VLLM_COUNTERS = "vllm_counters"
     VLLM_REQUEST = "vllm_request"
     SGLANG_REQUEST = "sglang_request"
+    TRTLLM_COUNTERS = "trtllm_counters"
     STREAM_CHUNKS = "stream_chunks"
 
 

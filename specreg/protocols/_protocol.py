@@ -112,6 +112,11 @@ class Protocol(ABC):
         """
         del form, version
 
+    def counters_path_of(self, version: str) -> str | None:
+        """Where a version of the engine has them; None if it has none, or none to rely on."""
+        del version
+        return self.counters_path
+
     @abstractmethod
     def path(self, ask: Ask) -> str:
         """Where to POST it."""

@@ -58,8 +58,7 @@ def test_an_error_is_no_text() -> None:
         TRITON.new_decoder(TEXT).parse_event(b'{"error": "no model"}')
 
 
-@pytest.mark.parametrize("name", ["triton", "tensorrt_llm"])
-def test_who_has_no_counters_is_not_read_as_zero(name: str) -> None:
-    assert PROTOCOLS[name].counters_path is None
+def test_who_has_no_counters_is_not_read_as_zero() -> None:
+    assert TRITON.counters_path_of("2.51") is None
     with pytest.raises(InvalidMeasurementError, match="METRICS_MISSING"):
-        PROTOCOLS[name].parse_counters("")
+        TRITON.parse_counters("")

@@ -35,6 +35,7 @@ def test_the_command_line_begins_with_the_program_of_its_environment() -> None:
 def test_a_setting_stands_where_its_path_says() -> None:
     assert options_file() == {
         "dtype": "float32",
+        "return_perf_metrics": True,
         "disable_overlap_scheduler": True,
         "kv_cache_config": {"enable_block_reuse": False, "free_gpu_memory_fraction": 0.4},
         "speculative_config": {
@@ -45,9 +46,20 @@ def test_a_setting_stands_where_its_path_says() -> None:
     }
 
 
+def test_the_requests_are_counted_by_versions_that_count_them_right() -> None:
+    newer, older = (dataclasses.replace(OPTIONS, version=v) for v in ("1.3.0rc29", "1.3.0rc28"))
+    assert options_file(newer)["return_perf_metrics"] is True
+    assert "return_perf_metrics" not in options_file(older)
+    where = TENSORRT_LLM.protocol.counters_path_of
+    assert [where(version) for version in ("1.2.1", "1.3.0rc28")] == [None, None]
+    assert [where(version) for version in ("1.3.0rc29", "1.4.0", "unknown")] == [
+        "/prometheus/metrics"
+    ] * 3
+
+
 def test_without_speculation_there_is_no_section_of_it() -> None:
     plain = options_file(dataclasses.replace(OPTIONS, speculation={}))
-    assert set(plain) == {"dtype", "kv_cache_config"}
+    assert set(plain) == {"dtype", "kv_cache_config", "return_perf_metrics"}
 
 
 def test_a_model_is_spread_as_the_case_says() -> None:
