@@ -170,7 +170,9 @@ def start_server(
         target=target,
         served_name=spec.id,
         port=_free_port(),
-        speculation=METHODS[spec.method].settings(engine.spelling, draft, spec.draft_tokens),
+        speculation=METHODS[spec.method].settings(
+            engine.spelling, draft, spec.draft_tokens, environment.version
+        ),
         dtype=spec.dtype,
         max_model_len_tokens=spec.max_model_len_tokens,
         max_sequences=spec.max_sequences,
