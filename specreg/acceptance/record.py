@@ -142,10 +142,12 @@ class Counters:
     Attributes:
         steps: S.
         counts: all there is to know of the steps; None for a server that counts steps only.
+        requests: that ended; None for a server whose steps aren't counted when a request ends.
     """
 
     steps: int
     counts: StepCounts | None = None
+    requests: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,17 +10,17 @@ NVIDIA's own examples/llm-api/measure_dspark_acceptance_disagg.py reckons likewi
 from collections import Counter
 
 from specreg.acceptance.page import counts_of
-from specreg.acceptance.record import StepCounts
+from specreg.acceptance.record import Counters, StepCounts
 from specreg.errors import InvalidMeasurementError
 
 PATH = "/prometheus/metrics"
 _PREFIX = "trtllm_"
 _DRAFTED = "spec_decode_drafted_tokens"
 _ACCEPTED = "spec_decode_accepted_tokens"
-_FINISHED = "request_success"
+_ENDED = "request_success"
 
 
-def parse_trtllm_counters(page: str) -> StepCounts:
+def parse_trtllm_counters(page: str) -> Counters:
     """The counters since the server's start; a position that never counted isn't on the page.
 
     Raises:
@@ -28,21 +28,22 @@ def parse_trtllm_counters(page: str) -> StepCounts:
             `METRICS_UNREADABLE`.
     """
     drafted, accepted = Counter[int](), Counter[int]()
-    known = set()
+    totals = Counter[str]()
     for name, labels, count in counts_of(page, _PREFIX, path=PATH):
-        known.add(name)
+        totals[name] += count
         if labels.get("token_position", "").isdigit():
             of_positions = {_DRAFTED: drafted, _ACCEPTED: accepted}.get(name, Counter())
             of_positions[int(labels["token_position"])] += count
-    if not known & {_FINISHED, _DRAFTED}:
+    if _ENDED not in totals:
         message = (
-            f"looked for {_PREFIX}{_FINISHED}_total and {_PREFIX}{_DRAFTED}_total; is the server"
-            " started with return_perf_metrics: true?"
+            f"looked for {_PREFIX}{_ENDED}_total; is the server started with"
+            " return_perf_metrics: true?"
         )
         raise InvalidMeasurementError("METRICS_MISSING", message)
-    return StepCounts(
+    counts = StepCounts(
         steps=drafted[0],
         accepted=accepted.total(),
         proposed=drafted.total(),
         position_counts=tuple(accepted[i] for i in range(max(drafted, default=-1) + 1)),
     )
+    return Counters(steps=counts.steps, counts=counts, requests=totals[_ENDED])

@@ -51,9 +51,8 @@ class TensorrtLlmProtocol(Protocol):
         return UsageDecoder()
 
     def parse_counters(self, page: str) -> Counters:
-        """The counters `trtllm_spec_decode_…` by position."""
-        counts = parse_trtllm_counters(page)
-        return Counters(steps=counts.steps, counts=counts)
+        """The counters `trtllm_spec_decode_…` by position, of the requests that have ended."""
+        return parse_trtllm_counters(page)
 
 
 PROTOCOL = TensorrtLlmProtocol()

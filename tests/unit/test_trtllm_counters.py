@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from specreg.acceptance.record import NO_STEPS, StepCounts
+from specreg.acceptance.record import NO_STEPS, Counters, StepCounts
 from specreg.acceptance.trtllm_counters import parse_trtllm_counters
 from specreg.errors import InvalidMeasurementError
 
@@ -32,7 +32,10 @@ there it has the acceptance length 3.0. No running server was recorded."""
 
 
 def test_the_page_has_the_acceptance_length_that_its_authors_find() -> None:
-    counts = parse_trtllm_counters(PAGE)
+    counters = parse_trtllm_counters(PAGE)
+    counts = counters.counts
+    assert counts is not None
+    assert (counters.steps, counters.requests) == (30, 2)
     assert counts == StepCounts(steps=30, accepted=60, proposed=90, position_counts=(30, 20, 10))
     assert counts.acceptance_length == 3.0
 
@@ -43,7 +46,8 @@ def test_a_position_where_nothing_was_accepted_counts_none() -> None:
 trtllm_spec_decode_drafted_tokens_total{token_position="0"} 5
 trtllm_spec_decode_drafted_tokens_total{token_position="1"} 5
 trtllm_request_success_total{finished_reason="stop"} 1
-""")
+""").counts
+    assert counts is not None
     assert counts == StepCounts(steps=5, accepted=0, proposed=10, position_counts=(0, 0))
     assert (counts.acceptance_length, counts.acceptance_rate) == (1.0, 0.0)
 
@@ -54,12 +58,14 @@ def test_positions_are_ordered_by_number_and_not_by_text() -> None:
         for what in ("accepted", "drafted")
         for position in (10, 9, *range(9))
     )
-    assert parse_trtllm_counters(page).position_counts == tuple(range(20, 9, -1))
+    counts = parse_trtllm_counters(f"{page}trtllm_request_success_total 1\n").counts
+    assert counts is not None
+    assert counts.position_counts == tuple(range(20, 9, -1))
 
 
 def test_requests_without_drafts_are_no_steps() -> None:
     page = 'trtllm_request_success_total{finished_reason="length"} 7.0\n'
-    assert parse_trtllm_counters(page) == NO_STEPS
+    assert parse_trtllm_counters(page) == Counters(steps=0, counts=NO_STEPS, requests=7)
 
 
 def test_a_server_that_counts_no_requests_is_told_what_to_switch_on() -> None:
