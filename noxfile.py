@@ -78,7 +78,7 @@ def sglang_cpu(session: nox.Session) -> None:
 
 @nox.session
 def triton(session: nox.Session) -> None:
-    """A real tritonserver on the repository that specreg writes: about two minutes."""
+    """A real tritonserver on the repository that specreg writes: about three minutes."""
     _install(session, "tests")
     _pytest(session, "tests/contract/test_triton.py")
 

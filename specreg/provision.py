@@ -9,7 +9,7 @@ from specreg.engines import engine_named
 from specreg.engines._engine import Requirement
 from specreg.environments import EngineEnvironment, engine_environment, installed_version
 from specreg.errors import UnsupportedError
-from specreg.matrix import Case, ServerSpec
+from specreg.matrix import NO_LIMITS, Case, ServerSpec
 from specreg.methods import METHODS, is_older
 
 
@@ -108,3 +108,22 @@ def check_version(case: Case, version: str) -> None:
         )
         raise UnsupportedError(message)
     engine.protocol.check(case.form, version)
+    if not case.stream:
+        _check_whole(case, streams_alone=not engine.protocol.answers_whole)
+
+
+def _check_whole(case: Case, *, streams_alone: bool) -> None:
+    """Silent where answers can come at once, and tell what is asked of them.
+
+    Raises:
+        UnsupportedError: the engine is asked for streams alone, or only a stream would tell.
+    """
+    reasons = (
+        (streams_alone, f"engine '{case.server.engine}' is asked for streams alone"),
+        (case.speculates, "only the chunks of a stream tell its acceptance"),
+        (case.limits != NO_LIMITS, "limits on TTFT and TPOT are kept in a stream"),
+    )
+    for applies, reason in reasons:
+        if applies:
+            message = f"case '{case.id}' with stream = false: {reason}; leave one of them out"
+            raise UnsupportedError(message)

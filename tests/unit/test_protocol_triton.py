@@ -40,6 +40,12 @@ def test_a_request_asks_for_the_outputs_that_count() -> None:
     assert body["parameters"] == {"max_tokens": 7, "temperature": 0.0, "ignore_eos": False}
 
 
+def test_an_answer_at_once_is_asked_for_elsewhere_in_the_same_words() -> None:
+    whole = dataclasses.replace(TEXT, stream=False)
+    assert TRITON.path(whole) == "/v2/models/toy/generate"
+    assert TRITON.body(whole) == {**TRITON.body(TEXT), "stream": False}
+
+
 @pytest.mark.parametrize(
     "ask",
     [
