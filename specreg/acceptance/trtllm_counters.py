@@ -4,7 +4,8 @@ Read in its source and tests (tensorrt_llm/metrics/collector.py, test_spec_dec_s
 never seen running. When a request has ended, each position adds the steps in which a token was
 drafted there, and those in which it was accepted, as the verifier had it. So the drafts of the
 first position are the steps that drafted, S, and the sums over the positions are D and A;
-NVIDIA's own examples/llm-api/measure_dspark_acceptance_disagg.py reckons likewise.
+NVIDIA's own examples/llm-api/measure_dspark_acceptance_disagg.py reckons likewise. It counts
+between `[DONE]` and the end of the answer's body, which our client awaits (openai_server.py).
 """
 
 from collections import Counter
