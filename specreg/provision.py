@@ -36,8 +36,8 @@ class Provision:
 
         Raises:
             UnsupportedError: an engine doesn't run here or isn't installed; its version is too
-                old, or doesn't tell the acceptance of such prompts; or one version or interpreter
-                is to be that of several engines.
+                old, or doesn't tell the acceptance of such prompts; its arguments can't be handed
+                on; or one version or interpreter is to be that of several engines.
         """
         engines = sorted({case.server.engine for case in cases})
         if len(engines) > 1 and (self.version or self.python):
@@ -56,6 +56,7 @@ class Provision:
                 )
                 raise UnsupportedError(message)
             check_version(case, self.requirement(spec).version)
+            engine.check_arguments(spec.engine_args)
 
     def environment(self, spec: ServerSpec) -> EngineEnvironment:
         """What a server runs in; made if it isn't there.

@@ -54,6 +54,15 @@ class Triton(Engine):
         del on_gpu
         return Requirement(package="tritonserver", version="")
 
+    def check_arguments(self, arguments: tuple[str, ...]) -> None:
+        """Each has a name.
+
+        Raises:
+            UnsupportedError: one hasn't.
+        """
+        for argument in arguments:
+            _named(argument)
+
     def files(self, options: LaunchOptions) -> Mapping[str, str]:
         """The model repository: the model's configuration, and the engine's arguments."""
         model = options.served_name

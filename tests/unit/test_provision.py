@@ -99,6 +99,9 @@ def test_a_program_on_path_is_taken_as_it_is(
     assert INSTALLED.environment(triton.server).torch_source == "as it is"
     with pytest.raises(UnsupportedError, match="takes a text, neither a chat nor token ids"):
         INSTALLED.check([case("triton")])
+    unnamed = dataclasses.replace(triton.server, engine_args=("seed=7", "--log-verbose"))
+    with pytest.raises(UnsupportedError, match="engine_args '--log-verbose': of a Triton case"):
+        INSTALLED.check([dataclasses.replace(triton, server=unnamed)])
 
 
 def test_an_engine_for_gpus_is_refused_without_one() -> None:
