@@ -86,7 +86,7 @@ def reference(session: nox.Session) -> None:
 
 @nox.session
 def triton(session: nox.Session) -> None:
-    """A real tritonserver on the repository that specreg writes: about two minutes."""
+    """A real tritonserver on the repository that specreg writes: about three minutes."""
     _install(session, "tests")
     _pytest(session, "tests/contract/test_triton.py")
 

@@ -63,6 +63,7 @@ class CasesTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     chat_template_args: dict[str, object] = {}
     temperature: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     ignore_eos: bool = False
+    stream: bool = True
     request_timeout_s: _AboveZero = 600.0
     ttft_limit_ms: _AboveZero | None = None
     tpot_limit_ms: _AboveZero | None = None
@@ -155,6 +156,7 @@ class Case:
         chat_template_args: arguments of that template, as pairs.
         output_cap_tokens: the most tokens of a reply; temperature: 0 is greedy.
         ignore_eos: whether every reply goes on to the cap.
+        stream: whether replies come as they are made, not at once.
         request_timeout_s: how long a request may take; one that takes longer failed.
         limits: what a request must keep to count as good.
         warm_up_stable_frac: how far the step times of the last warm-up batches may lie apart.
@@ -175,6 +177,7 @@ class Case:
     form: Form = Form.CHAT
     chat_template_args: tuple[tuple[str, object], ...] = ()
     ignore_eos: bool = False
+    stream: bool = True
     request_timeout_s: float = 600.0
     limits: Limits = NO_LIMITS
     warm_up_stable_frac: float = 0.03
@@ -266,6 +269,7 @@ def _cases_of(table: CasesTable, models: Mapping[str, ModelsTable], where: str) 
             output_cap_tokens=table.output_cap_tokens,
             temperature=table.temperature,
             ignore_eos=table.ignore_eos,
+            stream=table.stream,
             request_timeout_s=table.request_timeout_s,
             limits=Limits(ttft_ms=table.ttft_limit_ms, tpot_ms=table.tpot_limit_ms),
             warm_up_stable_frac=table.warm_up_stable_frac,

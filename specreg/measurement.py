@@ -186,11 +186,12 @@ async def _measure(  # noqa: PLR0913 - as above
         for crew in arms:
             await warm_up(case, spare, crew.replay_under)
         ours = arms[0]
-        before = await _scrape_counters(case, protocol, ours)
+        path = protocol.counters_path_of(server.engine_version) if case.speculates else None
+        before = await _scrape_counters(protocol, path, ours)
 
         async def acceptance(*further: Round) -> AcceptanceRecord | None:
             traces = [trace for part in (*rounds[0], *further) for trace in part.traces]
-            after = await _scrape_counters(case, protocol, ours)
+            after = await _scrape_counters(protocol, path, ours)
             return read_acceptance(case.server, protocol, traces, before, after)
 
         found, look = None, Look.EARLY
@@ -298,7 +299,5 @@ def deal(prompts: Sequence[Prompt], rounds: int) -> tuple[Sequence[Prompt], ...]
     return tuple(prompts[start : start + size] for start in range(0, len(prompts), size))
 
 
-async def _scrape_counters(case: Case, protocol: Protocol, crew: Crew) -> Counters | None:
-    if not case.speculates or protocol.counters_path is None:
-        return None
-    return protocol.parse_counters(await crew.scrape(protocol.counters_path))
+async def _scrape_counters(protocol: Protocol, path: str | None, crew: Crew) -> Counters | None:
+    return None if path is None else protocol.parse_counters(await crew.scrape(path))

@@ -23,6 +23,15 @@ VERIFIED_TOKENS = "{verified_tokens}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Renamed:
+    """A word that an engine spells otherwise since a version of it."""
+
+    before: str
+    since: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
     """One way to speculate.
 
@@ -38,11 +47,13 @@ class Method:
     name: str
     needs_draft: bool = False
     drafts_every_step: bool = True
-    spelling: Mapping[str, Mapping[str, Setting]]
+    spelling: Mapping[str, Mapping[str, Setting | Renamed]]
     packages: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def settings(self, engine: str, draft: str | None, draft_tokens: int) -> dict[str, Setting]:
-        """This method's settings in the words of `engine`.
+    def settings(
+        self, engine: str, draft: str | None, draft_tokens: int, version: str = ""
+    ) -> dict[str, Setting]:
+        """This method's settings in the words of a version of `engine`, "" for the newest.
 
         Raises:
             UnknownNameError: the engine doesn't support the method.
@@ -53,7 +64,8 @@ class Method:
             DRAFT_TOKENS: draft_tokens,
             VERIFIED_TOKENS: draft_tokens + 1,
         }
-        return {key: known.get(value, value) for key, value in self.spelling[engine].items()}
+        spelt = {key: _spelt(value, version) for key, value in self.spelling[engine].items()}
+        return {key: known.get(value, value) for key, value in spelt.items()}
 
     def check_engine(self, engine: str) -> None:
         """Silent where the engine has the method.
@@ -71,6 +83,12 @@ def is_older(version: str, than: str) -> bool:
         return Version(version) < Version(than)
     except InvalidVersion:
         return False
+
+
+def _spelt(value: Setting | Renamed, version: str) -> Setting:
+    if isinstance(value, Renamed):
+        return value.before if is_older(version, value.since) else value.after
+    return value
 
 
 _ROWS = (
@@ -133,7 +151,9 @@ _ROWS = (
                 "speculative-num-draft-tokens": VERIFIED_TOKENS,
             },
             "tensorrt_llm": {
-                "speculative_config.decoding_type": "DraftTarget",
+                "speculative_config.decoding_type": Renamed(
+                    before="DraftTarget", since="1.3.0rc0", after="Draft_Target"
+                ),
                 "speculative_config.max_draft_len": DRAFT_TOKENS,
                 "speculative_config.speculative_model_dir": DRAFT,
                 "disable_overlap_scheduler": True,
@@ -172,7 +192,10 @@ _ROWS = (
                 "speculative-num-draft-tokens": VERIFIED_TOKENS,
             },
             "tensorrt_llm": {
-                "speculative_config.decoding_type": "Eagle3",
+                # TensorRT-LLM never had EAGLE-1 or 2 on PyTorch, and still takes the old word.
+                "speculative_config.decoding_type": Renamed(
+                    before="Eagle", since="1.3.0rc5", after="Eagle3"
+                ),
                 "speculative_config.max_draft_len": DRAFT_TOKENS,
                 "speculative_config.speculative_model_dir": DRAFT,
             },
@@ -199,7 +222,7 @@ _ROWS = (
             "tensorrt_llm": {
                 "speculative_config.decoding_type": "MTP",
                 "speculative_config.max_draft_len": DRAFT_TOKENS,
-                # What older versions count by; it must say the same.
+                # What it counts by up to some candidate of 1.3; later ones warn and leave it out.
                 "speculative_config.num_nextn_predict_layers": DRAFT_TOKENS,
             },
         },
@@ -217,7 +240,8 @@ _ROWS = (
         },
     ),
     Method(
-        # TensorRT-LLM's older backend alone: engine_args = ["--backend", "tensorrt"].
+        # TensorRT-LLM's older backend alone, which later versions don't have:
+        # engine_args = ["--backend", "tensorrt"].
         name="lookahead",
         spelling={
             "tensorrt_llm": {

@@ -18,6 +18,7 @@ class Source(StrEnum):
     VLLM_COUNTERS = "vllm_counters"
     VLLM_REQUEST = "vllm_request"
     SGLANG_REQUEST = "sglang_request"
+    TRTLLM_COUNTERS = "trtllm_counters"
     REFERENCE = "reference"
     STREAM_CHUNKS = "stream_chunks"
 
@@ -142,10 +143,12 @@ class Counters:
     Attributes:
         steps: S.
         counts: all there is to know of the steps; None for a server that counts steps only.
+        requests: that ended; None for a server whose steps aren't counted when a request ends.
     """
 
     steps: int
     counts: StepCounts | None = None
+    requests: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

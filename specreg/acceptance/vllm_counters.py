@@ -1,8 +1,6 @@
 """vLLM's speculation counters: a Prometheus page in, step counts out."""
 
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
-
+from specreg.acceptance.page import counts_of
 from specreg.acceptance.record import StepCounts
 from specreg.errors import InvalidMeasurementError
 
@@ -23,7 +21,7 @@ def parse_vllm_counters(page: str, prefix: str = "vllm:") -> StepCounts:
     """
     totals: dict[str, int] = {}
     positions: dict[int, int] = {}
-    for name, labels, count in _samples(page, prefix + _FAMILY):
+    for name, labels, count in counts_of(page, prefix + _FAMILY):
         totals[name] = totals.get(name, 0) + count
         if labels.get("position", "").isdigit():
             position = int(labels["position"])
@@ -41,32 +39,6 @@ def parse_vllm_counters(page: str, prefix: str = "vllm:") -> StepCounts:
         proposed=totals["draft_tokens"],
         position_counts=tuple(positions[position] for position in sorted(positions)),
     )
-
-
-def _samples(page: str, family: str) -> list[tuple[str, dict[str, str], int]]:
-    """The samples `…_total` of the wanted counters; their `_created` series are left out."""
-    try:
-        samples = [
-            sample
-            for metric in text_string_to_metric_families(page)
-            for sample in metric.samples
-            if sample.name.startswith(family) and sample.name.endswith("_total")
-        ]
-    except ValueError as error:
-        reason = "METRICS_UNREADABLE"
-        message = f"/metrics is not a Prometheus page ({error}); look at it in a browser"
-        raise InvalidMeasurementError(reason, message) from error
-    return [
-        (one.name.removeprefix(family).removesuffix("_total"), one.labels, _count(one))
-        for one in samples
-    ]
-
-
-def _count(sample: Sample) -> int:
-    if not float(sample.value).is_integer():  # NaN and infinity aren't either
-        message = f"{sample.name} is {sample.value}, which is no count; look at /metrics"
-        raise InvalidMeasurementError("METRICS_UNREADABLE", message)
-    return int(sample.value)
 
 
 def _require_all(totals: dict[str, int], family: str) -> None:

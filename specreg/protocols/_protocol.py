@@ -47,6 +47,7 @@ class Ask:
         temperature: 0 is greedy.
         ignore_eos: whether the reply goes on to the cap, whatever the model says.
         chat_template_args: arguments of the model's chat template, as pairs.
+        stream: whether the reply comes as it is made, not at once.
     """
 
     model: str
@@ -57,6 +58,7 @@ class Ask:
     temperature: float
     ignore_eos: bool = False
     chat_template_args: tuple[tuple[str, object], ...] = ()
+    stream: bool = True
 
     @property
     def text(self) -> str:
@@ -92,6 +94,7 @@ class Protocol(ABC):
         counters_source: the same of the server's counters, None if it has none.
         counters_path: where the counters are; None if there are none.
         takes_token_ids: whether a prompt may be ids.
+        answers_whole: whether it can be asked for an answer without a stream.
     """
 
     name: ClassVar[str]
@@ -99,6 +102,7 @@ class Protocol(ABC):
     counters_source: ClassVar[Source | None]
     counters_path: ClassVar[str | None]
     takes_token_ids: ClassVar[bool] = True
+    answers_whole: ClassVar[bool] = False
 
     def check(self, form: Form, version: str) -> None:
         """Silent where prompts of that form can be asked, and answers tell their acceptance.
@@ -112,13 +116,18 @@ class Protocol(ABC):
         """
         del form, version
 
+    def counters_path_of(self, version: str) -> str | None:
+        """Where a version of the engine has them; None if it has none, or none to rely on."""
+        del version
+        return self.counters_path
+
     @abstractmethod
     def path(self, ask: Ask) -> str:
         """Where to POST it."""
 
     @abstractmethod
     def body(self, ask: Ask) -> Body:
-        """The body of a streamed request that gives token counts, usage and acceptance."""
+        """The body of a request that gives token counts, usage and acceptance."""
 
     @abstractmethod
     def new_decoder(self, ask: Ask) -> StreamDecoder:

@@ -3,8 +3,8 @@
 from typing import ClassVar
 
 import msgspec
-from prometheus_client.parser import text_string_to_metric_families
 
+from specreg.acceptance.page import counts_of
 from specreg.acceptance.record import Counters, Source
 from specreg.errors import InvalidMeasurementError, UnsupportedError
 from specreg.methods import is_older
@@ -121,16 +121,7 @@ class SglangProtocol(Protocol):
         Raises:
             InvalidMeasurementError: `METRICS_MISSING`, `METRICS_UNREADABLE`.
         """
-        try:
-            calls = [
-                int(sample.value)
-                for family in text_string_to_metric_families(page)
-                for sample in family.samples
-                if sample.name == _CALLS
-            ]
-        except (ValueError, OverflowError) as error:
-            message = f"/metrics is not a Prometheus page ({error}); look at it in a browser"
-            raise InvalidMeasurementError("METRICS_UNREADABLE", message) from error
+        calls = [count for _, _, count in counts_of(page, _CALLS)]
         if not calls:
             message = f"looked for {_CALLS}; is the server started with --enable-metrics?"
             raise InvalidMeasurementError("METRICS_MISSING", message)

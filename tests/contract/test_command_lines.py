@@ -39,7 +39,7 @@ def launches(engine: str, version: str) -> Mapping[str, LaunchOptions]:
     )
     methods = {
         method.name: dataclasses.replace(
-            plain, speculation=method.settings(spelling, "/models/draft", 3)
+            plain, speculation=method.settings(spelling, "/models/draft", 3, version)
         )
         for method in METHODS.values()
         if spelling in method.spelling

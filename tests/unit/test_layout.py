@@ -338,6 +338,7 @@ def test_modules_of_fixtures_hold_nothing_but_fixtures() -> None:
 def test_each_method_renders_for_each_engine_that_has_it(method: Method, engine: Engine) -> None:
     options = dataclasses.replace(
         builders.LAUNCH_OPTIONS,
+        engine_args=(),
         speculation=method.settings(engine.spelling, "/models/draft", 776),
     )
     files = engine.files(options)

@@ -30,7 +30,8 @@ class ScriptedSglang(ScriptedServer):
         return await self.answer(request, GenerateWire)
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(text=f'{_CALLS}{{engine_type="unified"}} {self.verify_calls}.0\n')
+        calls = sum(steps.verify_steps for steps in self.ended)
+        return web.Response(text=f'{_CALLS}{{engine_type="unified"}} {calls}.0\n')
 
     def parse_body(self, raw: bytes) -> Body:
         """A chat like vLLM's, or what `/generate` takes."""
