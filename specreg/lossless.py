@@ -100,7 +100,7 @@ def check_lossless(
     prompt_ids: Sequence[str],
     plain: Sequence[Transcript],
     speculative: Sequence[Transcript],
-    again: Sequence[Transcript],
+    again: Callable[[], Sequence[Transcript]],
     score: Score,
     *,
     rounding_nats: float = ROUNDING_NATS,
@@ -111,11 +111,12 @@ def check_lossless(
         prompt_ids: what the prompts are called.
         plain: the answers without speculation, in that order.
         speculative: the same with it.
-        again: the same without it, at another batch size.
+        again: asks for the same without it, at another batch size; only where answers part.
         score: asks the server without speculation.
         rounding_nats: below, rounding explains a difference; 0 demands that every token is equal.
     """
-    found = tuple(_partings(prompt_ids, plain, other) for other in (speculative, again))
+    parted = _partings(prompt_ids, plain, speculative)
+    found = (parted, _partings(prompt_ids, plain, again()) if parted else ())
     open_ones = [one for one in itertools.chain(*found) if None not in (one.plain, one.other)]
     by_id = dict(zip(prompt_ids, plain, strict=True))
     questions = []

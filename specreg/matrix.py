@@ -13,6 +13,7 @@ from specreg.arrivals import Arrivals, Load
 from specreg.datasets import dataset_named
 from specreg.engines import ALONE, Parallel, engine_named
 from specreg.errors import MatrixError, UnknownNameError
+from specreg.lossless import ROUNDING_NATS
 from specreg.methods import METHODS
 from specreg.protocols import Form
 
@@ -70,6 +71,7 @@ class CasesTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     warm_up_stable_frac: _AboveZero = 0.03
     client_processes: _Positive = 1
     speed: bool = True
+    rounding_nats: Annotated[float, msgspec.Meta(ge=0)] = ROUNDING_NATS
     dtype: str = "auto"
     max_model_len_tokens: _Positive = 1024
     max_sequences: _Positive = 8
@@ -162,6 +164,8 @@ class Case:
         warm_up_stable_frac: how far the step times of the last warm-up batches may lie apart.
         client_processes: how many processes send the requests.
         speed: whether the time that the server takes means anything.
+        rounding_nats: two tokens whose log-probabilities lie closer may change places by rounding;
+            0 demands that speculation changes none.
         tolerances: by metric, a relative change that overrides the metric's own.
     """
 
@@ -183,6 +187,7 @@ class Case:
     warm_up_stable_frac: float = 0.03
     client_processes: int = 1
     speed: bool = True
+    rounding_nats: float = ROUNDING_NATS
     tolerances: tuple[tuple[str, float], ...] = ()
 
     @property
@@ -275,6 +280,7 @@ def _cases_of(table: CasesTable, models: Mapping[str, ModelsTable], where: str) 
             warm_up_stable_frac=table.warm_up_stable_frac,
             client_processes=table.client_processes,
             speed=table.speed,
+            rounding_nats=table.rounding_nats,
             tolerances=tuple(sorted(table.tolerances.items())),
         )
 

@@ -15,9 +15,9 @@ import msgspec
 import torch
 
 from specreg.errors import SpecregError
+from specreg.questions import Foreseen, Question, Text
 from specreg.reference.eagle3 import ObservedTarget, load_head
 from specreg.reference.models import load_model
-from specreg.reference.questions import Foreseen, Question, Text
 
 Rights = Callable[[Text], Sequence[Sequence[bool]]]
 """A text in; by place in it, whether each draft of a step that begins there is the text out."""

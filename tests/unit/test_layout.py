@@ -22,18 +22,19 @@ FIXTURES = builders.ROOT / "fixtures"
 
 ORDER = (
     ("errors", "paths", "catalog", "identity", "processes", "spread", "acceptance.record"),
-    ("trace", "sse", "arrivals", "methods", "sequential", "lookup"),
+    ("trace", "sse", "arrivals", "methods", "sequential", "lookup", "questions"),
     ("acceptance", "reference"),
     ("protocols", "intervals", "oracle"),
     ("engines", "datasets", "dialects"),
     ("lossless",),
-    ("matrix", "models", "environments"),
-    ("server", "talk", "provision", "transcribing"),
+    ("matrix", "models", "environments", "sampling"),
+    ("server", "talk", "provision", "transcribing", "foresight"),
     ("replay", "meter", "attaching"),
     ("metrics", "crew"),
     ("measurement", "baseline", "published"),
     ("figures", "journal", "comparison", "importing"),
     ("verdict",),
+    ("proving",),
     ("confirming", "stopping", "history"),
     ("docket", "expectation", "report.json"),
     ("recording",),
@@ -210,7 +211,7 @@ def test_no_engine_and_no_test_is_ever_imported(path: Path) -> None:
 def test_the_reference_engine_imports_little_of_specreg(path: Path) -> None:
     ours = {name for name in imported(path) if name.startswith("specreg.")}
     others = {name for name in ours if not name.startswith("specreg.reference")}
-    assert others <= {"specreg.errors", "specreg.lookup"}
+    assert others <= {"specreg.errors", "specreg.lookup", "specreg.questions"}
 
 
 def test_pytest_is_known_to_the_plugin_and_its_options_alone() -> None:
