@@ -1,6 +1,6 @@
 """The reference engine as it is started: its decoding, its HTTP, what it refuses, planted faults.
 
-These need its environment, which is made once: about two minutes. `nox -s reference` runs them.
+These need its environment, which is made once. `nox -s reference` runs them.
 """
 
 import contextlib
