@@ -78,7 +78,7 @@ def sglang_cpu(session: nox.Session) -> None:
 
 @nox.session
 def reference(session: nox.Session) -> None:
-    """The reference engine, the lightest real one: acceptance alone, about four minutes."""
+    """The reference engine, the lightest real one, and its own tests: acceptance alone."""
     _install(session, "tests")
     session.run("python", "-m", "pytest", "tests/reference")
     _pytest(session, "tests/perf", "--specreg-tier=reference")

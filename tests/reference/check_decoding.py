@@ -29,8 +29,9 @@ from specreg.errors import ModelError, UnsupportedError
 from specreg.reference import verifying
 from specreg.reference.decoding import Models, decode
 from specreg.reference.jobs import Job, Step
-from specreg.reference.models import Loaded, load_models
+from specreg.reference.models import Loaded, device_map, load_model, load_models
 from specreg.reference.options import parse_options
+from specreg.reference.placement import Placement
 from specreg.reference.reading import Reader
 from specreg.reference.verifying import Floats
 
@@ -222,13 +223,12 @@ class Ends(unittest.TestCase):
         assert cut.steps[-1].accepted == answer.steps[index].accepted
 
     def test_nothing_is_drafted_beyond_the_context(self) -> None:
-        for method in ("none", *METHODS):
-            job = dataclasses.replace(JOBS[0], ignore_eos=True)
+        for method, job in itertools.product(("none", *METHODS), JOBS[:6]):
+            on = dataclasses.replace(job, ignore_eos=True)
             context_tokens = len(job.prompt) + CAP_TOKENS
             models = dataclasses.replace(loaded(method).models, context_tokens=context_tokens)
-            (answer,) = answers(models, [job])
+            (answer,) = answers(models, [on])
             assert len(answer.ids) == CAP_TOKENS
-            assert answer.ids == answers(loaded("none").models, [job])[0].ids
             done = 0
             for step in answer.steps:
                 assert step.drafted <= CAP_TOKENS - done
@@ -316,21 +316,37 @@ class LogProbabilities(unittest.TestCase):
 class Faults(unittest.TestCase):
     """The faults that `planted` prepares change the text: there is something to be caught."""
 
-    def differing(self, method: str) -> int:
-        found = answers(loaded(method).models, JOBS[:10], 10)
-        return sum(
-            one.ids != sound.ids for one, sound in zip(found, greedy(method, 1), strict=False)
-        )
-
     def test_each_changes_the_text(self) -> None:
         wrappers: dict[Callable[..., Any], tuple[Any, str]] = {
             planted.one_too_many: (verifying, "verify"),
             planted.no_correction: (verifying, "verify"),
             planted.wrong_rollback: (Reader, "forget"),
         }
+        sound = {method: [answer.ids for answer in greedy(method, 1)[:10]] for method in METHODS}
         for method, (wrap, (where, name)) in itertools.product(METHODS, wrappers.items()):
             with mock.patch.object(where, name, wrap(getattr(where, name))):
-                assert self.differing(method) > 0, (method, wrap.__name__)
+                faulty = answers(loaded(method).models, JOBS[:10], 10)
+            assert [answer.ids for answer in faulty] != sound[method], (method, wrap.__name__)
+
+
+class Split(unittest.TestCase):
+    placement = Placement(target=("cpu", "cpu"), first_frac=0.7, draft="cpu")
+
+    def test_a_target_in_parts_says_what_it_says_in_one(self) -> None:
+        whole = loaded("none").models
+        parts = device_map(whole.target.config, self.placement)
+        target = load_model(str(TINY / "target"), "float32", parts)
+        models = dataclasses.replace(whole, target=target)
+        assert answers(models, JOBS[:4], 4) == greedy("none", 1)[:4]
+
+    def test_the_share_of_the_layers_is_on_the_first_device(self) -> None:
+        config = loaded("none").models.target.config
+        placement = dataclasses.replace(self.placement, target=("cuda:0", "cuda:1"))
+        parts = device_map(config, placement)
+        layers = [parts[f"model.layers.{layer}"] for layer in range(4)]
+        assert layers == ["cuda:0", "cuda:0", "cuda:0", "cuda:1"]
+        # They may share their weights.
+        assert parts["model.embed_tokens"] == parts["lm_head"]
 
 
 class Refusals(unittest.TestCase):
