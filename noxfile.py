@@ -77,8 +77,16 @@ def sglang_cpu(session: nox.Session) -> None:
 
 
 @nox.session
+def reference(session: nox.Session) -> None:
+    """The reference engine, the lightest real one, and its own tests: acceptance alone."""
+    _install(session, "tests")
+    session.run("python", "-m", "pytest", "tests/reference")
+    _pytest(session, "tests/perf", "--specreg-tier=reference")
+
+
+@nox.session
 def triton(session: nox.Session) -> None:
-    """A real tritonserver on the repository that specreg writes: about two minutes."""
+    """A real tritonserver on the repository that specreg writes: about three minutes."""
     _install(session, "tests")
     _pytest(session, "tests/contract/test_triton.py")
 

@@ -68,6 +68,7 @@ class CaseSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     form: Form = Form.CHAT
     chat_template_args: tuple[tuple[str, object], ...] = ()
     ignore_eos: bool = False
+    stream: bool = True
     limits: Limits = NO_LIMITS
     parallel: Parallel = ALONE
     tree: Tree | None = None

@@ -85,7 +85,7 @@ def _place(verdict: Verdict) -> tuple[str, str]:
 
 
 def _by_launch(verdict: Verdict) -> bool:
-    return METRICS[verdict.metric].by_launch
+    return verdict.metric in METRICS and METRICS[verdict.metric].by_launch
 
 
 def blame_machine(
@@ -113,8 +113,7 @@ def blame_machine(
 
 def _of_machine(verdict: Verdict) -> bool:
     """Whether a slow machine would show in it: the speedup has its control in the same minute."""
-    metric = METRICS[verdict.metric]
-    return metric.by_launch and metric.family is not Family.SPEEDUP
+    return _by_launch(verdict) and METRICS[verdict.metric].family is not Family.SPEEDUP
 
 
 def _moved_alike(verdicts: Sequence[Verdict]) -> Mapping[str, str]:

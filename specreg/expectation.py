@@ -112,6 +112,7 @@ def settings_of(case: Case, target: str, prompts: Sequence[Prompt]) -> CaseSetti
         form=case.form,
         chat_template_args=case.chat_template_args,
         ignore_eos=case.ignore_eos,
+        stream=case.stream,
         limits=case.limits,
         parallel=server.parallel,
         tree=server.tree,

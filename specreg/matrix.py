@@ -13,6 +13,7 @@ from specreg.arrivals import Arrivals, Load
 from specreg.datasets import dataset_named
 from specreg.engines import ALONE, Parallel, engine_named
 from specreg.errors import MatrixError, UnknownNameError
+from specreg.lossless import ROUNDING_NATS
 from specreg.methods import METHODS, Tree
 from specreg.protocols import Form
 
@@ -64,12 +65,14 @@ class CasesTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     chat_template_args: dict[str, object] = {}
     temperature: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     ignore_eos: bool = False
+    stream: bool = True
     request_timeout_s: _AboveZero = 600.0
     ttft_limit_ms: _AboveZero | None = None
     tpot_limit_ms: _AboveZero | None = None
     warm_up_stable_frac: _AboveZero = 0.03
     client_processes: _Positive = 1
     speed: bool = True
+    rounding_nats: Annotated[float, msgspec.Meta(ge=0)] = ROUNDING_NATS
     dtype: str = "auto"
     max_model_len_tokens: _Positive = 1024
     max_sequences: _Positive = 8
@@ -164,11 +167,14 @@ class Case:
         chat_template_args: arguments of that template, as pairs.
         output_cap_tokens: the most tokens of a reply; temperature: 0 is greedy.
         ignore_eos: whether every reply goes on to the cap.
+        stream: whether replies come as they are made, not at once.
         request_timeout_s: how long a request may take; one that takes longer failed.
         limits: what a request must keep to count as good.
         warm_up_stable_frac: how far the step times of the last warm-up batches may lie apart.
         client_processes: how many processes send the requests.
         speed: whether the time that the server takes means anything.
+        rounding_nats: two tokens whose log-probabilities lie closer may change places by rounding;
+            0 demands that speculation changes none.
         tolerances: by metric, a relative change that overrides the metric's own.
     """
 
@@ -184,11 +190,13 @@ class Case:
     form: Form = Form.CHAT
     chat_template_args: tuple[tuple[str, object], ...] = ()
     ignore_eos: bool = False
+    stream: bool = True
     request_timeout_s: float = 600.0
     limits: Limits = NO_LIMITS
     warm_up_stable_frac: float = 0.03
     client_processes: int = 1
     speed: bool = True
+    rounding_nats: float = ROUNDING_NATS
     tolerances: tuple[tuple[str, float], ...] = ()
 
     @property
@@ -281,11 +289,13 @@ def _cases_of(table: CasesTable, models: Mapping[str, ModelsTable], where: str) 
             output_cap_tokens=table.output_cap_tokens,
             temperature=table.temperature,
             ignore_eos=table.ignore_eos,
+            stream=table.stream,
             request_timeout_s=table.request_timeout_s,
             limits=Limits(ttft_ms=table.ttft_limit_ms, tpot_ms=table.tpot_limit_ms),
             warm_up_stable_frac=table.warm_up_stable_frac,
             client_processes=table.client_processes,
             speed=table.speed,
+            rounding_nats=table.rounding_nats,
             tolerances=tuple(sorted(table.tolerances.items())),
         )
 

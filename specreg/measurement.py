@@ -175,7 +175,7 @@ async def _measure(  # noqa: PLR0913 - as above
     record: RecordRound,
 ) -> tuple[Replay, Look]:
     protocol = server.engine.protocol
-    page = protocol.counters_of(server.engine_version) if case.speculates else None
+    path = protocol.counters_path_of(server.engine_version) if case.speculates else None
     taken, extension = prompts[: case.prompts], prompts[case.prompts : 2 * case.prompts]
     # A drafter that learns from what it serves mustn't have seen what it is measured on.
     spare = prompts[2 * case.prompts :] or taken
@@ -191,13 +191,13 @@ async def _measure(  # noqa: PLR0913 - as above
         for crew in arms:
             await warm_up(case, spare, crew.replay_under)
         ours = arms[0]
-        before = await _scrape_counters(page, protocol, ours)
+        before = await _scrape_counters(protocol, path, ours)
 
         async def acceptance(*further: Round) -> tuple[AcceptanceRecord | None, Gauges | None]:
             traces = [trace for part in (*rounds[0], *further) for trace in part.traces]
             if case.speculates:
                 traces = await with_exported(server, traces)
-            after = await _scrape_counters(page, protocol, ours)
+            after = await _scrape_counters(protocol, path, ours)
             record = read_acceptance(case.server, protocol, traces, before, after)
             return record, after.gauges if after else None
 
@@ -332,5 +332,5 @@ def deal(prompts: Sequence[Prompt], rounds: int) -> tuple[Sequence[Prompt], ...]
     return tuple(prompts[start : start + size] for start in range(0, len(prompts), size))
 
 
-async def _scrape_counters(page: str | None, protocol: Protocol, crew: Crew) -> Counters | None:
-    return protocol.parse_counters(await crew.scrape(page)) if page is not None else None
+async def _scrape_counters(protocol: Protocol, path: str | None, crew: Crew) -> Counters | None:
+    return None if path is None else protocol.parse_counters(await crew.scrape(path))

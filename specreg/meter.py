@@ -9,6 +9,7 @@ from specreg.acceptance.checks import (
     check_acceptance,
     check_counters,
     check_emitted,
+    check_ended,
     check_reconciled,
 )
 from specreg.acceptance.record import (
@@ -58,6 +59,7 @@ def read_acceptance(
         if moved is not None:
             check_reconciled(record.total, moved)
     elif protocol.counters_source is not None and moved is not None and moved.counts is not None:
+        check_ended(len(traces), moved)
         record = AcceptanceRecord(
             source=protocol.counters_source,
             view=View.VERIFIER,

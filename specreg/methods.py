@@ -49,6 +49,15 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Renamed:
+    """A word that an engine spells otherwise since a version of it."""
+
+    before: str
+    since: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
     """One way to speculate.
 
@@ -68,7 +77,7 @@ class Method:
     name: str
     needs_draft: bool = False
     drafts_every_step: bool = True
-    spelling: Mapping[str, Mapping[str, Setting]]
+    spelling: Mapping[str, Mapping[str, Setting | Renamed]]
     packages: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     learns_on: AbstractSet[str] = frozenset()
     since: Mapping[str, str] = field(default_factory=dict)
@@ -79,15 +88,22 @@ class Method:
         return any(BRANCHES in words.values() for words in self.spelling.values())
 
     def settings(
-        self, engine: str, draft: str | None, draft_tokens: int, tree: Tree | None = None
+        self,
+        engine: str,
+        draft: str | None,
+        draft_tokens: int,
+        tree: Tree | None = None,
+        *,
+        version: str = "",
     ) -> dict[str, Setting]:
-        """This method's settings in the words of `engine`.
+        """This method's settings in the words of a version of `engine`.
 
         Args:
             engine: the name of its spelling.
             draft: the draft model or head, None where the method needs none.
             draft_tokens: the most drafts that a step can accept.
             tree: how they branch, None for one continuation.
+            version: of the engine, "" for the newest.
 
         Raises:
             UnknownNameError: the engine doesn't support the method.
@@ -99,7 +115,8 @@ class Method:
             VERIFIED_TOKENS: (tree.drafted_tokens if tree else draft_tokens) + 1,
             **({BRANCHES: tree.branches} if tree else {}),
         }
-        return {key: known.get(value, value) for key, value in self.spelling[engine].items()}
+        spelt = {key: _spelt(value, version) for key, value in self.spelling[engine].items()}
+        return {key: known.get(value, value) for key, value in spelt.items()}
 
     def check_engine(self, engine: str) -> None:
         """Silent where the engine has the method.
@@ -119,8 +136,14 @@ def is_older(version: str, than: str) -> bool:
         return False
 
 
+def _spelt(value: Setting | Renamed, version: str) -> Setting:
+    if isinstance(value, Renamed):
+        return value.before if is_older(version, value.since) else value.after
+    return value
+
+
 _ROWS = (
-    Method(name="none", spelling={"vllm": {}, "sglang": {}, "tensorrt_llm": {}}),
+    Method(name="none", spelling={"vllm": {}, "sglang": {}, "tensorrt_llm": {}, "reference": {}}),
     Method(
         name="ngram",
         drafts_every_step=False,
@@ -144,6 +167,12 @@ _ROWS = (
                 "speculative_config.max_matching_ngram_size": 4,
                 "speculative_config.is_public_pool": False,
                 "disable_overlap_scheduler": True,
+            },
+            "reference": {
+                "method": "ngram",
+                "draft-tokens": DRAFT_TOKENS,
+                "longest-tokens": 4,
+                "shortest-tokens": 2,
             },
         },
     ),
@@ -173,10 +202,17 @@ _ROWS = (
                 "speculative-num-draft-tokens": VERIFIED_TOKENS,
             },
             "tensorrt_llm": {
-                "speculative_config.decoding_type": "DraftTarget",
+                "speculative_config.decoding_type": Renamed(
+                    before="DraftTarget", since="1.3.0rc0", after="Draft_Target"
+                ),
                 "speculative_config.max_draft_len": DRAFT_TOKENS,
                 "speculative_config.speculative_model_dir": DRAFT,
                 "disable_overlap_scheduler": True,
+            },
+            "reference": {
+                "method": "draft_model",
+                "draft-model": DRAFT,
+                "draft-tokens": DRAFT_TOKENS,
             },
         },
     ),
@@ -207,7 +243,10 @@ _ROWS = (
                 "speculative-num-draft-tokens": VERIFIED_TOKENS,
             },
             "tensorrt_llm": {
-                "speculative_config.decoding_type": "Eagle3",
+                # TensorRT-LLM never had EAGLE-1 or 2 on PyTorch, and still takes the old word.
+                "speculative_config.decoding_type": Renamed(
+                    before="Eagle", since="1.3.0rc5", after="Eagle3"
+                ),
                 "speculative_config.max_draft_len": DRAFT_TOKENS,
                 "speculative_config.speculative_model_dir": DRAFT,
             },
@@ -255,7 +294,7 @@ _ROWS = (
             "tensorrt_llm": {
                 "speculative_config.decoding_type": "MTP",
                 "speculative_config.max_draft_len": DRAFT_TOKENS,
-                # What older versions count by; it must say the same.
+                # What it counts by up to some candidate of 1.3; later ones warn and leave it out.
                 "speculative_config.num_nextn_predict_layers": DRAFT_TOKENS,
             },
         },
@@ -276,7 +315,8 @@ _ROWS = (
         },
     ),
     Method(
-        # TensorRT-LLM's older backend alone: engine_args = ["--backend", "tensorrt"].
+        # TensorRT-LLM's older backend alone, which later versions don't have:
+        # engine_args = ["--backend", "tensorrt"].
         name="lookahead",
         spelling={
             "tensorrt_llm": {

@@ -95,6 +95,7 @@ class Metric:
         position: the draft position it is about, from 1; None for the others.
         of_proposed: whether a ratio of counts is one of the proposed drafts, not of the steps.
         needs_limits: whether it says nothing of a case without limits on TTFT and TPOT.
+        needs_stream: whether it says nothing of answers that come at once.
         of_output: whether it is tokens per step over the time of a step, or the reverse.
     """
 
@@ -109,6 +110,7 @@ class Metric:
     position: int | None = None
     of_proposed: bool = False
     needs_limits: bool = False
+    needs_stream: bool = False
     of_output: bool = False
 
     def applies_to(self, case: Case) -> bool:
@@ -118,6 +120,8 @@ class Metric:
         if self.family is Family.SPEEDUP:
             return case.control is not None
         if self.needs_limits and case.limits == NO_LIMITS:
+            return False
+        if self.needs_stream and not case.stream:
             return False
         if self.family is Family.ACCEPTANCE:
             return case.speculates and (self.position or 0) <= case.server.draft_tokens
@@ -288,6 +292,7 @@ _ROWS = (
         direction=Direction.DOWN,
         function=lambda replay: _median(ttft_ms(trace) for trace in replay.traces),
         tolerance_frac=0.05,
+        needs_stream=True,
         by_launch=True,
     ),
     Metric(
@@ -296,6 +301,7 @@ _ROWS = (
         direction=Direction.DOWN,
         function=lambda replay: _median(tpot_ms(trace) for trace in replay.traces),
         tolerance_frac=0.05,
+        needs_stream=True,
         by_launch=True,
         of_output=True,
     ),

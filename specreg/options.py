@@ -48,6 +48,12 @@ class Options:
         " for speeds alone, where neighbours move the machine",
         choices=("fail", "warn", "warn-speed"),
     )
+    oracle: bool = _option(
+        "--specreg-oracle",
+        default=False,
+        text="hold each engine's steps against what its models give; needs torch, 1 to 5 GB",
+        action="store_true",
+    )
     matrix: str = _option(
         "--specreg-matrix", "fixtures/matrix", "the folder of the tiers, from the root"
     )

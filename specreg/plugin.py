@@ -21,6 +21,7 @@ from specreg.journal import Journal, last_run, load_journal
 from specreg.matrix import Case, load_tier
 from specreg.metrics import METRICS, Family, Metric, check_tolerances, metrics_of
 from specreg.options import Options, add_options, read_options
+from specreg.proving import PROOFS, Proof, proofs_of
 from specreg.provision import Provision
 from specreg.report.engines import render_gauges, render_side_by_side
 from specreg.report.json import exit_status, properties, record_verdict
@@ -68,18 +69,19 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Gives a test of the suite its cases, launches and metrics.
 
-    `@pytest.mark.family("latency")` says which metrics a test judges.
+    `@pytest.mark.family("latency")` says which metrics a test judges, `@pytest.mark.proof("…")`
+    what it proves.
     """
-    marker = metafunc.definition.get_closest_marker("family")
+    marker = _marker(metafunc.definition)
     if marker is None or "case" not in metafunc.fixturenames:
         return
     suite = metafunc.config.stash[SUITE]
     rows = [
-        pytest.param(control, server, case, metric, id=_item_id(case, metric, server))
+        pytest.param(control, server, case, what, id=_item_id(case, what, server))
         for control, server, case in _setups(suite)
-        for metric in metrics_of(case, Family(marker.args[0]))
+        for what in _asked(suite, marker, case, server)
     ]
-    names = ("control", "server", "case", "metric")
+    names = ("control", "server", "case", "proof" if marker.name == "proof" else "metric")
     # The scope must be said: with one argument that is no fixture pytest assumes "function",
     # and every test would start its own server.
     indirect = ["control", "server", "case"]
@@ -96,13 +98,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     # pytest puts one item in the place of a test whose family no case of the tier has.
     items[:] = [item for item in items if not _is_empty(item)]
     setups = {(server.id, case.id): i for i, (_, server, case) in enumerate(_setups(suite))}
-    metrics = {name: i for i, name in enumerate(METRICS)}
+    names = {name: i for i, name in enumerate((*METRICS, *PROOFS))}
 
     def place(item: pytest.Item) -> tuple[int, int]:
         params = _params(item)
         if not params:
             return (-1, 0)
-        return (setups[params["server"].id, params["case"].id], metrics[params["metric"].name])
+        return (setups[params["server"].id, params["case"].id], names[_what(params).name])
 
     items.sort(key=place)
     why = _unmet_need(suite)
@@ -112,7 +114,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ours = [_params(item) for item in items if place(item)[0] >= 0]
     asked: dict[str, set[str]] = {}
     for params in ours:
-        asked.setdefault(params["case"].id, set()).add(params["metric"].name)
+        asked.setdefault(params["case"].id, set()).add(_what(params).name)
     suite.asked = asked
     if not config.getoption("collectonly"):
         _check_runnable(suite, ours)
@@ -146,7 +148,7 @@ def pytest_runtest_makereport(
     head = message.splitlines()[0]
     report.longrepr = f"{head}\n(as above)" if _told(suite, head) else message
     if params:
-        verdict = suite.note_failure(params["case"], params["metric"], head)
+        verdict = suite.note_failure(params["case"], _what(params), head)
         report.user_properties.extend(properties(verdict))
     return report
 
@@ -255,6 +257,7 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
         history=runs.parent / "history",
         softened=_softened(options.inconclusive),
         engine=options.engine,
+        with_oracle=options.oracle,
         journal=Journal(journal),
         earlier=load_journal(journal) if options.resume else {},
         show=progress.show,
@@ -319,15 +322,38 @@ def _setups(suite: Suite) -> Iterator[tuple[Launch, Launch, Case]]:
                 yield *launches_of(case, number), case
 
 
-def _item_id(case: Case, metric: Metric, server: Launch) -> str:
+def _asked(
+    suite: Suite, marker: pytest.Mark, case: Case, server: Launch
+) -> Sequence[Metric | Proof]:
+    """What a test of the suite asks of a case on a launch; recording proves nothing."""
+    (name,) = marker.args
+    if marker.name == "family":
+        return metrics_of(case, Family(name))
+    if server.number > 1 or suite.update_reason is not None:
+        return ()
+    return [proof for proof in proofs_of(case, with_torch=suite.with_oracle) if proof.name == name]
+
+
+def _item_id(case: Case, what: Metric | Proof, server: Launch) -> str:
     launch = f"-launch{server.number}" if server.number > 1 else ""
-    return f"{case.id}-{metric.name}{launch}"
+    return f"{case.id}-{what.name}{launch}"
+
+
+def _marker(item: pytest.Item | pytest.Function) -> pytest.Mark | None:
+    """What makes a test one of the suite's."""
+    return item.get_closest_marker("family") or item.get_closest_marker("proof")
 
 
 def _params(item: pytest.Item) -> Mapping[str, Any]:
     """The parameters of a test of the suite, none of any other."""
     callspec = getattr(item, "callspec", None)
-    return callspec.params if callspec and item.get_closest_marker("family") else {}
+    return callspec.params if callspec and _marker(item) else {}
+
+
+def _what(params: Mapping[str, Any]) -> Metric | Proof:
+    """The metric that a test judges, or the proof that it makes."""
+    found: Metric | Proof = params["proof"] if "proof" in params else params["metric"]
+    return found
 
 
 def _is_empty(item: pytest.Item) -> bool:

@@ -9,7 +9,7 @@ from specreg.engines import engine_named
 from specreg.engines._engine import Requirement
 from specreg.environments import EngineEnvironment, engine_environment, installed_version
 from specreg.errors import UnsupportedError
-from specreg.matrix import Case, ServerSpec
+from specreg.matrix import NO_LIMITS, Case, ServerSpec
 from specreg.methods import METHODS, is_older
 
 
@@ -36,8 +36,9 @@ class Provision:
 
         Raises:
             UnsupportedError: an engine doesn't run here or isn't installed; its version is too
-                old, for a method too, or doesn't tell the acceptance of such prompts; or one
-                version or interpreter is to be that of several engines.
+                old, for a method too, or doesn't tell the acceptance of such prompts; its
+                arguments can't be handed on; or one version or interpreter is to be that of
+                several engines.
         """
         engines = sorted({case.server.engine for case in cases})
         if len(engines) > 1 and (self.version or self.python):
@@ -56,6 +57,7 @@ class Provision:
                 )
                 raise UnsupportedError(message)
             check_version(case, self.requirement(spec).version, ours=True)
+            engine.check_arguments(spec.engine_args)
 
     def environment(self, spec: ServerSpec) -> EngineEnvironment:
         """What a server runs in; made if it isn't there.
@@ -90,7 +92,7 @@ class Provision:
         return dataclasses.replace(
             wanted,
             version=self.version or wanted.version,
-            extras=METHODS[spec.method].packages.get(engine.spelling, ()),
+            extras=wanted.extras + METHODS[spec.method].packages.get(engine.spelling, ()),
         )
 
 
@@ -121,3 +123,22 @@ def check_version(case: Case, version: str, *, ours: bool) -> None:
         )
         raise UnsupportedError(message)
     engine.protocol.check(case.form, version, ours=ours)
+    if not case.stream:
+        _check_whole(case, streams_alone=not engine.protocol.answers_whole)
+
+
+def _check_whole(case: Case, *, streams_alone: bool) -> None:
+    """Silent where answers can come at once, and tell what is asked of them.
+
+    Raises:
+        UnsupportedError: the engine is asked for streams alone, or only a stream would tell.
+    """
+    reasons = (
+        (streams_alone, f"engine '{case.server.engine}' is asked for streams alone"),
+        (case.speculates, "only the chunks of a stream tell its acceptance"),
+        (case.limits != NO_LIMITS, "limits on TTFT and TPOT are kept in a stream"),
+    )
+    for applies, reason in reasons:
+        if applies:
+            message = f"case '{case.id}' with stream = false: {reason}; leave one of them out"
+            raise UnsupportedError(message)

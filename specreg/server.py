@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import re
 import socket
@@ -30,7 +31,7 @@ from specreg.methods import METHODS
 from specreg.models import resolve_model
 from specreg.processes import MarkedProcess, start_marked, stop_marked
 from specreg.protocols import Ask, Endpoint, Form, Message, Role
-from specreg.sse import DONE, EventSplitter
+from specreg.sse import DONE, splitter_for
 
 _POLL_S = 0.2
 _DYING_S = 1.0
@@ -204,7 +205,11 @@ def start_server(
             served_name=spec.id,
             port=_free_port(),
             speculation=METHODS[spec.method].settings(
-                engine.spelling, draft, spec.draft_tokens, spec.tree
+                engine.spelling,
+                draft,
+                spec.draft_tokens,
+                spec.tree,
+                version=environment.version,
             ),
             dtype=spec.dtype,
             max_model_len_tokens=spec.max_model_len_tokens,
@@ -297,6 +302,8 @@ def generates(server: Server, client: httpx.Client, *, timeout_s: float) -> bool
         messages=(Message(Role.USER, "Hello"),),
         output_cap_tokens=1,
         temperature=0.0,
+        # Every model answers so; one that isn't decoupled has no stream.
+        stream=not server.engine.protocol.answers_whole,
     )
     protocol = server.engine.protocol
     timeout = min(_PROBE_TIMEOUT_S, max(_POLL_S, timeout_s))
@@ -308,11 +315,11 @@ def generates(server: Server, client: httpx.Client, *, timeout_s: float) -> bool
             if response.is_client_error:
                 answer = response.read()[:_ANSWER_BYTES].decode(errors="replace")
                 raise ServerRefusedError(f"refused to generate, {answer}")
-            splitter, decoder = EventSplitter(), protocol.new_decoder(ask)
+            splitter, decoder = splitter_for(stream=ask.stream), protocol.new_decoder(ask)
+            events = (event for piece in response.iter_raw() for event in splitter.feed(piece))
             return response.status_code == httpx.codes.OK and any(
                 event != DONE and decoder.parse_event(event).tokens
-                for piece in response.iter_raw()
-                for event in splitter.feed(piece)
+                for event in itertools.chain(events, splitter.close())
             )
     except (httpx.HTTPError, InvalidMeasurementError):
         return False

@@ -1,4 +1,4 @@
-"""Server-sent events: bytes as they arrive in, the data of whole events out."""
+"""Answers: bytes as they arrive in, the data of whole events out."""
 
 from collections.abc import Iterator
 
@@ -32,3 +32,28 @@ class EventSplitter:
         for line in lines:
             if line.startswith(_PREFIX):
                 yield line[len(_PREFIX) :].strip()
+
+    def close(self) -> Iterator[bytes]:
+        """Nothing: what has no end is no event."""
+        yield from ()
+
+
+class WholeAnswer:
+    """Takes an answer that isn't a stream for a single event."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        """Nothing yet: only its end says that it is whole."""
+        self._pieces.append(piece)
+        yield from ()
+
+    def close(self) -> Iterator[bytes]:
+        """All that came."""
+        yield b"".join(self._pieces)
+
+
+def splitter_for(*, stream: bool) -> EventSplitter | WholeAnswer:
+    """What makes events of an answer's bytes."""
+    return EventSplitter() if stream else WholeAnswer()

@@ -4,6 +4,7 @@ The pytest plugin and the fixtures hold one of these and do nothing by themselve
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -19,12 +20,14 @@ from specreg.docket import Docket
 from specreg.errors import BaselineError, SpecregError
 from specreg.expectation import Shelf, load_case_prompts, settings_in
 from specreg.figures import figures_of, record_figures
+from specreg.foresight import foresee
 from specreg.identity import Environment
 from specreg.journal import Journal, Key
 from specreg.matrix import Case, ServerSpec, Tier
 from specreg.measurement import WHOLE, Extent, Measurement, measure
 from specreg.metrics import METRICS, Metric
 from specreg.models import model_sha256, resolve_model
+from specreg.proving import Plain, Proof, Scene
 from specreg.provision import Provision
 from specreg.sequential import PARTS, Look
 from specreg.server import Server, start_server
@@ -118,6 +121,7 @@ class Suite:
         show: is told what goes on.
         softened: the metrics whose tests pass where there is no telling.
         engine: whose cases run; None for all.
+        with_oracle: whether the models themselves are asked, which takes torch.
         asked: by case, the metrics that this run judges; one that isn't there is asked for all.
         docket: the verdicts; taken_over: what an earlier run had measured.
     """
@@ -136,11 +140,13 @@ class Suite:
     show: Callable[[str], None]
     softened: AbstractSet[str] = frozenset()
     engine: str | None = None
+    with_oracle: bool = False
     asked: Mapping[str, AbstractSet[str]] = field(default_factory=dict)
     taken_over: list[str] = field(default_factory=list)
     docket: Docket = field(init=False)
     _measured: dict[tuple[str, int], Measurement] = field(default_factory=dict)
     _startings: list[Starting] = field(default_factory=list)
+    _plain: Plain = field(default_factory=dict)
     _known: tuple[Case, Known] | None = None
 
     def __post_init__(self) -> None:
@@ -272,11 +278,41 @@ class Suite:
         valid = [one for one in launches if one.invalid is None or one is measurement]
         return self.docket.judge(metric, valid)
 
-    def note_failure(self, case: Case, metric: Metric, reason: str) -> Verdict:
-        """Remembers that a metric could not be judged, so that no table leaves it out."""
-        verdict = Verdict(
-            case_id=case.id, metric=metric.name, outcome=Outcome.INVALID, reason=reason
+    def prove(
+        self, proof: Proof, case: Case, server: Starting, control: Starting | None
+    ) -> Verdict:
+        """Proves what must hold of a case, on running servers.
+
+        Args:
+            proof: what.
+            case: of which.
+            server: the case's.
+            control: the one beside it, None where there is none.
+
+        Raises:
+            SpecregError: a server didn't start, or it couldn't be proved.
+        """
+        spec = case.server
+        verdict = proof.prove(
+            Scene(
+                case=case,
+                server=server.server,
+                control=control.server if control else None,
+                prompts=load_case_prompts(self.root, case)[: case.prompts],
+                foresee=functools.partial(foresee, on_gpu=self.provision.on_gpu, show=self.show),
+                models=(
+                    resolve_model(self.root, spec.target),
+                    resolve_model(self.root, spec.draft) if spec.draft else None,
+                ),
+                plain=self._plain,
+            )
         )
+        self.docket.note(verdict)
+        return verdict
+
+    def note_failure(self, case: Case, what: Metric | Proof, reason: str) -> Verdict:
+        """Remembers that a metric could not be judged, so that no table leaves it out."""
+        verdict = Verdict(case_id=case.id, metric=what.name, outcome=Outcome.INVALID, reason=reason)
         self.docket.note(verdict)
         return verdict
 

@@ -14,7 +14,7 @@ from specreg.datasets import Prompt
 from specreg.errors import InvalidMeasurementError
 from specreg.matrix import Case
 from specreg.protocols import PROTOCOLS, Ask, Endpoint, Message, Role, StreamDecoder
-from specreg.sse import DONE, EventSplitter
+from specreg.sse import DONE, splitter_for
 from specreg.trace import Chunk, RequestTrace, StreamEvent, chunk_sizes
 
 _SILENCE_S = 60.0
@@ -145,6 +145,7 @@ class Talk:
             temperature=case.temperature,
             ignore_eos=case.ignore_eos,
             chat_template_args=case.chat_template_args,
+            stream=case.stream,
         )
         protocol = PROTOCOLS[self.endpoint.protocol]
         path, body = protocol.path(ask), msgspec.json.encode(protocol.body(ask))
@@ -152,7 +153,8 @@ class Talk:
         gathered = _Gathered(heard_ns=sent_ns)
         try:
             async with asyncio.timeout(case.request_timeout_s) as timeout:
-                self.running[gathered] = timeout
+                if case.stream:  # without one there is silence until the end
+                    self.running[gathered] = timeout
                 await self._stream(path, body, gathered, protocol.new_decoder(ask))
         except httpx.HTTPError as failure:
             gathered.error = ": ".join(filter(None, (type(failure).__name__, str(failure))))
@@ -162,7 +164,7 @@ class Talk:
         except InvalidMeasurementError as failure:
             gathered.error = str(failure)
         finally:
-            del self.running[gathered]
+            self.running.pop(gathered, None)
         chunks = gathered.chunks
         trace = RequestTrace(
             prompt_id=prompt.id,
@@ -170,7 +172,7 @@ class Talk:
             turn=turn,
             planned_ns=planned_ns,
             sent_ns=sent_ns,
-            first_ns=chunks[0].at_ns if chunks else None,
+            first_ns=chunks[0].at_ns if chunks and case.stream else None,
             last_ns=chunks[-1].at_ns if chunks else None,
             first_chunk_tokens=chunks[0].tokens if chunks else 0,
             chunk_sizes=chunk_sizes(chunks[1:]),
@@ -187,7 +189,7 @@ class Talk:
     async def _stream(
         self, path: str, body: bytes, gathered: _Gathered, decoder: StreamDecoder
     ) -> None:
-        splitter, clock = EventSplitter(), self.clock
+        splitter, clock = splitter_for(stream=self.case.stream), self.clock
         async with self.client.stream("POST", path, content=body, headers=_HEADERS) as response:
             if response.status_code != httpx.codes.OK:
                 text = await _beginning(response)
@@ -200,6 +202,8 @@ class Talk:
                 for event in splitter.feed(piece):
                     if event != DONE:
                         gathered.take(decoder.parse_event(event), at_ns)
+        for event in splitter.close():
+            gathered.take(decoder.parse_event(event), gathered.heard_ns)
 
 
 async def _beginning(response: httpx.Response) -> str:

@@ -102,14 +102,17 @@ def check_counters(before: Counters, after: Counters) -> Counters:
     """
     steps = after.steps - before.steps
     counts = after.counts - before.counts if after.counts and before.counts else None
+    requests = None
+    if after.requests is not None and before.requests is not None:
+        requests = after.requests - before.requests
     detail = (counts.accepted, counts.proposed or 0, *counts.position_counts) if counts else ()
-    if min(steps, *detail, 0) < 0:
+    if min(steps, requests or 0, *detail, 0) < 0:
         message = (
             f"S moved by {steps}{f', S, A, D by {_sad(counts)}' if counts else ''};"
             " the server restarted inside the window, look at its log"
         )
         raise InvalidMeasurementError("COUNTERS_FELL", message)
-    return Counters(steps=steps, counts=counts)
+    return Counters(steps=steps, counts=counts, requests=requests)
 
 
 def check_reconciled(requests: StepCounts, moved: Counters) -> None:
@@ -124,6 +127,21 @@ def check_reconciled(requests: StepCounts, moved: Counters) -> None:
     theirs = f"S, A, D {_sad(moved.counts)}" if moved.counts else f"S {moved.steps}"
     message = f"our requests: S, A, D {_sad(requests)}; the server's counters: {theirs}"
     if moved.steps > requests.steps:
+        message += "; somebody else asked the server meanwhile, keep it to this run"
+        raise InvalidMeasurementError("FOREIGN_TRAFFIC", message)
+    raise InvalidMeasurementError("COUNTS_DISAGREE", message)
+
+
+def check_ended(requests: int, moved: Counters) -> None:
+    """The requests that ended in the window are ours, as far as the server counts them.
+
+    Raises:
+        InvalidMeasurementError: `FOREIGN_TRAFFIC` when more ended, else `COUNTS_DISAGREE`.
+    """
+    if moved.requests in {None, requests}:
+        return
+    message = f"our requests: {requests}; the server counts {moved.requests} that ended"
+    if moved.requests is not None and moved.requests > requests:
         message += "; somebody else asked the server meanwhile, keep it to this run"
         raise InvalidMeasurementError("FOREIGN_TRAFFIC", message)
     raise InvalidMeasurementError("COUNTS_DISAGREE", message)

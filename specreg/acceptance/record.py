@@ -18,6 +18,8 @@ class Source(StrEnum):
     VLLM_COUNTERS = "vllm_counters"
     VLLM_REQUEST = "vllm_request"
     SGLANG_REQUEST = "sglang_request"
+    TRTLLM_COUNTERS = "trtllm_counters"
+    REFERENCE = "reference"
     STREAM_CHUNKS = "stream_chunks"
 
 
@@ -162,11 +164,13 @@ class Counters:
         steps: S.
         counts: all there is to know of the steps; None for a server that counts steps only.
         gauges: what stands beside them at that moment; None for a server without.
+        requests: that ended; None for a server whose steps aren't counted when a request ends.
     """
 
     steps: int
     counts: StepCounts | None = None
     gauges: Gauges | None = None
+    requests: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,17 +1,19 @@
 """vLLM's speculation counters: a Prometheus page in, step counts out."""
 
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
-
+from specreg.acceptance.page import counts_of
 from specreg.acceptance.record import StepCounts
 from specreg.errors import InvalidMeasurementError
 
-_PREFIX = "vllm:spec_decode_num_"
+_FAMILY = "spec_decode_num_"
 _WANTED = ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
 
 
-def parse_vllm_counters(page: str) -> StepCounts:
+def parse_vllm_counters(page: str, prefix: str = "vllm:") -> StepCounts:
     """The counts since the server's start, summed over the engines of data parallelism.
+
+    Args:
+        page: of `/metrics`.
+        prefix: what the counters' names begin with.
 
     Raises:
         InvalidMeasurementError: `SPEC_DISABLED`, vLLM's page knows no speculation;
@@ -19,18 +21,18 @@ def parse_vllm_counters(page: str) -> StepCounts:
     """
     totals: dict[str, int] = {}
     positions: dict[int, int] = {}
-    for name, labels, count in _samples(page):
+    for name, labels, count in counts_of(page, prefix + _FAMILY):
         totals[name] = totals.get(name, 0) + count
         if labels.get("position", "").isdigit():
             position = int(labels["position"])
             positions[position] = positions.get(position, 0) + count
-    if "spec_decode" not in page and "vllm:generation_tokens" in page:
+    if "spec_decode" not in page and f"{prefix}generation_tokens" in page:
         message = (
             "the server counts tokens, and has no speculation counters: it doesn't speculate,"
-            f" or its version calls them otherwise than {_PREFIX}…"
+            f" or its version calls them otherwise than {prefix}{_FAMILY}…"
         )
         raise InvalidMeasurementError("SPEC_DISABLED", message)
-    _require_all(totals)
+    _require_all(totals, prefix + _FAMILY)
     return StepCounts(
         steps=totals["drafts"],
         accepted=totals["accepted_tokens"],
@@ -39,39 +41,13 @@ def parse_vllm_counters(page: str) -> StepCounts:
     )
 
 
-def _samples(page: str) -> list[tuple[str, dict[str, str], int]]:
-    """The samples `…_total` of the wanted counters; their `_created` series are left out."""
-    try:
-        samples = [
-            sample
-            for family in text_string_to_metric_families(page)
-            for sample in family.samples
-            if sample.name.startswith(_PREFIX) and sample.name.endswith("_total")
-        ]
-    except ValueError as error:
-        reason = "METRICS_UNREADABLE"
-        message = f"/metrics is not a Prometheus page ({error}); look at it in a browser"
-        raise InvalidMeasurementError(reason, message) from error
-    return [
-        (one.name.removeprefix(_PREFIX).removesuffix("_total"), one.labels, _count(one))
-        for one in samples
-    ]
-
-
-def _count(sample: Sample) -> int:
-    if not float(sample.value).is_integer():  # NaN and infinity aren't either
-        message = f"{sample.name} is {sample.value}, which is no count; look at /metrics"
-        raise InvalidMeasurementError("METRICS_UNREADABLE", message)
-    return int(sample.value)
-
-
-def _require_all(totals: dict[str, int]) -> None:
+def _require_all(totals: dict[str, int], family: str) -> None:
     missing = [name for name in _WANTED if name not in totals]
     if missing:
         reason = "METRICS_MISSING"
-        there = ", ".join(f"{_PREFIX}{name}_total" for name in sorted(totals)) or "none of them"
+        there = ", ".join(f"{family}{name}_total" for name in sorted(totals)) or "none of them"
         message = (
-            f"looked for {', '.join(f'{_PREFIX}{name}_total' for name in missing)};"
+            f"looked for {', '.join(f'{family}{name}_total' for name in missing)};"
             f" /metrics has {there}; is the server started without log stats, or newer?"
         )
         raise InvalidMeasurementError(reason, message)

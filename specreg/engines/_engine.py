@@ -164,6 +164,14 @@ class Engine(ABC):
             UnsupportedError: it doesn't run there.
         """
 
+    def check_arguments(self, arguments: tuple[str, ...]) -> None:
+        """Silent where a case's `engine_args` can be handed on, as far as one can tell.
+
+        Raises:
+            UnsupportedError: they can't.
+        """
+        del arguments
+
     def files(self, options: LaunchOptions) -> Mapping[str, str]:
         """What to write into `options.folder` before the start, by path in it."""
         del options

@@ -11,7 +11,9 @@ from typing import ClassVar
 
 from specreg.engines._engine import Engine, LaunchOptions, Parallel, Requirement
 from specreg.errors import UnsupportedError
+from specreg.methods import is_older
 from specreg.protocols import tensorrt_llm as tensorrt_llm_protocol
+from specreg.protocols.tensorrt_llm import FIRST_THAT_COUNTS
 
 _VERSION = "1.2.1"
 _OPTIONS = "options.yaml"
@@ -47,6 +49,12 @@ class TensorrtLlm(Engine):
             # A repeated prompt must cost what it cost the first time.
             "kv_cache_config.enable_block_reuse": False,
             "kv_cache_config.free_gpu_memory_fraction": options.gpu_memory_frac,
+            # Without it no request is counted; older versions may not know it.
+            **(
+                {}
+                if is_older(options.version, FIRST_THAT_COUNTS)
+                else {"return_perf_metrics": True}
+            ),
         }
         return {_OPTIONS: json.dumps(_nested({**settings, **options.speculation}), indent=2)}
 

@@ -1,4 +1,8 @@
-"""Triton Inference Server with its vLLM backend, as NVIDIA's container brings both."""
+"""Triton Inference Server with its vLLM backend, as NVIDIA's container brings both.
+
+A case's `engine_args` are vLLM's arguments by their names in Python, `name=value`, and go into
+model.json; tritonserver itself is told nothing further.
+"""
 
 import json
 from collections.abc import Mapping
@@ -9,6 +13,7 @@ import msgspec
 
 from specreg.engines import vllm
 from specreg.engines._engine import Engine, Fetch, Identity, LaunchOptions, Requirement
+from specreg.errors import UnsupportedError
 from specreg.protocols import triton as triton_protocol
 
 _CONFIG = """\
@@ -49,6 +54,15 @@ class Triton(Engine):
         del on_gpu
         return Requirement(package="tritonserver", version="")
 
+    def check_arguments(self, arguments: tuple[str, ...]) -> None:
+        """Each has a name.
+
+        Raises:
+            UnsupportedError: one hasn't.
+        """
+        for argument in arguments:
+            _named(argument)
+
     def files(self, options: LaunchOptions) -> Mapping[str, str]:
         """The model repository: the model's configuration, and the engine's arguments."""
         model = options.served_name
@@ -65,7 +79,6 @@ class Triton(Engine):
             *("--model-control-mode", "explicit", "--load-model", options.served_name),
             *("--http-address", "127.0.0.1", "--http-port", str(options.port)),
             *("--allow-grpc", "false", "--allow-metrics", "false"),
-            *options.engine_args,
         )
 
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
@@ -105,7 +118,27 @@ def _engine_arguments(options: LaunchOptions) -> dict[str, object]:
         **({"data_parallel_size": parallel.data} if parallel.data > 1 else {}),
         **({"enable_expert_parallel": True} if parallel.expert else {}),
         **({"speculative_config": speculation} if speculation else {}),
+        **dict(map(_named, options.engine_args)),
     }
+
+
+def _named(argument: str) -> tuple[str, object]:
+    """`seed=7` as `("seed", 7)`; what isn't JSON is a text.
+
+    Raises:
+        UnsupportedError: it has no name.
+    """
+    name, equals, value = argument.partition("=")
+    if not equals or not name.isidentifier():
+        message = (
+            f"engine_args '{argument}': of a Triton case they are vLLM's arguments as in"
+            ' model.json; write name=value, as in "seed=7" or "kv_cache_dtype=fp8"'
+        )
+        raise UnsupportedError(message)
+    try:
+        return name, msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        return name, value
 
 
 ENGINE = Triton()

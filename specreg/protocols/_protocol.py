@@ -48,6 +48,7 @@ class Ask:
         temperature: 0 is greedy.
         ignore_eos: whether the reply goes on to the cap, whatever the model says.
         chat_template_args: arguments of the model's chat template, as pairs.
+        stream: whether the reply comes as it is made, not at once.
     """
 
     model: str
@@ -58,6 +59,7 @@ class Ask:
     temperature: float
     ignore_eos: bool = False
     chat_template_args: tuple[tuple[str, object], ...] = ()
+    stream: bool = True
 
     @property
     def text(self) -> str:
@@ -93,6 +95,7 @@ class Protocol(ABC):
         counters_source: the same of the server's counters, None if it has none.
         counters_path: where the counters are; None if there are none.
         takes_token_ids: whether a prompt may be ids.
+        answers_whole: whether it can be asked for an answer without a stream.
     """
 
     name: ClassVar[str]
@@ -100,6 +103,7 @@ class Protocol(ABC):
     counters_source: ClassVar[Source | None]
     counters_path: ClassVar[str | None]
     takes_token_ids: ClassVar[bool] = True
+    answers_whole: ClassVar[bool] = False
 
     def check(self, form: Form, version: str, *, ours: bool) -> None:
         """Silent where prompts of that form can be asked, and their acceptance is told.
@@ -124,8 +128,8 @@ class Protocol(ABC):
         del lines
         return {}
 
-    def counters_of(self, version: str) -> str | None:
-        """Where a version's counters are, None where it has none; "" is any version."""
+    def counters_path_of(self, version: str) -> str | None:
+        """Where a version of the engine has them, "" is any; None if none, or none to rely on."""
         del version
         return self.counters_path
 
@@ -135,7 +139,7 @@ class Protocol(ABC):
 
     @abstractmethod
     def body(self, ask: Ask) -> Body:
-        """The body of a streamed request that gives token counts, usage and acceptance."""
+        """The body of a request that gives token counts, usage and acceptance."""
 
     @abstractmethod
     def new_decoder(self, ask: Ask) -> StreamDecoder:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 import msgspec
-from prometheus_client.parser import text_string_to_metric_families
 
+from specreg.acceptance.page import counts_of, samples_of
 from specreg.acceptance.record import Counters, Gauges, Source, StepCounts
 from specreg.errors import InvalidMeasurementError, UnsupportedError
 from specreg.methods import is_older
@@ -131,7 +131,7 @@ class SglangProtocol(Protocol):
                     found[exported.id] = exported.counts
         return found
 
-    def counters_of(self, version: str) -> str | None:
+    def counters_path_of(self, version: str) -> str | None:
         """None before 0.5.13: requests of others don't show then."""
         return None if is_older(version, _FIRST_THAT_COUNTS) else self.counters_path
 
@@ -163,32 +163,23 @@ class SglangProtocol(Protocol):
         Raises:
             InvalidMeasurementError: `METRICS_MISSING`, `METRICS_UNREADABLE`.
         """
-        try:
-            found = _series(page)
-            calls = [int(value) for value in found[_CALLS].values()]
-        except (ValueError, OverflowError) as error:
-            message = f"/metrics is not a Prometheus page ({error}); look at it in a browser"
-            raise InvalidMeasurementError("METRICS_UNREADABLE", message) from error
+        calls = [count for _, _, count in counts_of(page, _CALLS)]
         if not calls:
             message = f"looked for {_CALLS}; is the server started with --enable-metrics?"
             raise InvalidMeasurementError("METRICS_MISSING", message)
-        return Counters(steps=sum(calls), gauges=_gauges(found[_LENGTH], found[_RATE]))
+        return Counters(
+            steps=sum(calls), gauges=_gauges(_series(page, _LENGTH), _series(page, _RATE))
+        )
 
 
 _Series = Mapping[frozenset[tuple[str, str]], float]
 """The values of a name, by their labels: each scheduler has its own."""
 
 
-def _series(page: str) -> Mapping[str, _Series]:
-    """What a page says by the names that are read here."""
-    found: dict[str, dict[frozenset[tuple[str, str]], float]] = {
-        name: {} for name in (_CALLS, _LENGTH, _RATE)
-    }
-    for family in text_string_to_metric_families(page):
-        for sample in family.samples:
-            if sample.name in found:
-                found[sample.name][frozenset(sample.labels.items())] = sample.value
-    return found
+def _series(page: str, name: str) -> _Series:
+    """What a page says by a name."""
+    found = (sample for sample in samples_of(page) if sample.name == name)
+    return {frozenset(sample.labels.items()): sample.value for sample in found}
 
 
 def _gauges(lengths: _Series, rates: _Series) -> Gauges | None:

@@ -1,9 +1,10 @@
-"""What Triton Inference Server speaks with the vLLM backend: `generate_stream`.
+"""What Triton Inference Server speaks with the vLLM backend: `generate_stream` and `generate`.
 
 Read in the backend's documentation (docs/additional_outputs.md, r24.12 and newer) and seen on a
 real tritonserver 2.51, with a backend of the same interface that forwards to a real vLLM: each
 response says how many tokens it holds. There are no counts of steps, so acceptance comes from the
-chunks; one at a time a chunk is a step, several at a time chunks merge now and then.
+chunks; one at a time a chunk is a step, several at a time chunks merge now and then. `generate`
+has one response for all, in the same words: of an answer it tells no more than how long it took.
 """
 
 from typing import ClassVar
@@ -67,6 +68,7 @@ class TritonProtocol(Protocol):
     counters_source: ClassVar[Source | None] = None
     counters_path: ClassVar[str | None] = None
     takes_token_ids: ClassVar[bool] = False
+    answers_whole: ClassVar[bool] = True
 
     def check(self, form: Form, version: str, *, ours: bool) -> None:
         """Of all versions.
@@ -79,8 +81,8 @@ class TritonProtocol(Protocol):
             raise UnsupportedError(_TEXT_ALONE)
 
     def path(self, ask: Ask) -> str:
-        """The model's own endpoint."""
-        return f"/v2/models/{ask.model}/generate_stream"
+        """The model's own endpoint; a model that isn't decoupled has no stream."""
+        return f"/v2/models/{ask.model}/generate{'_stream' if ask.stream else ''}"
 
     def body(self, ask: Ask) -> Body:
         """The text as it is, and the outputs that count tokens.
@@ -92,7 +94,7 @@ class TritonProtocol(Protocol):
             raise UnsupportedError(_TEXT_ALONE)
         return {
             "text_input": ask.text,
-            "stream": True,
+            "stream": ask.stream,
             "exclude_input_in_output": True,
             "return_finish_reason": True,
             "return_num_output_tokens": True,

@@ -42,11 +42,11 @@ class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
 def exit_status(verdicts: Sequence[Verdict]) -> int:
     """What verdicts that failed say in a number.
 
-    1: something REGRESSED. 10: nothing did, but something is INVALID or INCONCLUSIVE. 11: only
-    baselines are missing or unreadable. 0: all hold.
+    1: something REGRESSED or is WRONG. 10: nothing did, but something is INVALID or INCONCLUSIVE.
+    11: only baselines are missing or unreadable. 0: all hold.
     """
     failed = {verdict.outcome for verdict in verdicts if verdict.fails}
-    if Outcome.REGRESSED in failed:
+    if failed & {Outcome.REGRESSED, Outcome.WRONG}:
         return REGRESSED_STATUS
     if failed & {Outcome.INVALID, Outcome.INCONCLUSIVE}:
         return UNDECIDED_STATUS

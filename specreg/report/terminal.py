@@ -21,6 +21,7 @@ _STYLES = {
     Outcome.INCONCLUSIVE: "yellow",
 }
 NOTHING = "–"
+_SAID = {Outcome.INVALID, Outcome.WRONG, Outcome.REGRESSED, Outcome.INCONCLUSIVE}
 
 
 def render_verdicts(verdicts: Sequence[Verdict], *, width: int, color: bool) -> str:
@@ -73,6 +74,7 @@ def render_next(verdicts: Sequence[Verdict], everything: AbstractSet[str]) -> st
     """
     lines = []
     for outcome, what in (
+        (Outcome.WRONG, "look again, on a fresh launch"),
         (Outcome.REGRESSED, "look again, on a fresh launch"),
         (Outcome.INCONCLUSIVE, "measure more, until there is a telling"),
         (Outcome.INVALID, "measure again, once the reason above is mended"),
@@ -92,7 +94,7 @@ def _worth_saying(verdicts: Iterable[Verdict]) -> Iterable[Verdict]:
     """The first of each outcome that failed in a case and has a reason: they share it."""
     first: dict[tuple[str, Outcome], Verdict] = {}
     for verdict in verdicts:
-        said = verdict.outcome in {Outcome.INVALID, Outcome.REGRESSED, Outcome.INCONCLUSIVE}
+        said = verdict.outcome in _SAID
         unlike = verdict.outcome is Outcome.NOT_COMPARABLE and "measured as" in verdict.reason
         unreadable = verdict.outcome is Outcome.NO_BASELINE and "record one" not in verdict.reason
         if verdict.reason and (said or unreadable or unlike):

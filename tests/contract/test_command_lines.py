@@ -42,7 +42,11 @@ def launches(engine: str, version: str) -> Mapping[str, LaunchOptions]:
         method.name: dataclasses.replace(
             plain,
             speculation=method.settings(
-                spelling, "/models/draft", 3, TREE if method.drafts_trees else None
+                spelling,
+                "/models/draft",
+                3,
+                TREE if method.drafts_trees else None,
+                version=version,
             ),
         )
         for method in METHODS.values()

@@ -1,11 +1,12 @@
 """A real tritonserver, given the repository that specreg writes, with a real vLLM behind it.
 
 The backend is `tests/triton_server/model.py`; the vendor's comes in its container only.
-`nox -s triton` runs it: two servers, one after the other, in two minutes.
+`nox -s triton` runs it: three servers, one after the other, in three minutes.
 """
 
 import dataclasses
 import os
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,11 @@ from specreg.engines import engine_named
 from specreg.environments import EngineEnvironment, engine_environment
 from specreg.expectation import load_case_prompts
 from specreg.matrix import Case, load_tier
-from specreg.measurement import measure
+from specreg.measurement import Measurement, measure
 from specreg.protocols import Form
 from specreg.provision import Provision
-from specreg.server import start_server
+from specreg.server import Server, start_server
+from specreg.talk import Finished
 from tests.triton_server.install import install_tritonserver
 from tests.unit import builders
 
@@ -40,12 +42,11 @@ def case(engine: str) -> Case:
     )
 
 
-def acceptance(
+def started(
     one: Case, environment: EngineEnvironment, folder: Path
-) -> tuple[AcceptanceRecord, int]:
-    """What a real server does with the case, and how many tokens it delivers."""
-    prompts = load_case_prompts(ROOT, one)[: one.prompts]
-    with start_server(
+) -> AbstractContextManager[Server]:
+    """A real server."""
+    return start_server(
         one.server,
         environment,
         root=ROOT,
@@ -53,7 +54,29 @@ def acceptance(
         on_gpu=False,
         ready_within_s=300,
         show=print,
-    ) as server:
+    )
+
+
+@pytest.fixture
+def provision(monkeypatch: pytest.MonkeyPatch) -> Provision:
+    """A machine with a tritonserver, whose backend finds vLLM."""
+    folder = install_tritonserver(print)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("SPECREG_VLLM_PYTHON", vllm_environment().python)
+    return Provision(on_gpu=False, version=None, python=None, url=None, show=print)
+
+
+def vllm_environment() -> EngineEnvironment:
+    """VLLM's own; from the cache, after the first time."""
+    return engine_environment(engine_named("vllm").requirement(on_gpu=False), show=print)
+
+
+def acceptance(
+    one: Case, environment: EngineEnvironment, folder: Path
+) -> tuple[AcceptanceRecord, int]:
+    """What a real server does with the case, and how many tokens it delivers."""
+    prompts = load_case_prompts(ROOT, one)[: one.prompts]
+    with started(one, environment, folder) as server:
         measurement = measure(one, server, None, prompts, show=lambda _: None)
     assert measurement.invalid is None
     assert measurement.acceptance is not None
@@ -62,16 +85,13 @@ def acceptance(
     return measurement.acceptance, tokens
 
 
-def test_triton_does_what_its_vllm_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    vllm = engine_environment(engine_named("vllm").requirement(on_gpu=False), show=print)
-    folder = install_tritonserver(print)
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("SPECREG_VLLM_PYTHON", vllm.python)
-    provision = Provision(on_gpu=False, version=None, python=None, url=None, show=print)
+def test_triton_does_what_its_vllm_does(tmp_path: Path, provision: Provision) -> None:
     triton = case("triton")
+    server = dataclasses.replace(triton.server, engine_args=("seed=7",))
+    triton = dataclasses.replace(triton, server=server)
     provision.check([triton])
 
-    counted, tokens = acceptance(case("vllm"), vllm, tmp_path)
+    counted, tokens = acceptance(case("vllm"), vllm_environment(), tmp_path)
     seen, same_tokens = acceptance(triton, provision.environment(triton.server), tmp_path)
 
     assert (seen.source, seen.view) == (Source.STREAM_CHUNKS, View.EMITTED)
@@ -80,3 +100,33 @@ def test_triton_does_what_its_vllm_does(tmp_path: Path, monkeypatch: pytest.Monk
     # The verifier counts what the cap cut off, of one step per answer at most.
     cut = counted.total.accepted - seen.total.accepted
     assert 0 <= cut <= 3 * triton.prompts
+    # vLLM says what it was told: the case's own arguments have reached it.
+    assert "'seed': 7" in (tmp_path / "triton.log").read_text()
+    assert "'seed': 7" not in (tmp_path / "vllm.log").read_text()
+
+
+def test_triton_says_at_once_what_it_streams(tmp_path: Path, provision: Provision) -> None:
+    found = case("triton")
+    spec = dataclasses.replace(found.server, method="none", draft=None, draft_tokens=0)
+    streamed = dataclasses.replace(found, server=spec, speed=True)
+    whole = dataclasses.replace(streamed, stream=False)
+    provision.check([streamed, whole])
+    prompts = load_case_prompts(ROOT, found)[: found.prompts]
+    texts: dict[bool, dict[str, str]] = {True: {}, False: {}}
+
+    def measured(one: Case, server: Server) -> Measurement:
+        def take(done: Finished) -> None:
+            texts[one.stream][done.trace.prompt_id] = done.text
+
+        return measure(one, server, None, prompts, show=lambda _: None, record=lambda *_: take)
+
+    with started(streamed, provision.environment(spec), tmp_path) as server:
+        in_stream, at_once = measured(streamed, server), measured(whole, server)
+
+    assert (in_stream.invalid, at_once.invalid) == (None, None)
+    assert texts[False] == texts[True]
+    assert len(texts[True]) == found.prompts
+    assert set(in_stream.values) - set(at_once.values) == {"ttft_p50_ms", "tpot_p50_ms"}
+    assert set(at_once.values) == {"throughput_tokens_per_s"}
+    assert at_once.replay is not None
+    assert {len(trace.chunk_sizes) for trace in at_once.replay.traces} == {0}

@@ -13,11 +13,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specreg.acceptance.checks import check_requests
-from specreg.acceptance.record import AcceptanceRecord, Counters, Source, StepCounts, View
+from specreg.acceptance.record import (
+    NO_STEPS,
+    AcceptanceRecord,
+    Counters,
+    Source,
+    StepCounts,
+    View,
+)
 from specreg.crew import open_crew
 from specreg.datasets import Prompt
 from specreg.errors import InvalidMeasurementError
 from specreg.meter import read_acceptance
+from specreg.metrics import Family, e2e_ms, metrics_of, tpot_ms, ttft_ms
 from specreg.protocols import PROTOCOLS, Endpoint, Form
 from specreg.replay import Round
 from tests.scripted.protocols.sglang import ScriptedSglang
@@ -34,7 +42,12 @@ SERVERS = {
     "tensorrt_llm": ScriptedTensorrtLlm,
     "triton": ScriptedTriton,
 }
-SPOKEN = {"vllm": Source.VLLM_REQUEST, "sglang": Source.SGLANG_REQUEST}
+SPOKEN = {
+    "vllm": Source.VLLM_REQUEST,
+    "sglang": Source.SGLANG_REQUEST,
+    "tensorrt_llm": Source.TRTLLM_COUNTERS,
+    "triton": Source.STREAM_CHUNKS,
+}
 WAYS = [
     (protocol, form)
     for protocol, form in itertools.product(SERVERS, Form)
@@ -87,6 +100,8 @@ def play(
     draft_tokens: int,
     requests: Sequence[Played],
     script: Script | None = None,
+    *,
+    stream: bool = True,
 ) -> tuple[Round, Counters | None, Counters | None]:
     """A round of the requests over real HTTP, and the counters around it."""
     launch = Launch(
@@ -96,7 +111,7 @@ def play(
         level=Level.SUMMARY,
     )
     server = SERVERS[protocol](launch, script or Script(prefill_ms=0.0, step_ms=0.0))
-    case = dataclasses.replace(builders.CASE, form=form)
+    case = dataclasses.replace(builders.CASE, form=form, stream=stream)
     prompts = [request.prompt(number) for number, request in enumerate(requests)]
 
     async def run() -> tuple[Round, Counters | None, Counters | None]:
@@ -136,8 +151,11 @@ def test_the_steps_that_were_played_are_read_back_exactly(
 ) -> None:
     draft_tokens, requests = run
     record = measured(protocol, form, draft_tokens, requests)
-    assert record.source is SPOKEN.get(protocol, Source.STREAM_CHUNKS)
-    for prompt, request in zip(record.prompts, requests, strict=True):
+    assert record.source is SPOKEN[protocol]
+    # Of single requests counters tell nothing.
+    by_prompt = zip(record.prompts, requests, strict=True) if record.prompts else ()
+    assert bool(record.prompts) == (protocol != "tensorrt_llm")
+    for prompt, request in by_prompt:
         truth = request.counts(draft_tokens, record.view)
         assert prompt.completion_tokens == request.tokens
         assert prompt.counts.histogram[: draft_tokens + 1] == truth.histogram or not truth.steps
@@ -145,9 +163,7 @@ def test_the_steps_that_were_played_are_read_back_exactly(
         assert prompt.counts.accepted == truth.accepted
         assert prompt.counts.proposed == truth.proposed
     everything = [request.counts(draft_tokens, record.view) for request in requests]
-    assert record.total.position_counts == tuple(
-        sum(counts.position_counts[i] for counts in everything) for i in range(draft_tokens)
-    )
+    assert record.total == sum(everything, NO_STEPS)
 
 
 @pytest.mark.parametrize(("protocol", "form"), WAYS)
@@ -167,6 +183,24 @@ def test_a_fault_is_an_error_of_its_request_in_every_protocol(
     errors = [trace.error for trace in play(protocol, form, 3, requests, script)[0].traces]
     assert sorted(error is None for error in errors) == [False, True, True]
     assert words in next(error for error in errors if error is not None)
+
+
+def test_an_answer_at_once_has_its_tokens_and_nothing_of_the_way_there() -> None:
+    requests = [Played(accepted=(1, 2, 0), tokens=7), Played(accepted=(), tokens=1)]
+    done, *_ = play("triton", Form.COMPLETIONS, 3, requests, stream=False)
+    check_requests(done.traces)
+    assert [trace.tokens for trace in done.traces] == [7, 1]
+    assert all(e2e_ms(trace) and ttft_ms(trace) is tpot_ms(trace) is None for trace in done.traces)
+    case = dataclasses.replace(builders.PLAIN_CASE, stream=False)
+    assert metrics_of(case, Family.LATENCY) == ()
+    assert len(metrics_of(builders.PLAIN_CASE, Family.LATENCY)) == 2
+
+
+def test_an_answer_at_once_that_is_broken_is_an_error_of_its_request() -> None:
+    script = Script(prefill_ms=0.0, step_ms=0.0, fault=Fault.WRONG_JSON)
+    played = [Played(accepted=(1, 2, 0), tokens=7)]
+    done, *_ = play("triton", Form.COMPLETIONS, 3, played, script, stream=False)
+    assert "EVENT_UNREADABLE" in (done.traces[0].error or "")
 
 
 @pytest.mark.parametrize("protocol", ["tensorrt_llm", "triton"])

@@ -280,6 +280,7 @@ def test_the_settings_are_those_of_the_case_and_what_it_was_asked() -> None:
         pytest.param({"form": Form.COMPLETIONS}, "form: chat -> completions", id="form"),
         pytest.param({"chat_template_args": (("t", 1),)}, "() -> (('t', 1),)", id="template"),
         pytest.param({"ignore_eos": True}, "ignore_eos: False -> True", id="ignore-eos"),
+        pytest.param({"stream": False}, "stream: True -> False", id="stream"),
         pytest.param({"limits": Limits(tpot_ms=20.0)}, "tpot_ms=20.0)", id="limits"),
         pytest.param({"output_cap_tokens": 8}, "output_cap_tokens: 20 -> 8", id="cap"),
         pytest.param({"temperature": 1.0}, "temperature: 0.0 -> 1.0", id="temperature"),

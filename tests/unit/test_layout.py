@@ -22,17 +22,19 @@ FIXTURES = builders.ROOT / "fixtures"
 
 ORDER = (
     ("errors", "paths", "catalog", "identity", "processes", "spread", "acceptance.record"),
-    ("trace", "sse", "arrivals", "methods", "sequential", "lookup"),
-    ("acceptance",),
-    ("protocols", "intervals"),
-    ("engines", "datasets"),
-    ("matrix", "models", "environments"),
-    ("server", "talk", "provision"),
+    ("trace", "sse", "arrivals", "methods", "sequential", "lookup", "questions"),
+    ("acceptance", "reference"),
+    ("protocols", "intervals", "oracle"),
+    ("engines", "datasets", "dialects"),
+    ("lossless",),
+    ("matrix", "models", "environments", "sampling"),
+    ("server", "talk", "provision", "transcribing", "foresight"),
     ("replay", "meter", "attaching"),
     ("metrics", "crew"),
     ("measurement", "baseline", "published"),
     ("figures", "journal", "comparison", "importing"),
     ("verdict",),
+    ("proving",),
     ("confirming", "stopping", "history"),
     ("docket", "expectation", "report.json"),
     ("recording",),
@@ -50,13 +52,14 @@ ENGINE_PACKAGES = {"vllm", "sglang", "tensorrt_llm", "torch", "transformers", "t
 
 UNITS = (
     *("_ns", "_ms", "_s", "_tokens", "_bytes", "_w", "_mw", "_mj", "_mhz", "_c", "_frac"),
-    "_requests",
+    *("_requests", "_nats"),
 )
 PLAIN = {
     # Plurals: they count the noun.
     "tokens": "tokens",
     "steps": "verify steps, S",
     "accepted": "draft tokens that were accepted, A; the field's letter in DEFINITIONS.md",
+    "drafted": "draft tokens of a step",
     "proposed": "draft tokens, D; the field's letter in DEFINITIONS.md",
     "position_counts": "steps by position",
     "acceptance_histogram": "steps by accepted drafts; vLLM's own name",
@@ -100,6 +103,16 @@ PLAIN = {
     "p_worse": "a probability",
     # No quantities.
     "token_ids": "identifiers",
+    "next_id": "an identifier",
+    "prompt_token_ids": "identifiers; vLLM's own name",
+    "output_ids": "identifiers; SGLang's own name",
+    "ids": "identifiers of tokens",
+    "prompt": "the same, of a prompt",
+    "output": "the same, of an answer",
+    "plain": "an identifier of a token",
+    "other": "an identifier of a token",
+    "top_logprobs": "nats; vLLM's own name",
+    "output_token_ids_logprobs": "nats; SGLang's own name",
     "shape": "of a tensor",
     "port": "a TCP port",
     "number": "an ordinal",
@@ -114,6 +127,8 @@ PLAIN = {
     "seed": "of random numbers",
     "schema_version": "an ordinal",
     # Without a unit, or with that of the metric beside them.
+    "logprobs": "natural logarithms of probabilities; in a request how many, OpenAI's own name",
+    "top": "log-probabilities",
     "temperature": "a parameter of sampling",
     "origin": "in the unit of its metric",
     "value": "in the unit of its metric",
@@ -133,6 +148,8 @@ PLAIN = {
 }
 
 MODULES = tuple(sorted(LIBRARY.rglob("*.py")))
+IN_ENGINE = LIBRARY / "reference"
+"""Runs in an engine's environment, in a process of its own, as any engine does."""
 
 
 def dotted(path: Path) -> str:
@@ -190,8 +207,18 @@ def test_no_two_modules_import_one_another() -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=dotted)
 def test_no_engine_and_no_test_is_ever_imported(path: Path) -> None:
-    packages = {name.partition(".")[0] for name in imported(path)}
-    assert packages & ENGINE_PACKAGES == set()
+    names = set(imported(path))
+    allowed = {"torch", "transformers"} if IN_ENGINE in path.parents else set()
+    assert {name.partition(".")[0] for name in names} & ENGINE_PACKAGES <= allowed
+    ours = {name for name in names if name.startswith("specreg.reference")}
+    assert IN_ENGINE in path.parents or not ours
+
+
+@pytest.mark.parametrize("path", tuple(IN_ENGINE.glob("*.py")), ids=dotted)
+def test_the_reference_engine_imports_little_of_specreg(path: Path) -> None:
+    ours = {name for name in imported(path) if name.startswith("specreg.")}
+    others = {name for name in ours if not name.startswith("specreg.reference")}
+    assert others <= {"specreg.errors", "specreg.lookup", "specreg.questions"}
 
 
 def test_pytest_is_known_to_the_plugin_and_its_options_alone() -> None:
@@ -214,9 +241,20 @@ def is_number(annotation: object) -> bool:
     return origin in {tuple, list} and any(is_number(one) for one in inner)
 
 
+def needs_torch(path: Path) -> bool:
+    """Whether a module can be imported in an engine's environment alone."""
+    names = set(imported(path))
+    modules = {path: f"specreg.{dotted(path)}" for path in IN_ENGINE.glob("*.py")}
+    return bool(names & {"torch", "transformers"}) or any(
+        needs_torch(other) for other, name in modules.items() if name in names
+    )
+
+
 def numbers() -> Iterator[tuple[str, str]]:
     """The fields that hold numbers, each with its class."""
     for path in MODULES:
+        if needs_torch(path):
+            continue  # it isn't here
         module = importlib.import_module(".".join(filter(None, ("specreg", dotted(path)))))
         for name, kind in inspect.getmembers(module, inspect.isclass):
             if kind.__module__ != module.__name__:
@@ -308,6 +346,7 @@ def test_modules_of_fixtures_hold_nothing_but_fixtures() -> None:
 def test_each_method_renders_for_each_engine_that_has_it(method: Method, engine: Engine) -> None:
     options = dataclasses.replace(
         builders.LAUNCH_OPTIONS,
+        engine_args=(),
         speculation=method.settings(engine.spelling, "/models/draft", 776),
     )
     files = engine.files(options)

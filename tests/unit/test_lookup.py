@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specreg.lookup import LookupRule, Occurrence, propose
+from specreg.methods import METHODS
 
 LAST = LookupRule(occurrence=Occurrence.LAST)
 
@@ -47,6 +48,14 @@ def test_drafts_what_followed_the_last_tokens_before(
     context: list[int], rule: LookupRule, drafted: tuple[int, ...]
 ) -> None:
     assert propose(context, rule, 3) == drafted
+
+
+def test_the_default_is_what_vllm_is_told() -> None:
+    settings = METHODS["ngram"].spelling["vllm"]
+    rule = LookupRule()
+
+    assert settings["prompt_lookup_max"] == rule.longest_tokens
+    assert settings["prompt_lookup_min"] == rule.shortest_tokens
 
 
 @given(

@@ -22,6 +22,7 @@ from specreg.arrivals import Arrivals, Load
 from specreg.crew import Crew, open_crew
 from specreg.datasets import Prompt
 from specreg.engines import engine_named
+from specreg.engines.vllm import Vllm
 from specreg.environments import EngineEnvironment
 from specreg.errors import InvalidMeasurementError, ServerDiedError
 from specreg.matrix import Case, ServerSpec
@@ -36,6 +37,7 @@ from specreg.measurement import (
 )
 from specreg.metrics import Family, metrics_of
 from specreg.protocols import Form
+from specreg.protocols.vllm import VllmProtocol
 from specreg.replay import Round
 from specreg.sequential import Look
 from specreg.server import Server, StartedServer, start_server
@@ -303,6 +305,20 @@ def test_a_case_without_speculation_has_no_acceptance(servers: tuple[Server, Ser
     found = measured(servers[1], None, builders.PLAIN_CASE)
     assert (found.invalid, found.acceptance) == (None, None)
     assert set(found.values) == {"throughput_tokens_per_s", "ttft_p50_ms", "tpot_p50_ms"}
+
+
+def test_the_counters_are_where_the_servers_version_has_them(
+    servers: tuple[Server, Server],
+) -> None:
+    class Elsewhere(VllmProtocol):
+        def counters_path_of(self, version: str) -> str:
+            return f"/of-{version}"
+
+    class Other(Vllm):
+        protocol = Elsewhere()
+
+    found = measured(dataclasses.replace(servers[0], engine=Other()), None)
+    assert (found.invalid or "").startswith("METRICS_MISSING: /of-99.0+scripted: ")
 
 
 def test_another_draft_length_than_the_servers_is_found(servers: tuple[Server, Server]) -> None:

@@ -156,6 +156,25 @@ def test_counters_speak_for_requests_that_say_nothing() -> None:
     assert (record.total, record.prompts) == (BOTH, ())
 
 
+@pytest.mark.parametrize(
+    ("ended", "reason"), [(2, None), (3, "FOREIGN_TRAFFIC"), (1, "COUNTS_DISAGREE")]
+)
+def test_where_steps_count_with_the_end_of_a_request_ours_alone_have_ended(
+    ended: int, reason: str | None
+) -> None:
+    before = dataclasses.replace(NOTHING, requests=4)
+    after = dataclasses.replace(AGREEING, requests=4 + ended)
+    tensorrt_llm = PROTOCOLS["tensorrt_llm"]
+    if reason is None:
+        record = read_acceptance(builders.SPEC, tensorrt_llm, MUTE, before, after)
+        assert record is not None
+        assert (record.source, record.total) == (Source.TRTLLM_COUNTERS, BOTH)
+        return
+    with pytest.raises(InvalidMeasurementError) as error:
+        read_acceptance(builders.SPEC, tensorrt_llm, MUTE, before, after)
+    assert error.value.reason == reason
+
+
 def test_chunks_are_the_last_resort() -> None:
     record = read(MUTE, None, Silent())
     assert (record.source, record.view) == (Source.STREAM_CHUNKS, View.EMITTED)

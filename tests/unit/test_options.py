@@ -27,7 +27,7 @@ def test_what_is_given_arrives_in_its_type(pytester: pytest.Pytester) -> None:
         *("--specreg-matrix", "m", "--specreg-baselines", "b", "--specreg-runs", "r"),
         *("--specreg-engine-version", "0.31.0", "--specreg-engine-python", "p"),
         *("--specreg-resume", "--specreg-inconclusive", "warn"),
-        *("--specreg-attach", "http://h:1", "--engine", "sglang"),
+        *("--specreg-attach", "http://h:1", "--engine", "sglang", "--specreg-oracle"),
     )
     assert options == Options(
         tier="gpu",
@@ -36,6 +36,7 @@ def test_what_is_given_arrives_in_its_type(pytester: pytest.Pytester) -> None:
         reason="first run",
         launches=5,
         inconclusive="warn",
+        oracle=True,
         matrix="m",
         baselines="b",
         runs="r",

@@ -144,7 +144,7 @@ def test_an_export_tells_of_each_request_what_an_answer_would() -> None:
     ],
 )
 def test_older_versions_count_no_steps(version: str, path: str | None) -> None:
-    assert SGLANG.counters_of(version) == path
+    assert SGLANG.counters_path_of(version) == path
 
 
 def test_a_text_that_is_repeated_is_told_once() -> None:

@@ -40,6 +40,12 @@ def test_a_request_asks_for_the_outputs_that_count() -> None:
     assert body["parameters"] == {"max_tokens": 7, "temperature": 0.0, "ignore_eos": False}
 
 
+def test_an_answer_at_once_is_asked_for_elsewhere_in_the_same_words() -> None:
+    whole = dataclasses.replace(TEXT, stream=False)
+    assert TRITON.path(whole) == "/v2/models/toy/generate"
+    assert TRITON.body(whole) == {**TRITON.body(TEXT), "stream": False}
+
+
 @pytest.mark.parametrize(
     "ask",
     [
@@ -58,8 +64,7 @@ def test_an_error_is_no_text() -> None:
         TRITON.new_decoder(TEXT).parse_event(b'{"error": "no model"}')
 
 
-@pytest.mark.parametrize("name", ["triton", "tensorrt_llm"])
-def test_who_has_no_counters_is_not_read_as_zero(name: str) -> None:
-    assert PROTOCOLS[name].counters_path is None
+def test_who_has_no_counters_is_not_read_as_zero() -> None:
+    assert TRITON.counters_path_of("2.51") is None
     with pytest.raises(InvalidMeasurementError, match="METRICS_MISSING"):
-        PROTOCOLS[name].parse_counters("")
+        TRITON.parse_counters("")

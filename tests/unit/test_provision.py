@@ -1,5 +1,6 @@
 """Where engines come from: what is refused before anything starts, and what is installed."""
 
+import contextlib
 import dataclasses
 import sys
 from pathlib import Path
@@ -7,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from specreg.errors import UnsupportedError
-from specreg.matrix import Case
+from specreg.matrix import NO_LIMITS, Case, Limits
 from specreg.protocols import Form
-from specreg.provision import Provision
+from specreg.provision import Provision, check_version
 from tests.unit import builders
 
 INSTALLED = Provision(on_gpu=False, version=None, python=None, url=None, show=lambda _: None)
@@ -82,6 +83,25 @@ def test_a_version_that_lacks_the_method_is_refused_with_the_one_that_has_it() -
     dataclasses.replace(INSTALLED, version="0.31.0").check([case("vllm", "dflash")])
 
 
+@pytest.mark.parametrize(
+    ("asked", "limits", "words"),
+    [
+        (case("vllm", "none"), NO_LIMITS, "engine 'vllm' is asked for streams alone"),
+        (case("triton", form=Form.COMPLETIONS), NO_LIMITS, "tell its acceptance; leave one of"),
+        (case("triton", "none", Form.COMPLETIONS), Limits(ttft_ms=9.0), "are kept in a stream"),
+        (case("triton", "none", Form.COMPLETIONS), NO_LIMITS, None),
+    ],
+    ids=["engine", "acceptance", "limits", "fine"],
+)
+def test_what_only_a_stream_tells_is_refused_without_one(
+    asked: Case, limits: Limits, words: str | None
+) -> None:
+    whole = dataclasses.replace(asked, stream=False, limits=limits)
+    check_version(dataclasses.replace(whole, stream=True), "", ours=True)
+    with pytest.raises(UnsupportedError, match=words) if words else contextlib.nullcontext():
+        check_version(whole, "", ours=True)
+
+
 def test_an_engine_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UnsupportedError, match="no program 'tritonserver' on PATH; run where it"):
@@ -99,6 +119,9 @@ def test_a_program_on_path_is_taken_as_it_is(
     assert INSTALLED.environment(triton.server).torch_source == "as it is"
     with pytest.raises(UnsupportedError, match="takes a text, neither a chat nor token ids"):
         INSTALLED.check([case("triton")])
+    unnamed = dataclasses.replace(triton.server, engine_args=("seed=7", "--log-verbose"))
+    with pytest.raises(UnsupportedError, match="engine_args '--log-verbose': of a Triton case"):
+        INSTALLED.check([dataclasses.replace(triton, server=unnamed)])
 
 
 def test_an_engine_for_gpus_is_refused_without_one() -> None:
@@ -119,3 +142,8 @@ def test_of_an_interpreter_as_it_is_the_version_is_asked() -> None:
     assert own.requirement(case("vllm").server).version == ""
     environment = own.environment(case("vllm").server)
     assert (environment.python, environment.version) == (sys.executable, "")
+
+
+def test_what_an_engine_needs_beside_its_package_stays() -> None:
+    extras = INSTALLED.requirement(case("reference").server).extras
+    assert "torch==2.13.0" in extras

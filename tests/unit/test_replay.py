@@ -259,6 +259,21 @@ def test_a_request_that_takes_too_long_has_failed() -> None:
     assert trace.tokens == 1
 
 
+def test_an_answer_at_once_may_be_silent_until_its_end_and_has_no_first_token() -> None:
+    class Whole(Wire):
+        async def _stream(self) -> AsyncIterator[bytes]:
+            self.clock.now_ns += 61 * S
+            await asyncio.sleep(1.1)  # longer than the watch looks away
+            yield b'{"choices": [{"text": "ab", "token_ids": [1, 2], '
+            yield b'"finish_reason": "stop"}], "usage": {"completion_tokens": 2}}'
+
+    case = dataclasses.replace(ONE_AT_A_TIME, stream=False)
+    (trace,) = replay_wire(Whole(()), case, builders.PROMPTS[:1]).traces
+    assert (trace.error, trace.tokens, trace.usage_tokens) == (None, 2, 2)
+    assert (trace.first_ns, trace.finish_reason) == (None, "stop")
+    assert trace.last_ns is not None
+
+
 def test_a_stream_that_falls_silent_has_failed() -> None:
     class Silent(Wire):
         async def _stream(self) -> AsyncIterator[bytes]:

@@ -285,3 +285,22 @@ def test_the_tail_of_a_log_survives_any_bytes(tmp_path: Path) -> None:
     assert log_tail(log_path).endswith("\nlast")
     log_path.write_bytes(b"")
     assert log_tail(log_path) == ""
+
+
+@pytest.mark.parametrize(("version", "word"), [("1.2.1", "DraftTarget"), ("1.4.0", "Draft_Target")])
+def test_a_method_is_spelt_as_the_environments_version_spells_it(
+    tmp_path: Path, version: str, word: str
+) -> None:
+    environment = EngineEnvironment(
+        python=str(tmp_path / "python"),
+        package="tensorrt-llm",
+        version=version,
+        torch_source="as it is",
+    )
+    spec = dataclasses.replace(builders.SPEC, engine="tensorrt_llm", method="draft_model")
+    with (
+        pytest.raises(ServerStartError),
+        start(tmp_path, Script(), spec=spec, environment=environment),
+    ):
+        pytest.fail("it isn't installed")
+    assert f'"decoding_type": "{word}"' in (tmp_path / "logs/server/options.yaml").read_text()

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specreg.sse import DONE, EventSplitter
+from specreg.sse import DONE, EventSplitter, splitter_for
 
 EVENTS = (b'{"text": "one"}', '{"text": "zwölf €"}'.encode(), DONE)
 STREAM = b"".join(b"data: " + event + b"\n\n" for event in EVENTS)
@@ -47,3 +47,17 @@ def test_comments_and_other_fields_are_skipped() -> None:
 
 def test_a_last_line_that_never_ended_is_no_event() -> None:
     assert fed(b"data: one\n\ndata: tw") == [b"one"]
+
+
+@settings(deadline=None)
+@given(st.lists(st.binary()))
+def test_an_answer_that_is_no_stream_is_one_event_at_its_end(pieces: list[bytes]) -> None:
+    splitter = splitter_for(stream=False)
+    assert [event for piece in pieces for event in splitter.feed(piece)] == []
+    assert list(splitter.close()) == [b"".join(pieces)]
+
+
+def test_a_stream_that_breaks_off_has_no_further_event() -> None:
+    splitter = splitter_for(stream=True)
+    assert list(splitter.feed(b"data: a\ndata: b")) == [b"a"]
+    assert list(splitter.close()) == []

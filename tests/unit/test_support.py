@@ -16,10 +16,11 @@ ROWS = {
 
 
 def test_it_has_what_the_rows_say() -> None:
-    assert render_support().splitlines()[0] == "| method | sglang | tensorrt_llm | triton | vllm |"
-    assert ROWS["none"] == ["yes"] * 4
-    assert ROWS["lookahead"] == ["–", "yes", "–", "–"]
-    assert ROWS["dflash"] == ["yes", "–", "yes", "yes"]
+    heading = render_support().splitlines()[0]
+    assert heading == "| method | reference | sglang | tensorrt_llm | triton | vllm |"
+    assert ROWS["none"] == ["yes"] * 5
+    assert ROWS["lookahead"] == ["–", "–", "yes", "–", "–"]
+    assert ROWS["dflash"] == ["–", "yes", "–", "yes", "yes"]
 
 
 def test_the_page_shows_it_as_the_command_prints_it() -> None:

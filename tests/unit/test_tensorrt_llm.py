@@ -3,19 +3,33 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from specreg.engines import Parallel, engine_named
 from specreg.engines._engine import LaunchOptions
 from specreg.errors import UnsupportedError
-from specreg.methods import METHODS
+from specreg.methods import METHODS, Method
 from tests.unit import builders
 
 TENSORRT_LLM = engine_named("tensorrt_llm")
 PYTHON = Path("/envs/tensorrt-llm/bin/python")
 SPECULATION = METHODS["draft_model"].settings("tensorrt_llm", "/models/draft", 3)
 OPTIONS = dataclasses.replace(builders.LAUNCH_OPTIONS, speculation=SPECULATION, on_gpu=True)
+
+
+READINGS: list[dict[str, Any]] = json.loads(
+    (builders.ROOT / "fixtures/recordings/tensorrt_llm/llm_args.json").read_text()
+)["readings"]
+SPELT = [
+    pytest.param(method, reading, id=f"{method.name}-{reading['version']}")
+    for method in METHODS.values()
+    for reading in READINGS
+    if method.spelling.get("tensorrt_llm")
+    # It went with the backend that had it.
+    if method.name != "lookahead" or "Lookahead" in reading["types"]
+]
 
 
 def options_file(options: LaunchOptions = OPTIONS) -> dict[str, object]:
@@ -35,19 +49,47 @@ def test_the_command_line_begins_with_the_program_of_its_environment() -> None:
 def test_a_setting_stands_where_its_path_says() -> None:
     assert options_file() == {
         "dtype": "float32",
+        "return_perf_metrics": True,
         "disable_overlap_scheduler": True,
         "kv_cache_config": {"enable_block_reuse": False, "free_gpu_memory_fraction": 0.4},
         "speculative_config": {
-            "decoding_type": "DraftTarget",
+            "decoding_type": "Draft_Target",
             "max_draft_len": 3,
             "speculative_model_dir": "/models/draft",
         },
     }
 
 
+@pytest.mark.parametrize(("method", "reading"), SPELT)
+def test_a_row_is_spelt_as_the_argument_classes_of_that_time(
+    method: Method, reading: dict[str, Any]
+) -> None:
+    """They refuse what they don't know."""
+    settings = method.settings("tensorrt_llm", "/models/draft", 3, version=reading["version"])
+    said = {
+        path.removeprefix("speculative_config."): value
+        for path, value in settings.items()
+        if path.startswith("speculative_config.")
+    }
+    kind = said.pop("decoding_type")
+    assert kind in reading["types"]
+    assert set(said) <= {*reading["every"], *reading["types"][kind]}
+
+
+def test_the_requests_are_counted_by_versions_that_count_them_right() -> None:
+    newer, older = (dataclasses.replace(OPTIONS, version=v) for v in ("1.3.0rc29", "1.3.0rc28"))
+    assert options_file(newer)["return_perf_metrics"] is True
+    assert "return_perf_metrics" not in options_file(older)
+    where = TENSORRT_LLM.protocol.counters_path_of
+    assert [where(version) for version in ("1.2.1", "1.3.0rc28")] == [None, None]
+    assert [where(version) for version in ("1.3.0rc29", "1.4.0", "unknown")] == [
+        "/prometheus/metrics"
+    ] * 3
+
+
 def test_without_speculation_there_is_no_section_of_it() -> None:
     plain = options_file(dataclasses.replace(OPTIONS, speculation={}))
-    assert set(plain) == {"dtype", "kv_cache_config"}
+    assert set(plain) == {"dtype", "kv_cache_config", "return_perf_metrics"}
 
 
 def test_a_model_is_spread_as_the_case_says() -> None:

@@ -4,14 +4,19 @@ import dataclasses
 import json
 from pathlib import Path
 
+import pytest
+
 from specreg.engines import Parallel, engine_named
 from specreg.engines._engine import LaunchOptions
+from specreg.errors import UnsupportedError
 from specreg.methods import METHODS
 from tests.unit import builders
 
 TRITON = engine_named("triton")
 SPECULATION = METHODS["eagle3"].settings("vllm", "/models/head", 3)
-OPTIONS = dataclasses.replace(builders.LAUNCH_OPTIONS, speculation=SPECULATION)
+OPTIONS = dataclasses.replace(
+    builders.LAUNCH_OPTIONS, speculation=SPECULATION, engine_args=("seed=7",)
+)
 
 
 def engine_arguments(options: LaunchOptions) -> dict[str, object]:
@@ -32,7 +37,7 @@ def test_the_command_line_loads_that_model() -> None:
     assert command[:3] == ("tritonserver", "--model-repository", "/runs/logs/toy")
     words = " ".join(command)
     assert "--load-model toy --http-address 127.0.0.1 --http-port 8123" in words
-    assert command[-2:] == ("--seed", "7")
+    assert "seed" not in words
 
 
 def test_vllm_is_told_what_it_would_be_told_alone() -> None:
@@ -45,6 +50,7 @@ def test_vllm_is_told_what_it_would_be_told_alone() -> None:
         "generation_config": "vllm",
         "enforce_eager": True,
         "distributed_executor_backend": "uni",
+        "seed": 7,
         "speculative_config": {"method": "eagle3", "model": "/models/head"}
         | {"num_speculative_tokens": 3},
     }
@@ -58,6 +64,19 @@ def test_a_model_is_spread_as_the_case_says() -> None:
     assert (found["tensor_parallel_size"], found["data_parallel_size"]) == (2, 3)
     assert found["enable_expert_parallel"] is True
     assert found["speculative_config"] == {**SPECULATION, "draft_tensor_parallel_size": 1}
+
+
+def test_a_cases_arguments_are_vllms_by_name_and_have_the_last_word() -> None:
+    args = ("kv_cache_dtype=fp8", "max_num_seqs=4", "enable_prefix_caching=true", "empty=")
+    found = engine_arguments(dataclasses.replace(OPTIONS, engine_args=args))
+    assert (found["kv_cache_dtype"], found["max_num_seqs"]) == ("fp8", 4)
+    assert (found["enable_prefix_caching"], found["empty"]) == (True, "")
+
+
+@pytest.mark.parametrize("argument", ["--seed", "--seed=7", "=7", ""])
+def test_an_argument_without_a_name_is_refused(argument: str) -> None:
+    with pytest.raises(UnsupportedError, match='write name=value, as in "seed=7"'):
+        TRITON.files(dataclasses.replace(OPTIONS, engine_args=(argument,)))
 
 
 def test_without_speculation_there_is_no_section_of_it() -> None:

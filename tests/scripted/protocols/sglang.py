@@ -34,8 +34,10 @@ class ScriptedSglang(ScriptedServer):
 
     async def _metrics(self, _: web.Request) -> web.Response:
         """The counter is the truth; the gauges are whatever they are, as far as anybody knows."""
-        lines = (f"{_CALLS} {self.verify_calls}.0", f"{_LENGTH} 1.75", f"{_RATE} 0.25")
-        return web.Response(text="\n".join(lines) + "\n")
+        calls = sum(steps.verify_steps for steps in self.ended)
+        said = {_CALLS: f"{calls}.0", _LENGTH: "1.75", _RATE: "0.25"}
+        lines = (f'{name}{{engine_type="unified"}} {value}\n' for name, value in said.items())
+        return web.Response(text="".join(lines))
 
     def parse_body(self, raw: bytes) -> Body:
         """A chat like vLLM's, or what `/generate` takes."""

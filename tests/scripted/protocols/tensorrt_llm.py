@@ -1,5 +1,6 @@
-"""`trtllm-serve` as read in its source (serve/postprocess_handlers.py), never recorded."""
+"""`trtllm-serve` as read in its source (serve/, metrics/collector.py), never recorded."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -10,7 +11,13 @@ from tests.scripted.vllm.wire import ChatWire, CompletionWire, Json, Wire, witho
 
 
 class ScriptedTensorrtLlm(ScriptedServer):
-    """The OpenAI endpoints of `trtllm-serve`; its metrics say nothing of the speculation."""
+    """The OpenAI endpoints of `trtllm-serve`, and the counters of what has ended."""
+
+    def application(self) -> web.Application:
+        """The endpoints, for a server or for a test in this process."""
+        app = super().application()
+        app.router.add_get("/prometheus/metrics", self._positions)
+        return app
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         return await self.answer(request, TensorrtLlmChatWire)
@@ -20,6 +27,19 @@ class ScriptedTensorrtLlm(ScriptedServer):
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.json_response([])
+
+    async def _positions(self, _: web.Request) -> web.Response:
+        """What never counted isn't there; one request asked whether the server is ready."""
+        counts = Counter({'request_success_total{finished_reason="length"}': 1})
+        for steps in self.ended:
+            counts[f'request_success_total{{finished_reason="{steps.finish_reason}"}}'] += 1
+            for drafted, accepted in zip(steps.proposed, steps.accepted, strict=True):
+                for what, tokens in (("drafted", drafted), ("accepted", accepted)):
+                    counts.update(
+                        f'spec_decode_{what}_tokens_total{{token_position="{position}"}}'
+                        for position in range(tokens)
+                    )
+        return web.Response(text="".join(f"trtllm_{name} {n}.0\n" for name, n in counts.items()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

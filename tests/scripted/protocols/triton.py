@@ -12,16 +12,21 @@ from tests.scripted.vllm.wire import Json, Wire
 
 
 class ScriptedTriton(ScriptedServer):
-    """`generate_stream` of one model."""
+    """`generate_stream` and `generate` of one model."""
 
     def application(self) -> web.Application:
         """The endpoints, for a server or for a test in this process."""
         app = web.Application()
         app.router.add_get("/v2/health/ready", self._health)
         app.router.add_post("/v2/models/{model}/generate_stream", self._generate)
+        app.router.add_post("/v2/models/{model}/generate", self._generate)
         return app
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
+        """A model answers as it is asked: one response at `generate`, several in a stream."""
+        streams = request.path.endswith("_stream")
+        if streams != msgspec.json.decode(await request.read(), type=_Generate).stream:
+            return web.json_response({"error": "not as many responses as that"}, status=400)
         return await self.answer(request, TritonWire)
 
     def parse_body(self, raw: bytes) -> Body:
@@ -66,3 +71,8 @@ class TritonWire(Wire):
             "num_output_tokens": len(chunk.token_ids),
             "finish_reason": str(steps.finish_reason if last else None),
         }
+
+    def whole(self, steps: Steps, metrics: Json | None) -> Json:
+        """The same as one response."""
+        del metrics
+        return self.event(Chunk(steps.token_ids), steps, first=True, last=True)

@@ -15,7 +15,7 @@ from .counters import OTHER_PREFIX, PREFIX, Counters
 from .launch import Launch
 from .request import Body, Job, job_of
 from .script import MAX_MODEL_TOKENS, Fault, Script
-from .steps import Chunk
+from .steps import Chunk, Steps
 from .wire import ChatWire, CompletionWire, Json, Wire
 
 _REFUSALS = {
@@ -34,7 +34,7 @@ class ScriptedServer:
         self._script = script
         self._numbers = itertools.count(1)
         self._running = 0
-        self.verify_calls = 0
+        self.ended: list[Steps] = []
         self._counters = self._new_counters()
 
     def serve(self) -> None:
@@ -181,7 +181,7 @@ class ScriptedServer:
                 job.emitted_s.append(time.monotonic())
                 yield index, chunk
             self._counters.count_finish(job.steps.finish_reason)
-            self.verify_calls += job.steps.verify_steps
+            self.ended.append(job.steps)
         finally:
             self._run(-1)
 

@@ -1,0 +1,55 @@
+"""A page of Prometheus metrics in, what it says, or the counts of some of its counters, out."""
+
+from collections.abc import Mapping
+
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from specreg.errors import InvalidMeasurementError
+
+Count = tuple[str, Mapping[str, str], int]
+"""A counter's name without the prefix and `_total`, its labels, and how often it counted."""
+
+
+def samples_of(page: str, *, path: str = "/metrics") -> list[Sample]:
+    """All that a page says, in its order.
+
+    Args:
+        page: its text.
+        path: where the page is.
+
+    Raises:
+        InvalidMeasurementError: `METRICS_UNREADABLE`.
+    """
+    try:
+        return [
+            sample for family in text_string_to_metric_families(page) for sample in family.samples
+        ]
+    except ValueError as error:
+        message = f"{path} is not a Prometheus page ({error}); look at it in a browser"
+        raise InvalidMeasurementError("METRICS_UNREADABLE", message) from error
+
+
+def counts_of(page: str, prefix: str, *, path: str = "/metrics") -> list[Count]:
+    """The counters whose name begins with a prefix; their `_created` series are left out.
+
+    Args:
+        page: its text.
+        prefix: of the names.
+        path: where the page is.
+
+    Raises:
+        InvalidMeasurementError: `METRICS_UNREADABLE`.
+    """
+    return [
+        (one.name.removeprefix(prefix).removesuffix("_total"), one.labels, _count(one, path))
+        for one in samples_of(page, path=path)
+        if one.name.startswith(prefix) and one.name.endswith("_total")
+    ]
+
+
+def _count(sample: Sample, path: str) -> int:
+    if not float(sample.value).is_integer():  # NaN and infinity aren't either
+        message = f"{sample.name} is {sample.value}, which is no count; look at {path}"
+        raise InvalidMeasurementError("METRICS_UNREADABLE", message)
+    return int(sample.value)

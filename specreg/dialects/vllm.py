@@ -1,0 +1,117 @@
+"""How vLLM is asked in ids: `return_token_ids`, and log-probabilities by id."""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import msgspec
+
+from specreg.acceptance.record import StepCounts
+from specreg.dialects._dialect import Call, Dialect, Transcript, Wanted, decode_answer
+from specreg.protocols import Ask, Form
+
+_CANDIDATES = 20
+"""The most log-probabilities that vLLM gives unless it is told otherwise (`--max-logprobs`)."""
+_COMPLETIONS = "/v1/completions"
+
+
+class _Logprobs(msgspec.Struct, frozen=True):
+    top_logprobs: tuple[Mapping[str, float], ...] = ()
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    token_ids: tuple[int, ...] = ()
+    prompt_token_ids: tuple[int, ...] | None = None
+    logprobs: _Logprobs | None = None
+
+
+class _Speculation(msgspec.Struct, frozen=True):
+    acceptance_histogram: tuple[int, ...]
+    num_draft_tokens: int
+
+
+class _Metrics(msgspec.Struct, frozen=True):
+    speculative_decoding: _Speculation | None = None
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    choices: tuple[_Choice, ...]
+    prompt_token_ids: tuple[int, ...] | None = None
+    metrics: _Metrics | None = None
+
+
+class VllmDialect(Dialect):
+    """vLLM, 0.27 or newer."""
+
+    name: ClassVar = "vllm"
+
+    def encode(self, ask: Ask) -> Call:
+        """Asks for a token and looks at what was asked: the reference engine has no more."""
+        chat = ask.form is Form.CHAT
+        template = {"chat_template_kwargs": dict(ask.chat_template_args)}
+        return Call(
+            path="/v1/chat/completions" if chat else _COMPLETIONS,
+            body={
+                "model": ask.model,
+                "max_tokens": 1,
+                "return_token_ids": True,
+                **({"messages": ask.messages} if chat else {"prompt": ask.prompt}),
+                **(template if chat and ask.chat_template_args else {}),
+            },
+        )
+
+    def parse_ids(self, answer: bytes) -> tuple[int, ...]:
+        """A chat says them beside its choices, a completion in them."""
+        parsed = decode_answer(answer, _Answer)
+        return parsed.prompt_token_ids or parsed.choices[0].prompt_token_ids or ()
+
+    def complete(self, model: str, ids: Sequence[int], wanted: Wanted) -> Call:
+        """A completion of the ids."""
+        return Call(
+            path=_COMPLETIONS,
+            body={
+                "model": model,
+                "prompt": ids,
+                "max_tokens": wanted.output_cap_tokens,
+                "temperature": wanted.temperature,
+                "ignore_eos": wanted.ignore_eos,
+                "return_token_ids": True,
+                **({} if wanted.seed is None else {"seed": wanted.seed}),
+            },
+        )
+
+    def parse_transcript(self, answer: bytes, prompt: Sequence[int]) -> Transcript:
+        """The first choice, and the record of the answer."""
+        parsed = decode_answer(answer, _Answer)
+        own = parsed.metrics.speculative_decoding if parsed.metrics else None
+        return Transcript(
+            prompt=tuple(prompt),
+            output=parsed.choices[0].token_ids,
+            counts=StepCounts.from_histogram(own.acceptance_histogram, own.num_draft_tokens)
+            if own
+            else None,
+        )
+
+    def score(self, model: str, ids: Sequence[int], candidates: Sequence[int]) -> Call:
+        """The likeliest next tokens; it can't be asked for certain ones."""
+        del candidates
+        return Call(
+            path=_COMPLETIONS,
+            body={
+                "model": model,
+                "prompt": ids,
+                "max_tokens": 1,
+                "temperature": 0.0,
+                "logprobs": _CANDIDATES,
+                "return_tokens_as_token_ids": True,
+            },
+        )
+
+    def parse_scores(self, answer: bytes, candidates: Sequence[int]) -> tuple[float, ...]:
+        """One that isn't among the likeliest is no likelier than the last of them."""
+        logprobs = decode_answer(answer, _Answer).choices[0].logprobs or _Logprobs()
+        top = {key: value for found in logprobs.top_logprobs[:1] for key, value in found.items()}
+        least = min(top.values(), default=0.0)
+        return tuple(top.get(f"token_id:{candidate}", least) for candidate in candidates)
+
+
+DIALECT = VllmDialect()

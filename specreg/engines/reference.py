@@ -1,0 +1,76 @@
+"""The reference engine: specreg's own, `specreg.reference`; slow, exact, and never a speed."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from specreg.engines._engine import Engine, LaunchOptions, Requirement
+from specreg.errors import UnsupportedError
+from specreg.protocols import reference as reference_protocol
+
+_VERSION = "5.19.0"
+_TORCH = "torch==2.13.0"
+_PACKAGES = (
+    _TORCH,
+    "accelerate==1.15.0",  # spreads a model over devices
+    "aiohttp==3.14.5",
+    "jinja2==3.1.6",
+    "msgspec==0.22.0",
+    "numpy==2.4.6",
+)
+_FOLDER = str(Path(__file__).parents[2])
+"""That holds specreg, which isn't installed in the engine's environment."""
+
+
+class Reference(Engine):
+    """The reference engine; its version is that of transformers, whose models it runs."""
+
+    name: ClassVar = "reference"
+    spelling: ClassVar = "reference"
+    oldest: ClassVar = "5.19"
+    health_path: ClassVar = "/health"
+    version_path: ClassVar = "/version"
+    protocol: ClassVar = reference_protocol.PROTOCOL
+
+    def requirement(self, *, on_gpu: bool) -> Requirement:
+        """Transformers and a torch: without a GPU the build for CPUs, where there is one."""
+        return Requirement(
+            package="transformers",
+            version=_VERSION,
+            extras=_PACKAGES,
+            local_torch=None if on_gpu else _TORCH,
+        )
+
+    def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
+        """The module, and the method's settings as flags.
+
+        Raises:
+            UnsupportedError: the model is to be spread over GPUs as other engines do it.
+        """
+        if options.parallel.gpus > 1 or options.parallel.expert or options.parallel.draft_tensor:
+            message = (
+                f"parallel = {options.parallel}: the reference engine splits no matrix; place its"
+                ' models with engine_args = ["--placement=split=0.5"]'
+            )
+            raise UnsupportedError(message)
+        return (
+            *(str(python), "-m", "specreg.reference"),
+            *("--model", options.target, "--served-model-name", options.served_name),
+            *("--host", "127.0.0.1", "--port", str(options.port)),
+            *("--dtype", options.dtype),
+            *("--context-tokens", str(options.max_model_len_tokens)),
+            *("--max-sequences", str(options.max_sequences)),
+            *(() if options.on_gpu else ("--devices", "cpu")),
+            *(f"--{key}={value}" for key, value in options.speculation.items()),
+            *options.engine_args,
+        )
+
+    def environment(self, options: LaunchOptions) -> Mapping[str, str]:
+        """Offline where nothing needs to be fetched; specreg after what is to be found already."""
+        folders = (os.environ.get("PYTHONPATH"), _FOLDER)
+        offline = {"HF_HUB_OFFLINE": "1"} if options.offline else {}
+        return offline | {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
+
+
+ENGINE = Reference()

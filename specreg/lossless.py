@@ -1,0 +1,159 @@
+"""Losslessness: answers with and without speculation in, whether any token was changed out.
+
+Greedy speculation must not change a text. Where two texts part, either rounding chose between two
+tokens that are as good as equally likely, or the speculation is wrong: the server without it says
+how likely both were. What follows that place are two different texts, and tells nothing.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from specreg.dialects import Transcript
+
+ROUNDING_NATS = 0.25
+"""Two tokens whose log-probabilities lie closer may change places by rounding."""
+
+Score = Callable[[Sequence[tuple[Sequence[int], Sequence[int]]]], Sequence[Sequence[float]]]
+"""Texts and candidates in, the log-probabilities of these without speculation out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parting:
+    """Where an answer leaves the one without speculation.
+
+    Attributes:
+        prompt_id: of which prompt; position: the first differing token of the answer, from 0.
+        plain, other: the tokens there, None where an answer has ended.
+        gap_nats: how much likelier `plain` is, without speculation; None where an answer has ended.
+    """
+
+    prompt_id: str
+    position: int
+    plain: int | None
+    other: int | None
+    gap_nats: float | None = None
+
+    def is_rounding(self, bound_nats: float) -> bool:
+        """Whether both tokens were as good as equally likely."""
+        return self.gap_nats is not None and abs(self.gap_nats) <= bound_nats
+
+    def __str__(self) -> str:
+        where = f"prompt '{self.prompt_id}', token {self.position + 1}"
+        if self.plain is None or self.other is None:
+            one, another = ("without", "with") if self.plain is None else ("with", "without")
+            return f"{where}: the answer {one} speculation has ended, {another} it goes on"
+        return (
+            f"{where}: {self.other} with speculation, {self.plain} without,"
+            f" {self.gap_nats:.2f} nats likelier"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Losslessness:
+    """What became of a case's answers.
+
+    Attributes:
+        prompts: how many were compared.
+        partings: of the answers with speculation.
+        noise: of the same answers without it, at another batch size.
+        rounding_nats: what the case calls rounding.
+    """
+
+    prompts: int
+    partings: tuple[Parting, ...]
+    noise: tuple[Parting, ...]
+    rounding_nats: float
+
+    @property
+    def bound_nats(self) -> float:
+        """What counts as rounding: the case's own noise where that is more."""
+        floor = (abs(one.gap_nats) for one in self.noise if one.gap_nats is not None)
+        return max(self.rounding_nats, *floor, 0.0)
+
+    @property
+    def failures(self) -> tuple[Parting, ...]:
+        """What rounding doesn't explain."""
+        return tuple(one for one in self.partings if not one.is_rounding(self.bound_nats))
+
+    @property
+    def equal_frac(self) -> float:
+        """The share of the answers that speculation left as they were, 0..1."""
+        return 1 - len(self.partings) / self.prompts
+
+    @property
+    def control_equal_frac(self) -> float:
+        """The same of the control, which had only another batch size: the honest match rate."""
+        return 1 - len(self.noise) / self.prompts
+
+    def __str__(self) -> str:
+        control = f"{self.control_equal_frac:.1%} without speculation at another batch size"
+        said = [f"{self.equal_frac:.1%} of {self.prompts} answers are equal, {control}"]
+        rounded = len(self.partings) - len(self.failures)
+        if rounded:
+            said.append(f"{rounded} part where both tokens lie within {self.bound_nats:.2f} nats")
+        said.extend(map(str, self.failures[:3]))
+        return "; ".join(said)
+
+
+def check_lossless(
+    prompt_ids: Sequence[str],
+    plain: Sequence[Transcript],
+    speculative: Sequence[Transcript],
+    again: Callable[[], Sequence[Transcript]],
+    score: Score,
+    *,
+    rounding_nats: float = ROUNDING_NATS,
+) -> Losslessness:
+    """Compares answers token by token.
+
+    Args:
+        prompt_ids: what the prompts are called.
+        plain: the answers without speculation, in that order.
+        speculative: the same with it.
+        again: asks for the same without it, at another batch size; only where answers part.
+        score: asks the server without speculation.
+        rounding_nats: below, rounding explains a difference; 0 demands that every token is equal.
+    """
+    parted = _partings(prompt_ids, plain, speculative)
+    found = (parted, _partings(prompt_ids, plain, again()) if parted else ())
+    open_ones = [one for one in itertools.chain(*found) if None not in (one.plain, one.other)]
+    by_id = dict(zip(prompt_ids, plain, strict=True))
+    questions = []
+    for one in open_ones:
+        text = by_id[one.prompt_id]
+        candidates = [token for token in (one.plain, one.other) if token is not None]
+        questions.append(((*text.prompt, *text.output[: one.position]), candidates))
+    scores = dict(zip(map(id, open_ones), score(questions), strict=True)) if questions else {}
+
+    def scored(one: Parting) -> Parting:
+        if id(one) not in scores:
+            return one
+        likely, other = scores[id(one)]
+        return Parting(
+            prompt_id=one.prompt_id,
+            position=one.position,
+            plain=one.plain,
+            other=one.other,
+            gap_nats=likely - other,
+        )
+
+    partings, noise = (tuple(map(scored, ones)) for ones in found)
+    return Losslessness(
+        prompts=len(plain), partings=partings, noise=noise, rounding_nats=rounding_nats
+    )
+
+
+def _partings(
+    prompt_ids: Sequence[str], plain: Sequence[Transcript], other: Sequence[Transcript]
+) -> tuple[Parting, ...]:
+    found = []
+    for prompt_id, one, another in zip(prompt_ids, plain, other, strict=True):
+        pairs = itertools.zip_longest(one.output, another.output)
+        for position, (token, other_token) in enumerate(pairs):
+            if token != other_token:
+                found.append(
+                    Parting(prompt_id=prompt_id, position=position, plain=token, other=other_token)
+                )
+                break
+    return tuple(found)

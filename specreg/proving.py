@@ -1,0 +1,332 @@
+"""Proving: running servers and prompts in, what must hold whatever the baseline says out.
+
+A baseline says what was; these say what must be: speculation changes no token, draws as its target
+does, and takes the steps that its own models and text give.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from specreg.acceptance.record import NO_STEPS, StepCounts
+from specreg.datasets import Prompt
+from specreg.dialects import DIALECTS, Transcript, Wanted
+from specreg.engines import engine_named
+from specreg.errors import InvalidMeasurementError
+from specreg.foresight import Foresee
+from specreg.lookup import LookupRule
+from specreg.lossless import check_lossless
+from specreg.matrix import Case
+from specreg.oracle import Foresight, foresee_lookup, foresee_model, walk
+from specreg.protocols import Endpoint
+from specreg.questions import Question, Text
+from specreg.sampling import BEGINNINGS_TOKENS, LEVEL, chance_of_alike, holm
+from specreg.server import Server
+from specreg.transcribing import encode_prompts, score, transcribe
+from specreg.verdict import Outcome, Verdict
+
+_ORACLE_FRAC = 0.01
+"""Seen: 0, of vLLM's and SGLang's methods in float32. Rounding may choose another draft now and
+then, where two are as good as equally likely."""
+_UNSEEN_TOKENS: Mapping[tuple[str, str], int] = {
+    # It shifts the draft's input by one, as for EAGLE, so the first token is never shown.
+    ("sglang", "draft_model"): 1,
+}
+_FORESEEN = ("draft_model", "eagle3")
+_DRAWN_PROMPTS = 4
+_DRAWS = 250
+_MOST_NAMED = 3
+
+Plain = MutableMapping[tuple[object, ...], tuple[Transcript, ...]]
+"""The control's answers, kept: all cases beside it are held against them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """What a proof looks at.
+
+    Attributes:
+        case: whose.
+        server: with speculation; control: without it, None where there is none beside it.
+        prompts: of the case.
+        foresee: asks the models themselves.
+        models: target and draft as folders or hub ids; the target as it is, without padding.
+        plain: the control's answers so far.
+    """
+
+    case: Case
+    server: Server
+    control: Server | None
+    prompts: Sequence[Prompt]
+    foresee: Foresee
+    models: tuple[str, str | None]
+    plain: Plain = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """Something that must hold.
+
+    Attributes:
+        name: ends in its unit.
+        applies_to: whether it says anything of a case.
+        prove: what came of it.
+        needs_torch: whether it asks the models, in an environment of their own.
+    """
+
+    name: str
+    applies_to: Callable[[Case], bool]
+    prove: Callable[["Scene"], Verdict]
+    needs_torch: bool = False
+
+
+def prove_lossless(scene: Scene) -> Verdict:
+    """Greedy answers with speculation against those without, token by token.
+
+    Raises:
+        InvalidMeasurementError: a server didn't answer in ids.
+    """
+    case, control = scene.case, _control(scene)
+    texts = encode_prompts(control.endpoint, case, scene.prompts)
+    at_once = _in_flight(case)
+    plain = _plain(scene, texts, at_once)
+    found = check_lossless(
+        [prompt.id for prompt in scene.prompts],
+        plain,
+        transcribe(scene.server.endpoint, texts, _wanted(case, len(texts)), in_flight=at_once),
+        lambda: _plain(scene, texts, 1 if at_once > 1 else case.server.max_sequences),
+        lambda questions: score(control.endpoint, questions),
+        rounding_nats=case.rounding_nats,
+    )
+    return Verdict(
+        case_id=case.id,
+        metric=LOSSLESS,
+        outcome=Outcome.WRONG if found.failures else Outcome.PASS,
+        value=found.equal_frac,
+        expected=found.control_equal_frac,
+        reason="" if not found.partings else str(found),
+    )
+
+
+def prove_sampling(scene: Scene) -> Verdict:
+    """Answers drawn with speculation against those drawn without.
+
+    Raises:
+        InvalidMeasurementError: a server didn't answer in ids.
+    """
+    case, control = scene.case, _control(scene)
+    texts = encode_prompts(control.endpoint, case, scene.prompts[:_DRAWN_PROMPTS])
+
+    def draw(endpoint: Endpoint, first_seed: int) -> list[list[tuple[int, ...]]]:
+        seeds = range(first_seed, first_seed + _DRAWS)
+        wanted = [
+            Wanted(
+                output_cap_tokens=max(BEGINNINGS_TOKENS), temperature=case.temperature, seed=seed
+            )
+            for _, seed in itertools.product(texts, seeds)
+        ]
+        asked = [text for text in texts for _ in seeds]
+        drawn = transcribe(endpoint, asked, wanted, in_flight=case.server.max_sequences)
+        answers = [one.output for one in drawn]
+        return [answers[start : start + _DRAWS] for start in range(0, len(answers), _DRAWS)]
+
+    pairs = list(zip(draw(scene.server.endpoint, 0), draw(control.endpoint, _DRAWS), strict=True))
+    chance = holm(
+        [
+            chance_of_alike(ours, theirs, tokens=tokens)
+            for ours, theirs in pairs
+            for tokens in BEGINNINGS_TOKENS
+        ]
+    )
+    wrong = chance < LEVEL
+    reason = (
+        f"{_DRAWS} draws each of {len(texts)} prompts: their beginnings with and without"
+        f" speculation differ as chance alone makes them {chance:.2g} of the time; the verifier"
+        " draws from another distribution than the target's"
+    )
+    return Verdict(
+        case_id=case.id,
+        metric=SAMPLING,
+        outcome=Outcome.WRONG if wrong else Outcome.PASS,
+        value=chance,
+        reason=reason if wrong else "",
+    )
+
+
+def prove_oracle(scene: Scene) -> Verdict:
+    """An engine's steps against those that its own text and models give.
+
+    Raises:
+        InvalidMeasurementError: a server didn't answer in ids, or doesn't count its steps.
+        ModelError: the models can't be read.
+    """
+    case, endpoint = scene.case, scene.server.endpoint
+    texts = encode_prompts(endpoint, case, scene.prompts)
+    answers = transcribe(endpoint, texts, _wanted(case, len(texts)), in_flight=_in_flight(case))
+    if not any(answer.counts for answer in answers):
+        message = "no answer tells its steps, so there is nothing to hold against the oracle"
+        raise InvalidMeasurementError("ACCEPTANCE_MISSING", message)
+    # The last step's drafts go beyond the answer, and so must the text.
+    beyond = Wanted(output_cap_tokens=case.server.draft_tokens, ignore_eos=True)
+    tails = transcribe(
+        (scene.control or scene.server).endpoint,
+        [(*answer.prompt, *answer.output) for answer in answers],
+        [beyond] * len(answers),
+        in_flight=_in_flight(case),
+    )
+    whole = [
+        (*answer.prompt, *answer.output, *tail.output)
+        for answer, tail in zip(answers, tails, strict=True)
+    ]
+    foreseen = [
+        walk(
+            foresight,
+            prompt_tokens=len(answer.prompt),
+            output_tokens=len(answer.output),
+            width=case.server.draft_tokens,
+        )
+        for foresight, answer in zip(_foresights(scene, whole, answers), answers, strict=True)
+    ]
+    # Those of SGLang end at the most that a step accepted; the walk's don't.
+    depth = case.server.draft_tokens
+    counted = [(answer.counts or NO_STEPS).to_depth(depth) for answer in answers]
+    return _judge_oracle(scene, counted, foreseen)
+
+
+def _judge_oracle(
+    scene: Scene, counted: Sequence[StepCounts], foreseen: Sequence[StepCounts]
+) -> Verdict:
+    ours, must = sum(counted, NO_STEPS), sum(foreseen, NO_STEPS)
+    value, expected = ours.acceptance_length, must.acceptance_length
+    differing = [
+        f"'{prompt.id}' S, A {one.steps}, {one.accepted} instead of {other.steps}, {other.accepted}"
+        for prompt, one, other in zip(scene.prompts, counted, foreseen, strict=True)
+        if one != other
+    ]
+    change = _change(ours, must)
+    wrong = abs(change) > _ORACLE_FRAC
+    reason = (
+        f"{len(differing)} of {len(counted)} prompts took other steps than their text and models"
+        f" give: {'; '.join(differing[:_MOST_NAMED])}"
+    )
+    advice = (
+        "; the engine's drafter or verifier is wrong, or drafts otherwise than docs/lossless.md"
+    )
+    return Verdict(
+        case_id=scene.case.id,
+        metric=ORACLE,
+        outcome=Outcome.WRONG if wrong else Outcome.PASS,
+        value=value,
+        expected=expected,
+        change_frac=change,
+        low_frac=change,
+        high_frac=change,
+        tolerance_frac=_ORACLE_FRAC,
+        reason=(reason + advice if wrong else reason) if differing else "",
+        against="oracle",
+    )
+
+
+def _change(ours: StepCounts, must: StepCounts) -> float:
+    """Relative, of the drafts accepted per step; as much as there is where none should be."""
+    per_step = [one.accepted / one.steps if one.steps else 0.0 for one in (ours, must)]
+    return per_step[0] / per_step[1] - 1 if per_step[1] else per_step[0]
+
+
+def _foresights(
+    scene: Scene, texts: Sequence[tuple[int, ...]], answers: Sequence[Transcript]
+) -> list[Foresight]:
+    spec = scene.case.server
+    if spec.method == "ngram":
+        return [foresee_lookup(text, LookupRule(), spec.draft_tokens) for text in texts]
+    target, draft = scene.models
+    foreseen = scene.foresee(
+        Question(
+            method=spec.method,
+            target=target,
+            draft=draft or "",
+            draft_tokens=spec.draft_tokens,
+            dtype=spec.dtype,
+            unseen_tokens=_UNSEEN_TOKENS.get((spec.engine, spec.method), 0),
+            texts=tuple(
+                Text(ids=text, prompt_tokens=len(answer.prompt))
+                for text, answer in zip(texts, answers, strict=True)
+            ),
+        )
+    )
+    return [foresee_model(accepted, spec.draft_tokens) for accepted in foreseen.accepted]
+
+
+def _plain(
+    scene: Scene, texts: Sequence[tuple[int, ...]], in_flight: int
+) -> tuple[Transcript, ...]:
+    """The control's answers, asked for once for all cases."""
+    control = _control(scene)
+    cap = scene.case.output_cap_tokens
+    key = (control.base_url, tuple(texts), cap, scene.case.ignore_eos, in_flight)
+    if key not in scene.plain:
+        wanted = _wanted(scene.case, len(texts))
+        scene.plain[key] = transcribe(control.endpoint, texts, wanted, in_flight=in_flight)
+    return scene.plain[key]
+
+
+def _control(scene: Scene) -> Server:
+    if scene.control is None:
+        message = f"'{scene.case.id}' has no server without speculation beside it"
+        raise InvalidMeasurementError("CONTROL_MISSING", message)
+    return scene.control
+
+
+def _wanted(case: Case, count: int) -> list[Wanted]:
+    one = Wanted(output_cap_tokens=case.output_cap_tokens, ignore_eos=case.ignore_eos)
+    return [one] * count
+
+
+def _in_flight(case: Case) -> int:
+    return case.load.concurrency or case.server.max_sequences
+
+
+def _gives_ids(case: Case) -> bool:
+    return engine_named(case.server.engine).protocol.name in DIALECTS
+
+
+def _is_greedy(case: Case) -> bool:
+    return case.speculates and case.temperature == 0 and _gives_ids(case)
+
+
+def _has_oracle(case: Case) -> bool:
+    looks_up = case.server.method == "ngram" and case.server.engine != "sglang"
+    return _is_greedy(case) and (looks_up or case.server.method in _FORESEEN)
+
+
+LOSSLESS = "lossless_frac"
+SAMPLING = "sampling_frac"
+ORACLE = "oracle_length_tokens"
+
+_ROWS = (
+    Proof(
+        name=LOSSLESS,
+        applies_to=lambda case: _is_greedy(case) and case.control is not None,
+        prove=prove_lossless,
+    ),
+    Proof(
+        name=SAMPLING,
+        applies_to=lambda case: (
+            case.speculates and case.temperature > 0 and _gives_ids(case) and bool(case.control)
+        ),
+        prove=prove_sampling,
+    ),
+    Proof(name=ORACLE, applies_to=_has_oracle, prove=prove_oracle, needs_torch=True),
+)
+
+PROOFS: Mapping[str, Proof] = MappingProxyType({proof.name: proof for proof in _ROWS})
+
+
+def proofs_of(case: Case, *, with_torch: bool) -> tuple[Proof, ...]:
+    """What must hold of a case."""
+    return tuple(
+        proof
+        for proof in PROOFS.values()
+        if proof.applies_to(case) and (with_torch or not proof.needs_torch)
+    )

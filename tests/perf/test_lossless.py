@@ -1,0 +1,15 @@
+"""The product: speculation changes no token, and draws as its target does."""
+
+import pytest
+
+from specreg.verdict import Verdict
+
+
+@pytest.mark.proof("lossless_frac")
+def test_speculation_changes_no_token(proven: Verdict) -> None:
+    assert proven.holds, str(proven)
+
+
+@pytest.mark.proof("sampling_frac")
+def test_speculation_draws_as_the_target_does(proven: Verdict) -> None:
+    assert proven.holds, str(proven)

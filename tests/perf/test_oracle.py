@@ -1,0 +1,10 @@
+"""The product: the steps are those that text and models give; with `--specreg-oracle`."""
+
+import pytest
+
+from specreg.verdict import Verdict
+
+
+@pytest.mark.proof("oracle_length_tokens")
+def test_the_steps_are_those_that_the_models_give(proven: Verdict) -> None:
+    assert proven.holds, str(proven)

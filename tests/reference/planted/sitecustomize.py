@@ -1,0 +1,8 @@
+"""Plants a fault in a reference engine that starts with this folder on its PYTHONPATH."""
+
+import sys
+
+if "specreg.reference" in sys.orig_argv:
+    import planted
+
+    planted.plant_chosen()
