@@ -5,7 +5,7 @@ does, and takes the steps that its own models and text give.
 """
 
 import itertools
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -20,7 +20,7 @@ from specreg.lossless import check_lossless
 from specreg.matrix import Case
 from specreg.oracle import Foresight, foresee_lookup, foresee_model, walk
 from specreg.protocols import Endpoint
-from specreg.questions import Question, Text
+from specreg.questions import Foreseen, Question, Text
 from specreg.sampling import BEGINNINGS_TOKENS, LEVEL, chance_of_alike, holm
 from specreg.server import Server
 from specreg.transcribing import encode_prompts, score, transcribe
@@ -179,6 +179,7 @@ def prove_oracle(scene: Scene) -> Verdict:
         (*answer.prompt, *answer.output, *tail.output)
         for answer, tail in zip(answers, tails, strict=True)
     ]
+    said = scene.foresee(_question(scene, whole, answers))
     foreseen = [
         walk(
             foresight,
@@ -186,45 +187,54 @@ def prove_oracle(scene: Scene) -> Verdict:
             output_tokens=len(answer.output),
             width=case.server.draft_tokens,
         )
-        for foresight, answer in zip(_foresights(scene, whole, answers), answers, strict=True)
+        for foresight, answer in zip(_foresights(case, whole, said), answers, strict=True)
     ]
     # Those of SGLang end at the most that a step accepted; the walk's don't.
     depth = case.server.draft_tokens
     counted = [(answer.counts or NO_STEPS).to_depth(depth) for answer in answers]
-    return _judge_oracle(scene, counted, foreseen)
+    return _judge_oracle(scene, counted, foreseen, said.gaps_nats)
 
 
 def _judge_oracle(
-    scene: Scene, counted: Sequence[StepCounts], foreseen: Sequence[StepCounts]
+    scene: Scene,
+    counted: Sequence[StepCounts],
+    foreseen: Sequence[StepCounts],
+    gaps_nats: Sequence[float],
 ) -> Verdict:
     ours, must = sum(counted, NO_STEPS), sum(foreseen, NO_STEPS)
-    value, expected = ours.acceptance_length, must.acceptance_length
-    differing = [
+    otherwise = [
         f"'{prompt.id}' S, A {one.steps}, {one.accepted} instead of {other.steps}, {other.accepted}"
         for prompt, one, other in zip(scene.prompts, counted, foreseen, strict=True)
         if one != other
     ]
+    unlike = [
+        f"'{prompt.id}' by {gap:.2f} nats"
+        for prompt, gap in zip(scene.prompts, gaps_nats, strict=True)
+        if gap > scene.case.rounding_nats
+    ]
     change = _change(ours, must)
-    wrong = abs(change) > _ORACLE_FRAC
-    reason = (
-        f"{len(differing)} of {len(counted)} prompts took other steps than their text and models"
-        f" give: {'; '.join(differing[:_MOST_NAMED])}"
-    )
-    advice = (
-        "; the engine's drafter or verifier is wrong, or drafts otherwise than docs/lossless.md"
-    )
+    wrong = abs(change) > _ORACLE_FRAC or bool(unlike)
+    reasons = [
+        f"{len(ones)} of {len(counted)} answers {what}: {'; '.join(ones[:_MOST_NAMED])}"
+        for what, ones in (
+            ("took other steps than their text and models give", otherwise),
+            ("hold a token that the target finds less likely than another", unlike),
+        )
+        if ones
+    ]
+    if wrong:
+        reasons.append("the engine's drafter or verifier is wrong, see docs/lossless.md")
     return Verdict(
         case_id=scene.case.id,
         metric=ORACLE,
         outcome=Outcome.WRONG if wrong else Outcome.PASS,
-        value=value,
-        expected=expected,
+        value=ours.acceptance_length,
+        expected=must.acceptance_length,
         change_frac=change,
         low_frac=change,
         high_frac=change,
         tolerance_frac=_ORACLE_FRAC,
-        reason=(reason + advice if wrong else reason) if differing else "",
-        against="oracle",
+        reason="; ".join(reasons),
     )
 
 
@@ -234,28 +244,32 @@ def _change(ours: StepCounts, must: StepCounts) -> float:
     return per_step[0] / per_step[1] - 1 if per_step[1] else per_step[0]
 
 
-def _foresights(
+def _question(
     scene: Scene, texts: Sequence[tuple[int, ...]], answers: Sequence[Transcript]
-) -> list[Foresight]:
-    spec = scene.case.server
-    if spec.method == "ngram":
-        return [foresee_lookup(text, LookupRule(), spec.draft_tokens) for text in texts]
-    target, draft = scene.models
-    foreseen = scene.foresee(
-        Question(
-            method=spec.method,
-            target=target,
-            draft=draft or "",
-            draft_tokens=spec.draft_tokens,
-            dtype=spec.dtype,
-            unseen_tokens=_UNSEEN_TOKENS.get((spec.engine, spec.method), 0),
-            texts=tuple(
-                Text(ids=text, prompt_tokens=len(answer.prompt))
-                for text, answer in zip(texts, answers, strict=True)
-            ),
-        )
+) -> Question:
+    spec, (target, draft) = scene.case.server, scene.models
+    return Question(
+        method=spec.method,
+        target=target,
+        draft=draft or "",
+        draft_tokens=spec.draft_tokens,
+        dtype=spec.dtype,
+        unseen_tokens=_UNSEEN_TOKENS.get((spec.engine, spec.method), 0),
+        texts=tuple(
+            Text(ids=text, prompt_tokens=len(answer.prompt))
+            for text, answer in zip(texts, answers, strict=True)
+        ),
     )
-    return [foresee_model(accepted, spec.draft_tokens) for accepted in foreseen.accepted]
+
+
+def _foresights(
+    case: Case, texts: Sequence[tuple[int, ...]], said: Foreseen
+) -> Iterator[Foresight]:
+    for text, accepted in zip(texts, said.accepted, strict=True):
+        if case.server.method == "ngram":
+            yield foresee_lookup(text, LookupRule(), case.server.draft_tokens)
+        else:
+            yield foresee_model(accepted, case.server.draft_tokens)
 
 
 def _plain(

@@ -11,11 +11,11 @@ class Text(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """What a greedy drafter would have got right.
+    """What the target would have said, and a greedy drafter would have got right.
 
     Attributes:
-        method: "draft_model" or "eagle3".
-        target, draft: folders or hub ids.
+        method: "draft_model" or "eagle3"; of any other, the target alone is asked.
+        target, draft: folders or hub ids; an empty one where the method has no draft.
         draft_tokens: how many tokens a step drafts.
         dtype: the weights' number format.
         device: as PyTorch calls it.
@@ -34,10 +34,14 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Foreseen(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer. `accepted`: by text and place in it, how many drafts are right, 0..draft_tokens.
+    """The answer, text by text.
 
-    A place is where the first drafted token goes; before the second token of the answer, and where
-    the text ends too soon to tell, there is a 0.
+    Attributes:
+        accepted: by place in the text, how many drafts of a step that begins there are right,
+            0..draft_tokens; nothing where the text ends too soon to tell, or nothing was asked.
+        gaps_nats: how much less likely than the target's own choice the least fitting token of the
+            answer is, 0 for a greedy text.
     """
 
     accepted: tuple[tuple[int, ...], ...]
+    gaps_nats: tuple[float, ...]

@@ -1,4 +1,4 @@
-"""Foreseeing: texts and a drafting model in, how many of its drafts would have been right out.
+"""Foreseeing: texts and their models in, what these would have said and drafted out.
 
     python -m specreg.reference.foreseeing < question.json > answer.json
 
@@ -18,6 +18,7 @@ from specreg.errors import SpecregError
 from specreg.questions import Foreseen, Question, Text
 from specreg.reference.eagle3 import ObservedTarget, load_head
 from specreg.reference.models import load_model
+from specreg.reference.reading import Model
 
 Rights = Callable[[Text], Sequence[Sequence[bool]]]
 """A text in; by place in it, whether each draft of a step that begins there is the text out."""
@@ -29,14 +30,31 @@ def foresee(question: Question) -> Foreseen:
     Raises:
         ModelError: a model isn't there, or isn't of the architecture that the method needs.
     """
-    rights = (_of_draft_model if question.method == "draft_model" else _of_head)(question)
+    target = load_model(question.target, question.dtype, {"": question.device})
+    rights = _RIGHTS.get(question.method, _of_nothing)(question, target)
     with torch.inference_mode():
         return Foreseen(
-            accepted=tuple(tuple(map(_leading, rights(text))) for text in question.texts)
+            accepted=tuple(tuple(map(_leading, rights(text))) for text in question.texts),
+            gaps_nats=tuple(_gap_nats(target, text, question.device) for text in question.texts),
         )
 
 
-def _of_draft_model(question: Question) -> Rights:
+def _gap_nats(target: Model, text: Text, device: str) -> float:
+    """How much less likely than the target's own choice the least fitting token is."""
+    logits = target(input_ids=torch.tensor([text.ids], device=device)).logits[0].double()
+    said = logits[text.prompt_tokens - 1 : -1]
+    chosen = torch.tensor(text.ids[text.prompt_tokens :], device=device)
+    gaps = said.max(-1).values - said.gather(-1, chosen[:, None])[:, 0]
+    return float(gaps.max()) if len(chosen) else 0.0
+
+
+def _of_nothing(question: Question, target: Model) -> Rights:
+    del question, target
+    return lambda _: ()
+
+
+def _of_draft_model(question: Question, target: Model) -> Rights:
+    del target
     model = load_model(question.draft, question.dtype, {"": question.device})
 
     def rights(text: Text) -> Sequence[Sequence[bool]]:
@@ -54,9 +72,8 @@ def _of_draft_model(question: Question) -> Rights:
     return rights
 
 
-def _of_head(question: Question) -> Rights:
+def _of_head(question: Question, model: Model) -> Rights:
     loaded = load_head(question.draft, question.dtype, question.device)
-    model = load_model(question.target, question.dtype, {"": question.device})
     target = ObservedTarget(model, loaded.layers)
 
     def rights(text: Text) -> Sequence[Sequence[bool]]:
@@ -73,6 +90,9 @@ def _of_head(question: Question) -> Rights:
         return [[], [], *zip(*by_step, strict=True)]
 
     return rights
+
+
+_RIGHTS = {"draft_model": _of_draft_model, "eagle3": _of_head}
 
 
 def _leading(right: Sequence[bool]) -> int:
