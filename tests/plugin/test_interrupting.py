@@ -1,5 +1,6 @@
 """A run that is cut short takes its servers with it."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -29,7 +30,7 @@ def start(suite: Suite, *arguments: str) -> subprocess.Popen[str]:
             *(f"--specreg-engine-python={sys.executable}", f"--specreg-runs={suite.runs}"),
         ),
         cwd=ROOT,
-        env=os.environ | script | {"TEST_MARK": suite.folder.name},
+        env=os.environ | script | {"TEST_MARK": str(suite.folder)},
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -40,7 +41,7 @@ def marked(suite: Suite) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get("TEST_MARK") == suite.folder.name:
+            if process.environ().get("TEST_MARK") == str(suite.folder):
                 found.append(process)
         except psutil.Error:
             continue
@@ -49,7 +50,11 @@ def marked(suite: Suite) -> list[psutil.Process]:
 
 def servers(suite: Suite) -> int:
     """How many of the suite's servers run."""
-    return sum("vllm.entrypoints" in " ".join(found.cmdline()) for found in marked(suite))
+    found = 0
+    for process in marked(suite):
+        with contextlib.suppress(psutil.Error):  # it went away meanwhile
+            found += "vllm.entrypoints" in " ".join(process.cmdline())
+    return found
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
