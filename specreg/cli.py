@@ -15,6 +15,7 @@ from specreg.baseline import (
     record_baseline,
     render_schema,
 )
+from specreg.consulting import expected_steps
 from specreg.errors import BaselineError, SpecregError, UnknownNameError
 from specreg.expectation import Shelf, settings_in
 from specreg.history import history_path, learned, load_history
@@ -26,6 +27,7 @@ from specreg.report.baselines import render_changes, render_list
 from specreg.report.engines import render_support
 from specreg.report.explain import render_explanation
 from specreg.report.json import RunVerdict, load_verdict
+from specreg.report.oracle import render_oracle
 
 _WIDTH = 110
 
@@ -75,6 +77,28 @@ def explain(
     known = shelf.look_up(one, settings_in(root, one))
     history = load_history(history_path((root / runs).parent / "history", shelf.environment.name))
     typer.echo(render_explanation(one, known, history.get(case, ()), width=_WIDTH))
+
+
+@app.command()
+def oracle(
+    case: Annotated[str, typer.Argument(help="its id, e.g. vllm-eagle3-tiny-toy-c4")],
+    tier: TierOption = None,
+    root: RootOption = HERE,
+    folder: FolderOption = BASELINES,
+    matrix: MatrixOption = MATRIX,
+) -> None:
+    """Print the acceptance that a case should have, by its models, beside what was recorded.
+
+    The target's greedy answers come from the reference engine; needs torch, 1 to 5 GB.
+    """
+    found = _tier(root / matrix, tier)
+    one = _case(found, case)
+    on_gpu = found.needs_gpus > 0
+    prompts, steps = expected_steps(
+        one, root.resolve(), on_gpu=on_gpu, show=lambda text: typer.echo(text, err=True)
+    )
+    known = _shelf(root / folder, found).look_up(one, settings_in(root, one))
+    typer.echo(render_oracle(one, prompts, steps, known))
 
 
 @app.command()

@@ -5,22 +5,20 @@ does, and takes the steps that its own models and text give.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from specreg.acceptance.record import NO_STEPS, StepCounts
+from specreg.consulting import consult, in_flight, is_foreseen, wanted_of
 from specreg.datasets import Prompt
 from specreg.dialects import DIALECTS, Transcript, Wanted
 from specreg.engines import engine_named
 from specreg.errors import InvalidMeasurementError
 from specreg.foresight import Foresee
-from specreg.lookup import LookupRule
 from specreg.lossless import check_lossless
 from specreg.matrix import Case
-from specreg.oracle import Foresight, foresee_lookup, foresee_model, walk
 from specreg.protocols import Endpoint
-from specreg.questions import Foreseen, Question, Text
 from specreg.sampling import BEGINNINGS_TOKENS, LEVEL, chance_of_alike, holm
 from specreg.server import Server
 from specreg.transcribing import encode_prompts, score, transcribe
@@ -29,11 +27,6 @@ from specreg.verdict import Outcome, Verdict
 _ORACLE_FRAC = 0.01
 """Seen: 0, of vLLM's and SGLang's methods in float32. Rounding may choose another draft now and
 then, where two are as good as equally likely."""
-_UNSEEN_TOKENS: Mapping[tuple[str, str], int] = {
-    # It shifts the draft's input by one, as for EAGLE, so the first token is never shown.
-    ("sglang", "draft_model"): 1,
-}
-_FORESEEN = ("draft_model", "eagle3")
 _DRAWN_PROMPTS = 4
 _DRAWS = 250
 _MOST_NAMED = 3
@@ -89,12 +82,12 @@ def prove_lossless(scene: Scene) -> Verdict:
     """
     case, control = scene.case, _control(scene)
     texts = encode_prompts(control.endpoint, case, scene.prompts)
-    at_once = _in_flight(case)
+    at_once = in_flight(case)
     plain = _plain(scene, texts, at_once)
     found = check_lossless(
         [prompt.id for prompt in scene.prompts],
         plain,
-        transcribe(scene.server.endpoint, texts, _wanted(case, len(texts)), in_flight=at_once),
+        transcribe(scene.server.endpoint, texts, wanted_of(case, len(texts)), in_flight=at_once),
         lambda: _plain(scene, texts, 1 if at_once > 1 else case.server.max_sequences),
         lambda questions: score(control.endpoint, questions),
         rounding_nats=case.rounding_nats,
@@ -161,38 +154,17 @@ def prove_oracle(scene: Scene) -> Verdict:
         InvalidMeasurementError: a server didn't answer in ids, or doesn't count its steps.
         ModelError: the models can't be read.
     """
-    case, endpoint = scene.case, scene.server.endpoint
-    texts = encode_prompts(endpoint, case, scene.prompts)
-    answers = transcribe(endpoint, texts, _wanted(case, len(texts)), in_flight=_in_flight(case))
-    if not any(answer.counts for answer in answers):
+    case, beside = scene.case, scene.control or scene.server
+    found = consult(
+        case, scene.prompts, scene.server.endpoint, beside.endpoint, scene.models, scene.foresee
+    )
+    if not any(answer.counts for answer in found.answers):
         message = "no answer tells its steps, so there is nothing to hold against the oracle"
         raise InvalidMeasurementError("ACCEPTANCE_MISSING", message)
-    # The last step's drafts go beyond the answer, and so must the text.
-    beyond = Wanted(output_cap_tokens=case.server.draft_tokens, ignore_eos=True)
-    tails = transcribe(
-        (scene.control or scene.server).endpoint,
-        [(*answer.prompt, *answer.output) for answer in answers],
-        [beyond] * len(answers),
-        in_flight=_in_flight(case),
-    )
-    whole = [
-        (*answer.prompt, *answer.output, *tail.output)
-        for answer, tail in zip(answers, tails, strict=True)
-    ]
-    said = scene.foresee(_question(scene, whole, answers))
-    foreseen = [
-        walk(
-            foresight,
-            prompt_tokens=len(answer.prompt),
-            output_tokens=len(answer.output),
-            width=case.server.draft_tokens,
-        )
-        for foresight, answer in zip(_foresights(case, whole, said), answers, strict=True)
-    ]
-    # Those of SGLang end at the most that a step accepted; the walk's don't.
+    # Those of SGLang end at the most that a step accepted; the foreseen ones don't.
     depth = case.server.draft_tokens
-    counted = [(answer.counts or NO_STEPS).to_depth(depth) for answer in answers]
-    return _judge_oracle(scene, counted, foreseen, said.gaps_nats)
+    counted = [(answer.counts or NO_STEPS).to_depth(depth) for answer in found.answers]
+    return _judge_oracle(scene, counted, found.steps, found.gaps_nats)
 
 
 def _judge_oracle(
@@ -244,34 +216,6 @@ def _change(ours: StepCounts, must: StepCounts) -> float:
     return per_step[0] / per_step[1] - 1 if per_step[1] else per_step[0]
 
 
-def _question(
-    scene: Scene, texts: Sequence[tuple[int, ...]], answers: Sequence[Transcript]
-) -> Question:
-    spec, (target, draft) = scene.case.server, scene.models
-    return Question(
-        method=spec.method,
-        target=target,
-        draft=draft or "",
-        draft_tokens=spec.draft_tokens,
-        dtype=spec.dtype,
-        unseen_tokens=_UNSEEN_TOKENS.get((spec.engine, spec.method), 0),
-        texts=tuple(
-            Text(ids=text, prompt_tokens=len(answer.prompt))
-            for text, answer in zip(texts, answers, strict=True)
-        ),
-    )
-
-
-def _foresights(
-    case: Case, texts: Sequence[tuple[int, ...]], said: Foreseen
-) -> Iterator[Foresight]:
-    for text, accepted in zip(texts, said.accepted, strict=True):
-        if case.server.method == "ngram":
-            yield foresee_lookup(text, LookupRule(), case.server.draft_tokens)
-        else:
-            yield foresee_model(accepted, case.server.draft_tokens)
-
-
 def _plain(
     scene: Scene, texts: Sequence[tuple[int, ...]], in_flight: int
 ) -> tuple[Transcript, ...]:
@@ -280,7 +224,7 @@ def _plain(
     cap = scene.case.output_cap_tokens
     key = (control.base_url, tuple(texts), cap, scene.case.ignore_eos, in_flight)
     if key not in scene.plain:
-        wanted = _wanted(scene.case, len(texts))
+        wanted = wanted_of(scene.case, len(texts))
         scene.plain[key] = transcribe(control.endpoint, texts, wanted, in_flight=in_flight)
     return scene.plain[key]
 
@@ -292,15 +236,6 @@ def _control(scene: Scene) -> Server:
     return scene.control
 
 
-def _wanted(case: Case, count: int) -> list[Wanted]:
-    one = Wanted(output_cap_tokens=case.output_cap_tokens, ignore_eos=case.ignore_eos)
-    return [one] * count
-
-
-def _in_flight(case: Case) -> int:
-    return case.load.concurrency or case.server.max_sequences
-
-
 def _gives_ids(case: Case) -> bool:
     return engine_named(case.server.engine).protocol.name in DIALECTS
 
@@ -310,8 +245,7 @@ def _is_greedy(case: Case) -> bool:
 
 
 def _has_oracle(case: Case) -> bool:
-    looks_up = case.server.method == "ngram" and case.server.engine != "sglang"
-    return _is_greedy(case) and (looks_up or case.server.method in _FORESEEN)
+    return _is_greedy(case) and is_foreseen(case)
 
 
 LOSSLESS = "lossless_frac"

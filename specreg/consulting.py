@@ -1,0 +1,192 @@
+"""Consulting the oracle: whom to ask and models in; answers and the steps they took out."""
+
+import dataclasses
+import functools
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from specreg.acceptance.record import NO_STEPS, StepCounts
+from specreg.datasets import Prompt
+from specreg.dialects import Transcript, Wanted
+from specreg.engines import ALONE, engine_named
+from specreg.environments import engine_environment
+from specreg.errors import UnsupportedError
+from specreg.expectation import load_case_prompts
+from specreg.foresight import Foresee, foresee
+from specreg.lookup import LookupRule
+from specreg.matrix import Case
+from specreg.models import resolve_model
+from specreg.oracle import Foresight, foresee_lookup, foresee_model, walk
+from specreg.protocols import Endpoint
+from specreg.questions import Foreseen, Question, Text
+from specreg.server import start_server
+from specreg.transcribing import encode_prompts, transcribe
+
+_UNSEEN_TOKENS: Mapping[tuple[str, str], int] = {
+    # It shifts the draft's input by one, as for EAGLE, so the first token is never shown.
+    ("sglang", "draft_model"): 1,
+}
+_READY_WITHIN_S = 600.0
+_FORESEEN = ("draft_model", "eagle3")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consulted:
+    """What came of it, prompt by prompt.
+
+    Attributes:
+        answers: as the server gave them, with its own counts.
+        steps: what they must have taken.
+        gaps_nats: see `specreg.questions.Foreseen`.
+    """
+
+    answers: tuple[Transcript, ...]
+    steps: tuple[StepCounts, ...]
+    gaps_nats: tuple[float, ...]
+
+
+def is_foreseen(case: Case) -> bool:
+    """Whether the oracle knows what the case's method drafts; SGLang's `ngram` learns."""
+    looks_up = case.server.method == "ngram" and case.server.engine != "sglang"
+    return looks_up or case.server.method in _FORESEEN
+
+
+def consult(
+    case: Case,
+    prompts: Sequence[Prompt],
+    endpoint: Endpoint,
+    beside: Endpoint,
+    models: tuple[str, str | None],
+    ask_models: Foresee,
+) -> Consulted:
+    """Has prompts answered, and walks the answers' steps again.
+
+    Args:
+        case: whose method, models and load.
+        prompts: what to ask.
+        endpoint: who answers.
+        beside: who says how the answers would go on; best one without speculation.
+        models: target and draft as folders or hub ids.
+        ask_models: asks the models themselves.
+
+    Raises:
+        InvalidMeasurementError: a server didn't answer in ids.
+        ModelError: the models can't be read.
+    """
+    spec = case.server
+    texts = encode_prompts(endpoint, case, prompts)
+    answers = transcribe(endpoint, texts, wanted_of(case, len(texts)), in_flight=in_flight(case))
+    # The last step's drafts go beyond the answer, and so must the text.
+    tails = transcribe(
+        beside,
+        [(*answer.prompt, *answer.output) for answer in answers],
+        [Wanted(output_cap_tokens=spec.draft_tokens, ignore_eos=True)] * len(answers),
+        in_flight=in_flight(case),
+    )
+    whole = tuple(
+        Text(ids=(*answer.prompt, *answer.output, *tail.output), prompt_tokens=len(answer.prompt))
+        for answer, tail in zip(answers, tails, strict=True)
+    )
+    said = ask_models(
+        Question(
+            method=spec.method,
+            target=models[0],
+            draft=models[1] or "",
+            draft_tokens=spec.draft_tokens,
+            dtype=spec.dtype,
+            unseen_tokens=_UNSEEN_TOKENS.get((spec.engine, spec.method), 0),
+            texts=whole,
+        )
+    )
+    steps = tuple(
+        walk(
+            foresight,
+            prompt_tokens=len(answer.prompt),
+            output_tokens=len(answer.output),
+            width=spec.draft_tokens,
+        )
+        for foresight, answer in zip(_foresights(case, whole, said), answers, strict=True)
+    )
+    return Consulted(answers=answers, steps=steps, gaps_nats=said.gaps_nats)
+
+
+def expected_steps(
+    case: Case, root: Path, *, on_gpu: bool, show: Callable[[str], None]
+) -> tuple[int, StepCounts]:
+    """The prompts that a baseline is recorded on, and the steps that they should take in all.
+
+    The answers are the reference engine's, without speculation.
+
+    Args:
+        case: which; no server of its engine is started.
+        root: the repository's root.
+        on_gpu: whether to run on a GPU.
+        show: is told what goes on.
+
+    Raises:
+        UnsupportedError: nobody knows what the method drafts.
+        SpecregError: the reference engine didn't start, or the models can't be read.
+    """
+    if not is_foreseen(case) or case.temperature > 0:
+        message = (
+            f"oracle of '{case.id}': knows greedy ngram (not SGLang's, which learns),"
+            f" {' and '.join(_FORESEEN)}; choose such a case"
+        )
+        raise UnsupportedError(message)
+    spec = case.server
+    plain = dataclasses.replace(
+        spec,
+        engine="reference",
+        method="none",
+        draft=None,
+        draft_tokens=0,
+        padding_layers=0,
+        parallel=ALONE,
+        engine_args=(),
+        engine_env=(),
+    )
+    models = resolve_model(root, spec.target), resolve_model(root, spec.draft or spec.target)
+    prompts = load_case_prompts(root, case)[: 2 * case.prompts]
+    requirement = engine_named("reference").requirement(on_gpu=on_gpu)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        start_server(
+            plain,
+            engine_environment(requirement, show=show),
+            root=root,
+            log_path=Path(folder) / "reference.log",
+            on_gpu=on_gpu,
+            ready_within_s=_READY_WITHIN_S,
+            show=show,
+        ) as server,
+    ):
+        found = consult(
+            case,
+            prompts,
+            server.endpoint,
+            server.endpoint,
+            models,
+            functools.partial(foresee, on_gpu=on_gpu, show=show),
+        )
+    return len(prompts), sum(found.steps, NO_STEPS)
+
+
+def wanted_of(case: Case, count: int) -> list[Wanted]:
+    """What the answers of a case are to be, greedy."""
+    one = Wanted(output_cap_tokens=case.output_cap_tokens, ignore_eos=case.ignore_eos)
+    return [one] * count
+
+
+def in_flight(case: Case) -> int:
+    """How many requests of a case are on their way at once; of a rate, all that a server takes."""
+    return case.load.concurrency or case.server.max_sequences
+
+
+def _foresights(case: Case, texts: Sequence[Text], said: Foreseen) -> Iterator[Foresight]:
+    for text, accepted in zip(texts, said.accepted, strict=True):
+        if case.server.method == "ngram":
+            yield foresee_lookup(text.ids, LookupRule(), case.server.draft_tokens)
+        else:
+            yield foresee_model(accepted, case.server.draft_tokens)
