@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specreg.acceptance.record import NO_STEPS, StepCounts
+from specreg.arrivals import Load
 from specreg.datasets import Prompt
 from specreg.dialects import Transcript, Wanted
 from specreg.engines import ALONE, engine_named
@@ -163,7 +164,8 @@ def expected_steps(
         ) as server,
     ):
         found = consult(
-            case,
+            # As many at once as the engine takes: here the load changes nothing but the time.
+            dataclasses.replace(case, load=Load(concurrency=spec.max_sequences)),
             prompts,
             server.endpoint,
             server.endpoint,
