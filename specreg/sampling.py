@@ -23,6 +23,7 @@ def chance_of_alike(
     *,
     tokens: int,
     seed: int = 0,
+    shuffles: int = SHUFFLES,
 ) -> float:
     """How often draws from one distribution differ as much as these, 0..1.
 
@@ -34,6 +35,7 @@ def chance_of_alike(
         without: the same of the other server.
         tokens: how many of their first tokens count.
         seed: of the shuffles.
+        shuffles: how many, one at least; no chance is less than 1 in one more than these.
     """
     ours = [tuple(one[:tokens]) for one in with_speculation]
     theirs = [tuple(one[:tokens]) for one in without]
@@ -50,9 +52,9 @@ def chance_of_alike(
     found = statistic(drawn[: len(ours)]) - 1e-9
     random = np.random.default_rng(seed)
     as_far = sum(
-        statistic(random.permutation(drawn)[: len(ours)]) >= found for _ in range(SHUFFLES)
+        statistic(random.permutation(drawn)[: len(ours)]) >= found for _ in range(shuffles)
     )
-    return (as_far + 1) / (SHUFFLES + 1)
+    return (as_far + 1) / (shuffles + 1)
 
 
 def holm(chances: Sequence[float]) -> float:

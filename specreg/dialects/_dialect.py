@@ -107,3 +107,14 @@ def decode_answer(answer: bytes, form: type[SpokenT]) -> SpokenT:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         text = answer[:200].decode(errors="replace")
         raise InvalidMeasurementError("ANSWER_UNREADABLE", f"{error}, in: {text}") from error
+
+
+def unreadable(lacks: str, answer: bytes) -> InvalidMeasurementError:
+    """The error of an answer that says less than was asked for.
+
+    Args:
+        lacks: what isn't there, and why that may be.
+        answer: as it came.
+    """
+    text = answer[:200].decode(errors="replace")
+    return InvalidMeasurementError("ANSWER_UNREADABLE", f"{lacks}, in: {text}")

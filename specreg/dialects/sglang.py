@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import msgspec
 
-from specreg.dialects._dialect import Call, Dialect, Transcript, Wanted, decode_answer
+from specreg.dialects._dialect import Call, Dialect, Transcript, Wanted, decode_answer, unreadable
 from specreg.protocols import Ask, Form
 from specreg.protocols._openai import SpecTokensDetails
 
@@ -83,6 +83,9 @@ class SglangDialect(Dialect):
         """By candidate."""
         found = decode_answer(answer, _Answer).meta_info.output_token_ids_logprobs
         scores = {token: score for score, token, _ in found[0]} if found else {}
+        for candidate in candidates:
+            if candidate not in scores:
+                raise unreadable(f"no log-probability of token {candidate}", answer)
         return tuple(scores[candidate] for candidate in candidates)
 
 

@@ -1,12 +1,12 @@
 """How vLLM is asked in ids: `return_token_ids`, and log-probabilities by id."""
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 
 from specreg.acceptance.record import StepCounts
-from specreg.dialects._dialect import Call, Dialect, Transcript, Wanted, decode_answer
+from specreg.dialects._dialect import Call, Dialect, Transcript, Wanted, decode_answer, unreadable
 from specreg.protocols import Ask, Form
 
 _CANDIDATES = 20
@@ -34,7 +34,7 @@ class _Metrics(msgspec.Struct, frozen=True):
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    choices: tuple[_Choice, ...]
+    choices: Annotated[tuple[_Choice, ...], msgspec.Meta(min_length=1)]
     prompt_token_ids: tuple[int, ...] | None = None
     metrics: _Metrics | None = None
 
@@ -62,7 +62,10 @@ class VllmDialect(Dialect):
     def parse_ids(self, answer: bytes) -> tuple[int, ...]:
         """A chat says them beside its choices, a completion in them."""
         parsed = decode_answer(answer, _Answer)
-        return parsed.prompt_token_ids or parsed.choices[0].prompt_token_ids or ()
+        found = parsed.prompt_token_ids or parsed.choices[0].prompt_token_ids
+        if not found:
+            raise unreadable("no prompt_token_ids; the server must know return_token_ids", answer)
+        return found
 
     def complete(self, model: str, ids: Sequence[int], wanted: Wanted) -> Call:
         """A completion of the ids."""
@@ -110,7 +113,9 @@ class VllmDialect(Dialect):
         """One that isn't among the likeliest is no likelier than the last of them."""
         logprobs = decode_answer(answer, _Answer).choices[0].logprobs or _Logprobs()
         top = {key: value for found in logprobs.top_logprobs[:1] for key, value in found.items()}
-        least = min(top.values(), default=0.0)
+        if not top:
+            raise unreadable("no log-probabilities; the server must know logprobs", answer)
+        least = min(top.values())
         return tuple(top.get(f"token_id:{candidate}", least) for candidate in candidates)
 
 
