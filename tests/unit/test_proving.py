@@ -7,11 +7,15 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import pytest
+
 from specreg.datasets import Prompt
 from specreg.engines import engine_named
-from specreg.proving import Scene, prove_oracle
+from specreg.foresight import Foresee
+from specreg.matrix import Case
+from specreg.proving import LOSSLESS, ORACLE, SAMPLING, Scene, proofs_of, prove_oracle
 from specreg.questions import Foreseen, Question
-from specreg.verdict import Outcome
+from specreg.verdict import Outcome, Verdict
 from tests.unit import builders
 
 ANSWERED = {
@@ -54,17 +58,24 @@ def listening() -> Iterator[str]:
             thread.join()
 
 
-def foresee(question: Question) -> Foreseen:
-    """Models that get one draft right everywhere, and would have said what was said."""
-    texts = question.texts
-    return Foreseen(accepted=tuple((1,) * len(text.ids) for text in texts), gaps_nats=(0.0,))
+def foresees(*, accepted: int = 1, gap_nats: float = 0.0) -> Foresee:
+    """Models that get as many drafts right everywhere, and would have said what was said or not."""
+
+    def foresee(question: Question) -> Foreseen:
+        texts = question.texts
+        return Foreseen(
+            accepted=tuple((accepted,) * len(text.ids) for text in texts), gaps_nats=(gap_nats,)
+        )
+
+    return foresee
 
 
-def test_a_histogram_that_ends_at_the_most_accepted_tells_the_same_steps() -> None:
+def consult(foresee: Foresee) -> Verdict:
+    """What the oracle says of those answers."""
     spec = dataclasses.replace(builders.SPEC, engine="sglang", method="eagle3", draft_tokens=3)
     with listening() as url:
         server = dataclasses.replace(builders.server(url), engine=engine_named("sglang"), spec=spec)
-        verdict = prove_oracle(
+        return prove_oracle(
             Scene(
                 case=dataclasses.replace(builders.CASE, server=spec),
                 server=server,
@@ -74,5 +85,59 @@ def test_a_histogram_that_ends_at_the_most_accepted_tells_the_same_steps() -> No
                 models=("target", "head"),
             )
         )
+
+
+def test_a_histogram_that_ends_at_the_most_accepted_tells_the_same_steps() -> None:
+    verdict = consult(foresees())
+
     assert (verdict.outcome, verdict.value, verdict.expected) == (Outcome.PASS, 2.0, 2.0)
     assert verdict.reason == ""
+
+
+def test_other_steps_than_the_models_give_are_wrong_and_named() -> None:
+    verdict = consult(foresees(accepted=3))
+
+    assert (verdict.outcome, verdict.value, verdict.expected) == (Outcome.WRONG, 2.0, 4.0)
+    assert "1 of 1 answers took other steps" in verdict.reason
+    assert "'ids' S, A 2, 2 instead of 1, 3" in verdict.reason
+    assert verdict.fails
+
+
+@pytest.mark.parametrize(
+    ("gap_nats", "outcome"), [(0.25, Outcome.PASS), (0.26, Outcome.WRONG)], ids=["at", "beyond"]
+)
+def test_a_token_that_the_target_finds_less_likely_is_wrong_beyond_rounding(
+    gap_nats: float, outcome: Outcome
+) -> None:
+    verdict = consult(foresees(gap_nats=gap_nats))
+
+    assert verdict.outcome is outcome
+    assert ("less likely than another: 'ids' by 0.26 nats" in verdict.reason) == verdict.fails
+
+
+def case_of(engine: str, method: str, *, temperature: float = 0.0, control: bool = True) -> Case:
+    """A case, beside a server without speculation or alone."""
+    spec = dataclasses.replace(builders.SPEC, engine=engine, method=method)
+    return dataclasses.replace(
+        builders.CASE, server=spec, temperature=temperature, control=spec if control else None
+    )
+
+
+@pytest.mark.parametrize(
+    ("case", "proofs"),
+    [
+        pytest.param(case_of("vllm", "eagle3"), {LOSSLESS, ORACLE}, id="greedy"),
+        pytest.param(case_of("vllm", "eagle3", control=False), {ORACLE}, id="alone"),
+        pytest.param(case_of("vllm", "eagle3", temperature=1), {SAMPLING}, id="drawn"),
+        pytest.param(case_of("vllm", "eagle3", temperature=1, control=False), set(), id="neither"),
+        pytest.param(case_of("vllm", "none"), set(), id="no speculation"),
+        pytest.param(case_of("vllm", "medusa"), {LOSSLESS}, id="a method without an oracle"),
+        pytest.param(case_of("sglang", "ngram"), {LOSSLESS}, id="a drafter that learns"),
+        pytest.param(case_of("sglang", "eagle3_tree"), {LOSSLESS}, id="a tree"),
+        pytest.param(case_of("reference", "ngram"), {LOSSLESS, ORACLE}, id="reference"),
+        pytest.param(case_of("triton", "eagle3"), set(), id="an engine without ids"),
+    ],
+)
+def test_what_is_proved_depends_on_the_case(case: Case, proofs: set[str]) -> None:
+    assert {proof.name for proof in proofs_of(case, with_torch=True)} == proofs
+    assert {proof.name for proof in proofs_of(case, with_torch=False)} == proofs - {ORACLE}
