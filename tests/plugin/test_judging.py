@@ -7,6 +7,7 @@ from xml.etree import ElementTree as ET
 
 import msgspec
 
+from specreg.verdict import Outcome
 from tests.plugin.conftest import Suite
 from tests.scripted.vllm.script import VARIABLE, Fault, Script, record_script
 
@@ -113,11 +114,14 @@ def test_programs_read_the_same_as_people(recorded_suite: Suite) -> None:
 
     assert "no case asks for these baselines: vllm-gone-tiny-toy-c1; " in done.stdout
     verdict = recorded_suite.verdict()
-    assert len(verdict.verdicts) == 24
+    assert len(verdict.verdicts) == 26
+    proved = [(one.case_id, one.value) for one in verdict.verdicts if one.metric == "lossless_frac"]
+    assert proved == [("vllm-eagle3-tiny-toy-c1", 1.0), ("vllm-eagle3-tiny-toy-c4", 1.0)]
     assert verdict.exit_status == done.returncode
     assert verdict.complete
     table = done.stdout.partition("specreg: tier")[2].splitlines()
-    shown = Counter(row.split()[-1] for row in table if row.startswith("  ") and "%" in row)
+    ends = (row.split()[-1] for row in table if row.startswith("  ") and row.strip())
+    shown = Counter(end for end in ends if end in set(Outcome))
     assert shown == verdict.outcomes
     said = ET.parse(junit).iter("property")  # noqa: S314 - our own
     found = Counter(one.get("value") for one in said if one.get("name") == "specreg.outcome")
@@ -213,7 +217,7 @@ def test_another_machine_judges_acceptance_and_skips_speed(recorded_suite: Suite
     assert "NOT_COMPARABLE: throughput_tokens_per_s of 'vllm-none-tiny-toy-c4'" in done.stdout
     assert "against 'cpu-some-other-avx2-8c'" not in done.stdout.split("short test summary")[0]
     assert "record what this machine does" in done.stdout
-    assert done.stdout.count("PASS") == 5
+    assert done.stdout.count("PASS") == 6  # five of acceptance, and no token was changed
 
 
 def test_a_corrupt_baseline_names_file_and_place_and_is_left_alone(recorded_suite: Suite) -> None:
