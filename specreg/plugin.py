@@ -34,6 +34,8 @@ _PROGRESS = pytest.StashKey[Progress]()
 _LINES = pytest.StashKey[list[str]]()
 
 _LAUNCHES_TO_RECORD = 3
+_SIGNALLED: list[int] = []
+"""The signals that came, by number."""
 _WIDTH = 110
 
 
@@ -133,6 +135,12 @@ def _check_runnable(suite: Suite, tests: Sequence[Mapping[str, Any]]) -> None:
             check_attached(cases, suite.provision.url, root=suite.root)
     except SpecregError as error:
         raise pytest.UsageError(str(error)) from error
+
+
+def pytest_runtest_setup() -> None:
+    """Stops where a signal said so; Python drops an exception that is raised in a finalizer."""
+    if _SIGNALLED:
+        raise KeyboardInterrupt
 
 
 @pytest.hookimpl(wrapper=True)
@@ -367,7 +375,8 @@ def _told(suite: Suite, head: str) -> bool:
 
 
 def _interrupt(number: int, frame: object) -> None:
-    del number, frame
+    del frame
+    _SIGNALLED.append(number)
     raise KeyboardInterrupt
 
 

@@ -33,6 +33,8 @@ def start(suite: Suite, *arguments: str) -> subprocess.Popen[str]:
         env=os.environ | script | {"TEST_MARK": str(suite.folder)},
         stdout=subprocess.PIPE,
         text=True,
+        # Under nohup these tests would hand on that the signal is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # noqa: PLW1509 - no threads
     )
 
 
