@@ -34,6 +34,7 @@ prompts = 20
 output_cap_tokens = 64
 dtype = "float32"
 engine_env = {{ OMP_NUM_THREADS = "1" }}
+warm_up_stable_frac = 1e9 # nothing here is a speed, so a busy machine's steps may move
 """
 
 # Without padding a step takes about 5 ms, so that 5 ms more can't be lost in a machine's noise.
@@ -134,7 +135,8 @@ def test_one_draft_token_fewer_turns_the_case_red(tmp_path: Path) -> None:
 
     assert done.returncode == 10, done.stdout
     assert "INVALID: acceptance_length_tokens of 'vllm-draft_model-tiny-toy-c1'" in done.stdout
-    assert "the server drafts up to 2 tokens per step, the case asks for 3" in done.stdout
+    assert "the server drafts up to 2 tokens per step, up to 2 of them accepted" in done.stdout
+    assert "the case asks for 3, up to 3" in done.stdout
 
 
 def test_a_sleep_of_5_ms_per_step_turns_the_speedup_red(tmp_path: Path) -> None:
