@@ -70,7 +70,7 @@ def gpu_perf(session: nox.Session) -> None:
 
 @nox.session
 def sglang_cpu(session: nox.Session) -> None:
-    """Real SGLang beside real vLLM without a GPU: acceptance alone, about ten minutes."""
+    """Real SGLang beside real vLLM without a GPU: acceptance alone."""
     _install(session, "tests")
     session.run("python", "-m", "pytest", "tests/contract/test_engines_agree.py")
     _pytest(session, "tests/perf", "--specreg-tier=sglang_cpu")
@@ -86,7 +86,7 @@ def reference(session: nox.Session) -> None:
 
 @nox.session
 def oracle(session: nox.Session) -> None:
-    """Holds real vLLM's text and steps against what its models give: about eight minutes."""
+    """Holds real vLLM's text and steps against what its models give: about nine minutes."""
     _install(session)
     files = ("tests/perf/test_lossless.py", "tests/perf/test_oracle.py")
     _pytest(session, *files, "--specreg-tier=cpu", "--specreg-oracle")

@@ -115,6 +115,8 @@ class VllmDialect(Dialect):
         top = {key: value for found in logprobs.top_logprobs[:1] for key, value in found.items()}
         if not top:
             raise unreadable("no log-probabilities; the server must know logprobs", answer)
+        if not any(f"token_id:{candidate}" in top for candidate in candidates):
+            raise unreadable("none of the candidates is among the likeliest", answer)
         least = min(top.values())
         return tuple(top.get(f"token_id:{candidate}", least) for candidate in candidates)
 

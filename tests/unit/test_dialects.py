@@ -168,3 +168,14 @@ def test_a_prompt_without_ids_is_no_prompt() -> None:
     with pytest.raises(InvalidMeasurementError, match="prompt_token_ids") as error:
         VLLM.parse_ids(b'{"choices": [{"prompt_token_ids": null}]}')
     assert error.value.reason == "ANSWER_UNREADABLE"
+
+
+def test_two_candidates_that_nobody_scored_are_no_tie() -> None:
+    page = (
+        b'{"choices": [{"token_ids": [7], "logprobs":'
+        b' {"top_logprobs": [{"token_id:7": -0.1, "token_id:8": -3.0}]}}]}'
+    )
+
+    assert DIALECTS["vllm"].parse_scores(page, (7, 5)) == (-0.1, -3.0)
+    with pytest.raises(InvalidMeasurementError, match="none of the candidates"):
+        DIALECTS["vllm"].parse_scores(page, (5, 6))
