@@ -18,14 +18,14 @@ from specreg.baseline import (
     load_launches,
 )
 from specreg.comparison import Known, differing_settings, spreads_of
-from specreg.datasets import Prompt, dataset_named
+from specreg.datasets import Prompt, Wanted, dataset_named
 from specreg.datasets._dataset import prompts_sha256
 from specreg.engines import engine_named
 from specreg.errors import BaselineError, DatasetError
 from specreg.identity import Environment
 from specreg.intervals import Spread
 from specreg.matrix import Case
-from specreg.models import model_sha256, resolve_model
+from specreg.models import model_sha256, resolve_model, vocabulary_of
 from specreg.protocols import Form
 from specreg.published import Published, load_published, published_for
 
@@ -37,7 +37,9 @@ def load_case_prompts(root: Path, case: Case) -> tuple[Prompt, ...]:
         DatasetError: the dataset can't be read, holds fewer than the case asks for, or token ids
             for a chat.
     """
-    prompts = dataset_named(case.dataset).load_prompts(root)
+    target = resolve_model(root, case.server.target)
+    wanted = Wanted(root=root, vocabulary=lambda: vocabulary_of(target))
+    prompts = dataset_named(case.dataset).load_prompts(wanted)
     if len(prompts) < case.prompts:
         message = (
             f"dataset '{case.dataset}': has {len(prompts)} prompts, '{case.id}' asks for"

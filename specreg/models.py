@@ -50,6 +50,20 @@ def resolve_model(root: Path, reference: str, *, padding_layers: int = 0) -> str
     return str(_padded(folder, padding_layers) if padding_layers else folder)
 
 
+def vocabulary_of(reference: str) -> int:
+    """How many token ids a model folder knows.
+
+    Raises:
+        ModelError: its configuration isn't at hand, or doesn't say.
+    """
+    try:
+        config = json.loads((Path(reference) / _CONFIG).read_bytes())
+        return int(config.get("text_config", config)["vocab_size"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        message = f"model '{reference}': no vocab_size in its {_CONFIG} ({error}); name a folder"
+        raise ModelError(f"{message} that has one") from error
+
+
 @functools.cache
 def model_sha256(reference: str) -> str:
     """A checksum of a model folder's weights and configuration; empty for a hub id.

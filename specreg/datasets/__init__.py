@@ -7,10 +7,10 @@ import sys
 from collections.abc import Mapping
 
 from specreg.catalog import load_catalog
-from specreg.datasets._dataset import Dataset, Prompt
+from specreg.datasets._dataset import Dataset, Prompt, Wanted
 from specreg.errors import UnknownNameError
 
-__all__ = ["DATASETS", "Dataset", "Prompt", "dataset_named"]
+__all__ = ["DATASETS", "Dataset", "Prompt", "Wanted", "dataset_named"]
 
 DATASETS: Mapping[str, Dataset] = load_catalog(sys.modules[__name__], "DATASET", Dataset)
 

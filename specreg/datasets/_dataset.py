@@ -29,17 +29,30 @@ class Prompt(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is asked of a dataset.
+
+    Attributes:
+        root: the repository's.
+        vocabulary: how many token ids the target knows; asked of by prompts of ids alone.
+    """
+
+    root: Path
+    vocabulary: Callable[[], int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
     """A named set of prompts.
 
     Attributes:
         name: what users write, and part of a case's id.
-        load_prompts: reads all prompts; its argument is the repository's root. Their order is
-            stable and interleaves the categories, so that any first n are spread over them.
+        load_prompts: reads all prompts. Their order is stable and interleaves the categories, so
+            that any first n are spread over them.
     """
 
     name: str
-    load_prompts: Callable[[Path], tuple[Prompt, ...]]
+    load_prompts: Callable[[Wanted], tuple[Prompt, ...]]
 
 
 def load_prompt_lines(path: Path) -> tuple[Prompt, ...]:

@@ -4,5 +4,5 @@ from specreg.datasets._dataset import Dataset, load_prompt_lines
 
 DATASET = Dataset(
     name="toy",
-    load_prompts=lambda root: load_prompt_lines(root / "fixtures/prompts/toy.jsonl"),
+    load_prompts=lambda wanted: load_prompt_lines(wanted.root / "fixtures/prompts/toy.jsonl"),
 )

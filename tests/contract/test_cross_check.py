@@ -14,9 +14,10 @@ import msgspec
 import pytest
 
 from specreg.arrivals import Load
-from specreg.datasets import Prompt, dataset_named
+from specreg.datasets import Prompt
 from specreg.engines import engine_named
 from specreg.environments import engine_environment
+from specreg.expectation import load_case_prompts
 from specreg.matrix import load_tier
 from specreg.measurement import Measurement, measure
 from specreg.server import Server, start_server
@@ -85,7 +86,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Measurement, The
     folder = tmp_path_factory.mktemp("cross")
     environment = engine_environment(engine_named("vllm").requirement(on_gpu=False), show=silent)
     case = dataclasses.replace(CASE, rounds=1, load=Load(concurrency=CASE.load.concurrency))
-    prompts = dataset_named(case.dataset).load_prompts(ROOT)[: case.prompts]
+    prompts = load_case_prompts(ROOT, case)[: case.prompts]
     with start_server(
         dataclasses.replace(case.server, padding_layers=0),
         environment,

@@ -12,9 +12,10 @@ import httpx
 import pytest
 
 from specreg.arrivals import Load
-from specreg.datasets import Prompt, dataset_named
+from specreg.datasets import Prompt
 from specreg.engines import engine_named
 from specreg.environments import EngineEnvironment, engine_environment
+from specreg.expectation import load_case_prompts
 from specreg.matrix import Case, load_tier
 from specreg.measurement import Measurement, measure
 from specreg.server import Server, start_server
@@ -44,7 +45,7 @@ def plain_case() -> Case:
 
 @pytest.fixture(scope="module")
 def prompts(plain_case: Case) -> tuple[Prompt, ...]:
-    return dataset_named(plain_case.dataset).load_prompts(ROOT)[: plain_case.prompts]
+    return load_case_prompts(ROOT, plain_case)[: plain_case.prompts]
 
 
 def start(

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from specreg.datasets import DATASETS, Prompt, dataset_named
+from specreg.datasets import DATASETS, Prompt, Wanted, dataset_named
 from specreg.datasets._dataset import load_prompt_lines, prompts_sha256
 from specreg.errors import DatasetError, UnknownNameError
 from tests.unit import builders
 
 ROW = b'{"id": "a", "category": "chat", "turns": ["Hello.", "Again."]}'
+WANTED = Wanted(root=builders.ROOT, vocabulary=lambda: 768)
 OTHER = b'{"id": "b", "category": "math", "turns": ["2 + 2?"]}'
 
 
@@ -72,11 +73,11 @@ def test_the_checksum_depends_on_texts_and_order() -> None:
 
 def test_each_dataset_lies_in_the_repository() -> None:
     for name, dataset in DATASETS.items():
-        assert dataset.load_prompts(builders.ROOT), name
+        assert dataset.load_prompts(WANTED), name
 
 
 def test_the_toy_prompts_interleave_their_five_categories() -> None:
-    prompts = dataset_named("toy").load_prompts(builders.ROOT)
+    prompts = dataset_named("toy").load_prompts(WANTED)
     assert len(prompts) == 160
     assert len({prompt.category for prompt in prompts[:5]}) == 5
 

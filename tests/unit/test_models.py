@@ -17,6 +17,7 @@ from specreg.models import (
     _write_tensors,
     model_sha256,
     resolve_model,
+    vocabulary_of,
     write_padded_model,
 )
 from tests.unit import builders
@@ -233,3 +234,21 @@ def test_the_weights_are_read_once_per_run(model: Path) -> None:
 
 def test_a_hub_id_has_no_checksum() -> None:
     assert model_sha256("Qwen/Qwen3-8B") == ""
+
+
+def test_a_model_says_how_many_token_ids_it_knows(model: Path) -> None:
+    assert vocabulary_of(str(TINY)) == 768
+    (model / "config.json").write_text('{"text_config": {"vocab_size": 7}}')
+    assert vocabulary_of(str(model)) == 7
+
+
+@pytest.mark.parametrize("config", ["{", "{}", "[]", '{"vocab_size": null}'])
+def test_a_model_that_knows_no_vocabulary_is_named(model: Path, config: str) -> None:
+    (model / "config.json").write_text(config)
+    with pytest.raises(ModelError, match=r"no vocab_size in its config\.json"):
+        vocabulary_of(str(model))
+
+
+def test_a_hub_id_has_no_vocabulary_at_hand() -> None:
+    with pytest.raises(ModelError, match="model 'Qwen/Qwen3-8B': no vocab_size"):
+        vocabulary_of("Qwen/Qwen3-8B")

@@ -1,0 +1,49 @@
+"""`specreg`: what is done besides running the suite. A file for each group of commands."""
+
+from typing import Annotated
+
+import typer
+
+from specreg.cli.baselines import app as baselines
+from specreg.cli.cases import explain, oracle
+from specreg.errors import SpecregError
+from specreg.report.engines import render_support
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Baselines of speculative decoding: what is expected, and what was recorded.",
+)
+app.command()(explain)
+app.command()(oracle)
+
+
+def main() -> None:
+    """The command line; an error of specreg is its message alone, with status 1."""
+    try:
+        app()
+    except SpecregError as error:
+        typer.echo(str(error), err=True)
+        raise SystemExit(1) from error
+
+
+@app.command()
+def engines() -> None:
+    """Print which engine has which method, in Markdown."""
+    typer.echo(render_support())
+
+
+@app.command()
+def selftest(
+    nights: Annotated[int, typer.Option(help="identical nights to simulate")] = 200,
+) -> None:
+    """Plant known changes and simulate identical nights; print what was caught, and what wasn't."""
+    from specreg.selftest import run_selftest  # noqa: PLC0415 - seconds of simulation
+
+    text, holds = run_selftest(nights)
+    typer.echo(text)
+    raise typer.Exit(0 if holds else 1)
+
+
+app.add_typer(baselines, name="baselines")

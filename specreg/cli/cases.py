@@ -1,0 +1,64 @@
+"""`specreg explain` and `specreg oracle`: what is expected of a case."""
+
+from typing import Annotated
+
+import typer
+
+from specreg.cli.common import (
+    BASELINES,
+    HERE,
+    MATRIX,
+    RUNS,
+    WIDTH,
+    FolderOption,
+    MatrixOption,
+    RootOption,
+    RunsOption,
+    TierOption,
+    case_of,
+    shelf_of,
+    tier_of,
+)
+from specreg.consulting import expected_steps
+from specreg.expectation import settings_in
+from specreg.history import history_path, load_history
+from specreg.report.explain import render_explanation
+from specreg.report.oracle import render_oracle
+
+
+def explain(
+    case: Annotated[str, typer.Argument(help="its id, e.g. vllm-eagle3-tiny-toy-c4")],
+    tier: TierOption = None,
+    root: RootOption = HERE,
+    folder: FolderOption = BASELINES,
+    matrix: MatrixOption = MATRIX,
+    runs: RunsOption = RUNS,
+) -> None:
+    """Print what is expected of a case, where that comes from, and what the case can see."""
+    found = tier_of(root / matrix, tier)
+    one = case_of(found, case)
+    shelf = shelf_of(root / folder, found)
+    known = shelf.look_up(one, settings_in(root, one))
+    history = load_history(history_path((root / runs).parent / "history", shelf.environment.name))
+    typer.echo(render_explanation(one, known, history.get(case, ()), width=WIDTH))
+
+
+def oracle(
+    case: Annotated[str, typer.Argument(help="its id, e.g. vllm-eagle3-tiny-toy-c4")],
+    tier: TierOption = None,
+    root: RootOption = HERE,
+    folder: FolderOption = BASELINES,
+    matrix: MatrixOption = MATRIX,
+) -> None:
+    """Print the acceptance that a case should have, by its models, beside what was recorded.
+
+    The target's greedy answers come from the reference engine; needs torch, 1 to 5 GB.
+    """
+    found = tier_of(root / matrix, tier)
+    one = case_of(found, case)
+    on_gpu = found.needs_gpus > 0
+    prompts, steps = expected_steps(
+        one, root.resolve(), on_gpu=on_gpu, show=lambda text: typer.echo(text, err=True)
+    )
+    known = shelf_of(root / folder, found).look_up(one, settings_in(root, one))
+    typer.echo(render_oracle(one, prompts, steps, known))

@@ -1,0 +1,47 @@
+"""What the commands have in common: their options, and the tier and shelf that those name."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specreg.errors import UnknownNameError
+from specreg.expectation import Shelf
+from specreg.identity import current_environment, find_gpus
+from specreg.matrix import Case, Tier, load_tier
+
+WIDTH = 110
+"""Columns of what is printed."""
+
+RootOption = Annotated[Path, typer.Option("--root", help="the repository's root")]
+FolderOption = Annotated[Path, typer.Option("--baselines", help="their folder, from the root")]
+MatrixOption = Annotated[Path, typer.Option("--matrix", help="the tiers' folder, from the root")]
+RunsOption = Annotated[Path, typer.Option("--runs", help="the runs' folder, from the root")]
+TierOption = Annotated[str | None, typer.Option("--tier", help="gpu where there is one, else cpu")]
+
+HERE = Path()
+BASELINES = Path("baselines")
+MATRIX = Path("fixtures/matrix")
+RUNS = Path(".specreg/runs")
+
+
+def tier_of(matrix: Path, name: str | None) -> Tier:
+    """The tier of a name, else that of this machine."""
+    return load_tier(matrix, name or ("gpu" if find_gpus().names else "cpu"))
+
+
+def shelf_of(folder: Path, tier: Tier) -> Shelf:
+    """The baselines that apply to a tier on this machine."""
+    return Shelf(folder=folder, environment=current_environment(needs_gpus=tier.needs_gpus))
+
+
+def case_of(tier: Tier, case_id: str) -> Case:
+    """The case of an id.
+
+    Raises:
+        UnknownNameError: the tier has none; the message lists what it has.
+    """
+    cases = {one.id: one for one in tier.cases}
+    if case_id not in cases:
+        raise UnknownNameError("case", case_id, cases, f"tier '{tier.name}'")
+    return cases[case_id]
