@@ -1,4 +1,4 @@
-"""What Triton speaks with the vLLM backend, as documented."""
+"""What Triton speaks with the vLLM backend, as documented and as recorded."""
 
 import dataclasses
 
@@ -6,9 +6,12 @@ import pytest
 
 from specreg.errors import InvalidMeasurementError, UnsupportedError
 from specreg.protocols import PROTOCOLS, Ask, Form, Message, Role
+from specreg.sse import EventSplitter
 from specreg.trace import StreamEvent
+from tests.unit import builders
 
 TRITON = PROTOCOLS["triton"]
+RECORDING = builders.ROOT / "fixtures/recordings/triton/2.51.0"
 TEXT = Ask(
     model="toy",
     form=Form.COMPLETIONS,
@@ -31,6 +34,22 @@ def test_a_response_says_how_many_tokens_it_holds() -> None:
         StreamEvent(tokens=1, text="a", usage_tokens=1),
         StreamEvent(tokens=3, text="bcd", usage_tokens=4, finish_reason="length"),
     ]
+
+
+def test_a_recorded_stream_adds_up_to_what_is_said_at_once() -> None:
+    decoder = TRITON.new_decoder(TEXT)
+    stream = (RECORDING / "generate_stream.txt").read_bytes()
+    events = [decoder.parse_event(event) for event in EventSplitter().feed(stream)]
+    whole = TRITON.new_decoder(TEXT).parse_event((RECORDING / "generate.json").read_bytes())
+    assert whole.tokens == whole.usage_tokens == events[-1].usage_tokens == 22
+    assert "".join(event.text for event in events) == whole.text
+    assert [event.finish_reason for event in events if event.finish_reason] == ["stop"]
+    assert [event.tokens for event in events if event.tokens][:4] == [1, 3, 1, 1]
+
+
+def test_a_recorded_refusal_is_an_error_of_the_server() -> None:
+    with pytest.raises(InvalidMeasurementError, match="unknown model: 'another'"):
+        TRITON.new_decoder(TEXT).parse_event((RECORDING / "error.json").read_bytes())
 
 
 def test_a_request_asks_for_the_outputs_that_count() -> None:
