@@ -1,4 +1,4 @@
-"""What vLLM speaks, against recordings of three real versions."""
+"""What vLLM speaks, against recordings of four real versions."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from specreg.trace import StreamEvent
 from tests.unit import builders
 
 VLLM = PROTOCOLS["vllm"]
-VERSIONS = ("0.27.1", "0.31.0", "0.32.0")
+VERSIONS = ("0.27.1", "0.29.0", "0.31.0", "0.32.0")
 STREAMS = ("chat_stream.txt", "chat_stream_usage.txt", "comp_stream.txt", "ids_stream.txt")
 
 
