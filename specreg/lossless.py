@@ -5,14 +5,18 @@ tokens that are as good as equally likely, or the speculation is wrong: the serv
 how likely both were. What follows that place are two different texts, and tells nothing.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specreg.dialects import Transcript
+from specreg.errors import InvalidMeasurementError
 
 ROUNDING_NATS = 0.25
 """Two tokens whose log-probabilities lie closer may change places by rounding."""
+MOST_NOISE_NATS = 1.0
+"""A server that parts from itself by more isn't rounding: nothing can be held against it."""
 
 Score = Callable[[Sequence[tuple[Sequence[int], Sequence[int]]]], Sequence[Sequence[float]]]
 """Texts and candidates in, the log-probabilities of these without speculation out."""
@@ -56,24 +60,26 @@ class Losslessness:
     Attributes:
         prompts: how many were compared.
         partings: of the answers with speculation.
-        noise: of the same answers without it, at another batch size.
-        rounding_nats: what the case calls rounding.
+        noise: of the same answers without it, at another batch size; None where nobody asked.
+        rounding_nats: what the case calls rounding; 0 is a demand for every token.
     """
 
     prompts: int
     partings: tuple[Parting, ...]
-    noise: tuple[Parting, ...]
+    noise: tuple[Parting, ...] | None
     rounding_nats: float
 
     @property
     def bound_nats(self) -> float:
         """What counts as rounding: the case's own noise where that is more."""
-        floor = (abs(one.gap_nats) for one in self.noise if one.gap_nats is not None)
+        floor = (abs(one.gap_nats) for one in self.noise or () if one.gap_nats is not None)
         return max(self.rounding_nats, *floor, 0.0)
 
     @property
     def failures(self) -> tuple[Parting, ...]:
         """What rounding doesn't explain."""
+        if self.rounding_nats == 0:
+            return self.partings
         return tuple(one for one in self.partings if not one.is_rounding(self.bound_nats))
 
     @property
@@ -82,12 +88,16 @@ class Losslessness:
         return 1 - len(self.partings) / self.prompts
 
     @property
-    def control_equal_frac(self) -> float:
+    def control_equal_frac(self) -> float | None:
         """The same of the control, which had only another batch size: the honest match rate."""
-        return 1 - len(self.noise) / self.prompts
+        return None if self.noise is None else 1 - len(self.noise) / self.prompts
 
     def __str__(self) -> str:
-        control = f"{self.control_equal_frac:.1%} without speculation at another batch size"
+        control = (
+            "nobody asked again without speculation"
+            if self.control_equal_frac is None
+            else f"{self.control_equal_frac:.1%} without speculation at another batch size"
+        )
         said = [f"{self.equal_frac:.1%} of {self.prompts} answers are equal, {control}"]
         rounded = len(self.partings) - len(self.failures)
         if rounded:
@@ -100,7 +110,7 @@ def check_lossless(
     prompt_ids: Sequence[str],
     plain: Sequence[Transcript],
     speculative: Sequence[Transcript],
-    again: Callable[[], Sequence[Transcript]],
+    again: Callable[[], Sequence[Transcript]] | None,
     score: Score,
     *,
     rounding_nats: float = ROUNDING_NATS,
@@ -108,40 +118,49 @@ def check_lossless(
     """Compares answers token by token.
 
     Args:
-        prompt_ids: what the prompts are called.
+        prompt_ids: what the prompts are called, one at least.
         plain: the answers without speculation, in that order.
         speculative: the same with it.
-        again: asks for the same without it, at another batch size; only where answers part.
+        again: asks for the same without it, at another batch size; only where answers part. None
+            where there is no other batch size.
         score: asks the server without speculation.
         rounding_nats: below, rounding explains a difference; 0 demands that every token is equal.
+
+    Raises:
+        InvalidMeasurementError: `CONTROL_UNSTEADY`, without speculation answers part by more than
+            rounding.
     """
-    parted = _partings(prompt_ids, plain, speculative)
-    found = (parted, _partings(prompt_ids, plain, again()) if parted else ())
-    open_ones = [one for one in itertools.chain(*found) if None not in (one.plain, one.other)]
-    by_id = dict(zip(prompt_ids, plain, strict=True))
-    questions = []
-    for one in open_ones:
-        text = by_id[one.prompt_id]
-        candidates = [token for token in (one.plain, one.other) if token is not None]
-        questions.append(((*text.prompt, *text.output[: one.position]), candidates))
-    scores = dict(zip(map(id, open_ones), score(questions), strict=True)) if questions else {}
+    prefixes = dict(zip(prompt_ids, plain, strict=True))
 
-    def scored(one: Parting) -> Parting:
-        if id(one) not in scores:
-            return one
-        likely, other = scores[id(one)]
-        return Parting(
-            prompt_id=one.prompt_id,
-            position=one.position,
-            plain=one.plain,
-            other=one.other,
-            gap_nats=likely - other,
-        )
+    def scored(partings: Sequence[Parting]) -> tuple[Parting, ...]:
+        asked = [one for one in partings if None not in (one.plain, one.other)]
+        questions = [_question(one, prefixes[one.prompt_id]) for one in asked]
+        scores = score(questions) if questions else ()
+        gaps = {
+            one.prompt_id: likely - other
+            for one, (likely, other) in zip(asked, scores, strict=True)
+        }
+        return tuple(dataclasses.replace(one, gap_nats=gaps.get(one.prompt_id)) for one in partings)
 
-    partings, noise = (tuple(map(scored, ones)) for ones in found)
-    return Losslessness(
+    partings = scored(_partings(prompt_ids, plain, speculative))
+    noise = scored(_partings(prompt_ids, plain, again())) if partings and again else None
+    found = Losslessness(
         prompts=len(plain), partings=partings, noise=noise, rounding_nats=rounding_nats
     )
+    if found.bound_nats > max(MOST_NOISE_NATS, rounding_nats):
+        message = (
+            f"the server without speculation parts from itself by {found.bound_nats:.2f} nats at"
+            f" another batch size, rounding by {MOST_NOISE_NATS:g} at most; nothing can be held"
+            " against it: look at its kernels first"
+        )
+        raise InvalidMeasurementError("CONTROL_UNSTEADY", message)
+    return found
+
+
+def _question(one: Parting, text: Transcript) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What goes before a parting, and the tokens that follow there."""
+    tokens = tuple(token for token in (one.plain, one.other) if token is not None)
+    return (*text.prompt, *text.output[: one.position]), tokens
 
 
 def _partings(

@@ -5,7 +5,6 @@ nobody sees in one text whether it did. Many draws of a few prompts tell: how of
 of one, two and three tokens came, with speculation and without.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,46 +15,50 @@ SHUFFLES = 20_000
 LEVEL = 1e-3
 """How often two servers that draw alike are told apart, whatever the prompts."""
 
+Draws = Sequence[Sequence[int]]
+"""The answers that one server drew to one prompt, in ids."""
+
 
 def chance_of_alike(
-    with_speculation: Sequence[Sequence[int]],
-    without: Sequence[Sequence[int]],
-    *,
-    tokens: int,
-    seed: int = 0,
-    shuffles: int = SHUFFLES,
+    drawn: Sequence[tuple[Draws, Draws]], *, tokens: int, seed: int = 0, shuffles: int = SHUFFLES
 ) -> float:
     """How often draws from one distribution differ as much as these, 0..1.
 
-    The statistic is Pearson's χ² of the table of beginnings by server. Its chance is that of
-    shuffling which draw came from which server, so that rare beginnings need no pooling.
+    The statistic is Pearson's χ² of the table of beginnings by server, summed over the prompts,
+    so that what every prompt shows a little shows in all of them. Its chance is that of shuffling
+    which draw came from which server, prompt by prompt, so that rare beginnings need no pooling.
 
     Args:
-        with_speculation: the drawn answers in ids, one at least.
-        without: the same of the other server.
+        drawn: by prompt, with speculation and without it; each has one draw at least.
         tokens: how many of their first tokens count.
         seed: of the shuffles.
         shuffles: how many, one at least; no chance is less than 1 in one more than these.
     """
-    ours = [tuple(one[:tokens]) for one in with_speculation]
-    theirs = [tuple(one[:tokens]) for one in without]
-    places = {one: place for place, one in enumerate(Counter([*ours, *theirs]))}
-    drawn = np.array([places[one] for one in (*ours, *theirs)])
-    totals = np.bincount(drawn, minlength=len(places))
-
-    def statistic(drawn_by_us: np.ndarray) -> float:
-        seen = np.bincount(drawn_by_us, minlength=len(places))
-        # χ² itself is this times a constant, less another: the totals never change.
-        return float((seen**2 / totals).sum())
-
-    found = statistic(drawn[: len(ours)]) - 1e-9
     random = np.random.default_rng(seed)
-    as_far = sum(
-        statistic(random.permutation(drawn)[: len(ours)]) >= found for _ in range(shuffles)
-    )
+    found, shuffled = 0.0, np.zeros(shuffles)
+    for ours, theirs in drawn:
+        beginnings = [tuple(one[:tokens]) for one in (*ours, *theirs)]
+        places = {one: place for place, one in enumerate(dict.fromkeys(beginnings))}
+        codes = np.array([places[one] for one in beginnings])
+        totals = np.bincount(codes)
+        found += _statistic(codes[: len(ours)], totals)
+        for shuffle in range(shuffles):
+            shuffled[shuffle] += _statistic(random.permutation(codes)[: len(ours)], totals)
+    as_far = int((shuffled >= found - 1e-9).sum())
     return (as_far + 1) / (shuffles + 1)
 
 
-def holm(chances: Sequence[float]) -> float:
+def _statistic(drawn: np.ndarray, totals: np.ndarray) -> float:
+    """χ² but for a factor and a constant, which no shuffle changes; unequal numbers of draws too.
+
+    Over both servers and all beginnings χ² is Σ (seen − expected)² / expected, and what one server
+    has more of a beginning, the other has less.
+    """
+    seen = np.bincount(drawn, minlength=len(totals))
+    share = len(drawn) / totals.sum()
+    return float(((seen - share * totals) ** 2 / totals).sum() / (share * (1 - share)))
+
+
+def least_of(chances: Sequence[float]) -> float:
     """The smallest of several chances, as one: times how many there are (Bonferroni's bound)."""
     return min(1.0, min(chances) * len(chances))

@@ -1,7 +1,7 @@
 """How SGLang is asked in ids: `/v1/tokenize` and `/generate`."""
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -21,7 +21,7 @@ class _MetaInfo(SpecTokensDetails, frozen=True):
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    output_ids: tuple[int, ...]
+    output_ids: Annotated[tuple[int, ...], msgspec.Meta(min_length=1)]
     meta_info: _MetaInfo
 
 

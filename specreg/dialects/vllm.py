@@ -85,6 +85,8 @@ class VllmDialect(Dialect):
     def parse_transcript(self, answer: bytes, prompt: Sequence[int]) -> Transcript:
         """The first choice, and the record of the answer."""
         parsed = decode_answer(answer, _Answer)
+        if not parsed.choices[0].token_ids:
+            raise unreadable("no token_ids; the server must know return_token_ids", answer)
         own = parsed.metrics.speculative_decoding if parsed.metrics else None
         return Transcript(
             prompt=tuple(prompt),

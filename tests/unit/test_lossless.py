@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from specreg.dialects import Transcript
+from specreg.errors import InvalidMeasurementError
 from specreg.lossless import Losslessness, Parting, check_lossless
 
 Questions = Sequence[tuple[Sequence[int], Sequence[int]]]
@@ -24,9 +25,10 @@ def not_asked() -> Sequence[Transcript]:
 
 def gaps(*nats: float) -> Callable[[Questions], list[tuple[float, float]]]:
     """Scores of which the first candidate's are so much more than the other's, in order."""
+    left = iter(nats)
 
     def score(questions: Questions) -> list[tuple[float, float]]:
-        return [(-1.0, -1.0 - gap) for _, gap in zip(questions, nats, strict=True)]
+        return [(-1.0, -1.0 - next(left)) for _ in questions]
 
     return score
 
@@ -54,8 +56,8 @@ def test_equal_answers_are_all_equal_and_nobody_is_asked_more() -> None:
 
     found = check_lossless(["a", "b"], both, both, not_asked, gaps())
 
-    assert (found.prompts, found.partings, found.failures, found.noise) == (2, (), (), ())
-    assert (found.equal_frac, found.control_equal_frac) == (1.0, 1.0)
+    assert (found.prompts, found.partings, found.failures, found.noise) == (2, (), (), None)
+    assert (found.equal_frac, found.control_equal_frac) == (1.0, None)
 
 
 def test_only_the_first_difference_counts_and_is_asked_for_after_its_own_text() -> None:
@@ -72,7 +74,7 @@ def test_only_the_first_difference_counts_and_is_asked_for_after_its_own_text() 
     )
 
     only = Parting(prompt_id="other", position=1, plain=6, other=9, gap_nats=1.5)
-    assert asked == [[((*PROMPT, 5), [6, 9])]]
+    assert asked == [[((*PROMPT, 5), (6, 9))]]
     assert found.partings == found.failures == (only,)
     assert (found.equal_frac, found.control_equal_frac) == (0.5, 1.0)
 
@@ -156,6 +158,18 @@ def test_a_control_that_ends_elsewhere_widens_nothing() -> None:
     assert (found.bound_nats, len(found.failures), found.control_equal_frac) == (0.25, 1, 0.0)
 
 
+def test_a_control_that_parts_from_itself_by_more_than_rounding_measures_nothing() -> None:
+    with pytest.raises(InvalidMeasurementError, match=r"CONTROL_UNSTEADY.*by 1\.01 nats"):
+        compared((5, 6), (5, 7), 0.1, -1.01, again=(5, 8))
+    assert compared((5, 6), (5, 7), 0.1, -1.0, again=(5, 8)).bound_nats == 1.0
+
+
+def test_where_there_is_no_other_batch_size_nothing_is_said_of_one() -> None:
+    found = check_lossless(["a"], answers((5,)), answers((6,)), None, gaps(0.1))
+    assert (found.control_equal_frac, found.failures) == (None, ())
+    assert "0.0% of 1 answers are equal, nobody asked again without speculation" in str(found)
+
+
 def test_the_control_is_asked_again_once_and_only_where_answers_part() -> None:
     times = itertools.count()
 
@@ -170,6 +184,9 @@ def test_the_control_is_asked_again_once_and_only_where_answers_part() -> None:
 
 def test_without_rounding_every_token_must_be_equal() -> None:
     assert compared((5,), (6,), 1e-6, rounding_nats=0).failures
+    # Neither an exact tie nor what the control does at another batch size is an excuse then.
+    assert compared((5,), (6,), 0.0, rounding_nats=0).failures
+    assert compared((5,), (6,), 0.4, 0.5, again=(7,), rounding_nats=0).failures
     assert not compared((5,), (5,), rounding_nats=0).failures
 
 

@@ -9,11 +9,21 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from specreg.acceptance.record import NO_STEPS, StepCounts
 from specreg.datasets import Prompt
 from specreg.engines import engine_named
+from specreg.errors import InvalidMeasurementError
 from specreg.foresight import Foresee
 from specreg.matrix import Case
-from specreg.proving import LOSSLESS, ORACLE, SAMPLING, Scene, proofs_of, prove_oracle
+from specreg.proving import (
+    LOSSLESS,
+    ORACLE,
+    SAMPLING,
+    Scene,
+    _judge_oracle,
+    proofs_of,
+    prove_oracle,
+)
 from specreg.questions import Foreseen, Question
 from specreg.verdict import Outcome, Verdict
 from tests.unit import builders
@@ -99,8 +109,52 @@ def test_other_steps_than_the_models_give_are_wrong_and_named() -> None:
 
     assert (verdict.outcome, verdict.value, verdict.expected) == (Outcome.WRONG, 2.0, 4.0)
     assert "1 of 1 answers took other steps" in verdict.reason
-    assert "'ids' S, A 2, 2 instead of 1, 3" in verdict.reason
+    said = "'ids' S 2, A 2 (2, 0, 0), D 6 instead of S 1, A 3 (1, 1, 1), D 3"
+    assert said in verdict.reason
     assert verdict.fails
+
+
+def judged(counted: StepCounts, foreseen: StepCounts, rounding_nats: float = 0.25) -> Verdict:
+    """What is thought of one answer's steps."""
+    return _judge_oracle(
+        Scene(
+            case=dataclasses.replace(builders.CASE, rounding_nats=rounding_nats),
+            server=builders.server("http://127.0.0.1:9"),
+            control=None,
+            prompts=[Prompt(id="ids", category="any", token_ids=(1, 2, 3))],
+            foresee=foresees(),
+            models=("target", "head"),
+        ),
+        [counted],
+        [foreseen],
+        [0.2],
+    )
+
+
+FORESEEN = StepCounts.from_histogram((100, 0, 145), 735)
+
+
+@pytest.mark.parametrize(
+    "counted",
+    [
+        pytest.param(StepCounts.from_histogram((50, 0, 72), 366), id="half the steps"),
+        pytest.param(StepCounts.from_histogram((100, 0, 145), 500), id="fewer drafts"),
+        pytest.param(StepCounts.from_histogram((104, 0, 141), 735), id="fewer accepted"),
+    ],
+)
+def test_an_engine_that_drafts_otherwise_is_wrong(counted: StepCounts) -> None:
+    assert judged(counted, FORESEEN).outcome is Outcome.WRONG
+    assert judged(FORESEEN, FORESEEN).outcome is Outcome.PASS
+
+
+def test_where_nothing_was_drafted_nothing_is_proved() -> None:
+    with pytest.raises(InvalidMeasurementError, match="NOTHING_DRAFTED"):
+        judged(NO_STEPS, NO_STEPS)
+    assert judged(NO_STEPS, FORESEEN).outcome is Outcome.WRONG
+
+
+def test_a_demand_for_every_token_asks_nothing_more_of_other_kernels() -> None:
+    assert judged(FORESEEN, FORESEEN, rounding_nats=0.0).outcome is Outcome.PASS
 
 
 @pytest.mark.parametrize(
