@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specreg.dialects import Transcript
+from specreg.errors import InvalidMeasurementError
 
 ROUNDING_NATS = 0.25
 """Two tokens whose log-probabilities lie closer may change places by rounding."""
@@ -54,16 +55,25 @@ class Losslessness:
     """What became of a case's answers.
 
     Attributes:
-        prompts: how many were compared.
+        prompts: how many were compared, one at least.
         partings: of the answers with speculation.
         noise: of the same answers without it, at another batch size.
         rounding_nats: what the case calls rounding.
+
+    Raises:
+        InvalidMeasurementError: `NOTHING_COMPARED`.
     """
 
     prompts: int
     partings: tuple[Parting, ...]
     noise: tuple[Parting, ...]
     rounding_nats: float
+
+    def __post_init__(self) -> None:
+        """No answers have no share that is equal; and what nobody compared is not proved."""
+        if not self.prompts:
+            message = "no answers with and without speculation; give the case a prompt at least"
+            raise InvalidMeasurementError("NOTHING_COMPARED", message)
 
     @property
     def bound_nats(self) -> float:
@@ -114,6 +124,9 @@ def check_lossless(
         again: asks for the same without it, at another batch size; only where answers part.
         score: asks the server without speculation.
         rounding_nats: below, rounding explains a difference; 0 demands that every token is equal.
+
+    Raises:
+        InvalidMeasurementError: `NOTHING_COMPARED`, there are no prompts.
     """
     parted = _partings(prompt_ids, plain, speculative)
     found = (parted, _partings(prompt_ids, plain, again()) if parted else ())

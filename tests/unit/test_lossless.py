@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from specreg.dialects import Transcript
+from specreg.errors import InvalidMeasurementError
 from specreg.lossless import Losslessness, Parting, check_lossless
 
 Questions = Sequence[tuple[Sequence[int], Sequence[int]]]
@@ -56,6 +57,15 @@ def test_equal_answers_are_all_equal_and_nobody_is_asked_more() -> None:
 
     assert (found.prompts, found.partings, found.failures, found.noise) == (2, (), (), ())
     assert (found.equal_frac, found.control_equal_frac) == (1.0, 1.0)
+
+
+def test_of_no_answers_nothing_is_proved() -> None:
+    with pytest.raises(InvalidMeasurementError) as caught:
+        check_lossless([], [], [], not_asked, gaps())
+
+    assert str(caught.value) == (
+        "NOTHING_COMPARED: no answers with and without speculation; give the case a prompt at least"
+    )
 
 
 def test_only_the_first_difference_counts_and_is_asked_for_after_its_own_text() -> None:
