@@ -45,7 +45,8 @@ def foresee(question: Question, *, on_gpu: bool, show: Callable[[str], None]) ->
         env={**os.environ, **offline, "PYTHONPATH": _HERE},
     )
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
+        silent = f"ended with status {done.returncode} and no word; is there memory for the models?"
+        said = done.stderr.decode(errors="replace").strip().splitlines() or [silent]
         message = f"oracle of method '{question.method}': {said[-1]}"
         raise ModelError(message)
     return msgspec.json.decode(done.stdout, type=Foreseen)

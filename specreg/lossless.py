@@ -58,16 +58,25 @@ class Losslessness:
     """What became of a case's answers.
 
     Attributes:
-        prompts: how many were compared.
+        prompts: how many were compared, one at least.
         partings: of the answers with speculation.
         noise: of the same answers without it, at another batch size; None where nobody asked.
         rounding_nats: what the case calls rounding; 0 is a demand for every token.
+
+    Raises:
+        InvalidMeasurementError: `NOTHING_COMPARED`.
     """
 
     prompts: int
     partings: tuple[Parting, ...]
     noise: tuple[Parting, ...] | None
     rounding_nats: float
+
+    def __post_init__(self) -> None:
+        """No answers have no share that is equal; and what nobody compared is not proved."""
+        if not self.prompts:
+            message = "no answers with and without speculation; give the case a prompt at least"
+            raise InvalidMeasurementError("NOTHING_COMPARED", message)
 
     @property
     def bound_nats(self) -> float:
@@ -127,8 +136,8 @@ def check_lossless(
         rounding_nats: below, rounding explains a difference; 0 demands that every token is equal.
 
     Raises:
-        InvalidMeasurementError: `CONTROL_UNSTEADY`, without speculation answers part by more than
-            rounding.
+        InvalidMeasurementError: `NOTHING_COMPARED`, there are no prompts; `CONTROL_UNSTEADY`,
+            without speculation answers part by more than rounding.
     """
     prefixes = dict(zip(prompt_ids, plain, strict=True))
 

@@ -39,24 +39,30 @@ def chance_of_alike(
     for ours, theirs in drawn:
         beginnings = [tuple(one[:tokens]) for one in (*ours, *theirs)]
         places = {one: place for place, one in enumerate(dict.fromkeys(beginnings))}
-        codes = np.array([places[one] for one in beginnings])
+        codes = [places[one] for one in beginnings]
         totals = np.bincount(codes)
-        found += _statistic(codes[: len(ours)], totals)
-        for shuffle in range(shuffles):
-            shuffled[shuffle] += _statistic(random.permutation(codes)[: len(ours)], totals)
+        seen = np.bincount(codes[: len(ours)], minlength=len(totals))
+        found += float(_statistic(seen, totals))
+        # Whoever deals the draws anew deals so many of each beginning to the one server.
+        dealt = random.multivariate_hypergeometric(totals, len(ours), shuffles, method="count")
+        shuffled += _statistic(dealt, totals)
     as_far = int((shuffled >= found - 1e-9).sum())
     return (as_far + 1) / (shuffles + 1)
 
 
-def _statistic(drawn: np.ndarray, totals: np.ndarray) -> float:
-    """χ² but for a factor and a constant, which no shuffle changes; unequal numbers of draws too.
+def _statistic(seen: np.ndarray, totals: np.ndarray) -> np.ndarray:
+    """χ² of tables of beginnings by two servers, one for each row of `seen`.
 
-    Over both servers and all beginnings χ² is Σ (seen − expected)² / expected, and what one server
-    has more of a beginning, the other has less.
+    Σ (seen − expected)² / expected over both servers: what the one has more of a beginning, the
+    other has less.
+
+    Args:
+        seen: how often the one server drew each beginning, (…, beginnings).
+        totals: how often both did, (beginnings,), 1 or more each.
     """
-    seen = np.bincount(drawn, minlength=len(totals))
-    share = len(drawn) / totals.sum()
-    return float(((seen - share * totals) ** 2 / totals).sum() / (share * (1 - share)))
+    share = seen.sum(-1, keepdims=True) / totals.sum()
+    apart = (seen - share * totals) ** 2 / totals / (share * (1 - share))
+    return np.asarray(apart.sum(-1))
 
 
 def least_of(chances: Sequence[float]) -> float:

@@ -19,7 +19,7 @@ class _Logprobs(msgspec.Struct, frozen=True):
 
 
 class _Choice(msgspec.Struct, frozen=True):
-    token_ids: tuple[int, ...] = ()
+    token_ids: tuple[int, ...] | None = None
     prompt_token_ids: tuple[int, ...] | None = None
     logprobs: _Logprobs | None = None
 
@@ -85,12 +85,13 @@ class VllmDialect(Dialect):
     def parse_transcript(self, answer: bytes, prompt: Sequence[int]) -> Transcript:
         """The first choice, and the record of the answer."""
         parsed = decode_answer(answer, _Answer)
-        if not parsed.choices[0].token_ids:
+        output = parsed.choices[0].token_ids
+        if not output:
             raise unreadable("no token_ids; the server must know return_token_ids", answer)
         own = parsed.metrics.speculative_decoding if parsed.metrics else None
         return Transcript(
             prompt=tuple(prompt),
-            output=parsed.choices[0].token_ids,
+            output=output,
             counts=StepCounts.from_histogram(own.acceptance_histogram, own.num_draft_tokens)
             if own
             else None,

@@ -79,6 +79,34 @@ def test_no_server_outlives_a_run_that_is_interrupted(suite: Suite, number: sign
     assert not marked(suite)
 
 
+DROPPED = """
+import signal
+import time
+
+class Finalized:
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+        time.sleep(60)
+
+def test_python_drops_an_exception_that_is_raised_in_a_finalizer():
+    Finalized()
+
+def test_nothing_comes_after_it():
+    pass
+"""
+
+
+def test_a_signal_whose_interrupt_python_drops_ends_the_run_at_the_next_test(suite: Suite) -> None:
+    path = suite.folder / "test_dropped.py"
+    path.write_text(DROPPED)
+
+    done = suite.run("-p", "specreg.plugin", str(path))
+
+    assert "Exception ignored in" in done.stdout
+    assert done.returncode == pytest.ExitCode.INTERRUPTED, done.stdout
+    assert "1 passed, 1 warning" in done.stdout
+
+
 def test_a_second_ctrl_c_is_obeyed_and_leaves_no_server_either(suite: Suite) -> None:
     suite.script = Script(ignore_sigterm=True)
     with start(suite) as run:

@@ -24,6 +24,7 @@ def test_all_other_baselines_stay_as_they_are(recorded_suite: Suite) -> None:
     assert done.returncode == 0, done.stdout
     assert set(after) == set(before)
     assert changed == {"vllm-eagle3-tiny-toy-c1"}
+    assert "lossless_frac" not in done.stdout  # what was can be recorded, what must be can't
 
 
 def test_old_and_new_values_are_printed(recorded_suite: Suite) -> None:

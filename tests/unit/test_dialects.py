@@ -111,6 +111,15 @@ def test_vllm_scores_by_id_in_the_order_asked() -> None:
     assert vllm_scores(6, 5) == (-2.5, -0.1)
 
 
+def test_vllm_scores_as_recorded() -> None:
+    """It says token 87; 0 isn't among the twenty, the least likely of which is 10."""
+    recorded = (builders.RECORDINGS / "scores.json").read_bytes()
+
+    found = VLLM.parse_scores(recorded, (761, 87, 0))
+
+    assert found == pytest.approx((-7.6507, -0.0015, -12.1253), abs=1e-4)
+
+
 def test_a_candidate_that_is_not_among_vllms_likeliest_is_no_likelier_than_the_last() -> None:
     assert vllm_scores(5, 99) == (-0.1, -9.0)
 
@@ -167,6 +176,14 @@ def test_a_prompt_without_ids_is_no_prompt() -> None:
     """As of a server that knows no `return_token_ids`: nothing would be asked then."""
     with pytest.raises(InvalidMeasurementError, match="prompt_token_ids") as error:
         VLLM.parse_ids(b'{"choices": [{"prompt_token_ids": null}]}')
+    assert error.value.reason == "ANSWER_UNREADABLE"
+
+
+@pytest.mark.parametrize("choice", ["{}", '{"token_ids": null}'])
+def test_an_answer_without_ids_is_no_empty_answer(choice: str) -> None:
+    """Two that are empty would be called equal."""
+    with pytest.raises(InvalidMeasurementError, match="no token_ids") as error:
+        VLLM.parse_transcript(f'{{"choices": [{choice}]}}'.encode(), [1])
     assert error.value.reason == "ANSWER_UNREADABLE"
 
 

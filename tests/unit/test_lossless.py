@@ -60,6 +60,15 @@ def test_equal_answers_are_all_equal_and_nobody_is_asked_more() -> None:
     assert (found.equal_frac, found.control_equal_frac) == (1.0, None)
 
 
+def test_of_no_answers_nothing_is_proved() -> None:
+    with pytest.raises(InvalidMeasurementError) as caught:
+        check_lossless([], [], [], not_asked, gaps())
+
+    assert str(caught.value) == (
+        "NOTHING_COMPARED: no answers with and without speculation; give the case a prompt at least"
+    )
+
+
 def test_only_the_first_difference_counts_and_is_asked_for_after_its_own_text() -> None:
     """What follows are two different texts, which tell nothing."""
     asked: list[Questions] = []

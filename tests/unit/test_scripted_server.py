@@ -2,7 +2,9 @@
 
 import asyncio
 import importlib.util
+import itertools
 import json
+import math
 import os
 import signal
 import socket
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from aiohttp import ClientPayloadError
 from aiohttp.test_utils import TestClient, TestServer
@@ -31,7 +34,7 @@ from tests.scripted.vllm.script import (
     record_script,
     steps_of,
 )
-from tests.scripted.vllm.steps import FinishReason, Steps, merged
+from tests.scripted.vllm.steps import FinishReason, Steps, likeliest, merged
 
 RECORDINGS = Path(__file__).parents[2] / "fixtures/recordings/vllm/0.32.0"
 SPECULATION = '{"method":"ngram","num_speculative_tokens":3}'
@@ -57,6 +60,7 @@ COMPLETION = {
     "ignore_eos": True,
     "return_token_ids": True,
 }
+SCORED = {"max_tokens": 1, "logprobs": 20, "return_tokens_as_token_ids": True}
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 LAUNCH = Launch(
     model="folder",
@@ -139,9 +143,9 @@ def events_of(stream: str) -> list[Json]:
 
 
 def shape(value: object) -> object:
-    """The keys at every depth; a list by its first element, anything else by nothing."""
+    """The keys at every depth, blind to ids; a list by its first element, the rest by nothing."""
     if isinstance(value, dict):
-        return {key: shape(inner) for key, inner in value.items()}
+        return {key.partition(":")[0]: shape(inner) for key, inner in value.items()}
     return [shape(inner) for inner in value[:1]] if isinstance(value, list) else None
 
 
@@ -200,6 +204,7 @@ def test_a_stream_has_the_shapes_of_the_recording(
     [
         pytest.param("chat/completions", CHAT, "chat.json", id="chat"),
         pytest.param("completions", COMPLETION, "completion.json", id="completion"),
+        pytest.param("completions", COMPLETION | SCORED, "scores.json", id="scores"),
     ],
 )
 def test_a_whole_answer_has_the_shape_of_the_recording(
@@ -255,6 +260,47 @@ def test_the_text_is_the_same_with_and_without_speculation(
     body = {"model": "toy", "prompt": prompt, "max_tokens": 100}
     texts = [client.post("/v1/completions", json=body).json()["choices"] for client in servers]
     assert texts[0] == texts[1]
+
+
+def test_a_text_goes_on_alike_after_any_part_of_it(plain: httpx.Client) -> None:
+    """As a model's: what is asked about a place in it is asked of the same text."""
+
+    def said_after(*prompt: int, tokens: int) -> list[int]:
+        body = COMPLETION | {"prompt": prompt, "max_tokens": tokens}
+        (choice,) = plain.post("/v1/completions", json=body).json()["choices"]
+        return list(choice["token_ids"])
+
+    whole = said_after(1, 7, tokens=9)
+    assert [said_after(1, 7, *whole[:part], tokens=9 - part) for part in range(1, 9)] == [
+        whole[part:] for part in range(1, 9)
+    ]
+    assert len(set(whole)) > 3
+
+
+def test_the_token_that_is_said_is_the_likeliest_and_the_others_are_never_as_likely(
+    plain: httpx.Client,
+) -> None:
+    body = COMPLETION | SCORED | {"max_tokens": 3}
+    (choice,) = plain.post("/v1/completions", json=body).json()["choices"]
+    scores = choice["logprobs"]
+
+    assert scores["tokens"] == [f"token_id:{token}" for token in choice["token_ids"]]
+    rows = zip(scores["tokens"], scores["token_logprobs"], scores["top_logprobs"], strict=True)
+    for name, nats, top in rows:
+        ranked = sorted(top.values(), reverse=True)
+        assert (len(top), top[name], ranked[0]) == (20, nats, nats)
+        assert [one - other for one, other in itertools.pairwise(ranked)] == pytest.approx(
+            [1.0] * 19
+        )
+        assert sum(map(math.exp, ranked)) == pytest.approx(1.0)
+
+
+def test_scores_are_named_by_their_text_unless_ids_are_asked_for(plain: httpx.Client) -> None:
+    body = COMPLETION | {"max_tokens": 2, "logprobs": 1}
+    (choice,) = plain.post("/v1/completions", json=body).json()["choices"]
+
+    assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
+    assert choice["logprobs"]["text_offset"] == [0, len(choice["logprobs"]["tokens"][0])]
 
 
 def test_without_speculation_nothing_is_said_of_it(plain: httpx.Client) -> None:
@@ -358,11 +404,13 @@ def test_acceptance_tends_to_its_probabilities() -> None:
     assert truth.acceptance_length == pytest.approx(expected, rel=0.02)
 
 
-def in_process(script: Script, ask: Callable[[Client], Awaitable[object]]) -> None:
+def in_process(
+    script: Script, ask: Callable[[Client], Awaitable[object]], launch: Launch = LAUNCH
+) -> None:
     """Asks a server in this process."""
 
     async def run() -> None:
-        application = ScriptedServer(LAUNCH, script).application()
+        application = ScriptedServer(launch, script).application()
         async with TestClient(TestServer(application)) as client:
             await ask(client)
 
@@ -434,6 +482,28 @@ def test_disabled_speculation_drafts_nothing() -> None:
         assert set((await counters(client)).values()) == {0.0}
 
     in_process(Script(fault=Fault.SPEC_DISABLED), ask)
+
+
+@pytest.mark.parametrize(("drafted", "differing"), [(3, [0, 1, 0]), (0, [0, 0, 0])])
+def test_speculation_changes_one_token_of_one_answer_to_one_that_is_never_said(
+    drafted: int, differing: list[int]
+) -> None:
+    launch = msgspec.structs.replace(
+        LAUNCH, speculation=Speculation(num_speculative_tokens=drafted), level=Level.NONE
+    )
+
+    async def ask(client: Client) -> None:
+        found = []
+        for _ in range(3):
+            async with client.post("/v1/chat/completions", json=CHAT) as response:
+                (choice,) = (await response.json())["choices"]
+            pairs = zip(TRUTH.token_ids, choice["token_ids"], strict=True)
+            found.append([pair for pair in pairs if len(set(pair)) > 1])
+        assert list(map(len, found)) == differing
+        for said, other in itertools.chain(*found):
+            assert other not in likeliest(said)[:20]
+
+    in_process(Script(fault=Fault.CHANGED_TOKEN, fault_after_requests=1), ask, launch)
 
 
 def test_renamed_counters_are_not_found() -> None:

@@ -8,7 +8,7 @@ import msgspec
 
 from .launch import Launch
 from .script import Fault, Script, chat_prompt, prompt_token_ids, steps_of
-from .steps import Chunk, Steps, merged
+from .steps import Chunk, Steps, changed, merged
 from .wire import Json, Wire, metrics_of, timings_of
 
 _COMPLETION_TOKENS = 16
@@ -33,6 +33,8 @@ class Body(msgspec.Struct, frozen=True):
     stream: bool = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+    logprobs: int | None = None
+    return_tokens_as_token_ids: bool | None = None
 
     @property
     def text(self) -> str:
@@ -99,6 +101,8 @@ def job_of(
 ) -> Job:
     """The job that a body asks for."""
     steps = body.steps(script, 0 if fault is Fault.SPEC_DISABLED else launch.draft_tokens)
+    if fault is Fault.CHANGED_TOKEN and steps.accepted:
+        steps = changed(steps)
     chunks = merged(steps.chunks) if fault is Fault.MERGED_CHUNKS else steps.chunks
     wire = shape(
         key=uuid.uuid4().hex[:16],
@@ -106,5 +110,7 @@ def job_of(
         model=launch.name,
         prompt_ids=prompt_token_ids(body.text),
         with_ids=bool(body.return_token_ids),
+        scored=body.logprobs,
+        scored_by_id=bool(body.return_tokens_as_token_ids),
     )
     return Job(body=body, wire=wire, steps=steps, chunks=chunks, fault=fault)

@@ -5,7 +5,8 @@ Everything here is pure and starts nothing, so that a test computes what a measu
     truth = steps_of(chat_prompt(messages), script, num_speculative_tokens=3, max_tokens=48)
     assert measured == truth.acceptance_length
 
-The tokens depend on the prompt alone; only the steps depend on the speculation and the script.
+The tokens depend on what was said before them alone, as a model's; the steps depend on the
+speculation and the script too.
 """
 
 import hashlib
@@ -59,6 +60,8 @@ class Fault(StrEnum):
     """Answers come without usage, and so without the record of their speculation."""
     MERGED_CHUNKS = "merged_chunks"
     """Two steps come in one chunk, after the chunk of the prefill."""
+    CHANGED_TOKEN = "changed_token"  # noqa: S105 - a word, not a password
+    """Speculation changes a token of one answer to one that is never said there."""
 
 
 LASTING = frozenset(
@@ -143,7 +146,7 @@ def chat_prompt(messages: Iterable[Mapping[str, str]]) -> str:
 
 def prompt_token_ids(prompt: str) -> tuple[int, ...]:
     """One begin token and one token per word."""
-    return (1, *(_pick(word, "prompt") for word in prompt.split()))
+    return (1, *(_word(_share(word, "prompt")) for word in prompt.split()))
 
 
 def steps_of(
@@ -166,7 +169,7 @@ def steps_of(
     room = left if max_tokens is None else max_tokens
     natural = _natural_tokens(prompt, script)
     stops = natural <= room and not ignore_eos
-    tokens = tuple(_pick(prompt, "text", index) for index in range(natural - 1 if stops else room))
+    tokens = _continued(prompt, natural - 1 if stops else room)
     accepted = _accepted(prompt, script, num_speculative_tokens, len(tokens) + stops)
     return Steps(
         draft_tokens=num_speculative_tokens,
@@ -182,9 +185,19 @@ def _directed_steps(prompt: str, directed: re.Match[str], drafted: int) -> Steps
     return Steps(
         draft_tokens=drafted,
         accepted=accepted,
-        token_ids=tuple(_pick(prompt, "text", index) for index in range(tokens)),
+        token_ids=_continued(prompt, tokens),
         finish_reason=FinishReason.LENGTH,
     )
+
+
+def _continued(prompt: str, tokens: int) -> tuple[int, ...]:
+    """What follows: each token hangs on all before it, whether in the prompt or said."""
+    said: list[int] = []
+    so_far = hashlib.sha256(prompt.encode())
+    for _ in range(tokens):
+        said.append(_word(_fraction(so_far.digest())))
+        so_far.update(f" {said[-1]}".encode())
+    return tuple(said)
 
 
 def _natural_tokens(prompt: str, script: Script) -> int:
@@ -212,11 +225,14 @@ def _accepted_in(prompt: str, script: Script, drafted: int, step: int) -> int:
     return drafted
 
 
-def _pick(text: str, *purpose: object) -> int:
-    return FIRST_WORD_ID + int(_share(text, *purpose) * len(VOCABULARY))
+def _word(share: float) -> int:
+    return FIRST_WORD_ID + int(share * len(VOCABULARY))
 
 
 def _share(text: str, *purpose: object) -> float:
     """A number in [0, 1) that depends on the text and the purpose alone."""
-    digest = hashlib.sha256(f"{purpose}{text}".encode()).digest()
+    return _fraction(hashlib.sha256(f"{purpose}{text}".encode()).digest())
+
+
+def _fraction(digest: bytes) -> float:
     return int.from_bytes(digest[:6]) / 2**48

@@ -1,5 +1,7 @@
 """What one request does, step by step, and the sums that a measurement must find."""
 
+import dataclasses
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -142,6 +144,28 @@ def merged(chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
         for index in range(0, len(rest), 2)
     )
     return (*chunks[:1], *pairs)
+
+
+def changed(steps: Steps) -> Steps:
+    """The same with another token halfway, the least likely word there."""
+    place = steps.completion_tokens // 2
+    before, (token, *after) = steps.token_ids[:place], steps.token_ids[place:]
+    return dataclasses.replace(steps, token_ids=(*before, likeliest(token)[-1], *after))
+
+
+def likeliest(token: int) -> tuple[int, ...]:
+    """All words in the order of their chances where a token was said: it, and those after it."""
+    words = range(FIRST_WORD_ID, FIRST_WORD_ID + len(VOCABULARY))
+    others = (*(word for word in words if word > token), *(word for word in words if word < token))
+    return (token, *others)
+
+
+def logprob(rank: int) -> float:
+    """How likely the token of a rank, counted from 0, is: each is e times likelier than the next.
+
+    In nats; Σ (1 - 1/e) / eʳ is 1.
+    """
+    return math.log(1 - 1 / math.e) - rank
 
 
 def text_of(token_ids: tuple[int, ...]) -> str:

@@ -1,10 +1,11 @@
 """The JSON of the answers, key by key as recorded from vLLM 0.32. In: Steps. Out: bodies."""
 
+import itertools
 from dataclasses import dataclass
 from typing import ClassVar
 
 from .launch import Launch, Level
-from .steps import Chunk, Steps
+from .steps import Chunk, Steps, likeliest, logprob, text_of
 
 Json = dict[str, object]
 _TIMINGS = (
@@ -26,6 +27,8 @@ class Wire:
         model: the served name.
         prompt_ids: the prompt's tokens.
         with_ids: whether the request wants `return_token_ids`.
+        scored: how many log-probabilities it wants of each token, None for none.
+        scored_by_id: whether their tokens are to be named by id.
     """
 
     key: str
@@ -33,6 +36,8 @@ class Wire:
     model: str
     prompt_ids: tuple[int, ...]
     with_ids: bool
+    scored: int | None = None
+    scored_by_id: bool = False
 
     id_prefix: ClassVar[str]
     whole_object: ClassVar[str]
@@ -70,9 +75,10 @@ class Wire:
 
     def whole(self, steps: Steps, metrics: Json | None) -> Json:
         """The answer that isn't streamed."""
-        ends: Json = {"logprobs": None, "finish_reason": steps.finish_reason, "stop_reason": None}
+        scores = {"logprobs": self.logprobs(steps.token_ids)}
+        ends: Json = {"finish_reason": steps.finish_reason, "stop_reason": None}
         ids = {"token_ids": self.ids(steps.token_ids), "routed_experts": None}
-        choice = {"index": 0} | self.message(steps) | ends | ids
+        choice = {"index": 0} | self.message(steps) | scores | ends | ids
         usage = self._usage(steps, prompt_tokens_details=None, completion_tokens_details=None)
         head = self.head(self.whole_object) | {"choices": [choice], "service_tier": None}
         return head | _FINGERPRINT | usage | self.after() | {"metrics": metrics}
@@ -89,6 +95,25 @@ class Wire:
     def ids(self, token_ids: tuple[int, ...]) -> tuple[int, ...] | None:
         """The ids, where the request wants them."""
         return token_ids if self.with_ids else None
+
+    def logprobs(self, token_ids: tuple[int, ...]) -> Json | None:
+        """How likely each token was, and the likeliest there, as `/v1/completions` says it."""
+        if self.scored is None:
+            return None
+        names = [self._name(token) for token in token_ids]
+        return {
+            "text_offset": list(itertools.accumulate(map(len, names[:-1]), initial=0)),
+            "token_logprobs": [logprob(0)] * len(names),
+            "tokens": names,
+            "top_logprobs": [self._likeliest(token, self.scored) for token in token_ids],
+        }
+
+    def _likeliest(self, token: int, count: int) -> Json:
+        ranked = enumerate(likeliest(token)[:count])
+        return {self._name(other): logprob(rank) for rank, other in ranked}
+
+    def _name(self, token: int) -> str:
+        return f"token_id:{token}" if self.scored_by_id else text_of((token,))
 
     def _usage(self, steps: Steps, **details: None) -> Json:
         prompt, completion = len(self.prompt_ids), steps.completion_tokens

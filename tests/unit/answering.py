@@ -1,0 +1,45 @@
+"""A server over real HTTP whose answers a test works out itself."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import msgspec
+
+Json = dict[str, Any]
+Answer = Callable[[str, Json], Json | int]
+"""The path and the body of a request in; the body of the answer, or the status of a refusal out."""
+
+
+@contextlib.contextmanager
+def answering(answer: Answer) -> Iterator[str]:
+    """Its URL, while it answers; each request has a thread of its own."""
+
+    class Handler(BaseHTTPRequestHandler):
+        wbufsize = -1  # head and body at once: between two packets lie 40 ms (delayed ACKs)
+
+        def do_POST(self) -> None:
+            asked = self.rfile.read(int(self.headers["Content-Length"]))
+            found = answer(self.path, msgspec.json.decode(asked))
+            status, body = (
+                (found, {"refused": "x" * 500}) if isinstance(found, int) else (200, found)
+            )
+            encoded = msgspec.json.encode(body)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(encoded)))
+            self.end_headers()
+            self.wfile.write(encoded)
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()

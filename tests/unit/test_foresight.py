@@ -1,0 +1,128 @@
+"""Asking the models: what is handed over, and what becomes of a question that has no answer.
+
+Another program stands in the place of the reference engine's interpreter, which needs torch.
+"""
+
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from specreg.engines import engine_named
+from specreg.environments import EngineEnvironment, _fingerprint
+from specreg.errors import ModelError
+from specreg.foresight import foresee
+from specreg.questions import Foreseen, Question, Text
+from tests.unit import builders
+
+Install = Callable[[str], None]
+QUESTION = Question(
+    method="eagle3",
+    target="some/target",
+    draft="some/head",
+    draft_tokens=3,
+    dtype="float32",
+    texts=(Text(ids=(1, 2, 3), prompt_tokens=2),),
+)
+ANSWERS = """
+import json, os, pathlib, sys
+question = json.load(sys.stdin)
+variables = {name: os.environ.get(name) for name in ("PYTHONPATH", "HF_HUB_OFFLINE")}
+asked = {"arguments": sys.argv[1:], "question": question, "variables": variables}
+pathlib.Path(__file__).with_name("asked.json").write_text(json.dumps(asked))
+print(json.dumps({"accepted": [[0, 1, 2]], "gaps_nats": [0.5]}))
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Puts a program in the place of the interpreter."""
+    monkeypatch.setenv("SPECREG_CACHE", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+
+    def write(program: str) -> None:
+        requirement = engine_named("reference").requirement(on_gpu=False)
+        name = f"{requirement.package}-{requirement.version}-{_fingerprint(requirement)}"
+        folder = tmp_path / "environments" / name
+        folder.mkdir(parents=True)
+        python = tmp_path / "python"
+        python.write_text(f"#!{sys.executable}\n{program}")
+        python.chmod(stat.S_IRWXU)
+        made = EngineEnvironment(python=str(python), package="", version="", torch_source="")
+        (folder / "specreg.json").write_bytes(msgspec.json.encode(made))
+
+    return write
+
+
+def ask(question: Question = QUESTION) -> Foreseen:
+    """Its answer."""
+    return foresee(question, on_gpu=False, show=pytest.fail)
+
+
+def test_the_models_are_asked_in_their_own_environment(install: Install, tmp_path: Path) -> None:
+    install(ANSWERS)
+
+    assert ask() == Foreseen(accepted=((0, 1, 2),), gaps_nats=(0.5,))
+
+    asked = msgspec.json.decode((tmp_path / "asked.json").read_bytes())
+    assert asked["arguments"] == ["-m", "specreg.reference.foreseeing"]
+    assert msgspec.convert(asked["question"], Question) == QUESTION
+    assert asked["variables"]["PYTHONPATH"] == str(builders.ROOT)
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "offline"),
+    [
+        pytest.param("folder", "folder", "1", id="folders"),
+        pytest.param("folder", "", "1", id="a-folder-alone"),
+        pytest.param("folder", "some/head", None, id="a-head-of-the-hub"),
+        pytest.param("some/target", "folder", None, id="a-target-of-the-hub"),
+    ],
+)
+def test_nothing_is_fetched_where_every_model_is_a_folder(
+    install: Install, tmp_path: Path, target: str, draft: str, offline: str | None
+) -> None:
+    install(ANSWERS)
+    names = {"folder": str(tmp_path)}
+
+    ask(
+        msgspec.structs.replace(
+            QUESTION, target=names.get(target, target), draft=names.get(draft, draft)
+        )
+    )
+
+    asked = msgspec.json.decode((tmp_path / "asked.json").read_bytes())
+    assert asked["variables"]["HF_HUB_OFFLINE"] == offline
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        pytest.param(
+            "raise SystemExit(\"draft '/models/head': no EAGLE-3 head; choose another\")",
+            "draft '/models/head': no EAGLE-3 head; choose another",
+            id="named",
+        ),
+        pytest.param(
+            "import no_such_package", "No module named 'no_such_package'", id="a-traceback"
+        ),
+        pytest.param(
+            "import os; os.kill(os.getpid(), 9)",
+            "ended with status -9 and no word; is there memory for the models?",
+            id="killed",
+        ),
+    ],
+)
+def test_what_has_no_answer_is_told_in_a_line(install: Install, program: str, words: str) -> None:
+    install(program)
+
+    with pytest.raises(ModelError) as caught:
+        ask()
+
+    told = str(caught.value)
+    assert told.startswith("oracle of method 'eagle3': ")
+    assert told.endswith(words)
+    assert "\n" not in told
