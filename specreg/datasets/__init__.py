@@ -8,10 +8,19 @@ import sys
 from collections.abc import Mapping
 
 from specreg.catalog import load_catalog
-from specreg.datasets._dataset import Dataset, Prompt, PromptSet, Wanted
+from specreg.datasets._dataset import Dataset, Prompt, PromptSet, Source, Wanted
 from specreg.errors import UnknownNameError
 
-__all__ = ["DATASETS", "SETS", "Dataset", "Prompt", "PromptSet", "Wanted", "dataset_named"]
+__all__ = [
+    "DATASETS",
+    "SETS",
+    "Dataset",
+    "Prompt",
+    "PromptSet",
+    "Source",
+    "Wanted",
+    "dataset_named",
+]
 
 DATASETS: Mapping[str, Dataset] = load_catalog(sys.modules[__name__], "DATASET", Dataset)
 
@@ -28,6 +37,6 @@ def dataset_named(name: str, where: str = "") -> PromptSet:
     dataset, _, config = name.rpartition("-")
     if name in SETS:
         return SETS[name]
-    if dataset in DATASETS and DATASETS[dataset].takes_length and re.fullmatch(r"[1-9]\d*", config):
+    if dataset in DATASETS and DATASETS[dataset].lengths and re.fullmatch(r"[1-9]\d*", config):
         return PromptSet(dataset=DATASETS[dataset], config=config)
     raise UnknownNameError("dataset", name, SETS, where)

@@ -40,6 +40,4 @@ def _draws(length_tokens: int, vocabulary: int, number: int) -> NDArray[np.int64
     return np.random.RandomState([length_tokens, number]).randint(vocabulary, size=length_tokens)
 
 
-DATASET = Dataset(
-    name="random", load=_draw, configs=("128", "512", "1024", "2048", "8192"), takes_length=True
-)
+DATASET = Dataset(name="random", load=_draw, lengths=("128", "512", "1024", "2048", "8192"))

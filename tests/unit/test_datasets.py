@@ -5,61 +5,11 @@ from pathlib import Path
 import pytest
 
 from specreg.datasets import SETS, Prompt, Wanted, dataset_named
-from specreg.datasets._dataset import load_prompt_lines, prompts_sha256
+from specreg.datasets._dataset import prompts_sha256
 from specreg.errors import DatasetError, UnknownNameError
 from tests.unit import builders
 
-ROW = b'{"id": "a", "category": "chat", "turns": ["Hello.", "Again."]}'
 WANTED = Wanted(root=builders.ROOT, vocabulary=lambda: 768)
-OTHER = b'{"id": "b", "category": "math", "turns": ["2 + 2?"]}'
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """Where a prompt file lies."""
-    return tmp_path / "prompts.jsonl"
-
-
-def test_rows_are_read_in_their_order(path: Path) -> None:
-    path.write_bytes(ROW + b"\n" + OTHER + b"\n")
-    assert load_prompt_lines(path) == (
-        Prompt(id="a", category="chat", turns=("Hello.", "Again.")),
-        Prompt(id="b", category="math", turns=("2 + 2?",)),
-    )
-
-
-@pytest.mark.parametrize(
-    ("row", "words"),
-    [
-        pytest.param(b"{", "a row needs id, category and turns", id="cut-off"),
-        pytest.param(b"", "a row needs id, category and turns", id="blank"),
-        pytest.param(b'{"id": "b", "turns": ["x"]}', "category", id="no-category"),
-        pytest.param(b'{"id": "b", "category": "c", "turns": "x"}', "turns", id="turns-no-list"),
-        pytest.param(b'{"id": "b", "category": "c", "turn": ["x"]}', "turn", id="unknown-field"),
-        pytest.param(b'{"id": "b", "category": "c", "turns": []}', "empty turn", id="no-turn"),
-        pytest.param(
-            b'{"id": "b", "category": "c", "turns": [" "]}', "empty turn", id="blank-turn"
-        ),
-        pytest.param(b'{"id": "\xff", "category": "c", "turns": ["x"]}', "a row", id="not-utf8"),
-    ],
-)
-def test_a_wrong_row_is_refused_with_its_place(path: Path, row: bytes, words: str) -> None:
-    path.write_bytes(ROW + b"\n" + row + b"\n")
-    with pytest.raises(DatasetError) as error:
-        load_prompt_lines(path)
-    assert str(error.value).startswith(f"{path}:2: ")
-    assert words in str(error.value)
-
-
-def test_two_rows_of_one_id_are_refused(path: Path) -> None:
-    path.write_bytes(ROW + b"\n" + ROW + b"\n")
-    with pytest.raises(DatasetError, match="two rows have the same id; give each its own"):
-        load_prompt_lines(path)
-
-
-def test_a_missing_file_is_named(path: Path) -> None:
-    with pytest.raises(DatasetError, match=f"prompt file '{path}': No such file"):
-        load_prompt_lines(path)
 
 
 def test_the_checksum_depends_on_texts_and_order() -> None:
