@@ -139,6 +139,9 @@ def test_what_is_asked_for_otherwise_is_prepared_anew(folder: Folder, tmp_path: 
     folder.prepare("mt-bench", folder.file)
     assert folder.prepare("mt-bench", folder.file, prompts=16).prompts == 16
     assert folder.prepare("mt-bench", folder.file, prompts=16, part=True).part
+    folder.said.clear()
+    folder.prepare("mt-bench", folder.file, prompts=16, part=True, revision="v1")
+    assert folder.said[-1].startswith("wrote 16 prompts")
     other = tmp_path / "other.jsonl"
     other.write_text(mt_bench().replace("And then?", "And now?"))
     assert folder.prepare("mt-bench", other).source == "other.jsonl"
