@@ -175,4 +175,4 @@ def _check_counts(name: str, source: Source, prompts: Sequence[Prompt]) -> None:
 
 
 def _summary(record: Prepared) -> str:
-    return f"{record.prompts} prompts of {len(record.categories)} categories"
+    return f"{record.prompts} prompts (categories: {len(record.categories)})"

@@ -180,7 +180,7 @@ def test_a_user_fetches_a_set_once(hub: Hub, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith(f"mt-bench: https://huggingface.co/datasets/{REPO}\nlicence: Ap")
     assert f"fetching {FILE} of {REPO}\n" in done.stderr
-    assert "wrote 80 prompts of 8 categories to " in done.stderr
+    assert "wrote 80 prompts (categories: 8) to " in done.stderr
     record = json.loads((tmp_path / "data/mt-bench.json").read_bytes())
     assert (record["revision"], record["source"]) == (COMMIT, REPO)
     assert record["source_sha256"] == hashlib.sha256(CONTENT).hexdigest()
@@ -189,7 +189,7 @@ def test_a_user_fetches_a_set_once(hub: Hub, tmp_path: Path) -> None:
     hub.asked.clear()
     again = prepare(tmp_path, **environment)
     assert again.returncode == 0
-    assert f"mt-bench: kept 80 prompts of 8 categories, of {REPO}; remove" in again.stderr
+    assert f"mt-bench: kept 80 prompts (categories: 8), of {REPO}; remove" in again.stderr
     assert hub.asked == []
 
 

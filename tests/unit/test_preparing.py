@@ -119,7 +119,7 @@ def test_licence_and_terms_are_said_before_anything_is_read(folder: Folder) -> N
     )
     assert folder.said[1:] == [
         f"reading {folder.file}",
-        f"wrote 80 prompts of 8 categories to {folder.data_dir}/mt-bench.jsonl",
+        f"wrote 80 prompts (categories: 8) to {folder.data_dir}/mt-bench.jsonl",
     ]
 
 
@@ -130,7 +130,7 @@ def test_what_holds_still_is_kept_and_said_so(folder: Folder) -> None:
         folder.said.clear()
         assert folder.prepare("mt-bench", given) == first
         path = folder.data_dir / "mt-bench.json"
-        kept = "mt-bench: kept 80 prompts of 8 categories, of question.jsonl"
+        kept = "mt-bench: kept 80 prompts (categories: 8), of question.jsonl"
         assert folder.said == [f"{kept}; remove {path} to prepare it anew"]
     assert (folder.data_dir / "mt-bench.jsonl").stat().st_ino == written
 
