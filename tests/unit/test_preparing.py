@@ -137,15 +137,15 @@ def test_what_holds_still_is_kept_and_said_so(folder: Folder) -> None:
 
 def test_what_is_asked_for_otherwise_is_prepared_anew(folder: Folder, tmp_path: Path) -> None:
     folder.prepare("mt-bench", folder.file)
+    other = tmp_path / "other.jsonl"
+    other.write_text(mt_bench().replace("And then?", "And now?"))
+    assert folder.prepare("mt-bench", other).source == "other.jsonl"
+    assert folder.load("mt-bench")[0].turns[1] == "And now?"
     assert folder.prepare("mt-bench", folder.file, prompts=16).prompts == 16
     assert folder.prepare("mt-bench", folder.file, prompts=16, part=True).part
     folder.said.clear()
     folder.prepare("mt-bench", folder.file, prompts=16, part=True, revision="v1")
     assert folder.said[-1].startswith("wrote 16 prompts")
-    other = tmp_path / "other.jsonl"
-    other.write_text(mt_bench().replace("And then?", "And now?"))
-    assert folder.prepare("mt-bench", other).source == "other.jsonl"
-    assert folder.load("mt-bench")[0].turns[1] == "And now?"
 
 
 def test_as_many_prompts_as_asked_for_are_spread_too(folder: Folder) -> None:
