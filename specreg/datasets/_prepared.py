@@ -3,6 +3,7 @@
 A set is two files: its prompts as rows of the form `specreg`, and a record of what they are.
 """
 
+import functools
 import hashlib
 from pathlib import Path
 
@@ -81,12 +82,19 @@ def load_prepared(one: PromptSet, wanted: Wanted) -> tuple[Prompt, ...]:
     Raises:
         DatasetError: nobody prepared it here, or its files are no longer what was written.
     """
-    if load_record(wanted.data_dir, one.name) is None:
+    record = load_record(wanted.data_dir, one.name)
+    if record is None:
         message = (
             f"dataset '{one.name}': not prepared on this machine; run specreg prepare {one.name}"
         )
         raise DatasetError(message)
-    return form_named("specreg").load(prompts_path(wanted.data_dir, one.name)).prompts
+    return _prompts_of(prompts_path(wanted.data_dir, one.name), record.sha256)
+
+
+@functools.lru_cache(maxsize=4)  # a run asks again and again, and ShareGPT takes seconds
+def _prompts_of(path: Path, sha256: str) -> tuple[Prompt, ...]:  # noqa: ARG001 - part of the key
+    """The prompts of a file that has this checksum."""
+    return form_named("specreg").load(path).prompts
 
 
 def file_sha256(path: Path) -> str:
