@@ -4,7 +4,7 @@ SpecregError
 ├── UnknownNameError        an engine, method, dataset, tier or model pair that nobody declared
 ├── MatrixError             a matrix file that doesn't decode, or asks for what can't be
 ├── UnsupportedError        an engine or its version lacks what a case asks for
-├── DatasetError            a prompt file that doesn't decode
+├── DatasetError            a prompt file that can't be used, or a set that nobody prepared
 ├── ModelError              a model folder that is missing or not one
 ├── EnvironmentSetupError   an engine's environment could not be made
 ├── ServerError
