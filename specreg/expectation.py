@@ -118,6 +118,7 @@ def settings_of(case: Case, target: str, prompts: Sequence[Prompt]) -> CaseSetti
         limits=case.limits,
         parallel=server.parallel,
         tree=server.tree,
+        history_reply=case.history_reply,
     )
 
 

@@ -7,6 +7,7 @@ from specreg.engines import ALONE, Parallel, engine_named
 from specreg.lossless import ROUNDING_NATS
 from specreg.methods import METHODS, Tree
 from specreg.protocols import Form
+from specreg.replies import AS_IS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +82,7 @@ class Case:
         load: how many requests come, and when; its duration is that of a round.
         rounds: how many parts the prompts are dealt into; case and control alternate by round.
         turns: the most turns of a conversation, None for all.
+        history_reply: what of a reply the next turn is told, a name of `REPLIES`.
         form: whether prompts go through the model's chat template.
         chat_template_args: arguments of that template, as pairs.
         output_cap_tokens: the most tokens of a reply; temperature: 0 is greedy.
@@ -105,6 +107,7 @@ class Case:
     output_cap_tokens: int
     temperature: float
     turns: int | None = None
+    history_reply: str = AS_IS
     form: Form = Form.CHAT
     chat_template_args: tuple[tuple[str, object], ...] = ()
     ignore_eos: bool = False

@@ -14,6 +14,7 @@ from specreg.errors import MatrixError, UnknownNameError
 from specreg.matrix._case import Case, Limits, ServerSpec, Tier
 from specreg.matrix._tables import CasesTable, ModelsTable, TierFile
 from specreg.methods import METHODS
+from specreg.replies import REPLIES
 
 
 def load_tier(folder: Path, name: str) -> Tier:
@@ -59,6 +60,8 @@ def _cases_of(table: CasesTable, models: Mapping[str, ModelsTable], where: str) 
     if table.models not in models:
         raise UnknownNameError("model pair", table.models, models, where)
     dataset_named(table.dataset, where)
+    if table.history_reply not in REPLIES:
+        raise UnknownNameError("history_reply", table.history_reply, REPLIES, where)
     loads = _loads_of(table, where)
     if table.prompts < table.rounds:
         message = (
@@ -75,6 +78,7 @@ def _cases_of(table: CasesTable, models: Mapping[str, ModelsTable], where: str) 
             load=load,
             rounds=table.rounds,
             turns=table.turns,
+            history_reply=table.history_reply,
             form=table.form,
             chat_template_args=tuple(sorted(table.chat_template_args.items())),
             output_cap_tokens=table.output_cap_tokens,

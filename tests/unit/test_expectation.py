@@ -277,6 +277,7 @@ def test_the_settings_are_those_of_the_case_and_what_it_was_asked() -> None:
             id="duration",
         ),
         pytest.param({"turns": 1}, "turns: None -> 1", id="turns"),
+        pytest.param({"history_reply": "stripped"}, "as_is -> stripped", id="history-reply"),
         pytest.param({"form": Form.COMPLETIONS}, "form: chat -> completions", id="form"),
         pytest.param({"chat_template_args": (("t", 1),)}, "() -> (('t', 1),)", id="template"),
         pytest.param({"ignore_eos": True}, "ignore_eos: False -> True", id="ignore-eos"),

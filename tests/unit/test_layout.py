@@ -22,7 +22,7 @@ FIXTURES = builders.ROOT / "fixtures"
 
 ORDER = (
     ("errors", "paths", "catalog", "identity", "processes", "spread", "acceptance.record"),
-    ("trace", "sse", "arrivals", "methods", "sequential", "lookup", "questions"),
+    ("trace", "sse", "arrivals", "methods", "sequential", "lookup", "questions", "replies"),
     ("acceptance", "reference"),
     ("protocols", "intervals", "oracle"),
     ("engines", "datasets", "dialects"),

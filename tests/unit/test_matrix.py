@@ -117,6 +117,11 @@ def test_a_server_that_differs_in_more_is_no_control(tmp_path: Path, line: str) 
     [
         ('engine = "vllm"', 'engine = "vlm"', "unknown engine 'vlm'; did you mean 'vllm'?"),
         ('"eagle3"]', '"eagel3"]', "unknown method 'eagel3'; did you mean 'eagle3'?"),
+        (
+            'dataset = "toy"',
+            'dataset = "toy"\nhistory_reply = "strip"',
+            "unknown history_reply 'strip'; did you mean 'stripped'? known: as_is, stripped",
+        ),
         ('dataset = "toy"', 'dataset = "tay"', "unknown dataset 'tay'; did you mean 'toy'?"),
         ('models = "tiny"', 'models = "tinny"', "unknown model pair 'tinny'; did you mean 'tiny'?"),
         (
@@ -125,7 +130,7 @@ def test_a_server_that_differs_in_more_is_no_control(tmp_path: Path, line: str) 
             "unknown draft in [models.bare] for method 'eagle3'; known: none",
         ),
     ],
-    ids=["engine", "method", "dataset", "models", "draft"],
+    ids=["engine", "method", "history-reply", "dataset", "models", "draft"],
 )
 def test_an_unknown_name_is_refused_with_its_file(
     tmp_path: Path, old: str, new: str, words: str
