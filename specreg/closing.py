@@ -79,6 +79,12 @@ def remarks(suite: Suite, matrix: Path) -> Iterator[str]:
         suite: of the run.
         matrix: the folder of all tiers.
     """
+    fewer = [case for case in _cases(suite) if case.matrix_prompts]
+    if fewer:
+        yield (
+            f"--num-prompts {fewer[0].prompts}: acceptance was compared over the prompts that its"
+            " baseline has too, speed wasn't"
+        )
     history = load_history(history_path(suite.history, suite.environment.name))
     for case in _cases(suite):
         yield from _headroom(suite, case, history.get(case.id, ()))

@@ -18,7 +18,7 @@ from specreg.errors import SpecregError, UnknownNameError
 from specreg.expectation import Shelf
 from specreg.identity import UNKNOWN_ENVIRONMENT, current_environment, find_gpus
 from specreg.journal import Journal, last_run, load_journal
-from specreg.matrix import Case, load_tier
+from specreg.matrix import Case, load_tier, with_prompts
 from specreg.metrics import METRICS, Family, Metric, check_tolerances, metrics_of
 from specreg.options import Options, add_options, read_options
 from specreg.proving import PROOFS, Proof, proofs_of
@@ -233,6 +233,14 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
     if options.update_baselines and not reason:
         message = '--update-baselines: --reason "…" is missing; say why the baselines change'
         raise SpecregError(message)
+    if options.num_prompts is not None:
+        if options.update_baselines:
+            message = (
+                "--update-baselines with --num-prompts: a baseline is of as many prompts as the"
+                " matrix says; leave one of them out"
+            )
+            raise SpecregError(message)
+        tier = with_prompts(tier, options.num_prompts)
     if options.launches is not None and options.launches < 1:
         message = f"--specreg-launches: got {options.launches}, needed 1 or more; leave it out"
         raise SpecregError(message)

@@ -2,7 +2,7 @@
 
 from specreg.matrix._case import NO_LIMITS, Case, Limits, ServerSpec, Tier
 from specreg.matrix._tables import MOST_DRAFT_TOKENS
-from specreg.matrix._tier import all_case_ids, load_tier
+from specreg.matrix._tier import all_case_ids, load_tier, with_prompts
 
 __all__ = [
     "MOST_DRAFT_TOKENS",
@@ -13,4 +13,5 @@ __all__ = [
     "Tier",
     "all_case_ids",
     "load_tier",
+    "with_prompts",
 ]

@@ -79,6 +79,7 @@ class Case:
             None where the tier has no such case, and for `none` itself.
         dataset: the name of the prompt set.
         prompts: how many of its prompts are replayed.
+        matrix_prompts: how many the matrix says, where this run replays another number.
         load: how many requests come, and when; its duration is that of a round.
         rounds: how many parts the prompts are dealt into; case and control alternate by round.
         turns: the most turns of a conversation, None for all.
@@ -106,6 +107,7 @@ class Case:
     rounds: int
     output_cap_tokens: int
     temperature: float
+    matrix_prompts: int | None = None
     turns: int | None = None
     history_reply: str = AS_IS
     form: Form = Form.CHAT

@@ -38,6 +38,28 @@ def load_tier(folder: Path, name: str) -> Tier:
     return Tier(name=name, needs_gpus=file.needs_gpus, cases=_with_controls(cases))
 
 
+def with_prompts(tier: Tier, prompts: int) -> Tier:
+    """A tier whose cases replay so many prompts each.
+
+    Raises:
+        MatrixError: that leaves a round of a case without a prompt.
+    """
+    for case in tier.cases:
+        if prompts < case.rounds:
+            message = (
+                f"--num-prompts {prompts}: '{case.id}' needs {case.rounds} or more, one for each of"
+                " its rounds; give more prompts, or lower rounds in the matrix"
+            )
+            raise MatrixError(message)
+    cases = (
+        case
+        if prompts == case.prompts
+        else dataclasses.replace(case, prompts=prompts, matrix_prompts=case.prompts)
+        for case in tier.cases
+    )
+    return dataclasses.replace(tier, cases=tuple(cases))
+
+
 def all_case_ids(folder: Path) -> frozenset[str]:
     """The ids of the cases of all tiers.
 

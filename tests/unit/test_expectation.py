@@ -302,6 +302,19 @@ def test_what_a_case_asks_otherwise_is_another_setting_and_named(
     assert differing_settings(theirs, ours).endswith(words)
 
 
+def test_a_run_of_another_number_of_prompts_is_known_by_the_prompts_of_the_matrix() -> None:
+    whole = settings_of(builders.CASE, "some/target", builders.PROMPTS)
+    fewer = dataclasses.replace(builders.CASE, prompts=2, matrix_prompts=builders.CASE.prompts)
+    settings = settings_of(fewer, "some/target", builders.PROMPTS)
+    assert differing_settings(whole, settings) == "num_prompts: None -> 2"
+
+
+def test_a_run_of_fewer_prompts_knows_the_likest_machine_too(tmp_path: Path) -> None:
+    near = write(tmp_path, ALIKE)
+    settings = msgspec.structs.replace(builders.SETTINGS, num_prompts=2)
+    assert shelf(tmp_path).look_up(builders.CASE, settings).nearest == near
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -519,7 +532,8 @@ def test_a_case_that_asks_for_more_prompts_than_there_are_is_refused() -> None:
     with pytest.raises(DatasetError) as error:
         load_case_prompts(builders.ROOT, greedy)
     assert str(error.value) == (
-        f"dataset 'toy': has 160 prompts, '{greedy.id}' asks for 161; lower prompts in the matrix"
+        f"dataset 'toy': has 160 prompts, '{greedy.id}' asks for 161; lower prompts in the matrix,"
+        " or --num-prompts"
     )
 
 

@@ -65,6 +65,8 @@ PLAIN = {
     "position_counts": "steps by position",
     "acceptance_histogram": "steps by accepted drafts; vLLM's own name",
     "prompts": "prompts",
+    "num_prompts": "prompts; as other tools call it",
+    "matrix_prompts": "prompts",
     "rounds": "rounds",
     "launches": "launches; in a baseline a mapping whose keys say their unit",
     "cores": "processor cores",
