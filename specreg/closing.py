@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from specreg.baseline import Baseline
+from specreg.breakdown import categories_of, last_launches
 from specreg.comparison import differing_settings
 from specreg.environments import installed_version
 from specreg.errors import BaselineError, SpecregError
@@ -69,6 +70,11 @@ def run_verdict(suite: Suite, status: int, *, cut_short: bool) -> RunVerdict:
         exit_status=status,
         outcomes=count_outcomes(suite.verdicts),
         verdicts=tuple(suite.verdicts),
+        categories={
+            one.case_id: dict(categories_of(one))
+            for one in last_launches(suite.figures)
+            if categories_of(one)
+        },
     )
 
 

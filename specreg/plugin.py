@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from specreg.attaching import alone, check_attached
+from specreg.breakdown import last_launches
 from specreg.closing import record_baselines, record_lived, remarks, run_verdict
 from specreg.errors import SpecregError, UnknownNameError
 from specreg.expectation import Shelf
@@ -26,6 +27,7 @@ from specreg.provision import Provision
 from specreg.report.engines import render_gauges, render_side_by_side
 from specreg.report.json import exit_status, properties, record_verdict
 from specreg.report.progress import Progress
+from specreg.report.tables import render_categories, render_speedups
 from specreg.report.terminal import render_next, render_notes, render_recorded, render_verdicts
 from specreg.suite import Launch, Suite, launches_of
 
@@ -208,6 +210,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     parts = [render_verdicts(suite.verdicts, width=_WIDTH, color=color), *config.stash[_LINES]]
     parts.append(render_side_by_side(suite.measurements, width=_WIDTH, color=color))
     parts.append(render_gauges(suite.measurements))
+    figures = last_launches(suite.figures)
+    parts.append(render_speedups(figures, width=_WIDTH, color=color))
+    parts.append(render_categories(figures, width=_WIDTH, color=color))
     if not all(case.speed for case in suite.tier.cases):
         parts.append("the servers of this tier say nothing of speed, so none is shown")
     if suite.taken_over:
