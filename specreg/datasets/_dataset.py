@@ -1,31 +1,14 @@
-"""What a dataset is: a name and a function that reads its prompts from disk."""
+"""What a dataset is: a name, its configs, where they are published, and how they are read."""
 
-import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
+from specreg.forms import RowForm, form_named
+from specreg.paths import data_dir
+from specreg.prompts import Prompt, prompts_sha256
 
-from specreg.errors import DatasetError
-
-
-class Prompt(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
-):
-    """One conversation to replay.
-
-    Attributes:
-        id: unique within the dataset.
-        category: what per-category figures are grouped by.
-        turns: what the user says, in order; none empty.
-        token_ids: the prompt as ids instead; either these or turns are given.
-    """
-
-    id: str
-    category: str
-    turns: tuple[str, ...] = ()
-    token_ids: tuple[int, ...] = ()
+__all__ = ["Dataset", "Prompt", "PromptSet", "Source", "Wanted", "prompts_sha256"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,63 +18,90 @@ class Wanted:
     Attributes:
         root: the repository's.
         vocabulary: how many token ids the target knows; asked of by prompts of ids alone.
+        data_dir: where prepared sets lie.
     """
 
     root: Path
     vocabulary: Callable[[], int]
+    data_dir: Path = field(default_factory=data_dir)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a set is published, and what must be in it.
+
+    Attributes:
+        form: the name of the form of its rows.
+        url: where a user gets it, or reads about it.
+        licence: what its publishers call it.
+        terms: what that means for a benchmark, a sentence or two.
+        local: its file within a folder that a user has.
+        repo, file: a dataset of the hub and a file in it; empty where it isn't on the hub.
+        rows, categories: how many there are; None where that isn't known.
+    """
+
+    form: str
+    url: str
+    licence: str
+    terms: str
+    local: str
+    repo: str = ""
+    file: str = ""
+    rows: int | None = None
+    categories: int | None = None
+
+    @property
+    def row_form(self) -> RowForm:
+        """The form of its rows."""
+        return form_named(self.form)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """A named set of prompts.
+    """One or several named sets of prompts.
 
     Attributes:
-        name: what users write, and part of a case's id.
-        load_prompts: reads all prompts. Their order is stable and interleaves the categories, so
-            that any first n are spread over them.
+        name: what users write, followed by `-` and a config where there are several.
+        load: reads all prompts of one of its sets. Their order is stable and interleaves the
+            categories, so that any first n are spread over them.
+        sources: by config, empty where there is one set, where it is published; none where there
+            is nothing to prepare.
+        lengths: configs that are lengths in tokens; any other length, 1 or more, is one too.
     """
 
     name: str
-    load_prompts: Callable[[Wanted], tuple[Prompt, ...]]
+    load: Callable[["PromptSet", Wanted], tuple[Prompt, ...]]
+    sources: Mapping[str, Source] = field(default_factory=dict)
+    lengths: tuple[str, ...] = ()
+
+    @property
+    def sets(self) -> tuple["PromptSet", ...]:
+        """What can be listed of it: each config, or all there is."""
+        configs = self.lengths or tuple(self.sources) or ("",)
+        return tuple(PromptSet(dataset=self, config=config) for config in configs)
 
 
-def load_prompt_lines(path: Path) -> tuple[Prompt, ...]:
-    """The prompts of a file of JSON lines.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptSet:
+    """A dataset, and which of its configs; empty where it has none."""
 
-    Raises:
-        DatasetError: the file is missing, or a row is wrong; names file, row and field.
-    """
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        message = f"prompt file '{path}': {error.strerror}; restore it from the repository"
-        raise DatasetError(message) from error
-    prompts = tuple(_parse_prompt(line, f"{path}:{row}") for row, line in enumerate(lines, 1))
-    if len({prompt.id for prompt in prompts}) != len(prompts):
-        message = f"prompt file '{path}': two rows have the same id; give each its own"
-        raise DatasetError(message)
-    return prompts
+    dataset: Dataset
+    config: str = ""
 
+    @property
+    def name(self) -> str:
+        """`speed-bench-qualitative`: the full name, part of a case's id."""
+        return f"{self.dataset.name}-{self.config}" if self.config else self.dataset.name
 
-def prompts_sha256(prompts: Sequence[Prompt]) -> str:
-    """A checksum of the prompts and their order, 64 hexadecimal digits."""
-    return hashlib.sha256(msgspec.json.encode(list(prompts))).hexdigest()
+    @property
+    def source(self) -> Source | None:
+        """Where it is published, None where there is nothing to prepare."""
+        return self.dataset.sources.get(self.config)
 
+    def load_prompts(self, wanted: Wanted) -> tuple[Prompt, ...]:
+        """All prompts of the set.
 
-def _parse_prompt(line: bytes, place: str) -> Prompt:
-    try:
-        prompt = msgspec.json.decode(line, type=Prompt)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        message = (
-            f"{place}: {error}; a row needs id, category and turns (a list of texts) or token_ids"
-        )
-        raise DatasetError(message) from error
-    if not all(turn.strip() for turn in prompt.turns) or bool(prompt.turns) == bool(
-        prompt.token_ids
-    ):
-        message = (
-            f"{place}: prompt '{prompt.id}' has an empty turn, none at all, or turns and token_ids;"
-            " remove the row or mend it"
-        )
-        raise DatasetError(message)
-    return prompt
+        Raises:
+            DatasetError: it wasn't prepared, or can't be read.
+        """
+        return self.dataset.load(self, wanted)

@@ -1,8 +1,11 @@
-"""The toy prompts: forty single turns of five categories, in the tiny models' own language."""
+"""The toy prompts: single turns of five categories, in the tiny models' own language."""
 
-from specreg.datasets._dataset import Dataset, load_prompt_lines
+from specreg.datasets._dataset import Dataset
+from specreg.forms import form_named
 
 DATASET = Dataset(
     name="toy",
-    load_prompts=lambda wanted: load_prompt_lines(wanted.root / "fixtures/prompts/toy.jsonl"),
+    load=lambda _, wanted: (
+        form_named("specreg").load(wanted.root / "fixtures/prompts/toy.jsonl").prompts
+    ),
 )

@@ -22,11 +22,12 @@ FIXTURES = builders.ROOT / "fixtures"
 
 ORDER = (
     ("errors", "paths", "catalog", "identity", "processes", "spread", "acceptance.record"),
-    ("trace", "sse", "arrivals", "methods", "sequential", "lookup", "questions", "replies"),
-    ("acceptance", "reference"),
+    ("trace", "sse", "arrivals", "methods", "sequential", "lookup", "questions"),
+    ("prompts", "replies"),
+    ("acceptance", "reference", "forms", "hub"),
     ("protocols", "intervals", "oracle"),
     ("engines", "datasets", "dialects"),
-    ("lossless",),
+    ("lossless", "preparing", "converting"),
     ("matrix", "models", "environments", "sampling"),
     ("server", "talk", "provision", "transcribing", "foresight"),
     ("replay", "meter", "attaching"),
@@ -104,6 +105,11 @@ PLAIN = {
     "parts": "parts of the prompts",
     "freedom": "degrees of freedom",
     "p_worse": "a probability",
+    "rows": "rows of a file",
+    "left_out_rows": "rows of a file",
+    "left_out": "rows of a file",
+    "asked": "prompts",
+    "categories": "categories; in a record prompts by category",
     # No quantities.
     "token_ids": "identifiers",
     "next_id": "an identifier",

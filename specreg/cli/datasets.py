@@ -1,0 +1,98 @@
+"""`specreg prepare` and `specreg convert`: prompts of the field, and in the field's forms."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specreg.converting import convert as convert_file
+from specreg.datasets import DATASETS, SETS, PromptSet, dataset_named
+from specreg.errors import DatasetError, UnknownNameError
+from specreg.forms import FORMS, form_named
+from specreg.paths import data_dir as default_data_dir
+from specreg.preparing import Preparation
+from specreg.preparing import prepare as prepare_set
+
+_FORMS = ", ".join(sorted(FORMS))
+
+
+def prepare(
+    name: Annotated[str, typer.Argument(help="of a dataset: gsm8k, speed-bench-qualitative")],
+    config: Annotated[
+        str | None, typer.Option(help="of a dataset that has several, or all of them: all")
+    ] = None,
+    given: Annotated[
+        Path | None, typer.Option("--from", help="a file that you have, or a folder that holds it")
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="where to write; SPECREG_DATA, else in specreg's cache")
+    ] = None,
+    num_prompts: Annotated[
+        int | None, typer.Option(min=1, help="how many to keep, spread over the categories")
+    ] = None,
+    part: Annotated[  # noqa: FBT002 - a flag
+        bool, typer.Option("--part", help="take a file that holds a part of what was published")
+    ] = False,
+    revision: Annotated[str, typer.Option(help="of the hub's dataset")] = "main",
+) -> None:
+    """Fetch a dataset, or read your copy, check it, and write it as cases replay it.
+
+    No dataset is part of specreg: each has a licence of its own, which is shown first.
+    """
+    asked = Preparation(
+        data_dir=data_dir or default_data_dir(),
+        given=given,
+        part=part,
+        prompts=num_prompts,
+        revision=revision,
+        show=lambda text: typer.echo(text, err=True),
+    )
+    for one in _sets_of(name, config):
+        prepare_set(one, asked)
+
+
+def convert(
+    source: Annotated[Path, typer.Argument(help="what to read: .jsonl, .json or .parquet")],
+    target: Annotated[Path, typer.Argument(help="what to write: .jsonl or .json")],
+    source_form: Annotated[str, typer.Option("--from", help=f"its form: {_FORMS}")],
+    target_form: Annotated[str, typer.Option("--to", help="the form to write, one of the same")],
+    turns: Annotated[
+        int | None, typer.Option(min=1, help="the most turns of a conversation to keep")
+    ] = None,
+) -> None:
+    """Write prompts in another form, for other clients to replay the same."""
+    loaded = convert_file(
+        source,
+        target,
+        source_form=form_named(source_form),
+        target_form=form_named(target_form),
+        turns=turns,
+    )
+    if loaded.left_out_rows:
+        typer.echo(f"{loaded.left_out_rows} rows left out: they ask nothing", err=True)
+    typer.echo(f"wrote {len(loaded.prompts)} prompts to {target}", err=True)
+
+
+def _sets_of(name: str, config: str | None) -> tuple[PromptSet, ...]:
+    """The sets that a name and a config mean.
+
+    Raises:
+        UnknownNameError: there is no such dataset or config.
+        DatasetError: the dataset has several configs and none was given, or has none.
+    """
+    if config is None and name in SETS:
+        return (SETS[name],)
+    if name not in DATASETS:
+        one = dataset_named(name)
+        if config is not None:
+            raise DatasetError(f"dataset '{name}': has no configs; leave --config out")
+        return (one,)
+    sets = {one.config: one for one in DATASETS[name].sets}
+    if config == "all":
+        return tuple(sets.values())
+    if config is None:
+        message = f"dataset '{name}': has several configs: {', '.join(sets)}; give --config, or all"
+        raise DatasetError(message)
+    if config not in sets:
+        raise UnknownNameError(f"config of {name}", config, sets)
+    return (sets[config],)

@@ -1,0 +1,128 @@
+"""Files of rows: JSON lines, one JSON array or Parquet in, typed rows with their places out."""
+
+import codecs
+import importlib
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from specreg.errors import DatasetError
+
+RowT = TypeVar("RowT", bound=msgspec.Struct)
+
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
+
+
+def read_rows(path: Path, row: type[RowT], advice: str) -> Iterator[tuple[str, RowT]]:
+    """The rows of a file, each with its place, `prompts.jsonl:3` for instance.
+
+    Args:
+        path: what ends in `.parquet` is that, all else JSON: an array where it begins with one,
+            lines otherwise.
+        row: their type.
+        advice: what a row needs, for the message of an error.
+
+    Raises:
+        DatasetError: the file or a row can't be read.
+    """
+    if path.suffix == ".parquet":
+        yield from _parquet_rows(path, row, advice)
+        return
+    content = _content(path)
+    if content.lstrip()[:1] == b"[":
+        raw: Sequence[bytes | msgspec.Raw] = _array(path, content, advice)
+    else:
+        raw = content.rstrip().splitlines()
+    decoder = msgspec.json.Decoder(row)
+    for number, line in enumerate(raw, 1):
+        place = f"{path}:{number}"
+        try:
+            yield place, decoder.decode(line)
+        except _UNREADABLE as error:
+            raise DatasetError(f"{place}: {error}; {advice}") from error
+
+
+def write_rows(path: Path, rows: Iterable[msgspec.Struct]) -> None:
+    """Writes rows as one array where the file ends in `.json`, as lines where in `.jsonl`.
+
+    Raises:
+        DatasetError: it ends in something else, or can't be written.
+    """
+    if path.suffix not in {".json", ".jsonl"}:
+        message = f"prompt file '{path}': ends in '{path.suffix}'; name it .jsonl or .json"
+        raise DatasetError(message)
+    if path.suffix == ".json":
+        content = msgspec.json.format(msgspec.json.encode(list(rows))) + b"\n"
+    else:
+        content = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
+    write_whole(path, content)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes a file so that nobody ever sees a part of it; makes its folder.
+
+    Raises:
+        DatasetError: it can't be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            unfinished = Path(folder) / path.name
+            unfinished.write_bytes(content)
+            unfinished.replace(path)
+    except OSError as error:
+        message = f"file '{path}': {error.strerror}; name a folder that can be written"
+        raise DatasetError(message) from error
+
+
+def _content(path: Path) -> bytes:
+    try:
+        content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+    except OSError as error:
+        message = f"prompt file '{path}': {error.strerror}; name a file that is there"
+        raise DatasetError(message) from error
+    if not content.strip():
+        raise DatasetError(f"prompt file '{path}': is empty; fetch it again, or name another")
+    return content
+
+
+def _array(path: Path, content: bytes, advice: str) -> list[msgspec.Raw]:
+    try:
+        return msgspec.json.decode(content, type=list[msgspec.Raw])
+    except _UNREADABLE as error:
+        raise DatasetError(f"prompt file '{path}': {error}; {advice}") from error
+
+
+def _parquet_rows(path: Path, row: type[RowT], advice: str) -> Iterator[tuple[str, RowT]]:
+    columns = {field.encode_name for field in msgspec.structs.fields(row)}
+    for number, values in enumerate(_parquet_values(path, columns), 1):
+        place = f"{path}:{number}"
+        try:
+            yield place, msgspec.convert(values, row)
+        except msgspec.ValidationError as error:
+            raise DatasetError(f"{place}: {error}; {advice}") from error
+
+
+def _parquet_values(path: Path, columns: set[str]) -> list[dict[str, object]]:
+    """The rows of a Parquet file, of the columns named; a column without a value isn't there."""
+    try:
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        message = (
+            f"prompt file '{path}': reading Parquet takes pyarrow, which isn't installed;"
+            " pip install 'specreg[datasets]'"
+        )
+        raise DatasetError(message) from error
+    try:
+        file = parquet.ParquetFile(path)
+        names = [name for name in file.schema_arrow.names if name in columns]
+        rows: list[dict[str, object]] = file.read(columns=names).to_pylist()
+    except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
+        message = f"prompt file '{path}': {error}; fetch it again, or name another"
+        raise DatasetError(message) from error
+    if not rows:
+        raise DatasetError(f"prompt file '{path}': is empty; fetch it again, or name another")
+    return [{name: value for name, value in row.items() if value is not None} for row in rows]

@@ -1,0 +1,22 @@
+"""Lines of genai-perf, and of aiperf's `single_turn`."""
+
+from specreg.forms._form import Row, RowForm
+from specreg.prompts import Prompt
+
+
+class GenaiPerfRow(Row, frozen=True, kw_only=True):
+    """A request."""
+
+    text: str
+
+    def prompt(self, number: int) -> Prompt:
+        """The text; rows have no ids, so their number is one."""
+        return Prompt(id=f"genai-perf-{number}", category="own", turns=(self.text,))
+
+    @classmethod
+    def of(cls, prompt: Prompt) -> "GenaiPerfRow":
+        """The text; id and category are lost."""
+        return cls(text=prompt.turns[0])
+
+
+FORM = RowForm(name="genai-perf", row=GenaiPerfRow, needs="text (a text)", one_turn=True)
