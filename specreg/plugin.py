@@ -15,7 +15,8 @@ import pytest
 from specreg.attaching import alone, check_attached
 from specreg.breakdown import last_launches
 from specreg.closing import record_baselines, record_lived, remarks, run_verdict
-from specreg.errors import SpecregError, UnknownNameError
+from specreg.context import check_contexts
+from specreg.errors import DatasetError, ModelError, SpecregError, UnknownNameError
 from specreg.expectation import Shelf
 from specreg.identity import UNKNOWN_ENVIRONMENT, current_environment, find_gpus
 from specreg.journal import Journal, last_run, load_journal
@@ -122,6 +123,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     suite.asked = asked
     if not config.getoption("collectonly"):
         _check_runnable(suite, ours)
+        if not why:
+            config.stash[_LINES].extend(_check_prompts(suite, ours))
     for item in items:
         if why and place(item)[0] >= 0:
             item.add_marker(pytest.mark.skip(reason=why))
@@ -137,6 +140,17 @@ def _check_runnable(suite: Suite, tests: Sequence[Mapping[str, Any]]) -> None:
             check_attached(cases, suite.provision.url, root=suite.root)
     except SpecregError as error:
         raise pytest.UsageError(str(error)) from error
+
+
+def _check_prompts(suite: Suite, tests: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+    """What can't be told of the prompts; ends the run where a case can't be asked them."""
+    cases = {params["case"].id: params["case"] for params in tests}.values()
+    try:
+        return check_contexts(suite.root, cases)
+    except DatasetError as error:
+        raise pytest.UsageError(str(error)) from error
+    except ModelError:  # the case's own tests say so
+        return ()
 
 
 def pytest_runtest_setup() -> None:

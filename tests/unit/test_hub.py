@@ -64,7 +64,7 @@ class Answers(BaseHTTPRequestHandler):
         """A status, headers, and the file or the part asked for."""
         hub, asked = self.hub, self.headers.get("Range", "")
         hub.asked.append((self.command, self.path, asked))
-        status = hub.status if f"/resolve/" in self.path else 404
+        status = hub.status if "/resolve/" in self.path else 404
         start = int(match[1]) if (match := re.match(r"bytes=(\d+)-", asked)) else 0
         content = hub.content[start:] if status == 200 else b""
         self.send_response(206 if start and status == 200 else status)
@@ -205,4 +205,4 @@ def test_without_huggingface_hub_it_says_what_to_install() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=builders.ROOT, capture_output=True, text=True, check=False
     )
-    assert "which isn't installed; pip install 'specreg[datasets]', or give a file" in done.stderr
+    assert "which isn't installed; pip install 'specreg[datasets]', or give --from" in done.stderr

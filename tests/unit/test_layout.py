@@ -37,6 +37,7 @@ ORDER = (
     ("verdict", "breakdown"),
     ("confirming", "stopping", "history"),
     ("docket", "expectation", "report.json"),
+    ("context",),
     ("consulting",),
     ("proving",),
     ("recording",),
