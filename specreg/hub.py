@@ -1,6 +1,6 @@
 """The hub: the name of a file in, a copy of it in the hub's own cache out.
 
-`huggingface_hub` shows progress, goes on where a download broke off, and keeps what it has.
+`huggingface_hub` shows progress, goes on where a connection broke, and keeps what it has.
 """
 
 import contextlib
@@ -19,13 +19,17 @@ class Fetched:
     commit: str
 
 
-def fetch_dataset_file(repo: str, file: str, revision: str) -> Fetched:
+def fetch_dataset_file(
+    repo: str, file: str, revision: str, *, endpoint: str | None = None, cache: Path | None = None
+) -> Fetched:
     """Fetches a file of a dataset, or finds it in the cache.
 
     Args:
         repo: `openai/gsm8k` for instance.
         file: its path there.
         revision: a branch, a tag or a commit.
+        endpoint: the hub's address, None for HF_ENDPOINT, or huggingface.co without that.
+        cache: its folder of files, None for HF_HUB_CACHE, or ~/.cache/huggingface without that.
 
     Raises:
         DatasetError: huggingface_hub is missing, the hub can't be reached, or it doesn't give it.
@@ -38,6 +42,8 @@ def fetch_dataset_file(repo: str, file: str, revision: str) -> Fetched:
         filename=file,
         repo_type="dataset",
         revision=revision,
+        endpoint=endpoint,
+        cache_dir=cache,
     )
     # The cache keeps a file as snapshots/<commit>/<file>, as huggingface_hub documents.
     return Fetched(path=found, commit=found.parts[-len(Path(file).parts) - 1])

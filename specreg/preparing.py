@@ -17,7 +17,7 @@ from specreg.datasets._prepared import (
     record_path,
 )
 from specreg.errors import DatasetError
-from specreg.forms import form_named
+from specreg.forms import Loaded, form_named
 from specreg.forms._rows import write_whole
 from specreg.hub import fetch_dataset_file
 from specreg.prompts import interleaved
@@ -76,6 +76,13 @@ def prepare(one: PromptSet, asked: Preparation) -> Prepared:
         asked.show(f"{loaded.left_out_rows} rows left out: they ask nothing")
     if not asked.part:
         _check_counts(one.name, source, loaded.prompts)
+    return _write(one, source, asked, origin, loaded)
+
+
+def _write(
+    one: PromptSet, source: Source, asked: Preparation, origin: _Origin, loaded: Loaded
+) -> Prepared:
+    """Writes the prompts, then what is known of them: a set without a record is none."""
     prompts = interleaved(loaded.prompts)[: asked.prompts]
     path = prompts_path(asked.data_dir, one.name)
     form_named("specreg").record(path, prompts)
@@ -175,4 +182,4 @@ def _check_counts(name: str, source: Source, prompts: Sequence[Prompt]) -> None:
 
 
 def _summary(record: Prepared) -> str:
-    return f"{record.prompts} prompts of {len(record.categories)} categories"
+    return f"{record.prompts} prompts (categories: {len(record.categories)})"

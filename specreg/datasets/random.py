@@ -21,7 +21,7 @@ def _draw(one: PromptSet, wanted: Wanted) -> tuple[Prompt, ...]:
     return _drawn(int(one.config), wanted.vocabulary())
 
 
-@functools.cache  # each case of a tier asks for the same
+@functools.lru_cache(maxsize=2)  # each case of a tier asks for the same
 def _drawn(length_tokens: int, vocabulary: int) -> tuple[Prompt, ...]:
     """All prompts of a length; each has a seed of its own, so that it stays whatever the others."""
     ids = np.arange(vocabulary).astype(object)  # one Python integer each, however often it is drawn

@@ -1,4 +1,4 @@
-"""Fetching, by the real huggingface_hub in a process of its own, from a hub on this machine."""
+"""Fetching, by the real huggingface_hub, from a hub on this machine."""
 
 import hashlib
 import json
@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from specreg.datasets import Wanted, dataset_named
+from specreg.errors import DatasetError
+from specreg.hub import Fetched, fetch_dataset_file
 from tests.unit import builders
 
 COMMIT = "e3a795c7b1c2a8a6b3f0f2d1c4b5a69788776655"
@@ -95,7 +97,7 @@ def hub() -> Iterator[Hub]:
     answers = type("Here", (Answers,), {"hub": found})
     server = ThreadingHTTPServer(("127.0.0.1", 0), answers)
     found.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield found
     server.shutdown()
@@ -103,21 +105,23 @@ def hub() -> Iterator[Hub]:
     server.server_close()
 
 
-def prepare(hub: Hub, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`specreg prepare mt-bench` with that hub, and a cache of its own."""
-    environment = {
-        **os.environ,
-        "HF_ENDPOINT": f"http://127.0.0.1:{hub.port}",
-        "HF_HOME": str(folder / "hub"),
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "SPECREG_DATA": str(folder / "data"),
-    }
-    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "http_proxy", "HTTP_PROXY", "all_proxy"):
-        environment.pop(name, None)
+REPO, FILE = "HuggingFaceH4/mt_bench_prompts", "raw/question.jsonl"
+PATH = f"/datasets/{REPO}/resolve/main/{FILE}"
+
+
+def fetch(hub: Hub, folder: Path) -> Fetched:
+    """Fetches the file from that hub into a cache of its own."""
+    address = f"http://127.0.0.1:{hub.port}"
+    return fetch_dataset_file(REPO, FILE, "main", endpoint=address, cache=folder / "hub")
+
+
+def prepare(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`specreg prepare mt-bench` as a user types it."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     return subprocess.run(
-        [sys.executable, "-m", "specreg", "prepare", "mt-bench", *arguments],
+        [sys.executable, "-m", "specreg", "prepare", "mt-bench"],
         cwd=builders.ROOT,
-        env=environment,
+        env={**kept, "HF_HOME": str(folder / "hub"), **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -125,63 +129,34 @@ def prepare(hub: Hub, folder: Path, *arguments: str) -> subprocess.CompletedProc
     )
 
 
-def test_a_set_is_fetched_checked_and_recorded_with_its_commit(hub: Hub, tmp_path: Path) -> None:
-    done = prepare(hub, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith("mt-bench: https://huggingface.co/datasets/HuggingFaceH4/mt_b")
-    assert "fetching raw/question.jsonl of HuggingFaceH4/mt_bench_prompts" in done.stderr
-    record = json.loads((tmp_path / "data/mt-bench.json").read_bytes())
-    assert record["revision"] == COMMIT
-    assert record["source"] == "HuggingFaceH4/mt_bench_prompts"
-    assert record["source_sha256"] == hashlib.sha256(CONTENT).hexdigest()
-    wanted = Wanted(root=builders.ROOT, vocabulary=lambda: 768, data_dir=tmp_path / "data")
-    assert len(dataset_named("mt-bench").load_prompts(wanted)) == 80
-    path = "/datasets/HuggingFaceH4/mt_bench_prompts/resolve/main/raw/question.jsonl"
-    assert ("GET", path, "") in [(method, path, "") for method, path, _ in hub.asked]
+def test_a_file_is_fetched_with_its_commit(hub: Hub, tmp_path: Path) -> None:
+    fetched = fetch(hub, tmp_path)
+    assert fetched.path.read_bytes() == CONTENT
+    assert fetched.commit == COMMIT
+    assert [(method, path) for method, path, _ in hub.asked] == [("HEAD", PATH), ("GET", PATH)]
 
 
-def test_what_was_prepared_is_not_fetched_again(hub: Hub, tmp_path: Path) -> None:
-    assert prepare(hub, tmp_path).returncode == 0
+def test_a_file_that_is_there_is_not_fetched_again(hub: Hub, tmp_path: Path) -> None:
+    first = fetch(hub, tmp_path)
     hub.asked.clear()
-    done = prepare(hub, tmp_path)
-    assert done.returncode == 0
-    assert "mt-bench: kept 80 prompts of 8 categories, of HuggingFaceH4" in done.stderr
-    assert hub.asked == []
+    assert fetch(hub, tmp_path) == first
+    assert [(method, path) for method, path, _ in hub.asked] == [("HEAD", PATH)]
 
 
-def test_a_download_that_broke_off_goes_on_where_it_was(hub: Hub, tmp_path: Path) -> None:
-    hub.break_at_bytes = 30_000
-    tries = [prepare(hub, tmp_path) for _ in range(2)]
-    assert tries[-1].returncode == 0, tries[-1].stderr
-    ranges = [asked for method, _, asked in hub.asked if method == "GET" and asked]
-    assert any(asked == "bytes=30000-" for asked in ranges), hub.asked
-    record = json.loads((tmp_path / "data/mt-bench.json").read_bytes())
-    assert record["source_sha256"] == hashlib.sha256(CONTENT).hexdigest()
-
-
-def test_another_revision_is_fetched(hub: Hub, tmp_path: Path) -> None:
-    assert prepare(hub, tmp_path).returncode == 0
-    hub.asked.clear()
-    assert prepare(hub, tmp_path, "--revision", "v1").returncode == 0
-    assert any("/resolve/v1/" in path for _, path, _ in hub.asked)
-
-
-def test_without_a_hub_the_remedy_is_said(hub: Hub, tmp_path: Path) -> None:
-    hub.port = 9  # discard: nobody listens there
-    done = prepare(hub, tmp_path)
-    assert done.returncode == 1
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("hub dataset 'HuggingFaceH4/mt_bench_prompts': raw/question.jsonl: ")
-    assert last.endswith("; run it again where the hub can be reached, or give --from")
-    assert "Traceback" not in done.stderr
+def test_a_connection_that_broke_goes_on_where_it_was(hub: Hub, tmp_path: Path) -> None:
+    chunk_bytes = 10 * 1024 * 1024  # what huggingface_hub writes at a time
+    hub.content, hub.break_at_bytes = os.urandom(2 * chunk_bytes + 5), chunk_bytes + 5
+    assert fetch(hub, tmp_path).path.read_bytes() == hub.content
+    ranges = [asked for method, _, asked in hub.asked if method == "GET"]
+    assert ranges == ["", f"bytes={chunk_bytes}-"]
 
 
 @pytest.mark.parametrize(
     ("status", "code", "words"),
     [
         (403, "GatedRepo", "its terms must be accepted at the hub first; then run hf auth login"),
-        (404, "EntryNotFound", "or give --from"),
         (401, "RepoNotFound", "or give --from"),
+        (404, "EntryNotFound", "or give --from"),
         (404, "RevisionNotFound", "or give --from"),
     ],
 )
@@ -189,9 +164,41 @@ def test_what_the_hub_refuses_is_said(
     hub: Hub, tmp_path: Path, status: int, code: str, words: str
 ) -> None:
     hub.status, hub.code = status, code
-    done = prepare(hub, tmp_path)
+    with pytest.raises(DatasetError) as error:
+        fetch(hub, tmp_path)
+    assert str(error.value).startswith(f"hub dataset '{REPO}': {FILE}: ")
+    assert str(error.value).endswith(words)
+    assert str(status) in str(error.value) or code == "GatedRepo"
+
+
+def test_a_user_fetches_a_set_once(hub: Hub, tmp_path: Path) -> None:
+    environment = {
+        "HF_ENDPOINT": f"http://127.0.0.1:{hub.port}",
+        "SPECREG_DATA": str(tmp_path / "data"),
+    }
+    done = prepare(tmp_path, **environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith(f"mt-bench: https://huggingface.co/datasets/{REPO}\nlicence: Ap")
+    assert f"fetching {FILE} of {REPO}\n" in done.stderr
+    assert "wrote 80 prompts (categories: 8) to " in done.stderr
+    record = json.loads((tmp_path / "data/mt-bench.json").read_bytes())
+    assert (record["revision"], record["source"]) == (COMMIT, REPO)
+    assert record["source_sha256"] == hashlib.sha256(CONTENT).hexdigest()
+    wanted = Wanted(root=builders.ROOT, vocabulary=lambda: 768, data_dir=tmp_path / "data")
+    assert len(dataset_named("mt-bench").load_prompts(wanted)) == 80
+    hub.asked.clear()
+    again = prepare(tmp_path, **environment)
+    assert again.returncode == 0
+    assert f"mt-bench: kept 80 prompts (categories: 8), of {REPO}; remove" in again.stderr
+    assert hub.asked == []
+
+
+def test_without_a_network_the_remedy_is_said(tmp_path: Path) -> None:
+    done = prepare(tmp_path, HF_HUB_OFFLINE="1", SPECREG_DATA=str(tmp_path / "data"))
     assert done.returncode == 1
-    assert words in done.stderr.strip().splitlines()[-1]
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"hub dataset '{REPO}': {FILE}: ")
+    assert last.endswith("; run it again where the hub can be reached, or give --from")
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "data").exists()
 

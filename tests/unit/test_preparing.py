@@ -119,7 +119,7 @@ def test_licence_and_terms_are_said_before_anything_is_read(folder: Folder) -> N
     )
     assert folder.said[1:] == [
         f"reading {folder.file}",
-        f"wrote 80 prompts of 8 categories to {folder.data_dir}/mt-bench.jsonl",
+        f"wrote 80 prompts (categories: 8) to {folder.data_dir}/mt-bench.jsonl",
     ]
 
 
@@ -130,19 +130,22 @@ def test_what_holds_still_is_kept_and_said_so(folder: Folder) -> None:
         folder.said.clear()
         assert folder.prepare("mt-bench", given) == first
         path = folder.data_dir / "mt-bench.json"
-        kept = "mt-bench: kept 80 prompts of 8 categories, of question.jsonl"
+        kept = "mt-bench: kept 80 prompts (categories: 8), of question.jsonl"
         assert folder.said == [f"{kept}; remove {path} to prepare it anew"]
     assert (folder.data_dir / "mt-bench.jsonl").stat().st_ino == written
 
 
 def test_what_is_asked_for_otherwise_is_prepared_anew(folder: Folder, tmp_path: Path) -> None:
     folder.prepare("mt-bench", folder.file)
-    assert folder.prepare("mt-bench", folder.file, prompts=16).prompts == 16
-    assert folder.prepare("mt-bench", folder.file, prompts=16, part=True).part
     other = tmp_path / "other.jsonl"
     other.write_text(mt_bench().replace("And then?", "And now?"))
     assert folder.prepare("mt-bench", other).source == "other.jsonl"
     assert folder.load("mt-bench")[0].turns[1] == "And now?"
+    assert folder.prepare("mt-bench", folder.file, prompts=16).prompts == 16
+    assert folder.prepare("mt-bench", folder.file, prompts=16, part=True).part
+    folder.said.clear()
+    folder.prepare("mt-bench", folder.file, prompts=16, part=True, revision="v1")
+    assert folder.said[-1].startswith("wrote 16 prompts")
 
 
 def test_as_many_prompts_as_asked_for_are_spread_too(folder: Folder) -> None:

@@ -2,7 +2,7 @@
 
 import collections
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specreg.prompts import Prompt, interleaved
@@ -22,6 +22,7 @@ def test_categories_take_turns_for_as_long_as_they_have_any() -> None:
     assert [prompt.id for prompt in prompts] == ["0", "3", "4", "1", "5", "2"]
 
 
+@settings(deadline=None)
 @given(categories=st.lists(st.sampled_from("abc")), first=st.integers(0, 20))
 def test_any_first_prompts_are_spread_evenly(categories: list[str], first: int) -> None:
     prompts = prompts_of(categories)
@@ -34,6 +35,7 @@ def test_any_first_prompts_are_spread_evenly(categories: list[str], first: int) 
     assert all(had[one] >= min(most - 1, there[one]) for one in there)
 
 
+@settings(deadline=None)
 @given(categories=st.lists(st.sampled_from("abc")))
 def test_the_order_is_stable_under_itself(categories: list[str]) -> None:
     once = interleaved(prompts_of(categories))

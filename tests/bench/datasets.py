@@ -1,0 +1,70 @@
+"""How long 10,000 prompts take to load and to check: `python -m tests.bench.datasets`, seconds.
+
+Each form is read from a file of its own rows, and the largest set is prepared and loaded as a run
+does it. A prompt has two kilobytes, or one turn of them where its form holds one.
+"""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from specreg.datasets import Prompt, Wanted, dataset_named
+from specreg.forms import FORMS, RowForm
+from specreg.preparing import Preparation, prepare
+
+PROMPTS = 10_000
+REPEATS = 5
+
+
+def median_s(action: Callable[[], object]) -> float:
+    """How long something takes, in seconds: the median of a few times."""
+    taken = []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        action()
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken)
+
+
+def prompts_for(form: RowForm) -> list[Prompt]:
+    """As many prompts as are measured, of eight categories."""
+    turns = 1 if form.one_turn else 2
+    return [
+        Prompt(
+            id=f"prompt-{number}",
+            category=f"category {number % 8}",
+            turns=tuple(f"{number}.{turn} " + "word " * (400 // turns) for turn in range(turns)),
+        )
+        for number in range(PROMPTS)
+    ]
+
+
+def main() -> None:
+    """Prints the seconds of each form, and of a prepared set."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for form in FORMS.values():
+            lines, table = folder / f"{form.name}.jsonl", folder / f"{form.name}.parquet"
+            form.record(lines, prompts_for(form))
+            rows = [msgspec.json.decode(line) for line in lines.read_bytes().splitlines()]
+            pq.write_table(pa.Table.from_pylist(rows), table)
+            for path in (lines, table):
+                print(f"{path.name}: {median_s(lambda: form.load(path)):.2f} s")  # noqa: B023, T201
+        asked = Preparation(data_dir=folder / "sets", given=folder / "sharegpt.jsonl")
+        sharegpt = dataset_named("sharegpt")
+        wanted = Wanted(root=folder, vocabulary=lambda: 1, data_dir=asked.data_dir)
+        began = time.perf_counter()
+        prepare(sharegpt, asked)
+        print(f"prepare sharegpt: {time.perf_counter() - began:.2f} s")  # noqa: T201
+        loading_s = median_s(lambda: sharegpt.load_prompts(wanted))
+        print(f"load a prepared set: {loading_s:.2f} s")  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
