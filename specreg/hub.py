@@ -3,11 +3,12 @@
 `huggingface_hub` shows progress, goes on where a connection broke, and keeps what it has.
 """
 
+import contextlib
 import importlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from specreg.errors import DatasetError
+from specreg.errors import DatasetError, ModelError, SpecregError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,32 +34,56 @@ def fetch_dataset_file(
     Raises:
         DatasetError: huggingface_hub is missing, the hub can't be reached, or it doesn't give it.
     """
-    subject = f"hub dataset '{repo}': {file}"
+    found = _download(
+        DatasetError,
+        f"hub dataset '{repo}': {file}",
+        "give --from",
+        repo_id=repo,
+        filename=file,
+        repo_type="dataset",
+        revision=revision,
+        endpoint=endpoint,
+        cache_dir=cache,
+    )
+    # The cache keeps a file as snapshots/<commit>/<file>, as huggingface_hub documents.
+    return Fetched(path=found, commit=found.parts[-len(Path(file).parts) - 1])
+
+
+def fetch_model_file(repo: str, file: str) -> Path:
+    """A file of a model: from the cache if it is there, however old, else fetched.
+
+    Args:
+        repo: `Qwen/Qwen3-8B` for instance.
+        file: its path there.
+
+    Raises:
+        ModelError: huggingface_hub is missing, the hub can't be reached, or it doesn't give it.
+    """
+    asked = {"repo_id": repo, "filename": file}
+    with contextlib.suppress(ModelError):
+        return _download(ModelError, "", "", **asked, local_files_only=True)
+    return _download(ModelError, f"hub model '{repo}': {file}", "name a folder", **asked)
+
+
+def _download(
+    kind: type[SpecregError], subject: str, otherwise: str, **asked: str | Path | bool | None
+) -> Path:
+    """Where the file lies that `hf_hub_download` is asked for, or an error of a kind."""
     try:
         hub = importlib.import_module("huggingface_hub")
         errors = importlib.import_module("huggingface_hub.errors")
     except ImportError as error:
         message = (
             f"{subject}: fetching takes huggingface_hub, which isn't installed;"
-            " pip install 'specreg[datasets]', or give a file with --from"
+            f" pip install 'specreg[datasets]', or {otherwise}"
         )
-        raise DatasetError(message) from error
+        raise kind(message) from error
     try:
-        found = hub.hf_hub_download(
-            repo,
-            file,
-            repo_type="dataset",
-            revision=revision,
-            endpoint=endpoint,
-            cache_dir=cache,
-        )
+        return Path(hub.hf_hub_download(**asked))
     except errors.GatedRepoError as error:
         message = f"{subject}: its terms must be accepted at the hub first; then run hf auth login"
-        raise DatasetError(message) from error
+        raise kind(message) from error
     except (errors.HTTPError, errors.EntryNotFoundError, OSError, ValueError) as error:
         said = str(error).strip().splitlines() or [type(error).__name__]
-        message = f"{subject}: {said[0]}; run it again where the hub can be reached, or give --from"
-        raise DatasetError(message) from error
-    # The cache keeps a file as snapshots/<commit>/<file>, as huggingface_hub documents.
-    path = Path(found)
-    return Fetched(path=path, commit=path.parts[-len(Path(file).parts) - 1])
+        again = f"run it again where the hub can be reached, or {otherwise}"
+        raise kind(f"{subject}: {said[0]}; {again}") from error

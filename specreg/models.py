@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specreg.errors import ModelError
+from specreg.hub import fetch_model_file
 from specreg.paths import cache_dir
 
 _WEIGHTS = "model.safetensors"
@@ -50,14 +51,30 @@ def resolve_model(root: Path, reference: str, *, padding_layers: int = 0) -> str
     return str(_padded(folder, padding_layers) if padding_layers else folder)
 
 
+def model_file(reference: str, name: str) -> Path:
+    """A file of a model folder, or of a hub id: from the hub's cache, or fetched.
+
+    Raises:
+        ModelError: it isn't there, or can't be fetched.
+    """
+    folder = Path(reference)
+    if not folder.is_dir():
+        return fetch_model_file(reference, name)
+    if not (folder / name).is_file():
+        message = f"model folder '{folder}': {name} is missing; name a folder that has it"
+        raise ModelError(message)
+    return folder / name
+
+
 def vocabulary_of(reference: str) -> int:
-    """How many token ids a model folder knows.
+    """How many token ids a model knows.
 
     Raises:
         ModelError: its configuration isn't at hand, or doesn't say.
     """
+    path = model_file(reference, _CONFIG)
     try:
-        config = json.loads((Path(reference) / _CONFIG).read_bytes())
+        config = json.loads(path.read_bytes())
         return int(config.get("text_config", config)["vocab_size"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         message = f"model '{reference}': no vocab_size in its {_CONFIG} ({error}); name a folder"

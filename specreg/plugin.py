@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from specreg.attaching import alone, check_attached
+from specreg.breakdown import last_launches
 from specreg.closing import record_baselines, record_lived, remarks, run_verdict
-from specreg.errors import SpecregError, UnknownNameError
+from specreg.context import check_contexts
+from specreg.errors import DatasetError, ModelError, SpecregError, UnknownNameError
 from specreg.expectation import Shelf
 from specreg.identity import UNKNOWN_ENVIRONMENT, current_environment, find_gpus
 from specreg.journal import Journal, last_run, load_journal
-from specreg.matrix import Case, load_tier
+from specreg.matrix import Case, load_tier, with_prompts
 from specreg.metrics import METRICS, Family, Metric, check_tolerances, metrics_of
 from specreg.options import Options, add_options, read_options
 from specreg.proving import PROOFS, Proof, proofs_of
@@ -26,6 +28,7 @@ from specreg.provision import Provision
 from specreg.report.engines import render_gauges, render_side_by_side
 from specreg.report.json import exit_status, properties, record_verdict
 from specreg.report.progress import Progress
+from specreg.report.tables import render_categories, render_speedups
 from specreg.report.terminal import render_next, render_notes, render_recorded, render_verdicts
 from specreg.suite import Launch, Suite, launches_of
 
@@ -120,6 +123,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     suite.asked = asked
     if not config.getoption("collectonly"):
         _check_runnable(suite, ours)
+        if not why:
+            config.stash[_LINES].extend(_check_prompts(suite, ours))
     for item in items:
         if why and place(item)[0] >= 0:
             item.add_marker(pytest.mark.skip(reason=why))
@@ -135,6 +140,17 @@ def _check_runnable(suite: Suite, tests: Sequence[Mapping[str, Any]]) -> None:
             check_attached(cases, suite.provision.url, root=suite.root)
     except SpecregError as error:
         raise pytest.UsageError(str(error)) from error
+
+
+def _check_prompts(suite: Suite, tests: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+    """What can't be told of the prompts; ends the run where a case can't be asked them."""
+    cases = {params["case"].id: params["case"] for params in tests}.values()
+    try:
+        return check_contexts(suite.root, cases)
+    except DatasetError as error:
+        raise pytest.UsageError(str(error)) from error
+    except ModelError:  # the case's own tests say so
+        return ()
 
 
 def pytest_runtest_setup() -> None:
@@ -208,6 +224,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     parts = [render_verdicts(suite.verdicts, width=_WIDTH, color=color), *config.stash[_LINES]]
     parts.append(render_side_by_side(suite.measurements, width=_WIDTH, color=color))
     parts.append(render_gauges(suite.measurements))
+    figures = last_launches(suite.figures)
+    parts.append(render_speedups(figures, width=_WIDTH, color=color))
+    parts.append(render_categories(figures, width=_WIDTH, color=color))
     if not all(case.speed for case in suite.tier.cases):
         parts.append("the servers of this tier say nothing of speed, so none is shown")
     if suite.taken_over:
@@ -233,6 +252,14 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
     if options.update_baselines and not reason:
         message = '--update-baselines: --reason "…" is missing; say why the baselines change'
         raise SpecregError(message)
+    if options.num_prompts is not None:
+        if options.update_baselines:
+            message = (
+                "--update-baselines with --num-prompts: a baseline is of as many prompts as the"
+                " matrix says; leave one of them out"
+            )
+            raise SpecregError(message)
+        tier = with_prompts(tier, options.num_prompts)
     if options.launches is not None and options.launches < 1:
         message = f"--specreg-launches: got {options.launches}, needed 1 or more; leave it out"
         raise SpecregError(message)

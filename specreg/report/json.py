@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from specreg.breakdown import CategoryFigures
 from specreg.verdict import Outcome, Verdict
 
 SCHEMA_VERSION = 1
@@ -26,6 +27,7 @@ class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
         complete: whether the whole tier was judged, and nothing cut it short.
         exit_status: of the run.
         outcomes: how many verdicts of each; verdicts: in the order of the run.
+        categories: by case and category, where a case that speculates has several.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -37,6 +39,7 @@ class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
     exit_status: int
     outcomes: dict[str, int]
     verdicts: tuple[Verdict, ...]
+    categories: dict[str, dict[str, CategoryFigures]] = {}
 
 
 def exit_status(verdicts: Sequence[Verdict]) -> int:

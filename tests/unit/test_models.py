@@ -249,6 +249,31 @@ def test_a_model_that_knows_no_vocabulary_is_named(model: Path, config: str) -> 
         vocabulary_of(str(model))
 
 
-def test_a_hub_id_has_no_vocabulary_at_hand() -> None:
-    with pytest.raises(ModelError, match="model 'Qwen/Qwen3-8B': no vocab_size"):
-        vocabulary_of("Qwen/Qwen3-8B")
+def of_hub(home: Path, reference: str) -> subprocess.CompletedProcess[str]:
+    """What `vocabulary_of` says of a hub id, with a cache of the hub's own and no network."""
+    code = f"from specreg.models import vocabulary_of; print(vocabulary_of({reference!r}))"
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=builders.ROOT,
+        env={**os.environ, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_a_hub_id_says_how_many_token_ids_it_knows(tmp_path: Path) -> None:
+    """In the layout that huggingface_hub documents for its cache."""
+    cached = tmp_path / "hub/models--some--target"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs/main").write_text("c0ffee")
+    (cached / "snapshots/c0ffee").mkdir(parents=True)
+    (cached / "snapshots/c0ffee/config.json").write_text('{"vocab_size": 7}')
+    assert of_hub(tmp_path, "some/target").stdout == "7\n"
+
+
+def test_a_hub_id_that_cannot_be_asked_is_named_with_the_remedy(tmp_path: Path) -> None:
+    said = of_hub(tmp_path, "some/target").stderr.strip().splitlines()[-1]
+    assert said.startswith("specreg.errors.ModelError: hub model 'some/target': config.json: ")
+    assert said.endswith("; run it again where the hub can be reached, or name a folder")

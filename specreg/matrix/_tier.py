@@ -1,228 +1,20 @@
-"""The matrix: `fixtures/matrix/<tier>.toml` in, the cases of that tier out."""
+"""Reading a tier: a matrix file in, its cases out."""
 
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 
 from specreg.arrivals import Arrivals, Load
 from specreg.datasets import dataset_named
-from specreg.engines import ALONE, Parallel, engine_named
+from specreg.engines import engine_named
 from specreg.errors import MatrixError, UnknownNameError
-from specreg.lossless import ROUNDING_NATS
-from specreg.methods import METHODS, Tree
-from specreg.protocols import Form
-
-MOST_DRAFT_TOKENS = 16
-"""The most tokens drafted per step that the metrics tell apart by position."""
-
-_Positive = Annotated[int, msgspec.Meta(ge=1)]
-_AboveZero = Annotated[float, msgspec.Meta(gt=0)]
-
-
-class ModelsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[models.NAME]`: a target and its drafts.
-
-    Attributes:
-        target: a folder (a path with a slash that begins with `.`, `/` or `fixtures/`) or a hub id.
-        drafts: by method, the draft model or head.
-        padding_layers: identity layers appended to the target at set-up, 0 or more; a tiny target
-            then costs enough per step for speculation to save something.
-    """
-
-    target: str
-    drafts: dict[str, str] = {}
-    padding_layers: Annotated[int, msgspec.Meta(ge=0)] = 0
-
-
-class CasesTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[[cases]]`: one case for each of `methods` × `concurrency` or × `requests_per_s`.
-
-    The fields are those of `Case`, `Load` and `ServerSpec`.
-    """
-
-    engine: str
-    methods: Annotated[list[str], msgspec.Meta(min_length=1)]
-    models: str
-    dataset: str
-    prompts: _Positive
-    output_cap_tokens: _Positive
-    draft_tokens: Annotated[int, msgspec.Meta(ge=1, le=MOST_DRAFT_TOKENS)] = 3
-    tree: Tree | None = None
-    concurrency: list[_Positive] = []
-    requests_per_s: list[_AboveZero] = []
-    arrivals: Arrivals | None = None
-    burstiness: _AboveZero = 1.0
-    ramp_up_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    duration_s: _AboveZero | None = None
-    rounds: _Positive = 4
-    turns: _Positive | None = None
-    form: Form = Form.CHAT
-    chat_template_args: dict[str, object] = {}
-    temperature: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    ignore_eos: bool = False
-    stream: bool = True
-    request_timeout_s: _AboveZero = 600.0
-    ttft_limit_ms: _AboveZero | None = None
-    tpot_limit_ms: _AboveZero | None = None
-    warm_up_stable_frac: _AboveZero = 0.03
-    client_processes: _Positive = 1
-    speed: bool = True
-    rounding_nats: Annotated[float, msgspec.Meta(ge=0)] = ROUNDING_NATS
-    dtype: str = "auto"
-    max_model_len_tokens: _Positive = 1024
-    max_sequences: _Positive = 8
-    gpu_memory_frac: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.4
-    parallel: Parallel = ALONE
-    engine_args: list[str] = []
-    engine_env: dict[str, str] = {}
-    tolerances: dict[str, _AboveZero] = {}
-
-
-class TierFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A whole matrix file. `needs_gpus`: how many GPUs the tier needs, 0 for none."""
-
-    needs_gpus: Annotated[int, msgspec.Meta(ge=0)]
-    models: dict[str, ModelsTable]
-    cases: list[CasesTable]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSpec:
-    """What has to be equal for two cases to share a server.
-
-    Attributes:
-        engine, method: their names.
-        models: the name of the model pair.
-        target, draft: folders or hub ids; `draft` is None where the method needs none.
-        padding_layers: identity layers appended to the target.
-        draft_tokens: the most drafts that a step can accept, which are all that it drafts where
-            there is no tree; 0 without speculation.
-        tree: how the drafts branch, None for one continuation.
-        dtype: the engine's name of the number format.
-        max_model_len_tokens: prompt and output together.
-        max_sequences: requests that the server takes on at once.
-        gpu_memory_frac: share of a GPU's memory that the server may take, 0..1. Case and control
-            run beside one another, so at most half.
-        parallel: how the models are spread over GPUs.
-        engine_args, engine_env: further arguments and environment variables, as pairs.
-    """
-
-    engine: str
-    method: str
-    models: str
-    target: str
-    draft: str | None
-    padding_layers: int
-    draft_tokens: int
-    dtype: str
-    max_model_len_tokens: int
-    max_sequences: int
-    gpu_memory_frac: float
-    parallel: Parallel = ALONE
-    engine_args: tuple[str, ...] = ()
-    engine_env: tuple[tuple[str, str], ...] = ()
-    tree: Tree | None = None
-
-    @property
-    def drafted_tokens(self) -> int:
-        """All tokens that a step drafts, D / S."""
-        return self.tree.drafted_tokens if self.tree else self.draft_tokens
-
-    @property
-    def id(self) -> str:
-        """`vllm-eagle3-tiny`: what a server is called in ids, logs and errors."""
-        return f"{self.engine}-{self.method}-{self.models}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What a request must keep to count as good; None for no limit."""
-
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
-
-
-NO_LIMITS = Limits()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """One measurement of the matrix.
-
-    Attributes:
-        server: what to start.
-        control: the `none` server of the same target, measured in alternation for the speedup;
-            None where the tier has no such case, and for `none` itself.
-        dataset: the name of the prompt set.
-        prompts: how many of its prompts are replayed.
-        load: how many requests come, and when; its duration is that of a round.
-        rounds: how many parts the prompts are dealt into; case and control alternate by round.
-        turns: the most turns of a conversation, None for all.
-        form: whether prompts go through the model's chat template.
-        chat_template_args: arguments of that template, as pairs.
-        output_cap_tokens: the most tokens of a reply; temperature: 0 is greedy.
-        ignore_eos: whether every reply goes on to the cap.
-        stream: whether replies come as they are made, not at once.
-        request_timeout_s: how long a request may take; one that takes longer failed.
-        limits: what a request must keep to count as good.
-        warm_up_stable_frac: how far the step times of the last warm-up batches may lie apart.
-        client_processes: how many processes send the requests.
-        speed: whether the time that the server takes means anything.
-        rounding_nats: two tokens whose log-probabilities lie closer may change places by rounding;
-            0 demands that speculation changes none.
-        tolerances: by metric, a relative change that overrides the metric's own.
-    """
-
-    server: ServerSpec
-    control: ServerSpec | None
-    dataset: str
-    prompts: int
-    load: Load
-    rounds: int
-    output_cap_tokens: int
-    temperature: float
-    turns: int | None = None
-    form: Form = Form.CHAT
-    chat_template_args: tuple[tuple[str, object], ...] = ()
-    ignore_eos: bool = False
-    stream: bool = True
-    request_timeout_s: float = 600.0
-    limits: Limits = NO_LIMITS
-    warm_up_stable_frac: float = 0.03
-    client_processes: int = 1
-    speed: bool = True
-    rounding_nats: float = ROUNDING_NATS
-    tolerances: tuple[tuple[str, float], ...] = ()
-
-    @property
-    def id(self) -> str:
-        """`vllm-eagle3-tiny-toy-c4`: engine, method, model pair, dataset, load."""
-        return f"{self.server.id}-{self.dataset}-{self.load.id}"
-
-    @property
-    def speculates(self) -> bool:
-        """Whether the case has a method other than `none`."""
-        return self.server.method != "none"
-
-    @property
-    def needs_fresh_server(self) -> bool:
-        """Whether what another case asked the server would change what this one measures."""
-        spelling = engine_named(self.server.engine).spelling
-        return spelling in METHODS[self.server.method].learns_on
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tier:
-    """The cases of one matrix file, and how many GPUs each of them needs."""
-
-    name: str
-    needs_gpus: int
-    cases: tuple[Case, ...]
+from specreg.matrix._case import Case, Limits, ServerSpec, Tier
+from specreg.matrix._tables import CasesTable, ModelsTable, TierFile
+from specreg.methods import METHODS
+from specreg.replies import REPLIES
 
 
 def load_tier(folder: Path, name: str) -> Tier:
@@ -244,6 +36,28 @@ def load_tier(folder: Path, name: str) -> Tier:
         message = f"matrix file '{path}': a case is spread over {most} GPUs; raise needs_gpus to it"
         raise MatrixError(message)
     return Tier(name=name, needs_gpus=file.needs_gpus, cases=_with_controls(cases))
+
+
+def with_prompts(tier: Tier, prompts: int) -> Tier:
+    """A tier whose cases replay so many prompts each.
+
+    Raises:
+        MatrixError: that leaves a round of a case without a prompt.
+    """
+    for case in tier.cases:
+        if prompts < case.rounds:
+            message = (
+                f"--num-prompts {prompts}: '{case.id}' needs {case.rounds} or more, one for each of"
+                " its rounds; give more prompts, or lower rounds in the matrix"
+            )
+            raise MatrixError(message)
+    cases = (
+        case
+        if prompts == case.prompts
+        else dataclasses.replace(case, prompts=prompts, matrix_prompts=case.prompts)
+        for case in tier.cases
+    )
+    return dataclasses.replace(tier, cases=tuple(cases))
 
 
 def all_case_ids(folder: Path) -> frozenset[str]:
@@ -268,6 +82,8 @@ def _cases_of(table: CasesTable, models: Mapping[str, ModelsTable], where: str) 
     if table.models not in models:
         raise UnknownNameError("model pair", table.models, models, where)
     dataset_named(table.dataset, where)
+    if table.history_reply not in REPLIES:
+        raise UnknownNameError("history_reply", table.history_reply, REPLIES, where)
     loads = _loads_of(table, where)
     if table.prompts < table.rounds:
         message = (
@@ -284,6 +100,7 @@ def _cases_of(table: CasesTable, models: Mapping[str, ModelsTable], where: str) 
             load=load,
             rounds=table.rounds,
             turns=table.turns,
+            history_reply=table.history_reply,
             form=table.form,
             chat_template_args=tuple(sorted(table.chat_template_args.items())),
             output_cap_tokens=table.output_cap_tokens,

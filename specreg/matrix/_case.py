@@ -1,0 +1,148 @@
+"""What the tables make: a case, the server that it needs, and the tier that it is of."""
+
+from dataclasses import dataclass
+
+from specreg.arrivals import Load
+from specreg.engines import ALONE, Parallel, engine_named
+from specreg.lossless import ROUNDING_NATS
+from specreg.methods import METHODS, Tree
+from specreg.protocols import Form
+from specreg.replies import AS_IS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSpec:
+    """What has to be equal for two cases to share a server.
+
+    Attributes:
+        engine, method: their names.
+        models: the name of the model pair.
+        target, draft: folders or hub ids; `draft` is None where the method needs none.
+        padding_layers: identity layers appended to the target.
+        draft_tokens: the most drafts that a step can accept, which are all that it drafts where
+            there is no tree; 0 without speculation.
+        tree: how the drafts branch, None for one continuation.
+        dtype: the engine's name of the number format.
+        max_model_len_tokens: prompt and output together.
+        max_sequences: requests that the server takes on at once.
+        gpu_memory_frac: share of a GPU's memory that the server may take, 0..1. Case and control
+            run beside one another, so at most half.
+        parallel: how the models are spread over GPUs.
+        engine_args, engine_env: further arguments and environment variables, as pairs.
+    """
+
+    engine: str
+    method: str
+    models: str
+    target: str
+    draft: str | None
+    padding_layers: int
+    draft_tokens: int
+    dtype: str
+    max_model_len_tokens: int
+    max_sequences: int
+    gpu_memory_frac: float
+    parallel: Parallel = ALONE
+    engine_args: tuple[str, ...] = ()
+    engine_env: tuple[tuple[str, str], ...] = ()
+    tree: Tree | None = None
+
+    @property
+    def drafted_tokens(self) -> int:
+        """All tokens that a step drafts, D / S."""
+        return self.tree.drafted_tokens if self.tree else self.draft_tokens
+
+    @property
+    def id(self) -> str:
+        """`vllm-eagle3-tiny`: what a server is called in ids, logs and errors."""
+        return f"{self.engine}-{self.method}-{self.models}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a request must keep to count as good; None for no limit."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+
+
+NO_LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One measurement of the matrix.
+
+    Attributes:
+        server: what to start.
+        control: the `none` server of the same target, measured in alternation for the speedup;
+            None where the tier has no such case, and for `none` itself.
+        dataset: the name of the prompt set.
+        prompts: how many of its prompts are replayed.
+        matrix_prompts: how many the matrix says, where this run replays another number.
+        load: how many requests come, and when; its duration is that of a round.
+        rounds: how many parts the prompts are dealt into; case and control alternate by round.
+        turns: the most turns of a conversation, None for all.
+        history_reply: what of a reply the next turn is told, a name of `REPLIES`.
+        form: whether prompts go through the model's chat template.
+        chat_template_args: arguments of that template, as pairs.
+        output_cap_tokens: the most tokens of a reply; temperature: 0 is greedy.
+        ignore_eos: whether every reply goes on to the cap.
+        stream: whether replies come as they are made, not at once.
+        request_timeout_s: how long a request may take; one that takes longer failed.
+        limits: what a request must keep to count as good.
+        warm_up_stable_frac: how far the step times of the last warm-up batches may lie apart.
+        client_processes: how many processes send the requests.
+        speed: whether the time that the server takes means anything.
+        rounding_nats: two tokens whose log-probabilities lie closer may change places by rounding;
+            0 demands that speculation changes none.
+        tolerances: by metric, a relative change that overrides the metric's own.
+    """
+
+    server: ServerSpec
+    control: ServerSpec | None
+    dataset: str
+    prompts: int
+    load: Load
+    rounds: int
+    output_cap_tokens: int
+    temperature: float
+    matrix_prompts: int | None = None
+    turns: int | None = None
+    history_reply: str = AS_IS
+    form: Form = Form.CHAT
+    chat_template_args: tuple[tuple[str, object], ...] = ()
+    ignore_eos: bool = False
+    stream: bool = True
+    request_timeout_s: float = 600.0
+    limits: Limits = NO_LIMITS
+    warm_up_stable_frac: float = 0.03
+    client_processes: int = 1
+    speed: bool = True
+    rounding_nats: float = ROUNDING_NATS
+    tolerances: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def id(self) -> str:
+        """`vllm-eagle3-tiny-toy-c4`: engine, method, model pair, dataset, load."""
+        return f"{self.server.id}-{self.dataset}-{self.load.id}"
+
+    @property
+    def speculates(self) -> bool:
+        """Whether the case has a method other than `none`."""
+        return self.server.method != "none"
+
+    @property
+    def needs_fresh_server(self) -> bool:
+        """Whether what another case asked the server would change what this one measures."""
+        spelling = engine_named(self.server.engine).spelling
+        return spelling in METHODS[self.server.method].learns_on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    """The cases of one matrix file, and how many GPUs each of them needs."""
+
+    name: str
+    needs_gpus: int
+    cases: tuple[Case, ...]

@@ -1,0 +1,86 @@
+"""The tables of a matrix file, as they are written."""
+
+from typing import Annotated
+
+import msgspec
+
+from specreg.arrivals import Arrivals
+from specreg.engines import ALONE, Parallel
+from specreg.lossless import ROUNDING_NATS
+from specreg.methods import Tree
+from specreg.protocols import Form
+from specreg.replies import AS_IS
+
+MOST_DRAFT_TOKENS = 16
+"""The most tokens drafted per step that the metrics tell apart by position."""
+
+_Positive = Annotated[int, msgspec.Meta(ge=1)]
+_AboveZero = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class ModelsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[models.NAME]`: a target and its drafts.
+
+    Attributes:
+        target: a folder (a path with a slash that begins with `.`, `/` or `fixtures/`) or a hub id.
+        drafts: by method, the draft model or head.
+        padding_layers: identity layers appended to the target at set-up, 0 or more; a tiny target
+            then costs enough per step for speculation to save something.
+    """
+
+    target: str
+    drafts: dict[str, str] = {}
+    padding_layers: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+class CasesTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[[cases]]`: one case for each of `methods` × `concurrency` or × `requests_per_s`.
+
+    The fields are those of `Case`, `Load` and `ServerSpec`.
+    """
+
+    engine: str
+    methods: Annotated[list[str], msgspec.Meta(min_length=1)]
+    models: str
+    dataset: str
+    prompts: _Positive
+    output_cap_tokens: _Positive
+    draft_tokens: Annotated[int, msgspec.Meta(ge=1, le=MOST_DRAFT_TOKENS)] = 3
+    tree: Tree | None = None
+    concurrency: list[_Positive] = []
+    requests_per_s: list[_AboveZero] = []
+    arrivals: Arrivals | None = None
+    burstiness: _AboveZero = 1.0
+    ramp_up_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    duration_s: _AboveZero | None = None
+    rounds: _Positive = 4
+    turns: _Positive | None = None
+    history_reply: str = AS_IS
+    form: Form = Form.CHAT
+    chat_template_args: dict[str, object] = {}
+    temperature: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    ignore_eos: bool = False
+    stream: bool = True
+    request_timeout_s: _AboveZero = 600.0
+    ttft_limit_ms: _AboveZero | None = None
+    tpot_limit_ms: _AboveZero | None = None
+    warm_up_stable_frac: _AboveZero = 0.03
+    client_processes: _Positive = 1
+    speed: bool = True
+    rounding_nats: Annotated[float, msgspec.Meta(ge=0)] = ROUNDING_NATS
+    dtype: str = "auto"
+    max_model_len_tokens: _Positive = 1024
+    max_sequences: _Positive = 8
+    gpu_memory_frac: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.4
+    parallel: Parallel = ALONE
+    engine_args: list[str] = []
+    engine_env: dict[str, str] = {}
+    tolerances: dict[str, _AboveZero] = {}
+
+
+class TierFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A whole matrix file. `needs_gpus`: how many GPUs the tier needs, 0 for none."""
+
+    needs_gpus: Annotated[int, msgspec.Meta(ge=0)]
+    models: dict[str, ModelsTable]
+    cases: list[CasesTable]
