@@ -1,9 +1,10 @@
 """The checks of a measurement's counts: silent, or an error with the reason it is INVALID."""
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
 
-from specreg.acceptance.record import AcceptanceRecord, Counters, StepCounts
+from specreg.acceptance.record import AcceptanceRecord, Counters, Source, StepCounts
 from specreg.acceptance.table import Countable
 from specreg.errors import InvalidMeasurementError
 from specreg.trace import RequestTrace
@@ -46,11 +47,14 @@ def check_acceptance(
         InvalidMeasurementError: `SPEC_DISABLED`, `SETTINGS_DIFFER`; or as `check_counts` says.
     """
     total = record.total
-    # From chunks alone nobody can tell a drafter that is off from one that is never right.
-    drafted = total.accepted if total.proposed is None else total.proposed
-    if total.steps <= 0 or drafted <= 0:
+    # From chunks alone nobody can tell a drafter that is off from one that is never right: their
+    # D is k for each.
+    unseen = record.source is Source.STREAM_CHUNKS
+    told = dataclasses.replace(total, proposed=None) if unseen else total
+    drafted = told.accepted if told.proposed is None else told.proposed
+    if told.steps <= 0 or drafted <= 0:
         message = (
-            f"speculation is configured, yet S, A, D = {_sad(total)}; look at the server's log"
+            f"speculation is configured, yet S, A, D = {_sad(told)}; look at the server's log"
             " for why the drafter is off"
         )
         raise InvalidMeasurementError("SPEC_DISABLED", message)

@@ -181,6 +181,18 @@ def test_chunks_are_the_last_resort() -> None:
     assert record.total == BOTH
 
 
+@pytest.mark.parametrize("protocol", ["triton", "tensorrt_llm"])
+def test_a_drafter_that_is_off_is_none_that_is_never_right_where_chunks_are_all_there_is(
+    protocol: str,
+) -> None:
+    """Nine chunks of one token: the 27 drafts that they would stand for, nobody has seen."""
+    spec = dataclasses.replace(builders.SPEC, method="eagle3")
+    traces = (request(None, *(1,) * 10),)
+    with pytest.raises(InvalidMeasurementError, match="S, A, D = 9, 0, unknown; look at") as error:
+        read_acceptance(spec, PROTOCOLS[protocol], traces, None, None)
+    assert error.value.reason == "SPEC_DISABLED"
+
+
 def test_chunks_are_no_resort_where_answers_should_tell() -> None:
     """An older SGLang, say: its figures would look like those of a newer one."""
     with pytest.raises(InvalidMeasurementError, match="no answer tells its steps") as error:
