@@ -116,7 +116,10 @@ def check_counters(before: Counters, after: Counters) -> Counters:
             " the server restarted inside the window, look at its log"
         )
         raise InvalidMeasurementError("COUNTERS_FELL", message)
-    return Counters(steps=steps, counts=counts, requests=requests)
+    running = [one.running_requests for one in (before, after) if one.running_requests is not None]
+    return Counters(
+        steps=steps, counts=counts, requests=requests, running_requests=max(running, default=None)
+    )
 
 
 def check_reconciled(requests: StepCounts, moved: Counters) -> None:
@@ -139,9 +142,18 @@ def check_reconciled(requests: StepCounts, moved: Counters) -> None:
 def check_ended(requests: int, moved: Counters) -> None:
     """The requests that ended in the window are ours, as far as the server counts them.
 
+    And none runs before or after it, when all of ours have ended.
+
     Raises:
-        InvalidMeasurementError: `FOREIGN_TRAFFIC` when more ended, else `COUNTS_DISAGREE`.
+        InvalidMeasurementError: `FOREIGN_TRAFFIC` when more ended or one runs, else
+            `COUNTS_DISAGREE`.
     """
+    if moved.running_requests:
+        message = (
+            f"requests that run and aren't ours: {moved.running_requests}; somebody else asks the"
+            " server, keep it to this run"
+        )
+        raise InvalidMeasurementError("FOREIGN_TRAFFIC", message)
     if moved.requests in {None, requests}:
         return
     message = f"our requests: {requests}; the server counts {moved.requests} that ended"
