@@ -119,6 +119,8 @@ def _identify(engine: Engine, url: str) -> Identity:
 
         try:
             return engine.identify(fetch)
+        except AttachError as error:
+            raise AttachError(f"server at {url}: {error}") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             message = (
                 f"server at {url}: doesn't answer as {engine.name} does,"

@@ -197,6 +197,7 @@ class Engine(ABC):
 
         Raises:
             Whatever `fetch` raises.
+            AttachError: what is there can't be measured; the message begins with why.
         """
         try:
             models = msgspec.json.decode(fetch("GET", "/v1/models"), type=_Models).data

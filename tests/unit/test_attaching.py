@@ -1,9 +1,12 @@
 """A server that somebody else runs: what it says of itself is held against what is asked for."""
 
 import dataclasses
-from collections.abc import Iterator
+import http.server
+import threading
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import httpx
 import pytest
@@ -18,6 +21,37 @@ from specreg.server import Server
 from tests.scripted.vllm.script import Fault, Script
 from tests.unit import builders
 from tests.unit.test_server import start
+
+
+class _Pages(http.server.BaseHTTPRequestHandler):
+    """Answers by path, whatever the method."""
+
+    pages: ClassVar[Mapping[str, bytes]] = {}
+
+    def do_GET(self) -> None:
+        """The page, or that there is none."""
+        page = self.pages.get(self.path)
+        self.send_response(404 if page is None else 200)
+        self.end_headers()
+        self.wfile.write(page or b"")
+
+    do_POST = do_GET  # noqa: N815
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Says nothing."""
+
+
+@contextmanager
+def answering(pages: Mapping[str, bytes]) -> Iterator[str]:
+    """The URL of a server that has these pages."""
+    handler = type("_Handler", (_Pages,), {"pages": pages})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
 
 TIER = Tier(name="cpu", needs_gpus=0, cases=(builders.CASE,))
 
@@ -209,8 +243,52 @@ def test_another_number_of_drafts_is_named() -> None:
 def test_triton_says_which_model_is_ready() -> None:
     server = b'{"name": "triton", "version": "2.60.0"}'
     index = b'[{"name": "off", "state": "UNAVAILABLE"}, {"name": "toy", "state": "READY"}]'
-    found = answers({"/v2": server, "/v2/repository/index": index}, "triton")
+    config = b'{"name": "toy", "platform": "", "backend": "vllm"}'
+    pages = {"/v2": server, "/v2/repository/index": index, "/v2/models/toy/config": config}
+    found = answers(pages, "triton")
     assert found == Identity(engine="triton", version="2.60.0", model="toy", target="")
+
+
+@pytest.mark.parametrize(
+    ("index", "backend", "message"),
+    [
+        pytest.param(
+            b'[{"name":"one","version":"1","state":"READY"},'
+            b'{"name":"two","version":"1","state":"READY"}]',
+            b"vllm",
+            "2 models are READY: 'one', 'two', needed one; unload the others",
+            id="two",
+        ),
+        pytest.param(
+            b'[{"name":"one","version":"1","state":"UNAVAILABLE"}]',
+            b"vllm",
+            "0 models are READY: none, needed one; load it",
+            id="none",
+        ),
+        pytest.param(
+            b'[{"name":"one","version":"1","state":"READY"}]',
+            b"tensorrtllm",
+            "model 'one' is of the backend 'tensorrtllm', needed 'vllm'; load one of that",
+            id="backend",
+        ),
+    ],
+)
+def test_triton_is_taken_with_one_model_of_its_vllm_backend(
+    tmp_path: Path, index: bytes, backend: bytes, message: str
+) -> None:
+    """As a real tritonserver 2.51 words it."""
+    pages = {
+        "/v2": b'{"name":"triton","version":"2.51.0","extensions":[]}',
+        "/v2/repository/index": index,
+        "/v2/models/one/config": b'{"name":"one","platform":"","backend":"%b"}' % backend,
+    }
+    spec = dataclasses.replace(builders.SPEC, engine="triton")
+    with (
+        answering(pages) as url,
+        pytest.raises(AttachError, match=f"server at {url}: {message}"),
+        attached(spec, url, tmp_path),
+    ):
+        pytest.fail("it was taken")
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt_llm"])
