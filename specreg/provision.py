@@ -105,21 +105,27 @@ def check_version(case: Case, version: str, *, ours: bool) -> None:
         ours: whether we start the server.
 
     Raises:
-        UnsupportedError: it is too old, for the method too, or doesn't tell the acceptance of such
-            prompts.
+        UnsupportedError: it is too old, for the method too, or too new for that, or doesn't tell
+            the acceptance of such prompts.
     """
-    engine = engine_named(case.server.engine)
+    engine, method = engine_named(case.server.engine), METHODS[case.server.method]
+    first, lost = method.since.get(engine.name, ""), method.until.get(engine.name, "")
+    how = " with --specreg-engine-version" if ours else ""
     if is_older(version, engine.oldest):
         message = (
-            f"engine '{engine.name}' {version}: needs {engine.oldest} or newer; choose another"
-            " with --specreg-engine-version"
+            f"engine '{engine.name}' {version}: needs {engine.oldest} or newer;"
+            f" {'choose' if ours else 'attach to'} another{how}"
         )
         raise UnsupportedError(message)
-    first = METHODS[case.server.method].since.get(engine.name, "")
     if is_older(version, first):
         message = (
-            f"method '{case.server.method}': {engine.name} {version} lacks it, or doesn't tell what"
-            f" it accepts; take {first} or newer with --specreg-engine-version"
+            f"method '{method.name}': {engine.name} {version} lacks it, or doesn't tell what"
+            f" it accepts; take {first} or newer{how}"
+        )
+        raise UnsupportedError(message)
+    if version and lost and not is_older(version, lost):
+        message = (
+            f"method '{method.name}': {engine.name} {version} lost it; take one before {lost}{how}"
         )
         raise UnsupportedError(message)
     engine.protocol.check(case.form, version, ours=ours)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import re
 import sys
 from pathlib import Path
 
@@ -81,6 +82,35 @@ def test_a_version_that_lacks_the_method_is_refused_with_the_one_that_has_it() -
     old.check([case("sglang", form=Form.COMPLETIONS)])
     has_it.check([dflash])
     dataclasses.replace(INSTALLED, version="0.31.0").check([case("vllm", "dflash")])
+
+
+def test_a_version_that_lost_the_method_is_refused_with_the_ones_that_have_it() -> None:
+    lookahead = case("tensorrt_llm", "lookahead")
+    on_gpu = dataclasses.replace(INSTALLED, on_gpu=True)
+    on_gpu.check([lookahead])
+    dataclasses.replace(on_gpu, version="1.3.0rc5").check([lookahead])
+    words = (
+        r"^method 'lookahead': tensorrt_llm 1\.3\.0rc22 lost it; take one before 1\.3\.0rc22 with"
+    )
+    with pytest.raises(UnsupportedError, match=words):
+        dataclasses.replace(on_gpu, version="1.3.0rc22").check([lookahead])
+    check_version(lookahead, "", ours=True)
+
+
+@pytest.mark.parametrize(
+    ("engine", "method", "version", "words"),
+    [
+        ("vllm", "eagle3", "0.26.0", "needs 0.27 or newer; attach to another"),
+        ("sglang", "dflash", "0.5.13", "take 0.5.19 or newer"),
+        ("tensorrt_llm", "lookahead", "1.3.0", "take one before 1.3.0rc22"),
+    ],
+)
+def test_nobody_is_told_to_install_a_version_of_a_server_that_runs(
+    engine: str, method: str, version: str, words: str
+) -> None:
+    asked = case(engine, method, Form.COMPLETIONS)
+    with pytest.raises(UnsupportedError, match=f"{re.escape(words)}$"):
+        check_version(asked, version, ours=False)
 
 
 @pytest.mark.parametrize(

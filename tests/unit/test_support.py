@@ -20,7 +20,7 @@ def test_it_has_what_the_rows_say() -> None:
     assert heading == "| method | reference | sglang | tensorrt_llm | triton | vllm |"
     assert ROWS["none"] == ["yes"] * 5
     assert ROWS["lookahead"] == ["–", "–", "yes", "–", "–"]
-    assert ROWS["dflash"] == ["–", "yes", "–", "yes", "yes"]
+    assert ROWS["dflash"] == ["–", "yes", "yes", "yes", "yes"]
 
 
 def test_the_page_shows_it_as_the_command_prints_it() -> None:
