@@ -72,6 +72,7 @@ class Sglang(Engine):
     name: ClassVar = "sglang"
     spelling: ClassVar = "sglang"
     oldest: ClassVar = "0.5.9"
+    module: ClassVar = "sglang"
     health_path: ClassVar = "/health"
     version_path: ClassVar = "/server_info"
     protocol: ClassVar = sglang_protocol.PROTOCOL
@@ -89,6 +90,19 @@ class Sglang(Engine):
             ),
             local_torch="torch==2.13.0",
         )
+
+    def check_parallel(self, parallel: Parallel) -> None:
+        """The draft is split as the target.
+
+        Raises:
+            UnsupportedError: it is to be split otherwise.
+        """
+        if parallel.draft_tensor not in {None, parallel.tensor}:
+            message = (
+                f"parallel.draft_tensor = {parallel.draft_tensor} with tensor = {parallel.tensor}:"
+                " SGLang splits the draft as the target; leave it out"
+            )
+            raise UnsupportedError(message)
 
     def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
         """The server's module, and the method's settings as flags."""
@@ -152,17 +166,7 @@ def _export_flags(options: LaunchOptions) -> tuple[str, ...]:
 
 
 def _parallel_flags(parallel: Parallel) -> tuple[str, ...]:
-    """Nothing for one GPU.
-
-    Raises:
-        UnsupportedError: the draft is to be split otherwise than the target.
-    """
-    if parallel.draft_tensor not in {None, parallel.tensor}:
-        message = (
-            f"parallel.draft_tensor = {parallel.draft_tensor} with tensor = {parallel.tensor}:"
-            " SGLang splits the draft as the target; leave it out"
-        )
-        raise UnsupportedError(message)
+    """Nothing for one GPU."""
     return (
         *(("--tp-size", str(parallel.tensor)) if parallel.tensor > 1 else ()),
         *(("--dp-size", str(parallel.data)) if parallel.data > 1 else ()),

@@ -118,7 +118,7 @@ def test_a_model_is_spread_as_the_case_says() -> None:
 @pytest.mark.parametrize("parallel", [Parallel(data=2), Parallel(tensor=2, draft_tensor=1)])
 def test_what_it_cannot_spread_is_refused(parallel: Parallel) -> None:
     with pytest.raises(UnsupportedError, match="trtllm-serve runs one copy"):
-        TENSORRT_LLM.command(PYTHON, dataclasses.replace(OPTIONS, parallel=parallel))
+        TENSORRT_LLM.check_parallel(parallel)
 
 
 def test_it_needs_a_gpu() -> None:
