@@ -224,6 +224,50 @@ def test_sglang_says_it_in_its_settings() -> None:
     assert answers({"/v1/models": models, "/server_info": plain}, "sglang").speculates is False
 
 
+RECORDED_SGLANG = {
+    path: (builders.ROOT / "fixtures/recordings/sglang/0.5.23" / name).read_bytes()
+    for path, name in {
+        "/v1/models": "models.json",
+        "/server_info": "server_info.json",
+        "/generate": "generate_stream.txt",
+        "/metrics": "metrics_before.txt",
+    }.items()
+} | {"/health": b""}
+TENSORRT_LLM = {
+    "/v1/models": b'{"data": [{"id": "toy", "owned_by": "tensorrt_llm"}]}',
+    "/version": b'{"version": "1.3.0rc29"}',
+    "/health": b"",
+    "/v1/completions": b'data: {"choices": [{"text": "a"}], "usage": {"completion_tokens": 1}}\n\n',
+    "/prometheus/metrics": b'trtllm_request_success_total{finished_reason="length"} 1.0\n',
+}
+
+
+@pytest.mark.parametrize(
+    ("engine", "target", "pages", "path", "flag"),
+    [
+        ("sglang", "tiny/target", RECORDED_SGLANG, "/metrics", "--enable-metrics"),
+        ("tensorrt_llm", "a/toy", TENSORRT_LLM, "/prometheus/metrics", "return_perf_metrics: true"),
+    ],
+)
+def test_a_server_without_its_counters_is_refused_with_what_switches_them_on(
+    tmp_path: Path, engine: str, target: str, pages: Mapping[str, bytes], path: str, flag: str
+) -> None:
+    spec = dataclasses.replace(builders.SPEC, engine=engine, target=target, draft="d/draft")
+    with answering(pages) as url, attached(spec, url, tmp_path) as server:
+        assert server.engine.name == engine
+    mute = {name: page for name, page in pages.items() if name != path}
+    plain = dataclasses.replace(spec, method="none", draft=None, draft_tokens=0)
+    with answering(mute) as url:
+        with (
+            pytest.raises(AttachError, match=f"server at {url}: .*404.*; start it with {flag}"),
+            attached(spec, url, tmp_path),
+        ):
+            pytest.fail("it was taken")
+        if engine == "tensorrt_llm":  # which doesn't say that it speculates
+            with attached(plain, url, tmp_path):
+                pass
+
+
 def test_another_number_of_drafts_is_named() -> None:
     spec = dataclasses.replace(
         builders.SPEC, engine="sglang", target="tiny/target", draft="d/draft"
