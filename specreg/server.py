@@ -72,7 +72,7 @@ _FAILURES = (
         "broken engine environment",
         # SGLang says "Ignore import error" of the models that it does without.
         r"(?m)^(?!.*Ignore import).*(No module named|ModuleNotFound|ImportError|undefined symbol)",
-        "delete its folder in the cache (README, 'Where things are'); in your own, install what lacks",
+        "delete its folder in the cache (README, 'Where things are'), or mend it if it is your own",
     ),
     (
         "model not found",
