@@ -18,6 +18,7 @@ from specreg.provision import check_version
 from specreg.server import Server, generates
 
 _TIMEOUT_S = 10.0
+_KEYLESS = {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}
 _STEP_TOKENS = 2
 """The prefill's and one of a verify step, without which some servers have no counters yet."""
 
@@ -31,6 +32,7 @@ def alone(tier: Tier, url: str) -> Tier:
     try:
         parts = urlsplit(url)
         fits = parts.scheme in {"http", "https"} and parts.hostname and not parts.path.strip("/")
+        fits = fits and not (parts.query or parts.fragment)
         fits = fits and parts.port != 0  # asked for, a port that is none is an error too
     except ValueError:
         fits = False
@@ -145,6 +147,12 @@ def _identify(engine: Engine, url: str) -> Identity:
         except AttachError as error:
             raise AttachError(f"server at {url}: {error}") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
+            if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in _KEYLESS:
+                message = (
+                    f"server at {url}: wants an API key, {error.response.status_code} at"
+                    f" {error.request.url.path}; start it without one, specreg sends none"
+                )
+                raise AttachError(message) from error
             message = (
                 f"server at {url}: doesn't answer as {engine.name} does,"
                 f" {str(error).splitlines()[0]}; check the URL, and --engine"

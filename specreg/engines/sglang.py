@@ -48,13 +48,14 @@ _KERNELS = (
 
 
 class _ServerInfo(msgspec.Struct, frozen=True):
-    version: str
-    model_path: str = ""
-    speculative_algorithm: str | None = None
-    speculative_draft_model_path: str | None = None
-    speculative_num_steps: int | None = None
-    speculative_eagle_topk: int | None = None
-    speculative_num_draft_tokens: int | None = None
+    """Of whatever type: one that changed mustn't hide the others."""
+
+    model_path: object = ""
+    speculative_algorithm: object = None
+    speculative_draft_model_path: object = None
+    speculative_num_steps: object = None
+    speculative_eagle_topk: object = None
+    speculative_num_draft_tokens: object = None
 
     @property
     def speculation(self) -> dict[str, str]:
@@ -140,7 +141,7 @@ class Sglang(Engine):
             info = msgspec.json.decode(fetch("GET", self.version_path), type=_ServerInfo)
             return dataclasses.replace(
                 found,
-                target=info.model_path or found.target,
+                target=str(info.model_path or found.target),
                 speculates=info.speculative_algorithm is not None,
                 speculation=info.speculation,
             )

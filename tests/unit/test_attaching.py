@@ -31,7 +31,7 @@ class _Pages(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """The page, or that there is none."""
         page = self.pages.get(self.path)
-        self.send_response(404 if page is None else 200)
+        self.send_response(404 if page is None else 401 if page == b"401" else 200)
         self.end_headers()
         self.wfile.write(page or b"")
 
@@ -144,7 +144,17 @@ def test_a_server_that_refuses_to_generate_says_why(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["localhost:8000", "ftp://host", "http://", "http://host/v1", "http://[::1", "http://h:x", ""],
+    [
+        "localhost:8000",
+        "ftp://host",
+        "http://",
+        "http://host/v1",
+        "http://h:1/?a=b",
+        "http://h:1/#a",
+        "http://[::1",
+        "http://h:x",
+        "",
+    ],
 )
 def test_a_url_that_cannot_be_one_is_refused(url: str) -> None:
     with pytest.raises(AttachError, match="needed http://HOST:PORT"):
@@ -266,6 +276,28 @@ def test_a_server_without_its_counters_is_refused_with_what_switches_them_on(
         if engine == "tensorrt_llm":  # which doesn't say that it speculates
             with attached(plain, url, tmp_path):
                 pass
+
+
+def test_one_setting_of_another_type_hides_no_other() -> None:
+    """A version may come to say it as a text, or in another form."""
+    info = RECORDED_SGLANG["/server_info"]
+    told = info.replace(b'"speculative_num_steps":3', b'"speculative_num_steps":"3"')
+    assert answers(dict(RECORDED_SGLANG) | {"/server_info": told}, "sglang") == answers(
+        dict(RECORDED_SGLANG), "sglang"
+    )
+    odd = info.replace(b'"speculative_num_steps":3', b'"speculative_num_steps":[3]')
+    found = answers(dict(RECORDED_SGLANG) | {"/server_info": odd}, "sglang")
+    assert found.speculates
+    assert found.speculation["speculative-num-draft-tokens"] == "4"
+
+
+def test_a_server_that_wants_a_key_says_so(tmp_path: Path) -> None:
+    with (
+        answering({"/v1/models": b"401"}) as url,
+        pytest.raises(AttachError, match=f"server at {url}: wants an API key, 401.*; start it wi"),
+        attached(builders.SPEC, url, tmp_path),
+    ):
+        pytest.fail("it was taken")
 
 
 def test_another_number_of_drafts_is_named() -> None:
