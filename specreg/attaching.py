@@ -10,7 +10,7 @@ import httpx
 
 from specreg.engines import Engine, engine_named
 from specreg.engines._engine import Identity
-from specreg.errors import AttachError, ServerRefusedError
+from specreg.errors import AttachError, InvalidMeasurementError, ServerRefusedError
 from specreg.matrix import Case, ServerSpec, Tier
 from specreg.methods import METHODS
 from specreg.models import resolve_model
@@ -18,6 +18,9 @@ from specreg.provision import check_version
 from specreg.server import Server, generates
 
 _TIMEOUT_S = 10.0
+_KEYLESS = {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}
+_STEP_TOKENS = 2
+"""The prefill's and one of a verify step, without which some servers have no counters yet."""
 
 
 def alone(tier: Tier, url: str) -> Tier:
@@ -29,6 +32,7 @@ def alone(tier: Tier, url: str) -> Tier:
     try:
         parts = urlsplit(url)
         fits = parts.scheme in {"http", "https"} and parts.hostname and not parts.path.strip("/")
+        fits = fits and not (parts.query or parts.fragment)
         fits = fits and parts.port != 0  # asked for, a port that is none is an error too
     except ValueError:
         fits = False
@@ -74,7 +78,7 @@ def attach_server(
         ready_within_s: how long it may take to a token.
 
     Raises:
-        AttachError: nothing answers there, or something else than asked for.
+        AttachError: nothing answers there, or something else than asked for, or without counters.
     """
     found = _identified(spec, url, root)
     server = Server(
@@ -88,13 +92,34 @@ def attach_server(
     )
     try:
         with httpx.Client(base_url=url, trust_env=False) as client:
-            ready = generates(server, client, timeout_s=ready_within_s)
+            ready = generates(
+                server, client, timeout_s=ready_within_s, output_cap_tokens=_STEP_TOKENS
+            )
+            if not ready:
+                message = f"server at {url}: is not ready, or generates no token; look at its log"
+                raise AttachError(message)
+            _check_counters(server, client)
     except ServerRefusedError as error:
         raise AttachError(f"server at {url}: {error}; look at its log") from error
-    if not ready:
-        message = f"server at {url}: is not ready, or generates no token; look at its log"
-        raise AttachError(message)
     yield server
+
+
+def _check_counters(server: Server, client: httpx.Client) -> None:
+    """Silent where a server that is to speculate has the counters of its version."""
+    protocol = server.engine.protocol
+    path = protocol.counters_path_of(server.engine_version)
+    if path is None or server.spec.method == "none":
+        return
+    try:
+        protocol.parse_counters(client.get(path, timeout=_TIMEOUT_S).raise_for_status().text)
+    except httpx.HTTPError as error:
+        message = (
+            f"server at {server.base_url}: {str(error).splitlines()[0]}; start it with"
+            f" {protocol.counters_flag}"
+        )
+        raise AttachError(message) from error
+    except InvalidMeasurementError as error:
+        raise AttachError(f"server at {server.base_url}: {error}") from error
 
 
 def _identified(spec: ServerSpec, url: str, root: Path) -> Identity:
@@ -119,7 +144,15 @@ def _identify(engine: Engine, url: str) -> Identity:
 
         try:
             return engine.identify(fetch)
+        except AttachError as error:
+            raise AttachError(f"server at {url}: {error}") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
+            if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in _KEYLESS:
+                message = (
+                    f"server at {url}: wants an API key, {error.response.status_code} at"
+                    f" {error.request.url.path}; start it without one, specreg sends none"
+                )
+                raise AttachError(message) from error
             message = (
                 f"server at {url}: doesn't answer as {engine.name} does,"
                 f" {str(error).splitlines()[0]}; check the URL, and --engine"

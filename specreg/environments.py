@@ -52,6 +52,26 @@ def installed_version(python: str, package: str) -> str:
     return done.stdout.strip()
 
 
+def why_not(python: str, module: str, *, variables: Mapping[str, str]) -> str:
+    """Why an interpreter can't run a module, empty where it finds it; nothing is imported.
+
+    Args:
+        python: a path, or a name on PATH.
+        module: of the top level.
+        variables: the environment to look in.
+    """
+    # A folder that happens to be called so is a module too, of no file.
+    code = (
+        f"import importlib.util as u, sys; found = u.find_spec({module!r});"
+        " sys.exit(found is None or found.origin is None)"
+    )
+    try:
+        done = subprocess.run((python, "-c", code), check=False, capture_output=True, env=variables)  # noqa: S603
+    except OSError as error:
+        return f"can't be run, {error.strerror}"
+    return f"has no module '{module}'" if done.returncode else ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Recipe:
     torch_source: str

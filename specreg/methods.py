@@ -72,6 +72,7 @@ class Method:
             what it accepts depends on that.
         since: by engine, its first version that has the method and tells what it accepts; one that
             isn't there had it before the oldest that is supported.
+        until: by engine, the version that lost it; one that isn't there still has it.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Method:
     packages: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     learns_on: AbstractSet[str] = frozenset()
     since: Mapping[str, str] = field(default_factory=dict)
+    until: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def drafts_trees(self) -> bool:
@@ -303,8 +305,8 @@ _ROWS = (
         name="dflash",
         needs_draft=True,
         # 0.5.9 lacks it. 0.5.11 and 0.5.13 count no histogram of it, and what was delivered alone.
-        # Between 0.5.13 and 0.5.19 nobody looked.
-        since={"sglang": "0.5.19"},
+        # Between 0.5.13 and 0.5.19 nobody looked; nor at TensorRT-LLM after 1.3.0rc5.
+        since={"sglang": "0.5.19", "tensorrt_llm": "1.3.0rc22"},
         spelling={
             "vllm": {"method": "dflash", "model": DRAFT, "num_speculative_tokens": DRAFT_TOKENS},
             "sglang": {
@@ -312,12 +314,21 @@ _ROWS = (
                 "speculative-draft-model-path": DRAFT,
                 "speculative-num-draft-tokens": VERIFIED_TOKENS,
             },
+            "tensorrt_llm": {
+                # Its mask token and the layers that it reads stand in the draft's own config.json.
+                "speculative_config.decoding_type": "DFlash",
+                "speculative_config.max_draft_len": DRAFT_TOKENS,
+                "speculative_config.speculative_model": DRAFT,
+            },
         },
     ),
     Method(
-        # TensorRT-LLM's older backend alone, which later versions don't have:
-        # engine_args = ["--backend", "tensorrt"].
+        # TensorRT-LLM's older backend alone: engine_args = ["--backend", "tensorrt"]. 1.3.0rc5 has
+        # it; between that and 1.3.0rc22 nobody looked.
         name="lookahead",
+        # A step verifies up to max_verification_set_size n-grams of k, or none: D is unknown.
+        drafts_every_step=False,
+        until={"tensorrt_llm": "1.3.0rc22"},
         spelling={
             "tensorrt_llm": {
                 "speculative_config.decoding_type": "Lookahead",

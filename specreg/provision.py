@@ -1,13 +1,19 @@
 """What a run's servers run in: installed once, taken as it is, or found on PATH."""
 
 import dataclasses
+import os
 import shutil
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from specreg.engines import engine_named
 from specreg.engines._engine import Requirement
-from specreg.environments import EngineEnvironment, engine_environment, installed_version
+from specreg.environments import (
+    EngineEnvironment,
+    engine_environment,
+    installed_version,
+    why_not,
+)
 from specreg.errors import UnsupportedError
 from specreg.matrix import NO_LIMITS, Case, ServerSpec
 from specreg.methods import METHODS, is_older
@@ -37,8 +43,8 @@ class Provision:
         Raises:
             UnsupportedError: an engine doesn't run here or isn't installed; its version is too
                 old, for a method too, or doesn't tell the acceptance of such prompts; its
-                arguments can't be handed on; or one version or interpreter is to be that of
-                several engines.
+                arguments can't be handed on, or its models spread so; or a version or interpreter
+                is to be that of several engines, or of one that has its own.
         """
         engines = sorted({case.server.engine for case in cases})
         if len(engines) > 1 and (self.version or self.python):
@@ -47,17 +53,49 @@ class Provision:
                 f" engine, the run has {', '.join(engines)}; say --engine"
             )
             raise UnsupportedError(message)
+        for spec in dict.fromkeys(case.server for case in cases):
+            self._check_installed(spec)
+            engine_named(spec.engine).check_arguments(spec.engine_args)
+            engine_named(spec.engine).check_parallel(spec.parallel)
         for case in cases:
-            spec = case.server
-            engine = engine_named(spec.engine)
-            if engine.program is not None and shutil.which(engine.program) is None:
+            check_version(case, self.requirement(case.server).version, ours=True)
+
+    def _check_installed(self, spec: ServerSpec) -> None:
+        """Silent where an engine is there, or specreg is to install it."""
+        engine = engine_named(spec.engine)
+        if engine.program is not None:
+            self._check_program(engine.name, engine.program)
+        elif self.python is not None:
+            if self.version is not None:
                 message = (
-                    f"engine '{spec.engine}': no program '{engine.program}' on PATH; run where it"
-                    f" is installed, or leave the engine out: -k 'not {spec.engine}'"
+                    f"--specreg-engine-version '{self.version}' with -python: an interpreter has"
+                    " the version that it has; leave one of them out"
                 )
                 raise UnsupportedError(message)
-            check_version(case, self.requirement(spec).version, ours=True)
-            engine.check_arguments(spec.engine_args)
+            variables = {**os.environ, **dict(spec.engine_env)}
+            why = why_not(self.python, engine.module, variables=variables)
+            if why:
+                message = (
+                    f"--specreg-engine-python '{self.python}': {why}; install {engine.name} there,"
+                    " or leave it out: then specreg makes an environment"
+                )
+                raise UnsupportedError(message)
+
+    def _check_program(self, engine: str, program: str) -> None:
+        """Silent where a program is on PATH, and no other is asked for."""
+        for option, given in (("version", self.version), ("python", self.python)):
+            if given is not None:
+                message = (
+                    f"--specreg-engine-{option} '{given}': engine '{engine}' is the program"
+                    f" '{program}' on PATH; leave it out"
+                )
+                raise UnsupportedError(message)
+        if shutil.which(program) is None:
+            message = (
+                f"engine '{engine}': no program '{program}' on PATH; run where it is installed,"
+                f" or leave the engine out: -k 'not {engine}'"
+            )
+            raise UnsupportedError(message)
 
     def environment(self, spec: ServerSpec) -> EngineEnvironment:
         """What a server runs in; made if it isn't there.
@@ -105,21 +143,27 @@ def check_version(case: Case, version: str, *, ours: bool) -> None:
         ours: whether we start the server.
 
     Raises:
-        UnsupportedError: it is too old, for the method too, or doesn't tell the acceptance of such
-            prompts.
+        UnsupportedError: it is too old, for the method too, or too new for that, or doesn't tell
+            the acceptance of such prompts.
     """
-    engine = engine_named(case.server.engine)
+    engine, method = engine_named(case.server.engine), METHODS[case.server.method]
+    first, lost = method.since.get(engine.name, ""), method.until.get(engine.name, "")
+    how = " with --specreg-engine-version" if ours else ""
     if is_older(version, engine.oldest):
         message = (
-            f"engine '{engine.name}' {version}: needs {engine.oldest} or newer; choose another"
-            " with --specreg-engine-version"
+            f"engine '{engine.name}' {version}: needs {engine.oldest} or newer;"
+            f" {'choose' if ours else 'attach to'} another{how}"
         )
         raise UnsupportedError(message)
-    first = METHODS[case.server.method].since.get(engine.name, "")
     if is_older(version, first):
         message = (
-            f"method '{case.server.method}': {engine.name} {version} lacks it, or doesn't tell what"
-            f" it accepts; take {first} or newer with --specreg-engine-version"
+            f"method '{method.name}': {engine.name} {version} lacks it, or doesn't tell what"
+            f" it accepts; take {first} or newer{how}"
+        )
+        raise UnsupportedError(message)
+    if version and lost and not is_older(version, lost):
+        message = (
+            f"method '{method.name}': {engine.name} {version} lost it; take one before {lost}{how}"
         )
         raise UnsupportedError(message)
     engine.protocol.check(case.form, version, ours=ours)

@@ -27,7 +27,7 @@ from specreg.errors import (
     ServerStartError,
 )
 from specreg.matrix import ServerSpec
-from specreg.methods import METHODS
+from specreg.methods import METHODS, is_older
 from specreg.models import resolve_model
 from specreg.processes import MarkedProcess, start_marked, stop_marked
 from specreg.protocols import Ask, Endpoint, Form, Message, Role
@@ -64,10 +64,15 @@ _FAILURES = (
         "SGLang's are for GPUs; without one set engine_env as fixtures/matrix/sglang_cpu.toml",
     ),
     (
+        "the stand-in for its kernels is of another version",
+        r"ImportError: sgl_kernel: the stand-in",
+        "leave --specreg-engine-version out, or take the one that the log names",
+    ),
+    (
         "broken engine environment",
         # SGLang says "Ignore import error" of the models that it does without.
         r"(?m)^(?!.*Ignore import).*(No module named|ModuleNotFound|ImportError|undefined symbol)",
-        "delete its folder in the cache (see README, 'Where things are') and run again",
+        "delete its folder in the cache (README, 'Where things are'), or mend it if it is your own",
     ),
     (
         "model not found",
@@ -252,7 +257,9 @@ def start_server(
             )
             show(f"starting {spec.id}")
             _wait_until_ready(starting, started + ready_within_s)
-            yield dataclasses.replace(starting, engine_version=_scrape_version(starting))
+            running = dataclasses.replace(starting, engine_version=_scrape_version(starting))
+            _check_age(running)
+            yield running
         finally:
             stop_marked(process)
 
@@ -290,8 +297,24 @@ def _wait_until_ready(server: StartedServer, deadline: float) -> None:
             time.sleep(_POLL_S)
 
 
-def generates(server: Server, client: httpx.Client, *, timeout_s: float) -> bool:
-    """Whether a server is up and generates a token.
+def _check_age(server: StartedServer) -> None:
+    """Silent where a server isn't too old; of a program on PATH nobody knew before."""
+    if is_older(server.engine_version, server.engine.oldest):
+        raise ServerStartError(
+            f"server '{server.spec.id}'",
+            f"says that it is {server.engine_version}",
+            f"take {server.engine.oldest} or newer",
+            server.log_path,
+            log_tail(server.log_path),
+        )
+
+
+def generates(
+    server: Server, client: httpx.Client, *, timeout_s: float, output_cap_tokens: int = 1
+) -> bool:
+    """Whether a server is up and generates so many tokens, or as many as it wants to.
+
+    Its answer is read to the end: some count a request only then.
 
     Raises:
         ServerRefusedError: it answers that it won't.
@@ -300,7 +323,7 @@ def generates(server: Server, client: httpx.Client, *, timeout_s: float) -> bool
         model=server.model,
         form=Form.COMPLETIONS,
         messages=(Message(Role.USER, "Hello"),),
-        output_cap_tokens=1,
+        output_cap_tokens=output_cap_tokens,
         temperature=0.0,
         # Every model answers so; one that isn't decoupled has no stream.
         stream=not server.engine.protocol.answers_whole,
@@ -317,10 +340,10 @@ def generates(server: Server, client: httpx.Client, *, timeout_s: float) -> bool
                 raise ServerRefusedError(f"refused to generate, {answer}")
             splitter, decoder = splitter_for(stream=ask.stream), protocol.new_decoder(ask)
             events = (event for piece in response.iter_raw() for event in splitter.feed(piece))
-            return response.status_code == httpx.codes.OK and any(
-                event != DONE and decoder.parse_event(event).tokens
-                for event in itertools.chain(events, splitter.close())
-            )
+            if response.status_code != httpx.codes.OK:
+                return False
+            said = [event for event in itertools.chain(events, splitter.close()) if event != DONE]
+            return any(decoder.parse_event(event).tokens for event in said)
     except (httpx.HTTPError, InvalidMeasurementError):
         return False
 

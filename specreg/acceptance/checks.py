@@ -1,9 +1,10 @@
 """The checks of a measurement's counts: silent, or an error with the reason it is INVALID."""
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
 
-from specreg.acceptance.record import AcceptanceRecord, Counters, StepCounts
+from specreg.acceptance.record import AcceptanceRecord, Counters, Source, StepCounts
 from specreg.acceptance.table import Countable
 from specreg.errors import InvalidMeasurementError
 from specreg.trace import RequestTrace
@@ -46,11 +47,14 @@ def check_acceptance(
         InvalidMeasurementError: `SPEC_DISABLED`, `SETTINGS_DIFFER`; or as `check_counts` says.
     """
     total = record.total
-    # From chunks alone nobody can tell a drafter that is off from one that is never right.
-    drafted = total.accepted if total.proposed is None else total.proposed
-    if total.steps <= 0 or drafted <= 0:
+    # From chunks alone nobody can tell a drafter that is off from one that is never right: their
+    # D is k for each.
+    unseen = record.source is Source.STREAM_CHUNKS
+    told = dataclasses.replace(total, proposed=None) if unseen else total
+    drafted = told.accepted if told.proposed is None else told.proposed
+    if told.steps <= 0 or drafted <= 0:
         message = (
-            f"speculation is configured, yet S, A, D = {_sad(total)}; look at the server's log"
+            f"speculation is configured, yet S, A, D = {_sad(told)}; look at the server's log"
             " for why the drafter is off"
         )
         raise InvalidMeasurementError("SPEC_DISABLED", message)
@@ -112,7 +116,10 @@ def check_counters(before: Counters, after: Counters) -> Counters:
             " the server restarted inside the window, look at its log"
         )
         raise InvalidMeasurementError("COUNTERS_FELL", message)
-    return Counters(steps=steps, counts=counts, requests=requests)
+    running = [one.running_requests for one in (before, after) if one.running_requests is not None]
+    return Counters(
+        steps=steps, counts=counts, requests=requests, running_requests=max(running, default=None)
+    )
 
 
 def check_reconciled(requests: StepCounts, moved: Counters) -> None:
@@ -135,9 +142,18 @@ def check_reconciled(requests: StepCounts, moved: Counters) -> None:
 def check_ended(requests: int, moved: Counters) -> None:
     """The requests that ended in the window are ours, as far as the server counts them.
 
+    And none runs before or after it, when all of ours have ended.
+
     Raises:
-        InvalidMeasurementError: `FOREIGN_TRAFFIC` when more ended, else `COUNTS_DISAGREE`.
+        InvalidMeasurementError: `FOREIGN_TRAFFIC` when more ended or one runs, else
+            `COUNTS_DISAGREE`.
     """
+    if moved.running_requests:
+        message = (
+            f"requests that run and aren't ours: {moved.running_requests}; somebody else asks the"
+            " server, keep it to this run"
+        )
+        raise InvalidMeasurementError("FOREIGN_TRAFFIC", message)
     if moved.requests in {None, requests}:
         return
     message = f"our requests: {requests}; the server counts {moved.requests} that ended"

@@ -42,13 +42,18 @@ def counts_of(page: str, prefix: str, *, path: str = "/metrics") -> list[Count]:
         InvalidMeasurementError: `METRICS_UNREADABLE`.
     """
     return [
-        (one.name.removeprefix(prefix).removesuffix("_total"), one.labels, _count(one, path))
+        (one.name.removeprefix(prefix).removesuffix("_total"), one.labels, count_in(one, path=path))
         for one in samples_of(page, path=path)
         if one.name.startswith(prefix) and one.name.endswith("_total")
     ]
 
 
-def _count(sample: Sample, path: str) -> int:
+def count_in(sample: Sample, *, path: str = "/metrics") -> int:
+    """What a sample counts.
+
+    Raises:
+        InvalidMeasurementError: `METRICS_UNREADABLE`.
+    """
     if not float(sample.value).is_integer():  # NaN and infinity aren't either
         message = f"{sample.name} is {sample.value}, which is no count; look at {path}"
         raise InvalidMeasurementError("METRICS_UNREADABLE", message)

@@ -164,13 +164,16 @@ class Counters:
         steps: S.
         counts: all there is to know of the steps; None for a server that counts steps only.
         gauges: what stands beside them at that moment; None for a server without.
-        requests: that ended; None for a server whose steps aren't counted when a request ends.
+        requests: that ended; None for a server that doesn't count them.
+        running_requests: that ran at that moment, or at the busier end of a move; None for a
+            server that doesn't say.
     """
 
     steps: int
     counts: StepCounts | None = None
     gauges: Gauges | None = None
     requests: int | None = None
+    running_requests: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

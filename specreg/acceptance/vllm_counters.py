@@ -1,10 +1,11 @@
-"""vLLM's speculation counters: a Prometheus page in, step counts out."""
+"""vLLM's counters: a Prometheus page in, step counts, or those of requests, out."""
 
-from specreg.acceptance.page import counts_of
+from specreg.acceptance.page import count_in, counts_of, samples_of
 from specreg.acceptance.record import StepCounts
 from specreg.errors import InvalidMeasurementError
 
 _FAMILY = "spec_decode_num_"
+_ENDED, _RUNNING = "vllm:request_success_total", "vllm:num_requests_running"
 _WANTED = ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
 
 
@@ -39,6 +40,28 @@ def parse_vllm_counters(page: str, prefix: str = "vllm:") -> StepCounts:
         proposed=totals["draft_tokens"],
         position_counts=tuple(positions[position] for position in sorted(positions)),
     )
+
+
+def parse_vllm_requests(page: str) -> tuple[int, int]:
+    """How many requests have ended since the server's start, and how many run at this moment.
+
+    Of all engines of data parallelism, however a request ended.
+
+    Raises:
+        InvalidMeasurementError: `METRICS_MISSING`, the page doesn't say; `METRICS_UNREADABLE`.
+    """
+    found: dict[str, list[int]] = {_ENDED: [], _RUNNING: []}
+    for sample in samples_of(page):
+        if sample.name in found:
+            found[sample.name].append(count_in(sample))
+    missing = [name for name, counts in found.items() if not counts]
+    if missing:
+        message = (
+            f"looked for {', '.join(missing)}, without which requests of others don't show;"
+            " is the server newer?"
+        )
+        raise InvalidMeasurementError("METRICS_MISSING", message)
+    return sum(found[_ENDED]), sum(found[_RUNNING])
 
 
 def _require_all(totals: dict[str, int], family: str) -> None:

@@ -144,6 +144,7 @@ class Engine(ABC):
             around another engine.
         oldest: the oldest version that specreg can start and read.
         program: the program that must be on PATH, None for an engine that specreg installs.
+        module: what an interpreter that has the engine can import; empty where there is a program.
         health_path, version_path: what to GET.
         protocol: how to speak to it.
     """
@@ -152,6 +153,7 @@ class Engine(ABC):
     spelling: ClassVar[str]
     oldest: ClassVar[str]
     program: ClassVar[str | None] = None
+    module: ClassVar[str] = ""
     health_path: ClassVar[str]
     version_path: ClassVar[str]
     protocol: ClassVar[Protocol]
@@ -171,6 +173,14 @@ class Engine(ABC):
             UnsupportedError: they can't.
         """
         del arguments
+
+    def check_parallel(self, parallel: Parallel) -> None:
+        """Silent where the engine can spread its models so.
+
+        Raises:
+            UnsupportedError: it can't.
+        """
+        del parallel
 
     def files(self, options: LaunchOptions) -> Mapping[str, str]:
         """What to write into `options.folder` before the start, by path in it."""
@@ -197,6 +207,7 @@ class Engine(ABC):
 
         Raises:
             Whatever `fetch` raises.
+            AttachError: what is there can't be measured; the message begins with why.
         """
         try:
             models = msgspec.json.decode(fetch("GET", "/v1/models"), type=_Models).data

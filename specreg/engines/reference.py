@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from specreg.engines._engine import Engine, LaunchOptions, Requirement
+from specreg.engines._engine import Engine, LaunchOptions, Parallel, Requirement
 from specreg.errors import UnsupportedError
 from specreg.protocols import reference as reference_protocol
 
@@ -29,6 +29,7 @@ class Reference(Engine):
     name: ClassVar = "reference"
     spelling: ClassVar = "reference"
     oldest: ClassVar = "5.19"
+    module: ClassVar = "transformers"
     health_path: ClassVar = "/health"
     version_path: ClassVar = "/version"
     protocol: ClassVar = reference_protocol.PROTOCOL
@@ -42,18 +43,21 @@ class Reference(Engine):
             local_torch=None if on_gpu else _TORCH,
         )
 
-    def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
-        """The module, and the method's settings as flags.
+    def check_parallel(self, parallel: Parallel) -> None:
+        """It places whole layers.
 
         Raises:
             UnsupportedError: the model is to be spread over GPUs as other engines do it.
         """
-        if options.parallel.gpus > 1 or options.parallel.expert or options.parallel.draft_tensor:
+        if parallel.gpus > 1 or parallel.expert or parallel.draft_tensor:
             message = (
-                f"parallel = {options.parallel}: the reference engine splits no matrix; place its"
+                f"parallel = {parallel}: the reference engine splits no matrix; place its"
                 ' models with engine_args = ["--placement=split=0.5"]'
             )
             raise UnsupportedError(message)
+
+    def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
+        """The module, and the method's settings as flags."""
         return (
             *(str(python), "-m", "specreg.reference"),
             *("--model", options.target, "--served-model-name", options.served_name),

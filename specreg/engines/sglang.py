@@ -48,13 +48,14 @@ _KERNELS = (
 
 
 class _ServerInfo(msgspec.Struct, frozen=True):
-    version: str
-    model_path: str = ""
-    speculative_algorithm: str | None = None
-    speculative_draft_model_path: str | None = None
-    speculative_num_steps: int | None = None
-    speculative_eagle_topk: int | None = None
-    speculative_num_draft_tokens: int | None = None
+    """Of whatever type: one that changed mustn't hide the others."""
+
+    model_path: object = ""
+    speculative_algorithm: object = None
+    speculative_draft_model_path: object = None
+    speculative_num_steps: object = None
+    speculative_eagle_topk: object = None
+    speculative_num_draft_tokens: object = None
 
     @property
     def speculation(self) -> dict[str, str]:
@@ -72,6 +73,7 @@ class Sglang(Engine):
     name: ClassVar = "sglang"
     spelling: ClassVar = "sglang"
     oldest: ClassVar = "0.5.9"
+    module: ClassVar = "sglang"
     health_path: ClassVar = "/health"
     version_path: ClassVar = "/server_info"
     protocol: ClassVar = sglang_protocol.PROTOCOL
@@ -89,6 +91,19 @@ class Sglang(Engine):
             ),
             local_torch="torch==2.13.0",
         )
+
+    def check_parallel(self, parallel: Parallel) -> None:
+        """The draft is split as the target.
+
+        Raises:
+            UnsupportedError: it is to be split otherwise.
+        """
+        if parallel.draft_tensor not in {None, parallel.tensor}:
+            message = (
+                f"parallel.draft_tensor = {parallel.draft_tensor} with tensor = {parallel.tensor}:"
+                " SGLang splits the draft as the target; leave it out"
+            )
+            raise UnsupportedError(message)
 
     def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
         """The server's module, and the method's settings as flags."""
@@ -126,7 +141,7 @@ class Sglang(Engine):
             info = msgspec.json.decode(fetch("GET", self.version_path), type=_ServerInfo)
             return dataclasses.replace(
                 found,
-                target=info.model_path or found.target,
+                target=str(info.model_path or found.target),
                 speculates=info.speculative_algorithm is not None,
                 speculation=info.speculation,
             )
@@ -152,17 +167,7 @@ def _export_flags(options: LaunchOptions) -> tuple[str, ...]:
 
 
 def _parallel_flags(parallel: Parallel) -> tuple[str, ...]:
-    """Nothing for one GPU.
-
-    Raises:
-        UnsupportedError: the draft is to be split otherwise than the target.
-    """
-    if parallel.draft_tensor not in {None, parallel.tensor}:
-        message = (
-            f"parallel.draft_tensor = {parallel.draft_tensor} with tensor = {parallel.tensor}:"
-            " SGLang splits the draft as the target; leave it out"
-        )
-        raise UnsupportedError(message)
+    """Nothing for one GPU."""
     return (
         *(("--tp-size", str(parallel.tensor)) if parallel.tensor > 1 else ()),
         *(("--dp-size", str(parallel.data)) if parallel.data > 1 else ()),

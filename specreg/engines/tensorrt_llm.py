@@ -25,6 +25,7 @@ class TensorrtLlm(Engine):
     name: ClassVar = "tensorrt_llm"
     spelling: ClassVar = "tensorrt_llm"
     oldest: ClassVar = "1.0"
+    module: ClassVar = "tensorrt_llm"
     health_path: ClassVar = "/health"
     version_path: ClassVar = "/version"
     protocol: ClassVar = tensorrt_llm_protocol.PROTOCOL
@@ -41,6 +42,19 @@ class TensorrtLlm(Engine):
             )
             raise UnsupportedError(message)
         return Requirement(package="tensorrt-llm", version=_VERSION)
+
+    def check_parallel(self, parallel: Parallel) -> None:
+        """One copy, and the draft is split as the target.
+
+        Raises:
+            UnsupportedError: `trtllm-serve` can't spread the model so.
+        """
+        if parallel.data > 1 or parallel.draft_tensor not in {None, parallel.tensor}:
+            message = (
+                f"parallel.data = {parallel.data}, draft_tensor = {parallel.draft_tensor}:"
+                " trtllm-serve runs one copy and splits the draft as the target; leave them out"
+            )
+            raise UnsupportedError(message)
 
     def files(self, options: LaunchOptions) -> Mapping[str, str]:
         """The file of options; JSON is YAML too."""
@@ -85,17 +99,7 @@ def _nested(settings: Mapping[str, object]) -> dict[str, object]:
 
 
 def _parallel_flags(parallel: Parallel) -> tuple[str, ...]:
-    """Nothing for one GPU.
-
-    Raises:
-        UnsupportedError: `trtllm-serve` can't spread the model so.
-    """
-    if parallel.data > 1 or parallel.draft_tensor not in {None, parallel.tensor}:
-        message = (
-            f"parallel.data = {parallel.data}, draft_tensor = {parallel.draft_tensor}:"
-            " trtllm-serve runs one copy and splits the draft as the target; leave them out"
-        )
-        raise UnsupportedError(message)
+    """Nothing for one GPU."""
     return (
         *(("--tp_size", str(parallel.tensor)) if parallel.tensor > 1 else ()),
         *(("--ep_size", str(parallel.tensor)) if parallel.expert else ()),

@@ -13,7 +13,7 @@ import msgspec
 
 from specreg.engines import vllm
 from specreg.engines._engine import Engine, Fetch, Identity, LaunchOptions, Requirement
-from specreg.errors import UnsupportedError
+from specreg.errors import AttachError, UnsupportedError
 from specreg.protocols import triton as triton_protocol
 
 _CONFIG = """\
@@ -31,6 +31,10 @@ _INDEX = "/v2/repository/index"
 class _Model(msgspec.Struct, frozen=True):
     name: str
     state: str = ""
+
+
+class _ModelConfig(msgspec.Struct, frozen=True):
+    backend: str = ""
 
 
 class _Server(msgspec.Struct, frozen=True):
@@ -86,16 +90,41 @@ class Triton(Engine):
         return vllm.ENGINE.environment(options)
 
     def identify(self, fetch: Fetch) -> Identity:
-        """The first model that is ready; of what is behind it the server says nothing."""
+        """The one model that is ready; of the weights behind it the server says nothing.
+
+        Raises:
+            AttachError: it is none of the vLLM backend, or not alone.
+        """
         try:
             server = msgspec.json.decode(fetch("GET", self.version_path), type=_Server)
             models = msgspec.json.decode(fetch("POST", _INDEX), type=tuple[_Model, ...])
+            model = _ready_one(models)
+            config = fetch("GET", f"/v2/models/{model}/config")
+            backend = msgspec.json.decode(config, type=_ModelConfig).backend
         except (msgspec.DecodeError, UnicodeDecodeError):
             return Identity(engine="", version="unknown", model="", target="")
-        ready = (model.name for model in models if model.state == "READY")
-        return Identity(
-            engine=server.name, version=server.version, model=next(ready, ""), target=""
-        )
+        if backend != "vllm":
+            message = (
+                f"model '{model}' is of the backend '{backend}', needed 'vllm'; load one of that"
+                " instead"
+            )
+            raise AttachError(message)
+        return Identity(engine=server.name, version=server.version, model=model, target="")
+
+
+def _ready_one(models: tuple[_Model, ...]) -> str:
+    """The name of the only model that is ready.
+
+    Raises:
+        AttachError: none is, or several are.
+    """
+    ready = [model.name for model in models if model.state == "READY"]
+    if len(ready) != 1:
+        named = ", ".join(f"'{name}'" for name in ready) or "none"
+        advice = "unload the others" if ready else "load it"
+        message = f"{len(ready)} models are READY: {named}, needed one; {advice}"
+        raise AttachError(message)
+    return ready[0]
 
 
 def _engine_arguments(options: LaunchOptions) -> dict[str, object]:

@@ -27,6 +27,7 @@ class Vllm(Engine):
     name: ClassVar = "vllm"
     spelling: ClassVar = "vllm"
     oldest: ClassVar = "0.27"
+    module: ClassVar = "vllm"
     health_path: ClassVar = "/health"
     version_path: ClassVar = "/version"
     protocol: ClassVar = vllm_protocol.PROTOCOL

@@ -94,6 +94,7 @@ class Protocol(ABC):
         request_source: where each answer's own acceptance comes from, None if answers have none.
         counters_source: the same of the server's counters, None if it has none.
         counters_path: where the counters are; None if there are none.
+        counters_flag: what the server must be started with to have them.
         takes_token_ids: whether a prompt may be ids.
         answers_whole: whether it can be asked for an answer without a stream.
     """
@@ -102,6 +103,7 @@ class Protocol(ABC):
     request_source: ClassVar[Source | None]
     counters_source: ClassVar[Source | None]
     counters_path: ClassVar[str | None]
+    counters_flag: ClassVar[str] = "its counters"
     takes_token_ids: ClassVar[bool] = True
     answers_whole: ClassVar[bool] = False
 

@@ -97,6 +97,7 @@ class SglangProtocol(Protocol):
     request_source: ClassVar[Source | None] = Source.SGLANG_REQUEST
     counters_source: ClassVar[Source | None] = None
     counters_path: ClassVar[str | None] = "/metrics"
+    counters_flag: ClassVar = "--enable-metrics"
 
     def check(self, form: Form, version: str, *, ours: bool) -> None:
         """By the form of the prompt.
@@ -165,7 +166,7 @@ class SglangProtocol(Protocol):
         """
         calls = [count for _, _, count in counts_of(page, _CALLS)]
         if not calls:
-            message = f"looked for {_CALLS}; is the server started with --enable-metrics?"
+            message = f"looked for {_CALLS}; is the server started with {self.counters_flag}?"
             raise InvalidMeasurementError("METRICS_MISSING", message)
         return Counters(
             steps=sum(calls), gauges=_gauges(_series(page, _LENGTH), _series(page, _RATE))

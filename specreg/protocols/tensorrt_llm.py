@@ -32,6 +32,7 @@ class TensorrtLlmProtocol(Protocol):
     request_source: ClassVar[Source | None] = None
     counters_source: ClassVar[Source | None] = Source.TRTLLM_COUNTERS
     counters_path: ClassVar[str | None] = PATH
+    counters_flag: ClassVar = "return_perf_metrics: true"
 
     def counters_path_of(self, version: str) -> str | None:
         """None of a version whose counters pair the wrong steps, or that has none."""

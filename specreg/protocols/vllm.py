@@ -5,7 +5,7 @@ from typing import ClassVar
 import msgspec
 
 from specreg.acceptance.record import Counters, Source, StepCounts
-from specreg.acceptance.vllm_counters import parse_vllm_counters
+from specreg.acceptance.vllm_counters import parse_vllm_counters, parse_vllm_requests
 from specreg.protocols._openai import (
     NO_CHOICE,
     USAGE,
@@ -75,9 +75,10 @@ class VllmProtocol(Protocol):
         return _DECODER
 
     def parse_counters(self, page: str) -> Counters:
-        """The counters `vllm:spec_decode_num_…`."""
+        """The counters `vllm:spec_decode_num_…`, and those of requests."""
         counts = parse_vllm_counters(page)
-        return Counters(steps=counts.steps, counts=counts)
+        ended, running = parse_vllm_requests(page)
+        return Counters(steps=counts.steps, counts=counts, requests=ended, running_requests=running)
 
 
 def _counts(speculation: _Speculation | None) -> StepCounts | None:

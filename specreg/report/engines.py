@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from rich.table import Table
 
@@ -11,6 +12,7 @@ from specreg.matrix import Case
 from specreg.measurement import Measurement
 from specreg.methods import METHODS
 from specreg.report.terminal import NOTHING, format_number, render_table
+from specreg.sequential import Look
 
 
 def render_support() -> str:
@@ -22,13 +24,16 @@ def render_side_by_side(measurements: Sequence[Measurement], *, width: int, colo
     """The acceptance of each case that was measured on several engines; empty without one.
 
     The change is that of AL - 1 against the first of them, where both count the same (the
-    verifier's tokens, or those delivered) of as many prompts.
+    verifier's tokens, or those delivered) of as many requests.
     """
-    groups: dict[Case, dict[str, tuple[Measurement, AcceptanceRecord]]] = {}
+    groups: dict[Case, dict[str, _Side]] = {}
     for one in measurements:
-        if one.acceptance is not None:
+        if one.replay is not None and one.replay.acceptance is not None:
             group = groups.setdefault(_on_any_engine(one.case), {})
-            group.setdefault(one.case.server.engine, (one, one.acceptance))
+            # Further requests are for the acceptance alone, and beside the rounds.
+            requests = len(one.replay.traces), one.look is Look.EXTENDED
+            side = _Side(measurement=one, acceptance=one.replay.acceptance, requests=requests)
+            group.setdefault(one.case.server.engine, side)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("on several engines", "version", "source", "view"):
         table.add_column(name, no_wrap=True)
@@ -37,9 +42,9 @@ def render_side_by_side(measurements: Sequence[Measurement], *, width: int, colo
     for case, group in groups.items():
         if len(group) > 1:
             table.add_row(case.id.removeprefix("-"))
-            first = next(iter(group.values()))[1]
-            for one, acceptance in group.values():
-                table.add_row(*_side(one, acceptance, first))
+            first = next(iter(group.values()))
+            for side in group.values():
+                table.add_row(*_cells(side, first))
     return render_table(table, width, color=color) if table.row_count else ""
 
 
@@ -65,17 +70,27 @@ def _on_any_engine(case: Case) -> Case:
     return dataclasses.replace(case, server=server, control=None, tolerances=())
 
 
-def _side(one: Measurement, acceptance: AcceptanceRecord, first: AcceptanceRecord) -> Iterator[str]:
-    yield f"  {one.case.server.engine}"
-    yield one.engine_version
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Side:
+    """One engine's. `requests`: how many there were, and whether further ones."""
+
+    measurement: Measurement
+    acceptance: AcceptanceRecord
+    requests: tuple[int, bool]
+
+
+def _cells(side: _Side, against: _Side) -> Iterator[str]:
+    acceptance, first = side.acceptance, against.acceptance
+    yield f"  {side.measurement.case.server.engine}"
+    yield side.measurement.engine_version
     yield acceptance.source
     yield acceptance.view
     yield str(acceptance.total.steps)
     length, its = acceptance.total.acceptance_length, first.total.acceptance_length
     yield format_number(length)
     yield format_number(acceptance.total.acceptance_rate)
-    alike = (acceptance.view, len(acceptance.prompts)) == (first.view, len(first.prompts))
-    if acceptance is first or not alike or not length or not its or its == 1:
+    alike = (acceptance.view, side.requests) == (first.view, against.requests)
+    if side is against or not alike or not length or not its or its == 1:
         yield NOTHING
     else:
         yield f"{(length - its) / (its - 1):+.1%}"

@@ -63,9 +63,17 @@ def launches(engine: str, version: str) -> Mapping[str, LaunchOptions]:
 
 
 def problems(
-    engine: str, environment: EngineEnvironment, lines: Sequence[Sequence[str]]
+    engine: str,
+    environment: EngineEnvironment,
+    lines: Sequence[Sequence[str] | Mapping[str, object]],
 ) -> Sequence[str | None]:
-    """What the engine's parser says of command lines; None of one that it takes."""
+    """What the engine's parser says of command lines, or of arguments by name; None if it takes it.
+
+    Args:
+        engine: whose.
+        environment: of its version.
+        lines: what to take.
+    """
     done = subprocess.run(
         (environment.python, str(PARSERS / f"of_{engine}.py")),
         check=False,
@@ -80,11 +88,36 @@ def problems(
     return found
 
 
+def environment_of(engine: str, version: str) -> EngineEnvironment:
+    """The environment of an engine's version; from the cache, after the first time."""
+    requirement = engine_named(engine).requirement(on_gpu=False)
+    return engine_environment(dataclasses.replace(requirement, version=version), show=print)
+
+
+@pytest.mark.parametrize("version", ["0.31.0", "0.32.0"])
+def test_vllm_takes_each_argument_of_tritons_model_json(version: str) -> None:
+    named = {
+        what: json.loads(engine_named("triton").files(options)["toy/1/model.json"])
+        for what, options in launches("triton", version).items()
+    }
+    planted = [
+        {**named["eagle3"], "no_such_argument": 1},
+        {**named["eagle3"], "speculative_config": {"method": "no-such"}},
+    ]
+    keys = {key for one in named.values() for key in one}
+    assert {"tensor_parallel_size", "gpu_memory_utilization", "speculative_config"} <= keys
+
+    environment = environment_of("vllm", version)
+    *found, of_argument, of_method = problems("vllm", environment, [*named.values(), *planted])
+
+    assert dict(zip(named, found, strict=True)) == dict.fromkeys(named)
+    assert of_argument == "AsyncEngineArgs has no no_such_argument"
+    assert of_method == "no method no-such"
+
+
 @pytest.mark.parametrize(("engine", "version"), VERSIONS)
 def test_the_engine_takes_each_command_line(engine: str, version: str) -> None:
-    requirement = engine_named(engine).requirement(on_gpu=False)
-    wanted = dataclasses.replace(requirement, version=version)
-    environment = engine_environment(wanted, show=print)
+    environment = environment_of(engine, version)
     commands = {
         what: engine_named(engine).command(Path("python"), options)[3:]  # after "-m", a module
         for what, options in launches(engine, version).items()

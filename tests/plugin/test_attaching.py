@@ -17,13 +17,15 @@ EAGLE3 = ("tests/perf", "-q", "-k", "eagle3")
 
 
 @contextlib.contextmanager
-def running(suite: Suite, script: Script, method: str = "eagle3") -> Iterator[str]:
-    """The URL of a scripted server with a method of the suite's tier."""
+def running(
+    suite: Suite, script: Script, method: str = "eagle3", version: str = ""
+) -> Iterator[str]:
+    """The URL of a scripted server with a method of the suite's tier, started as a version is."""
     cases = load_tier(suite.folder, "cpu").cases
     spec = next(case.server for case in cases if case.server.method == method)
     with start_server(
         builders.scripted(spec, script, suite.folder),
-        EngineEnvironment(python=sys.executable, package="", version="", torch_source=""),
+        EngineEnvironment(python=sys.executable, package="", version=version, torch_source=""),
         root=ROOT,
         log_path=suite.folder / "theirs.log",
         on_gpu=False,
@@ -59,8 +61,11 @@ def test_a_worse_drafter_is_asked_again_on_the_same_server(recorded_suite: Suite
     assert "2 failed, 2 skipped" in done.stdout
 
 
-def test_traffic_of_others_is_noticed(recorded_suite: Suite) -> None:
-    with running(recorded_suite, Script(fault=Fault.COUNTERS_TOO_HIGH)) as url:
+@pytest.mark.parametrize("version", ["", "0.28.0"], ids=["answers-tell", "counters-alone"])
+def test_traffic_of_others_is_noticed(recorded_suite: Suite, version: str) -> None:
+    """Without `--per-request-spec-decode-metrics`, vLLM's default, by the requests that ended."""
+    script = Script(fault=Fault.COUNTERS_TOO_HIGH)
+    with running(recorded_suite, script, version=version) as url:
         done = recorded_suite.run(
             *EAGLE3[:3], "eagle3 and c1 and acceptance_length", f"--specreg-attach={url}"
         )

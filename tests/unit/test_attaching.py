@@ -1,9 +1,12 @@
 """A server that somebody else runs: what it says of itself is held against what is asked for."""
 
 import dataclasses
-from collections.abc import Iterator
+import http.server
+import threading
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import httpx
 import pytest
@@ -18,6 +21,37 @@ from specreg.server import Server
 from tests.scripted.vllm.script import Fault, Script
 from tests.unit import builders
 from tests.unit.test_server import start
+
+
+class _Pages(http.server.BaseHTTPRequestHandler):
+    """Answers by path, whatever the method."""
+
+    pages: ClassVar[Mapping[str, bytes]] = {}
+
+    def do_GET(self) -> None:
+        """The page, or that there is none."""
+        page = self.pages.get(self.path)
+        self.send_response(404 if page is None else 401 if page == b"401" else 200)
+        self.end_headers()
+        self.wfile.write(page or b"")
+
+    do_POST = do_GET  # noqa: N815
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Says nothing."""
+
+
+@contextmanager
+def answering(pages: Mapping[str, bytes]) -> Iterator[str]:
+    """The URL of a server that has these pages."""
+    handler = type("_Handler", (_Pages,), {"pages": pages})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
 
 TIER = Tier(name="cpu", needs_gpus=0, cases=(builders.CASE,))
 
@@ -110,7 +144,17 @@ def test_a_server_that_refuses_to_generate_says_why(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["localhost:8000", "ftp://host", "http://", "http://host/v1", "http://[::1", "http://h:x", ""],
+    [
+        "localhost:8000",
+        "ftp://host",
+        "http://",
+        "http://host/v1",
+        "http://h:1/?a=b",
+        "http://h:1/#a",
+        "http://[::1",
+        "http://h:x",
+        "",
+    ],
 )
 def test_a_url_that_cannot_be_one_is_refused(url: str) -> None:
     with pytest.raises(AttachError, match="needed http://HOST:PORT"):
@@ -190,6 +234,72 @@ def test_sglang_says_it_in_its_settings() -> None:
     assert answers({"/v1/models": models, "/server_info": plain}, "sglang").speculates is False
 
 
+RECORDED_SGLANG = {
+    path: (builders.ROOT / "fixtures/recordings/sglang/0.5.23" / name).read_bytes()
+    for path, name in {
+        "/v1/models": "models.json",
+        "/server_info": "server_info.json",
+        "/generate": "generate_stream.txt",
+        "/metrics": "metrics_before.txt",
+    }.items()
+} | {"/health": b""}
+TENSORRT_LLM = {
+    "/v1/models": b'{"data": [{"id": "toy", "owned_by": "tensorrt_llm"}]}',
+    "/version": b'{"version": "1.3.0rc29"}',
+    "/health": b"",
+    "/v1/completions": b'data: {"choices": [{"text": "a"}], "usage": {"completion_tokens": 1}}\n\n',
+    "/prometheus/metrics": b'trtllm_request_success_total{finished_reason="length"} 1.0\n',
+}
+
+
+@pytest.mark.parametrize(
+    ("engine", "target", "pages", "path", "flag"),
+    [
+        ("sglang", "tiny/target", RECORDED_SGLANG, "/metrics", "--enable-metrics"),
+        ("tensorrt_llm", "a/toy", TENSORRT_LLM, "/prometheus/metrics", "return_perf_metrics: true"),
+    ],
+)
+def test_a_server_without_its_counters_is_refused_with_what_switches_them_on(
+    tmp_path: Path, engine: str, target: str, pages: Mapping[str, bytes], path: str, flag: str
+) -> None:
+    spec = dataclasses.replace(builders.SPEC, engine=engine, target=target, draft="d/draft")
+    with answering(pages) as url, attached(spec, url, tmp_path) as server:
+        assert server.engine.name == engine
+    mute = {name: page for name, page in pages.items() if name != path}
+    plain = dataclasses.replace(spec, method="none", draft=None, draft_tokens=0)
+    with answering(mute) as url:
+        with (
+            pytest.raises(AttachError, match=f"server at {url}: .*404.*; start it with {flag}"),
+            attached(spec, url, tmp_path),
+        ):
+            pytest.fail("it was taken")
+        if engine == "tensorrt_llm":  # which doesn't say that it speculates
+            with attached(plain, url, tmp_path):
+                pass
+
+
+def test_one_setting_of_another_type_hides_no_other() -> None:
+    """A version may come to say it as a text, or in another form."""
+    info = RECORDED_SGLANG["/server_info"]
+    told = info.replace(b'"speculative_num_steps":3', b'"speculative_num_steps":"3"')
+    assert answers(dict(RECORDED_SGLANG) | {"/server_info": told}, "sglang") == answers(
+        dict(RECORDED_SGLANG), "sglang"
+    )
+    odd = info.replace(b'"speculative_num_steps":3', b'"speculative_num_steps":[3]')
+    found = answers(dict(RECORDED_SGLANG) | {"/server_info": odd}, "sglang")
+    assert found.speculates
+    assert found.speculation["speculative-num-draft-tokens"] == "4"
+
+
+def test_a_server_that_wants_a_key_says_so(tmp_path: Path) -> None:
+    with (
+        answering({"/v1/models": b"401"}) as url,
+        pytest.raises(AttachError, match=f"server at {url}: wants an API key, 401.*; start it wi"),
+        attached(builders.SPEC, url, tmp_path),
+    ):
+        pytest.fail("it was taken")
+
+
 def test_another_number_of_drafts_is_named() -> None:
     spec = dataclasses.replace(
         builders.SPEC, engine="sglang", target="tiny/target", draft="d/draft"
@@ -209,8 +319,52 @@ def test_another_number_of_drafts_is_named() -> None:
 def test_triton_says_which_model_is_ready() -> None:
     server = b'{"name": "triton", "version": "2.60.0"}'
     index = b'[{"name": "off", "state": "UNAVAILABLE"}, {"name": "toy", "state": "READY"}]'
-    found = answers({"/v2": server, "/v2/repository/index": index}, "triton")
+    config = b'{"name": "toy", "platform": "", "backend": "vllm"}'
+    pages = {"/v2": server, "/v2/repository/index": index, "/v2/models/toy/config": config}
+    found = answers(pages, "triton")
     assert found == Identity(engine="triton", version="2.60.0", model="toy", target="")
+
+
+@pytest.mark.parametrize(
+    ("index", "backend", "message"),
+    [
+        pytest.param(
+            b'[{"name":"one","version":"1","state":"READY"},'
+            b'{"name":"two","version":"1","state":"READY"}]',
+            b"vllm",
+            "2 models are READY: 'one', 'two', needed one; unload the others",
+            id="two",
+        ),
+        pytest.param(
+            b'[{"name":"one","version":"1","state":"UNAVAILABLE"}]',
+            b"vllm",
+            "0 models are READY: none, needed one; load it",
+            id="none",
+        ),
+        pytest.param(
+            b'[{"name":"one","version":"1","state":"READY"}]',
+            b"tensorrtllm",
+            "model 'one' is of the backend 'tensorrtllm', needed 'vllm'; load one of that",
+            id="backend",
+        ),
+    ],
+)
+def test_triton_is_taken_with_one_model_of_its_vllm_backend(
+    tmp_path: Path, index: bytes, backend: bytes, message: str
+) -> None:
+    """As a real tritonserver 2.51 words it."""
+    pages = {
+        "/v2": b'{"name":"triton","version":"2.51.0","extensions":[]}',
+        "/v2/repository/index": index,
+        "/v2/models/one/config": b'{"name":"one","platform":"","backend":"%b"}' % backend,
+    }
+    spec = dataclasses.replace(builders.SPEC, engine="triton")
+    with (
+        answering(pages) as url,
+        pytest.raises(AttachError, match=f"server at {url}: {message}"),
+        attached(spec, url, tmp_path),
+    ):
+        pytest.fail("it was taken")
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt_llm"])

@@ -48,6 +48,8 @@ SPOKEN = {
     "tensorrt_llm": Source.TRTLLM_COUNTERS,
     "triton": Source.STREAM_CHUNKS,
 }
+HAS_NO_SCRIPT = {"reference"}
+"""It speaks as vLLM does, and tests/reference plays known steps through the engine itself."""
 WAYS = [
     (protocol, form)
     for protocol, form in itertools.product(SERVERS, Form)
@@ -141,6 +143,11 @@ def measured(
     record = read_acceptance(spec, PROTOCOLS[protocol], done.traces, before, after)
     assert record is not None
     return record
+
+
+def test_each_protocol_has_a_scripted_server_or_a_reason() -> None:
+    assert SERVERS.keys() | HAS_NO_SCRIPT == PROTOCOLS.keys()
+    assert not SERVERS.keys() & HAS_NO_SCRIPT
 
 
 @pytest.mark.parametrize(("protocol", "form"), WAYS)

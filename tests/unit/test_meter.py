@@ -175,10 +175,33 @@ def test_where_steps_count_with_the_end_of_a_request_ours_alone_have_ended(
     assert error.value.reason == reason
 
 
+def test_who_runs_through_the_whole_window_is_somebody_else() -> None:
+    """It ends neither before nor within it, so that no count of those that ended shows it."""
+    before = dataclasses.replace(NOTHING, requests=4, running_requests=1)
+    after = dataclasses.replace(AGREEING, requests=6, running_requests=1)
+    with pytest.raises(InvalidMeasurementError, match="run and aren't ours: 1") as error:
+        read_acceptance(builders.SPEC, VLLM, MUTE, before, after)
+    assert error.value.reason == "FOREIGN_TRAFFIC"
+    idle = [dataclasses.replace(one, running_requests=0) for one in (before, after)]
+    assert read_acceptance(builders.SPEC, VLLM, MUTE, *idle)
+
+
 def test_chunks_are_the_last_resort() -> None:
     record = read(MUTE, None, Silent())
     assert (record.source, record.view) == (Source.STREAM_CHUNKS, View.EMITTED)
     assert record.total == BOTH
+
+
+@pytest.mark.parametrize("protocol", ["triton", "tensorrt_llm"])
+def test_a_drafter_that_is_off_is_none_that_is_never_right_where_chunks_are_all_there_is(
+    protocol: str,
+) -> None:
+    """Nine chunks of one token: the 27 drafts that they would stand for, nobody has seen."""
+    spec = dataclasses.replace(builders.SPEC, method="eagle3")
+    traces = (request(None, *(1,) * 10),)
+    with pytest.raises(InvalidMeasurementError, match="S, A, D = 9, 0, unknown; look at") as error:
+        read_acceptance(spec, PROTOCOLS[protocol], traces, None, None)
+    assert error.value.reason == "SPEC_DISABLED"
 
 
 def test_chunks_are_no_resort_where_answers_should_tell() -> None:

@@ -52,6 +52,17 @@ def test_a_method_came_to_engines_that_have_it_after_their_oldest_version(method
         assert is_older(ENGINES[name].oldest, version)
 
 
+@pytest.mark.parametrize("method", METHODS.values(), ids=lambda method: method.name)
+def test_a_method_went_from_engines_that_had_it(method: Method) -> None:
+    for name, version in method.until.items():
+        assert ENGINES[name].spelling in method.spelling
+        assert is_older(method.since.get(name, ENGINES[name].oldest), version)
+
+
+def test_looking_ahead_may_find_nothing_and_drafts_several_ngrams() -> None:
+    assert not METHODS["lookahead"].drafts_every_step
+
+
 def test_no_speculation_has_no_settings() -> None:
     assert METHODS["none"].settings("vllm", None, 0) == {}
 

@@ -91,6 +91,35 @@ def test_the_counters_moved_by_what_the_recorded_answers_say(version: str) -> No
 
 
 @pytest.mark.parametrize("version", VERSIONS)
+def test_the_requests_that_ended_are_counted_whatever_for(version: str) -> None:
+    """The recorder's probe before, its six questions that are answered after; none runs on."""
+    before, after = (
+        VLLM.parse_counters((recording(version) / name).read_text())
+        for name in ("metrics_before.txt", "metrics.txt")
+    )
+    assert (before.requests, after.requests) == (1, 7)
+    assert (before.running_requests, after.running_requests) == (0, 0)
+
+
+def test_whose_request_ended_is_not_asked() -> None:
+    page = (recording("0.32.0") / "metrics.txt").read_text()
+    aborted = 'finished_reason="abort",model_name="tiny-target"}'
+    page = page.replace(f"{aborted} 0.0", f"{aborted} 2.0")
+    running = 'vllm:num_requests_running{engine="0",model_name="tiny-target"}'
+    second = f"{running.replace('0', '1')} 3.0"
+    counters = VLLM.parse_counters(page.replace(f"{running} 0.0", f"{running} 1.0\n{second}"))
+    assert (counters.requests, counters.running_requests) == (9, 4)
+
+
+@pytest.mark.parametrize("name", ["vllm:request_success_total", "vllm:num_requests_running"])
+def test_a_page_that_counts_no_requests_would_hide_those_of_others(name: str) -> None:
+    page = (recording("0.32.0") / "metrics.txt").read_text().replace(name, "vllm:else")
+    with pytest.raises(InvalidMeasurementError, match=f"looked for {name}") as error:
+        VLLM.parse_counters(page)
+    assert error.value.reason == "METRICS_MISSING"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
 def test_a_refusal_is_an_error_of_the_server(version: str) -> None:
     event = (recording(version) / "error.json").read_bytes()
     with pytest.raises(InvalidMeasurementError, match=r"server says .*`another` does not exist"):

@@ -2,11 +2,13 @@
 
 import contextlib
 import dataclasses
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
+from specreg.engines import Parallel
 from specreg.errors import UnsupportedError
 from specreg.matrix import NO_LIMITS, Case, Limits
 from specreg.protocols import Form
@@ -83,6 +85,35 @@ def test_a_version_that_lacks_the_method_is_refused_with_the_one_that_has_it() -
     dataclasses.replace(INSTALLED, version="0.31.0").check([case("vllm", "dflash")])
 
 
+def test_a_version_that_lost_the_method_is_refused_with_the_ones_that_have_it() -> None:
+    lookahead = case("tensorrt_llm", "lookahead")
+    on_gpu = dataclasses.replace(INSTALLED, on_gpu=True)
+    on_gpu.check([lookahead])
+    dataclasses.replace(on_gpu, version="1.3.0rc5").check([lookahead])
+    words = (
+        r"^method 'lookahead': tensorrt_llm 1\.3\.0rc22 lost it; take one before 1\.3\.0rc22 with"
+    )
+    with pytest.raises(UnsupportedError, match=words):
+        dataclasses.replace(on_gpu, version="1.3.0rc22").check([lookahead])
+    check_version(lookahead, "", ours=True)
+
+
+@pytest.mark.parametrize(
+    ("engine", "method", "version", "words"),
+    [
+        ("vllm", "eagle3", "0.26.0", "needs 0.27 or newer; attach to another"),
+        ("sglang", "dflash", "0.5.13", "take 0.5.19 or newer"),
+        ("tensorrt_llm", "lookahead", "1.3.0", "take one before 1.3.0rc22"),
+    ],
+)
+def test_nobody_is_told_to_install_a_version_of_a_server_that_runs(
+    engine: str, method: str, version: str, words: str
+) -> None:
+    asked = case(engine, method, Form.COMPLETIONS)
+    with pytest.raises(UnsupportedError, match=f"{re.escape(words)}$"):
+        check_version(asked, version, ours=False)
+
+
 @pytest.mark.parametrize(
     ("asked", "limits", "words"),
     [
@@ -108,12 +139,15 @@ def test_an_engine_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
         INSTALLED.check([case("triton", form=Form.COMPLETIONS)])
 
 
-def test_a_program_on_path_is_taken_as_it_is(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    program = tmp_path / "tritonserver"
-    program.touch(0o755)
+@pytest.fixture
+def triton_on_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A program that is called tritonserver."""
+    (tmp_path / "tritonserver").touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
+
+
+def test_a_program_on_path_is_taken_as_it_is(triton_on_path: None) -> None:
+    del triton_on_path
     triton = case("triton", form=Form.COMPLETIONS)
     INSTALLED.check([triton])
     assert INSTALLED.environment(triton.server).torch_source == "as it is"
@@ -122,6 +156,82 @@ def test_a_program_on_path_is_taken_as_it_is(
     unnamed = dataclasses.replace(triton.server, engine_args=("seed=7", "--log-verbose"))
     with pytest.raises(UnsupportedError, match="engine_args '--log-verbose': of a Triton case"):
         INSTALLED.check([dataclasses.replace(triton, server=unnamed)])
+
+
+def test_an_interpreter_that_cannot_be_run_is_named(tmp_path: Path) -> None:
+    python = str(tmp_path / "no-python")
+    with pytest.raises(
+        UnsupportedError,
+        match=f"--specreg-engine-python '{python}': can't be run, No such file or directory; inst",
+    ):
+        dataclasses.replace(INSTALLED, python=python).check([case("vllm")])
+
+
+def test_an_interpreter_without_the_engine_is_named(tmp_path: Path) -> None:
+    own = dataclasses.replace(INSTALLED, python=sys.executable)
+    words = f"--specreg-engine-python '{sys.executable}': has no module 'sglang'; install sglang"
+    with pytest.raises(UnsupportedError, match=words):
+        own.check([case("sglang")])
+    # A folder that is called so is none, and what the case puts on the path is there.
+    (tmp_path / "sglang").mkdir()
+    found = dataclasses.replace(
+        case("sglang"),
+        server=dataclasses.replace(
+            case("sglang").server, engine_env=(("PYTHONPATH", str(tmp_path)),)
+        ),
+    )
+    with pytest.raises(UnsupportedError, match=words):
+        own.check([found])
+    (tmp_path / "sglang" / "__init__.py").touch()
+    own.check([found])
+
+
+def test_an_interpreter_has_the_version_that_it_has() -> None:
+    both = dataclasses.replace(INSTALLED, python=sys.executable, version="0.31.0")
+    with pytest.raises(
+        UnsupportedError, match=r"-engine-version '0\.31\.0' with -python: an inter"
+    ):
+        both.check([case("vllm")])
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (dataclasses.replace(INSTALLED, version="2.60.0"), "-engine-version '2.60.0'"),
+        (dataclasses.replace(INSTALLED, python="/some/python"), "-engine-python '/some/python'"),
+    ],
+    ids=["version", "python"],
+)
+def test_a_program_on_path_is_no_choice_of_a_version(
+    triton_on_path: None, asked: Provision, words: str
+) -> None:
+    del triton_on_path
+    message = (
+        f"--specreg{words}: engine 'triton' is the program 'tritonserver' on PATH; leave it out"
+    )
+    with pytest.raises(UnsupportedError, match=re.escape(message)):
+        asked.check([case("triton", form=Form.COMPLETIONS)])
+
+
+@pytest.mark.parametrize(
+    ("engine", "parallel", "words"),
+    [
+        ("sglang", Parallel(tensor=2, draft_tensor=1), "SGLang splits the draft as the target"),
+        ("tensorrt_llm", Parallel(data=2), "trtllm-serve runs one copy"),
+        ("reference", Parallel(tensor=2), "the reference engine splits no matrix"),
+        ("vllm", Parallel(tensor=2, data=2, draft_tensor=1, expert=True), None),
+    ],
+)
+def test_what_an_engine_cannot_spread_is_refused_before_anything_starts(
+    engine: str, parallel: Parallel, words: str | None
+) -> None:
+    spread = case(engine)
+    spread = dataclasses.replace(
+        spread, server=dataclasses.replace(spread.server, parallel=parallel)
+    )
+    on_gpu = dataclasses.replace(INSTALLED, on_gpu=True)
+    with pytest.raises(UnsupportedError, match=words) if words else contextlib.nullcontext():
+        on_gpu.check([spread])
 
 
 def test_an_engine_for_gpus_is_refused_without_one() -> None:

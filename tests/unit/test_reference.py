@@ -45,9 +45,8 @@ def test_on_a_gpu_it_takes_what_is_there_and_the_cases_own_words_come_last() -> 
 
 
 def test_it_splits_no_matrix() -> None:
-    spread = dataclasses.replace(PLAIN, parallel=Parallel(tensor=2))
     with pytest.raises(UnsupportedError, match="splits no matrix; place its models with"):
-        REFERENCE.command(PYTHON, spread)
+        REFERENCE.check_parallel(Parallel(tensor=2))
 
 
 def test_it_finds_specreg_after_what_the_user_put_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """A server generates before it is handed out, and nothing of it is left afterwards."""
 
 import dataclasses
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -230,6 +231,10 @@ def test_a_missing_model_folder_starts_nothing(tmp_path: Path, spec: ServerSpec)
         ("OSError: [Errno 98] error while attempting to bind", "port in use"),
         ("OSError: x is not a local folder and is not a valid model identifier", "model not found"),
         ("ModuleNotFoundError: No module named 'vllm'", "broken engine environment"),
+        (
+            "ImportError: sgl_kernel: the stand-in for CPUs is written for SGLang 0.5.23, not for…",
+            "the stand-in for its kernels is of another version",
+        ),
         ("error: Socket '127.0.0.1:8000' already in use", "port in use"),
         ("TypeError: unexpected keyword argument 'x'", "unknown or refused argument"),
         ("HFValidationError: Repo id must use", "unknown cause"),
@@ -285,6 +290,41 @@ def test_the_tail_of_a_log_survives_any_bytes(tmp_path: Path) -> None:
     assert log_tail(log_path).endswith("\nlast")
     log_path.write_bytes(b"")
     assert log_tail(log_path) == ""
+
+
+TRITONSERVER = """#!{python}
+import sys
+sys.path.insert(0, {root!r})
+from tests.scripted.protocols.triton import ScriptedTriton
+from tests.scripted.vllm.launch import Launch
+from tests.scripted.vllm.script import Script
+after = dict(zip(sys.argv, sys.argv[1:]))
+launch = Launch(model="folder", name=after["--load-model"], port=int(after["--http-port"]))
+type("Old", (ScriptedTriton,), {{"version": {version!r}}})(launch, Script()).serve()
+"""
+
+
+@pytest.mark.parametrize("version", ["2.50.0", "2.51.0"])
+def test_a_program_that_is_too_old_is_known_once_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    program = tmp_path / "tritonserver"
+    text = TRITONSERVER.format(python=sys.executable, root=str(builders.ROOT), version=version)
+    program.write_text(text)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    spec = dataclasses.replace(builders.PLAIN_SPEC, engine="triton")
+    environment = msgspec.structs.replace(ENVIRONMENT, python="", version="")
+    starting = start(tmp_path, Script(), spec=spec, environment=environment)
+    if version == "2.51.0":
+        with starting as server:
+            assert server.engine_version == version
+        return
+    with (
+        pytest.raises(ServerStartError, match=r"says that it is 2\.50\.0; take 2\.51 or newer"),
+        starting,
+    ):
+        pytest.fail("it is too old")
 
 
 @pytest.mark.parametrize(("version", "word"), [("1.2.1", "DraftTarget"), ("1.4.0", "Draft_Target")])

@@ -98,9 +98,8 @@ def test_a_model_is_spread_as_the_case_says() -> None:
 
 
 def test_a_draft_that_is_spread_otherwise_is_refused() -> None:
-    spread = dataclasses.replace(OPTIONS, parallel=Parallel(tensor=2, draft_tensor=1))
     with pytest.raises(UnsupportedError, match="SGLang splits the draft as the target"):
-        SGLANG.command(PYTHON, spread)
+        SGLANG.check_parallel(Parallel(tensor=2, draft_tensor=1))
 
 
 def test_the_version_is_read_or_unknown() -> None:

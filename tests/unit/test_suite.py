@@ -4,11 +4,12 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 
+from specreg.acceptance.record import Source
 from specreg.closing import record_baselines, record_lived
 from specreg.errors import ServerDiedError
 from specreg.expectation import Shelf, settings_in
@@ -17,12 +18,14 @@ from specreg.journal import Begun, Journal, Key
 from specreg.matrix import Case, Tier
 from specreg.measurement import Measurement
 from specreg.metrics import METRICS
+from specreg.plugin import _LINES, SUITE, pytest_terminal_summary
 from specreg.provision import Provision
 from specreg.recording import record_measurements
 from specreg.server import Server
 from specreg.suite import Launch, Starting, Suite, launches_of
 from specreg.verdict import Outcome
 from tests.unit import builders
+from tests.unit.test_support import on
 
 LENGTH = METRICS["acceptance_length_tokens"]
 SPEED = METRICS["throughput_tokens_per_s"]
@@ -60,6 +63,39 @@ def measured(one: Suite, *launches: Measurement) -> Suite:
 
 
 LAUNCH = Launch(spec=builders.SPEC, number=1)
+
+
+class Terminal:
+    """What pytest hands to a summary, as far as that asks for it."""
+
+    def __init__(self, one: Suite) -> None:
+        self.config, self.stash, self.hasmarkup = self, pytest.Stash(), False
+        self.stash[SUITE], self.stash[_LINES] = one, ["a line"]
+        self.text = ""
+
+    def get_terminal_writer(self) -> "Terminal":
+        """Itself, without colour."""
+        return self
+
+    def section(self, title: str) -> None:
+        """A heading."""
+        self.text += f"{title}\n"
+
+    def write_line(self, line: str) -> None:
+        """A line, or several."""
+        self.text += f"{line}\n"
+
+
+def test_a_run_shows_what_a_case_did_on_several_engines(tmp_path: Path) -> None:
+    engines = [
+        on("vllm", COUNTS, source=Source.VLLM_REQUEST, requests=2),
+        on("sglang", COUNTS, source=Source.SGLANG_REQUEST, requests=2),
+    ]
+    shown = Terminal(measured(suite(tmp_path, update_reason="as a test"), *engines))
+    pytest_terminal_summary(cast("pytest.TerminalReporter", shown))
+    assert "on several engines" in shown.text
+    assert "vllm_request" in shown.text
+    assert "sglang_request" in shown.text
 
 
 def test_the_same_server_beside_it_is_taken(tmp_path: Path) -> None:

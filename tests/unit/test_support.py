@@ -2,11 +2,16 @@
 
 import dataclasses
 
+import pytest
 from typer.testing import CliRunner
 
-from specreg.acceptance.record import Gauges
+from specreg.acceptance.record import Gauges, Source, StepCounts
 from specreg.cli import app
-from specreg.report.engines import render_gauges, render_support
+from specreg.measurement import Measurement
+from specreg.metrics import Replay
+from specreg.replay import Round
+from specreg.report.engines import render_gauges, render_side_by_side, render_support
+from specreg.sequential import Look
 from tests.unit import builders
 
 ROWS = {
@@ -15,12 +20,74 @@ ROWS = {
 }
 
 
+def on(engine: str, counts: StepCounts, *, source: Source, requests: int) -> Measurement:
+    """A case on an engine, measured with so many requests."""
+    server = dataclasses.replace(builders.SPEC, engine=engine)
+    case = dataclasses.replace(builders.CASE, server=server)
+    found = builders.acceptance(counts, source, prompts=2)
+    if source is Source.TRTLLM_COUNTERS:
+        found = dataclasses.replace(found, prompts=())
+    traces = (builders.trace(builders.chunk(1)),) * requests
+    done = Round(traces=traces, started_ns=0, ended_ns=1)
+    replay = Replay(rounds=(done,), control_rounds=(), acceptance=found)
+    return dataclasses.replace(builders.measurement({}, case=case), replay=replay)
+
+
+def shown(*measurements: Measurement) -> list[list[str]]:
+    """The cells of the table's rows, without its heading and the case's name."""
+    lines = render_side_by_side(measurements, width=120, color=False).splitlines()
+    return [line.split() for line in lines[2:]]
+
+
+LESS, MORE = builders.counts(10, 0, 5, 5), builders.counts(8, 0, 6, 6)
+"""AL - 1 of 1.25 and 1.5: a change of a fifth."""
+BY_REQUEST, BY_COUNTERS = Source.VLLM_REQUEST, Source.TRTLLM_COUNTERS
+
+
+def test_a_case_on_two_engines_stands_side_by_side_with_its_sources() -> None:
+    vllm = on("vllm", LESS, source=BY_REQUEST, requests=2)
+    sglang = on("sglang", MORE, source=Source.SGLANG_REQUEST, requests=2)
+    table = render_side_by_side([vllm, sglang], width=120, color=False).splitlines()
+    assert table[0].split()[:3] == ["on", "several", "engines"]
+    assert table[1].strip() == "draft_model-toy-toy-c2"
+    assert shown(vllm, sglang) == [
+        ["vllm", "0.32.0", "vllm_request", "verifier", "40", "2.25", "0.4167", "–"],
+        ["sglang", "0.32.0", "sglang_request", "verifier", "40", "2.5", "0.5", "+20.0%"],
+    ]
+    assert render_side_by_side([vllm], width=120, color=False) == ""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "change"),
+    [
+        pytest.param((BY_REQUEST, 2), (BY_COUNTERS, 2), "+20.0%", id="as-many-requests"),
+        pytest.param((BY_COUNTERS, 2), (BY_COUNTERS, 1), "–", id="fewer"),
+        pytest.param((BY_REQUEST, 2), (BY_REQUEST, 1), "–", id="stopped-early"),
+    ],
+)
+def test_the_change_is_that_of_as_many_requests(
+    first: tuple[Source, int], second: tuple[Source, int], change: str
+) -> None:
+    """Of single requests counters tell nothing: none on both sides says nothing of how many."""
+    one = on("vllm", LESS, source=first[0], requests=first[1])
+    other = on("tensorrt_llm", MORE, source=second[0], requests=second[1])
+    assert shown(one, other)[1][-1] == change
+
+
+def test_more_prompts_for_the_acceptance_alone_are_more_requests() -> None:
+    one = on("vllm", LESS, source=BY_COUNTERS, requests=2)
+    other = on("tensorrt_llm", MORE, source=BY_COUNTERS, requests=2)
+    assert shown(one, other)[1][-1] == "+20.0%"
+    extended = dataclasses.replace(other, look=Look.EXTENDED)
+    assert shown(one, extended)[1][-1] == "–"
+
+
 def test_it_has_what_the_rows_say() -> None:
     heading = render_support().splitlines()[0]
     assert heading == "| method | reference | sglang | tensorrt_llm | triton | vllm |"
     assert ROWS["none"] == ["yes"] * 5
     assert ROWS["lookahead"] == ["–", "–", "yes", "–", "–"]
-    assert ROWS["dflash"] == ["–", "yes", "–", "yes", "yes"]
+    assert ROWS["dflash"] == ["–", "yes", "yes", "yes", "yes"]
 
 
 def test_the_page_shows_it_as_the_command_prints_it() -> None:

@@ -11,12 +11,23 @@ from specreg.engines import Parallel, engine_named
 from specreg.engines._engine import LaunchOptions
 from specreg.errors import UnsupportedError
 from specreg.methods import METHODS, Method
+from specreg.provision import check_version
 from tests.unit import builders
 
 TENSORRT_LLM = engine_named("tensorrt_llm")
 PYTHON = Path("/envs/tensorrt-llm/bin/python")
 SPECULATION = METHODS["draft_model"].settings("tensorrt_llm", "/models/draft", 3)
 OPTIONS = dataclasses.replace(builders.LAUNCH_OPTIONS, speculation=SPECULATION, on_gpu=True)
+
+
+def has(method: str, version: str) -> bool:
+    """Whether a version is let start with a method."""
+    spec = dataclasses.replace(builders.SPEC, engine="tensorrt_llm", method=method)
+    try:
+        check_version(dataclasses.replace(builders.CASE, server=spec), version, ours=True)
+    except UnsupportedError:
+        return False
+    return True
 
 
 READINGS: list[dict[str, Any]] = json.loads(
@@ -27,8 +38,7 @@ SPELT = [
     for method in METHODS.values()
     for reading in READINGS
     if method.spelling.get("tensorrt_llm")
-    # It went with the backend that had it.
-    if method.name != "lookahead" or "Lookahead" in reading["types"]
+    if has(method.name, reading["version"])
 ]
 
 
@@ -76,6 +86,13 @@ def test_a_row_is_spelt_as_the_argument_classes_of_that_time(
     assert set(said) <= {*reading["every"], *reading["types"][kind]}
 
 
+def test_each_reading_has_the_methods_that_it_is_said_to_have() -> None:
+    for name, kind in {"lookahead": "Lookahead", "dflash": "DFlash"}.items():
+        read = {reading["version"]: kind in reading["types"] for reading in READINGS}
+        assert set(read.values()) == {True, False}
+        assert read == {version: has(name, version) for version in read}
+
+
 def test_the_requests_are_counted_by_versions_that_count_them_right() -> None:
     newer, older = (dataclasses.replace(OPTIONS, version=v) for v in ("1.3.0rc29", "1.3.0rc28"))
     assert options_file(newer)["return_perf_metrics"] is True
@@ -101,7 +118,7 @@ def test_a_model_is_spread_as_the_case_says() -> None:
 @pytest.mark.parametrize("parallel", [Parallel(data=2), Parallel(tensor=2, draft_tensor=1)])
 def test_what_it_cannot_spread_is_refused(parallel: Parallel) -> None:
     with pytest.raises(UnsupportedError, match="trtllm-serve runs one copy"):
-        TENSORRT_LLM.command(PYTHON, dataclasses.replace(OPTIONS, parallel=parallel))
+        TENSORRT_LLM.check_parallel(parallel)
 
 
 def test_it_needs_a_gpu() -> None:

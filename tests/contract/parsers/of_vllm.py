@@ -1,6 +1,7 @@
 """vLLM's own parser, run by vLLM's interpreter: JSON command lines in, what is wrong out.
 
-In: a list of argument lists on stdin. Out: for each, null or why it is refused, as JSON.
+In: a list on stdin, of argument lists, and of objects as in a model.json of Triton, whose backend
+makes `AsyncEngineArgs(**object)` of it. Out: for each, null or why it is refused, as JSON.
 """
 
 import dataclasses
@@ -9,6 +10,7 @@ import sys
 import typing
 
 from vllm.config.speculative import SpeculativeConfig, SpeculativeMethod
+from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -16,7 +18,15 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 def main() -> None:
     """Parses each."""
     lines = json.load(sys.stdin)
-    sys.stdout.write(json.dumps([_problem(arguments) for arguments in lines]))
+    found = [_problem_by_name(one) if isinstance(one, dict) else _problem(one) for one in lines]
+    sys.stdout.write(json.dumps(found))
+
+
+def _problem_by_name(arguments: dict[str, typing.Any]) -> str | None:
+    unknown = set(arguments) - {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    if unknown:
+        return f"AsyncEngineArgs has no {', '.join(sorted(unknown))}"
+    return _problem_of_speculation(arguments.get("speculative_config") or {})
 
 
 def _problem(arguments: list[str]) -> str | None:
@@ -26,6 +36,10 @@ def _problem(arguments: list[str]) -> str | None:
         config = vars(parser.parse_args(arguments)).get("speculative_config") or {}
     except (ValueError, TypeError, SystemExit) as error:
         return str(error)
+    return _problem_of_speculation(config)
+
+
+def _problem_of_speculation(config: dict[str, typing.Any]) -> str | None:
     unknown = set(config) - {field.name for field in dataclasses.fields(SpeculativeConfig)}
     if unknown:
         return f"SpeculativeConfig has no {', '.join(sorted(unknown))}"

@@ -14,13 +14,19 @@ from tests.scripted.vllm.wire import Json, Wire
 class ScriptedTriton(ScriptedServer):
     """`generate_stream` and `generate` of one model."""
 
+    version: ClassVar = "2.51.0"
+
     def application(self) -> web.Application:
         """The endpoints, for a server or for a test in this process."""
         app = web.Application()
         app.router.add_get("/v2/health/ready", self._health)
+        app.router.add_get("/v2", self._server)
         app.router.add_post("/v2/models/{model}/generate_stream", self._generate)
         app.router.add_post("/v2/models/{model}/generate", self._generate)
         return app
+
+    async def _server(self, _: web.Request) -> web.Response:
+        return web.json_response({"name": "triton", "version": self.version})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         """A model answers as it is asked: one response at `generate`, several in a stream."""

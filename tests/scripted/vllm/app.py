@@ -110,6 +110,7 @@ class ScriptedServer:
         if job.fault is Fault.COUNTERS_TOO_HIGH:
             foreign = _FOREIGN.steps(self._script, self._launch.draft_tokens)
             self._counters.count_tokens(foreign.completion_tokens, foreign.accepted)
+            self._counters.count_finish(foreign.finish_reason)
         self._counters.count_prompt(len(job.wire.prompt_ids))
 
     def _new_counters(self) -> Counters:
