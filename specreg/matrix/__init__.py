@@ -1,16 +1,21 @@
 """The matrix: `fixtures/matrix/<tier>.toml` in, the cases of that tier out."""
 
 from specreg.matrix._case import NO_LIMITS, Case, Limits, ServerSpec, Tier
-from specreg.matrix._tables import MOST_DRAFT_TOKENS
-from specreg.matrix._tier import all_case_ids, load_tier
+from specreg.matrix._needs import Needs, Sizes
+from specreg.matrix._tables import MOST_DRAFT_TOKENS, render_schema
+from specreg.matrix._tier import all_case_ids, load_tier, tier_names
 
 __all__ = [
     "MOST_DRAFT_TOKENS",
     "NO_LIMITS",
     "Case",
     "Limits",
+    "Needs",
     "ServerSpec",
+    "Sizes",
     "Tier",
     "all_case_ids",
     "load_tier",
+    "render_schema",
+    "tier_names",
 ]

@@ -30,9 +30,8 @@ MATRIX = """
     concurrency = [1, 4]
     prompts = 10
     rounds = 2
-    output_cap_tokens = 32
+    output_cap_tokens = {output_cap_tokens}
     warm_up_stable_frac = 1e9
-    draft_tokens = {draft_tokens}
     [cases.tolerances]
     throughput_tokens_per_s = 0.5
     ttft_p50_ms = 4.0
@@ -54,9 +53,9 @@ class Suite:
         self.script = Script()
         self.write_matrix()
 
-    def write_matrix(self, *, needs_gpus: int = 0, draft_tokens: int = 3) -> None:
+    def write_matrix(self, *, needs_gpus: int = 0, output_cap_tokens: int = 32) -> None:
         """Writes the tier `cpu` of this suite."""
-        text = MATRIX.format(needs_gpus=needs_gpus, draft_tokens=draft_tokens)
+        text = MATRIX.format(needs_gpus=needs_gpus, output_cap_tokens=output_cap_tokens)
         self.write_tier(textwrap.dedent(text))
 
     def write_tier(self, text: str) -> None:

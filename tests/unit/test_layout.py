@@ -53,7 +53,7 @@ ENGINE_PACKAGES = {"vllm", "sglang", "tensorrt_llm", "torch", "transformers", "t
 
 UNITS = (
     *("_ns", "_ms", "_s", "_tokens", "_bytes", "_w", "_mw", "_mj", "_mhz", "_c", "_frac"),
-    *("_requests", "_nats"),
+    *("_requests", "_nats", "_gib", "_kib"),
 )
 PLAIN = {
     # Plurals: they count the noun.
@@ -71,6 +71,7 @@ PLAIN = {
     "padding_layers": "layers",
     "max_sequences": "sequences",
     "needs_gpus": "GPUs",
+    "gpus": "GPUs",
     "branches": "branches of a tree",
     "tensor": "GPUs",
     "speculative_num_steps": "steps of the drafter; SGLang's own name",
