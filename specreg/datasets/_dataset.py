@@ -1,13 +1,14 @@
-"""What a dataset is: a name and a function that reads its prompts from disk."""
+"""What a dataset is: a name, its configs, and a function that reads their prompts from disk."""
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from specreg.errors import DatasetError
+from specreg.paths import data_dir
 
 
 class Prompt(
@@ -35,24 +36,56 @@ class Wanted:
     Attributes:
         root: the repository's.
         vocabulary: how many token ids the target knows; asked of by prompts of ids alone.
+        data_dir: where prepared sets lie.
     """
 
     root: Path
     vocabulary: Callable[[], int]
+    data_dir: Path = field(default_factory=data_dir)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """A named set of prompts.
+    """One or several named sets of prompts.
 
     Attributes:
-        name: what users write, and part of a case's id.
-        load_prompts: reads all prompts. Their order is stable and interleaves the categories, so
-            that any first n are spread over them.
+        name: what users write, followed by `-` and a config where there are several.
+        load: reads all prompts of the set of a full name. Their order is stable and interleaves
+            the categories, so that any first n are spread over them.
+        configs: what there is of it; empty where it is one set.
+        takes_length: whether any length in tokens, 1 or more, is a config too.
     """
 
     name: str
-    load_prompts: Callable[[Wanted], tuple[Prompt, ...]]
+    load: Callable[["PromptSet", Wanted], tuple[Prompt, ...]]
+    configs: tuple[str, ...] = ()
+    takes_length: bool = False
+
+    @property
+    def sets(self) -> tuple["PromptSet", ...]:
+        """What can be listed of it: each config, or all there is."""
+        return tuple(PromptSet(dataset=self, config=config) for config in self.configs or ("",))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptSet:
+    """A dataset, and which of its configs; empty where it has none."""
+
+    dataset: Dataset
+    config: str = ""
+
+    @property
+    def name(self) -> str:
+        """`speed-bench-qualitative`: the full name, part of a case's id."""
+        return f"{self.dataset.name}-{self.config}" if self.config else self.dataset.name
+
+    def load_prompts(self, wanted: Wanted) -> tuple[Prompt, ...]:
+        """All prompts of the set.
+
+        Raises:
+            DatasetError: it wasn't prepared, or can't be read.
+        """
+        return self.dataset.load(self, wanted)
 
 
 def load_prompt_lines(path: Path) -> tuple[Prompt, ...]:

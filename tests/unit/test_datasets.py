@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from specreg.datasets import DATASETS, Prompt, Wanted, dataset_named
+from specreg.datasets import SETS, Prompt, Wanted, dataset_named
 from specreg.datasets._dataset import load_prompt_lines, prompts_sha256
 from specreg.errors import DatasetError, UnknownNameError
 from tests.unit import builders
@@ -71,9 +71,35 @@ def test_the_checksum_depends_on_texts_and_order() -> None:
     assert len(prompts_sha256([])) == 64
 
 
-def test_each_dataset_lies_in_the_repository() -> None:
-    for name, dataset in DATASETS.items():
-        assert dataset.load_prompts(WANTED), name
+@pytest.mark.parametrize("name", sorted(set(SETS) - {"toy"}))
+def test_a_set_is_there_or_says_how_to_prepare_it(name: str, tmp_path: Path) -> None:
+    wanted = Wanted(root=builders.ROOT, vocabulary=lambda: 768, data_dir=tmp_path)
+    if name.startswith("random-"):
+        assert dataset_named(name).load_prompts(wanted)
+        return
+    words = f"dataset '{name}': not prepared on this machine; run specreg prepare {name}"
+    with pytest.raises(DatasetError, match=words):
+        dataset_named(name).load_prompts(wanted)
+
+
+def test_a_random_prompt_has_the_length_asked_for_and_stays_as_it_is() -> None:
+    prompts = dataset_named("random-7").load_prompts(WANTED)
+    assert {len(prompt.token_ids) for prompt in prompts} == {7}
+    assert {prompt.category for prompt in prompts} == {"random"}
+    assert len(prompts) == len({prompt.token_ids for prompt in prompts}) == 1024
+    assert all(0 <= token < 768 for prompt in prompts for token in prompt.token_ids)
+    assert prompts[5].token_ids == (444, 676, 502, 576, 657, 83, 368)
+
+
+def test_long_random_prompts_are_fewer() -> None:
+    wanted = Wanted(root=builders.ROOT, vocabulary=lambda: 768)
+    assert len(dataset_named("random-1000000").load_prompts(wanted)) == 4
+
+
+@pytest.mark.parametrize("name", ["random", "random-0", "random-", "random-1k", "toy-128"])
+def test_a_length_is_a_number_of_a_set_that_takes_one(name: str) -> None:
+    with pytest.raises(UnknownNameError, match="random-1024"):
+        dataset_named(name)
 
 
 def test_the_toy_prompts_interleave_their_five_categories() -> None:
