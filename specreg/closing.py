@@ -69,6 +69,7 @@ def run_verdict(suite: Suite, status: int, *, cut_short: bool) -> RunVerdict:
         exit_status=status,
         outcomes=count_outcomes(suite.verdicts),
         verdicts=tuple(suite.verdicts),
+        skipped=dict(suite.skipped),
     )
 
 

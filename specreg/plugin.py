@@ -109,26 +109,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return (setups[params["server"].id, params["case"].id], names[_what(params).name])
 
     items.sort(key=place)
-    why = _unmet_need(suite)
+    unfit = _unfit(suite)
     if hasattr(config, "workerinput") and any(place(item)[0] >= 0 for item in items):
         message = "pytest-xdist: cases measured at the same time disturb one another; leave out -n"
         raise pytest.UsageError(message)
-    ours = [_params(item) for item in items if place(item)[0] >= 0]
+    ours = [item for item in items if place(item)[0] >= 0]
     asked: dict[str, set[str]] = {}
-    for params in ours:
-        asked.setdefault(params["case"].id, set()).add(_what(params).name)
-    suite.asked = asked
+    skipped: dict[str, str] = {}
+    for item in ours:
+        case = _params(item)["case"]
+        if case.id in unfit:
+            item.add_marker(pytest.mark.skip(reason=unfit[case.id]))
+            skipped[case.id] = unfit[case.id]
+        else:
+            asked.setdefault(case.id, set()).add(_what(_params(item)).name)
+    suite.asked, suite.skipped = asked, skipped
     if not config.getoption("collectonly"):
-        _check_runnable(suite, ours)
-    for item in items:
-        if why and place(item)[0] >= 0:
-            item.add_marker(pytest.mark.skip(reason=why))
+        _check_runnable(suite, [_params(item) for item in ours])
 
 
 def _check_runnable(suite: Suite, tests: Sequence[Mapping[str, Any]]) -> None:
     """Ends the run before anything is measured where a case can't be."""
     try:
-        cases = {params["case"].id: params["case"] for params in tests}.values()
+        all_cases = {params["case"].id: params["case"] for params in tests}
+        cases = [case for case_id, case in all_cases.items() if case_id not in suite.skipped]
         if suite.provision.url is None:
             suite.provision.check(cases)
         else:
@@ -237,7 +241,7 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
         message = f"--specreg-launches: got {options.launches}, needed 1 or more; leave it out"
         raise SpecregError(message)
     for case in tier.cases:
-        check_tolerances(case)
+        check_tolerances(case, tier.places[case.id])
     runs = root / options.runs
     started = dt.datetime.now(tz=dt.UTC).strftime("%Y%m%dT%H%M%S")
     run_folder = last_run(runs) if options.resume else runs / f"{started}-{os.getpid()}"
@@ -247,7 +251,7 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
         tier=tier,
         shelf=Shelf(
             folder=root / options.baselines,
-            environment=current_environment(needs_gpus=tier.needs_gpus)
+            environment=current_environment(needs_gpus=tier.gpus_used(find_gpus().memory_gib))
             if options.attach is None
             else UNKNOWN_ENVIRONMENT,
         ),
@@ -318,6 +322,15 @@ def _unmet_need(suite: Suite) -> str:
         f"tier '{suite.tier.name}' needs {suite.tier.needs_gpus} GPU(s), this machine has"
         f" {len(gpus.names)} ({gpus.why_none}); run --specreg-tier cpu, or use a machine with one"
     )
+
+
+def _unfit(suite: Suite) -> Mapping[str, str]:
+    """By case what it needs and the machine lacks; what the tier needs, where that is missing."""
+    if suite.provision.url is not None:
+        return {}
+    if why := _unmet_need(suite):
+        return {case.id: why for case in suite.tier.cases}
+    return suite.tier.unmet(find_gpus().memory_gib)
 
 
 def _setups(suite: Suite) -> Iterator[tuple[Launch, Launch, Case]]:

@@ -123,6 +123,7 @@ class Suite:
         engine: whose cases run; None for all.
         with_oracle: whether the models themselves are asked, which takes torch.
         asked: by case, the metrics that this run judges; one that isn't there is asked for all.
+        skipped: by case that was asked for and can't run here, what it needs.
         docket: the verdicts; taken_over: what an earlier run had measured.
     """
 
@@ -142,6 +143,7 @@ class Suite:
     engine: str | None = None
     with_oracle: bool = False
     asked: Mapping[str, AbstractSet[str]] = field(default_factory=dict)
+    skipped: Mapping[str, str] = field(default_factory=dict)
     taken_over: list[str] = field(default_factory=list)
     docket: Docket = field(init=False)
     _measured: dict[tuple[str, int], Measurement] = field(default_factory=dict)

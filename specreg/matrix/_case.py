@@ -1,6 +1,6 @@
 """What the tables make: a case, the server that it needs, and the tier that it is of."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specreg.arrivals import Load
@@ -175,3 +175,20 @@ class Tier:
     needs_gpus: int
     cases: tuple[Case, ...]
     places: Mapping[str, str] = field(default_factory=dict)
+
+    def unmet(self, gpus_gib: Sequence[float]) -> dict[str, str]:
+        """By case's id what it needs and a machine lacks, in a sentence; none where all fit.
+
+        Args:
+            gpus_gib: the memory of each of the machine's GPUs.
+        """
+        if not self.needs_gpus:
+            return {}
+        lacks = {case.id: case.needs.unmet(gpus_gib) for case in self.cases}
+        return {case_id: f"{case_id} {lack}" for case_id, lack in lacks.items() if lack}
+
+    def gpus_used(self, gpus_gib: Sequence[float]) -> int:
+        """How many of a machine's GPUs the widest case takes that it can run."""
+        lacking = self.unmet(gpus_gib)
+        widths = [case.needs.gpus for case in self.cases if case.id not in lacking]
+        return max(widths, default=self.needs_gpus) if self.needs_gpus else 0

@@ -26,6 +26,7 @@ class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
         complete: whether the whole tier was judged, and nothing cut it short.
         exit_status: of the run.
         outcomes: how many verdicts of each; verdicts: in the order of the run.
+        skipped: by case that didn't fit the machine, what it needs.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -37,6 +38,7 @@ class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
     exit_status: int
     outcomes: dict[str, int]
     verdicts: tuple[Verdict, ...]
+    skipped: dict[str, str] = {}
 
 
 def exit_status(verdicts: Sequence[Verdict]) -> int:

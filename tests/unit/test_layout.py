@@ -146,7 +146,6 @@ PLAIN = {
     "tolerances": "relative, by the metric's name",
     # A unit that STYLE.md doesn't list: rounded to name an environment, never reckoned with.
     "gpu_memory_gb": "gigabytes",
-    "memory_gb": "gigabytes",
 }
 
 MODULES = tuple(sorted(LIBRARY.rglob("*.py")))
