@@ -31,6 +31,7 @@ from specreg.matrix import NO_LIMITS, Limits
 from specreg.methods import Tree
 from specreg.metrics import Metric, acceptance_value
 from specreg.protocols import Form
+from specreg.replies import AS_IS
 
 SCHEMA_VERSION = 2
 _FEWEST_RUNS = 2
@@ -72,6 +73,8 @@ class CaseSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     limits: Limits = NO_LIMITS
     parallel: Parallel = ALONE
     tree: Tree | None = None
+    history_reply: str = AS_IS
+    num_prompts: int | None = None
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from specreg.baseline import Baseline
+from specreg.breakdown import categories_of, last_launches
 from specreg.comparison import differing_settings
 from specreg.environments import installed_version
 from specreg.errors import BaselineError, SpecregError
@@ -70,6 +71,11 @@ def run_verdict(suite: Suite, status: int, *, cut_short: bool) -> RunVerdict:
         outcomes=count_outcomes(suite.verdicts),
         verdicts=tuple(suite.verdicts),
         skipped=dict(suite.skipped),
+        categories={
+            one.case_id: dict(categories_of(one))
+            for one in last_launches(suite.figures)
+            if categories_of(one)
+        },
     )
 
 
@@ -80,6 +86,12 @@ def remarks(suite: Suite, matrix: Path) -> Iterator[str]:
         suite: of the run.
         matrix: the folder of all tiers.
     """
+    fewer = [case for case in _cases(suite) if case.matrix_prompts]
+    if fewer:
+        yield (
+            f"--num-prompts {fewer[0].prompts}: acceptance was compared over the prompts that its"
+            " baseline has too, speed wasn't"
+        )
     history = load_history(history_path(suite.history, suite.environment.name))
     for case in _cases(suite):
         yield from _headroom(suite, case, history.get(case.id, ()))

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+import msgspec
+
 from specreg.acceptance.table import Column, CountsTable, counts_table
 from specreg.baseline import Baseline, CaseSettings, LaunchesOnly, load_table
 from specreg.identity import Environment
@@ -232,6 +234,14 @@ def differing_settings(recorded: CaseSettings, current: CaseSettings) -> str:
         for name in recorded.__struct_fields__
         if getattr(recorded, name) != getattr(current, name)
     )
+
+
+def of_any_number(settings: CaseSettings) -> CaseSettings:
+    """The settings without how many prompts a run replays instead of those that the matrix says.
+
+    Acceptance is compared prompt by prompt, so that it bears another number of them.
+    """
+    return msgspec.structs.replace(settings, num_prompts=None)
 
 
 def _quotient(parts: tuple[Column, Column]) -> float | None:

@@ -17,7 +17,7 @@ from specreg.baseline import (
     load_baselines,
     load_launches,
 )
-from specreg.comparison import Known, differing_settings, spreads_of
+from specreg.comparison import Known, differing_settings, of_any_number, spreads_of
 from specreg.datasets import Prompt, Wanted, dataset_named
 from specreg.datasets._dataset import prompts_sha256
 from specreg.engines import engine_named
@@ -43,7 +43,7 @@ def load_case_prompts(root: Path, case: Case) -> tuple[Prompt, ...]:
     if len(prompts) < case.prompts:
         message = (
             f"dataset '{case.dataset}': has {len(prompts)} prompts, '{case.id}' asks for"
-            f" {case.prompts}; lower prompts in the matrix"
+            f" {case.prompts}; lower prompts in the matrix, or --num-prompts"
         )
         raise DatasetError(message)
     check_form(case, prompts)
@@ -84,7 +84,8 @@ def settings_of(case: Case, target: str, prompts: Sequence[Prompt]) -> CaseSetti
     Args:
         case: what is measured.
         target: the folder or hub id that is served.
-        prompts: of the dataset, in its order; those of a run and of its extension count.
+        prompts: of the dataset, in its order; those of a run by the matrix and of its extension
+            count.
     """
     server = case.server
     target_sha256 = model_sha256(target)
@@ -95,7 +96,7 @@ def settings_of(case: Case, target: str, prompts: Sequence[Prompt]) -> CaseSetti
         target_sha256=target_sha256,
         # A folder's place on the disk says nothing; a hub id is all there is.
         target="" if target_sha256 else server.target,
-        prompts_sha256=prompts_sha256(prompts[: 2 * case.prompts]),
+        prompts_sha256=prompts_sha256(prompts[: 2 * (case.matrix_prompts or case.prompts)]),
         output_cap_tokens=case.output_cap_tokens,
         temperature=case.temperature,
         concurrency=case.load.concurrency,
@@ -118,6 +119,8 @@ def settings_of(case: Case, target: str, prompts: Sequence[Prompt]) -> CaseSetti
         limits=case.limits,
         parallel=server.parallel,
         tree=server.tree,
+        history_reply=case.history_reply,
+        num_prompts=case.prompts if case.matrix_prompts else None,
     )
 
 
@@ -158,7 +161,7 @@ class Shelf:
             BaselineError: its baseline can't be read.
         """
         exact = self._exact(case)
-        nearest = None if exact else self._nearest(case, settings)
+        nearest = None if exact else self._nearest(case, of_any_number(settings))
         known = exact is not None or nearest is not None
         return Known(
             environment=self.environment,

@@ -84,6 +84,20 @@ class AcceptanceFigures(msgspec.Struct, frozen=True, kw_only=True):
     by_request: tuple[RequestFigures, ...]
 
 
+class PaceFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """How fast some requests came; a spread without values is null.
+
+    Attributes:
+        requests: how many; tokens: N of all.
+        tpot_ms, output_tokens_per_s: see docs/measuring.md.
+    """
+
+    requests: int
+    tokens: int
+    tpot_ms: Summary | None
+    output_tokens_per_s: Summary | None
+
+
 class ArmFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The timing of one server's requests; a spread without values is null.
 
@@ -92,6 +106,7 @@ class ArmFigures(msgspec.Struct, frozen=True, kw_only=True):
         tokens: N of all.
         tokens_per_chunk: of all chunks but each request's first; of any step, drafted or not.
         send_delay_ms: sent - planned; client_lag_ms: of the client's event loop.
+        by_category: the same of each category, as far as it is of requests.
         others: see docs/measuring.md; a rate has one value for each round.
     """
 
@@ -110,6 +125,21 @@ class ArmFigures(msgspec.Struct, frozen=True, kw_only=True):
     goodput_requests_per_s: Summary | None
     send_delay_ms: Summary | None
     client_lag_ms: Summary | None
+    by_category: dict[str, PaceFigures]
+
+
+class SpeedupFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What speculation gains over the target alone, 1 being nothing; null without a value.
+
+    Attributes:
+        throughput_ratio: the median over the rounds of throughput over the control's, as judged.
+        tpot_ratio: the control's median TPOT over the case's.
+        tpot_ratio_by_category: the same of each category's requests.
+    """
+
+    throughput_ratio: float | None
+    tpot_ratio: float | None
+    tpot_ratio_by_category: dict[str, float | None]
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,6 +152,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
         acceptance: null without speculation.
         gauges: the server's own, of its last iterations at the end; null where it has none.
         timing: of the case's server; control: of the one beside it.
+        speedup: of one over the other; null without a control, and where speeds mean nothing.
     """
 
     case_id: str
@@ -133,12 +164,15 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     gauges: Gauges | None
     timing: ArmFigures | None
     control: ArmFigures | None
+    speedup: SpeedupFigures | None
 
 
 def figures_of(measurement: Measurement, launch: int) -> Figures:
     """The figures of a measurement; of an invalid one only why it is."""
     replay = measurement.replay
     acceptance = measurement.acceptance
+    timing = _arm(replay, control=False) if replay else None
+    control = _arm(replay, control=True) if replay and replay.control_rounds else None
     return Figures(
         case_id=measurement.case.id,
         launch=launch,
@@ -147,8 +181,9 @@ def figures_of(measurement: Measurement, launch: int) -> Figures:
         judged=dict(measurement.values),
         acceptance=_acceptance(acceptance, measurement.case) if acceptance else None,
         gauges=replay.gauges if replay else None,
-        timing=_arm(replay, control=False) if replay else None,
-        control=_arm(replay, control=True) if replay and replay.control_rounds else None,
+        timing=timing,
+        control=control,
+        speedup=_speedup(measurement, timing, control),
     )
 
 
@@ -206,6 +241,10 @@ def _arm(replay: Replay, *, control: bool) -> ArmFigures:
         gaps.merge(part.gaps)
         lags.merge(part.lags)
 
+    by_category: dict[str, list[RequestTrace]] = {}
+    for trace in traces:
+        by_category.setdefault(trace.category, []).append(trace)
+
     def good(trace: RequestTrace) -> bool:
         return is_good(trace, replay.limits)
 
@@ -228,7 +267,38 @@ def _arm(replay: Replay, *, control: bool) -> ArmFigures:
         goodput_requests_per_s=_summary(requests_per_s(part, good) for part in rounds),
         send_delay_ms=spread(lambda trace: (trace.sent_ns - trace.planned_ns) / _NS_PER_MS),
         client_lag_ms=lags.summary_ms(),
+        by_category={name: _pace(part) for name, part in by_category.items()},
     )
+
+
+def _pace(traces: Sequence[RequestTrace]) -> PaceFigures:
+    return PaceFigures(
+        requests=len(traces),
+        tokens=sum(trace.tokens for trace in traces),
+        tpot_ms=_summary(map(tpot_ms, traces)),
+        output_tokens_per_s=_summary(map(output_tokens_per_s, traces)),
+    )
+
+
+def _speedup(
+    measurement: Measurement, timing: ArmFigures | None, control: ArmFigures | None
+) -> SpeedupFigures | None:
+    if timing is None or control is None or not measurement.case.speed:
+        return None
+    return SpeedupFigures(
+        throughput_ratio=measurement.values.get("speedup_ratio"),
+        tpot_ratio=_ratio(control.tpot_ms, timing.tpot_ms),
+        tpot_ratio_by_category={
+            name: _ratio(control.by_category[name].tpot_ms, pace.tpot_ms)
+            for name, pace in timing.by_category.items()
+            if name in control.by_category
+        },
+    )
+
+
+def _ratio(theirs: Summary | None, ours: Summary | None) -> float | None:
+    """Of medians: a stalled request moves none."""
+    return theirs.p50 / ours.p50 if theirs and ours and ours.p50 else None
 
 
 def _tokens_per_chunk(traces: Sequence[RequestTrace]) -> float | None:

@@ -41,6 +41,13 @@ class Options:
         "how many launches of each server to measure, 1 or more (default: 3 to record, else 1)",
         type=int,
     )
+    num_prompts: int | None = _option(
+        "--num-prompts",
+        None,
+        "how many prompts each case replays, spread over their categories (default: its own"
+        " number); acceptance is compared prompt by prompt then, speed isn't",
+        type=int,
+    )
     inconclusive: str = _option(
         "--specreg-inconclusive",
         "fail",

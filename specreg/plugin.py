@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from specreg.attaching import alone, check_attached
+from specreg.breakdown import last_launches
 from specreg.closing import record_baselines, record_lived, remarks, run_verdict
 from specreg.errors import SpecregError, UnknownNameError
 from specreg.expectation import Shelf
 from specreg.identity import UNKNOWN_ENVIRONMENT, current_environment, find_gpus
 from specreg.journal import Journal, last_run, load_journal
-from specreg.matrix import Case, load_tier
+from specreg.matrix import Case, load_tier, with_prompts
 from specreg.metrics import METRICS, Family, Metric, check_tolerances, metrics_of
 from specreg.options import Options, add_options, read_options
 from specreg.proving import PROOFS, Proof, proofs_of
@@ -26,6 +27,7 @@ from specreg.provision import Provision
 from specreg.report.engines import render_gauges, render_side_by_side
 from specreg.report.json import exit_status, properties, record_verdict
 from specreg.report.progress import Progress
+from specreg.report.tables import render_categories, render_speedups
 from specreg.report.terminal import render_next, render_notes, render_recorded, render_verdicts
 from specreg.suite import Launch, Suite, launches_of
 
@@ -212,6 +214,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     parts = [render_verdicts(suite.verdicts, width=_WIDTH, color=color), *config.stash[_LINES]]
     parts.append(render_side_by_side(suite.measurements, width=_WIDTH, color=color))
     parts.append(render_gauges(suite.measurements))
+    figures = last_launches(suite.figures)
+    parts.append(render_speedups(figures, width=_WIDTH, color=color))
+    parts.append(render_categories(figures, width=_WIDTH, color=color))
     if not all(case.speed for case in suite.tier.cases):
         parts.append("the servers of this tier say nothing of speed, so none is shown")
     if suite.taken_over:
@@ -237,6 +242,14 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
     if options.update_baselines and not reason:
         message = '--update-baselines: --reason "…" is missing; say why the baselines change'
         raise SpecregError(message)
+    if options.num_prompts is not None:
+        if options.update_baselines:
+            message = (
+                "--update-baselines with --num-prompts: a baseline is of as many prompts as the"
+                " matrix says; leave one of them out"
+            )
+            raise SpecregError(message)
+        tier = with_prompts(tier, options.num_prompts)
     if options.launches is not None and options.launches < 1:
         message = f"--specreg-launches: got {options.launches}, needed 1 or more; leave it out"
         raise SpecregError(message)

@@ -19,7 +19,7 @@ from specreg.datasets._dataset import prompts_sha256
 from specreg.docket import Docket
 from specreg.errors import BaselineError, SpecregError
 from specreg.expectation import Shelf, load_case_prompts, settings_in
-from specreg.figures import figures_of, record_figures
+from specreg.figures import Figures, figures_of, record_figures
 from specreg.foresight import foresee
 from specreg.identity import Environment
 from specreg.journal import Journal, Key
@@ -125,6 +125,7 @@ class Suite:
         asked: by case, the metrics that this run judges; one that isn't there is asked for all.
         skipped: by case that was asked for and can't run here, what it needs.
         docket: the verdicts; taken_over: what an earlier run had measured.
+        figures: of each measurement so far.
     """
 
     root: Path
@@ -146,6 +147,7 @@ class Suite:
     skipped: Mapping[str, str] = field(default_factory=dict)
     taken_over: list[str] = field(default_factory=list)
     docket: Docket = field(init=False)
+    figures: list[Figures] = field(default_factory=list)
     _measured: dict[tuple[str, int], Measurement] = field(default_factory=dict)
     _startings: list[Starting] = field(default_factory=list)
     _plain: Plain = field(default_factory=dict)
@@ -221,6 +223,7 @@ class Suite:
         else:
             self.taken_over.append(name)
         figures = figures_of(measurement, number)
+        self.figures.append(figures)
         record_figures(self.run_folder / "figures" / f"{name}.json", figures)
         self._measured[case.id, number] = measurement
         return measurement

@@ -14,6 +14,7 @@ from specreg.datasets import Prompt
 from specreg.errors import InvalidMeasurementError
 from specreg.matrix import Case
 from specreg.protocols import PROTOCOLS, Ask, Endpoint, Message, Role, StreamDecoder
+from specreg.replies import REPLIES
 from specreg.sse import DONE, splitter_for
 from specreg.trace import Chunk, RequestTrace, StreamEvent, chunk_sizes
 
@@ -129,7 +130,8 @@ class Talk:
             self.end(finished)
             if finished.trace.error is not None:
                 return
-            said = (*said, Message(Role.ASSISTANT, finished.text))
+            reply = REPLIES[self.case.history_reply](finished.text)
+            said = (*said, Message(Role.ASSISTANT, reply))
             planned_ns = self.clock()
 
     async def _ask(

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from specreg.acceptance.record import AcceptanceRecord
 from specreg.baseline import load_acceptance
-from specreg.comparison import Comparison, Known, differing_settings
+from specreg.comparison import Comparison, Known, differing_settings, of_any_number
 from specreg.intervals import Change, t_quantile
 from specreg.matrix import Case
 from specreg.methods import METHODS
@@ -130,10 +130,16 @@ def judge(metric: Metric, comparison: Comparison, look: Look) -> Verdict:
     if baseline is None and known.published is None:
         reason = f"nothing recorded in '{known.environment.name}'; {record_hint(case_id)}"
         return say(outcome=Outcome.NO_BASELINE, reason=reason)
-    differing = differing_settings(baseline.case, known.settings) if baseline else ""
+    settings = of_any_number(known.settings)
+    differing = differing_settings(baseline.case, settings) if baseline else ""
     if differing:
         reason = f"it was recorded with other settings: {differing}; {record_hint(case_id)}"
         return say(outcome=Outcome.NO_BASELINE, reason=reason)
+    by_number = metric.by_launch or measurement.case.needs_fresh_server
+    if known.settings.num_prompts is not None and by_number:
+        what = "a speed" if metric.by_launch else "what a drafter learns"
+        reason = f"--num-prompts {known.settings.num_prompts}: {what} is of all prompts of the case"
+        return say(outcome=Outcome.NOT_COMPARABLE, reason=f"{reason}; leave it out to judge it")
     say = functools.partial(say, against=baseline.environment.name if baseline else "published")
     return (_judge_speed if metric.by_launch else _judge_acceptance)(metric, comparison, look, say)
 

@@ -6,6 +6,7 @@ import typer
 
 from specreg.cli.baselines import app as baselines
 from specreg.cli.cases import explain, oracle
+from specreg.cli.tables import tables
 from specreg.errors import SpecregError
 from specreg.report.engines import render_support
 
@@ -17,6 +18,7 @@ app = typer.Typer(
 )
 app.command()(explain)
 app.command()(oracle)
+app.command()(tables)
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from specreg.matrix._case import NO_LIMITS, Case, Limits, ServerSpec, Tier
 from specreg.matrix._needs import Needs, Sizes
 from specreg.matrix._tables import MOST_DRAFT_TOKENS, render_schema
-from specreg.matrix._tier import all_case_ids, load_tier, tier_names
+from specreg.matrix._tier import all_case_ids, load_tier, tier_names, with_prompts
 
 __all__ = [
     "MOST_DRAFT_TOKENS",
@@ -18,4 +18,5 @@ __all__ = [
     "load_tier",
     "render_schema",
     "tier_names",
+    "with_prompts",
 ]

@@ -1,5 +1,6 @@
 """What the tables make: a case, the server that it needs, and the tier that it is of."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +11,7 @@ from specreg.matrix._needs import Needs, Sizes
 from specreg.matrix._tables import USUAL_DRAFT_TOKENS
 from specreg.methods import METHODS, Tree
 from specreg.protocols import Form
+from specreg.replies import AS_IS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +90,11 @@ class Case:
             None where the tier has no such case, and for `none` itself.
         dataset: the name of the prompt set.
         prompts: how many of its prompts are replayed.
+        matrix_prompts: how many the matrix says, where this run replays another number.
         load: how many requests come, and when; its duration is that of a round.
         rounds: how many parts the prompts are dealt into; case and control alternate by round.
         turns: the most turns of a conversation, None for all.
+        history_reply: what of a reply the next turn is told, a name of `REPLIES`.
         form: whether prompts go through the model's chat template.
         chat_template_args: arguments of that template, as pairs.
         output_cap_tokens: the most tokens of a reply; temperature: 0 is greedy.
@@ -114,7 +118,9 @@ class Case:
     rounds: int
     output_cap_tokens: int
     temperature: float
+    matrix_prompts: int | None = None
     turns: int | None = None
+    history_reply: str = AS_IS
     form: Form = Form.CHAT
     chat_template_args: tuple[tuple[str, object], ...] = ()
     ignore_eos: bool = False
@@ -152,6 +158,15 @@ class Case:
     def speculates(self) -> bool:
         """Whether the case has a method other than `none`."""
         return self.server.method != "none"
+
+    def replaying(self, prompts: int) -> "Case":
+        """The case with so many prompts, whatever the matrix says."""
+        if prompts == self.prompts:
+            return self
+        by_matrix = self.matrix_prompts or self.prompts
+        return dataclasses.replace(
+            self, prompts=prompts, matrix_prompts=by_matrix if prompts != by_matrix else None
+        )
 
     @property
     def needs_fresh_server(self) -> bool:

@@ -10,6 +10,7 @@ from specreg.engines import ALONE, Parallel
 from specreg.lossless import ROUNDING_NATS
 from specreg.methods import Tree
 from specreg.protocols import Form
+from specreg.replies import AS_IS
 
 MOST_DRAFT_TOKENS = 16
 """The most tokens drafted per step that the metrics tell apart by position."""
@@ -68,6 +69,7 @@ class CasesTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     duration_s: _AboveZero | None = None
     rounds: _Positive = 4
     turns: _Positive | None = None
+    history_reply: str = AS_IS
     form: Form = Form.CHAT
     chat_template_args: dict[str, object] = {}
     temperature: Annotated[float, msgspec.Meta(ge=0)] = 0.0

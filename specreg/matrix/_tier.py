@@ -15,6 +15,7 @@ from specreg.matrix._needs import Sizes
 from specreg.matrix._place import Place
 from specreg.matrix._tables import CasesTable, ModelsTable
 from specreg.methods import METHODS
+from specreg.replies import REPLIES
 
 PAIRS = Path("models/pairs.toml")
 """The model pairs that all tiers share, from the folder that holds the tiers' own."""
@@ -58,6 +59,22 @@ def tier_names(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in folder.glob("*.toml")))
 
 
+def with_prompts(tier: Tier, prompts: int) -> Tier:
+    """A tier whose cases replay so many prompts each.
+
+    Raises:
+        MatrixError: that leaves a round of a case without a prompt.
+    """
+    for case in tier.cases:
+        if prompts < case.rounds:
+            message = (
+                f"--num-prompts {prompts}: '{case.id}' needs {case.rounds} or more, one for each of"
+                " its rounds; give more prompts, or lower rounds in the matrix"
+            )
+            raise MatrixError(message)
+    return dataclasses.replace(tier, cases=tuple(case.replaying(prompts) for case in tier.cases))
+
+
 def all_case_ids(folder: Path) -> frozenset[str]:
     """The ids of the cases of all tiers.
 
@@ -88,6 +105,9 @@ def _cases_of(table: CasesTable, pairs: Pairs, place: Place) -> Iterator[Case]:
     if table.models not in pairs:
         raise UnknownNameError("model pair", table.models, pairs, place.at("models"))
     dataset_named(table.dataset, place.at("dataset"))
+    if table.history_reply not in REPLIES:
+        where = place.at("history_reply")
+        raise UnknownNameError("history_reply", table.history_reply, REPLIES, where)
     loads = _loads_of(table, place)
     if table.prompts < table.rounds:
         message = (
@@ -109,6 +129,7 @@ def _cases_of(table: CasesTable, pairs: Pairs, place: Place) -> Iterator[Case]:
             load=load,
             rounds=table.rounds,
             turns=table.turns,
+            history_reply=table.history_reply,
             form=table.form,
             chat_template_args=tuple(sorted(table.chat_template_args.items())),
             output_cap_tokens=table.output_cap_tokens,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from specreg.breakdown import CategoryFigures
 from specreg.verdict import Outcome, Verdict
 
 SCHEMA_VERSION = 1
@@ -27,6 +28,7 @@ class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
         exit_status: of the run.
         outcomes: how many verdicts of each; verdicts: in the order of the run.
         skipped: by case that didn't fit the machine, what it needs.
+        categories: by case and category, where a case that speculates has several.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -39,6 +41,7 @@ class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
     outcomes: dict[str, int]
     verdicts: tuple[Verdict, ...]
     skipped: dict[str, str] = {}
+    categories: dict[str, dict[str, CategoryFigures]] = {}
 
 
 def exit_status(verdicts: Sequence[Verdict]) -> int:

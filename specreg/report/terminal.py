@@ -82,7 +82,8 @@ def render_next(verdicts: Sequence[Verdict], everything: AbstractSet[str]) -> st
         ids = _case_ids(verdicts, outcome)
         more = " --specreg-launches=3" if outcome is Outcome.INCONCLUSIVE else ""
         lines += [f"{what}:\n  pytest {_chosen(ids)}{more}"] if ids else []
-    new = _case_ids(verdicts, Outcome.NO_BASELINE) or _case_ids(verdicts, Outcome.NOT_COMPARABLE)
+    unlike = [verdict for verdict in verdicts if "record one" in verdict.reason]
+    new = _case_ids(verdicts, Outcome.NO_BASELINE) or _case_ids(unlike, Outcome.NOT_COMPARABLE)
     if new:
         chosen = "tests/perf" if set(new) == everything else _chosen(new)
         command = f'pytest {chosen} --update-baselines --reason "…"'

@@ -1,6 +1,8 @@
 """A run against recorded baselines: what is green, what is red, and what it says."""
 
 import json
+import subprocess
+import sys
 import textwrap
 from collections import Counter
 from xml.etree import ElementTree as ET
@@ -241,3 +243,26 @@ def test_the_baselines_on_disk_are_what_the_server_did(recorded_once: Suite) -> 
     assert len(content["launches"]) == 2
     assert content["provenance"]["engine_version"] == "99.0+scripted"
     assert content["provenance"]["reason"] == "test"
+
+
+def test_what_speculation_gains_is_shown_by_case_and_by_category(suite: Suite) -> None:
+    done = suite.run("tests/perf", "-q", "-k", "eagle3 and speedup")
+
+    tables = done.stdout.split("the target alone", 1)[1].splitlines()
+    heads = [line.split() for line in tables]
+    for case_id in ("vllm-eagle3-tiny-toy-c1", "vllm-eagle3-tiny-toy-c4"):
+        speedup, categories = (line for line in heads if line[:1] == [case_id])
+        assert len(speedup) == 1 + 6 + 2 + 3
+        assert len(categories) == 1 + 2 * 6
+    chosen = suite.verdict().categories["vllm-eagle3-tiny-toy-c4"]
+    assert list(chosen) == ["coding", "math", "chat", "summarization", "translation"]
+    assert all(one.tpot_ratio and one.acceptance_length_tokens for one in chosen.values())
+    listed = subprocess.run(
+        (sys.executable, "-m", "specreg", "tables", "--runs", str(suite.runs)),
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert all(
+        " ".join(line.split()) in " ".join(done.stdout.split()) for line in listed.split("\n")
+    )

@@ -1,5 +1,6 @@
 """The command: what is done with baselines besides running the suite."""
 
+import dataclasses
 import json
 import subprocess
 from pathlib import Path
@@ -10,13 +11,16 @@ from typer.testing import CliRunner, Result
 
 from specreg.baseline import Baseline, baseline_path, load_baseline, record_baseline
 from specreg.cli import app, main
-from specreg.errors import SpecregError
+from specreg.errors import SpecregError, UnknownNameError
 from specreg.expectation import settings_in
+from specreg.figures import figures_of, record_figures
 from specreg.history import Lived, history_path, record_history, settings_sha256
 from specreg.identity import current_environment
 from specreg.matrix import Case, load_tier
+from specreg.measurement import Measurement
 from specreg.report.json import RunVerdict, record_verdict
 from tests.unit import builders
+from tests.unit.test_breakdown import a_round, measured
 
 HERE = current_environment(needs_gpus=0)
 MATRIX = """
@@ -275,3 +279,54 @@ def test_the_schema_is_printed() -> None:
 def test_what_was_recorded_keeps_its_schema(root: Path) -> None:
     path = recorded(root)
     assert load_baseline(path) == msgspec.json.decode(path.read_bytes(), type=Baseline)
+
+
+def finished(root: Path, run: str, *measurements: Measurement) -> None:
+    """A run that left the figures of some measurements."""
+    for number, one in enumerate(measurements):
+        path = root / ".specreg/runs" / run / "figures" / f"{number}.json"
+        record_figures(path, figures_of(one, number + 1))
+
+
+def test_tables_shows_what_the_last_run_or_a_named_one_gained(root: Path) -> None:
+    finished(root, "20260101T000000-1", measured(a_round(10, 30)))
+    finished(root, "20260102T000000-1", measured())
+
+    last, named = specreg(root, "tables"), specreg(root, "tables", "20260101T000000-1")
+
+    for done, gain in ((last, "×2.67"), (named, "×1.00")):
+        assert done.exit_code == 0, done.output
+        (row,) = [line for line in done.stdout.splitlines() if line.startswith(builders.CASE.id)][
+            :1
+        ]
+        assert gain in row
+    assert "  math" in last.stdout
+
+
+def test_tables_shows_the_last_launch_and_names_what_is_invalid(root: Path) -> None:
+    broken = dataclasses.replace(measured(), replay=None, invalid="SPEC_DISABLED: nothing")
+    finished(root, "20260101T000000-1", measured(), measured(a_round(10, 30)), broken)
+
+    done = specreg(root, "tables")
+
+    assert "×2.67" not in done.stdout
+    assert done.stdout.endswith(f"{builders.CASE.id}: SPEC_DISABLED: nothing\n")
+
+
+def test_tables_without_such_a_run_names_those_there_are(root: Path) -> None:
+    finished(root, "20260101T000000-1", measured())
+    done = specreg(root, "tables", "x")
+    assert isinstance(done.exception, UnknownNameError)
+    assert str(done.exception).endswith("unknown run 'x'; known: 20260101T000000-1")
+
+
+def test_tables_before_any_run_says_what_to_do(root: Path) -> None:
+    done = specreg(root, "tables")
+    assert isinstance(done.exception, SpecregError)
+    assert str(done.exception).endswith("left figures; run the suite first")
+
+
+def test_tables_of_a_run_without_speculation_says_so(root: Path) -> None:
+    plain = builders.measurement({}, case=builders.PLAIN_CASE)
+    finished(root, "20260101T000000-1", plain)
+    assert "nothing in it speculates" in specreg(root, "tables").stdout

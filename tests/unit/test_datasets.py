@@ -1,5 +1,6 @@
 """The prompts: read from disk, or refused with file and row."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,14 @@ def test_two_rows_of_one_id_are_refused(path: Path) -> None:
     path.write_bytes(ROW + b"\n" + ROW + b"\n")
     with pytest.raises(DatasetError, match="two rows have the same id; give each its own"):
         load_prompt_lines(path)
+
+
+def test_any_first_prompts_of_the_toy_set_are_spread_evenly_over_its_categories() -> None:
+    categories = [prompt.category for prompt in dataset_named("toy").load_prompts(WANTED)]
+    for first in range(len(set(categories)), len(categories) + 1):
+        counted = Counter(categories[:first])
+        assert counted.keys() == set(categories)
+        assert max(counted.values()) - min(counted.values()) <= 1
 
 
 def test_a_missing_file_is_named(path: Path) -> None:

@@ -277,6 +277,7 @@ def test_the_settings_are_those_of_the_case_and_what_it_was_asked() -> None:
             id="duration",
         ),
         pytest.param({"turns": 1}, "turns: None -> 1", id="turns"),
+        pytest.param({"history_reply": "stripped"}, "as_is -> stripped", id="history-reply"),
         pytest.param({"form": Form.COMPLETIONS}, "form: chat -> completions", id="form"),
         pytest.param({"chat_template_args": (("t", 1),)}, "() -> (('t', 1),)", id="template"),
         pytest.param({"ignore_eos": True}, "ignore_eos: False -> True", id="ignore-eos"),
@@ -299,6 +300,19 @@ def test_what_a_case_asks_otherwise_is_another_setting_and_named(
     theirs = settings_of(builders.CASE, "some/target", builders.PROMPTS)
     ours = settings_of(case, "some/target", builders.PROMPTS)
     assert differing_settings(theirs, ours).endswith(words)
+
+
+def test_a_run_of_another_number_of_prompts_is_known_by_the_prompts_of_the_matrix() -> None:
+    whole = settings_of(builders.CASE, "some/target", builders.PROMPTS)
+    fewer = dataclasses.replace(builders.CASE, prompts=2, matrix_prompts=builders.CASE.prompts)
+    settings = settings_of(fewer, "some/target", builders.PROMPTS)
+    assert differing_settings(whole, settings) == "num_prompts: None -> 2"
+
+
+def test_a_run_of_fewer_prompts_knows_the_likest_machine_too(tmp_path: Path) -> None:
+    near = write(tmp_path, ALIKE)
+    settings = msgspec.structs.replace(builders.SETTINGS, num_prompts=2)
+    assert shelf(tmp_path).look_up(builders.CASE, settings).nearest == near
 
 
 @pytest.mark.parametrize(
@@ -518,7 +532,8 @@ def test_a_case_that_asks_for_more_prompts_than_there_are_is_refused() -> None:
     with pytest.raises(DatasetError) as error:
         load_case_prompts(builders.ROOT, greedy)
     assert str(error.value) == (
-        f"dataset 'toy': has 160 prompts, '{greedy.id}' asks for 161; lower prompts in the matrix"
+        f"dataset 'toy': has 160 prompts, '{greedy.id}' asks for 161; lower prompts in the matrix,"
+        " or --num-prompts"
     )
 
 

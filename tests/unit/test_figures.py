@@ -9,7 +9,15 @@ import msgspec
 import pytest
 
 from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, Gauges, Source, View
-from specreg.figures import ArmFigures, Figures, PartFigures, figures_of, record_figures
+from specreg.figures import (
+    ArmFigures,
+    Figures,
+    PaceFigures,
+    PartFigures,
+    SpeedupFigures,
+    figures_of,
+    record_figures,
+)
 from specreg.matrix import Case, Limits
 from specreg.measurement import Measurement, values_of
 from specreg.metrics import Replay
@@ -136,7 +144,7 @@ def test_the_timing_is_summarized_over_requests_and_rates_over_rounds(tmp_path: 
     means = {
         name: (value["count"], pytest.approx(value["mean"]))
         for name, value in timing.items()
-        if isinstance(value, dict)
+        if isinstance(value, dict) and name != "by_category"
     }
     assert means == {
         "ttft_ms": (4, 20.0),
@@ -164,6 +172,37 @@ def test_the_control_has_its_own_timing_and_the_judged_values_stand_apart(tmp_pa
     assert {"acceptance_pos3_frac", "goodput_requests_per_s", "speedup_ratio"} <= {
         *figures["judged"]
     }
+
+
+MATHS = msgspec.structs.replace(SLOW, category="math")
+"""TPOT 10 ms; SWIFT, of the chat, has 5."""
+
+
+def test_the_pace_is_there_by_category_of_the_case_and_of_its_control(tmp_path: Path) -> None:
+    part = dataclasses.replace(ROUNDS[0], traces=(SWIFT, MATHS, SWIFT))
+    figures = on_disk(tmp_path, measured(record(), rounds=(part,)))
+    chat, maths = figures["timing"]["by_category"].values()
+    assert list(figures["timing"]["by_category"]) == ["chat", "math"]
+    assert (chat["requests"], chat["tokens"], chat["tpot_ms"]["p50"]) == (2, 10, 5.0)
+    assert (maths["requests"], maths["output_tokens_per_s"]["p50"]) == (1, 100.0)
+    assert figures["control"]["by_category"]["chat"]["tpot_ms"]["p50"] == 10.0
+
+
+def test_the_speedup_is_that_of_throughput_and_of_time_per_token(tmp_path: Path) -> None:
+    part = dataclasses.replace(ROUNDS[0], traces=(SWIFT, MATHS, SWIFT))
+    figures = on_disk(tmp_path, measured(record(), rounds=(part,)))
+    assert figures["speedup"] == {
+        "throughput_ratio": figures["judged"]["speedup_ratio"],
+        "tpot_ratio": 2.0,
+        "tpot_ratio_by_category": {"chat": 2.0},  # the control had no maths
+    }
+
+
+def test_there_is_no_speedup_without_a_control_or_a_speed(tmp_path: Path) -> None:
+    alone = dataclasses.replace(CASE, control=None)
+    timeless = dataclasses.replace(CASE, speed=False)
+    for case in (alone, timeless):
+        assert on_disk(tmp_path, measured(record(), case))["speedup"] is None
 
 
 def test_a_sum_says_nothing_of_requests(tmp_path: Path) -> None:
@@ -210,6 +249,11 @@ def test_figures_of_nothing_are_null_and_neither_zero_nor_nan(tmp_path: Path) ->
         *("throughput_tokens_per_s", "requests_per_s", "goodput_requests_per_s", "client_lag_ms"),
         "tokens_per_chunk",
     }
+    assert figures["speedup"] == {
+        "throughput_ratio": None,
+        "tpot_ratio": None,
+        "tpot_ratio_by_category": {"chat": None},
+    }
     assert figures["judged"] == {}
     assert figures["acceptance"]["total"] == {
         **dict.fromkeys(field.name for field in msgspec.structs.fields(PartFigures)),
@@ -255,7 +299,7 @@ def test_a_disk_that_refuses_costs_no_verdict(tmp_path: Path) -> None:
     assert (tmp_path / "figures").read_bytes() == b""
 
 
-@pytest.mark.parametrize("kind", [Figures, PartFigures, ArmFigures])
+@pytest.mark.parametrize("kind", [Figures, PartFigures, ArmFigures, PaceFigures, SpeedupFigures])
 def test_a_figure_is_never_left_out(kind: type[msgspec.Struct]) -> None:
     """So that a program can tell "no value" from "of another version"."""
     assert all(field.required for field in msgspec.structs.fields(kind))

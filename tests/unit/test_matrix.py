@@ -7,7 +7,7 @@ import pytest
 from specreg.arrivals import Arrivals, Load
 from specreg.engines import Parallel
 from specreg.errors import MatrixError, UnknownNameError
-from specreg.matrix import MOST_DRAFT_TOKENS, Case, Limits, Tier, load_tier
+from specreg.matrix import MOST_DRAFT_TOKENS, Case, Limits, Tier, load_tier, with_prompts
 from specreg.methods import Tree
 from specreg.protocols import Form
 from tests.unit import builders
@@ -124,6 +124,11 @@ def test_a_server_that_differs_in_more_is_no_control(tmp_path: Path, line: str) 
     [
         ('engine = "vllm"', 'engine = "vlm"', "unknown engine 'vlm'; did you mean 'vllm'?"),
         ('"eagle3"]', '"eagel3"]', "unknown method 'eagel3'; did you mean 'eagle3'?"),
+        (
+            'dataset = "toy"',
+            'dataset = "toy"\nhistory_reply = "strip"',
+            "unknown history_reply 'strip'; did you mean 'stripped'? known: as_is, stripped",
+        ),
         ('dataset = "toy"', 'dataset = "tay"', "unknown dataset 'tay'; did you mean 'toy'?"),
         ('models = "tiny"', 'models = "tinny"', "unknown model pair 'tinny'; did you mean 'tiny'?"),
         (
@@ -132,7 +137,7 @@ def test_a_server_that_differs_in_more_is_no_control(tmp_path: Path, line: str) 
             "unknown draft in [models.bare] for method 'eagle3'; known: none",
         ),
     ],
-    ids=["engine", "method", "dataset", "models", "draft"],
+    ids=["engine", "method", "history-reply", "dataset", "models", "draft"],
 )
 def test_an_unknown_name_is_refused_with_its_file(
     tmp_path: Path, old: str, new: str, words: str
@@ -142,6 +147,22 @@ def test_an_unknown_name_is_refused_with_its_file(
     row = (MODELS + CASES.replace(old, new)).splitlines().index(new_line(old, new)) + 1
     place = f"matrix file '{tmp_path / 'cpu.toml'}', line {row}, [[cases]] no. 1"
     assert str(error.value).startswith(f"{place}: {words}")
+
+
+def test_a_run_may_replay_another_number_of_prompts(tmp_path: Path) -> None:
+    tier = load(tmp_path, MODELS + CASES)
+    fewer = with_prompts(tier, 5)
+    assert {(case.prompts, case.matrix_prompts) for case in fewer.cases} == {(5, 8)}
+    assert [case.id for case in fewer.cases] == [case.id for case in tier.cases]
+    assert with_prompts(tier, 8) == tier
+
+
+@pytest.mark.parametrize("prompts", [3, 0, -1])
+def test_fewer_prompts_than_a_case_has_rounds_are_refused(tmp_path: Path, prompts: int) -> None:
+    tier = load(tmp_path, MODELS + CASES)
+    with pytest.raises(MatrixError) as error:
+        with_prompts(tier, prompts)
+    assert str(error.value).startswith(f"--num-prompts {prompts}: '{tier.cases[0].id}' needs 4 or")
 
 
 def test_an_unknown_tier_is_answered_with_the_files_there_are(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ def test_what_is_given_arrives_in_its_type(pytester: pytest.Pytester) -> None:
         *("--specreg-engine-version", "0.31.0", "--specreg-engine-python", "p"),
         *("--specreg-resume", "--specreg-inconclusive", "warn"),
         *("--specreg-attach", "http://h:1", "--engine", "sglang", "--specreg-oracle"),
+        *("--num-prompts", "20"),
     )
     assert options == Options(
         tier="gpu",
@@ -35,6 +36,7 @@ def test_what_is_given_arrives_in_its_type(pytester: pytest.Pytester) -> None:
         update_baselines=True,
         reason="first run",
         launches=5,
+        num_prompts=20,
         inconclusive="warn",
         oracle=True,
         matrix="m",

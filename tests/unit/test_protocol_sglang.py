@@ -230,3 +230,16 @@ def test_a_text_or_ids_go_to_its_own_endpoint() -> None:
         temperature=0.0,
     )
     assert SGLANG.body(ids)["input_ids"] == (5, 6)
+
+
+def test_a_thought_that_the_server_tells_apart_counts_and_is_no_text() -> None:
+    """With `--reasoning-parser`, `delta.reasoning_content` is what `delta.content` is without."""
+    stream = EventSplitter().feed((RECORDING / "chat_stream.txt").read_bytes())
+    raw = [json.loads(event) for event in stream if event != DONE]
+    for one in raw:
+        for choice in one["choices"]:
+            choice["delta"]["reasoning_content"] = choice["delta"].pop("content", None)
+    decoder = SGLANG.new_decoder(CHAT)
+    events = [decoder.parse_event(json.dumps(one).encode()) for one in raw]
+    assert sum(event.tokens for event in events) == events[-1].usage_tokens == 48
+    assert "".join(event.text for event in events) == ""

@@ -187,3 +187,14 @@ def test_token_ids_are_completed_as_they_are() -> None:
         temperature=0.0,
     )
     assert VLLM.body(ask)["prompt"] == (5, 6, 7)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_thought_that_the_server_tells_apart_counts_and_is_no_text(version: str) -> None:
+    """With `--reasoning-parser`, `delta.reasoning` is what `delta.content` is without."""
+    raw = json.loads(next(one for one in events(version, "chat_stream.txt") if parsed(one).text))
+    delta = raw["choices"][0]["delta"]
+    delta["reasoning"] = delta.pop("content")
+    understood = parsed(json.dumps(raw).encode())
+    assert understood.tokens == len(raw["choices"][0]["token_ids"]) > 0
+    assert understood.text == ""

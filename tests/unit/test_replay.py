@@ -357,6 +357,15 @@ def test_each_turn_has_the_models_own_replies_before_it() -> None:
     ]
 
 
+def test_a_reply_enters_the_history_as_the_case_says() -> None:
+    case = dataclasses.replace(ONE_AT_A_TIME, history_reply="without_thinking")
+    wire = Wire([event("1", text="Hm.</think>"), event("2", '"stop"', text="\\n\\nYes"), USAGE])
+    replay_wire(wire, case, [CONVERSATION])
+    assert [message["content"] for message in messages(wire.bodies[-1])] == [
+        *("One?", "Yes", "Two?", "Yes", "Three?")
+    ]
+
+
 def messages(body: dict[str, object]) -> list[dict[str, str]]:
     """The messages of a body."""
     return msgspec.convert(body["messages"], list[dict[str, str]])

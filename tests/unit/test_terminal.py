@@ -89,6 +89,11 @@ def test_what_nobody_can_tell_takes_more_launches() -> None:
     assert shown.endswith("pytest -k case- --specreg-launches=3")
 
 
+def test_what_no_recording_makes_comparable_is_not_recorded() -> None:
+    fewer = verdict(Outcome.NOT_COMPARABLE, reason="--num-prompts 6: a speed is of all prompts")
+    assert render_next([fewer], {"case"}) == ""
+
+
 @pytest.mark.parametrize("outcome", [Outcome.PASS, Outcome.IMPROVED, Outcome.MEASURED])
 def test_there_is_nothing_to_do_about_what_holds(outcome: Outcome) -> None:
     assert render_next([verdict(outcome)], {"case"}) == ""

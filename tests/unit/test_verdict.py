@@ -441,6 +441,29 @@ def test_a_baseline_of_other_settings_is_none_and_they_are_named(name: str) -> N
     assert "other settings: concurrency: 4 -> 2, dtype: auto -> float32; " in verdict.reason
 
 
+@pytest.mark.parametrize(
+    ("metric", "method", "outcome"),
+    [
+        pytest.param(LENGTH, "draft_model", Outcome.PASS, id="acceptance"),
+        pytest.param(THROUGHPUT, "draft_model", Outcome.NOT_COMPARABLE, id="speed"),
+        pytest.param(LENGTH, "suffix", Outcome.NOT_COMPARABLE, id="a-drafter-that-learns"),
+    ],
+)
+def test_of_another_number_of_prompts_only_acceptance_is_compared(
+    metric: Metric, method: str, outcome: Outcome
+) -> None:
+    spec = dataclasses.replace(builders.SPEC, method=method)
+    case = dataclasses.replace(builders.CASE, server=spec, prompts=20, matrix_prompts=40)
+    baseline = builders.baseline({THROUGHPUT.name: 9.0}, {THROUGHPUT.name: 9.0}, of=of_length(2.0))
+    fewer = msgspec.structs.replace(builders.SETTINGS, num_prompts=20)
+    values = {THROUGHPUT.name: 9.0, LENGTH.name: 2.0}
+    measurement = builders.measurement(values, of=of_length(2.0), case=case)
+    verdict = judged(metric, measurement, dataclasses.replace(known(baseline), settings=fewer))
+    assert verdict.outcome is outcome
+    assert verdict.reason.startswith("--num-prompts 20: ") == (outcome is not Outcome.PASS)
+    assert "record one" not in verdict.reason
+
+
 def test_equal_settings_differ_in_nothing() -> None:
     assert differing_settings(builders.SETTINGS, builders.SETTINGS) == ""
 

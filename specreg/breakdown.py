@@ -1,0 +1,82 @@
+"""Figures side by side: those of measurements in, what is shown of cases and categories out."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from specreg.errors import SpecregError
+from specreg.figures import ArmFigures, Figures
+
+
+class CategoryFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What is shown of one category of a case; null where there is no value.
+
+    Attributes:
+        requests: how many were timed.
+        acceptance_length_tokens, acceptance_rate_frac: AL, AR.
+        tpot_p50_ms: the median; control_tpot_p50_ms: without speculation.
+        tpot_ratio: the second over the first: the speedup.
+    """
+
+    requests: int
+    acceptance_length_tokens: float | None
+    acceptance_rate_frac: float | None
+    tpot_p50_ms: float | None
+    control_tpot_p50_ms: float | None
+    tpot_ratio: float | None
+
+
+def categories_of(figures: Figures) -> Mapping[str, CategoryFigures]:
+    """The categories of a case that speculates; none where there is only one."""
+    timing, acceptance, speedup = figures.timing, figures.acceptance, figures.speedup
+    if timing is None or acceptance is None or len(timing.by_category) == 1:
+        return {}
+    found = {}
+    for name, pace in timing.by_category.items():
+        part = acceptance.by_category.get(name)
+        found[name] = CategoryFigures(
+            requests=pace.requests,
+            acceptance_length_tokens=part.acceptance_length_tokens if part else None,
+            acceptance_rate_frac=part.acceptance_rate_frac if part else None,
+            tpot_p50_ms=_tpot_p50_ms(timing, name),
+            control_tpot_p50_ms=_tpot_p50_ms(figures.control, name),
+            tpot_ratio=speedup.tpot_ratio_by_category.get(name) if speedup else None,
+        )
+    return found
+
+
+def last_launches(figures: Iterable[Figures]) -> tuple[Figures, ...]:
+    """Of each case the figures of its last valid launch, the cases in the order given."""
+    found: dict[str, Figures] = {}
+    for one in figures:
+        before = found.get(one.case_id)
+        if one.invalid is None and (before is None or one.launch > before.launch):
+            found[one.case_id] = one
+    return tuple(found.values())
+
+
+def load_figures(run_folder: Path) -> tuple[Figures, ...]:
+    """All figures that a run left, in the order of their names.
+
+    Raises:
+        SpecregError: there are none, or a file can't be read.
+    """
+    paths = sorted((run_folder / "figures").glob("*.json"))
+    if not paths:
+        message = f"run '{run_folder}': it left no figures; name a run that measured something"
+        raise SpecregError(message)
+    return tuple(map(_load, paths))
+
+
+def _load(path: Path) -> Figures:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Figures)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        message = f"figures '{path}': {error}; run the case again with this specreg"
+        raise SpecregError(message) from error
+
+
+def _tpot_p50_ms(arm: ArmFigures | None, category: str) -> float | None:
+    pace = arm.by_category.get(category) if arm else None
+    return pace.tpot_ms.p50 if pace and pace.tpot_ms else None

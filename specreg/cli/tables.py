@@ -1,0 +1,33 @@
+"""`specreg tables`: what a finished run measured."""
+
+from typing import Annotated
+
+import typer
+
+from specreg.breakdown import last_launches, load_figures
+from specreg.cli.common import HERE, RUNS, WIDTH, RootOption, RunsOption
+from specreg.errors import SpecregError, UnknownNameError
+from specreg.report.tables import render_categories, render_speedups
+
+
+def tables(
+    run: Annotated[str | None, typer.Argument(help="its folder's name; else the last one")] = None,
+    root: RootOption = HERE,
+    runs: RunsOption = RUNS,
+) -> None:
+    """Print the speedup over the target alone, and the categories, of a finished run."""
+    names = sorted(path.parent.name for path in (root / runs).glob("*/figures"))
+    if not names:
+        message = f"tables: no run in '{root / runs}' left figures; run the suite first"
+        raise SpecregError(message)
+    name = run or max(names)
+    if name not in names:
+        raise UnknownNameError("run", name, names, str(root / runs))
+    every = load_figures(root / runs / name)
+    figures = last_launches(every)
+    parts = [
+        render_speedups(figures, width=WIDTH, color=False),
+        render_categories(figures, width=WIDTH, color=False),
+        *(f"{one.case_id}: {one.invalid}" for one in every if one.invalid is not None),
+    ]
+    typer.echo("\n\n".join(filter(None, parts)) or f"run '{name}': nothing in it speculates")
