@@ -19,7 +19,7 @@ from specreg.errors import SpecregError, UnknownNameError
 from specreg.expectation import Shelf
 from specreg.identity import UNKNOWN_ENVIRONMENT, current_environment, find_gpus
 from specreg.journal import Journal, last_run, load_journal
-from specreg.matrix import Case, load_tier, with_prompts
+from specreg.matrix import Case, Tier, load_tier, with_prompts
 from specreg.metrics import METRICS, Family, Metric, check_tolerances, metrics_of
 from specreg.options import Options, add_options, read_options
 from specreg.proving import PROOFS, Proof, proofs_of
@@ -127,7 +127,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             asked.setdefault(case.id, set()).add(_what(_params(item)).name)
     suite.asked, suite.skipped = asked, skipped
     if not config.getoption("collectonly"):
+        _fit_budget(suite)
         _check_runnable(suite, [_params(item) for item in ours])
+
+
+def _fit_budget(suite: Suite) -> None:
+    """Ends the run before anything starts where it can't keep to its budget."""
+    try:
+        suite.fit_budget()
+    except SpecregError as error:
+        raise pytest.UsageError(str(error)) from error
 
 
 def _check_runnable(suite: Suite, tests: Sequence[Mapping[str, Any]]) -> None:
@@ -242,14 +251,7 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
     if options.update_baselines and not reason:
         message = '--update-baselines: --reason "…" is missing; say why the baselines change'
         raise SpecregError(message)
-    if options.num_prompts is not None:
-        if options.update_baselines:
-            message = (
-                "--update-baselines with --num-prompts: a baseline is of as many prompts as the"
-                " matrix says; leave one of them out"
-            )
-            raise SpecregError(message)
-        tier = with_prompts(tier, options.num_prompts)
+    tier = _with_fewer_prompts(tier, options)
     if options.launches is not None and options.launches < 1:
         message = f"--specreg-launches: got {options.launches}, needed 1 or more; leave it out"
         raise SpecregError(message)
@@ -286,10 +288,27 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
         journal=Journal(journal),
         earlier=load_journal(journal) if options.resume else {},
         show=progress.show,
+        budget_min=options.budget_gpu_min,
     )
     if options.require_tier and _unmet_need(suite):
         raise SpecregError(_unmet_need(suite))
     return suite
+
+
+def _with_fewer_prompts(tier: Tier, options: Options) -> Tier:
+    """The tier with the prompts that the user asks for; a baseline is of those of the matrix."""
+    fewer = {
+        "--num-prompts": options.num_prompts,
+        "--specreg-budget-gpu-min": options.budget_gpu_min,
+    }
+    for name in [name for name, given in fewer.items() if given is not None]:
+        if options.update_baselines:
+            message = (
+                f"--update-baselines with {name}: a baseline is of as many prompts as the matrix"
+                " says; leave one of them out"
+            )
+            raise SpecregError(message)
+    return tier if options.num_prompts is None else with_prompts(tier, options.num_prompts)
 
 
 def _softened(inconclusive: str) -> frozenset[str]:
@@ -308,6 +327,7 @@ def _check_attachable(options: Options) -> None:
         "--specreg-resume": options.resume,
         "--specreg-launches": options.launches is not None,
         "--specreg-engine-version": options.engine_version is not None,
+        "--specreg-budget-gpu-min": options.budget_gpu_min is not None,
     }
     too_much = [name for name, is_given in given.items() if is_given]
     if too_much:

@@ -6,6 +6,7 @@ import typer
 
 from specreg.cli.baselines import app as baselines
 from specreg.cli.cases import explain, oracle
+from specreg.cli.matrix import matrix
 from specreg.cli.tables import tables
 from specreg.errors import SpecregError
 from specreg.report.engines import render_support
@@ -18,6 +19,7 @@ app = typer.Typer(
 )
 app.command()(explain)
 app.command()(oracle)
+app.command()(matrix)
 app.command()(tables)
 
 

@@ -36,7 +36,7 @@ ORDER = (
     ("verdict", "breakdown"),
     ("confirming", "stopping", "history"),
     ("docket", "expectation", "report.json"),
-    ("consulting",),
+    ("consulting", "estimate"),
     ("proving",),
     ("recording",),
     ("simulation",),
@@ -53,7 +53,7 @@ ENGINE_PACKAGES = {"vllm", "sglang", "tensorrt_llm", "torch", "transformers", "t
 
 UNITS = (
     *("_ns", "_ms", "_s", "_tokens", "_bytes", "_w", "_mw", "_mj", "_mhz", "_c", "_frac"),
-    *("_requests", "_nats", "_gib", "_kib"),
+    *("_requests", "_nats", "_gib", "_kib", "_min"),
 )
 PLAIN = {
     # Plurals: they count the noun.
@@ -74,6 +74,7 @@ PLAIN = {
     "max_sequences": "sequences",
     "needs_gpus": "GPUs",
     "gpus": "GPUs",
+    "extra_prompts": "prompts",
     "branches": "branches of a tree",
     "tensor": "GPUs",
     "speculative_num_steps": "steps of the drafter; SGLang's own name",
