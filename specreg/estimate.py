@@ -175,7 +175,7 @@ def _estimate(case: Case, shelf: Shelf, kind: str, bandwidth_gib_per_s: float) -
 
 
 def _recorded_pace(case: Case, shelf: Shelf, kind: str) -> tuple[float, str] | None:
-    """What a prompt took when the case was recorded, and where that was: here, or else elsewhere."""
+    """What a prompt took when the case was recorded, and where: here, or else elsewhere."""
     own = None
     with contextlib.suppress(BaselineError):
         own = load_baseline(shelf.path(case.id))
@@ -207,10 +207,10 @@ def _guessed_pace(case: Case, bandwidth_gib_per_s: float) -> tuple[float, str] |
 
     A step reads all weights once, the draft's for each token drafted.
     """
-    server = case.server
-    if server.sizes is None:
+    server, sizes = case.server, case.server.sizes
+    if sizes is None or sizes.draft_gib is None:
         return None
-    gpus, sizes = server.parallel.tensor, server.sizes
+    gpus = server.parallel.tensor
     read_gib = sizes.target_gib + server.draft_tokens * sizes.draft_gib
     step_s = max(read_gib / gpus / (bandwidth_gib_per_s * REACHED_FRAC), LEAST_STEP_S)
     operations = 2 * sizes.target_gib * _BYTES_PER_GIB / _BYTES_PER_PARAMETER

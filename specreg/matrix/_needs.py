@@ -17,16 +17,17 @@ class Sizes:
     """What the models of a server take.
 
     Attributes:
-        target_gib: the target's weights; `draft_gib`: the draft's, 0 without one.
+        target_gib: the target's weights.
+        draft_gib: the draft's, 0 without one, None where nobody said.
         token_kib: a token in the KV cache.
     """
 
     target_gib: float
-    draft_gib: float
+    draft_gib: float | None
     token_kib: float
 
-    def share_gib(self, parallel: Parallel, tokens: int) -> float:
-        """What one server takes on each of its GPUs.
+    def share_gib(self, parallel: Parallel, tokens: int) -> float | None:
+        """What one server takes on each of its GPUs; None where nobody said what its draft takes.
 
         Weights and cache are split over the GPUs of a copy; copies share what is in flight.
 
@@ -34,6 +35,8 @@ class Sizes:
             parallel: how the models are spread.
             tokens: in the KV caches of all copies.
         """
+        if self.draft_gib is None:
+            return None
         cache_gib = self.token_kib * tokens / parallel.data / _KIB_PER_GIB
         draft_gib = self.draft_gib / (parallel.draft_tensor or parallel.tensor)
         return (self.target_gib + cache_gib) / parallel.tensor + draft_gib + RESERVE_GIB

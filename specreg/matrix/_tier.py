@@ -92,13 +92,12 @@ def _check_pair(pair: ModelsTable, place: Place) -> None:
         UnknownNameError: one isn't.
     """
     takers = [name for name, method in METHODS.items() if method.needs_draft]
-    for key, names, known in (
-        ("drafts", pair.drafts, takers),
-        ("drafts_gib", pair.drafts_gib, pair.drafts),
-    ):
-        for name in names:
-            if name not in known:
-                raise UnknownNameError(f"method with a draft in {key}", name, known, place.at(key))
+    for name in pair.drafts:
+        if name not in takers:
+            raise UnknownNameError("method that takes a draft", name, takers, place.at("drafts"))
+    for name in pair.drafts_gib:
+        if name not in pair.drafts:
+            raise UnknownNameError("draft", name, pair.drafts, place.at("drafts_gib"))
 
 
 def _cases_of(table: CasesTable, pairs: Pairs, place: Place) -> Iterator[Case]:
@@ -220,10 +219,10 @@ def _server_of(
 
 
 def _sizes_of(pair: ModelsTable, drafting: str | None) -> Sizes | None:
-    """What a pair takes; None where it doesn't say so of the target, or of the draft in use."""
-    if pair.target_gib is None or (drafting is not None and drafting not in pair.drafts_gib):
+    """What a pair takes, with the draft of a method; None where it doesn't say so of the target."""
+    if pair.target_gib is None:
         return None
-    draft_gib = pair.drafts_gib[drafting] if drafting is not None else 0.0
+    draft_gib = 0.0 if drafting is None else pair.drafts_gib.get(drafting)
     return Sizes(target_gib=pair.target_gib, draft_gib=draft_gib, token_kib=pair.token_kib)
 
 
