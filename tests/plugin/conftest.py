@@ -51,6 +51,7 @@ class Suite:
         self.baselines = folder / "baselines"
         self.runs = folder / "runs"
         self.script = Script()
+        self.python_path: Path | None = None
         self.write_matrix()
 
     def write_matrix(self, *, needs_gpus: int = 0, output_cap_tokens: int = 32) -> None:
@@ -77,7 +78,11 @@ class Suite:
     def environment(self) -> dict[str, str]:
         """What the command runs in; as CI, pytest would say each failure once more, in full."""
         outer = {name: text for name, text in os.environ.items() if name not in _SAYS_CI}
-        return outer | record_script(self.script, self.folder) | {"COLUMNS": "120"}
+        scripted = record_script(self.script, self.folder)
+        if self.python_path is not None:
+            both = f"{self.python_path}{os.pathsep}{scripted['PYTHONPATH']}"
+            scripted["PYTHONPATH"] = both
+        return outer | scripted | {"COLUMNS": "120"}
 
     def run(self, *arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
         """The command, done; its output is plain text without a terminal."""

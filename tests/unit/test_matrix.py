@@ -10,7 +10,6 @@ from specreg.errors import MatrixError, UnknownNameError
 from specreg.matrix import MOST_DRAFT_TOKENS, Case, Limits, Tier, load_tier, with_prompts
 from specreg.methods import Tree
 from specreg.protocols import Form
-from tests.unit import builders
 
 MODELS = """
 needs_gpus = 0
@@ -340,11 +339,23 @@ def test_two_cases_of_one_name_are_refused(tmp_path: Path) -> None:
         load(tmp_path, MODELS + CASES + CASES)
 
 
-@pytest.mark.parametrize("name", ["cpu", "gpu"])
-def test_the_tiers_of_the_repository_load(name: str) -> None:
-    tier = load_tier(builders.ROOT / "fixtures/matrix", name)
-    assert {case.server.method for case in tier.cases} >= {"none", "ngram", "eagle3"}
-    assert all(case.control for case in tier.cases if case.speculates)
+def test_a_sweep_makes_a_case_of_each_number_of_drafts_and_one_of_none(tmp_path: Path) -> None:
+    sweep = with_key("draft_tokens", "[1, 3, 5, 3]")
+    tier = load(tmp_path, MODELS + sweep)
+    assert [case.id for case in tier.cases if case.load.concurrency == 1] == [
+        "vllm-none-tiny-toy-c1",
+        "vllm-eagle3-tiny-k1-toy-c1",
+        "vllm-eagle3-tiny-toy-c1",
+        "vllm-eagle3-tiny-k5-toy-c1",
+    ]
+    plain = case_of(tier, "vllm-none-tiny-toy-c1").server
+    assert {case.control for case in tier.cases if case.speculates} == {plain}
+    assert len({case.server.id for case in tier.cases}) == 4
+
+
+def test_a_sweep_of_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MatrixError, match=r"draft_tokens = \[\], needed `array` of length >= 1"):
+        load(tmp_path, MODELS + with_key("draft_tokens", "[]"))
 
 
 def test_a_model_is_spread_and_the_draft_of_those_that_have_one(tmp_path: Path) -> None:
