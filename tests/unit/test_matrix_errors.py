@@ -170,12 +170,12 @@ def test_a_case_whose_table_is_written_otherwise_is_named_without_a_line(tmp_pat
     assert said(tmp_path, inline + HEAD).startswith(", [[cases]] no. 1: unknown key 'promts'")
 
 
-def test_the_line_is_the_keys_and_not_that_of_another_table(tmp_path: Path) -> None:
-    """Line 24 would be the same key in the table after it."""
-    text = HEAD + TABLE.replace("prompts = 8", "prompts = 3") + OTHER + "prompts_ = 1\n"
-    assert ", line 13, [[cases]] no. 1: prompts = 3 in rounds = 4" in said(
-        tmp_path, text.replace("prompts_ = 1\n", "")
-    )
+def test_the_line_is_never_that_of_another_table(tmp_path: Path) -> None:
+    """The second table has the key that the first one lacks."""
+    drawn = HEAD.replace("eagle3 =", "eagle3_tree =") + TABLE.replace('"eagle3"', '"eagle3_tree"')
+    text = drawn.replace("vllm", "sglang") + OTHER + "tree = { branches = 2, drafted_tokens = 6 }\n"
+    words = ", line 7, [[cases]] no. 1: method 'eagle3_tree' with no tree"
+    assert said(tmp_path, text).startswith(words)
 
 
 def test_a_pair_of_the_shared_file_is_named_with_that_file(tmp_path: Path) -> None:
