@@ -70,6 +70,7 @@ def run_verdict(suite: Suite, status: int, *, cut_short: bool) -> RunVerdict:
         exit_status=status,
         outcomes=count_outcomes(suite.verdicts),
         verdicts=tuple(suite.verdicts),
+        skipped=dict(suite.skipped),
         categories={
             one.case_id: dict(categories_of(one))
             for one in last_launches(suite.figures)
@@ -87,8 +88,11 @@ def remarks(suite: Suite, matrix: Path) -> Iterator[str]:
     """
     fewer = [case for case in _cases(suite) if case.matrix_prompts]
     if fewer:
+        least, most = (chosen(case.prompts for case in fewer) for chosen in (min, max))
+        many = f"{least}" if least == most else f"{least} to {most}"
+        given = "--num-prompts" if suite.budget_min is None else "--specreg-budget-gpu-min"
         yield (
-            f"--num-prompts {fewer[0].prompts}: acceptance was compared over the prompts that its"
+            f"{given} left {many} prompts of a case: acceptance was compared over those that its"
             " baseline has too, speed wasn't"
         )
     history = load_history(history_path(suite.history, suite.environment.name))

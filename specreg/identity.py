@@ -14,6 +14,10 @@ import pynvml
 _INSTRUCTION_SETS = ("amx_tile", "avx512f", "avx2", "asimd")
 _SHORT = {"amx_tile": "amx", "avx512f": "avx512"}
 _BYTES_PER_GB = 10**9
+_BYTES_PER_GIB = 2**30
+_HZ_PER_MHZ = 10**6
+_BITS_PER_BYTE = 8
+_TRANSFERS_PER_CLOCK = 2  # double data rate
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,19 +55,34 @@ UNKNOWN_ENVIRONMENT = Environment(kind="unknown")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpus:
-    """The GPUs that NVML shows; `why_none` says why where there are none."""
+    """The GPUs that NVML shows.
+
+    Attributes:
+        names: of each; memory_bytes: of each.
+        why_none: why there are none, empty where there are.
+        driver_version: of all.
+        bandwidth_gib_per_s: how fast the first one reads its memory, by its clock and the width of
+            its bus; 0 where it doesn't say.
+    """
 
     names: tuple[str, ...]
-    memory_gb: int
+    memory_bytes: tuple[int, ...]
     why_none: str
     driver_version: str = ""
+    bandwidth_gib_per_s: float = 0.0
+
+    @property
+    def memory_gib(self) -> tuple[float, ...]:
+        """The memory of each."""
+        return tuple(each / _BYTES_PER_GIB for each in self.memory_bytes)
 
 
 def current_environment(*, needs_gpus: int) -> Environment:
-    """This machine, as the environment of a tier that uses so many of its GPUs."""
+    """This machine, as the environment of cases that use so many of its GPUs; 0 for none."""
     gpus = find_gpus()
     if needs_gpus and gpus.names:
-        return Environment(kind="gpu", gpus=gpus.names[:needs_gpus], gpu_memory_gb=gpus.memory_gb)
+        memory_gb = round(gpus.memory_bytes[0] / _BYTES_PER_GB)
+        return Environment(kind="gpu", gpus=gpus.names[:needs_gpus], gpu_memory_gb=memory_gb)
     cpu, instruction_set = _read_cpu(Path("/proc/cpuinfo"))
     return Environment(
         kind="cpu", cpu=cpu, instruction_set=instruction_set, cores=len(os.sched_getaffinity(0))
@@ -77,16 +96,28 @@ def find_gpus() -> Gpus:
         pynvml.nvmlInit()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
         names = tuple(pynvml.nvmlDeviceGetName(handle) for handle in handles)
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handles[0]).total if handles else 0
+        memory = tuple(pynvml.nvmlDeviceGetMemoryInfo(handle).total for handle in handles)
         driver = pynvml.nvmlSystemGetDriverVersion()
     except pynvml.NVMLError as error:
-        return Gpus(names=(), memory_gb=0, why_none=f"NVML: {error}")
+        return Gpus(names=(), memory_bytes=(), why_none=f"NVML: {error}")
     return Gpus(
         names=names,
-        memory_gb=round(memory / _BYTES_PER_GB),
+        memory_bytes=memory,
         why_none="" if names else "NVML: the driver shows no GPU",
         driver_version=str(driver),
+        bandwidth_gib_per_s=_bandwidth_gib_per_s(handles[0]) if handles else 0.0,
     )
+
+
+def _bandwidth_gib_per_s(handle: object) -> float:
+    """Transfers per second × the width of the bus; 0 where the driver doesn't say."""
+    try:
+        clock_mhz = pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_MEM)
+        width_bits = pynvml.nvmlDeviceGetMemoryBusWidth(handle)
+    except pynvml.NVMLError:
+        return 0.0
+    bits_per_s = _TRANSFERS_PER_CLOCK * clock_mhz * _HZ_PER_MHZ * width_bits
+    return float(bits_per_s / _BITS_PER_BYTE / _BYTES_PER_GIB)
 
 
 def _read_cpu(cpuinfo: Path) -> tuple[str, str]:

@@ -319,8 +319,12 @@ _ROWS = (
 METRICS: Mapping[str, Metric] = MappingProxyType({metric.name: metric for metric in _ROWS})
 
 
-def check_tolerances(case: Case) -> None:
+def check_tolerances(case: Case, where: str) -> None:
     """Every tolerance of the case is one of a metric, and one that can be overstepped.
+
+    Args:
+        case: whose.
+        where: it is declared, for errors.
 
     Raises:
         UnknownNameError: one isn't; the message lists the metrics.
@@ -328,10 +332,10 @@ def check_tolerances(case: Case) -> None:
     """
     for name, tolerance in case.tolerances:
         if name not in METRICS:
-            raise UnknownNameError("metric in tolerances", name, METRICS, case.id)
+            raise UnknownNameError("metric in tolerances", name, METRICS, where)
         if METRICS[name].direction is Direction.UP and tolerance >= 1:
             message = (
-                f"{case.id}: tolerances.{name} = {tolerance:g}, needed less than 1: no loss is"
+                f"{where}: tolerances.{name} = {tolerance:g}, needed less than 1: no loss is"
                 " greater than all there is, so it could never fail; lower it"
             )
             raise MatrixError(message)

@@ -6,7 +6,7 @@ The only module besides `options.py` that knows pytest; what happens is in `suit
 import datetime as dt
 import os
 import signal
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from specreg.errors import DatasetError, ModelError, SpecregError, UnknownNameEr
 from specreg.expectation import Shelf
 from specreg.identity import UNKNOWN_ENVIRONMENT, current_environment, find_gpus
 from specreg.journal import Journal, last_run, load_journal
-from specreg.matrix import Case, load_tier, with_prompts
+from specreg.matrix import Case, Tier, load_tier, with_prompts
 from specreg.metrics import METRICS, Family, Metric, check_tolerances, metrics_of
 from specreg.options import Options, add_options, read_options
 from specreg.proving import PROOFS, Proof, proofs_of
@@ -112,28 +112,40 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return (setups[params["server"].id, params["case"].id], names[_what(params).name])
 
     items.sort(key=place)
-    why = _unmet_need(suite)
+    unfit = _unfit(suite)
     if hasattr(config, "workerinput") and any(place(item)[0] >= 0 for item in items):
         message = "pytest-xdist: cases measured at the same time disturb one another; leave out -n"
         raise pytest.UsageError(message)
-    ours = [_params(item) for item in items if place(item)[0] >= 0]
+    ours = [item for item in items if place(item)[0] >= 0]
     asked: dict[str, set[str]] = {}
-    for params in ours:
-        asked.setdefault(params["case"].id, set()).add(_what(params).name)
-    suite.asked = asked
+    skipped: dict[str, str] = {}
+    for item in ours:
+        case = _params(item)["case"]
+        if case.id in unfit:
+            item.add_marker(pytest.mark.skip(reason=unfit[case.id]))
+            skipped[case.id] = unfit[case.id]
+        else:
+            asked.setdefault(case.id, set()).add(_what(_params(item)).name)
+    suite.asked, suite.skipped = asked, skipped
     if not config.getoption("collectonly"):
-        _check_runnable(suite, ours)
-        if not why:
-            config.stash[_LINES].extend(_check_prompts(suite, ours))
-    for item in items:
-        if why and place(item)[0] >= 0:
-            item.add_marker(pytest.mark.skip(reason=why))
+        _fit_budget(suite)
+        cases = {_params(item)["case"].id: _params(item)["case"] for item in ours}
+        running = [case for case_id, case in cases.items() if case_id not in suite.skipped]
+        _check_runnable(suite, running)
+        config.stash[_LINES].extend(_check_prompts(suite, running))
 
 
-def _check_runnable(suite: Suite, tests: Sequence[Mapping[str, Any]]) -> None:
+def _fit_budget(suite: Suite) -> None:
+    """Ends the run before anything starts where it can't keep to its budget."""
+    try:
+        suite.fit_budget()
+    except SpecregError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def _check_runnable(suite: Suite, cases: Collection[Case]) -> None:
     """Ends the run before anything is measured where a case can't be."""
     try:
-        cases = {params["case"].id: params["case"] for params in tests}.values()
         if suite.provision.url is None:
             suite.provision.check(cases)
         else:
@@ -142,9 +154,8 @@ def _check_runnable(suite: Suite, tests: Sequence[Mapping[str, Any]]) -> None:
         raise pytest.UsageError(str(error)) from error
 
 
-def _check_prompts(suite: Suite, tests: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+def _check_prompts(suite: Suite, cases: Collection[Case]) -> Sequence[str]:
     """What can't be told of the prompts; ends the run where a case can't be asked them."""
-    cases = {params["case"].id: params["case"] for params in tests}.values()
     try:
         return check_contexts(suite.root, cases)
     except DatasetError as error:
@@ -252,19 +263,12 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
     if options.update_baselines and not reason:
         message = '--update-baselines: --reason "…" is missing; say why the baselines change'
         raise SpecregError(message)
-    if options.num_prompts is not None:
-        if options.update_baselines:
-            message = (
-                "--update-baselines with --num-prompts: a baseline is of as many prompts as the"
-                " matrix says; leave one of them out"
-            )
-            raise SpecregError(message)
-        tier = with_prompts(tier, options.num_prompts)
+    tier = _with_fewer_prompts(tier, options)
     if options.launches is not None and options.launches < 1:
         message = f"--specreg-launches: got {options.launches}, needed 1 or more; leave it out"
         raise SpecregError(message)
     for case in tier.cases:
-        check_tolerances(case)
+        check_tolerances(case, tier.places[case.id])
     runs = root / options.runs
     started = dt.datetime.now(tz=dt.UTC).strftime("%Y%m%dT%H%M%S")
     run_folder = last_run(runs) if options.resume else runs / f"{started}-{os.getpid()}"
@@ -274,7 +278,7 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
         tier=tier,
         shelf=Shelf(
             folder=root / options.baselines,
-            environment=current_environment(needs_gpus=tier.needs_gpus)
+            environment=current_environment(needs_gpus=tier.gpus_used(find_gpus().memory_gib))
             if options.attach is None
             else UNKNOWN_ENVIRONMENT,
         ),
@@ -296,10 +300,27 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
         journal=Journal(journal),
         earlier=load_journal(journal) if options.resume else {},
         show=progress.show,
+        budget_min=options.budget_gpu_min,
     )
     if options.require_tier and _unmet_need(suite):
         raise SpecregError(_unmet_need(suite))
     return suite
+
+
+def _with_fewer_prompts(tier: Tier, options: Options) -> Tier:
+    """The tier with the prompts that the user asks for; a baseline is of those of the matrix."""
+    fewer = {
+        "--num-prompts": options.num_prompts,
+        "--specreg-budget-gpu-min": options.budget_gpu_min,
+    }
+    for name in [name for name, given in fewer.items() if given is not None]:
+        if options.update_baselines:
+            message = (
+                f"--update-baselines with {name}: a baseline is of as many prompts as the matrix"
+                " says; leave one of them out"
+            )
+            raise SpecregError(message)
+    return tier if options.num_prompts is None else with_prompts(tier, options.num_prompts)
 
 
 def _softened(inconclusive: str) -> frozenset[str]:
@@ -318,6 +339,7 @@ def _check_attachable(options: Options) -> None:
         "--specreg-resume": options.resume,
         "--specreg-launches": options.launches is not None,
         "--specreg-engine-version": options.engine_version is not None,
+        "--specreg-budget-gpu-min": options.budget_gpu_min is not None,
     }
     too_much = [name for name, is_given in given.items() if is_given]
     if too_much:
@@ -345,6 +367,15 @@ def _unmet_need(suite: Suite) -> str:
         f"tier '{suite.tier.name}' needs {suite.tier.needs_gpus} GPU(s), this machine has"
         f" {len(gpus.names)} ({gpus.why_none}); run --specreg-tier cpu, or use a machine with one"
     )
+
+
+def _unfit(suite: Suite) -> Mapping[str, str]:
+    """By case what it needs and the machine lacks; what the tier needs, where that is missing."""
+    if suite.provision.url is not None:
+        return {}
+    if why := _unmet_need(suite):
+        return {case.id: why for case in suite.tier.cases}
+    return suite.tier.unmet(find_gpus().memory_gib)
 
 
 def _setups(suite: Suite) -> Iterator[tuple[Launch, Launch, Case]]:

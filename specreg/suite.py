@@ -18,10 +18,11 @@ from specreg.comparison import Known
 from specreg.datasets._dataset import prompts_sha256
 from specreg.docket import Docket
 from specreg.errors import BaselineError, SpecregError
+from specreg.estimate import estimates_of, within_budget
 from specreg.expectation import Shelf, load_case_prompts, settings_in
 from specreg.figures import Figures, figures_of, record_figures
 from specreg.foresight import foresee
-from specreg.identity import Environment
+from specreg.identity import Environment, find_gpus
 from specreg.journal import Journal, Key
 from specreg.matrix import Case, ServerSpec, Tier
 from specreg.measurement import WHOLE, Extent, Measurement, measure
@@ -123,6 +124,8 @@ class Suite:
         engine: whose cases run; None for all.
         with_oracle: whether the models themselves are asked, which takes torch.
         asked: by case, the metrics that this run judges; one that isn't there is asked for all.
+        skipped: by case that was asked for and can't run here, what it needs.
+        budget_min: minutes of a GPU that the run may take, None for any.
         docket: the verdicts; taken_over: what an earlier run had measured.
         figures: of each measurement so far.
     """
@@ -143,6 +146,8 @@ class Suite:
     engine: str | None = None
     with_oracle: bool = False
     asked: Mapping[str, AbstractSet[str]] = field(default_factory=dict)
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    budget_min: float | None = None
     taken_over: list[str] = field(default_factory=list)
     docket: Docket = field(init=False)
     figures: list[Figures] = field(default_factory=list)
@@ -150,6 +155,7 @@ class Suite:
     _startings: list[Starting] = field(default_factory=list)
     _plain: Plain = field(default_factory=dict)
     _known: tuple[Case, Known] | None = None
+    _budgeted: Mapping[str, Case] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.docket = Docket(
@@ -172,6 +178,28 @@ class Suite:
     def measurements(self) -> tuple[Measurement, ...]:
         """So far, in the order of the run."""
         return tuple(self._measured.values())
+
+    def fit_budget(self) -> None:
+        """Lowers the prompts of the cases that are asked for to what the budget allows.
+
+        Raises:
+            SpecregError: the least takes longer, or nobody knows how long it takes.
+        """
+        if self.budget_min is None:
+            return
+        cases = [case for case in self.tier.cases if case.id in self.asked]
+        fewer = within_budget(
+            cases,
+            estimates_of(self.tier, self.shelf, find_gpus()),
+            self.environment.kind,
+            budget_min=self.budget_min,
+            launches=self.launches,
+        )
+        self._budgeted = {case.id: case for case in fewer}
+
+    def budgeted(self, case: Case) -> Case:
+        """The case with the prompts that the budget allows; as it is without one."""
+        return self._budgeted.get(case.id, case)
 
     @contextlib.contextmanager
     def start(self, launch: Launch, beside: "Starting | None" = None) -> Iterator["Starting"]:
@@ -335,9 +363,10 @@ class Suite:
 
     @property
     def asks_for_all(self) -> bool:
-        """Whether the run judges everything that the tier has."""
+        """Whether the run judges everything that the tier has, on all its prompts."""
         return all(
-            self.asked.get(case.id, frozenset())
+            not self.budgeted(case).matrix_prompts
+            and self.asked.get(case.id, frozenset())
             >= {metric.name for metric in METRICS.values() if metric.applies_to(case)}
             for case in self.tier.cases
         )

@@ -138,8 +138,9 @@ def judge(metric: Metric, comparison: Comparison, look: Look) -> Verdict:
     by_number = metric.by_launch or measurement.case.needs_fresh_server
     if known.settings.num_prompts is not None and by_number:
         what = "a speed" if metric.by_launch else "what a drafter learns"
-        reason = f"--num-prompts {known.settings.num_prompts}: {what} is of all prompts of the case"
-        return say(outcome=Outcome.NOT_COMPARABLE, reason=f"{reason}; leave it out to judge it")
+        reason = f"of {known.settings.num_prompts} prompts: {what} is of all prompts of the case"
+        advice = "leave out --num-prompts, or the budget, to judge it"
+        return say(outcome=Outcome.NOT_COMPARABLE, reason=f"{reason}; {advice}")
     say = functools.partial(say, against=baseline.environment.name if baseline else "published")
     return (_judge_speed if metric.by_launch else _judge_acceptance)(metric, comparison, look, say)
 

@@ -7,6 +7,7 @@ import typer
 from specreg.cli.baselines import app as baselines
 from specreg.cli.cases import explain, oracle
 from specreg.cli.datasets import convert, prepare
+from specreg.cli.matrix import matrix
 from specreg.cli.tables import tables
 from specreg.errors import SpecregError
 from specreg.report.engines import render_support
@@ -21,6 +22,7 @@ app.command()(explain)
 app.command()(oracle)
 app.command()(prepare)
 app.command()(convert)
+app.command()(matrix)
 app.command()(tables)
 
 

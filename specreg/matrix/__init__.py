@@ -1,17 +1,22 @@
 """The matrix: `fixtures/matrix/<tier>.toml` in, the cases of that tier out."""
 
 from specreg.matrix._case import NO_LIMITS, Case, Limits, ServerSpec, Tier
-from specreg.matrix._tables import MOST_DRAFT_TOKENS
-from specreg.matrix._tier import all_case_ids, load_tier, with_prompts
+from specreg.matrix._needs import Needs, Sizes
+from specreg.matrix._tables import MOST_DRAFT_TOKENS, render_schema
+from specreg.matrix._tier import all_case_ids, load_tier, tier_names, with_prompts
 
 __all__ = [
     "MOST_DRAFT_TOKENS",
     "NO_LIMITS",
     "Case",
     "Limits",
+    "Needs",
     "ServerSpec",
+    "Sizes",
     "Tier",
     "all_case_ids",
     "load_tier",
+    "render_schema",
+    "tier_names",
     "with_prompts",
 ]

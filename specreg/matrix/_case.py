@@ -1,10 +1,14 @@
 """What the tables make: a case, the server that it needs, and the tier that it is of."""
 
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from specreg.arrivals import Load
 from specreg.engines import ALONE, Parallel, engine_named
 from specreg.lossless import ROUNDING_NATS
+from specreg.matrix._needs import Needs, Sizes
+from specreg.matrix._tables import USUAL_DRAFT_TOKENS
 from specreg.methods import METHODS, Tree
 from specreg.protocols import Form
 from specreg.replies import AS_IS
@@ -29,6 +33,7 @@ class ServerSpec:
             run beside one another, so at most half.
         parallel: how the models are spread over GPUs.
         engine_args, engine_env: further arguments and environment variables, as pairs.
+        sizes: what the models take, None where nobody said.
     """
 
     engine: str
@@ -46,6 +51,7 @@ class ServerSpec:
     engine_args: tuple[str, ...] = ()
     engine_env: tuple[tuple[str, str], ...] = ()
     tree: Tree | None = None
+    sizes: Sizes | None = None
 
     @property
     def drafted_tokens(self) -> int:
@@ -54,8 +60,13 @@ class ServerSpec:
 
     @property
     def id(self) -> str:
-        """`vllm-eagle3-tiny`: what a server is called in ids, logs and errors."""
-        return f"{self.engine}-{self.method}-{self.models}"
+        """`vllm-eagle3-tiny`: what a server is called in ids, logs and errors.
+
+        With `-k5` where it drafts another number of tokens per step than the usual.
+        """
+        usual = self.draft_tokens in {0, USUAL_DRAFT_TOKENS}
+        drafts = "" if usual else f"-k{self.draft_tokens}"
+        return f"{self.engine}-{self.method}-{self.models}{drafts}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,9 +139,34 @@ class Case:
         return f"{self.server.id}-{self.dataset}-{self.load.id}"
 
     @property
+    def needs(self) -> Needs:
+        """What it needs of a machine's GPUs.
+
+        Case and control stand beside one another on the same GPUs, each with its share of the
+        memory; into that must go the weights, the KV cache of all that is in flight, and a reserve.
+        """
+        server = self.server
+        in_flight = self.load.concurrency or server.max_sequences
+        tokens = in_flight * server.max_model_len_tokens
+        share_gib = server.sizes.share_gib(server.parallel, tokens) if server.sizes else None
+        return Needs(
+            gpus=server.parallel.gpus,
+            memory_gib=None if share_gib is None else share_gib / server.gpu_memory_frac,
+        )
+
+    @property
     def speculates(self) -> bool:
         """Whether the case has a method other than `none`."""
         return self.server.method != "none"
+
+    def replaying(self, prompts: int) -> "Case":
+        """The case with so many prompts, whatever the matrix says."""
+        if prompts == self.prompts:
+            return self
+        by_matrix = self.matrix_prompts or self.prompts
+        return dataclasses.replace(
+            self, prompts=prompts, matrix_prompts=by_matrix if prompts != by_matrix else None
+        )
 
     @property
     def needs_fresh_server(self) -> bool:
@@ -141,8 +177,33 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
-    """The cases of one matrix file, and how many GPUs each of them needs."""
+    """The cases of one matrix file.
+
+    Attributes:
+        name: the file's, without its ending.
+        needs_gpus: how many GPUs a machine must have for the tier to run at all, 0 for none.
+        cases: in the order of the file.
+        places: by case, where its table stands, for errors.
+    """
 
     name: str
     needs_gpus: int
     cases: tuple[Case, ...]
+    places: Mapping[str, str] = field(default_factory=dict)
+
+    def unmet(self, gpus_gib: Sequence[float]) -> dict[str, str]:
+        """By case's id what it needs and a machine lacks, in a sentence; none where all fit.
+
+        Args:
+            gpus_gib: the memory of each of the machine's GPUs.
+        """
+        if not self.needs_gpus:
+            return {}
+        lacks = {case.id: case.needs.unmet(gpus_gib) for case in self.cases}
+        return {case_id: f"{case_id} {lack}" for case_id, lack in lacks.items() if lack}
+
+    def gpus_used(self, gpus_gib: Sequence[float]) -> int:
+        """How many of a machine's GPUs the widest case takes that it can run."""
+        lacking = self.unmet(gpus_gib)
+        widths = [case.needs.gpus for case in self.cases if case.id not in lacking]
+        return max(widths, default=self.needs_gpus) if self.needs_gpus else 0

@@ -1,5 +1,6 @@
 """The tables of a matrix file, as they are written."""
 
+import json
 from typing import Annotated
 
 import msgspec
@@ -13,9 +14,12 @@ from specreg.replies import AS_IS
 
 MOST_DRAFT_TOKENS = 16
 """The most tokens drafted per step that the metrics tell apart by position."""
+USUAL_DRAFT_TOKENS = 3
+"""What is drafted per step unless a table says otherwise; no case's id says it."""
 
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
 _AboveZero = Annotated[float, msgspec.Meta(gt=0)]
+_DraftTokens = Annotated[int, msgspec.Meta(ge=1, le=MOST_DRAFT_TOKENS)]
 
 
 class ModelsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -26,17 +30,25 @@ class ModelsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         drafts: by method, the draft model or head.
         padding_layers: identity layers appended to the target at set-up, 0 or more; a tiny target
             then costs enough per step for speculation to save something.
+        target_gib: what the target's weights take, as they are served; None where nobody said, and
+            then nobody checks whether a GPU holds it.
+        drafts_gib: by method, what the weights of its draft take.
+        token_kib: what a token takes in the target's KV cache.
     """
 
     target: str
     drafts: dict[str, str] = {}
     padding_layers: Annotated[int, msgspec.Meta(ge=0)] = 0
+    target_gib: _AboveZero | None = None
+    drafts_gib: dict[str, _AboveZero] = {}
+    token_kib: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
 
 class CasesTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[[cases]]`: one case for each of `methods` × `concurrency` or × `requests_per_s`.
+    """`[[cases]]`: one case for each of `methods` × `draft_tokens` × the loads.
 
-    The fields are those of `Case`, `Load` and `ServerSpec`.
+    The loads are `concurrency` or `requests_per_s`. The fields are those of `Case`, `Load` and
+    `ServerSpec`.
     """
 
     engine: str
@@ -45,7 +57,9 @@ class CasesTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     dataset: str
     prompts: _Positive
     output_cap_tokens: _Positive
-    draft_tokens: Annotated[int, msgspec.Meta(ge=1, le=MOST_DRAFT_TOKENS)] = 3
+    draft_tokens: _DraftTokens | Annotated[list[_DraftTokens], msgspec.Meta(min_length=1)] = (
+        USUAL_DRAFT_TOKENS
+    )
     tree: Tree | None = None
     concurrency: list[_Positive] = []
     requests_per_s: list[_AboveZero] = []
@@ -77,10 +91,35 @@ class CasesTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     engine_env: dict[str, str] = {}
     tolerances: dict[str, _AboveZero] = {}
 
+    @property
+    def each_draft_tokens(self) -> tuple[int, ...]:
+        """The tokens drafted per step, each once."""
+        written = self.draft_tokens
+        return tuple(dict.fromkeys(written)) if isinstance(written, list) else (written,)
+
 
 class TierFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A whole matrix file. `needs_gpus`: how many GPUs the tier needs, 0 for none."""
+    """A whole matrix file.
+
+    Attributes:
+        needs_gpus: how many GPUs a machine must have for the tier to run at all, 0 for none.
+        models: pairs of its own, beside those that all tiers share.
+        cases: what is run.
+    """
 
     needs_gpus: Annotated[int, msgspec.Meta(ge=0)]
-    models: dict[str, ModelsTable]
+    models: dict[str, ModelsTable] = {}
     cases: list[CasesTable]
+
+
+class PairsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The file of the pairs that all tiers share."""
+
+    models: dict[str, ModelsTable]
+
+
+def render_schema() -> str:
+    """The JSON Schema of a matrix file; `fixtures/matrix/schema.json` holds it for editors."""
+    any_value = {"description": "what a chat template takes"}
+    schema = msgspec.json.schema(TierFile, schema_hook=lambda _: any_value)
+    return json.dumps(schema, indent=1, sort_keys=True) + "\n"

@@ -2,40 +2,61 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-
-import msgspec
 
 from specreg.arrivals import Arrivals, Load
 from specreg.datasets import dataset_named
 from specreg.engines import engine_named
 from specreg.errors import MatrixError, UnknownNameError
 from specreg.matrix._case import Case, Limits, ServerSpec, Tier
-from specreg.matrix._tables import CasesTable, ModelsTable, TierFile
+from specreg.matrix._file import load_pairs_file, load_tier_file
+from specreg.matrix._needs import Sizes
+from specreg.matrix._place import Place
+from specreg.matrix._tables import CasesTable, ModelsTable
 from specreg.methods import METHODS
 from specreg.replies import REPLIES
+
+PAIRS = Path("models/pairs.toml")
+"""The model pairs that all tiers share, from the folder that holds the tiers' own."""
+_MOST_BESIDE_FRAC = 0.5
+"""Of a GPU's memory, what a server may take beside which another stands."""
+
+Pairs = Mapping[str, tuple[ModelsTable, Place]]
 
 
 def load_tier(folder: Path, name: str) -> Tier:
     """The tier that `folder`/`name`.toml declares.
 
+    Its model pairs are those of `folder`/../models/pairs.toml and its own; one of its own stands in
+    the place of a shared one of the same name.
+
     Raises:
-        UnknownNameError: no such tier; or a table names an engine, method, dataset or model pair
-            that doesn't exist. The message lists what does.
-        MatrixError: the file doesn't decode, or asks for what can't be.
+        UnknownNameError: no such tier; or a table has a key, or names an engine, method, dataset or
+            model pair that doesn't exist. The message lists what does.
+        MatrixError: a file doesn't decode, or asks for what can't be.
     """
     path = folder / f"{name}.toml"
     if not path.is_file():
-        raise UnknownNameError("tier", name, (file.stem for file in folder.glob("*.toml")))
-    file = _load_file(path)
-    cases = tuple(case for table in file.cases for case in _cases_of(table, file.models, str(path)))
-    _refuse_twins(cases, path)
-    most = max((case.server.parallel.gpus for case in cases), default=1)
-    if most > max(file.needs_gpus, 1):
-        message = f"matrix file '{path}': a case is spread over {most} GPUs; raise needs_gpus to it"
-        raise MatrixError(message)
-    return Tier(name=name, needs_gpus=file.needs_gpus, cases=_with_controls(cases))
+        raise UnknownNameError("tier", name, tier_names(folder))
+    file = load_tier_file(path)
+    pairs = {**load_pairs_file(folder.parent / PAIRS), **file.models}
+    for pair, place in pairs.values():
+        _check_pair(pair, place)
+    found = [
+        (case, place) for table, place in file.cases for case in _cases_of(table, pairs, place)
+    ]
+    _refuse_twins(found)
+    cases = _with_controls(case for case, _ in found)
+    places = {case.id: place.at() for case, place in found}
+    if file.needs_gpus:
+        _check_shares(cases, places)
+    return Tier(name=name, needs_gpus=file.needs_gpus, cases=cases, places=places)
+
+
+def tier_names(folder: Path) -> tuple[str, ...]:
+    """The tiers that a folder holds, sorted."""
+    return tuple(sorted(path.stem for path in folder.glob("*.toml")))
 
 
 def with_prompts(tier: Tier, prompts: int) -> Tier:
@@ -51,13 +72,7 @@ def with_prompts(tier: Tier, prompts: int) -> Tier:
                 " its rounds; give more prompts, or lower rounds in the matrix"
             )
             raise MatrixError(message)
-    cases = (
-        case
-        if prompts == case.prompts
-        else dataclasses.replace(case, prompts=prompts, matrix_prompts=case.prompts)
-        for case in tier.cases
-    )
-    return dataclasses.replace(tier, cases=tuple(cases))
+    return dataclasses.replace(tier, cases=tuple(case.replaying(prompts) for case in tier.cases))
 
 
 def all_case_ids(folder: Path) -> frozenset[str]:
@@ -66,34 +81,47 @@ def all_case_ids(folder: Path) -> frozenset[str]:
     Raises:
         SpecregError: see `load_tier`.
     """
-    tiers = (load_tier(folder, path.stem) for path in sorted(folder.glob("*.toml")))
+    tiers = (load_tier(folder, name) for name in tier_names(folder))
     return frozenset(case.id for tier in tiers for case in tier.cases)
 
 
-def _load_file(path: Path) -> TierFile:
-    try:
-        return msgspec.toml.decode(path.read_bytes(), type=TierFile)
-    except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
-        message = f"matrix file '{path}': {error}; CONTRIBUTING.md shows the tables and keys"
-        raise MatrixError(message) from error
+def _check_pair(pair: ModelsTable, place: Place) -> None:
+    """Silent where the drafts are of methods that take one, and a size is of a draft.
+
+    Raises:
+        UnknownNameError: one isn't.
+    """
+    takers = [name for name, method in METHODS.items() if method.needs_draft]
+    for name in pair.drafts:
+        if name not in takers:
+            raise UnknownNameError("method that takes a draft", name, takers, place.at("drafts"))
+    for name in pair.drafts_gib:
+        if name not in pair.drafts:
+            raise UnknownNameError("draft", name, pair.drafts, place.at("drafts_gib"))
 
 
-def _cases_of(table: CasesTable, models: Mapping[str, ModelsTable], where: str) -> Iterator[Case]:
-    if table.models not in models:
-        raise UnknownNameError("model pair", table.models, models, where)
-    dataset_named(table.dataset, where)
+def _cases_of(table: CasesTable, pairs: Pairs, place: Place) -> Iterator[Case]:
+    if table.models not in pairs:
+        raise UnknownNameError("model pair", table.models, pairs, place.at("models"))
+    dataset_named(table.dataset, place.at("dataset"))
     if table.history_reply not in REPLIES:
+        where = place.at("history_reply")
         raise UnknownNameError("history_reply", table.history_reply, REPLIES, where)
-    loads = _loads_of(table, where)
+    loads = _loads_of(table, place)
     if table.prompts < table.rounds:
         message = (
-            f"{where}: prompts = {table.prompts} in rounds = {table.rounds}; each round needs a"
-            " prompt: raise prompts or lower rounds"
+            f"{place.at('prompts')}: prompts = {table.prompts} in rounds = {table.rounds}; each"
+            " round needs a prompt: raise prompts or lower rounds"
         )
         raise MatrixError(message)
-    for method, load in itertools.product(table.methods, loads):
+    pair, _ = pairs[table.models]
+    servers = dict.fromkeys(
+        _server_of(table, method, draft_tokens, pair, place)
+        for method, draft_tokens in itertools.product(table.methods, table.each_draft_tokens)
+    )
+    for server, load in itertools.product(servers, loads):
         yield Case(
-            server=_server_of(table, method, models[table.models], where),
+            server=server,
             control=None,
             dataset=table.dataset,
             prompts=table.prompts,
@@ -117,7 +145,7 @@ def _cases_of(table: CasesTable, models: Mapping[str, ModelsTable], where: str) 
         )
 
 
-def _loads_of(table: CasesTable, where: str) -> tuple[Load, ...]:
+def _loads_of(table: CasesTable, place: Place) -> tuple[Load, ...]:
     """One load for each concurrency, or for each rate.
 
     Raises:
@@ -127,19 +155,21 @@ def _loads_of(table: CasesTable, where: str) -> tuple[Load, ...]:
     fits = table.arrivals is None or (table.arrivals is Arrivals.CLOSED) == closed
     if closed == bool(table.requests_per_s) or not fits:
         message = (
-            f"{where}: concurrency = {table.concurrency}, requests_per_s = {table.requests_per_s},"
-            f" arrivals = {table.arrivals}; give either concurrency alone (a closed loop) or"
-            " requests_per_s with arrivals constant, poisson (the default) or gamma"
+            f"{place.at()}: concurrency = {table.concurrency},"
+            f" requests_per_s = {table.requests_per_s}, arrivals = {table.arrivals}; give either"
+            " concurrency alone (a closed loop) or requests_per_s with arrivals constant, poisson"
+            " (the default) or gamma"
         )
         raise MatrixError(message)
     if max(table.concurrency, default=0) > table.max_sequences:
         message = (
-            f"{where}: concurrency = {table.concurrency} with max_sequences ="
+            f"{place.at('concurrency')}: concurrency = {table.concurrency} with max_sequences ="
             f" {table.max_sequences}; the server must take on all that are in flight"
         )
         raise MatrixError(message)
     arrivals = Arrivals.CLOSED if closed else table.arrivals or Arrivals.POISSON
     if table.burstiness != 1.0 and arrivals is not Arrivals.GAMMA:
+        where = place.at("burstiness")
         message = f'{where}: burstiness is of gamma alone; set arrivals = "gamma" or leave it out'
         raise MatrixError(message)
     load = Load(
@@ -154,17 +184,19 @@ def _loads_of(table: CasesTable, where: str) -> tuple[Load, ...]:
     )
 
 
-def _server_of(table: CasesTable, method: str, pair: ModelsTable, where: str) -> ServerSpec:
+def _server_of(
+    table: CasesTable, method: str, draft_tokens: int, pair: ModelsTable, place: Place
+) -> ServerSpec:
     if method not in METHODS:
-        raise UnknownNameError("method", method, METHODS, where)
+        raise UnknownNameError("method", method, METHODS, place.at("methods"))
     if METHODS[method].needs_draft and method not in pair.drafts:
         raise UnknownNameError(
-            f"draft in [models.{table.models}] for method", method, pair.drafts, where
+            f"draft in [models.{table.models}] for method", method, pair.drafts, place.at("models")
         )
-    METHODS[method].check_engine(engine_named(table.engine, where).spelling)
+    METHODS[method].check_engine(engine_named(table.engine, place.at("engine")).spelling)
     draft = pair.drafts[method] if METHODS[method].needs_draft else None
     if method != "none":
-        _check_tree(table, method, where)
+        _check_tree(table, method, draft_tokens, place)
     spec = ServerSpec(
         engine=table.engine,
         method=method,
@@ -172,7 +204,7 @@ def _server_of(table: CasesTable, method: str, pair: ModelsTable, where: str) ->
         target=pair.target,
         draft=draft,
         padding_layers=pair.padding_layers,
-        draft_tokens=table.draft_tokens,
+        draft_tokens=draft_tokens,
         dtype=table.dtype,
         max_model_len_tokens=table.max_model_len_tokens,
         max_sequences=table.max_sequences,
@@ -181,8 +213,17 @@ def _server_of(table: CasesTable, method: str, pair: ModelsTable, where: str) ->
         engine_args=tuple(table.engine_args),
         engine_env=tuple(sorted(table.engine_env.items())),
         tree=table.tree,
+        sizes=_sizes_of(pair, method if draft is not None else None),
     )
     return spec if method != "none" else _without_speculation(spec)
+
+
+def _sizes_of(pair: ModelsTable, drafting: str | None) -> Sizes | None:
+    """What a pair takes, with the draft of a method; None where it doesn't say so of the target."""
+    if pair.target_gib is None:
+        return None
+    draft_gib = 0.0 if drafting is None else pair.drafts_gib.get(drafting)
+    return Sizes(target_gib=pair.target_gib, draft_gib=draft_gib, token_kib=pair.token_kib)
 
 
 def _without_speculation(spec: ServerSpec) -> ServerSpec:
@@ -194,42 +235,64 @@ def _without_speculation(spec: ServerSpec) -> ServerSpec:
         draft_tokens=0,
         tree=None,
         parallel=spec.parallel.without_draft,
+        sizes=spec.sizes and dataclasses.replace(spec.sizes, draft_gib=0.0),
     )
 
 
-def _check_tree(table: CasesTable, method: str, where: str) -> None:
+def _check_tree(table: CasesTable, method: str, depth: int, place: Place) -> None:
     """Silent where a method that drafts trees has one that there can be, and another has none.
 
     Raises:
         MatrixError: it isn't so.
     """
-    tree, depth = table.tree, table.draft_tokens
+    tree = table.tree
     if METHODS[method].drafts_trees != (tree is not None):
         trees = ", ".join(name for name, one in METHODS.items() if one.drafts_trees)
         message = (
-            f"{where}: method '{method}' with {f'tree = {tree}' if tree else 'no tree'}; needed"
-            f" tree = {{ branches = 2, drafted_tokens = 6 }} for {trees}, and none for others:"
-            " give them a table each"
+            f"{place.at('tree')}: method '{method}' with {f'tree = {tree}' if tree else 'no tree'};"
+            f" needed tree = {{ branches = 2, drafted_tokens = 6 }} for {trees}, and none for"
+            " others: give them a table each"
         )
         raise MatrixError(message)
     if tree is not None and not depth <= tree.drafted_tokens <= tree.most_tokens(depth):
         message = (
-            f"{where}: tree.drafted_tokens = {tree.drafted_tokens} with draft_tokens = {depth} and"
-            f" tree.branches = {tree.branches}; needed {depth} to {tree.most_tokens(depth)}: the"
-            " deepest branch alone, to all there is to choose from"
+            f"{place.at('tree')}: tree.drafted_tokens = {tree.drafted_tokens} with"
+            f" draft_tokens = {depth} and tree.branches = {tree.branches}; needed {depth} to"
+            f" {tree.most_tokens(depth)}: the deepest branch alone, to all there is to choose from"
         )
         raise MatrixError(message)
 
 
-def _refuse_twins(cases: tuple[Case, ...], path: Path) -> None:
-    for case, other in itertools.combinations(cases, 2):
-        if case.id == other.id:
-            message = f"matrix file '{path}': two cases are called '{case.id}'; remove one"
+def _check_shares(cases: Iterable[Case], places: Mapping[str, str]) -> None:
+    """Silent where case and control have room beside one another.
+
+    Raises:
+        MatrixError: together they ask for more memory than a GPU has.
+    """
+    for case in cases:
+        if case.control is not None and case.server.gpu_memory_frac > _MOST_BESIDE_FRAC:
+            message = (
+                f"{places[case.id]}: gpu_memory_frac = {case.server.gpu_memory_frac}, needed at"
+                f" most {_MOST_BESIDE_FRAC}: case and control stand beside one another; lower it"
+            )
             raise MatrixError(message)
 
 
-def _with_controls(cases: tuple[Case, ...]) -> tuple[Case, ...]:
+def _refuse_twins(found: Iterable[tuple[Case, Place]]) -> None:
+    places: dict[str, Place] = {}
+    for case, place in found:
+        if case.id in places:
+            message = (
+                f"{place.at()}: two cases are called '{case.id}', the other is of"
+                f" {places[case.id].table}; remove one"
+            )
+            raise MatrixError(message)
+        places[case.id] = place
+
+
+def _with_controls(cases: Iterable[Case]) -> tuple[Case, ...]:
     """Each speculating case gets its server without speculation, if the tier has that."""
+    cases = tuple(cases)
     plain = {case.server for case in cases if not case.speculates}
 
     def control(case: Case) -> ServerSpec | None:

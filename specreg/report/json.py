@@ -27,6 +27,7 @@ class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
         complete: whether the whole tier was judged, and nothing cut it short.
         exit_status: of the run.
         outcomes: how many verdicts of each; verdicts: in the order of the run.
+        skipped: by case that didn't fit the machine, what it needs.
         categories: by case and category, where a case that speculates has several.
     """
 
@@ -39,6 +40,7 @@ class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
     exit_status: int
     outcomes: dict[str, int]
     verdicts: tuple[Verdict, ...]
+    skipped: dict[str, str] = {}
     categories: dict[str, dict[str, CategoryFigures]] = {}
 
 

@@ -30,9 +30,8 @@ MATRIX = """
     concurrency = [1, 4]
     prompts = 10
     rounds = 2
-    output_cap_tokens = 32
+    output_cap_tokens = {output_cap_tokens}
     warm_up_stable_frac = 1e9
-    draft_tokens = {draft_tokens}
     [cases.tolerances]
     throughput_tokens_per_s = 0.5
     ttft_p50_ms = 4.0
@@ -52,11 +51,12 @@ class Suite:
         self.baselines = folder / "baselines"
         self.runs = folder / "runs"
         self.script = Script()
+        self.python_path: Path | None = None
         self.write_matrix()
 
-    def write_matrix(self, *, needs_gpus: int = 0, draft_tokens: int = 3) -> None:
+    def write_matrix(self, *, needs_gpus: int = 0, output_cap_tokens: int = 32) -> None:
         """Writes the tier `cpu` of this suite."""
-        text = MATRIX.format(needs_gpus=needs_gpus, draft_tokens=draft_tokens)
+        text = MATRIX.format(needs_gpus=needs_gpus, output_cap_tokens=output_cap_tokens)
         self.write_tier(textwrap.dedent(text))
 
     def write_tier(self, text: str) -> None:
@@ -78,7 +78,11 @@ class Suite:
     def environment(self) -> dict[str, str]:
         """What the command runs in; as CI, pytest would say each failure once more, in full."""
         outer = {name: text for name, text in os.environ.items() if name not in _SAYS_CI}
-        return outer | record_script(self.script, self.folder) | {"COLUMNS": "120"}
+        scripted = record_script(self.script, self.folder)
+        if self.python_path is not None:
+            both = f"{self.python_path}{os.pathsep}{scripted['PYTHONPATH']}"
+            scripted["PYTHONPATH"] = both
+        return outer | scripted | {"COLUMNS": "120"}
 
     def run(self, *arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
         """The command, done; its output is plain text without a terminal."""

@@ -140,12 +140,12 @@ def test_without_a_baseline_the_case_fails_with_the_command_that_records_one(sui
 
 
 def test_changed_settings_are_no_baseline_and_are_named(recorded_suite: Suite) -> None:
-    recorded_suite.write_matrix(draft_tokens=2)
+    recorded_suite.write_matrix(output_cap_tokens=31)
 
     done = recorded_suite.run(*ACCEPTANCE)
 
     assert done.returncode == 11
-    assert "draft_tokens: 3 -> 2" in done.stdout
+    assert "output_cap_tokens: 32 -> 31" in done.stdout
 
 
 BEFORE_ROUNDS = 1 + 3

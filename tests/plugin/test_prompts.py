@@ -19,7 +19,9 @@ def test_a_run_of_fewer_prompts_is_compared_prompt_by_prompt(recorded_suite: Sui
     assert len(speeds) == 4
     assert {by_metric[metric] for metric in speeds} == {Outcome.NOT_COMPARABLE}
     assert {by_metric[metric] for metric in by_metric.keys() - speeds} == {Outcome.PASS}
-    assert "--num-prompts 6: acceptance was compared over the prompts" in done.stdout
+    assert (
+        "--num-prompts left 6 prompts of a case: acceptance was compared over those" in done.stdout
+    )
     assert "--update-baselines" not in done.stdout
     (path,) = recorded_suite.runs.glob("*/figures/*.json")
     figures = msgspec.json.decode(path.read_bytes(), type=Figures)

@@ -9,7 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from specreg.identity import Environment, _read_cpu, _slug, current_environment, find_gpus
+from specreg.identity import (
+    Environment,
+    Gpus,
+    _read_cpu,
+    _slug,
+    current_environment,
+    find_gpus,
+)
 from tests.unit import builders
 
 XEON = "Intel(R) Xeon(R) CPU @ 2.50GHz"
@@ -21,7 +28,10 @@ def nvmlDeviceGetCount(): return 2
 def nvmlDeviceGetHandleByIndex(index): return index
 def nvmlDeviceGetName(handle): return "NVIDIA H200"
 def nvmlSystemGetDriverVersion(): return "570.86"
-def nvmlDeviceGetMemoryInfo(handle): return SimpleNamespace(total=150_754_820_096)
+def nvmlDeviceGetMemoryInfo(handle): return SimpleNamespace(total=150_754_820_096 + handle)
+NVML_CLOCK_MEM = 2
+def nvmlDeviceGetMaxClockInfo(handle, clock): return {NVML_CLOCK_MEM: 3_201}[clock]
+def nvmlDeviceGetMemoryBusWidth(handle): return 6_144
 """
 PROGRAM = """
 import msgspec, os, sys
@@ -30,17 +40,28 @@ os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:int(sys.argv[1])])
 print(msgspec.json.encode(current_environment(needs_gpus=int(sys.argv[2]))).decode())
 """
 
+GPUS = """
+import msgspec
+from specreg.identity import find_gpus
+print(msgspec.json.encode(find_gpus()).decode())
+"""
+
 
 def seen_with_two_gpus(folder: Path, *, cores: int, needs_gpus: int) -> Environment:
     """This machine in a process of its own that may use some cores, and whose driver shows GPUs."""
-    (folder / "pynvml.py").write_text(DRIVER)
-    done = subprocess.run(
-        (sys.executable, "-c", PROGRAM, str(cores), str(needs_gpus)),
+    said = said_with(DRIVER, folder, PROGRAM, str(cores), str(needs_gpus))
+    return msgspec.json.decode(said, type=Environment)
+
+
+def said_with(driver: str, folder: Path, program: str, *arguments: str) -> bytes:
+    """What a program prints on this machine with another driver."""
+    (folder / "pynvml.py").write_text(driver)
+    return subprocess.run(
+        (sys.executable, "-c", program, *arguments),
         env=os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{builders.ROOT}"},
         check=True,
         capture_output=True,
-    )
-    return msgspec.json.decode(done.stdout, type=Environment)
+    ).stdout
 
 
 @pytest.mark.parametrize(
@@ -132,6 +153,20 @@ def test_this_machine_is_described_without_its_gpus_for_the_cpu_tier() -> None:
     assert (environment.kind, environment.gpus, environment.gpu_memory_gb) == ("cpu", (), 0)
     assert environment.cores == len(os.sched_getaffinity(0))
     assert environment == current_environment(needs_gpus=0)
+
+
+def test_each_gpu_has_its_memory_and_the_first_its_bandwidth(tmp_path: Path) -> None:
+    """An H200 as NVIDIA's data sheet has it: 141 GB, 4.8 TB/s."""
+    gpus = msgspec.json.decode(said_with(DRIVER, tmp_path, GPUS), type=Gpus)
+    assert gpus.memory_bytes == (150_754_820_096, 150_754_820_097)
+    assert gpus.memory_gib == pytest.approx((140.4, 140.4), abs=0.01)
+    assert gpus.bandwidth_gib_per_s * 2**30 == pytest.approx(4.9e12, rel=0.01)
+
+
+def test_a_gpu_that_does_not_tell_its_bandwidth_has_none(tmp_path: Path) -> None:
+    mute = f"{DRIVER}\ndef nvmlDeviceGetMemoryBusWidth(handle): raise NVMLError"
+    gpus = msgspec.json.decode(said_with(mute, tmp_path, GPUS), type=Gpus)
+    assert (len(gpus.names), gpus.bandwidth_gib_per_s) == (2, 0.0)
 
 
 def test_a_machine_without_gpus_says_why() -> None:

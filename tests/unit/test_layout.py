@@ -38,7 +38,7 @@ ORDER = (
     ("confirming", "stopping", "history"),
     ("docket", "expectation", "report.json"),
     ("context",),
-    ("consulting",),
+    ("consulting", "estimate"),
     ("proving",),
     ("recording",),
     ("simulation",),
@@ -55,7 +55,7 @@ ENGINE_PACKAGES = {"vllm", "sglang", "tensorrt_llm", "torch", "transformers", "t
 
 UNITS = (
     *("_ns", "_ms", "_s", "_tokens", "_bytes", "_w", "_mw", "_mj", "_mhz", "_c", "_frac"),
-    *("_requests", "_nats"),
+    *("_requests", "_nats", "_gib", "_kib", "_min"),
 )
 PLAIN = {
     # Plurals: they count the noun.
@@ -75,6 +75,8 @@ PLAIN = {
     "padding_layers": "layers",
     "max_sequences": "sequences",
     "needs_gpus": "GPUs",
+    "gpus": "GPUs",
+    "extra_prompts": "prompts",
     "branches": "branches of a tree",
     "tensor": "GPUs",
     "speculative_num_steps": "steps of the drafter; SGLang's own name",
@@ -157,7 +159,6 @@ PLAIN = {
     "tolerances": "relative, by the metric's name",
     # A unit that STYLE.md doesn't list: rounded to name an environment, never reckoned with.
     "gpu_memory_gb": "gigabytes",
-    "memory_gb": "gigabytes",
 }
 
 MODULES = tuple(sorted(LIBRARY.rglob("*.py")))

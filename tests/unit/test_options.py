@@ -28,7 +28,7 @@ def test_what_is_given_arrives_in_its_type(pytester: pytest.Pytester) -> None:
         *("--specreg-engine-version", "0.31.0", "--specreg-engine-python", "p"),
         *("--specreg-resume", "--specreg-inconclusive", "warn"),
         *("--specreg-attach", "http://h:1", "--engine", "sglang", "--specreg-oracle"),
-        *("--num-prompts", "20"),
+        *("--num-prompts", "20", "--specreg-budget-gpu-min", "7.5"),
     )
     assert options == Options(
         tier="gpu",
@@ -37,6 +37,7 @@ def test_what_is_given_arrives_in_its_type(pytester: pytest.Pytester) -> None:
         reason="first run",
         launches=5,
         num_prompts=20,
+        budget_gpu_min=7.5,
         inconclusive="warn",
         oracle=True,
         matrix="m",

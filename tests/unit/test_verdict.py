@@ -460,7 +460,7 @@ def test_of_another_number_of_prompts_only_acceptance_is_compared(
     measurement = builders.measurement(values, of=of_length(2.0), case=case)
     verdict = judged(metric, measurement, dataclasses.replace(known(baseline), settings=fewer))
     assert verdict.outcome is outcome
-    assert verdict.reason.startswith("--num-prompts 20: ") == (outcome is not Outcome.PASS)
+    assert verdict.reason.startswith("of 20 prompts: ") == (outcome is not Outcome.PASS)
     assert "record one" not in verdict.reason
 
 

@@ -1,0 +1,46 @@
+"""`specreg matrix`: what a tier runs, what that needs, and about how long it takes."""
+
+from typing import Annotated
+
+import typer
+
+from specreg.cli.common import (
+    BASELINES,
+    HERE,
+    MATRIX,
+    WIDTH,
+    FolderOption,
+    MatrixOption,
+    RootOption,
+    TierOption,
+    shelf_of,
+    tier_of,
+)
+from specreg.estimate import estimates_of
+from specreg.identity import find_gpus
+from specreg.matrix import render_schema, tier_names
+from specreg.metrics import check_tolerances
+from specreg.report.matrix import render_matrix
+
+
+def matrix(
+    tier: TierOption = None,
+    root: RootOption = HERE,
+    folder: FolderOption = BASELINES,
+    files: MatrixOption = MATRIX,
+    *,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="print the JSON Schema of a tier's file instead")
+    ] = False,
+) -> None:
+    """Print a tier's cases, what each needs, and about how long it takes."""
+    if schema:
+        typer.echo(render_schema(), nl=False)
+        return
+    found = tier_of(root / files, tier)
+    for case in found.cases:
+        check_tolerances(case, found.places[case.id])
+    gpus = find_gpus()
+    estimates = estimates_of(found, shelf_of(root / folder, found), gpus)
+    typer.echo(render_matrix(found, estimates, gpus, width=WIDTH))
+    typer.echo(f"tiers: {', '.join(tier_names(root / files))}")

@@ -1,0 +1,152 @@
+"""What the machine lacks, and what a budget leaves."""
+
+import textwrap
+from pathlib import Path
+
+import msgspec
+
+from specreg.baseline import baseline_path, record_baseline
+from specreg.figures import Figures
+from specreg.identity import current_environment
+from tests.plugin.conftest import Suite
+from tests.unit import builders
+
+DRIVER = """
+from types import SimpleNamespace
+class NVMLError(Exception): ...
+NVML_CLOCK_MEM = 2
+def nvmlInit(): ...
+def nvmlDeviceGetCount(): return 1
+def nvmlDeviceGetHandleByIndex(index): return index
+def nvmlDeviceGetName(handle): return "NVIDIA H100"
+def nvmlSystemGetDriverVersion(): return "570.86"
+def nvmlDeviceGetMemoryInfo(handle): return SimpleNamespace(total=80 * 2**30)
+def nvmlDeviceGetMaxClockInfo(handle, clock): return 2_619
+def nvmlDeviceGetMemoryBusWidth(handle): return 5_120
+"""
+SIZED = """
+    needs_gpus = 1
+
+    [models.small]
+    target = "fixtures/models/tiny/target"
+    target_gib = 1
+
+    [models.large]
+    target = "fixtures/models/tiny/target"
+    target_gib = 60
+
+    [[cases]]
+    engine = "vllm"
+    methods = ["none"]
+    models = "small"
+    dataset = "toy"
+    concurrency = [1]
+    prompts = 10
+    rounds = 2
+    output_cap_tokens = 8
+    warm_up_stable_frac = 1e9
+
+    [[cases]]
+    engine = "vllm"
+    methods = ["none"]
+    models = "large"
+    dataset = "toy"
+    concurrency = [1]
+    prompts = 10
+    rounds = 2
+    output_cap_tokens = 8
+"""
+
+
+def with_a_gpu(suite: Suite, folder: Path) -> Suite:
+    """The suite on a machine whose driver shows a GPU of 80 GiB."""
+    (folder / "driver").mkdir()
+    (folder / "driver" / "pynvml.py").write_text(DRIVER)
+    suite.python_path = folder / "driver"
+    suite.write_tier(textwrap.dedent(SIZED))
+    return suite
+
+
+def test_a_case_that_does_not_fit_is_skipped_and_the_others_run(
+    suite: Suite, tmp_path: Path
+) -> None:
+    done = with_a_gpu(suite, tmp_path).run("tests/perf", "-q", "-rs", "-k", "throughput")
+
+    assert "vllm-none-large-toy-c1 needs 1 GPU(s) of 160 GiB, this machine has 80" in done.stdout
+    assert "1 skipped" in done.stdout
+    verdict = suite.verdict()
+    assert {one.case_id for one in verdict.verdicts} == {"vllm-none-small-toy-c1"}
+    assert verdict.outcomes == {"NO_BASELINE": 1}
+    assert set(verdict.skipped) == {"vllm-none-large-toy-c1"}
+    assert not verdict.complete
+
+
+def test_a_tier_is_not_complete_where_a_case_was_skipped(suite: Suite, tmp_path: Path) -> None:
+    done = with_a_gpu(suite, tmp_path).run("tests/perf", "-q")
+
+    assert done.returncode == 11, done.stdout
+    assert {one.metric for one in suite.verdict().verdicts} >= {"ttft_p50_ms", "tpot_p50_ms"}
+    assert not suite.verdict().complete
+
+
+def test_a_required_tier_runs_what_fits(suite: Suite, tmp_path: Path) -> None:
+    done = with_a_gpu(suite, tmp_path).run(
+        "tests/perf", "-q", "-rs", "-k", "large", "--specreg-require-tier"
+    )
+
+    assert done.returncode == 0, done.stdout
+    assert "needs 1 GPU(s) of 160 GiB" in done.stdout
+
+
+def recorded(suite: Suite) -> Suite:
+    """The suite with speeds of two cases on this machine, of other settings than its own."""
+    environment = current_environment(needs_gpus=0)
+    for name in ("vllm-none-tiny-toy-c4", "vllm-eagle3-tiny-toy-c4"):
+        baseline = builders.baseline({"throughput_tokens_per_s": 100.0}, environment=environment)
+        record_baseline(baseline_path(suite.baselines, environment.name, name), baseline)
+    return suite
+
+
+def test_a_budget_that_is_too_small_is_refused_with_the_least(suite: Suite) -> None:
+    """Two servers take half a minute each to start, a prompt 20 tokens at 100 per second.
+
+    Warming up takes 20 prompts on each server, and the least that is measured 2, once more for
+    what is proved: 46 prompts of 0.2 s.
+    """
+    arguments = ("-q", "-k", "eagle3 and c4", "--specreg-budget-gpu-min=1.1")
+    done = recorded(suite).run("tests/perf", *arguments)
+
+    assert done.returncode == 4
+    assert "--specreg-budget-gpu-min 1.1: the run takes about 1.2 at least" in done.stderr
+    assert not list(suite.runs.glob("*/logs"))
+
+
+def test_nothing_is_known_of_a_case_that_nobody_recorded(suite: Suite) -> None:
+    done = suite.run("tests/perf", "-q", "-k", "eagle3 and c4", "--specreg-budget-gpu-min=9")
+
+    assert done.returncode == 4
+    assert "nothing tells how long vllm-eagle3-tiny-toy-c4 takes" in done.stderr
+
+
+def test_a_baseline_is_of_no_budget(suite: Suite) -> None:
+    arguments = ("--update-baselines", "--reason", "x", "--specreg-budget-gpu-min=9")
+    done = suite.run("tests/perf", "-q", *arguments)
+
+    assert done.returncode == 4
+    assert "--update-baselines with --specreg-budget-gpu-min: a baseline is of" in done.stderr
+
+
+def test_a_budget_chooses_the_prompts_of_what_is_asked_for(suite: Suite) -> None:
+    """Six prompts are 4 more than the least, each three times: 2.4 s more."""
+    done = recorded(suite).run(
+        *("tests/perf", "-q", "-k", "eagle3 and c4 and acceptance_length"),
+        "--specreg-budget-gpu-min=1.195",
+    )
+
+    assert done.returncode == 11, done.stdout
+    assert "--specreg-budget-gpu-min left 6 prompts of a case" in done.stdout
+    (path,) = suite.runs.glob("*/figures/*.json")
+    figures = msgspec.json.decode(path.read_bytes(), type=Figures)
+    assert figures.timing is not None
+    assert figures.timing.requests == 6
+    assert not suite.verdict().complete

@@ -1,0 +1,49 @@
+"""Each tier of the repository collects, on a machine with a GPU or without."""
+
+import subprocess
+import sys
+
+import pytest
+
+from specreg.matrix import load_tier, tier_names
+from specreg.metrics import METRICS
+from tests.plugin.conftest import ROOT
+
+FOLDER = ROOT / "fixtures/matrix"
+
+
+@pytest.mark.parametrize("name", tier_names(FOLDER))
+def test_a_tier_collects_a_test_of_each_case_and_metric(name: str) -> None:
+    done = subprocess.run(
+        (
+            *(
+                sys.executable,
+                "-m",
+                "pytest",
+                "-p",
+                "no:cacheprovider",
+                "-p",
+                "no:hypothesispytest",
+            ),
+            *("tests/perf", "--collect-only", "-q", f"--specreg-tier={name}"),
+        ),
+        check=False,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    collected = {
+        line.split("[")[1].rstrip("]") for line in done.stdout.splitlines() if "::" in line
+    }
+    wanted = {
+        f"{case.id}-{metric.name}"
+        for case in load_tier(FOLDER, name).cases
+        for metric in METRICS.values()
+        if metric.applies_to(case)
+    }
+    assert wanted <= collected
+    proved = {one.rpartition("-")[2] for one in collected - wanted}
+    assert proved <= {"lossless_frac", "distribution_p", "text_frac"}
