@@ -392,11 +392,11 @@ class Refusals(unittest.TestCase):
 
     def test_a_draft_that_cannot_read_as_far_is_refused(self) -> None:
         said = self.refused(draft=self.configured(max_position_embeddings=512))
-        assert "its context is 512 tokens, 1024 are to be served; lower" in said
+        assert "its context is 512 tokens, 1024 are to be read; lower" in said
 
     def test_a_target_that_cannot_read_as_far_is_refused(self) -> None:
         assert "target" in (said := self.refused("--context-tokens", "4096"))
-        assert "its context is 2048 tokens, 4096 are to be served" in said
+        assert "its context is 2048 tokens, 4096 are to be read" in said
 
     def test_a_draft_that_is_not_there_is_refused(self) -> None:
         assert "model '/nowhere': has no configuration" in self.refused(draft="/nowhere")
