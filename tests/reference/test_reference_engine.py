@@ -217,6 +217,17 @@ def test_what_it_cannot_answer_is_refused_by_name(
     assert words in response.json()["error"]["message"]
 
 
+def test_a_chat_that_has_no_prompt_is_refused_not_broken(server: httpx.Client) -> None:
+    body = {
+        "messages": [{"role": "user", "content": "Hello"}],
+        "chat_template_kwargs": {"return_dict": True},
+    }
+    response = server.post("/v1/chat/completions", json=body)
+    assert response.status_code == httpx.codes.BAD_REQUEST
+    said = response.json()["error"]["message"]
+    assert said == "chat_template_kwargs: 'return_dict' is no word of a template; leave it out"
+
+
 @pytest.mark.parametrize("fault", ["one_too_many", "no_correction", "wrong_rollback"])
 def test_a_planted_fault_changes_its_answers(server: httpx.Client, fault: str) -> None:
     sound = [ids(chat(server, text)) for text in TEXTS[:6]]
