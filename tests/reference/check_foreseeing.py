@@ -16,7 +16,7 @@ import torch
 from specreg.errors import ModelError
 from specreg.questions import Foreseen, Question, Text
 from specreg.reference.decoding import decode
-from specreg.reference.eagle3 import Eagle3Head, ObservedTarget
+from specreg.reference.eagle3 import Eagle3Head, HeadSize, ObservedTarget
 from specreg.reference.foreseeing import foresee
 from specreg.reference.heads import load_head
 from specreg.reference.jobs import Job
@@ -152,6 +152,25 @@ class Heads(unittest.TestCase):
                     assert accepted[place] == right, place
                     seen.add(right)
         assert seen == set(range(DRAFT_TOKENS + 1))
+
+    def test_a_head_computes_where_its_target_is(self) -> None:
+        """On torch's device without memory, which no other device's tensors can be mixed with."""
+        size = HeadSize(
+            hidden_channels=8,
+            mlp_channels=8,
+            heads=2,
+            head_channels=4,
+            vocabulary_tokens=16,
+            norm_epsilon=1e-6,
+            rope_base=1e4,
+        )
+        head = Eagle3Head(size).to("meta", torch.bfloat16)
+        residuals, embeddings = (
+            torch.empty((1, tokens, channels), device="meta", dtype=torch.bfloat16)
+            for tokens, channels in ((5, 24), (7, 8))
+        )
+        logits = head.unroll(residuals, embeddings, 3)
+        assert {(one.device.type, one.dtype) for one in logits} == {("meta", torch.bfloat16)}
 
 
 class Refusals(unittest.TestCase):
