@@ -48,10 +48,10 @@ def wrong_rollback(forget: Callable[..., None]) -> Callable[..., None]:
     return faulty
 
 
-def drawn_anew(remainder: Callable[..., Any]) -> Callable[..., Any]:
-    """After a rejection the next token is drawn from p, not from max(0, p - q)."""
+def drawn_again(remainder: Callable[..., Any]) -> Callable[..., Any]:
+    """After a rejection the next token is drawn from q once more, not from max(0, p - q)."""
     del remainder
-    return lambda p, _q: p
+    return lambda _p, q: q
 
 
 def plant(fault: str) -> None:
@@ -65,10 +65,10 @@ def plant(fault: str) -> None:
 
         wrap = {"one_too_many": one_too_many, "no_correction": no_correction}[fault]
         verifying.verify = wrap(verifying.verify)
-    if fault == "drawn_anew":
+    if fault == "drawn_again":
         from specreg.reference import verifying  # noqa: PLC0415 - the same
 
-        verifying._remainder = drawn_anew(verifying._remainder)  # noqa: SLF001 - what is broken
+        verifying._remainder = drawn_again(verifying._remainder)  # noqa: SLF001 - what is broken
 
 
 def plant_chosen() -> None:
