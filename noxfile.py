@@ -81,7 +81,7 @@ def reference(session: nox.Session) -> None:
     """The reference engine, the lightest real one, and its own tests: acceptance alone."""
     _install(session, "tests")
     session.run("python", "-m", "pytest", "tests/reference")
-    _pytest(session, "tests/perf", "--specreg-tier=reference")
+    _pytest(session, "tests/perf", "--specreg-tier=reference", "--specreg-oracle")
 
 
 @nox.session

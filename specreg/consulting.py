@@ -13,7 +13,7 @@ from specreg.datasets import Prompt
 from specreg.dialects import Transcript, Wanted
 from specreg.engines import ALONE, engine_named
 from specreg.environments import engine_environment
-from specreg.errors import UnsupportedError
+from specreg.errors import InvalidMeasurementError, UnsupportedError
 from specreg.expectation import load_case_prompts
 from specreg.foresight import Foresee, foresee
 from specreg.lookup import LookupRule
@@ -26,11 +26,19 @@ from specreg.server import start_server
 from specreg.transcribing import encode_prompts, transcribe
 
 _UNSEEN_TOKENS: Mapping[tuple[str, str], int] = {
+    ("reference", "draft_model"): 0,
+    ("reference", "ngram"): 0,
     # It shifts the draft's input by one, as for EAGLE, so the first token is never shown.
     ("sglang", "draft_model"): 1,
+    ("sglang", "eagle3"): 0,
+    ("vllm", "draft_model"): 0,
+    ("vllm", "eagle3"): 0,
+    ("vllm", "ngram"): 0,
 }
+"""By engine, as methods are spelt, and method: of how many of a text's first tokens the drafter
+never hears. A pair that isn't here was held against no such engine: SGLang's lookup learns, and
+TensorRT-LLM's is another; of its models' drafts nobody has seen any."""
 _READY_WITHIN_S = 600.0
-_FORESEEN = ("draft_model", "eagle3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +57,8 @@ class Consulted:
 
 
 def is_foreseen(case: Case) -> bool:
-    """Whether the oracle knows what the case's method drafts; SGLang's `ngram` learns."""
-    looks_up = case.server.method == "ngram" and case.server.engine != "sglang"
-    return looks_up or case.server.method in _FORESEEN
+    """Whether the oracle knows what the case's engine drafts by its method."""
+    return _drafter(case) in _UNSEEN_TOKENS
 
 
 def consult(
@@ -73,12 +80,14 @@ def consult(
         ask_models: asks the models themselves.
 
     Raises:
-        InvalidMeasurementError: a server didn't answer in ids.
-        ModelError: the models can't be read.
+        InvalidMeasurementError: a server didn't answer in ids, or an answer ends so near the end
+            of the context that nobody can say how it would go on.
+        ModelError: the models can't be read, or don't fit together.
     """
     spec = case.server
     texts = encode_prompts(endpoint, case, prompts)
     answers = transcribe(endpoint, texts, wanted_of(case, len(texts)), in_flight=in_flight(case))
+    check_room(case, answers)
     # The last step's drafts go beyond the answer, and so must the text.
     tails = transcribe(
         beside,
@@ -97,7 +106,7 @@ def consult(
             draft=models[1] or "",
             draft_tokens=spec.draft_tokens,
             dtype=spec.dtype,
-            unseen_tokens=_UNSEEN_TOKENS.get((spec.engine, spec.method), 0),
+            unseen_tokens=_UNSEEN_TOKENS[_drafter(case)],
             texts=whole,
         )
     )
@@ -115,7 +124,7 @@ def consult(
 
 def expected_steps(
     case: Case, root: Path, *, on_gpu: bool, show: Callable[[str], None]
-) -> tuple[int, StepCounts]:
+) -> tuple[tuple[Prompt, ...], StepCounts]:
     """The prompts that a baseline is recorded on, and the steps that they should take in all.
 
     The answers are the reference engine's, without speculation.
@@ -127,15 +136,10 @@ def expected_steps(
         show: is told what goes on.
 
     Raises:
-        UnsupportedError: nobody knows what the method drafts.
+        UnsupportedError: nobody knows what the case drafts.
         SpecregError: the reference engine didn't start, or the models can't be read.
     """
-    if not is_foreseen(case) or case.temperature > 0:
-        message = (
-            f"oracle of '{case.id}': knows greedy ngram (not SGLang's, which learns),"
-            f" {' and '.join(_FORESEEN)}; choose such a case"
-        )
-        raise UnsupportedError(message)
+    _check_foreseen(case)
     spec = case.server
     plain = dataclasses.replace(
         spec,
@@ -172,7 +176,7 @@ def expected_steps(
             models,
             functools.partial(foresee, on_gpu=on_gpu, show=show),
         )
-    return len(prompts), sum(found.steps, NO_STEPS)
+    return prompts, sum(found.steps, NO_STEPS)
 
 
 def wanted_of(case: Case, count: int) -> list[Wanted]:
@@ -184,6 +188,45 @@ def wanted_of(case: Case, count: int) -> list[Wanted]:
 def in_flight(case: Case) -> int:
     """How many requests of a case are on their way at once; of a rate, all that a server takes."""
     return case.load.concurrency or case.server.max_sequences
+
+
+def _drafter(case: Case) -> tuple[str, str]:
+    """The engine that speculates, whatever server is around it, and its method."""
+    return engine_named(case.server.engine).spelling, case.server.method
+
+
+def _check_foreseen(case: Case) -> None:
+    engine, method = _drafter(case)
+    if not is_foreseen(case):
+        known = ", ".join(f"{one} with {other}" for one, other in sorted(_UNSEEN_TOKENS))
+        message = (
+            f"oracle of '{case.id}': what '{engine}' drafts with '{method}' isn't known; choose a"
+            f" case of these: {known}"
+        )
+        raise UnsupportedError(message)
+    if case.temperature > 0:
+        message = (
+            f"oracle of '{case.id}': its answers are drawn (temperature = {case.temperature}), and"
+            " what is drafted is told of greedy ones alone; choose a case with temperature = 0"
+        )
+        raise UnsupportedError(message)
+
+
+def check_room(case: Case, answers: Sequence[Transcript]) -> None:
+    """Silent where the last step's drafts had room in the context, so that all are known.
+
+    Raises:
+        InvalidMeasurementError: they hadn't.
+    """
+    spec = case.server
+    longest = max(len(answer.prompt) + len(answer.output) for answer in answers)
+    if longest + spec.draft_tokens > spec.max_model_len_tokens:
+        message = (
+            f"'{case.id}': an answer with its prompt is {longest} tokens, and its last step drafts"
+            f" {spec.draft_tokens}, of {spec.max_model_len_tokens} in all; lower output_cap_tokens"
+            " or raise max_model_len_tokens in the matrix"
+        )
+        raise InvalidMeasurementError("CONTEXT_FULL", message)
 
 
 def _foresights(case: Case, texts: Sequence[Text], said: Foreseen) -> Iterator[Foresight]:

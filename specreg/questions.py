@@ -2,6 +2,9 @@
 
 import msgspec
 
+REFUSED = 2
+"""The status that it ends with where the last line that it writes is for the user."""
+
 
 class Text(msgspec.Struct, frozen=True, kw_only=True):
     """A text in ids: `prompt_tokens` of them are the prompt."""
@@ -18,7 +21,6 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         target, draft: folders or hub ids; an empty one where the method has no draft.
         draft_tokens: how many tokens a step drafts.
         dtype: the weights' number format.
-        device: as PyTorch calls it.
         unseen_tokens: how many of a text's first tokens the draft model is never shown.
         texts: prompt, answer, and as many tokens more as a step drafts.
     """
@@ -28,7 +30,6 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     draft: str
     draft_tokens: int
     dtype: str
-    device: str = "cpu"
     unseen_tokens: int = 0
     texts: tuple[Text, ...]
 

@@ -1,5 +1,6 @@
 """Requests: the body of one in, a job out."""
 
+import inspect
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -11,6 +12,7 @@ from specreg.reference.jobs import Job
 _COMPLETION_CAP_TOKENS = 16
 """OpenAI's default for completions; a chat goes on to the end of the context."""
 
+_MOST_CHARACTERS = 200
 Tokenizer = Any
 """Of transformers."""
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -54,16 +56,36 @@ class ChatBody(_Body, frozen=True, kw_only=True):
         """What to answer.
 
         Raises:
-            ServerRefusedError: the prompt and the cap don't fit into the context.
+            ServerRefusedError: the model's template can't make a prompt of it; or the prompt and
+                the cap don't fit into the context.
         """
-        prompt = tokenizer.apply_chat_template(
-            msgspec.to_builtins(self.messages),
-            add_generation_prompt=True,
-            return_dict=False,
-            **self.chat_template_kwargs,
-        )
+        prompt = self._prompt(tokenizer)
         cap = self.max_completion_tokens or self.max_tokens or context_tokens - len(prompt)
         return _job(self, prompt, cap, context_tokens, top=None)
+
+    def _prompt(self, tokenizer: Tokenizer) -> Sequence[int]:
+        render = tokenizer.apply_chat_template
+        ours = sorted(self.chat_template_kwargs.keys() & inspect.signature(render).parameters)
+        if ours:
+            message = f"chat_template_kwargs: '{ours[0]}' is no word of a template; leave it out"
+            raise ServerRefusedError(message)
+        try:
+            prompt: Sequence[int] = render(
+                msgspec.to_builtins(self.messages),
+                add_generation_prompt=True,
+                return_dict=False,
+                **self.chat_template_kwargs,
+            )
+        # A template is a program, which comes with the model and raises what it likes.
+        except Exception as error:
+            said = " ".join(str(error).split())[:_MOST_CHARACTERS].rstrip(".")
+            message = (
+                f"messages: the model's chat template makes no prompt of them,"
+                f" {type(error).__name__}: {said}; change them or chat_template_kwargs, or ask"
+                " /v1/completions"
+            )
+            raise ServerRefusedError(message) from error
+        return prompt
 
 
 class CompletionBody(_Body, frozen=True, kw_only=True):

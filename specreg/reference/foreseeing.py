@@ -1,10 +1,10 @@
 """Foreseeing: texts and their models in, what these would have said and drafted out.
 
-    python -m specreg.reference.foreseeing < question.json > answer.json
+    python -m specreg.reference.foreseeing [DEVICE] < question.json > answer.json
 
 A draft counts as long as all before it were the text, and up to there the drafter has seen the
 text: one pass over it tells what would have been proposed at each of its places, as far as that
-matters. Runs in the reference engine's environment.
+matters. Runs in the reference engine's environment, on its device.
 """
 
 import itertools
@@ -15,84 +15,108 @@ import msgspec
 import torch
 
 from specreg.errors import SpecregError
-from specreg.questions import Foreseen, Question, Text
-from specreg.reference.eagle3 import ObservedTarget, load_head
-from specreg.reference.models import load_model
+from specreg.questions import REFUSED, Foreseen, Question, Text
+from specreg.reference.eagle3 import ObservedTarget
+from specreg.reference.heads import load_head
+from specreg.reference.models import (
+    check_context,
+    check_draft,
+    context_of,
+    devices_there,
+    load_config,
+    load_model,
+    load_tokenizer,
+)
+from specreg.reference.placement import choose_devices
 from specreg.reference.reading import Model
 
-Rights = Callable[[Text], Sequence[Sequence[bool]]]
-"""A text in; by place in it, whether each draft of a step that begins there is the text out."""
+Rights = Sequence[Sequence[bool]]
+"""By place in a text, whether each draft of a step that begins there is the text."""
+Read = Callable[[torch.Tensor], tuple[torch.Tensor, Rights]]
+"""A text's ids `[1, tokens]` in; the target's logits `[1, tokens, V]` and the rights out."""
 
 
-def foresee(question: Question) -> Foreseen:
+def foresee(question: Question, device: str) -> Foreseen:
     """The answer to a question.
 
+    Args:
+        question: one text at least.
+        device: where to compute, as PyTorch calls it.
+
     Raises:
-        ModelError: a model isn't there, or isn't of the architecture that the method needs.
+        ModelError: a model isn't there, isn't of the architecture that the method needs, or
+            doesn't fit the texts or the target.
     """
-    target = load_model(question.target, question.dtype, {"": question.device})
-    rights = _RIGHTS.get(question.method, _of_nothing)(question, target)
-    with torch.inference_mode():
-        return Foreseen(
-            accepted=tuple(tuple(map(_leading, rights(text))) for text in question.texts),
-            gaps_nats=tuple(_gap_nats(target, text, question.device) for text in question.texts),
-        )
+    longest = max(len(text.ids) for text in question.texts)
+    config = load_config(question.target)
+    check_context("target", question.target, context_of(config), longest)
+    read = _READS.get(question.method, _of_nothing)(question, device, longest)
+    accepted, gaps_nats = [], []
+    for text in question.texts:
+        with torch.inference_mode():
+            logits, rights = read(torch.tensor([text.ids], device=device))
+            gaps_nats.append(_gap_nats(logits[0], text))
+        accepted.append(tuple(map(_leading, rights)))
+    return Foreseen(accepted=tuple(accepted), gaps_nats=tuple(gaps_nats))
 
 
-def _gap_nats(target: Model, text: Text, device: str) -> float:
+def _gap_nats(logits: torch.Tensor, text: Text) -> float:
     """How much less likely than the target's own choice the least fitting token is."""
-    logits = target(input_ids=torch.tensor([text.ids], device=device)).logits[0].double()
-    said = logits[text.prompt_tokens - 1 : -1]
-    chosen = torch.tensor(text.ids[text.prompt_tokens :], device=device)
+    said = logits[text.prompt_tokens - 1 : -1].double()
+    chosen = torch.tensor(text.ids[text.prompt_tokens :], device=logits.device)
     gaps = said.max(-1).values - said.gather(-1, chosen[:, None])[:, 0]
     return float(gaps.max()) if len(chosen) else 0.0
 
 
-def _of_nothing(question: Question, target: Model) -> Rights:
-    del question, target
-    return lambda _: ()
+def _target(question: Question, device: str) -> Model:
+    return load_model(question.target, question.dtype, {"": device})
 
 
-def _of_draft_model(question: Question, target: Model) -> Rights:
-    del target
-    model = load_model(question.draft, question.dtype, {"": question.device})
+def _of_nothing(question: Question, device: str, longest: int) -> Read:
+    del longest
+    target = _target(question, device)
+    return lambda ids: (target(input_ids=ids).logits, ())
 
-    def rights(text: Text) -> Sequence[Sequence[bool]]:
-        first = question.unseen_tokens
-        ids = torch.tensor([text.ids[first:]], device=question.device)
-        likeliest = model(input_ids=ids).logits[0].argmax(-1).tolist()
+
+def _of_draft_model(question: Question, device: str, longest: int) -> Read:
+    tokenizer = load_tokenizer(question.target)
+    check_draft(question.draft, load_config(question.target), tokenizer, longest)
+    target = _target(question, device)
+    model = load_model(question.draft, question.dtype, {"": device})
+    first = question.unseen_tokens
+
+    def read(ids: torch.Tensor) -> tuple[torch.Tensor, Rights]:
+        likeliest = model(input_ids=ids[:, first:]).logits.argmax(-1)
         # What it says after a token is its draft for the next place, in whichever step that is.
         hits = [False] * (first + 1)
-        hits += [
-            drafted == token
-            for drafted, token in zip(likeliest[:-1], text.ids[first + 1 :], strict=True)
-        ]
-        return [hits[place : place + question.draft_tokens] for place in range(len(hits))]
+        hits += (likeliest[0, :-1] == ids[0, first + 1 :]).tolist()
+        rights = [hits[place : place + question.draft_tokens] for place in range(len(hits))]
+        return target(input_ids=ids).logits, rights
 
-    return rights
+    return read
 
 
-def _of_head(question: Question, model: Model) -> Rights:
-    loaded = load_head(question.draft, question.dtype, question.device)
+def _of_head(question: Question, device: str, longest: int) -> Read:
+    model = _target(question, device)
+    loaded = load_head(question.draft, model, longest)
     target = ObservedTarget(model, loaded.layers)
 
-    def rights(text: Text) -> Sequence[Sequence[bool]]:
-        ids = torch.tensor([text.ids], device=question.device)
-        _, embeddings, streams = target.observe(ids)
+    def read(ids: torch.Tensor) -> tuple[torch.Tensor, Rights]:
+        logits, embeddings, streams = target.observe(ids)
         # A step at a place hangs on the token two before it: its state and the token after it
         # make the first draft.
-        anchors = len(text.ids) - question.draft_tokens - 1
+        anchors = ids.shape[1] - question.draft_tokens - 1
         drafts = loaded.head.unroll(streams[:, :anchors], embeddings[:, 1:], question.draft_tokens)
         by_step = [
-            (logits[0].argmax(-1) == ids[0, 2 + step : 2 + step + anchors]).tolist()
-            for step, logits in enumerate(drafts)
+            (drafted[0].argmax(-1) == ids[0, 2 + step : 2 + step + anchors]).tolist()
+            for step, drafted in enumerate(drafts)
         ]
-        return [[], [], *zip(*by_step, strict=True)]
+        return logits, [[], [], *zip(*by_step, strict=True)]
 
-    return rights
+    return read
 
 
-_RIGHTS = {"draft_model": _of_draft_model, "eagle3": _of_head}
+_READS = {"draft_model": _of_draft_model, "eagle3": _of_head}
 
 
 def _leading(right: Sequence[bool]) -> int:
@@ -103,9 +127,11 @@ def _leading(right: Sequence[bool]) -> int:
 def main() -> None:
     """A question on the standard input, its answer on the standard output."""
     try:
-        answer = foresee(msgspec.json.decode(sys.stdin.buffer.read(), type=Question))
+        device, *_ = choose_devices(sys.argv[1:], devices_there())
+        answer = foresee(msgspec.json.decode(sys.stdin.buffer.read(), type=Question), device)
     except SpecregError as error:
-        raise SystemExit(str(error)) from error
+        print(error, file=sys.stderr)  # noqa: T201 - a program's own words
+        raise SystemExit(REFUSED) from error
     sys.stdout.buffer.write(msgspec.json.encode(answer))
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
@@ -18,6 +20,7 @@ from specreg.reference.options import Options
 from specreg.reference.placement import Placement, choose_devices, place
 from specreg.reference.reading import Model
 
+_MOST_CHARACTERS = 200
 Config = Any
 """A model's configuration, of transformers."""
 
@@ -39,11 +42,11 @@ def load_models(options: Options) -> Loaded:
             be rolled back.
     """
     placement = place(options.placement, choose_devices(options.devices, devices_there()))
-    config = _config(options.model)
-    check_context("target", options.model, config, options.context_tokens)
-    tokenizer = _tokenizer(options.model)
+    config = load_config(options.model)
+    check_context("target", options.model, context_of(config), options.context_tokens)
+    tokenizer = load_tokenizer(options.model)
     if options.draft_model is not None:
-        check_draft(options, config, tokenizer)
+        check_draft(options.draft_model, config, tokenizer, options.context_tokens)
     target = load_model(options.model, options.dtype, device_map(config, placement))
     return Loaded(
         tokenizer=tokenizer,
@@ -74,10 +77,26 @@ def load_model(name: str, dtype: str, devices: Mapping[str, str]) -> Model:
         UnsupportedError: its cache can't be rolled back, or a part of it has no device.
     """
     try:
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, device_map=dict(devices))
-    except (OSError, ValueError) as error:
-        message = f"model '{name}': can't be loaded, {_first_line(error)}; check name and --dtype"
+        model, told = AutoModelForCausalLM.from_pretrained(
+            name,
+            dtype=dtype,
+            device_map=dict(devices),
+            # Else it says in a RuntimeError that it has said elsewhere which.
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, AttributeError, SafetensorError, StrictDataclassError) as error:
+        message = f"model '{name}': can't be loaded, {_shortly(error)}; check name and dtype"
         raise ModelError(message) from error
+    # They would be random numbers.
+    made_up = sorted({*told["missing_keys"], *(key for key, *_ in told["mismatched_keys"])})
+    if made_up:
+        message = (
+            f"model '{name}': {len(made_up)} of its weights are missing or of another shape than"
+            f" its config.json says, '{made_up[0]}' for instance; fetch weights and"
+            " configuration of one model"
+        )
+        raise ModelError(message)
     if any(type(layer) is not DynamicLayer for layer in DynamicCache(config=model.config).layers):
         message = (
             f"model '{name}': keeps something else than the keys and values of all tokens (a"
@@ -105,29 +124,38 @@ def device_map(config: Config, placement: Placement) -> Mapping[str, str]:
     }
 
 
-def check_context(part: str, name: str, config: Config, needed_tokens: int) -> None:
-    """Silent where a model can read as long a text as is to be served.
+def context_of(config: Config) -> int | None:
+    """How long a text a model can read, in tokens; None where it doesn't say."""
+    return getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+
+
+def check_context(part: str, name: str, has_tokens: int | None, needed_tokens: int) -> None:
+    """Silent where a model can read as long a text as it is to read.
 
     Raises:
         ModelError: it can't.
     """
-    has = getattr(config.get_text_config(decoder=True), "max_position_embeddings", needed_tokens)
-    if has < needed_tokens:
+    if has_tokens is not None and has_tokens < needed_tokens:
         message = (
-            f"{part} '{name}': its context is {has} tokens, {needed_tokens} are to be served;"
-            " lower max_model_len_tokens in the matrix (--context-tokens)"
+            f"{part} '{name}': its context is {has_tokens} tokens, {needed_tokens} are to be read;"
+            " lower max_model_len_tokens (--context-tokens) or output_cap_tokens in the matrix"
         )
         raise ModelError(message)
 
 
-def check_draft(options: Options, target: Config, tokenizer: Tokenizer) -> None:
+def check_draft(name: str, target: Config, tokenizer: Tokenizer, needed_tokens: int) -> None:
     """Silent where a draft speaks the target's tokens and can read as far.
+
+    Args:
+        name: the draft's, a folder or hub id.
+        target: the target's configuration.
+        tokenizer: the target's.
+        needed_tokens: the longest text that is to be read.
 
     Raises:
         ModelError: it doesn't.
     """
-    name = options.draft_model or ""
-    config = _config(name)
+    config = load_config(name)
     sizes = [one.get_text_config(decoder=True).vocab_size for one in (config, target)]
     if sizes[0] != sizes[1]:
         message = (
@@ -135,7 +163,7 @@ def check_draft(options: Options, target: Config, tokenizer: Tokenizer) -> None:
             f" {sizes[1]}; choose a draft of the target's family"
         )
         raise ModelError(message)
-    ours, theirs = _tokenizer(name).get_vocab(), tokenizer.get_vocab()
+    ours, theirs = load_tokenizer(name).get_vocab(), tokenizer.get_vocab()
     differing = sorted(
         token for token in ours.keys() | theirs if ours.get(token) != theirs.get(token)
     )
@@ -145,7 +173,7 @@ def check_draft(options: Options, target: Config, tokenizer: Tokenizer) -> None:
             f" {differing[0]!r} for instance; choose a draft of the target's family"
         )
         raise ModelError(message)
-    check_context("draft", name, config, options.context_tokens)
+    check_context("draft", name, context_of(config), needed_tokens)
 
 
 def _new_drafter(options: Options, placement: Placement) -> NewDrafter:
@@ -160,19 +188,29 @@ def _new_drafter(options: Options, placement: Placement) -> NewDrafter:
     return functools.partial(ModelDrafter, model, options.draft_tokens)
 
 
-def _config(name: str) -> Config:
+def load_config(name: str) -> Config:
+    """A model's configuration.
+
+    Raises:
+        ModelError: there is none.
+    """
     try:
         return AutoConfig.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        message = f"model '{name}': has no configuration, {_first_line(error)}; check the name"
+    except (OSError, ValueError, StrictDataclassError) as error:
+        message = f"model '{name}': has no configuration, {_shortly(error)}; check its name"
         raise ModelError(message) from error
 
 
-def _tokenizer(name: str) -> Tokenizer:
+def load_tokenizer(name: str) -> Tokenizer:
+    """A model's tokenizer.
+
+    Raises:
+        ModelError: there is none.
+    """
     try:
         return AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
-        message = f"model '{name}': has no tokenizer, {_first_line(error)}; check the folder"
+        message = f"model '{name}': has no tokenizer, {_shortly(error)}; check the folder"
         raise ModelError(message) from error
 
 
@@ -183,5 +221,6 @@ def _stop_ids(model: Model, tokenizer: Tokenizer) -> frozenset[int]:
     return frozenset(one for one in (tokenizer.eos_token_id, *several) if one is not None)
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def _shortly(error: Exception) -> str:
+    """Its words in a line, without what transformers advises at length."""
+    return " ".join(str(error).split())[:_MOST_CHARACTERS].rstrip(".") or type(error).__name__

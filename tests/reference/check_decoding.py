@@ -6,6 +6,7 @@ Run by the engine's interpreter, which has torch and no pytest, with the project
     ENV/bin/python -m unittest tests/reference/check_decoding.py
 """
 
+import copy
 import dataclasses
 import functools
 import itertools
@@ -25,8 +26,9 @@ import planted
 import torch
 from numpy.typing import NDArray
 
-from specreg.errors import ModelError, UnsupportedError
+from specreg.errors import ModelError, ServerRefusedError, UnsupportedError
 from specreg.reference import verifying
+from specreg.reference.asking import ChatBody, Message
 from specreg.reference.decoding import Models, decode
 from specreg.reference.jobs import Job, Step
 from specreg.reference.models import Loaded, device_map, load_model, load_models
@@ -392,11 +394,11 @@ class Refusals(unittest.TestCase):
 
     def test_a_draft_that_cannot_read_as_far_is_refused(self) -> None:
         said = self.refused(draft=self.configured(max_position_embeddings=512))
-        assert "its context is 512 tokens, 1024 are to be served; lower" in said
+        assert "its context is 512 tokens, 1024 are to be read; lower" in said
 
     def test_a_target_that_cannot_read_as_far_is_refused(self) -> None:
         assert "target" in (said := self.refused("--context-tokens", "4096"))
-        assert "its context is 2048 tokens, 4096 are to be served" in said
+        assert "its context is 2048 tokens, 4096 are to be read" in said
 
     def test_a_draft_that_is_not_there_is_refused(self) -> None:
         assert "model '/nowhere': has no configuration" in self.refused(draft="/nowhere")
@@ -404,6 +406,34 @@ class Refusals(unittest.TestCase):
     def test_a_device_that_is_not_there_is_refused(self) -> None:
         said = self.refused("--devices", "cuda:7")
         assert "device 'cuda:7': not on this machine; it has" in said
+
+    def test_a_chat_of_which_the_template_makes_no_prompt_is_refused(self) -> None:
+        cases: Sequence[tuple[str | None, dict[str, object], str]] = (
+            (None, {}, "template makes no prompt of them, ValueError: Cannot use chat template"),
+            ("{{ raise_exception('no system') }}", {}, "TemplateError: no system; change them or"),
+            ("{{ 1 + 'a' }}", {}, "TypeError: "),
+            ("{{ word }}", {"return_dict": True}, "'return_dict' is no word of a template; leave"),
+        )
+        for template, arguments, words in cases:
+            tokenizer = copy.copy(loaded("none").tokenizer)
+            tokenizer.chat_template = template
+            body = ChatBody(
+                messages=[Message(role="user", content="Hello")], chat_template_kwargs=arguments
+            )
+            try:
+                body.job(tokenizer, 1024)
+            except ServerRefusedError as error:
+                said = str(error)
+            else:
+                said = "nothing"
+            assert words in said, said
+
+    def test_what_a_template_knows_reaches_it(self) -> None:
+        tokenizer = copy.copy(loaded("none").tokenizer)
+        tokenizer.chat_template = "{{ word }}"
+        message = Message(role="user", content="Hello")
+        body = ChatBody(messages=[message], chat_template_kwargs={"word": "Goodbye"})
+        assert tokenizer.decode(body.job(tokenizer, 1024).prompt) == "Goodbye"
 
 
 if __name__ == "__main__":

@@ -123,9 +123,10 @@ def generated(client: httpx.Client) -> int:
     return int(found[1])
 
 
-def test_decoding_is_right() -> None:
+@pytest.mark.parametrize("checks", ["check_decoding.py", "check_foreseeing.py"])
+def test_what_needs_torch_is_right(checks: str) -> None:
     done = subprocess.run(
-        (interpreter(), "-m", "unittest", str(HERE / "check_decoding.py")),
+        (interpreter(), "-m", "unittest", str(HERE / checks)),
         check=False,
         cwd=ROOT,
         env=variables(),
@@ -216,6 +217,17 @@ def test_what_it_cannot_answer_is_refused_by_name(
     assert words in response.json()["error"]["message"]
 
 
+def test_a_chat_that_has_no_prompt_is_refused_not_broken(server: httpx.Client) -> None:
+    body = {
+        "messages": [{"role": "user", "content": "Hello"}],
+        "chat_template_kwargs": {"return_dict": True},
+    }
+    response = server.post("/v1/chat/completions", json=body)
+    assert response.status_code == httpx.codes.BAD_REQUEST
+    said = response.json()["error"]["message"]
+    assert said == "chat_template_kwargs: 'return_dict' is no word of a template; leave it out"
+
+
 @pytest.mark.parametrize("fault", ["one_too_many", "no_correction", "wrong_rollback"])
 def test_a_planted_fault_changes_its_answers(server: httpx.Client, fault: str) -> None:
     sound = [ids(chat(server, text)) for text in TEXTS[:6]]
@@ -241,7 +253,7 @@ def refused(python: str, arguments: Sequence[str]) -> str:
         (("--draft-model=x",), "needs a draft, others none; give both or neither"),
         (("--longest-tokens=1",), "nothing can be found; raise the latter"),
         (("--method=draft_model", "--draft-model=/nowhere"), "model '/nowhere': has no config"),
-        (("--context-tokens=4096",), "its context is 2048 tokens, 4096 are to be served; lower"),
+        (("--context-tokens=4096",), "its context is 2048 tokens, 4096 are to be read; lower"),
         (("--devices=cpu", "--placement=separate"), "needs two devices, there is cpu; name two"),
         (("--placement=split=2",), "placement 'split=2': unknown; known: automatic, same"),
         (("--draft-tokens=0",), "argument --draft-tokens: 0 is below 1"),

@@ -14,10 +14,11 @@ import pytest
 from specreg.engines import engine_named
 from specreg.environments import EngineEnvironment, _fingerprint
 from specreg.errors import ModelError
-from specreg.foresight import foresee
-from specreg.questions import Foreseen, Question, Text
+from specreg.foresight import explain_end, foresee
+from specreg.questions import REFUSED, Foreseen, Question, Text
 from tests.unit import builders
 
+PROGRESS = "Loading weights: 100%|##########| 47/47"
 Install = Callable[[str], None]
 QUESTION = Question(
     method="eagle3",
@@ -68,7 +69,7 @@ def test_the_models_are_asked_in_their_own_environment(install: Install, tmp_pat
     assert ask() == Foreseen(accepted=((0, 1, 2),), gaps_nats=(0.5,))
 
     asked = msgspec.json.decode((tmp_path / "asked.json").read_bytes())
-    assert asked["arguments"] == ["-m", "specreg.reference.foreseeing"]
+    assert asked["arguments"] == ["-m", "specreg.reference.foreseeing", "cpu"]
     assert msgspec.convert(asked["question"], Question) == QUESTION
     assert asked["variables"]["PYTHONPATH"] == str(builders.ROOT)
 
@@ -102,7 +103,8 @@ def test_nothing_is_fetched_where_every_model_is_a_folder(
     ("program", "words"),
     [
         pytest.param(
-            "raise SystemExit(\"draft '/models/head': no EAGLE-3 head; choose another\")",
+            "import sys; print(\"draft '/models/head': no EAGLE-3 head; choose another\","
+            f" file=sys.stderr); sys.exit({REFUSED})",
             "draft '/models/head': no EAGLE-3 head; choose another",
             id="named",
         ),
@@ -111,12 +113,12 @@ def test_nothing_is_fetched_where_every_model_is_a_folder(
         ),
         pytest.param(
             "import os; os.kill(os.getpid(), 9)",
-            "ended with status -9 and no word; is there memory for the models?",
+            "its process was killed (SIGKILL), as a machine does that runs out of memory",
             id="killed",
         ),
     ],
 )
-def test_what_has_no_answer_is_told_in_a_line(install: Install, program: str, words: str) -> None:
+def test_what_has_no_answer_is_told(install: Install, program: str, words: str) -> None:
     install(program)
 
     with pytest.raises(ModelError) as caught:
@@ -124,5 +126,29 @@ def test_what_has_no_answer_is_told_in_a_line(install: Install, program: str, wo
 
     told = str(caught.value)
     assert told.startswith("oracle of method 'eagle3': ")
-    assert told.endswith(words)
-    assert "\n" not in told
+    assert words in told
+
+
+def test_a_refusal_is_its_last_line() -> None:
+    assert explain_end(REFUSED, [PROGRESS, "draft 'x': too small; choose another"]) == (
+        "draft 'x': too small; choose another"
+    )
+
+
+def test_one_that_was_killed_is_told_from_what_it_last_said() -> None:
+    said = explain_end(-9, [PROGRESS])
+    first, *_, last = said.splitlines()
+    assert first == (
+        "its process was killed (SIGKILL), as a machine does that runs out of memory; free some,"
+        " or give the case smaller models"
+    )
+    assert last == PROGRESS
+
+
+def test_any_other_end_is_told_with_its_last_words() -> None:
+    said = explain_end(1, [f"line {number}" for number in range(30)])
+    assert said.startswith("its process ended with status 1; its last words say why:\nline 15\n")
+    assert said.endswith("line 29")
+    assert explain_end(-15, []) == (
+        "its process ended by signal 15; its last words say why:\n(nothing)"
+    )

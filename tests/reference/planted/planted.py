@@ -48,6 +48,12 @@ def wrong_rollback(forget: Callable[..., None]) -> Callable[..., None]:
     return faulty
 
 
+def drawn_again(remainder: Callable[..., Any]) -> Callable[..., Any]:
+    """After a rejection the next token is drawn from q once more, not from max(0, p - q)."""
+    del remainder
+    return lambda _p, q: q
+
+
 def plant(fault: str) -> None:
     """Plants a fault by name; anything else plants nothing."""
     if fault == "wrong_rollback":
@@ -59,6 +65,10 @@ def plant(fault: str) -> None:
 
         wrap = {"one_too_many": one_too_many, "no_correction": no_correction}[fault]
         verifying.verify = wrap(verifying.verify)
+    if fault == "drawn_again":
+        from specreg.reference import verifying  # noqa: PLC0415 - the same
+
+        verifying._remainder = drawn_again(verifying._remainder)  # noqa: SLF001 - what is broken
 
 
 def plant_chosen() -> None:
