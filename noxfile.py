@@ -65,6 +65,7 @@ def cpu_perf(session: nox.Session) -> None:
 def gpu_perf(session: nox.Session) -> None:
     """The suite on a machine with a GPU; fails at once where there is none."""
     _install(session)
+    session.install(*_PROJECT["project"]["optional-dependencies"]["datasets"])
     _pytest(session, "tests/perf", "--specreg-tier=gpu", "--specreg-require-tier")
 
 

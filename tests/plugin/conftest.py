@@ -40,6 +40,7 @@ MATRIX = """
 """
 
 
+_TIMES = 3
 _SAYS_CI = ("CI", "BUILD_NUMBER")
 
 
@@ -113,11 +114,17 @@ class Suite:
         return shown.decode()
 
     def record(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Records baselines from two launches and insists that it worked."""
-        done = self.run(
-            *("tests/perf", "-q", "--update-baselines", "--reason", "test"),
-            *("--specreg-launches", "2", *arguments),
-        )
+        """Records baselines from two launches and insists that it worked.
+
+        A busy machine is refused as it should be, which says nothing of what a test is after.
+        """
+        for _ in range(_TIMES):
+            done = self.run(
+                *("tests/perf", "-q", "--update-baselines", "--reason", "test"),
+                *("--specreg-launches", "2", *arguments),
+            )
+            if "quieten the machine" not in done.stdout:
+                break
         assert done.returncode == 0, done.stdout
         return done
 
