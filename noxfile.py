@@ -101,6 +101,13 @@ def triton(session: nox.Session) -> None:
 
 
 @nox.session
+def datasets(session: nox.Session) -> None:
+    """The toy prompts in the form of each dataset, on real vLLM: about three minutes."""
+    _install(session, "tests")
+    _pytest(session, "tests/contract/test_datasets.py")
+
+
+@nox.session
 def contract(session: nox.Session) -> None:
     """Measures a real engine whose acceptance is known beforehand: about three minutes."""
     _install(session, "tests")
