@@ -74,6 +74,7 @@ class CaseSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     parallel: Parallel = ALONE
     tree: Tree | None = None
     history_reply: str = AS_IS
+    prompts: int | None = None
     num_prompts: int | None = None
 
 

@@ -32,9 +32,9 @@ def check_contexts(root: Path, cases: Iterable[Case]) -> tuple[str, ...]:
     unknown: dict[tuple[str, str], str] = {}
     for case in cases:
         target = resolve_model(root, case.server.target)
+        prompts = load_case_prompts(root, case)[: 2 * case.prompts]
         if (case.dataset, target) in unknown:
             continue
-        prompts = load_case_prompts(root, case)[: 2 * case.prompts]
         # No tokenizer makes more tokens of a text than it has bytes: most prompts need none.
         doubtful = _overlong(case, prompts, lambda text: len(text.encode()))
         try:

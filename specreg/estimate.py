@@ -8,10 +8,12 @@ import dataclasses
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from specreg.baseline import Baseline, load_baseline, load_baselines
+from specreg.datasets import dataset_named
 from specreg.errors import BaselineError, SpecregError
-from specreg.expectation import Shelf
+from specreg.expectation import Shelf, load_case_prompts
 from specreg.identity import Gpus
 from specreg.matrix import Case, Tier
 
@@ -66,17 +68,32 @@ Estimates = Mapping[str, Estimate | None]
 """By case's id; None where nothing was recorded and nothing can be guessed."""
 
 
-def estimates_of(tier: Tier, shelf: Shelf, gpus: Gpus) -> Estimates:
+def estimates_of(tier: Tier, shelf: Shelf, gpus: Gpus, root: Path) -> Estimates:
     """An estimate of each case of a tier.
 
     Args:
         tier: whose cases.
         shelf: the baselines of this machine, and of others.
         gpus: of this machine; none is as good, for a guess.
+        root: the repository's, for the prompts.
     """
     bandwidth = gpus.bandwidth_gib_per_s or USUAL_BANDWIDTH_GIB_PER_S
     kind = "gpu" if tier.needs_gpus else "cpu"
-    return {case.id: _estimate(case, shelf, kind, bandwidth) for case in tier.cases}
+    return {
+        case.id: _estimate(case, shelf, kind, bandwidth, turns_of(root, case))
+        for case in tier.cases
+    }
+
+
+def turns_of(root: Path, case: Case) -> float:
+    """How many turns a conversation has on average; as published where no prompts are there."""
+    try:
+        prompts = load_case_prompts(root, case)[: case.prompts]
+    except SpecregError:
+        source = dataset_named(case.dataset).source
+        published = source.turns if source else 1.0
+        return min(published, case.turns or published)
+    return statistics.fmean(max(len(prompt.turns[: case.turns]), 1) for prompt in prompts)
 
 
 def run_min(
@@ -150,14 +167,16 @@ def within_budget(
     raise SpecregError(message)
 
 
-def _estimate(case: Case, shelf: Shelf, kind: str, bandwidth_gib_per_s: float) -> Estimate | None:
+def _estimate(
+    case: Case, shelf: Shelf, kind: str, bandwidth_gib_per_s: float, turns: float
+) -> Estimate | None:
     """None where nothing was recorded and nothing can be guessed."""
     alone = dataclasses.replace(case, server=case.control, control=None) if case.control else None
     found = []
     for one in filter(None, (case, alone)):
-        pace = _recorded_pace(one, shelf, kind)
+        pace = _recorded_pace(one, shelf, kind, turns)
         if pace is None and kind == "gpu":
-            pace = _guessed_pace(one, bandwidth_gib_per_s)
+            pace = _guessed_pace(one, bandwidth_gib_per_s, turns)
         if pace is None:
             return None
         found.append(pace)
@@ -174,21 +193,21 @@ def _estimate(case: Case, shelf: Shelf, kind: str, bandwidth_gib_per_s: float) -
     )
 
 
-def _recorded_pace(case: Case, shelf: Shelf, kind: str) -> tuple[float, str] | None:
+def _recorded_pace(case: Case, shelf: Shelf, kind: str, turns: float) -> tuple[float, str] | None:
     """What a prompt took when the case was recorded, and where: here, or else elsewhere."""
     own = None
     with contextlib.suppress(BaselineError):
         own = load_baseline(shelf.path(case.id))
     others = load_baselines(shelf.folder, f"*/{case.id}.json")
     for found in (own, *others):
-        seconds = _prompt_s(found) if found and found.environment.kind == kind else None
+        seconds = _prompt_s(found, turns) if found and found.environment.kind == kind else None
         if found is not None and seconds is not None:
             here = found.environment == shelf.environment
             return seconds, "recorded" if here else f"recorded on {found.environment.name}"
     return None
 
 
-def _prompt_s(baseline: Baseline) -> float | None:
+def _prompt_s(baseline: Baseline, turns: float) -> float | None:
     """Tokens of a prompt's answers / tokens per second; None where no speed was recorded."""
     name = "throughput_tokens_per_s"
     speeds = [launch[name] for launch in baseline.launches if name in launch]
@@ -196,13 +215,13 @@ def _prompt_s(baseline: Baseline) -> float | None:
         return None
     answers = baseline.acceptance.prompts if baseline.acceptance else ()
     conversations = sum(one.turn == 1 for one in answers)
-    tokens: float = baseline.case.output_cap_tokens * (baseline.case.turns or 1)
+    tokens = baseline.case.output_cap_tokens * turns
     if conversations:
         tokens = sum(one.completion_tokens for one in answers) / conversations
     return tokens / statistics.median(speeds)
 
 
-def _guessed_pace(case: Case, bandwidth_gib_per_s: float) -> tuple[float, str] | None:
+def _guessed_pace(case: Case, bandwidth_gib_per_s: float, turns: float) -> tuple[float, str] | None:
     """As if no draft were accepted, and each prompt as long as the context takes.
 
     A step reads all weights once, the draft's for each token drafted.
@@ -218,4 +237,4 @@ def _guessed_pace(case: Case, bandwidth_gib_per_s: float) -> tuple[float, str] |
     prefill_s = operations * prompt_tokens / gpus / PREFILL_FLOP_PER_S
     in_flight = case.load.concurrency or server.max_sequences
     answer_s = case.output_cap_tokens * step_s / in_flight
-    return (case.turns or 1) * (prefill_s + answer_s), "guess"
+    return turns * (prefill_s + answer_s), "guess"

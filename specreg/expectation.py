@@ -34,8 +34,8 @@ def load_case_prompts(root: Path, case: Case) -> tuple[Prompt, ...]:
     """The prompts of a case's dataset; the case takes the first ones.
 
     Raises:
-        DatasetError: the dataset can't be read, holds fewer than the case asks for, or token ids
-            for a chat.
+        DatasetError: the dataset can't be read, holds fewer than the case asks for or its
+            drafter needs, or token ids for a chat.
     """
     target = resolve_model(root, case.server.target)
     wanted = Wanted(root=root, vocabulary=lambda: vocabulary_of(target))
@@ -44,6 +44,13 @@ def load_case_prompts(root: Path, case: Case) -> tuple[Prompt, ...]:
         message = (
             f"dataset '{case.dataset}': has {len(prompts)} prompts, '{case.id}' asks for"
             f" {case.prompts}; lower prompts in the matrix, or --num-prompts"
+        )
+        raise DatasetError(message)
+    if case.needs_fresh_server and len(prompts) <= 2 * case.prompts:
+        message = (
+            f"dataset '{case.dataset}': has {len(prompts)} prompts, '{case.id}' needs more than"
+            f" {2 * case.prompts}: its drafter learns from what it serves, and warms up on prompts"
+            " that are measured nowhere; lower prompts in the matrix"
         )
         raise DatasetError(message)
     check_form(case, prompts)
@@ -120,6 +127,7 @@ def settings_of(case: Case, target: str, prompts: Sequence[Prompt]) -> CaseSetti
         parallel=server.parallel,
         tree=server.tree,
         history_reply=case.history_reply,
+        prompts=case.matrix_prompts or case.prompts,
         num_prompts=case.prompts if case.matrix_prompts else None,
     )
 

@@ -120,14 +120,15 @@ class Method:
         spelt = {key: _spelt(value, version) for key, value in self.spelling[engine].items()}
         return {key: known.get(value, value) for key, value in spelt.items()}
 
-    def check_engine(self, engine: str) -> None:
+    def check_engine(self, engine: str, where: str = "") -> None:
         """Silent where the engine has the method.
 
         Raises:
-            UnknownNameError: it doesn't.
+            UnknownNameError: it doesn't; the message begins with where that was asked.
         """
         if engine not in self.spelling:
-            raise UnknownNameError(f"engine for method '{self.name}'", engine, self.spelling)
+            what = f"engine for method '{self.name}'"
+            raise UnknownNameError(what, engine, self.spelling, where)
 
 
 def is_older(version: str, than: str) -> bool:

@@ -190,7 +190,7 @@ class Suite:
         cases = [case for case in self.tier.cases if case.id in self.asked]
         fewer = within_budget(
             cases,
-            estimates_of(self.tier, self.shelf, find_gpus()),
+            estimates_of(self.tier, self.shelf, find_gpus(), self.root),
             self.environment.kind,
             budget_min=self.budget_min,
             launches=self.launches,

@@ -47,7 +47,14 @@ def prepare(
         revision=revision,
         show=lambda text: typer.echo(text, err=True),
     )
-    for one in _sets_of(name, config):
+    sets = _sets_of(name, config)
+    if len(sets) > 1 and given is not None and not given.is_dir():
+        message = (
+            f"dataset '{name}': '{given}' is one file, --config all has {len(sets)}; give the"
+            " folder that holds them, or one --config"
+        )
+        raise DatasetError(message)
+    for one in sets:
         prepare_set(one, asked)
 
 

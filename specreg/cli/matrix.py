@@ -41,6 +41,6 @@ def matrix(
     for case in found.cases:
         check_tolerances(case, found.places[case.id])
     gpus = find_gpus()
-    estimates = estimates_of(found, shelf_of(root / folder, found), gpus)
+    estimates = estimates_of(found, shelf_of(root / folder, found), gpus, root)
     typer.echo(render_matrix(found, estimates, gpus, width=WIDTH))
     typer.echo(f"tiers: {', '.join(tier_names(root / files))}")

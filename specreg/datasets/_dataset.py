@@ -38,6 +38,7 @@ class Source:
         local: its file within a folder that a user has.
         repo, file: a dataset of the hub and a file in it; empty where it isn't on the hub.
         rows, categories: how many there are; None where that isn't known.
+        turns: of a conversation on average, for an estimate before it is prepared.
     """
 
     form: str
@@ -49,6 +50,7 @@ class Source:
     file: str = ""
     rows: int | None = None
     categories: int | None = None
+    turns: float = 1.0
 
     @property
     def row_form(self) -> RowForm:

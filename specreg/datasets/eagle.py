@@ -25,6 +25,7 @@ def _source(config: str, categories: int | None) -> Source:
         local=file,
         rows=80,
         categories=categories,
+        turns=2.0 if config == "mt_bench" else 1.0,
     )
 
 

@@ -17,6 +17,7 @@ DATASET = Dataset(
             file="raw/question.jsonl",
             rows=80,
             categories=8,
+            turns=2.0,
         )
     },
 )

@@ -15,6 +15,7 @@ DATASET = Dataset(
             local="question.jsonl",
             rows=480,
             categories=13,
+            turns=560 / 480,
         )
     },
 )

@@ -62,7 +62,7 @@ class SpeedRow(Row, frozen=True, kw_only=True):
             turns = tuple(one.content for one in self.messages if one.role == "user")
         if turns is None:
             raise DatasetError(f"turns is missing; a row of 'speed-bench' needs {FORM.needs}")
-        for place, turn in enumerate(turns):
+        for place, turn in enumerate(turns, 1):
             _check_turn(turn, f"prompt '{self.question_id}', turn {place}", self.source)
         return Prompt(id=self.question_id, category=self.category, turns=turns)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -114,6 +115,7 @@ def _cases_of(table: CasesTable, pairs: Pairs, place: Place) -> Iterator[Case]:
             " round needs a prompt: raise prompts or lower rounds"
         )
         raise MatrixError(message)
+    _check_rounds(table, place)
     pair, _ = pairs[table.models]
     servers = dict.fromkeys(
         _server_of(table, method, draft_tokens, pair, place)
@@ -143,6 +145,24 @@ def _cases_of(table: CasesTable, pairs: Pairs, place: Place) -> Iterator[Case]:
             rounding_nats=table.rounding_nats,
             tolerances=tuple(sorted(table.tolerances.items())),
         )
+
+
+def _check_rounds(table: CasesTable, place: Place) -> None:
+    """Silent where each round of a closed loop can have as many in flight as it says.
+
+    Raises:
+        MatrixError: the last one can't, and would be measured as a load that it isn't.
+    """
+    size = math.ceil(table.prompts / table.rounds)
+    last = table.prompts - size * ((table.prompts - 1) // size)
+    most = max(table.concurrency, default=0)
+    if table.speed and table.duration_s is None and last < most:
+        message = (
+            f"{place.at('prompts')}: prompts = {table.prompts} in rounds = {table.rounds}, the last"
+            f" of which has {last}, with concurrency = {table.concurrency}; needed {most}, one for"
+            " each in flight: raise prompts, or lower rounds or concurrency"
+        )
+        raise MatrixError(message)
 
 
 def _loads_of(table: CasesTable, place: Place) -> tuple[Load, ...]:
@@ -193,7 +213,8 @@ def _server_of(
         raise UnknownNameError(
             f"draft in [models.{table.models}] for method", method, pair.drafts, place.at("models")
         )
-    METHODS[method].check_engine(engine_named(table.engine, place.at("engine")).spelling)
+    spelling = engine_named(table.engine, place.at("engine")).spelling
+    METHODS[method].check_engine(spelling, place.at("methods"))
     draft = pair.drafts[method] if METHODS[method].needs_draft else None
     if method != "none":
         _check_tree(table, method, draft_tokens, place)

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import msgspec
 from rich.table import Table
 
 from specreg.acceptance.record import AcceptanceRecord
@@ -26,10 +27,12 @@ def render_side_by_side(measurements: Sequence[Measurement], *, width: int, colo
     The change is that of AL - 1 against the first of them, where both count the same (the
     verifier's tokens, or those delivered) of as many requests.
     """
-    groups: dict[Case, dict[str, _Side]] = {}
+    groups: dict[bytes, tuple[Case, dict[str, _Side]]] = {}
     for one in measurements:
         if one.replay is not None and one.replay.acceptance is not None:
-            group = groups.setdefault(_on_any_engine(one.case), {})
+            case = _on_any_engine(one.case)
+            # A template's arguments may be lists, so that a case is no key.
+            _, group = groups.setdefault(msgspec.json.encode(case), (case, {}))
             # Further requests are for the acceptance alone, and beside the rounds.
             requests = len(one.replay.traces), one.look is Look.EXTENDED
             side = _Side(measurement=one, acceptance=one.replay.acceptance, requests=requests)
@@ -39,7 +42,7 @@ def render_side_by_side(measurements: Sequence[Measurement], *, width: int, colo
         table.add_column(name, no_wrap=True)
     for name in ("steps", "AL", "acceptance rate", "change"):
         table.add_column(name, justify="right", no_wrap=True)
-    for case, group in groups.items():
+    for case, group in groups.values():
         if len(group) > 1:
             table.add_row(case.id.removeprefix("-"))
             first = next(iter(group.values()))

@@ -101,6 +101,7 @@ SETTINGS = CaseSettings(
     target_sha256="",
     target="some/target",
     prompts_sha256="ab",
+    prompts=4,
     output_cap_tokens=20,
     temperature=0.0,
     concurrency=2,

@@ -360,5 +360,5 @@ def test_a_setting_is_written_when_it_is_no_default() -> None:
     baseline = msgspec.structs.replace(BASELINE, case=settings)
     rendered = json.loads(render_baseline(baseline))["case"]
     required = {field.name for field in msgspec.structs.fields(CaseSettings) if field.required}
-    assert set(rendered) == {*required, "burstiness", "turns"}
+    assert set(rendered) == {*required, "prompts", "burstiness", "turns"}
     assert msgspec.json.decode(render_baseline(baseline), type=Baseline) == baseline

@@ -101,3 +101,12 @@ def test_the_folder_of_sets_is_the_users_choice(
     assert data_dir() == tmp_path / "datasets"
     monkeypatch.setenv("SPECREG_DATA", str(tmp_path / "sets"))
     assert data_dir() == tmp_path / "sets"
+
+
+def test_one_file_is_no_set_of_all_configs(eagle: Path, tmp_path: Path) -> None:
+    """The same prompts would be written under each name."""
+    file = eagle / "alpaca/question.jsonl"
+    done = specreg("prepare", "eagle", "--config", "all", "--from", file, data=tmp_path / "data")
+    assert isinstance(done.exception, DatasetError)
+    assert "is one file, --config all has 6; give the folder" in str(done.exception)
+    assert not (tmp_path / "data").exists()

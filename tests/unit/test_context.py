@@ -119,6 +119,15 @@ def test_what_nobody_can_count_is_said_once(root: Path, monkeypatch: pytest.Monk
     assert remark.endswith("isn't installed; pip install 'specreg[datasets]'")
 
 
+def test_what_nobody_can_count_hides_no_other_error(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(root, [SHORT], [words(80)])
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(DatasetError, match="asks for 3"):
+        check_contexts(root, [case(), dataclasses.replace(case(), prompts=3)])
+
+
 def test_short_prompts_take_no_tokenizer(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(root, [SHORT], [SHORT])
     monkeypatch.setitem(sys.modules, "tokenizers", None)

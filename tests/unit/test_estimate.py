@@ -17,6 +17,7 @@ from specreg.estimate import (
     Estimates,
     estimates_of,
     run_min,
+    turns_of,
     within_budget,
 )
 from specreg.expectation import Shelf
@@ -53,7 +54,7 @@ def shelf(folder: Path, environment: Environment = builders.ENVIRONMENT) -> Shel
 
 def estimate(folder: Path, case: Case = CASE) -> Estimate | None:
     """Of a case on this machine, which has no GPU."""
-    return estimates_of(tier(case), shelf(folder), NO_GPUS)[case.id]
+    return estimates_of(tier(case), shelf(folder), NO_GPUS, builders.ROOT)[case.id]
 
 
 def speed(tokens_per_s: float) -> dict[str, float]:
@@ -103,7 +104,7 @@ def test_another_machine_of_the_kind_is_better_than_nothing(tmp_path: Path) -> N
 def test_a_gpu_takes_nothing_from_what_a_cpu_recorded(tmp_path: Path) -> None:
     record(tmp_path, PLAIN, builders.baseline(speed(100.0)))
     on_gpu = tier(PLAIN, needs_gpus=1)
-    assert estimates_of(on_gpu, shelf(tmp_path, ON_GPU), H200) == {PLAIN.id: None}
+    assert estimates_of(on_gpu, shelf(tmp_path, ON_GPU), H200, builders.ROOT) == {PLAIN.id: None}
     assert estimate(tmp_path, PLAIN) is not None
 
 
@@ -123,7 +124,9 @@ def test_a_baseline_that_cannot_be_read_tells_nothing(tmp_path: Path) -> None:
 
 def guessed(folder: Path, case: Case, gpus: Gpus = H200) -> Estimate:
     """The guess of a case for a GPU."""
-    found = estimates_of(tier(case, needs_gpus=1), shelf(folder, ON_GPU), gpus)[case.id]
+    found = estimates_of(tier(case, needs_gpus=1), shelf(folder, ON_GPU), gpus, builders.ROOT)[
+        case.id
+    ]
     assert found is not None
     return found
 
@@ -162,7 +165,7 @@ def test_where_no_gpu_is_a_guess_is_of_an_h100(tmp_path: Path) -> None:
 
 def test_nobody_guesses_at_a_draft_of_unknown_size(tmp_path: Path) -> None:
     case = sized(CASE, dataclasses.replace(SIZES, draft_gib=None))
-    gpus = estimates_of(tier(case, needs_gpus=1), shelf(tmp_path, ON_GPU), H200)
+    gpus = estimates_of(tier(case, needs_gpus=1), shelf(tmp_path, ON_GPU), H200, builders.ROOT)
     assert gpus == {case.id: None}
 
 
@@ -244,3 +247,14 @@ def test_a_budget_that_nothing_fits_into_says_the_least() -> None:
 def test_a_budget_takes_an_estimate_of_each_case() -> None:
     with pytest.raises(SpecregError, match=f"nothing tells how long {CASE.id} takes"):
         within_budget(BOTH, {**ESTIMATES, CASE.id: None}, "cpu", budget_min=1000)
+
+
+def test_the_turns_are_those_of_the_prompts_or_as_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECREG_DATA", str(tmp_path))
+    published = dataclasses.replace(CASE, dataset="mt-bench")
+    assert turns_of(builders.ROOT, CASE) == 1.0
+    assert turns_of(builders.ROOT, published) == 2.0
+    assert turns_of(builders.ROOT, dataclasses.replace(published, turns=1)) == 1.0
+    assert turns_of(builders.ROOT, dataclasses.replace(CASE, dataset="gsm8k")) == 1.0

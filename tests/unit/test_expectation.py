@@ -544,3 +544,25 @@ def test_token_ids_are_no_chat() -> None:
     check_form(builders.CASE, builders.PROMPTS)
     with pytest.raises(DatasetError, match='set form = "completions" for'):
         check_form(builders.CASE, [*builders.PROMPTS, ids])
+
+
+PROMPTS_USED = builders.PROMPTS[:4]
+
+
+def test_another_number_of_prompts_is_another_setting_even_of_a_set_that_is_used_up() -> None:
+    """Of as many prompts as there are, twice as many are no more."""
+    few, all_of_them = (
+        settings_of(dataclasses.replace(builders.CASE, prompts=count), "some/target", PROMPTS_USED)
+        for count in (2, len(PROMPTS_USED))
+    )
+    assert few.prompts_sha256 == all_of_them.prompts_sha256
+    assert differing_settings(few, all_of_them) == "prompts: 2 -> 4"
+
+
+def test_a_drafter_that_learns_needs_prompts_that_are_measured_nowhere() -> None:
+    server = dataclasses.replace(builders.SPEC, engine="sglang", method="ngram", target="a/b")
+    case = dataclasses.replace(builders.CASE, server=server, prompts=79)
+    assert len(load_case_prompts(builders.ROOT, case)) == 160
+    for prompts in (80, 160):
+        with pytest.raises(DatasetError, match="warms up on prompts that are measured nowhere"):
+            load_case_prompts(builders.ROOT, dataclasses.replace(case, prompts=prompts))

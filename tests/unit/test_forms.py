@@ -152,8 +152,8 @@ MALFORMED = [
     ("speed-bench", {"category": "c", "turns": ["x"]}, "`question_id`"),
     ("speed-bench", {"question_id": "q", "category": "c"}, "turns is missing"),
     ("speed-bench", {"question_id": "q", "category": "c", "turns": []}, "none at all"),
-    ("speed-bench", {**SPEED, "turns": [PLACEHOLDER]}, "turn 0: a placeholder"),
-    ("speed-bench", {**SPEED, "turns": ["x", f"{PLACEHOLDER}\n\nSum up {{article}}"]}, "turn 1: a"),
+    ("speed-bench", {**SPEED, "turns": [PLACEHOLDER]}, "turn 1: a placeholder"),
+    ("speed-bench", {**SPEED, "turns": ["x", f"{PLACEHOLDER}\n\nSum up {{article}}"]}, "turn 2: a"),
     (
         "speed-bench",
         {**SPEED, "source": "abisee/cnn_dailymail", "turns": ["Sum up:\n{article}"]},

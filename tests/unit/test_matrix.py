@@ -29,7 +29,7 @@ methods = ["none", "eagle3"]
 models = "tiny"
 dataset = "toy"
 concurrency = [1, 4]
-prompts = 8
+prompts = 32
 output_cap_tokens = 64
 """
 
@@ -77,7 +77,7 @@ def test_a_case_has_what_its_tables_say(tmp_path: Path) -> None:
     assert (case.server.padding_layers, case.server.draft_tokens) == (2, 5)
     assert case.server.engine_args == ("--seed", "7")
     assert case.server.engine_env == (("A", "1"), ("B", "2"))
-    assert (case.load.concurrency, case.prompts, case.output_cap_tokens) == (4, 8, 64)
+    assert (case.load.concurrency, case.prompts, case.output_cap_tokens) == (4, 32, 64)
     assert case.tolerances == (("tpot_p50_ms", 0.2),)
 
 
@@ -151,9 +151,9 @@ def test_an_unknown_name_is_refused_with_its_file(
 def test_a_run_may_replay_another_number_of_prompts(tmp_path: Path) -> None:
     tier = load(tmp_path, MODELS + CASES)
     fewer = with_prompts(tier, 5)
-    assert {(case.prompts, case.matrix_prompts) for case in fewer.cases} == {(5, 8)}
+    assert {(case.prompts, case.matrix_prompts) for case in fewer.cases} == {(5, 32)}
     assert [case.id for case in fewer.cases] == [case.id for case in tier.cases]
-    assert with_prompts(tier, 8) == tier
+    assert with_prompts(tier, 32) == tier
 
 
 @pytest.mark.parametrize("prompts", [3, 0, -1])
@@ -195,12 +195,12 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     ("old", "new", "words"),
     [
         pytest.param(
-            "prompts = 8", "prompts = 3", "each round needs a prompt", id="too-few-prompts"
+            "prompts = 32", "prompts = 3", "each round needs a prompt", id="too-few-prompts"
         ),
         pytest.param("[1, 4]", "[1, 9]", "the server must take on all", id="more-than-the-default"),
         pytest.param(
-            "prompts = 8",
-            "prompts = 8\nmax_sequences = 3",
+            "prompts = 32",
+            "prompts = 32\nmax_sequences = 3",
             "the server must take on all that are in flight",
             id="more-than-the-server-takes-on",
         ),
@@ -419,3 +419,31 @@ def test_a_tree_that_cannot_be_is_named(tmp_path: Path, text: str, words: str) -
 def test_an_engine_without_trees_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="engine for method 'eagle3_tree' 'vllm'"):
         load(tmp_path, TREES.replace("sglang", "vllm") + tree(2, 6))
+
+
+def with_eight_in_flight(key: str) -> str:
+    """The tables, up to eight requests at once, with another number of prompts."""
+    return MODELS + CASES.replace("prompts = 32", key).replace("[1, 4]", "[1, 8]")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        pytest.param("prompts = 32", id="each-round-has-8"),
+        pytest.param("prompts = 31\nduration_s = 5", id="a-round-goes-on-and-on"),
+        pytest.param("prompts = 31\nspeed = false", id="no-speed-is-measured"),
+    ],
+)
+def test_a_round_may_have_as_many_in_flight_as_the_case_says(tmp_path: Path, key: str) -> None:
+    assert load(tmp_path, with_eight_in_flight(key)).cases
+
+
+def test_a_round_that_cannot_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MatrixError, match="the last of which has 7, with concurrency = "):
+        load(tmp_path, with_eight_in_flight("prompts = 31"))
+
+
+def test_an_engine_without_the_method_is_named_with_its_table(tmp_path: Path) -> None:
+    text = MODELS + CASES.replace('"vllm"', '"triton"').replace('"eagle3"]', '"lookahead"]')
+    with pytest.raises(UnknownNameError, match=r"line \d+, \[\[cases\]\] no\. 1: unknown engine"):
+        load(tmp_path, text)

@@ -19,11 +19,11 @@ engine = "vllm"
 methods = ["none", "eagle3"]
 models = "tiny"
 dataset = "toy"
-concurrency = [4]
+concurrency = [2]
 prompts = 8
 output_cap_tokens = 64
 """
-OTHER = TABLE.replace("[4]", "[1]")
+OTHER = TABLE.replace("[2]", "[1]")
 
 
 def said(folder: Path, text: str) -> str:

@@ -39,6 +39,7 @@ def shown(*measurements: Measurement) -> list[list[str]]:
     return [line.split() for line in lines[2:]]
 
 
+LISTS = (("documents", ["one", "two"]),)
 LESS, MORE = builders.counts(10, 0, 5, 5), builders.counts(8, 0, 6, 6)
 """AL - 1 of 1.25 and 1.5: a change of a fifth."""
 BY_REQUEST, BY_COUNTERS = Source.VLLM_REQUEST, Source.TRTLLM_COUNTERS
@@ -55,6 +56,18 @@ def test_a_case_on_two_engines_stands_side_by_side_with_its_sources() -> None:
         ["sglang", "0.32.0", "sglang_request", "verifier", "40", "2.5", "0.5", "+20.0%"],
     ]
     assert render_side_by_side([vllm], width=120, color=False) == ""
+
+
+def test_arguments_of_a_template_may_be_lists() -> None:
+    """A case with such an argument is no key of a mapping."""
+    both = [
+        dataclasses.replace(one, case=dataclasses.replace(one.case, chat_template_args=LISTS))
+        for one in (
+            on("vllm", LESS, source=BY_REQUEST, requests=2),
+            on("sglang", MORE, source=Source.SGLANG_REQUEST, requests=2),
+        )
+    ]
+    assert len(shown(*both)) == 2
 
 
 @pytest.mark.parametrize(
