@@ -19,7 +19,9 @@ def cases_of(name: str) -> tuple[Case, ...]:
 
 
 def test_these_are_the_tiers() -> None:
-    assert set(TIERS) - set(ON_GPU) == {"cpu", "reference", "reference_drawn", "sglang_cpu"}
+    assert set(TIERS) - set(ON_GPU) == {
+        *("cpu", "cpu_drawn", "reference", "reference_drawn", "sglang_cpu"),
+    }
     assert set(ON_GPU) == {
         *("gpu", "gpu_smoke", "gpu_weekly"),
         *("speedup_gsm8k", "speedup_humaneval", "speedup_mt_bench", "speedup_speed_bench"),
