@@ -66,7 +66,7 @@ def test_an_unknown_tier_lists_the_known_ones(suite: Suite) -> None:
     done = suite.run("tests/perf", "--specreg-tier=gpuu", "--specreg-matrix=fixtures/matrix")
 
     assert done.returncode == 4
-    assert "unknown tier 'gpuu'; did you mean 'gpu'? known: cpu, gpu" in done.stderr
+    assert "unknown tier 'gpuu'; did you mean 'gpu'? known: cpu, cpu_drawn, gpu" in done.stderr
 
 
 def test_an_unknown_method_lists_the_known_ones(suite: Suite) -> None:
