@@ -33,7 +33,7 @@ def _pytest(session: nox.Session, *arguments: str) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """The project's own tests: no engine, no GPU, under two minutes."""
+    """The project's own tests: no engine, no GPU, about three minutes."""
     _install(session, "tests")
     _pytest(session, "tests/unit", "tests/plugin", "-n", "2", "--dist=worksteal")
 
