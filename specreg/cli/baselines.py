@@ -15,7 +15,7 @@ from specreg.baseline import (
     record_baseline,
     render_schema,
 )
-from specreg.cli.common import (
+from specreg.cli.options import (
     BASELINES,
     HERE,
     MATRIX,

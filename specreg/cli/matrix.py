@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from specreg.cli.common import (
+from specreg.cli.options import (
     BASELINES,
     HERE,
     MATRIX,

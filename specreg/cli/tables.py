@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from specreg.breakdown import last_launches, load_figures
-from specreg.cli.common import HERE, RUNS, WIDTH, RootOption, RunsOption
+from specreg.cli.options import HERE, RUNS, WIDTH, RootOption, RunsOption
 from specreg.errors import SpecregError, UnknownNameError
 from specreg.report.tables import render_categories, render_speedups
 
