@@ -56,7 +56,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def cpu_perf(session: nox.Session) -> None:
-    """The suite on a real engine without a GPU, with tiny models: about five minutes."""
+    """The suite on a real engine without a GPU, with tiny models: about six minutes."""
     _install(session)
     _pytest(session, "tests/perf", "--specreg-tier=cpu")
 
@@ -87,7 +87,7 @@ def reference(session: nox.Session) -> None:
 
 @nox.session
 def oracle(session: nox.Session) -> None:
-    """Holds real vLLM's text and steps against what its models give: about nine minutes."""
+    """Holds real vLLM's text and steps against what its models give: about six minutes."""
     _install(session)
     files = ("tests/perf/test_lossless.py", "tests/perf/test_oracle.py")
     _pytest(session, *files, "--specreg-tier=cpu", "--specreg-oracle")
