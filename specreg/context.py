@@ -31,8 +31,11 @@ def check_contexts(root: Path, cases: Iterable[Case]) -> tuple[str, ...]:
     """
     unknown: dict[tuple[str, str], str] = {}
     for case in cases:
-        target = resolve_model(root, case.server.target)
-        prompts = load_case_prompts(root, case)[: 2 * case.prompts]
+        try:
+            target = resolve_model(root, case.server.target)
+            prompts = load_case_prompts(root, case)[: 2 * case.prompts]
+        except ModelError:  # the case's own tests say so
+            continue
         if (case.dataset, target) in unknown:
             continue
         # No tokenizer makes more tokens of a text than it has bytes: most prompts need none.

@@ -16,7 +16,7 @@ from specreg.attaching import alone, check_attached
 from specreg.breakdown import last_launches
 from specreg.closing import record_baselines, record_lived, remarks, run_verdict
 from specreg.context import check_contexts
-from specreg.errors import DatasetError, ModelError, SpecregError, UnknownNameError
+from specreg.errors import DatasetError, SpecregError, UnknownNameError
 from specreg.expectation import Shelf
 from specreg.identity import UNKNOWN_ENVIRONMENT, current_environment, find_gpus
 from specreg.journal import Journal, last_run, load_journal
@@ -160,8 +160,6 @@ def _check_prompts(suite: Suite, cases: Collection[Case]) -> Sequence[str]:
         return check_contexts(suite.root, cases)
     except DatasetError as error:
         raise pytest.UsageError(str(error)) from error
-    except ModelError:  # the case's own tests say so
-        return ()
 
 
 def pytest_runtest_setup() -> None:

@@ -143,3 +143,11 @@ def test_a_tokenizer_that_is_none_is_named(root: Path, content: str | None) -> N
         path.write_text(content)
     with pytest.raises(ModelError, match=r"tokenizer\.json"):
         count_tokens(str(root / "fixtures/target"), "Hello.")
+
+
+def test_a_model_that_is_not_there_hides_no_prompt_that_does_not_fit(root: Path) -> None:
+    write(root, [SHORT], [words(80)])
+    missing = dataclasses.replace(case().server, target="./nowhere")
+    with pytest.raises(DatasetError, match="don't fit"):
+        check_contexts(root, [dataclasses.replace(case(), server=missing), case()])
+    assert check_contexts(root, [dataclasses.replace(case(), server=missing)]) == ()
