@@ -96,7 +96,11 @@ def consult(
         in_flight=in_flight(case),
     )
     whole = tuple(
-        Text(ids=(*answer.prompt, *answer.output, *tail.output), prompt_tokens=len(answer.prompt))
+        Text(
+            ids=(*answer.prompt, *answer.output, *tail.output),
+            prompt_tokens=len(answer.prompt),
+            output_tokens=len(answer.output),
+        )
         for answer, tail in zip(answers, tails, strict=True)
     )
     said = ask_models(

@@ -7,10 +7,14 @@ REFUSED = 2
 
 
 class Text(msgspec.Struct, frozen=True, kw_only=True):
-    """A text in ids: `prompt_tokens` of them are the prompt."""
+    """A text in ids: `prompt_tokens` of them are the prompt, the next `output_tokens` the answer.
+
+    Whatever follows was said by somebody else, to tell what the last drafts would have met.
+    """
 
     ids: tuple[int, ...]
     prompt_tokens: int
+    output_tokens: int
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):

@@ -61,9 +61,10 @@ def foresee(question: Question, device: str) -> Foreseen:
 
 
 def _gap_nats(logits: torch.Tensor, text: Text) -> float:
-    """How much less likely than the target's own choice the least fitting token is."""
-    said = logits[text.prompt_tokens - 1 : -1].double()
-    chosen = torch.tensor(text.ids[text.prompt_tokens :], device=logits.device)
+    """How much less likely than the target's own choice the answer's least fitting token is."""
+    first, end = text.prompt_tokens, text.prompt_tokens + text.output_tokens
+    said = logits[first - 1 : end - 1].double()
+    chosen = torch.tensor(text.ids[first:end], device=logits.device)
     gaps = said.max(-1).values - said.gather(-1, chosen[:, None])[:, 0]
     return float(gaps.max()) if len(chosen) else 0.0
 

@@ -11,6 +11,7 @@ import unittest
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import torch
 
 from specreg.errors import ModelError
@@ -44,7 +45,7 @@ def texts() -> tuple[Text, ...]:
         for place, step in steps.items():
             ids[place].extend(step.token_ids)
     return tuple(
-        Text(ids=tuple(own), prompt_tokens=len(prompt))
+        Text(ids=tuple(own), prompt_tokens=len(prompt), output_tokens=len(own) - len(prompt))
         for own, prompt in zip(ids, prompts, strict=True)
     )
 
@@ -78,6 +79,25 @@ class NumberFormats(unittest.TestCase):
             assert sum(places) > 0.9 * len(places), (method, sum(places), len(places))
             assert max(exact.gaps_nats) == 0
             assert max(rounded.gaps_nats) < 0.25
+
+    def test_the_gap_is_of_the_answer_and_not_of_what_follows_it(self) -> None:
+        """The last token is one that the target wouldn't say, as its own or as somebody else's."""
+        text = texts()[0]
+        worst = (*text.ids[:-1], 0)
+        gaps = [
+            foresee(
+                msgspec.structs.replace(
+                    ask("none", "float32"),
+                    texts=(
+                        Text(ids=worst, prompt_tokens=text.prompt_tokens, output_tokens=tokens),
+                    ),
+                ),
+                "cpu",
+            ).gaps_nats[0]
+            for tokens in (text.output_tokens, text.output_tokens - 1)
+        ]
+        assert gaps[0] > 1, gaps
+        assert gaps[1] == 0, gaps
 
     def test_auto_is_the_weights_own_which_is_bfloat16(self) -> None:
         for method in DRAFTS:

@@ -26,7 +26,7 @@ QUESTION = Question(
     draft="some/head",
     draft_tokens=3,
     dtype="float32",
-    texts=(Text(ids=(1, 2, 3), prompt_tokens=2),),
+    texts=(Text(ids=(1, 2, 3), prompt_tokens=2, output_tokens=1),),
 )
 ANSWERS = """
 import json, os, pathlib, sys
