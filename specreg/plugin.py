@@ -119,11 +119,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ours = [item for item in items if place(item)[0] >= 0]
     asked: dict[str, set[str]] = {}
     skipped: dict[str, str] = {}
+    dark: dict[str, None] = {}
     for item in ours:
         case = _params(item)["case"]
         if case.id in unfit:
             item.add_marker(pytest.mark.skip(reason=unfit[case.id]))
             skipped[case.id] = unfit[case.id]
+        elif why := _why_dark(suite, case, _what(_params(item))):
+            item.add_marker(pytest.mark.skip(reason=why))
+            dark.setdefault(why)
         else:
             asked.setdefault(case.id, set()).add(_what(_params(item)).name)
     suite.asked, suite.skipped = asked, skipped
@@ -133,6 +137,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         running = [case for case_id, case in cases.items() if case_id not in suite.skipped]
         _check_runnable(suite, running)
         config.stash[_LINES].extend(_check_prompts(suite, running))
+        config.stash[_LINES].extend(f"power wasn't measured: {why}" for why in dark)
+
+
+def _why_dark(suite: Suite, case: Case, what: Metric | Proof) -> str:
+    """Why a metric of power can't be measured here; empty of any other."""
+    is_power = isinstance(what, Metric) and what.family is Family.POWER
+    return suite.provision.why_no_power(case.server) if is_power else ""
 
 
 def _fit_budget(suite: Suite) -> None:

@@ -28,12 +28,13 @@ from specreg.baseline import (
 from specreg.datasets import Prompt
 from specreg.engines import ALONE, engine_named
 from specreg.engines._engine import LaunchOptions
-from specreg.identity import Environment
+from specreg.identity import Environment, Gpus
 from specreg.matrix import Case, ServerSpec
 from specreg.measurement import Measurement
 from specreg.metrics import Replay
 from specreg.processes import MarkedProcess
 from specreg.replay import Round
+from specreg.sensors import Device, Scope
 from specreg.server import StartedServer
 from specreg.trace import Chunk, RequestTrace, chunk_sizes
 from tests.scripted.vllm.script import Script, chat_prompt, record_script, steps_of
@@ -280,4 +281,22 @@ def counts_of(steps: Sequence[Steps]) -> StepCounts:
         accepted=sum(one.accepted_tokens for one in steps),
         proposed=sum(one.drafted_tokens for one in steps),
         position_counts=tuple(sum(column) for column in by_position),
+    )
+
+
+def device(name: str = "NVIDIA H200", **changes: object) -> Device:
+    """A GPU that nobody has."""
+    whole = Device(sensor="nvml", id=f"GPU-{name}", name=name, number=0, scope=Scope.GPU)
+    return msgspec.structs.replace(whole, **changes)
+
+
+def gpus(*names: str, memory_gib: float = 0, bandwidth_gib_per_s: float = 0) -> Gpus:
+    """What a machine with such GPUs says of them; without names one that has none."""
+    memory_bytes = round(memory_gib * 2**30)
+    return Gpus(
+        devices=tuple(
+            device(name, memory_bytes=memory_bytes, bandwidth_gib_per_s=bandwidth_gib_per_s)
+            for name in names
+        ),
+        why_none="" if names else "NVML: none",
     )

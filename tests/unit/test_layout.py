@@ -21,7 +21,9 @@ LIBRARY = builders.ROOT / "specreg"
 FIXTURES = builders.ROOT / "fixtures"
 
 ORDER = (
-    ("errors", "paths", "catalog", "identity", "processes", "spread", "acceptance.record"),
+    ("errors", "paths", "catalog", "processes", "spread", "acceptance.record"),
+    ("sensors",),
+    ("identity", "power"),
     ("trace", "sse", "arrivals", "methods", "sequential", "lookup", "questions"),
     ("prompts", "replies"),
     ("acceptance", "reference", "forms", "hub"),
@@ -55,7 +57,7 @@ ENGINE_PACKAGES = {"vllm", "sglang", "tensorrt_llm", "torch", "transformers", "t
 
 UNITS = (
     *("_ns", "_ms", "_s", "_tokens", "_bytes", "_w", "_mw", "_mj", "_mhz", "_c", "_frac"),
-    *("_requests", "_nats", "_gib", "_kib", "_min"),
+    *("_requests", "_nats", "_gib", "_kib", "_min", "_uj"),
 )
 PLAIN = {
     # Plurals: they count the noun.
@@ -104,6 +106,9 @@ PLAIN = {
     "runs": "runs of the suite",
     "parts": "parts of the prompts",
     "freedom": "degrees of freedom",
+    "throttle_mask": "bits",
+    "pids": "identifiers of processes",
+    "counter_ratio": "times what power says",
     "p_worse": "a probability",
     "rows": "rows of a file",
     "left_out_rows": "rows of a file",
@@ -129,6 +134,7 @@ PLAIN = {
     "turn": "an ordinal",
     "launch": "an ordinal",
     "row": "an ordinal",
+    "device": "an ordinal, of a device among those that are sampled",
     "exit_status": "a status of a process",
     "round": "an ordinal",
     "place": "an ordinal",
