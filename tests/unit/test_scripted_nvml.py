@@ -174,7 +174,7 @@ MEMORY = {"total": 1_000, "used": 400, "free": 600}
         ({"max_sm_clock_mhz": 1_800}, "DeviceGetMaxClockInfo", (pynvml.NVML_CLOCK_SM,), 1_800),
         ({"max_memory_clock_mhz": 950}, "DeviceGetMaxClockInfo", (pynvml.NVML_CLOCK_MEM,), 950),
         ({}, "DeviceGetClockInfo", (pynvml.NVML_CLOCK_VIDEO,), "NVMLError_NotSupported"),
-        ({}, "DeviceGetGraphicsRunningProcesses", (), []),
+        ({"processes": (Process(7, 8),)}, "DeviceGetGraphicsRunningProcesses", (), []),
         ({}, "DeviceGetSerial", (), "NVMLError_FunctionNotFound"),
     ],
     ids=str,
@@ -260,6 +260,14 @@ def test_the_instant_is_this_moment(driver: Driver) -> None:
     assert driver.field(INSTANT) == (pynvml.NVML_SUCCESS, 100_000)
     driver.plays(running_for(0.4, ScriptedGpu(load=SLOW)))
     assert driver.field(INSTANT) == (pynvml.NVML_SUCCESS, 500_000)
+
+
+def test_power_drifts(driver: Driver) -> None:
+    gpu = running_for(2.0, ScriptedGpu(load=replace(constant(400.0), drift_w_per_s=50.0)))
+    driver.plays(gpu)
+    (said,), *asked_ns = driver.timed("DeviceGetFieldValues", [INSTANT])
+    first_mw, last_mw = (400_000 + 50_000 * (at - gpu.started_ns) / NS_PER_S for at in asked_ns)
+    assert first_mw - 1 <= said["value"]["uiVal"] <= last_mw + 1
 
 
 def test_a_sampling_sensor_sees_a_quarter_and_its_counter_all(driver: Driver) -> None:
