@@ -21,7 +21,7 @@ _BITS_PER_BYTE = 8
 _TRANSFERS_PER_CLOCK = 2  # double data rate
 _BYTES_PER_GIB = 2**30
 _SLICED = "NVML: MIG is on, and slices of a GPU tell no power of their own"
-_SCOPES = {Scope.GPU: pynvml.NVML_POWER_SCOPE_GPU, Scope.MODULE: pynvml.NVML_POWER_SCOPE_MODULE}
+_SCOPES = {Scope.GPU: 0, Scope.MODULE: 1}  # nvml.h; older packages don't name them
 
 
 @dataclass(frozen=True, slots=True)

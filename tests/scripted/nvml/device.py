@@ -122,6 +122,7 @@ class ScriptedGpu:
     utilisation_percent: int = 97
     temperature_c: int = 61
     power_limit_w: float = 700.0
+    default_power_limit_w: float = 700.0
     persistence: bool = True
     mig: bool = False
     architecture: int = 9
