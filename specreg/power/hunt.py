@@ -40,8 +40,8 @@ class Hunt:
     _looked_ns: int | None = None
     _seen_mj: int = 0
     _tick_ns: int = 0
-    _missed: int = 0
-    _counted: int = 0
+    _missed_ticks: int = 0
+    _counted_ticks: int = 0
     _skipped: bool = False
     _burst_ns: int = field(init=False)
 
@@ -87,30 +87,30 @@ class Hunt:
 
     def _miss(self, at_ns: int) -> None:
         """It came before it was expected, or the look came late: looks earlier the next time."""
-        self._missed += 1
-        if self.period_ns is None or self._missed > _MOST_MISSED:
+        self._missed_ticks += 1
+        if self.period_ns is None or self._missed_ticks > _MOST_MISSED:
             self._forget()
         else:
             self._margin_ns = min(2 * self._margin_ns, self.period_ns / 2)
         self._wait(at_ns)
 
     def _forget(self) -> None:
-        self.period_ns, self._missed = None, 0
+        self.period_ns, self._missed_ticks = None, 0
 
     def _learn(self, at_ns: int) -> None:
         """Learns the period from a tick that was seen as it came: the mean of the last ones."""
         gap_ns = at_ns - self._tick_ns
         if self.period_ns is None:
             first = not self._tick_ns or gap_ns > _BURST_NS
-            self.period_ns, self._counted = None if first else gap_ns, 1
+            self.period_ns, self._counted_ticks = None if first else gap_ns, 1
         else:
             ticks = max(1, round(gap_ns / self.period_ns))
             off_ns = gap_ns / ticks - self.period_ns
-            self._counted = min(self._counted + ticks, _REMEMBERED)
-            self.period_ns += off_ns * min(1.0, ticks / self._counted)
+            self._counted_ticks = min(self._counted_ticks + ticks, _REMEMBERED)
+            self.period_ns += off_ns * min(1.0, ticks / self._counted_ticks)
             if abs(off_ns) > _OTHER_FRAC * self.period_ns:
                 self._forget()
-        self._tick_ns, self._missed = at_ns, 0
+        self._tick_ns, self._missed_ticks = at_ns, 0
         self._margin_ns = max(_LEAST_MARGIN_NS, _CALM * self._margin_ns)
 
     def _wait(self, at_ns: int) -> None:
@@ -120,7 +120,7 @@ class Hunt:
             return
         passed = (at_ns + self._margin_ns - self._tick_ns) / self.period_ns
         # Skipping ticks before the period is known well would count too many or too few of them.
-        wanted = round(_EVERY_NS / self.period_ns) if self._counted >= _KNOWN else 1
+        wanted = round(_EVERY_NS / self.period_ns) if self._counted_ticks >= _KNOWN else 1
         ticks = max(math.ceil(passed), wanted)
         self._skipped = ticks * self.period_ns > at_ns - self._tick_ns + 1.5 * self.period_ns
         next_ns = round(self._tick_ns + ticks * self.period_ns - self._margin_ns)
