@@ -24,6 +24,8 @@ THROTTLE_REASONS = {
 """NVML's bits, in words."""
 
 _HELD_BACK = 0x8 | 0x20 | 0x40 | 0x80
+_LISTED_NS = 500 * 10**6
+"""How often processes are listed: a span may fall in between."""
 
 
 def throttle_reasons(mask: int) -> tuple[str, ...]:
@@ -73,7 +75,8 @@ def check_alone(
         InvalidMeasurementError: `DEVICE_SHARED`, naming who did; nothing of it is touched.
     """
     for trace in traces:
-        seen = {pid for span in spans for one in trace.within(*span).users for pid in one.pids}
+        near = [(start_ns - _LISTED_NS, end_ns + _LISTED_NS) for start_ns, end_ns in spans]
+        seen = {pid for span in near for one in trace.within(*span).users for pid in one.pids}
         strangers = seen - ours
         # In a container the driver may number processes as the host does: then none is ours, and
         # what was there before the first request is taken for it. Who was there before our servers

@@ -32,6 +32,7 @@ from specreg.identity import Environment, Gpus
 from specreg.matrix import Case, ServerSpec
 from specreg.measurement import Measurement
 from specreg.metrics import Replay
+from specreg.power.record import ArmPower, DeviceRecord, PowerRecord
 from specreg.processes import MarkedProcess
 from specreg.replay import Round
 from specreg.sensors import Device, Scope
@@ -300,3 +301,32 @@ def gpus(*names: str, memory_gib: float = 0, bandwidth_gib_per_s: float = 0) -> 
         ),
         why_none="" if names else "NVML: none",
     )
+
+
+def power(
+    energy_j: float = 12_000.0,
+    *,
+    window_s: float = 60.0,
+    of: Device | None = None,
+    from_counter: bool = True,
+    sm_clock_mhz: float | None = 1980.0,
+) -> PowerRecord:
+    """What one GPU drew, idle at 100 W."""
+    record = DeviceRecord(
+        device=of or device(),
+        energy_mj=energy_j * 1000,
+        from_counter=from_counter,
+        error_frac=1e-4,
+        idle_mw=100_000.0,
+        peak_mw=450_000,
+        sm_clock_mhz=sm_clock_mhz,
+        memory_clock_mhz=2619.0,
+        temperature_c=61,
+        used_bytes=10**10,
+        utilisation_frac=0.9,
+        throttle_mask=0x4,
+        tick_ms=100.0,
+        counter_ratio=1.001,
+        missing_frac=0.0,
+    )
+    return PowerRecord(case=ArmPower(window_s=window_s, devices=(record,)))
