@@ -47,6 +47,7 @@ TIER = """
 """
 GPU = ScriptedGpu(load=Load(low_w=300.0, high_w=500.0, period_ms=130.0))
 ENVIRONMENT = Environment(kind="gpu", gpus=(GPU.name,), gpu_memory_gb=86)
+_TIMES = 3
 SPREAD = (0.999, 1.0, 1.001)
 
 
@@ -59,9 +60,16 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Suite:
 
 
 def run(suite: Suite, gpu: ScriptedGpu) -> tuple[str, Mapping[str, Outcome], PowerFigures]:
-    """What a run of the suite prints, its outcomes by metric, and the figures of power."""
+    """What a run of the suite prints, its outcomes by metric, and the figures of power.
+
+    A busy machine that keeps the sampler from an edge is INVALID, as it should be, which says
+    nothing of what a test is after.
+    """
     suite.gpus = (gpu,)
-    done = suite.run("tests/perf/test_power.py", "-q", "-rs")
+    for _ in range(_TIMES):
+        done = suite.run("tests/perf/test_power.py", "-q", "-rs")
+        if "too busy to sample it" not in done.stdout:
+            break
     found = {one.metric: one.outcome for one in suite.verdict().verdicts}
     (figures,) = load_figures(max(suite.runs.iterdir()))
     assert figures.power is not None
