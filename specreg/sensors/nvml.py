@@ -9,7 +9,7 @@ import msgspec
 import pynvml
 
 from specreg.errors import SensorError
-from specreg.sensors._sensor import Device, Probe, Scope, State
+from specreg.sensors._sensor import Device, Probe, Scope, Settings, State
 from specreg.sensors._visible import visible
 
 _T = TypeVar("_T")
@@ -55,6 +55,19 @@ class _Gpu:
     def pids(self) -> Sequence[int] | None:
         found = _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, self.handle)
         return None if found is None else tuple(process.pid for process in found)
+
+    def settings(self) -> Settings:
+        handle, sm = self.handle, pynvml.NVML_CLOCK_SM
+        persistent = _ask(pynvml.nvmlDeviceGetPersistenceMode, handle)
+        sliced = _ask(pynvml.nvmlDeviceGetMigMode, handle)
+        return Settings(
+            limit_w=_watts(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle),
+            own_limit_w=_watts(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle),
+            sm_clock_mhz=_ask(pynvml.nvmlDeviceGetApplicationsClock, handle, sm),
+            own_sm_clock_mhz=_ask(pynvml.nvmlDeviceGetDefaultApplicationsClock, handle, sm),
+            persistent=None if persistent is None else bool(persistent),
+            sliced=None if sliced is None else sliced[0] == pynvml.NVML_DEVICE_MIG_ENABLE,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,9 +169,15 @@ def _readable(handle: object) -> tuple[Scope, str]:
 
 def _lowered_w(handle: object) -> float:
     """The power limit where somebody lowered or raised it, 0 where it is the card's own."""
-    limit_mw = _ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
-    own_mw = _ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
-    return 0.0 if limit_mw is None or limit_mw == own_mw else limit_mw / _MW_PER_W
+    limit_w = _watts(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+    own_w = _watts(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
+    return 0.0 if limit_w is None or limit_w == own_w else limit_w
+
+
+def _watts(question: Callable[..., int], handle: object) -> float | None:
+    """What NVML answers in mW."""
+    said_mw = _ask(question, handle)
+    return None if said_mw is None else said_mw / _MW_PER_W
 
 
 def _bandwidth_gib_per_s(handle: object) -> float:

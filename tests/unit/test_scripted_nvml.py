@@ -163,6 +163,7 @@ MEMORY = {"total": 1_000, "used": 400, "free": 600}
         ({"temperature_c": 83}, "DeviceGetTemperatureV", (0,), 83),
         ({"power_limit_w": 350.5}, "DeviceGetPowerManagementLimit", (), 350_500),
         ({"power_limit_w": 350.5}, "DeviceGetEnforcedPowerLimit", (), 350_500),
+        ({"power_limit_w": 350.5}, "DeviceGetPowerManagementDefaultLimit", (), 700_000),
         (
             {"power_limit_w": 350.5},
             "DeviceGetPowerManagementLimitConstraints",
@@ -173,6 +174,18 @@ MEMORY = {"total": 1_000, "used": 400, "free": 600}
         ({"memory_clock_mhz": 900}, "DeviceGetClockInfo", (pynvml.NVML_CLOCK_MEM,), 900),
         ({"max_sm_clock_mhz": 1_800}, "DeviceGetMaxClockInfo", (pynvml.NVML_CLOCK_SM,), 1_800),
         ({"max_memory_clock_mhz": 950}, "DeviceGetMaxClockInfo", (pynvml.NVML_CLOCK_MEM,), 950),
+        (
+            {"application_clock_mhz": 1_200},
+            "DeviceGetApplicationsClock",
+            (pynvml.NVML_CLOCK_SM,),
+            1_200,
+        ),
+        (
+            {"application_clock_mhz": 1_200},
+            "DeviceGetDefaultApplicationsClock",
+            (pynvml.NVML_CLOCK_SM,),
+            1_980,
+        ),
         ({}, "DeviceGetClockInfo", (pynvml.NVML_CLOCK_VIDEO,), "NVMLError_NotSupported"),
         ({"processes": (Process(7, 8),)}, "DeviceGetGraphicsRunningProcesses", (), []),
         ({}, "DeviceGetSerial", (), "NVMLError_FunctionNotFound"),
