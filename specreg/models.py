@@ -39,7 +39,7 @@ def resolve_model(root: Path, reference: str, *, padding_layers: int = 0) -> str
     Raises:
         ModelError: the folder is missing or incomplete, or padding was asked of a hub id.
     """
-    if not reference.startswith((".", "/", "fixtures/")):
+    if is_hub_id(reference):
         if padding_layers:
             message = f"model '{reference}': only a folder can be padded; set padding_layers = 0"
             raise ModelError(message)
@@ -50,6 +50,11 @@ def resolve_model(root: Path, reference: str, *, padding_layers: int = 0) -> str
             message = f"model folder '{folder}': {pattern} is missing; check the path in the matrix"
             raise ModelError(message)
     return str(_padded(folder, padding_layers) if padding_layers else folder)
+
+
+def is_hub_id(reference: str) -> bool:
+    """Whether a model is named by the hub's id, not by its folder."""
+    return not reference.startswith((".", "/", "fixtures/"))
 
 
 def missing_files(folder: Path) -> tuple[str, ...]:
