@@ -1,0 +1,47 @@
+"""`specreg doctor`: what this machine is, what can be measured on it, and what is in the way."""
+
+import os
+import sys
+
+import typer
+
+from specreg.cli.options import (
+    BASELINES,
+    HERE,
+    MATRIX,
+    RUNS,
+    WIDTH,
+    FolderOption,
+    MatrixOption,
+    RootOption,
+    RunsOption,
+    TierOption,
+    tier_of,
+)
+from specreg.doctor import State, examine, scene_of
+from specreg.report.doctor import render_findings
+
+
+def doctor(
+    tier: TierOption = None,
+    root: RootOption = HERE,
+    matrix: MatrixOption = MATRIX,
+    folder: FolderOption = BASELINES,
+    runs: RunsOption = RUNS,
+) -> None:
+    """Print what this machine is, what can be measured on it, and what is in the way of a tier.
+
+    Status 1 where something is. Nothing is started, fetched or changed.
+    """
+    scene = scene_of(
+        lambda: tier_of(root / matrix, tier),
+        root=root,
+        runs=root / runs,
+        baselines=root / folder,
+        variables=os.environ,
+    )
+    found = examine(scene)
+    color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    typer.echo(render_findings(found, width=WIDTH, color=color))
+    states = {one.state for findings in found.values() for one in findings}
+    raise typer.Exit(1 if State.IN_THE_WAY in states else 0)
