@@ -20,7 +20,10 @@ _HZ_PER_MHZ = 10**6
 _BITS_PER_BYTE = 8
 _TRANSFERS_PER_CLOCK = 2  # double data rate
 _BYTES_PER_GIB = 2**30
-_SLICED = "NVML: MIG is on, and slices of a GPU tell no power of their own"
+_SLICED = (
+    "NVML: MIG is on, and slices of a GPU tell no power of their own; measure on one without MIG"
+)
+_GONE = (pynvml.NVMLError_GpuIsLost, pynvml.NVMLError_Unknown)
 _SCOPES = {Scope.GPU: pynvml.NVML_POWER_SCOPE_GPU, Scope.MODULE: pynvml.NVML_POWER_SCOPE_MODULE}
 
 
@@ -133,9 +136,15 @@ def _said() -> Iterator[None]:
     """NVML's errors as ours."""
     try:
         yield
+    except _GONE as error:
+        raise _gone(error) from error
     except pynvml.NVMLError as error:
         message = f"NVML: {error}; install NVIDIA's driver, or start the container with --gpus"
         raise SensorError(message) from error
+
+
+def _gone(error: pynvml.NVMLError) -> SensorError:
+    return SensorError(f"NVML: {error}; look at the kernel's log (dmesg) for Xid")
 
 
 def _ask(question: Callable[..., _T], *arguments: object) -> _T | None:
@@ -146,8 +155,8 @@ def _ask(question: Callable[..., _T], *arguments: object) -> _T | None:
     """
     try:
         return question(*arguments)
-    except (pynvml.NVMLError_GpuIsLost, pynvml.NVMLError_Unknown) as error:
-        raise SensorError(f"NVML: {error}; look at the kernel's log (dmesg) for Xid") from error
+    except _GONE as error:
+        raise _gone(error) from error
     except pynvml.NVMLError:
         return None
 
@@ -163,8 +172,8 @@ def _readable(handle: object) -> tuple[Scope, str]:
     try:
         pynvml.nvmlDeviceGetPowerUsage(handle)
     except pynvml.NVMLError as error:
-        return Scope.GPU, f"NVML: its power can't be read, {error}"
-    return Scope.GPU, "NVML: it tells no power"
+        return Scope.GPU, f"NVML: its power can't be read, {error}; run as somebody who may"
+    return Scope.GPU, "NVML: it tells no power; take a newer driver, or another GPU"
 
 
 def _lowered_w(handle: object) -> float:
