@@ -100,16 +100,22 @@ def survey(trace: PowerTrace, span: Span) -> Survey:
 
 
 def _field_mw(trace: PowerTrace, span: Span, name: str) -> float | None:
-    """The mean of one power field, as if the device had no other; None where it hasn't that."""
+    """The mean of one power field, as if the device had no other; None where it hasn't that.
+
+    Of a device that is lost it is that of the time before.
+    """
     alone = [
         msgspec.structs.replace(one, state=State(**{name: said}))
         for one in trace.samples
         if (said := getattr(one.state, name)) is not None
     ]
-    if not alone:
+    start_ns, end_ns = span
+    if trace.failed is not None:
+        end_ns = min(end_ns, trace.failed.at_ns)
+    if not alone or end_ns <= start_ns:
         return None
-    total_mj = integral_mj(dataclasses.replace(trace, samples=alone), span)
-    return total_mj * _NS_PER_S / (span[1] - span[0])
+    total_mj = integral_mj(dataclasses.replace(trace, samples=alone), (start_ns, end_ns))
+    return total_mj * _NS_PER_S / (end_ns - start_ns)
 
 
 def _held_back_frac(trace: PowerTrace) -> Mapping[str, float] | None:
