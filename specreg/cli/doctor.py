@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 
 import typer
 
@@ -19,6 +20,8 @@ from specreg.cli.options import (
     tier_of,
 )
 from specreg.doctor import State, examine, scene_of
+from specreg.errors import MatrixError
+from specreg.matrix import Tier
 from specreg.report.doctor import render_findings
 
 
@@ -34,7 +37,7 @@ def doctor(
     Status 1 where something is. Nothing is started, fetched or changed.
     """
     scene = scene_of(
-        lambda: tier_of(root / matrix, tier),
+        lambda: _tier_of(root / matrix, tier),
         root=root,
         runs=root / runs,
         baselines=root / folder,
@@ -45,3 +48,15 @@ def doctor(
     typer.echo(render_findings(found, width=WIDTH, color=color))
     states = {one.state for findings in found.values() for one in findings}
     raise typer.Exit(1 if State.IN_THE_WAY in states else 0)
+
+
+def _tier_of(matrix: Path, name: str | None) -> Tier:
+    """The tier of a name, else that of this machine.
+
+    Raises:
+        SpecregError: it can't be read, or there are none.
+    """
+    if not matrix.is_dir():
+        message = f"tiers '{matrix}': no such folder; run this in the repository, or give --root"
+        raise MatrixError(message)
+    return tier_of(matrix, name)

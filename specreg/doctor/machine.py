@@ -25,11 +25,21 @@ def examine_processor(scene: Scene) -> Iterator[Finding]:
     """The processor, and what keeps it busy where the engines run on it."""
     here = current_environment(needs_gpus=0)
     yield ok("processor", f"{here.cpu}, {here.instruction_set}, {here.cores} core(s) to use")
-    busy = psutil.getloadavg()[0]
-    if not scene.on_gpu and busy > _LOADED_FRAC * here.cores:
+    if not scene.on_gpu:
+        yield from busy(psutil.getloadavg()[0], here.cores)
+
+
+def busy(load: float, cores: int) -> Iterator[Finding]:
+    """What keeps the processor from a run: more that wants to run than half of its cores take.
+
+    Args:
+        load: how many wanted to run, on average over the last minute.
+        cores: that we may use.
+    """
+    if load > _LOADED_FRAC * cores:
         yield note(
             "processor",
-            f"{busy:.1f} of {here.cores} core(s) were busy over the last minute",
+            f"{load:.1f} processes wanted to run on {cores} core(s) over the last minute",
             "speeds are disturbed by that; run when the machine is quiet",
         )
 

@@ -11,7 +11,7 @@ import pytest
 from specreg.doctor import CHECKS, Finding, Scene, State, examine, scene_of
 from specreg.doctor.cases import examine_cases
 from specreg.doctor.inputs import examine_datasets, examine_engines, examine_models
-from specreg.doctor.machine import examine_environment
+from specreg.doctor.machine import busy, examine_environment
 from specreg.doctor.sensing import examine_acceptance, examine_power, examine_speed
 from specreg.doctor.space import examine_disks, examine_memory, examine_port
 from specreg.matrix import load_tier
@@ -316,6 +316,13 @@ def test_baselines_of_this_machine_are_counted(root: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "case.json").touch()
     assert only(examine_environment(here)).says == f"{name}, 1 baseline(s) recorded"
+
+
+def test_a_busy_processor_is_said() -> None:
+    assert list(busy(0.9, 2)) == []
+    one = only(busy(1.1, 2))
+    assert one.state == State.NOTE
+    assert one.says == "1.1 processes wanted to run on 2 core(s) over the last minute"
 
 
 def test_a_port_can_be_bound_here(root: Path) -> None:
