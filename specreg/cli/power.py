@@ -12,7 +12,7 @@ from specreg.errors import SensorError
 from specreg.identity import find_gpus
 from specreg.power.devices import devices_of, why_unreadable
 from specreg.power.survey import survey_devices
-from specreg.report.power import render_surveys
+from specreg.report.survey import render_surveys
 from specreg.sensors import Device
 
 _SUFFIX = ".jsonl"

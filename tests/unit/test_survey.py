@@ -11,7 +11,7 @@ from specreg.errors import SensorError
 from specreg.power.sampler import sample
 from specreg.power.samples import Line, PowerTrace, load_traces
 from specreg.power.survey import Survey, survey
-from specreg.report.power import render_surveys
+from specreg.report.survey import render_surveys
 from specreg.sensors import Device, Scope, Settings, State
 from specreg.sensors.rapl import Rapl
 
