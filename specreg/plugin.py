@@ -27,6 +27,7 @@ from specreg.proving import PROOFS, Proof, proofs_of
 from specreg.provision import Provision
 from specreg.report.engines import render_gauges, render_side_by_side
 from specreg.report.json import exit_status, properties, record_verdict
+from specreg.report.power import render_power
 from specreg.report.progress import Progress
 from specreg.report.tables import render_categories, render_speedups
 from specreg.report.terminal import render_next, render_notes, render_recorded, render_verdicts
@@ -247,6 +248,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     figures = last_launches(suite.figures)
     parts.append(render_speedups(figures, width=_WIDTH, color=color))
     parts.append(render_categories(figures, width=_WIDTH, color=color))
+    parts.append(render_power(figures, width=_WIDTH, color=color))
     if not all(case.speed for case in suite.tier.cases):
         parts.append("the servers of this tier say nothing of speed, so none is shown")
     if suite.taken_over:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from specreg.errors import SensorError
-from specreg.power.hunt import SHARP_NS
 from specreg.power.samples import PowerTrace, Sample, Tick
 
 Span = tuple[int, int]
@@ -55,11 +54,10 @@ def energy_of(trace: PowerTrace, spans: Sequence[Span]) -> Energy:
     if all(one.energy_mj is None for one in trace.samples):
         total = sum(integral_mj(trace, span) for span in spans)
         return Energy(energy_mj=total, error_frac=0.0, from_counter=False)
-    ticks = [tick for tick in trace.ticks if tick.after_ns <= SHARP_NS]
     _check_counts_up(trace)
     energy_mj, late_ns = 0.0, 0
     for start_ns, end_ns in spans:
-        first, last = _edge(ticks, start_ns), _edge(ticks, end_ns)
+        first, last = _edge(trace.ticks, start_ns), _edge(trace.ticks, end_ns)
         energy_mj += _at(last, end_ns) - _at(first, start_ns)
         late_ns += max(tick.after_ns for tick in first) + max(tick.after_ns for tick in last)
     return Energy(energy_mj=energy_mj, error_frac=late_ns / length_ns(spans), from_counter=True)
@@ -146,7 +144,7 @@ def _check_complete(trace: PowerTrace, spans: Sequence[Span]) -> None:
 
 
 def _check_counts_up(trace: PowerTrace) -> None:
-    values = [tick.energy_mj for tick in trace.ticks]
+    values = [one.energy_mj for one in trace.samples if one.energy_mj is not None]
     if any(later < earlier for earlier, later in itertools.pairwise(values)):
         message = f"the energy counter of {trace.device.name} went back; was the driver reloaded?"
         raise SensorError(message)

@@ -26,12 +26,12 @@ class Watch:
     """A sampler that runs.
 
     Attributes:
-        devices: what it samples; path: where it writes.
+        devices: what it samples; path: where it writes; popen: its process.
     """
 
     devices: tuple[Device, ...]
     path: Path
-    _popen: subprocess.Popen[bytes]
+    popen: subprocess.Popen[bytes]
 
     def traces(self, until_ns: int) -> Sequence[PowerTrace]:
         """What was sampled so far; waits until it covers a moment of the monotonic clock.
@@ -41,7 +41,7 @@ class Watch:
         """
         left_s = (until_ns - time.monotonic_ns()) / 10**9 + _AFTER_S
         try:
-            status = self._popen.wait(timeout=max(0.0, left_s))
+            status = self.popen.wait(timeout=max(0.0, left_s))
         except subprocess.TimeoutExpired:
             return load_traces(self.path)
         said = self.path.with_suffix(".log").read_text(errors="replace").strip().splitlines()
@@ -76,7 +76,7 @@ def watch(devices: Sequence[Device], path: Path) -> Iterator[Watch]:
         )
     try:
         _wait_until_sampling(popen, path)
-        yield Watch(devices=tuple(devices), path=path, _popen=popen)
+        yield Watch(devices=tuple(devices), path=path, popen=popen)
     finally:
         _stop(popen)
         if not said.stat().st_size:  # nothing, as a rule

@@ -24,7 +24,7 @@ _SLICED = (
     "NVML: MIG is on, and slices of a GPU tell no power of their own; measure on one without MIG"
 )
 _GONE = (pynvml.NVMLError_GpuIsLost, pynvml.NVMLError_Unknown)
-_SCOPES = {Scope.GPU: pynvml.NVML_POWER_SCOPE_GPU, Scope.MODULE: pynvml.NVML_POWER_SCOPE_MODULE}
+_SCOPES = {Scope.GPU: 0, Scope.MODULE: 1}  # nvml.h; older packages don't name them
 
 
 @dataclass(frozen=True, slots=True)

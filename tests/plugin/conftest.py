@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from specreg.report.json import RunVerdict, load_verdict
+from tests.scripted.nvml.device import ScriptedGpu, build, environment, write_script
 from tests.scripted.vllm.script import Script, record_script
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +53,7 @@ class Suite:
         self.baselines = folder / "baselines"
         self.runs = folder / "runs"
         self.script = Script()
-        self.python_path: Path | None = None
+        self.gpus: tuple[ScriptedGpu, ...] = ()
         self.write_matrix()
 
     def write_matrix(self, *, needs_gpus: int = 0, output_cap_tokens: int = 32) -> None:
@@ -79,11 +80,12 @@ class Suite:
     def environment(self) -> dict[str, str]:
         """What the command runs in; as CI, pytest would say each failure once more, in full."""
         outer = {name: text for name, text in os.environ.items() if name not in _SAYS_CI}
-        scripted = record_script(self.script, self.folder)
-        if self.python_path is not None:
-            both = f"{self.python_path}{os.pathsep}{scripted['PYTHONPATH']}"
-            scripted["PYTHONPATH"] = both
-        return outer | scripted | {"COLUMNS": "120"}
+        scripted = record_script(self.script, self.folder) | {"COLUMNS": "120"}
+        if self.gpus:
+            library = self.folder / "libnvidia-ml.so.1"
+            library = library if library.exists() else build(self.folder)
+            scripted |= environment(library, write_script(self.folder / "gpus", self.gpus))
+        return outer | scripted
 
     def run(self, *arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
         """The command, done; its output is plain text without a terminal."""

@@ -57,11 +57,14 @@ ENGINE_PACKAGES = {"vllm", "sglang", "tensorrt_llm", "torch", "transformers", "t
 
 UNITS = (
     *("_ns", "_ms", "_s", "_tokens", "_bytes", "_w", "_mw", "_mj", "_mhz", "_c", "_frac"),
-    *("_requests", "_nats", "_gib", "_kib", "_min", "_uj"),
+    *("_requests", "_nats", "_gib", "_kib", "_min", "_uj", "_j", "_j_per_token"),
+    "_j_per_accepted_token",
 )
 PLAIN = {
     # Plurals: they count the noun.
     "tokens": "tokens",
+    "_missed_ticks": "ticks of a counter",
+    "_counted_ticks": "ticks of a counter",
     "steps": "verify steps, S",
     "accepted": "draft tokens that were accepted, A; the field's letter in DEFINITIONS.md",
     "drafted": "draft tokens of a step",
@@ -109,6 +112,8 @@ PLAIN = {
     "throttle_mask": "bits",
     "pids": "identifiers of processes",
     "counter_ratio": "times what power says",
+    "energy_ratio": "times the case's",
+    "tokens_per_kwh": "tokens per kilowatt-hour",
     "p_worse": "a probability",
     "rows": "rows of a file",
     "left_out_rows": "rows of a file",

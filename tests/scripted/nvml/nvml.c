@@ -43,7 +43,8 @@ enum { MOST_GPUS = 16, MOST_ROWS = 32, LONGEST = 96 };
     X(sm_clock_mhz) X(later_sm_clock_mhz) X(sm_clock_changes_at_s) X(max_sm_clock_mhz)             \
     X(memory_clock_mhz) X(max_memory_clock_mhz) X(memory_bus_bits)                                 \
     X(memory_total_bytes) X(memory_used_bytes) X(utilisation_percent) X(temperature_c)             \
-    X(power_limit_w) X(own_power_limit_w) X(application_clock_mhz) X(persistence) X(mig) X(architecture) X(compute_major) X(compute_minor)
+    X(power_limit_w) X(default_power_limit_w) X(application_clock_mhz) X(persistence) X(mig)       \
+    X(architecture) X(compute_major) X(compute_minor)
 
 struct process { double pid, memory_bytes, from_s; };
 struct throttle { double mask, from_s, to_s; };
@@ -302,9 +303,9 @@ ONE(nvmlDeviceGetSupportedClocksEventReasons, u64, 0x1ff)
 ONE(nvmlDeviceGetSupportedClocksThrottleReasons, u64, 0x1ff)
 
 ONE(nvmlDeviceGetPowerManagementLimit, unsigned, gpu.power_limit_w * 1e3)
-ONE(nvmlDeviceGetPowerManagementDefaultLimit, unsigned, gpu.own_power_limit_w * 1e3)
+ONE(nvmlDeviceGetPowerManagementDefaultLimit, unsigned, gpu.default_power_limit_w * 1e3)
 ONE(nvmlDeviceGetEnforcedPowerLimit, unsigned, gpu.power_limit_w * 1e3)
-TWO(nvmlDeviceGetPowerManagementLimitConstraints, unsigned, 1e5, gpu.power_limit_w * 1e3)
+TWO(nvmlDeviceGetPowerManagementLimitConstraints, unsigned, 1e5, gpu.default_power_limit_w * 1e3)
 ASKED(nvmlDeviceGetPowerUsage, power_mw(&gpu, 0, 0, out), unsigned *out)
 ASKED(nvmlDeviceGetTotalEnergyConsumption, counter_mj(&gpu, out), u64 *out)
 
