@@ -183,6 +183,9 @@ class Dying:
     def pids(self) -> None:
         return None
 
+    def settings(self) -> Settings:
+        return Settings()
+
 
 def test_a_device_that_is_gone_is_written_down_and_left_alone() -> None:
     machine = Machine(constant(400.0), until_s=20.0)

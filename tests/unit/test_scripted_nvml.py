@@ -168,7 +168,7 @@ MEMORY = {"total": 1_000, "used": 400, "free": 600}
             {"power_limit_w": 350.5},
             "DeviceGetPowerManagementLimitConstraints",
             (),
-            [100_000, 350_500],
+            [100_000, 700_000],
         ),
         ({"sm_clock_mhz": 1_700}, "DeviceGetClockInfo", (pynvml.NVML_CLOCK_SM,), 1_700),
         ({"memory_clock_mhz": 900}, "DeviceGetClockInfo", (pynvml.NVML_CLOCK_MEM,), 900),
