@@ -216,7 +216,7 @@ def start_server(
         options = LaunchOptions(
             target=target,
             served_name=spec.id,
-            port=_free_port(),
+            port=free_port(),
             speculation=METHODS[spec.method].settings(
                 engine.spelling,
                 draft,
@@ -383,7 +383,7 @@ def _start_error(server: StartedServer, what: str) -> ServerStartError:
     )
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A port that was free a moment ago. Closed before the server binds it: a small risk."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

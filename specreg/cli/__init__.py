@@ -7,7 +7,9 @@ import typer
 from specreg.cli.baselines import app as baselines
 from specreg.cli.cases import explain, oracle
 from specreg.cli.datasets import convert, prepare
+from specreg.cli.doctor import doctor
 from specreg.cli.matrix import matrix
+from specreg.cli.power import power
 from specreg.cli.tables import tables
 from specreg.errors import SpecregError
 from specreg.report.engines import render_support
@@ -23,6 +25,8 @@ app.command()(oracle)
 app.command()(prepare)
 app.command()(convert)
 app.command()(matrix)
+app.command()(doctor)
+app.command()(power)
 app.command()(tables)
 
 

@@ -149,14 +149,26 @@ def _arm(
     return ArmPower(
         window_s=length_ns(spans) / _NS_PER_S,
         devices=tuple(
-            _record(trace, ratio, idle, spans) for trace, ratio in zip(traces, ratios, strict=True)
+            record_device(trace, ratio, idle, spans)
+            for trace, ratio in zip(traces, ratios, strict=True)
         ),
     )
 
 
-def _record(
+def record_device(
     trace: PowerTrace, ratio: float | None, idle: Span, spans: Sequence[Span]
 ) -> DeviceRecord:
+    """What one device did in some spans.
+
+    Args:
+        trace: of the device.
+        ratio: what its counter says over what its power says.
+        idle: a span in which nobody asked for anything, an empty one where there was none.
+        spans: one at least.
+
+    Raises:
+        SensorError: nobody can tell, with the reason.
+    """
     energy = energy_of(trace, spans)
     parts = [trace.within(*span) for span in spans]
     states = [one.state for part in parts for one in part.samples]

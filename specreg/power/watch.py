@@ -65,7 +65,8 @@ def watch(devices: Sequence[Device], path: Path) -> Iterator[Watch]:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     given = [msgspec.json.encode(device).decode() for device in devices]
-    with path.with_suffix(".log").open("wb") as log:
+    said = path.with_suffix(".log")
+    with said.open("wb") as log:
         popen = subprocess.Popen(  # noqa: S603 - our own arguments, no shell
             (sys.executable, "-m", "specreg.power.sampler", str(path), *given),
             stdin=subprocess.PIPE,
@@ -78,6 +79,8 @@ def watch(devices: Sequence[Device], path: Path) -> Iterator[Watch]:
         yield Watch(devices=tuple(devices), path=path, popen=popen)
     finally:
         _stop(popen)
+        if not said.stat().st_size:  # nothing, as a rule
+            said.unlink()
 
 
 def _wait_until_sampling(popen: subprocess.Popen[bytes], path: Path) -> None:

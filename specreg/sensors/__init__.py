@@ -7,8 +7,8 @@ import sys
 from collections.abc import Mapping
 
 from specreg.catalog import load_catalog
-from specreg.sensors._sensor import SCRIPTED, Device, Probe, Scope, Sensor, State
+from specreg.sensors._sensor import SCRIPTED, Device, Probe, Scope, Sensor, Settings, State
 
-__all__ = ["SCRIPTED", "SENSORS", "Device", "Probe", "Scope", "Sensor", "State"]
+__all__ = ["SCRIPTED", "SENSORS", "Device", "Probe", "Scope", "Sensor", "Settings", "State"]
 
 SENSORS: Mapping[str, Sensor] = load_catalog(sys.modules[__name__], "SENSOR", Sensor)  # type: ignore[type-abstract]

@@ -71,6 +71,24 @@ class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     used_bytes: int | None = None
 
 
+class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What somebody may have set a device to, and what it comes with; None for what nobody says.
+
+    Attributes:
+        limit_w: the power that it is held to; own_limit_w: the vendor's.
+        sm_clock_mhz: the clock that is asked of it; own_sm_clock_mhz: the vendor's.
+        persistent: whether its driver stays loaded while nobody uses it.
+        sliced: whether it is cut into slices (MIG).
+    """
+
+    limit_w: float | None = None
+    own_limit_w: float | None = None
+    sm_clock_mhz: int | None = None
+    own_sm_clock_mhz: int | None = None
+    persistent: bool | None = None
+    sliced: bool | None = None
+
+
 class Probe(Protocol):
     """Reads one device. Each method is quick, and raises SensorError when the device is gone."""
 
@@ -84,6 +102,10 @@ class Probe(Protocol):
 
     def pids(self) -> Sequence[int] | None:
         """The processes that compute on it; None where nobody says."""
+        ...
+
+    def settings(self) -> Settings:
+        """What it is set to."""
         ...
 
 

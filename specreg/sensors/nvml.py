@@ -9,7 +9,7 @@ import msgspec
 import pynvml
 
 from specreg.errors import SensorError
-from specreg.sensors._sensor import Device, Probe, Scope, State
+from specreg.sensors._sensor import Device, Probe, Scope, Settings, State
 from specreg.sensors._visible import visible
 
 _T = TypeVar("_T")
@@ -20,7 +20,10 @@ _HZ_PER_MHZ = 10**6
 _BITS_PER_BYTE = 8
 _TRANSFERS_PER_CLOCK = 2  # double data rate
 _BYTES_PER_GIB = 2**30
-_SLICED = "NVML: MIG is on, and slices of a GPU tell no power of their own"
+_SLICED = (
+    "NVML: MIG is on, and slices of a GPU tell no power of their own; measure on one without MIG"
+)
+_GONE = (pynvml.NVMLError_GpuIsLost, pynvml.NVMLError_Unknown)
 _SCOPES = {Scope.GPU: 0, Scope.MODULE: 1}  # nvml.h; older packages don't name them
 
 
@@ -55,6 +58,19 @@ class _Gpu:
     def pids(self) -> Sequence[int] | None:
         found = _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, self.handle)
         return None if found is None else tuple(process.pid for process in found)
+
+    def settings(self) -> Settings:
+        handle, sm = self.handle, pynvml.NVML_CLOCK_SM
+        persistent = _ask(pynvml.nvmlDeviceGetPersistenceMode, handle)
+        sliced = _ask(pynvml.nvmlDeviceGetMigMode, handle)
+        return Settings(
+            limit_w=_watts(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle),
+            own_limit_w=_watts(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle),
+            sm_clock_mhz=_ask(pynvml.nvmlDeviceGetApplicationsClock, handle, sm),
+            own_sm_clock_mhz=_ask(pynvml.nvmlDeviceGetDefaultApplicationsClock, handle, sm),
+            persistent=None if persistent is None else bool(persistent),
+            sliced=None if sliced is None else sliced[0] == pynvml.NVML_DEVICE_MIG_ENABLE,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,9 +136,15 @@ def _said() -> Iterator[None]:
     """NVML's errors as ours."""
     try:
         yield
+    except _GONE as error:
+        raise _gone(error) from error
     except pynvml.NVMLError as error:
         message = f"NVML: {error}; install NVIDIA's driver, or start the container with --gpus"
         raise SensorError(message) from error
+
+
+def _gone(error: pynvml.NVMLError) -> SensorError:
+    return SensorError(f"NVML: {error}; look at the kernel's log (dmesg) for Xid")
 
 
 def _ask(question: Callable[..., _T], *arguments: object) -> _T | None:
@@ -133,8 +155,8 @@ def _ask(question: Callable[..., _T], *arguments: object) -> _T | None:
     """
     try:
         return question(*arguments)
-    except (pynvml.NVMLError_GpuIsLost, pynvml.NVMLError_Unknown) as error:
-        raise SensorError(f"NVML: {error}; look at the kernel's log (dmesg) for Xid") from error
+    except _GONE as error:
+        raise _gone(error) from error
     except pynvml.NVMLError:
         return None
 
@@ -150,15 +172,21 @@ def _readable(handle: object) -> tuple[Scope, str]:
     try:
         pynvml.nvmlDeviceGetPowerUsage(handle)
     except pynvml.NVMLError as error:
-        return Scope.GPU, f"NVML: its power can't be read, {error}"
-    return Scope.GPU, "NVML: it tells no power"
+        return Scope.GPU, f"NVML: its power can't be read, {error}; run as somebody who may"
+    return Scope.GPU, "NVML: it tells no power; take a newer driver, or another GPU"
 
 
 def _lowered_w(handle: object) -> float:
     """The power limit where somebody lowered or raised it, 0 where it is the card's own."""
-    limit_mw = _ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
-    own_mw = _ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
-    return 0.0 if limit_mw is None or limit_mw == own_mw else limit_mw / _MW_PER_W
+    limit_w = _watts(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+    own_w = _watts(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
+    return 0.0 if limit_w is None or limit_w == own_w else limit_w
+
+
+def _watts(question: Callable[..., int], handle: object) -> float | None:
+    """What NVML answers in mW."""
+    said_mw = _ask(question, handle)
+    return None if said_mw is None else said_mw / _MW_PER_W
 
 
 def _bandwidth_gib_per_s(handle: object) -> float:

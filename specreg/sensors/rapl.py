@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specreg.errors import SensorError
-from specreg.sensors._sensor import Device, Probe, Scope, State
+from specreg.sensors._sensor import Device, Probe, Scope, Settings, State
 
 _UJ_PER_MJ = 1000
 _ID_LENGTH = 12
@@ -36,6 +36,9 @@ class _Package:
 
     def pids(self) -> None:
         return None
+
+    def settings(self) -> Settings:
+        return Settings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

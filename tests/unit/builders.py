@@ -2,6 +2,7 @@
 
 import dataclasses
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -27,7 +28,8 @@ from specreg.baseline import (
 )
 from specreg.datasets import Prompt
 from specreg.engines import ALONE, engine_named
-from specreg.engines._engine import LaunchOptions
+from specreg.engines._engine import LaunchOptions, Requirement
+from specreg.environments import _MARKER, EngineEnvironment, _folder
 from specreg.identity import Environment, Gpus
 from specreg.matrix import Case, ServerSpec
 from specreg.measurement import Measurement
@@ -122,6 +124,20 @@ PROVENANCE = Provenance(
     recorded_on="2026-11-21",
     reason="first run",
 )
+
+
+def seem_installed(requirement: Requirement) -> EngineEnvironment:
+    """An engine's environment without the engine, in the cache that SPECREG_CACHE names."""
+    made = EngineEnvironment(
+        python=sys.executable,
+        package=requirement.package,
+        version=requirement.version,
+        torch_source="pypi",
+    )
+    folder = _folder(requirement)
+    folder.mkdir(parents=True)
+    (folder / _MARKER).write_bytes(msgspec.json.encode(made))
+    return made
 
 
 def chunk(at_ns: int, tokens: int = 1) -> Chunk:

@@ -39,7 +39,7 @@ ORDER = (
     ("verdict", "breakdown"),
     ("confirming", "stopping", "history"),
     ("docket", "expectation", "report.json"),
-    ("context",),
+    ("context", "doctor"),
     ("consulting", "estimate"),
     ("proving",),
     ("recording",),

@@ -11,7 +11,7 @@ from specreg.errors import SensorError
 from specreg.power.energy import energy_of, integral_mj, missing_frac, tick_ms
 from specreg.power.sampler import EVERY_NS, sample
 from specreg.power.samples import Head, Line, PowerTrace, Sample, Tick, Users
-from specreg.sensors import Device, State
+from specreg.sensors import Device, Settings, State
 from tests.scripted.nvml.device import Load, constant
 from tests.unit import builders
 
@@ -61,6 +61,9 @@ class Machine:
 
     def pids(self) -> tuple[int, ...]:
         return (17,)
+
+    def settings(self) -> Settings:
+        return Settings()
 
 
 def sampled(machine: Machine, probe: object = None) -> PowerTrace:
@@ -179,6 +182,9 @@ class Dying:
 
     def pids(self) -> None:
         return None
+
+    def settings(self) -> Settings:
+        return Settings()
 
 
 def test_a_device_that_is_gone_is_written_down_and_left_alone() -> None:

@@ -89,6 +89,8 @@ class ScriptedGpu:
         tick_ms: the counter's, from the origin; it holds the true energy up to its last tick.
         counter_factor: times the truth; `counter_sticks_after_s`: its last tick;
             `counter_resets_at_s`: where it begins at 0 again, as when a driver is loaded anew.
+        default_power_limit_w: the vendor's, power_limit_w: what somebody set it to.
+        application_clock_mhz: what somebody set the SM clock to; the vendor's is the highest.
         later_sm_clock_mhz: what sm_clock_mhz becomes at sm_clock_changes_at_s.
         mig: whether the GPU is cut into slices.
         architecture: by NVML's number; 9 is Hopper.
@@ -123,6 +125,7 @@ class ScriptedGpu:
     temperature_c: int = 61
     power_limit_w: float = 700.0
     default_power_limit_w: float = 700.0
+    application_clock_mhz: int = 1_980
     persistence: bool = True
     mig: bool = False
     architecture: int = 9

@@ -43,7 +43,8 @@ enum { MOST_GPUS = 16, MOST_ROWS = 32, LONGEST = 96 };
     X(sm_clock_mhz) X(later_sm_clock_mhz) X(sm_clock_changes_at_s) X(max_sm_clock_mhz)             \
     X(memory_clock_mhz) X(max_memory_clock_mhz) X(memory_bus_bits)                                 \
     X(memory_total_bytes) X(memory_used_bytes) X(utilisation_percent) X(temperature_c)             \
-    X(power_limit_w) X(default_power_limit_w) X(persistence) X(mig) X(architecture) X(compute_major) X(compute_minor)
+    X(power_limit_w) X(default_power_limit_w) X(application_clock_mhz) X(persistence) X(mig)       \
+    X(architecture) X(compute_major) X(compute_minor)
 
 struct process { double pid, memory_bytes, from_s; };
 struct throttle { double mask, from_s, to_s; };
@@ -324,7 +325,8 @@ static double sm_clock_mhz(const struct gpu *gpu) {
     ASKED(function, clock_of(kind, sm_mhz, memory_mhz, out), unsigned kind, unsigned *out)
 CLOCK(nvmlDeviceGetClockInfo, sm_clock_mhz(&gpu), gpu.memory_clock_mhz)
 CLOCK(nvmlDeviceGetMaxClockInfo, gpu.max_sm_clock_mhz, gpu.max_memory_clock_mhz)
-CLOCK(nvmlDeviceGetApplicationsClock, gpu.max_sm_clock_mhz, gpu.max_memory_clock_mhz)
+CLOCK(nvmlDeviceGetApplicationsClock, gpu.application_clock_mhz, gpu.max_memory_clock_mhz)
+CLOCK(nvmlDeviceGetDefaultApplicationsClock, gpu.max_sm_clock_mhz, gpu.max_memory_clock_mhz)
 
 struct temperature { unsigned version, sensor; int c; };
 ASKED(nvmlDeviceGetTemperature, sensor ? INVALID_ARGUMENT : (*c = gpu.temperature_c, SUCCESS),
