@@ -136,7 +136,8 @@ def _record(suite: Suite, case: Case, measurements: list[Measurement]) -> Record
 
 def _headroom(suite: Suite, case: Case, lived: Sequence[Lived]) -> Iterator[str]:
     exact = _exact(suite, case)
-    for metric in suite.asked_of(case) if exact else ():
+    one_sided = [metric for metric in suite.asked_of(case) if not metric.two_sided]
+    for metric in one_sided if exact else ():
         headroom = headroom_frac(metric, exact, lived) if exact else None
         if headroom is not None and headroom >= own_tolerance_frac(metric, case) / 2:
             yield (

@@ -1,6 +1,7 @@
 """Comparing: a case's launches and what is known of it in, both side by side out."""
 
 import dataclasses
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -83,13 +84,13 @@ class Comparison:
 
     @property
     def held_back(self) -> str:
-        """Why nothing of the last launch counts: its GPUs ran slower than when it was recorded.
+        """Why nothing of the launches counts: a GPU ran slower than when it was recorded.
 
-        Empty where they didn't, or nobody knows.
+        Empty where none did, or nobody knows.
         """
         recorded = self.known.exact.devices if self.known.exact else ()
-        pairs = zip(_devices(self.measurement), recorded, strict=False)
-        for ours, theirs in pairs:
+        pairs = (zip(_devices(launch), recorded, strict=False) for launch in self.launches)
+        for ours, theirs in itertools.chain.from_iterable(pairs):
             if ours.sm_clock_mhz is None or theirs.sm_clock_mhz is None:
                 continue
             if ours.sm_clock_mhz < _LEAST_CLOCK_FRAC * theirs.sm_clock_mhz:

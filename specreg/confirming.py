@@ -24,6 +24,10 @@ def confirm(first: Verdict, second: Verdict) -> Verdict:
     changes no acceptance; launches that disagree on that are INCONCLUSIVE.
     """
     looked = f"a first launch had {first.value:.4g}"
+    turned = first.two_sided and (first.change_frac or 0) * (second.change_frac or 0) < 0
+    if turned and second.outcome is Outcome.REGRESSED:
+        reason = f"{looked}, and a fresh one went the other way"
+        return dataclasses.replace(second, outcome=Outcome.INCONCLUSIVE, reason=reason)
     if second.outcome is Outcome.REGRESSED:
         words = (second.reason, f"seen on two launches, {looked}")
     else:
@@ -121,7 +125,10 @@ def _moved_alike(verdicts: Sequence[Verdict]) -> Mapping[str, str]:
     found = {}
     for name in dict.fromkeys(v.metric for v in verdicts if _of_machine(v)):
         judged = [v for v in verdicts if v.metric == name and v.change_frac is not None]
-        worse = [v for v in judged if v.outcome is Outcome.REGRESSED]
+        lost = [v for v in judged if v.outcome is Outcome.REGRESSED]
+        # What shall stay as it is may have moved either way; alike is one of them.
+        up = [v for v in lost if (v.change_frac or 0) > 0]
+        worse = max(up, [v for v in lost if v not in up], key=len)
         if len(judged) >= _FEWEST_CASES and len(worse) > len(judged) / 2:
             found[name] = f"{len(worse)} of {len(judged)} cases became worse alike"
     return found
@@ -147,8 +154,11 @@ def _control_moved(comparison: Comparison, verdict: Verdict, change: Change) -> 
     """In words, that the server beside it became worse than tolerated too; empty if it didn't."""
     metric = METRICS[verdict.metric]
     tolerance = own_tolerance_frac(metric, comparison.measurement.case)
-    moved = log_to_frac(metric, change.estimate_frac)
-    proven = change.bounds(Look.LAUNCH.value)[1] < 0
-    if not proven or moved >= -tolerance:
+    moved, worst = log_to_frac(metric, change.estimate_frac), change.bounds(Look.LAUNCH.value)[1]
+    if metric.two_sided and (verdict.change_frac or 0) > 0:  # more is what both became
+        moved, worst = -moved, -change.bounds(Look.LAUNCH.value)[0]
+    if worst >= 0 or moved >= -tolerance:
         return ""
+    if metric.two_sided:
+        return f"the server without speculation beside it changed by {-moved:.1%} alike"
     return f"the server without speculation beside it became {-moved:.1%} worse too"

@@ -97,7 +97,7 @@ def current_environment(*, needs_gpus: int) -> Environment:
             kind="gpu",
             gpus=tuple(device.name for device in used),
             gpu_memory_gb=round(used[0].memory_bytes / _BYTES_PER_GB),
-            power_limit_w=min(device.limit_w for device in used),
+            power_limit_w=min((d.limit_w for d in used if d.limit_w), default=0.0),
         )
     cpu, instruction_set = _read_cpu(Path("/proc/cpuinfo"))
     return Environment(

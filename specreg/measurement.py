@@ -195,12 +195,15 @@ def power_of(replay: Replay, watching: Watch, idle: Span, ours: AbstractSet[int]
         [(part.started_ns, part.ended_ns) for part in rounds]
         for rounds in (replay.rounds, replay.control_rounds)
     )
+    invalid = ""
     try:
         traces = watching.traces(until_ns=max(end_ns for _, end_ns in (*case, *control)))
     except SensorError as error:
-        return PowerRecord(invalid=f"POWER_INVALID: {error}")
+        traces, invalid = watching.left(), f"POWER_INVALID: {error}"
     check_held_back(traces, [*case, *control])
     check_alone(traces, [*case, *control], ours)
+    if invalid:
+        return PowerRecord(invalid=invalid)
     return record_power(traces, idle=idle, case=case, control=control)
 
 

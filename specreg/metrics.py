@@ -221,7 +221,8 @@ def energy_j(replay: Replay) -> float | None:
     power = replay.power
     if power is None or power.case is None or power.invalid or power.too_short:
         return None
-    return power.case.energy_mj / _MJ_PER_J
+    energy_mj = power.case.energy_mj
+    return None if energy_mj is None else energy_mj / _MJ_PER_J
 
 
 def energy_j_per_token(replay: Replay) -> float | None:

@@ -84,9 +84,12 @@ def _checked(output: Path) -> Path:
     """
     if output.suffix != _SUFFIX:
         raise SensorError(f"--output '{output}': needed a name that ends in {_SUFFIX}; change it")
+    if output.exists():
+        raise SensorError(f"--output '{output}': stands there already; name another, or remove it")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.touch()
+        output.unlink()
     except OSError as error:
         message = f"--output '{output}': {error.strerror}; name a file that can be written"
         raise SensorError(message) from error

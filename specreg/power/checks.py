@@ -104,18 +104,18 @@ def check_free(devices: Sequence[Device], ours: AbstractSet[int]) -> None:
     for device in devices:
         probe = SENSORS[device.sensor].open(device)
         seen = set(probe.pids() or ())
-        # As above: where none is ours though we run some, the driver numbers them otherwise.
+        # Where none is ours though we run some, the driver numbers them otherwise: see check_alone.
         strangers = set() if ours and not seen & ours else seen - ours
         if strangers:
             raise SensorError(
-                f"{device.name}, number {device.number}: used by"
+                f"DEVICE_SHARED: {device.name}, number {device.number}: used by"
                 f" {', '.join(map(describe, sorted(strangers)))}; end it, or choose another GPU"
                 " with CUDA_VISIBLE_DEVICES"
             )
         reasons = throttle_reasons((probe.state().throttle_mask or 0) & _HELD_BACK)
         if reasons:
             raise SensorError(
-                f"{device.name}, number {device.number}: is held back before anything runs,"
+                f"THROTTLED: {device.name}, number {device.number}: is held back before it runs,"
                 f" {', '.join(reasons)}; let it cool down"
             )
 

@@ -1,7 +1,9 @@
 """Energy: the trace of a device and spans of time in, joules out, with what is wrong with them.
 
-The counter is taken as a line through its ticks, each at the moment at which it was seen to come.
-Read at the ends of a span alone it would be up to a tick old: 8 % of half a second of 400 W.
+Of each span the counter tells what lies between its first and its last tick, each at the moment at
+which it was seen to come. What lies between an edge and the tick beside it is estimated from both
+sides, for the load begins and ends there. Read at the ends of a span alone a counter would be up to
+a tick old: 8 % of half a second of 400 W.
 """
 
 import bisect
@@ -22,7 +24,7 @@ Span = tuple[int, int]
 SHORTEST_S = 30.0
 _MOST_MISSING_FRAC = 0.1
 _MOST_APART_FRAC = 0.03
-_EDGE_NS = 500 * 10**6
+_MOST_EDGE_FRAC = 0.02
 _AVERAGED_NS = 10**9
 _NS_PER_S = 10**9
 _MJ_PER_J = 1000
@@ -34,8 +36,8 @@ class Energy:
 
     Attributes:
         energy_mj: in all of them.
-        error_frac: how far off the edges can make it, if the power there is the mean: the sum of
-            how late their ticks were seen, over the time.
+        error_frac: how far off it may be for the edges of the spans: what lies outside their ticks,
+            had it been at the power furthest from the mean, and how late ticks were seen.
         from_counter: by its counter; else by its power, sample for sample.
     """
 
@@ -55,12 +57,92 @@ def energy_of(trace: PowerTrace, spans: Sequence[Span]) -> Energy:
         total = sum(integral_mj(trace, span) for span in spans)
         return Energy(energy_mj=total, error_frac=0.0, from_counter=False)
     _check_counts_up(trace)
-    energy_mj, late_ns = 0.0, 0
-    for start_ns, end_ns in spans:
-        first, last = _edge(trace.ticks, start_ns), _edge(trace.ticks, end_ns)
-        energy_mj += _at(last, end_ns) - _at(first, start_ns)
-        late_ns += max(tick.after_ns for tick in first) + max(tick.after_ns for tick in last)
-    return Energy(energy_mj=energy_mj, error_frac=late_ns / length_ns(spans), from_counter=True)
+    told_mj, told_ns, inner_ns, late_ns = 0.0, 0, 0, 0
+    for span in spans:
+        first, last = _ticks_of(trace.ticks, span)
+        if last > first:
+            told_mj += _energy_mj(trace.ticks, first, last, span)
+            told_ns += span[1] - span[0]
+            inner_ns += trace.ticks[last].at_ns - trace.ticks[first].at_ns
+            late_ns += trace.ticks[last].after_ns + trace.ticks[first].after_ns
+    if not told_ns:
+        message = (
+            "its energy counter wasn't seen to tick; it stands still, or the machine is too busy to"
+            " sample it"
+        )
+        raise SensorError(message)
+    whole_ns = length_ns(spans)
+    outside_ns = whole_ns - inner_ns
+    swing = _swing_frac(trace, spans, told_mj * _NS_PER_S / told_ns)
+    return Energy(
+        # A span too short for its ticks is taken at the mean power of the others.
+        energy_mj=told_mj * whole_ns / told_ns,
+        error_frac=(outside_ns * swing + late_ns) / whole_ns,
+        from_counter=True,
+    )
+
+
+def _energy_mj(ticks: Sequence[Tick], first: int, last: int, span: Span) -> float:
+    """What lies between the first and the last tick of a span, and beside them."""
+    before = _edge_mj(ticks, span[0], first, 1)
+    after = _edge_mj(ticks, span[1], last, -1)
+    return before + ticks[last].energy_mj - ticks[first].energy_mj + after
+
+
+def _edge_mj(ticks: Sequence[Tick], edge_ns: int, place: int, inwards: int) -> float:
+    """What lies between an edge and the tick within that is next to it.
+
+    It is that time at the power further in; or all between the ticks around the edge, less what
+    lies outside, at the power further out. The nearer an edge is to a tick, the surer is that side.
+
+    Args:
+        ticks: of the whole trace.
+        edge_ns: the edge.
+        place: of the tick within.
+        inwards: 1 where later ticks are further in, else -1.
+    """
+    inner, outer = ticks[place], place - inwards
+    inside_ns = abs(inner.at_ns - edge_ns)
+    inside_mj = inside_ns * _power(inner, ticks[place + inwards])
+    if not 0 <= outer - inwards < len(ticks) or not 0 <= outer < len(ticks):
+        return inside_mj
+    outside_ns = abs(ticks[outer].at_ns - edge_ns)
+    around_mj = abs(inner.energy_mj - ticks[outer].energy_mj)
+    less_mj = around_mj - outside_ns * _power(ticks[outer], ticks[outer - inwards])
+    return (outside_ns * inside_mj + inside_ns * less_mj) / (outside_ns + inside_ns)
+
+
+def _power(one: Tick, other: Tick) -> float:
+    """The mean power between two ticks, in millijoules per nanosecond."""
+    return (other.energy_mj - one.energy_mj) / (other.at_ns - one.at_ns)
+
+
+def check_edges(energy: Energy) -> None:
+    """The edges of the spans can't make it more than 2 % off.
+
+    Raises:
+        SensorError: they can.
+    """
+    if energy.error_frac > _MOST_EDGE_FRAC:
+        message = (
+            f"the edges of its rounds can make its energy {energy.error_frac:.1%} off, and"
+            f" {_MOST_EDGE_FRAC:.0%} is borne; make the rounds longer, or leave the sampler a core:"
+            " its counter was too seldom seen to tick"
+        )
+        raise SensorError(message)
+
+
+def _swing_frac(trace: PowerTrace, spans: Sequence[Span], mean_mw: float) -> float:
+    """How far power went from its mean, relative to it; all of it where nothing tells power."""
+    told = [
+        power
+        for span in spans
+        for one in trace.within(*span).samples
+        if (power := _power_mw(one)) is not None
+    ]
+    if not told or not mean_mw:
+        return 1.0
+    return max(max(told) - mean_mw, mean_mw - min(told), 0.0) / mean_mw
 
 
 def counter_ratio(trace: PowerTrace, span: Span) -> float | None:
@@ -95,9 +177,15 @@ def integral_mj(trace: PowerTrace, span: Span) -> float:
     Raises:
         SensorError: there are no samples of power.
     """
-    told = [(_moment_ns(one), power) for one in trace.samples if (power := _power_mw(one))]
+    told = [one for one in trace.samples if _power_mw(one) is not None]
     if not told:
         raise SensorError(f"{trace.device.name}: tells neither power nor energy")
+    return _integral_mj(told, span)
+
+
+def _integral_mj(samples: Sequence[Sample], span: Span) -> float:
+    """The same of samples that all tell power; beyond them it is that of the nearest."""
+    told = [(_moment_ns(one), _power_mw(one)) for one in samples]
     moments, powers = (np.array(column, dtype=float) for column in zip(*told, strict=True))
     inside = moments[(moments > span[0]) & (moments < span[1])]
     grid = np.concatenate(([span[0]], inside, [span[1]]))
@@ -150,24 +238,10 @@ def _check_counts_up(trace: PowerTrace) -> None:
         raise SensorError(message)
 
 
-def _edge(ticks: Sequence[Tick], moment_ns: int) -> tuple[Tick, Tick]:
-    """The ticks before and after a moment."""
-    place = bisect.bisect_right(ticks, moment_ns, key=_at_ns)
-    near = ticks[max(0, place - 1) : place + 1]
-    if len(near) < 2 or any(abs(tick.at_ns - moment_ns) > _EDGE_NS for tick in near):  # noqa: PLR2004
-        message = (
-            "its energy counter wasn't seen to tick within half a second of the window's edge;"
-            " it stands still, or the machine is too busy to sample it"
-        )
-        raise SensorError(message)
-    return near[0], near[1]
-
-
-def _at(edge: tuple[Tick, Tick], moment_ns: int) -> float:
-    """The counter at a moment, on the line through two ticks."""
-    first, last = edge
-    share = (moment_ns - first.at_ns) / (last.at_ns - first.at_ns)
-    return first.energy_mj + share * (last.energy_mj - first.energy_mj)
+def _ticks_of(ticks: Sequence[Tick], span: Span) -> tuple[int, int]:
+    """The places of the first and the last tick of a span; the second is less where it has none."""
+    first = bisect.bisect_left(ticks, span[0], key=_at_ns)
+    return first, bisect.bisect_right(ticks, span[1], key=_at_ns) - 1
 
 
 def _power_mw(one: Sample) -> int | None:

@@ -16,7 +16,7 @@ class DeviceFigures(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         id, name, scope: which, and whose power it is.
         energy_j, mean_w: by its counter where from_counter, else by its power.
-        error_frac: how far off the window's edges can make them.
+        error_frac: how far off the edges of the rounds may make them.
         peak_w: the most that a sample said; idle_w: while the servers had nothing to do.
         limit_w: the power limit where somebody changed it, else 0.
         sm_clock_mhz, memory_clock_mhz: medians; temperature_c, used_bytes: the highest;
@@ -29,10 +29,10 @@ class DeviceFigures(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     name: str
     scope: Scope
-    energy_j: float
-    mean_w: float
+    energy_j: float | None
+    mean_w: float | None
     from_counter: bool
-    error_frac: float
+    error_frac: float | None
     peak_w: float | None
     idle_w: float | None
     limit_w: float
@@ -61,8 +61,8 @@ class ArmPowerFigures(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     window_s: float
-    energy_j: float
-    mean_w: float
+    energy_j: float | None
+    mean_w: float | None
     idle_w: float | None
     energy_j_per_token: float | None
     above_idle_j_per_token: float | None
@@ -112,34 +112,44 @@ def power_figures(
 
 
 def _arm(arm: ArmPower, tokens: int, accepted: int) -> ArmPowerFigures:
-    energy_j = arm.energy_mj / _MJ_PER_J
-    idle_w = None if arm.idle_mw is None else arm.idle_mw / _MJ_PER_J
-    above_j = None if idle_w is None else energy_j - idle_w * arm.window_s
+    energy_j, idle_w = _thousandth(arm.energy_mj), _thousandth(arm.idle_mw)
+    above_j = None
+    if energy_j is not None and idle_w is not None:
+        above_j = energy_j - idle_w * arm.window_s
     return ArmPowerFigures(
         window_s=arm.window_s,
         energy_j=energy_j,
-        mean_w=energy_j / arm.window_s,
+        mean_w=_over(energy_j, arm.window_s),
         idle_w=idle_w,
-        energy_j_per_token=energy_j / tokens if tokens else None,
-        above_idle_j_per_token=above_j / tokens if tokens and above_j is not None else None,
-        energy_j_per_accepted_token=energy_j / accepted if accepted else None,
-        tokens_per_kwh=tokens * _J_PER_KWH / energy_j if energy_j else None,
+        energy_j_per_token=_over(energy_j, tokens),
+        above_idle_j_per_token=_over(above_j, tokens),
+        energy_j_per_accepted_token=_over(energy_j, accepted),
+        tokens_per_kwh=_over(tokens * _J_PER_KWH, energy_j or 0.0),
         devices=tuple(_device(one, arm.window_s) for one in arm.devices),
     )
 
 
+def _thousandth(value: float | None) -> float | None:
+    """Millijoules as joules, milliwatts as watts."""
+    return None if value is None else value / _MJ_PER_J
+
+
+def _over(above: float | None, below: float) -> float | None:
+    return above / below if above is not None and below else None
+
+
 def _device(one: DeviceRecord, window_s: float) -> DeviceFigures:
-    energy_j = one.energy_mj / _MJ_PER_J
+    energy_j = _thousandth(one.energy_mj)
     return DeviceFigures(
         id=one.device.id,
         name=one.device.name,
         scope=one.device.scope,
         energy_j=energy_j,
-        mean_w=energy_j / window_s,
+        mean_w=_over(energy_j, window_s),
         from_counter=one.from_counter,
         error_frac=one.error_frac,
-        peak_w=None if one.peak_mw is None else one.peak_mw / _MJ_PER_J,
-        idle_w=None if one.idle_mw is None else one.idle_mw / _MJ_PER_J,
+        peak_w=_thousandth(one.peak_mw),
+        idle_w=_thousandth(one.idle_mw),
         limit_w=one.device.limit_w,
         sm_clock_mhz=one.sm_clock_mhz,
         memory_clock_mhz=one.memory_clock_mhz,

@@ -1,6 +1,8 @@
 """The record of a measurement's power: traces and spans in, what each device did in them out."""
 
 import contextlib
+import functools
+import operator
 import statistics
 from collections.abc import Callable, Sequence
 
@@ -11,6 +13,7 @@ from specreg.power.energy import (
     SHORTEST_S,
     Span,
     check_counter,
+    check_edges,
     counter_ratio,
     energy_of,
     length_ns,
@@ -29,8 +32,8 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         device: which.
-        energy_mj: in all of them; from_counter: by its counter, else by its power.
-        error_frac: how far off the edges of the spans can make it.
+        energy_mj: in all of them, None where nobody can tell; from_counter: by its counter, else
+            by its power; error_frac: how far off the edges of the spans may make it.
         idle_mw: the mean power while the servers had nothing to do.
         peak_mw: the most that a sample said.
         sm_clock_mhz, memory_clock_mhz: medians; temperature_c, used_bytes: the highest.
@@ -42,9 +45,9 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     device: Device
-    energy_mj: float
+    energy_mj: float | None
     from_counter: bool
-    error_frac: float
+    error_frac: float | None
     idle_mw: float | None
     peak_mw: int | None
     sm_clock_mhz: float | None
@@ -70,14 +73,10 @@ class ArmPower(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[DeviceRecord, ...]
 
     @property
-    def energy_mj(self) -> float:
-        """Of all devices."""
-        return sum(one.energy_mj for one in self.devices)
-
-    @property
-    def mean_mw(self) -> float:
-        """Of all devices together."""
-        return self.energy_mj / self.window_s
+    def energy_mj(self) -> float | None:
+        """Of all devices, None where nobody can tell that of one of them."""
+        told = [one.energy_mj for one in self.devices if one.energy_mj is not None]
+        return sum(told) if len(told) == len(self.devices) else None
 
     @property
     def idle_mw(self) -> float | None:
@@ -116,19 +115,26 @@ def record_power(
         case: the spans in which the case's server had requests, one at least.
         control: the same of the one beside it; none without one.
     """
-    too_short = _too_short(length_ns(case) / _NS_PER_S)
     whole = (min(start for start, _ in case), max(end for _, end in case))
+    too_short = _too_short(length_ns(case) / _NS_PER_S)
+    invalid = "" if too_short else _why_invalid(traces, whole, case)
+    return PowerRecord(
+        case=_arm(traces, whole, idle, case),
+        control=_arm(traces, whole, idle, control) if control else None,
+        invalid=f"POWER_INVALID: {invalid}" if invalid else "",
+        too_short=too_short,
+    )
+
+
+def _why_invalid(traces: Sequence[PowerTrace], whole: Span, spans: Sequence[Span]) -> str:
+    """Why the energy of some spans means nothing; empty where it does."""
     try:
-        ratios = [counter_ratio(trace, whole) for trace in traces]
-        if not too_short:  # the edges of a short one are most of it
-            for ratio in ratios:
-                check_counter(ratio)
-        arms = [_arm(traces, ratios, idle, spans) for spans in (case, control) if spans]
+        for trace in traces:
+            check_edges(energy_of(trace, spans))
+            check_counter(counter_ratio(trace, whole))
     except SensorError as error:
-        return PowerRecord(
-            invalid="" if too_short else f"POWER_INVALID: {error}", too_short=too_short
-        )
-    return PowerRecord(case=arms[0], control=arms[1] if control else None, too_short=too_short)
+        return str(error)
+    return ""
 
 
 def _too_short(window_s: float) -> str:
@@ -140,44 +146,35 @@ def _too_short(window_s: float) -> str:
     )
 
 
-def _arm(
-    traces: Sequence[PowerTrace],
-    ratios: Sequence[float | None],
-    idle: Span,
-    spans: Sequence[Span],
-) -> ArmPower:
+def _arm(traces: Sequence[PowerTrace], whole: Span, idle: Span, spans: Sequence[Span]) -> ArmPower:
     return ArmPower(
         window_s=length_ns(spans) / _NS_PER_S,
-        devices=tuple(
-            record_device(trace, ratio, idle, spans)
-            for trace, ratio in zip(traces, ratios, strict=True)
-        ),
+        devices=tuple(record_device(trace, whole, idle, spans) for trace in traces),
     )
 
 
 def record_device(
-    trace: PowerTrace, ratio: float | None, idle: Span, spans: Sequence[Span]
+    trace: PowerTrace, whole: Span, idle: Span, spans: Sequence[Span]
 ) -> DeviceRecord:
-    """What one device did in some spans.
+    """What one device did in some spans. What its meter can't tell, its state doesn't suffer from.
 
     Args:
         trace: of the device.
-        ratio: what its counter says over what its power says.
+        whole: from the first to the last of all spans, for what its counter says over its power.
         idle: a span in which nobody asked for anything, an empty one where there was none.
         spans: one at least.
-
-    Raises:
-        SensorError: nobody can tell, with the reason.
     """
-    energy = energy_of(trace, spans)
+    energy, ratio = None, None
+    with contextlib.suppress(SensorError):
+        energy = energy_of(trace, spans)
+        ratio = counter_ratio(trace, whole)
     parts = [trace.within(*span) for span in spans]
     states = [one.state for part in parts for one in part.samples]
-    masks = [state.throttle_mask or 0 for state in states]
     return DeviceRecord(
         device=trace.device,
-        energy_mj=energy.energy_mj,
-        from_counter=energy.from_counter,
-        error_frac=energy.error_frac,
+        energy_mj=energy.energy_mj if energy else None,
+        from_counter=energy.from_counter if energy else False,
+        error_frac=energy.error_frac if energy else None,
         idle_mw=_mean_mw(trace, idle),
         peak_mw=max((peak for part in parts if (peak := peak_mw(part))), default=None),
         sm_clock_mhz=_of(states, lambda state: state.sm_clock_mhz, statistics.median),
@@ -185,7 +182,9 @@ def record_device(
         temperature_c=_whole(_of(states, lambda state: state.temperature_c, max)),
         used_bytes=_whole(_of(states, lambda state: state.used_bytes, max)),
         utilisation_frac=_of(states, lambda state: state.utilisation_frac, statistics.fmean),
-        throttle_mask=_any_of(masks),
+        throttle_mask=functools.reduce(
+            operator.or_, (state.throttle_mask or 0 for state in states), 0
+        ),
         tick_ms=tick_ms(trace),
         counter_ratio=ratio,
         missing_frac=missing_frac(trace, spans),
@@ -211,10 +210,3 @@ def _of(
 
 def _whole(value: float | None) -> int | None:
     return None if value is None else round(value)
-
-
-def _any_of(masks: Sequence[int]) -> int:
-    seen = 0
-    for mask in masks:
-        seen |= mask
-    return seen

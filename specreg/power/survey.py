@@ -10,7 +10,14 @@ import msgspec
 
 from specreg.errors import SensorError
 from specreg.power.checks import throttle_reasons
-from specreg.power.energy import Span, check_counter, counter_ratio, integral_mj
+from specreg.power.energy import (
+    Span,
+    check_counter,
+    check_edges,
+    counter_ratio,
+    energy_of,
+    integral_mj,
+)
 from specreg.power.record import DeviceRecord, record_device
 from specreg.power.samples import PowerTrace
 from specreg.power.watch import watch
@@ -27,7 +34,7 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         device: which; window_s: how long that was.
-        record: by its counter if it has one; None where nobody can tell.
+        record: what it did.
         average_mw, instant_mw: the means of its two power fields, None for one that it hasn't.
         samples_per_s: that were taken.
         held_back_frac: by reason, the share of the samples that name it; None where none says.
@@ -37,7 +44,7 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
 
     device: Device
     window_s: float
-    record: DeviceRecord | None
+    record: DeviceRecord
     average_mw: float | None
     instant_mw: float | None
     samples_per_s: float
@@ -48,7 +55,8 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def mean_mw(self) -> float | None:
         """The mean power, by its energy."""
-        return None if self.record is None else self.record.energy_mj / self.window_s
+        energy_mj = self.record.energy_mj
+        return None if energy_mj is None else energy_mj / self.window_s
 
 
 def survey_devices(devices: Sequence[Device], path: Path, *, for_s: float) -> Sequence[Survey]:
@@ -79,11 +87,10 @@ def survey(trace: PowerTrace, span: Span) -> Survey:
     """What a device did in a span of time."""
     inside = trace.within(*span)
     window_s = (span[1] - span[0]) / _NS_PER_S
-    record, wrong = None, ""
+    record, wrong = record_device(trace, span, _NO_SPAN, [span]), ""
     try:
-        ratio = counter_ratio(trace, span)
-        record = record_device(trace, ratio, _NO_SPAN, [span])
-        check_counter(ratio)
+        check_edges(energy_of(trace, [span]))
+        check_counter(counter_ratio(trace, span))
     except SensorError as error:
         wrong = str(error)
     return Survey(

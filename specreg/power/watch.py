@@ -1,6 +1,7 @@
 """Watching: devices in, a sampler beside us that ends with us, and the traces it wrote."""
 
 import contextlib
+import itertools
 import subprocess
 import sys
 import time
@@ -44,11 +45,17 @@ class Watch:
             status = self.popen.wait(timeout=max(0.0, left_s))
         except subprocess.TimeoutExpired:
             return load_traces(self.path)
-        said = self.path.with_suffix(".log").read_text(errors="replace").strip().splitlines()
+        said = _log(self.path).read_text(errors="replace").strip().splitlines()
         raise SensorError(
             f"the sampler of power ended with status {status}"
             f" ({said[-1] if said else 'without a word'}); its samples are in '{self.path}'"
         )
+
+    def left(self) -> Sequence[PowerTrace]:
+        """What a sampler that ended has written; nothing where that can't be read."""
+        with contextlib.suppress(SensorError):
+            return load_traces(self.path)
+        return ()
 
 
 @contextlib.contextmanager
@@ -57,15 +64,15 @@ def watch(devices: Sequence[Device], path: Path) -> Iterator[Watch]:
 
     Args:
         devices: one at least.
-        path: where it writes; what stands there is replaced.
+        path: where it writes; what stands there stays, and it writes beside it.
 
     Yields:
         The sampler; one that didn't start says so when its traces are asked for.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
+    path = _unused(path)
     given = [msgspec.json.encode(device).decode() for device in devices]
-    said = path.with_suffix(".log")
+    said = _log(path)
     with said.open("wb") as log:
         popen = subprocess.Popen(  # noqa: S603 - our own arguments, no shell
             (sys.executable, "-m", "specreg.power.sampler", str(path), *given),
@@ -81,6 +88,17 @@ def watch(devices: Sequence[Device], path: Path) -> Iterator[Watch]:
         _stop(popen)
         if not said.stat().st_size:  # nothing, as a rule
             said.unlink()
+
+
+def _unused(path: Path) -> Path:
+    """The path, or one beside it that nobody has written: what a killed run saw is kept."""
+    others = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
+    return next(one for one in itertools.chain([path], others) if not one.exists())
+
+
+def _log(path: Path) -> Path:
+    """What the sampler of a file says, besides its samples."""
+    return path.with_name(f"{path.name}.log")
 
 
 def _wait_until_sampling(popen: subprocess.Popen[bytes], path: Path) -> None:

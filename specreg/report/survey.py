@@ -20,12 +20,12 @@ _Row = tuple[str, str]
 def render_surveys(surveys: Sequence[Survey], *, width: int) -> str:
     """Some rows for each device, and the total of those that could be measured."""
     blocks = [_block(one, width) for one in surveys]
-    measured = [one.record for one in surveys if one.record is not None]
-    if measured:
-        energy_mj = sum(record.energy_mj for record in measured)
+    told = [one.record.energy_mj for one in surveys if one.record.energy_mj is not None]
+    if told:
+        energy_mj = sum(told)
         window_s = surveys[0].window_s
         mean = _watts(energy_mj / window_s)
-        of = f"{len(measured)} of {len(surveys)} device(s) in {window_s:.1f} s"
+        of = f"{len(told)} of {len(surveys)} device(s) in {window_s:.1f} s"
         blocks.append(f"total: {mean}, {_joules(energy_mj)}; {of}")
     return "\n\n".join(blocks)
 
@@ -45,15 +45,13 @@ def _block(one: Survey, width: int) -> str:
 def _rows(one: Survey) -> Iterator[_Row]:
     """Name and words of what is known of a device."""
     record = one.record
-    if record is not None:
-        yield _energy(record, one.window_s)
+    if record.energy_mj is not None:
+        yield _energy(record, record.energy_mj, one.window_s)
     for name, field_mw in (("average field", one.average_mw), ("instant field", one.instant_mw)):
         if field_mw is not None:
             yield name, f"{_watts(field_mw)}{_ratio(one, field_mw)}"
-    if record is not None:
-        yield from _state(record)
-    missing = "" if record is None else f", {record.missing_frac:.1%} missing"
-    yield "samples", f"{one.samples_per_s:.1f} per second{missing}"
+    yield from _state(record)
+    yield "samples", f"{one.samples_per_s:.1f} per second, {record.missing_frac:.1%} missing"
     if one.held_back_frac is not None:
         reasons = [f"{why} in {frac:.0%} of them" for why, frac in one.held_back_frac.items()]
         yield "clocks held", ", ".join(reasons) or "in none of them"
@@ -63,17 +61,17 @@ def _rows(one: Survey) -> Iterator[_Row]:
         yield "INVALID", one.wrong
 
 
-def _energy(record: DeviceRecord, window_s: float) -> _Row:
-    said = f"{_watts(record.energy_mj / window_s)}, {_joules(record.energy_mj)}"
+def _energy(record: DeviceRecord, energy_mj: float, window_s: float) -> _Row:
+    said = f"{_watts(energy_mj / window_s)}, {_joules(energy_mj)}"
     if not record.from_counter:
         return "energy", f"{said}, by its power; it has no energy counter"
     ticks = "" if record.tick_ms is None else f"ticks every {record.tick_ms:.1f} ms, "
-    return "energy counter", f"{said}; {ticks}edges off by {record.error_frac:.3%} at most"
+    return "energy counter", f"{said}; {ticks}edges off by {record.error_frac or 0:.3%} at most"
 
 
 def _ratio(one: Survey, field_mw: float) -> str:
     """What the counter says over what a field says."""
-    if one.record is None or not one.record.from_counter or one.mean_mw is None or not field_mw:
+    if not one.record.from_counter or one.mean_mw is None or not field_mw:
         return ""
     return f"; the counter says {one.mean_mw / field_mw:.4f} times that"
 

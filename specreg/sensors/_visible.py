@@ -13,7 +13,7 @@ def visible(
     devices: Sequence[Device],
     variables: Mapping[str, str],
     *,
-    slice_called: Callable[[str], Device],
+    slice_called: Callable[[str], Device | None],
 ) -> Sequence[Device]:
     """The GPUs that a process with these environment variables sees, in its order.
 
@@ -23,18 +23,18 @@ def visible(
     Args:
         devices: all, in the driver's order.
         variables: the environment.
-        slice_called: the slice of a GPU (MIG) of such a UUID.
+        slice_called: the slice of a GPU (MIG) of such a UUID, None where there is none.
 
     Raises:
         SensorError: there is no telling which ones they are.
     """
     said = variables.get(_VARIABLE)
     if said is None:
-        return tuple(devices)
+        said = ",".join(str(number) for number in range(len(devices)))
     found: list[Device] = []
     for word in filter(None, (part.strip() for part in said.split(","))):
         if word.startswith("MIG-"):
-            device: Device | None = slice_called(word)
+            device = slice_called(word)
         elif word.startswith("GPU-"):
             device = _of_uuid(word, devices)
         else:
@@ -57,9 +57,9 @@ def _of_number(word: str, devices: Sequence[Device], variables: Mapping[str, str
         return None
     if len({device.name for device in devices}) > 1 and variables.get(_ORDER) != "PCI_BUS_ID":
         message = (
-            f"{_VARIABLE}={variables[_VARIABLE]}: CUDA numbers GPUs of several kinds by their"
-            f" speed, so nobody knows which these are; set {_ORDER}=PCI_BUS_ID, or name them by"
-            " their UUIDs"
+            f"{_VARIABLE}={variables.get(_VARIABLE, '')}: CUDA numbers GPUs of several kinds by"
+            f" their speed, so nobody knows which is which; set {_ORDER}=PCI_BUS_ID, or name them"
+            f" by their UUIDs in {_VARIABLE}"
         )
         raise SensorError(message)
     return devices[int(word)]

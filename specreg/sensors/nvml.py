@@ -125,10 +125,12 @@ class Nvml:
             why_not=why_not,
         )
 
-    def _slice(self, uuid: str) -> Device:
-        """A slice of a GPU: its name says which, and it tells no power."""
-        device = self._device(pynvml.nvmlDeviceGetHandleByUUID(uuid), 0)
-        return msgspec.structs.replace(device, why_not=_SLICED)
+    def _slice(self, uuid: str) -> Device | None:
+        """A slice of a GPU, None where there is none: its name says which; it tells no power."""
+        handle = _ask(pynvml.nvmlDeviceGetHandleByUUID, uuid)
+        if handle is None:
+            return None
+        return msgspec.structs.replace(self._device(handle, 0), why_not=_SLICED)
 
 
 @contextlib.contextmanager

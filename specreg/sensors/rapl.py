@@ -63,7 +63,8 @@ class Rapl:
         """
         del variables
         packages = sorted(self.folder.glob("intel-rapl:[0-9]*"))
-        found = [path for path in packages if path.name.count(":") == 1 and _says(path, "name")]
+        # Besides packages there may be psys, the whole machine, which has them in.
+        found = [path for path in packages if _says(path, "name").startswith("package")]
         if not found:
             message = (
                 f"RAPL: no processor's energy counter in '{self.folder}', as in most virtual"
@@ -93,7 +94,8 @@ class Rapl:
         if not _says(folder, "energy_uj"):
             why_not = (
                 f"RAPL: no permission to read '{folder / 'energy_uj'}';"
-                f" chmod a+r it, as root, after each start of the machine"
+                " have root give it to a group of yours (not to all: it lets programs spy on one"
+                " another, CVE-2020-8694)"
             )
         return Device(
             sensor=self.name,

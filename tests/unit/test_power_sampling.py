@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from specreg.errors import SensorError
-from specreg.power.energy import energy_of, integral_mj, missing_frac, tick_ms
+from specreg.power.energy import check_edges, energy_of, integral_mj, missing_frac, tick_ms
 from specreg.power.sampler import EVERY_NS, sample
 from specreg.power.samples import Head, Line, PowerTrace, Sample, Tick, Users
 from specreg.sensors import Device, Settings, State
@@ -22,19 +22,34 @@ UNEVEN = Load(low_w=100.0, high_w=700.0, period_ms=130.0, duty_frac=0.3)
 SLOW = Load(low_w=100.0, high_w=700.0, period_ms=1_700.0)
 
 
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """A load of 700 W for `round_s` in each `every_s`, 100 W in between."""
+
+    every_s: float
+    round_s: float
+
+    def energy_j(self, until_s: float) -> float:
+        """The integral of the power from 0 on."""
+        rounds, rest_s = divmod(until_s, self.every_s)
+        return 100 * until_s + 600 * (rounds * self.round_s + min(rest_s, self.round_s))
+
+
 @dataclass(slots=True)
 class Machine:
     """A clock that jumps to where somebody waits for, a little late, and a counter that ticks.
 
     Attributes:
         late_ns: the mean lateness of a wake-up; stall_ns: of one in a hundred.
+        tells_power: whether it says what it draws at the moment, besides its counter.
     """
 
-    load: Load
+    load: Load | Rounds
     tick_ns: int = 100 * 10**6
     late_ns: float = 100_000.0
     stall_ns: float = 0.0
     until_s: float = 66.0
+    tells_power: bool = True
     now_ns: int = 5 * NS_PER_S
     looks: int = 0
     draw: random.Random = field(default_factory=lambda: random.Random(7))  # noqa: S311
@@ -57,7 +72,9 @@ class Machine:
 
     def state(self) -> State:
         self.now_ns += 5 * CALL_NS
-        return State()
+        at_s = self.now_ns / NS_PER_S
+        power_w = (self.load.energy_j(at_s + 1e-6) - self.load.energy_j(at_s)) / 1e-6
+        return State(instant_mw=round(power_w * 1000)) if self.tells_power else State()
 
     def pids(self) -> tuple[int, ...]:
         return (17,)
@@ -118,6 +135,41 @@ def test_the_energy_of_a_window_is_right(load: Load, tick_ms_: int, stall_ns: fl
     assert max(map(abs, half)) <= 0.005
     assert max(map(abs, whole)) <= 0.002
     assert min(len(half), len(whole)) >= (300 if not stall_ns else 285)
+
+
+@pytest.mark.parametrize("tick_ms_", [10, 20, 50, 100])
+@pytest.mark.parametrize("tells_power", [True, False])
+@pytest.mark.parametrize(("every_s", "round_s", "rounds"), [(13.0, 6.0, 5), (40.03, 31.0, 1)])
+def test_rounds_that_begin_with_the_load_are_right(
+    tick_ms_: int,
+    every_s: float,
+    round_s: float,
+    rounds: int,
+    tells_power: bool,  # noqa: FBT001 - a column
+) -> None:
+    """What lies before the first tick of a round is load; what lies before the round is none."""
+    machine = Machine(Rounds(every_s, round_s), tick_ns=tick_ms_ * 10**6, until_s=100.0)
+    machine.tells_power = tells_power
+    trace = sampled(machine)
+    starts = [every_s * (1 + number) for number in range(rounds)]
+    spans = [(round(at * NS_PER_S), round((at + round_s) * NS_PER_S)) for at in starts]
+    found = energy_of(trace, spans)
+    off = found.energy_mj / 1000 / (700 * round_s * rounds) - 1
+    assert abs(off) <= 0.002
+    assert abs(off) <= found.error_frac
+
+
+def test_a_tick_that_nobody_saw_is_counted_into_the_error() -> None:
+    trace = sampled(Machine(SLOW))
+    span = (10 * NS_PER_S, 40 * NS_PER_S)
+    whole = energy_of(trace, [span])
+    trace.ticks = [tick for tick in trace.ticks if not 37 < tick.at_ns / NS_PER_S < 41]
+    cut = energy_of(trace, [span])
+    assert cut.error_frac >= 0.07  # 3 of 30 s at 100 or at 700 W
+    assert abs(cut.energy_mj / whole.energy_mj - 1) <= cut.error_frac
+    check_edges(whole)
+    with pytest.raises(SensorError, match="the edges of its rounds can make its energy"):
+        check_edges(cut)
 
 
 def test_a_counter_read_at_the_edges_alone_would_be_a_tick_off() -> None:

@@ -15,8 +15,8 @@ ALIKE = tuple(
 MIXED = (ALIKE[0], msgspec.structs.replace(ALIKE[1], name="NVIDIA L4"))
 
 
-def sliced(uuid: str) -> Device:
-    return builders.device("slice", id=uuid)
+def sliced(uuid: str) -> Device | None:
+    return None if uuid == "MIG-none" else builders.device("slice", id=uuid)
 
 
 def seen(said: str | None, devices: tuple[Device, ...] = ALIKE, **variables: str) -> list[str]:
@@ -51,6 +51,7 @@ def test_what_cuda_sees_is_seen(said: str | None, numbers: str) -> None:
 
 
 def test_a_slice_is_asked_for_by_its_name() -> None:
+    assert seen("1,MIG-none,2") == ["GPU-bb-1"]
     assert seen("MIG-1234,1") == ["MIG-1234", "GPU-bb-1"]
 
 
@@ -59,3 +60,6 @@ def test_numbers_of_mixed_gpus_mean_nothing_without_their_order() -> None:
         seen("0", MIXED)
     assert seen("1", MIXED, CUDA_DEVICE_ORDER="PCI_BUS_ID") == ["GPU-bb-1"]
     assert seen("GPU-bb", MIXED) == ["GPU-bb-1"]
+    with pytest.raises(SensorError, match="or name them by their UUIDs in CUDA_VISIBLE_DEVICES"):
+        seen(None, MIXED)
+    assert seen(None, MIXED, CUDA_DEVICE_ORDER="PCI_BUS_ID") == ["GPU-aa-1", "GPU-bb-1"]
