@@ -25,6 +25,7 @@ SHORTEST_S = 30.0
 _MOST_MISSING_FRAC = 0.1
 _MOST_APART_FRAC = 0.03
 _MOST_EDGE_FRAC = 0.02
+_EDGE_NS = 10**9
 _AVERAGED_NS = 10**9
 _NS_PER_S = 10**9
 _MJ_PER_J = 1000
@@ -61,6 +62,7 @@ def energy_of(trace: PowerTrace, spans: Sequence[Span]) -> Energy:
     for span in spans:
         first, last = _ticks_of(trace.ticks, span)
         if last > first:
+            _check_near(trace.ticks[first].at_ns - span[0], span[1] - trace.ticks[last].at_ns)
             told_mj += _energy_mj(trace.ticks, first, last, span)
             told_ns += span[1] - span[0]
             inner_ns += trace.ticks[last].at_ns - trace.ticks[first].at_ns
@@ -235,6 +237,16 @@ def _check_counts_up(trace: PowerTrace) -> None:
     values = [one.energy_mj for one in trace.samples if one.energy_mj is not None]
     if any(later < earlier for earlier, later in itertools.pairwise(values)):
         message = f"the energy counter of {trace.device.name} went back; was the driver reloaded?"
+        raise SensorError(message)
+
+
+def _check_near(*apart_ns: int) -> None:
+    """A counter was seen to tick near the edges, though its power were all the same."""
+    if max(apart_ns) > _EDGE_NS:
+        message = (
+            f"its energy counter wasn't seen to tick for {max(apart_ns) / _NS_PER_S:.1f} s at the"
+            " edge of a round; it stands still, or the machine is too busy to sample it"
+        )
         raise SensorError(message)
 
 

@@ -192,7 +192,7 @@ def recorded(traces: Mapping[str, PowerTrace], name: str) -> PowerRecord:
     ("name", "why"),
     [
         ("counter off", "says 1.70 times what its power says"),
-        ("counter sticks", "the edges of its rounds can make its energy"),
+        ("counter sticks", "wasn't seen to tick for"),
         ("counter resets", "went back; was the driver reloaded?"),
         ("lost", "NVML: GPU is lost; look at the kernel's log"),
     ],
