@@ -26,6 +26,7 @@ _MOST_MISSING_FRAC = 0.1
 _MOST_APART_FRAC = 0.03
 _MOST_EDGE_FRAC = 0.02
 _EDGE_NS = 10**9
+_AROUND_NS = 300 * 10**6
 _AVERAGED_NS = 10**9
 _NS_PER_S = 10**9
 _MJ_PER_J = 1000
@@ -109,6 +110,8 @@ def _edge_mj(ticks: Sequence[Tick], edge_ns: int, place: int, inwards: int) -> f
     if not 0 <= outer - inwards < len(ticks) or not 0 <= outer < len(ticks):
         return inside_mj
     outside_ns = abs(ticks[outer].at_ns - edge_ns)
+    if inside_ns + outside_ns > _AROUND_NS:  # ticks are missing: who knows what was between them
+        return inside_mj
     around_mj = abs(inner.energy_mj - ticks[outer].energy_mj)
     less_mj = around_mj - outside_ns * _power(ticks[outer], ticks[outer - inwards])
     return (outside_ns * inside_mj + inside_ns * less_mj) / (outside_ns + inside_ns)

@@ -171,7 +171,7 @@ def test_a_tick_that_nobody_saw_is_counted_into_the_error() -> None:
     with pytest.raises(SensorError, match="the edges of its rounds can make its energy"):
         check_edges(cut)
     trace.ticks = [tick for tick in trace.ticks if tick.at_ns < 38 * NS_PER_S]
-    with pytest.raises(SensorError, match="wasn't seen to tick for 2.1 s at the edge of a round"):
+    with pytest.raises(SensorError, match=r"wasn't seen to tick for 2\.\d s at the edge"):
         energy_of(trace, [span])
 
 
