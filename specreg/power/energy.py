@@ -26,7 +26,7 @@ _MOST_MISSING_FRAC = 0.1
 _MOST_APART_FRAC = 0.03
 _MOST_EDGE_FRAC = 0.02
 _EDGE_NS = 10**9
-_AROUND_NS = 300 * 10**6
+_AROUND_NS = 500 * 10**6
 _AVERAGED_NS = 10**9
 _NS_PER_S = 10**9
 _MJ_PER_J = 1000
@@ -38,8 +38,8 @@ class Energy:
 
     Attributes:
         energy_mj: in all of them.
-        error_frac: how far off it may be for the edges of the spans: what lies outside their ticks,
-            had it been at the power furthest from the mean, and how late ticks were seen.
+        error_frac: how far off it may be for the edges of the spans: the time there of which nobody
+            knows the power, times what power went by, and how late ticks were seen.
         from_counter: by its counter; else by its power, sample for sample.
     """
 
@@ -59,15 +59,17 @@ def energy_of(trace: PowerTrace, spans: Sequence[Span]) -> Energy:
         total = sum(integral_mj(trace, span) for span in spans)
         return Energy(energy_mj=total, error_frac=0.0, from_counter=False)
     _check_counts_up(trace)
-    told_mj, told_ns, inner_ns, late_ns = 0.0, 0, 0, 0
+    told_mj, told_ns, doubt_ns, late_ns = 0.0, 0, 0.0, 0
     for span in spans:
         first, last = _ticks_of(trace.ticks, span)
         if last > first:
-            _check_near(trace.ticks[first].at_ns - span[0], span[1] - trace.ticks[last].at_ns)
-            told_mj += _energy_mj(trace.ticks, first, last, span)
+            ends = trace.ticks[first], trace.ticks[last]
+            _check_near(ends[0].at_ns - span[0], span[1] - ends[1].at_ns)
+            edges = (_edge(trace.ticks, span[0], first, 1), _edge(trace.ticks, span[1], last, -1))
+            told_mj += ends[1].energy_mj - ends[0].energy_mj + sum(mj for mj, _ in edges)
             told_ns += span[1] - span[0]
-            inner_ns += trace.ticks[last].at_ns - trace.ticks[first].at_ns
-            late_ns += trace.ticks[last].after_ns + trace.ticks[first].after_ns
+            doubt_ns += sum(doubt for _, doubt in edges)
+            late_ns += ends[0].after_ns + ends[1].after_ns
     if not told_ns:
         message = (
             "its energy counter wasn't seen to tick; it stands still, or the machine is too busy to"
@@ -75,25 +77,18 @@ def energy_of(trace: PowerTrace, spans: Sequence[Span]) -> Energy:
         )
         raise SensorError(message)
     whole_ns = length_ns(spans)
-    outside_ns = whole_ns - inner_ns
+    # A span too short for its ticks is taken at the mean power of the others.
+    doubt_ns += whole_ns - told_ns
     swing = _swing_frac(trace, spans, told_mj * _NS_PER_S / told_ns)
     return Energy(
-        # A span too short for its ticks is taken at the mean power of the others.
         energy_mj=told_mj * whole_ns / told_ns,
-        error_frac=(outside_ns * swing + late_ns) / whole_ns,
+        error_frac=(doubt_ns * swing + late_ns) / whole_ns,
         from_counter=True,
     )
 
 
-def _energy_mj(ticks: Sequence[Tick], first: int, last: int, span: Span) -> float:
-    """What lies between the first and the last tick of a span, and beside them."""
-    before = _edge_mj(ticks, span[0], first, 1)
-    after = _edge_mj(ticks, span[1], last, -1)
-    return before + ticks[last].energy_mj - ticks[first].energy_mj + after
-
-
-def _edge_mj(ticks: Sequence[Tick], edge_ns: int, place: int, inwards: int) -> float:
-    """What lies between an edge and the tick within that is next to it.
+def _edge(ticks: Sequence[Tick], edge_ns: int, place: int, inwards: int) -> tuple[float, float]:
+    """What lies between an edge and the tick within that is next to it, and how sure that is.
 
     It is that time at the power further in; or all between the ticks around the edge, less what
     lies outside, at the power further out. The nearer an edge is to a tick, the surer is that side.
@@ -103,18 +98,23 @@ def _edge_mj(ticks: Sequence[Tick], edge_ns: int, place: int, inwards: int) -> f
         edge_ns: the edge.
         place: of the tick within.
         inwards: 1 where later ticks are further in, else -1.
+
+    Returns:
+        Its millijoules, and for how many nanoseconds power may have been another than was taken.
     """
     inner, outer = ticks[place], place - inwards
     inside_ns = abs(inner.at_ns - edge_ns)
     inside_mj = inside_ns * _power(inner, ticks[place + inwards])
-    if not 0 <= outer - inwards < len(ticks) or not 0 <= outer < len(ticks):
-        return inside_mj
+    if not 0 <= min(outer, outer - inwards) <= max(outer, outer - inwards) < len(ticks):
+        return inside_mj, inside_ns
     outside_ns = abs(ticks[outer].at_ns - edge_ns)
-    if inside_ns + outside_ns > _AROUND_NS:  # ticks are missing: who knows what was between them
-        return inside_mj
+    around_ns = inside_ns + outside_ns
+    if around_ns > _AROUND_NS:  # ticks are missing: who knows what was between them
+        return inside_mj, inside_ns
     around_mj = abs(inner.energy_mj - ticks[outer].energy_mj)
     less_mj = around_mj - outside_ns * _power(ticks[outer], ticks[outer - inwards])
-    return (outside_ns * inside_mj + inside_ns * less_mj) / (outside_ns + inside_ns)
+    both_mj = (outside_ns * inside_mj + inside_ns * less_mj) / around_ns
+    return both_mj, inside_ns * outside_ns / around_ns
 
 
 def _power(one: Tick, other: Tick) -> float:
@@ -138,16 +138,14 @@ def check_edges(energy: Energy) -> None:
 
 
 def _swing_frac(trace: PowerTrace, spans: Sequence[Span], mean_mw: float) -> float:
-    """How far power went from its mean, relative to it; all of it where nothing tells power."""
+    """From the least to the most power, relative to the mean; 1 where nothing tells power."""
     told = [
         power
         for span in spans
         for one in trace.within(*span).samples
         if (power := _power_mw(one)) is not None
     ]
-    if not told or not mean_mw:
-        return 1.0
-    return max(max(told) - mean_mw, mean_mw - min(told), 0.0) / mean_mw
+    return (max(told) - min(told)) / mean_mw if told and mean_mw else 1.0
 
 
 def counter_ratio(trace: PowerTrace, span: Span) -> float | None:
