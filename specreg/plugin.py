@@ -5,6 +5,7 @@ The only module besides `options.py` that knows pytest; what happens is in `suit
 
 import datetime as dt
 import os
+import shlex
 import signal
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,11 +26,13 @@ from specreg.metrics import METRICS, Family, Metric, check_tolerances, metrics_o
 from specreg.options import Options, add_options, read_options
 from specreg.proving import PROOFS, Proof, proofs_of
 from specreg.provision import Provision
+from specreg.report.document import FILE_NAME, record_report
 from specreg.report.engines import render_gauges, render_side_by_side
-from specreg.report.json import exit_status, properties, record_verdict
+from specreg.report.json import RunVerdict, exit_status, properties, record_verdict
 from specreg.report.progress import Progress
 from specreg.report.tables import render_categories, render_speedups
 from specreg.report.terminal import render_next, render_notes, render_recorded, render_verdicts
+from specreg.reporting import report_of
 from specreg.suite import Launch, Suite, launches_of
 
 SUITE = pytest.StashKey[Suite]()
@@ -205,8 +208,21 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.exitstatus = exit_status(suite.verdicts) or session.exitstatus
     if suite.verdicts:
         record_lived(suite)
-        path = suite.run_folder / "verdict.json"
-        record_verdict(path, run_verdict(suite, int(session.exitstatus), cut_short=cut_short))
+        run = run_verdict(suite, int(session.exitstatus), cut_short=cut_short)
+        record_verdict(suite.run_folder / "verdict.json", run)
+        _record_report(session.config, suite, run)
+
+
+def _record_report(config: pytest.Config, suite: Suite, run: RunVerdict) -> None:
+    """Leaves the whole of the run in its folder."""
+    said = () if suite.update_reason is not None else _remarks(config, suite)
+    command = shlex.join(("pytest", *map(str, config.invocation_params.args)))
+    report = report_of(suite, run, command=command, remarks=tuple(said))
+    record_report(suite.run_folder / FILE_NAME, report)
+
+
+def _remarks(config: pytest.Config, suite: Suite) -> Iterator[str]:
+    return remarks(suite, config.rootpath / read_options(config).matrix)
 
 
 def _record_baselines(session: pytest.Session, *, cut_short: bool) -> Iterator[str]:
@@ -242,7 +258,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         parts.append(f"taken over from the run that was cut off: {', '.join(suite.taken_over)}")
     if suite.update_reason is None:
         parts.append(render_notes(suite.verdicts, suite.environment.name))
-        parts.extend(remarks(suite, config.rootpath / read_options(config).matrix))
+        parts.extend(_remarks(config, suite))
         parts.append(render_next(suite.verdicts, {case.id for case in suite.tier.cases}))
     terminalreporter.write_line("\n\n".join(filter(None, parts)))
 

@@ -22,6 +22,7 @@ FIXTURES = builders.ROOT / "fixtures"
 
 ORDER = (
     ("errors", "paths", "catalog", "identity", "processes", "spread", "acceptance.record"),
+    ("distribution",),
     ("trace", "sse", "arrivals", "methods", "sequential", "lookup", "questions"),
     ("prompts", "replies"),
     ("acceptance", "reference", "forms", "hub"),
@@ -37,6 +38,7 @@ ORDER = (
     ("verdict", "breakdown"),
     ("confirming", "stopping", "history"),
     ("docket", "expectation", "report.json"),
+    ("report.document",),
     ("context",),
     ("consulting", "estimate"),
     ("proving",),
@@ -44,7 +46,7 @@ ORDER = (
     ("simulation",),
     ("selftest",),
     ("suite",),
-    ("closing",),
+    ("closing", "reporting"),
     ("report",),
     ("options", "cli"),
     ("plugin", "__main__"),
