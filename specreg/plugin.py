@@ -29,6 +29,14 @@ from specreg.provision import Provision
 from specreg.report.document import FILE_NAME, record_report
 from specreg.report.engines import render_gauges, render_side_by_side
 from specreg.report.json import RunVerdict, exit_status, properties, record_verdict
+from specreg.report.markdown import render_markdown
+from specreg.report.outputs import (
+    ALWAYS,
+    OUTPUTS,
+    append_job_summary,
+    can_make,
+    write_outputs,
+)
 from specreg.report.progress import Progress
 from specreg.report.tables import render_categories, render_speedups
 from specreg.report.terminal import render_next, render_notes, render_recorded, render_verdicts
@@ -219,6 +227,13 @@ def _record_report(config: pytest.Config, suite: Suite, run: RunVerdict) -> None
     command = shlex.join(("pytest", *map(str, config.invocation_params.args)))
     report = report_of(suite, run, command=command, remarks=tuple(said))
     record_report(suite.run_folder / FILE_NAME, report)
+    append_job_summary(render_markdown(report))
+    folder = suite.run_folder
+    names = [name for name in ALWAYS if can_make(OUTPUTS[name])]
+    try:
+        write_outputs(names, report, folder, folder)
+    except SpecregError as error:
+        config.stash[_LINES].append(str(error))
 
 
 def _remarks(config: pytest.Config, suite: Suite) -> Iterator[str]:
@@ -260,6 +275,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         parts.append(render_notes(suite.verdicts, suite.environment.name))
         parts.extend(_remarks(config, suite))
         parts.append(render_next(suite.verdicts, {case.id for case in suite.tier.cases}))
+    pages = [suite.run_folder / f"report.{kind}" for kind in ("html", "md")]
+    parts.append(next((f"report: {page}" for page in pages if page.exists()), ""))
     terminalreporter.write_line("\n\n".join(filter(None, parts)))
 
 

@@ -8,6 +8,7 @@ from specreg.cli.baselines import app as baselines
 from specreg.cli.cases import explain, oracle
 from specreg.cli.datasets import convert, prepare
 from specreg.cli.matrix import matrix
+from specreg.cli.report import report
 from specreg.cli.tables import tables
 from specreg.errors import SpecregError
 from specreg.report.engines import render_support
@@ -24,6 +25,7 @@ app.command()(prepare)
 app.command()(convert)
 app.command()(matrix)
 app.command()(tables)
+app.command()(report)
 
 
 def main() -> None:

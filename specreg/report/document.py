@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import datetime as dt
 import json
 from pathlib import Path
 
@@ -145,6 +146,14 @@ def load_report(path: Path) -> Report:
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         message = f"report '{path}': {error}; run the tier again to have all of it"
         raise ReportError(message) from error
+
+
+def began_at(run: str) -> dt.datetime | None:
+    """When a run began, by its name, which is in UTC; None of a name without a time."""
+    try:
+        return dt.datetime.strptime(f"{run.partition('-')[0]}+0000", "%Y%m%dT%H%M%S%z")
+    except ValueError:
+        return None
 
 
 def render_schema() -> str:
