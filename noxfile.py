@@ -1,5 +1,8 @@
 """The commands of the project; each does its own set-up and keeps it for the next time."""
 
+import os
+import shutil
+
 import nox
 
 nox.needs_version = ">=2025.5"
@@ -31,6 +34,12 @@ def _pytest(session: nox.Session, *arguments: str) -> None:
     )
 
 
+def _finds_chromium() -> bool:
+    """Whether there is one already: distributions package it, and Playwright's is 150 MB."""
+    names = ("chromium", "chromium-browser", "google-chrome", "chromium-headless-shell")
+    return "SPECREG_CHROMIUM" in os.environ or any(map(shutil.which, names))
+
+
 @nox.session
 def tests(session: nox.Session) -> None:
     """The project's own tests: no engine, no GPU, about three minutes."""
@@ -52,6 +61,15 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
+
+
+@nox.session
+def browser(session: nox.Session) -> None:
+    """Clicks through the page of a run in a real browser; SPECREG_CHROMIUM names one."""
+    _install(session, "browser")
+    if not _finds_chromium():
+        session.run("playwright", "install", "--with-deps", "chromium")
+    _pytest(session, "tests/browser")
 
 
 @nox.session
