@@ -38,6 +38,7 @@ from specreg.report.outputs import (
     write_outputs,
 )
 from specreg.report.progress import Progress
+from specreg.report.spreads import render_spreads
 from specreg.report.tables import render_categories, render_speedups
 from specreg.report.terminal import render_next, render_notes, render_recorded, render_verdicts
 from specreg.reporting import report_of
@@ -267,6 +268,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     figures = last_launches(suite.figures)
     parts.append(render_speedups(figures, width=_WIDTH, color=color))
     parts.append(render_categories(figures, width=_WIDTH, color=color))
+    failing = {verdict.case_id for verdict in suite.verdicts if verdict.fails}
+    told = [one for one in figures if read_options(config).verbose or one.case_id in failing]
+    parts.append(render_spreads(told, width=_WIDTH, color=color))
     if not all(case.speed for case in suite.tier.cases):
         parts.append("the servers of this tier say nothing of speed, so none is shown")
     if suite.taken_over:
@@ -324,7 +328,7 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
         ),
         ready_within_s=options.ready_within_s,
         run_folder=run_folder,
-        history=runs.parent / "history",
+        history=root / options.history if options.history else runs.parent / "history",
         softened=_softened(options.inconclusive),
         engine=options.engine,
         with_oracle=options.oracle,

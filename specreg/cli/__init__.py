@@ -7,6 +7,7 @@ import typer
 from specreg.cli.baselines import app as baselines
 from specreg.cli.cases import explain, oracle
 from specreg.cli.datasets import convert, prepare
+from specreg.cli.history import history
 from specreg.cli.matrix import matrix
 from specreg.cli.report import report
 from specreg.cli.tables import tables
@@ -26,6 +27,7 @@ app.command()(convert)
 app.command()(matrix)
 app.command()(tables)
 app.command()(report)
+app.command()(history)
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import vl_convert
 
+from specreg.changes import comparable, shifts_in
 from specreg.distribution import Bar
 from specreg.history import Lived
 from specreg.report.document import CaseReport, began_at
@@ -209,12 +210,12 @@ def _steps(case: CaseReport) -> Chart | None:
 
 def _history(case: CaseReport) -> Iterator[Chart]:
     for metric in _HISTORY:
-        runs = [one for one in case.history if metric in one.values]
+        runs = comparable(case.history, metric)
         if len(runs) >= _FEWEST_RUNS:
             yield Chart(
                 title=f"History of {label_of(metric)}",
                 note=f"The last {len(runs)} runs on this machine; red is what was not fine."
-                " The dashed line is the baseline.",
+                " The dashed line is the baseline; an upright one, where it shifted for good.",
                 svg=_svg(tuple(_history_layers(case, metric, runs))),
             )
 
@@ -238,6 +239,13 @@ def _history_layers(case: CaseReport, metric: str, runs: Sequence[Lived]) -> Ite
             "data": {"values": [{"value": expected}]},
             "mark": {"type": "rule", "color": _INK, "strokeDash": [5, 4]},
             "encoding": {"y": y},
+        }
+    shifts = [rows[shift.place] for shift in shifts_in([run.values[metric] for run in runs])]
+    if shifts:
+        yield {
+            "data": {"values": shifts},
+            "mark": {"type": "rule", "color": "var(--bad)"},
+            "encoding": {"x": x},
         }
     yield {
         "data": {"values": rows},

@@ -1,6 +1,6 @@
 """The page of a run: the document in, one HTML file out that needs nothing else."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -9,8 +9,8 @@ from markupsafe import Markup
 
 from specreg.report.charts import Chart, charts_of, label_of, speed_over_load
 from specreg.report.document import CaseReport, Report
+from specreg.report.spreads import COLUMNS, spreads_of
 from specreg.report.terminal import format_number, render_next, render_notes
-from specreg.spread import Summary
 from specreg.verdict import Outcome, Verdict
 
 _MOST_BYTES = 1_900_000
@@ -40,16 +40,6 @@ MEANINGS: Mapping[Outcome, str] = {
     Outcome.IMPROVED: "better for sure, by more than the tolerance",
     Outcome.MEASURED: "measured, not judged",
     Outcome.PASS: "proven to lie within the tolerance",
-}
-
-_TIMES = {
-    "ttft_ms": "time to first token, ms",
-    "tpot_ms": "time per output token, ms",
-    "step_ms": "time of a step, ms",
-    "e2e_ms": "whole answer, ms",
-    "output_tokens_per_s": "output speed, tokens/s",
-    "throughput_tokens_per_s": "throughput, tokens/s",
-    "completion_tokens": "length of an answer, tokens",
 }
 
 
@@ -144,7 +134,7 @@ def _section(
         verdicts=verdicts,
         charts=[_drawn(chart) for chart in charts],
         is_open=is_open,
-        percentiles=list(_percentiles(case)),
+        percentiles=list(spreads_of(case.figures)) if case.figures else [],
         settings=_settings(case),
     )
     return Markup(text)  # noqa: S704 - the template has escaped what it was given
@@ -184,17 +174,6 @@ def _headline(report: Report) -> str:
     return f"{failing} of {total} verdicts need a look" if failing else f"All {total} verdicts hold"
 
 
-def _percentiles(case: CaseReport) -> Iterator[tuple[str, Summary, Summary | None]]:
-    """What was timed: its name, how it spreads, and how it does without speculation."""
-    figures = case.figures
-    if figures is None or figures.timing is None:
-        return
-    for field, name in _TIMES.items():
-        ours = getattr(figures.timing, field)
-        if ours is not None:
-            yield name, ours, getattr(figures.control, field) if figures.control else None
-
-
 def _settings(case: CaseReport) -> Mapping[str, object]:
     """Each setting that has a value, as JSON says it."""
     if case.settings is None:
@@ -225,4 +204,4 @@ _TEMPLATES = Environment(
     lstrip_blocks=True,
 )
 _TEMPLATES.filters.update(number=_number, frac=_frac, interval=_interval, label=label_of)
-_TEMPLATES.globals.update(symbols=SYMBOLS, meanings=MEANINGS)
+_TEMPLATES.globals.update(symbols=SYMBOLS, meanings=MEANINGS, columns=COLUMNS)

@@ -1,7 +1,12 @@
 """What a run leaves behind for people and programs."""
 
+from pathlib import Path
+
+import pytest
+
 from specreg.report.document import load_report
 from tests.plugin.conftest import Suite
+from tests.scripted.vllm.script import Script
 
 
 def test_a_run_leaves_all_that_it_knows_in_its_folder(recorded_suite: Suite) -> None:
@@ -22,3 +27,28 @@ def test_a_run_leaves_all_that_it_knows_in_its_folder(recorded_suite: Suite) -> 
     assert len(drafted.history) == 1
     assert "-k 'c4 and (acceptance or throughput)'" in report.origin.command
     assert done.returncode in {0, 1, 10}
+
+
+def test_percentiles_are_shown_of_what_fails_and_of_all_where_that_is_asked_for(
+    recorded_suite: Suite,
+) -> None:
+    speeds = ("tests/perf", "-q", "-k", "c1 and throughput", "--specreg-inconclusive=warn")
+    quiet, verbose = recorded_suite.run(*speeds), recorded_suite.run(*speeds, "--specreg-verbose")
+    assert "how it spreads" not in quiet.stdout
+    assert verbose.stdout.count("time to first token, ms") == 2
+
+    recorded_suite.script = Script(step_ms=9.0)
+    slow = recorded_suite.run(*speeds)
+    assert slow.returncode == 1
+    assert "time to first token, ms" in slow.stdout
+
+
+def test_a_run_leaves_a_page_and_adds_to_the_summary_of_a_job(
+    recorded_suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    done = recorded_suite.run("tests/perf", "-q", "-k", "c1 and acceptance_length")
+    (folder,) = recorded_suite.runs.iterdir()
+    assert f"report: {folder / 'report.html'}" in done.stdout
+    assert "All 1 verdicts hold" in (folder / "report.html").read_text()
+    assert (tmp_path / "summary.md").read_text() == (folder / "report.md").read_text()

@@ -37,7 +37,7 @@ ORDER = (
     ("figures", "journal", "comparison", "importing"),
     ("verdict", "breakdown"),
     ("confirming", "stopping", "history"),
-    ("docket", "expectation", "report.json"),
+    ("changes", "docket", "expectation", "report.json"),
     ("report.document",),
     ("context",),
     ("consulting", "estimate"),
