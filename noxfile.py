@@ -73,6 +73,14 @@ def browser(session: nox.Session) -> None:
 
 
 @nox.session
+def docs(session: nox.Session) -> None:
+    """Makes the site; a link that leads nowhere is an error. `-- linkcheck` asks the web too."""
+    session.install(*nox.project.dependency_groups(_PROJECT, "docs"))
+    builder = session.posargs or ["html"]
+    session.run("sphinx-build", "-W", "-b", *builder, "docs", f".nox/site/{builder[0]}")
+
+
+@nox.session
 def cpu_perf(session: nox.Session) -> None:
     """The suite on a real engine without a GPU, with tiny models: about six minutes."""
     _install(session)
