@@ -73,6 +73,14 @@ def browser(session: nox.Session) -> None:
 
 
 @nox.session
+def exports(session: nox.Session) -> None:
+    """Has aiperf and Otava read what a run hands on; about a minute, once they are fetched."""
+    _install(session, "tests")
+    session.install(*_PROJECT["project"]["optional-dependencies"]["changes"])
+    _pytest(session, "tests/exports")
+
+
+@nox.session
 def docs(session: nox.Session) -> None:
     """Makes the site; a link that leads nowhere is an error. `-- linkcheck` asks the web too."""
     session.install(*nox.project.dependency_groups(_PROJECT, "docs"))

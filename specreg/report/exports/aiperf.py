@@ -35,7 +35,7 @@ def export(report: Report, measured: Measured) -> Mapping[str, str]:
     for case in report.cases:
         folder = f"aiperf/{case.case_id}"
         if case.figures and case.figures.timing:
-            summary = _aggregate(case, case.figures.timing)
+            summary = _aggregate(case.figures.timing)
             files[f"{folder}/profile_export_aiperf.json"] = json.dumps(summary, indent=1) + "\n"
         found = measured.get(case.case_id)
         if found is not None and found.replay is not None:
@@ -44,12 +44,8 @@ def export(report: Report, measured: Measured) -> Mapping[str, str]:
     return files
 
 
-def _aggregate(case: CaseReport, timing: ArmFigures) -> Mapping[str, object]:
+def _aggregate(timing: ArmFigures) -> Mapping[str, object]:
     found: dict[str, object] = {
-        "input_config": {
-            "models": {"items": [{"name": case.target}]},
-            "datasets": [{"format": case.dataset}],
-        },
         "request_count": {"unit": "requests", "avg": float(timing.requests)},
     }
     for name, (field, unit) in _SUMMARIES.items():
