@@ -11,6 +11,7 @@ nox.options.reuse_venv = "yes"
 nox.options.sessions = ["tests"]
 
 _PROJECT = nox.project.load_toml("pyproject.toml")
+_EXTRAS = _PROJECT["project"]["optional-dependencies"]
 
 
 def _install(session: nox.Session, *groups: str) -> None:
@@ -76,8 +77,15 @@ def browser(session: nox.Session) -> None:
 def exports(session: nox.Session) -> None:
     """Has aiperf and Otava read what a run hands on; about a minute, once they are fetched."""
     _install(session, "tests")
-    session.install(*_PROJECT["project"]["optional-dependencies"]["changes"])
+    session.install(*_EXTRAS["changes"])
     _pytest(session, "tests/exports")
+
+
+@nox.session
+def examples(session: nox.Session) -> None:
+    """Makes docs/examples anew from real runs: twenty minutes of a quiet machine."""
+    _install(session, "browser")
+    session.run("python", "docs/examples/make.py", *session.posargs, env={"PYTHONPATH": "."})
 
 
 @nox.session
@@ -92,6 +100,7 @@ def docs(session: nox.Session) -> None:
 def cpu_perf(session: nox.Session) -> None:
     """The suite on a real engine without a GPU, with tiny models: about six minutes."""
     _install(session)
+    session.install(*_EXTRAS["report"])
     _pytest(session, "tests/perf", "--specreg-tier=cpu")
 
 
@@ -99,7 +108,7 @@ def cpu_perf(session: nox.Session) -> None:
 def gpu_perf(session: nox.Session) -> None:
     """The suite on a machine with a GPU; fails at once where there is none."""
     _install(session)
-    session.install(*_PROJECT["project"]["optional-dependencies"]["datasets"])
+    session.install(*_EXTRAS["datasets"], *_EXTRAS["report"])
     _pytest(session, "tests/perf", "--specreg-tier=gpu", "--specreg-require-tier")
 
 

@@ -18,7 +18,7 @@ from specreg.history import Lived, history_path, load_history
 from specreg.identity import Environment, find_gpus
 from specreg.matrix import Case
 from specreg.measurement import Measurement
-from specreg.metrics import METRICS, ttft_ms
+from specreg.metrics import METRICS, acceptance_value, ttft_ms
 from specreg.recording import commit_of
 from specreg.replay import Round
 from specreg.report.document import (
@@ -96,7 +96,7 @@ def _case_report(suite: Suite, case: Case, lived: Sequence[Lived]) -> CaseReport
     expected: Expected | None = None
     with contextlib.suppress(SpecregError):  # the case is red for it, and says why
         settings = suite.settings(case)
-        expected = _expected(suite, case)
+        expected = _expected(suite, case, (valid or measured)[-1:])
     figures = last_launches(suite.figures) + tuple(suite.figures[::-1])
     return CaseReport(
         case_id=case.id,
@@ -122,8 +122,11 @@ def _without_requests(figures: Figures) -> Figures:
     return msgspec.structs.replace(figures, acceptance=acceptance)
 
 
-def _expected(suite: Suite, case: Case) -> Expected | None:
-    """What the baseline holds that the case is judged by.
+def _expected(suite: Suite, case: Case, measured: Sequence[Measurement]) -> Expected | None:
+    """What the baseline holds that the case is judged by, of the prompts that were measured.
+
+    A baseline has those of the extension too, which differ; what is drawn beside one another must
+    be of the same prompts, as what is judged is.
 
     Raises:
         BaselineError: it can't be read.
@@ -132,7 +135,15 @@ def _expected(suite: Suite, case: Case) -> Expected | None:
     if baseline is None:
         return None
     record = load_acceptance(baseline.acceptance)
-    values = {metric.name: expected_value(metric, baseline) for metric in METRICS.values()}
+    ours = next((one.acceptance for one in measured if one.acceptance is not None), None)
+    if record is not None and record.prompts and ours is not None and ours.prompts:
+        record = record.only({prompt.prompt_id for prompt in ours.prompts})
+    values = {
+        metric.name: expected_value(metric, baseline)
+        if metric.by_launch
+        else acceptance_value(metric, record)
+        for metric in METRICS.values()
+    }
     parts = record.by_category if record else {}
     lengths = {name: part.total.acceptance_length for name, part in parts.items()}
     return Expected(

@@ -18,7 +18,12 @@ from specreg.report.document import CaseReport, began_at
 Spec = Mapping[str, object]
 
 _NOW, _BASE, _ALONE, _INK = (f"var(--{name})" for name in ("now", "base", "alone", "ink"))
-_SIZE = {"width": 260, "height": 130}
+_SIZE = {
+    "width": 250,
+    "height": 130,
+    # Labels are measured in another font than the reader's.
+    "padding": {"left": 20, "right": 12, "top": 6, "bottom": 6},
+}
 _FONT = "system-ui, sans-serif"
 _CONFIG = {
     "font": _FONT,
@@ -190,7 +195,7 @@ def _first_tokens(case: CaseReport) -> Chart | None:
         return None
     return Chart(
         title="Time to the first token",
-        note="Of this run's requests.",
+        note="Of this run's requests; the outermost bars have the tails too.",
         svg=_svg((_duration_layer(bars, _NOW),)),
     )
 

@@ -39,7 +39,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True):
-    """What the baseline of a case holds.
+    """What the baseline of a case holds, of the prompts that were measured.
 
     Attributes:
         environment: whose; recorded_on, engine_version, reason: when, with what and why.

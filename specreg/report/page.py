@@ -92,14 +92,18 @@ def _by_case(report: Report) -> Mapping[str, list[Verdict]]:
 
 def _failing(
     by_case: Mapping[str, Sequence[Verdict]],
-) -> Sequence[tuple[str, Sequence[Verdict], Sequence[str]]]:
-    """By case the verdicts that fail, and their reasons, each once: they share them."""
+) -> Sequence[tuple[str, Sequence[tuple[Verdict, str]]]]:
+    """By case the verdicts that fail, each with its reason unless one before has the same."""
     found = []
     for case_id, verdicts in by_case.items():
         failing = [verdict for verdict in verdicts if verdict.fails]
-        reasons = dict.fromkeys(verdict.reason for verdict in failing if verdict.reason)
-        if failing:
-            found.append((case_id, failing, tuple(reasons)))
+        said: set[str] = set()
+        rows = []
+        for verdict in failing:
+            rows.append((verdict, "" if verdict.reason in said else verdict.reason))
+            said.add(verdict.reason)
+        if rows:
+            found.append((case_id, rows))
     return found
 
 

@@ -1,5 +1,6 @@
 """`report.json`: what was written is read again, and what can't be read is said."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -7,9 +8,13 @@ import jsonschema
 import msgspec
 import pytest
 
+from specreg.acceptance.record import AcceptanceRecord
 from specreg.closing import run_verdict
 from specreg.errors import ReportError
 from specreg.figures import figures_of, record_figures
+from specreg.measurement import Measurement
+from specreg.metrics import Replay
+from specreg.recording import record_measurements
 from specreg.report.document import load_report, record_report, render_schema
 from specreg.report.json import record_verdict
 from specreg.reporting import report_in, report_of
@@ -103,3 +108,30 @@ def test_the_document_of_a_run_holds_what_was_measured(tmp_path: Path) -> None:
     assert case.settings == one.settings(builders.CASE)
     assert case.expected is None
     assert report.origin.command == "pytest x"
+
+
+def test_the_baseline_is_shown_of_the_prompts_that_were_measured(tmp_path: Path) -> None:
+    """Those of its extension differ, and a run that is as it was must look so."""
+    plain = builders.prompt_acceptance(COUNTS)
+    names = [f"chat-{number}" for number in range(8)]
+    told = [dataclasses.replace(plain, prompt_id=name) for name in names]
+    further = [dataclasses.replace(one, counts=builders.counts(1, 0, 0, 9)) for one in told[4:]]
+    one = suite(tmp_path)
+    full = with_prompts(builders.acceptance_of([*told[:4], *further]))
+    record_measurements([full, full], one.settings(builders.CASE), one.shelf, reason="first")
+    with_measurement(one, with_prompts(builders.acceptance_of(told[:4])))
+    one.note_failure(builders.CASE, LENGTH, "so that it is there")
+    (case,) = report_of(one, run_verdict(one, 10, cut_short=False), command="").cases
+    assert case.figures is not None
+    assert case.figures.acceptance is not None
+    assert case.expected is not None
+    assert case.expected.marginal_frac == case.figures.acceptance.total.marginal_frac
+    assert case.expected.histogram == case.figures.acceptance.total.histogram
+    assert case.expected.values[LENGTH.name] == COUNTS.acceptance_length
+
+
+def with_prompts(record: AcceptanceRecord) -> Measurement:
+    """A launch that did this."""
+    launch = builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0})
+    replay = Replay(rounds=(), control_rounds=(), acceptance=record)
+    return dataclasses.replace(launch, replay=replay)
