@@ -223,18 +223,21 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def _record_report(config: pytest.Config, suite: Suite, run: RunVerdict) -> None:
-    """Leaves the whole of the run in its folder."""
+    """Leaves the whole of the run in its folder, and tells a job; what can't be is said."""
     said = () if suite.update_reason is not None else _remarks(config, suite)
     command = shlex.join(("pytest", *map(str, config.invocation_params.args)))
-    report = report_of(suite, run, command=command, remarks=tuple(said))
-    record_report(suite.run_folder / FILE_NAME, report)
-    append_job_summary(render_markdown(report))
     folder = suite.run_folder
     names = [name for name in ALWAYS if can_make(OUTPUTS[name])]
     try:
+        report = report_of(suite, run, command=command, remarks=tuple(said))
+        record_report(folder / FILE_NAME, report)
+        append_job_summary(render_markdown(report))
         write_outputs(names, report, folder, folder)
-    except SpecregError as error:
-        config.stash[_LINES].append(str(error))
+    except Exception as error:  # noqa: BLE001 - whatever it is, it must take no verdict with it
+        config.stash[_LINES].append(
+            f"report of '{folder}': not whole, {type(error).__name__}: {error}; the verdicts stand,"
+            " and specreg report makes it again"
+        )
 
 
 def _remarks(config: pytest.Config, suite: Suite) -> Iterator[str]:

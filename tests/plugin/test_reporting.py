@@ -52,3 +52,30 @@ def test_a_run_leaves_a_page_and_adds_to_the_summary_of_a_job(
     assert f"report: {folder / 'report.html'}" in done.stdout
     assert "All 1 verdicts hold" in (folder / "report.html").read_text()
     assert (tmp_path / "summary.md").read_text() == (folder / "report.md").read_text()
+
+
+def test_a_drawing_that_fails_takes_no_verdict_with_it(recorded_suite: Suite) -> None:
+    recorded_suite.python_path = recorded_suite.folder / "broken"
+    recorded_suite.python_path.mkdir()
+    broken = "def vegalite_to_svg(*_, **__):\n    raise ValueError('no ink')\n"
+    (recorded_suite.python_path / "vl_convert.py").write_text(broken)
+
+    done = recorded_suite.run("tests/perf", "-q", "-k", "c1 and acceptance_length")
+
+    assert done.returncode == 0, done.stdout
+    assert "PASS" in done.stdout
+    assert "not whole, ValueError: no ink; the verdicts stand" in done.stdout
+    assert recorded_suite.verdict().outcomes == {"PASS": 1}
+
+
+def test_without_the_extra_the_summary_is_what_is_left(recorded_suite: Suite) -> None:
+    recorded_suite.python_path = recorded_suite.folder / "without"
+    recorded_suite.python_path.mkdir()
+    absent = "import sys\n\nsys.modules['vl_convert'] = None\n"
+    (recorded_suite.python_path / "absent.py").write_text(absent)
+
+    done = recorded_suite.run("tests/perf", "-q", "-p", "absent", "-k", "c1 and acceptance_length")
+
+    (folder,) = recorded_suite.runs.iterdir()
+    assert f"report: {folder / 'report.md'}" in done.stdout
+    assert not (folder / "report.html").exists()
