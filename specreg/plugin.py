@@ -272,7 +272,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     parts.append(render_speedups(figures, width=_WIDTH, color=color))
     parts.append(render_categories(figures, width=_WIDTH, color=color))
     failing = {verdict.case_id for verdict in suite.verdicts if verdict.fails}
-    told = [one for one in figures if read_options(config).verbose or one.case_id in failing]
+    told = [one for one in figures if suite.verbose or one.case_id in failing]
     parts.append(render_spreads(told, width=_WIDTH, color=color))
     if not all(case.speed for case in suite.tier.cases):
         parts.append("the servers of this tier say nothing of speed, so none is shown")
@@ -339,6 +339,7 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
         earlier=load_journal(journal) if options.resume else {},
         show=progress.show,
         budget_min=options.budget_gpu_min,
+        verbose=options.verbose,
     )
     if options.require_tier and _unmet_need(suite):
         raise SpecregError(_unmet_need(suite))
