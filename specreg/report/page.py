@@ -155,13 +155,12 @@ def _column(metric: str) -> str:
 
 
 def _cells(verdicts: Sequence[Verdict], columns: Sequence[str]) -> Sequence[Cell | None]:
+    """The worst verdict of each column: by its outcome, then by its change."""
     order = list(SYMBOLS)
+    ranked = sorted(verdicts, key=lambda v: (order.index(v.outcome), v.change_frac or 0.0))
     worst: dict[str, Verdict] = {}
-    for verdict in verdicts:
-        column = _column(verdict.metric)
-        before = worst.get(column)
-        if before is None or order.index(verdict.outcome) < order.index(before.outcome):
-            worst[column] = verdict
+    for verdict in ranked:
+        worst.setdefault(_column(verdict.metric), verdict)
     return [_cell(worst[column]) if column in worst else None for column in columns]
 
 

@@ -217,3 +217,15 @@ def test_a_page_of_many_cases_stays_small_and_shows_what_fails_first() -> None:
 def test_each_outcome_has_a_symbol_and_a_meaning() -> None:
     assert set(SYMBOLS) == set(MEANINGS) == set(Outcome)
     assert len(set(SYMBOLS.values())) == len(Outcome)
+
+
+def test_of_several_positions_the_worst_is_shown() -> None:
+    changes = {1: -0.1, 2: -0.3, 3: -0.2}
+    lost = [
+        dataclasses.replace(reports.LOST, metric=f"acceptance_pos{n}_frac", change_frac=change)
+        for n, change in changes.items()
+    ]
+    report = msgspec.structs.replace(reports.REPORT, run=reports.run_of(reports.HELD, *lost))
+    overview = Page(render_page(report)).text.partition("Overview")[2].partition("The cases")[0]
+    assert "▼ -30.0%" in overview
+    assert overview.count("▼ -") == 1
