@@ -20,6 +20,7 @@ from specreg.report.json import RunVerdict
 
 SCHEMA_VERSION = 1
 FILE_NAME = "report.json"
+_ADVICE = "run the tier again to have all of it"
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,16 +137,17 @@ def load_report(path: Path) -> Report:
         version = msgspec.json.decode(content, type=_Version).schema_version
         if version != SCHEMA_VERSION:
             newer = version > SCHEMA_VERSION
-            advice = "use a newer specreg" if newer else "run the tier again to have all of it"
+            advice = "use a newer specreg" if newer else _ADVICE
             message = (
                 f"report '{path}': schema version {version}, this specreg reads {SCHEMA_VERSION};"
                 f" {advice}"
             )
             raise ReportError(message)
         return msgspec.json.decode(content, type=Report)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        message = f"report '{path}': {error}; run the tier again to have all of it"
-        raise ReportError(message) from error
+    except OSError as error:
+        raise ReportError(f"report '{path}': {error.strerror}; {_ADVICE}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ReportError(f"report '{path}': {error}; {_ADVICE}") from error
 
 
 def began_at(run: str) -> dt.datetime | None:
