@@ -93,7 +93,7 @@ def docs(session: nox.Session) -> None:
     """Makes the site; a link that leads nowhere is an error. `-- linkcheck` asks the web too."""
     session.install(*nox.project.dependency_groups(_PROJECT, "docs"))
     builder = session.posargs or ["html"]
-    session.run("sphinx-build", "-W", "-b", *builder, "docs", f".nox/site/{builder[0]}")
+    session.run("sphinx-build", "-W", "-b", *builder, "docs", f"dist/site/{builder[0]}")
 
 
 @nox.session

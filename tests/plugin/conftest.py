@@ -41,7 +41,7 @@ MATRIX = """
 
 
 _TIMES = 3
-_SAYS_CI = ("CI", "BUILD_NUMBER")
+_SAYS_CI = ("CI", "BUILD_NUMBER", "GITHUB_STEP_SUMMARY")
 
 
 class Suite:
@@ -53,6 +53,7 @@ class Suite:
         self.runs = folder / "runs"
         self.script = Script()
         self.python_path: Path | None = None
+        self.job_summary: Path | None = None
         self.write_matrix()
 
     def write_matrix(self, *, needs_gpus: int = 0, output_cap_tokens: int = 32) -> None:
@@ -77,12 +78,17 @@ class Suite:
         )
 
     def environment(self) -> dict[str, str]:
-        """What the command runs in; as CI, pytest would say each failure once more, in full."""
+        """What the command runs in; as CI, pytest would say each failure once more, in full.
+
+        Nor do these runs belong into the summary of the job that tests specreg.
+        """
         outer = {name: text for name, text in os.environ.items() if name not in _SAYS_CI}
         scripted = record_script(self.script, self.folder)
         if self.python_path is not None:
             both = f"{self.python_path}{os.pathsep}{scripted['PYTHONPATH']}"
             scripted["PYTHONPATH"] = both
+        if self.job_summary is not None:
+            outer["GITHUB_STEP_SUMMARY"] = str(self.job_summary)
         return outer | scripted | {"COLUMNS": "120"}
 
     def run(self, *arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:

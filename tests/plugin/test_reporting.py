@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from specreg.report.document import load_report
 from tests.plugin.conftest import Suite
 from tests.scripted.vllm.script import Script
@@ -44,11 +42,13 @@ def test_percentiles_are_shown_of_what_fails_and_of_all_where_that_is_asked_for(
 
 
 def test_a_run_leaves_a_page_and_adds_to_the_summary_of_a_job(
-    recorded_suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recorded_suite: Suite, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
-    done = recorded_suite.run("tests/perf", "-q", "-k", "c1 and acceptance_length")
+    recorded_suite.job_summary = tmp_path / "summary.md"
+    past = f"--specreg-history={tmp_path / 'past'}"
+    done = recorded_suite.run("tests/perf", "-q", "-k", "c1 and acceptance_length", past)
     (folder,) = recorded_suite.runs.iterdir()
+    assert len(list((tmp_path / "past").glob("*.jsonl"))) == 1
     assert f"report: {folder / 'report.html'}" in done.stdout
     assert "All 1 verdicts hold" in (folder / "report.html").read_text()
     assert (tmp_path / "summary.md").read_text() == (folder / "report.md").read_text()
