@@ -151,6 +151,13 @@ def datasets(session: nox.Session) -> None:
 
 
 @nox.session
+def power(session: nox.Session) -> None:
+    """Samples scripted GPUs whose true energy is known, and judges a case on one: four minutes."""
+    _install(session, "tests")
+    _pytest(session, "tests/power")
+
+
+@nox.session
 def contract(session: nox.Session) -> None:
     """Measures a real engine whose acceptance is known beforehand: about three minutes."""
     _install(session, "tests")
@@ -175,9 +182,10 @@ def record(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measures the client itself beside two plain ones, and the judging: about seven minutes."""
+    """Measures the client beside two plain ones, the judging and the sampler: nine minutes."""
     _install(session, "tests")
     session.run("python", "-m", "tests.bench.run")
+    session.run("python", "-m", "tests.bench.power")
 
 
 @nox.session

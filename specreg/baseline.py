@@ -32,6 +32,7 @@ from specreg.methods import Tree
 from specreg.metrics import Metric, acceptance_value
 from specreg.protocols import Form
 from specreg.replies import AS_IS
+from specreg.sensors import Scope
 
 SCHEMA_VERSION = 2
 _FEWEST_RUNS = 2
@@ -131,6 +132,23 @@ class StoredAcceptance(
     total: StepCounts | None = None
 
 
+class RecordedDevice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A device whose power was recorded.
+
+    Attributes:
+        id: of this very one; name: of its kind.
+        scope: whose power it told.
+        from_counter: whether its energy is that of a counter.
+        sm_clock_mhz: at which it ran, the median; None where it doesn't say.
+    """
+
+    id: str
+    name: str
+    scope: Scope
+    from_counter: bool
+    sm_clock_mhz: float | None
+
+
 class Baseline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One file.
 
@@ -140,6 +158,7 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         acceptance: None for a case that doesn't speculate.
         launches: by launch, the metrics that differ from launch to launch.
         noise: of those metrics, from the history of this machine; empty without one.
+        devices: those whose power the launches hold; none where it couldn't be read.
     """
 
     schema_version: int
@@ -149,6 +168,7 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     acceptance: StoredAcceptance | None
     launches: tuple[dict[str, float], ...]
     noise: dict[str, Noise] = {}
+    devices: tuple[RecordedDevice, ...] = ()
 
     def launch_values(self, metric: Metric) -> tuple[float, ...]:
         """The metric's value in each launch that has it."""
@@ -280,8 +300,11 @@ def render_baseline(baseline: Baseline) -> str:
     for setting in msgspec.structs.fields(baseline.case):
         if getattr(baseline.case, setting.name) == setting.default:
             del content["case"][setting.name]
-    if not baseline.noise:
-        del content["noise"]
+    for name in ("noise", "devices"):
+        if not content[name]:
+            del content[name]
+    if not baseline.environment.power_limit_w:
+        del content["environment"]["power_limit_w"]
     return _render(content, "") + "\n"
 
 

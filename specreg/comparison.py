@@ -15,7 +15,11 @@ from specreg.identity import Environment
 from specreg.intervals import FEWEST_PROMPTS, Change, Spread, change_of_launches, change_of_ratio
 from specreg.measurement import Measurement
 from specreg.metrics import METRICS, Metric, ratio_parts
+from specreg.power.record import DeviceRecord
 from specreg.published import Published
+from specreg.sensors import Scope
+
+_LEAST_CLOCK_FRAC = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +80,45 @@ class Comparison:
     def measurement(self) -> Measurement:
         """The last launch."""
         return self.launches[-1]
+
+    @property
+    def held_back(self) -> str:
+        """Why nothing of the last launch counts: its GPUs ran slower than when it was recorded.
+
+        Empty where they didn't, or nobody knows.
+        """
+        recorded = self.known.exact.devices if self.known.exact else ()
+        pairs = zip(_devices(self.measurement), recorded, strict=False)
+        for ours, theirs in pairs:
+            if ours.sm_clock_mhz is None or theirs.sm_clock_mhz is None:
+                continue
+            if ours.sm_clock_mhz < _LEAST_CLOCK_FRAC * theirs.sm_clock_mhz:
+                return (
+                    f"CLOCK_LOW: {ours.device.name} ran at {ours.sm_clock_mhz:.0f} MHz, it was"
+                    f" recorded at {theirs.sm_clock_mhz:.0f}; reset its clocks (nvidia-smi -rgc),"
+                    " cool it, or look who limits its power"
+                )
+        return ""
+
+    @property
+    def unlike_devices(self) -> str:
+        """Why the power of the baseline's devices is another thing than ours; empty if it isn't."""
+        ours = [(one.device.scope, one.from_counter) for one in _devices(self.measurement)]
+        recorded = self.known.exact.devices if self.known.exact else ()
+        theirs = [(one.scope, one.from_counter) for one in recorded]
+        if not theirs or ours == theirs:
+            return ""
+        return f"power measured as {_told(ours)}, recorded as {_told(theirs)}"
+
+    @property
+    def other_card(self) -> str:
+        """That the last launch ran on another card than the baseline's; empty if it didn't."""
+        ours = [one.device.id for one in _devices(self.measurement)]
+        recorded = self.known.exact.devices if self.known.exact else ()
+        theirs = [one.id for one in recorded]
+        if not theirs or sorted(ours) == sorted(theirs):
+            return ""
+        return f"measured on {', '.join(ours)}, recorded on {', '.join(theirs)}"
 
     def launch_values(self, metric: Metric) -> tuple[float, ...]:
         """The metric's value in each launch that has it."""
@@ -242,6 +285,16 @@ def of_any_number(settings: CaseSettings) -> CaseSettings:
     Acceptance is compared prompt by prompt, so that it bears another number of them.
     """
     return msgspec.structs.replace(settings, num_prompts=None)
+
+
+def _devices(measurement: Measurement) -> Sequence[DeviceRecord]:
+    """The devices whose power was measured."""
+    power = measurement.replay.power if measurement.replay else None
+    return power.case.devices if power and power.case else ()
+
+
+def _told(kinds: Iterable[tuple[Scope, bool]]) -> str:
+    return ", ".join(f"{scope} by {'counter' if counted else 'power'}" for scope, counted in kinds)
 
 
 def _quotient(parts: tuple[Column, Column]) -> float | None:

@@ -91,22 +91,30 @@ def engine_environment(
     Raises:
         EnvironmentSetupError: no way of getting torch and the engine worked.
     """
-    folder = (
-        cache_dir()
-        / "environments"
-        / (f"{requirement.package}-{requirement.version}-{_fingerprint(requirement)}")
-    )
+    folder = _folder(requirement)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(f"{folder}.lock"):
-        marker = folder / _MARKER
-        # Not there, unreadable or without its interpreter: made anew.
-        with contextlib.suppress(OSError, msgspec.DecodeError):
-            made = msgspec.json.decode(marker.read_bytes(), type=EngineEnvironment)
-            if Path(made.python).exists():
-                return made
+        made = installed_environment(requirement)
+        if made is not None:
+            return made
         environment = _make(requirement, folder, show)
-        marker.write_bytes(msgspec.json.encode(environment))
+        (folder / _MARKER).write_bytes(msgspec.json.encode(environment))
         return environment
+
+
+def installed_environment(requirement: Requirement) -> EngineEnvironment | None:
+    """The environment of an engine if it is there; None for one that would be made."""
+    # Not there, unreadable or without its interpreter: made anew.
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        marker = _folder(requirement) / _MARKER
+        made = msgspec.json.decode(marker.read_bytes(), type=EngineEnvironment)
+        return made if Path(made.python).exists() else None
+    return None
+
+
+def _folder(requirement: Requirement) -> Path:
+    name = f"{requirement.package}-{requirement.version}-{_fingerprint(requirement)}"
+    return cache_dir() / "environments" / name
 
 
 def _make(requirement: Requirement, folder: Path, show: Callable[[str], None]) -> EngineEnvironment:

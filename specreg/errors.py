@@ -12,6 +12,7 @@ SpecregError
 │   ├── ServerRefusedError  the server refused to generate a token
 │   ├── ServerDiedError     the server went away while it was measured
 │   └── AttachError         nothing, or something else than asked for, answers at a URL
+├── SensorError             a device whose power can't be read, or that is gone
 ├── InvalidMeasurementError the meter was not in order; the figures mean nothing
 ├── BaselineError           a baseline file that can't be read, or must not be written
 │   └── OutdatedBaselineError   one that an earlier specreg wrote: it is recorded anew
@@ -101,6 +102,10 @@ class ServerDiedError(ServerError):
 
 class AttachError(ServerError):
     """Nothing, or something else than asked for, answers at a URL."""
+
+
+class SensorError(SpecregError):
+    """A device whose power can't be read, that is in use, or that is gone."""
 
 
 class InvalidMeasurementError(SpecregError):

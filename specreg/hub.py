@@ -5,10 +5,14 @@
 
 import contextlib
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from specreg.errors import DatasetError, ModelError, SpecregError
+
+_BRANCH = "main"
+_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +67,42 @@ def fetch_model_file(repo: str, file: str) -> Path:
     with contextlib.suppress(ModelError):
         return _download(ModelError, "", "", **asked, local_files_only=True)
     return _download(ModelError, f"hub model '{repo}': {file}", "name a folder", **asked)
+
+
+def cached_model(repo: str, variables: Mapping[str, str]) -> Path | None:
+    """The folder of a model's newest commit in the hub's cache, None where it was never fetched.
+
+    Found by the layout that huggingface_hub documents ("Understand caching"), so that neither it
+    nor the hub is asked; a fetch that broke off leaves a folder too.
+
+    Args:
+        repo: `Qwen/Qwen3-8B` for instance.
+        variables: the environment, which may name the cache.
+    """
+    folder = hub_cache_dir(variables) / f"models--{repo.replace('/', '--')}"
+    with contextlib.suppress(OSError):
+        snapshot = folder / "snapshots" / (folder / "refs" / _BRANCH).read_text().strip()
+        return snapshot if snapshot.is_dir() else None
+    return None
+
+
+def hub_cache_dir(variables: Mapping[str, str]) -> Path:
+    """Where the hub's library and the engines keep what they fetch."""
+    older = variables.get("HUGGINGFACE_HUB_CACHE", "")
+    given = variables.get("HF_HUB_CACHE") or older
+    return Path(given).expanduser() if given else _home(variables) / "hub"
+
+
+def has_token(variables: Mapping[str, str]) -> bool:
+    """Whether there is a token to show to the hub; what it is stays where it is."""
+    path = variables.get("HF_TOKEN_PATH")
+    file = Path(path).expanduser() if path else _home(variables) / "token"
+    return any(map(variables.get, _TOKENS)) or file.is_file()
+
+
+def _home(variables: Mapping[str, str]) -> Path:
+    caches = variables.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(variables.get("HF_HOME") or f"{caches}/huggingface").expanduser()
 
 
 def _download(

@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import pynvml
+
+from specreg.errors import SensorError
+from specreg.sensors import SENSORS, Device
 
 # The widest vector unit decides the kernels that a CPU engine picks.
 _INSTRUCTION_SETS = ("amx_tile", "avx512f", "avx2", "asimd")
 _SHORT = {"amx_tile": "amx", "avx512f": "avx512"}
 _BYTES_PER_GB = 10**9
 _BYTES_PER_GIB = 2**30
-_HZ_PER_MHZ = 10**6
-_BITS_PER_BYTE = 8
-_TRANSFERS_PER_CLOCK = 2  # double data rate
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +28,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
             and 0 for "gpu".
         gpus: the names of the GPUs in use; `gpu_memory_gb`: of the first, rounded. Empty and 0
             for "cpu".
+        power_limit_w: what the GPUs are held to; 0 where it is the vendor's limit.
     """
 
     kind: str
@@ -37,13 +37,15 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     cores: int = 0
     gpus: tuple[str, ...] = ()
     gpu_memory_gb: int = 0
+    power_limit_w: float = 0.0
 
     @property
     def name(self) -> str:
         """The folder of its baselines, `cpu-intel-xeon-2.50ghz-avx512-2c` for instance."""
         if self.kind == "gpu":
             names = "-".join(_slug(name) for name in dict.fromkeys(self.gpus))
-            return f"gpu-{names}-{self.gpu_memory_gb}gb-x{len(self.gpus)}"
+            limit = f"-{self.power_limit_w:.0f}w" if self.power_limit_w else ""
+            return f"gpu-{names}-{self.gpu_memory_gb}gb{limit}-x{len(self.gpus)}"
         if self.kind == "unknown":
             return self.kind
         return f"cpu-{_slug(self.cpu)}-{self.instruction_set}-{self.cores}c"
@@ -55,34 +57,48 @@ UNKNOWN_ENVIRONMENT = Environment(kind="unknown")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpus:
-    """The GPUs that NVML shows.
+    """The GPUs that this process sees.
 
     Attributes:
-        names: of each; memory_bytes: of each.
+        devices: in the order in which engines take them.
         why_none: why there are none, empty where there are.
-        driver_version: of all.
-        bandwidth_gib_per_s: how fast the first one reads its memory, by its clock and the width of
-            its bus; 0 where it doesn't say.
     """
 
-    names: tuple[str, ...]
-    memory_bytes: tuple[int, ...]
+    devices: tuple[Device, ...]
     why_none: str
-    driver_version: str = ""
-    bandwidth_gib_per_s: float = 0.0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the vendor calls each."""
+        return tuple(device.name for device in self.devices)
 
     @property
     def memory_gib(self) -> tuple[float, ...]:
         """The memory of each."""
-        return tuple(each / _BYTES_PER_GIB for each in self.memory_bytes)
+        return tuple(device.memory_bytes / _BYTES_PER_GIB for device in self.devices)
+
+    @property
+    def driver_version(self) -> str:
+        """Of all; empty without one."""
+        return self.devices[0].driver_version if self.devices else ""
+
+    @property
+    def bandwidth_gib_per_s(self) -> float:
+        """How fast the first one reads its memory; 0 where nobody says."""
+        return self.devices[0].bandwidth_gib_per_s if self.devices else 0.0
 
 
 def current_environment(*, needs_gpus: int) -> Environment:
     """This machine, as the environment of cases that use so many of its GPUs; 0 for none."""
     gpus = find_gpus()
-    if needs_gpus and gpus.names:
-        memory_gb = round(gpus.memory_bytes[0] / _BYTES_PER_GB)
-        return Environment(kind="gpu", gpus=gpus.names[:needs_gpus], gpu_memory_gb=memory_gb)
+    if needs_gpus and gpus.devices:
+        used = gpus.devices[:needs_gpus]
+        return Environment(
+            kind="gpu",
+            gpus=tuple(device.name for device in used),
+            gpu_memory_gb=round(used[0].memory_bytes / _BYTES_PER_GB),
+            power_limit_w=min(device.limit_w for device in used),
+        )
     cpu, instruction_set = _read_cpu(Path("/proc/cpuinfo"))
     return Environment(
         kind="cpu", cpu=cpu, instruction_set=instruction_set, cores=len(os.sched_getaffinity(0))
@@ -91,33 +107,16 @@ def current_environment(*, needs_gpus: int) -> Environment:
 
 @functools.cache
 def find_gpus() -> Gpus:
-    """The NVIDIA GPUs of this machine, by their driver."""
-    try:
-        pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        names = tuple(pynvml.nvmlDeviceGetName(handle) for handle in handles)
-        memory = tuple(pynvml.nvmlDeviceGetMemoryInfo(handle).total for handle in handles)
-        driver = pynvml.nvmlSystemGetDriverVersion()
-    except pynvml.NVMLError as error:
-        return Gpus(names=(), memory_bytes=(), why_none=f"NVML: {error}")
-    return Gpus(
-        names=names,
-        memory_bytes=memory,
-        why_none="" if names else "NVML: the driver shows no GPU",
-        driver_version=str(driver),
-        bandwidth_gib_per_s=_bandwidth_gib_per_s(handles[0]) if handles else 0.0,
-    )
-
-
-def _bandwidth_gib_per_s(handle: object) -> float:
-    """Transfers per second × the width of the bus; 0 where the driver doesn't say."""
-    try:
-        clock_mhz = pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_MEM)
-        width_bits = pynvml.nvmlDeviceGetMemoryBusWidth(handle)
-    except pynvml.NVMLError:
-        return 0.0
-    bits_per_s = _TRANSFERS_PER_CLOCK * clock_mhz * _HZ_PER_MHZ * width_bits
-    return float(bits_per_s / _BITS_PER_BYTE / _BYTES_PER_GIB)
+    """The GPUs of this machine that this process sees, by their drivers."""
+    why: list[str] = []
+    for sensor in SENSORS.values():
+        if not sensor.of_gpus:
+            continue
+        try:
+            return Gpus(devices=tuple(sensor.find(os.environ)), why_none="")
+        except SensorError as error:
+            why.append(str(error))
+    return Gpus(devices=(), why_none="; ".join(why))
 
 
 def _read_cpu(cpuinfo: Path) -> tuple[str, str]:

@@ -18,6 +18,7 @@ from specreg.errors import SpecregError
 from specreg.matrix import Case
 from specreg.measurement import Measurement, values_of
 from specreg.metrics import Replay
+from specreg.power.record import PowerRecord
 from specreg.replay import Round, Tally
 from specreg.sequential import Look
 from specreg.spread import Histogram
@@ -68,7 +69,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         lags: of each round, the case's first, then the control's.
         acceptance: as it was read, the server's counters agreeing.
         look: the name of the one at which it was enough.
-        gauges: see `Replay`.
+        gauges, power: see `Replay`.
     """
 
     engine_version: str
@@ -78,6 +79,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     acceptance: AcceptanceRecord | None
     look: str = Look.FULL.name
     gauges: Gauges | None = None
+    power: PowerRecord | None = None
 
 
 Line = Begun | Replayed | Ended
@@ -117,6 +119,7 @@ class Journal:
                 acceptance=replay.acceptance,
                 look=measurement.look.name,
                 gauges=replay.gauges,
+                power=replay.power,
             )
         )
 
@@ -171,6 +174,7 @@ class _Open:
             acceptance=line.acceptance,
             limits=case.limits,
             gauges=line.gauges,
+            power=line.power,
         )
         return Measurement(
             case=case,

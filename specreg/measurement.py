@@ -7,6 +7,7 @@ import itertools
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -18,10 +19,14 @@ from specreg.acceptance.record import AcceptanceRecord, Counters, Gauges, StepCo
 from specreg.arrivals import Load
 from specreg.crew import Crew, open_crew
 from specreg.datasets import Prompt
-from specreg.errors import InvalidMeasurementError
+from specreg.errors import InvalidMeasurementError, SensorError
 from specreg.matrix import Case
 from specreg.meter import read_acceptance
 from specreg.metrics import METRICS, Replay
+from specreg.power.checks import check_alone, check_held_back
+from specreg.power.energy import Span
+from specreg.power.record import PowerRecord, record_power
+from specreg.power.watch import Watch
 from specreg.protocols import Protocol
 from specreg.replay import Round
 from specreg.sequential import Look
@@ -36,6 +41,7 @@ _LATE_NS = 5 * 10**6
 _LATE_FRAC = 0.05
 _ENOUGH_BEATS = 20
 _EXPORT_LOOKS, _EXPORT_S = 50, 0.1
+_SETTLE_S, _IDLE_S = 1.0, 4.0
 
 RecordRound = Callable[[bool, int], Record]
 """Whether a round is the control's and its number from 0 in; what takes its requests out."""
@@ -117,6 +123,7 @@ def measure(  # noqa: PLR0913 - half of them by name, each with a use of its own
     clock: Clock = time.monotonic_ns,
     record: RecordRound = no_record,
     extent: Extent = WHOLE,
+    watching: Watch | None = None,
 ) -> Measurement:
     """Measures a case: warm-up, then its prompts in rounds, each beside a round of the control.
 
@@ -132,6 +139,7 @@ def measure(  # noqa: PLR0913 - half of them by name, each with a use of its own
         clock: monotonic, in nanoseconds.
         record: is asked, for each round, for what takes its requests as they end.
         extent: how many of the prompts to replay.
+        watching: what samples the power of the server's devices, None for no power.
 
     Raises:
         ServerDiedError: a server went away.
@@ -142,10 +150,15 @@ def measure(  # noqa: PLR0913 - half of them by name, each with a use of its own
         target=server.target,
         draft=server.draft,
     )
+    ours = server.pids() | (control.pids() if control is not None else frozenset())
     try:
+        idle = rest(watching, show)
         replay, look = uvloop.run(
             _measure(case, server, control, prompts, extent, show=show, clock=clock, record=record)
         )
+        ours |= server.pids() | (control.pids() if control is not None else frozenset())
+        if watching is not None:
+            replay = dataclasses.replace(replay, power=power_of(replay, watching, idle, ours))
     except InvalidMeasurementError as error:
         for one in (server, control):
             if one is not None:
@@ -153,6 +166,42 @@ def measure(  # noqa: PLR0913 - half of them by name, each with a use of its own
         return dataclasses.replace(measurement, invalid=str(error))
     values = values_of(case, replay)
     return dataclasses.replace(measurement, replay=replay, values=values, look=look)
+
+
+def rest(watching: Watch | None, show: Callable[[str], None]) -> Span:
+    """Lets the devices of a watch be idle for a while; the span of time in which they were."""
+    if watching is None:
+        return 0, 0
+    show("watching the idle power")
+    time.sleep(_SETTLE_S)
+    start_ns = time.monotonic_ns()
+    time.sleep(_IDLE_S)
+    return start_ns, time.monotonic_ns()
+
+
+def power_of(replay: Replay, watching: Watch, idle: Span, ours: AbstractSet[int]) -> PowerRecord:
+    """What the devices drew while each server had requests.
+
+    Args:
+        replay: whose rounds they are; its clock is the monotonic one.
+        watching: what sampled them.
+        idle: when the servers had nothing to do.
+        ours: the processes of the servers.
+
+    Raises:
+        InvalidMeasurementError: `THROTTLED` or `DEVICE_SHARED`: then no figure means anything.
+    """
+    case, control = (
+        [(part.started_ns, part.ended_ns) for part in rounds]
+        for rounds in (replay.rounds, replay.control_rounds)
+    )
+    try:
+        traces = watching.traces(until_ns=max(end_ns for _, end_ns in (*case, *control)))
+    except SensorError as error:
+        return PowerRecord(invalid=f"POWER_INVALID: {error}")
+    check_held_back(traces, [*case, *control])
+    check_alone(traces, [*case, *control], ours)
+    return record_power(traces, idle=idle, case=case, control=control)
 
 
 def values_of(case: Case, replay: Replay) -> Mapping[str, float]:

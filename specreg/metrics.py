@@ -11,10 +11,13 @@ from enum import Enum, StrEnum
 from types import MappingProxyType
 from typing import TypeVar
 
+import msgspec
+
 from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, Gauges, StepCounts
 from specreg.acceptance.table import Countable
 from specreg.errors import MatrixError, UnknownNameError
 from specreg.matrix import MOST_DRAFT_TOKENS, NO_LIMITS, Case, Limits
+from specreg.power.record import PowerRecord
 from specreg.replay import Round
 from specreg.trace import RequestTrace
 
@@ -23,6 +26,7 @@ _CountT = TypeVar("_CountT")
 _NS_PER_MS = 10**6
 _NS_PER_S = 10**9
 _MS_PER_S = 10**3
+_MJ_PER_J = 10**3
 
 
 class Family(StrEnum):
@@ -32,6 +36,7 @@ class Family(StrEnum):
     THROUGHPUT = "throughput"
     LATENCY = "latency"
     SPEEDUP = "speedup"
+    POWER = "power"
 
 
 class Direction(Enum):
@@ -51,6 +56,7 @@ class Replay:
         acceptance: None for a case that doesn't speculate.
         limits: what a request must keep to count as good.
         gauges: what the server said of its acceptance at the end; no metric is of them.
+        power: what the devices drew; None where nobody watched.
     """
 
     rounds: tuple[Round, ...]
@@ -58,6 +64,7 @@ class Replay:
     acceptance: AcceptanceRecord | None
     limits: Limits = NO_LIMITS
     gauges: Gauges | None = None
+    power: PowerRecord | None = None
 
     @property
     def traces(self) -> tuple[RequestTrace, ...]:
@@ -67,8 +74,13 @@ class Replay:
     @property
     def of_control(self) -> "Replay":
         """What was seen of the control, as if it were the case."""
+        power = self.power
         return Replay(
-            rounds=self.control_rounds, control_rounds=(), acceptance=None, limits=self.limits
+            rounds=self.control_rounds,
+            control_rounds=(),
+            acceptance=None,
+            limits=self.limits,
+            power=power and msgspec.structs.replace(power, case=power.control, control=None),
         )
 
     @property
@@ -97,6 +109,7 @@ class Metric:
         needs_limits: whether it says nothing of a case without limits on TTFT and TPOT.
         needs_stream: whether it says nothing of answers that come at once.
         of_output: whether it is tokens per step over the time of a step, or the reverse.
+        two_sided: whether a change either way is one for the worse.
     """
 
     name: str
@@ -112,6 +125,7 @@ class Metric:
     needs_limits: bool = False
     needs_stream: bool = False
     of_output: bool = False
+    two_sided: bool = False
 
     def applies_to(self, case: Case) -> bool:
         """Whether the case can have a value at all."""
@@ -200,6 +214,26 @@ def speedup_ratio(replay: Replay) -> float | None:
         if ours is not None and theirs:
             ratios.append(ours / theirs)
     return statistics.median(ratios) if ratios else None
+
+
+def energy_j(replay: Replay) -> float | None:
+    """What all devices drew while the case had requests; None where it can't be judged."""
+    power = replay.power
+    if power is None or power.case is None or power.invalid or power.too_short:
+        return None
+    return power.case.energy_mj / _MJ_PER_J
+
+
+def energy_j_per_token(replay: Replay) -> float | None:
+    """Energy / Σ N, both of all rounds: a token's share of all that was drawn, idle power too."""
+    energy, tokens = energy_j(replay), sum(trace.tokens for trace in replay.traces)
+    return energy / tokens if energy is not None and tokens else None
+
+
+def power_w(replay: Replay) -> float | None:
+    """Energy / time, of all devices, while the case had requests."""
+    energy, power = energy_j(replay), replay.power
+    return energy / power.case.window_s if energy and power and power.case else None
 
 
 def _median(values: Iterable[float | None]) -> float | None:
@@ -313,6 +347,23 @@ _ROWS = (
         tolerance_frac=0.05,
         by_launch=True,
         of_output=True,
+    ),
+    Metric(
+        name="energy_j_per_token",
+        family=Family.POWER,
+        direction=Direction.DOWN,
+        function=energy_j_per_token,
+        tolerance_frac=0.05,
+        by_launch=True,
+    ),
+    Metric(
+        name="power_w",
+        family=Family.POWER,
+        direction=Direction.UP,
+        function=power_w,
+        tolerance_frac=0.1,
+        by_launch=True,
+        two_sided=True,
     ),
 )
 

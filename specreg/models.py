@@ -14,6 +14,7 @@ from specreg.hub import fetch_model_file
 from specreg.paths import cache_dir
 
 _WEIGHTS = "model.safetensors"
+_OLDER_WEIGHTS = "pytorch_model.bin"
 _CONFIG = "config.json"
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -38,7 +39,7 @@ def resolve_model(root: Path, reference: str, *, padding_layers: int = 0) -> str
     Raises:
         ModelError: the folder is missing or incomplete, or padding was asked of a hub id.
     """
-    if not reference.startswith((".", "/", "fixtures/")):
+    if is_hub_id(reference):
         if padding_layers:
             message = f"model '{reference}': only a folder can be padded; set padding_layers = 0"
             raise ModelError(message)
@@ -49,6 +50,34 @@ def resolve_model(root: Path, reference: str, *, padding_layers: int = 0) -> str
             message = f"model folder '{folder}': {pattern} is missing; check the path in the matrix"
             raise ModelError(message)
     return str(_padded(folder, padding_layers) if padding_layers else folder)
+
+
+def is_hub_id(reference: str) -> bool:
+    """Whether a model is named by the hub's id, not by its folder."""
+    return not reference.startswith((".", "/", "fixtures/"))
+
+
+def missing_files(folder: Path) -> tuple[str, ...]:
+    """What a folder lacks to be a whole model: its configuration, or files of its weights.
+
+    Weights are one file, or those that an index lists; drafts are published as PyTorch's too.
+    """
+    lacking = () if (folder / _CONFIG).is_file() else (_CONFIG,)
+    for name in (_WEIGHTS, _OLDER_WEIGHTS):
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            return lacking + _missing_parts(index)
+    alone = any(any(folder.glob(pattern)) for pattern in ("*.safetensors", _OLDER_WEIGHTS))
+    return lacking if alone else (*lacking, _WEIGHTS)
+
+
+def _missing_parts(index: Path) -> tuple[str, ...]:
+    """The files that an index lists and that aren't there; the index where it can't be read."""
+    try:
+        parts = set(json.loads(index.read_bytes())["weight_map"].values())
+        return tuple(sorted(part for part in parts if not (index.parent / part).is_file()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return (index.name,)
 
 
 def model_file(reference: str, name: str) -> Path:

@@ -37,6 +37,7 @@ from specreg.report.outputs import (
     can_make,
     write_outputs,
 )
+from specreg.report.power import render_power
 from specreg.report.progress import Progress
 from specreg.report.spreads import render_spreads
 from specreg.report.tables import render_categories, render_speedups
@@ -131,11 +132,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ours = [item for item in items if place(item)[0] >= 0]
     asked: dict[str, set[str]] = {}
     skipped: dict[str, str] = {}
+    dark: dict[str, None] = {}
     for item in ours:
         case = _params(item)["case"]
         if case.id in unfit:
             item.add_marker(pytest.mark.skip(reason=unfit[case.id]))
             skipped[case.id] = unfit[case.id]
+        elif why := _why_dark(suite, case, _what(_params(item))):
+            item.add_marker(pytest.mark.skip(reason=why))
+            dark.setdefault(why)
         else:
             asked.setdefault(case.id, set()).add(_what(_params(item)).name)
     suite.asked, suite.skipped = asked, skipped
@@ -145,6 +150,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         running = [case for case_id, case in cases.items() if case_id not in suite.skipped]
         _check_runnable(suite, running)
         config.stash[_LINES].extend(_check_prompts(suite, running))
+        config.stash[_LINES].extend(f"power wasn't measured: {why}" for why in dark)
+
+
+def _why_dark(suite: Suite, case: Case, what: Metric | Proof) -> str:
+    """Why a metric of power can't be measured here; empty of any other."""
+    is_power = isinstance(what, Metric) and what.family is Family.POWER
+    return suite.provision.why_no_power(case.server) if is_power else ""
 
 
 def _fit_budget(suite: Suite) -> None:
@@ -274,6 +286,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     failing = {verdict.case_id for verdict in suite.verdicts if verdict.fails}
     told = [one for one in figures if suite.verbose or one.case_id in failing]
     parts.append(render_spreads(told, width=_WIDTH, color=color))
+    parts.append(render_power(figures, width=_WIDTH, color=color))
     if not all(case.speed for case in suite.tier.cases):
         parts.append("the servers of this tier say nothing of speed, so none is shown")
     if suite.taken_over:

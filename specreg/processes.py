@@ -82,6 +82,11 @@ def stop_marked(process: MarkedProcess) -> None:
         process.popen.wait()
 
 
+def pids_of(process: MarkedProcess) -> frozenset[int]:
+    """The process and all its living descendants."""
+    return frozenset(found.pid for found in _living(process.mark, process.popen.pid))
+
+
 def _kill_all(mark: str, session_id: int) -> None:
     """Kills what is left, and what is born meanwhile, for 5 s at most."""
     deadline = time.monotonic() + _KILL_S

@@ -14,9 +14,11 @@ from specreg.environments import (
     installed_version,
     why_not,
 )
-from specreg.errors import UnsupportedError
+from specreg.errors import SensorError, UnsupportedError
 from specreg.matrix import NO_LIMITS, Case, ServerSpec
 from specreg.methods import METHODS, is_older
+from specreg.power.devices import devices_of, why_unreadable
+from specreg.sensors import Device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +115,24 @@ class Provision:
             version=requirement.version,
             torch_source="as it is",
         )
+
+    def devices(self, spec: ServerSpec) -> tuple[Device, ...]:
+        """What a server runs on.
+
+        Raises:
+            SensorError: nothing shows it.
+        """
+        if self.url is not None:
+            raise SensorError("power: nobody here knows what the attached server runs on")
+        gpus = spec.parallel.gpus if self.on_gpu else 0
+        return devices_of(gpus, {**os.environ, **dict(spec.engine_env)})
+
+    def why_no_power(self, spec: ServerSpec) -> str:
+        """Why nobody can say what a server draws; empty where somebody can."""
+        try:
+            return why_unreadable(self.devices(spec))
+        except SensorError as error:
+            return str(error)
 
     def requirement(self, spec: ServerSpec) -> Requirement:
         """What to install for a server, or what is there; the version is "" where nobody knows.

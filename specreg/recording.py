@@ -1,6 +1,7 @@
 """Recording: the launches of a case in, the baseline that they make out, if they agree."""
 
 import datetime as dt
+import statistics
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from specreg.baseline import (
     CaseSettings,
     LaunchesOnly,
     Provenance,
+    RecordedDevice,
     load_replaceable,
     record_baseline,
     stored_acceptance,
@@ -28,6 +30,8 @@ from specreg.intervals import FEWEST_PROMPTS, change_of_ratio
 from specreg.measurement import Measurement
 from specreg.metrics import METRICS, Metric, ratio_parts
 from specreg.models import model_sha256
+from specreg.power.record import DeviceRecord
+from specreg.sensors import SCRIPTED
 from specreg.sequential import Look
 from specreg.verdict import own_tolerance_frac
 
@@ -69,6 +73,7 @@ def record_measurements(
     """
     first = measurements[0]
     _check_valid(measurements)
+    _check_real(measurements, shelf)
     _check_acceptance_agrees(measurements)
     _check_speeds_agree(measurements)
     path = shelf.path(first.case.id)
@@ -95,6 +100,7 @@ def record_measurements(
         launches=launches,
         # How hours differ is the machine's: what is known of it outlives an engine's version.
         noise={**(kept.noise if kept else {}), **noise},
+        devices=_devices_of(measurements, kept),
     )
     record_baseline(path, baseline)
     return Recorded(path=path, old=old, new=baseline)
@@ -131,6 +137,44 @@ def _check_valid(measurements: Sequence[Measurement]) -> None:
         if measurement.invalid is not None:
             case_id = measurement.case.id
             raise BaselineError(f"baseline of '{case_id}': not written, {measurement.invalid}")
+
+
+def _check_real(measurements: Sequence[Measurement], shelf: Shelf) -> None:
+    """No device was one that a test made up."""
+    powers = [one.replay.power for one in measurements if one.replay and one.replay.power]
+    names = [device.device.name for power in powers if power.case for device in power.case.devices]
+    scripted = [name for name in (*shelf.environment.gpus, *names) if name.startswith(SCRIPTED)]
+    if scripted:
+        message = (
+            f"baseline of '{measurements[0].case.id}': not written, '{scripted[0]}' is a device"
+            " that a test made up; measure on a real one"
+        )
+        raise BaselineError(message)
+
+
+def _devices_of(
+    measurements: Sequence[Measurement], kept: Baseline | None
+) -> tuple[RecordedDevice, ...]:
+    """The devices of the launches, each at the median of its clocks; of those kept, theirs."""
+    if len(measurements) == 1:
+        return kept.devices if kept is not None else ()
+    clocks: dict[str, list[float]] = {}
+    found: dict[str, DeviceRecord] = {}
+    for one in measurements:
+        power = one.replay.power if one.replay else None
+        for device in power.case.devices if power and power.case else ():
+            found[device.device.id] = device
+            clocks.setdefault(device.device.id, []).extend(filter(None, [device.sm_clock_mhz]))
+    return tuple(
+        RecordedDevice(
+            id=device_id,
+            name=one.device.name,
+            scope=one.device.scope,
+            from_counter=one.from_counter,
+            sm_clock_mhz=statistics.median(clocks[device_id]) if clocks[device_id] else None,
+        )
+        for device_id, one in found.items()
+    )
 
 
 def _check_acceptance_agrees(measurements: Sequence[Measurement]) -> None:

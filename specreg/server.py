@@ -29,7 +29,7 @@ from specreg.errors import (
 from specreg.matrix import ServerSpec
 from specreg.methods import METHODS, is_older
 from specreg.models import resolve_model
-from specreg.processes import MarkedProcess, start_marked, stop_marked
+from specreg.processes import MarkedProcess, pids_of, start_marked, stop_marked
 from specreg.protocols import Ask, Endpoint, Form, Message, Role
 from specreg.sse import DONE, splitter_for
 
@@ -118,6 +118,10 @@ class Server:
         """What it told there so far of requests, by their ids."""
         return {}
 
+    def pids(self) -> frozenset[int]:
+        """Its processes, as far as they are ours."""
+        return frozenset()
+
     def check_alive(self) -> None:
         """Silent while the server answers.
 
@@ -158,6 +162,10 @@ class StartedServer(Server):
         texts = [path.read_bytes() for path in sorted(self.private.iterdir())]
         lines = (line for text in texts for line in text.splitlines())
         return self.engine.protocol.parse_export(lines)
+
+    def pids(self) -> frozenset[int]:
+        """Its processes."""
+        return pids_of(self.process)
 
     def check_alive(self) -> None:
         """Silent while the server runs.
@@ -208,7 +216,7 @@ def start_server(
         options = LaunchOptions(
             target=target,
             served_name=spec.id,
-            port=_free_port(),
+            port=free_port(),
             speculation=METHODS[spec.method].settings(
                 engine.spelling,
                 draft,
@@ -375,7 +383,7 @@ def _start_error(server: StartedServer, what: str) -> ServerStartError:
     )
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A port that was free a moment ago. Closed before the server binds it: a small risk."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

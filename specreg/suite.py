@@ -26,8 +26,10 @@ from specreg.identity import Environment, find_gpus
 from specreg.journal import Journal, Key
 from specreg.matrix import Case, ServerSpec, Tier
 from specreg.measurement import WHOLE, Extent, Measurement, measure
-from specreg.metrics import METRICS, Metric
+from specreg.metrics import METRICS, Family, Metric
 from specreg.models import model_sha256, resolve_model
+from specreg.power.devices import wait_until_free
+from specreg.power.watch import Watch, watch
 from specreg.proving import Plain, Proof, Scene
 from specreg.provision import Provision
 from specreg.sequential import PARTS, Look
@@ -90,6 +92,11 @@ class Starting:
                 self._error = error
                 raise
         return self._server
+
+    @property
+    def running(self) -> bool:
+        """Whether it runs."""
+        return self._server is not None
 
     def stop(self) -> None:
         """Stops it, if it runs."""
@@ -238,15 +245,17 @@ class Suite:
             beside = control.server if control is not None and self._asks_speed(case) else None
             running = server.server
             self.journal.begin(key)
-            measurement = measure(
-                case,
-                running,
-                beside,
-                load_case_prompts(self.root, case),
-                show=self.show,
-                record=self.journal.record_round,
-                extent=self._extent(case, number),
-            )
+            with self._watching(case, name) as watching:
+                measurement = measure(
+                    case,
+                    running,
+                    beside,
+                    load_case_prompts(self.root, case),
+                    show=self.show,
+                    record=self.journal.record_round,
+                    extent=self._extent(case, number),
+                    watching=watching,
+                )
             self.journal.end(measurement)
         else:
             self.taken_over.append(name)
@@ -368,10 +377,18 @@ class Suite:
         """Whether the run judges everything that the tier has, on all its prompts."""
         return all(
             not self.budgeted(case).matrix_prompts
-            and self.asked.get(case.id, frozenset())
-            >= {metric.name for metric in METRICS.values() if metric.applies_to(case)}
+            and self.asked.get(case.id, frozenset()) >= self._measurable(case)
             for case in self.tier.cases
         )
+
+    def _measurable(self, case: Case) -> AbstractSet[str]:
+        """The metrics that the case can have on this machine."""
+        dark = bool(self.provision.why_no_power(case.server))
+        return {
+            metric.name
+            for metric in METRICS.values()
+            if metric.applies_to(case) and not (dark and metric.family is Family.POWER)
+        }
 
     def asked_of(self, case: Case) -> tuple[Metric, ...]:
         """The metrics that this run judges of a case."""
@@ -409,7 +426,19 @@ class Suite:
             enough=enough_for(case, metrics, known, may_stop_early=alone),
         )
 
+    def _watching(self, case: Case, name: str) -> contextlib.AbstractContextManager[Watch | None]:
+        """What samples the power of a case that is timed, if anything can."""
+        if not case.speed or not self._asks_speed(case) or self.provision.why_no_power(case.server):
+            return contextlib.nullcontext()
+        return watch(
+            self.provision.devices(case.server), self.run_folder / "power" / f"{name}.jsonl"
+        )
+
     def _server(self, launch: Launch) -> contextlib.AbstractContextManager[Server]:
+        if self.provision.on_gpu and self.provision.url is None:
+            running = [one.server for one in self._startings if one.running]
+            ours = frozenset().union(*(server.pids() for server in running))
+            wait_until_free(self.provision.devices(launch.spec), ours)
         if self.provision.url is not None:
             return attach_server(
                 launch.spec,

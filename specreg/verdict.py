@@ -14,8 +14,12 @@ from specreg.comparison import Comparison, Known, differing_settings, of_any_num
 from specreg.intervals import Change, t_quantile
 from specreg.matrix import Case
 from specreg.methods import METHODS
-from specreg.metrics import Direction, Metric, acceptance_value
+from specreg.metrics import Direction, Family, Metric, acceptance_value
+from specreg.power.record import PowerRecord
 from specreg.sequential import Look
+
+_OTHER_CARD_FRAC = 0.1
+"""What cards of one kind differ by in what their sensors say: ±5 % each."""
 
 _POWER_LEVEL = 0.1
 """What a case can see is what it proves nine times out of ten."""
@@ -54,6 +58,7 @@ class Verdict:
         cause: of a change in speed, how much is acceptance and how much the cost of a step.
         launches: how many were measured.
         softened: whether the test passes where there is no telling.
+        two_sided: whether a change either way is one for the worse; it is positive for more then.
     """
 
     case_id: str
@@ -72,13 +77,15 @@ class Verdict:
     cause: str = ""
     launches: int = 1
     softened: bool = False
+    two_sided: bool = False
 
     def __str__(self) -> str:
         parts = [f"{self.outcome}: {self.metric} of '{self.case_id}'"]
         if self.value is not None:
             parts.append(f"measured {self.value:.4g}")
         if self.change_frac is not None and self.tolerance_frac is not None:
-            better = "better" if self.change_frac >= 0 else "worse"
+            words = ("more", "less") if self.two_sided else ("better", "worse")
+            better = words[self.change_frac < 0]
             parts.append(f"baseline {self.expected:.4g}")
             parts.append(f"{abs(self.change_frac):.1%} {better}")
             parts.append(f"between {self.low_frac:+.1%} and {self.high_frac:+.1%}")
@@ -121,8 +128,12 @@ def judge(metric: Metric, comparison: Comparison, look: Look) -> Verdict:
         value=value,
         launches=len(comparison.launches) if metric.by_launch else 1,
     )
-    if measurement.invalid is not None:
-        return say(outcome=Outcome.INVALID, reason=measurement.invalid)
+    held_back = measurement.invalid or comparison.held_back
+    if held_back:
+        return say(outcome=Outcome.INVALID, reason=held_back)
+    power = measurement.replay.power if measurement.replay else None
+    if metric.family is Family.POWER and (power is None or power.invalid or power.too_short):
+        return _say_no_power(power, say)
     if value is None:
         reason = "METRIC_ABSENT: it has no value, though the case should have one"
         return say(outcome=Outcome.INVALID, reason=reason)
@@ -168,6 +179,19 @@ def outcome_of(change_frac: float, low_frac: float, high_frac: float, tolerance:
         return Outcome.IMPROVED if low_frac > tolerance else Outcome.PASS
     regressed = high_frac < 0 and change_frac < -tolerance
     return Outcome.REGRESSED if regressed else Outcome.INCONCLUSIVE
+
+
+def two_sided_outcome_of(
+    change_frac: float, low_frac: float, high_frac: float, tolerance: float
+) -> Outcome:
+    """The same of what should stay as it is: PASS, REGRESSED or INCONCLUSIVE.
+
+    REGRESSED: proven to have changed, and the estimate by more than tolerated.
+    """
+    if -tolerance < low_frac and high_frac < tolerance:
+        return Outcome.PASS
+    changed = low_frac > 0 or high_frac < 0
+    return Outcome.REGRESSED if changed and abs(change_frac) > tolerance else Outcome.INCONCLUSIVE
 
 
 def record_hint(case_id: str) -> str:
@@ -218,7 +242,7 @@ def _judge_acceptance(metric: Metric, comparison: Comparison, look: Look, say: S
         return say(outcome=Outcome.INCONCLUSIVE, tolerance_frac=tolerance, reason=found)
     value, expected, change = found
     say = functools.partial(say, value=value, expected=expected)
-    verdict = _decide(change, tolerance, look, say, lambda frac: frac)
+    verdict = _decide(metric, change, tolerance, look, say)
     if verdict.outcome is Outcome.INCONCLUSIVE:
         prompts = len(comparison.ours.prompt_ids) if comparison.ours is not None else 0
         return _undecided(verdict, f"{prompts} prompts", "raise prompts in the matrix")
@@ -269,7 +293,15 @@ def _judge_speed(metric: Metric, comparison: Comparison, look: Look, say: Say) -
     if not recorded or metric.name not in known.spreads:
         lacks = "its spread takes two launches or more" if recorded else "the baseline holds none"
         return say(outcome=Outcome.NO_BASELINE, reason=f"{lacks}; {record_hint(case.id)}")
+    other_card = ""
+    if metric.family is Family.POWER:
+        unlike, other_card = comparison.unlike_devices, comparison.other_card
+        if unlike:
+            reason = f"{unlike}; {record_hint(case.id)}"
+            return say(outcome=Outcome.NOT_COMPARABLE, reason=reason)
     tolerance = own_tolerance_frac(metric, case)
+    if other_card:
+        tolerance = max(tolerance, _OTHER_CARD_FRAC)
     change = comparison.speed_change(metric)
     if change is None:  # a goodput of nothing has no logarithm, and is no doubt worse
         always = max(comparison.launch_values(metric)) <= 0
@@ -289,26 +321,38 @@ def _judge_speed(metric: Metric, comparison: Comparison, look: Look, say: Say) -
         expected=_geometric_mean(recorded),
         cause=_cause(metric, comparison, change),
     )
-    verdict = _decide(change, tolerance, look, say, lambda frac: log_to_frac(metric, frac))
+    verdict = _decide(metric, change, tolerance, look, say)
+    if other_card and verdict.outcome is not Outcome.PASS:
+        reason = f"{other_card}, and cards of one kind differ by {_OTHER_CARD_FRAC:.0%}"
+        return dataclasses.replace(verdict, outcome=Outcome.NOT_COMPARABLE, reason=reason)
     if verdict.outcome is Outcome.INCONCLUSIVE:
         launches = f"{verdict.launches} launches against {len(recorded)}"
         return _undecided(verdict, launches, "quieten the machine, or measure more launches")
     return verdict
 
 
-def _decide(
-    change: Change, tolerance: float, look: Look, say: Say, to_frac: Callable[[float], float]
-) -> Verdict:
+def _say_no_power(power: PowerRecord | None, say: Say) -> Verdict:
+    """Why there is no power to judge: it went wrong, or is too little."""
+    if power is not None and power.invalid:
+        return say(outcome=Outcome.INVALID, reason=power.invalid)
+    reason = power.too_short if power is not None else "nobody watched the power of this launch"
+    return say(outcome=Outcome.NOT_COMPARABLE, reason=reason)
+
+
+def _decide(metric: Metric, change: Change, tolerance: float, look: Look, say: Say) -> Verdict:
+    to_frac = functools.partial(log_to_frac, metric) if metric.by_launch else float
     low, high = map(to_frac, change.bounds(look.value))
     estimate = to_frac(change.estimate_frac)
+    decide = two_sided_outcome_of if metric.two_sided else outcome_of
     return say(
-        outcome=outcome_of(estimate, low, high, tolerance),
+        outcome=decide(estimate, low, high, tolerance),
         change_frac=estimate,
         low_frac=low,
         high_frac=high,
         tolerance_frac=tolerance,
         sight_frac=-to_frac(-sight_frac(change, look)),
-        p_worse=change.p_worse,
+        p_worse=2 * min(change.p_worse, 1 - change.p_worse) if metric.two_sided else change.p_worse,
+        two_sided=metric.two_sided,
     )
 
 

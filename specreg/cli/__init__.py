@@ -7,8 +7,10 @@ import typer
 from specreg.cli.baselines import app as baselines
 from specreg.cli.cases import explain, oracle
 from specreg.cli.datasets import convert, prepare
+from specreg.cli.doctor import doctor
 from specreg.cli.history import history
 from specreg.cli.matrix import matrix
+from specreg.cli.power import power
 from specreg.cli.report import report
 from specreg.cli.tables import tables
 from specreg.errors import SpecregError
@@ -25,6 +27,8 @@ app.command()(oracle)
 app.command()(prepare)
 app.command()(convert)
 app.command()(matrix)
+app.command()(doctor)
+app.command()(power)
 app.command()(tables)
 app.command()(report)
 app.command()(history)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from specreg.report.json import RunVerdict, load_verdict
+from tests.scripted.nvml.device import ScriptedGpu, build, environment, write_script
 from tests.scripted.vllm.script import Script, record_script
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +55,7 @@ class Suite:
         self.script = Script()
         self.python_path: Path | None = None
         self.job_summary: Path | None = None
+        self.gpus: tuple[ScriptedGpu, ...] = ()
         self.write_matrix()
 
     def write_matrix(self, *, needs_gpus: int = 0, output_cap_tokens: int = 32) -> None:
@@ -83,13 +85,17 @@ class Suite:
         Nor do these runs belong into the summary of the job that tests specreg.
         """
         outer = {name: text for name, text in os.environ.items() if name not in _SAYS_CI}
-        scripted = record_script(self.script, self.folder)
+        scripted = record_script(self.script, self.folder) | {"COLUMNS": "120"}
         if self.python_path is not None:
             both = f"{self.python_path}{os.pathsep}{scripted['PYTHONPATH']}"
             scripted["PYTHONPATH"] = both
+        if self.gpus:
+            library = self.folder / "libnvidia-ml.so.1"
+            library = library if library.exists() else build(self.folder)
+            scripted |= environment(library, write_script(self.folder / "gpus", self.gpus))
         if self.job_summary is not None:
             outer["GITHUB_STEP_SUMMARY"] = str(self.job_summary)
-        return outer | scripted | {"COLUMNS": "120"}
+        return outer | scripted
 
     def run(self, *arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
         """The command, done; its output is plain text without a terminal."""

@@ -1,7 +1,6 @@
 """What the machine lacks, and what a budget leaves."""
 
 import textwrap
-from pathlib import Path
 
 import msgspec
 
@@ -9,21 +8,10 @@ from specreg.baseline import baseline_path, record_baseline
 from specreg.figures import Figures
 from specreg.identity import current_environment
 from tests.plugin.conftest import Suite
+from tests.scripted.nvml.device import ScriptedGpu
 from tests.unit import builders
 
-DRIVER = """
-from types import SimpleNamespace
-class NVMLError(Exception): ...
-NVML_CLOCK_MEM = 2
-def nvmlInit(): ...
-def nvmlDeviceGetCount(): return 1
-def nvmlDeviceGetHandleByIndex(index): return index
-def nvmlDeviceGetName(handle): return "NVIDIA H100"
-def nvmlSystemGetDriverVersion(): return "570.86"
-def nvmlDeviceGetMemoryInfo(handle): return SimpleNamespace(total=80 * 2**30)
-def nvmlDeviceGetMaxClockInfo(handle, clock): return 2_619
-def nvmlDeviceGetMemoryBusWidth(handle): return 5_120
-"""
+H100 = ScriptedGpu(memory_total_bytes=80 * 2**30)
 SIZED = """
     needs_gpus = 1
 
@@ -58,19 +46,15 @@ SIZED = """
 """
 
 
-def with_a_gpu(suite: Suite, folder: Path) -> Suite:
+def with_a_gpu(suite: Suite) -> Suite:
     """The suite on a machine whose driver shows a GPU of 80 GiB."""
-    (folder / "driver").mkdir()
-    (folder / "driver" / "pynvml.py").write_text(DRIVER)
-    suite.python_path = folder / "driver"
+    suite.gpus = (H100,)
     suite.write_tier(textwrap.dedent(SIZED))
     return suite
 
 
-def test_a_case_that_does_not_fit_is_skipped_and_the_others_run(
-    suite: Suite, tmp_path: Path
-) -> None:
-    done = with_a_gpu(suite, tmp_path).run("tests/perf", "-q", "-rs", "-k", "throughput")
+def test_a_case_that_does_not_fit_is_skipped_and_the_others_run(suite: Suite) -> None:
+    done = with_a_gpu(suite).run("tests/perf", "-q", "-rs", "-k", "throughput")
 
     assert "vllm-none-large-toy-c1 needs 1 GPU(s) of 160 GiB, this machine has 80" in done.stdout
     assert "1 skipped" in done.stdout
@@ -81,18 +65,16 @@ def test_a_case_that_does_not_fit_is_skipped_and_the_others_run(
     assert not verdict.complete
 
 
-def test_a_tier_is_not_complete_where_a_case_was_skipped(suite: Suite, tmp_path: Path) -> None:
-    done = with_a_gpu(suite, tmp_path).run("tests/perf", "-q")
+def test_a_tier_is_not_complete_where_a_case_was_skipped(suite: Suite) -> None:
+    done = with_a_gpu(suite).run("tests/perf", "-q")
 
     assert done.returncode == 11, done.stdout
     assert {one.metric for one in suite.verdict().verdicts} >= {"ttft_p50_ms", "tpot_p50_ms"}
     assert not suite.verdict().complete
 
 
-def test_a_required_tier_runs_what_fits(suite: Suite, tmp_path: Path) -> None:
-    done = with_a_gpu(suite, tmp_path).run(
-        "tests/perf", "-q", "-rs", "-k", "large", "--specreg-require-tier"
-    )
+def test_a_required_tier_runs_what_fits(suite: Suite) -> None:
+    done = with_a_gpu(suite).run("tests/perf", "-q", "-rs", "-k", "large", "--specreg-require-tier")
 
     assert done.returncode == 0, done.stdout
     assert "needs 1 GPU(s) of 160 GiB" in done.stdout

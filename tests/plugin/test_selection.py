@@ -17,7 +17,8 @@ def test_a_case_without_speculation_has_no_acceptance_and_no_speedup(suite: Suit
     done = suite.run("tests/perf", "--co", "-q", "-k", "none and c1")
 
     metrics = {item.rsplit("-", 1)[1] for item in _ids(done.stdout)}
-    assert metrics == {"throughput_tokens_per_s", "ttft_p50_ms", "tpot_p50_ms"}
+    speeds = {"throughput_tokens_per_s", "ttft_p50_ms", "tpot_p50_ms"}
+    assert metrics == speeds | {"energy_j_per_token", "power_w"}
 
 
 def test_the_cases_of_a_server_stand_together(suite: Suite) -> None:
@@ -97,7 +98,7 @@ def test_without_a_gpu_the_gpu_tier_is_skipped_with_that_reason(suite: Suite) ->
 
     assert done.returncode == 0
     assert "needs 64 GPU(s), this machine has" in done.stdout
-    assert "3 skipped" in done.stdout
+    assert "5 skipped" in done.stdout
 
 
 def test_without_a_gpu_a_required_gpu_tier_fails_at_once(suite: Suite) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -27,13 +28,16 @@ from specreg.baseline import (
 )
 from specreg.datasets import Prompt
 from specreg.engines import ALONE, engine_named
-from specreg.engines._engine import LaunchOptions
-from specreg.identity import Environment
+from specreg.engines._engine import LaunchOptions, Requirement
+from specreg.environments import _MARKER, EngineEnvironment, _folder
+from specreg.identity import Environment, Gpus
 from specreg.matrix import Case, ServerSpec
 from specreg.measurement import Measurement
 from specreg.metrics import Replay
+from specreg.power.record import ArmPower, DeviceRecord, PowerRecord
 from specreg.processes import MarkedProcess
 from specreg.replay import Round
+from specreg.sensors import Device, Scope
 from specreg.server import StartedServer
 from specreg.trace import Chunk, RequestTrace, chunk_sizes
 from tests.scripted.vllm.script import Script, chat_prompt, record_script, steps_of
@@ -120,6 +124,20 @@ PROVENANCE = Provenance(
     recorded_on="2026-11-21",
     reason="first run",
 )
+
+
+def seem_installed(requirement: Requirement) -> EngineEnvironment:
+    """An engine's environment without the engine, in the cache that SPECREG_CACHE names."""
+    made = EngineEnvironment(
+        python=sys.executable,
+        package=requirement.package,
+        version=requirement.version,
+        torch_source="pypi",
+    )
+    folder = _folder(requirement)
+    folder.mkdir(parents=True)
+    (folder / _MARKER).write_bytes(msgspec.json.encode(made))
+    return made
 
 
 def chunk(at_ns: int, tokens: int = 1) -> Chunk:
@@ -281,3 +299,50 @@ def counts_of(steps: Sequence[Steps]) -> StepCounts:
         proposed=sum(one.drafted_tokens for one in steps),
         position_counts=tuple(sum(column) for column in by_position),
     )
+
+
+def device(name: str = "NVIDIA H200", **changes: object) -> Device:
+    """A GPU that nobody has."""
+    whole = Device(sensor="nvml", id=f"GPU-{name}", name=name, number=0, scope=Scope.GPU)
+    return msgspec.structs.replace(whole, **changes)
+
+
+def gpus(*names: str, memory_gib: float = 0, bandwidth_gib_per_s: float = 0) -> Gpus:
+    """What a machine with such GPUs says of them; without names one that has none."""
+    memory_bytes = round(memory_gib * 2**30)
+    return Gpus(
+        devices=tuple(
+            device(name, memory_bytes=memory_bytes, bandwidth_gib_per_s=bandwidth_gib_per_s)
+            for name in names
+        ),
+        why_none="" if names else "NVML: none",
+    )
+
+
+def power(
+    energy_j: float = 12_000.0,
+    *,
+    window_s: float = 60.0,
+    of: Device | None = None,
+    from_counter: bool = True,
+    sm_clock_mhz: float | None = 1980.0,
+) -> PowerRecord:
+    """What one GPU drew, idle at 100 W."""
+    record = DeviceRecord(
+        device=of or device(),
+        energy_mj=energy_j * 1000,
+        from_counter=from_counter,
+        error_frac=1e-4,
+        idle_mw=100_000.0,
+        peak_mw=450_000,
+        sm_clock_mhz=sm_clock_mhz,
+        memory_clock_mhz=2619.0,
+        temperature_c=61,
+        used_bytes=10**10,
+        utilisation_frac=0.9,
+        throttle_mask=0x4,
+        tick_ms=100.0,
+        counter_ratio=1.001,
+        missing_frac=0.0,
+    )
+    return PowerRecord(case=ArmPower(window_s=window_s, devices=(record,)))

@@ -14,6 +14,7 @@ from specreg.baseline import (
     Baseline,
     CaseSettings,
     Noise,
+    RecordedDevice,
     StoredPrompt,
     baseline_path,
     load_acceptance,
@@ -28,6 +29,7 @@ from specreg.errors import BaselineError
 from specreg.matrix import Limits
 from specreg.methods import Tree
 from specreg.metrics import METRICS
+from specreg.sensors import Scope
 from tests.unit import builders
 
 COUNTS = builders.counts(8, 0, 6, 6)
@@ -56,6 +58,17 @@ def path(tmp_path: Path) -> Path:
 def test_a_baseline_comes_back_as_it_was_recorded(path: Path, baseline: Baseline) -> None:
     record_baseline(path, baseline)
     assert load_baseline(path) == baseline
+
+
+def test_the_devices_of_a_baseline_come_back(path: Path) -> None:
+    device = RecordedDevice(
+        id="GPU-1", name="H100", scope=Scope.GPU, from_counter=True, sm_clock_mhz=1980.0
+    )
+    whole = msgspec.structs.replace(PLAIN, devices=(device,))
+    record_baseline(path, whole)
+    assert load_baseline(path) == whole
+    assert '"devices"' not in render_baseline(PLAIN)
+    assert '"power_limit_w"' not in render_baseline(PLAIN)
 
 
 def test_a_baseline_lies_in_the_folder_of_its_environment(tmp_path: Path) -> None:

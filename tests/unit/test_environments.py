@@ -15,7 +15,12 @@ from typing import Any
 import pytest
 
 from specreg.engines._engine import Requirement
-from specreg.environments import _MARKER, _fingerprint, _recipes
+from specreg.environments import (
+    _MARKER,
+    _fingerprint,
+    _recipes,
+    installed_environment,
+)
 from tests.unit import builders
 
 ON_GPU = Requirement(package="vllm", version="1.0")
@@ -161,3 +166,14 @@ def test_when_no_way_works_each_says_why(tmp_path: Path) -> None:
     assert error.index("torch from pytorch-cpu-index:\n") < error.index("torch from pypi:\n")
     assert "specregengine" in error.split("torch from pypi:\n")[1]
     assert len(told) == 2
+
+
+def test_an_environment_is_looked_for_without_making_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECREG_CACHE", str(tmp_path))
+    assert installed_environment(ON_CPU) is None
+    assert list(tmp_path.iterdir()) == []
+    made = builders.seem_installed(ON_CPU)
+    assert installed_environment(ON_CPU) == made
+    assert installed_environment(ON_GPU) is None

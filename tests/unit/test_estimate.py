@@ -25,10 +25,8 @@ from specreg.identity import Environment, Gpus
 from specreg.matrix import Case, Sizes, Tier
 from tests.unit import builders
 
-H200 = Gpus(
-    names=("NVIDIA H200",), memory_bytes=(141 * 2**30,), why_none="", bandwidth_gib_per_s=4000.0
-)
-NO_GPUS = Gpus(names=(), memory_bytes=(), why_none="NVML: none")
+H200 = builders.gpus("NVIDIA H200", memory_gib=141, bandwidth_gib_per_s=4000.0)
+NO_GPUS = builders.gpus()
 ON_GPU = Environment(kind="gpu", gpus=("NVIDIA H200",), gpu_memory_gb=151)
 SIZES = Sizes(target_gib=16.0, draft_gib=2.0, token_kib=128.0)
 PLAIN_SIZES = dataclasses.replace(SIZES, draft_gib=0.0)

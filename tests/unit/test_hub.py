@@ -16,7 +16,7 @@ import pytest
 
 from specreg.datasets import Wanted, dataset_named
 from specreg.errors import DatasetError
-from specreg.hub import Fetched, fetch_dataset_file
+from specreg.hub import Fetched, cached_model, fetch_dataset_file, has_token, hub_cache_dir
 from tests.unit import builders
 
 COMMIT = "e3a795c7b1c2a8a6b3f0f2d1c4b5a69788776655"
@@ -213,3 +213,47 @@ def test_without_huggingface_hub_it_says_what_to_install() -> None:
         [sys.executable, "-c", code], cwd=builders.ROOT, capture_output=True, text=True, check=False
     )
     assert "which isn't installed; pip install 'specreg[datasets]', or give --from" in done.stderr
+
+
+CACHES = [
+    {"HF_HUB_CACHE": "CACHE"},
+    {"HUGGINGFACE_HUB_CACHE": "CACHE"},
+    {"HF_HOME": "CACHE/.."},
+    {"XDG_CACHE_HOME": "CACHE/../.."},
+]
+
+
+@pytest.mark.parametrize("named", CACHES, ids=lambda named: next(iter(named)))
+def test_a_model_is_found_where_the_hubs_own_library_keeps_it(
+    named: dict[str, str], tmp_path: Path
+) -> None:
+    cache = tmp_path / "huggingface" / "hub"
+    cache.mkdir(parents=True)
+    variables = {name: path.replace("CACHE", str(cache)) for name, path in named.items()}
+    code = "from huggingface_hub.constants import HF_HUB_CACHE; print(HF_HUB_CACHE)"
+    plain = {name: value for name, value in os.environ.items() if "HF_" not in name}
+    done = subprocess.run(
+        (sys.executable, "-c", code), env=plain | variables, capture_output=True, check=True
+    )
+    theirs = Path(done.stdout.decode().strip()).resolve()
+    assert hub_cache_dir(variables).resolve() == theirs == cache
+    assert cached_model("org/name", variables) is None
+    snapshot = cache / "models--org--name" / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    refs = cache / "models--org--name" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text(COMMIT)
+    found = cached_model("org/name", variables)
+    assert found is not None
+    assert found.resolve() == snapshot
+    (refs / "main").write_text("another")
+    assert cached_model("org/name", variables) is None
+
+
+def test_a_token_is_seen_in_the_environment_or_in_its_file(tmp_path: Path) -> None:
+    assert not has_token({"HF_HOME": str(tmp_path)})
+    assert not has_token({"HF_HOME": str(tmp_path), "HF_TOKEN": ""})
+    assert has_token({"HF_HOME": str(tmp_path), "HF_TOKEN": "hf_secret"})
+    (tmp_path / "token").write_text("hf_secret")
+    assert has_token({"HF_HOME": str(tmp_path)})
+    assert has_token({"HF_TOKEN_PATH": str(tmp_path / "token")})

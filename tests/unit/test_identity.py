@@ -1,9 +1,11 @@
 """The machine's facts, and the name of the environment they make."""
 
+import dataclasses
 import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -17,22 +19,10 @@ from specreg.identity import (
     current_environment,
     find_gpus,
 )
+from tests.scripted.nvml.device import ScriptedGpu, build, environment, write_script
 from tests.unit import builders
 
 XEON = "Intel(R) Xeon(R) CPU @ 2.50GHz"
-DRIVER = """
-from types import SimpleNamespace
-class NVMLError(Exception): ...
-def nvmlInit(): ...
-def nvmlDeviceGetCount(): return 2
-def nvmlDeviceGetHandleByIndex(index): return index
-def nvmlDeviceGetName(handle): return "NVIDIA H200"
-def nvmlSystemGetDriverVersion(): return "570.86"
-def nvmlDeviceGetMemoryInfo(handle): return SimpleNamespace(total=150_754_820_096 + handle)
-NVML_CLOCK_MEM = 2
-def nvmlDeviceGetMaxClockInfo(handle, clock): return {NVML_CLOCK_MEM: 3_201}[clock]
-def nvmlDeviceGetMemoryBusWidth(handle): return 6_144
-"""
 PROGRAM = """
 import msgspec, os, sys
 from specreg.identity import current_environment
@@ -47,21 +37,44 @@ print(msgspec.json.encode(find_gpus()).decode())
 """
 
 
-def seen_with_two_gpus(folder: Path, *, cores: int, needs_gpus: int) -> Environment:
+H200 = ScriptedGpu(
+    name="Scripted NVIDIA H200",
+    memory_total_bytes=150_754_820_096,
+    max_memory_clock_mhz=3_201,
+    memory_bus_bits=6_144,
+)
+TWO = (H200, dataclasses.replace(H200, uuid="GPU-2"))
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The scripted driver."""
+    return build(tmp_path_factory.mktemp("nvml"))
+
+
+def seen_with_two_gpus(library: Path, *, cores: int, needs_gpus: int) -> Environment:
     """This machine in a process of its own that may use some cores, and whose driver shows GPUs."""
-    said = said_with(DRIVER, folder, PROGRAM, str(cores), str(needs_gpus))
+    said = said_with(library, TWO, PROGRAM, str(cores), str(needs_gpus))
     return msgspec.json.decode(said, type=Environment)
 
 
-def said_with(driver: str, folder: Path, program: str, *arguments: str) -> bytes:
-    """What a program prints on this machine with another driver."""
-    (folder / "pynvml.py").write_text(driver)
+def said_with(
+    library: Path, gpus: Sequence[ScriptedGpu], program: str, *arguments: str, **variables: str
+) -> bytes:
+    """What a program prints on this machine with other GPUs."""
+    script = write_script(library.parent / "script", gpus)
+    here = {"PYTHONPATH": str(builders.ROOT), **variables}
     return subprocess.run(
         (sys.executable, "-c", program, *arguments),
-        env=os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{builders.ROOT}"},
+        env=os.environ | environment(library, script) | here,
         check=True,
         capture_output=True,
     ).stdout
+
+
+def gpus_with(library: Path, *gpus: ScriptedGpu, **variables: str) -> Gpus:
+    """What is found where the driver shows such GPUs."""
+    return msgspec.json.decode(said_with(library, gpus, GPUS, **variables), type=Gpus)
 
 
 @pytest.mark.parametrize(
@@ -130,15 +143,15 @@ def test_what_is_known_of_a_gpu_is_in_its_name() -> None:
 
 @pytest.mark.parametrize("cores", [1, len(os.sched_getaffinity(0))])
 def test_a_machine_is_described_by_its_gpus_alone_for_the_gpu_tier(
-    tmp_path: Path, cores: int
+    library: Path, cores: int
 ) -> None:
-    assert seen_with_two_gpus(tmp_path, cores=cores, needs_gpus=1) == Environment(
-        kind="gpu", gpus=("NVIDIA H200",), gpu_memory_gb=151
+    assert seen_with_two_gpus(library, cores=cores, needs_gpus=1) == Environment(
+        kind="gpu", gpus=("Scripted NVIDIA H200",), gpu_memory_gb=151
     )
 
 
-def test_a_machine_with_gpus_is_described_without_them_for_the_cpu_tier(tmp_path: Path) -> None:
-    environment = seen_with_two_gpus(tmp_path, cores=1, needs_gpus=0)
+def test_a_machine_with_gpus_is_described_without_them_for_the_cpu_tier(library: Path) -> None:
+    environment = seen_with_two_gpus(library, cores=1, needs_gpus=0)
     assert environment == msgspec.structs.replace(current_environment(needs_gpus=0), cores=1)
 
 
@@ -155,18 +168,35 @@ def test_this_machine_is_described_without_its_gpus_for_the_cpu_tier() -> None:
     assert environment == current_environment(needs_gpus=0)
 
 
-def test_each_gpu_has_its_memory_and_the_first_its_bandwidth(tmp_path: Path) -> None:
+def test_each_gpu_has_its_memory_and_the_first_its_bandwidth(library: Path) -> None:
     """An H200 as NVIDIA's data sheet has it: 141 GB, 4.8 TB/s."""
-    gpus = msgspec.json.decode(said_with(DRIVER, tmp_path, GPUS), type=Gpus)
-    assert gpus.memory_bytes == (150_754_820_096, 150_754_820_097)
+    gpus = gpus_with(library, *TWO)
     assert gpus.memory_gib == pytest.approx((140.4, 140.4), abs=0.01)
     assert gpus.bandwidth_gib_per_s * 2**30 == pytest.approx(4.9e12, rel=0.01)
+    assert gpus.driver_version == "580.scripted"
 
 
-def test_a_gpu_that_does_not_tell_its_bandwidth_has_none(tmp_path: Path) -> None:
-    mute = f"{DRIVER}\ndef nvmlDeviceGetMemoryBusWidth(handle): raise NVMLError"
-    gpus = msgspec.json.decode(said_with(mute, tmp_path, GPUS), type=Gpus)
-    assert (len(gpus.names), gpus.bandwidth_gib_per_s) == (2, 0.0)
+def test_a_gpu_that_does_not_tell_its_bandwidth_has_none(library: Path) -> None:
+    gpus = gpus_with(library, dataclasses.replace(H200, memory_bus_bits=0))
+    assert (len(gpus.names), gpus.bandwidth_gib_per_s) == (1, 0.0)
+
+
+def test_gpus_that_are_hidden_are_none_of_ours(library: Path) -> None:
+    gpus = gpus_with(library, *TWO, CUDA_VISIBLE_DEVICES="1")
+    assert [device.id for device in gpus.devices] == ["GPU-2"]
+    hidden = gpus_with(library, *TWO, CUDA_VISIBLE_DEVICES="")
+    assert hidden.why_none == (
+        "NVML: CUDA_VISIBLE_DEVICES= leaves none of 2 GPU(s); unset it, or name one that is there"
+    )
+
+
+def test_a_power_limit_that_somebody_lowered_makes_another_machine(library: Path) -> None:
+    program = PROGRAM.replace("os.sched_setaffinity", "#")
+    lowered = dataclasses.replace(H200, power_limit_w=500.0)
+    said = said_with(library, (lowered,), program, "1", "1")
+    found = msgspec.json.decode(said, type=Environment)
+    assert found.power_limit_w == 500.0
+    assert found.name == "gpu-scripted-nvidia-h200-151gb-500w-x1"
 
 
 def test_a_machine_without_gpus_says_why() -> None:

@@ -91,6 +91,7 @@ def journaled(
             acceptance=acceptance,
             limits=case.limits,
             gauges=Gauges(acceptance_length_tokens=1.75, acceptance_rate_frac=None),
+            power=builders.power(),
         )
 
     journal.begin(key)
@@ -132,6 +133,7 @@ def test_a_measurement_comes_back_as_it_was(path: Path) -> None:
     assert again == measured
     assert again.values["throughput_tokens_per_s"] > 0
     assert again.values["speedup_ratio"] > 0
+    assert again.values["energy_j_per_token"] > 0
     assert again.replay is not None
     for side in (again.replay.rounds, again.replay.control_rounds):
         assert [len(part.traces) for part in side] == [4, 4]

@@ -21,8 +21,9 @@ LIBRARY = builders.ROOT / "specreg"
 FIXTURES = builders.ROOT / "fixtures"
 
 ORDER = (
-    ("errors", "paths", "catalog", "identity", "processes", "spread", "acceptance.record"),
-    ("distribution",),
+    ("errors", "paths", "catalog", "processes", "spread", "acceptance.record"),
+    ("distribution", "sensors"),
+    ("identity", "power"),
     ("trace", "sse", "arrivals", "methods", "sequential", "lookup", "questions"),
     ("prompts", "replies"),
     ("acceptance", "reference", "forms", "hub"),
@@ -39,7 +40,7 @@ ORDER = (
     ("confirming", "stopping", "history"),
     ("changes", "docket", "expectation", "report.json"),
     ("report.document",),
-    ("context",),
+    ("context", "doctor"),
     ("consulting", "estimate"),
     ("proving",),
     ("recording",),
@@ -57,11 +58,14 @@ ENGINE_PACKAGES = {"vllm", "sglang", "tensorrt_llm", "torch", "transformers", "t
 
 UNITS = (
     *("_ns", "_ms", "_s", "_tokens", "_bytes", "_w", "_mw", "_mj", "_mhz", "_c", "_frac"),
-    *("_requests", "_nats", "_gib", "_kib", "_min"),
+    *("_requests", "_nats", "_gib", "_kib", "_min", "_uj", "_j", "_j_per_token"),
+    "_j_per_accepted_token",
 )
 PLAIN = {
     # Plurals: they count the noun.
     "tokens": "tokens",
+    "_missed_ticks": "ticks of a counter",
+    "_counted_ticks": "ticks of a counter",
     "steps": "verify steps, S",
     "accepted": "draft tokens that were accepted, A; the field's letter in DEFINITIONS.md",
     "drafted": "draft tokens of a step",
@@ -106,6 +110,11 @@ PLAIN = {
     "runs": "runs of the suite",
     "parts": "parts of the prompts",
     "freedom": "degrees of freedom",
+    "throttle_mask": "bits",
+    "pids": "identifiers of processes",
+    "counter_ratio": "times what power says",
+    "energy_ratio": "times the case's",
+    "tokens_per_kwh": "tokens per kilowatt-hour",
     "p_worse": "a probability",
     "rows": "rows of a file",
     "left_out_rows": "rows of a file",
@@ -131,6 +140,7 @@ PLAIN = {
     "turn": "an ordinal",
     "launch": "an ordinal",
     "row": "an ordinal",
+    "device": "an ordinal, of a device among those that are sampled",
     "exit_status": "a status of a process",
     "round": "an ordinal",
     "place": "an ordinal",

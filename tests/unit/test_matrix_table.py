@@ -91,11 +91,11 @@ def test_what_was_recorded_is_said_to_be(tmp_path: Path) -> None:
     ("gpus", "words"),
     [
         (
-            Gpus(names=(), memory_bytes=(), why_none="NVML: none"),
+            builders.gpus(),
             "2 of 2 cases don't fit this machine: no GPU (NVML: none)",
         ),
         (
-            Gpus(names=("A",), memory_bytes=(82 * 2**30,), why_none=""),
+            builders.gpus("A", memory_gib=82),
             "1 of 2 cases don't fit this machine: 82 GiB",
         ),
     ],

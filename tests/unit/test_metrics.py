@@ -255,9 +255,9 @@ def test_each_position_that_can_be_drafted_has_a_metric() -> None:
     assert names[-1] == f"acceptance_pos{MOST_DRAFT_TOKENS}_frac"
 
 
-def test_only_times_are_better_when_smaller() -> None:
+def test_only_times_and_energy_are_better_when_smaller() -> None:
     smaller = {m.name for m in METRICS.values() if m.direction is Direction.DOWN}
-    assert smaller == {name for name in METRICS if name.endswith("_ms")}
+    assert smaller == {name for name in METRICS if name.endswith(("_ms", "_j_per_token"))}
 
 
 def test_speed_carries_no_tolerance_to_another_machine() -> None:

@@ -15,6 +15,7 @@ from specreg.models import (
     _read_tensors,
     _Tensor,
     _write_tensors,
+    missing_files,
     model_sha256,
     resolve_model,
     vocabulary_of,
@@ -81,6 +82,32 @@ def test_an_incomplete_folder_is_refused(model: Path, name: str, missing: str) -
 def test_the_weights_may_lie_in_several_files(model: Path) -> None:
     (model / "model.safetensors").rename(model / "model-00001-of-00001.safetensors")
     assert resolve_model(model.parent, "./model") == str(model)
+
+
+def test_a_whole_model_lacks_nothing(model: Path) -> None:
+    assert missing_files(model) == ()
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    assert missing_files(model) == ()
+
+
+def test_what_a_model_lacks_is_named(model: Path, tmp_path: Path) -> None:
+    assert missing_files(tmp_path / "nowhere") == ("config.json", "model.safetensors")
+    (model / "config.json").unlink()
+    assert missing_files(model) == ("config.json",)
+
+
+def test_the_files_that_an_index_lists_must_all_be_there(model: Path) -> None:
+    """A download that broke off has its index, and some of them."""
+    parts = [f"model-0000{part}-of-00003.safetensors" for part in (1, 2, 3)]
+    index = {"weight_map": {f"layer{row}": parts[row % 3] for row in range(6)}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    (model / "model.safetensors").rename(model / parts[1])
+    assert missing_files(model) == (parts[0], parts[2])
+    for part in parts:
+        (model / part).touch()
+    assert missing_files(model) == ()
+    (model / "model.safetensors.index.json").write_text("{")
+    assert missing_files(model) == ("model.safetensors.index.json",)
 
 
 def test_a_missing_folder_is_refused(tmp_path: Path) -> None:

@@ -85,4 +85,5 @@ def test_properties_leave_out_what_is_absent() -> None:
         "specreg.outcome": "PASS",
         "specreg.launches": "1",
         "specreg.softened": "False",
+        "specreg.two_sided": "False",
     }

@@ -1,0 +1,126 @@
+"""What an examination finds, and what it looks at."""
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from specreg.engines._engine import Requirement
+from specreg.errors import SpecregError, UnsupportedError
+from specreg.identity import Gpus
+from specreg.matrix import Case, ServerSpec, Tier
+from specreg.provision import Provision
+from specreg.sensors import Device, Sensor
+
+
+class State(enum.StrEnum):
+    """What a finding means for a run."""
+
+    OK = "ok"
+    NOTE = "note"
+    IN_THE_WAY = "in the way"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        subject: what of the machine it is about.
+        state: what it means for a run.
+        says: what was seen.
+        advice: what to do about it, empty where there is nothing to do.
+    """
+
+    subject: str
+    state: State
+    says: str
+    advice: str = ""
+
+
+def ok(subject: str, says: str) -> Finding:
+    """Something that is as it should be."""
+    return Finding(subject=subject, state=State.OK, says=says)
+
+
+def note(subject: str, says: str, advice: str) -> Finding:
+    """Something that a run can live with."""
+    return Finding(subject=subject, state=State.NOTE, says=says, advice=advice)
+
+
+def in_the_way(subject: str, says: str, advice: str) -> Finding:
+    """Something that keeps a run, or a case that it can't leave out, from being measured."""
+    return Finding(subject=subject, state=State.IN_THE_WAY, says=says, advice=advice)
+
+
+def of_error(subject: str, error: SpecregError | str, state: State = State.IN_THE_WAY) -> Finding:
+    """An error of specreg: what is wrong up to its last semicolon, then what to do."""
+    first = str(error).splitlines()[0]
+    says, _, advice = first.rpartition("; ")
+    return Finding(subject=subject, state=state, says=says or advice, advice=advice if says else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """What is examined.
+
+    Attributes:
+        root: the repository's; runs: the folder of what each run leaves; baselines: theirs.
+        tier: that is to run; None where it can't be read, and why_no_tier says why.
+        gpus: in sight.
+        devices: whose power a run measures; none where why_no_devices says why.
+        sensors: what reads them, by name.
+        provision: where its engines come from.
+        variables: the environment.
+    """
+
+    root: Path
+    runs: Path
+    baselines: Path
+    tier: Tier | None
+    why_no_tier: str
+    gpus: Gpus
+    devices: tuple[Device, ...]
+    why_no_devices: str
+    sensors: Mapping[str, Sensor]
+    provision: Provision
+    variables: Mapping[str, str]
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the engines run on GPUs."""
+        return self.provision.on_gpu
+
+    @property
+    def skipped(self) -> Mapping[str, str]:
+        """By case that a run leaves out, what it needs; all of them where the tier does."""
+        if self.tier is None:
+            return {}
+        there, needed = len(self.gpus.devices), self.tier.needs_gpus
+        if there < needed:
+            lack = f"tier '{self.tier.name}' needs {needed} GPU(s), this machine has {there}"
+            return {case.id: lack for case in self.tier.cases}
+        return self.tier.unmet(self.gpus.memory_gib)
+
+    @property
+    def running(self) -> tuple[Case, ...]:
+        """The cases that a run doesn't leave out."""
+        cases = self.tier.cases if self.tier else ()
+        return tuple(case for case in cases if case.id not in self.skipped)
+
+    @property
+    def servers(self) -> tuple[ServerSpec, ...]:
+        """The servers of those."""
+        return tuple(dict.fromkeys(case.server for case in self.running))
+
+    @property
+    def requirements(self) -> tuple[Requirement, ...]:
+        """What a run installs, each once; without the engines that don't run here."""
+        return tuple(dict.fromkeys(self._requirements()))
+
+    def _requirements(self) -> Iterable[Requirement]:
+        for spec in self.servers:
+            try:
+                yield self.provision.requirement(spec)
+            except UnsupportedError:  # as the finding on its cases says
+                continue

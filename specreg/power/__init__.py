@@ -1,0 +1,1 @@
+"""Power: a sampler in a process of its own, what it wrote, and the energy of a window of time."""

@@ -1,0 +1,129 @@
+"""What makes a measurement worthless: a GPU that is held back, or that somebody else uses too."""
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+
+import psutil
+
+from specreg.errors import InvalidMeasurementError, SensorError
+from specreg.power.energy import Span
+from specreg.power.samples import PowerTrace
+from specreg.sensors import SENSORS, Device
+
+THROTTLE_REASONS = {
+    0x1: "idle",
+    0x2: "clocks set by an application",
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+    0x100: "display clocks",
+}
+"""NVML's bits, in words."""
+
+_HELD_BACK = 0x8 | 0x20 | 0x40 | 0x80
+_LISTED_NS = 500 * 10**6
+"""How often processes are listed: a span may fall in between."""
+
+
+def throttle_reasons(mask: int) -> tuple[str, ...]:
+    """The bits of a mask in words."""
+    return tuple(word for bit, word in THROTTLE_REASONS.items() if mask & bit)
+
+
+def check_held_back(traces: Sequence[PowerTrace], spans: Sequence[Span]) -> None:
+    """No device was too hot, or short of power, in some spans; a power cap is normal.
+
+    Raises:
+        InvalidMeasurementError: `THROTTLED`.
+    """
+    for trace in traces:
+        states = [one.state for span in spans for one in trace.within(*span).samples]
+        held = [state for state in states if (state.throttle_mask or 0) & _HELD_BACK]
+        if held:
+            reasons = sorted(
+                {
+                    why
+                    for state in held
+                    for why in throttle_reasons((state.throttle_mask or 0) & _HELD_BACK)
+                }
+            )
+            hottest = max((state.temperature_c or 0 for state in held), default=0)
+            clocks = [state.sm_clock_mhz for state in held if state.sm_clock_mhz]
+            clock = f" at {min(clocks)} MHz" if clocks else ""
+            message = (
+                f"{trace.device.name} was held back in {len(held) / len(states):.0%} of the"
+                f" samples: {', '.join(reasons)}, {hottest} °C{clock}; cool it, or give it more"
+                " power"
+            )
+            raise InvalidMeasurementError("THROTTLED", message)
+
+
+def check_alone(
+    traces: Sequence[PowerTrace], spans: Sequence[Span], ours: AbstractSet[int]
+) -> None:
+    """Nobody else computed on a device in some spans.
+
+    Args:
+        traces: of the devices.
+        spans: in which they were measured.
+        ours: the processes of our servers.
+
+    Raises:
+        InvalidMeasurementError: `DEVICE_SHARED`, naming who did; nothing of it is touched.
+    """
+    for trace in traces:
+        near = [(start_ns - _LISTED_NS, end_ns + _LISTED_NS) for start_ns, end_ns in spans]
+        seen = {pid for span in near for one in trace.within(*span).users for pid in one.pids}
+        strangers = seen - ours
+        # In a container the driver may number processes as the host does: then none is ours, and
+        # what was there before the first request is taken for it. Who was there before our servers
+        # is refused before they start.
+        if ours and trace.users and not seen & ours:
+            strangers = seen - set(trace.users[0].pids)
+        if strangers:
+            message = (
+                f"{trace.device.name}: used by {', '.join(map(describe, sorted(strangers)))} while"
+                " it was measured; measure again when it is free"
+            )
+            raise InvalidMeasurementError("DEVICE_SHARED", message)
+
+
+def check_free(devices: Sequence[Device], ours: AbstractSet[int]) -> None:
+    """Nobody else computes on the devices, and none is too hot already; asked before a start.
+
+    Args:
+        devices: that are to be used.
+        ours: the processes of our servers.
+
+    Raises:
+        SensorError: somebody does, with the process and its user, or one is; or one is gone.
+    """
+    for device in devices:
+        probe = SENSORS[device.sensor].open(device)
+        seen = set(probe.pids() or ())
+        # As above: where none is ours though we run some, the driver numbers them otherwise.
+        strangers = set() if ours and not seen & ours else seen - ours
+        if strangers:
+            raise SensorError(
+                f"{device.name}, number {device.number}: used by"
+                f" {', '.join(map(describe, sorted(strangers)))}; end it, or choose another GPU"
+                " with CUDA_VISIBLE_DEVICES"
+            )
+        reasons = throttle_reasons((probe.state().throttle_mask or 0) & _HELD_BACK)
+        if reasons:
+            raise SensorError(
+                f"{device.name}, number {device.number}: is held back before anything runs,"
+                f" {', '.join(reasons)}; let it cool down"
+            )
+
+
+def describe(pid: int) -> str:
+    """A process as far as we may see it: `process 4242 (python, user ada)`."""
+    try:
+        process = psutil.Process(pid)
+        return f"process {pid} ({process.name()}, user {process.username()})"
+    except psutil.Error:
+        return f"process {pid} (of another user or container)"

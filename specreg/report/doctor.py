@@ -1,0 +1,45 @@
+"""What the doctor found, as text: a line each with its mark, and below it what to do."""
+
+from collections.abc import Mapping, Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from specreg.doctor import Finding, State
+from specreg.report.terminal import render_table
+
+_MARK = max(len(f"  {state}") for state in State)
+_STYLES = {State.OK: "green", State.NOTE: "yellow", State.IN_THE_WAY: "bold red"}
+
+
+def render_findings(found: Mapping[str, Sequence[Finding]], *, width: int, color: bool) -> str:
+    """The findings under their headings, and how many stand in the way."""
+    every = [one for findings in found.values() for one in findings]
+    subject = max((len(one.subject) for one in every), default=0)
+    blocks = [
+        f"{heading}\n{_block(findings, subject, width, color=color)}"
+        for heading, findings in found.items()
+    ]
+    return "\n\n".join((*blocks, _summary(every)))
+
+
+def _block(findings: Sequence[Finding], subject: int, width: int, *, color: bool) -> str:
+    """The rows of a heading; the subjects take as many columns under each."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True, min_width=_MARK)
+    table.add_column(no_wrap=True, min_width=subject)
+    table.add_column(overflow="fold")
+    for one in findings:
+        mark = Text(f"  {one.state}", _STYLES[one.state])
+        table.add_row(mark, Text(one.subject), Text(one.says))
+        if one.advice:
+            table.add_row("", "", Text(f"→ {one.advice}"))
+    rows = render_table(table, width, color=color).splitlines()
+    return "\n".join(map(str.rstrip, rows))
+
+
+def _summary(every: Sequence[Finding]) -> str:
+    states = [one.state for one in every]
+    ways, notes = states.count(State.IN_THE_WAY), states.count(State.NOTE)
+    remarks = f", {notes} note(s)" if notes else ""
+    return f"{f'{ways} thing(s) in the way' if ways else 'nothing is in the way'}{remarks}"

@@ -1,0 +1,10 @@
+"""The product: what the server's devices drew, held against the baselines."""
+
+import pytest
+
+from specreg.verdict import Verdict
+
+
+@pytest.mark.family("power")
+def test_power_holds(verdict: Verdict) -> None:
+    assert verdict.holds, str(verdict)

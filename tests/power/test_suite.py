@@ -1,0 +1,149 @@
+"""A case whose power is judged, from the command line, on a GPU whose true power is known."""
+
+import dataclasses
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from specreg.baseline import (
+    SCHEMA_VERSION,
+    Baseline,
+    RecordedDevice,
+    baseline_path,
+    record_baseline,
+)
+from specreg.breakdown import load_figures
+from specreg.expectation import settings_in
+from specreg.identity import Environment
+from specreg.matrix import load_tier
+from specreg.power.figures import PowerFigures
+from specreg.sensors import Scope
+from specreg.verdict import Outcome
+from tests.plugin.conftest import Suite
+from tests.scripted.nvml.device import Load, ScriptedGpu
+from tests.unit import builders
+
+TIER = """
+    needs_gpus = 1
+
+    [models.tiny]
+    target = "fixtures/models/tiny/target"
+
+    [[cases]]
+    engine = "vllm"
+    methods = ["none"]
+    models = "tiny"
+    dataset = "toy"
+    concurrency = [4]
+    prompts = 20
+    rounds = 1
+    duration_s = 31
+    output_cap_tokens = 64
+    warm_up_stable_frac = 1e9
+    [cases.tolerances]
+    energy_j_per_token = 0.5
+"""
+GPU = ScriptedGpu(load=Load(low_w=300.0, high_w=500.0, period_ms=130.0))
+ENVIRONMENT = Environment(kind="gpu", gpus=(GPU.name,), gpu_memory_gb=86)
+_TIMES = 3
+SPREAD = (0.999, 1.0, 1.001)
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Suite:
+    """The suite on a machine with one scripted GPU."""
+    suite = Suite(tmp_path_factory.mktemp("suite"))
+    suite.write_tier(textwrap.dedent(TIER))
+    return suite
+
+
+def run(suite: Suite, gpu: ScriptedGpu) -> tuple[str, Mapping[str, Outcome], PowerFigures]:
+    """What a run of the suite prints, its outcomes by metric, and the figures of power.
+
+    A busy machine that keeps the sampler from an edge is INVALID, as it should be, which says
+    nothing of what a test is after.
+    """
+    suite.gpus = (gpu,)
+    for _ in range(_TIMES):
+        done = suite.run("tests/perf/test_power.py", "-q", "-rs")
+        if "too busy to sample it" not in done.stdout:
+            break
+    found = {one.metric: one.outcome for one in suite.verdict().verdicts}
+    (figures,) = load_figures(max(suite.runs.iterdir()))
+    assert figures.power is not None
+    return done.stdout, found, figures.power
+
+
+@pytest.fixture(scope="module")
+def first(suite: Suite) -> PowerFigures:
+    """The power of a first run, in which nothing was recorded yet."""
+    said, outcomes, figures = run(suite, GPU)
+    assert set(outcomes.values()) == {Outcome.NO_BASELINE}, said
+    return figures
+
+
+@pytest.fixture(scope="module")
+def recorded(suite: Suite, first: PowerFigures) -> Path:
+    """A baseline of what the first run measured, by hand: specreg refuses to write it."""
+    (case,) = load_tier(suite.folder, "cpu").cases
+    assert first.case is not None
+    row = {
+        "energy_j_per_token": first.case.energy_j_per_token or 0.0,
+        "power_w": first.case.mean_w,
+    }
+    made = Baseline(
+        schema_version=SCHEMA_VERSION,
+        case=settings_in(builders.ROOT, case),
+        environment=ENVIRONMENT,
+        provenance=builders.PROVENANCE,
+        acceptance=None,
+        launches=tuple({name: value * off for name, value in row.items()} for off in SPREAD),
+        devices=(
+            RecordedDevice(
+                id=GPU.uuid,
+                name=GPU.name,
+                scope=Scope.GPU,
+                from_counter=True,
+                sm_clock_mhz=GPU.sm_clock_mhz,
+            ),
+        ),
+    )
+    path = baseline_path(suite.baselines, ENVIRONMENT.name, case.id)
+    record_baseline(path, made)
+    return path
+
+
+def test_the_power_of_a_case_is_the_true_one(first: PowerFigures) -> None:
+    arm = first.case
+    assert arm is not None
+    assert (first.invalid, first.too_short) == ("", "")
+    assert arm.window_s >= 30
+    assert arm.mean_w == pytest.approx(400.0, rel=0.005)
+    assert arm.idle_w == pytest.approx(400.0, rel=0.02)
+    assert arm.energy_j == pytest.approx(400.0 * arm.window_s, rel=0.005)
+
+
+@pytest.mark.usefixtures("recorded")
+def test_the_same_power_passes(suite: Suite) -> None:
+    said, outcomes, _ = run(suite, GPU)
+    assert set(outcomes.values()) == {Outcome.PASS}, said
+
+
+@pytest.mark.usefixtures("recorded")
+def test_another_card_that_draws_more_is_not_comparable(suite: Suite) -> None:
+    other = dataclasses.replace(
+        GPU, uuid="GPU-other", load=Load(low_w=500.0, high_w=700.0, period_ms=130.0)
+    )
+    said, outcomes, _ = run(suite, other)
+    assert outcomes["power_w"] is Outcome.NOT_COMPARABLE, said
+    assert "measured on GPU-other, recorded on GPU-5c217ed0" in said
+
+
+@pytest.mark.usefixtures("recorded")
+def test_a_gpu_at_a_lower_clock_is_invalid(suite: Suite) -> None:
+    slow = dataclasses.replace(GPU, sm_clock_mhz=1_500)
+    said, outcomes, _ = run(suite, slow)
+    assert set(outcomes.values()) == {Outcome.INVALID}, said
+    assert "CLOCK_LOW: Scripted NVIDIA H100 ran at 1500 MHz, it was recorded at 1980" in said

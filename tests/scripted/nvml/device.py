@@ -1,0 +1,199 @@
+"""GPUs whose true energy is known. In: what they shall be. Out: a driver that says so, the truth.
+
+`build` makes the library that `nvml.c` describes, `write_script` tells it what to play, and
+`environment` has a child process find both, with nothing in nvidia-ml-py changed. Nothing here
+loads the library: a process that has loaded one libnvidia-ml.so.1 never gets another.
+"""
+
+import dataclasses
+import enum
+import math
+import os
+import shlex
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+SOURCE = Path(__file__).with_name("nvml.c")
+NEVER = math.inf
+_NS_PER_S = 10**9
+
+
+class Scope(enum.IntEnum):
+    """What the power fields are of; NVML's own numbers, NVML_POWER_SCOPE_GPU and _MODULE."""
+
+    GPU = 0
+    MODULE = 1
+
+
+class Process(NamedTuple):
+    """A process that computes on the GPU, from a time of the GPU's on."""
+
+    pid: int
+    memory_bytes: int
+    from_s: float = 0.0
+
+
+class Throttle(NamedTuple):
+    """Bits of the mask of what holds the clocks back, for a time."""
+
+    mask: int
+    from_s: float = 0.0
+    to_s: float = NEVER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """The true power: a square wave, in each period high first, plus a drift.
+
+    It has always been so: before the origin too.
+    """
+
+    low_w: float
+    high_w: float
+    period_ms: float = 100.0
+    duty_frac: float = 0.5
+    drift_w_per_s: float = 0.0
+
+    def energy_j(self, until_s: float) -> float:
+        """The integral of the power from the origin on; negative before it."""
+        period_s = self.period_ms / 1e3
+        high_s = self.duty_frac * period_s
+        cycles, rest_s = divmod(until_s, period_s)
+        on_s = cycles * high_s + min(rest_s, high_s)
+        swing_j = (self.high_w - self.low_w) * on_s
+        return self.low_w * until_s + swing_j + self.drift_w_per_s * until_s**2 / 2
+
+
+def constant(power_w: float) -> Load:
+    """The same power all the time."""
+    return Load(low_w=power_w, high_w=power_w)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptedGpu:
+    """A GPU, as its driver shows it. Times in seconds count from `started_ns`.
+
+    Attributes:
+        name: begins with "Scripted", so that nobody takes its figures for a GPU's.
+        started_ns: the origin, by CLOCK_MONOTONIC, which is time.monotonic_ns().
+        scope: which of the two scopes the power fields have; of a module alone (GH200) there is
+            no nvmlDeviceGetPowerUsage either.
+        permission: without it neither power nor energy can be read.
+        lost_at_s: from when on the GPU answers nothing at all.
+        sampled_frac: of each 100 ms, the first part that the power sensor looks at: a quarter on
+            A100 and H100 (arXiv 2312.02741). The energy counter sees all, unless counter_sampled.
+        tick_ms: the counter's, from the origin; it holds the true energy up to its last tick.
+        counter_factor: times the truth; `counter_sticks_after_s`: its last tick;
+            `counter_resets_at_s`: where it begins at 0 again, as when a driver is loaded anew.
+        default_power_limit_w: the vendor's, power_limit_w: what somebody set it to.
+        application_clock_mhz: what somebody set the SM clock to; the vendor's is the highest.
+        later_sm_clock_mhz: what sm_clock_mhz becomes at sm_clock_changes_at_s.
+        mig: whether the GPU is cut into slices.
+        architecture: by NVML's number; 9 is Hopper.
+    """
+
+    load: Load = field(default_factory=lambda: constant(400.0))
+    name: str = "Scripted NVIDIA H100"
+    uuid: str = "GPU-5c217ed0-0000-4000-8000-000000000000"
+    started_ns: int = field(default_factory=time.monotonic_ns)
+    scope: Scope = Scope.GPU
+    permission: bool = True
+    lost_at_s: float = NEVER
+    sampled_frac: float = 1.0
+    has_energy_counter: bool = True
+    tick_ms: float = 100.0
+    counter_factor: float = 1.0
+    counter_sampled: bool = False
+    counter_sticks_after_s: float = NEVER
+    counter_resets_at_s: float = NEVER
+    processes: tuple[Process, ...] = ()
+    throttle: tuple[Throttle, ...] = ()
+    sm_clock_mhz: int = 1_980
+    later_sm_clock_mhz: int = 1_980
+    sm_clock_changes_at_s: float = NEVER
+    max_sm_clock_mhz: int = 1_980
+    memory_clock_mhz: int = 2_619
+    max_memory_clock_mhz: int = 2_619
+    memory_bus_bits: int = 5_120
+    memory_total_bytes: int = 85_520_809_984
+    memory_used_bytes: int = 70_000_000_000
+    utilisation_percent: int = 97
+    temperature_c: int = 61
+    power_limit_w: float = 700.0
+    default_power_limit_w: float = 700.0
+    application_clock_mhz: int = 1_980
+    persistence: bool = True
+    mig: bool = False
+    architecture: int = 9
+    compute_major: int = 9
+    compute_minor: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.name.startswith("Scripted"):
+            raise ValueError(f"'{self.name}': a scripted GPU says so; begin its name with Scripted")
+
+
+def true_energy_j(gpu: ScriptedGpu, from_ns: int, to_ns: int) -> float:
+    """What the GPU truly took between two times of CLOCK_MONOTONIC."""
+    return gpu.load.energy_j((to_ns - gpu.started_ns) / _NS_PER_S) - gpu.load.energy_j(
+        (from_ns - gpu.started_ns) / _NS_PER_S
+    )
+
+
+def build(folder: Path) -> Path:
+    """The library, compiled into a folder by $CC or gcc.
+
+    Raises:
+        RuntimeError: there is no compiler, or it failed; the message says what to install.
+    """
+    library = folder / "libnvidia-ml.so.1"
+    compiler = shlex.split(os.environ.get("CC", "gcc"))
+    flags = ("-shared", "-fPIC", "-O2", "-Wl,-soname,libnvidia-ml.so.1")
+    try:
+        subprocess.run(
+            (*compiler, *flags, "-o", str(library), str(SOURCE), "-lm"),
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+    except FileNotFoundError as error:
+        raise RuntimeError(
+            f"the scripted NVML: no C compiler '{compiler[0]}'; "
+            "install gcc and libc6-dev, or name another compiler in $CC"
+        ) from error
+    except subprocess.CalledProcessError as error:
+        raise RuntimeError(
+            f"the scripted NVML: '{compiler[0]}' can't build it; install libc6-dev if headers are "
+            f"missing:\n{error.stderr}"
+        ) from error
+    return library
+
+
+def write_script(script: Path, gpus: Sequence[ScriptedGpu]) -> Path:
+    """Tells the library what to play; one that is in use plays it from its next call on."""
+    new = script.with_suffix(".new")
+    new.write_text("".join(f"{line}\n" for gpu in gpus for line in _lines(gpu)))
+    return new.replace(script)  # at once: nobody reads half a script
+
+
+def environment(library: Path, script: Path) -> dict[str, str]:
+    """What a child process needs to take the library for NVIDIA's."""
+    paths = (str(library.parent), os.environ.get("LD_LIBRARY_PATH", ""))
+    return {
+        "LD_LIBRARY_PATH": ":".join(filter(None, paths)),
+        "SPECREG_SCRIPTED_NVML": str(script),
+    }
+
+
+def _lines(gpu: ScriptedGpu) -> Iterator[str]:
+    """The GPU's part of a script: `uuid` begins it, then a field a line."""
+    said = dataclasses.asdict(gpu)
+    yield f"uuid {said.pop('uuid')}"
+    yield from (f"process {' '.join(map(str, row))}" for row in said.pop("processes"))
+    yield from (f"throttle {' '.join(map(str, row))}" for row in said.pop("throttle"))
+    for key, value in (said.pop("load") | said).items():
+        yield f"{key} {int(value) if isinstance(value, bool) else value}"

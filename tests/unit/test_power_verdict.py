@@ -1,0 +1,223 @@
+"""What is judged of power: energy on one card, watts either way, and GPUs that are fit for it."""
+
+import dataclasses
+
+import msgspec
+import pytest
+
+from specreg.baseline import Baseline, RecordedDevice
+from specreg.comparison import Known, compare
+from specreg.figures import figures_of
+from specreg.intervals import Spread
+from specreg.measurement import Measurement, values_of
+from specreg.metrics import METRICS
+from specreg.power.record import PowerRecord
+from specreg.report.power import render_power
+from specreg.sensors import Scope
+from specreg.verdict import Outcome, Verdict, first_look, judge, two_sided_outcome_of
+from tests.unit import builders
+
+ENERGY, WATTS = METRICS["energy_j_per_token"], METRICS["power_w"]
+CARD = builders.device()
+RECORDED = RecordedDevice(
+    id=CARD.id, name=CARD.name, scope=Scope.GPU, from_counter=True, sm_clock_mhz=1980.0
+)
+
+
+def measured(power: PowerRecord | None, tokens: int = 6000) -> Measurement:
+    """A launch that generated some tokens in a minute."""
+    plain = builders.measurement({})
+    assert plain.replay is not None
+    replay = dataclasses.replace(
+        plain.replay, power=power, rounds=(builders.replayed(0, 60 * 10**9, tokens),)
+    )
+    values = values_of(plain.case, replay)
+    return dataclasses.replace(plain, replay=replay, values=values)
+
+
+def baseline(energy: float = 2.0, watts: float = 200.0, *devices: RecordedDevice) -> Baseline:
+    """Three launches of a card that repeat exactly."""
+    row = {ENERGY.name: energy, WATTS.name: watts, "throughput_tokens_per_s": 100.0}
+    made = builders.baseline(row, row, row)
+    return msgspec.structs.replace(made, devices=devices or (RECORDED,))
+
+
+def judged(
+    name: str, power: PowerRecord | None, against: Baseline | None = None, tokens: int = 6000
+) -> Verdict:
+    """The verdict on one launch of 12 kJ and 6,000 tokens in a minute, unless told otherwise."""
+    known = Known(
+        environment=builders.ENVIRONMENT,
+        settings=builders.SETTINGS,
+        exact=against or baseline(),
+        spreads={
+            metric: Spread(within_frac=0.002, between_frac=0.0, freedom=16) for metric in METRICS
+        },
+    )
+    metric = METRICS[name]
+    return judge(metric, compare([measured(power, tokens)], known), first_look(metric))
+
+
+def test_energy_per_token_and_watts_are_those_of_the_window() -> None:
+    values = measured(builders.power()).values
+    assert values[ENERGY.name] == pytest.approx(12_000 / 6000)
+    assert values[WATTS.name] == pytest.approx(12_000 / 60)
+
+
+@pytest.mark.parametrize(
+    ("energy_j", "outcome"),
+    [(12_000, Outcome.PASS), (10_000, Outcome.IMPROVED), (14_000, Outcome.REGRESSED)],
+)
+def test_a_token_that_costs_more_is_a_regression(energy_j: float, outcome: Outcome) -> None:
+    assert judged(ENERGY.name, builders.power(energy_j)).outcome is outcome
+
+
+@pytest.mark.parametrize(
+    ("energy_j", "outcome", "word"),
+    [
+        (12_000, Outcome.PASS, "more"),
+        (12_900, Outcome.PASS, "more"),
+        (14_000, Outcome.REGRESSED, "16.7% more"),
+        (10_000, Outcome.REGRESSED, "16.7% less"),
+    ],
+)
+def test_watts_shall_stay_as_they_are(energy_j: float, outcome: Outcome, word: str) -> None:
+    verdict = judged(WATTS.name, builders.power(energy_j))
+    assert verdict.outcome is outcome
+    assert word in str(verdict)
+    assert verdict.p_worse == pytest.approx(float(energy_j == 12_000), abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("low", "estimate", "high", "outcome"),
+    [
+        (-0.09, 0.0, 0.09, Outcome.PASS),
+        (0.01, 0.05, 0.09, Outcome.PASS),
+        (0.01, 0.11, 0.2, Outcome.REGRESSED),
+        (-0.2, -0.11, -0.01, Outcome.REGRESSED),
+        (0.01, 0.09, 0.2, Outcome.INCONCLUSIVE),
+        (-0.01, 0.11, 0.2, Outcome.INCONCLUSIVE),
+        (-0.2, 0.0, 0.2, Outcome.INCONCLUSIVE),
+        (-0.1, 0.0, 0.0, Outcome.INCONCLUSIVE),
+        (0.0, 0.0, 0.1, Outcome.INCONCLUSIVE),
+    ],
+)
+def test_a_change_either_way_is_judged_by_its_whole_interval(
+    low: float, estimate: float, high: float, outcome: Outcome
+) -> None:
+    assert two_sided_outcome_of(estimate, low, high, 0.1) is outcome
+
+
+@pytest.mark.parametrize("name", [ENERGY.name, WATTS.name])
+def test_power_that_nobody_watched_is_not_comparable(name: str) -> None:
+    verdict = judged(name, None)
+    assert (verdict.outcome, verdict.value) == (Outcome.NOT_COMPARABLE, None)
+    assert verdict.reason == "nobody watched the power of this launch"
+
+
+@pytest.mark.parametrize("name", [ENERGY.name, WATTS.name])
+def test_a_broken_meter_makes_power_invalid_and_nothing_else(name: str) -> None:
+    broken = PowerRecord(invalid="POWER_INVALID: the sampler ended")
+    verdict = judged(name, broken)
+    assert verdict.outcome is Outcome.INVALID
+    assert verdict.reason == "POWER_INVALID: the sampler ended"
+    assert judged("throughput_tokens_per_s", broken).outcome is Outcome.PASS
+
+
+def test_a_short_window_is_not_comparable() -> None:
+    short = msgspec.structs.replace(builders.power(), too_short="12 s, and 30 s are needed")
+    verdict = judged(ENERGY.name, short)
+    assert verdict.outcome is Outcome.NOT_COMPARABLE
+    assert verdict.reason == "12 s, and 30 s are needed"
+    assert ENERGY.name not in measured(short).values
+
+
+@pytest.mark.parametrize(
+    ("energy_j", "outcome"),
+    [(12_800, Outcome.PASS), (14_000, Outcome.NOT_COMPARABLE), (8_000, Outcome.NOT_COMPARABLE)],
+)
+def test_another_card_is_a_tenth_off_at_most_or_not_comparable(
+    energy_j: float, outcome: Outcome
+) -> None:
+    other = builders.power(energy_j, of=msgspec.structs.replace(CARD, id="GPU-other"))
+    verdict = judged(ENERGY.name, other)
+    assert verdict.outcome is outcome
+    if outcome is Outcome.NOT_COMPARABLE:
+        assert "measured on GPU-other, recorded on GPU-NVIDIA H200" in verdict.reason
+        assert "cards of one kind differ by 10%" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("scope", "from_counter", "said"),
+    [(Scope.MODULE, True, "module by counter"), (Scope.GPU, False, "gpu by power")],
+)
+def test_power_of_something_else_is_not_comparable(
+    scope: Scope,
+    from_counter: bool,  # noqa: FBT001 - a column
+    said: str,
+) -> None:
+    device = msgspec.structs.replace(CARD, scope=scope)
+    verdict = judged(ENERGY.name, builders.power(of=device, from_counter=from_counter))
+    assert verdict.outcome is Outcome.NOT_COMPARABLE
+    assert f"power measured as {said}, recorded as gpu by counter" in verdict.reason
+
+
+@pytest.mark.parametrize("name", [ENERGY.name, "throughput_tokens_per_s"])
+@pytest.mark.parametrize(("clock_mhz", "invalid"), [(1890.0, False), (1870.0, True)])
+def test_a_gpu_that_runs_slower_than_it_was_recorded_makes_all_invalid(
+    name: str,
+    clock_mhz: float,
+    invalid: bool,  # noqa: FBT001 - a column
+) -> None:
+    verdict = judged(name, builders.power(sm_clock_mhz=clock_mhz))
+    assert (verdict.outcome is Outcome.INVALID) == invalid
+    if invalid:
+        assert verdict.reason.startswith("CLOCK_LOW: NVIDIA H200 ran at 1870 MHz, it was recorded")
+
+
+def test_a_clock_that_nobody_knows_says_nothing() -> None:
+    assert judged(ENERGY.name, builders.power(sm_clock_mhz=None)).outcome is Outcome.PASS
+
+
+def test_a_baseline_without_devices_has_no_card_to_differ_from() -> None:
+    row = {ENERGY.name: 2.0}
+    bare = builders.baseline(row, row, row)
+    assert judged(ENERGY.name, builders.power(), bare).outcome is Outcome.PASS
+
+
+def test_figures_tell_what_a_token_costs_and_what_speculation_saves() -> None:
+    power = builders.power()
+    alone = builders.power(18_000)
+    both = msgspec.structs.replace(power, control=alone.case)
+    one = measured(both)
+    assert one.replay is not None
+    replay = dataclasses.replace(
+        one.replay,
+        control_rounds=(builders.replayed(0, 60 * 10**9, 3000),),
+        acceptance=builders.acceptance(builders.counts(10, 10, 5, 5)),
+    )
+    found = figures_of(dataclasses.replace(one, replay=replay), 1)
+    assert found.power is not None
+    assert found.power.case is not None
+    case = found.power.case
+    assert case.energy_j_per_token == pytest.approx(2.0)
+    assert case.above_idle_j_per_token == pytest.approx((12_000 - 60 * 100) / 6000)
+    assert case.tokens_per_kwh == pytest.approx(3.6e6 / 2.0)
+    assert case.energy_j_per_accepted_token == pytest.approx(12_000 / 35)
+    assert case.mean_w == pytest.approx(200)
+    assert case.idle_w == pytest.approx(100)
+    assert case.devices[0].throttled == ("power cap",)
+    assert found.power.energy_ratio == pytest.approx(3.0)
+    shown = render_power([found], width=110, color=False)
+    assert "+67%" in shown
+    assert "at its power cap" in shown
+
+
+def test_there_is_no_table_where_nobody_watched() -> None:
+    assert render_power([figures_of(measured(None), 1)], width=110, color=False) == ""
+
+
+def test_a_meter_out_of_order_stands_in_the_table() -> None:
+    broken = PowerRecord(invalid="POWER_INVALID: the sampler ended")
+    shown = render_power([figures_of(measured(broken), 1)], width=140, color=False)
+    assert "POWER_INVALID: the sampler" in shown
