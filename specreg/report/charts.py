@@ -58,7 +58,7 @@ class Chart:
 
 def charts_of(case: CaseReport) -> Iterator[Chart]:
     """All that can be drawn of a case; a part that isn't known has no chart."""
-    for draw in (_positions, _categories, _histogram, _first_tokens, _steps):
+    for draw in (_positions, _categories, _histogram, _first_tokens, _steps, _power):
         chart = draw(case)
         if chart is not None:
             yield chart
@@ -210,6 +210,26 @@ def _steps(case: CaseReport) -> Chart | None:
         title="Time of a step",
         note="Between two chunks of an answer. A step with speculation may bring several tokens.",
         svg=_svg((*layers, _duration_layer(bars, _NOW, 0.8))),
+    )
+
+
+def _power(case: CaseReport) -> Chart | None:
+    rows = [
+        {"at": point.at_s, "drawn": point.power_w, "device": f"{number + 1}: {curve.device}"}
+        for number, curve in enumerate(case.power)
+        for point in curve.points
+    ]
+    if not rows:
+        return None
+    x = {"field": "at", "type": "quantitative", "title": "seconds"}
+    colors = [f"var(--line{number})" for number in range(1, 7)]
+    legend = {"title": None, "labelColor": _INK, "orient": "top", "columns": 1}
+    color = {"field": "device", "type": "nominal", "scale": {"range": colors}, "legend": legend}
+    encoding = {"x": x, "y": _quantity("drawn", "watts", zero=True), "color": color}
+    return Chart(
+        title="Power over time",
+        note="Of each device while the case was measured: idle first, then both servers in turns.",
+        svg=_svg(({"data": {"values": rows}, "mark": {"type": "line"}, "encoding": encoding},)),
     )
 
 

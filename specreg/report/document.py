@@ -16,6 +16,7 @@ from specreg.errors import ReportError
 from specreg.figures import Figures
 from specreg.history import Lived
 from specreg.identity import Environment
+from specreg.power.curve import PowerCurve
 from specreg.report.json import RunVerdict
 
 SCHEMA_VERSION = 1
@@ -77,7 +78,7 @@ class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
         settings: all that must be equal to compare; null where it couldn't be told.
         figures: of its last valid launch, else of the last one; null where none was measured. What
             each request did is in the run's folder `figures`.
-        spreads: of that launch.
+        spreads: of that launch; power: what each device drew meanwhile, if anybody watched.
         expected: null without a baseline.
         history: what earlier runs on this machine and this one did, the oldest first.
         reproduce: what to type.
@@ -96,6 +97,7 @@ class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
     expected: Expected | None
     history: tuple[Lived, ...]
     reproduce: str
+    power: tuple[PowerCurve, ...] = ()
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from specreg.figures import Figures
+from specreg.power.curve import PowerCurve, PowerPoint
 from specreg.report.charts import charts_of, speed_over_load
 from specreg.report.document import CaseReport, Report, Spreads
 from specreg.report.page import MEANINGS, SYMBOLS, render_page
@@ -229,3 +230,15 @@ def test_of_several_positions_the_worst_is_shown() -> None:
     overview = Page(render_page(report)).text.partition("Overview")[2].partition("The cases")[0]
     assert "▼ -30.0%" in overview
     assert overview.count("▼ -") == 1
+
+
+def test_power_is_drawn_where_somebody_watched() -> None:
+    points = tuple(PowerPoint(at_s=float(n), power_w=100.0 + n) for n in range(9))
+    curve = PowerCurve(device="H100", points=points)
+    (chart,) = [
+        chart
+        for chart in charts_of(msgspec.structs.replace(reports.CASE_REPORT, power=(curve,)))
+        if chart.title == "Power over time"
+    ]
+    assert "1: H100" in chart.svg
+    assert "Power over time" not in titles(reports.CASE_REPORT)
