@@ -4,6 +4,7 @@ from pathlib import Path
 
 from specreg.report.document import load_report
 from tests.plugin.conftest import Suite
+from tests.plugin.test_power import GPU, POWER, on
 from tests.scripted.vllm.script import Script
 
 
@@ -79,3 +80,17 @@ def test_without_the_extra_the_summary_is_what_is_left(recorded_suite: Suite) ->
     (folder,) = recorded_suite.runs.iterdir()
     assert f"report: {folder / 'report.md'}" in done.stdout
     assert not (folder / "report.html").exists()
+
+
+def test_what_a_gpu_drew_is_drawn_over_time(suite: Suite) -> None:
+    on(suite, GPU).run("tests/perf", "-q", "-k", POWER)
+
+    (folder,) = suite.runs.iterdir()
+    (case,) = load_report(folder / "report.json").cases
+    (curve,) = case.power
+    assert curve.device == GPU.name
+    assert {round(point.power_w) for point in curve.points} == {400}
+    assert curve.points[-1].at_s > 1
+    page = (folder / "report.html").read_text()
+    assert "Power over time" in page
+    assert "30 s are needed" in page
