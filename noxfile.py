@@ -1,5 +1,8 @@
 """The commands of the project; each does its own set-up and keeps it for the next time."""
 
+import os
+import shutil
+
 import nox
 
 nox.needs_version = ">=2025.5"
@@ -8,6 +11,7 @@ nox.options.reuse_venv = "yes"
 nox.options.sessions = ["tests"]
 
 _PROJECT = nox.project.load_toml("pyproject.toml")
+_EXTRAS = _PROJECT["project"]["optional-dependencies"]
 
 
 def _install(session: nox.Session, *groups: str) -> None:
@@ -29,6 +33,12 @@ def _pytest(session: nox.Session, *arguments: str) -> None:
         interrupt_timeout=60.0,
         terminate_timeout=30.0,
     )
+
+
+def _finds_chromium() -> bool:
+    """Whether there is one already: distributions package it, and Playwright's is 150 MB."""
+    names = ("chromium", "chromium-browser", "google-chrome", "chromium-headless-shell")
+    return "SPECREG_CHROMIUM" in os.environ or any(map(shutil.which, names))
 
 
 @nox.session
@@ -55,9 +65,42 @@ def lint(session: nox.Session) -> None:
 
 
 @nox.session
+def browser(session: nox.Session) -> None:
+    """Clicks through the page of a run in a real browser; SPECREG_CHROMIUM names one."""
+    _install(session, "browser")
+    if not _finds_chromium():
+        session.run("playwright", "install", "--with-deps", "chromium")
+    _pytest(session, "tests/browser")
+
+
+@nox.session
+def exports(session: nox.Session) -> None:
+    """Has aiperf and Otava read what a run hands on; about a minute, once they are fetched."""
+    _install(session, "tests")
+    session.install(*_EXTRAS["changes"])
+    _pytest(session, "tests/exports")
+
+
+@nox.session
+def examples(session: nox.Session) -> None:
+    """Makes docs/examples anew from real runs: twenty minutes of a quiet machine."""
+    _install(session, "browser")
+    session.run("python", "docs/examples/make.py", *session.posargs, env={"PYTHONPATH": "."})
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Makes the site; a link that leads nowhere is an error. `-- linkcheck` asks the web too."""
+    session.install(*nox.project.dependency_groups(_PROJECT, "docs"))
+    builder = session.posargs or ["html"]
+    session.run("sphinx-build", "-W", "-b", *builder, "docs", f"dist/site/{builder[0]}")
+
+
+@nox.session
 def cpu_perf(session: nox.Session) -> None:
     """The suite on a real engine without a GPU, with tiny models: about six minutes."""
     _install(session)
+    session.install(*_EXTRAS["report"])
     _pytest(session, "tests/perf", "--specreg-tier=cpu")
 
 
@@ -65,7 +108,7 @@ def cpu_perf(session: nox.Session) -> None:
 def gpu_perf(session: nox.Session) -> None:
     """The suite on a machine with a GPU; fails at once where there is none."""
     _install(session)
-    session.install(*_PROJECT["project"]["optional-dependencies"]["datasets"])
+    session.install(*_EXTRAS["datasets"], *_EXTRAS["report"])
     _pytest(session, "tests/perf", "--specreg-tier=gpu", "--specreg-require-tier")
 
 

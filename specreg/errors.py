@@ -14,8 +14,9 @@ SpecregError
 │   └── AttachError         nothing, or something else than asked for, answers at a URL
 ├── SensorError             a device whose power can't be read, or that is gone
 ├── InvalidMeasurementError the meter was not in order; the figures mean nothing
-└── BaselineError           a baseline file that can't be read, or must not be written
-    └── OutdatedBaselineError   one that an earlier specreg wrote: it is recorded anew
+├── BaselineError           a baseline file that can't be read, or must not be written
+│   └── OutdatedBaselineError   one that an earlier specreg wrote: it is recorded anew
+└── ReportError             a report that can't be read, made or sent
 
 A message reads `<subject>: <what is wrong, got and needed>; <what to do>`.
 """
@@ -125,3 +126,7 @@ class BaselineError(SpecregError):
 
 class OutdatedBaselineError(BaselineError):
     """A baseline of an earlier form; recording its case anew replaces it."""
+
+
+class ReportError(SpecregError):
+    """A report that can't be read, made or sent; the run that it is of stays as it is."""

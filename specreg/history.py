@@ -124,6 +124,18 @@ def load_history(path: Path) -> Mapping[str, tuple[Lived, ...]]:
     return {case_id: tuple(by_run.values()) for case_id, by_run in found.items()}
 
 
+def unreadable_lines(path: Path) -> int:
+    """How many lines of a history `load_history` leaves out."""
+    count = 0
+    with contextlib.suppress(OSError):
+        for line in path.read_bytes().splitlines():
+            try:
+                msgspec.json.decode(line, type=Lived)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                count += 1
+    return count
+
+
 def noise_of(identical: Sequence[Lived], spreads: Mapping[str, Spread]) -> dict[str, Noise]:
     """How identical runs differ, beyond what the launches of one run do.
 

@@ -62,6 +62,12 @@ class Options:
         " for speeds alone, where neighbours move the machine",
         choices=("fail", "warn", "warn-speed"),
     )
+    verbose: bool = _option(
+        "--specreg-verbose",
+        default=False,
+        text="show the percentiles of all cases at the end, not only of those that fail",
+        action="store_true",
+    )
     oracle: bool = _option(
         "--specreg-oracle",
         default=False,
@@ -78,6 +84,12 @@ class Options:
         "--specreg-runs",
         ".specreg/runs",
         "the folder of what each run leaves: logs, figures, journal; from the root",
+    )
+    history: str | None = _option(
+        "--specreg-history",
+        None,
+        "the folder of what all runs did, a line for each case and run; from the root (default:"
+        " history, beside the folder of the runs)",
     )
     resume: bool = _option(
         "--specreg-resume",

@@ -5,6 +5,7 @@ The only module besides `options.py` that knows pytest; what happens is in `suit
 
 import datetime as dt
 import os
+import shlex
 import signal
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,12 +26,23 @@ from specreg.metrics import METRICS, Family, Metric, check_tolerances, metrics_o
 from specreg.options import Options, add_options, read_options
 from specreg.proving import PROOFS, Proof, proofs_of
 from specreg.provision import Provision
+from specreg.report.document import FILE_NAME, record_report
 from specreg.report.engines import render_gauges, render_side_by_side
-from specreg.report.json import exit_status, properties, record_verdict
+from specreg.report.json import RunVerdict, exit_status, properties, record_verdict
+from specreg.report.markdown import render_markdown
+from specreg.report.outputs import (
+    ALWAYS,
+    OUTPUTS,
+    append_job_summary,
+    can_make,
+    write_outputs,
+)
 from specreg.report.power import render_power
 from specreg.report.progress import Progress
+from specreg.report.spreads import render_spreads
 from specreg.report.tables import render_categories, render_speedups
 from specreg.report.terminal import render_next, render_notes, render_recorded, render_verdicts
+from specreg.reporting import report_of
 from specreg.suite import Launch, Suite, launches_of
 
 SUITE = pytest.StashKey[Suite]()
@@ -217,8 +229,31 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.exitstatus = exit_status(suite.verdicts) or session.exitstatus
     if suite.verdicts:
         record_lived(suite)
-        path = suite.run_folder / "verdict.json"
-        record_verdict(path, run_verdict(suite, int(session.exitstatus), cut_short=cut_short))
+        run = run_verdict(suite, int(session.exitstatus), cut_short=cut_short)
+        record_verdict(suite.run_folder / "verdict.json", run)
+        _record_report(session.config, suite, run)
+
+
+def _record_report(config: pytest.Config, suite: Suite, run: RunVerdict) -> None:
+    """Leaves the whole of the run in its folder, and tells a job; what can't be is said."""
+    said = () if suite.update_reason is not None else _remarks(config, suite)
+    command = shlex.join(("pytest", *map(str, config.invocation_params.args)))
+    folder = suite.run_folder
+    names = [name for name in ALWAYS if can_make(OUTPUTS[name])]
+    try:
+        report = report_of(suite, run, command=command, remarks=tuple(said))
+        record_report(folder / FILE_NAME, report)
+        append_job_summary(render_markdown(report))
+        write_outputs(names, report, folder, folder)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it must take no verdict with it
+        config.stash[_LINES].append(
+            f"report of '{folder}': not whole, {type(error).__name__}: {error}; the verdicts stand,"
+            " and specreg report makes it again"
+        )
+
+
+def _remarks(config: pytest.Config, suite: Suite) -> Iterator[str]:
+    return remarks(suite, config.rootpath / read_options(config).matrix)
 
 
 def _record_baselines(session: pytest.Session, *, cut_short: bool) -> Iterator[str]:
@@ -248,6 +283,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     figures = last_launches(suite.figures)
     parts.append(render_speedups(figures, width=_WIDTH, color=color))
     parts.append(render_categories(figures, width=_WIDTH, color=color))
+    failing = {verdict.case_id for verdict in suite.verdicts if verdict.fails}
+    told = [one for one in figures if suite.verbose or one.case_id in failing]
+    parts.append(render_spreads(told, width=_WIDTH, color=color))
     parts.append(render_power(figures, width=_WIDTH, color=color))
     if not all(case.speed for case in suite.tier.cases):
         parts.append("the servers of this tier say nothing of speed, so none is shown")
@@ -255,8 +293,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         parts.append(f"taken over from the run that was cut off: {', '.join(suite.taken_over)}")
     if suite.update_reason is None:
         parts.append(render_notes(suite.verdicts, suite.environment.name))
-        parts.extend(remarks(suite, config.rootpath / read_options(config).matrix))
+        parts.extend(_remarks(config, suite))
         parts.append(render_next(suite.verdicts, {case.id for case in suite.tier.cases}))
+    pages = [suite.run_folder / f"report.{kind}" for kind in ("html", "md")]
+    parts.append(next((f"report: {page}" for page in pages if page.exists()), ""))
     terminalreporter.write_line("\n\n".join(filter(None, parts)))
 
 
@@ -304,7 +344,7 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
         ),
         ready_within_s=options.ready_within_s,
         run_folder=run_folder,
-        history=runs.parent / "history",
+        history=root / options.history if options.history else runs.parent / "history",
         softened=_softened(options.inconclusive),
         engine=options.engine,
         with_oracle=options.oracle,
@@ -312,6 +352,7 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
         earlier=load_journal(journal) if options.resume else {},
         show=progress.show,
         budget_min=options.budget_gpu_min,
+        verbose=options.verbose,
     )
     if options.require_tier and _unmet_need(suite):
         raise SpecregError(_unmet_need(suite))

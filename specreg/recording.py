@@ -90,7 +90,7 @@ def record_measurements(
             engine_version=first.engine_version,
             draft_sha256=model_sha256(first.draft) if first.draft else "",
             specreg_version=specreg.__version__,
-            commit=_commit(shelf.folder.parent),
+            commit=commit_of(shelf.folder.parent),
             recorded_on=dt.datetime.now(tz=dt.UTC).date().isoformat(),
             reason=reason,
             driver_version=find_gpus().driver_version,
@@ -236,7 +236,7 @@ def _check_speeds_agree(measurements: Sequence[Measurement]) -> None:
             raise BaselineError(message)
 
 
-def _commit(folder: Path) -> str:
+def commit_of(folder: Path) -> str:
     """The commit that a folder is at, empty outside a repository or without git."""
     command = ("git", "-C", str(folder), "rev-parse", "--short=12", "HEAD")
     try:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-_PER_E = 200
+PER_E = 200
 """Buckets per factor e: a percentile of a `Histogram` is off by 0.25 % at most."""
 
 
@@ -62,7 +62,7 @@ def percentile(ordered: Sequence[float], frac: float) -> float:
 
 
 def _bucket(duration_ns: int) -> int:
-    return math.floor(_PER_E * math.log(duration_ns)) if duration_ns > 0 else 0
+    return math.floor(PER_E * math.log(duration_ns)) if duration_ns > 0 else 0
 
 
 class Histogram(msgspec.Struct):
@@ -116,7 +116,7 @@ class Histogram(msgspec.Struct):
         for bucket in sorted(self.counts):
             left -= self.counts[bucket]
             if left <= 0:
-                middle = math.exp((bucket + 0.5) / _PER_E)
+                middle = math.exp((bucket + 0.5) / PER_E)
                 return min(max(middle, self.min_ns), self.max_ns)
         return 0.0
 

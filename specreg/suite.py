@@ -133,6 +133,7 @@ class Suite:
         asked: by case, the metrics that this run judges; one that isn't there is asked for all.
         skipped: by case that was asked for and can't run here, what it needs.
         budget_min: minutes of a GPU that the run may take, None for any.
+        verbose: whether the percentiles of all cases are shown.
         docket: the verdicts; taken_over: what an earlier run had measured.
         figures: of each measurement so far.
     """
@@ -155,6 +156,7 @@ class Suite:
     asked: Mapping[str, AbstractSet[str]] = field(default_factory=dict)
     skipped: Mapping[str, str] = field(default_factory=dict)
     budget_min: float | None = None
+    verbose: bool = False
     taken_over: list[str] = field(default_factory=list)
     docket: Docket = field(init=False)
     figures: list[Figures] = field(default_factory=list)

@@ -8,8 +8,10 @@ from specreg.cli.baselines import app as baselines
 from specreg.cli.cases import explain, oracle
 from specreg.cli.datasets import convert, prepare
 from specreg.cli.doctor import doctor
+from specreg.cli.history import history
 from specreg.cli.matrix import matrix
 from specreg.cli.power import power
+from specreg.cli.report import report
 from specreg.cli.tables import tables
 from specreg.errors import SpecregError
 from specreg.report.engines import render_support
@@ -28,6 +30,8 @@ app.command()(matrix)
 app.command()(doctor)
 app.command()(power)
 app.command()(tables)
+app.command()(report)
+app.command()(history)
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ import typer
 from specreg.breakdown import last_launches, load_figures
 from specreg.cli.options import HERE, RUNS, WIDTH, RootOption, RunsOption
 from specreg.errors import SpecregError, UnknownNameError
+from specreg.report.spreads import render_spreads
 from specreg.report.tables import render_categories, render_speedups
 
 
@@ -14,6 +15,10 @@ def tables(
     run: Annotated[str | None, typer.Argument(help="its folder's name; else the last one")] = None,
     root: RootOption = HERE,
     runs: RunsOption = RUNS,
+    *,
+    percentiles: Annotated[
+        bool, typer.Option("--percentiles", help="show how all that was timed spreads, too")
+    ] = False,
 ) -> None:
     """Print the speedup over the target alone, and the categories, of a finished run."""
     names = sorted(path.parent.name for path in (root / runs).glob("*/figures"))
@@ -28,6 +33,7 @@ def tables(
     parts = [
         render_speedups(figures, width=WIDTH, color=False),
         render_categories(figures, width=WIDTH, color=False),
+        render_spreads(figures, width=WIDTH, color=False) if percentiles else "",
         *(f"{one.case_id}: {one.invalid}" for one in every if one.invalid is not None),
     ]
     typer.echo("\n\n".join(filter(None, parts)) or f"run '{name}': nothing in it speculates")

@@ -21,6 +21,7 @@ _STYLES = {
     Outcome.INCONCLUSIVE: "yellow",
 }
 NOTHING = "–"
+_FIVE_DIGITS = 9999.5
 _SAID = {Outcome.INVALID, Outcome.WRONG, Outcome.REGRESSED, Outcome.INCONCLUSIVE}
 
 
@@ -150,8 +151,10 @@ def _interval(low: float | None, high: float | None) -> str:
 
 
 def format_number(value: float | None) -> str:
-    """Four digits, or a dash for what is unknown."""
-    return NOTHING if value is None else f"{value:.4g}"
+    """Four digits, all that stand before the point, or a dash for what is unknown."""
+    if value is None:
+        return NOTHING
+    return f"{value:.0f}" if abs(value) >= _FIVE_DIGITS else f"{value:.4g}"
 
 
 def _case_ids(verdicts: Iterable[Verdict], outcome: Outcome) -> tuple[str, ...]:

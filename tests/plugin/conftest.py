@@ -42,7 +42,7 @@ MATRIX = """
 
 
 _TIMES = 3
-_SAYS_CI = ("CI", "BUILD_NUMBER")
+_SAYS_CI = ("CI", "BUILD_NUMBER", "GITHUB_STEP_SUMMARY")
 
 
 class Suite:
@@ -53,6 +53,8 @@ class Suite:
         self.baselines = folder / "baselines"
         self.runs = folder / "runs"
         self.script = Script()
+        self.python_path: Path | None = None
+        self.job_summary: Path | None = None
         self.gpus: tuple[ScriptedGpu, ...] = ()
         self.write_matrix()
 
@@ -78,13 +80,21 @@ class Suite:
         )
 
     def environment(self) -> dict[str, str]:
-        """What the command runs in; as CI, pytest would say each failure once more, in full."""
+        """What the command runs in; as CI, pytest would say each failure once more, in full.
+
+        Nor do these runs belong into the summary of the job that tests specreg.
+        """
         outer = {name: text for name, text in os.environ.items() if name not in _SAYS_CI}
         scripted = record_script(self.script, self.folder) | {"COLUMNS": "120"}
+        if self.python_path is not None:
+            both = f"{self.python_path}{os.pathsep}{scripted['PYTHONPATH']}"
+            scripted["PYTHONPATH"] = both
         if self.gpus:
             library = self.folder / "libnvidia-ml.so.1"
             library = library if library.exists() else build(self.folder)
             scripted |= environment(library, write_script(self.folder / "gpus", self.gpus))
+        if self.job_summary is not None:
+            outer["GITHUB_STEP_SUMMARY"] = str(self.job_summary)
         return outer | scripted
 
     def run(self, *arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:

@@ -22,7 +22,7 @@ FIXTURES = builders.ROOT / "fixtures"
 
 ORDER = (
     ("errors", "paths", "catalog", "processes", "spread", "acceptance.record"),
-    ("sensors",),
+    ("distribution", "sensors"),
     ("identity", "power"),
     ("trace", "sse", "arrivals", "methods", "sequential", "lookup", "questions"),
     ("prompts", "replies"),
@@ -38,7 +38,8 @@ ORDER = (
     ("figures", "journal", "comparison", "importing"),
     ("verdict", "breakdown"),
     ("confirming", "stopping", "history"),
-    ("docket", "expectation", "report.json"),
+    ("changes", "docket", "expectation", "report.json"),
+    ("report.document",),
     ("context", "doctor"),
     ("consulting", "estimate"),
     ("proving",),
@@ -46,7 +47,7 @@ ORDER = (
     ("simulation",),
     ("selftest",),
     ("suite",),
-    ("closing",),
+    ("closing", "reporting"),
     ("report",),
     ("options", "cli"),
     ("plugin", "__main__"),

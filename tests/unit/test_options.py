@@ -28,6 +28,7 @@ def test_what_is_given_arrives_in_its_type(pytester: pytest.Pytester) -> None:
         *("--specreg-engine-version", "0.31.0", "--specreg-engine-python", "p"),
         *("--specreg-resume", "--specreg-inconclusive", "warn"),
         *("--specreg-attach", "http://h:1", "--engine", "sglang", "--specreg-oracle"),
+        *("--specreg-verbose", "--specreg-history", "past"),
         *("--num-prompts", "20", "--specreg-budget-gpu-min", "7.5"),
     )
     assert options == Options(
@@ -39,6 +40,8 @@ def test_what_is_given_arrives_in_its_type(pytester: pytest.Pytester) -> None:
         num_prompts=20,
         budget_gpu_min=7.5,
         inconclusive="warn",
+        verbose=True,
+        history="past",
         oracle=True,
         matrix="m",
         baselines="b",

@@ -1,0 +1,102 @@
+"""Makes the examples from real runs: the tier `cpu` as it is, and with planted faults.
+
+`nox -s examples` runs both and takes about twenty minutes on a quiet machine; `-- --render` only
+draws the committed reports again. Each folder gets `report.json`, `report.html`, `report.md` and
+pictures of the page by day, by night and on a phone.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Literal
+
+from playwright.sync_api import ViewportSize, sync_playwright
+
+from specreg.report.outputs import ALWAYS, write_outputs
+from specreg.reporting import report_in
+from tests.browser.test_page import chromium
+from tests.faults.test_planted_faults import shuffled_draft
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+SCRATCH = Path(".specreg/examples")
+HISTORY = Path(".specreg/history")
+NAMES = ("cpu_perf", "planted_faults")
+
+PLANTED_MODELS = """
+# A draft whose weights lie in another order.
+[models.tiny]
+target = "fixtures/models/tiny/target"
+padding_layers = 12
+drafts = {{ draft_model = "{draft}", eagle3 = "fixtures/models/tiny/eagle3" }}
+"""
+
+_Scheme = Literal["light", "dark"]
+_DESK: ViewportSize = {"width": 1200, "height": 1700}
+_PHONE: ViewportSize = {"width": 390, "height": 1700}
+_PICTURES: tuple[tuple[str, ViewportSize, _Scheme], ...] = (
+    ("light", _DESK, "light"),
+    ("dark", _DESK, "dark"),
+    ("phone", _PHONE, "light"),
+)
+
+
+def run_suite(name: str) -> Path:
+    """Runs the tier in a folder of its own, and says which one; red is what is wanted of one."""
+    folder = SCRATCH / name
+    shutil.rmtree(ROOT / folder, ignore_errors=True)
+    (ROOT / folder).mkdir(parents=True)
+    if (ROOT / HISTORY).is_dir():
+        # What other runs did is shown; what this one does is no part of it.
+        shutil.copytree(ROOT / HISTORY, ROOT / folder / "history")
+    arguments = ["tests/perf", "--specreg-tier=cpu", f"--specreg-runs={folder / 'runs'}"]
+    environment = dict(os.environ)
+    if name == "planted_faults":
+        arguments.append(f"--specreg-matrix={_planted_matrix(folder)}")
+        environment["PLANTED_FAULT"] = "sleep"
+        environment["PYTHONPATH"] = str(ROOT / "tests/faults/planted")
+    command = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments)
+    subprocess.run(command, check=False, cwd=ROOT, env=environment)  # noqa: S603 - our own
+    return max((ROOT / folder / "runs").iterdir())
+
+
+def keep(name: str, run_folder: Path) -> None:
+    """Puts what a run left, and pictures of it, beside this file."""
+    folder = HERE / name
+    folder.mkdir(exist_ok=True)
+    if run_folder != folder:
+        shutil.copy(run_folder / "report.json", folder)
+    report, wrong = report_in(folder)
+    written, failed = write_outputs(ALWAYS, report, folder, folder, wrong=wrong)
+    if failed or wrong:
+        raise SystemExit("\n".join((wrong, *failed)))
+    _picture(folder, written[0])
+
+
+def _planted_matrix(folder: Path) -> Path:
+    (ROOT / folder / "models").mkdir()
+    draft = shuffled_draft(ROOT / folder / "models").relative_to(ROOT)
+    matrix = folder / "matrix"
+    (ROOT / matrix).mkdir()
+    text = (ROOT / "fixtures/matrix/cpu.toml").read_text()
+    (ROOT / matrix / "cpu.toml").write_text(text + PLANTED_MODELS.format(draft=draft))
+    return matrix
+
+
+def _picture(folder: Path, page: Path) -> None:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        for name, viewport, scheme in _PICTURES:
+            context = browser.new_context(viewport=viewport, color_scheme=scheme)
+            tab = context.new_page()
+            tab.goto(page.resolve().as_uri())
+            tab.screenshot(path=folder / f"{name}.png")
+            context.close()
+        browser.close()
+
+
+if __name__ == "__main__":
+    for example in NAMES:
+        keep(example, HERE / example if "--render" in sys.argv else run_suite(example))

@@ -1,0 +1,65 @@
+"""`specreg history`: what all runs did with the cases of a machine."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specreg.cli.options import HERE, WIDTH, RootOption
+from specreg.errors import ReportError, UnknownNameError
+from specreg.history import load_history, unreadable_lines
+from specreg.metrics import METRICS
+from specreg.report.trends import render_trends
+from specreg.report.uploading import upload_folder
+
+_USUAL = (
+    *("acceptance_length_tokens", "throughput_tokens_per_s", "ttft_p50_ms", "tpot_p50_ms"),
+    "speedup_ratio",
+)
+_FOLDER = Path(".specreg/history")
+
+
+def history(
+    case: Annotated[str | None, typer.Argument(help="a part of its id; else all cases")] = None,
+    metric: Annotated[list[str] | None, typer.Option(help="once for each; else the usual")] = None,
+    environment: Annotated[
+        str | None, typer.Option(help="whose; else the machine that ran last")
+    ] = None,
+    folder: Annotated[Path, typer.Option(help="of the histories, from the root")] = _FOLDER,
+    upload: Annotated[
+        str | None, typer.Option(help="where to copy the folder, e.g. s3://BUCKET/specreg")
+    ] = None,
+    root: RootOption = HERE,
+) -> None:
+    """Print how each case fared from run to run, and from when on it was otherwise."""
+    for name in metric or ():
+        if name not in METRICS:
+            raise UnknownNameError("metric", name, METRICS, "specreg history")
+    path = _path(root / folder, environment)
+    torn = unreadable_lines(path)
+    if torn:
+        typer.echo(f"history '{path}': {torn} line(s) can't be read; the rest is shown", err=True)
+    found = {
+        case_id: lived
+        for case_id, lived in load_history(path).items()
+        if case is None or case in case_id
+    }
+    if case is not None and not found:
+        raise UnknownNameError("case", case, load_history(path), f"history '{path}'")
+    nothing = f"history '{path}': no case has two runs with the same settings yet"
+    typer.echo(render_trends(found, metric or _USUAL, width=WIDTH) or nothing)
+    if upload:
+        typer.echo(f"copied to {upload_folder(root / folder, upload)}")
+
+
+def _path(folder: Path, environment: str | None) -> Path:
+    """The history of an environment, else the one that was written to last."""
+    paths = {path.stem: path for path in folder.glob("*.jsonl")}
+    if not paths:
+        message = f"history: there is none in '{folder}'; run the suite first, or name --folder"
+        raise ReportError(message)
+    if environment is None:
+        return max(paths.values(), key=lambda path: path.stat().st_mtime_ns)
+    if environment not in paths:
+        raise UnknownNameError("environment", environment, paths, str(folder))
+    return paths[environment]

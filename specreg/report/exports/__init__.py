@@ -1,0 +1,1 @@
+"""A run in the forms of other tools: a file for each tool."""

@@ -1,0 +1,246 @@
+"""Reporting: what a run held or left in its folder in, its one document out."""
+
+import contextlib
+import platform
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+import specreg
+from specreg.baseline import CaseSettings, load_acceptance
+from specreg.breakdown import last_launches, load_figures
+from specreg.comparison import expected_value
+from specreg.distribution import bars_of
+from specreg.errors import ReportError, SpecregError
+from specreg.figures import Figures
+from specreg.history import Lived, history_path, load_history
+from specreg.identity import Environment, find_gpus
+from specreg.matrix import Case
+from specreg.measurement import Measurement
+from specreg.metrics import METRICS, acceptance_value, ttft_ms
+from specreg.power.curve import PowerCurve, curve_of
+from specreg.power.samples import load_traces
+from specreg.recording import commit_of
+from specreg.replay import Round
+from specreg.report.document import (
+    FILE_NAME,
+    CaseReport,
+    Expected,
+    Origin,
+    Report,
+    Spreads,
+    load_report,
+)
+from specreg.report.json import RunVerdict, load_verdict
+from specreg.spread import Histogram
+from specreg.suite import Suite
+
+_LAST_RUNS = 60
+_NS_PER_MS = 10**6
+
+
+def report_of(
+    suite: Suite, run: RunVerdict, *, command: str, remarks: Sequence[str] = ()
+) -> Report:
+    """The document of a run that ends.
+
+    Args:
+        suite: what it held.
+        run: what it decided.
+        command: what was typed.
+        remarks: what a reader should know besides.
+    """
+    history = load_history(history_path(suite.history, suite.environment.name))
+    judged = {verdict.case_id for verdict in suite.verdicts}
+    return Report(
+        run=run,
+        machine=suite.environment,
+        origin=Origin(
+            command=command,
+            specreg_version=specreg.__version__,
+            commit=commit_of(suite.root),
+            python_version=platform.python_version(),
+            driver_version=find_gpus().driver_version,
+        ),
+        cases=tuple(
+            _case_report(suite, suite.budgeted(case), history.get(case.id, ()))
+            for case in suite.tier.cases
+            if case.id in judged
+        ),
+        tier_cases=tuple(case.id for case in suite.tier.cases),
+        remarks=tuple(remarks),
+    )
+
+
+def report_in(run_folder: Path) -> tuple[Report, str]:
+    """The document that a run left, and what is wrong with it; empty where nothing is.
+
+    Where it can't be read, what the other files of the folder tell is put in its place: verdicts
+    and figures, without baselines and history.
+
+    Raises:
+        ReportError: nothing of the run can be read.
+    """
+    try:
+        return load_report(run_folder / FILE_NAME), ""
+    except ReportError as error:
+        run = load_verdict(run_folder / "verdict.json")
+        if run is None:
+            raise
+        return _from_files(run, run_folder), f"{error}; shown is what its other files tell"
+
+
+def _case_report(suite: Suite, case: Case, lived: Sequence[Lived]) -> CaseReport:
+    measured = [one for one in suite.measurements if one.case.id == case.id]
+    valid = [one for one in measured if one.invalid is None]
+    settings: CaseSettings | None = None
+    expected: Expected | None = None
+    with contextlib.suppress(SpecregError):  # the case is red for it, and says why
+        settings = suite.settings(case)
+        expected = _expected(suite, case, (valid or measured)[-1:])
+    figures = last_launches(suite.figures) + tuple(suite.figures[::-1])
+    return CaseReport(
+        case_id=case.id,
+        engine=case.server.engine,
+        method=case.server.method,
+        models=case.server.models,
+        dataset=case.dataset,
+        target=case.server.target,
+        draft=case.server.draft or "",
+        settings=settings,
+        figures=next((_without_requests(f) for f in figures if f.case_id == case.id), None),
+        spreads=_spreads(valid[-1]) if valid else Spreads(),
+        expected=expected,
+        history=tuple(lived[-_LAST_RUNS:]),
+        reproduce=f"pytest tests/perf -k {case.id}- --specreg-tier={suite.tier.name}",
+        power=_power(suite.run_folder, case),
+    )
+
+
+def _power(run_folder: Path, case: Case) -> tuple[PowerCurve, ...]:
+    """What the devices drew on the last launch of a case; nothing where nobody watched."""
+    launches = {
+        number: path
+        for path in (run_folder / "power").glob(f"{case.id}*.jsonl")
+        if (number := _launch_of(path.stem, case)) is not None
+    }
+    with contextlib.suppress(SpecregError):
+        if launches:
+            curves = map(curve_of, load_traces(launches[max(launches)]))
+            return tuple(curve for curve in curves if curve.points)
+    return ()
+
+
+def _launch_of(name: str, case: Case) -> int | None:
+    """The how-manieth launch of a case a file is of, None of another case's."""
+    rest = name.removeprefix(case.id)
+    if not rest:
+        return 1
+    number = rest.removeprefix("-launch")
+    return int(number) if number != rest and number.isdigit() else None
+
+
+def _without_requests(figures: Figures) -> Figures:
+    if figures.acceptance is None:
+        return figures
+    acceptance = msgspec.structs.replace(figures.acceptance, by_request=())
+    return msgspec.structs.replace(figures, acceptance=acceptance)
+
+
+def _expected(suite: Suite, case: Case, measured: Sequence[Measurement]) -> Expected | None:
+    """What the baseline holds that the case is judged by, of the prompts that were measured.
+
+    A baseline has those of the extension too, which differ; what is drawn beside one another must
+    be of the same prompts, as what is judged is.
+
+    Raises:
+        BaselineError: it can't be read.
+    """
+    baseline = suite.known_of(case).baseline
+    if baseline is None:
+        return None
+    record = load_acceptance(baseline.acceptance)
+    ours = next((one.acceptance for one in measured if one.acceptance is not None), None)
+    if record is not None and record.prompts and ours is not None and ours.prompts:
+        record = record.only({prompt.prompt_id for prompt in ours.prompts})
+    values = {
+        metric.name: expected_value(metric, baseline)
+        if metric.by_launch
+        else acceptance_value(metric, record)
+        for metric in METRICS.values()
+    }
+    parts = record.by_category if record else {}
+    lengths = {name: part.total.acceptance_length for name, part in parts.items()}
+    return Expected(
+        environment=baseline.environment.name,
+        recorded_on=baseline.provenance.recorded_on,
+        engine_version=baseline.provenance.engine_version,
+        reason=baseline.provenance.reason,
+        values={name: value for name, value in values.items() if value is not None},
+        histogram=record.total.histogram if record else (),
+        marginal_frac=record.total.marginal_acceptance if record else (),
+        category_acceptance_length_tokens={
+            name: length for name, length in lengths.items() if length is not None
+        },
+    )
+
+
+def _spreads(measurement: Measurement) -> Spreads:
+    replay = measurement.replay
+    if replay is None or not measurement.case.speed:
+        return Spreads()
+    waits = Histogram()
+    waits.add_all([round(ms * _NS_PER_MS) for t in replay.traces if (ms := ttft_ms(t)) is not None])
+    return Spreads(
+        ttft_ms=bars_of(waits),
+        step_ms=bars_of(_steps(replay.rounds)),
+        control_step_ms=bars_of(_steps(replay.control_rounds)),
+    )
+
+
+def _steps(rounds: Sequence[Round]) -> Histogram:
+    steps = Histogram()
+    for part in rounds:
+        steps.merge(part.gaps)
+    return steps
+
+
+def _from_files(run: RunVerdict, run_folder: Path) -> Report:
+    figures: tuple[Figures, ...] = ()
+    with contextlib.suppress(SpecregError):
+        figures = load_figures(run_folder)
+    by_case = {one.case_id: one for one in (*figures, *last_launches(figures))}
+    names = dict.fromkeys(verdict.case_id for verdict in run.verdicts)
+    return Report(
+        run=run,
+        machine=Environment(kind="unknown"),
+        origin=Origin(
+            command="", specreg_version="", commit="", python_version="", driver_version=""
+        ),
+        cases=tuple(_bare_cases(run, names, by_case)),
+        tier_cases=tuple(names),
+    )
+
+
+def _bare_cases(
+    run: RunVerdict, names: Iterable[str], figures: Mapping[str, Figures]
+) -> Iterator[CaseReport]:
+    for case_id in names:
+        engine, method, *_ = (*case_id.split("-"), "")
+        found = figures.get(case_id)
+        yield CaseReport(
+            case_id=case_id,
+            engine=engine,
+            method=method,
+            models="",
+            dataset="",
+            target="",
+            draft="",
+            settings=None,
+            figures=_without_requests(found) if found else None,
+            spreads=Spreads(),
+            expected=None,
+            history=(),
+            reproduce=f"pytest tests/perf -k {case_id}- --specreg-tier={run.tier}",
+        )

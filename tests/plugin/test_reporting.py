@@ -1,0 +1,96 @@
+"""What a run leaves behind for people and programs."""
+
+from pathlib import Path
+
+from specreg.report.document import load_report
+from tests.plugin.conftest import Suite
+from tests.plugin.test_power import GPU, POWER, on
+from tests.scripted.vllm.script import Script
+
+
+def test_a_run_leaves_all_that_it_knows_in_its_folder(recorded_suite: Suite) -> None:
+    done = recorded_suite.run("tests/perf", "-q", "-k", "c4 and (acceptance or throughput)")
+
+    (folder,) = recorded_suite.runs.iterdir()
+    report = load_report(folder / "report.json")
+    assert report.run == recorded_suite.verdict()
+    plain, drafted = report.cases
+    assert (plain.method, drafted.method) == ("none", "eagle3")
+    assert drafted.expected is not None
+    assert drafted.figures is not None
+    assert drafted.figures.acceptance is not None
+    assert drafted.expected.histogram[0] > 0
+    assert sum(bar.count for bar in drafted.spreads.ttft_ms) == 10
+    assert drafted.spreads.step_ms
+    assert drafted.spreads.control_step_ms
+    assert len(drafted.history) == 1
+    assert "-k 'c4 and (acceptance or throughput)'" in report.origin.command
+    assert done.returncode in {0, 1, 10}
+
+
+def test_percentiles_are_shown_of_what_fails_and_of_all_where_that_is_asked_for(
+    recorded_suite: Suite,
+) -> None:
+    speeds = ("tests/perf", "-q", "-k", "c1 and throughput", "--specreg-inconclusive=warn")
+    quiet, verbose = recorded_suite.run(*speeds), recorded_suite.run(*speeds, "--specreg-verbose")
+    assert "how it spreads" not in quiet.stdout
+    assert verbose.stdout.count("time to first token, ms") == 2
+
+    recorded_suite.script = Script(step_ms=9.0)
+    slow = recorded_suite.run(*speeds)
+    assert slow.returncode == 1
+    assert "time to first token, ms" in slow.stdout
+
+
+def test_a_run_leaves_a_page_and_adds_to_the_summary_of_a_job(
+    recorded_suite: Suite, tmp_path: Path
+) -> None:
+    recorded_suite.job_summary = tmp_path / "summary.md"
+    past = f"--specreg-history={tmp_path / 'past'}"
+    done = recorded_suite.run("tests/perf", "-q", "-k", "c1 and acceptance_length", past)
+    (folder,) = recorded_suite.runs.iterdir()
+    assert len(list((tmp_path / "past").glob("*.jsonl"))) == 1
+    assert f"report: {folder / 'report.html'}" in done.stdout
+    assert "All 1 verdicts hold" in (folder / "report.html").read_text()
+    assert (tmp_path / "summary.md").read_text() == (folder / "report.md").read_text()
+
+
+def test_a_drawing_that_fails_takes_no_verdict_with_it(recorded_suite: Suite) -> None:
+    recorded_suite.python_path = recorded_suite.folder / "broken"
+    recorded_suite.python_path.mkdir()
+    broken = "def vegalite_to_svg(*_, **__):\n    raise ValueError('no ink')\n"
+    (recorded_suite.python_path / "vl_convert.py").write_text(broken)
+
+    done = recorded_suite.run("tests/perf", "-q", "-k", "c1 and acceptance_length")
+
+    assert done.returncode == 0, done.stdout
+    assert "PASS" in done.stdout
+    assert "not whole, ValueError: no ink; the verdicts stand" in done.stdout
+    assert recorded_suite.verdict().outcomes == {"PASS": 1}
+
+
+def test_without_the_extra_the_summary_is_what_is_left(recorded_suite: Suite) -> None:
+    recorded_suite.python_path = recorded_suite.folder / "without"
+    recorded_suite.python_path.mkdir()
+    absent = "import sys\n\nsys.modules['vl_convert'] = None\n"
+    (recorded_suite.python_path / "absent.py").write_text(absent)
+
+    done = recorded_suite.run("tests/perf", "-q", "-p", "absent", "-k", "c1 and acceptance_length")
+
+    (folder,) = recorded_suite.runs.iterdir()
+    assert f"report: {folder / 'report.md'}" in done.stdout
+    assert not (folder / "report.html").exists()
+
+
+def test_what_a_gpu_drew_is_drawn_over_time(suite: Suite) -> None:
+    on(suite, GPU).run("tests/perf", "-q", "-k", POWER)
+
+    (folder,) = suite.runs.iterdir()
+    (case,) = load_report(folder / "report.json").cases
+    (curve,) = case.power
+    assert curve.device == GPU.name
+    assert {round(point.power_w) for point in curve.points} == {400}
+    assert curve.points[-1].at_s > 1
+    page = (folder / "report.html").read_text()
+    assert "Power over time" in page
+    assert "30 s are needed" in page

@@ -1,0 +1,118 @@
+"""A report with plausible contents; a test replaces the fields that it is about."""
+
+import msgspec
+
+from specreg.distribution import Bar
+from specreg.figures import figures_of
+from specreg.history import Lived
+from specreg.report.document import CaseReport, Expected, Origin, Report, Spreads
+from specreg.report.json import RunVerdict, count_outcomes
+from specreg.verdict import Outcome, Verdict
+from tests.unit import builders
+from tests.unit.test_breakdown import CASE, measured
+
+HELD = Verdict(
+    case_id=CASE.id,
+    metric="acceptance_length_tokens",
+    outcome=Outcome.PASS,
+    value=2.64,
+    expected=2.65,
+    change_frac=-0.006,
+    low_frac=-0.01,
+    high_frac=0.01,
+    tolerance_frac=0.05,
+)
+LOST = Verdict(
+    case_id=CASE.id,
+    metric="throughput_tokens_per_s",
+    outcome=Outcome.REGRESSED,
+    reason="it became slower",
+    cause="-8.0% by acceptance, -2.0% by the cost of a step",
+    value=90.0,
+    expected=100.0,
+    change_frac=-0.1,
+    low_frac=-0.12,
+    high_frac=-0.08,
+    tolerance_frac=0.05,
+)
+BARS = tuple(Bar(low_ms=float(i), high_ms=float(i + 1), count=i) for i in range(1, 5))
+EXPECTED = Expected(
+    environment=builders.ENVIRONMENT.name,
+    recorded_on="2026-11-21",
+    engine_version="0.31.0",
+    reason="first run",
+    values={"acceptance_length_tokens": 2.65, "throughput_tokens_per_s": 100.0},
+    histogram=(8, 1, 6, 7),
+    marginal_frac=(0.64, 0.6, 0.32),
+    category_acceptance_length_tokens={"chat": 2.5, "math": 4.0},
+)
+
+
+def lived(number: int, **values: float) -> Lived:
+    """A run of the case, the how-manieth."""
+    return Lived(
+        run=f"202611{number:02d}T020000-1",
+        case_id=CASE.id,
+        settings_sha256="ab",
+        engine_version="0.32.0",
+        draft_sha256="",
+        values=values,
+        outcomes=dict.fromkeys(values, "PASS"),
+    )
+
+
+CASE_REPORT = CaseReport(
+    case_id=CASE.id,
+    engine="vllm",
+    method="draft_model",
+    models="toy",
+    dataset="toy",
+    target="some/target",
+    draft="some/draft",
+    settings=builders.SETTINGS,
+    figures=figures_of(measured(), 1),
+    spreads=Spreads(ttft_ms=BARS, step_ms=BARS, control_step_ms=BARS),
+    expected=EXPECTED,
+    history=tuple(
+        lived(day, acceptance_length_tokens=2.6, throughput_tokens_per_s=100.0 + day)
+        for day in range(1, 13)
+    ),
+    reproduce=f"pytest tests/perf -k {CASE.id}- --specreg-tier=cpu",
+)
+
+
+def run_of(*verdicts: Verdict) -> RunVerdict:
+    """What a run decided."""
+    return RunVerdict(
+        run="20261121T020000-1",
+        tier="cpu",
+        environment=builders.ENVIRONMENT.name,
+        complete=True,
+        exit_status=1,
+        outcomes=count_outcomes(verdicts),
+        verdicts=verdicts,
+    )
+
+
+REPORT = Report(
+    run=run_of(HELD, LOST),
+    machine=builders.ENVIRONMENT,
+    origin=Origin(
+        command="pytest tests/perf --specreg-tier=cpu",
+        specreg_version="0.1.0",
+        commit="0123456789ab",
+        python_version="3.11.2",
+        driver_version="",
+    ),
+    cases=(CASE_REPORT,),
+    tier_cases=(CASE.id,),
+    remarks=("a remark",),
+)
+
+
+def with_case(**changes: object) -> Report:
+    """The report with another case."""
+    return msgspec.structs.replace(REPORT, cases=(msgspec.structs.replace(CASE_REPORT, **changes),))
+
+
+EMPTY = msgspec.structs.replace(REPORT, run=run_of(), cases=(), remarks=())

@@ -1,0 +1,316 @@
+"""The forms of a run: each is read back, and says what was measured."""
+
+import csv
+import dataclasses
+import functools
+import http.server
+import io
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from specreg.errors import ReportError
+from specreg.journal import Journal, Key
+from specreg.measurement import Measurement
+from specreg.report.document import Report
+from specreg.report.exports import aiperf, nemo_skills, specdec_bench, speed_bench
+from specreg.report.markdown import render_markdown
+from specreg.report.outputs import OUTPUTS, Output, append_job_summary, write_outputs
+from specreg.report.prometheus import push_metrics, render_metrics
+from specreg.report.tabular import render_spread_rows, render_verdict_rows
+from specreg.report.uploading import upload_folder
+from specreg.talk import Finished
+from specreg.verdict import Outcome
+from tests.unit import builders, reports
+from tests.unit.test_breakdown import CASE, MS, measured
+
+HOSTILE = "<script>alert(1)</script> | `x` @all\n```\n# head"
+
+
+def launch_of_two_prompts() -> Measurement:
+    """A chat prompt of 20 steps and one of maths of 2."""
+    launch = measured()
+    assert launch.replay is not None
+    assert launch.acceptance is not None
+    chat, maths = launch.acceptance.prompts
+    prompts = (chat, dataclasses.replace(maths, prompt_id="math-0"))
+    record = dataclasses.replace(launch.acceptance, prompts=prompts)
+    return dataclasses.replace(launch, replay=dataclasses.replace(launch.replay, acceptance=record))
+
+
+MEASURED = {CASE.id: launch_of_two_prompts()}
+
+
+def with_reason(text: str) -> Report:
+    """The report with what a server said as the reason of a failure."""
+    lost = dataclasses.replace(reports.LOST, reason=text)
+    return msgspec.structs.replace(reports.REPORT, run=reports.run_of(reports.HELD, lost))
+
+
+def rows_of(text: str) -> list[dict[str, str]]:
+    """The rows of a CSV by their heads."""
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_markdown_says_first_what_needs_a_look_and_what_to_type() -> None:
+    text = render_markdown(reports.REPORT)
+    head, _, rest = text.partition("<details>")
+    assert "**1 of 2 verdicts need a look.**" in head
+    assert "| **REGRESSED** | 100 | 90 | -10.0% | -8.0% by acceptance" in head
+    assert f"pytest -k {CASE.id}-" in head
+    assert "acceptance_length_tokens" not in head
+    assert "| acceptance_length_tokens | PASS | 2.65 | 2.64 | -0.6% | -1.0% and +1.0% |" in rest
+
+
+def test_markdown_of_what_holds_and_of_nothing() -> None:
+    held = msgspec.structs.replace(reports.REPORT, run=reports.run_of(reports.HELD))
+    assert "**All 1 verdicts hold.**" in render_markdown(held)
+    assert "**Nothing was judged.**" in render_markdown(reports.EMPTY)
+
+
+def test_what_a_server_said_is_no_markup_in_markdown() -> None:
+    text = render_markdown(with_reason(HOSTILE))
+    assert "<script" not in text
+    row = next(line for line in text.splitlines() if "REGRESSED" in line)
+    assert row.count("|") - row.count("\\|") == 8
+    assert "@all" not in text
+
+
+def test_markdown_keeps_to_what_github_takes() -> None:
+    many = [dataclasses.replace(reports.LOST, case_id=f"case-{n}") for n in range(2000)]
+    text = render_markdown(msgspec.structs.replace(reports.REPORT, run=reports.run_of(*many)))
+    assert len(text) <= 60_000
+    assert text.endswith("`report.json` of the run has the rest.\n")
+
+
+def test_the_summary_of_a_job_is_added_to_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "summary.md"
+    place.write_text("before\n")
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    append_job_summary("lost")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(place))
+    append_job_summary("after\n")
+    assert place.read_text() == "before\nafter\n"
+
+
+def test_prometheus_reads_values_verdicts_and_the_status() -> None:
+    families = {f.name: f for f in text_string_to_metric_families(render_metrics(reports.REPORT))}
+    values = {s.labels["metric"]: s.value for s in families["specreg_value"].samples}
+    assert values == {"acceptance_length_tokens": 2.64, "throughput_tokens_per_s": 90.0}
+    outcomes = {
+        s.labels["metric"]: s.labels["outcome"] for s in families["specreg_verdict"].samples
+    }
+    assert outcomes["throughput_tokens_per_s"] == "REGRESSED"
+    (status,) = families["specreg_exit_status"].samples
+    assert (status.value, status.labels["tier"]) == (1, "cpu")
+    (began,) = families["specreg_started_timestamp_seconds"].samples
+    assert began.value == 1795226400
+
+
+def test_labels_of_prometheus_hold_any_text() -> None:
+    lost = dataclasses.replace(reports.LOST, case_id='a"b\\c\nd')
+    report = msgspec.structs.replace(reports.REPORT, run=reports.run_of(lost))
+    families = {f.name: f for f in text_string_to_metric_families(render_metrics(report))}
+    assert families["specreg_value"].samples[0].labels["case_id"] == 'a"b\\c\nd'
+
+
+class Gateway(http.server.BaseHTTPRequestHandler):
+    """A push gateway's one verb."""
+
+    def __init__(self, taken: list[tuple[str, bytes]], *args: object) -> None:
+        self.taken = taken
+        super().__init__(*args)  # type: ignore[arg-type]
+
+    def do_PUT(self) -> None:
+        """Takes what is sent."""
+        self.taken.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
+        self.send_response(202)
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def gateway() -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
+    """Its URL, and what it has taken."""
+    taken: list[tuple[str, bytes]] = []
+    handler: Callable[..., Gateway] = functools.partial(Gateway, taken)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", taken
+        server.shutdown()
+
+
+def test_a_push_gateway_gets_the_run_in_place_of_the_last_one(
+    gateway: tuple[str, list[tuple[str, bytes]]],
+) -> None:
+    url, taken = gateway
+    push_metrics(reports.REPORT, url)
+    ((path, content),) = taken
+    environment = builders.ENVIRONMENT.name
+    assert path == f"/metrics/job/specreg/environment/{environment}/tier/cpu"
+    assert b"specreg_exit_status" in content
+
+
+def test_a_gateway_that_does_not_answer_is_named() -> None:
+    with pytest.raises(ReportError, match=r"push gateway 'http://127.0.0.1:1': .*refused"):
+        push_metrics(reports.REPORT, "http://127.0.0.1:1")
+
+
+def test_each_verdict_is_a_row_whatever_its_reason_holds() -> None:
+    held, lost = rows_of(render_verdict_rows(with_reason(HOSTILE)))
+    assert (held["outcome"], held["value"], held["p_worse"]) == ("PASS", "2.64", "")
+    assert (lost["outcome"], lost["reason"]) == ("REGRESSED", HOSTILE)
+
+
+def test_what_was_timed_is_a_row_with_speculation_and_without() -> None:
+    rows = rows_of(render_spread_rows(reports.REPORT))
+    tpot = {row["server"]: row["p50"] for row in rows if row["figure"] == "tpot_ms"}
+    assert tpot == {"case": "7.5", "control": "20.0"}
+
+
+def test_the_matrix_has_a_column_for_each_category() -> None:
+    files = speed_bench.export(reports.REPORT, {})
+    (row,) = rows_of(files["speed_bench.csv"])
+    assert row == {"Model": CASE.id, "chat": "2.50", "math": "4.00", "Overall": "3.25"}
+
+
+def test_the_summary_of_nemo_skills_has_its_columns() -> None:
+    title, head, line = nemo_skills.export(reports.REPORT, MEASURED)["nemo_skills.txt"].splitlines()
+    assert title.strip("-") == f" {CASE.id} "
+    assert dict(zip(*(map(str.strip, text.split("|")) for text in (head, line)), strict=True)) == {
+        "evaluation_mode": "pass@1",
+        "num_entries": "2",
+        "avg_tokens": "5",
+        "gen_seconds": "1",
+        "spec_acceptance_length": "2.64",
+        "spec_acceptance_rate": "54.55",
+    }
+
+
+def specdec_bench_file(name: str) -> Any:  # noqa: ANN401 - as JSON has it
+    """A file of the one case; of those that are lists, the last of the list."""
+    content = json.loads(
+        specdec_bench.export(reports.REPORT, MEASURED)[f"specdec_bench/{CASE.id}/{name}"]
+    )
+    return content[-1] if isinstance(content, list) else content
+
+
+def test_acceptance_is_keyed_by_lengths_that_count_the_targets_own_token() -> None:
+    """Of 22 steps 8 accepted nothing, 6 two drafts and 8 three; no step accepted one."""
+    out = specdec_bench_file("acceptance_rate.json")
+    assert out["Acceptance_Length_Histogram"] == {"1": 8, "3": 6, "4": 8}
+    assert out["Joint_Acceptance_Rate"] == pytest.approx({"1": 1.0, "3": 14 / 22, "4": 8 / 22})
+    assert out["Conditional_Acceptance_Rate"]["4"] == pytest.approx(8 / 14)
+    assert out["Request_AL"] == {"chat-0": 2.5, "math-0": 4.0}
+    assert out["Category_AL"] == {"chat": 2.5, "math": 4.0}
+    assert out["Average_AL"] == 3.25
+
+
+def test_the_profile_keeps_its_own_check_and_is_as_long_as_the_drafts() -> None:
+    profile = specdec_bench_file("speculation_profile.json")
+    assert profile["marginal_accept_rates"] == pytest.approx([14 / 22, 14 / 22, 8 / 22], abs=1e-6)
+    assert profile["conditional_accept_rates"] == pytest.approx([14 / 22, 1, 8 / 14], abs=1e-6)
+    assert profile["mean_accept_length"] == pytest.approx(1 + 36 / 22, abs=1e-6)
+    assert profile["validation"]["mean_consistency"]["passed"]
+    assert profile["target_model"] == "some/target"
+
+
+def test_timing_is_in_seconds_and_in_its_own_words() -> None:
+    out = specdec_bench_file("timing.json")
+    assert out["Output TPS"] == 10
+    assert out["E2E Request Time"]["quantiles"] == {
+        "0.25": "0.0260",
+        "0.5": "0.0310",
+        "0.75": "0.0360",
+    }
+    assert out["TTFT Time"]["mean"] == "0.0010"
+    assert out["Number of Output Tokens"]["std"] == "0.0000"
+
+
+def test_a_record_of_aiperf_says_when_how_long_and_what_was_accepted() -> None:
+    files = aiperf.export(reports.REPORT, MEASURED)
+    lines = files[f"aiperf/{CASE.id}/profile_export.jsonl"].splitlines()
+    first, second = map(json.loads, lines)
+    assert first["metadata"]["request_start_ns"] == 1795226400 * 10**9
+    assert first["metadata"]["request_end_ns"] - first["metadata"]["request_start_ns"] == 21 * MS
+    assert first["metrics"]["inter_token_latency"] == {"value": 5.0, "unit": "ms"}
+    assert second["metrics"]["request_latency"]["value"] == 41.0
+    summary = json.loads(files[f"aiperf/{CASE.id}/profile_export_aiperf.json"])
+    assert summary["request_latency"]["p50"] == 31.0
+
+
+def journal_in(folder: Path) -> None:
+    """A journal with one complete measurement."""
+    journal = Journal(folder / "journal.jsonl")
+    key = Key(
+        case=msgspec.json.encode(CASE).decode(),
+        case_id=CASE.id,
+        launch=1,
+        asked="all",
+        environment="e",
+        engine="vllm",
+        files_sha256="",
+    )
+    journal.begin(key)
+    launch = MEASURED[CASE.id]
+    assert launch.replay is not None
+    for control, rounds in ((False, launch.replay.rounds), (True, launch.replay.control_rounds)):
+        for number, part in enumerate(rounds):
+            for place, trace in enumerate(part.traces):
+                finished = Finished(place=place, trace=trace, chunks=(), text="")
+                journal.record_round(control, number)(finished)
+    journal.end(launch)
+    journal.close()
+
+
+@pytest.mark.parametrize("output", OUTPUTS.values(), ids=OUTPUTS)
+def test_every_form_is_written_for_any_run(tmp_path: Path, output: Output) -> None:
+    journal_in(tmp_path)
+    for report in (reports.REPORT, reports.EMPTY, reports.with_case(figures=None)):
+        written, failed = write_outputs([output.name], report, tmp_path, tmp_path / "out")
+        assert failed == []
+        assert all(path.is_file() for path in written)
+
+
+def test_without_a_journal_the_rest_is_written(tmp_path: Path) -> None:
+    names = ["markdown", "aiperf"]
+    written, failed = write_outputs(names, reports.REPORT, tmp_path, tmp_path)
+    assert [path.name for path in written] == ["report.md", "profile_export_aiperf.json"]
+    assert "what takes each request is left out" in failed[0]
+
+
+def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ReportError, match="not written, Not a directory; make room"):
+        write_outputs(["markdown"], reports.REPORT, tmp_path, tmp_path / "file/further")
+
+
+def test_a_folder_is_copied_to_any_storage(tmp_path: Path) -> None:
+    run = tmp_path / "run-1"
+    (run / "logs").mkdir(parents=True)
+    (run / "report.json").write_text("{}")
+    (run / "logs/a.log").write_text("a")
+    assert upload_folder(run, f"file://{tmp_path}/away/") == f"file://{tmp_path}/away/run-1"
+    assert (tmp_path / "away/run-1/logs/a.log").read_text() == "a"
+    assert upload_folder(run, "memory://bucket") == "memory://bucket/run-1"
+    with pytest.raises(ReportError, match="upload to 'nowhere://x/run-1': Protocol not known"):
+        upload_folder(run, "nowhere://x")
+
+
+def test_a_regression_is_red_in_every_form_that_says_outcomes() -> None:
+    for text in (
+        render_markdown(reports.REPORT),
+        render_metrics(reports.REPORT),
+        render_verdict_rows(reports.REPORT),
+    ):
+        assert str(Outcome.REGRESSED) in text

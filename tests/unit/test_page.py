@@ -1,0 +1,244 @@
+"""The page of a run, read by a parser: what it holds, and that data in it stays data."""
+
+import dataclasses
+from html.parser import HTMLParser
+
+import msgspec
+import pytest
+
+from specreg.figures import Figures
+from specreg.power.curve import PowerCurve, PowerPoint
+from specreg.report.charts import charts_of, speed_over_load
+from specreg.report.document import CaseReport, Report, Spreads
+from specreg.report.page import MEANINGS, SYMBOLS, render_page
+from specreg.verdict import Outcome
+from tests.unit import reports
+from tests.unit.test_breakdown import CASE
+
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'"
+VOID = {"meta", "br", "img", "input", "link", "hr"}
+
+
+class Page(HTMLParser):
+    """A page's elements, text and ids; what is opened must be closed, in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Takes one more element."""
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Takes one that closes itself."""
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        """Ends the last one."""
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        """Takes text."""
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        """All words, a blank apart."""
+        return " ".join(" ".join(self.words).split())
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        """The attributes of each such element."""
+        return [attributes for name, attributes in self.tags if name == tag]
+
+    @property
+    def ids(self) -> list[str]:
+        """Of all elements."""
+        return [one["id"] or "" for _, one in self.tags if "id" in one]
+
+
+def figures() -> Figures:
+    """The figures of the case."""
+    found = reports.CASE_REPORT.figures
+    assert found is not None
+    return found
+
+
+def titles(case: CaseReport) -> list[str]:
+    """Of its charts."""
+    return [chart.title for chart in charts_of(case)]
+
+
+def test_what_fails_stands_first_with_its_cause_and_what_to_type() -> None:
+    text = Page(render_page(reports.REPORT)).text
+    order = ("1 of 2 verdicts need a look", "What needs a look", "Overview", "The cases")
+    assert [text.index(part) for part in order] == sorted(text.index(part) for part in order)
+    assert "throughput: 100 → 90, -10.0% (between -12.0% and -8.0%; tolerated 5.0%)" in text
+    assert "-8.0% by acceptance, -2.0% by the cost of a step" in text
+    assert f"look again, on a fresh launch: pytest -k {CASE.id}-" in text
+
+
+@pytest.mark.parametrize("most_bytes", [2_000_000, 0], ids=["with-details", "without"])
+def test_each_link_leads_somewhere_and_no_two_places_share_a_name(most_bytes: int) -> None:
+    page = Page(render_page(reports.REPORT, most_bytes=most_bytes))
+    targets = [str(link["href"]).removeprefix("#") for link in page.all("a")]
+    assert bool(targets) == bool(most_bytes)
+    assert set(targets) <= set(page.ids)
+    assert len(page.ids) == len(set(page.ids))
+
+
+def test_the_page_needs_nothing_else() -> None:
+    text = render_page(reports.REPORT)
+    page = Page(text)
+    assert page.all("script") == page.all("link") == page.all("img") == []
+    loading = {"src", "href", "xlink:href", "action", "data"}
+    used = [one[name] for _, one in page.tags for name in loading & one.keys()]
+    assert all(str(target).startswith("#") for target in used)
+    assert "url(" not in text
+    assert "@import" not in text
+
+
+def test_what_is_said_of_a_case_comes_as_charts_and_in_numbers() -> None:
+    assert titles(reports.CASE_REPORT) == [
+        "Accepted, by position of the draft",
+        "Acceptance length, by category of the prompts",
+        "Accepted drafts of a step",
+        "Time to the first token",
+        "Time of a step",
+        "History of acceptance length",
+        "History of throughput",
+    ]
+    page = Page(render_page(reports.REPORT))
+    assert len(page.all("svg")) == 7
+    for words in ("time per output token, ms", "without speculation", "p99", "0.31.0"):
+        assert words in page.text
+
+
+def test_the_baseline_is_drawn_behind_and_the_marks_say_what_they_are() -> None:
+    positions = next(iter(charts_of(reports.CASE_REPORT))).svg
+    assert positions.index("var(--base)") < positions.index("var(--now)")
+    assert "position in the draft: 1; share of steps: 64%" in positions
+
+
+def test_a_part_that_is_not_known_has_no_chart() -> None:
+    bare = msgspec.structs.replace(
+        reports.CASE_REPORT, expected=None, spreads=Spreads(), history=()
+    )
+    assert "Time of a step" not in titles(bare)
+    assert titles(msgspec.structs.replace(bare, figures=None)) == []
+    without = msgspec.structs.replace(figures(), acceptance=None)
+    assert titles(msgspec.structs.replace(bare, figures=without)) == []
+
+
+def test_speed_over_load_takes_two_loads_and_draws_the_break_even() -> None:
+    one = reports.CASE_REPORT
+    assert one.settings is not None
+    settings = msgspec.structs.replace(one.settings, concurrency=8)
+    slow = msgspec.structs.replace(figures(), judged={"speedup_ratio": 0.8})
+    other = msgspec.structs.replace(one, settings=settings, figures=slow)
+    assert list(speed_over_load([one])) == []
+    (chart,) = speed_over_load([one, other])
+    assert "stroke-dasharray" in chart.svg
+    assert "requests in flight: 8; speedup, times: 0.8; method: draft_model" in chart.svg
+
+
+@pytest.mark.parametrize("place", ["reason", "category", "remark", "wrong", "target"])
+def test_what_others_said_is_shown_and_not_obeyed(place: str) -> None:
+    report, wrong = reports.REPORT, ""
+    if place == "reason":
+        lost = dataclasses.replace(reports.LOST, reason=HOSTILE)
+        report = msgspec.structs.replace(report, run=reports.run_of(lost))
+    elif place == "category":
+        acceptance = figures().acceptance
+        assert acceptance is not None
+        parts = dict(zip((HOSTILE, "b"), acceptance.by_category.values(), strict=True))
+        changed = msgspec.structs.replace(acceptance, by_category=parts)
+        report = reports.with_case(figures=msgspec.structs.replace(figures(), acceptance=changed))
+    elif place == "remark":
+        report = msgspec.structs.replace(report, remarks=(HOSTILE,))
+    elif place == "target":
+        report = reports.with_case(target=HOSTILE)
+    else:
+        wrong = HOSTILE
+    text = render_page(report, wrong=wrong)
+    page = Page(text)
+    assert page.all("script") == page.all("img") == []
+    assert "&lt;script&gt;" in text
+
+
+def test_a_run_without_cases_is_said() -> None:
+    page = Page(render_page(reports.EMPTY))
+    assert "Nothing was judged." in page.text
+    assert "pytest tests/perf --specreg-tier=cpu" in page.text
+    assert page.all("table") == []
+
+
+def test_what_could_not_be_read_is_said_and_the_rest_is_shown() -> None:
+    page = Page(render_page(reports.REPORT, wrong="report 'x': schema version 0"))
+    assert "report 'x': schema version 0" in page.text
+    assert "What needs a look" in page.text
+
+
+def test_an_invalid_measurement_says_why_in_place_of_figures() -> None:
+    broken = msgspec.structs.replace(
+        figures(), invalid="SPEC_DISABLED: x", acceptance=None, timing=None, control=None
+    )
+    assert "SPEC_DISABLED: x" in Page(render_page(reports.with_case(figures=broken))).text
+
+
+def many(number: int) -> Report:
+    """A run of many cases, of which the last one fails."""
+    names = [f"case-{n}" for n in range(number)]
+    verdicts = [dataclasses.replace(reports.HELD, case_id=name) for name in names]
+    lost = dataclasses.replace(reports.LOST, case_id=names[-1])
+    cases = [msgspec.structs.replace(reports.CASE_REPORT, case_id=name) for name in names]
+    return msgspec.structs.replace(
+        reports.REPORT, run=reports.run_of(*verdicts, lost), cases=tuple(cases)
+    )
+
+
+def test_a_page_of_many_cases_stays_small_and_shows_what_fails_first() -> None:
+    text = render_page(many(60), most_bytes=300_000)
+    assert len(text.encode()) < 400_000
+    page = Page(text)
+    details = [str(one["id"]) for one in page.all("details") if "id" in one]
+    assert details[0] == "case-59"
+    assert 7 < len(page.all("svg")) < len(details) * 7
+    assert len(details) < 60
+    left_out = page.text.partition("to keep this page small:")[2]
+    assert all(f"case-{n}" in details or f"case-{n}," in left_out for n in range(58))
+
+
+def test_each_outcome_has_a_symbol_and_a_meaning() -> None:
+    assert set(SYMBOLS) == set(MEANINGS) == set(Outcome)
+    assert len(set(SYMBOLS.values())) == len(Outcome)
+
+
+def test_of_several_positions_the_worst_is_shown() -> None:
+    changes = {1: -0.1, 2: -0.3, 3: -0.2}
+    lost = [
+        dataclasses.replace(reports.LOST, metric=f"acceptance_pos{n}_frac", change_frac=change)
+        for n, change in changes.items()
+    ]
+    report = msgspec.structs.replace(reports.REPORT, run=reports.run_of(reports.HELD, *lost))
+    overview = Page(render_page(report)).text.partition("Overview")[2].partition("The cases")[0]
+    assert "▼ -30.0%" in overview
+    assert overview.count("▼ -") == 1
+
+
+def test_power_is_drawn_where_somebody_watched() -> None:
+    points = tuple(PowerPoint(at_s=float(n), power_w=100.0 + n) for n in range(9))
+    curve = PowerCurve(device="H100", points=points)
+    (chart,) = [
+        chart
+        for chart in charts_of(msgspec.structs.replace(reports.CASE_REPORT, power=(curve,)))
+        if chart.title == "Power over time"
+    ]
+    assert "1: H100" in chart.svg
+    assert "Power over time" not in titles(reports.CASE_REPORT)

@@ -1,0 +1,82 @@
+"""What `specreg history` prints, and what it says of lines that are torn."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from specreg.changes import can_find_shifts, comparable, shifts_in
+from specreg.errors import ReportError, UnknownNameError
+from specreg.history import Lived, record_history, unreadable_lines
+from specreg.report.trends import render_trends
+from tests.unit.reports import lived
+from tests.unit.test_breakdown import CASE
+from tests.unit.test_cli import specreg
+from tests.unit.test_tables import lines
+
+LENGTH = "acceptance_length_tokens"
+
+
+def row_of(*values: float) -> list[Lived]:
+    """A run a day with such an acceptance length."""
+    return [lived(day, **{LENGTH: value}) for day, value in enumerate(values, start=1)]
+
+
+def folder_of(root: Path, *values: float) -> Path:
+    """A history of one machine."""
+    path = root / ".specreg/history/cpu-x.jsonl"
+    record_history(path, row_of(*values))
+    return path
+
+
+def test_a_trend_says_how_many_runs_and_how_far_they_came() -> None:
+    shown = render_trends({CASE.id: row_of(2.0, 2.5, 3.0)}, [LENGTH], width=110)
+    rows = lines(shown)
+    assert rows[1] == CASE.id
+    assert rows[2] == f"{LENGTH} 3 2 3 +50.0% ▁▅█"
+
+
+def test_runs_with_other_settings_are_not_part_of_a_trend() -> None:
+    other = msgspec.structs.replace(lived(1, **{LENGTH: 9.0}), settings_sha256="cd")
+    rows = [other, *row_of(2.0, 2.0)]
+    assert comparable(rows, LENGTH) == tuple(rows[1:])
+    assert comparable(rows, "speedup_ratio") == ()
+    assert "9" not in render_trends({CASE.id: rows}, [LENGTH], width=110).partition("runs")[2]
+
+
+def test_one_run_is_no_trend(tmp_path: Path) -> None:
+    folder_of(tmp_path, 2.0)
+    assert render_trends({CASE.id: row_of(2.0)}, [LENGTH], width=110) == ""
+    assert "no case has two runs" in specreg(tmp_path, "history").stdout
+
+
+def test_a_torn_line_is_said_and_the_rest_is_shown(tmp_path: Path) -> None:
+    path = folder_of(tmp_path, 2.0, 3.0)
+    with path.open("ab") as file:
+        file.write(b'{"run": "2026')
+    assert unreadable_lines(path) == 1
+    done = specreg(tmp_path, "history")
+    assert "1 line(s) can't be read; the rest is shown" in done.output
+    assert "+50.0%" in done.stdout
+
+
+def test_what_is_not_there_is_named_with_what_is(tmp_path: Path) -> None:
+    assert isinstance(specreg(tmp_path, "history").exception, ReportError)
+    folder_of(tmp_path, 2.0, 3.0)
+    for arguments in (("nowhere",), ("--environment", "y"), ("--metric", "z")):
+        assert isinstance(specreg(tmp_path, "history", *arguments).exception, UnknownNameError)
+
+
+def test_a_history_is_copied_where_one_says(tmp_path: Path) -> None:
+    folder_of(tmp_path, 2.0, 3.0)
+    done = specreg(tmp_path, "history", "--upload", f"file://{tmp_path}/away")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "away/history/cpu-x.jsonl").exists()
+
+
+@pytest.mark.skipif(can_find_shifts(), reason="tests/exports has them then")
+def test_without_the_extra_no_shift_is_looked_for_and_that_is_said() -> None:
+    assert shifts_in([1.0] * 20 + [2.0] * 20) == ()
+    assert "pip install 'specreg[changes]'" in render_trends(
+        {CASE.id: row_of(2.0, 3.0)}, [LENGTH], width=110
+    )
