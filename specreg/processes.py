@@ -82,6 +82,30 @@ def stop_marked(process: MarkedProcess) -> None:
         process.popen.wait()
 
 
+def resident_bytes(process: MarkedProcess) -> int:
+    """The memory that the process and its descendants hold; what they share is counted once.
+
+    Proportional set sizes; of a process that doesn't tell its own, the resident one.
+    """
+    return sum(map(_resident_bytes, _living(process.mark, process.popen.pid)))
+
+
+def _resident_bytes(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_full_info().pss)
+    except (psutil.Error, AttributeError):
+        pass
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
+def process_ids(process: MarkedProcess) -> frozenset[int]:
+    """The ids of the process and its descendants."""
+    return frozenset(one.pid for one in _living(process.mark, process.popen.pid))
+
+
 def _kill_all(mark: str, session_id: int) -> None:
     """Kills what is left, and what is born meanwhile, for 5 s at most."""
     deadline = time.monotonic() + _KILL_S

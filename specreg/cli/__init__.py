@@ -7,6 +7,7 @@ import typer
 from specreg.cli.baselines import app as baselines
 from specreg.cli.cases import explain, oracle
 from specreg.cli.datasets import convert, prepare
+from specreg.cli.gate import gate
 from specreg.cli.matrix import matrix
 from specreg.cli.tables import tables
 from specreg.errors import SpecregError
@@ -19,6 +20,7 @@ app = typer.Typer(
     help="Baselines of speculative decoding: what is expected, and what was recorded.",
 )
 app.command()(explain)
+app.command()(gate)
 app.command()(oracle)
 app.command()(prepare)
 app.command()(convert)

@@ -46,6 +46,7 @@ ORDER = (
     ("suite",),
     ("closing",),
     ("report",),
+    ("gate",),
     ("options", "cli"),
     ("plugin", "__main__"),
 )
