@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from specreg.cli.baselines import app as baselines
+from specreg.cli.bisect import bisect
 from specreg.cli.cases import explain, oracle
 from specreg.cli.datasets import convert, prepare
 from specreg.cli.gate import gate
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 app.command()(explain)
 app.command()(gate)
+app.command()(bisect)
 app.command()(oracle)
 app.command()(prepare)
 app.command()(convert)

@@ -34,17 +34,17 @@ class BreakEven(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         server: whose, with its dataset; arm: the side.
         speedups: by load, two at least.
-        at, low, high: the concurrency at which the speedup falls to 1, by its estimate and by the
-            ends of its interval; null where that lies outside the loads.
+        at_requests, low_requests, high_requests: the concurrency at which the speedup falls to 1,
+            by its estimate and the ends of its interval; null (?) where that is outside the loads.
         said: the same in words.
     """
 
     server: str
     arm: Arm
     speedups: tuple[Speedup, ...]
-    at: float | None
-    low: float | None
-    high: float | None
+    at_requests: float | None
+    low_requests: float | None
+    high_requests: float | None
     said: str
 
 
@@ -86,8 +86,7 @@ def break_even(server: str, arm: Arm, speedups: Sequence[Speedup]) -> BreakEven:
     high = _crossing([(one.concurrency, one.high_ratio or one.ratio) for one in speedups])
     first, last = speedups[0], speedups[-1]
     if at is not None:
-        bounds = [shown if shown is not None else None for shown in (low, high)]
-        between = " to ".join("beyond" if one is None else f"{one:.2g}" for one in bounds)
+        between = " to ".join("?" if one is None else f"{one:.2g}" for one in (low, high))
         said = f"stops paying at about {at:.2g} requests in flight ({between})"
     elif first.ratio <= 1:
         said = f"pays nowhere from {first.concurrency} to {last.concurrency} requests in flight"
@@ -96,7 +95,13 @@ def break_even(server: str, arm: Arm, speedups: Sequence[Speedup]) -> BreakEven:
             f"pays at every load from {first.concurrency} to {last.concurrency} requests in flight"
         )
     return BreakEven(
-        server=server, arm=arm, speedups=tuple(speedups), at=at, low=low, high=high, said=said
+        server=server,
+        arm=arm,
+        speedups=tuple(speedups),
+        at_requests=at,
+        low_requests=low,
+        high_requests=high,
+        said=said,
     )
 
 

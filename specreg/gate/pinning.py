@@ -6,6 +6,7 @@ from a recording of each side and spoils its drafts so that exactly the wanted o
 
 import dataclasses
 import json
+import os
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -24,6 +25,7 @@ from specreg.transcribing import encode_prompts, transcribe
 
 _METHOD = "custom_class"
 _RECORDING = "SCHEDULED_RECORDING"
+_SCHEDULE = "SCHEDULED_ACCEPTED"
 _LONGEST_CYCLE = 20
 
 
@@ -56,11 +58,13 @@ def pinned_case(case: Case, length_tokens: float, recording: Path) -> Case:
     """A case whose drafter accepts so many tokens per step by a recording."""
     METHODS[_METHOD].check_engine(case.server.engine, "--pin")
     steps = schedule_of(length_tokens, case.server.draft_tokens)
+    own = dict(case.server.engine_env)
+    folders = filter(None, (str(Path(scheduled.__file__).parent), own.get("PYTHONPATH", "")))
     variables = {
-        **dict(case.server.engine_env),
-        "PYTHONPATH": str(Path(scheduled.__file__).parent),
+        _SCHEDULE: ",".join(map(str, steps)),
+        **own,  # an override may plant a schedule of its own
+        "PYTHONPATH": os.pathsep.join(folders),
         _RECORDING: str(recording),
-        "SCHEDULED_ACCEPTED": ",".join(map(str, steps)),
     }
     server = dataclasses.replace(
         case.server,
@@ -122,8 +126,7 @@ def record_answers(case: Case, server: Server, prompts: Sequence[Prompt], path: 
 
 
 def _without(spec: ServerSpec) -> tuple[tuple[str, str], ...]:
-    ours = {_RECORDING, "SCHEDULED_ACCEPTED", "PYTHONPATH"}
-    return tuple(pair for pair in spec.engine_env if pair[0] not in ours)
+    return tuple(pair for pair in spec.engine_env if pair[0] not in {_RECORDING, _SCHEDULE})
 
 
 def _name(case: Case) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from specreg import __version__
+import specreg
 from specreg.gate.answer import Answer, Decision, cause_of
 from specreg.gate.break_even import BreakEven
 from specreg.gate.judging import Judged
@@ -73,7 +73,7 @@ def today() -> str:
 
 def version() -> str:
     """Of specreg."""
-    return __version__
+    return specreg.__version__
 
 
 def render_schema() -> str:

@@ -20,6 +20,10 @@ from specreg.transcribing import encode_prompts, score, transcribe
 from specreg.verdict import Outcome
 
 _MOST_NAMED = 3
+_UNSTEADY = (
+    "B's answers differ from A's, and asked again at another batch size from its own, by more than"
+    " rounding explains; compare A with A: if it does the same, the engine always did"
+)
 
 
 class TextsSaid(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -102,18 +106,23 @@ def compare_texts(
     def answers(in_flight: int) -> tuple[Transcript, ...]:
         return transcribe(server.endpoint, asked, wanted_of(case, len(asked)), in_flight=in_flight)
 
-    found = check_lossless(
-        [prompt.id for prompt in prompts],
-        answers(at_once),
-        [
-            Transcript(prompt=one, output=other)
-            for one, other in zip(said.prompts, said.answers, strict=True)
-        ],
-        (lambda: answers(other_at_once)) if other_at_once != at_once else None,
-        lambda questions: score(server.endpoint, questions),
-        # Another version may have other kernels, whatever a case demands of speculation.
-        rounding_nats=max(case.rounding_nats, ROUNDING_NATS),
-    )
+    try:
+        found = check_lossless(
+            [prompt.id for prompt in prompts],
+            answers(at_once),
+            [
+                Transcript(prompt=one, output=other)
+                for one, other in zip(said.prompts, said.answers, strict=True)
+            ],
+            (lambda: answers(other_at_once)) if other_at_once != at_once else None,
+            lambda questions: score(server.endpoint, questions),
+            # Another version may have other kernels, whatever a case demands of speculation.
+            rounding_nats=max(case.rounding_nats, ROUNDING_NATS),
+        )
+    except InvalidMeasurementError as error:
+        if error.reason == "CONTROL_UNSTEADY":
+            raise InvalidMeasurementError(error.reason, _UNSTEADY) from error
+        raise
     return TextsJudged(
         case_id=said.case_id,
         outcome=Outcome.WRONG if found.failures else Outcome.PASS,

@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any
 
-SLEEP_S = 0.005
+SLEEP_S = float(os.environ.get("PLANTED_SLEEP_S", "0.005"))
 
 
 def plant() -> None:
@@ -18,7 +18,7 @@ def plant() -> None:
 
 
 def _plant_sleep() -> None:
-    """Every step of a server that speculates takes 5 ms longer; the control stays as it is."""
+    """Every step of a server that speculates takes longer; the control stays as it is."""
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # noqa: PLC0415 - only in vLLM
 
     execute_model = GPUModelRunner.execute_model
