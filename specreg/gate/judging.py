@@ -29,6 +29,7 @@ from specreg.verdict import Outcome
 LAUNCHES_PER_BLOCK = 2
 """Of each side."""
 _MOST_INVALID = 2
+_FURTHEST = 50.0
 DECIDED = frozenset({Outcome.PASS, Outcome.IMPROVED, Outcome.REGRESSED, Outcome.INVALID})
 
 
@@ -134,7 +135,7 @@ def judge_subject(
 def judge_quantity(
     quantity: Quantity, subject: Subject, launches: Sequence[Launched], rules: Rules
 ) -> Judged:
-    """The outcome of one quantity at the first look that decides, else at the last one there is.
+    """The outcome of one quantity at the look that decides, else at the last one there is.
 
     Args:
         quantity: which.
@@ -142,13 +143,15 @@ def judge_quantity(
         launches: of both sides of that, one at least.
         rules: see there.
     """
-    judged = None
+    decided = None
     for block in sorted({one.block for one in launches}):
-        so_far = [one for one in launches if one.block <= block]
-        judged = _look(quantity, subject, so_far, rules)
-        if judged.outcome in DECIDED:
-            return judged
-    return judged or _look(quantity, subject, launches, rules)
+        judged = _look(quantity, subject, [one for one in launches if one.block <= block], rules)
+        # Proven within the tolerance is soon proven; that it is better by more may show later.
+        if judged.outcome is Outcome.IMPROVED or (decided is None and judged.outcome in DECIDED):
+            decided = judged
+        if decided is not None and decided.outcome is not Outcome.PASS:
+            return decided
+    return decided or _look(quantity, subject, launches, rules)
 
 
 def _look(
@@ -236,6 +239,8 @@ def _why_invalid(launches: Sequence[Launched], other: Arm) -> str:
 
 def _to_frac(direction: Direction, change: float) -> float:
     """A difference of logarithms, better being positive, as a relative change of the value."""
+    # An interval of one degree of freedom may reach beyond what a float holds.
+    change = min(max(change, -_FURTHEST), _FURTHEST)
     return math.expm1(change) if direction is Direction.UP else -math.expm1(-change)
 
 

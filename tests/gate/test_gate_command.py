@@ -6,7 +6,6 @@ import sys
 import textwrap
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from specreg.gate.journal import Journal
@@ -180,10 +179,3 @@ def test_a_step_that_takes_longer_is_found_and_called_so(gate: Gate) -> None:
     assert judged["step_p50_ms"].outcome == "REGRESSED"
     parts = judged["throughput_tokens_per_s"].parts_frac
     assert min(parts, key=parts.__getitem__) == "the cost of a step"
-
-
-def test_the_report_is_what_its_schema_says(gate: Gate) -> None:
-    schema = msgspec.json.decode((ROOT / "docs/gate.schema.json").read_bytes())
-    assert schema["$ref"] == "#/$defs/GateReport"
-    assert set(schema["$defs"]["GateReport"]["required"]) >= {"answer", "decision", "exit_status"}
-    del gate
