@@ -25,6 +25,7 @@ from specreg.gate.side import Source, parse_side
 from specreg.gate.simulation import count_figures
 from specreg.identity import current_environment, find_gpus
 from specreg.matrix import Tier
+from specreg.models import resolve_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,10 +144,11 @@ def open_gate(asked: Request) -> Opened:
         Source(side=sides[0], on_gpu=on_gpu, show=asked.show),
         Source(side=sides[1], on_gpu=on_gpu, show=asked.show),
     )
+    shared = shared_launches(pairs, with_control=asked.with_control)
+    rules = _rules([one.group for one in shared], asked.launches, tolerances)
     _check(asked, sources, pairs)
     environment = current_environment(needs_gpus=tier.gpus_used(find_gpus().memory_gib)).name
     begun = begun_of(root, sources, pairs, environment)
-    shared = shared_launches(pairs, with_control=asked.with_control)
     journal, lines = resumed(folder / "gate.jsonl", begun, resume=asked.resume)
     gate = Gate(
         place=Place(
@@ -158,7 +160,7 @@ def open_gate(asked: Request) -> Opened:
         ),
         sources=sources,
         shared=shared,
-        rules=_rules([one.group for one in shared], asked.launches, tolerances),
+        rules=rules,
         minutes=asked.minutes,
         journal=journal,
     )
@@ -180,6 +182,10 @@ def _check(asked: Request, sources: tuple[Source, Source], pairs: Sequence[Pair]
             raise UnsupportedError(f"{unmet[pair.a.id]}; choose other cases with --case")
     for source, arm in zip(sources, (Arm.A, Arm.B), strict=True):
         source.check(tuple(pair.of(arm) for pair in pairs))
+    for spec in {case.server for pair in pairs for case in (pair.a, pair.b)}:
+        resolve_model(asked.root, spec.target, padding_layers=spec.padding_layers)
+        if spec.draft is not None:
+            resolve_model(asked.root, spec.draft)
     check_prompts(asked.root, pairs)
     for arm in (Arm.A, Arm.B):
         for said in check_contexts(asked.root, [pair.of(arm) for pair in pairs]):
