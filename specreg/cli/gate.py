@@ -1,5 +1,6 @@
 """`specreg gate`: may B take the place of A?"""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -30,7 +31,7 @@ def gate(  # noqa: PLR0913, PLR0917 - an option each
             help="also compare the cost of a step, at an acceptance length that is pinned"
         ),
     ] = None,
-    launches: Annotated[int, typer.Option(help="the most of each side; even", min=2)] = 10,
+    launches: Annotated[int, typer.Option(help="the most of each side; even", min=2)] = 12,
     minutes: Annotated[
         float | None, typer.Option(help="the most that all launches may take")
     ] = None,
@@ -74,6 +75,7 @@ def gate(  # noqa: PLR0913, PLR0917 - an option each
     )
     try:
         opened = open_gate(asked)
+        asked.show(opened.extent)
         if rehearse:
             opened.gate.rehearse()
     except SpecregError as error:
@@ -85,7 +87,7 @@ def gate(  # noqa: PLR0913, PLR0917 - an option each
         # Whatever cuts it short: what was measured is kept, and told.
         report = opened.report()
         opened.record(report)
-        typer.echo(render_terminal(report, width=WIDTH, color=False))
+        typer.echo(render_terminal(report, width=WIDTH, color=sys.stdout.isatty()))
         typer.echo(f"report: {opened.gate.place.folder / 'gate.html'}")
         if not report.complete:
             typer.echo(f"go on: type the same with --resume --out {opened.gate.place.folder}")

@@ -28,6 +28,11 @@ from specreg.verdict import Outcome
 
 LAUNCHES_PER_BLOCK = 2
 """Of each side."""
+_LOSS_LEVEL = 0.001
+"""How often a gate may call an upgrade worse that isn't.
+
+A loss that matters is far beyond its noise once that is small enough to prove anything.
+"""
 _MOST_INVALID = 2
 _FURTHEST = 50.0
 DECIDED = frozenset({Outcome.PASS, Outcome.IMPROVED, Outcome.REGRESSED, Outcome.INVALID})
@@ -56,8 +61,8 @@ class Rules:
 
     Attributes:
         blocks: the most blocks of ABBA, and so of looks.
-        figures: how many figures the gate judges: any of them alone may stop an upgrade, so a loss
-            must stand among all of them (Bonferroni).
+        figures: how many the gate judges: any of them alone may stop an upgrade, so a loss must
+            stand among all of them (Bonferroni).
         tolerances: by quantity, one that overrides its own.
     """
 
@@ -77,7 +82,7 @@ class Rules:
     @property
     def loss_level(self) -> float:
         """The same of a loss, among all figures."""
-        return self.level / self.figures
+        return _LOSS_LEVEL / self.blocks / self.figures
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):

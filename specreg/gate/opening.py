@@ -12,7 +12,7 @@ from specreg.errors import UnknownNameError, UnsupportedError
 from specreg.gate.break_even import break_evens
 from specreg.gate.going import Group
 from specreg.gate.journal import resumed
-from specreg.gate.judging import LAUNCHES_PER_BLOCK, Rules, is_decided
+from specreg.gate.judging import LAUNCHES_PER_BLOCK, Rules
 from specreg.gate.launched import Arm
 from specreg.gate.overriding import parse_override
 from specreg.gate.pages import render_html, render_markdown
@@ -53,7 +53,7 @@ class Request:
     tier: Tier
     case_ids: Sequence[str] = ()
     pin_length_tokens: float | None = None
-    launches: int = 10
+    launches: int = 12
     minutes: float | None = None
     prompts: int | None = None
     tolerances: Sequence[str] = ()
@@ -78,8 +78,6 @@ class Opened:
     def report(self) -> GateReport:
         """What the gate says so far."""
         gate, decision = self.gate, self.gate.decide()
-        blocks = max((one.block for one in gate.launches), default=0)
-        done = all(is_decided([one]) for one in decision.judged) or blocks == gate.rules.blocks
         numbers = {(one.number, one.arm) for one in gate.launches}
         return GateReport(
             specreg_version=version(),
@@ -92,10 +90,20 @@ class Opened:
             cases=tuple(pair.id for pair in self.pairs),
             launches=len(numbers),
             minutes=sum(gate.spent_s) / 60,
-            complete=done,
+            complete=gate.finished,
             finished_on=today(),
             decision=decision,
             break_evens=break_evens(self.pairs, gate.launches),
+        )
+
+    @property
+    def extent(self) -> str:
+        """How much is to be measured, in a sentence."""
+        groups = [shared.group for shared in self.gate.shared]
+        block = sum(len(group.order) for group in groups)
+        return (
+            f"{len(self.pairs)} cases on {len(groups)} servers of each side: {block} launches in a"
+            f" block, at most {block * self.gate.rules.blocks}"
         )
 
     def record(self, report: GateReport) -> None:

@@ -43,7 +43,8 @@ class GateReport(msgspec.Struct, frozen=True, kw_only=True):
         environment: name of the kind of machine.
         tier: of the cases; cases: what was compared.
         launches: how many servers were measured; minutes: what they took.
-        complete: whether all was decided, or all launches that there may be were made.
+        complete: whether all was decided, or all launches that there may be were made; not where
+            it was cut short or there was no time left.
         finished_on: the day.
         decision: all outcomes.
         break_evens: where speculation stops paying, of each side.

@@ -65,7 +65,8 @@ class Gate:
         rules: how much evidence there may be, and how it is weighed.
         minutes: how long all launches may take, None for as long as it takes.
         journal: of this gate.
-        launches, said, texts: so far.
+        launches, said, texts, rehearsed, spent_s: so far.
+        out_of_time, finished: how it ended; neither where it was cut short.
     """
 
     place: Place
@@ -79,6 +80,8 @@ class Gate:
     texts: dict[str, TextsJudged] = field(default_factory=dict)
     rehearsed: bool = False
     spent_s: list[float] = field(default_factory=list)
+    out_of_time: bool = False
+    finished: bool = False
 
     def take_over(self, lines: Sequence[object]) -> None:
         """What a gate that was cut off had measured."""
@@ -135,6 +138,7 @@ class Gate:
             earlier=self.launches,
             may_go_on=self._has_time,
         )
+        self.finished = not self.out_of_time
         return self.decide()
 
     def decide(self) -> Decision:
@@ -234,7 +238,8 @@ class Gate:
         """Whether one launch more, as long as they were, ends in time."""
         if self.minutes is None or not self.spent_s:
             return True
-        return sum(self.spent_s) + max(self.spent_s) <= 60 * self.minutes
+        self.out_of_time = sum(self.spent_s) + max(self.spent_s) > 60 * self.minutes
+        return not self.out_of_time
 
 
 def _failed(pair: Pair, slot: Slot, reason: str) -> Launched:

@@ -99,6 +99,32 @@ def test_5_ms_more_per_step_are_found(tmp_path: Path) -> None:
     assert "the cost of a step" in said
 
 
+def test_the_release_in_which_a_draft_was_lost_is_found(tmp_path: Path) -> None:
+    (tmp_path / "cpu.toml").write_text(MATRIX.replace("SPEED", "false"))
+    planted = {
+        "PYTHONPATH": str(PLANTED),
+        "PLANTED_FAULT": "spoilt_draft",
+        "PLANTED_SINCE": "0.31.0",
+    }
+    done = subprocess.run(
+        (
+            *(sys.executable, "-m", "specreg", "bisect", CASE),
+            *("--good", "vllm==0.29.0", "--bad", VERSION, "--versions", "0.31.0"),
+            *("--root", str(ROOT), "--matrix", str(tmp_path), "--tier", "cpu"),
+            *("--out", str(tmp_path / "bisect"), "--launches", "2"),
+        ),
+        check=False,
+        cwd=ROOT,
+        env=os.environ | planted,
+        capture_output=True,
+        text=True,
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert "it changed in 0.31.0; 0.29.0 is good" in done.stdout
+    assert f"{CASE} is worse by acceptance" in done.stdout
+
+
 def test_a_flag_that_a_side_lacks_is_said_before_anything_is_measured(tmp_path: Path) -> None:
     (tmp_path / "cpu.toml").write_text(MATRIX.replace("SPEED", "true"))
     done = subprocess.run(
