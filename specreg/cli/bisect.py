@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from specreg.cli.gate import end_with_servers
 from specreg.cli.options import HERE, MATRIX, MatrixOption, RootOption, TierOption, tier_of
 from specreg.errors import SpecregError
 from specreg.gate.opening import Request
@@ -50,6 +51,7 @@ def bisect(  # noqa: PLR0913, PLR0917 - an option each
     among = tuple(
         dict.fromkeys((*named, good.partition("==")[2], bad.partition("==")[2])) if named else ()
     )
+    end_with_servers()
     try:
         found = search(good, bad, among, request, (root / out / case).resolve()).run()
     except SpecregError as error:

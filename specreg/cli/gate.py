@@ -1,5 +1,6 @@
 """`specreg gate`: may B take the place of A?"""
 
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -8,10 +9,11 @@ import typer
 
 from specreg.cli.options import HERE, MATRIX, WIDTH, MatrixOption, RootOption, TierOption, tier_of
 from specreg.errors import SpecregError
-from specreg.gate.opening import Request, open_gate
+from specreg.gate.opening import Opened, Request, open_gate
 from specreg.gate.pages import render_terminal
+from specreg.gate.report import GateReport
 
-_FAILED_STATUS = 10
+_FAILED_STATUS, _INTERRUPTED_STATUS = 10, 130
 
 _A = Annotated[str, typer.Argument(help="what is there: vllm==0.31.0, a wheel, a git checkout, …")]
 _B = Annotated[str, typer.Argument(help="what would take its place")]
@@ -73,6 +75,7 @@ def gate(  # noqa: PLR0913, PLR0917 - an option each
         ready_within_s=ready_within_s,
         show=lambda text: typer.echo(text, err=True),
     )
+    end_with_servers()
     try:
         opened = open_gate(asked)
         asked.show(opened.extent)
@@ -83,12 +86,29 @@ def gate(  # noqa: PLR0913, PLR0917 - an option each
         raise typer.Exit(_FAILED_STATUS) from error
     try:
         opened.gate.measure()
-    finally:
-        # Whatever cuts it short: what was measured is kept, and told.
-        report = opened.report()
-        opened.record(report)
-        typer.echo(render_terminal(report, width=WIDTH, color=sys.stdout.isatty()))
-        typer.echo(f"report: {opened.gate.place.folder / 'gate.html'}")
-        if not report.complete:
-            typer.echo(f"go on: type the same with --resume --out {opened.gate.place.folder}")
-    raise typer.Exit(report.exit_status)
+    except KeyboardInterrupt:
+        _tell(opened)
+        raise typer.Exit(_INTERRUPTED_STATUS) from None
+    except SpecregError as error:
+        _tell(opened)
+        typer.echo(str(error), err=True)
+        raise typer.Exit(_FAILED_STATUS) from error
+    raise typer.Exit(_tell(opened).exit_status)
+
+
+def end_with_servers() -> None:
+    """Makes a cancelled job or a closed terminal end like Ctrl-C, unless that is ignored."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
+
+
+def _tell(opened: Opened) -> GateReport:
+    """What was measured, on disk and on the screen, whatever cut it short."""
+    report, folder = opened.report(), opened.gate.place.folder
+    opened.record(report)
+    typer.echo(render_terminal(report, width=WIDTH, color=sys.stdout.isatty()))
+    typer.echo(f"report: {folder / 'gate.html'}")
+    if not report.complete:
+        typer.echo(f"go on: type the same with --resume --out {folder}")
+    return report

@@ -131,7 +131,7 @@ class Gate:
 
     def measure(self) -> Decision:
         """Launches until all is decided, or there is no time left."""
-        self.launches = go_on(
+        go_on(
             [shared.group for shared in self.shared],
             self.launch,
             self.rules,
@@ -173,6 +173,7 @@ class Gate:
             done += [_failed(pair, slot, reason) for pair in shared.pairs[len(done) :]]
         for one in done:
             self.journal.write(one)
+        self.launches = (*self.launches, *done)
         self.spent_s.append(time.monotonic() - started)
         self.journal.write(Spent(launch_s=self.spent_s[-1]))
         return done

@@ -1,11 +1,13 @@
 """The whole command against the scripted server: sides that differ by what their scripts say."""
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
+import psutil
 import pytest
 
 from specreg.gate.journal import Journal
@@ -59,11 +61,11 @@ class Gate:
         self.scripts[name] = Path(self.environment["SCRIPTED_SERVER"])
         return self.scripts[name]
 
-    def run(self, *arguments: str, b: Script | None = None) -> subprocess.CompletedProcess[str]:
+    def start(self, *arguments: str, b: Script | None = None) -> subprocess.Popen[str]:
         """The command; `b` is what side B does otherwise."""
         both = self.script("both", Script())
         planted = self.script("b", b) if b is not None else both
-        return subprocess.run(
+        return subprocess.Popen(
             (
                 *(sys.executable, "-m", "specreg", "gate", sys.executable, sys.executable),
                 *("--root", str(ROOT), "--matrix", str(self.folder), "--tier", "cpu"),
@@ -71,13 +73,29 @@ class Gate:
                 *("--b", f"engine_env.SCRIPTED_SERVER={planted}"),
                 *arguments,
             ),
-            check=False,
             cwd=ROOT,
             env=os.environ | {"PYTHONPATH": self.environment["PYTHONPATH"]},
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=300,
         )
+
+    def run(self, *arguments: str, b: Script | None = None) -> subprocess.CompletedProcess[str]:
+        """The same, done."""
+        started = self.start(*arguments, b=b)
+        stdout, stderr = started.communicate(timeout=300)
+        return subprocess.CompletedProcess(started.args, started.returncode, stdout, stderr)
+
+    def servers(self) -> list[psutil.Process]:
+        """Those of its processes that live."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if str(self.folder) in process.environ().get("SCRIPTED_SERVER", ""):
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
 
     def report(self) -> GateReport:
         return load_report(self.out / "gate.json")
@@ -152,6 +170,24 @@ def test_a_gate_that_was_cut_off_goes_on_and_keeps_what_it_had(gate: Gate) -> No
     again = path.read_bytes().splitlines(keepends=True)
     assert [line for line in again if b'"Launched"' in line][:2] == kept
     assert gate.report().launches == 6
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda one: one.name)
+def test_a_signal_ends_it_with_its_servers_and_what_it_had_is_told(
+    gate: Gate, number: signal.Signals
+) -> None:
+    gate.write_tier(speed=False)
+    started = gate.start("--launches", "2")
+    assert started.stderr is not None
+    for line in started.stderr:
+        if "side B" in line and "block" in line:
+            break
+    started.send_signal(number)
+    stdout, stderr = started.communicate(timeout=60)
+    assert started.returncode == 130, stdout + stderr
+    assert "go on: type the same with --resume --out" in stdout
+    assert gate.report().launches == 1
+    assert gate.servers() == []
 
 
 def test_what_dies_on_one_side_leaves_it_undecided_and_is_told(gate: Gate) -> None:
