@@ -33,7 +33,7 @@ def gate(  # noqa: PLR0913, PLR0917 - an option each
             help="also compare the cost of a step, at an acceptance length that is pinned"
         ),
     ] = None,
-    launches: Annotated[int, typer.Option(help="the most of each side; even", min=2)] = 12,
+    launches: Annotated[int, typer.Option(help="the most of each side; even", min=2)] = 16,
     minutes: Annotated[
         float | None, typer.Option(help="the most that all launches may take")
     ] = None,

@@ -53,7 +53,7 @@ class Request:
     tier: Tier
     case_ids: Sequence[str] = ()
     pin_length_tokens: float | None = None
-    launches: int = 12
+    launches: int = 16
     minutes: float | None = None
     prompts: int | None = None
     tolerances: Sequence[str] = ()

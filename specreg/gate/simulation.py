@@ -39,7 +39,7 @@ from specreg.simulation import (
 )
 
 CASES = 3
-BLOCKS = 6
+BLOCKS = 8
 _STEP_MS, _TTFT_MS, _READY_S, _MEMORY_BYTES = 8.0, 40.0, 30.0, 2.5e9
 
 
