@@ -79,6 +79,7 @@ def gate(  # noqa: PLR0913, PLR0917 - an option each
     try:
         opened = open_gate(asked)
         asked.show(opened.extent)
+        opened.gate.record()
         if rehearse:
             opened.gate.rehearse()
     except SpecregError as error:

@@ -103,31 +103,36 @@ class Gate:
         if self.rehearsed:
             return
         for arm in (Arm.A, Arm.B):
-            self._record_answers(arm)
             cases = (shared.pairs[0].of(arm) for shared in self.shared)
             for case in {case.server: case for case in cases}.values():
                 self.place.show(f"rehearsing side {arm}: {case.server.id}")
-                try:
-                    with self._server(case, arm, f"rehearsal-{arm}-{case.server.id}"):
-                        pass
-                except SpecregError as error:
-                    side = self._source(arm).side.text
-                    raise SpecregError(f"side {arm} ('{side}'): {error}") from error
+                name = f"rehearsal-{arm}-{case.server.id}"
+                with self._naming(arm), self._server(case, arm, name):
+                    pass
         self.journal.write(Rehearsed())
         self.rehearsed = True
 
-    def _record_answers(self, arm: Arm) -> None:
-        """What drafters of known success need to know."""
-        for shared in self.shared:
-            for case in (pair.of(arm) for pair in shared.pairs):
-                path = recording_of(case)
-                if path is None or path.exists():
-                    continue
-                self.place.show(f"recording the answers of side {arm} for {case.id}")
-                plain = plain_case(case)
-                prompts = load_case_prompts(self.place.root, case)[: case.prompts]
-                with self._server(plain, arm, f"recording-{arm}-{case.id}") as (server, _):
-                    record_answers(case, server, prompts, path)
+    def record(self) -> None:
+        """Records what drafters of known success need to know, where it isn't there yet.
+
+        Raises:
+            SpecregError: a server didn't start, or doesn't answer in ids; the message names the
+                side.
+        """
+        pairs = [pair for shared in self.shared for pair in shared.pairs]
+        for arm, pair in itertools.product((Arm.A, Arm.B), pairs):
+            case = pair.of(arm)
+            path = recording_of(case)
+            if path is None or path.exists():
+                continue
+            self.place.show(f"recording the answers of side {arm} for {case.id}")
+            prompts = load_case_prompts(self.place.root, case)[: case.prompts]
+            plain = plain_case(case)
+            with (
+                self._naming(arm),
+                self._server(plain, arm, f"recording-{arm}-{case.id}") as (server, _),
+            ):
+                record_answers(case, server, prompts, path)
 
     def measure(self) -> Decision:
         """Launches until all is decided, or there is no time left."""
@@ -215,6 +220,15 @@ class Gate:
         if isinstance(line, TextsJudged):
             self.texts[pair.id] = line
         self.journal.write(line)
+
+    @contextlib.contextmanager
+    def _naming(self, arm: Arm) -> Iterator[None]:
+        """Says of an error whose it is."""
+        try:
+            yield
+        except SpecregError as error:
+            side = self._source(arm).side.text
+            raise SpecregError(f"side {arm} ('{side}'): {error}") from error
 
     def _source(self, arm: Arm) -> Source:
         return self.sources[1 if arm is Arm.B else 0]

@@ -81,6 +81,7 @@ class Search:
                     resume=(folder / "gate.jsonl").exists(),
                 )
                 opened = open_gate(request)
+                opened.gate.record()
                 opened.gate.rehearse()
                 opened.gate.measure()
                 report = opened.report()

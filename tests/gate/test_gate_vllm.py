@@ -73,7 +73,15 @@ def test_3_percent_fewer_accepted_drafts_are_found(tmp_path: Path) -> None:
     planted = ",".join(("1", "2") * 9 + ("1", "1"))
     status, said, report = run(
         tmp_path,
-        *("--pin", "2.5", "--launches", "2", "--b", f"engine_env.SCHEDULED_ACCEPTED={planted}"),
+        *(
+            "--no-rehearse",
+            "--pin",
+            "2.5",
+            "--launches",
+            "2",
+            "--b",
+            f"engine_env.SCHEDULED_ACCEPTED={planted}",
+        ),
         speed=False,
     )
     assert status == 1, said
@@ -89,7 +97,7 @@ def test_3_percent_fewer_accepted_drafts_are_found(tmp_path: Path) -> None:
 def test_5_ms_more_per_step_are_found(tmp_path: Path) -> None:
     status, said, report = run(
         tmp_path,
-        *("--launches", "6", "--b", "engine_env.PLANTED_FAULT=sleep"),
+        *("--no-rehearse", "--launches", "6", "--b", "engine_env.PLANTED_FAULT=sleep"),
         *("--a", f"engine_env.PYTHONPATH={PLANTED}", "--b", f"engine_env.PYTHONPATH={PLANTED}"),
         speed=True,
     )
