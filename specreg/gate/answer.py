@@ -60,7 +60,12 @@ def decide(
         rules: see there.
         texts: what became of the answers' texts.
     """
-    each = {subject: judge_subject(subject, launches, rules) for subject in subjects}
+    controls = [subject for subject in subjects if subject.other is Arm.A2]
+    strict = rules.of_control(sum(len(subject.deciding) for subject in controls))
+    each = {
+        subject: judge_subject(subject, launches, strict if subject in controls else rules)
+        for subject in subjects
+    }
     control = tuple(
         one for subject, judged in each.items() if subject.other is Arm.A2 for one in judged
     )

@@ -4,6 +4,7 @@ Each block of ABBA is a look. Looks share the level equally, so that all of them
 no more often than one would be; what a look has decided stays decided.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -64,11 +65,17 @@ class Rules:
         figures: how many the gate judges: any of them alone may stop an upgrade, so a loss must
             stand among all of them (Bonferroni).
         tolerances: by quantity, one that overrides its own.
+        loss_frac: how often the gate as a whole may see a loss where there is none.
     """
 
     blocks: int
     figures: int
     tolerances: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    loss_frac: float = _LOSS_LEVEL
+
+    def of_control(self, figures: int) -> "Rules":
+        """Those of a control of so many figures: it accuses no side, so it may speak up sooner."""
+        return dataclasses.replace(self, figures=max(figures, 1), loss_frac=LEVEL)
 
     def tolerance_frac(self, quantity: Quantity) -> float:
         """The loss of a quantity that is still fine."""
@@ -82,7 +89,7 @@ class Rules:
     @property
     def loss_level(self) -> float:
         """The same of a loss, among all figures."""
-        return _LOSS_LEVEL / self.blocks / self.figures
+        return self.loss_frac / self.blocks / self.figures
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
