@@ -114,8 +114,7 @@ def cause_of(judged: Sequence[Judged]) -> str:
 
 def _unless_moved(one: Judged, moved: Sequence[Judged]) -> Judged:
     """Of what the machine moves by itself nothing can be said."""
-    spoilt = {other.quantity for other in moved} - {None}
-    return as_moved(one) if one.quantity in spoilt else one
+    return as_moved(one) if one.quantity in {other.quantity for other in moved} else one
 
 
 def _reasons(lost: Sequence[Judged]) -> list[str]:

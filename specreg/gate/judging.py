@@ -92,6 +92,11 @@ class Rules:
         return self.loss_frac / self.blocks / self.figures
 
 
+def count_figures(subjects: Sequence[Subject]) -> int:
+    """How many figures an answer on some subjects rests on, one at least; a control's don't."""
+    return max(sum(len(one.deciding) for one in subjects if one.other is not Arm.A2), 1)
+
+
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be thought of one quantity of one case; better is positive.
 

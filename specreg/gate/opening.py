@@ -12,7 +12,7 @@ from specreg.errors import UnknownNameError, UnsupportedError
 from specreg.gate.break_even import break_evens
 from specreg.gate.going import Group
 from specreg.gate.journal import resumed
-from specreg.gate.judging import LAUNCHES_PER_BLOCK, Rules
+from specreg.gate.judging import LAUNCHES_PER_BLOCK, Rules, count_figures
 from specreg.gate.launched import Arm
 from specreg.gate.overriding import parse_override
 from specreg.gate.pages import render_html, render_markdown
@@ -22,7 +22,6 @@ from specreg.gate.quantities import QUANTITIES
 from specreg.gate.report import GateReport, SideReport, record_report, today, version
 from specreg.gate.run import Gate, Place, begun_of
 from specreg.gate.side import Source, parse_side
-from specreg.gate.simulation import count_figures
 from specreg.identity import current_environment, find_gpus
 from specreg.matrix import Tier
 from specreg.models import resolve_model

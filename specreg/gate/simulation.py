@@ -25,7 +25,7 @@ from specreg.acceptance.record import (
 )
 from specreg.gate.answer import Decision, decide
 from specreg.gate.going import Group, Slot, go_on
-from specreg.gate.judging import Rules, Subject
+from specreg.gate.judging import Rules, Subject, count_figures
 from specreg.gate.launched import Arm, Launched
 from specreg.gate.quantities import QUANTITIES
 from specreg.simulation import (
@@ -176,15 +176,5 @@ def simulated_decision(scene: Scene) -> Decision:
     """A whole gate of three cases, stopped as a real one is."""
     groups = simulated_groups()
     subjects = list(itertools.chain.from_iterable(group.subjects for group in groups))
-    rules = rules_of(subjects, blocks=BLOCKS)
+    rules = Rules(blocks=BLOCKS, figures=count_figures(subjects))
     return decide(subjects, go_on(groups, scene.launch, rules), rules)
-
-
-def rules_of(subjects: Sequence[Subject], *, blocks: int) -> Rules:
-    """The usual tolerances, and a level that all figures of the subjects share."""
-    return Rules(blocks=blocks, figures=count_figures(subjects))
-
-
-def count_figures(subjects: Sequence[Subject]) -> int:
-    """How many figures an answer on some subjects rests on, one at least."""
-    return max(sum(len(one.deciding) for one in subjects if one.other is not Arm.A2), 1)

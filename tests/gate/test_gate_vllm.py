@@ -69,8 +69,8 @@ def judged(report: GateReport, case_id: str, quantity: str) -> Judged:
 
 
 def test_3_percent_fewer_accepted_drafts_are_found(tmp_path: Path) -> None:
-    """29 drafts in 20 steps where 30 were accepted: 3.3 % of AL - 1."""
-    planted = ",".join(("1", "2") * 9 + ("1", "1"))
+    """One draft less in each answer, of some 28: no answer here takes more than 20 steps."""
+    planted = ",".join(("1", "1") + ("1", "2") * 9)
     status, said, report = run(
         tmp_path,
         *(
