@@ -25,7 +25,7 @@ from packaging.version import InvalidVersion, Version
 from specreg.engines import ENGINES, engine_named
 from specreg.engines._engine import Requirement
 from specreg.environments import EngineEnvironment, engine_environment, installed_version
-from specreg.errors import SpecregError, UnsupportedError
+from specreg.errors import EnvironmentSetupError, SpecregError, UnsupportedError
 from specreg.matrix import Case, ServerSpec
 from specreg.provision import Provision, check_version
 
@@ -178,13 +178,16 @@ class Source:
         """What a case's server runs in; made if it isn't there.
 
         Raises:
-            EnvironmentSetupError: it could not be made.
+            EnvironmentSetupError: it could not be made; the message names the side.
             UnsupportedError: what was built is too old for the case.
         """
-        if self.side.kind not in _BUILT:
-            return self._provision.environment(case.server)
-        requirement = self._built(case.server)
-        environment = engine_environment(requirement, show=self.show)
+        try:
+            if self.side.kind not in _BUILT:
+                return self._provision.environment(case.server)
+            requirement = self._built(case.server)
+            environment = engine_environment(requirement, show=self.show)
+        except EnvironmentSetupError as error:
+            raise EnvironmentSetupError(f"side '{self.side.text}': {error}") from error
         version = installed_version(environment.python, requirement.package)
         check_version(case, version, ours=True)
         return msgspec.structs.replace(environment, version=version)
