@@ -35,7 +35,7 @@ def gate(  # noqa: PLR0913, PLR0917 - an option each
     ] = None,
     launches: Annotated[int, typer.Option(help="the most of each side; even", min=2)] = 16,
     minutes: Annotated[
-        float | None, typer.Option(help="the most that all launches may take")
+        float | None, typer.Option(help="the most that the launches may take")
     ] = None,
     prompts: Annotated[int | None, typer.Option(help="how many each case replays")] = None,
     tolerance: Annotated[

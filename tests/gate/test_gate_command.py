@@ -203,6 +203,9 @@ def test_no_time_left_ends_it_and_says_how_to_go_on(gate: Gate) -> None:
     assert done.returncode == 10, done.stdout + done.stderr
     assert "go on: type the same with --resume --out" in done.stdout
     assert not gate.report().complete
+    before = gate.report().launches
+    gate.run("--minutes", "0.1", "--resume")
+    assert gate.report().launches > before
 
 
 def test_a_step_that_takes_longer_is_found_and_called_so(gate: Gate) -> None:

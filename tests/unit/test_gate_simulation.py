@@ -9,7 +9,7 @@ from specreg.gate.answer import Answer, Decision, cause_of
 from specreg.gate.simulation import Planted, Scene, simulated_decision
 from specreg.verdict import Outcome
 
-RUNS = 6
+RUNS = 3
 IDENTICAL_RUNS = 20
 
 
