@@ -68,9 +68,9 @@ def judged(report: GateReport, case_id: str, quantity: str) -> Judged:
     return next(one for one in rows if (one.case_id, one.quantity) == (case_id, quantity))
 
 
-def test_3_percent_fewer_accepted_drafts_are_found(tmp_path: Path) -> None:
-    """One draft less in each answer, of some 28: no answer here takes more than 20 steps."""
-    planted = ",".join(("1", "1") + ("1", "2") * 9)
+def test_two_drafts_fewer_in_an_answer_are_found(tmp_path: Path) -> None:
+    """Two of some 28: seen, one is 1.9 % of AL - 1, which is within the tolerance."""
+    planted = ",".join((*("1", "1"), *("1", "2") * 4) * 2)
     status, said, report = run(
         tmp_path,
         *(
@@ -88,7 +88,7 @@ def test_3_percent_fewer_accepted_drafts_are_found(tmp_path: Path) -> None:
     lost = judged(report, PINNED, "acceptance_length_tokens")
     assert lost.outcome == "REGRESSED"
     assert lost.a == pytest.approx(2.5, abs=0.03)
-    assert lost.change_frac == pytest.approx(-0.033, abs=0.012)
+    assert lost.change_frac == pytest.approx(-0.038, abs=0.01)
     assert f"{PINNED} is worse by acceptance" in said
     assert judged(report, CASE, "acceptance_length_tokens").outcome == "PASS"
     assert {one.outcome for one in report.decision.texts} == {"PASS"}
