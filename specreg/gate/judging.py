@@ -240,8 +240,9 @@ def _with_needed(judged: Judged, change: Change, rules: Rules) -> Judged:
     if judged.quantity == ACCEPTANCE:
         needed = math.ceil((change.freedom + 1) * times)
         return msgspec.structs.replace(judged, needed_prompts=needed)
-    needed = math.ceil(judged.launches * times)
-    return msgspec.structs.replace(judged, needed_launches=max(needed, judged.launches + 1))
+    blocks = math.ceil(max(judged.launches * times, judged.launches + 1) / LAUNCHES_PER_BLOCK)
+    # One block alone says too little of how launches spread.
+    return msgspec.structs.replace(judged, needed_launches=max(blocks, 2) * LAUNCHES_PER_BLOCK)
 
 
 def _why_invalid(launches: Sequence[Launched], other: Arm) -> str:

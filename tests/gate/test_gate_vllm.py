@@ -69,7 +69,7 @@ def judged(report: GateReport, case_id: str, quantity: str) -> Judged:
 
 
 def test_two_drafts_fewer_in_an_answer_are_found(tmp_path: Path) -> None:
-    """Two of some 28: seen, one is 1.9 % of AL - 1, which is within the tolerance."""
+    """5.3 % of AL - 1 over these answers; one alone is 1.9 %, which is within the tolerance."""
     planted = ",".join((*("1", "1"), *("1", "2") * 4) * 2)
     status, said, report = run(
         tmp_path,
@@ -88,7 +88,7 @@ def test_two_drafts_fewer_in_an_answer_are_found(tmp_path: Path) -> None:
     lost = judged(report, PINNED, "acceptance_length_tokens")
     assert lost.outcome == "REGRESSED"
     assert lost.a == pytest.approx(2.5, abs=0.03)
-    assert lost.change_frac == pytest.approx(-0.038, abs=0.01)
+    assert lost.change_frac == pytest.approx(-0.053, abs=0.005)
     assert f"{PINNED} is worse by acceptance" in said
     assert judged(report, CASE, "acceptance_length_tokens").outcome == "PASS"
     assert {one.outcome for one in report.decision.texts} == {"PASS"}
