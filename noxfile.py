@@ -189,6 +189,25 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def gate(session: nox.Session) -> None:
+    """May we upgrade? `nox -s gate -- vllm==0.31.0 vllm==0.32.0`; docs/gate.md says more."""
+    _install(session)
+    # Ctrl-C reaches it too; it stops its server and keeps what was measured.
+    session.run(
+        *("python", "-m", "specreg", "gate", *session.posargs),
+        interrupt_timeout=60.0,
+        terminate_timeout=30.0,
+    )
+
+
+@nox.session
+def gate_tests(session: nox.Session) -> None:
+    """The gate's command on sides with planted faults; with real vLLM about fifteen minutes."""
+    _install(session, "tests")
+    _pytest(session, "tests/gate")
+
+
+@nox.session
 def faults(session: nox.Session) -> None:
     """Plants faults in a real engine and sees the right cases turn red: about eleven minutes."""
     _install(session, "tests")

@@ -20,6 +20,8 @@ _MARK = "SPECREG_PROCESS_MARK"
 _TERM_S = 5.0
 _KILL_S = 5.0
 _POLL_S = 0.05
+_EXEC_S = 0.2
+_NO_SESSION = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,16 +56,22 @@ def start_marked(
     mark = uuid.uuid4().hex
     # setproctitle, which vLLM's workers call, writes over the environment that /proc shows.
     marked = {**environment, _MARK: mark, "SPT_NOENV": "1"}
-    with log_path.open("wb") as log:
-        popen = subprocess.Popen(  # noqa: S603 - our own arguments, no shell
-            command,
-            env=marked,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            cwd=cwd,
-        )
+    try:
+        with log_path.open("wb") as log:
+            popen = subprocess.Popen(  # noqa: S603 - our own arguments, no shell
+                command,
+                env=marked,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                cwd=cwd,
+            )
+    except KeyboardInterrupt:
+        # It came between the fork and us: nobody but its mark knows the child, once it runs.
+        time.sleep(_EXEC_S)
+        _kill_all(mark, _NO_SESSION)
+        raise
     # A second Ctrl-C may cut the orderly way short; what is left then goes with us.
     last_resort = functools.partial(_kill_all, mark, popen.pid)
     atexit.register(last_resort)
@@ -82,9 +90,28 @@ def stop_marked(process: MarkedProcess) -> None:
         process.popen.wait()
 
 
-def pids_of(process: MarkedProcess) -> frozenset[int]:
-    """The process and all its living descendants."""
-    return frozenset(found.pid for found in _living(process.mark, process.popen.pid))
+def resident_bytes(process: MarkedProcess) -> int:
+    """The memory that the process and its descendants hold; what they share is counted once.
+
+    Proportional set sizes; of a process that doesn't tell its own, the resident one.
+    """
+    return sum(map(_resident_bytes, _living(process.mark, process.popen.pid)))
+
+
+def _resident_bytes(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_full_info().pss)
+    except (psutil.Error, AttributeError):
+        pass
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
+def process_ids(process: MarkedProcess) -> frozenset[int]:
+    """The ids of the process and its descendants."""
+    return frozenset(one.pid for one in _living(process.mark, process.popen.pid))
 
 
 def _kill_all(mark: str, session_id: int) -> None:

@@ -29,7 +29,7 @@ from specreg.errors import (
 from specreg.matrix import ServerSpec
 from specreg.methods import METHODS, is_older
 from specreg.models import resolve_model
-from specreg.processes import MarkedProcess, pids_of, start_marked, stop_marked
+from specreg.processes import MarkedProcess, process_ids, start_marked, stop_marked
 from specreg.protocols import Ask, Endpoint, Form, Message, Role
 from specreg.sse import DONE, splitter_for
 
@@ -165,7 +165,7 @@ class StartedServer(Server):
 
     def pids(self) -> frozenset[int]:
         """Its processes."""
-        return pids_of(self.process)
+        return process_ids(self.process)
 
     def check_alive(self) -> None:
         """Silent while the server runs.

@@ -41,10 +41,10 @@ from specreg.metrics import METRICS, Direction, Metric, Replay
 from specreg.sequential import PARTS, Look
 from specreg.stopping import enough_for
 
-_RATES = (0.73, 0.71, 0.68)
-_PROMPT_SPREAD = 0.55
-_STEPS = 98
-_LAUNCH_SPREAD_FRAC = 0.01
+RATES = (0.73, 0.71, 0.68)
+PROMPT_SPREAD = 0.55
+STEPS = 98
+LAUNCH_SPREAD_FRAC = 0.01
 _BASELINE_LAUNCHES = 3
 
 _NEIGHBOURS = 72
@@ -77,7 +77,7 @@ class World:
 
     def known_of(self, case: Case) -> Known:
         """A fresh baseline of a case, of twice its prompts."""
-        hardness = self._random.normal(0, _PROMPT_SPREAD, 2 * case.prompts)
+        hardness = self._random.normal(0, PROMPT_SPREAD, 2 * case.prompts)
         self._hardness[case.id] = hardness
         baseline = Baseline(
             schema_version=SCHEMA_VERSION,
@@ -95,7 +95,7 @@ class World:
         self, case: Case, known: Known, loss: Loss, *, asked: Sequence[Metric]
     ) -> Measurement:
         """One launch of a case, measured until it is enough for what is asked."""
-        whole = self._acceptance(self._hardness[case.id], _shift_of(loss.acceptance_frac))
+        whole = self._acceptance(self._hardness[case.id], shift_of(loss.acceptance_frac))
         metrics = [metric for metric in asked if not metric.by_launch]
         alone = len(metrics) == len(asked)
         enough = enough_for(case, metrics, known, may_stop_early=alone) if metrics else all_prompts
@@ -126,21 +126,21 @@ class World:
     def _acceptance(self, hardness: Column, shift: float) -> AcceptanceRecord:
         """What prompts of some hardness do, in logits; no two draws share a word."""
         columns = []
-        alive = np.full(len(hardness), _STEPS)
-        for rate in _RATES:
-            alive = self._random.binomial(alive, _accepted(rate, hardness, shift))
+        alive = np.full(len(hardness), STEPS)
+        for rate in RATES:
+            alive = self._random.binomial(alive, accepted_frac(rate, hardness, shift))
             columns.append(alive.tolist())
         return _record(
             PromptAcceptance(
                 prompt_id=f"prompt-{number}",
                 category="",
                 counts=StepCounts(
-                    steps=_STEPS,
+                    steps=STEPS,
                     accepted=sum(positions),
-                    proposed=_STEPS * len(_RATES),
+                    proposed=STEPS * len(RATES),
                     position_counts=positions,
                 ),
-                completion_tokens=1 + _STEPS + sum(positions),
+                completion_tokens=1 + STEPS + sum(positions),
             )
             for number, positions in enumerate(zip(*columns, strict=True))
         )
@@ -152,7 +152,7 @@ class World:
             {
                 name: value
                 * (speed if METRICS[name].direction is Direction.UP else 1 / speed)
-                * math.exp(self._random.normal(0, _LAUNCH_SPREAD_FRAC))
+                * math.exp(self._random.normal(0, LAUNCH_SPREAD_FRAC))
                 for name, value in _SPEEDS.items()
             }
             for _ in range(launches)
@@ -173,28 +173,28 @@ def _record(prompts: Iterable[PromptAcceptance]) -> AcceptanceRecord:
 def _total(prompts: Sequence[PromptAcceptance]) -> StepCounts:
     columns = zip(*(prompt.counts.position_counts for prompt in prompts), strict=True)
     positions = tuple(sum(column) for column in columns)
-    steps = len(prompts) * _STEPS
+    steps = len(prompts) * STEPS
     return StepCounts(
         steps=steps,
         accepted=sum(positions),
-        proposed=steps * len(_RATES),
+        proposed=steps * len(RATES),
         position_counts=positions,
     )
 
 
-def _accepted(rate: float, hardness: Column, shift: float) -> Column:
+def accepted_frac(rate: float, hardness: Column, shift: float) -> Column:
     """The conditional acceptance of prompts, 0..1."""
     return np.asarray(1 / (1 + np.exp(-(math.log(rate / (1 - rate)) + hardness + shift))))
 
 
 @functools.cache
-def _shift_of(loss_frac: float) -> float:
+def shift_of(loss_frac: float) -> float:
     """How far all logits must fall for AL - 1 to fall by a share, 0 or less."""
     levels = (np.arange(2000) + 0.5) / 2000
-    hardness = np.array([NormalDist(0, _PROMPT_SPREAD).inv_cdf(level) for level in levels])
+    hardness = np.array([NormalDist(0, PROMPT_SPREAD).inv_cdf(level) for level in levels])
 
     def accepted(shift: float) -> float:
-        alive = [_accepted(rate, hardness, shift) for rate in _RATES]
+        alive = [accepted_frac(rate, hardness, shift) for rate in RATES]
         return float(sum(np.mean(np.prod(alive[:k], axis=0)) for k in range(1, len(alive) + 1)))
 
     low, high = -5.0, 0.0
@@ -241,7 +241,7 @@ _CASE = Case(
         target="",
         draft="",
         padding_layers=0,
-        draft_tokens=len(_RATES),
+        draft_tokens=len(RATES),
         dtype="auto",
         max_model_len_tokens=1024,
         max_sequences=8,
@@ -258,7 +258,7 @@ _CASE = Case(
 _SETTINGS = CaseSettings(
     engine="vllm",
     method="eagle3",
-    draft_tokens=len(_RATES),
+    draft_tokens=len(RATES),
     target_sha256="",
     target="",
     prompts_sha256="",

@@ -5,9 +5,11 @@ from typing import Annotated
 import typer
 
 from specreg.cli.baselines import app as baselines
+from specreg.cli.bisect import bisect
 from specreg.cli.cases import explain, oracle
 from specreg.cli.datasets import convert, prepare
 from specreg.cli.doctor import doctor
+from specreg.cli.gate import gate
 from specreg.cli.history import history
 from specreg.cli.matrix import matrix
 from specreg.cli.power import power
@@ -23,6 +25,8 @@ app = typer.Typer(
     help="Baselines of speculative decoding: what is expected, and what was recorded.",
 )
 app.command()(explain)
+app.command()(gate)
+app.command()(bisect)
 app.command()(oracle)
 app.command()(prepare)
 app.command()(convert)

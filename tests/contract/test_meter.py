@@ -16,10 +16,11 @@ from specreg.datasets import Prompt
 from specreg.engines import engine_named
 from specreg.environments import EngineEnvironment, engine_environment
 from specreg.expectation import load_case_prompts
+from specreg.gate.drafter import scheduled
+from specreg.gate.drafter.scheduled import SCHEDULE
 from specreg.matrix import Case, load_tier
 from specreg.measurement import Measurement, measure
 from specreg.server import Server, start_server
-from tests.contract.scheduled.scheduled import SCHEDULE
 
 ROOT = Path(__file__).parents[2]
 PAST_THE_END = 8
@@ -101,7 +102,7 @@ def scheduled_case(plain_case: Case, recording: Recording, folder: Path, concurr
         draft_tokens=3,
         engine_env=(
             *plain_case.server.engine_env,
-            ("PYTHONPATH", str(Path(__file__).parent / "scheduled")),
+            ("PYTHONPATH", str(Path(scheduled.__file__).parent)),
             ("SCHEDULED_RECORDING", str(path)),
         ),
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from specreg.processes import start_marked, stop_marked
+from specreg.processes import process_ids, resident_bytes, start_marked, stop_marked
 from tests.unit import builders
 
 # Starts a child in a session of its own, and ends before it.
@@ -176,3 +176,39 @@ def test_a_program_that_is_not_there_is_an_error_of_the_system(tmp_path: Path) -
             log_path=tmp_path / "log",
             cwd=tmp_path,
         )
+
+
+# Holds some memory, in a child of a session of its own too; says when it does.
+HOLDING = """
+import os, subprocess, sys, time
+held = bytearray(b"x" * 40 * 2**20)
+if len(sys.argv) > 1:
+    child = (sys.executable, "-c", sys.argv[1])
+    subprocess.Popen(child, stdout=subprocess.PIPE, start_new_session=True).stdout.readline()
+print(os.getpid(), flush=True)
+time.sleep(120)
+"""
+
+
+@pytest.mark.parametrize("arguments", [(), (HOLDING,)], ids=["alone", "with-a-child"])
+def test_the_memory_of_all_its_processes_is_counted(
+    arguments: tuple[str, ...], tmp_path: Path
+) -> None:
+    log_path = tmp_path / "log"
+    process = start_marked(
+        (sys.executable, "-c", HOLDING, *arguments),
+        environment=os.environ,
+        log_path=log_path,
+        cwd=tmp_path,
+    )
+    try:
+        await_pid(log_path)
+        held_mib = resident_bytes(process) / 2**20
+        ids = process_ids(process)
+    finally:
+        stop_marked(process)
+    processes = 1 + len(arguments)
+    assert 40 * processes < held_mib < 40 * processes + 60
+    assert len(ids) == processes
+    assert process.popen.pid in ids
+    assert resident_bytes(process) == 0

@@ -1,0 +1,115 @@
+"""`specreg gate`: may B take the place of A?"""
+
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specreg.cli.options import HERE, MATRIX, WIDTH, MatrixOption, RootOption, TierOption, tier_of
+from specreg.errors import SpecregError
+from specreg.gate.opening import Opened, Request, open_gate
+from specreg.gate.pages import render_terminal
+from specreg.gate.report import GateReport
+
+_FAILED_STATUS, _INTERRUPTED_STATUS = 10, 130
+
+_A = Annotated[str, typer.Argument(help="what is there: vllm==0.31.0, a wheel, a git checkout, …")]
+_B = Annotated[str, typer.Argument(help="what would take its place")]
+
+
+def gate(  # noqa: PLR0913, PLR0917 - an option each
+    a: _A,
+    b: _B,
+    case: Annotated[list[str], typer.Option(help="a case to compare; all without any")] = [],  # noqa: B006
+    a_set: Annotated[
+        list[str], typer.Option("--a", help="KEY=VALUE, what A's cases have otherwise")
+    ] = [],  # noqa: B006
+    b_set: Annotated[list[str], typer.Option("--b", help="the same of B's")] = [],  # noqa: B006
+    pin: Annotated[
+        float | None,
+        typer.Option(
+            help="also compare the cost of a step, at an acceptance length that is pinned"
+        ),
+    ] = None,
+    launches: Annotated[int, typer.Option(help="the most of each side; even", min=2)] = 16,
+    minutes: Annotated[
+        float | None, typer.Option(help="the most that the launches may take")
+    ] = None,
+    prompts: Annotated[int | None, typer.Option(help="how many each case replays")] = None,
+    tolerance: Annotated[
+        list[str], typer.Option(help="QUANTITY=FRACTION, a loss that is fine")
+    ] = [],  # noqa: B006
+    control: Annotated[bool, typer.Option(help="measure side A once more, against itself")] = True,  # noqa: FBT002 - an option
+    rehearse: Annotated[bool, typer.Option(help="start each server once beforehand")] = True,  # noqa: FBT002 - an option
+    resume: Annotated[bool, typer.Option("--resume", help="go on with what lies in --out")] = False,  # noqa: FBT002 - an option
+    out: Annotated[Path | None, typer.Option(help="where the report goes")] = None,
+    ready_within_s: Annotated[
+        float, typer.Option(help="how long a server may take to start")
+    ] = 600.0,
+    tier: TierOption = None,
+    root: RootOption = HERE,
+    matrix: MatrixOption = MATRIX,
+) -> None:
+    """Compare two engines, or two configurations, side by side; say whether to upgrade.
+
+    Exit status: 0 upgrade, 1 don't, 10 undecided or not to be measured.
+    """
+    asked = Request(
+        a=a,
+        b=b,
+        a_overrides=a_set,
+        b_overrides=b_set,
+        tier=tier_of(root / matrix, tier),
+        case_ids=case,
+        pin_length_tokens=pin,
+        launches=launches,
+        minutes=minutes,
+        prompts=prompts,
+        tolerances=tolerance,
+        with_control=control,
+        resume=resume,
+        root=root.resolve(),
+        out=out,
+        ready_within_s=ready_within_s,
+        show=lambda text: typer.echo(text, err=True),
+    )
+    end_with_servers()
+    try:
+        opened = open_gate(asked)
+        asked.show(opened.extent)
+        opened.gate.record()
+        if rehearse:
+            opened.gate.rehearse()
+    except SpecregError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(_FAILED_STATUS) from error
+    try:
+        opened.gate.measure()
+    except KeyboardInterrupt:
+        _tell(opened)
+        raise typer.Exit(_INTERRUPTED_STATUS) from None
+    except SpecregError as error:
+        _tell(opened)
+        typer.echo(str(error), err=True)
+        raise typer.Exit(_FAILED_STATUS) from error
+    raise typer.Exit(_tell(opened).exit_status)
+
+
+def end_with_servers() -> None:
+    """Makes a cancelled job or a closed terminal end like Ctrl-C, unless that is ignored."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
+
+
+def _tell(opened: Opened) -> GateReport:
+    """What was measured, on disk and on the screen, whatever cut it short."""
+    report, folder = opened.report(), opened.gate.place.folder
+    opened.record(report)
+    typer.echo(render_terminal(report, width=WIDTH, color=sys.stdout.isatty()))
+    typer.echo(f"report: {folder / 'gate.html'}")
+    if not report.complete:
+        typer.echo(f"go on: type the same with --resume --out {folder}")
+    return report

@@ -1,0 +1,154 @@
+"""The answer: outcomes in; upgrade, don't, or undecided and what it would take out."""
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+
+import msgspec
+
+from specreg.gate.judging import Judged, Rules, Subject, as_moved, judge_subject
+from specreg.gate.launched import Arm, Launched
+from specreg.gate.quantities import Cause
+from specreg.gate.texts import TextsJudged
+from specreg.verdict import Outcome
+
+_SOUND = {Outcome.PASS, Outcome.IMPROVED}
+_DIFFERS = {Outcome.IMPROVED, Outcome.REGRESSED}
+
+
+class Answer(StrEnum):
+    """Whether B may take the place of A."""
+
+    UPGRADE = "upgrade"
+    DONT = "don't"
+    UNDECIDED = "undecided"
+
+    @property
+    def exit_status(self) -> int:
+        """0, 1 and 10, as of a run of the suite."""
+        return {Answer.UPGRADE: 0, Answer.DONT: 1, Answer.UNDECIDED: 10}[self]
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """What a gate decided.
+
+    Attributes:
+        answer: in a word; reasons: why, the weightiest first; takes: what it would take to decide.
+        judged: each quantity of each case, and of the control (side A against itself).
+        control: of the latter.
+        texts: whether the answers are the same, by case.
+    """
+
+    answer: Answer
+    reasons: tuple[str, ...]
+    takes: tuple[str, ...]
+    judged: tuple[Judged, ...]
+    control: tuple[Judged, ...] = ()
+    texts: tuple[TextsJudged, ...] = ()
+
+
+def decide(
+    subjects: Sequence[Subject],
+    launches: Sequence[Launched],
+    rules: Rules,
+    texts: Sequence[TextsJudged] = (),
+) -> Decision:
+    """The answer that some launches give.
+
+    Args:
+        subjects: what is compared; of the control `other` is A itself.
+        launches: so far, of all cases and arms.
+        rules: see there.
+        texts: what became of the answers' texts.
+    """
+    controls = [subject for subject in subjects if subject.other is Arm.A2]
+    strict = rules.of_control(sum(len(subject.deciding) for subject in controls))
+    each = {
+        subject: judge_subject(subject, launches, strict if subject in controls else rules)
+        for subject in subjects
+    }
+    control = tuple(
+        one for subject, judged in each.items() if subject.other is Arm.A2 for one in judged
+    )
+    moved = [one for one in control if one.outcome in _DIFFERS and one.decides]
+    judged = tuple(
+        _unless_moved(one, moved)
+        for subject, ones in each.items()
+        if subject.other is not Arm.A2
+        for one in ones
+    )
+    lost = [one for one in judged if one.decides and one.outcome is Outcome.REGRESSED]
+    wrong = [one for one in texts if one.outcome is Outcome.WRONG]
+    unclear = [one for one in judged if one.decides and one.outcome not in _SOUND]
+    untold = [one for one in texts if one.outcome is Outcome.INVALID]
+    reasons = (*(_of_texts(one) for one in (*wrong, *untold)), *_reasons(lost), *_moved(moved))
+    if wrong or lost:
+        answer = Answer.DONT
+    elif moved or unclear or untold or not judged:
+        answer = Answer.UNDECIDED
+    else:
+        answer = Answer.UPGRADE
+    undecided = [one for one in unclear if one not in lost]
+    return Decision(
+        answer=answer,
+        reasons=reasons,
+        takes=tuple(map(_takes, undecided)) if answer is Answer.UNDECIDED else (),
+        judged=judged,
+        control=control,
+        texts=tuple(texts),
+    )
+
+
+def cause_of(judged: Sequence[Judged]) -> str:
+    """What a case's loss comes from, in words; empty where nothing was lost.
+
+    Output is lost by what it is made of: its own row names the cause only where none of the others
+    was proven.
+    """
+    lost = [one for one in judged if one.outcome is Outcome.REGRESSED]
+    own = [str(one.cause) for one in lost if one.cause is not Cause.OUTPUT]
+    if own:
+        return ", ".join(own)
+    parts: Mapping[str, float] = next((one.parts_frac for one in lost if one.parts_frac), {})
+    return min(parts, key=parts.__getitem__) if parts else ", ".join(str(one.cause) for one in lost)
+
+
+def _unless_moved(one: Judged, moved: Sequence[Judged]) -> Judged:
+    """Of what the machine moves by itself nothing can be said."""
+    return as_moved(one) if one.quantity in {other.quantity for other in moved} else one
+
+
+def _reasons(lost: Sequence[Judged]) -> list[str]:
+    by_case: dict[str, list[Judged]] = {}
+    for one in lost:
+        by_case.setdefault(one.case_id, []).append(one)
+    return [
+        f"{case_id} is worse by {cause_of(ones)}: "
+        + ", ".join(f"{one.quantity} {one.change_frac:+.1%}" for one in ones)
+        for case_id, ones in by_case.items()
+    ]
+
+
+def _of_texts(one: TextsJudged) -> str:
+    return f"{one.case_id}: {one.reason}"
+
+
+def _moved(moved: Sequence[Judged]) -> list[str]:
+    return [
+        f"the machine moved: side A differs from itself in {one.quantity} of {one.case_id} by"
+        f" {one.change_frac:+.1%}"
+        for one in moved
+    ]
+
+
+def _takes(one: Judged) -> str:
+    what = f"{one.case_id}, {one.quantity}"
+    if one.outcome is Outcome.INVALID:
+        return f"{what}: {one.reason}"
+    if one.needed_launches is not None:
+        return (
+            f"{what}: about {one.needed_launches} launches of each side instead of {one.launches}"
+            " (--launches), or a quieter machine"
+        )
+    if one.needed_prompts is not None:
+        return f"{what}: about {one.needed_prompts} prompts (--prompts)"
+    return f"{what}: {one.reason or 'nobody can tell'}"

@@ -1,0 +1,128 @@
+"""Bisecting: versions in order and a comparison in, the version where a case changed out.
+
+Each comparison is a whole gate of the good version against one in between. One that can't tell
+halves nothing: it is asked for more launches, and after that left out, and its neighbours tried.
+"""
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+
+import msgspec
+from packaging.version import Version
+
+from specreg.errors import UnsupportedError
+
+
+class Step(StrEnum):
+    """What a version is, compared with the good one."""
+
+    GOOD = "good"
+    BAD = "bad"
+    UNKNOWN = "unknown"
+
+
+class Tried(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A version that was compared; `why`: what it lost, or why there is no telling."""
+
+    version: str
+    step: Step
+    why: str = ""
+
+
+class Bisected(msgspec.Struct, frozen=True, kw_only=True):
+    """What a search found.
+
+    Attributes:
+        last_good, first_bad: the neighbours between which it changed, as far as could be told.
+        between: versions between both of which nobody could tell.
+        tried: in order.
+    """
+
+    last_good: str
+    first_bad: str
+    between: tuple[str, ...]
+    tried: tuple[Tried, ...]
+
+
+Compare = Callable[[str], Tried]
+"""A version in; how it compares with the good one out, after as many launches as that may take."""
+
+
+def bisect_versions(
+    versions: Sequence[str], compare: Compare, earlier: Sequence[Tried] = ()
+) -> Bisected:
+    """The step of some versions in which the first one became the last one.
+
+    The last is compared first: where it isn't bad there is nothing to find.
+
+    Args:
+        versions: from the good to the bad one, in order, two at least.
+        compare: see there.
+        earlier: what a search that was cut off had found; it isn't compared again.
+
+    Raises:
+        UnsupportedError: the last version is not worse than the first, or nobody can tell.
+    """
+    known = {one.version: one for one in earlier}
+    tried: list[Tried] = []
+
+    def step_of(version: str) -> Step:
+        found = known.get(version) or compare(version)
+        tried.append(found)
+        return found.step
+
+    if step_of(versions[-1]) is not Step.BAD:
+        one = tried[-1]
+        message = (
+            f"{one.version}: isn't worse than {versions[0]}, {one.why or 'nothing was lost'}; there"
+            " is nothing to find, or --launches and --tolerance say what would be"
+        )
+        raise UnsupportedError(message)
+    low, high, unknown = 0, len(versions) - 1, set[int]()
+    while (middle := _middle(low, high, unknown)) is not None:
+        step = step_of(versions[middle])
+        if step is Step.UNKNOWN:
+            unknown.add(middle)
+        elif step is Step.BAD:
+            high = middle
+        else:
+            low = middle
+    return Bisected(
+        last_good=versions[low],
+        first_bad=versions[high],
+        between=tuple(versions[place] for place in range(low + 1, high)),
+        tried=tuple(tried),
+    )
+
+
+def _middle(low: int, high: int, unknown: set[int]) -> int | None:
+    """The untried place between both that is nearest to their middle; None without any."""
+    left = [place for place in range(low + 1, high) if place not in unknown]
+    return min(left, key=lambda place: abs(2 * place - low - high)) if left else None
+
+
+def versions_between(good: str, bad: str, released: Sequence[str]) -> tuple[str, ...]:
+    """The released versions from the good to the bad one, in order; pre-releases are left out.
+
+    Raises:
+        UnsupportedError: the good one isn't the older, or one of both was never released.
+    """
+    for version in (good, bad):
+        if version not in released:
+            shown = ", ".join(sorted(released, key=Version)[-10:]) or "none"
+            message = f"version '{version}': was never released; the last ones are {shown}"
+            raise UnsupportedError(message)
+    if not Version(good) < Version(bad):
+        message = f"--good {good} --bad {bad}: the good one must be the older; swap them"
+        raise UnsupportedError(message)
+    return tuple(
+        sorted(
+            (
+                one
+                for one in released
+                if Version(good) <= Version(one) <= Version(bad)
+                and (one in {good, bad} or not Version(one).is_prerelease)
+            ),
+            key=Version,
+        )
+    )

@@ -1,0 +1,1 @@
+"""A folder for an engine's PYTHONPATH; nothing in it imports specreg."""

@@ -1,0 +1,112 @@
+"""The gate's journal: each launch on disk as it ends, and from there a gate that was cut off.
+
+`<folder>/gate.jsonl`; the first line says what is compared, the others what was measured.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from specreg.errors import SpecregError
+from specreg.gate.launched import Launched
+from specreg.gate.texts import TextsJudged, TextsSaid
+from specreg.journal import mend_torn_line
+
+
+class Begun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What has to be equal for a gate to go on from here.
+
+    Attributes:
+        a, b: what is installed on each side, or whose interpreter.
+        cases: of both sides, as JSON.
+        environment: name of the kind of machine.
+        files_sha256: of the prompts and the models' files.
+    """
+
+    a: str
+    b: str
+    cases: str
+    environment: str
+    files_sha256: str
+
+
+class Rehearsed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Every server of both sides has generated a token."""
+
+
+class Spent(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """How long a launch took, from its start to its end."""
+
+    launch_s: float
+
+
+Line = Begun | Rehearsed | Launched | TextsSaid | TextsJudged | Spent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Journal:
+    """One gate's journal; a line is on its way to disk when the call returns."""
+
+    path: Path
+
+    def write(self, line: Line) -> None:
+        """Adds a line.
+
+        Raises:
+            SpecregError: the disk refuses.
+        """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a+b") as file:
+                mend_torn_line(file)
+                file.write(msgspec.json.encode(line) + b"\n")
+        except OSError as error:
+            message = f"journal '{self.path}': {error.strerror}; make room or mend its rights"
+            raise SpecregError(message) from error
+
+    def lines(self) -> Iterator[Line]:
+        """All lines that can be read; none where there is no file."""
+        if not self.path.exists():
+            return
+        decoder = msgspec.json.Decoder(Line)
+        for line in self.path.read_bytes().splitlines():
+            try:
+                yield decoder.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                continue
+
+
+def resumed(path: Path, begun: Begun, *, resume: bool) -> tuple[Journal, tuple[Line, ...]]:
+    """The journal to write on, and what it holds already.
+
+    Args:
+        path: of the file.
+        begun: what is to be compared.
+        resume: whether to go on with what lies there.
+
+    Raises:
+        SpecregError: something else lies there, or something where nothing should be resumed.
+    """
+    journal = Journal(path=path)
+    lines = tuple(journal.lines())
+    if not lines:
+        journal.write(begun)
+        return journal, ()
+    if not resume:
+        message = f"'{path}': holds a gate already; say --resume to go on, or another --out"
+        raise SpecregError(message)
+    if lines[0] != begun:
+        message = (
+            f"'{path}': is of another gate, {_difference(lines[0], begun)}; name the same sides and"
+            " cases as then, or another --out"
+        )
+        raise SpecregError(message)
+    return journal, lines[1:]
+
+
+def _difference(was: Line, now: Begun) -> str:
+    before, after = msgspec.to_builtins(was), msgspec.to_builtins(now)
+    others = [name for name in after if before.get(name) != after[name]]
+    return f"with other {' and '.join(others)}" if others else "of an older form"

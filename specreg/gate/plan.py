@@ -1,0 +1,195 @@
+"""The plan: the cases of a tier and two sides in, what is compared and on which launches out."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from specreg.errors import DatasetError, UnknownNameError, UnsupportedError
+from specreg.expectation import load_case_prompts
+from specreg.gate.going import Group
+from specreg.gate.judging import Subject
+from specreg.gate.launched import Arm
+from specreg.gate.overriding import Override, overridden
+from specreg.gate.quantities import ACCEPTANCE, OUTPUT, QUANTITIES, Cause, Quantity
+from specreg.matrix import Case, ServerSpec, Tier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """A case as both sides run it."""
+
+    a: Case
+    b: Case
+
+    @property
+    def id(self) -> str:
+        """The case's; of two that are called differently both."""
+        return self.a.id if self.a.id == self.b.id else f"{self.a.id} > {self.b.id}"
+
+    def of(self, arm: Arm) -> Case:
+        """As an arm runs it."""
+        return self.b if arm is Arm.B else self.a
+
+    @property
+    def speculates_alike(self) -> bool:
+        """Whether both draft in the same way, so that acceptance and step mean the same."""
+
+        def drafting(spec: ServerSpec) -> tuple[object, ...]:
+            return spec.method, spec.draft, spec.draft_tokens, spec.tree
+
+        return drafting(self.a.server) == drafting(self.b.server)
+
+
+def pairs_of(
+    tier: Tier,
+    case_ids: Sequence[str],
+    overrides: tuple[Sequence[Override], Sequence[Override]],
+    *,
+    prompts: int | None,
+    show: Callable[[str], None],
+) -> tuple[Pair, ...]:
+    """What is compared.
+
+    Args:
+        tier: of which.
+        case_ids: which of its cases, none for all.
+        overrides: of A and of B.
+        prompts: how many each case replays, None for its own number.
+        show: is told what is left out.
+
+    Raises:
+        UnknownNameError: no such case; see `overridden` too.
+        UnsupportedError: nothing would be compared.
+    """
+    known = {case.id: case for case in tier.cases}
+    for case_id in case_ids:
+        if case_id not in known:
+            raise UnknownNameError("case", case_id, known, f"tier '{tier.name}'")
+    chosen = [known[case_id] for case_id in dict.fromkeys(case_ids)] or list(tier.cases)
+    pairs = tuple(_pair(case, overrides, drafts_of(tier, case), prompts) for case in chosen)
+    told = [pair for pair in pairs if subject_of(pair, of_server=False).deciding]
+    for pair in pairs:
+        if pair not in told:
+            show(f"left out: {pair.id} says nothing that could be compared")
+    if not told:
+        message = (
+            f"tier '{tier.name}': none of {len(pairs)} cases can be compared: they measure no"
+            " speed, and their drafts are others on both sides; choose other cases"
+        )
+        raise UnsupportedError(message)
+    return tuple(told)
+
+
+def _pair(
+    case: Case,
+    overrides: tuple[Sequence[Override], Sequence[Override]],
+    drafts: Mapping[str, str],
+    prompts: int | None,
+) -> Pair:
+    # The other side is the control, so none runs beside it.
+    alone = dataclasses.replace(case, control=None)
+    a, b = (
+        overridden(alone if prompts is None else alone.replaying(prompts), one, drafts)
+        for one in overrides
+    )
+    return Pair(a=a, b=b)
+
+
+def drafts_of(tier: Tier, case: Case) -> dict[str, str]:
+    """By method, the drafts that a tier names for the models of a case."""
+    return {
+        one.server.method: one.server.draft
+        for one in tier.cases
+        if one.server.models == case.server.models and one.server.draft is not None
+    }
+
+
+def subject_of(pair: Pair, *, of_server: bool, other: Arm = Arm.B) -> Subject:
+    """What is compared of a pair.
+
+    Sides that draft alike are held to all that they do. Where they don't, more drafts accepted may
+    well cost a longer step: what counts is the output, and the others say what it came from.
+
+    Args:
+        pair: which.
+        of_server: whether what is its server's is told with it.
+        other: B, or A2 for the control.
+    """
+    b = pair.a if other is Arm.A2 else pair.b
+    alike = other is Arm.A2 or pair.speculates_alike
+    quantities = tuple(
+        one
+        for one in QUANTITIES.values()
+        if _has(pair.a, b, one) and (of_server or not one.of_server)
+    )
+    names = {one.name for one in quantities if not one.of_server}
+    same_depth = pair.a.server.draft_tokens == b.server.draft_tokens
+    if not alike:
+        traded = {one.name for one in quantities if one.cause in {Cause.ACCEPTANCE, Cause.STEP}}
+        names -= traded
+        if OUTPUT not in names and same_depth:
+            names |= traded & {ACCEPTANCE}
+    return Subject(case_id=pair.id, quantities=quantities, deciding=frozenset(names), other=other)
+
+
+def _has(a: Case, b: Case, one: Quantity) -> bool:
+    if one.of_server:
+        return True
+    if one.cause is Cause.ACCEPTANCE:
+        return a.speculates and b.speculates
+    stream = a.stream and b.stream
+    return a.speed and b.speed and (stream or one.cause is Cause.OUTPUT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """The pairs that share their launches, and the group as which they go on."""
+
+    pairs: tuple[Pair, ...]
+    group: Group
+
+
+def shared_launches(pairs: Iterable[Pair], *, with_control: bool) -> tuple[Shared, ...]:
+    """The pairs by what they need to start; the control is the cheapest, the one without a draft.
+
+    Args:
+        pairs: all.
+        with_control: whether side A is launched once more for one of them.
+    """
+    together: dict[tuple[object, ...], list[Pair]] = {}
+    for pair in pairs:
+        alone = pair.id if pair.a.needs_fresh_server or pair.b.needs_fresh_server else ""
+        together.setdefault((pair.a.server, pair.b.server, alone), []).append(pair)
+    groups = [tuple(group) for group in together.values()]
+    plain = (group for group in groups if not group[0].a.speculates)
+    control = next(plain, groups[0]) if with_control else None
+    return tuple(
+        Shared(pairs=group, group=_group(group, with_control=group is control)) for group in groups
+    )
+
+
+def _group(pairs: tuple[Pair, ...], *, with_control: bool) -> Group:
+    subjects = [subject_of(pair, of_server=pair is pairs[0]) for pair in pairs]
+    if with_control:
+        subjects += [subject_of(pair, of_server=False, other=Arm.A2) for pair in pairs]
+    a, b = pairs[0].a.server, pairs[0].b.server
+    name = a.id if a.id == b.id else f"{a.id} > {b.id}"
+    return Group(name=name, subjects=tuple(subjects))
+
+
+def check_prompts(root: Path, pairs: Iterable[Pair]) -> None:
+    """Silent where each pair has prompts, the same on both sides.
+
+    Raises:
+        DatasetError: a dataset holds too few, or other ones for the other side's model.
+    """
+    load = functools.cache(functools.partial(load_case_prompts, root))
+    for pair in pairs:
+        if load(pair.a) != load(pair.b):
+            message = (
+                f"'{pair.id}': the sides would be asked other prompts, those of"
+                f" '{pair.a.server.target}' and '{pair.b.server.target}'; choose a dataset of texts"
+            )
+            raise DatasetError(message)

@@ -1,0 +1,199 @@
+"""The report: what was compared and decided in, `gate.json` out, and what the pages show."""
+
+import contextlib
+import datetime as dt
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+import specreg
+from specreg.gate.answer import Answer, Decision, cause_of
+from specreg.gate.break_even import BreakEven
+from specreg.gate.judging import Judged
+from specreg.gate.quantities import ACCEPTANCE
+
+SCHEMA_VERSION = 1
+NOTHING = "–"
+_BYTES_PER_MIB = 2**20
+
+
+class SideReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A side.
+
+    Attributes:
+        text: as it was typed; overrides: what its cases have otherwise.
+        installed: package and version, and where it came from if that is no index.
+        engine_versions: by its servers' own word.
+    """
+
+    text: str
+    overrides: tuple[str, ...]
+    installed: str
+    engine_versions: tuple[str, ...]
+
+
+class GateReport(msgspec.Struct, frozen=True, kw_only=True):
+    """`gate.json`.
+
+    Attributes:
+        answer: see `Answer`; exit_status: 0, 1 or 10.
+        a, b: the sides.
+        environment: name of the kind of machine.
+        tier: of the cases; cases: what was compared.
+        launches: how many servers were measured; minutes: what they took.
+        complete: whether all was decided, or all launches that there may be were made; not where
+            it was cut short or there was no time left.
+        finished_on: the day.
+        decision: all outcomes.
+        break_evens: where speculation stops paying, of each side.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    specreg_version: str
+    answer: Answer
+    exit_status: int
+    a: SideReport
+    b: SideReport
+    environment: str
+    tier: str
+    cases: tuple[str, ...]
+    launches: int
+    minutes: float
+    complete: bool
+    finished_on: str
+    decision: Decision
+    break_evens: tuple[BreakEven, ...] = ()
+
+
+def today() -> str:
+    """The day, as a report says it."""
+    return dt.datetime.now(tz=dt.UTC).date().isoformat()
+
+
+def version() -> str:
+    """Of specreg."""
+    return specreg.__version__
+
+
+def render_schema() -> str:
+    """The JSON Schema of `gate.json`."""
+    return json.dumps(msgspec.json.schema(GateReport), indent=1, sort_keys=True) + "\n"
+
+
+def record_report(path: Path, report: GateReport) -> None:
+    """Writes `gate.json`. A disk that refuses loses it, and no answer."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+
+
+def load_report(path: Path) -> GateReport:
+    """A report that was written.
+
+    Raises:
+        OSError: it can't be read.
+        msgspec.DecodeError: it is none.
+    """
+    return msgspec.json.decode(path.read_bytes(), type=GateReport)
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True):
+    """A case on the page: what it is called, its cause if it lost, and its rows."""
+
+    title: str
+    cause: str
+    rows: tuple[tuple[str, ...], ...]
+
+
+HEADER = ("", "A", "B", "change", "interval", "tolerance", "launches", "outcome")
+
+
+def sections(judged: Sequence[Judged]) -> Iterator[Section]:
+    """The cases of a report, in their order."""
+    by_case: dict[str, list[Judged]] = {}
+    for one in judged:
+        by_case.setdefault(one.case_id, []).append(one)
+    for case_id, ones in by_case.items():
+        yield Section(title=case_id, cause=cause_of(ones), rows=tuple(map(_row, ones)))
+
+
+def _row(one: Judged) -> tuple[str, ...]:
+    name = one.quantity if one.decides else f"({one.quantity})"
+    return (
+        name,
+        _value(one.quantity, one.a),
+        _value(one.quantity, one.b),
+        _frac(one.change_frac),
+        NOTHING
+        if one.low_frac is None or one.high_frac is None
+        else f"{_percent(one.low_frac)}..{_percent(one.high_frac)}",
+        f"{one.tolerance_frac:.1%}",
+        str(one.launches),
+        str(one.outcome),
+    )
+
+
+def notes(judged: Sequence[Judged]) -> Iterator[str]:
+    """What rows don't say: what output came from, and why something can't be told."""
+    for one in judged:
+        if one.parts_frac and one.decides:
+            parts = ", ".join(
+                f"{part:+.1%} by {_part_name(name)}" for name, part in one.parts_frac.items()
+            )
+            yield f"{one.case_id}, {one.quantity}: {parts}"
+        if one.reason:
+            yield f"{one.case_id}, {one.quantity}: {one.reason}"
+
+
+def _part_name(name: str) -> str:
+    return "prefill and the rest" if name == "prefill" else name
+
+
+def headline(report: GateReport) -> str:
+    """The answer in a sentence."""
+    sides = f"{report.a.text} → {report.b.text}"
+    overrides = " and ".join(
+        f"{name} with {', '.join(side.overrides)}"
+        for name, side in (("A", report.a), ("B", report.b))
+        if side.overrides
+    )
+    return f"{str(report.answer).upper()}: {sides}{f' ({overrides})' if overrides else ''}"
+
+
+def facts(report: GateReport) -> str:
+    """What the answer rests on, in a sentence."""
+    return (
+        f"{len(report.cases)} cases of tier {report.tier} on {report.environment},"
+        f" {report.launches} launches in {report.minutes:.0f} minutes"
+        f"{'' if report.complete else ', cut short'}; {report.finished_on},"
+        f" specreg {report.specreg_version}"
+    )
+
+
+def legend() -> str:
+    """How to read the tables."""
+    return (
+        "Better is positive. What stands in brackets decides nothing. The change of"
+        f" {ACCEPTANCE} is that of AL − 1. PASS: proven within the tolerance. IMPROVED: proven"
+        " better by more. REGRESSED: proven worse, and by more than the tolerance. INCONCLUSIVE:"
+        " none of these. The control is side A against itself: a difference there is the machine's."
+    )
+
+
+def _value(quantity: str, value: float | None) -> str:
+    if value is None:
+        return NOTHING
+    if quantity == "memory_bytes":
+        return f"{value / _BYTES_PER_MIB:.0f} MiB"
+    return f"{value:.4g}"
+
+
+def _frac(frac: float | None) -> str:
+    return NOTHING if frac is None else _percent(frac)
+
+
+def _percent(frac: float) -> str:
+    # An interval of one degree of freedom reaches very far.
+    return f"{frac:+.1%}" if abs(frac) < 10 else f"{'-' if frac < 0 else '+'}∞"  # noqa: PLR2004

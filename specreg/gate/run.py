@@ -1,0 +1,292 @@
+"""One gate: a plan and two sources in; servers, launches and a decision out."""
+
+import contextlib
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from specreg.datasets._dataset import prompts_sha256
+from specreg.errors import InvalidMeasurementError, ServerError, SpecregError
+from specreg.expectation import load_case_prompts
+from specreg.gate.answer import Decision, decide
+from specreg.gate.going import Slot, go_on
+from specreg.gate.journal import Begun, Journal, Rehearsed, Spent
+from specreg.gate.judging import Rules
+from specreg.gate.launched import Arm, Launched, values_of_launch
+from specreg.gate.memory import held_bytes
+from specreg.gate.pinning import plain_case, record_answers, recording_of
+from specreg.gate.plan import Pair, Shared
+from specreg.gate.side import Source
+from specreg.gate.texts import (
+    TextsJudged,
+    TextsSaid,
+    can_be_compared,
+    compare_texts,
+    hear,
+    untold,
+)
+from specreg.matrix import Case
+from specreg.measurement import measure
+from specreg.models import model_sha256, resolve_model
+from specreg.server import StartedServer, start_server
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a gate runs.
+
+    Attributes:
+        root: the repository's root; folder: of what the gate leaves.
+        on_gpu: whether the engines run on a GPU.
+        ready_within_s: how long a server may take to its first token.
+        show: is told what goes on.
+    """
+
+    root: Path
+    folder: Path
+    on_gpu: bool
+    ready_within_s: float
+    show: Callable[[str], None]
+
+
+@dataclass(slots=True, kw_only=True)
+class Gate:
+    """What a gate needs, and what has come of it so far.
+
+    Attributes:
+        place: see there.
+        sources: of A and of B.
+        shared: what is compared, by what shares its launches.
+        rules: how much evidence there may be, and how it is weighed.
+        minutes: how long the launches from here on may take, None for as long as it takes.
+        journal: of this gate.
+        launches, said, texts, rehearsed, spent_s: so far; earlier_s: of that, before it was cut
+            off.
+        out_of_time, finished: how it ended; neither where it was cut short.
+    """
+
+    place: Place
+    sources: tuple[Source, Source]
+    shared: Sequence[Shared]
+    rules: Rules
+    minutes: float | None
+    journal: Journal
+    launches: tuple[Launched, ...] = ()
+    said: dict[str, TextsSaid] = field(default_factory=dict)
+    texts: dict[str, TextsJudged] = field(default_factory=dict)
+    rehearsed: bool = False
+    spent_s: list[float] = field(default_factory=list)
+    earlier_s: float = 0.0
+    out_of_time: bool = False
+    finished: bool = False
+
+    def take_over(self, lines: Sequence[object]) -> None:
+        """What a gate that was cut off had measured."""
+        self.launches = tuple(one for one in lines if isinstance(one, Launched))
+        self.said = {one.case_id: one for one in lines if isinstance(one, TextsSaid)}
+        self.texts = {one.case_id: one for one in lines if isinstance(one, TextsJudged)}
+        self.rehearsed = any(isinstance(one, Rehearsed) for one in lines)
+        self.spent_s = [one.launch_s for one in lines if isinstance(one, Spent)]
+        self.earlier_s = sum(self.spent_s)
+
+    def rehearse(self) -> None:
+        """Starts every server once.
+
+        What a side can't do is said before anything is measured; and what a first start pays for
+        is paid.
+
+        Raises:
+            ServerStartError: one didn't start; the message names the side.
+        """
+        if self.rehearsed:
+            return
+        for arm in (Arm.A, Arm.B):
+            cases = (shared.pairs[0].of(arm) for shared in self.shared)
+            for case in {case.server: case for case in cases}.values():
+                self.place.show(f"rehearsing side {arm}: {case.server.id}")
+                name = f"rehearsal-{arm}-{case.server.id}"
+                with self._naming(arm), self._server(case, arm, name):
+                    pass
+        self.journal.write(Rehearsed())
+        self.rehearsed = True
+
+    def record(self) -> None:
+        """Records what drafters of known success need to know, where it isn't there yet.
+
+        Raises:
+            SpecregError: a server didn't start, or doesn't answer in ids; the message names the
+                side.
+        """
+        pairs = [pair for shared in self.shared for pair in shared.pairs]
+        for arm, pair in itertools.product((Arm.A, Arm.B), pairs):
+            case = pair.of(arm)
+            path = recording_of(case)
+            if path is None or path.exists():
+                continue
+            self.place.show(f"recording the answers of side {arm} for {case.id}")
+            prompts = load_case_prompts(self.place.root, case)[: case.prompts]
+            plain = plain_case(case)
+            with (
+                self._naming(arm),
+                self._server(plain, arm, f"recording-{arm}-{case.id}") as (server, _),
+            ):
+                record_answers(case, server, prompts, path)
+
+    def measure(self) -> Decision:
+        """Launches until all is decided, or there is no time left."""
+        go_on(
+            [shared.group for shared in self.shared],
+            self.launch,
+            self.rules,
+            earlier=self.launches,
+            may_go_on=self._has_time,
+        )
+        self.finished = not self.out_of_time
+        return self.decide()
+
+    def decide(self) -> Decision:
+        """What the launches so far say."""
+        subjects = list(
+            itertools.chain.from_iterable(shared.group.subjects for shared in self.shared)
+        )
+        return decide(subjects, self.launches, self.rules, tuple(self.texts.values()))
+
+    def launch(self, slot: Slot) -> Sequence[Launched]:
+        """Starts a side's server and measures all that share it; what fails is told, not raised."""
+        shared = next(one for one in self.shared if one.group == slot.group)
+        self.place.show(f"block {slot.block}, side {slot.arm}: {slot.group.name}")
+        started = time.monotonic()
+        done: list[Launched] = []
+        first = shared.pairs[0].of(slot.arm)
+        try:
+            with self._server(
+                first, slot.arm, f"{slot.number:03}-{slot.arm}-{first.server.id}"
+            ) as (
+                server,
+                ready_s,
+            ):
+                for pair in shared.pairs:
+                    done.append(self._measure(pair, slot, server))
+                    self._hear(pair, slot.arm, server)
+                memory = held_bytes(server, on_gpu=self.place.on_gpu)
+            own = {"ready_s": ready_s, **({"memory_bytes": float(memory)} if memory else {})}
+            done[0] = msgspec.structs.replace(done[0], values={**done[0].values, **own})
+        except ServerError as error:
+            reason = str(error).splitlines()[0]
+            done += [_failed(pair, slot, reason) for pair in shared.pairs[len(done) :]]
+        for one in done:
+            self.journal.write(one)
+        self.launches = (*self.launches, *done)
+        self.spent_s.append(time.monotonic() - started)
+        self.journal.write(Spent(launch_s=self.spent_s[-1]))
+        return done
+
+    def _measure(self, pair: Pair, slot: Slot, server: StartedServer) -> Launched:
+        case = pair.of(slot.arm)
+        prompts = load_case_prompts(self.place.root, case)
+        measurement = measure(case, server, None, prompts, show=lambda _: None)
+        return Launched(
+            case_id=pair.id,
+            arm=slot.arm,
+            block=slot.block,
+            number=slot.number,
+            values=values_of_launch(measurement),
+            acceptance=measurement.acceptance,
+            engine_version=measurement.engine_version,
+            invalid=measurement.invalid or "",
+        )
+
+    def _hear(self, pair: Pair, arm: Arm, server: StartedServer) -> None:
+        """Side A's answers once, and side B's held against them once."""
+        if not can_be_compared(pair.a, pair.b) or pair.id in self.texts:
+            return
+        case = pair.of(arm)
+        prompts = load_case_prompts(self.place.root, case)[: case.prompts]
+        line: TextsSaid | TextsJudged
+        try:
+            if arm is not Arm.B:
+                if pair.id in self.said:
+                    return
+                line = self.said[pair.id] = hear(case, pair.id, server, prompts)
+            elif pair.id in self.said:
+                self.place.show(f"{pair.id}: comparing the answers")
+                line = compare_texts(case, server, prompts, self.said[pair.id])
+            else:
+                return
+        except InvalidMeasurementError as error:
+            line = untold(pair.id, error)
+        if isinstance(line, TextsJudged):
+            self.texts[pair.id] = line
+        self.journal.write(line)
+
+    @contextlib.contextmanager
+    def _naming(self, arm: Arm) -> Iterator[None]:
+        """Says of an error whose it is."""
+        try:
+            yield
+        except SpecregError as error:
+            side = self._source(arm).side.text
+            raise SpecregError(f"side {arm} ('{side}'): {error}") from error
+
+    def _source(self, arm: Arm) -> Source:
+        return self.sources[1 if arm is Arm.B else 0]
+
+    @contextlib.contextmanager
+    def _server(self, case: Case, arm: Arm, name: str) -> Iterator[tuple[StartedServer, float]]:
+        """A running server of a side, and how long it took to its first token."""
+        environment = self._source(arm).environment(case)
+        started = time.monotonic()
+        with start_server(
+            case.server,
+            environment,
+            root=self.place.root,
+            log_path=self.place.folder / "logs" / f"{name.replace(' ', '')}.log",
+            on_gpu=self.place.on_gpu,
+            ready_within_s=self.place.ready_within_s,
+            show=lambda _: None,
+        ) as server:
+            yield server, time.monotonic() - started
+
+    def _has_time(self) -> bool:
+        """Whether one launch more, as long as they were, ends in time."""
+        if self.minutes is None or not self.spent_s:
+            return True
+        ours_s = sum(self.spent_s) - self.earlier_s
+        self.out_of_time = ours_s + max(self.spent_s) > 60 * self.minutes
+        return not self.out_of_time
+
+
+def _failed(pair: Pair, slot: Slot, reason: str) -> Launched:
+    return Launched(
+        case_id=pair.id, arm=slot.arm, block=slot.block, number=slot.number, invalid=reason
+    )
+
+
+def begun_of(
+    root: Path, sources: tuple[Source, Source], pairs: Sequence[Pair], environment: str
+) -> Begun:
+    """What another gate must have in common with one to go on with it."""
+    cases = [case for pair in pairs for case in (pair.a, pair.b)]
+    files: dict[str, None] = {}
+    for case in cases:
+        spec = case.server
+        files[prompts_sha256(load_case_prompts(root, case))] = None
+        for name in (spec.target, spec.draft):
+            if name is not None and spec.method != "custom_class":
+                files[model_sha256(resolve_model(root, name))] = None
+    a, b = (
+        ", ".join(dict.fromkeys(source.installed(pair.of(arm)) for pair in pairs))
+        for source, arm in zip(sources, (Arm.A, Arm.B), strict=True)
+    )
+    return Begun(
+        a=a,
+        b=b,
+        cases=msgspec.json.encode([dataclasses.asdict(case) for case in cases]).decode(),
+        environment=environment,
+        files_sha256=" ".join(files),
+    )

@@ -1,0 +1,155 @@
+"""Texts: what side A answered and side B's server in, whether B changes a token out.
+
+Nothing here is timed. Where two greedy answers part, B says how likely both tokens were: two that
+are as good as equally likely may change places by rounding, in other kernels for instance.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from specreg.consulting import in_flight, wanted_of
+from specreg.datasets import Prompt
+from specreg.dialects import DIALECTS, Transcript
+from specreg.engines import engine_named
+from specreg.errors import InvalidMeasurementError
+from specreg.lossless import ROUNDING_NATS, Losslessness, Parting, check_lossless
+from specreg.matrix import Case
+from specreg.server import Server
+from specreg.transcribing import encode_prompts, score, transcribe
+from specreg.verdict import Outcome
+
+_MOST_NAMED = 3
+_UNSTEADY = (
+    "B's answers differ from A's, and asked again at another batch size from its own, by more than"
+    " rounding explains; compare A with A: if it does the same, the engine always did"
+)
+
+
+class TextsSaid(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What side A answers: of each prompt its token ids, and those of the answer."""
+
+    case_id: str
+    prompts: tuple[tuple[int, ...], ...]
+    answers: tuple[tuple[int, ...], ...]
+
+
+class TextsJudged(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Whether both sides give the same answers.
+
+    Attributes:
+        case_id: whose.
+        outcome: PASS, WRONG, or INVALID where it couldn't be told; `reason`: in a sentence.
+        asked: how many prompts; equal_frac: the share whose answers are equal to the last token.
+    """
+
+    case_id: str
+    outcome: Outcome
+    reason: str
+    asked: int
+    equal_frac: float | None = None
+
+
+def can_be_compared(a: Case, b: Case) -> bool:
+    """Whether both sides must give the same answers: greedy ones, in ids, of the same target."""
+    alike = [
+        (
+            *(case.server.target, case.server.padding_layers, case.server.dtype),
+            *(case.dataset, case.prompts, case.output_cap_tokens, case.ignore_eos),
+        )
+        for case in (a, b)
+    ]
+    greedy = a.temperature == b.temperature == 0
+    told = engine_named(a.server.engine).protocol.name in DIALECTS
+    return greedy and told and alike[0] == alike[1]
+
+
+def hear(case: Case, case_id: str, server: Server, prompts: Sequence[Prompt]) -> TextsSaid:
+    """What a side answers.
+
+    Raises:
+        InvalidMeasurementError: it doesn't answer in ids.
+    """
+    texts = encode_prompts(server.endpoint, case, prompts)
+    answers = transcribe(
+        server.endpoint, texts, wanted_of(case, len(texts)), in_flight=in_flight(case)
+    )
+    return TextsSaid(case_id=case_id, prompts=texts, answers=tuple(one.output for one in answers))
+
+
+def compare_texts(
+    case: Case, server: Server, prompts: Sequence[Prompt], said: TextsSaid
+) -> TextsJudged:
+    """Holds what a server answers against what side A said; asks it how likely both were.
+
+    Raises:
+        InvalidMeasurementError: it doesn't answer in ids, or parts from itself.
+    """
+    asked = encode_prompts(server.endpoint, case, prompts)
+    rendered = [
+        prompt.id
+        for prompt, one, other in zip(prompts, asked, said.prompts, strict=True)
+        if one != other
+    ]
+    if rendered:
+        shown = ", ".join(f"'{one}'" for one in rendered[:_MOST_NAMED])
+        return TextsJudged(
+            case_id=said.case_id,
+            outcome=Outcome.WRONG,
+            reason=f"B makes other tokens of {len(rendered)} prompts: {shown}; look at its"
+            " tokenizer and chat template",
+            asked=len(prompts),
+        )
+    at_once = in_flight(case)
+    other_at_once = 1 if at_once > 1 else case.server.max_sequences
+
+    def answers(in_flight: int) -> tuple[Transcript, ...]:
+        return transcribe(server.endpoint, asked, wanted_of(case, len(asked)), in_flight=in_flight)
+
+    try:
+        found = check_lossless(
+            [prompt.id for prompt in prompts],
+            answers(at_once),
+            [
+                Transcript(prompt=one, output=other)
+                for one, other in zip(said.prompts, said.answers, strict=True)
+            ],
+            (lambda: answers(other_at_once)) if other_at_once != at_once else None,
+            lambda questions: score(server.endpoint, questions),
+            # Another version may have other kernels, whatever a case demands of speculation.
+            rounding_nats=max(case.rounding_nats, ROUNDING_NATS),
+        )
+    except InvalidMeasurementError as error:
+        if error.reason == "CONTROL_UNSTEADY":
+            raise InvalidMeasurementError(error.reason, _UNSTEADY) from error
+        raise
+    return TextsJudged(
+        case_id=said.case_id,
+        outcome=Outcome.WRONG if found.failures else Outcome.PASS,
+        reason=_in_words(found),
+        asked=found.prompts,
+        equal_frac=found.equal_frac,
+    )
+
+
+def untold(case_id: str, error: InvalidMeasurementError) -> TextsJudged:
+    """What becomes of texts that couldn't be compared."""
+    return TextsJudged(case_id=case_id, outcome=Outcome.INVALID, reason=str(error), asked=0)
+
+
+def _in_words(found: Losslessness) -> str:
+    """In `Losslessness` the plain answers are B's here, and the others A's."""
+    said = [f"{found.equal_frac:.1%} of {found.prompts} answers are equal"]
+    rounded = len(found.partings) - len(found.failures)
+    if rounded:
+        said.append(f"{rounded} part where both tokens lie within {found.bound_nats:.2f} nats")
+    said.extend(map(_parting_in_words, found.failures[:_MOST_NAMED]))
+    return "; ".join(said)
+
+
+def _parting_in_words(one: Parting) -> str:
+    where = f"prompt '{one.prompt_id}', token {one.position + 1}"
+    if one.plain is None or one.other is None:
+        ended, on = ("B", "A") if one.plain is None else ("A", "B")
+        return f"{where}: the answer of {ended} has ended, that of {on} goes on"
+    return f"{where}: {one.other} of A, {one.plain} of B, {one.gap_nats:.2f} nats likelier to B"

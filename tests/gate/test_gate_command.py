@@ -1,0 +1,220 @@
+"""The whole command against the scripted server: sides that differ by what their scripts say."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import psutil
+import pytest
+
+from specreg.gate.journal import Journal
+from specreg.gate.launched import Launched
+from specreg.gate.report import GateReport, load_report
+from tests.scripted.vllm.script import Fault, Script, record_script
+
+ROOT = Path(__file__).parents[2]
+
+MATRIX = """
+    needs_gpus = 0
+
+    [models.tiny]
+    target = "fixtures/models/tiny/target"
+    drafts = { eagle3 = "fixtures/models/tiny/eagle3" }
+
+    [[cases]]
+    engine = "vllm"
+    methods = ["none", "eagle3"]
+    models = "tiny"
+    dataset = "toy"
+    concurrency = [1]
+    prompts = 10
+    rounds = 2
+    output_cap_tokens = 32
+    speed = SPEED
+    warm_up_stable_frac = 1e9
+"""
+EAGLE3 = "vllm-eagle3-tiny-toy-c1"
+
+
+class Gate:
+    """A tier of two cases and a script for each side."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.out = folder / "gate"
+        self.scripts: dict[str, Path] = {}
+        self.write_tier(speed=True)
+        self.script("both", Script())
+
+    def write_tier(self, *, speed: bool) -> None:
+        text = textwrap.dedent(MATRIX).replace("SPEED", str(speed).lower())
+        (self.folder / "cpu.toml").write_text(text)
+
+    def script(self, name: str, script: Script) -> Path:
+        """A script of one side."""
+        folder = self.folder / name
+        folder.mkdir(exist_ok=True)
+        self.environment = record_script(script, folder)
+        self.scripts[name] = Path(self.environment["SCRIPTED_SERVER"])
+        return self.scripts[name]
+
+    def start(self, *arguments: str, b: Script | None = None) -> subprocess.Popen[str]:
+        """The command; `b` is what side B does otherwise."""
+        both = self.script("both", Script())
+        planted = self.script("b", b) if b is not None else both
+        return subprocess.Popen(
+            (
+                *(sys.executable, "-m", "specreg", "gate", sys.executable, sys.executable),
+                *("--root", str(ROOT), "--matrix", str(self.folder), "--tier", "cpu"),
+                *("--out", str(self.out), "--a", f"engine_env.SCRIPTED_SERVER={both}"),
+                *("--b", f"engine_env.SCRIPTED_SERVER={planted}"),
+                *arguments,
+            ),
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": self.environment["PYTHONPATH"]},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: str, b: Script | None = None) -> subprocess.CompletedProcess[str]:
+        """The same, done."""
+        started = self.start(*arguments, b=b)
+        stdout, stderr = started.communicate(timeout=300)
+        return subprocess.CompletedProcess(started.args, started.returncode, stdout, stderr)
+
+    def servers(self) -> list[psutil.Process]:
+        """Those of its processes that live."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if str(self.folder) in process.environ().get("SCRIPTED_SERVER", ""):
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def report(self) -> GateReport:
+        return load_report(self.out / "gate.json")
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path)
+
+
+def test_identical_sides_may_be_exchanged(gate: Gate) -> None:
+    gate.write_tier(speed=False)
+    done = gate.run("--launches", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = gate.report()
+    assert report.answer == "upgrade"
+    assert {one.outcome for one in report.decision.judged if one.decides} == {"PASS"}
+    assert [one.outcome for one in report.decision.texts] == ["PASS"]
+    assert report.decision.control
+    assert report.complete
+    assert "UPGRADE" in done.stdout.splitlines()[-2]
+    for name in ("gate.json", "gate.md", "gate.html"):
+        assert (gate.out / name).exists()
+
+
+def test_what_accepts_less_is_refused_for_its_acceptance(gate: Gate) -> None:
+    gate.write_tier(speed=False)
+    done = gate.run("--launches", "2", b=Script(acceptance_probs=(0.6, 0.5, 0.4)))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"{EAGLE3} is worse by acceptance" in done.stdout
+    assert "DON'T" in done.stdout.splitlines()[-2]
+
+
+def test_what_changes_a_token_now_and_then_is_no_upgrade(gate: Gate) -> None:
+    gate.write_tier(speed=False)
+    planted = Script(fault=Fault.CHANGED_TOKEN, fault_after_requests=27)
+    done = gate.run("--launches", "2", b=planted)
+    assert done.returncode == 10, done.stdout + done.stderr
+    [texts] = gate.report().decision.texts
+    assert texts.outcome == "INVALID"
+    assert "B's answers differ from A's" in texts.reason
+
+
+def test_a_side_that_cant_start_is_said_before_anything_is_measured(gate: Gate) -> None:
+    planted = Script(fault=Fault.EXIT_AT_START, exit_log="error: unrecognized arguments: --nope")
+    done = gate.run(b=planted)
+    assert done.returncode == 10
+    assert f"side B ('{sys.executable}'): server 'vllm-none-tiny'" in done.stderr
+    assert "unknown or refused argument" in done.stderr
+    assert not [
+        one for one in Journal(path=gate.out / "gate.jsonl").lines() if isinstance(one, Launched)
+    ]
+
+
+def test_a_gate_that_was_cut_off_goes_on_and_keeps_what_it_had(gate: Gate) -> None:
+    gate.write_tier(speed=False)
+    whole = gate.run("--launches", "2")
+    assert whole.returncode == 0, whole.stdout + whole.stderr
+    path = gate.out / "gate.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    kept = [line for line in lines if b'"Launched"' in line][:2]
+    cut = lines.index(kept[1]) + 1
+    path.write_bytes(b"".join(lines[:cut]) + lines[cut][:20])
+
+    refused = gate.run("--launches", "2")
+    resumed = gate.run("--launches", "2", "--resume")
+
+    assert refused.returncode == 10
+    assert "say --resume to go on" in refused.stderr
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert "rehearsing" not in resumed.stderr
+    again = path.read_bytes().splitlines(keepends=True)
+    assert [line for line in again if b'"Launched"' in line][:2] == kept
+    assert gate.report().launches == 6
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda one: one.name)
+def test_a_signal_ends_it_with_its_servers_and_what_it_had_is_told(
+    gate: Gate, number: signal.Signals
+) -> None:
+    gate.write_tier(speed=False)
+    started = gate.start("--launches", "2")
+    assert started.stderr is not None
+    for line in started.stderr:
+        if "side B" in line and "block" in line:
+            break
+    started.send_signal(number)
+    stdout, stderr = started.communicate(timeout=60)
+    assert started.returncode == 130, stdout + stderr
+    assert "go on: type the same with --resume --out" in stdout
+    assert gate.report().launches == 1
+    assert gate.servers() == []
+
+
+def test_what_dies_on_one_side_leaves_it_undecided_and_is_told(gate: Gate) -> None:
+    gate.write_tier(speed=False)
+    planted = Script(fault=Fault.CRASH_MID_RUN, fault_after_requests=12)
+    done = gate.run("--launches", "2", b=planted)
+    assert done.returncode == 10, done.stdout + done.stderr
+    assert "side B: server 'vllm-eagle3-tiny': ended with status 1" in done.stdout
+
+
+def test_no_time_left_ends_it_and_says_how_to_go_on(gate: Gate) -> None:
+    done = gate.run("--minutes", "0.02")
+    assert done.returncode == 10, done.stdout + done.stderr
+    assert "go on: type the same with --resume --out" in done.stdout
+    assert not gate.report().complete
+    before = gate.report().launches
+    gate.run("--minutes", "0.1", "--resume")
+    assert gate.report().launches > before
+
+
+def test_a_step_that_takes_longer_is_found_and_called_so(gate: Gate) -> None:
+    slow = Script(step_ms=4.0)
+    done = gate.run("--case", EAGLE3, "--launches", "8", "--no-control", b=slow)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"{EAGLE3} is worse by the cost of a step" in done.stdout
+    judged = {one.quantity: one for one in gate.report().decision.judged}
+    assert judged["acceptance_length_tokens"].outcome == "PASS"
+    assert judged["step_p50_ms"].outcome == "REGRESSED"
+    parts = judged["throughput_tokens_per_s"].parts_frac
+    assert min(parts, key=parts.__getitem__) == "the cost of a step"

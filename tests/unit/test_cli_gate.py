@@ -1,0 +1,35 @@
+"""What the commands say of what they can't do, and with which status."""
+
+import pytest
+from typer.testing import CliRunner
+
+from specreg.cli import app
+from tests.unit import builders
+
+IN_ROOT = ("--root", str(builders.ROOT), "--tier", "cpu", "--matrix", "fixtures/matrix")
+CASE = "vllm-eagle3-tiny-toy-c1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("gate", "vllm==0.31.0", "vlm==0.32.0"), "unknown engine 'vlm'; did you mean 'vllm'"),
+        (("gate", "vllm", "vllm", "--case", "nope"), "tier 'cpu': unknown case 'nope'"),
+        (("gate", "vllm", "vllm", "--launches", "3"), "give an even number"),
+        (
+            ("bisect", CASE, "--good", "vllm==0.31.0", "--bad", "sglang==0.5.23"),
+            "of two engines; give two versions of one",
+        ),
+        (("bisect", CASE, "--good", "vllm", "--bad", "vllm==0.31.0"), "'vllm': is no release"),
+        (
+            ("bisect", CASE, "--good", "vllm==0.32.0", "--bad", "vllm==0.31.0"),
+            "the good one must be the older; swap them",
+        ),
+    ],
+    ids=str,
+)
+def test_it_is_said_with_status_10(arguments: tuple[str, ...], said: str) -> None:
+    named = ("--versions", "0.32.0") if arguments[0] == "bisect" else ()
+    done = CliRunner().invoke(app, (*arguments, *named, *IN_ROOT))
+    assert done.exit_code == 10
+    assert said in done.output

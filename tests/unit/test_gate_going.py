@@ -1,0 +1,100 @@
+from collections.abc import Sequence
+
+from specreg.gate.going import Group, Slot, go_on
+from specreg.gate.judging import Rules, Subject
+from specreg.gate.launched import Arm, Launched
+from specreg.gate.quantities import OUTPUT, QUANTITIES
+
+
+def group(name: str, *others: Arm) -> Group:
+    return Group(
+        name=name,
+        subjects=tuple(
+            Subject(
+                case_id=name,
+                quantities=(QUANTITIES[OUTPUT],),
+                deciding=frozenset({OUTPUT}),
+                other=other,
+            )
+            for other in others or (Arm.B,)
+        ),
+    )
+
+
+class Machine:
+    """Launches that are as fast as they are told to be; it notes what was asked of it."""
+
+    def __init__(self, *speeds: float) -> None:
+        self.slots: list[Slot] = []
+        self.speeds = speeds or (100.0,)
+
+    def launch(self, slot: Slot) -> Sequence[Launched]:
+        self.slots.append(slot)
+        speed = self.speeds[(slot.number - 1) % len(self.speeds)]
+        return [
+            Launched(
+                case_id=slot.group.name,
+                arm=slot.arm,
+                block=slot.block,
+                number=slot.number,
+                values={OUTPUT: speed},
+            )
+        ]
+
+    @property
+    def said(self) -> str:
+        return " ".join(f"{slot.group.name}{slot.arm}{slot.block}" for slot in self.slots)
+
+
+def rules(blocks: int) -> Rules:
+    return Rules(blocks=blocks, figures=1)
+
+
+def test_a_block_is_abba_and_stops_when_all_is_decided() -> None:
+    machine = Machine()
+    go_on([group("x")], machine.launch, rules(5))
+    assert machine.said == "xA1 xB1 xB1 xA1"
+    assert [slot.number for slot in machine.slots] == [1, 2, 3, 4]
+
+
+def test_the_control_stands_in_the_middle_of_a_block() -> None:
+    machine = Machine()
+    go_on([group("x", Arm.B, Arm.A2), group("y")], machine.launch, rules(5))
+    assert machine.said == "xA1 xB1 xA21 xA21 xB1 xA1 yA1 yB1 yB1 yA1"
+
+
+def test_what_is_undecided_goes_on_to_the_last_block_and_the_rest_doesnt() -> None:
+    noisy = Machine(100.0, 100.0, 100.0, 100.0, 90.0, 130.0, 80.0, 140.0)
+    go_on([group("x"), group("y")], noisy.launch, rules(3))
+    blocks = {name: {s.block for s in noisy.slots if s.group.name == name} for name in "xy"}
+    assert blocks == {"x": {1}, "y": {1, 2, 3}}
+
+
+def test_it_goes_on_where_it_was_cut_off() -> None:
+    first, second = Machine(), Machine()
+    left = iter((True, True, True, False))
+    earlier = go_on([group("x")], first.launch, rules(5), may_go_on=lambda: next(left))
+    assert first.said == "xA1 xB1 xB1"
+    whole = go_on([group("x")], second.launch, rules(5), earlier=earlier)
+    assert second.said == "xA1"
+    assert [one.number for one in whole] == [1, 2, 3, 4]
+
+
+def test_what_has_failed_twice_isnt_tried_again() -> None:
+    calls: list[Slot] = []
+
+    def fail(slot: Slot) -> Sequence[Launched]:
+        calls.append(slot)
+        return [
+            Launched(
+                case_id="x",
+                arm=slot.arm,
+                block=slot.block,
+                number=slot.number,
+                invalid="the server died" if slot.arm is Arm.B else "",
+                values={OUTPUT: 1.0 + slot.number},
+            )
+        ]
+
+    go_on([group("x")], fail, rules(5))
+    assert len(calls) == 4

@@ -1,0 +1,67 @@
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from specreg.errors import SpecregError
+from specreg.gate.journal import Begun, Journal, Rehearsed, Spent, resumed
+from specreg.gate.launched import Arm, Launched
+from specreg.gate.texts import TextsJudged, TextsSaid
+from specreg.verdict import Outcome
+from tests.unit import builders
+
+BEGUN = Begun(a="vllm 0.31.0", b="vllm 0.32.0", cases="[]", environment="cpu", files_sha256="ab")
+LAUNCHED = Launched(
+    case_id="case",
+    arm=Arm.A2,
+    block=1,
+    number=3,
+    values={"ready_s": 1.5},
+    acceptance=builders.acceptance(builders.counts(1, 2, 3)),
+)
+LINES = (
+    Rehearsed(),
+    LAUNCHED,
+    Spent(launch_s=2.0),
+    TextsSaid(case_id="case", prompts=((1, 2),), answers=((3,),)),
+    TextsJudged(case_id="case", outcome=Outcome.PASS, reason="", asked=1, equal_frac=1.0),
+)
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "gate.jsonl"
+    journal, earlier = resumed(path, BEGUN, resume=False)
+    assert earlier == ()
+    for line in LINES:
+        journal.write(line)
+    assert resumed(path, BEGUN, resume=True)[1] == LINES
+
+
+def test_a_torn_line_is_left_out_and_what_follows_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "gate.jsonl"
+    journal, _ = resumed(path, BEGUN, resume=False)
+    with path.open("ab") as file:
+        file.write(msgspec.json.encode(LAUNCHED)[:30])
+    journal.write(Spent(launch_s=1.0))
+    assert tuple(journal.lines()) == (BEGUN, Spent(launch_s=1.0))
+
+
+def test_a_gate_that_lies_there_isnt_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "gate.jsonl"
+    resumed(path, BEGUN, resume=False)
+    with pytest.raises(SpecregError, match="holds a gate already; say --resume to go on"):
+        resumed(path, BEGUN, resume=False)
+
+
+def test_another_gate_isnt_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "gate.jsonl"
+    resumed(path, BEGUN, resume=False)
+    other = msgspec.structs.replace(BEGUN, b="vllm 0.33.0", environment="gpu")
+    with pytest.raises(SpecregError, match="of another gate, with other b and environment"):
+        resumed(path, other, resume=True)
+
+
+def test_a_folder_that_cant_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SpecregError, match="make room or mend its rights"):
+        Journal(path=tmp_path / "file" / "gate.jsonl").write(BEGUN)

@@ -1,0 +1,177 @@
+"""The truth table of a quantity, and what an answer makes of them."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+
+from specreg.gate.answer import Answer, Decision, cause_of, decide
+from specreg.gate.judging import Judged, Rules, Subject, judge_quantity
+from specreg.gate.launched import Arm, Launched
+from specreg.gate.quantities import OUTPUT, QUANTITIES, Cause
+from specreg.gate.texts import TextsJudged
+from specreg.verdict import Outcome
+
+ORDER = (Arm.A, Arm.B, Arm.B, Arm.A)
+SUBJECT = Subject(case_id="case", quantities=(QUANTITIES[OUTPUT],), deciding=frozenset({OUTPUT}))
+RULES = Rules(blocks=5, figures=3)
+NOISE = (0.004, -0.003, 0.003, -0.004, -0.004, 0.003, -0.003, 0.004)
+"""Of each launch, as logarithms; nothing of it is of a side or a drift."""
+
+
+def launches(
+    change_frac: float, *, noise: float = 1.0, blocks: int = 4, case_id: str = "case"
+) -> list[Launched]:
+    return [
+        Launched(
+            case_id=case_id,
+            arm=arm,
+            block=1 + place // 4,
+            number=place + 1,
+            values={
+                OUTPUT: 100
+                * (1 + change_frac if arm is Arm.B else 1)
+                * math.exp(noise * NOISE[place % len(NOISE)])
+            },
+        )
+        for place, arm in enumerate(ORDER * blocks)
+    ]
+
+
+def judge(some: Sequence[Launched], rules: Rules = RULES) -> Judged:
+    return judge_quantity(QUANTITIES[OUTPUT], SUBJECT, some, rules)
+
+
+def answer(
+    some: Sequence[Launched], *texts: TextsJudged, subjects: Sequence[Subject] = (SUBJECT,)
+) -> Decision:
+    return decide(subjects, some, RULES, texts)
+
+
+def texts(outcome: Outcome) -> TextsJudged:
+    return TextsJudged(case_id="case", outcome=outcome, reason="token 4", asked=5)
+
+
+@pytest.mark.parametrize(
+    ("change_frac", "outcome"),
+    [
+        (0.0, Outcome.PASS),
+        (-0.01, Outcome.PASS),
+        (-0.1, Outcome.REGRESSED),
+        (0.1, Outcome.IMPROVED),
+        (-0.0295, Outcome.INCONCLUSIVE),  # close to the tolerance
+    ],
+)
+def test_the_outcome_looks_at_the_whole_interval(change_frac: float, outcome: Outcome) -> None:
+    assert judge(launches(change_frac)).outcome is outcome
+
+
+def test_a_first_block_alone_decides_no_speed() -> None:
+    assert judge(launches(-0.1, blocks=1)).outcome is Outcome.INCONCLUSIVE
+
+
+def test_what_a_look_has_decided_stays_decided() -> None:
+    later = [
+        Launched(
+            case_id="case",
+            arm=one.arm,
+            block=one.block + 4,
+            number=one.number + 16,
+            values=one.values,
+        )
+        for one in launches(-0.5, blocks=1)
+    ]
+    found = judge([*launches(0.0), *later])
+    assert found.outcome is Outcome.PASS
+    assert found.launches < 10
+
+
+def test_a_loss_must_stand_among_all_figures() -> None:
+    some = launches(-0.06, noise=3, blocks=2)
+    assert judge(some, Rules(blocks=1, figures=1)).outcome is Outcome.REGRESSED
+    assert judge(some, Rules(blocks=1, figures=10_000)).outcome is Outcome.INCONCLUSIVE
+
+
+def test_what_is_undecided_says_about_what_it_would_take() -> None:
+    found = judge(launches(0.0, noise=10))
+    assert found.outcome is Outcome.INCONCLUSIVE
+    assert found.needed_launches is not None
+    assert found.needed_launches > found.launches
+
+
+def test_a_side_that_fails_twice_is_invalid_and_says_why() -> None:
+    broken = [
+        Launched(case_id="case", arm=one.arm, block=one.block, number=one.number, invalid="it died")
+        if one.arm is Arm.B
+        else one
+        for one in launches(0.0, blocks=1)
+    ]
+    found = judge(broken)
+    assert (found.outcome, found.reason) == (Outcome.INVALID, "side B: it died")
+
+
+def test_one_launch_that_failed_is_left_out() -> None:
+    some = launches(0.0)
+    some[1] = Launched(case_id="case", arm=Arm.B, block=1, number=2, invalid="it died")
+    assert judge(some).outcome is Outcome.PASS
+
+
+def test_a_tolerance_may_be_another() -> None:
+    rules = Rules(blocks=5, figures=3, tolerances={OUTPUT: 0.2})
+    assert judge(launches(-0.1), rules).outcome is Outcome.PASS
+
+
+def test_all_proven_is_an_upgrade_and_one_loss_is_none() -> None:
+    assert answer(launches(0.0)).answer is Answer.UPGRADE
+    lost = answer(launches(-0.1))
+    assert lost.answer is Answer.DONT
+    assert lost.reasons == ("case is worse by output: throughput_tokens_per_s -10.0%",)
+    assert Answer.UPGRADE.exit_status == 0
+    assert Answer.DONT.exit_status == 1
+
+
+def test_dont_know_is_no_upgrade() -> None:
+    found = answer(launches(0.0, noise=10))
+    assert found.answer is Answer.UNDECIDED
+    assert found.answer.exit_status == 10
+    assert "launches of each side instead of 8 (--launches), or a quieter machine" in found.takes[0]
+    assert answer([]).answer is Answer.UNDECIDED
+
+
+def test_a_changed_text_is_no_upgrade_however_fast() -> None:
+    assert answer(launches(0.1), texts(Outcome.PASS)).answer is Answer.UPGRADE
+    wrong = answer(launches(0.1), texts(Outcome.WRONG))
+    assert (wrong.answer, wrong.reasons) == (Answer.DONT, ("case: token 4",))
+    assert answer(launches(0.1), texts(Outcome.INVALID)).answer is Answer.UNDECIDED
+
+
+def test_a_control_that_differs_blames_the_machine_and_no_side() -> None:
+    control = Subject(
+        case_id="case",
+        quantities=SUBJECT.quantities,
+        deciding=SUBJECT.deciding,
+        other=Arm.A2,
+    )
+    moved = [
+        Launched(case_id="case", arm=Arm.A2, block=one.block, number=one.number, values=one.values)
+        for one in launches(-0.1)
+        if one.arm is Arm.B
+    ]
+    found = answer([*launches(-0.1), *moved], subjects=(SUBJECT, control))
+    assert found.answer is Answer.UNDECIDED
+    said = "side A differs from itself in throughput_tokens_per_s of case by -10.0%"
+    assert found.reasons == (f"the machine moved: {said}",)
+    assert found.judged[0].outcome is Outcome.INVALID
+
+
+def test_a_loss_of_output_is_of_what_it_is_made_of() -> None:
+    one = Judged(
+        case_id="case",
+        quantity=OUTPUT,
+        cause=Cause.OUTPUT,
+        outcome=Outcome.REGRESSED,
+        tolerance_frac=0.03,
+        parts_frac={"acceptance": -0.01, "the cost of a step": -0.09, "prefill": 0.0},
+    )
+    assert cause_of([one]) == "the cost of a step"
+    assert cause_of([]) == ""

