@@ -1,19 +1,25 @@
 """What is judged of power: energy on one card, watts either way, and GPUs that are fit for it."""
 
 import dataclasses
+from collections.abc import Sequence
+from typing import cast
 
 import msgspec
 import pytest
 
 from specreg.baseline import Baseline, RecordedDevice
 from specreg.comparison import Known, compare
+from specreg.confirming import confirm
+from specreg.errors import InvalidMeasurementError, SensorError
 from specreg.figures import figures_of
 from specreg.intervals import Spread
-from specreg.measurement import Measurement, values_of
+from specreg.measurement import Measurement, power_of, values_of
 from specreg.metrics import METRICS
 from specreg.power.record import PowerRecord
+from specreg.power.samples import PowerTrace, Sample, Users
+from specreg.power.watch import Watch
 from specreg.report.power import render_power
-from specreg.sensors import Scope
+from specreg.sensors import Scope, State
 from specreg.verdict import Outcome, Verdict, first_look, judge, two_sided_outcome_of
 from tests.unit import builders
 
@@ -221,3 +227,75 @@ def test_a_meter_out_of_order_stands_in_the_table() -> None:
     broken = PowerRecord(invalid="POWER_INVALID: the sampler ended")
     shown = render_power([figures_of(measured(broken), 1)], width=140, color=False)
     assert "POWER_INVALID: the sampler" in shown
+
+
+def test_a_slow_gpu_is_seen_though_its_meter_is_out_of_order() -> None:
+    slow = builders.power(sm_clock_mhz=1200.0)
+    assert slow.case is not None
+    (device,) = slow.case.devices
+    arm = msgspec.structs.replace(
+        slow.case, devices=(msgspec.structs.replace(device, energy_mj=None),)
+    )
+    broken = msgspec.structs.replace(slow, case=arm, invalid="POWER_INVALID: 1.7 times")
+    for name in (ENERGY.name, "throughput_tokens_per_s"):
+        assert judged(name, broken).reason.startswith("CLOCK_LOW: ")
+
+
+def test_a_slow_gpu_in_an_earlier_launch_counts_too() -> None:
+    launches = [measured(builders.power(sm_clock_mhz=1200.0)), measured(builders.power())]
+    known = Known(
+        environment=builders.ENVIRONMENT,
+        settings=builders.SETTINGS,
+        exact=baseline(),
+        spreads={name: Spread(within_frac=0.002, between_frac=0.0, freedom=16) for name in METRICS},
+    )
+    metric = METRICS["throughput_tokens_per_s"]
+    verdict = judge(metric, compare(launches, known), first_look(metric))
+    assert verdict.reason.startswith("CLOCK_LOW: ")
+
+
+@pytest.mark.parametrize(
+    ("again_j", "outcome"), [(14_000, Outcome.REGRESSED), (10_000, Outcome.INCONCLUSIVE)]
+)
+def test_watts_that_go_the_other_way_on_a_fresh_launch_confirm_nothing(
+    again_j: float, outcome: Outcome
+) -> None:
+    first = judged(WATTS.name, builders.power(14_000))
+    second = judged(WATTS.name, builders.power(again_j))
+    assert (first.outcome, second.outcome) == (Outcome.REGRESSED, Outcome.REGRESSED)
+    assert confirm(first, second).outcome is outcome
+
+
+class Sampler:
+    """One that ended, and what it left."""
+
+    def __init__(self, trace: PowerTrace) -> None:
+        self.trace = trace
+
+    def traces(self, until_ns: int) -> Sequence[PowerTrace]:
+        raise SensorError(f"the sampler of power ended before {until_ns}")
+
+    def left(self) -> Sequence[PowerTrace]:
+        return (self.trace,)
+
+
+@pytest.mark.parametrize(
+    ("mask", "pid", "reason"), [(0x40, 17, "THROTTLED"), (0, 99, "DEVICE_SHARED"), (0, 17, "")]
+)
+def test_what_a_dead_sampler_had_seen_counts(mask: int, pid: int, reason: str) -> None:
+    state = State(throttle_mask=mask, temperature_c=90)
+    trace = PowerTrace(
+        device=CARD,
+        every_ns=49 * 10**6,
+        samples=[Sample(device=0, at_ns=10**9, energy_mj=None, state=state)],
+        users=[Users(device=0, at_ns=10**9, pids=(17, pid))],
+    )
+    replay = measured(None).replay
+    assert replay is not None
+    sampler = cast("Watch", Sampler(trace))
+    if reason:
+        with pytest.raises(InvalidMeasurementError, match=reason):
+            power_of(replay, sampler, (0, 0), {17})
+    else:
+        found = power_of(replay, sampler, (0, 0), {17})
+        assert found.invalid.startswith("POWER_INVALID: the sampler of power ended")
