@@ -1,6 +1,7 @@
 """`specreg power`: the sampler of power by itself, and what it saw."""
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -35,9 +36,11 @@ def power(
     """
     devices = _readable(_devices(0 if processors else gpus))
     typer.echo(f"watching {len(devices)} device(s) for {seconds:g} s", err=True)
-    with tempfile.TemporaryDirectory() as folder:
-        path = _checked(output) if output else Path(folder) / f"power{_SUFFIX}"
-        surveys = survey_devices(devices, path, for_s=seconds)
+    # Kept where the sampler fails: its message says where the samples are.
+    path = _checked(output) if output else Path(tempfile.mkdtemp("-specreg")) / f"power{_SUFFIX}"
+    surveys = survey_devices(devices, path, for_s=seconds)
+    if not output:
+        shutil.rmtree(path.parent)
     typer.echo(render_surveys(surveys, width=WIDTH))
     if output:
         typer.echo(f"samples: {output}", err=True)

@@ -27,10 +27,9 @@ class Watch:
     """A sampler that runs.
 
     Attributes:
-        devices: what it samples; path: where it writes; popen: its process.
+        path: where it writes; popen: its process.
     """
 
-    devices: tuple[Device, ...]
     path: Path
     popen: subprocess.Popen[bytes]
 
@@ -83,7 +82,7 @@ def watch(devices: Sequence[Device], path: Path) -> Iterator[Watch]:
         )
     try:
         _wait_until_sampling(popen, path)
-        yield Watch(devices=tuple(devices), path=path, popen=popen)
+        yield Watch(path=path, popen=popen)
     finally:
         _stop(popen)
         if not said.stat().st_size:  # nothing, as a rule

@@ -45,11 +45,6 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     driver_version: str = ""
     why_not: str = ""
 
-    @property
-    def scripted(self) -> bool:
-        """Whether the tests made it up."""
-        return self.name.startswith(SCRIPTED)
-
 
 class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A device at a moment; None for what it doesn't say.

@@ -129,7 +129,7 @@ def test_the_energy_of_a_window_is_right(
 def test_half_a_second_of_constant_power_is_right(
     gpus: Mapping[str, ScriptedGpu], traces: Mapping[str, PowerTrace]
 ) -> None:
-    """Read at its ends alone a counter that ticks every 100 ms is off by a tick: 18 % of this."""
+    """Read at its ends alone a counter that ticks every 100 ms would be 9 % off, either way."""
     assert worst_error(gpus["constant"], traces["constant"], 0.55) <= 0.03
 
 
