@@ -69,6 +69,17 @@ def load_figures(run_folder: Path) -> tuple[Figures, ...]:
     return tuple(map(_load, paths))
 
 
+def readable_figures(run_folder: Path) -> tuple[tuple[Figures, ...], tuple[str, ...]]:
+    """The figures that a run left as far as they can be read, and why the others can't."""
+    figures, unread = [], []
+    for path in sorted((run_folder / "figures").glob("*.json")):
+        try:
+            figures.append(_load(path))
+        except SpecregError as error:
+            unread.append(str(error))
+    return tuple(figures), tuple(unread)
+
+
 def _load(path: Path) -> Figures:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Figures)

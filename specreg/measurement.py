@@ -1,46 +1,36 @@
 """Measuring: a case and its running server in, a measurement out. Knows nothing of pytest."""
 
-import asyncio
 import contextlib
 import dataclasses
-import itertools
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-import msgspec
 import uvloop
 
 from specreg.acceptance.checks import check_requests
-from specreg.acceptance.record import AcceptanceRecord, Counters, Gauges, StepCounts
-from specreg.arrivals import Load
-from specreg.crew import Crew, open_crew
+from specreg.acceptance.record import AcceptanceRecord
 from specreg.datasets import Prompt
 from specreg.errors import InvalidMeasurementError, SensorError
+from specreg.lane import open_lane, warm_up
 from specreg.matrix import Case
-from specreg.meter import read_acceptance
 from specreg.metrics import METRICS, Replay
 from specreg.power.checks import check_alone, check_held_back
 from specreg.power.energy import Span
 from specreg.power.record import PowerRecord, record_power
 from specreg.power.watch import Watch
-from specreg.protocols import Protocol
 from specreg.replay import Round
 from specreg.sequential import Look
 from specreg.server import Server
 from specreg.spread import Histogram, percentile
 from specreg.talk import Clock, Record
-from specreg.trace import RequestTrace
 
-_STABLE_BATCHES = 3
-_MOST_BATCHES = 20
 _LATE_NS = 5 * 10**6
 _LATE_FRAC = 0.05
 _ENOUGH_BEATS = 20
-_EXPORT_LOOKS, _EXPORT_S = 50, 0.1
 _SETTLE_S, _IDLE_S = 1.0, 4.0
 
 RecordRound = Callable[[bool, int], Record]
@@ -49,10 +39,6 @@ RecordRound = Callable[[bool, int], Record]
 
 Enough = Callable[[AcceptanceRecord | None, Look], bool]
 """What was accepted so far and which look this is; whether no more prompts are needed."""
-
-
-ReplayBatch = Callable[[Load, Sequence[Prompt]], Awaitable[Round]]
-"""A load and prompts in, a round that nobody records out."""
 
 
 def all_prompts(acceptance: AcceptanceRecord | None, look: Look) -> bool:
@@ -226,101 +212,48 @@ async def _measure(  # noqa: PLR0913 - as above
     clock: Clock,
     record: RecordRound,
 ) -> tuple[Replay, Look]:
-    protocol = server.engine.protocol
-    path = protocol.counters_path_of(server.engine_version) if case.speculates else None
     taken, extension = prompts[: case.prompts], prompts[case.prompts : 2 * case.prompts]
     # A drafter that learns from what it serves mustn't have seen what it is measured on.
     spare = prompts[2 * case.prompts :] or taken
     parts = deal(taken, extent.parts or case.rounds)
     async with contextlib.AsyncExitStack() as stack:
         servers = [server] if control is None else [server, control]
-        arms = [
-            await stack.enter_async_context(open_crew(case, one.endpoint, clock=clock))
-            for one in servers
+        lanes = [
+            await stack.enter_async_context(open_lane(case, one, clock=clock)) for one in servers
         ]
-        rounds: tuple[list[Round], list[Round]] = ([], [])
+        ours = lanes[0]
         show(f"{case.id}: warming up")
-        for crew in arms:
-            await warm_up(case, spare, crew.replay_under)
-        ours = arms[0]
-        before = await _scrape_counters(protocol, path, ours)
-
-        async def acceptance(*further: Round) -> tuple[AcceptanceRecord | None, Gauges | None]:
-            traces = [trace for part in (*rounds[0], *further) for trace in part.traces]
-            if case.speculates:
-                traces = await with_exported(server, traces)
-            after = await _scrape_counters(protocol, path, ours)
-            record = read_acceptance(case.server, protocol, traces, before, after)
-            return record, after.gauges if after else None
-
+        for lane in lanes:
+            await warm_up(case, spare, lane.crew.replay_under)
+        await ours.begin()
         found, gauges, look = None, None, Look.EARLY
         for index, part in enumerate(parts):
             show(f"{case.id}: round {index + 1} of {len(parts)}")
             # ABBA: neither arm is always the first.
-            for arm in range(len(arms)) if index % 2 == 0 else reversed(range(len(arms))):
-                done = await arms[arm].replay(part, record(arm == 1, index))
-                check_requests(done.traces)
-                rounds[arm].append(done)
+            for lane in lanes if index % 2 == 0 else reversed(lanes):
+                await lane.replay(part, record(lane is not ours, index))
             look = Look.EARLY if index + 1 < len(parts) else Look.FULL
-            found, gauges = await acceptance()
+            found, gauges = await ours.acceptance()
             if extent.enough(found, look):
                 break
         else:
             if case.speculates and extension:
                 show(f"{case.id}: undecided, {len(extension)} prompts more")
                 keep = record(False, len(parts))  # noqa: FBT003 - not the control's
-                more = await ours.replay(extension, keep)
+                more = await ours.crew.replay(extension, keep)
                 check_requests(more.traces)
-                found, gauges = await acceptance(more)
+                found, gauges = await ours.acceptance(more)
                 look = Look.EXTENDED
-    for done_by_arm in rounds[: len(arms)]:
-        check_client(done_by_arm)
+    for lane in lanes:
+        check_client(lane.rounds)
     replay = Replay(
-        rounds=tuple(rounds[0]),
-        control_rounds=tuple(rounds[1]),
+        rounds=tuple(ours.rounds),
+        control_rounds=tuple(lanes[1].rounds) if control is not None else (),
         acceptance=found,
         limits=case.limits,
         gauges=gauges,
     )
     return replay, look
-
-
-async def warm_up(case: Case, prompts: Sequence[Prompt], replay_batch: ReplayBatch) -> None:
-    """Replays batches until step time is stable: the first requests pay for what is made on demand.
-
-    Stable is when the median step times of three batches in a row lie within the case's
-    `warm_up_stable_frac` of one another. A batch is a prompt for each request in flight; for a
-    rate, for each that comes in a second, as far as the server takes them on at once.
-
-    Args:
-        case: what it is for.
-        prompts: batches take them in turn.
-        replay_batch: replays some prompts under a load.
-
-    Raises:
-        InvalidMeasurementError: `NEVER_STABLE`, not after 20 batches; or a request failed.
-    """
-    rate = math.ceil(case.load.requests_per_s)
-    size = case.load.concurrency or min(rate, case.server.max_sequences)
-    in_turn = itertools.cycle(prompts)
-    medians: list[float] = []
-    for batch in range(_MOST_BATCHES):
-        done = await replay_batch(Load(concurrency=size), list(itertools.islice(in_turn, size)))
-        check_requests(done.traces)
-        if done.gaps.size:  # answers of one token have no steps, so they say nothing of them
-            medians.append(done.gaps.quantile_ns(0.5))
-        last = medians[-_STABLE_BATCHES:]
-        if len(last) == _STABLE_BATCHES and max(last) <= min(last) * (1 + case.warm_up_stable_frac):
-            return
-        if not medians and batch + 1 == _STABLE_BATCHES:
-            return
-    shown = ", ".join(f"{median / 1e6:.2f}" for median in medians[-_STABLE_BATCHES:])
-    message = (
-        f"after {_MOST_BATCHES} batches of warm-up the step time still moves, at last {shown} ms,"
-        f" more than {case.warm_up_stable_frac:.0%} apart; quieten the machine, or raise"
-        " warm_up_stable_frac in the matrix"
-    )
-    raise InvalidMeasurementError("NEVER_STABLE", message)
 
 
 def check_client(rounds: Sequence[Round]) -> None:
@@ -354,35 +287,7 @@ def check_client(rounds: Sequence[Round]) -> None:
             raise InvalidMeasurementError("CLIENT_BEHIND", message)
 
 
-async def with_exported(server: Server, traces: Sequence[RequestTrace]) -> list[RequestTrace]:
-    """The traces, with the counts that a server writes to a file instead of into its answers.
-
-    It writes them just after the answer. What isn't there in time stays unknown, which the meter
-    says.
-
-    Raises:
-        InvalidMeasurementError: `COUNTS_DISAGREE`.
-    """
-    waiting = {trace.request_id for trace in traces if not trace.acceptance and trace.tokens > 1}
-    if not (waiting and server.exports):
-        return list(traces)
-    told: Mapping[str, StepCounts] = {}
-    for _ in range(_EXPORT_LOOKS):
-        told = server.exported()
-        if waiting <= told.keys():
-            break
-        await asyncio.sleep(_EXPORT_S)
-    return [
-        msgspec.structs.replace(trace, acceptance=trace.acceptance or told.get(trace.request_id))
-        for trace in traces
-    ]
-
-
 def deal(prompts: Sequence[Prompt], rounds: int) -> tuple[Sequence[Prompt], ...]:
     """The prompts cut into at most `rounds` parts of equal size, in order; none is empty."""
     size = math.ceil(len(prompts) / rounds)
     return tuple(prompts[start : start + size] for start in range(0, len(prompts), size))
-
-
-async def _scrape_counters(protocol: Protocol, path: str | None, crew: Crew) -> Counters | None:
-    return None if path is None else protocol.parse_counters(await crew.scrape(path))

@@ -1,11 +1,13 @@
 """What a run's servers run in: installed once, taken as it is, or found on PATH."""
 
+import contextlib
 import dataclasses
 import os
 import shutil
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from specreg.claims import claimed_gpus
 from specreg.engines import engine_named
 from specreg.engines._engine import Requirement
 from specreg.environments import (
@@ -20,6 +22,8 @@ from specreg.methods import METHODS, is_older
 from specreg.power.devices import devices_of, why_unreadable
 from specreg.sensors import Device
 
+VERSION_OPTION = "--specreg-engine-version"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provision:
@@ -30,7 +34,9 @@ class Provision:
         version: which to install, None for each engine's own choice.
         python: an interpreter that has the engine, None to make an environment.
         url: of a server that somebody else runs, None to start them.
-        show: is told what goes on.
+        show: is told what goes on; tell: what must be heard, whoever is watching.
+        waits: whether to wait for a GPU on which another run of specreg measures.
+        version_option: what a user chooses a version by; empty where that goes without saying.
     """
 
     on_gpu: bool
@@ -38,6 +44,9 @@ class Provision:
     python: str | None
     url: str | None
     show: Callable[[str], None]
+    version_option: str = VERSION_OPTION
+    tell: Callable[[str], None] = print
+    waits: bool = True
 
     def check(self, cases: Collection[Case]) -> None:
         """Silent where each case could be measured, as far as one can tell beforehand.
@@ -60,7 +69,8 @@ class Provision:
             engine_named(spec.engine).check_arguments(spec.engine_args)
             engine_named(spec.engine).check_parallel(spec.parallel)
         for case in cases:
-            check_version(case, self.requirement(case.server).version, ours=True)
+            version = self.requirement(case.server).version
+            check_version(case, version, ours=True, option=self.version_option)
 
     def _check_installed(self, spec: ServerSpec) -> None:
         """Silent where an engine is there, or specreg is to install it."""
@@ -127,6 +137,16 @@ class Provision:
         gpus = spec.parallel.gpus if self.on_gpu else 0
         return devices_of(gpus, {**os.environ, **dict(spec.engine_env)})
 
+    def claimed(self, spec: ServerSpec) -> contextlib.AbstractContextManager[None]:
+        """A server's GPUs for as long as the context lasts; nothing of one that has none of ours.
+
+        Raises:
+            SensorError: nothing shows them; or as `claim` says, once it is entered.
+        """
+        gpus = spec.parallel.gpus if self.on_gpu and self.url is None else 0
+        variables = {**os.environ, **dict(spec.engine_env)}
+        return claimed_gpus(gpus, variables, waits=self.waits, tell=self.tell)
+
     def why_no_power(self, spec: ServerSpec) -> str:
         """Why nobody can say what a server draws; empty where somebody can."""
         try:
@@ -154,13 +174,14 @@ class Provision:
         )
 
 
-def check_version(case: Case, version: str, *, ours: bool) -> None:
+def check_version(case: Case, version: str, *, ours: bool, option: str = VERSION_OPTION) -> None:
     """Silent where a version of a case's engine can measure it; "" is any version.
 
     Args:
         case: what is to be measured.
         version: of its engine.
         ours: whether we start the server.
+        option: what a user chooses a version by then; empty where that goes without saying.
 
     Raises:
         UnsupportedError: it is too old, for the method too, or too new for that, or doesn't tell
@@ -168,7 +189,7 @@ def check_version(case: Case, version: str, *, ours: bool) -> None:
     """
     engine, method = engine_named(case.server.engine), METHODS[case.server.method]
     first, lost = method.since.get(engine.name, ""), method.until.get(engine.name, "")
-    how = " with --specreg-engine-version" if ours else ""
+    how = f" with {option}" if ours and option else ""
     if is_older(version, engine.oldest):
         message = (
             f"engine '{engine.name}' {version}: needs {engine.oldest} or newer;"

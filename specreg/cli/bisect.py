@@ -5,13 +5,10 @@ from typing import Annotated
 
 import typer
 
-from specreg.cli.gate import end_with_servers
+from specreg.cli.gate import ending
 from specreg.cli.options import HERE, MATRIX, MatrixOption, RootOption, TierOption, tier_of
-from specreg.errors import SpecregError
 from specreg.gate.opening import Request
 from specreg.gate.searching import render_bisected, search
-
-_FAILED_STATUS = 10
 
 
 def bisect(  # noqa: PLR0913, PLR0917 - an option each
@@ -19,8 +16,8 @@ def bisect(  # noqa: PLR0913, PLR0917 - an option each
     good: Annotated[str, typer.Option(help="the release that was well: vllm==0.29.0")],
     bad: Annotated[str, typer.Option(help="a later one that isn't: vllm==0.32.0")],
     versions: Annotated[str, typer.Option(help="0.30.0,0.31.0,…: search among these alone")] = "",
-    launches: Annotated[int, typer.Option(help="of each side; twice as many if need be")] = 8,
-    prompts: Annotated[int | None, typer.Option(help="how many the case replays")] = None,
+    launches: Annotated[int, typer.Option(help="the most of each side; even", min=2)] = 16,
+    prompts: Annotated[int | None, typer.Option(help="how many the case replays", min=1)] = None,
     tolerance: Annotated[
         list[str], typer.Option(help="QUANTITY=FRACTION, a loss that is fine")
     ] = [],  # noqa: B006
@@ -35,26 +32,19 @@ def bisect(  # noqa: PLR0913, PLR0917 - an option each
 
     Exit status: 0 found, 10 not to be found.
     """
-    request = Request(
-        a=good,
-        b=bad,
-        tier=tier_of(root / matrix, tier),
-        case_ids=(case,),
-        launches=launches,
-        prompts=prompts,
-        tolerances=tolerance,
-        with_control=False,
-        root=root.resolve(),
-        show=lambda text: typer.echo(text, err=True),
-    )
-    named = tuple(filter(None, versions.split(",")))
-    among = tuple(
-        dict.fromkeys((*named, good.partition("==")[2], bad.partition("==")[2])) if named else ()
-    )
-    end_with_servers()
-    try:
-        found = search(good, bad, among, request, (root / out / case).resolve()).run()
-    except SpecregError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(_FAILED_STATUS) from error
-    typer.echo(render_bisected(found))
+    with ending():
+        request = Request(
+            a=good,
+            b=bad,
+            tier=tier_of(root / matrix, tier),
+            case_ids=(case,),
+            launches=launches,
+            prompts=prompts,
+            tolerances=tolerance,
+            with_control=False,
+            root=root.resolve(),
+            show=lambda text: typer.echo(text, err=True),
+        )
+        named = tuple(filter(None, versions.split(",")))
+        found = search(good, bad, named, request, (root / out).resolve()).run()
+        typer.echo(render_bisected(found))

@@ -1,7 +1,9 @@
 """`specreg gate`: may B take the place of A?"""
 
+import contextlib
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +13,6 @@ from specreg.cli.options import HERE, MATRIX, WIDTH, MatrixOption, RootOption, T
 from specreg.errors import SpecregError
 from specreg.gate.opening import Opened, Request, open_gate
 from specreg.gate.pages import render_terminal
-from specreg.gate.report import GateReport
 
 _FAILED_STATUS, _INTERRUPTED_STATUS = 10, 130
 
@@ -35,19 +36,32 @@ def gate(  # noqa: PLR0913, PLR0917 - an option each
     ] = None,
     launches: Annotated[int, typer.Option(help="the most of each side; even", min=2)] = 16,
     minutes: Annotated[
-        float | None, typer.Option(help="the most that the launches may take")
+        float | None, typer.Option(help="the most that the launches may take", min=0)
     ] = None,
-    prompts: Annotated[int | None, typer.Option(help="how many each case replays")] = None,
+    prompts: Annotated[int | None, typer.Option(help="how many each case replays", min=1)] = None,
     tolerance: Annotated[
         list[str], typer.Option(help="QUANTITY=FRACTION, a loss that is fine")
     ] = [],  # noqa: B006
     control: Annotated[bool, typer.Option(help="measure side A once more, against itself")] = True,  # noqa: FBT002 - an option
+    together: Annotated[
+        bool | None,
+        typer.Option(
+            "--together/--in-turn",
+            help="have the servers of all sides up at the same time; without a GPU they are",
+        ),
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(help="how long a launch is asked, at least, where speed counts", min=0)
+    ] = 20.0,
     rehearse: Annotated[bool, typer.Option(help="start each server once beforehand")] = True,  # noqa: FBT002 - an option
     resume: Annotated[bool, typer.Option("--resume", help="go on with what lies in --out")] = False,  # noqa: FBT002 - an option
     out: Annotated[Path | None, typer.Option(help="where the report goes")] = None,
     ready_within_s: Annotated[
         float, typer.Option(help="how long a server may take to start")
     ] = 600.0,
+    wait: Annotated[  # noqa: FBT002 - an option
+        bool, typer.Option(help="wait for a GPU on which another run of specreg measures")
+    ] = True,
     tier: TierOption = None,
     root: RootOption = HERE,
     matrix: MatrixOption = MATRIX,
@@ -56,60 +70,70 @@ def gate(  # noqa: PLR0913, PLR0917 - an option each
 
     Exit status: 0 upgrade, 1 don't, 10 undecided or not to be measured.
     """
-    asked = Request(
-        a=a,
-        b=b,
-        a_overrides=a_set,
-        b_overrides=b_set,
-        tier=tier_of(root / matrix, tier),
-        case_ids=case,
-        pin_length_tokens=pin,
-        launches=launches,
-        minutes=minutes,
-        prompts=prompts,
-        tolerances=tolerance,
-        with_control=control,
-        resume=resume,
-        root=root.resolve(),
-        out=out,
-        ready_within_s=ready_within_s,
-        show=lambda text: typer.echo(text, err=True),
-    )
-    end_with_servers()
-    try:
+    with ending():
+        asked = Request(
+            a=a,
+            b=b,
+            a_overrides=a_set,
+            b_overrides=b_set,
+            tier=tier_of(root / matrix, tier),
+            case_ids=case,
+            pin_length_tokens=pin,
+            launches=launches,
+            minutes=minutes,
+            prompts=prompts,
+            tolerances=tolerance,
+            with_control=control,
+            together=together,
+            least_s=seconds,
+            resume=resume,
+            root=root.resolve(),
+            out=out,
+            ready_within_s=ready_within_s,
+            waits=wait,
+            show=lambda text: typer.echo(text, err=True),
+        )
         opened = open_gate(asked)
         asked.show(opened.extent)
         opened.gate.record()
         if rehearse:
             opened.gate.rehearse()
-    except SpecregError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(_FAILED_STATUS) from error
-    try:
-        opened.gate.measure()
-    except KeyboardInterrupt:
-        _tell(opened)
-        raise typer.Exit(_INTERRUPTED_STATUS) from None
-    except SpecregError as error:
-        _tell(opened)
-        typer.echo(str(error), err=True)
-        raise typer.Exit(_FAILED_STATUS) from error
-    raise typer.Exit(_tell(opened).exit_status)
+        raise typer.Exit(_measured(opened))
 
 
-def end_with_servers() -> None:
-    """Makes a cancelled job or a closed terminal end like Ctrl-C, unless that is ignored."""
+@contextlib.contextmanager
+def ending() -> Iterator[None]:
+    """Ends a command that can't go on with a status of its own: 1 is an answer.
+
+    A cancelled job or a closed terminal ends it like Ctrl-C, unless that is ignored.
+    """
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(_INTERRUPTED_STATUS) from None
+    except (SpecregError, OSError) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(_FAILED_STATUS) from error
 
 
-def _tell(opened: Opened) -> GateReport:
-    """What was measured, on disk and on the screen, whatever cut it short."""
+def _measured(opened: Opened) -> int:
+    """The exit status; what was measured is told, whatever cuts it short."""
+    cut_short = None
+    try:
+        opened.gate.measure()
+    except KeyboardInterrupt:
+        cut_short = _INTERRUPTED_STATUS
+    except (SpecregError, OSError) as error:
+        typer.echo(str(error), err=True)
+        cut_short = _FAILED_STATUS
     report, folder = opened.report(), opened.gate.place.folder
-    opened.record(report)
+    written = opened.record(report)  # first: a terminal that was closed takes nothing any more
     typer.echo(render_terminal(report, width=WIDTH, color=sys.stdout.isatty()))
-    typer.echo(f"report: {folder / 'gate.html'}")
+    if written:
+        typer.echo(f"report: {folder / 'gate.html'}")
     if not report.complete:
         typer.echo(f"go on: type the same with --resume --out {folder}")
-    return report
+    return report.exit_status if cut_short is None else cut_short

@@ -5,14 +5,13 @@ from enum import StrEnum
 
 import msgspec
 
-from specreg.gate.judging import Judged, Rules, Subject, as_moved, judge_subject
-from specreg.gate.launched import Arm, Launched
+from specreg.gate.judging import DIFFERS, Judged, Rules, Subject, as_moved, judge_subject
+from specreg.gate.launched import Launched
 from specreg.gate.quantities import Cause
 from specreg.gate.texts import TextsJudged
 from specreg.verdict import Outcome
 
 _SOUND = {Outcome.PASS, Outcome.IMPROVED}
-_DIFFERS = {Outcome.IMPROVED, Outcome.REGRESSED}
 
 
 class Answer(StrEnum):
@@ -58,22 +57,20 @@ def decide(
         subjects: what is compared; of the control `other` is A itself.
         launches: so far, of all cases and arms.
         rules: see there.
-        texts: what became of the answers' texts.
+        texts: what became of the answers' texts, of each case whose answers must be the same.
     """
-    controls = [subject for subject in subjects if subject.other is Arm.A2]
+    controls = [subject for subject in subjects if subject.is_control]
     strict = rules.of_control(sum(len(subject.deciding) for subject in controls))
     each = {
         subject: judge_subject(subject, launches, strict if subject in controls else rules)
         for subject in subjects
     }
-    control = tuple(
-        one for subject, judged in each.items() if subject.other is Arm.A2 for one in judged
-    )
-    moved = [one for one in control if one.outcome in _DIFFERS and one.decides]
+    control = tuple(one for subject, judged in each.items() if subject.is_control for one in judged)
+    moved = [one for one in control if one.outcome in DIFFERS and one.decides]
     judged = tuple(
         _unless_moved(one, moved)
         for subject, ones in each.items()
-        if subject.other is not Arm.A2
+        if not subject.is_control
         for one in ones
     )
     lost = [one for one in judged if one.decides and one.outcome is Outcome.REGRESSED]

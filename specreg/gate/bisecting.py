@@ -1,16 +1,17 @@
 """Bisecting: versions in order and a comparison in, the version where a case changed out.
 
-Each comparison is a whole gate of the good version against one in between. One that can't tell
-halves nothing: it is asked for more launches, and after that left out, and its neighbours tried.
+Each comparison is a whole gate of the good version against one in between, which takes launches
+until it can tell. One that can't halves nothing: it is left out, and its neighbours are tried.
 """
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 import msgspec
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from specreg.errors import UnsupportedError
+from specreg.gate.releases import check_released
 
 
 class Step(StrEnum):
@@ -21,7 +22,7 @@ class Step(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Tried(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Tried(msgspec.Struct, frozen=True, kw_only=True):
     """A version that was compared; `why`: what it lost, or why there is no telling."""
 
     version: str
@@ -48,9 +49,7 @@ Compare = Callable[[str], Tried]
 """A version in; how it compares with the good one out, after as many launches as that may take."""
 
 
-def bisect_versions(
-    versions: Sequence[str], compare: Compare, earlier: Sequence[Tried] = ()
-) -> Bisected:
+def bisect_versions(versions: Sequence[str], compare: Compare) -> Bisected:
     """The step of some versions in which the first one became the last one.
 
     The last is compared first: where it isn't bad there is nothing to find.
@@ -58,24 +57,24 @@ def bisect_versions(
     Args:
         versions: from the good to the bad one, in order, two at least.
         compare: see there.
-        earlier: what a search that was cut off had found; it isn't compared again.
 
     Raises:
         UnsupportedError: the last version is not worse than the first, or nobody can tell.
     """
-    known = {one.version: one for one in earlier}
     tried: list[Tried] = []
 
     def step_of(version: str) -> Step:
-        found = known.get(version) or compare(version)
+        found = compare(version)
         tried.append(found)
         return found.step
 
     if step_of(versions[-1]) is not Step.BAD:
         one = tried[-1]
+        verb = "nobody can tell whether it is" if one.step is Step.UNKNOWN else "isn't"
         message = (
-            f"{one.version}: isn't worse than {versions[0]}, {one.why or 'nothing was lost'}; there"
-            " is nothing to find, or --launches and --tolerance say what would be"
+            f"{one.version}: {verb} worse than {versions[0]},"
+            f" {one.why or 'nothing was lost'}; there is nothing to find, or --launches and"
+            " --tolerance say what would be"
         )
         raise UnsupportedError(message)
     low, high, unknown = 0, len(versions) - 1, set[int]()
@@ -105,24 +104,22 @@ def versions_between(good: str, bad: str, released: Sequence[str]) -> tuple[str,
     """The released versions from the good to the bad one, in order; pre-releases are left out.
 
     Raises:
-        UnsupportedError: the good one isn't the older, or one of both was never released.
+        UnsupportedError: the good one isn't the older, one of both was never released, or
+            something isn't a version.
     """
-    for version in (good, bad):
-        if version not in released:
-            shown = ", ".join(sorted(released, key=Version)[-10:]) or "none"
-            message = f"version '{version}': was never released; the last ones are {shown}"
-            raise UnsupportedError(message)
-    if not Version(good) < Version(bad):
+    known = {_version(one): one for one in released}
+    first, last = _version(good), _version(bad)
+    for version in (first, last):
+        check_released(version, known)
+    if not first < last:
         message = f"--good {good} --bad {bad}: the good one must be the older; swap them"
         raise UnsupportedError(message)
-    return tuple(
-        sorted(
-            (
-                one
-                for one in released
-                if Version(good) <= Version(one) <= Version(bad)
-                and (one in {good, bad} or not Version(one).is_prerelease)
-            ),
-            key=Version,
-        )
-    )
+    between = sorted(one for one in known if first < one < last and not one.is_prerelease)
+    return tuple(known[one] for one in (first, *between, last))
+
+
+def _version(text: str) -> Version:
+    try:
+        return Version(text)
+    except InvalidVersion as error:
+        raise UnsupportedError(f"'{text}': is no version; give one as 0.31.0") from error

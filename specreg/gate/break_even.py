@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -140,12 +141,14 @@ def _ratios(launches: Sequence[Launched], arm: Arm, pair: Pair, plain: Pair) -> 
 def _by_place(
     launches: Sequence[Launched], arm: Arm, case_id: str
 ) -> Mapping[tuple[int, int], float]:
+    """The output of each launch; one that has none keeps its place."""
+    ours = [one for one in launches if one.arm is arm and one.case_id == case_id]
+    counted: Counter[int] = Counter()
     found: dict[tuple[int, int], float] = {}
-    for one in sorted(launches, key=lambda launch: launch.number):
-        if one.arm is arm and one.case_id == case_id and not one.invalid:
-            place = sum(block == one.block for block, _ in found)
-            if OUTPUT in one.values:
-                found[one.block, place] = one.values[OUTPUT]
+    for one in sorted(ours, key=lambda launch: launch.number):
+        if OUTPUT in one.values and not one.invalid:
+            found[one.block, counted[one.block]] = one.values[OUTPUT]
+        counted[one.block] += 1
     return found
 
 

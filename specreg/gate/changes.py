@@ -1,6 +1,7 @@
 """Changes from one side to the other: launches in, an estimate and its error out."""
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -9,10 +10,14 @@ from specreg.acceptance.record import PromptAcceptance
 from specreg.acceptance.table import CountsTable, counts_table
 from specreg.gate.launched import Arm, Launched
 from specreg.intervals import FEWEST_PROMPTS, Change, change_of_ratio
+from specreg.spread import PER_E
 
 _TINY = 1e-12
+_ROUNDING_FRAC2 = 1 / (12 * PER_E**2)
 _PARAMETERS = 3
 """Of the line below: a level, a side and a drift."""
+_LEAST_FREEDOM = 3
+"""With fewer degrees of freedom a spread may well look small by chance."""
 
 
 def change_of_speed(
@@ -20,10 +25,17 @@ def change_of_speed(
 ) -> Change | None:
     """How the mean logarithm of a quantity differs from side A to another, better being positive.
 
-    Least squares of log y = level + drift · number + change · [other side]. In whole blocks of ABBA
-    the drift of a machine that warms up or tires is orthogonal to the change, so it moves neither
-    the estimate nor, being accounted for, its error, √(s² (XᵀX)⁻¹). The spread s is that of these
-    launches alone, with n - 3 degrees of freedom.
+    Launches that were up at the same time are compared pair by pair: the mean of n differences of
+    log y, its error s/√n with their own spread s, and n - 1 degrees of freedom. What a machine does
+    meanwhile it does to both.
+
+    Launches one after another: least squares of log y = level + drift · number + change · [other
+    side]. In whole blocks of ABBA the drift of a machine that warms up or tires is orthogonal to
+    the change, so it moves neither the estimate nor, being accounted for, its error, √(s² (XᵀX)⁻¹).
+    The spread s is that of these launches alone, with n - 3 degrees of freedom.
+
+    A median is known no finer than a bucket of its histogram, q wide; that adds q²/12 to the
+    variance of each launch, so that no error is 0 by rounding.
 
     Args:
         launches: of one case, in any order.
@@ -32,12 +44,30 @@ def change_of_speed(
         sign: 1 where more is better, -1 where less is.
 
     Returns:
-        None with fewer than four launches, or where one side has none.
+        None with fewer than three degrees of freedom, or where one side has no launch.
     """
     told = [one for one in launches if one.arm in {Arm.A, other} and one.values.get(name, 0.0) > 0]
+    logs = {(one.number, one.arm): math.log(one.values[name]) for one in told}
+    pairs = [
+        sign * (logs[number, other] - log)
+        for (number, arm), log in logs.items()
+        if arm is Arm.A and (number, other) in logs
+    ]
+    return _change_of_pairs(pairs) if pairs else _change_in_turn(told, other, name, sign)
+
+
+def _change_of_pairs(differences: Sequence[float]) -> Change | None:
+    count = len(differences)
+    if count <= _LEAST_FREEDOM:
+        return None
+    variance = statistics.variance(differences) + 2 * _ROUNDING_FRAC2
+    return _change(statistics.fmean(differences), math.sqrt(variance / count), count - 1)
+
+
+def _change_in_turn(told: Sequence[Launched], other: Arm, name: str, sign: int) -> Change | None:
     sides = {one.arm for one in told}
     freedom = len(told) - _PARAMETERS
-    if len(sides) < 2 or freedom < 1:  # noqa: PLR2004 - A and the other
+    if len(sides) < 2 or freedom < _LEAST_FREEDOM:  # noqa: PLR2004 - A and the other
         return None
     numbers = np.array([float(one.number) for one in told])
     sided = np.array([float(one.arm is other) for one in told])
@@ -45,12 +75,15 @@ def change_of_speed(
     logs = np.log([one.values[name] for one in told])
     found, *_ = np.linalg.lstsq(table, logs, rcond=None)
     left = logs - table @ found
-    variance = float(left @ left) / freedom
+    variance = float(left @ left) / freedom + _ROUNDING_FRAC2
     error = math.sqrt(variance * float(np.linalg.pinv(table.T @ table)[2, 2]))
-    change = sign * float(found[2])
+    return _change(sign * float(found[2]), error, freedom)
+
+
+def _change(estimate: float, error: float, freedom: int) -> Change:
     return Change(
-        estimate_frac=change if abs(change) > _TINY else 0.0,
-        error_frac=error if error > _TINY else 0.0,
+        estimate_frac=estimate if abs(estimate) > _TINY else 0.0,
+        error_frac=error,
         freedom=freedom,
     )
 
@@ -118,7 +151,7 @@ def parts_of_output(launches: Sequence[Launched], other: Arm) -> Mapping[str, fl
     return {
         "acceptance": tokens,
         "the cost of a step": -step,
-        "prefill": output - tokens + step,
+        "prefill and the rest": output - tokens + step,
     }
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from specreg.gate.judging import Rules, Subject, is_decided, judge_subject
 from specreg.gate.launched import Arm, Launched
 
-_ORDER = (Arm.A, Arm.B, Arm.B, Arm.A)
-_WITH_CONTROL = (Arm.A, Arm.B, Arm.A2, Arm.A2, Arm.B, Arm.A)
+_ARMS = (Arm.A, Arm.B)
+_WITH_CONTROL = (Arm.A, Arm.B, Arm.A2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,30 +17,49 @@ class Group:
     Attributes:
         name: of the server on both sides.
         subjects: each a case; those of the control have A2 as the other side.
+        together: whether all sides are up at the same time, or one after another.
     """
 
     name: str
     subjects: tuple[Subject, ...]
+    together: bool = False
 
     @property
-    def order(self) -> tuple[Arm, ...]:
-        """A block; the same forwards and backwards, so that no side has the better half of it."""
-        with_control = any(subject.other is Arm.A2 for subject in self.subjects)
-        return _WITH_CONTROL if with_control else _ORDER
+    def block(self) -> tuple[tuple[Arm, ...], ...]:
+        """Which sides are launched, in order; in brackets those that are up at the same time.
+
+        The same forwards and backwards, so that no side has the better half of it.
+        """
+        with_control = any(subject.is_control for subject in self.subjects)
+        arms = _WITH_CONTROL if with_control else _ARMS
+        there_and_back = (arms, arms[::-1])
+        if self.together:
+            return there_and_back
+        return tuple((arm,) for way in there_and_back for arm in way)
+
+    @property
+    def at_once(self) -> int:
+        """How many sides are up at the same time."""
+        return len(self.block[0])
+
+    @property
+    def launches(self) -> int:
+        """Of a block, all sides together."""
+        return sum(map(len, self.block))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """One launch that is due: of which group and arm, in which block, the how-manieth in all."""
+    """What is due: of which group and arms, in which block, the how-manieth in all."""
 
     group: Group
-    arm: Arm
+    arms: tuple[Arm, ...]
     block: int
     number: int
 
 
 Launch = Callable[[Slot], Sequence[Launched]]
-"""Starts a side's server and measures all cases of the group on it."""
+"""Starts the servers of one side or more, and measures all cases of the group on them."""
 
 
 def go_on(
@@ -50,15 +69,18 @@ def go_on(
     *,
     earlier: Sequence[Launched] = (),
     may_go_on: Callable[[], bool] = lambda: True,
+    has_questions: Callable[[Group], bool] = lambda _: False,
 ) -> tuple[Launched, ...]:
     """Launches of each group, block by block, as long as something of it is undecided.
 
     Args:
         groups: what is compared.
-        launch: measures; is asked for one launch at a time.
+        launch: measures; is asked for what is up at the same time.
         rules: how many blocks there may be, and what decides.
         earlier: what a gate that was cut off had measured; it isn't measured again.
         may_go_on: asked before each launch; whether there is time for one more.
+        has_questions: asked before each further block; whether something is to be told of a group
+            beside its figures.
 
     Returns:
         All launches, the earlier ones first.
@@ -66,7 +88,7 @@ def go_on(
     done = list(earlier)
     for block in range(1, rules.blocks + 1):
         for group in groups:
-            if block > 1 and _all_decided(group, done, rules):
+            if block > 1 and _all_decided(group, done, rules) and not has_questions(group):
                 continue
             for slot in _left(group, block, done):
                 if not may_go_on():
@@ -78,18 +100,17 @@ def go_on(
 def _left(group: Group, block: int, done: Sequence[Launched]) -> Iterable[Slot]:
     """The launches of a block that are due; those of a gate that was cut off are among `done`."""
     mine = {subject.case_id for subject in group.subjects}
-    had = [
-        arm
-        for _, arm in sorted(
-            {(one.number, one.arm) for one in done if one.block == block and one.case_id in mine}
-        )
-    ]
+    here = [one for one in done if one.block == block and one.case_id in mine]
+    # Of a sitting whose line is torn one side may be missing; one that failed stands alone.
+    told = {one.number: {other.arm for other in here if other.number == one.number} for one in here}
+    failed = {one.number for one in here if one.invalid}
+    had = [number for number in told if number in failed or len(told[number]) == group.at_once]
     number = max((one.number for one in done), default=0)
-    for place, arm in enumerate(group.order[len(had) :], start=1):
-        yield Slot(group=group, arm=arm, block=block, number=number + place)
+    for place, arms in enumerate(group.block[len(had) :], start=1):
+        yield Slot(group=group, arms=arms, block=block, number=number + place)
 
 
 def _all_decided(group: Group, done: Sequence[Launched], rules: Rules) -> bool:
     """Whether the sides are; the control has nothing to prove, it must only not differ."""
-    ours = [subject for subject in group.subjects if subject.other is not Arm.A2]
+    ours = [subject for subject in group.subjects if not subject.is_control]
     return all(is_decided(judge_subject(subject, done, rules)) for subject in ours)

@@ -23,6 +23,8 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         cases: of both sides, as JSON.
         environment: name of the kind of machine.
         files_sha256: of the prompts and the models' files.
+        together: whether all sides are up at the same time; with_control: whether side A is
+            launched once more; least_s: how long a launch is asked, at least.
     """
 
     a: str
@@ -30,6 +32,9 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     cases: str
     environment: str
     files_sha256: str
+    together: bool = False
+    with_control: bool = True
+    least_s: float = 0.0
 
 
 class Rehearsed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -51,8 +56,8 @@ class Journal:
 
     path: Path
 
-    def write(self, line: Line) -> None:
-        """Adds a line.
+    def write(self, *lines: Line) -> None:
+        """Adds lines, all at once.
 
         Raises:
             SpecregError: the disk refuses.
@@ -61,7 +66,7 @@ class Journal:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a+b") as file:
                 mend_torn_line(file)
-                file.write(msgspec.json.encode(line) + b"\n")
+                file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
         except OSError as error:
             message = f"journal '{self.path}': {error.strerror}; make room or mend its rights"
             raise SpecregError(message) from error
@@ -86,11 +91,17 @@ def resumed(path: Path, begun: Begun, *, resume: bool) -> tuple[Journal, tuple[L
         begun: what is to be compared.
         resume: whether to go on with what lies there.
 
+    What measured nothing yet, as its rehearsal failed, is in nobody's way.
+
     Raises:
         SpecregError: something else lies there, or something where nothing should be resumed.
     """
     journal = Journal(path=path)
     lines = tuple(journal.lines())
+    goes_on = resume and lines[:1] == (begun,)
+    if lines and not goes_on and b'"Launched"' not in path.read_bytes():
+        path.unlink()
+        lines = ()
     if not lines:
         journal.write(begun)
         return journal, ()

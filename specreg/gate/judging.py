@@ -7,7 +7,7 @@ no more often than one would be; what a look has decided stays decided.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -36,6 +36,7 @@ A loss that matters is far beyond its noise once that is small enough to prove a
 """
 _MOST_INVALID = 2
 _FURTHEST = 50.0
+DIFFERS = frozenset({Outcome.IMPROVED, Outcome.REGRESSED})
 DECIDED = frozenset({Outcome.PASS, Outcome.IMPROVED, Outcome.REGRESSED, Outcome.INVALID})
 
 
@@ -54,6 +55,16 @@ class Subject:
     quantities: tuple[Quantity, ...]
     deciding: frozenset[str]
     other: Arm = Arm.B
+
+    @property
+    def is_control(self) -> bool:
+        """Whether A is compared with itself."""
+        return self.other is Arm.A2
+
+    @property
+    def told_later(self) -> frozenset[Outcome]:
+        """What may still be said of a figure that has passed."""
+        return DIFFERS if self.is_control else frozenset({Outcome.IMPROVED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +120,8 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
         low_frac, high_frac: the interval of that change at the look that decided.
         tolerance_frac: the loss that would still have been fine.
         launches: of each side that were compared.
-        needed: about how many would decide, null where that is known or can't be told.
+        needed_launches, needed_prompts: about how many would decide, null where that is known or
+            can't be told.
         parts_frac: of output, how much came from what.
     """
 
@@ -163,8 +175,9 @@ def judge_quantity(
     decided = None
     for block in sorted({one.block for one in launches}):
         judged = _look(quantity, subject, [one for one in launches if one.block <= block], rules)
-        # Proven within the tolerance is soon proven; that it is better by more may show later.
-        if judged.outcome is Outcome.IMPROVED or (decided is None and judged.outcome in DECIDED):
+        # Proven within the tolerance is soon proven; that it is better by more may show later, and
+        # so may that the machine moved.
+        if judged.outcome in subject.told_later or (decided is None and judged.outcome in DECIDED):
             decided = judged
         if decided is not None and decided.outcome is not Outcome.PASS:
             return decided
@@ -194,8 +207,9 @@ def _look(
     if by_prompt:
         change = change_of_acceptance(valid, other)
         if isinstance(change, str):
-            return msgspec.structs.replace(judged, reason=change)
-        return _decide(judged, change, rules, lambda frac: frac)
+            # No launch more would tell.
+            return msgspec.structs.replace(judged, outcome=Outcome.INVALID, reason=change)
+        return _decide(judged, change, rules, lambda frac: frac, control=subject.is_control)
     moved = change_of_speed(valid, other, quantity.name, quantity.direction.value)
     if moved is None:
         return msgspec.structs.replace(judged, reason="too few launches to tell how they spread")
@@ -203,7 +217,8 @@ def _look(
     if parts is not None:
         shown = {name: math.expm1(part) for name, part in parts.items()}
         judged = msgspec.structs.replace(judged, parts_frac=shown)
-    return _decide(judged, moved, rules, functools.partial(_to_frac, quantity.direction))
+    to_frac = functools.partial(_to_frac, quantity.direction)
+    return _decide(judged, moved, rules, to_frac, control=subject.is_control)
 
 
 def _value(quantity: Quantity, launches: Sequence[Launched], arm: Arm) -> float | None:
@@ -213,12 +228,20 @@ def _value(quantity: Quantity, launches: Sequence[Launched], arm: Arm) -> float 
 
 
 def _decide(
-    judged: Judged, change: Change, rules: Rules, to_frac: Callable[[float], float]
+    judged: Judged,
+    change: Change,
+    rules: Rules,
+    to_frac: Callable[[float], float],
+    *,
+    control: bool,
 ) -> Judged:
     low, high = map(to_frac, change.bounds(rules.level))
     estimate, tolerance = to_frac(change.estimate_frac), judged.tolerance_frac
-    certain_high = to_frac(change.bounds(rules.loss_level)[1])
+    certain_low, certain_high = map(to_frac, change.bounds(rules.loss_level))
     judged = msgspec.structs.replace(judged, change_frac=estimate, low_frac=low, high_frac=high)
+    if control and abs(estimate) > tolerance and (certain_low > 0 or certain_high < 0):
+        outcome = Outcome.IMPROVED if estimate > 0 else Outcome.REGRESSED
+        return msgspec.structs.replace(judged, outcome=outcome)
     if low > -tolerance:
         outcome = Outcome.IMPROVED if low > tolerance else Outcome.PASS
         return msgspec.structs.replace(judged, outcome=outcome)
@@ -228,21 +251,41 @@ def _decide(
 
 
 def _with_needed(judged: Judged, change: Change, rules: Rules) -> Judged:
-    """About how much evidence would decide, if the estimate stays what it is."""
+    """About how much evidence would decide, if the estimate and the spread stay what they are."""
     estimate, tolerance = judged.change_frac or 0.0, judged.tolerance_frac
-    level = rules.level if estimate > -tolerance else rules.loss_level
-    room = estimate + tolerance if estimate > -tolerance else -estimate
-    many = 100.0  # with more evidence there are more degrees of freedom too
-    reach = t_quantile(level, max(change.freedom, many)) * change.error_frac
-    if room <= 0 or not math.isfinite(reach):
-        return judged
-    times = max((reach / room) ** 2, 1.0)
+    within = estimate > -tolerance
+    room = estimate + tolerance if within else -estimate
+
+    def decides(count: int, was: int, freedom: float, blocks: int) -> bool:
+        some = dataclasses.replace(rules, blocks=max(blocks, rules.blocks))
+        reach = t_quantile(some.level if within else some.loss_level, freedom)
+        return reach * change.error_frac * math.sqrt(was / count) < room
+
     if judged.quantity == ACCEPTANCE:
-        needed = math.ceil((change.freedom + 1) * times)
+        prompts = round(change.freedom) + 1
+        needed = next(
+            (n for n in _growing(prompts) if decides(n, prompts, n - 1, rules.blocks)), None
+        )
         return msgspec.structs.replace(judged, needed_prompts=needed)
-    blocks = math.ceil(max(judged.launches * times, judged.launches + 1) / LAUNCHES_PER_BLOCK)
-    # One block alone says too little of how launches spread.
-    return msgspec.structs.replace(judged, needed_launches=max(blocks, 2) * LAUNCHES_PER_BLOCK)
+    had = judged.launches
+    needed = next(
+        (
+            n
+            for n in _growing(had)
+            # Pairs gain a degree of freedom per launch of a side, launches in turn two.
+            if decides(n, had, change.freedom + (n - had), math.ceil(n / LAUNCHES_PER_BLOCK))
+        ),
+        None,
+    )
+    return msgspec.structs.replace(judged, needed_launches=needed)
+
+
+def _growing(count: int) -> Iterator[int]:
+    """Even numbers above one, ever coarser, up to a thousand times as many."""
+    most, number = 1000 * count, float(count)
+    while number < most:
+        number = max(number + 2, number * 1.05)
+        yield 2 * math.ceil(number / 2)
 
 
 def _why_invalid(launches: Sequence[Launched], other: Arm) -> str:

@@ -1,12 +1,16 @@
 """Opening a gate: what was asked for in; a gate of which all that can be checked is checked out."""
 
 import dataclasses
+import datetime as dt
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+import msgspec
+
+import specreg
 from specreg.context import check_contexts
 from specreg.errors import UnknownNameError, UnsupportedError
 from specreg.gate.break_even import break_evens
@@ -19,11 +23,11 @@ from specreg.gate.pages import render_html, render_markdown
 from specreg.gate.pinning import pinned_pairs
 from specreg.gate.plan import Pair, check_prompts, pairs_of, shared_launches
 from specreg.gate.quantities import QUANTITIES
-from specreg.gate.report import GateReport, SideReport, record_report, today, version
+from specreg.gate.report import Failed, GateReport, SideReport, encode_report
 from specreg.gate.run import Gate, Place, begun_of
-from specreg.gate.side import Source, parse_side
+from specreg.gate.side import Side, Source, parse_side, source_of
 from specreg.identity import current_environment, find_gpus
-from specreg.matrix import Tier
+from specreg.matrix import Case, Tier
 from specreg.models import resolve_model
 
 
@@ -39,6 +43,9 @@ class Request:
         prompts: how many each case replays, None for its own number.
         tolerances: `QUANTITY=FRACTION`.
         with_control: whether side A is measured against itself.
+        together: whether the servers of all sides are up at the same time, None for where no GPU
+            has to hold them.
+        least_s: how long a launch is asked, at least, where speed counts.
         resume: whether to go on with what lies in the folder.
         root: the repository's root; out: the folder of the gate, None for a new one in `.specreg`.
         ready_within_s: how long a server may take to its first token.
@@ -57,10 +64,13 @@ class Request:
     prompts: int | None = None
     tolerances: Sequence[str] = ()
     with_control: bool = True
+    together: bool | None = None
+    least_s: float = 20.0
     resume: bool = False
     root: Path
     out: Path | None = None
     ready_within_s: float = 600.0
+    waits: bool = True
     show: Callable[[str], None]
 
 
@@ -79,7 +89,7 @@ class Opened:
         gate, decision = self.gate, self.gate.decide()
         numbers = {(one.number, one.arm) for one in gate.launches}
         return GateReport(
-            specreg_version=version(),
+            specreg_version=specreg.__version__,
             answer=decision.answer,
             exit_status=decision.answer.exit_status,
             a=self._side(Arm.A),
@@ -90,27 +100,45 @@ class Opened:
             launches=len(numbers),
             minutes=sum(gate.spent_s) / 60,
             complete=gate.finished,
-            finished_on=today(),
+            finished_on=dt.datetime.now(tz=dt.UTC).date().isoformat(),
             decision=decision,
             break_evens=break_evens(self.pairs, gate.launches),
+            failed=tuple(
+                Failed(case_id=one.case_id, arm=one.arm, block=one.block, reason=one.invalid)
+                for one in gate.launches
+                if one.invalid
+            ),
         )
 
     @property
     def extent(self) -> str:
         """How much is to be measured, in a sentence."""
         groups = [shared.group for shared in self.gate.shared]
-        block = sum(len(group.order) for group in groups)
+        block = sum(group.launches for group in groups)
         return (
             f"{len(self.pairs)} cases on {len(groups)} servers of each side: {block} launches in a"
             f" block, at most {block * self.gate.rules.blocks}"
         )
 
-    def record(self, report: GateReport) -> None:
-        """Writes `gate.json`, `gate.md` and `gate.html`."""
-        folder = self.gate.place.folder
-        record_report(folder / "gate.json", report)
-        (folder / "gate.md").write_text(render_markdown(report))
-        (folder / "gate.html").write_text(render_html(report))
+    def record(self, report: GateReport) -> bool:
+        """Writes `gate.json`, `gate.md` and `gate.html`; says which it couldn't, False then."""
+        pages = {
+            "gate.json": encode_report(report),
+            "gate.md": render_markdown(report).encode(),
+            "gate.html": render_html(report).encode(),
+        }
+        lost = [name for name in pages if not self._written(name, pages[name])]
+        return not lost
+
+    def _written(self, name: str, page: bytes) -> bool:
+        path = self.gate.place.folder / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(page)
+        except OSError as error:
+            self.request.show(f"'{path}': can't be written, {error.strerror}")
+            return False
+        return True
 
     def _side(self, arm: Arm) -> SideReport:
         asked, place = self.request, int(arm is Arm.B)
@@ -144,18 +172,31 @@ def open_gate(asked: Request) -> Opened:
     folder = (
         asked.out or root / ".specreg" / "gates" / time.strftime("%Y-%m-%dT%H-%M-%S")
     ).resolve()
-    pairs = pairs_of(tier, asked.case_ids, overrides, prompts=asked.prompts, show=asked.show)
+    pairs = pairs_of(
+        tier,
+        asked.case_ids,
+        overrides,
+        prompts=asked.prompts,
+        show=asked.show,
+        unfit=_unfit(tier, sides),
+    )
     if asked.pin_length_tokens is not None:
         pairs += pinned_pairs(pairs, asked.pin_length_tokens, folder / "recordings")
     sources = (
-        Source(side=sides[0], on_gpu=on_gpu, show=asked.show),
-        Source(side=sides[1], on_gpu=on_gpu, show=asked.show),
+        source_of(sides[0], on_gpu=on_gpu, show=asked.show, waits=asked.waits),
+        source_of(sides[1], on_gpu=on_gpu, show=asked.show, waits=asked.waits),
     )
-    shared = shared_launches(pairs, with_control=asked.with_control)
+    together = not on_gpu if asked.together is None else asked.together
+    shared = shared_launches(pairs, with_control=asked.with_control, together=together)
     rules = _rules([one.group for one in shared], asked.launches, tolerances)
     _check(asked, sources, pairs)
     environment = current_environment(needs_gpus=tier.gpus_used(find_gpus().memory_gib)).name
-    begun = begun_of(root, sources, pairs, environment)
+    begun = msgspec.structs.replace(
+        begun_of(root, sources, pairs, environment),
+        together=together,
+        with_control=asked.with_control,
+        least_s=asked.least_s,
+    )
     journal, lines = resumed(folder / "gate.jsonl", begun, resume=asked.resume)
     gate = Gate(
         place=Place(
@@ -163,6 +204,7 @@ def open_gate(asked: Request) -> Opened:
             folder=folder,
             on_gpu=on_gpu,
             ready_within_s=asked.ready_within_s,
+            least_s=asked.least_s,
             show=asked.show,
         ),
         sources=sources,
@@ -181,6 +223,19 @@ def open_gate(asked: Request) -> Opened:
     )
 
 
+def _unfit(tier: Tier, sides: tuple[Side, Side]) -> Callable[[Case], str]:
+    """Why a case can't be compared here, empty where it can: its engine, or what GPUs it needs."""
+    unmet = tier.unmet(find_gpus().memory_gib)
+    engines = {side.engine for side in sides if side.engine}
+
+    def unfit(case: Case) -> str:
+        if engines - {case.server.engine}:
+            return f"'{case.id}' is of engine '{case.server.engine}'"
+        return unmet.get(case.id, "")
+
+    return unfit
+
+
 def _check(asked: Request, sources: tuple[Source, Source], pairs: Sequence[Pair]) -> None:
     """Silent where all could be measured, as far as one can tell before anything is installed."""
     unmet = asked.tier.unmet(find_gpus().memory_gib)
@@ -194,6 +249,9 @@ def _check(asked: Request, sources: tuple[Source, Source], pairs: Sequence[Pair]
         if spec.draft is not None:
             resolve_model(asked.root, spec.draft)
     check_prompts(asked.root, pairs)
+    for source, arm in zip(sources, (Arm.A, Arm.B), strict=True):
+        for spec in {pair.of(arm).server.engine: pair.of(arm).server for pair in pairs}.values():
+            source.check_released(spec)
     for arm in (Arm.A, Arm.B):
         for said in check_contexts(asked.root, [pair.of(arm) for pair in pairs]):
             asked.show(said)

@@ -3,12 +3,15 @@
 import html
 from collections.abc import Iterable, Sequence
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.table import Table
 from rich.text import Text
 
 from specreg.gate.break_even import BreakEven
 from specreg.gate.report import (
+    CONTROL_HEADER,
     HEADER,
+    Failed,
     GateReport,
     Section,
     facts,
@@ -21,26 +24,26 @@ from specreg.gate.texts import TextsJudged
 from specreg.report.terminal import render_table
 
 _STYLES = {"PASS": "green", "IMPROVED": "bold green", "INCONCLUSIVE": "yellow", "INVALID": "yellow"}
-_CSS = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
-th, td { padding: .2rem .6rem; text-align: right; border-bottom: 1px solid #8884 }
-th:first-child, td:first-child { text-align: left }
-.PASS, .IMPROVED { color: #1a7f37 } .REGRESSED, .WRONG { color: #cf222e; font-weight: bold }
-.INCONCLUSIVE, .INVALID { color: #9a6700 }
-@media (prefers-color-scheme: dark) { body { background: #111; color: #ddd } }
-"""
+_TEMPLATES = Environment(
+    loader=PackageLoader("specreg.report"),  # in the style of a run's page
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_CONTROL = "The control: side A against itself"
 
 
 def render_markdown(report: GateReport) -> str:
     """The page for a pull request or a chat."""
     decision = report.decision
-    parts = [f"# {headline(report)}", facts(report)]
+    parts = [f"# {_plain(headline(report))}", _plain(facts(report))]
     parts += [_bullets(title, lines) for title, lines in _said(report)]
-    parts += [_markdown_section(one, "###") for one in sections(decision.judged)]
+    parts += [_markdown_section(one, HEADER, "###") for one in sections(decision.judged)]
     if decision.control:
-        parts.append("### The control: side A against itself")
-        parts += [_markdown_section(one, "####") for one in sections(decision.control)]
+        parts.append(f"### {_CONTROL}")
+        control = sections(decision.control)
+        parts += [_markdown_section(one, CONTROL_HEADER, "####") for one in control]
     parts += [_bullets("Remarks", list(notes(decision.judged))), legend()]
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -48,29 +51,27 @@ def render_markdown(report: GateReport) -> str:
 def render_html(report: GateReport) -> str:
     """The same page for a browser; it needs nothing but itself."""
     decision = report.decision
-    parts = [f"<h1>{_escaped(headline(report))}</h1>", f"<p>{_escaped(facts(report))}</p>"]
-    parts += [_html_bullets(title, lines) for title, lines in _said(report)]
-    parts += [_html_section(one) for one in sections(decision.judged)]
-    if decision.control:
-        parts.append("<h2>The control: side A against itself</h2>")
-        parts += [_html_section(one) for one in sections(decision.control)]
-    parts.append(_html_bullets("Remarks", list(notes(decision.judged))))
-    parts.append(f"<p><small>{_escaped(legend())}</small></p>")
-    return (
-        f'<!doctype html>\n<html lang="en"><meta charset="utf-8">'
-        f"<title>{_escaped(headline(report))}</title><style>{_CSS}</style>\n"
-        + "\n".join(filter(None, parts))
-        + "\n</html>\n"
+    return _TEMPLATES.get_template("gate.html.jinja").render(
+        headline=headline(report),
+        facts=facts(report),
+        said=_said(report),
+        judged=list(sections(decision.judged)),
+        control=list(sections(decision.control)),
+        header=HEADER,
+        control_header=CONTROL_HEADER,
+        notes=list(notes(decision.judged)),
+        legend=legend(),
     )
 
 
 def render_terminal(report: GateReport, *, width: int, color: bool) -> str:
     """The same for a terminal, the answer last: that is what stays on the screen."""
     decision = report.decision
-    parts = [_terminal_table(sections(decision.judged), width, color=color)]
+    parts = [_terminal_table(sections(decision.judged), HEADER, width, color=color)]
     if decision.control:
-        parts.append("control: side A against itself")
-        parts.append(_terminal_table(sections(decision.control), width, color=color))
+        parts.append(_CONTROL)
+        control = sections(decision.control)
+        parts.append(_terminal_table(control, CONTROL_HEADER, width, color=color))
     parts += list(notes(decision.judged))
     for title, lines in _said(report):
         parts += [f"{title}:", *(f"  {line}" for line in lines)]
@@ -86,6 +87,7 @@ def _said(report: GateReport) -> Iterable[tuple[str, Sequence[str]]]:
         ("Sides", (f"A: {report.a.installed}", f"B: {report.b.installed}")),
         ("Answers", tuple(map(_of_texts, decision.texts))),
         ("Break-even", tuple(map(_of_break_even, report.break_evens))),
+        ("Launches that failed", tuple(map(_of_failed, report.failed))),
     )
     return tuple((title, lines) for title, lines in found if lines)
 
@@ -99,51 +101,38 @@ def _of_break_even(one: BreakEven) -> str:
     return f"{one.server} on side {one.arm}: {one.said}; {ratios}"
 
 
+def _of_failed(one: Failed) -> str:
+    return f"side {one.arm}, block {one.block}, {one.case_id}: {one.reason}"
+
+
 def _bullets(title: str, lines: Sequence[str]) -> str:
-    return "\n".join((f"**{title}**", "", *(f"- {line}" for line in lines))) if lines else ""
+    return (
+        "\n".join((f"**{title}**", "", *(f"- {_plain(line)}" for line in lines))) if lines else ""
+    )
 
 
-def _markdown_section(section: Section, level: str) -> str:
-    lines = [f"{level} {_titled(section)}", ""]
-    lines.append(f"| {' | '.join(HEADER)} |")
-    lines.append(f"| --- {'| ---: ' * (len(HEADER) - 1)}|")
-    lines += [f"| {' | '.join(row)} |" for row in section.rows]
+def _plain(text: str) -> str:
+    """A text that is data, not markup: what a server said may stand in it."""
+    return html.escape(text, quote=False).replace("|", "\\|")
+
+
+def _markdown_section(section: Section, header: Sequence[str], level: str) -> str:
+    lines = [f"{level} {_plain(section.heading)}", ""]
+    lines.append(f"| {' | '.join(header)} |")
+    lines.append(f"| --- {'| ---: ' * (len(header) - 1)}|")
+    lines += [f"| {' | '.join(map(_plain, row))} |" for row in section.rows]
     return "\n".join(lines)
 
 
-def _titled(section: Section) -> str:
-    return f"{section.title}{f': worse by {section.cause}' if section.cause else ''}"
-
-
-def _escaped(text: str) -> str:
-    return html.escape(text)
-
-
-def _html_bullets(title: str, lines: Sequence[str]) -> str:
-    if not lines:
-        return ""
-    items = "".join(f"<li>{_escaped(line)}</li>" for line in lines)
-    return f"<h3>{_escaped(title)}</h3><ul>{items}</ul>"
-
-
-def _html_section(section: Section) -> str:
-    head = "".join(f"<th>{_escaped(name)}</th>" for name in HEADER)
-    rows = "".join(
-        f'<tr class="{_escaped(row[-1])}">'
-        + "".join(f"<td>{_escaped(cell)}</td>" for cell in row)
-        + "</tr>"
-        for row in section.rows
-    )
-    return f"<h3>{_escaped(_titled(section))}</h3><table><tr>{head}</tr>{rows}</table>"
-
-
-def _terminal_table(parts: Iterable[Section], width: int, *, color: bool) -> str:
+def _terminal_table(
+    parts: Iterable[Section], header: Sequence[str], width: int, *, color: bool
+) -> str:
     shown = []
     for section in parts:
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for place, name in enumerate(HEADER):
+        for place, name in enumerate(header):
             table.add_column(name, justify="right" if place else "left", no_wrap=True)
         for *cells, outcome in section.rows:
             table.add_row(*cells, Text(outcome, _STYLES.get(outcome, "red")))
-        shown.append(f"{_titled(section)}\n{render_table(table, width, color=color)}")
+        shown.append(f"{section.heading}\n{render_table(table, width, color=color)}")
     return "\n".join(shown)

@@ -5,12 +5,15 @@ from a recording of each side and spoils its drafts so that exactly the wanted o
 """
 
 import dataclasses
+import hashlib
 import json
+import math
 import os
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from pathlib import Path
 
+from specreg.acceptance.record import AcceptanceRecord
 from specreg.consulting import in_flight
 from specreg.datasets import Prompt
 from specreg.dialects import Wanted
@@ -27,6 +30,8 @@ _METHOD = "custom_class"
 _RECORDING = "SCHEDULED_RECORDING"
 _SCHEDULE = "SCHEDULED_ACCEPTED"
 _LONGEST_CYCLE = 20
+_OFF_FRAC = 0.01
+"""So far the steps may be off; without anything else at work they are exact."""
 
 
 def pinned_pairs(pairs: Iterable[Pair], length_tokens: float, folder: Path) -> tuple[Pair, ...]:
@@ -86,7 +91,8 @@ def schedule_of(length_tokens: float, draft_tokens: int) -> tuple[int, ...]:
     Raises:
         UnsupportedError: it isn't between 1 and k + 1.
     """
-    share = Fraction(length_tokens - 1).limit_denominator(_LONGEST_CYCLE)
+    told = math.isfinite(length_tokens)
+    share = Fraction(length_tokens - 1 if told else -1).limit_denominator(_LONGEST_CYCLE)
     if not 0 <= share <= draft_tokens:
         message = (
             f"--pin {length_tokens:g}: with {draft_tokens} draft tokens per step an acceptance"
@@ -122,7 +128,32 @@ def record_answers(case: Case, server: Server, prompts: Sequence[Prompt], path: 
     wanted = [Wanted(output_cap_tokens=cap, ignore_eos=True)] * len(texts)
     answers = transcribe(server.endpoint, texts, wanted, in_flight=in_flight(case))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps([(one.prompt, one.output) for one in answers]))
+    # Whole or not at all: one that is there is believed.
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps([(one.prompt, one.output) for one in answers]))
+    part.replace(path)
+
+
+def why_not_pinned(case: Case, acceptance: AcceptanceRecord | None) -> str:
+    """Why a drafter of known success had another one, empty where it hadn't or isn't one.
+
+    Args:
+        case: as a side ran it.
+        acceptance: what was measured, by prompt.
+    """
+    if recording_of(case) is None:
+        return ""
+    schedule = tuple(map(int, dict(case.server.engine_env)[_SCHEDULE].split(",")))
+    prompts = acceptance.prompts if acceptance is not None else ()
+    steps = sum(one.counts.steps for one in prompts)
+    foreseen = sum(scheduled.step_after(one.completion_tokens, schedule) for one in prompts)
+    if steps and abs(steps - foreseen) <= _OFF_FRAC * foreseen:
+        return ""
+    return (
+        f"NOT_PINNED: the answers took {steps} steps, by their schedule it would be {foreseen}: the"
+        " server doesn't answer as it did when its answers were recorded; pin without what draws"
+        " or changes them, or take another case"
+    )
 
 
 def _without(spec: ServerSpec) -> tuple[tuple[str, str], ...]:
@@ -130,4 +161,7 @@ def _without(spec: ServerSpec) -> tuple[tuple[str, str], ...]:
 
 
 def _name(case: Case) -> str:
-    return f"{case.server.engine}-{case.server.models}-{case.dataset}-{case.prompts}"
+    """Another one for each server, set of prompts and length of answers."""
+    made_of = repr((case.server, case.dataset, case.prompts, case.output_cap_tokens))
+    digest = hashlib.sha256(made_of.encode()).hexdigest()[:8]
+    return f"{case.server.engine}-{case.server.models}-{case.dataset}-{digest}"

@@ -49,6 +49,7 @@ def pairs_of(
     *,
     prompts: int | None,
     show: Callable[[str], None],
+    unfit: Callable[[Case], str] = lambda _: "",
 ) -> tuple[Pair, ...]:
     """What is compared.
 
@@ -58,6 +59,7 @@ def pairs_of(
         overrides: of A and of B.
         prompts: how many each case replays, None for its own number.
         show: is told what is left out.
+        unfit: why a case that nobody named can't be compared, empty where it can.
 
     Raises:
         UnknownNameError: no such case; see `overridden` too.
@@ -67,7 +69,7 @@ def pairs_of(
     for case_id in case_ids:
         if case_id not in known:
             raise UnknownNameError("case", case_id, known, f"tier '{tier.name}'")
-    chosen = [known[case_id] for case_id in dict.fromkeys(case_ids)] or list(tier.cases)
+    chosen = [known[case_id] for case_id in dict.fromkeys(case_ids)] or _fit(tier, unfit, show)
     pairs = tuple(_pair(case, overrides, drafts_of(tier, case), prompts) for case in chosen)
     told = [pair for pair in pairs if subject_of(pair, of_server=False).deciding]
     for pair in pairs:
@@ -80,6 +82,21 @@ def pairs_of(
         )
         raise UnsupportedError(message)
     return tuple(told)
+
+
+def _fit(tier: Tier, unfit: Callable[[Case], str], show: Callable[[str], None]) -> list[Case]:
+    """The cases of a tier that can be compared; of the others is told why not."""
+    whys = {case.id: unfit(case) for case in tier.cases}
+    for why in filter(None, whys.values()):
+        show(f"left out: {why}")
+    found = [case for case in tier.cases if not whys[case.id]]
+    if not found:
+        message = (
+            f"tier '{tier.name}': none of its {len(whys)} cases can be compared,"
+            f" {whys.popitem()[1]}; choose another --tier, or other sides"
+        )
+        raise UnsupportedError(message)
+    return found
 
 
 def _pair(
@@ -151,32 +168,39 @@ class Shared:
     group: Group
 
 
-def shared_launches(pairs: Iterable[Pair], *, with_control: bool) -> tuple[Shared, ...]:
+def shared_launches(
+    pairs: Iterable[Pair], *, with_control: bool, together: bool
+) -> tuple[Shared, ...]:
     """The pairs by what they need to start; the control is the cheapest, the one without a draft.
 
     Args:
         pairs: all.
         with_control: whether side A is launched once more for one of them.
+        together: whether all sides are up at the same time.
     """
-    together: dict[tuple[object, ...], list[Pair]] = {}
+    sharing: dict[tuple[object, ...], list[Pair]] = {}
     for pair in pairs:
         alone = pair.id if pair.a.needs_fresh_server or pair.b.needs_fresh_server else ""
-        together.setdefault((pair.a.server, pair.b.server, alone), []).append(pair)
-    groups = [tuple(group) for group in together.values()]
+        sharing.setdefault((pair.a.server, pair.b.server, alone), []).append(pair)
+    groups = [tuple(group) for group in sharing.values()]
     plain = (group for group in groups if not group[0].a.speculates)
     control = next(plain, groups[0]) if with_control else None
     return tuple(
-        Shared(pairs=group, group=_group(group, with_control=group is control)) for group in groups
+        Shared(
+            pairs=group,
+            group=_group(group, with_control=group is control, together=together),
+        )
+        for group in groups
     )
 
 
-def _group(pairs: tuple[Pair, ...], *, with_control: bool) -> Group:
+def _group(pairs: tuple[Pair, ...], *, with_control: bool, together: bool) -> Group:
     subjects = [subject_of(pair, of_server=pair is pairs[0]) for pair in pairs]
     if with_control:
         subjects += [subject_of(pair, of_server=False, other=Arm.A2) for pair in pairs]
     a, b = pairs[0].a.server, pairs[0].b.server
     name = a.id if a.id == b.id else f"{a.id} > {b.id}"
-    return Group(name=name, subjects=tuple(subjects))
+    return Group(name=name, subjects=tuple(subjects), together=together)
 
 
 def check_prompts(root: Path, pairs: Iterable[Pair]) -> None:

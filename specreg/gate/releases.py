@@ -1,13 +1,16 @@
 """Releases: a package in, its versions that can be installed here out, by the index's client."""
 
 import subprocess
+from collections.abc import Iterable
 
 import msgspec
 import uv
+from packaging.version import Version
 
-from specreg.errors import EnvironmentSetupError
+from specreg.errors import EnvironmentSetupError, UnsupportedError
 
 _ERROR_LINES = 5
+_MOST_NAMED = 10
 
 
 class _Index(msgspec.Struct, frozen=True):
@@ -31,3 +34,16 @@ def released_versions(package: str) -> tuple[str, ...]:
             f" with --versions\n{words}"
         )
         raise EnvironmentSetupError(message) from error
+
+
+def check_released(version: Version, released: Iterable[Version]) -> None:
+    """Silent where a version is among those that were released.
+
+    Raises:
+        UnsupportedError: it isn't; the message names the last ones.
+    """
+    known = sorted(released)
+    if version not in known:
+        shown = ", ".join(map(str, known[-_MOST_NAMED:])) or "none"
+        message = f"version '{version}': was never released; the last ones are {shown}"
+        raise UnsupportedError(message)

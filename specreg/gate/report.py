@@ -1,17 +1,15 @@
 """The report: what was compared and decided in, `gate.json` out, and what the pages show."""
 
-import contextlib
-import datetime as dt
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
-import specreg
 from specreg.gate.answer import Answer, Decision, cause_of
 from specreg.gate.break_even import BreakEven
 from specreg.gate.judging import Judged
+from specreg.gate.launched import Arm
 from specreg.gate.quantities import ACCEPTANCE
 
 SCHEMA_VERSION = 1
@@ -34,6 +32,15 @@ class SideReport(msgspec.Struct, frozen=True, kw_only=True):
     engine_versions: tuple[str, ...]
 
 
+class Failed(msgspec.Struct, frozen=True, kw_only=True):
+    """A case on a launch that came to nothing; see `Launched`."""
+
+    case_id: str
+    arm: Arm
+    block: int
+    reason: str
+
+
 class GateReport(msgspec.Struct, frozen=True, kw_only=True):
     """`gate.json`.
 
@@ -48,6 +55,7 @@ class GateReport(msgspec.Struct, frozen=True, kw_only=True):
         finished_on: the day.
         decision: all outcomes.
         break_evens: where speculation stops paying, of each side.
+        failed: what couldn't be measured; the figures are without it.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -65,16 +73,7 @@ class GateReport(msgspec.Struct, frozen=True, kw_only=True):
     finished_on: str
     decision: Decision
     break_evens: tuple[BreakEven, ...] = ()
-
-
-def today() -> str:
-    """The day, as a report says it."""
-    return dt.datetime.now(tz=dt.UTC).date().isoformat()
-
-
-def version() -> str:
-    """Of specreg."""
-    return specreg.__version__
+    failed: tuple[Failed, ...] = ()
 
 
 def render_schema() -> str:
@@ -82,11 +81,9 @@ def render_schema() -> str:
     return json.dumps(msgspec.json.schema(GateReport), indent=1, sort_keys=True) + "\n"
 
 
-def record_report(path: Path, report: GateReport) -> None:
-    """Writes `gate.json`. A disk that refuses loses it, and no answer."""
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+def encode_report(report: GateReport) -> bytes:
+    """`gate.json`."""
+    return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
 
 
 def load_report(path: Path) -> GateReport:
@@ -106,8 +103,14 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     cause: str
     rows: tuple[tuple[str, ...], ...]
 
+    @property
+    def heading(self) -> str:
+        """Both in a line."""
+        return f"{self.title}{f': worse by {self.cause}' if self.cause else ''}"
+
 
 HEADER = ("", "A", "B", "change", "interval", "tolerance", "launches", "outcome")
+CONTROL_HEADER = tuple("A2" if name == "B" else name for name in HEADER)
 
 
 def sections(judged: Sequence[Judged]) -> Iterator[Section]:
@@ -139,16 +142,10 @@ def notes(judged: Sequence[Judged]) -> Iterator[str]:
     """What rows don't say: what output came from, and why something can't be told."""
     for one in judged:
         if one.parts_frac and one.decides:
-            parts = ", ".join(
-                f"{part:+.1%} by {_part_name(name)}" for name, part in one.parts_frac.items()
-            )
+            parts = ", ".join(f"{part:+.1%} by {name}" for name, part in one.parts_frac.items())
             yield f"{one.case_id}, {one.quantity}: {parts}"
         if one.reason:
             yield f"{one.case_id}, {one.quantity}: {one.reason}"
-
-
-def _part_name(name: str) -> str:
-    return "prefill and the rest" if name == "prefill" else name
 
 
 def headline(report: GateReport) -> str:

@@ -4,22 +4,24 @@ import contextlib
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
+from specreg.datasets import Prompt
 from specreg.datasets._dataset import prompts_sha256
-from specreg.errors import InvalidMeasurementError, ServerError, SpecregError
+from specreg.errors import HungError, InvalidMeasurementError, ServerError, SpecregError
 from specreg.expectation import load_case_prompts
 from specreg.gate.answer import Decision, decide
+from specreg.gate.beside import SideError, blaming, measure_beside
 from specreg.gate.going import Slot, go_on
 from specreg.gate.journal import Begun, Journal, Rehearsed, Spent
 from specreg.gate.judging import Rules
-from specreg.gate.launched import Arm, Launched, values_of_launch
+from specreg.gate.launched import Arm, Launched, values_beside
 from specreg.gate.memory import held_bytes
-from specreg.gate.pinning import plain_case, record_answers, recording_of
+from specreg.gate.pinning import plain_case, record_answers, recording_of, why_not_pinned
 from specreg.gate.plan import Pair, Shared
 from specreg.gate.side import Source
 from specreg.gate.texts import (
@@ -31,19 +33,19 @@ from specreg.gate.texts import (
     untold,
 )
 from specreg.matrix import Case
-from specreg.measurement import measure
 from specreg.models import model_sha256, resolve_model
 from specreg.server import StartedServer, start_server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a gate runs.
+    """Where and how a gate runs.
 
     Attributes:
         root: the repository's root; folder: of what the gate leaves.
         on_gpu: whether the engines run on a GPU.
         ready_within_s: how long a server may take to its first token.
+        least_s: how long a launch is asked, at least, where speed counts.
         show: is told what goes on.
     """
 
@@ -51,6 +53,7 @@ class Place:
     folder: Path
     on_gpu: bool
     ready_within_s: float
+    least_s: float
     show: Callable[[str], None]
 
 
@@ -67,6 +70,7 @@ class Gate:
         journal: of this gate.
         launches, said, texts, rehearsed, spent_s: so far; earlier_s: of that, before it was cut
             off.
+        unheard: why answers couldn't be compared; the next launch tries again.
         out_of_time, finished: how it ended; neither where it was cut short.
     """
 
@@ -79,6 +83,7 @@ class Gate:
     launches: tuple[Launched, ...] = ()
     said: dict[str, TextsSaid] = field(default_factory=dict)
     texts: dict[str, TextsJudged] = field(default_factory=dict)
+    unheard: dict[str, TextsJudged] = field(default_factory=dict)
     rehearsed: bool = False
     spent_s: list[float] = field(default_factory=list)
     earlier_s: float = 0.0
@@ -95,7 +100,7 @@ class Gate:
         self.earlier_s = sum(self.spent_s)
 
     def rehearse(self) -> None:
-        """Starts every server once.
+        """Starts every server once; together those that will be up together.
 
         What a side can't do is said before anything is measured; and what a first start pays for
         is paid.
@@ -105,13 +110,17 @@ class Gate:
         """
         if self.rehearsed:
             return
-        for arm in (Arm.A, Arm.B):
-            cases = (shared.pairs[0].of(arm) for shared in self.shared)
-            for case in {case.server: case for case in cases}.values():
-                self.place.show(f"rehearsing side {arm}: {case.server.id}")
-                name = f"rehearsal-{arm}-{case.server.id}"
-                with self._naming(arm), self._server(case, arm, name):
-                    pass
+        for shared in self.shared:
+            for arms in dict.fromkeys(tuple(sorted(arms)) for arms in shared.group.block):
+                if arms == (Arm.A2,):  # what A can start, it can
+                    continue
+                with contextlib.ExitStack() as stack:
+                    for arm in arms:
+                        self.place.show(f"rehearsing side {arm}: {shared.group.name}")
+                        case = shared.pairs[0].of(arm)
+                        name = f"rehearsal-{arm}-{case.server.id}"
+                        with self._naming(arm):
+                            stack.enter_context(self._server(case, arm, name))
         self.journal.write(Rehearsed())
         self.rehearsed = True
 
@@ -145,6 +154,9 @@ class Gate:
             self.rules,
             earlier=self.launches,
             may_go_on=self._has_time,
+            has_questions=lambda group: any(
+                subject.case_id in self._untold for subject in group.subjects
+            ),
         )
         self.finished = not self.out_of_time
         return self.decide()
@@ -154,75 +166,110 @@ class Gate:
         subjects = list(
             itertools.chain.from_iterable(shared.group.subjects for shared in self.shared)
         )
-        return decide(subjects, self.launches, self.rules, tuple(self.texts.values()))
+        texts = (*self.texts.values(), *self._untold.values())
+        return decide(subjects, self.launches, self.rules, texts)
+
+    @property
+    def _untold(self) -> Mapping[str, TextsJudged]:
+        """Of each case whose answers must be the same and aren't compared yet, why not."""
+        pairs = (pair for shared in self.shared for pair in shared.pairs)
+        return {
+            pair.id: self.unheard.get(pair.id, untold(pair.id, "nobody has compared the answers"))
+            for pair in pairs
+            if can_be_compared(pair.a, pair.b) and pair.id not in self.texts
+        }
 
     def launch(self, slot: Slot) -> Sequence[Launched]:
-        """Starts a side's server and measures all that share it; what fails is told, not raised."""
+        """Starts the servers of a slot and measures all that share them.
+
+        What fails is told, not raised: of the side that failed, while nothing is told of those that
+        were up with it.
+        """
         shared = next(one for one in self.shared if one.group == slot.group)
-        self.place.show(f"block {slot.block}, side {slot.arm}: {slot.group.name}")
+        said = f"side {slot.arms[0]}" if len(slot.arms) == 1 else f"sides {', '.join(slot.arms)}"
+        self.place.show(f"block {slot.block}, {said}: {slot.group.name}")
         started = time.monotonic()
-        done: list[Launched] = []
-        first = shared.pairs[0].of(slot.arm)
+        done: list[list[Launched]] = []
         try:
-            with self._server(
-                first, slot.arm, f"{slot.number:03}-{slot.arm}-{first.server.id}"
-            ) as (
-                server,
-                ready_s,
-            ):
+            with contextlib.ExitStack() as stack:
+                servers, own = {}, {}
+                for arm in slot.arms:
+                    case = shared.pairs[0].of(arm)
+                    with blaming(arm):
+                        name = f"{slot.number:03}-{arm}-{case.server.id}"
+                        server, ready_s = stack.enter_context(self._server(case, arm, name))
+                    servers[arm], own[arm] = server, {"ready_s": ready_s}
                 for pair in shared.pairs:
-                    done.append(self._measure(pair, slot, server))
-                    self._hear(pair, slot.arm, server)
-                memory = held_bytes(server, on_gpu=self.place.on_gpu)
-            own = {"ready_s": ready_s, **({"memory_bytes": float(memory)} if memory else {})}
-            done[0] = msgspec.structs.replace(done[0], values={**done[0].values, **own})
-        except ServerError as error:
-            reason = str(error).splitlines()[0]
-            done += [_failed(pair, slot, reason) for pair in shared.pairs[len(done) :]]
-        for one in done:
-            self.journal.write(one)
-        self.launches = (*self.launches, *done)
+                    done.append(self._measure(pair, slot, servers))
+                    self._hear(pair, servers)
+                for arm, server in servers.items():
+                    if memory := held_bytes(server, on_gpu=self.place.on_gpu):
+                        own[arm]["memory_bytes"] = float(memory)
+            done[0] = [
+                msgspec.structs.replace(one, values={**one.values, **own[one.arm]})
+                for one in done[0]
+            ]
+        except SideError as error:
+            self.place.show(f"block {slot.block}, side {error.arm}: {error}")
+            done += [[_failed(pair, slot, error)] for pair in shared.pairs[len(done) :]]
+        launches = list(itertools.chain.from_iterable(done))
         self.spent_s.append(time.monotonic() - started)
-        self.journal.write(Spent(launch_s=self.spent_s[-1]))
-        return done
+        self.launches = (*self.launches, *launches)
+        self.journal.write(*launches, Spent(launch_s=self.spent_s[-1]))
+        return launches
 
-    def _measure(self, pair: Pair, slot: Slot, server: StartedServer) -> Launched:
-        case = pair.of(slot.arm)
-        prompts = load_case_prompts(self.place.root, case)
-        measurement = measure(case, server, None, prompts, show=lambda _: None)
-        return Launched(
-            case_id=pair.id,
-            arm=slot.arm,
-            block=slot.block,
-            number=slot.number,
-            values=values_of_launch(measurement),
-            acceptance=measurement.acceptance,
-            engine_version=measurement.engine_version,
-            invalid=measurement.invalid or "",
-        )
+    def _measure(
+        self, pair: Pair, slot: Slot, servers: Mapping[Arm, StartedServer]
+    ) -> list[Launched]:
+        prompts = load_case_prompts(self.place.root, pair.a)
+        sides = {arm: (pair.of(arm), server) for arm, server in servers.items()}
+        try:
+            replays = measure_beside(
+                sides, prompts, least_s=self.place.least_s, show=lambda _: None
+            )
+        except SideError as error:
+            if isinstance(error.__cause__, ServerError | HungError):
+                raise
+            self.place.show(f"block {slot.block}, side {error.arm}, {pair.id}: {error}")
+            return [_failed(pair, slot, error)]
+        values = values_beside({arm: (sides[arm][0], one) for arm, one in replays.items()})
+        return [
+            Launched(
+                case_id=pair.id,
+                arm=arm,
+                block=slot.block,
+                number=slot.number,
+                values=values[arm],
+                acceptance=replay.acceptance,
+                engine_version=servers[arm].engine_version,
+                invalid=why_not_pinned(sides[arm][0], replay.acceptance),
+            )
+            for arm, replay in replays.items()
+        ]
 
-    def _hear(self, pair: Pair, arm: Arm, server: StartedServer) -> None:
+    def _hear(self, pair: Pair, servers: Mapping[Arm, StartedServer]) -> None:
         """Side A's answers once, and side B's held against them once."""
         if not can_be_compared(pair.a, pair.b) or pair.id in self.texts:
             return
-        case = pair.of(arm)
-        prompts = load_case_prompts(self.place.root, case)[: case.prompts]
-        line: TextsSaid | TextsJudged
-        try:
-            if arm is not Arm.B:
-                if pair.id in self.said:
-                    return
-                line = self.said[pair.id] = hear(case, pair.id, server, prompts)
-            elif pair.id in self.said:
-                self.place.show(f"{pair.id}: comparing the answers")
-                line = compare_texts(case, server, prompts, self.said[pair.id])
-            else:
-                return
-        except InvalidMeasurementError as error:
-            line = untold(pair.id, error)
-        if isinstance(line, TextsJudged):
-            self.texts[pair.id] = line
-        self.journal.write(line)
+        prompts = load_case_prompts(self.place.root, pair.a)[: pair.a.prompts]
+        for arm in sorted(servers):
+            with blaming(arm):
+                try:
+                    self._hear_side(pair, arm, servers[arm], prompts)
+                except InvalidMeasurementError as error:
+                    servers[arm].check_alive()
+                    self.unheard[pair.id] = untold(pair.id, str(error))
+
+    def _hear_side(
+        self, pair: Pair, arm: Arm, server: StartedServer, prompts: Sequence[Prompt]
+    ) -> None:
+        if arm is Arm.B and pair.id in self.said:
+            self.place.show(f"{pair.id}: comparing the answers")
+            self.texts[pair.id] = compare_texts(pair.b, server, prompts, self.said[pair.id])
+            self.journal.write(self.texts[pair.id])
+        elif arm is not Arm.B and pair.id not in self.said:
+            self.said[pair.id] = hear(pair.a, pair.id, server, prompts)
+            self.journal.write(self.said[pair.id])
 
     @contextlib.contextmanager
     def _naming(self, arm: Arm) -> Iterator[None]:
@@ -231,7 +278,7 @@ class Gate:
             yield
         except SpecregError as error:
             side = self._source(arm).side.text
-            raise SpecregError(f"side {arm} ('{side}'): {error}") from error
+            raise SideError(arm, f"side {arm} ('{side}'): {error}") from error
 
     def _source(self, arm: Arm) -> Source:
         return self.sources[1 if arm is Arm.B else 0]
@@ -240,17 +287,18 @@ class Gate:
     def _server(self, case: Case, arm: Arm, name: str) -> Iterator[tuple[StartedServer, float]]:
         """A running server of a side, and how long it took to its first token."""
         environment = self._source(arm).environment(case)
-        started = time.monotonic()
-        with start_server(
-            case.server,
-            environment,
-            root=self.place.root,
-            log_path=self.place.folder / "logs" / f"{name.replace(' ', '')}.log",
-            on_gpu=self.place.on_gpu,
-            ready_within_s=self.place.ready_within_s,
-            show=lambda _: None,
-        ) as server:
-            yield server, time.monotonic() - started
+        with self._source(arm).claimed(case):
+            started = time.monotonic()
+            with start_server(
+                case.server,
+                environment,
+                root=self.place.root,
+                log_path=self.place.folder / "logs" / f"{name.replace(' ', '')}.log",
+                on_gpu=self.place.on_gpu,
+                ready_within_s=self.place.ready_within_s,
+                show=lambda _: None,
+            ) as server:
+                yield server, time.monotonic() - started
 
     def _has_time(self) -> bool:
         """Whether one launch more, as long as they were, ends in time."""
@@ -261,9 +309,13 @@ class Gate:
         return not self.out_of_time
 
 
-def _failed(pair: Pair, slot: Slot, reason: str) -> Launched:
+def _failed(pair: Pair, slot: Slot, error: SideError) -> Launched:
     return Launched(
-        case_id=pair.id, arm=slot.arm, block=slot.block, number=slot.number, invalid=reason
+        case_id=pair.id,
+        arm=error.arm,
+        block=slot.block,
+        number=slot.number,
+        invalid=str(error),
     )
 
 

@@ -1,24 +1,33 @@
 """Searching: a good and a bad version and a case in, gates between them out."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from specreg.engines import engine_named
-from specreg.errors import SpecregError, UnsupportedError
+from specreg.errors import (
+    EnvironmentSetupError,
+    SpecregError,
+    UnknownNameError,
+    UnsupportedError,
+)
 from specreg.gate.answer import Answer, Decision
+from specreg.gate.beside import SideError
 from specreg.gate.bisecting import Bisected, Step, Tried, bisect_versions, versions_between
+from specreg.gate.launched import Arm
 from specreg.gate.opening import Request, open_gate
+from specreg.gate.plan import Shared
 from specreg.gate.releases import released_versions
-from specreg.gate.side import Kind, Side, parse_side
-from specreg.journal import mend_torn_line
+from specreg.gate.side import Kind, Side, parse_side, source_of
+from specreg.matrix import Case
+from specreg.verdict import Outcome
 
-_MORE = 2
-"""So many times the launches where there is no telling at first."""
-_STEPS = {Answer.UPGRADE: Step.GOOD, Answer.DONT: Step.BAD, Answer.UNDECIDED: Step.UNKNOWN}
+TEXTS = "texts"
+"""Beside the quantities: whether the answers are the same."""
+_WORSE = frozenset({Outcome.REGRESSED, Outcome.WRONG})
+_SOUND = frozenset({Outcome.PASS, Outcome.IMPROVED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +35,14 @@ class Search:
     """What is searched.
 
     Attributes:
+        case: that became worse.
         good, bad: sides of one engine, each with a version.
         versions: to search among, none for all that were released.
         request: of each gate; its sides and folder are set for each.
-        folder: of all gates, and of what the search has found.
+        folder: of all gates.
     """
 
+    case: Case
     good: Side
     bad: Side
     versions: Sequence[str]
@@ -39,58 +50,77 @@ class Search:
     folder: Path
 
     def run(self) -> Bisected:
-        """Searches on from what was found before.
+        """Searches on from the gates that lie in the folder.
 
         Raises:
-            SpecregError: there is nothing to find; the message says why.
+            SpecregError: there is nothing to find, or the good release can't be measured; the
+                message says why.
         """
         versions = versions_between(self.good.place, self.bad.place, self._released())
         self.request.show(f"between {', '.join(versions)}")
-        path = self.folder / "bisect.jsonl"
-        return bisect_versions(versions, self._compare(path), _earlier(path))
+        lost: frozenset[str] | None = None
+
+        def compare(version: str) -> Tried:
+            nonlocal lost
+            decision = self._decision(versions[0], version, lost)
+            if isinstance(decision, str):
+                found = Tried(version=version, step=Step.UNKNOWN, why=decision)
+            else:
+                # The last version comes first: what it lost is what is searched for.
+                lost = _lost(decision) if lost is None else lost
+                step = step_of(decision, lost)
+                found = Tried(version=version, step=step, why=_why(decision))
+            self.request.show(f"{version}: {found.step}{f', {found.why}' if found.why else ''}")
+            return found
+
+        return bisect_versions(versions, compare)
 
     def _released(self) -> Sequence[str]:
         if self.versions:
-            return self.versions
+            return (self.good.place, *self.versions, self.bad.place)
         on_gpu = self.request.tier.needs_gpus > 0
         return released_versions(engine_named(self.good.engine).requirement(on_gpu=on_gpu).package)
 
-    def _compare(self, path: Path) -> Callable[[str], Tried]:
-        def compare(version: str) -> Tried:
-            found = self._tried(version)
-            self.request.show(f"{version}: {found.step}{f', {found.why}' if found.why else ''}")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a+b") as file:
-                mend_torn_line(file)
-                file.write(msgspec.json.encode(found) + b"\n")
-            return found
-
-        return compare
-
-    def _tried(self, version: str) -> Tried:
-        side = f"{self.good.engine}=={version}"
-        folder, asked = self.folder / version, self.request.launches
+    def _decision(self, good: str, version: str, lost: frozenset[str] | None) -> Decision | str:
+        """What a gate of the good release against another says, or why that can't be measured."""
+        engine, root = self.good.engine, self.folder
+        folder = root / self.case.id / f"{good}..{version}-{self._fingerprint}"
+        request = dataclasses.replace(
+            self.request,
+            a=f"{engine}=={good}",
+            b=f"{engine}=={version}",
+            out=folder,
+            resume=(folder / "gate.jsonl").exists(),
+        )
         try:
-            for launches in (asked, _MORE * asked):
-                request = dataclasses.replace(
-                    self.request,
-                    a=self.good.text,
-                    b=side,
-                    out=folder,
-                    launches=launches,
-                    resume=(folder / "gate.jsonl").exists(),
-                )
-                opened = open_gate(request)
-                opened.gate.record()
-                opened.gate.rehearse()
-                opened.gate.measure()
-                report = opened.report()
-                opened.record(report)
-                if report.answer is not Answer.UNDECIDED:
-                    break
-        except SpecregError as error:
-            return Tried(version=version, step=Step.UNKNOWN, why=str(error).splitlines()[0])
-        return Tried(version=version, step=_STEPS[report.answer], why=_why(report.decision))
+            source = source_of(
+                parse_side(request.b), on_gpu=request.tier.needs_gpus > 0, show=request.show
+            )
+            source.check((self.case,))
+            source.environment(self.case)
+        except (UnsupportedError, EnvironmentSetupError) as error:
+            return _first_line(error)
+        opened = open_gate(request)
+        if lost is not None:
+            opened.gate.shared = tuple(_only(shared, lost) for shared in opened.gate.shared)
+        try:
+            opened.gate.record()
+            opened.gate.rehearse()
+        except SideError as error:
+            if error.arm is not Arm.B:
+                raise
+            return _first_line(error)
+        opened.gate.measure()
+        report = opened.report()
+        opened.record(report)
+        return report.decision
+
+    @property
+    def _fingerprint(self) -> str:
+        """Of all that makes the gates of one search others than those of another."""
+        asked = self.request
+        made_of = repr((self.case, asked.prompts, asked.launches, tuple(asked.tolerances)))
+        return hashlib.sha256(made_of.encode()).hexdigest()[:8]
 
 
 def search(good: str, bad: str, versions: Sequence[str], request: Request, folder: Path) -> Search:
@@ -98,6 +128,7 @@ def search(good: str, bad: str, versions: Sequence[str], request: Request, folde
 
     Raises:
         UnsupportedError: the sides aren't two versions of one engine.
+        UnknownNameError: the tier has no such case.
     """
     sides = parse_side(good), parse_side(bad)
     for side in sides:
@@ -107,24 +138,57 @@ def search(good: str, bad: str, versions: Sequence[str], request: Request, folde
     if sides[0].engine != sides[1].engine:
         message = f"--good {good} --bad {bad}: of two engines; give two versions of one"
         raise UnsupportedError(message)
-    return Search(good=sides[0], bad=sides[1], versions=versions, request=request, folder=folder)
+    known = {case.id: case for case in request.tier.cases}
+    [case_id] = request.case_ids
+    if case_id not in known:
+        raise UnknownNameError("case", case_id, known, f"tier '{request.tier.name}'")
+    return Search(
+        case=known[case_id],
+        good=sides[0],
+        bad=sides[1],
+        versions=versions,
+        request=request,
+        folder=folder,
+    )
+
+
+def step_of(decision: Decision, lost: frozenset[str]) -> Step:
+    """What a version is by the figures that the last one lost; what else it lost is another matter.
+
+    Args:
+        decision: of a gate of the good version against it.
+        lost: names of quantities, and `TEXTS`.
+    """
+    if not lost:
+        return Step.GOOD if decision.answer is Answer.UPGRADE else Step.UNKNOWN
+    judged = [one.outcome for one in decision.judged if one.quantity in lost]
+    outcomes = {*judged, *(one.outcome for one in decision.texts if TEXTS in lost)}
+    if outcomes & _WORSE:
+        return Step.BAD
+    return Step.GOOD if outcomes and outcomes <= _SOUND else Step.UNKNOWN
+
+
+def _lost(decision: Decision) -> frozenset[str]:
+    figures = {one.quantity for one in decision.judged if one.decides and one.outcome in _WORSE}
+    texts = {TEXTS for one in decision.texts if one.outcome in _WORSE}
+    return frozenset(figures | texts)
+
+
+def _only(shared: Shared, quantities: frozenset[str]) -> Shared:
+    """The same, going on only until these are decided."""
+    subjects = tuple(
+        dataclasses.replace(one, deciding=one.deciding & quantities)
+        for one in shared.group.subjects
+    )
+    return dataclasses.replace(shared, group=dataclasses.replace(shared.group, subjects=subjects))
 
 
 def _why(decision: Decision) -> str:
     return "; ".join(decision.reasons or decision.takes)
 
 
-def _earlier(path: Path) -> tuple[Tried, ...]:
-    if not path.exists():
-        return ()
-    found = []
-    for line in path.read_bytes().splitlines():
-        try:
-            found.append(msgspec.json.decode(line, type=Tried))
-        except msgspec.DecodeError:
-            continue
-    # What nobody could tell may be told the next time.
-    return tuple(one for one in found if one.step is not Step.UNKNOWN)
+def _first_line(error: SpecregError) -> str:
+    return str(error).splitlines()[0]
 
 
 def render_bisected(found: Bisected) -> str:

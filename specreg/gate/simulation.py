@@ -67,6 +67,8 @@ class Scene:
         launch_spread_frac: how launches differ, as a standard deviation of logarithms.
         drift_frac: how much slower the machine becomes from one launch to the next.
         moved_frac: how much slower each launch of A2 is, as if the machine had moved.
+        machine_spread_frac: how the machine differs from one time to another; launches that are up
+            at the same time share that.
     """
 
     random: np.random.Generator
@@ -75,26 +77,29 @@ class Scene:
     launch_spread_frac: float = LAUNCH_SPREAD_FRAC
     drift_frac: float = 0.0
     moved_frac: float = 0.0
+    machine_spread_frac: float = 0.0
+    _slow_frac: float = 1.0
     _prompts: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = field(
         default_factory=dict
     )
 
     def launch(self, slot: Slot) -> Sequence[Launched]:
-        """What a side's launch does."""
+        """What the launches of a slot do."""
         cases = dict.fromkeys(subject.case_id for subject in slot.group.subjects)
-        return [self._of_case(case_id, slot) for case_id in cases]
+        self._slow_frac = self._noise(self.machine_spread_frac)
+        return [self._of_case(case_id, slot, arm) for case_id in cases for arm in slot.arms]
 
-    def _of_case(self, case_id: str, slot: Slot) -> Launched:
-        lost = self.planted if slot.arm is Arm.B else NOTHING
+    def _of_case(self, case_id: str, slot: Slot, arm: Arm) -> Launched:
+        lost = self.planted if arm is Arm.B else NOTHING
         record = self._acceptance(case_id, shift_of(lost.acceptance_frac))
         tokens = record.total.acceptance_length or 1.0
         slow = math.exp(self.drift_frac * slot.number)
-        slow *= 1 + (self.moved_frac if slot.arm is Arm.A2 else 0.0)
+        slow *= self._slow_frac * (1 + (self.moved_frac if arm is Arm.A2 else 0.0))
         step = _STEP_MS * slow * self._noise() / (1 - lost.step_frac)
         ttft = _TTFT_MS * slow * self._noise() / (1 - lost.prefill_frac)
         return Launched(
             case_id=case_id,
-            arm=slot.arm,
+            arm=arm,
             block=slot.block,
             number=slot.number,
             values={
@@ -108,8 +113,9 @@ class Scene:
             acceptance=record,
         )
 
-    def _noise(self) -> float:
-        return math.exp(self.random.normal(0, self.launch_spread_frac))
+    def _noise(self, spread_frac: float | None = None) -> float:
+        spread = self.launch_spread_frac if spread_frac is None else spread_frac
+        return math.exp(self.random.normal(0, spread)) if spread else 1.0
 
     def _acceptance(self, case_id: str, shift: float) -> AcceptanceRecord:
         shape = (PROMPTS, STEPS, len(RATES))
@@ -149,8 +155,12 @@ def _record(positions: NDArray[np.int64]) -> AcceptanceRecord:
     )
 
 
-def simulated_groups() -> tuple[Group, ...]:
-    """Three cases on a server each; side A is launched once more for the first."""
+def simulated_groups(*, together: bool = False) -> tuple[Group, ...]:
+    """Three cases on a server each; side A is launched once more for the first.
+
+    Args:
+        together: whether the sides are up at the same time.
+    """
     deciding = frozenset(one.name for one in QUANTITIES.values() if not one.of_server)
 
     def subject(number: int, other: Arm) -> Subject:
@@ -167,14 +177,20 @@ def simulated_groups() -> tuple[Group, ...]:
             subjects=tuple(
                 subject(number, other) for other in (Arm.B, Arm.A2)[: 1 if number else 2]
             ),
+            together=together,
         )
         for number in range(CASES)
     )
 
 
-def simulated_decision(scene: Scene) -> Decision:
-    """A whole gate of three cases, stopped as a real one is."""
-    groups = simulated_groups()
+def simulated_decision(scene: Scene, *, together: bool = False) -> Decision:
+    """A whole gate of three cases, stopped as a real one is.
+
+    Args:
+        scene: draws the launches.
+        together: whether the sides are up at the same time.
+    """
+    groups = simulated_groups(together=together)
     subjects = list(itertools.chain.from_iterable(group.subjects for group in groups))
     rules = Rules(blocks=BLOCKS, figures=count_figures(subjects))
     return decide(subjects, go_on(groups, scene.launch, rules), rules)

@@ -132,9 +132,9 @@ def compare_texts(
     )
 
 
-def untold(case_id: str, error: InvalidMeasurementError) -> TextsJudged:
+def untold(case_id: str, reason: str) -> TextsJudged:
     """What becomes of texts that couldn't be compared."""
-    return TextsJudged(case_id=case_id, outcome=Outcome.INVALID, reason=str(error), asked=0)
+    return TextsJudged(case_id=case_id, outcome=Outcome.INVALID, reason=reason, asked=0)
 
 
 def _in_words(found: Losslessness) -> str:

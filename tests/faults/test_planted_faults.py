@@ -10,7 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from specreg.report.json import load_verdict
+
+pytestmark = pytest.mark.vllm
 
 ROOT = Path(__file__).parents[2]
 DRAFT = ROOT / "fixtures/models/tiny/draft"

@@ -30,13 +30,18 @@ MATRIX = """
     models = "tiny"
     dataset = "toy"
     concurrency = [1]
-    prompts = 10
+    prompts = PROMPTS
     rounds = 2
     output_cap_tokens = 32
     speed = SPEED
     warm_up_stable_frac = 1e9
 """
 EAGLE3 = "vllm-eagle3-tiny-toy-c1"
+SERVER = "vllm-eagle3-tiny"
+PROMPTS = 10
+BEFORE_THE_TEXTS = 1 + 3 + 2 * PROMPTS
+"""Requests of a launch before those whose texts are compared: the first token, the warm-up, the
+measurement, and the prompts' own tokens."""
 
 
 class Gate:
@@ -50,8 +55,8 @@ class Gate:
         self.script("both", Script())
 
     def write_tier(self, *, speed: bool) -> None:
-        text = textwrap.dedent(MATRIX).replace("SPEED", str(speed).lower())
-        (self.folder / "cpu.toml").write_text(text)
+        text = MATRIX.replace("SPEED", str(speed).lower()).replace("PROMPTS", str(PROMPTS))
+        (self.folder / "cpu.toml").write_text(textwrap.dedent(text))
 
     def script(self, name: str, script: Script) -> Path:
         """A script of one side."""
@@ -71,6 +76,7 @@ class Gate:
                 *("--root", str(ROOT), "--matrix", str(self.folder), "--tier", "cpu"),
                 *("--out", str(self.out), "--a", f"engine_env.SCRIPTED_SERVER={both}"),
                 *("--b", f"engine_env.SCRIPTED_SERVER={planted}"),
+                *("--seconds", "1"),
                 *arguments,
             ),
             cwd=ROOT,
@@ -131,7 +137,8 @@ def test_what_accepts_less_is_refused_for_its_acceptance(gate: Gate) -> None:
 
 def test_what_changes_a_token_now_and_then_is_no_upgrade(gate: Gate) -> None:
     gate.write_tier(speed=False)
-    planted = Script(fault=Fault.CHANGED_TOKEN, fault_after_requests=27)
+    # The first of the answers; asked again, it is what it should be.
+    planted = Script(fault=Fault.CHANGED_TOKEN, fault_after_requests=BEFORE_THE_TEXTS)
     done = gate.run("--launches", "2", b=planted)
     assert done.returncode == 10, done.stdout + done.stderr
     [texts] = gate.report().decision.texts
@@ -156,8 +163,8 @@ def test_a_gate_that_was_cut_off_goes_on_and_keeps_what_it_had(gate: Gate) -> No
     assert whole.returncode == 0, whole.stdout + whole.stderr
     path = gate.out / "gate.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
-    kept = [line for line in lines if b'"Launched"' in line][:2]
-    cut = lines.index(kept[1]) + 1
+    kept = [line for line in lines if b'"Launched"' in line][:3]  # A, B and A2 of a sitting
+    cut = lines.index(kept[-1]) + 1
     path.write_bytes(b"".join(lines[:cut]) + lines[cut][:20])
 
     refused = gate.run("--launches", "2")
@@ -168,7 +175,7 @@ def test_a_gate_that_was_cut_off_goes_on_and_keeps_what_it_had(gate: Gate) -> No
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     assert "rehearsing" not in resumed.stderr
     again = path.read_bytes().splitlines(keepends=True)
-    assert [line for line in again if b'"Launched"' in line][:2] == kept
+    assert [line for line in again if b'"Launched"' in line][:3] == kept
     assert gate.report().launches == 6
 
 
@@ -179,15 +186,63 @@ def test_a_signal_ends_it_with_its_servers_and_what_it_had_is_told(
     gate.write_tier(speed=False)
     started = gate.start("--launches", "2")
     assert started.stderr is not None
-    for line in started.stderr:
-        if "side B" in line and "block" in line:
-            break
+    sittings = (line for line in started.stderr if line.startswith("block"))
+    assert next(sittings) == f"block 1, sides A, B, A2: {SERVER}\n"
+    assert next(sittings) == f"block 1, sides A2, B, A: {SERVER}\n"
     started.send_signal(number)
     stdout, stderr = started.communicate(timeout=60)
     assert started.returncode == 130, stdout + stderr
     assert "go on: type the same with --resume --out" in stdout
-    assert gate.report().launches == 1
+    assert gate.report().launches == 3
     assert gate.servers() == []
+
+
+def test_in_turn_one_server_is_up_at_a_time(gate: Gate) -> None:
+    gate.write_tier(speed=False)
+    sittings = []
+    with gate.start("--launches", "2", "--in-turn") as started:
+        assert started.stderr is not None
+        for line in started.stderr:
+            sittings += [line.split(":")[0]] if line.startswith("block") else []
+            assert len(gate.servers()) <= 1
+    assert started.returncode == 0
+    assert sittings == [f"block 1, side {arm}" for arm in ("A", "B", "A2", "A2", "B", "A")]
+    assert gate.report().launches == 6
+
+
+def test_a_page_that_cant_be_written_is_told_and_the_answer_stays(gate: Gate) -> None:
+    gate.write_tier(speed=False)
+    (gate.out / "gate.md").mkdir(parents=True)
+    done = gate.run("--launches", "2", "--no-control")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "gate.md': can't be written, Is a directory" in done.stderr
+    assert gate.report().answer == "upgrade"
+    assert (gate.out / "gate.html").exists()
+
+
+def test_a_rehearsal_that_failed_leaves_nothing_in_the_way(gate: Gate) -> None:
+    gate.write_tier(speed=False)
+    failed = gate.run(b=Script(fault=Fault.EXIT_AT_START))
+    assert failed.returncode == 10
+    again = gate.run("--launches", "2", "--no-control", b=Script(seed=0))
+    assert again.returncode == 0, again.stdout + again.stderr
+
+
+def test_a_disk_that_is_full_ends_it_with_what_it_had_and_no_answer(gate: Gate) -> None:
+    gate.write_tier(speed=False)
+    started = gate.start("--launches", "4")
+    assert started.stderr is not None
+    sittings = (line for line in started.stderr if line.startswith("block"))
+    next(sittings)
+    next(sittings)  # the first one is in the journal
+    path = gate.out / "gate.jsonl"
+    path.rename(gate.out / "kept.jsonl")
+    path.mkdir()
+    stdout, stderr = started.communicate(timeout=60)
+    assert started.returncode == 10, stdout + stderr
+    assert f"journal '{path}': Is a directory; make room or mend its rights" in stderr
+    assert "go on: type the same with --resume" in stdout
+    assert gate.report().launches >= 3
 
 
 def test_what_dies_on_one_side_leaves_it_undecided_and_is_told(gate: Gate) -> None:
@@ -204,7 +259,7 @@ def test_no_time_left_ends_it_and_says_how_to_go_on(gate: Gate) -> None:
     assert "go on: type the same with --resume --out" in done.stdout
     assert not gate.report().complete
     before = gate.report().launches
-    gate.run("--minutes", "0.1", "--resume")
+    gate.run("--minutes", "0.25", "--resume")
     assert gate.report().launches > before
 
 

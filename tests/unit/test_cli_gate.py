@@ -8,6 +8,7 @@ from tests.unit import builders
 
 IN_ROOT = ("--root", str(builders.ROOT), "--tier", "cpu", "--matrix", "fixtures/matrix")
 CASE = "vllm-eagle3-tiny-toy-c1"
+BISECT = ("bisect", CASE, "--good", "vllm==0.31.0", "--bad", "vllm==0.32.0")
 
 
 @pytest.mark.parametrize(
@@ -16,6 +17,10 @@ CASE = "vllm-eagle3-tiny-toy-c1"
         (("gate", "vllm==0.31.0", "vlm==0.32.0"), "unknown engine 'vlm'; did you mean 'vllm'"),
         (("gate", "vllm", "vllm", "--case", "nope"), "tier 'cpu': unknown case 'nope'"),
         (("gate", "vllm", "vllm", "--launches", "3"), "give an even number"),
+        (("gate", "vllm", "vllm", "--tier", "nope"), "unknown tier 'nope'"),
+        (("gate", "vllm", "vllm", "--case", CASE, "--pin", "nan"), "--pin nan: with 3 draft"),
+        ((*BISECT, "--tier", "nope"), "unknown tier 'nope'"),
+        ((*BISECT, "--versions", "foo"), "'foo': is no version"),
         (
             ("bisect", CASE, "--good", "vllm==0.31.0", "--bad", "sglang==0.5.23"),
             "of two engines; give two versions of one",
@@ -30,6 +35,14 @@ CASE = "vllm-eagle3-tiny-toy-c1"
 )
 def test_it_is_said_with_status_10(arguments: tuple[str, ...], said: str) -> None:
     named = ("--versions", "0.32.0") if arguments[0] == "bisect" else ()
-    done = CliRunner().invoke(app, (*arguments, *named, *IN_ROOT))
+    done = CliRunner().invoke(app, (arguments[0], *named, *IN_ROOT, *arguments[1:]))
     assert done.exit_code == 10
     assert said in done.output
+
+
+@pytest.mark.parametrize("prompts", ["0", "-3"])
+@pytest.mark.parametrize("command", [("gate", "vllm", "vllm"), BISECT], ids=lambda one: one[0])
+def test_no_prompts_are_refused(command: tuple[str, ...], prompts: str) -> None:
+    done = CliRunner().invoke(app, (*command, *IN_ROOT, "--prompts", prompts))
+    assert done.exit_code == 2
+    assert not isinstance(done.exception, ValueError)

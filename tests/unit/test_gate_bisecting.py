@@ -33,6 +33,11 @@ def test_each_change_is_found_in_few_comparisons(first_bad: str) -> None:
     assert len(compare.asked) <= 5  # log2 of twelve steps, and the last one
 
 
+def test_a_last_version_that_nobody_can_measure_is_called_so() -> None:
+    with pytest.raises(UnsupportedError, match=r"0.32.0: nobody can tell whether it is worse"):
+        bisect_versions(VERSIONS, Compare("0.26.0", "0.32.0"))
+
+
 def test_what_nobody_can_tell_is_left_between() -> None:
     compare = Compare("0.26.0", "0.26.0")
     found = bisect_versions(VERSIONS, compare)
@@ -41,15 +46,7 @@ def test_what_nobody_can_tell_is_left_between() -> None:
 
 def test_a_last_version_that_isnt_worse_ends_it() -> None:
     with pytest.raises(UnsupportedError, match=r"0.32.0: isn't worse than 0.20.0"):
-        bisect_versions(VERSIONS, Compare("0.32.0", "0.32.0"))
-
-
-def test_what_was_found_before_isnt_compared_again() -> None:
-    first, second = Compare("0.26.0"), Compare("0.26.0")
-    found = bisect_versions(VERSIONS, first)
-    again = bisect_versions(VERSIONS, second, found.tried)
-    assert again == found
-    assert second.asked == []
+        bisect_versions(VERSIONS, lambda version: Tried(version=version, step=Step.GOOD, why=""))
 
 
 def test_releases_are_in_the_order_of_versions_without_previews() -> None:
@@ -62,3 +59,11 @@ def test_a_version_that_never_was_and_a_swapped_pair_are_said() -> None:
         versions_between("0.8.0", "0.11.0", ("0.9.0", "0.11.0"))
     with pytest.raises(UnsupportedError, match="the good one must be the older; swap them"):
         versions_between("0.11.0", "0.9.0", ("0.9.0", "0.11.0"))
+
+
+def test_a_version_may_be_spelt_otherwise_than_the_index_does() -> None:
+    released = ("0.29.0", "0.30.0", "0.31.0")
+    assert versions_between("0.29", "0.31", released) == released
+    assert versions_between("0.29", "0.31.0", ("0.29", *released)) == released
+    with pytest.raises(UnsupportedError, match="'foo': is no version; give one as"):
+        versions_between("0.29.0", "0.31.0", (*released, "foo"))

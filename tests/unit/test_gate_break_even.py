@@ -56,6 +56,30 @@ def test_speedups_come_from_launches_at_the_same_place_of_a_block() -> None:
         assert math.isclose(one.low_ratio, ratio)  # both moved alike, so nothing is left
 
 
+def test_a_launch_that_failed_leaves_its_place_empty() -> None:
+    """Otherwise the first launch without speculation would be held against the second with it."""
+    pairs, launches = [], []
+    for load in (1, 4):
+        fast = builders.with_concurrency(load)
+        slow = builders.with_concurrency(load, builders.PLAIN_CASE)
+        pairs += [Pair(a=fast, b=fast), Pair(a=slow, b=slow)]
+        for number, wobble in ((1, 1.0), (4, 1.5)):
+            for case, speed in ((fast, 200.0), (slow, 100.0)):
+                failed = case is fast and number == 1
+                launches.append(
+                    Launched(
+                        case_id=case.id,
+                        arm=Arm.A,
+                        block=1,
+                        number=number,
+                        values={} if failed else {OUTPUT: speed * wobble},
+                        invalid="it died" if failed else "",
+                    )
+                )
+    [found] = break_evens(pairs, launches)
+    assert [one.ratio for one in found.speedups] == [pytest.approx(2.0)] * 2
+
+
 def test_one_load_or_no_control_has_no_break_even() -> None:
     pair = Pair(a=builders.CASE, b=builders.CASE)
     launched = Launched(case_id=pair.id, arm=Arm.A, block=1, number=1, values={OUTPUT: 1.0})

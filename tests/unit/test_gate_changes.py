@@ -17,6 +17,8 @@ from tests.unit import builders
 
 ORDER = (Arm.A, Arm.B, Arm.B, Arm.A)
 NAME = "throughput_tokens_per_s"
+ROUNDING = 0.005 / math.sqrt(12)
+"""The standard deviation of what lies anywhere in a bucket, 1/200 wide as a logarithm."""
 
 
 def launches(of: dict[Arm, float], blocks: int = 2, **drift: float) -> list[Launched]:
@@ -33,6 +35,15 @@ def launches(of: dict[Arm, float], blocks: int = 2, **drift: float) -> list[Laun
     ]
 
 
+def beside(*pairs: tuple[float, float]) -> list[Launched]:
+    """Launches of A and B, two at a time."""
+    return [
+        Launched(case_id="case", arm=arm, block=1, number=number, values={NAME: value})
+        for number, pair in enumerate(pairs, start=1)
+        for arm, value in zip((Arm.A, Arm.B), pair, strict=True)
+    ]
+
+
 def with_counts(arm: Arm, record: AcceptanceRecord, number: int = 1) -> Launched:
     return Launched(case_id="case", arm=arm, block=1, number=number, acceptance=record)
 
@@ -41,7 +52,7 @@ def test_a_speed_changes_by_the_difference_of_its_logarithms() -> None:
     change = change_of_speed(launches({Arm.A: 100.0, Arm.B: 95.0}), Arm.B, NAME, 1)
     assert change is not None
     assert change.estimate_frac == pytest.approx(math.log(0.95))
-    assert change.error_frac == 0
+    assert change.error_frac == pytest.approx(ROUNDING * math.sqrt(1 / 4 + 1 / 4))
     assert change.freedom == 5  # eight launches; level, drift and side are estimated
 
 
@@ -55,7 +66,7 @@ def test_a_steady_drift_is_no_change_and_no_error() -> None:
     change = change_of_speed(launches({Arm.A: 100.0, Arm.B: 100.0}, drift=0.05), Arm.B, NAME, 1)
     assert change is not None
     assert change.estimate_frac == 0
-    assert change.error_frac == 0
+    assert change.error_frac == pytest.approx(ROUNDING * math.sqrt(1 / 4 + 1 / 4), rel=0.05)
 
 
 def test_the_error_is_that_of_two_means_where_nothing_drifts() -> None:
@@ -82,9 +93,39 @@ def test_the_error_is_that_of_two_means_where_nothing_drifts() -> None:
     assert statistics.pvariance(estimates) == pytest.approx(expected, rel=0.2)
 
 
-def test_three_launches_or_one_side_alone_tell_nothing() -> None:
+def test_what_the_machine_does_to_launches_that_are_up_together_is_no_change() -> None:
+    some = beside((100.0, 95.0), (50.0, 47.5), (80.0, 76.0), (10.0, 9.5))
+    change = change_of_speed(some, Arm.B, NAME, 1)
+    assert change is not None
+    assert change.estimate_frac == pytest.approx(math.log(0.95))
+    assert change.error_frac == pytest.approx(ROUNDING * math.sqrt(2 / 4))
+    assert change.freedom == 3
+
+
+def test_the_error_of_pairs_is_that_of_their_mean_difference() -> None:
+    """Differences of log 1.1, twice log 1, and log 0.9: a mean, and s/√4."""
+    some = beside((1.0, 1.1), (2.0, 2.0), (3.0, 3.0), (10.0, 9.0))
+    change = change_of_speed(some, Arm.B, NAME, -1)
+    assert change is not None
+    assert change.estimate_frac == pytest.approx(-(0.0953102 - 0.1053605) / 4, rel=1e-5)
+    # s² of 0.0953102, 0, 0 and -0.1053605 about -0.0025126, by hand.
+    assert change.error_frac == pytest.approx(
+        math.sqrt((0.00671982 + 2 * ROUNDING**2) / 4), rel=1e-4
+    )
+
+
+def test_a_launch_whose_pair_is_missing_is_left_out() -> None:
+    some = beside((1.0, 1.1), (2.0, 2.2), (3.0, 3.3), (4.0, 4.4), (5.0, 9.0))
+    change = change_of_speed(some[:-1], Arm.B, NAME, 1)
+    assert change is not None
+    assert change.freedom == 3
+    assert change.estimate_frac == pytest.approx(math.log(1.1))
+    assert change_of_speed(some[:7], Arm.B, NAME, 1) is None
+
+
+def test_one_block_or_one_side_alone_tell_nothing() -> None:
     some = launches({Arm.A: 1.0, Arm.B: 1.0})
-    assert change_of_speed(some[:3], Arm.B, NAME, 1) is None
+    assert change_of_speed(some[:5], Arm.B, NAME, 1) is None
     assert change_of_speed([one for one in some if one.arm is Arm.A], Arm.B, NAME, 1) is None
 
 
@@ -134,7 +175,7 @@ def test_output_is_split_into_what_it_is_made_of() -> None:
     assert parts is not None
     assert parts["acceptance"] == pytest.approx(math.log(0.9))
     assert parts["the cost of a step"] == pytest.approx(-math.log(1.1))
-    assert parts["prefill"] == pytest.approx(math.log(0.99))
+    assert parts["prefill and the rest"] == pytest.approx(math.log(0.99))
     a, b = geometric_mean(both, Arm.A, NAME), geometric_mean(both, Arm.B, NAME)
     assert a is not None
     assert b is not None

@@ -6,9 +6,10 @@ from specreg.gate.launched import Arm, Launched
 from specreg.gate.quantities import OUTPUT, QUANTITIES
 
 
-def group(name: str, *others: Arm) -> Group:
+def group(name: str, *others: Arm, together: bool = False) -> Group:
     return Group(
         name=name,
+        together=together,
         subjects=tuple(
             Subject(
                 case_id=name,
@@ -34,16 +35,19 @@ class Machine:
         return [
             Launched(
                 case_id=slot.group.name,
-                arm=slot.arm,
+                arm=arm,
                 block=slot.block,
                 number=slot.number,
                 values={OUTPUT: speed},
             )
+            for arm in slot.arms
         ]
 
     @property
     def said(self) -> str:
-        return " ".join(f"{slot.group.name}{slot.arm}{slot.block}" for slot in self.slots)
+        return " ".join(
+            f"{slot.group.name}{'+'.join(slot.arms)}{slot.block}" for slot in self.slots
+        )
 
 
 def rules(blocks: int) -> Rules:
@@ -53,21 +57,50 @@ def rules(blocks: int) -> Rules:
 def test_a_block_is_abba_and_stops_when_all_is_decided() -> None:
     machine = Machine()
     go_on([group("x")], machine.launch, rules(5))
-    assert machine.said == "xA1 xB1 xB1 xA1"
-    assert [slot.number for slot in machine.slots] == [1, 2, 3, 4]
+    assert machine.said == "xA1 xB1 xB1 xA1 xA2 xB2 xB2 xA2"
+    assert [slot.number for slot in machine.slots] == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 def test_the_control_stands_in_the_middle_of_a_block() -> None:
     machine = Machine()
-    go_on([group("x", Arm.B, Arm.A2), group("y")], machine.launch, rules(5))
+    go_on([group("x", Arm.B, Arm.A2), group("y")], machine.launch, rules(1))
     assert machine.said == "xA1 xB1 xA21 xA21 xB1 xA1 yA1 yB1 yB1 yA1"
+
+
+def test_sides_that_are_up_together_start_there_and_back() -> None:
+    machine = Machine()
+    groups = [group("x", Arm.B, Arm.A2, together=True), group("y", together=True)]
+    done = go_on(groups, machine.launch, rules(1))
+    assert machine.said == "xA+B+A21 xA2+B+A1 yA+B1 yB+A1"
+    assert [one.number for one in done] == [1, 1, 1, 2, 2, 2, 3, 3, 4, 4]
+    assert [one.launches for one in groups] == [6, 4]
+
+
+def test_together_too_it_goes_on_where_it_was_cut_off() -> None:
+    first, second = Machine(), Machine()
+    left = iter((True, False))
+    x = group("x", together=True)
+    earlier = go_on([x], first.launch, rules(5), may_go_on=lambda: next(left))
+    assert first.said == "xA+B1"
+    go_on([x], second.launch, rules(5), earlier=earlier)
+    assert second.said == "xB+A1 xA+B2 xB+A2"
+
+
+def test_a_sitting_of_which_a_side_is_missing_is_made_again() -> None:
+    """As where the journal's last line was torn."""
+    first, second = Machine(), Machine()
+    x = group("x", together=True)
+    earlier = go_on([x], first.launch, rules(1))
+    go_on([x], second.launch, rules(1), earlier=earlier[:-1])
+    assert second.said == "xB+A1"
+    assert second.slots[0].number == 3
 
 
 def test_what_is_undecided_goes_on_to_the_last_block_and_the_rest_doesnt() -> None:
     noisy = Machine(100.0, 100.0, 100.0, 100.0, 90.0, 130.0, 80.0, 140.0)
     go_on([group("x"), group("y")], noisy.launch, rules(3))
     blocks = {name: {s.block for s in noisy.slots if s.group.name == name} for name in "xy"}
-    assert blocks == {"x": {1}, "y": {1, 2, 3}}
+    assert blocks == {"x": {1, 2}, "y": {1, 2, 3}}
 
 
 def test_it_goes_on_where_it_was_cut_off() -> None:
@@ -76,8 +109,8 @@ def test_it_goes_on_where_it_was_cut_off() -> None:
     earlier = go_on([group("x")], first.launch, rules(5), may_go_on=lambda: next(left))
     assert first.said == "xA1 xB1 xB1"
     whole = go_on([group("x")], second.launch, rules(5), earlier=earlier)
-    assert second.said == "xA1"
-    assert [one.number for one in whole] == [1, 2, 3, 4]
+    assert second.said == "xA1 xA2 xB2 xB2 xA2"
+    assert [one.number for one in whole] == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 def test_what_has_failed_twice_isnt_tried_again() -> None:
@@ -88,13 +121,19 @@ def test_what_has_failed_twice_isnt_tried_again() -> None:
         return [
             Launched(
                 case_id="x",
-                arm=slot.arm,
+                arm=slot.arms[0],
                 block=slot.block,
                 number=slot.number,
-                invalid="the server died" if slot.arm is Arm.B else "",
+                invalid="the server died" if slot.arms[0] is Arm.B else "",
                 values={OUTPUT: 1.0 + slot.number},
             )
         ]
 
     go_on([group("x")], fail, rules(5))
     assert len(calls) == 4
+
+
+def test_a_block_more_is_launched_where_something_else_is_to_be_told() -> None:
+    machine = Machine()
+    go_on([group("x")], machine.launch, rules(5), has_questions=lambda _: len(machine.slots) < 12)
+    assert {slot.block for slot in machine.slots} == {1, 2, 3}

@@ -10,7 +10,14 @@ from specreg.gate.texts import TextsJudged, TextsSaid
 from specreg.verdict import Outcome
 from tests.unit import builders
 
-BEGUN = Begun(a="vllm 0.31.0", b="vllm 0.32.0", cases="[]", environment="cpu", files_sha256="ab")
+BEGUN = Begun(
+    a="vllm 0.31.0",
+    b="vllm 0.32.0",
+    cases="[]",
+    environment="cpu",
+    files_sha256="ab",
+    together=True,
+)
 LAUNCHED = Launched(
     case_id="case",
     arm=Arm.A2,
@@ -48,14 +55,28 @@ def test_a_torn_line_is_left_out_and_what_follows_is_whole(tmp_path: Path) -> No
 
 def test_a_gate_that_lies_there_isnt_written_over(tmp_path: Path) -> None:
     path = tmp_path / "gate.jsonl"
-    resumed(path, BEGUN, resume=False)
+    journal, _ = resumed(path, BEGUN, resume=False)
+    journal.write(LAUNCHED)
     with pytest.raises(SpecregError, match="holds a gate already; say --resume to go on"):
         resumed(path, BEGUN, resume=False)
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_what_measured_nothing_is_in_nobodys_way(tmp_path: Path, resume: bool) -> None:  # noqa: FBT001 - a parameter
+    path = tmp_path / "gate.jsonl"
+    journal, _ = resumed(path, BEGUN, resume=False)
+    journal.write(Rehearsed())
+    other = msgspec.structs.replace(BEGUN, b="vllm 0.33.0")
+    journal, earlier = resumed(path, other, resume=resume)
+    assert earlier == ()
+    assert tuple(journal.lines()) == (other,)
+    assert resumed(path, other, resume=True)[1] == ()
+
+
 def test_another_gate_isnt_gone_on_with(tmp_path: Path) -> None:
     path = tmp_path / "gate.jsonl"
-    resumed(path, BEGUN, resume=False)
+    journal, _ = resumed(path, BEGUN, resume=False)
+    journal.write(LAUNCHED)
     other = msgspec.structs.replace(BEGUN, b="vllm 0.33.0", environment="gpu")
     with pytest.raises(SpecregError, match="of another gate, with other b and environment"):
         resumed(path, other, resume=True)

@@ -1,14 +1,16 @@
 """The truth table of a quantity, and what an answer makes of them."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from specreg.gate.answer import Answer, Decision, cause_of, decide
-from specreg.gate.judging import Judged, Rules, Subject, judge_quantity
+from specreg.gate.judging import DIFFERS, Judged, Rules, Subject, judge_quantity
 from specreg.gate.launched import Arm, Launched
-from specreg.gate.quantities import OUTPUT, QUANTITIES, Cause
+from specreg.gate.quantities import ACCEPTANCE, OUTPUT, QUANTITIES, Cause
 from specreg.gate.texts import TextsJudged
 from specreg.verdict import Outcome
 
@@ -97,6 +99,37 @@ def test_what_is_undecided_says_about_what_it_would_take() -> None:
     assert found.outcome is Outcome.INCONCLUSIVE
     assert found.needed_launches is not None
     assert found.needed_launches > found.launches
+
+
+def test_as_many_launches_as_were_said_decide() -> None:
+    """With the same spread and estimate; and with far fewer there would be none."""
+    found = judge(launches(0.0, noise=3, blocks=2), Rules(blocks=20, figures=3))
+    assert found.needed_launches is not None
+    assert found.needed_launches > 4
+    rules = Rules(blocks=20, figures=3)
+    enough = judge(launches(0.0, noise=3, blocks=found.needed_launches // 2), rules)
+    assert enough.outcome is Outcome.PASS
+    assert enough.launches > found.needed_launches * 0.6
+
+
+@pytest.mark.parametrize("change_frac", [0.034, -0.034])
+def test_a_control_that_differs_either_way_says_so(change_frac: float) -> None:
+    subject = dataclasses.replace(SUBJECT, other=Arm.A2)
+    some = [
+        msgspec.structs.replace(one, arm=Arm.A2 if one.arm is Arm.B else Arm.A)
+        for one in launches(change_frac)
+    ]
+    found = judge_quantity(QUANTITIES[OUTPUT], subject, some, RULES)
+    assert found.outcome in DIFFERS
+    assert found.low_frac is not None
+    assert found.low_frac < 0.03  # so B would have passed, were it that much faster
+
+
+def test_what_no_launch_can_tell_is_invalid_at_once() -> None:
+    subject = dataclasses.replace(SUBJECT, quantities=(QUANTITIES[ACCEPTANCE],))
+    found = judge_quantity(QUANTITIES[ACCEPTANCE], subject, launches(0.0), RULES)
+    assert found.outcome is Outcome.INVALID
+    assert "0 prompts to compare by, 5 are needed" in found.reason
 
 
 def test_a_side_that_fails_twice_is_invalid_and_says_why() -> None:

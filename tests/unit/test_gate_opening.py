@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from specreg.errors import SpecregError
+from specreg.errors import SpecregError, UnsupportedError
 from specreg.gate.opening import Request, open_gate
+from specreg.identity import Gpus
 from specreg.matrix import load_tier
+from specreg.sensors import Device, Scope
+from tests.scripted.vllm.script import Script, record_script
 from tests.unit import builders
 
 TIER = load_tier(builders.ROOT / "fixtures/matrix", "cpu")
@@ -51,3 +54,44 @@ def test_it_is_said(asked: Request, changes: dict[str, object], said: str) -> No
         open_gate(dataclasses.replace(asked, **changes))  # type: ignore[arg-type]
     assert asked.out is not None
     assert not asked.out.exists()
+
+
+@pytest.fixture
+def gpu_of_24_gib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with a GPU that is too small for most of the tier's models."""
+    device = Device(
+        sensor="nvml", id="GPU-0", name="L4", number=0, scope=Scope.GPU, memory_bytes=24 * 2**30
+    )
+    found = Gpus(devices=(device,), why_none="")
+    for module in ("specreg.gate.opening", "specreg.identity"):
+        monkeypatch.setattr(f"{module}.find_gpus", lambda: found)
+
+
+@pytest.mark.usefixtures("gpu_of_24_gib")
+def test_of_a_tier_the_cases_that_nobody_named_and_that_dont_fit_are_left_out(
+    asked: Request, tmp_path: Path
+) -> None:
+    """The tier gpu has two engines, and models for which this GPU is too small."""
+    there = f"engine_env.PYTHONPATH={record_script(Script(), tmp_path)['PYTHONPATH']}"
+    said: list[str] = []
+    request = dataclasses.replace(
+        asked,
+        a=f"vllm@{sys.executable}",
+        b=f"vllm@{sys.executable}",
+        a_overrides=(there,),
+        b_overrides=(there,),
+        tier=load_tier(builders.ROOT / "fixtures/matrix", "gpu"),
+        case_ids=(),
+        show=said.append,
+    )
+    opened = open_gate(request)
+    assert {(pair.a.server.engine, pair.a.server.models) for pair in opened.pairs} == {
+        ("vllm", "tiny")
+    }
+    assert "left out: 'sglang-none-tiny-toy-c1' is of engine 'sglang'" in said
+    too_big = "vllm-none-qwen3-8b-toy-c1"
+    assert f"left out: {too_big} needs 1 GPU(s) of 49 GiB, this machine has 24 GiB" in said
+
+    named = dataclasses.replace(request, case_ids=(too_big,))
+    with pytest.raises(UnsupportedError, match=f"{too_big} needs 1 .*choose other cases"):
+        open_gate(named)

@@ -10,7 +10,14 @@ from specreg.gate.judging import Judged
 from specreg.gate.launched import Arm
 from specreg.gate.pages import render_html, render_markdown, render_terminal
 from specreg.gate.quantities import Cause
-from specreg.gate.report import GateReport, SideReport, load_report, record_report, render_schema
+from specreg.gate.report import (
+    Failed,
+    GateReport,
+    SideReport,
+    encode_report,
+    load_report,
+    render_schema,
+)
 from specreg.gate.texts import TextsJudged
 from specreg.verdict import Outcome
 from tests.unit import builders
@@ -66,6 +73,9 @@ REPORT = GateReport(
         control=(msgspec.structs.replace(SLOWER, outcome=Outcome.PASS),),
         texts=(TextsJudged(case_id="case", outcome=Outcome.PASS, reason="100 %", asked=5),),
     ),
+    failed=(
+        Failed(case_id="vllm-eagle3-tiny-toy-c1", arm=Arm.B, block=2, reason="server: died, a | b"),
+    ),
     break_evens=(
         BreakEven(
             server="vllm-eagle3-tiny-toy",
@@ -89,6 +99,7 @@ SAID = (
     "too few launches to tell how they spread",
     "pays at every load from 1 to 4 requests in flight; 1.50× at 1, 1.10× at 4",
     "side A against itself",
+    "side B, block 2, vllm-eagle3-tiny-toy-c1: server: died, a | b",
 )
 
 
@@ -116,13 +127,26 @@ def test_each_page_says_the_same() -> None:
         render_terminal(REPORT, width=110, color=False),
     )
     for page in pages:
-        assert [words for words in SAID if words not in page] == []
+        assert [words for words in SAID if words not in page.replace("\\|", "|")] == []
+        before, _, control = page.partition("side A against itself")
+        assert "A2" not in before
+        assert "A2" in control
 
 
 def test_what_somebody_typed_is_no_markup() -> None:
     page = Text(render_html(REPORT))
     assert "b" not in page.tags
     assert "(B with engine_args=<b>)" in " ".join(page.said)
+    markdown = render_markdown(REPORT)
+    assert "(B with engine_args=&lt;b&gt;)" in markdown
+    assert "died, a \\| b" in markdown
+
+
+def test_a_page_fits_a_narrow_screen_and_runs_nothing() -> None:
+    page = render_html(REPORT)
+    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in page
+    assert "default-src 'none'; style-src 'unsafe-inline'" in page
+    assert page.count("<table>") == page.count('<div class="scroll"') == 2
 
 
 def test_the_answer_stands_last_in_a_terminal_and_first_on_a_page() -> None:
@@ -132,7 +156,7 @@ def test_the_answer_stands_last_in_a_terminal_and_first_on_a_page() -> None:
 
 def test_a_report_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "gate.json"
-    record_report(path, REPORT)
+    path.write_bytes(encode_report(REPORT))
     assert load_report(path) == REPORT
 
 

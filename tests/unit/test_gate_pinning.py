@@ -1,5 +1,7 @@
 import dataclasses
+import errno
 import json
+import math
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,9 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specreg.acceptance.record import AcceptanceRecord, StepCounts
+from specreg.dialects import Transcript
 from specreg.errors import UnknownNameError, UnsupportedError
+from specreg.gate import pinning
 from specreg.gate.drafter.scheduled import Drafter
-from specreg.gate.pinning import pinned_case, pinned_pairs, plain_case, recording_of, schedule_of
+from specreg.gate.pinning import (
+    pinned_case,
+    pinned_pairs,
+    plain_case,
+    record_answers,
+    recording_of,
+    schedule_of,
+    why_not_pinned,
+)
 from specreg.gate.plan import Pair
 from tests.unit import builders
 
@@ -29,6 +42,63 @@ def test_a_schedule_accepts_as_many_as_it_is_asked_for(twentieths: int, draft_to
 def test_more_than_is_drafted_cant_be_accepted() -> None:
     with pytest.raises(UnsupportedError, match="an acceptance length is from 1 to 4"):
         schedule_of(4.5, 3)
+
+
+@pytest.mark.parametrize("length", [math.nan, math.inf, -math.inf])
+def test_what_is_no_length_is_said(length: float) -> None:
+    with pytest.raises(UnsupportedError, match="an acceptance length is from 1 to 4"):
+        schedule_of(length, 3)
+
+
+def test_answers_of_other_lengths_are_recorded_apart(tmp_path: Path) -> None:
+    longer = dataclasses.replace(builders.CASE, output_cap_tokens=30, dataset="other")
+    capped = dataclasses.replace(longer, output_cap_tokens=20)
+    paths = {
+        recording_of(pair.a)
+        for case in (longer, capped)
+        for pair in pinned_pairs([Pair(a=case, b=case)], 2.5, tmp_path)
+    }
+    assert len(paths) == 2
+
+
+def test_a_recording_that_was_cut_off_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "recordings" / "a.json"
+
+    def full(self: Path, text: str) -> int:
+        with self.open("w") as file:
+            file.write(text[:5])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(pinning, "encode_prompts", lambda *_: ((1, 2),))
+    answer = Transcript(prompt=(1, 2), output=(3, 4))
+    monkeypatch.setattr(pinning, "transcribe", lambda *_, **__: (answer,))
+    server = SimpleNamespace(endpoint=None)
+    with monkeypatch.context() as disk:
+        disk.setattr(Path, "write_text", full)
+        with pytest.raises(OSError, match="No space left"):
+            record_answers(builders.CASE, server, (), path)  # type: ignore[arg-type]
+    assert not path.exists()
+    record_answers(builders.CASE, server, (), path)  # type: ignore[arg-type]
+    assert json.loads(path.read_text()) == [[[1, 2], [3, 4]]]
+
+
+def accepted(steps: int, completion_tokens: int) -> AcceptanceRecord:
+    """Ten answers of so many steps and tokens."""
+    counts = StepCounts(steps=steps, accepted=0, proposed=None, position_counts=())
+    cut = 1 + steps - completion_tokens
+    return builders.acceptance_of([builders.prompt_acceptance(counts, cut_tokens=cut)] * 10)
+
+
+def test_a_drafter_that_wasnt_as_right_as_it_should_be_is_told(tmp_path: Path) -> None:
+    pinned = pinned_case(builders.CASE, 2.5, tmp_path / "a.json")
+    # 48 tokens at 1, 2, 1, 2, … accepted drafts: 1 of the prefill, and 19 steps.
+    assert why_not_pinned(pinned, accepted(19, 48)) == ""
+    said = why_not_pinned(pinned, accepted(20, 48))
+    assert said.startswith("NOT_PINNED: the answers took 200 steps, by their schedule it would be")
+    assert why_not_pinned(pinned, None).startswith("NOT_PINNED")
+    assert why_not_pinned(builders.CASE, accepted(20, 48)) == ""
 
 
 def test_each_side_has_a_recording_of_its_own(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_nothing_to_compare_is_said() -> None:
 
 
 def test_loads_of_a_server_share_its_launches_and_the_control_is_the_plain_one() -> None:
-    found = shared_launches(pairs(), with_control=True)
+    found = shared_launches(pairs(), with_control=True, together=False)
     named = {
         shared.group.name: [pair.a.load.concurrency for pair in shared.pairs] for shared in found
     }
@@ -94,7 +94,7 @@ def test_loads_of_a_server_share_its_launches_and_the_control_is_the_plain_one()
 
 
 def test_a_server_is_told_of_once() -> None:
-    shared = next(one for one in shared_launches(pairs(), with_control=False))
+    shared = next(one for one in shared_launches(pairs(), with_control=False, together=False))
     told = [sum(one.of_server for one in subject.quantities) for subject in shared.group.subjects]
     assert told == [2, 0]
 
@@ -107,5 +107,7 @@ def test_a_drafter_that_learns_has_its_launches_alone() -> None:
         )
         for n in (1, 2)
     ]
-    found = shared_launches([Pair(a=one, b=one) for one in learning], with_control=False)
+    found = shared_launches(
+        [Pair(a=one, b=one) for one in learning], with_control=False, together=False
+    )
     assert [len(shared.pairs) for shared in found] == [1, 1]

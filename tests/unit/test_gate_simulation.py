@@ -13,13 +13,15 @@ RUNS = 3
 IDENTICAL_RUNS = 20
 
 
-def decisions(
+def decisions(  # noqa: PLR0913 - by name, each with a use of its own
     planted: Planted | None = None,
     *,
     repeating_frac: float = 0.5,
     drift_frac: float = 0.0,
     moved_frac: float = 0.0,
     launch_spread_frac: float = 0.01,
+    machine_spread_frac: float = 0.0,
+    together: bool = False,
     runs: int = RUNS,
 ) -> list[Decision]:
     return [
@@ -31,7 +33,9 @@ def decisions(
                 drift_frac=drift_frac,
                 moved_frac=moved_frac,
                 launch_spread_frac=launch_spread_frac,
-            )
+                machine_spread_frac=machine_spread_frac,
+            ),
+            together=together,
         )
         for seed in range(runs)
     ]
@@ -59,6 +63,19 @@ def test_identical_sides_get_no_verdict_but_pass(repeating_frac: float) -> None:
     found = decisions(repeating_frac=repeating_frac, runs=IDENTICAL_RUNS)
     assert set(outcomes(found)) == {Outcome.PASS}
     assert answers(found) == {Answer.UPGRADE}
+
+
+def test_side_by_side_a_restless_machine_moves_no_verdict() -> None:
+    found = decisions(machine_spread_frac=0.1, together=True, runs=IDENTICAL_RUNS)
+    assert {one.outcome for d in found for one in d.judged if one.decides} == {Outcome.PASS}
+    in_turn = decisions(machine_spread_frac=0.1)
+    assert answers(in_turn) == {Answer.UNDECIDED}
+
+
+def test_side_by_side_5_percent_of_a_step_are_found_on_a_restless_machine() -> None:
+    found = decisions(Planted(step_frac=0.05), machine_spread_frac=0.1, together=True)
+    assert answers(found) == {Answer.DONT}
+    assert causes(found) == {"the cost of a step"}
 
 
 def test_a_machine_that_tires_moves_no_verdict() -> None:

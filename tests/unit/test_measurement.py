@@ -25,6 +25,7 @@ from specreg.engines import engine_named
 from specreg.engines.vllm import Vllm
 from specreg.environments import EngineEnvironment
 from specreg.errors import InvalidMeasurementError, ServerDiedError
+from specreg.lane import warm_up, with_exported
 from specreg.matrix import Case, ServerSpec
 from specreg.measurement import (
     Extent,
@@ -32,8 +33,6 @@ from specreg.measurement import (
     check_client,
     deal,
     measure,
-    warm_up,
-    with_exported,
 )
 from specreg.metrics import Family, metrics_of
 from specreg.protocols import Form

@@ -1,12 +1,15 @@
-"""A plugin of real vLLM that plants a fault; put on PYTHONPATH, chosen by `PLANTED_FAULT`.
+"""A plugin of real vLLM that plants faults; put on PYTHONPATH, chosen by `PLANTED_FAULT`.
 
-vLLM loads it in each of its processes by the entry point `vllm.general_plugins`. `PLANTED_SINCE`
+vLLM loads it in each of its processes by the entry point `vllm.general_plugins`. Several faults
+stand with commas between. `PLANTED_SINCE`
 names the version from which on it is planted; without it that is any.
 """
 
+import itertools
 import os
 import re
 import time
+from collections.abc import Callable
 from typing import Any
 
 SLEEP_S = float(os.environ.get("PLANTED_SLEEP_S", "0.005"))
@@ -14,13 +17,18 @@ SLEEP_S = float(os.environ.get("PLANTED_SLEEP_S", "0.005"))
 
 def plant() -> None:
     """Changes the engine's classes before they are used."""
-    planted = {
+    planted: dict[str, Callable[[], None]] = {
         "sleep": _plant_sleep,
         "fewer_drafts": _plant_fewer_drafts,
         "spoilt_draft": _plant_spoilt_draft,
+        "no_drafts": _plant_no_drafts,
+        "cold": lambda: _plant_pauses(lambda step: 0.2 * 0.98**step),
+        "restless": lambda: _plant_pauses(lambda step: 0.004 * 1.03 ** (step % 120)),
     }
-    if os.environ.get("PLANTED_FAULT") in planted and _is_since():
-        planted[os.environ["PLANTED_FAULT"]]()
+    chosen = [name for name in os.environ.get("PLANTED_FAULT", "").split(",") if name in planted]
+    if chosen and _is_since():
+        for name in chosen:
+            planted[name]()
 
 
 def _is_since() -> bool:
@@ -47,6 +55,31 @@ def _plant_sleep() -> None:
     GPUModelRunner.execute_model = slower
 
 
+def _plant_pauses(pause_s: Callable[[int], float]) -> None:
+    """Every step takes longer, by its number from 0."""
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # noqa: PLC0415 - only in vLLM
+
+    execute_model, numbers = GPUModelRunner.execute_model, itertools.count()
+
+    def slower(runner: Any, *args: Any, **keywords: Any) -> Any:  # noqa: ANN401
+        time.sleep(pause_s(next(numbers)))
+        return execute_model(runner, *args, **keywords)
+
+    GPUModelRunner.execute_model = slower
+
+
+def _plant_no_drafts() -> None:
+    """Speculation is configured, and nothing is ever drafted by looking it up."""
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # noqa: PLC0415 - only in vLLM
+
+    propose = GPUModelRunner.propose_draft_token_ids
+
+    def nothing(runner: Any, *args: Any, **keywords: Any) -> Any:  # noqa: ANN401
+        return [[] for _ in propose(runner, *args, **keywords)]
+
+    GPUModelRunner.propose_draft_token_ids = nothing
+
+
 def _plant_fewer_drafts() -> None:
     """The server drafts one token fewer than it was told to."""
     from vllm.engine.arg_utils import EngineArgs  # noqa: PLC0415 - only in vLLM
@@ -64,14 +97,18 @@ def _plant_fewer_drafts() -> None:
 
 
 def _plant_spoilt_draft() -> None:
-    """The last draft of each step is one that is never said: the text stays, a draft is lost."""
+    """The last draft of each step is one that is never said: the text stays, a draft is lost.
+
+    What is looked up, in lists and not in a tensor, stays.
+    """
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # noqa: PLC0415 - only in vLLM
 
     propose = GPUModelRunner.propose_draft_token_ids
 
     def spoilt(runner: Any, *args: Any, **keywords: Any) -> Any:  # noqa: ANN401
         drafts = propose(runner, *args, **keywords)
-        drafts[:, -1] = 0
+        if not isinstance(drafts, list):
+            drafts[:, -1] = 0
         return drafts
 
     GPUModelRunner.propose_draft_token_ids = spoilt

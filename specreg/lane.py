@@ -1,0 +1,162 @@
+"""A lane: one running server in a measurement, who asks it, and what it has accepted so far."""
+
+import asyncio
+import contextlib
+import itertools
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from specreg.acceptance.checks import check_requests
+from specreg.acceptance.record import AcceptanceRecord, Counters, Gauges, StepCounts
+from specreg.arrivals import Load
+from specreg.crew import Crew, open_crew
+from specreg.datasets import Prompt
+from specreg.errors import InvalidMeasurementError
+from specreg.matrix import Case
+from specreg.meter import read_acceptance
+from specreg.replay import Round
+from specreg.server import Server
+from specreg.talk import Clock, Record
+from specreg.trace import RequestTrace
+
+_STABLE_BATCHES = 3
+_MOST_BATCHES = 20
+_EXPORT_LOOKS, _EXPORT_S = 50, 0.1
+
+ReplayBatch = Callable[[Load, Sequence[Prompt]], Awaitable[Round]]
+"""A load and prompts in, a round that nobody records out."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Lane:
+    """One server in a measurement.
+
+    Attributes:
+        case: what is asked of it; server: whom.
+        crew: who asks.
+        before: the server's counters when the rounds began; None where nobody needs them.
+        rounds: replayed so far.
+    """
+
+    case: Case
+    server: Server
+    crew: Crew
+    before: Counters | None = None
+    rounds: list[Round] = field(default_factory=list)
+
+    async def begin(self) -> None:
+        """What is accepted counts from here on.
+
+        Raises:
+            InvalidMeasurementError: its counters can't be read.
+        """
+        self.before = await self._counters()
+
+    async def replay(self, prompts: Sequence[Prompt], record: Record | None = None) -> None:
+        """One round more.
+
+        Raises:
+            InvalidMeasurementError: a request failed.
+        """
+        done = await self.crew.replay(prompts, record)
+        check_requests(done.traces)
+        self.rounds.append(done)
+
+    async def acceptance(self, *further: Round) -> tuple[AcceptanceRecord | None, Gauges | None]:
+        """What was accepted in all rounds, and further ones that aren't among them.
+
+        Raises:
+            InvalidMeasurementError: a check of the meter broke.
+        """
+        traces = [trace for part in (*self.rounds, *further) for trace in part.traces]
+        if self.case.speculates:
+            traces = await with_exported(self.server, traces)
+        after = await self._counters()
+        protocol = self.server.engine.protocol
+        record = read_acceptance(self.case.server, protocol, traces, self.before, after)
+        return record, after.gauges if after else None
+
+    async def _counters(self) -> Counters | None:
+        protocol = self.server.engine.protocol
+        if not self.case.speculates:
+            return None
+        path = protocol.counters_path_of(self.server.engine_version)
+        return None if path is None else protocol.parse_counters(await self.crew.scrape(path))
+
+
+@contextlib.asynccontextmanager
+async def open_lane(case: Case, server: Server, *, clock: Clock) -> AsyncIterator[Lane]:
+    """A lane for as long as the context lasts.
+
+    Args:
+        case: its load, and whether it speculates.
+        server: running.
+        clock: monotonic, in nanoseconds.
+    """
+    async with open_crew(case, server.endpoint, clock=clock) as crew:
+        yield Lane(case=case, server=server, crew=crew)
+
+
+async def warm_up(case: Case, prompts: Sequence[Prompt], replay_batch: ReplayBatch) -> None:
+    """Replays batches until step time is stable: the first requests pay for what is made on demand.
+
+    Stable is when the median step times of three batches in a row lie within the case's
+    `warm_up_stable_frac` of one another. A batch is a prompt for each request in flight; for a
+    rate, for each that comes in a second, as far as the server takes them on at once.
+
+    Args:
+        case: what it is for.
+        prompts: batches take them in turn.
+        replay_batch: replays some prompts under a load.
+
+    Raises:
+        InvalidMeasurementError: `NEVER_STABLE`, not after 20 batches; or a request failed.
+    """
+    rate = math.ceil(case.load.requests_per_s)
+    size = case.load.concurrency or min(rate, case.server.max_sequences)
+    in_turn = itertools.cycle(prompts)
+    medians: list[float] = []
+    for batch in range(_MOST_BATCHES):
+        done = await replay_batch(Load(concurrency=size), list(itertools.islice(in_turn, size)))
+        check_requests(done.traces)
+        if done.gaps.size:  # answers of one token have no steps, so they say nothing of them
+            medians.append(done.gaps.quantile_ns(0.5))
+        last = medians[-_STABLE_BATCHES:]
+        if len(last) == _STABLE_BATCHES and max(last) <= min(last) * (1 + case.warm_up_stable_frac):
+            return
+        if not medians and batch + 1 == _STABLE_BATCHES:
+            return
+    shown = ", ".join(f"{median / 1e6:.2f}" for median in medians[-_STABLE_BATCHES:])
+    message = (
+        f"after {_MOST_BATCHES} batches of warm-up the step time still moves, at last {shown} ms,"
+        f" more than {case.warm_up_stable_frac:.0%} apart; quieten the machine, or raise"
+        " warm_up_stable_frac in the matrix"
+    )
+    raise InvalidMeasurementError("NEVER_STABLE", message)
+
+
+async def with_exported(server: Server, traces: Sequence[RequestTrace]) -> list[RequestTrace]:
+    """The traces, with the counts that a server writes to a file instead of into its answers.
+
+    It writes them just after the answer. What isn't there in time stays unknown, which the meter
+    says.
+
+    Raises:
+        InvalidMeasurementError: `COUNTS_DISAGREE`.
+    """
+    waiting = {trace.request_id for trace in traces if not trace.acceptance and trace.tokens > 1}
+    if not (waiting and server.exports):
+        return list(traces)
+    told: Mapping[str, StepCounts] = {}
+    for _ in range(_EXPORT_LOOKS):
+        told = server.exported()
+        if waiting <= told.keys():
+            break
+        await asyncio.sleep(_EXPORT_S)
+    return [
+        msgspec.structs.replace(trace, acceptance=trace.acceptance or told.get(trace.request_id))
+        for trace in traces
+    ]

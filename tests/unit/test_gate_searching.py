@@ -1,0 +1,131 @@
+"""A search is for what the bad release lost; only what the other release can't do is unknown."""
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from specreg.errors import UnknownNameError, UnsupportedError
+from specreg.gate import searching
+from specreg.gate.answer import Answer, Decision
+from specreg.gate.bisecting import Step
+from specreg.gate.judging import Judged
+from specreg.gate.opening import Request
+from specreg.gate.quantities import QUANTITIES
+from specreg.gate.searching import TEXTS, Search, search, step_of
+from specreg.gate.texts import TextsJudged
+from specreg.matrix import load_tier
+from specreg.verdict import Outcome
+from tests.unit import builders
+
+TIER = load_tier(builders.ROOT / "fixtures/matrix", "cpu")
+CASE = "vllm-eagle3-tiny-toy-c1"
+
+
+def decision(
+    answer: Answer = Answer.UNDECIDED, texts: Outcome = Outcome.PASS, **outcomes: Outcome
+) -> Decision:
+    """By quantity's name its outcome."""
+    judged = tuple(
+        Judged(
+            case_id=CASE,
+            quantity=name,
+            cause=QUANTITIES[name].cause,
+            outcome=outcome,
+            tolerance_frac=0.03,
+        )
+        for name, outcome in outcomes.items()
+    )
+    said = TextsJudged(case_id=CASE, outcome=texts, reason="", asked=1)
+    return Decision(answer=answer, reasons=(), takes=(), judged=judged, texts=(said,))
+
+
+def test_what_it_lost_besides_is_another_matter() -> None:
+    found = decision(
+        step_p50_ms=Outcome.PASS,
+        ttft_p50_ms=Outcome.REGRESSED,
+        throughput_tokens_per_s=Outcome.INCONCLUSIVE,
+    )
+    assert step_of(found, frozenset({"step_p50_ms"})) is Step.GOOD
+    assert step_of(found, frozenset({"ttft_p50_ms"})) is Step.BAD
+    assert step_of(found, frozenset({"throughput_tokens_per_s"})) is Step.UNKNOWN
+    assert step_of(found, frozenset({"step_p50_ms", "throughput_tokens_per_s"})) is Step.UNKNOWN
+
+
+def test_texts_are_looked_at_where_the_last_one_changed_them() -> None:
+    changed = decision(texts=Outcome.WRONG, step_p50_ms=Outcome.PASS)
+    assert step_of(changed, frozenset({"step_p50_ms"})) is Step.GOOD
+    assert step_of(changed, frozenset({TEXTS})) is Step.BAD
+
+
+def test_a_last_version_that_lost_nothing_is_good_only_where_that_is_proven() -> None:
+    assert step_of(decision(Answer.UPGRADE), frozenset()) is Step.GOOD
+    assert step_of(decision(Answer.UNDECIDED), frozenset()) is Step.UNKNOWN
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Search:
+    """A search among three versions."""
+    request = Request(
+        a="vllm==0.29.0",
+        b="vllm==0.32.0",
+        tier=TIER,
+        case_ids=(CASE,),
+        launches=2,
+        root=builders.ROOT,
+        show=lambda _: None,
+    )
+    return search("vllm==0.29", "vllm==0.32.0", ("0.29.0", "0.31.0"), request, tmp_path)
+
+
+def test_each_figure_is_traced_to_the_version_that_lost_it(
+    started: Search, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0.31.0 lost prefill, 0.32.0 the step that is searched for."""
+    asked = []
+
+    def decided(_: Search, good: str, version: str, lost: frozenset[str] | None) -> Decision:
+        asked.append((good, version, lost))
+        last = version == "0.32.0"
+        return decision(
+            Answer.DONT,
+            step_p50_ms=Outcome.REGRESSED if last else Outcome.PASS,
+            ttft_p50_ms=Outcome.PASS if last else Outcome.REGRESSED,
+        )
+
+    monkeypatch.setattr(Search, "_decision", decided)
+    found = started.run()
+    assert (found.last_good, found.first_bad) == ("0.31.0", "0.32.0")
+    step = frozenset({"step_p50_ms"})
+    assert asked == [("0.29.0", "0.32.0", None), ("0.29.0", "0.31.0", step)]
+
+
+def test_what_nobody_could_mend_by_another_version_ends_the_search(
+    started: Search, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = dataclasses.replace(started, request=dataclasses.replace(started.request, launches=3))
+    source = SimpleNamespace(check=lambda _: None, environment=lambda _: None)
+    monkeypatch.setattr(searching, "source_of", lambda *_, **__: source)
+    with pytest.raises(UnsupportedError, match="--launches 3: a block of ABBA"):
+        odd._decision("0.29.0", "0.31.0", None)  # noqa: SLF001 - nothing is installed for it
+
+
+def test_a_version_that_cant_be_measured_is_unknown(started: Search) -> None:
+    found = started._decision("0.29.0", "0.20.0", None)  # noqa: SLF001 - nothing is installed for it
+    assert isinstance(found, str)
+    assert "engine 'vllm' 0.20.0: needs 0.27 or newer" in found
+
+
+def test_searches_with_other_options_lie_apart(started: Search) -> None:
+    other = dataclasses.replace(started.request, prompts=5)
+    assert (
+        started._fingerprint  # noqa: SLF001 - of the folder's name
+        != dataclasses.replace(started, request=other)._fingerprint  # noqa: SLF001
+    )
+
+
+def test_an_unknown_case_is_said_before_anything_is_installed(started: Search) -> None:
+    request = dataclasses.replace(started.request, case_ids=("nope",))
+    with pytest.raises(UnknownNameError, match="tier 'cpu': unknown case 'nope'"):
+        search("vllm==0.29.0", "vllm==0.32.0", (), request, started.folder)
