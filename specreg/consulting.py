@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from specreg.acceptance.record import NO_STEPS, StepCounts
 from specreg.arrivals import Load
+from specreg.claims import claimed_gpus
 from specreg.datasets import Prompt
 from specreg.dialects import Transcript, Wanted
 from specreg.engines import ALONE, engine_named
@@ -161,6 +163,7 @@ def expected_steps(
     requirement = engine_named("reference").requirement(on_gpu=on_gpu)
     with (
         tempfile.TemporaryDirectory() as folder,
+        claimed_gpus(plain.parallel.gpus if on_gpu else 0, os.environ, tell=show),
         start_server(
             plain,
             engine_environment(requirement, show=show),

@@ -19,7 +19,7 @@ import uvloop
 
 from specreg.arrivals import Load
 from specreg.datasets import Prompt
-from specreg.errors import InvalidMeasurementError
+from specreg.errors import HungError, InvalidMeasurementError
 from specreg.matrix import Case
 from specreg.protocols import Endpoint
 from specreg.replay import Round, Share, Tally, replay_round
@@ -42,10 +42,15 @@ class _Order(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A request that ended, or, at the end of a share, how late the process was."""
+    """A request that ended; or, at the end of a share, how late the process was.
+
+    Attributes:
+        silent_s: for how long the server has been when the process gave its share up.
+    """
 
     finished: Finished | None = None
     lags: Histogram | None = None
+    silent_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +72,7 @@ class Crew:
         """One round; see `replay_round`.
 
         Raises:
-            InvalidMeasurementError: `CLIENT_DIED`, one of the further processes did.
+            InvalidMeasurementError: `CLIENT_DIED`, one of the further processes did; `HUNG`.
         """
         if self.workers:
             return await self._replay_shares(tuple(prompts), record)
@@ -168,6 +173,8 @@ async def _replies(worker: asyncio.subprocess.Process, lags: Histogram) -> Async
     decoder = msgspec.json.Decoder(_Reply)
     while worker.stdout is not None and (line := await worker.stdout.readline()):
         reply = decoder.decode(line)
+        if reply.silent_s is not None:
+            raise HungError(reply.silent_s)
         if reply.lags is not None:
             lags.merge(reply.lags)
             return
@@ -183,15 +190,19 @@ async def _work() -> None:
         order = msgspec.json.decode(line, type=_Order)
         connections = order.case.load.concurrency or None
         async with new_client(order.endpoint, connections=connections) as client:
-            done = await replay_round(
-                order.case,
-                order.endpoint,
-                order.prompts,
-                client=client,
-                clock=time.monotonic_ns,
-                record=lambda finished: _say(_Reply(finished=finished)),
-                share=order.share,
-            )
+            try:
+                done = await replay_round(
+                    order.case,
+                    order.endpoint,
+                    order.prompts,
+                    client=client,
+                    clock=time.monotonic_ns,
+                    record=lambda finished: _say(_Reply(finished=finished)),
+                    share=order.share,
+                )
+            except HungError as error:
+                _say(_Reply(silent_s=error.silent_s))
+                continue
         _say(_Reply(lags=done.lags))
 
 

@@ -13,7 +13,10 @@ SpecregError
 │   ├── ServerDiedError     the server went away while it was measured
 │   └── AttachError         nothing, or something else than asked for, answers at a URL
 ├── SensorError             a device whose power can't be read, or that is gone
+│   ├── DeviceHeldError     a GPU on which another run of specreg measures
+│   └── MemoryHeldError     a GPU that hasn't got its memory back; nothing may be measured any more
 ├── InvalidMeasurementError the meter was not in order; the figures mean nothing
+│   └── HungError           a server that takes requests and generates nothing; it is ended
 ├── BaselineError           a baseline file that can't be read, or must not be written
 │   └── OutdatedBaselineError   one that an earlier specreg wrote: it is recorded anew
 └── ReportError             a report that can't be read, made or sent
@@ -108,6 +111,14 @@ class SensorError(SpecregError):
     """A device whose power can't be read, that is in use, or that is gone."""
 
 
+class DeviceHeldError(SensorError):
+    """A GPU on which another run of specreg measures; the message names it."""
+
+
+class MemoryHeldError(SensorError):
+    """A GPU whose memory isn't back after its server's end; it ends the run."""
+
+
 class InvalidMeasurementError(SpecregError):
     """A measurement that broke a check: the meter or the machine was not in order.
 
@@ -118,6 +129,21 @@ class InvalidMeasurementError(SpecregError):
     def __init__(self, reason: str, message: str) -> None:
         self.reason = reason
         super().__init__(f"{reason}: {message}")
+
+
+class HungError(InvalidMeasurementError):
+    """A server that takes requests and generates nothing.
+
+    Attributes:
+        silent_s: for how long.
+    """
+
+    name = "HUNG"
+
+    def __init__(self, silent_s: float) -> None:
+        self.silent_s = silent_s
+        message = f"no token came on any stream for {silent_s:g} s; look at the server's log"
+        super().__init__(self.name, message)
 
 
 class BaselineError(SpecregError):

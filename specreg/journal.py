@@ -189,7 +189,7 @@ class _Open:
     def _rounds(self, line: Ended, *, control: bool) -> tuple[Round, ...]:
         rounds = []
         for number, lags in enumerate(line.lags[control]):
-            tally = self.tallies[control, number]
+            tally = self.tallies.get((control, number), Tally())
             tally.lags = lags
             rounds.append(tally.as_round())
         return tuple(rounds)
@@ -214,7 +214,8 @@ def load_journal(path: Path) -> Mapping[Key, Measurement]:
             begun.take(line)
         elif isinstance(line, Ended):
             # A case that another version wrote may have another form; nobody asks for it then.
-            with contextlib.suppress(msgspec.ValidationError):
+            # Nor for one with a look that this version doesn't know.
+            with contextlib.suppress(msgspec.ValidationError, KeyError):
                 found[begun.key] = begun.close(line)
             begun = None
         else:
@@ -256,5 +257,5 @@ def _lines(path: Path) -> Iterator[Line | None]:
                 except (msgspec.DecodeError, UnicodeDecodeError):
                     yield None
     except OSError as error:
-        message = f"journal '{path}': {error.strerror}; run without --specreg-resume"
+        message = f"journal '{path}': {error.strerror}; name a run that has one, or measure anew"
         raise SpecregError(message) from error

@@ -1,27 +1,35 @@
 """Process groups that leave nothing behind: every descendant of a server is found and ended.
 
 A server's workers may leave its process group or outlive their parent, so each process that is
-started here carries a mark in its environment, which its descendants inherit.
+started here carries a mark in its environment, which its descendants inherit. And we may be killed
+ourselves, so a watchdog stands beside each, who ends it then.
 """
 
 import atexit
+import contextlib
 import functools
-import os
+import re
 import subprocess
+import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-_MARK = "SPECREG_PROCESS_MARK"
+from specreg import watchdog
+from specreg.watchdog import NOBODY, Leader, ask_all, kill_all, leader_of, living
+
 _TERM_S = 5.0
 _KILL_S = 5.0
-_POLL_S = 0.05
 _EXEC_S = 0.2
-_NO_SESSION = -1
+_HELD_KIB = re.compile(r"^Pss_(?:Anon|Shmem): *(\d+) kB", re.MULTILINE)
+
+
+_RUNNING: "dict[str, MarkedProcess]" = {}
+"""By their marks, what was started and not stopped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,16 +39,25 @@ class MarkedProcess:
     Attributes:
         popen: the process; it leads a session of its own.
         mark: by which its descendants are known.
+        leader: the process, as the leader of its session.
+        watchdog: ends all of them when we are killed.
         last_resort: kills all that is left of them; runs at our own end too.
     """
 
     popen: subprocess.Popen[bytes]
     mark: str
+    leader: Leader
+    watchdog: subprocess.Popen[bytes]
     last_resort: Callable[[], None]
 
 
 def start_marked(
-    command: Sequence[str], *, environment: Mapping[str, str], log_path: Path, cwd: Path
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    log_path: Path,
+    cwd: Path,
+    temporary: Sequence[Path] = (),
 ) -> MarkedProcess:
     """Starts a command in a session of its own, so that Ctrl-C reaches us and not it.
 
@@ -49,13 +66,15 @@ def start_marked(
         environment: the whole environment; the mark is added.
         log_path: gets both output streams.
         cwd: the folder to run in.
+        temporary: folders that the caller removes; the watchdog does where the caller can't.
 
     Raises:
         OSError: the program can't be run.
     """
     mark = uuid.uuid4().hex
     # setproctitle, which vLLM's workers call, writes over the environment that /proc shows.
-    marked = {**environment, _MARK: mark, "SPT_NOENV": "1"}
+    marked = {**environment, watchdog.VARIABLE: mark, "SPT_NOENV": "1"}
+    guard = _start_watchdog(mark, temporary)
     try:
         with log_path.open("wb") as log:
             popen = subprocess.Popen(  # noqa: S603 - our own arguments, no shell
@@ -67,75 +86,93 @@ def start_marked(
                 start_new_session=True,
                 cwd=cwd,
             )
+        leader = leader_of(popen.pid)
+        _tell(guard, f"{leader.pid} {leader.started}")
+    except OSError:
+        _dismiss(guard)
+        raise
     except KeyboardInterrupt:
         # It came between the fork and us: nobody but its mark knows the child, once it runs.
         time.sleep(_EXEC_S)
-        _kill_all(mark, _NO_SESSION)
+        kill_all(mark, NOBODY, _KILL_S)
+        _dismiss(guard)
         raise
     # A second Ctrl-C may cut the orderly way short; what is left then goes with us.
-    last_resort = functools.partial(_kill_all, mark, popen.pid)
+    last_resort = functools.partial(kill_all, mark, leader, _KILL_S)
     atexit.register(last_resort)
-    return MarkedProcess(popen=popen, mark=mark, last_resort=last_resort)
+    _RUNNING[mark] = MarkedProcess(
+        popen=popen, mark=mark, leader=leader, watchdog=guard, last_resort=last_resort
+    )
+    return _RUNNING[mark]
 
 
 def stop_marked(process: MarkedProcess) -> None:
     """Ends the process and all its descendants: asked first, killed 5 s later, then waited for."""
     try:
-        asked = list(_living(process.mark, process.popen.pid))
-        _each(asked, psutil.Process.terminate)
-        psutil.wait_procs(asked, timeout=_TERM_S)
+        ask_all(process.mark, process.leader, _TERM_S)
     finally:
         process.last_resort()
         atexit.unregister(process.last_resort)
         process.popen.wait()
+        _RUNNING.pop(process.mark, None)
+        _dismiss(process.watchdog)
 
 
 def resident_bytes(process: MarkedProcess) -> int:
     """The memory that the process and its descendants hold; what they share is counted once.
 
-    Proportional set sizes; of a process that doesn't tell its own, the resident one.
+    Anonymous and shared memory, by proportional set sizes; of a process that doesn't tell its own,
+    all that is resident. Pages of files, such as libraries, don't count: nobody holds them, and
+    they are the fewer, the more others have the same files open.
     """
-    return sum(map(_resident_bytes, _living(process.mark, process.popen.pid)))
-
-
-def _resident_bytes(process: psutil.Process) -> int:
-    try:
-        return int(process.memory_full_info().pss)
-    except (psutil.Error, AttributeError):
-        pass
-    try:
-        return int(process.memory_info().rss)
-    except psutil.Error:
-        return 0
+    return sum(map(_resident_bytes, process_ids(process)))
 
 
 def process_ids(process: MarkedProcess) -> frozenset[int]:
     """The ids of the process and its descendants."""
-    return frozenset(one.pid for one in _living(process.mark, process.popen.pid))
+    return frozenset(living(process.mark, process.leader))
 
 
-def _kill_all(mark: str, session_id: int) -> None:
-    """Kills what is left, and what is born meanwhile, for 5 s at most."""
-    deadline = time.monotonic() + _KILL_S
-    while (living := list(_living(mark, session_id))) and time.monotonic() < deadline:
-        _each(living, psutil.Process.kill)
-        psutil.wait_procs(living, timeout=_POLL_S)
+def our_ids() -> frozenset[int]:
+    """The ids of all processes that we started and haven't stopped, with their descendants."""
+    return frozenset[int]().union(*map(process_ids, _RUNNING.values()))
 
 
-def _living(mark: str, session_id: int) -> Iterator[psutil.Process]:
-    """The living processes of its session or with its mark; other users' can't be read."""
-    for found in psutil.process_iter():
-        try:
-            ours = os.getsid(found.pid) == session_id or found.environ().get(_MARK) == mark
-            if ours and found.status() != psutil.STATUS_ZOMBIE:
-                yield found
-        except (psutil.Error, OSError):
-            continue
+def _resident_bytes(pid: int) -> int:
+    try:
+        told = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        return 1024 * sum(map(int, _HELD_KIB.findall(told)))
+    except OSError:
+        pass
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return 0
 
 
-def _each(processes: Sequence[psutil.Process], act: Callable[[psutil.Process], None]) -> None:
-    for process in processes:
-        try:
-            act(process)
-        except psutil.NoSuchProcess:
-            continue
+def _start_watchdog(mark: str, temporary: Sequence[Path]) -> subprocess.Popen[bytes]:
+    """In a session of its own, and on none of our streams: a pipe of pytest's would stay open."""
+    return subprocess.Popen(  # noqa: S603 - our own arguments, no shell
+        (sys.executable, "-I", "-S", watchdog.__file__, mark, *map(str, temporary)),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        cwd="/",
+    )
+
+
+def _tell(guard: subprocess.Popen[bytes], line: str) -> None:
+    with contextlib.suppress(BrokenPipeError):  # somebody killed it; we go on without one
+        if guard.stdin is not None:
+            guard.stdin.write(f"{line}\n".encode())
+            guard.stdin.flush()
+
+
+def _dismiss(guard: subprocess.Popen[bytes]) -> None:
+    """Ends a watchdog that has nothing to do any more."""
+    _tell(guard, watchdog.DONE)
+    with contextlib.suppress(BrokenPipeError):
+        if guard.stdin is not None:
+            guard.stdin.close()
+    guard.wait()

@@ -99,6 +99,7 @@ async def replay_round(
     """Replays prompts as the case's load says; each conversation's turns one after another.
 
     A request that fails is a trace with an error, and ends its conversation; nothing is retried.
+    What is still on its way when the server turns out to hang is given up.
 
     Args:
         case: load, form of the prompts, output cap and sampling.
@@ -108,6 +109,9 @@ async def replay_round(
         clock: monotonic, in nanoseconds.
         record: is told of each request as it ends.
         share: which part of the round is ours; None for all of it, from now on.
+
+    Raises:
+        HungError: for 60 s no token came on any stream.
     """
     share = share or Share(started_ns=clock())
     tally = Tally()
@@ -130,21 +134,28 @@ async def replay_round(
 
     talk = Talk(case=case, endpoint=endpoint, client=client, clock=clock, end=ended.put_nowait)
     due = _due(case, prompts, share, clock)
-    finishing, *besides = [
+    closed = case.load.arrivals is Arrivals.CLOSED
+    asking, watching, finishing, feeling = [
         asyncio.create_task(work)
-        for work in (keep_finishing(), talk.watch(), _feel_the_lag(tally.lags, clock))
+        for work in (
+            _replay_closed(talk, due, share) if closed else _replay_open(talk, due),
+            talk.watch(),
+            keep_finishing(),
+            _feel_the_lag(tally.lags, clock),
+        )
     ]
     # A full collection of what is there already would take a tenth of a second.
     gc.freeze()
     try:
-        if case.load.arrivals is Arrivals.CLOSED:
-            await _replay_closed(talk, due, share)
-        else:
-            await _replay_open(talk, due)
+        await asyncio.wait((asking, watching), return_when=asyncio.FIRST_COMPLETED)
+        if not asking.done():
+            watching.result()
+        asking.result()
     finally:
         gc.unfreeze()
-        for task in besides:
+        for task in (asking, watching, feeling):
             task.cancel()
+        await asyncio.wait((asking,))
         if finishing.done():  # only by an error, as of a disk that is full
             finishing.result()
         finishing.cancel()

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from specreg.engines import Engine, engine_named
 from specreg.engines._engine import LaunchOptions
 from specreg.environments import EngineEnvironment
 from specreg.errors import (
+    AttachError,
     InvalidMeasurementError,
     ServerDiedError,
     ServerRefusedError,
@@ -29,12 +31,19 @@ from specreg.errors import (
 from specreg.matrix import ServerSpec
 from specreg.methods import METHODS, is_older
 from specreg.models import resolve_model
+from specreg.paths import cache_dir
 from specreg.processes import MarkedProcess, process_ids, start_marked, stop_marked
 from specreg.protocols import Ask, Endpoint, Form, Message, Role
 from specreg.sse import DONE, splitter_for
 
 _POLL_S = 0.2
-_DYING_S = 1.0
+_PORTS = 3
+_PORT_IN_USE = "port in use"
+_NONCE_DIGITS = 8
+_SOCKET_FOLDER_BYTES = 64
+"""Of 107 that the path of a Unix socket may have; vLLM's names take 37 and more."""
+_IDENTITY_TIMEOUT_S = 1.0
+_DYING_S, _ENDING_S = 1.0, 10.0
 _ANSWER_BYTES = 300
 _PROBE_TIMEOUT_S = 60.0
 _LOG_LINES = 40
@@ -54,9 +63,9 @@ _FAILURES = (
         "look at engine_args and the method's settings; another version may spell them otherwise",
     ),
     (
-        "port in use",
+        _PORT_IN_USE,
         r"already in use|Errno 98",
-        "run again: another program took the port meanwhile",
+        "run again: another program took its port each time",
     ),
     (
         "its kernels are missing",
@@ -140,7 +149,7 @@ class StartedServer(Server):
     """One of our own.
 
     Attributes:
-        process, log_path: what runs, and what it says.
+        process: what runs; log_path: what it says.
         private: the folder of what it writes of prompts.
     """
 
@@ -174,17 +183,38 @@ class StartedServer(Server):
             ServerDiedError: it ended; the message has the end of its log.
         """
         # Its connections close a moment before it can be waited for.
+        status, answer = self._status(_DYING_S), self._broken_answer()
+        if status is None and answer:  # vLLM takes seconds to end once its engine has
+            status = self._status(_ENDING_S)
+        if status is None and not answer:
+            return
+        how = f"answers {answer}" if status is None else f"ended with status {status}"
+        message = (
+            f"server '{self.spec.id}': {how} while it was measured;"
+            f" last lines of {self.log_path}:\n{log_tail(self.log_path)}"
+        )
+        raise ServerDiedError(message)
+
+    def _status(self, within_s: float) -> int | None:
+        """With which it ends, None where it doesn't in time."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            status = self.process.popen.wait(timeout=_DYING_S)
-            message = (
-                f"server '{self.spec.id}': ended with status {status} while it was measured;"
-                f" last lines of {self.log_path}:\n{log_tail(self.log_path)}"
-            )
-            raise ServerDiedError(message)
+            return self.process.popen.wait(timeout=within_s)
+        return None
+
+    def _broken_answer(self) -> str:
+        """What it says of its health; empty where it is well, or hangs and says nothing."""
+        url = self.base_url + self.engine.health_path
+        try:
+            answer = httpx.get(url, timeout=_DYING_S, trust_env=False)
+        except httpx.TimeoutException:
+            return ""
+        except httpx.HTTPError as error:
+            return f"no more, {error}"
+        return f"{answer.status_code} at {url}" if answer.is_server_error else ""
 
 
 @contextlib.contextmanager
-def start_server(
+def start_server(  # noqa: PLR0913 - by name, the most of them facts of the run
     spec: ServerSpec,
     environment: EngineEnvironment,
     *,
@@ -193,36 +223,108 @@ def start_server(
     on_gpu: bool,
     ready_within_s: float,
     show: Callable[[str], None],
+    choose_port: Callable[[], int] | None = None,
 ) -> Iterator[StartedServer]:
     """A server for as long as the context lasts; every process of it is gone afterwards.
+
+    One whose port another program takes meanwhile is started again, on another port.
 
     Args:
         spec: what to start.
         environment: the engine's environment.
         root: the repository's root, for relative model folders.
-        log_path: where the server's output goes.
+        log_path: where the server's output goes; what stands there stays, and it goes beside it.
         on_gpu: whether the engine runs on a GPU.
         ready_within_s: how long it may take to the first token.
         show: is told what goes on.
+        choose_port: the port to listen on; None for one that is free.
 
     Raises:
         ModelError: a model folder is missing.
         ServerStartError: the server ended, or generated nothing in time.
     """
-    engine = engine_named(spec.engine)
     target = resolve_model(root, spec.target, padding_layers=spec.padding_layers)
     draft = resolve_model(root, spec.draft) if spec.draft is not None else None
-    with tempfile.TemporaryDirectory(prefix="specreg-", ignore_cleanup_errors=True) as private:
-        options = LaunchOptions(
-            target=target,
-            served_name=spec.id,
-            port=free_port(),
+    start = _Start(
+        spec=spec,
+        environment=environment,
+        root=root,
+        log_path=log_path,
+        on_gpu=on_gpu,
+        ready_within_s=ready_within_s,
+        target=target,
+        draft=draft,
+    )
+    with tempfile.TemporaryDirectory(prefix="specreg-", ignore_cleanup_errors=True) as folder:
+        show(f"starting {spec.id}")
+        running = start.run(Path(folder), choose_port or free_port)
+        try:
+            yield running
+        finally:
+            stop_marked(running.process)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Start:
+    """What a server is started from; see `start_server`."""
+
+    spec: ServerSpec
+    environment: EngineEnvironment
+    root: Path
+    log_path: Path
+    on_gpu: bool
+    ready_within_s: float
+    target: str
+    draft: str | None
+
+    def run(self, temporary: Path, choose_port: Callable[[], int]) -> StartedServer:
+        """A server that has generated a token, on the first port that is its own."""
+        for _ in range(_PORTS - 1):
+            try:
+                return self._run(temporary, choose_port())
+            except ServerStartError as error:
+                if not error.failure.endswith(_PORT_IN_USE):
+                    raise
+        return self._run(temporary, choose_port())
+
+    def _run(self, temporary: Path, port: int) -> StartedServer:
+        """The same on a port; nothing of one that didn't start is left."""
+        log_path, private = _unused(self.log_path), temporary / "private"
+        private.mkdir(exist_ok=True, mode=0o700)
+        options = self._options(private, port, log_path)
+        started = time.monotonic()
+        process = self._start(options, log_path, temporary)
+        try:
+            starting = StartedServer(
+                spec=self.spec,
+                engine=engine_named(self.spec.engine),
+                base_url=f"http://127.0.0.1:{options.port}",
+                model=options.served_name,
+                target=self.target,
+                draft=self.draft,
+                engine_version="",
+                process=process,
+                log_path=log_path,
+                private=private,
+            )
+            _wait_until_ready(starting, started + self.ready_within_s)
+            running = dataclasses.replace(starting, engine_version=_scrape_version(starting))
+            _check_age(running)
+        except BaseException:
+            stop_marked(process)
+            raise
+        return running
+
+    def _options(self, private: Path, port: int, log_path: Path) -> LaunchOptions:
+        spec, version = self.spec, self.environment.version
+        engine = engine_named(spec.engine)
+        return LaunchOptions(
+            target=self.target,
+            # Nobody else's is called so: a request that reaches another server fails there.
+            served_name=f"{spec.id}-{uuid.uuid4().hex[:_NONCE_DIGITS]}",
+            port=port,
             speculation=METHODS[spec.method].settings(
-                engine.spelling,
-                draft,
-                spec.draft_tokens,
-                spec.tree,
-                version=environment.version,
+                engine.spelling, self.draft, spec.draft_tokens, spec.tree, version=version
             ),
             dtype=spec.dtype,
             max_model_len_tokens=spec.max_model_len_tokens,
@@ -230,46 +332,58 @@ def start_server(
             gpu_memory_frac=spec.gpu_memory_frac,
             parallel=spec.parallel,
             engine_args=spec.engine_args,
-            offline=all(Path(model).is_dir() for model in (target, draft) if model is not None),
-            on_gpu=on_gpu,
+            offline=all(Path(model).is_dir() for model in (self.target, self.draft) if model),
+            on_gpu=self.on_gpu,
             folder=log_path.with_suffix(""),
-            private=Path(private),
-            version=environment.version,
+            private=private,
+            version=version,
         )
-        command = engine.command(Path(environment.python), options)
-        path = os.pathsep.join((str(Path(environment.python).parent), os.environ.get("PATH", "")))
+
+    def _start(self, options: LaunchOptions, log_path: Path, temporary: Path) -> MarkedProcess:
+        engine, python = engine_named(self.spec.engine), self.environment.python
+        command = engine.command(Path(python), options)
+        path = os.pathsep.join((str(Path(python).parent), os.environ.get("PATH", "")))
         # As if its environment were active: SGLang calls ninja.
-        own = {"PATH": path} if environment.python else {}
-        variables = {**os.environ, **own, **engine.environment(options), **dict(spec.engine_env)}
+        own = {"PATH": path} if python else {}
+        variables = {
+            **os.environ,
+            **_own_temporary(temporary),
+            **own,
+            **engine.environment(options),
+            **dict(self.spec.engine_env),
+        }
         log_path.parent.mkdir(parents=True, exist_ok=True)
         _write_files(options.folder, engine.files(options))
-        started = time.monotonic()
         try:
-            process = start_marked(command, environment=variables, log_path=log_path, cwd=root)
+            return start_marked(
+                command,
+                environment=variables,
+                log_path=log_path,
+                cwd=self.root,
+                temporary=[temporary],
+            )
         except OSError as error:
             what = f"can't be run, {error.strerror}: '{command[0]}'"
             advice = "check the interpreter, or delete the engine's folder in the cache"
-            raise ServerStartError(f"server '{spec.id}'", what, advice, log_path, "") from error
-        try:
-            starting = StartedServer(
-                spec=spec,
-                engine=engine,
-                base_url=f"http://127.0.0.1:{options.port}",
-                model=options.served_name,
-                target=target,
-                draft=draft,
-                engine_version="",
-                process=process,
-                log_path=log_path,
-                private=Path(private),
-            )
-            show(f"starting {spec.id}")
-            _wait_until_ready(starting, started + ready_within_s)
-            running = dataclasses.replace(starting, engine_version=_scrape_version(starting))
-            _check_age(running)
-            yield running
-        finally:
-            stop_marked(process)
+            subject = f"server '{self.spec.id}'"
+            raise ServerStartError(subject, what, advice, log_path, "") from error
+
+
+def _own_temporary(folder: Path) -> Mapping[str, str]:
+    """A server that is killed leaves sockets in its folder for temporary files: one that goes.
+
+    What PyTorch compiles would lie there too; that stays, for the next start.
+    """
+    if len(os.fsencode(folder)) > _SOCKET_FOLDER_BYTES:
+        return {}
+    compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "torchinductor"))
+    return {"TMPDIR": str(folder), "TORCHINDUCTOR_CACHE_DIR": compiled}
+
+
+def _unused(path: Path) -> Path:
+    """The path, or one beside it that nobody has written: what an earlier attempt said is kept."""
+    others = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
+    return next(one for one in itertools.chain([path], others) if not one.exists())
 
 
 def _write_files(folder: Path, files: Mapping[str, str]) -> None:
@@ -291,6 +405,7 @@ def _wait_until_ready(server: StartedServer, deadline: float) -> None:
     """Returns once one token was generated: a healthy server may still hang (vllm#39863)."""
     with httpx.Client(base_url=server.base_url, trust_env=False) as client:
         while True:
+            _check_identity(server, client)
             try:
                 ready = generates(server, client, timeout_s=deadline - time.monotonic())
             except ServerRefusedError as error:
@@ -303,6 +418,21 @@ def _wait_until_ready(server: StartedServer, deadline: float) -> None:
             if time.monotonic() > deadline:
                 raise _start_error(server, "generated no token in time")
             time.sleep(_POLL_S)
+
+
+def _check_identity(server: StartedServer, client: httpx.Client) -> None:
+    """Silent where nobody answers at its port but itself, as far as its engine says its name."""
+
+    def fetch(method: str, path: str) -> bytes:
+        answer = client.request(method, path, timeout=_IDENTITY_TIMEOUT_S)
+        return answer.raise_for_status().content
+
+    try:
+        found = server.engine.identify(fetch).model
+    except (httpx.HTTPError, AttachError):
+        return
+    if server.engine.serves_names and found not in {"", server.model}:
+        raise _start_error(server, f"its port is already in use by a server of '{found}'")
 
 
 def _check_age(server: StartedServer) -> None:

@@ -17,7 +17,7 @@ from specreg.baseline import CaseSettings
 from specreg.comparison import Known
 from specreg.datasets._dataset import prompts_sha256
 from specreg.docket import Docket
-from specreg.errors import BaselineError, SpecregError
+from specreg.errors import BaselineError, HungError, ServerDiedError, SpecregError
 from specreg.estimate import estimates_of, within_budget
 from specreg.expectation import Shelf, load_case_prompts, settings_in
 from specreg.figures import Figures, figures_of, record_figures
@@ -28,7 +28,6 @@ from specreg.matrix import Case, ServerSpec, Tier
 from specreg.measurement import WHOLE, Extent, Measurement, measure
 from specreg.metrics import METRICS, Family, Metric
 from specreg.models import model_sha256, resolve_model
-from specreg.power.devices import wait_until_free
 from specreg.power.watch import Watch, watch
 from specreg.proving import Plain, Proof, Scene
 from specreg.provision import Provision
@@ -36,6 +35,8 @@ from specreg.sequential import PARTS, Look
 from specreg.server import Server, start_server
 from specreg.stopping import enough_for
 from specreg.verdict import Outcome, Verdict
+
+_ATTEMPTS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +99,18 @@ class Starting:
         """Whether it runs."""
         return self._server is not None
 
+    def stop_if_dead(self) -> None:
+        """Stops what is left of it if it went away, so that the next who asks gets a fresh one.
+
+        Raises:
+            MemoryHeldError: its GPU hasn't got its memory back.
+        """
+        try:
+            if self._server is not None:
+                self._server.check_alive()
+        except ServerDiedError:
+            self.stop()
+
     def stop(self) -> None:
         """Stops it, if it runs."""
         self._server = None
@@ -134,8 +147,10 @@ class Suite:
         skipped: by case that was asked for and can't run here, what it needs.
         budget_min: minutes of a GPU that the run may take, None for any.
         verbose: whether the percentiles of all cases are shown.
-        docket: the verdicts; taken_over: what an earlier run had measured.
+        docket: the verdicts; taken_over: what an earlier run had measured; retried: what was
+            measured a second time, as its server had gone away.
         figures: of each measurement so far.
+        errors: by case that failed otherwise than by a verdict, what was said first, in full.
     """
 
     root: Path
@@ -158,8 +173,10 @@ class Suite:
     budget_min: float | None = None
     verbose: bool = False
     taken_over: list[str] = field(default_factory=list)
+    retried: list[str] = field(default_factory=list)
     docket: Docket = field(init=False)
     figures: list[Figures] = field(default_factory=list)
+    errors: dict[str, str] = field(default_factory=dict)
     _measured: dict[tuple[str, int], Measurement] = field(default_factory=dict)
     _startings: list[Starting] = field(default_factory=list)
     _plain: Plain = field(default_factory=dict)
@@ -242,27 +259,60 @@ class Suite:
         key = self.key(case, number)
         measurement = self.earlier.get(key)
         if measurement is None:
-            beside = control.server if control is not None and self._asks_speed(case) else None
-            running = server.server
-            self.journal.begin(key)
-            with self._watching(case, name) as watching:
-                measurement = measure(
-                    case,
-                    running,
-                    beside,
-                    load_case_prompts(self.root, case),
-                    show=self.show,
-                    record=self.journal.record_round,
-                    extent=self._extent(case, number),
-                    watching=watching,
-                )
-            self.journal.end(measurement)
+            beside = control if self._asks_speed(case) else None
+            measurement = self._measure_twice(case, key, server, beside)
         else:
             self.taken_over.append(name)
         figures = figures_of(measurement, number)
         self.figures.append(figures)
         record_figures(self.run_folder / "figures" / f"{name}.json", figures)
         self._measured[case.id, number] = measurement
+        return measurement
+
+    def _measure_twice(
+        self, case: Case, key: Key, server: Starting, control: Starting | None
+    ) -> Measurement:
+        """Measures a case; once more, on a fresh server, where one went away meanwhile.
+
+        Whatever comes of it, nobody meets a server that is gone or hangs again.
+        """
+        attempts = 1 if self.provision.url is not None else _ATTEMPTS
+        while True:
+            try:
+                measurement = self._measure_once(case, key, server, control)
+            except ServerDiedError as error:
+                attempts -= 1
+                for starting in filter(None, (server, control)):
+                    starting.stop_if_dead()
+                if not attempts:
+                    raise
+                name = server.launch.case_id(case)
+                self.retried.append(f"{name}: measured again, {str(error).splitlines()[0]}")
+            else:
+                break
+        if measurement.invalid is not None and measurement.invalid.startswith(HungError.name):
+            for starting in filter(None, (server, control)):
+                starting.stop()
+        return measurement
+
+    def _measure_once(
+        self, case: Case, key: Key, server: Starting, control: Starting | None
+    ) -> Measurement:
+        beside = control.server if control is not None else None
+        running = server.server
+        self.journal.begin(key)
+        with self._watching(case, server.launch.case_id(case)) as watching:
+            measurement = measure(
+                case,
+                running,
+                beside,
+                load_case_prompts(self.root, case),
+                show=self.show,
+                record=self.journal.record_round,
+                extent=self._extent(case, server.launch.number),
+                watching=watching,
+            )
+        self.journal.end(measurement)
         return measurement
 
     def measure_afresh(
@@ -277,7 +327,7 @@ class Suite:
         Returns:
             By case's id what was measured, or why it couldn't be.
         """
-        for starting in self._startings:
+        for starting in reversed(self._startings):
             starting.stop()
         found: dict[str, Measurement | str] = {}
         groups: dict[tuple[Launch, Launch], list[Case]] = {}
@@ -434,27 +484,40 @@ class Suite:
             self.provision.devices(case.server), self.run_folder / "power" / f"{name}.jsonl"
         )
 
-    def _server(self, launch: Launch) -> contextlib.AbstractContextManager[Server]:
-        if self.provision.on_gpu and self.provision.url is None:
-            running = [one.server for one in self._startings if one.running]
-            ours = frozenset().union(*(server.pids() for server in running))
-            wait_until_free(self.provision.devices(launch.spec), ours)
-        if self.provision.url is not None:
-            return attach_server(
-                launch.spec,
-                self.provision.url,
+    @contextlib.contextmanager
+    def _server(self, launch: Launch) -> Iterator[Server]:
+        spec, provision = launch.spec, self.provision
+        if provision.url is not None:
+            within_s = self.ready_within_s
+            with attach_server(
+                spec, provision.url, root=self.root, ready_within_s=within_s
+            ) as attached:
+                yield attached
+            return
+        environment = provision.environment(spec)
+        with (
+            provision.claimed(spec),
+            start_server(
+                spec,
+                environment,
                 root=self.root,
+                log_path=self.log_path(launch),
+                on_gpu=provision.on_gpu,
                 ready_within_s=self.ready_within_s,
-            )
-        return start_server(
-            launch.spec,
-            self.provision.environment(launch.spec),
-            root=self.root,
-            log_path=self.run_folder / "logs" / f"{launch.id}.log",
-            on_gpu=self.provision.on_gpu,
-            ready_within_s=self.ready_within_s,
-            show=self.show,
-        )
+                show=self.show,
+            ) as started,
+        ):
+            yield started
+
+    def log_path(self, launch: Launch) -> Path:
+        """Where the server of a launch says what it says."""
+        return self.run_folder / "logs" / f"{launch.id}.log"
+
+    def log_paths(self, launch: Launch) -> Sequence[Path]:
+        """What was said there, in further attempts too."""
+        first = self.log_path(launch)
+        further = first.parent.glob(f"{launch.id}-[0-9]*.log")
+        return [path for path in (first, *sorted(further)) if path.is_file()]
 
     def key(self, case: Case, launch: int) -> Key:
         """What has to be equal for an earlier run's measurement to be taken over."""

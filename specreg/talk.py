@@ -11,7 +11,7 @@ from httpx_aiohttp import HttpxAiohttpClient
 
 from specreg.acceptance.record import StepCounts
 from specreg.datasets import Prompt
-from specreg.errors import InvalidMeasurementError
+from specreg.errors import HungError, InvalidMeasurementError
 from specreg.matrix import Case
 from specreg.protocols import PROTOCOLS, Ask, Endpoint, Message, Role, StreamDecoder
 from specreg.replies import REPLIES
@@ -75,6 +75,7 @@ def new_client(endpoint: Endpoint, *, connections: int | None) -> httpx.AsyncCli
 class _Gathered:
     """What has come of one stream so far; heard_ns: when anything last did."""
 
+    sent_ns: int
     heard_ns: int
     error: str | None = None
     chunks: list[Chunk] = field(default_factory=list)
@@ -100,6 +101,13 @@ class _Gathered:
             self.request_id = event.request_id
 
 
+@dataclass(slots=True, eq=False)
+class _Pulse:
+    """When a token last came on any stream that has ended."""
+
+    token_ns: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Talk:
     """One endpoint asked as one case says."""
@@ -110,16 +118,28 @@ class Talk:
     clock: Clock
     end: Record
     running: dict[_Gathered, asyncio.Timeout] = field(default_factory=dict)
+    pulse: _Pulse = field(default_factory=_Pulse)
 
     async def watch(self) -> None:
-        """Ends the streams that have been silent for too long."""
+        """Ends the streams that have been silent for too long.
+
+        Raises:
+            HungError: all were, and nothing came on those that ended either.
+        """
         while True:
             await asyncio.sleep(_WATCH_S)
             now_ns = self.clock()
+            if self.running and now_ns - self._since_ns() > _SILENCE_S * _NS_PER_S:
+                raise HungError(_SILENCE_S)
             for gathered, timeout in self.running.items():
                 if now_ns - gathered.heard_ns > _SILENCE_S * _NS_PER_S and not timeout.expired():
                     gathered.error = f"nothing came for {_SILENCE_S:g} s"
                     timeout.reschedule(asyncio.get_running_loop().time())
+
+    def _since_ns(self) -> int:
+        """When a token last came on any stream, or the first of those that run was sent."""
+        tokens_ns = [one.chunks[-1].at_ns for one in self.running if one.chunks]
+        return max(min(one.sent_ns for one in self.running), self.pulse.token_ns, *tokens_ns)
 
     async def replay(self, place: int, prompt: Prompt, planned_ns: int) -> None:
         """One conversation, each turn with the model's own replies before it."""
@@ -152,7 +172,7 @@ class Talk:
         protocol = PROTOCOLS[self.endpoint.protocol]
         path, body = protocol.path(ask), msgspec.json.encode(protocol.body(ask))
         sent_ns = self.clock()
-        gathered = _Gathered(heard_ns=sent_ns)
+        gathered = _Gathered(sent_ns=sent_ns, heard_ns=sent_ns)
         try:
             async with asyncio.timeout(case.request_timeout_s) as timeout:
                 if case.stream:  # without one there is silence until the end
@@ -168,6 +188,8 @@ class Talk:
         finally:
             self.running.pop(gathered, None)
         chunks = gathered.chunks
+        if chunks:
+            self.pulse.token_ns = max(self.pulse.token_ns, chunks[-1].at_ns)
         trace = RequestTrace(
             prompt_id=prompt.id,
             category=prompt.category,

@@ -147,6 +147,7 @@ class Engine(ABC):
         module: what an interpreter that has the engine can import; empty where there is a program.
         health_path, version_path: what to GET.
         protocol: how to speak to it.
+        serves_names: whether it serves its model under the name that it is given.
     """
 
     name: ClassVar[str]
@@ -157,6 +158,7 @@ class Engine(ABC):
     health_path: ClassVar[str]
     version_path: ClassVar[str]
     protocol: ClassVar[Protocol]
+    serves_names: ClassVar[bool] = True
 
     @abstractmethod
     def requirement(self, *, on_gpu: bool) -> Requirement:

@@ -29,6 +29,7 @@ class TensorrtLlm(Engine):
     health_path: ClassVar = "/health"
     version_path: ClassVar = "/version"
     protocol: ClassVar = tensorrt_llm_protocol.PROTOCOL
+    serves_names: ClassVar = False
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
         """`tensorrt-llm`.

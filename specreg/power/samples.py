@@ -100,6 +100,8 @@ class PowerTrace:
 def load_traces(path: Path) -> Sequence[PowerTrace]:
     """What a sampler wrote, by device. A torn last line is left out; a sampler may be writing it.
 
+    Where one went on later with other devices, what came before is left out.
+
     Raises:
         SensorError: the file can't be read, or no sampler wrote it.
     """
@@ -107,16 +109,23 @@ def load_traces(path: Path) -> Sequence[PowerTrace]:
     head = next(lines, None)
     if not isinstance(head, Head):
         raise SensorError(f"samples of power '{path}': hold no head; measure them anew")
-    traces = tuple(PowerTrace(device=device, every_ns=head.every_ns) for device in head.devices)
+    traces = _empty(head)
     for line in lines:
         if isinstance(line, Head):
-            continue
-        trace = traces[line.device]
-        if isinstance(line, Failed):
-            trace.failed = line
+            same = line.devices == tuple(trace.device for trace in traces)
+            traces = traces if same else _empty(line)
+        elif not 0 <= line.device < len(traces):
+            message = f"a line is of device {line.device}, its head has {len(traces)}"
+            raise SensorError(f"samples of power '{path}': {message}; measure them anew")
+        elif isinstance(line, Failed):
+            traces[line.device].failed = line
         else:
-            _lists(trace)[type(line)].append(line)
+            _lists(traces[line.device])[type(line)].append(line)
     return traces
+
+
+def _empty(head: Head) -> Sequence[PowerTrace]:
+    return tuple(PowerTrace(device=device, every_ns=head.every_ns) for device in head.devices)
 
 
 def _lists(trace: PowerTrace) -> Mapping[type, list]:  # type: ignore[type-arg]

@@ -109,8 +109,7 @@ class SglangProtocol(Protocol):
         if form is Form.CHAT and is_older(version, first):
             message = (
                 f"acceptance of SGLang {version}: its answers to a chat don't tell it; take"
-                f" {first} or newer{' with --specreg-engine-version' if ours else ''}, or set"
-                ' form = "completions" in the matrix'
+                f' {first} or newer, or set form = "completions" in the matrix'
             )
             raise UnsupportedError(message)
 

@@ -258,6 +258,27 @@ def test_a_case_of_another_form_is_no_case_of_ours(path: Path) -> None:
     assert dict(load_journal(path)) == {KEY: measured}
 
 
+def test_a_look_of_another_version_is_no_look_of_ours(path: Path) -> None:
+    journaled(path, SECOND_LAUNCH)
+    path.write_bytes(path.read_bytes().replace(b'"look":"FULL"', b'"look":"SIXTH"'))
+    measured = journaled(path)
+    assert dict(load_journal(path)) == {KEY: measured}
+
+
+def test_a_round_without_requests_comes_back_as_it_was(path: Path) -> None:
+    measured = journaled(path)
+    assert measured.replay is not None
+    rounds = (*measured.replay.rounds, Tally().as_round())
+    replay = dataclasses.replace(measured.replay, rounds=rounds)
+    with_empty = dataclasses.replace(measured, replay=replay, values=values_of(CASE, replay))
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-1]))
+    journal = Journal(path)
+    journal.end(with_empty)
+    journal.close()
+    assert dict(load_journal(path)) == {KEY: with_empty}
+
+
 def test_an_invalid_measurement_is_never_complete(path: Path) -> None:
     journal = Journal(path)
     journal.begin(KEY)
@@ -308,7 +329,7 @@ def test_a_disk_that_was_full_for_a_while_costs_no_other_measurement(path: Path)
 
 def test_a_journal_that_cannot_be_read_is_named(path: Path) -> None:
     path.mkdir(parents=True)
-    with pytest.raises(SpecregError, match=r"journal '.*': Is a directory; run without --specreg"):
+    with pytest.raises(SpecregError, match=r"journal '.*': Is a directory; name a run"):
         load_journal(path)
 
 

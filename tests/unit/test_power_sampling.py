@@ -4,14 +4,16 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from specreg.errors import SensorError
 from specreg.power.energy import check_edges, energy_of, integral_mj, missing_frac, tick_ms
 from specreg.power.sampler import EVERY_NS, sample
-from specreg.power.samples import Head, Line, PowerTrace, Sample, Tick, Users
-from specreg.sensors import Device, Settings, State
+from specreg.power.samples import Head, Line, PowerTrace, Sample, Tick, Users, load_traces
+from specreg.sensors import Device, Scope, Settings, State
 from tests.scripted.nvml.device import Load, constant
 from tests.unit import builders
 
@@ -297,3 +299,33 @@ def test_power_is_summed_up_where_there_is_no_counter(averaged: bool) -> None:  
     found = energy_of(trace, [span])
     assert (found.from_counter, found.error_frac) == (False, 0.0)
     assert found.energy_mj == integral_mj(trace, span)
+
+
+def written(path: Path, *lines: Line) -> Path:
+    """A file of these lines."""
+    path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    return path
+
+
+def used(device: int, at_ns: int) -> Users:
+    """Somebody computes on a device."""
+    return Users(device=device, at_ns=at_ns, pids=(7,))
+
+
+def test_a_run_that_goes_on_with_other_devices_begins_anew(tmp_path: Path) -> None:
+    first, second = (
+        Device(sensor="nvml", id=f"GPU-{n}", name="x", number=n, scope=Scope.GPU) for n in (0, 1)
+    )
+    alone, both = (Head(devices=some, every_ns=1) for some in ((first,), (first, second)))
+    same = load_traces(written(tmp_path / "a", alone, used(0, 1), alone, used(0, 2)))
+    assert [[one.at_ns for one in trace.users] for trace in same] == [[1, 2]]
+    other = load_traces(written(tmp_path / "b", alone, used(0, 1), both, used(1, 2), used(0, 3)))
+    assert [[one.at_ns for one in trace.users] for trace in other] == [[3], [2]]
+
+
+@pytest.mark.parametrize("number", [1, -1])
+def test_a_line_of_a_device_that_nobody_named_is_said(tmp_path: Path, number: int) -> None:
+    device = Device(sensor="nvml", id="GPU-0", name="x", number=0, scope=Scope.GPU)
+    path = written(tmp_path / "a", Head(devices=(device,), every_ns=1), used(number, 1))
+    with pytest.raises(SensorError, match=rf"a line is of device {number}, its head has 1"):
+        load_traces(path)

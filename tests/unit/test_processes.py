@@ -1,6 +1,7 @@
 """Nothing that was started is left, whatever it did to get away."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -10,7 +11,9 @@ import psutil
 import pytest
 
 from specreg.processes import process_ids, resident_bytes, start_marked, stop_marked
+from specreg.watchdog import NOBODY, leader_of, living
 from tests.unit import builders
+from tests.unit.test_server import at_most
 
 # Starts a child in a session of its own, and ends before it.
 PARENT = """
@@ -107,6 +110,66 @@ def test_what_is_left_is_killed_at_our_own_end(tmp_path: Path) -> None:
     assert not lives(await_pid(log_path))
 
 
+# Starts a program and is killed.
+KILLED = """
+import os, pathlib, signal, sys, time
+from specreg.processes import start_marked
+log_path, temporary = map(pathlib.Path, sys.argv[1:3])
+command = (sys.executable, "-c", sys.argv[3])
+process = start_marked(
+    command, environment=os.environ, log_path=log_path, cwd=log_path.parent, temporary=[temporary]
+)
+while not log_path.read_text().endswith("\\n"):
+    time.sleep(0.01)
+print(process.watchdog.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_watchdog_ends_what_is_left_when_we_are_killed(tmp_path: Path) -> None:
+    log_path, temporary = tmp_path / "log", tmp_path / "temporary"
+    (temporary / "inner").mkdir(parents=True)
+    command = (sys.executable, "-c", KILLED, str(log_path), str(temporary), DEAF)
+    done = subprocess.run(command, check=False, cwd=builders.ROOT, capture_output=True)
+    assert done.returncode == -signal.SIGKILL
+    guard = int(done.stdout)
+    with at_most(5):
+        while lives(await_pid(log_path)) or lives(guard):
+            time.sleep(0.01)
+    assert not temporary.exists()
+
+
+def test_a_watchdog_goes_with_what_it_watches_and_may_be_killed_before(tmp_path: Path) -> None:
+    for killed in (False, True):
+        process = start_marked(
+            (sys.executable, "-c", DEAF),
+            environment=os.environ,
+            log_path=tmp_path / "log",
+            cwd=tmp_path,
+        )
+        process_id = await_pid(tmp_path / "log")
+        if killed:
+            process.watchdog.kill()
+            process.watchdog.wait()
+        assert lives(process_id)
+        stop_marked(process)
+        assert process.watchdog.returncode == (-signal.SIGKILL if killed else 0)
+        assert not lives(process_id)
+
+
+def test_a_session_that_another_leads_meanwhile_is_another_s() -> None:
+    """A number may be given away again once the last process of its session ended."""
+    sleep = ("/bin/sleep", "120")
+    with subprocess.Popen(sleep, start_new_session=True) as stranger:
+        leader = leader_of(stranger.pid)
+        assert living("no-such-mark", leader) == [stranger.pid]
+        earlier = leader._replace(started=leader.started - 1)
+        assert living("no-such-mark", earlier) == []
+        assert living("no-such-mark", NOBODY) == []
+        stranger.kill()
+        assert living("no-such-mark", leader) == []
+
+
 def test_the_last_resort_kills_and_may_be_called_again(tmp_path: Path) -> None:
     log_path = tmp_path / "log"
     process = start_marked(
@@ -165,6 +228,7 @@ def test_both_streams_go_to_the_log_and_the_process_sits_in_its_own_session(
         cwd=tmp_path,
     )
     process.popen.wait()
+    stop_marked(process)
     assert (tmp_path / "log").read_text() == f"out {tmp_path}\nerr True yes\n"
 
 

@@ -15,11 +15,12 @@ from aiohttp.test_utils import TestServer
 from specreg.acceptance.record import NO_STEPS
 from specreg.arrivals import Arrivals, Load
 from specreg.datasets import Prompt
+from specreg.errors import HungError
 from specreg.matrix import Case
 from specreg.metrics import tpot_ms, ttft_ms
 from specreg.protocols import Endpoint, Form
 from specreg.replay import Round, Share, Tally, replay_round
-from specreg.talk import Finished, new_client
+from specreg.talk import Finished, Record, new_client
 from specreg.trace import RequestTrace
 from tests.scripted.vllm.app import ScriptedServer
 from tests.scripted.vllm.launch import Launch, Level, Speculation
@@ -106,13 +107,14 @@ def replay_wire(
     case: Case = ONE_AT_A_TIME,
     prompts: Sequence[Prompt] = builders.PROMPTS,
     share: Share | None = None,
+    record: Record | None = None,
 ) -> Round:
     """A round over a wire, by the wire's clock."""
 
     async def run() -> Round:
         async with httpx.AsyncClient(transport=wire, base_url="http://scripted") as client:
             return await replay_round(
-                case, ENDPOINT, prompts, client=client, clock=wire.clock, share=share
+                case, ENDPOINT, prompts, client=client, clock=wire.clock, record=record, share=share
             )
 
     return asyncio.run(run())
@@ -274,14 +276,45 @@ def test_an_answer_at_once_may_be_silent_until_its_end_and_has_no_first_token() 
     assert trace.last_ns is not None
 
 
-def test_a_stream_that_falls_silent_has_failed() -> None:
-    class Silent(Wire):
+def test_a_stream_that_falls_silent_beside_another_has_failed() -> None:
+    class OneSilent(Wire):
+        numbers = itertools.count()
+
         async def _stream(self) -> AsyncIterator[bytes]:
             yield PIECES[0]
+            if next(self.numbers) == 0:
+                await asyncio.Event().wait()
             self.clock.now_ns += 61 * S
+            yield PIECES[0]
+            await asyncio.sleep(2.2)  # longer than the watch looks away
+            for piece in PIECES[1:]:
+                yield piece
+
+    case = builders.with_concurrency(2)
+    silent, sound = replay_wire(OneSilent(()), case, builders.PROMPTS[:2]).traces
+    assert silent.error == "nothing came for 60 s"
+    assert sound.error is None
+
+
+@pytest.mark.parametrize("before", [0, 2], ids=["from-the-first", "later"])
+def test_a_server_on_whose_streams_no_token_comes_hangs(before: int) -> None:
+    """What is on its way is given up: to wait for each request in turn would take an hour."""
+
+    class Mute(Wire):
+        async def _stream(self) -> AsyncIterator[bytes]:
+            if len(self.asked) <= before:
+                for piece in PIECES:
+                    yield piece
+                return
+            self.clock.now_ns += 61 * S
+            yield b": still there\n\n"
             await asyncio.Event().wait()
 
-    assert only_trace(Silent(())).error == "nothing came for 60 s"
+    wire, recorded = Mute(()), list[Finished]()
+    with pytest.raises(HungError, match=r"HUNG: no token came on any stream for 60 s"):
+        replay_wire(wire, ONE_AT_A_TIME, builders.PROMPTS[:4], record=recorded.append)
+    assert len(wire.asked) == before + 1
+    assert len(recorded) == before
 
 
 @pytest.mark.parametrize("requests", [1, 2, 5, 9])

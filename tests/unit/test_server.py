@@ -2,9 +2,11 @@
 
 import dataclasses
 import os
+import re
 import signal
+import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import FrameType
@@ -17,7 +19,7 @@ import pytest
 from specreg.environments import EngineEnvironment
 from specreg.errors import ModelError, ServerDiedError, ServerStartError
 from specreg.matrix import ServerSpec
-from specreg.server import StartedServer, _start_error, log_tail, start_server
+from specreg.server import StartedServer, _start_error, free_port, log_tail, start_server
 from tests.scripted.vllm.script import VARIABLE, Fault, Script
 from tests.unit import builders
 
@@ -33,6 +35,7 @@ def start(
     spec: ServerSpec = builders.SPEC,
     environment: EngineEnvironment = ENVIRONMENT,
     ready_within_s: float = 30.0,
+    choose_port: Callable[[], int] | None = None,
 ) -> AbstractContextManager[StartedServer]:
     """A scripted server of a spec, its script and log in `folder`."""
     return start_server(
@@ -43,6 +46,7 @@ def start(
         on_gpu=False,
         ready_within_s=ready_within_s,
         show=lambda _: None,
+        choose_port=choose_port,
     )
 
 
@@ -85,7 +89,8 @@ def test_a_server_runs_with_the_command_line_of_its_engine_and_is_gone_afterward
         assert server.base_url == f"http://127.0.0.1:{command[command.index('--port') + 1]}"
         assert "HF_HUB_OFFLINE" not in running.environ()
         (card,) = httpx.get(f"{server.base_url}/v1/models").json()["data"]
-        assert card["id"] == server.model == "vllm-draft_model-toy"
+        assert card["id"] == server.model
+        assert re.fullmatch(r"vllm-draft_model-toy-[0-9a-f]{8}", server.model)
         assert server.engine_version == "99.0+scripted"
         server.check_alive()
     assert not running.is_running()
@@ -172,6 +177,41 @@ def test_a_server_is_offline_when_all_its_models_are_folders(
     with start(tmp_path, Script(), spec=spec) as server:
         environment = psutil.Process(server.process.popen.pid).environ()
     assert ("HF_HUB_OFFLINE" in environment) == offline
+
+
+def port_of(server: StartedServer) -> int:
+    return int(server.base_url.rpartition(":")[2])
+
+
+def test_a_server_whose_port_is_taken_is_started_on_another(tmp_path: Path) -> None:
+    """By a program that listens and says nothing, then by a server that serves another model."""
+    with socket.socket() as mute, start(tmp_path, Script()) as stranger:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        taken = [mute.getsockname()[1], port_of(stranger)]
+        ports = iter([*taken, free_port()])
+        with start(tmp_path, Script(), choose_port=lambda: next(ports)) as server:
+            assert port_of(server) not in taken
+            assert server.log_path == tmp_path / "logs" / "server-4.log"
+            assert "Errno 98" in (tmp_path / "logs" / "server-2.log").read_text()
+        assert stranger.process.popen.poll() is None
+    assert left_of(tmp_path) == []
+
+
+def test_a_port_that_is_taken_each_time_is_an_error_that_says_by_whom(tmp_path: Path) -> None:
+    (tmp_path / "slow").mkdir()
+    slow = Script(ready_after_s=30.0)  # so that it is ours that doesn't listen yet
+    with start(tmp_path, Script()) as stranger:
+        with (
+            at_most(20),
+            pytest.raises(ServerStartError) as error,
+            start(tmp_path / "slow", slow, choose_port=lambda: port_of(stranger)),
+        ):
+            pytest.fail("somebody else's")
+        by = f"its port is already in use by a server of '{stranger.model}': port in use"
+        assert error.value.failure == by
+        assert stranger.process.popen.poll() is None
+    assert left_of(tmp_path) == []
 
 
 def test_a_survivor_in_another_session_is_gone(tmp_path: Path) -> None:

@@ -272,14 +272,14 @@ def test_what_a_run_did_is_history_and_only_if_it_judged(tmp_path: Path) -> None
     one.judge(LENGTH, builders.CASE, 1)
     record_lived(one)
     path = history_path(tmp_path / "history", builders.ENVIRONMENT.name)
-    (lived,) = load_history(path)[builders.CASE.id]
+    (lived,) = load_history(path).of(builders.CASE.id)
     assert lived.outcomes == {LENGTH.name: "NO_BASELINE"}
     assert lived.values == {LENGTH.name: 2.5}
     assert lived.engine_version == "0.32.0"
     recording = measured(suite(tmp_path, update_reason="again"), MEASURED)
     recording.judge(LENGTH, builders.CASE, 1)
     record_lived(recording)
-    assert len(load_history(path)[builders.CASE.id]) == 1
+    assert len(load_history(path).of(builders.CASE.id)) == 1
 
 
 MEASURED = builders.measurement({LENGTH.name: 2.5}, of=COUNTS)

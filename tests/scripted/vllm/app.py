@@ -89,7 +89,8 @@ class ScriptedServer:
 
     async def answer(self, request: web.Request, shape: type[Wire]) -> web.StreamResponse:
         """Answers a generation request with JSON of a shape."""
-        fault = self._script.fault_of(next(self._numbers))
+        number = next(self._numbers)
+        fault = self._script.fault_of(number)
         if fault in _SILENCES:
             await asyncio.Event().wait()
         if fault in _REFUSALS:
@@ -101,6 +102,7 @@ class ScriptedServer:
         if body.model not in {None, self._launch.name}:
             return _error(404, "NotFoundError", f"The model `{body.model}` does not exist.")
         job = job_of(body, self._launch, self._script, shape=shape, fault=fault)
+        job.stretch = self._script.stretch(number)
         self._count_arrival(job)
         return await (self._stream(request, job) if job.body.stream else self._whole(request, job))
 
@@ -175,7 +177,7 @@ class ScriptedServer:
         try:
             due_s = time.monotonic() + self._script.prefill_ms / 1e3
             for index, chunk in enumerate(job.chunks):
-                due_s += self._step_s() * chunk.forward_passes if index else 0
+                due_s += self._step_s() * job.stretch * chunk.forward_passes if index else 0
                 await asyncio.sleep(due_s - time.monotonic())
                 self._break_off(job, index)
                 self._counters.count_tokens(len(chunk.token_ids), chunk.accepted)

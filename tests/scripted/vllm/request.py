@@ -72,6 +72,7 @@ class Job:
         steps: what is true.
         chunks: what is sent at once.
         fault: what goes wrong.
+        stretch: by how much its steps take longer.
         emitted_s: when it came, then when each chunk went; seconds of the monotonic clock.
     """
 
@@ -80,6 +81,7 @@ class Job:
     steps: Steps
     chunks: tuple[Chunk, ...]
     fault: Fault | None
+    stretch: float = 1.0
     emitted_s: list[float] = field(default_factory=lambda: [time.monotonic()])
 
     @property

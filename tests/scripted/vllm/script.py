@@ -87,6 +87,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         length_tokens: least and most tokens of an answer, its end token included.
         prefill_ms: from the request to its first token.
         step_ms: from step to step.
+        stretches: times `step_ms`, for the first generation requests one by one; then it is 1.
         slowdown_frac: by how much each further running request stretches a step.
         ready_after_s: from the start to listening.
         fault: what goes wrong.
@@ -103,6 +104,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     length_tokens: tuple[int, int] = (24, 64)
     prefill_ms: float = 1.0
     step_ms: float = 1.0
+    stretches: tuple[float, ...] = ()
     slowdown_frac: float = 0.0
     ready_after_s: float = 0.0
     fault: Fault | None = None
@@ -117,6 +119,10 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         first = self.fault_after_requests + 1
         hit = number >= first if self.fault in LASTING else number == first
         return self.fault if hit else None
+
+    def stretch(self, number: int) -> float:
+        """By how much the steps of the generation request of this number, from 1, take longer."""
+        return self.stretches[number - 1] if number <= len(self.stretches) else 1.0
 
     def probability(self, position: int) -> float:
         """The chance that a position, counted from 0, is accepted when all before it were."""

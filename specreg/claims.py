@@ -1,0 +1,183 @@
+"""Claims: GPUs in, nobody else's for as long as a server of ours is on them, given back after.
+
+A run locks each GPU by its UUID, in a file of the user's cache; the system frees the lock of a
+process that is killed. Who isn't specreg, or another user, is seen by the driver and refused.
+"""
+
+import contextlib
+import datetime as dt
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from specreg.errors import DeviceHeldError, MemoryHeldError
+from specreg.paths import cache_dir
+from specreg.power.checks import describe
+from specreg.power.devices import devices_of, wait_until_free
+from specreg.processes import our_ids
+from specreg.sensors import SENSORS, Device
+
+_POLL_S = 0.2
+_BACK_WITHIN_S = 10.0
+_BYTES_PER_GIB = 2**30
+_SLACK_BYTES = 2**30
+"""What a server beside the one that ended may have come to hold meanwhile."""
+
+
+@dataclass(slots=True, eq=False)
+class _Lock:
+    """Of a GPU that we hold; `claims`: of our servers on it, in the order of their starts."""
+
+    file: BinaryIO
+    claims: list[object] = field(default_factory=list)
+
+
+_OURS: dict[str, _Lock] = {}
+"""By UUID, what this process holds."""
+
+
+def claimed_gpus(
+    gpus: int, variables: Mapping[str, str], *, tell: Callable[[str], None], waits: bool = True
+) -> contextlib.AbstractContextManager[None]:
+    """A server's GPUs for as long as the context lasts; nothing of one that takes none.
+
+    Args:
+        gpus: how many it takes.
+        variables: the environment that it is started with.
+        tell: is told whom we wait for.
+        waits: see `claim`.
+
+    Raises:
+        SensorError: nothing shows them; or as `claim` says, once it is entered.
+    """
+    if not gpus:
+        return contextlib.nullcontext()
+    return claim(devices_of(gpus, variables), waits=waits, tell=tell)
+
+
+@contextlib.contextmanager
+def claim(devices: Sequence[Device], *, waits: bool, tell: Callable[[str], None]) -> Iterator[None]:
+    """GPUs for as long as the context lasts, in which a server starts and ends.
+
+    Args:
+        devices: that it is to run on.
+        waits: whether to wait where another run of specreg holds one. Who holds one already never
+            does: two that wait for one another would wait for ever.
+        tell: is told whom we wait for.
+
+    Raises:
+        DeviceHeldError: another run holds one.
+        SensorError: somebody else computes on one, or it is too hot.
+        MemoryHeldError: 10 s after the server's end a GPU hasn't got its memory back.
+    """
+    waits = waits and not _OURS
+    with contextlib.ExitStack() as stack:
+        locks = [
+            stack.enter_context(_locked(device, waits=waits, tell=tell))
+            for device in sorted(devices, key=lambda device: device.id)
+        ]
+        wait_until_free(tuple(devices), our_ids())
+        mine = object()
+        before = [_used_bytes(device) for device in devices]
+        for lock in locks:
+            lock.claims.append(mine)
+        try:
+            yield
+        except KeyboardInterrupt:
+            before = []
+            raise
+        finally:
+            # What a server of ours took that started later isn't ours to judge.
+            alone = all(lock.claims[-1] is mine for lock in locks)
+            for lock in locks:
+                lock.claims.remove(mine)
+            for device, used_bytes in zip(devices, before if alone else (), strict=False):
+                _await_memory(device, used_bytes)
+
+
+@contextlib.contextmanager
+def _locked(device: Device, *, waits: bool, tell: Callable[[str], None]) -> Iterator[_Lock]:
+    """The lock of a GPU; the one that this process has already, if it does."""
+    if device.id not in _OURS:
+        _OURS[device.id] = _Lock(_acquire(device, waits=waits, tell=tell))
+    lock = _OURS[device.id]
+    try:
+        yield lock
+    finally:
+        if not lock.claims:
+            del _OURS[device.id]
+            lock.file.truncate(0)
+            lock.file.close()
+
+
+def _acquire(device: Device, *, waits: bool, tell: Callable[[str], None]) -> BinaryIO:
+    path = cache_dir() / "gpus" / f"{device.id}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.open("a+b", buffering=0)
+    try:
+        _await_lock(file, device, waits=waits, tell=tell)
+    except BaseException:
+        file.close()
+        raise
+    since = dt.datetime.now(tz=dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    file.truncate(0)
+    file.write(f"{describe(os.getpid())} since {since}, in {Path.cwd()}".encode())
+    return file
+
+
+def _await_lock(
+    file: BinaryIO, device: Device, *, waits: bool, tell: Callable[[str], None]
+) -> None:
+    told = ""
+    while not _lock(file):
+        file.seek(0)
+        who = file.read().decode(errors="replace") or "another run of specreg"
+        held = f"{_named(device)}: used by {who}"
+        if not waits:
+            advice = "wait until it is done, or choose another GPU with CUDA_VISIBLE_DEVICES"
+            raise DeviceHeldError(f"{held}; {advice}")
+        if held != told:
+            tell(f"{held}; waiting until it is done")
+            told = held
+        time.sleep(_POLL_S)
+
+
+def _named(device: Device) -> str:
+    return f"GPU {device.number} ({device.name}, {device.id})"
+
+
+def _lock(file: BinaryIO) -> bool:
+    """Whether the lock is ours now. No child gets the file, so it is free when we are gone."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _await_memory(device: Device, before_bytes: int | None) -> None:
+    """Returns once a GPU has its memory back; a driver takes a moment."""
+    deadline = time.monotonic() + _BACK_WITHIN_S
+    while True:
+        used_bytes = _used_bytes(device)
+        if before_bytes is None or used_bytes is None:
+            return
+        kept_bytes = used_bytes - before_bytes
+        if kept_bytes <= _SLACK_BYTES:
+            return
+        if time.monotonic() > deadline:
+            message = (
+                f"{_named(device)}: {_BACK_WITHIN_S:g} s after its server's end"
+                f" {kept_bytes / _BYTES_PER_GIB:.1f} GiB are still taken, and nothing can be"
+                " measured beside them; find with nvidia-smi who holds them, and end it"
+            )
+            raise MemoryHeldError(message)
+        time.sleep(_POLL_S)
+
+
+def _used_bytes(device: Device) -> int | None:
+    return SENSORS[device.sensor].open(device).state().used_bytes

@@ -1,0 +1,263 @@
+"""A run of the suite that can be hurt, and what is left of it afterwards.
+
+The same run is of the scripted server or of real vLLM on the CPU; each process of it carries a
+mark, and its temporary files and locks lie in folders of its own.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from specreg.report.json import RunVerdict, load_verdict
+from tests.scripted.nvml.device import ScriptedGpu, build, environment, write_script
+from tests.scripted.vllm.script import Script, record_script
+
+ROOT = Path(__file__).parents[2]
+PLANTED = Path(__file__).parent / "planted"
+MATRIX = """
+needs_gpus = {needs_gpus}
+
+[models.tiny]
+target = "fixtures/models/tiny/target"
+
+[[cases]]
+engine = "vllm"
+methods = ["ngram"]
+models = "tiny"
+dataset = "toy"
+concurrency = [1, 2, 3]
+prompts = 20
+output_cap_tokens = 64
+dtype = "float32"
+engine_env = {{ OMP_NUM_THREADS = "1" }}
+warm_up_stable_frac = {stable_frac}
+"""
+CASES = tuple(f"vllm-ngram-tiny-toy-c{load}" for load in (1, 2, 3))
+_MARK = "TEST_MARK"
+_PATIENCE_S = 180.0
+
+
+@dataclass(kw_only=True)
+class Hurt:
+    """A matrix of three cases on one server, and the suite run on it.
+
+    Attributes:
+        folder: of all that is its own.
+        script: of the scripted server; None for real vLLM.
+        gpus: that the machine has, none for a machine without.
+        stable_frac: how stable step times must be before a case is measured.
+        variables: further ones, for it and its servers.
+        user: whose cache it has, None for its own.
+        temporary: where it and its servers put what nobody keeps.
+    """
+
+    folder: Path
+    script: Script | None = field(default_factory=lambda: Script(step_ms=8.0))
+    gpus: tuple[ScriptedGpu, ...] = ()
+    stable_frac: float = 1e9
+    variables: dict[str, str] = field(default_factory=dict)
+    user: Path | None = None
+    temporary: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.temporary = Path(tempfile.mkdtemp(prefix="hurt-"))  # short, as sockets lie in it
+        weakref.finalize(self, shutil.rmtree, self.temporary, ignore_errors=True)
+
+    @property
+    def runs(self) -> Path:
+        """The folder of its runs."""
+        return self.folder / "runs"
+
+    @property
+    def cache(self) -> Path:
+        """Where its locks are; that of the engines is the user's."""
+        return (self.user or self.folder) / "cache"
+
+    def beside(self, name: str) -> "Hurt":
+        """The same of the same user, in another folder."""
+        folder = self.folder / name
+        folder.mkdir()
+        return replace(self, folder=folder, user=self.folder)
+
+    def command(self, *arguments: str) -> tuple[str, ...]:
+        """`pytest` with the arguments."""
+        text = MATRIX.format(needs_gpus=len(self.gpus), stable_frac=self.stable_frac)
+        (self.folder / "cpu.toml").write_text(text)
+        scripted = (f"--specreg-engine-python={sys.executable}",) if self.script else ()
+        return (
+            *(sys.executable, "-m", "pytest", "tests/perf", "-q", "-k", "acceptance"),
+            *("-p", "no:cacheprovider", "-p", "no:hypothesispytest"),
+            *("--specreg-tier=cpu", f"--specreg-matrix={self.folder}"),
+            *(f"--specreg-baselines={self.folder / 'baselines'}", f"--specreg-runs={self.runs}"),
+            *scripted,
+            *arguments,
+        )
+
+    def environment(self) -> dict[str, str]:
+        """What the command runs in."""
+        own = {_MARK: str(self.folder), "TMPDIR": str(self.temporary), "COLUMNS": "200"}
+        if self.script is None:
+            return os.environ | own | self.variables
+        own |= record_script(self.script, self.folder) | {"SPECREG_CACHE": str(self.cache)}
+        if self.gpus:
+            library = self.folder / "libnvidia-ml.so.1"
+            library = library if library.exists() else build(self.folder)
+            own |= environment(library, write_script(self.folder / "gpus", self.gpus))
+        return os.environ | own | self.variables
+
+    def show_gpus(self, *gpus: ScriptedGpu) -> None:
+        """What the driver shows from now on."""
+        write_script(self.folder / "gpus", gpus)
+
+    @contextlib.contextmanager
+    def start(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+        """The command in a process of its own, killed with all of its own in the end."""
+        with subprocess.Popen(
+            self.command(*arguments),
+            cwd=ROOT,
+            env=self.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as run:
+            try:
+                yield run
+            finally:
+                for process in self.processes():
+                    with contextlib.suppress(psutil.Error):
+                        process.kill()
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """The command, done."""
+        with self.start(*arguments) as run:
+            output, _ = run.communicate(timeout=_PATIENCE_S)
+        return subprocess.CompletedProcess(run.args, run.returncode, output)
+
+    def processes(self) -> list[psutil.Process]:
+        """All that run of it."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                ours = process.environ().get(_MARK) == str(self.folder)
+                if ours and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def server(self) -> psutil.Process:
+        """The process that its server's API runs in."""
+        (api,) = [one for one in self.processes() if _is_api(one)]
+        return api
+
+    def worker(self) -> psutil.Process:
+        """The process that generates: vLLM's engine core; the scripted server has but one."""
+        api = self.server()
+        workers = [one for one in api.children() if "EngineCore" in " ".join(one.cmdline())]
+        return workers[0] if workers else api
+
+    def finished(self, case_id: str) -> int:
+        """How many requests of a case's last attempt are in the journal."""
+        lines = self.journal()
+        begun = [at for at, line in enumerate(lines) if _begins(line, case_id)]
+        after = lines[begun[-1] + 1 :] if begun else []
+        return sum(line["type"] == "Replayed" for line in after)
+
+    def attempts(self, case_id: str) -> int:
+        """How often a case has been begun."""
+        return sum(_begins(line, case_id) for line in self.journal())
+
+    def journal(self) -> list[dict[str, object]]:
+        """The whole lines of all its runs' journals."""
+        texts = [path.read_bytes() for path in sorted(self.runs.glob("*/journal.jsonl"))]
+        whole = [line for text in texts for line in text.splitlines(keepends=True)]
+        return [msgspec.json.decode(line) for line in whole if line.endswith(b"\n")]
+
+    def verdict(self) -> RunVerdict:
+        """What the last run decided."""
+        found = load_verdict(max(self.runs.iterdir()) / "verdict.json")
+        assert found is not None
+        return found
+
+    def logs(self) -> list[str]:
+        """The names of all logs of its servers."""
+        return sorted(path.name for path in self.runs.glob("*/logs/*.log"))
+
+    def is_measuring(self, case_id: str = CASES[0], requests: int = 3) -> Callable[[], bool]:
+        """Whether so many requests of a case have ended."""
+        return lambda: self.finished(case_id) >= requests
+
+    def left(self) -> list[str]:
+        """The processes, ports, locks and temporary files that are left of it."""
+        processes = self.processes()
+        found = [f"process {one.pid}" for one in processes]
+        for one in processes:
+            with contextlib.suppress(psutil.Error):
+                found += [f"port {port}" for port in ports_of(one)]
+        found += [f"lock {path.name}" for path in self.cache.glob("**/*.lock") if _is_held(path)]
+        return found + [f"file {path.name}" for path in self.temporary.iterdir()]
+
+
+def ports_of(process: psutil.Process) -> set[int]:
+    """The ports that a process listens on."""
+    connections = process.net_connections("tcp")
+    return {one.laddr[1] for one in connections if one.status == psutil.CONN_LISTEN and one.laddr}
+
+
+def is_free(port: int) -> bool:
+    """Whether nobody listens on a port."""
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) != 0
+
+
+def wait_until(condition: Callable[[], bool], within_s: float = _PATIENCE_S) -> float:
+    """How long it takes until a condition holds, in seconds; a failure if that is too long."""
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < within_s
+        time.sleep(0.05)
+    return time.monotonic() - started
+
+
+def print_time(took_s: float) -> None:
+    """How long it took from the fault on; pytest -rP shows it, docs/reliability.md has it."""
+    print(f"took {took_s:.2f} s")  # noqa: T201 - that is its purpose
+
+
+def lives(process: psutil.Process) -> bool:
+    """Whether it runs; one that only waits to be reaped doesn't."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _begins(line: dict[str, object], case_id: str) -> bool:
+    key = line.get("key")
+    return line["type"] == "Begun" and isinstance(key, dict) and key["case_id"] == case_id
+
+
+def _is_api(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return "vllm.entrypoints" in " ".join(process.cmdline())
+    return False
+
+
+def _is_held(path: Path) -> bool:
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

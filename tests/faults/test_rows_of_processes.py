@@ -1,0 +1,293 @@
+"""The faults of servers and of ourselves, on the scripted server; each test is named by its row.
+
+Each sees that nothing is left: no process, port, lock or temporary file, within the row's time.
+"""
+
+import dataclasses
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from specreg.errors import ServerStartError
+from specreg.journal import load_journal
+from specreg.server import free_port
+from tests.faults.running import CASES, Hurt, is_free, lives, ports_of, print_time, wait_until
+from tests.scripted.nvml.device import Process, ScriptedGpu
+from tests.scripted.vllm.script import Fault, Script
+from tests.unit.test_server import at_most, left_of, port_of, start
+
+GIB = 2**30
+IDLE = ScriptedGpu(uuid="GPU-a", memory_used_bytes=GIB // 2)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Hurt:
+    """A run on the scripted server."""
+    return Hurt(folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "failure"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory.", 1, "out of memory"),
+        ("api_server.py: error: unrecognized arguments: --spec", 2, "unknown or refused argument"),
+        ("GatedRepoError: 401 Client Error", 1, "model not found"),
+        ("RepositoryNotFoundError: 404 Client Error", 1, "model not found"),
+        ("INFO done", 0, "unknown cause"),
+    ],
+    ids=["out-of-memory", "bad-flag", "gated", "missing", "status-0"],
+)
+def test_row_01_a_server_that_exits_at_start(
+    tmp_path: Path, said: str, status: int, failure: str
+) -> None:
+    log = "\n".join([*(f"line {number}" for number in range(100)), said])
+    script = Script(fault=Fault.EXIT_AT_START, exit_status=status, exit_log=log)
+    with pytest.raises(ServerStartError) as error, start(tmp_path, script):
+        pytest.fail("it never started")
+    took_s = time.time() - error.value.log_path.stat().st_mtime  # since its last words
+    print_time(took_s)
+    assert took_s < 2
+    assert error.value.failure == f"ended with status {status}: {failure}"
+    assert error.value.log_tail.splitlines() == log.splitlines()[-40:]
+    assert str(error.value.log_path) in str(error.value)
+    assert left_of(tmp_path) == []
+
+
+@pytest.mark.parametrize("fault", [Fault.NEVER_READY, Fault.HEALTHY_BUT_MUTE])
+def test_row_02_a_server_that_is_never_ready(tmp_path: Path, fault: Fault) -> None:
+    started = time.monotonic()
+    with (
+        at_most(20),
+        pytest.raises(ServerStartError, match=r"generated no token in time.*\nlast lines of "),
+        start(tmp_path, Script(fault=fault), ready_within_s=2.0),
+    ):
+        pytest.fail("it is never ready")
+    print_time(time.monotonic() - started - 2.0)
+    assert left_of(tmp_path) == []
+
+
+def test_row_03_a_server_that_hangs_in_the_run(run: Hurt) -> None:
+    with run.start() as pytest_run:
+        wait_until(run.is_measuring())
+        server = run.server()
+        server.send_signal(signal.SIGSTOP)
+        took_s = wait_until(lambda: not lives(server))
+        output, _ = pytest_run.communicate(timeout=120)
+    print_time(took_s)
+    assert 60 <= took_s < 60 + 10, "a minute of silence, and row 5's time to be gone"
+    outcomes = {one.case_id: (one.outcome, one.reason) for one in run.verdict().verdicts}
+    assert outcomes[CASES[0]][0] == "INVALID", output
+    assert outcomes[CASES[0]][1].startswith("HUNG: no token came on any stream for 60 s"), output
+    assert [outcomes[case][0] for case in CASES[1:]] == ["NO_BASELINE", "NO_BASELINE"], output
+    assert len(run.logs()) == 2
+    assert run.left() == []
+
+
+def test_row_04_a_server_that_crashes_in_the_run(run: Hurt) -> None:
+    with run.start() as pytest_run:
+        wait_until(run.is_measuring())
+        finished, server = run.finished(CASES[0]), run.server()
+        server.kill()
+        print_time(wait_until(lambda: run.attempts(CASES[0]) == 2))
+        first = run.journal()
+        output, _ = pytest_run.communicate(timeout=120)
+    replayed = [line for line in first if line["type"] == "Replayed"]
+    assert len(replayed) >= finished, "what was finished is on disk"
+    assert f"{CASES[0]}: measured again, server 'vllm-ngram-tiny': ended with status -9" in output
+    assert run.logs() == ["vllm-ngram-tiny-2.log", "vllm-ngram-tiny.log"]
+    (journal,) = run.runs.glob("*/journal.jsonl")
+    counted = {key.case_id: one for key, one in load_journal(journal).items()}
+    assert set(counted) == set(CASES)
+    replay = counted[CASES[0]].replay
+    assert replay is not None
+    assert len(replay.traces) == 20, "the second attempt alone, and all of it"
+    assert run.left() == []
+
+
+def test_row_04_a_server_that_crashes_each_time_is_tried_twice(run: Hurt) -> None:
+    run.script = Script(fault=Fault.CRASH_MID_RUN, fault_after_requests=8)
+    done = run.run()
+    assert run.attempts(CASES[0]) == 2, done.stdout
+    assert {one.outcome for one in run.verdict().verdicts} == {"INVALID"}
+    assert run.left() == []
+
+
+def test_row_05_a_worker_that_survives_its_server(run: Hurt) -> None:
+    run.script = Script(step_ms=8.0, fault=Fault.SURVIVOR, survivor_s=600.0)
+    with run.start() as pytest_run:
+        wait_until(run.is_measuring())
+        server = run.server()
+        (worker,) = server.children()
+        server.kill()
+        took_s = wait_until(lambda: not lives(worker))
+        output, _ = pytest_run.communicate(timeout=120)
+    print_time(took_s)
+    assert took_s < 10
+    assert "measured again" in output
+    assert run.left() == []
+
+
+def test_row_05_gpu_memory_that_is_not_back_stops_the_run(run: Hurt) -> None:
+    run.gpus = (IDLE,)
+    with run.start() as pytest_run:
+        wait_until(run.is_measuring())
+        run.show_gpus(dataclasses.replace(IDLE, memory_used_bytes=41 * GIB))
+        run.server().kill()
+        started = time.monotonic()
+        output, _ = pytest_run.communicate(timeout=60)
+    print_time(time.monotonic() - started)
+    assert pytest_run.returncode == pytest.ExitCode.INTERRUPTED, output
+    assert "server's end 40.5 GiB are still taken" in output
+    assert run.attempts(CASES[0]) == 1
+    assert run.logs() == ["vllm-ngram-tiny.log"]
+    assert run.left() == []
+
+
+def test_row_06_pytest_is_killed(run: Hurt) -> None:
+    run.gpus = (IDLE,)
+    run.script = Script(step_ms=8.0, fault=Fault.SURVIVOR, survivor_s=600.0)
+    with run.start() as pytest_run:
+        wait_until(run.is_measuring(CASES[1]))
+        (port,) = ports_of(run.server())
+        assert len(run.processes()) > 3
+        assert f"lock {IDLE.uuid}.lock" in run.left()
+        pytest_run.kill()
+        took_s = wait_until(lambda: run.left() == [] and is_free(port))
+    print_time(took_s)
+    assert took_s < 5
+    (journal,) = run.runs.glob("*/journal.jsonl")
+    assert {key.case_id for key in load_journal(journal)} == {CASES[0]}
+
+
+def test_row_07_ctrl_c_once(run: Hurt) -> None:
+    with run.start() as pytest_run:
+        wait_until(run.is_measuring(CASES[1]))
+        pytest_run.send_signal(signal.SIGINT)
+        started = time.monotonic()
+        output, _ = pytest_run.communicate(timeout=60)
+        print_time(time.monotonic() - started)
+        assert run.left() == []
+    assert "type the same again with --specreg-resume" in output
+    assert {one.case_id for one in run.verdict().verdicts} == {CASES[0]}
+
+
+def test_row_07_ctrl_c_twice(run: Hurt) -> None:
+    run.script = Script(step_ms=8.0, ignore_sigterm=True)
+    with run.start() as pytest_run:
+        wait_until(run.is_measuring())
+        pytest_run.send_signal(signal.SIGINT)
+        time.sleep(1)
+        pytest_run.send_signal(signal.SIGINT)
+        took_s = wait_until(lambda: run.left() == [])
+    print_time(took_s)
+    assert took_s < 5
+
+
+def test_row_08_another_process_on_the_gpu(run: Hurt) -> None:
+    with subprocess.Popen(("/bin/sleep", "600")) as stranger:
+        run.gpus = (dataclasses.replace(IDLE, processes=(Process(stranger.pid, GIB),)),)
+        started = time.monotonic()
+        done = run.run()
+        print_time(time.monotonic() - started)
+        assert stranger.poll() is None
+        stranger.kill()
+    user = psutil.Process().username()
+    assert f"used by process {stranger.pid} (sleep, user {user}); end it" in done.stdout
+    assert done.returncode != 0
+    assert run.logs() == []
+    assert run.left() == []
+
+
+def test_row_09_the_port_is_taken_meanwhile(tmp_path: Path) -> None:
+    """By another scripted server of the same model; the kernel gives the next port."""
+    with start(tmp_path, Script()) as stranger:
+        ports = iter([port_of(stranger), 0])
+        started = time.monotonic()
+        with start(tmp_path, Script(), choose_port=lambda: next(ports) or free_port()) as server:
+            print_time(time.monotonic() - started)
+            assert server.base_url != stranger.base_url
+            assert server.model != stranger.model
+        stranger.check_alive()
+    assert left_of(tmp_path) == []
+
+
+def test_row_12_speculation_that_is_silently_off(run: Hurt) -> None:
+    run.script = Script(fault=Fault.SPEC_DISABLED)
+    done = run.run()
+    assert done.returncode == 10, done.stdout
+    reasons = {one.reason.partition(":")[0] for one in run.verdict().verdicts}
+    assert reasons == {"SPEC_DISABLED"}
+    assert run.left() == []
+
+
+def test_row_14_two_runs_at_once_on_one_gpu(run: Hurt) -> None:
+    run.gpus, run.script = (IDLE,), Script(step_ms=20.0)
+    waiting, hasty = run.beside("waiting"), run.beside("hasty")
+    with run.start() as first:
+        wait_until(run.is_measuring())
+        with waiting.start() as second, hasty.start("--specreg-no-wait") as third:
+            refused, _ = third.communicate(timeout=120)
+            assert first.poll() is None
+            assert hasty.logs() == waiting.logs() == []
+            said, _ = first.communicate(timeout=120)
+            waited, _ = second.communicate(timeout=120)
+    who = f"GPU 0 (Scripted NVIDIA H100, GPU-a): used by process {first.pid} ("
+    assert who in refused
+    assert {one.outcome for one in hasty.verdict().verdicts} == {"INVALID"}
+    assert who in waited
+    assert "; waiting until it is done" in waited
+    assert {one.outcome for one in waiting.verdict().verdicts} == {"NO_BASELINE"}, said + waited
+    assert run.left() == waiting.left() == hasty.left() == []
+
+
+def test_row_14_two_runs_at_once_without_a_gpu(run: Hurt) -> None:
+    """Nothing is locked: each measures what the machine gives it."""
+    other = run.beside("other")
+    with run.start() as first, other.start() as second:
+        wait_until(lambda: run.is_measuring()() and other.is_measuring()())
+        first.communicate(timeout=120)
+        second.communicate(timeout=120)
+    assert not run.cache.exists()
+    assert run.left() == other.left() == []
+
+
+def test_row_15_a_killed_run_is_gone_on_with(run: Hurt) -> None:
+    with run.start() as pytest_run:
+        wait_until(run.is_measuring(CASES[1]))
+        pytest_run.kill()
+        wait_until(lambda: run.left() == [])
+    done = run.run("--specreg-resume")
+    assert f"taken over from the run that was cut off: {CASES[0]}\n" in done.stdout
+    assert [run.attempts(case) for case in CASES] == [1, 2, 1]
+    assert run.left() == []
+
+
+COLD = (40.0, 25.0, 16.0, 10.0, 6.0, 4.0, 2.5, 1.6)
+
+
+def test_row_22_slow_first_requests(run: Hurt) -> None:
+    """The one that shows that it is ready is the first of them."""
+    run.script = Script(step_ms=10.0, stretches=COLD)
+    run.stable_frac = 0.3
+    done = run.run()
+    assert {one.outcome for one in run.verdict().verdicts} == {"NO_BASELINE"}, done.stdout
+    (journal,) = run.runs.glob("*/journal.jsonl")
+    measured = {key.case_id: one for key, one in load_journal(journal).items()}
+    replay = measured[CASES[0]].replay
+    assert replay is not None
+    gap_ms = max(part.gaps.quantile_ns(0.5) for part in replay.rounds) / 1e6
+    assert gap_ms < 10 * 1.6, "none of the slow ones was measured"
+    assert run.left() == []
+
+
+def test_row_22_steps_that_are_never_stable(run: Hurt) -> None:
+    run.script = Script(step_ms=4.0, stretches=(1.0, 1.0, 2.0, 4.0) * 20)
+    run.stable_frac = 0.3
+    done = run.run()
+    reasons = {one.case_id: one.reason for one in run.verdict().verdicts}
+    assert reasons[CASES[0]].startswith("NEVER_STABLE: after 20 batches"), done.stdout
+    assert run.left() == []

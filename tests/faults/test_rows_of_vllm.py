@@ -1,0 +1,297 @@
+"""The same faults on real vLLM, without a GPU; each test is named by its row.
+
+`nox -s faults` runs them; `-m "not vllm"` leaves them out. One run has three of its servers hurt.
+"""
+
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from specreg.engines import engine_named
+from specreg.environments import EngineEnvironment, engine_environment
+from specreg.errors import ServerStartError
+from specreg.journal import load_journal
+from specreg.matrix import ServerSpec
+from specreg.server import StartedServer, free_port, start_server
+from tests.faults.running import (
+    CASES,
+    PLANTED,
+    ROOT,
+    Hurt,
+    is_free,
+    lives,
+    ports_of,
+    print_time,
+    wait_until,
+)
+from tests.unit import builders
+from tests.unit.test_server import at_most
+
+pytestmark = pytest.mark.vllm
+
+SPEC = dataclasses.replace(
+    builders.SPEC,
+    method="ngram",
+    target="fixtures/models/tiny/target",
+    draft=None,
+    engine_env=(("OMP_NUM_THREADS", "1"),),
+)
+SLOW = {"PLANTED_FAULT": "sleep", "PLANTED_SLEEP_S": "0.02", "PYTHONPATH": str(PLANTED)}
+"""Each step takes 20 ms more, so that there is time to hurt it."""
+
+
+@pytest.fixture(scope="session")
+def environment() -> EngineEnvironment:
+    """The environment of vLLM for CPUs."""
+    return engine_environment(engine_named("vllm").requirement(on_gpu=False), show=print)
+
+
+def start(
+    folder: Path, environment: EngineEnvironment, spec: ServerSpec = SPEC, **changes: object
+) -> AbstractContextManager[StartedServer]:
+    """A server of a spec."""
+    options: dict[str, object] = {"ready_within_s": 180.0, **changes}
+    return start_server(
+        spec,
+        environment,
+        root=ROOT,
+        log_path=folder / "logs" / "server.log",
+        on_gpu=False,
+        show=print,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def left_of(folder: Path) -> list[psutil.Process]:
+    """The processes whose log lies in a folder."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if any(str(folder) in file.path for file in process.open_files()):
+                found.append(process)
+    return found
+
+
+def end_of_leader(folder: Path) -> float:
+    """When the server whose log lies in a folder ended; its last words come seconds before that."""
+    leaders: list[psutil.Process] = []
+    while not leaders:
+        time.sleep(0.1)
+        with contextlib.suppress(OSError):
+            found = [one for one in left_of(folder) if one.pid != os.getpid()]
+            leaders = [one for one in found if os.getsid(one.pid) == one.pid]
+    (leader,) = leaders
+    while lives(leader):
+        time.sleep(0.02)
+    return time.monotonic()
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "failure"),
+    [
+        ({"engine_args": ("--no-such-flag",)}, 2, "unknown or refused argument"),
+        ({"target": "nobody/has-such-a-model"}, 1, "model not found"),
+        ({"engine_args": ("--help",)}, 0, "unknown cause"),
+    ],
+    ids=["bad-flag", "missing", "status-0"],
+)
+def test_row_01_a_server_that_exits_at_start(
+    tmp_path: Path,
+    environment: EngineEnvironment,
+    changes: Mapping[str, object],
+    status: int,
+    failure: str,
+) -> None:
+    spec = dataclasses.replace(SPEC, **changes)  # type: ignore[arg-type]
+    with ThreadPoolExecutor() as beside:
+        ended = beside.submit(end_of_leader, tmp_path)
+        with pytest.raises(ServerStartError) as error, start(tmp_path, environment, spec):
+            pytest.fail("it never started")
+        took_s = time.monotonic() - ended.result()
+    print_time(took_s)
+    assert error.value.failure == f"ended with status {status}: {failure}"
+    assert took_s < 2
+    assert left_of(tmp_path) == []
+
+
+def test_row_02_a_server_that_is_never_ready(
+    tmp_path: Path, environment: EngineEnvironment
+) -> None:
+    started = time.monotonic()
+    with (
+        at_most(30),
+        pytest.raises(ServerStartError, match=r"generated no token in time.*\nlast lines of "),
+        start(tmp_path, environment, ready_within_s=4.0),
+    ):
+        pytest.fail("it takes longer")
+    print_time(time.monotonic() - started - 4.0)
+    assert left_of(tmp_path) == []
+
+
+@dataclasses.dataclass(kw_only=True)
+class Told:
+    """What came of a run of which three servers were hurt.
+
+    Attributes:
+        run: itself; output: what it printed.
+        hung_s: from when a server was stopped until all of it was gone.
+        retried_s: from when a worker was killed until its case was begun anew.
+        orphan_s: from when a server was killed until its worker was gone.
+        ended_s: from Ctrl-C until the run had ended, and left: what there was then.
+    """
+
+    run: Hurt
+    output: str = ""
+    hung_s: float = 0.0
+    retried_s: float = 0.0
+    orphan_s: float = 0.0
+    ended_s: float = 0.0
+    left: list[str] = dataclasses.field(default_factory=list)
+
+
+@pytest.fixture(scope="session")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    """A run in which something happens to each case's server, and Ctrl-C at last."""
+    run = Hurt(folder=tmp_path_factory.mktemp("hurt"), script=None, variables=SLOW)
+    told = Told(run=run)
+    with run.start() as pytest_run:
+        wait_until(run.is_measuring(CASES[0]))
+        api, worker = run.server(), run.worker()
+        assert api != worker
+        worker.send_signal(signal.SIGSTOP)
+        told.hung_s = wait_until(lambda: not lives(api) and not lives(worker))
+
+        wait_until(run.is_measuring(CASES[1]))
+        run.worker().kill()
+        told.retried_s = wait_until(lambda: run.attempts(CASES[1]) == 2)
+
+        wait_until(run.is_measuring(CASES[2]))
+        api, worker = run.server(), run.worker()
+        api.kill()
+        told.orphan_s = wait_until(lambda: not lives(worker))
+
+        wait_until(lambda: run.attempts(CASES[2]) == 2)
+        wait_until(run.is_measuring(CASES[2]))
+        pytest_run.send_signal(signal.SIGINT)
+        started = time.monotonic()
+        told.output, _ = pytest_run.communicate(timeout=60)
+        told.ended_s = time.monotonic() - started
+        told.left = run.left()
+    return told
+
+
+def test_row_03_a_server_that_hangs_in_the_run(told: Told) -> None:
+    print_time(told.hung_s)
+    assert 60 <= told.hung_s < 60 + 10, "a minute of silence, and row 5's time to be gone"
+    reasons = {one.case_id: one.reason for one in told.run.verdict().verdicts}
+    assert reasons[CASES[0]].startswith("HUNG: no token came on any stream for 60 s"), told.output
+    assert told.run.attempts(CASES[0]) == 1
+
+
+def test_row_04_a_worker_that_crashes_in_the_run(told: Told) -> None:
+    print_time(told.retried_s)
+    assert f"{CASES[1]}: measured again, server 'vllm-ngram-tiny': ended with" in told.output
+    assert told.run.attempts(CASES[1]) == 2
+    (journal,) = told.run.runs.glob("*/journal.jsonl")
+    counted = {key.case_id: one for key, one in load_journal(journal).items()}
+    replay = counted[CASES[1]].replay
+    assert replay is not None
+    assert len(replay.traces) == 20, "the second attempt alone, and all of it"
+
+
+def test_row_05_a_worker_that_survives_its_server(told: Told) -> None:
+    print_time(told.orphan_s)
+    assert told.orphan_s < 10
+    assert f"{CASES[2]}: measured again, " in told.output
+    assert len(told.run.logs()) == 4
+
+
+def test_row_07_ctrl_c_once(told: Told) -> None:
+    print_time(told.ended_s)
+    assert "type the same again with --specreg-resume" in told.output
+    assert {one.case_id for one in told.run.verdict().verdicts} == set(CASES[:2])
+    assert told.left == []
+
+
+def test_row_06_pytest_is_killed(tmp_path: Path) -> None:
+    run = Hurt(folder=tmp_path, script=None, variables=SLOW)
+    with run.start() as pytest_run:
+        wait_until(run.is_measuring())
+        (port,) = ports_of(run.server())
+        pytest_run.kill()
+        took_s = wait_until(lambda: run.left() == [] and is_free(port))
+    print_time(took_s)
+    assert took_s < 5
+    assert run.finished(CASES[0]) >= 3
+
+
+def test_row_07_ctrl_c_twice(tmp_path: Path) -> None:
+    run = Hurt(folder=tmp_path, script=None, variables=SLOW)
+    with run.start() as pytest_run:
+        wait_until(run.is_measuring())
+        pytest_run.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        pytest_run.send_signal(signal.SIGINT)
+        took_s = wait_until(lambda: run.left() == [])
+    print_time(took_s)
+    assert took_s < 5
+
+
+def test_row_09_the_port_is_taken_meanwhile(tmp_path: Path, environment: EngineEnvironment) -> None:
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", 0))
+        stranger.listen()
+        ports = iter([stranger.getsockname()[1], 0])
+        started = time.monotonic()
+        with start(tmp_path, environment, choose_port=lambda: next(ports) or free_port()) as server:
+            print_time(time.monotonic() - started)
+            (card,) = httpx.get(f"{server.base_url}/v1/models").json()["data"]
+            assert card["id"] == server.model != SPEC.id
+            assert server.model.startswith(SPEC.id)
+        assert (tmp_path / "logs" / "server-2.log").exists()
+    assert left_of(tmp_path) == []
+
+
+def planted(fault: str) -> dict[str, str]:
+    """What plants a fault in vLLM."""
+    return {"PLANTED_FAULT": fault, "PYTHONPATH": str(PLANTED)}
+
+
+def test_row_12_speculation_that_is_silently_off(tmp_path: Path) -> None:
+    run = Hurt(folder=tmp_path, script=None, variables=planted("no_drafts"))
+    done = run.run()
+    assert done.returncode == 10, done.stdout
+    reasons = {one.reason.partition(":")[0] for one in run.verdict().verdicts}
+    assert reasons == {"SPEC_DISABLED"}
+    assert run.left() == []
+
+
+def test_row_22_slow_first_requests(tmp_path: Path) -> None:
+    run = Hurt(folder=tmp_path, script=None, stable_frac=0.5, variables=planted("cold"))
+    done = run.run("-k", f"acceptance_length and {CASES[0]}")
+    assert {one.outcome for one in run.verdict().verdicts} == {"NO_BASELINE"}, done.stdout
+    (journal,) = run.runs.glob("*/journal.jsonl")
+    (measurement,) = load_journal(journal).values()
+    assert measurement.replay is not None
+    first, *_, last = (part.gaps.quantile_ns(0.5) for part in measurement.replay.rounds)
+    assert first < 1.5 * last, "the first ones took ten times as long"
+    assert run.left() == []
+
+
+def test_row_22_steps_that_are_never_stable(tmp_path: Path) -> None:
+    run = Hurt(folder=tmp_path, script=None, stable_frac=0.5, variables=planted("restless"))
+    done = run.run("-k", f"acceptance_length and {CASES[0]}")
+    (verdict,) = run.verdict().verdicts
+    assert verdict.reason.startswith("NEVER_STABLE: after 20 batches"), done.stdout
+    assert run.left() == []

@@ -1,0 +1,198 @@
+"""A GPU is one run's at a time, and has its memory back before the next server starts."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.scripted.nvml.device import ScriptedGpu, build, environment, write_script
+from tests.unit import builders
+from tests.unit.test_server import at_most
+
+# Claims so many GPUs, says what it is told and that it has them, and gives them back when asked to.
+CLAIM = """
+import os, sys
+from specreg.claims import claimed_gpus
+from specreg.errors import SensorError
+def tell(text):
+    print(text, flush=True)
+try:
+    with claimed_gpus(int(sys.argv[1]), os.environ, tell=tell, waits=len(sys.argv) < 3):
+        tell("claimed")
+        sys.stdin.readline()
+    tell("given back")
+except SensorError as error:
+    tell(f"{type(error).__name__}: {error}")
+"""
+# Two servers of one run on one GPU, and a second GPU that is claimed while the first is held.
+NESTED = """
+import os, sys
+from specreg.claims import _OURS, claimed_gpus
+from specreg.errors import SensorError
+with claimed_gpus(1, os.environ, tell=print):
+    with claimed_gpus(1, os.environ, tell=print):
+        pass
+    print("one", len(_OURS), flush=True)
+    sys.stdin.readline()
+    try:
+        with claimed_gpus(2, os.environ, tell=print):
+            print("two", flush=True)
+    except SensorError as error:
+        print(type(error).__name__, flush=True)
+print(len(_OURS), flush=True)
+"""
+GIB = 2**30
+IDLE = ScriptedGpu(uuid="GPU-a", memory_used_bytes=GIB // 2)
+BUSY = dataclasses.replace(IDLE, memory_used_bytes=41 * GIB)
+OTHER = ScriptedGpu(uuid="GPU-b", memory_used_bytes=GIB // 2)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Scripted GPUs, and processes that claim them."""
+
+    folder: Path
+    library: Path
+
+    def play(self, *gpus: ScriptedGpu) -> None:
+        """What the driver shows from now on."""
+        write_script(self.folder / "gpus", gpus)
+
+    @contextmanager
+    def running(
+        self, *arguments: str, code: str = CLAIM, **said: str
+    ) -> Iterator[subprocess.Popen[str]]:
+        """A process of a run, which is gone afterwards."""
+        driver = environment(self.library, self.folder / "gpus")
+        own = {"PYTHONPATH": str(builders.ROOT), "SPECREG_CACHE": str(self.folder / "cache")}
+        with subprocess.Popen(
+            (sys.executable, "-c", code, *arguments),
+            env=os.environ | driver | own | said,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    @contextmanager
+    def claiming(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+        """A process that has claimed what it wants."""
+        with self.running(*arguments) as process:
+            assert heard(process) == "claimed"
+            yield process
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The scripted driver."""
+    return build(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def machine(tmp_path: Path, library: Path) -> Machine:
+    """A machine with two idle GPUs."""
+    machine = Machine(folder=tmp_path, library=library)
+    machine.play(IDLE, OTHER)
+    return machine
+
+
+def heard(process: subprocess.Popen[str]) -> str:
+    """The next line that a process says."""
+    assert process.stdout is not None
+    with at_most(30):
+        return process.stdout.readline().strip()
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Lets a process give back what it claimed."""
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def test_a_second_run_waits_and_is_told_for_whom(machine: Machine) -> None:
+    with machine.claiming("1") as first, machine.running("1") as second:
+        said = heard(second)
+        assert said.startswith(
+            f"GPU 0 (Scripted NVIDIA H100, GPU-a): used by process {first.pid} (python"
+        )
+        assert f", in {Path.cwd()}; waiting until it is done" in said
+        end(first)
+        assert heard(first) == "given back"
+        assert heard(second) == "claimed"
+        end(second)
+        assert heard(second) == "given back"
+
+
+def test_a_second_run_fails_at_once_where_it_is_asked_to(machine: Machine) -> None:
+    with machine.claiming("1"), machine.running("1", "no-wait") as second:
+        said = heard(second)
+        assert said.startswith("DeviceHeldError: GPU 0 (Scripted NVIDIA H100, GPU-a): used by")
+        assert said.endswith(
+            "; wait until it is done, or choose another GPU with CUDA_VISIBLE_DEVICES"
+        )
+
+
+def test_the_lock_of_a_run_that_is_killed_is_free(machine: Machine) -> None:
+    with machine.claiming("1") as first, machine.running("1") as second:
+        assert "waiting" in heard(second)
+        first.send_signal(signal.SIGKILL)
+        with at_most(5):
+            assert heard(second) == "claimed"
+
+
+def test_runs_on_different_gpus_do_not_wait(machine: Machine) -> None:
+    with (
+        machine.running("1", CUDA_VISIBLE_DEVICES="0") as first,
+        machine.running("1", CUDA_VISIBLE_DEVICES="1") as second,
+    ):
+        assert heard(first) == heard(second) == "claimed"
+
+
+def test_two_runs_never_wait_for_one_another(machine: Machine) -> None:
+    """Each holds a GPU and wants the other's: whoever holds one doesn't wait."""
+    with (
+        machine.running(code=NESTED, CUDA_VISIBLE_DEVICES="0,1") as first,
+        machine.running(code=NESTED, CUDA_VISIBLE_DEVICES="1,0") as second,
+    ):
+        assert heard(first) == heard(second) == "one 1"
+        end(first)
+        assert heard(first) == "DeviceHeldError"
+        assert heard(first) == "0"
+        end(second)
+        assert heard(second) == "two"
+        assert heard(second) == "0"
+
+
+def test_without_gpus_there_is_nothing_to_lock(machine: Machine) -> None:
+    with machine.running("0") as first, machine.running("0") as second:
+        assert heard(first) == heard(second) == "claimed"
+    assert not (machine.folder / "cache").exists()
+
+
+def test_memory_that_comes_back_is_waited_for(machine: Machine) -> None:
+    with machine.claiming("1") as run:
+        machine.play(BUSY, OTHER)
+        end(run)
+        time.sleep(1.5)
+        machine.play(IDLE, OTHER)
+        assert heard(run) == "given back"
+
+
+def test_memory_that_does_not_come_back_is_an_error_that_says_how_much(machine: Machine) -> None:
+    with machine.claiming("1") as run:
+        machine.play(BUSY, OTHER)
+        end(run)
+        said = heard(run)
+    assert said.startswith("MemoryHeldError: GPU 0 (Scripted NVIDIA H100, GPU-a): 10 s after its")
+    assert "40.5 GiB are still taken" in said
