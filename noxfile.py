@@ -75,15 +75,15 @@ def browser(session: nox.Session) -> None:
 
 @nox.session
 def exports(session: nox.Session) -> None:
-    """Has aiperf and Otava read what a run hands on; about a minute, once they are fetched."""
-    _install(session, "tests")
+    """Has aiperf, Otava and an S3 server take what a run hands on; a minute, once fetched."""
+    _install(session, "exports")
     session.install(*_EXTRAS["changes"])
     _pytest(session, "tests/exports")
 
 
 @nox.session
 def examples(session: nox.Session) -> None:
-    """Makes docs/examples anew from real runs: twenty minutes of a quiet machine."""
+    """Makes docs/examples anew from real runs, on a quiet machine."""
     _install(session, "browser")
     session.run("python", "docs/examples/make.py", *session.posargs, env={"PYTHONPATH": "."})
 
@@ -108,7 +108,7 @@ def cpu_perf(session: nox.Session) -> None:
 def gpu_perf(session: nox.Session) -> None:
     """The suite on a machine with a GPU; fails at once where there is none."""
     _install(session)
-    session.install(*_EXTRAS["datasets"], *_EXTRAS["report"])
+    session.install(*_EXTRAS["datasets"], *_EXTRAS["report"], *_EXTRAS["changes"])
     _pytest(session, "tests/perf", "--specreg-tier=gpu", "--specreg-require-tier")
 
 
@@ -202,13 +202,16 @@ def gate(session: nox.Session) -> None:
 
 @nox.session
 def gate_tests(session: nox.Session) -> None:
-    """The gate's command on sides with planted faults; with real vLLM about fifteen minutes."""
+    """The gate's command on sides with planted faults; with real vLLM, a long one."""
     _install(session, "tests")
     _pytest(session, "tests/gate")
 
 
 @nox.session
 def faults(session: nox.Session) -> None:
-    """Plants faults in a real engine and sees the right cases turn red: about eleven minutes."""
+    """Plants faults in a real engine, hurts servers and runs; a long one.
+
+    `-- -k "not row"` leaves the hurt ones out, `-- -m "not vllm"` those on a real engine.
+    """
     _install(session, "tests")
     _pytest(session, "tests/faults")

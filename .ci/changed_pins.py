@@ -1,7 +1,7 @@
-"""What a change does to an engine's version: `pins=vllm==0.31.0 vllm==0.32.0` for the gate.
+"""What a change does to the versions of engines: a line `vllm==0.31.0 vllm==0.32.0` for each.
 
-Reads the extras of pyproject.toml at a revision and here. Prints nothing where no engine changed;
-where several did, the first: a gate compares two sides.
+Reads the extras of pyproject.toml at a revision and here; a test holds them to what the suite
+installs. Prints nothing where no engine changed.
 """
 
 import subprocess
@@ -20,13 +20,13 @@ def pins_in(text: str) -> dict[str, str]:
 
 
 def main(revision: str) -> None:
-    """Prints the old and the new requirement of the first engine that changed."""
+    """Prints the old and the new requirement of each engine that changed."""
     command = ("git", "show", f"{revision}:{_FILE}")
     shown = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603
     before, now = pins_in(shown.stdout), pins_in(Path(_FILE).read_text())
-    changed = [(before[name], pin) for name, pin in now.items() if before.get(name, pin) != pin]
-    if changed:
-        print(f"pins={' '.join(changed[0])}")  # noqa: T201 - what the workflow reads
+    for name, pin in now.items():
+        if before.get(name, pin) != pin:
+            print(before[name], pin)  # noqa: T201 - what the workflow reads
 
 
 if __name__ == "__main__":

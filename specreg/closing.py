@@ -45,7 +45,11 @@ def record_baselines(suite: Suite) -> tuple[tuple[Recorded, ...], tuple[str, ...
 
 
 def record_lived(suite: Suite) -> None:
-    """Adds what a run that judged did to the history, for later ones to learn how hours differ."""
+    """Adds what a run that judged did to the history, for later ones to learn how hours differ.
+
+    Raises:
+        ReportError: the disk refuses.
+    """
     if suite.update_reason is not None or suite.provision.url is not None:
         return
     lived = []
@@ -57,6 +61,12 @@ def record_lived(suite: Suite) -> None:
             settings = suite.settings(case)
             lived.append(lived_through(run, launches, verdicts, settings, _exact(suite, case)))
     record_history(history_path(suite.history, suite.environment.name), lived)
+
+
+def why_nothing(suite: Suite) -> str:
+    """Why a run judged nothing, in words."""
+    reasons = dict.fromkeys(suite.skipped.values())
+    return f"nothing was judged: {'; '.join(reasons) or 'no test of a case came to a verdict'}"
 
 
 def run_verdict(suite: Suite, status: int, *, cut_short: bool) -> RunVerdict:
@@ -80,12 +90,13 @@ def run_verdict(suite: Suite, status: int, *, cut_short: bool) -> RunVerdict:
 
 
 def remarks(suite: Suite, matrix: Path) -> Iterator[str]:
-    """What a reader of the verdicts should know besides: headroom, and baselines of no use.
+    """What a reader should know besides: a torn history, headroom, and baselines of no use.
 
     Args:
         suite: of the run.
         matrix: the folder of all tiers.
     """
+    yield from suite.retried
     fewer = [case for case in _cases(suite) if case.matrix_prompts]
     if fewer:
         least, most = (chosen(case.prompts for case in fewer) for chosen in (min, max))
@@ -96,8 +107,10 @@ def remarks(suite: Suite, matrix: Path) -> Iterator[str]:
             " baseline has too, speed wasn't"
         )
     history = load_history(history_path(suite.history, suite.environment.name))
+    if history.wrong:
+        yield history.wrong
     for case in _cases(suite):
-        yield from _headroom(suite, case, history.get(case.id, ()))
+        yield from _headroom(suite, case, history.of(case.id))
     if suite.asks_for_all:
         with contextlib.suppress(SpecregError):  # another tier can't be read; its own runs say so
             unused = suite.shelf.unused(all_case_ids(matrix))
@@ -128,9 +141,7 @@ def _record(suite: Suite, case: Case, measurements: list[Measurement]) -> Record
         suite.shelf,
         reason=suite.update_reason or "",
         torch_version=installed_version(suite.provision.environment(case.server).python, "torch"),
-        identical=identical_to(
-            history.get(case.id, ()), settings, first.engine_version, draft_sha256
-        ),
+        identical=identical_to(history.of(case.id), settings, first.engine_version, draft_sha256),
     )
 
 

@@ -4,17 +4,18 @@
 a baseline that is recorded takes from it how far hours lie apart.
 """
 
-import contextlib
 import hashlib
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from specreg.baseline import Baseline, CaseSettings, Noise
 from specreg.comparison import spreads_of
+from specreg.errors import ReportError
 from specreg.intervals import Spread
 from specreg.journal import mend_torn_line
 from specreg.measurement import Measurement
@@ -33,7 +34,8 @@ class Lived(msgspec.Struct, frozen=True, kw_only=True):
         run: the name of its folder, which begins with the time in UTC.
         case_id: of the case; settings_sha256: of all that must be equal to compare.
         engine_version, draft_sha256: what was judged.
-        values: by metric that was judged, the geometric mean over the launches; launches: how many.
+        values: by metric that was judged, the geometric mean over the launches that had some
+            of it, 0 where none had; launches: how many.
         outcomes: by metric, the word; changes: by metric, against the baseline, better positive.
         baseline_sha256: of that baseline; empty without one.
     """
@@ -48,6 +50,23 @@ class Lived(msgspec.Struct, frozen=True, kw_only=True):
     changes: dict[str, float] = {}
     baseline_sha256: str = ""
     launches: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What lies in a file.
+
+    Attributes:
+        by_case: by case's id its lines, the oldest first.
+        wrong: in words what couldn't be read, empty where all could.
+    """
+
+    by_case: Mapping[str, tuple[Lived, ...]]
+    wrong: str = ""
+
+    def of(self, case_id: str) -> tuple[Lived, ...]:
+        """The lines of a case, none of one that nobody ran."""
+        return self.by_case.get(case_id, ())
 
 
 def settings_sha256(settings: CaseSettings) -> str:
@@ -78,9 +97,10 @@ def lived_through(
     first = launches[0]
     values = {}
     for name in {verdict.metric: None for verdict in verdicts}:
-        found = [one.values[name] for one in launches if one.values.get(name, 0) > 0]
+        found = [one.values[name] for one in launches if one.values.get(name, -1.0) >= 0]
         if found:
-            values[name] = statistics.geometric_mean(found)
+            some = [value for value in found if value > 0]  # there is no logarithm of nothing
+            values[name] = statistics.geometric_mean(some) if some else 0.0
     return Lived(
         run=run,
         case_id=first.case.id,
@@ -101,39 +121,62 @@ def history_path(folder: Path, environment: str) -> Path:
 
 
 def record_history(path: Path, lived: Iterable[Lived]) -> None:
-    """Adds lines. A disk that refuses loses them, and no verdict."""
+    """Adds lines.
+
+    Raises:
+        ReportError: the disk refuses.
+    """
     lines = b"".join(msgspec.json.encode(one) + b"\n" for one in lived)
-    with contextlib.suppress(OSError):
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+b") as file:
             mend_torn_line(file)
             file.write(lines)
+    except OSError as error:
+        advice = "make room or mend its rights"
+        message = f"history '{path}': this run isn't in it, {error.strerror}; {advice}"
+        raise ReportError(message) from error
 
 
-def load_history(path: Path) -> Mapping[str, tuple[Lived, ...]]:
-    """By case's id its lines, the oldest first; a line that can't be read is left out.
+def load_history(path: Path) -> History:
+    """What lies in a file; a line that can't be read is left out, and so said.
 
     Of a run that was gone on with only the last line of a case counts: it measured it once.
     """
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return History({})
+    except OSError as error:
+        return History({}, f"history '{path}': {error.strerror}; mend its rights to have it shown")
     found: dict[str, dict[str, Lived]] = {}
-    with contextlib.suppress(OSError):
-        for line in path.read_bytes().splitlines():
-            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
-                lived = msgspec.json.decode(line, type=Lived)
-                found.setdefault(lived.case_id, {})[lived.run] = lived
-    return {case_id: tuple(by_run.values()) for case_id, by_run in found.items()}
+    readable = [lived for line in lines if (lived := _lived(line)) is not None]
+    for lived in readable:
+        found.setdefault(lived.case_id, {})[lived.run] = lived
+    torn = len(lines) - len(readable)
+    wrong = f"history '{path}': {torn} line(s) can't be read; the rest is shown" if torn else ""
+    return History({case_id: tuple(by_run.values()) for case_id, by_run in found.items()}, wrong)
 
 
-def unreadable_lines(path: Path) -> int:
-    """How many lines of a history `load_history` leaves out."""
-    count = 0
-    with contextlib.suppress(OSError):
-        for line in path.read_bytes().splitlines():
-            try:
-                msgspec.json.decode(line, type=Lived)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                count += 1
-    return count
+def merge_histories(*contents: bytes) -> bytes:
+    """The lines of several files as one, by time; of a run and case the last, in a file's order.
+
+    What can't be read is kept: a later specreg may have written it.
+    """
+    found: dict[tuple[str, bytes], bytes] = {}
+    for line in filter(None, b"\n".join(contents).splitlines()):
+        lived = _lived(line)
+        found[(lived.run, lived.case_id.encode()) if lived else ("", line)] = line
+    # The name of a run begins with its time.
+    ordered = sorted(found.items(), key=lambda item: item[0][0])
+    return b"".join(line + b"\n" for _, line in ordered)
+
+
+def _lived(line: bytes) -> Lived | None:
+    try:
+        return msgspec.json.decode(line, type=Lived)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def noise_of(identical: Sequence[Lived], spreads: Mapping[str, Spread]) -> dict[str, Noise]:

@@ -8,6 +8,9 @@ from typing import Any, cast
 import pytest
 
 GROUP = "specreg"
+_OF_ONE_RUN = frozenset(
+    ("tier", "require_tier", "update_baselines", "reason", "launches", "resume", "verbose")
+)
 
 
 def _option(flag: str, default: object, text: str, **argparse: object) -> Any:  # noqa: ANN401 - like dataclasses.field
@@ -91,6 +94,12 @@ class Options:
         "the folder of what all runs did, a line for each case and run; from the root (default:"
         " history, beside the folder of the runs)",
     )
+    no_wait: bool = _option(
+        "--specreg-no-wait",
+        default=False,
+        text="fail at once where another run of specreg has the GPU (default: wait until it ends)",
+        action="store_true",
+    )
     resume: bool = _option(
         "--specreg-resume",
         default=False,
@@ -136,6 +145,20 @@ def read_options(config: pytest.Config) -> Options:
     """The options as given."""
     getoption = cast("Callable[[str], Any]", config.getoption)
     return Options(**{f.name: getoption(_dest(f.name)) for f in dataclasses.fields(Options)})
+
+
+def options_to_repeat(options: Options, tier: str) -> tuple[str, ...]:
+    """What to type to run cases of a tier as they were run: all that isn't left at its default.
+
+    Options that are of one run alone, a reason for instance, are left out.
+    """
+    given = [
+        (field.metadata["flag"], getattr(options, field.name))
+        for field in dataclasses.fields(Options)
+        if field.name not in _OF_ONE_RUN and getattr(options, field.name) != field.default
+    ]
+    told = (flag if value is True else f"{flag}={value}" for flag, value in given)
+    return (f"--specreg-tier={tier}", *told)
 
 
 def _dest(name: str) -> str:

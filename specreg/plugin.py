@@ -3,6 +3,7 @@
 The only module besides `options.py` that knows pytest; what happens is in `suite.py`.
 """
 
+import contextlib
 import datetime as dt
 import os
 import shlex
@@ -15,15 +16,21 @@ import pytest
 
 from specreg.attaching import alone, check_attached
 from specreg.breakdown import last_launches
-from specreg.closing import record_baselines, record_lived, remarks, run_verdict
+from specreg.closing import (
+    record_baselines,
+    record_lived,
+    remarks,
+    run_verdict,
+    why_nothing,
+)
 from specreg.context import check_contexts
-from specreg.errors import DatasetError, SpecregError, UnknownNameError
+from specreg.errors import DatasetError, MemoryHeldError, SpecregError, UnknownNameError
 from specreg.expectation import Shelf
 from specreg.identity import UNKNOWN_ENVIRONMENT, current_environment, find_gpus
 from specreg.journal import Journal, last_run, load_journal
 from specreg.matrix import Case, Tier, load_tier, with_prompts
 from specreg.metrics import METRICS, Family, Metric, check_tolerances, metrics_of
-from specreg.options import Options, add_options, read_options
+from specreg.options import Options, add_options, options_to_repeat, read_options
 from specreg.proving import PROOFS, Proof, proofs_of
 from specreg.provision import Provision
 from specreg.report.document import FILE_NAME, record_report
@@ -48,6 +55,8 @@ from specreg.suite import Launch, Suite, launches_of
 SUITE = pytest.StashKey[Suite]()
 _PROGRESS = pytest.StashKey[Progress]()
 _LINES = pytest.StashKey[list[str]]()
+_IS_ASKED = pytest.StashKey[bool]()
+"""Whether tests of the suite were chosen, or would have been if anything had."""
 
 _LAUNCHES_TO_RECORD = 3
 _SIGNALLED: list[int] = []
@@ -72,6 +81,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_PROGRESS] = progress
         config.stash[SUITE] = _new_suite(config.rootpath, read_options(config), progress)
         config.stash[_LINES] = []
+        config.stash[_IS_ASKED] = False
     except SpecregError as error:
         raise pytest.UsageError(str(error)) from error
 
@@ -94,6 +104,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if marker is None or "case" not in metafunc.fixturenames:
         return
     suite = metafunc.config.stash[SUITE]
+    metafunc.config.stash[_IS_ASKED] = True
     rows = [
         pytest.param(control, server, case, what, id=_item_id(case, what, server))
         for control, server, case in _setups(suite)
@@ -130,6 +141,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         message = "pytest-xdist: cases measured at the same time disturb one another; leave out -n"
         raise pytest.UsageError(message)
     ours = [item for item in items if place(item)[0] >= 0]
+    # Where a selection leaves nothing at all, nobody can say that it meant other tests.
+    config.stash[_IS_ASKED] = bool(ours) or (config.stash[_IS_ASKED] and not items)
     asked: dict[str, set[str]] = {}
     skipped: dict[str, str] = {}
     dark: dict[str, None] = {}
@@ -203,8 +216,11 @@ def pytest_runtest_makereport(
         return report
     suite, params, message = item.config.stash[SUITE], _params(item), str(call.excinfo.value)
     head = message.splitlines()[0]
+    if isinstance(call.excinfo.value, MemoryHeldError):
+        item.session.shouldstop = head
     report.longrepr = f"{head}\n(as above)" if _told(suite, head) else message
-    if params:
+    if params and call.when != "teardown":
+        suite.errors.setdefault(params["case"].id, message)
         verdict = suite.note_failure(params["case"], _what(params), head)
         report.user_properties.extend(properties(verdict))
     return report
@@ -227,29 +243,65 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         exitstatus == pytest.ExitCode.TESTS_FAILED and only_ours
     ):
         session.exitstatus = exit_status(suite.verdicts) or session.exitstatus
-    if suite.verdicts:
-        record_lived(suite)
+    if suite.verdicts or _ended_without(session, suite):
         run = run_verdict(suite, int(session.exitstatus), cut_short=cut_short)
-        record_verdict(suite.run_folder / "verdict.json", run)
-        _record_report(session.config, suite, run)
+        _record_run(session.config, suite, run)
 
 
-def _record_report(config: pytest.Config, suite: Suite, run: RunVerdict) -> None:
+def _ended_without(session: pytest.Session, suite: Suite) -> bool:
+    """Whether the run was to judge and didn't; one that only lists or records wasn't to."""
+    return (
+        session.config.stash[_IS_ASKED]
+        and suite.update_reason is None
+        and not session.config.getoption("collectonly")
+        and not hasattr(session.config, "workerinput")
+        and session.exitstatus != pytest.ExitCode.USAGE_ERROR
+        and not (suite.run_folder / "verdict.json").exists()  # of a run that was to be gone on with
+    )
+
+
+def _record_run(config: pytest.Config, suite: Suite, run: RunVerdict) -> None:
     """Leaves the whole of the run in its folder, and tells a job; what can't be is said."""
-    said = () if suite.update_reason is not None else _remarks(config, suite)
-    command = shlex.join(("pytest", *map(str, config.invocation_params.args)))
-    folder = suite.run_folder
+    folder, said = suite.run_folder, [] if suite.verdicts else [why_nothing(suite)]
+    with _kept(said):
+        record_lived(suite)
+    with _kept(said):
+        record_verdict(folder / "verdict.json", run)
+    config.stash[_LINES].extend(said)
+    said.extend(suite.retried if suite.update_reason is not None else _remarks(config, suite))
     names = [name for name in ALWAYS if can_make(OUTPUTS[name])]
     try:
-        report = report_of(suite, run, command=command, remarks=tuple(said))
-        record_report(folder / FILE_NAME, report)
+        options = _options(config, suite)
+        report = report_of(
+            suite, run, command=_command(config), options=options, remarks=tuple(said)
+        )
         append_job_summary(render_markdown(report))
+        record_report(folder / FILE_NAME, report)
         write_outputs(names, report, folder, folder)
     except Exception as error:  # noqa: BLE001 - whatever it is, it must take no verdict with it
         config.stash[_LINES].append(
             f"report of '{folder}': not whole, {type(error).__name__}: {error}; the verdicts stand,"
             " and specreg report makes it again"
         )
+
+
+def _options(config: pytest.Config, suite: Suite) -> tuple[str, ...]:
+    return options_to_repeat(read_options(config), suite.tier.name)
+
+
+@contextlib.contextmanager
+def _kept(said: list[str]) -> Iterator[None]:
+    """What a disk says that refuses is kept, and takes no verdict with it."""
+    try:
+        yield
+    except SpecregError as error:
+        said.append(str(error))
+
+
+def _command(config: pytest.Config) -> str:
+    """What was typed, with what the environment adds to it."""
+    added = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
+    return shlex.join(("pytest", *added, *map(str, config.invocation_params.args)))
 
 
 def _remarks(config: pytest.Config, suite: Suite) -> Iterator[str]:
@@ -291,10 +343,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         parts.append("the servers of this tier say nothing of speed, so none is shown")
     if suite.taken_over:
         parts.append(f"taken over from the run that was cut off: {', '.join(suite.taken_over)}")
-    if suite.update_reason is None:
+    if suite.update_reason is not None:
+        parts.extend(suite.retried)
+    else:
         parts.append(render_notes(suite.verdicts, suite.environment.name))
         parts.extend(_remarks(config, suite))
-        parts.append(render_next(suite.verdicts, {case.id for case in suite.tier.cases}))
+        cases = {case.id for case in suite.tier.cases}
+        parts.append(render_next(suite.verdicts, cases, _options(config, suite)))
     pages = [suite.run_folder / f"report.{kind}" for kind in ("html", "md")]
     parts.append(next((f"report: {page}" for page in pages if page.exists()), ""))
     terminalreporter.write_line("\n\n".join(filter(None, parts)))
@@ -341,6 +396,8 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
             python=options.engine_python,
             url=options.attach.rstrip("/") if options.attach else None,
             show=progress.show,
+            tell=progress.tell,
+            waits=not options.no_wait,
         ),
         ready_within_s=options.ready_within_s,
         run_folder=run_folder,

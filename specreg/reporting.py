@@ -1,6 +1,8 @@
 """Reporting: what a run held or left in its folder in, its one document out."""
 
 import contextlib
+import datetime as dt
+import itertools
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +11,7 @@ import msgspec
 
 import specreg
 from specreg.baseline import CaseSettings, load_acceptance
-from specreg.breakdown import last_launches, load_figures
+from specreg.breakdown import last_launches, readable_figures
 from specreg.comparison import expected_value
 from specreg.distribution import bars_of
 from specreg.errors import ReportError, SpecregError
@@ -31,17 +33,23 @@ from specreg.report.document import (
     Report,
     Spreads,
     load_report,
+    render_command,
 )
 from specreg.report.json import RunVerdict, load_verdict
 from specreg.spread import Histogram
-from specreg.suite import Suite
+from specreg.suite import Suite, launches_of
 
 _LAST_RUNS = 60
 _NS_PER_MS = 10**6
 
 
 def report_of(
-    suite: Suite, run: RunVerdict, *, command: str, remarks: Sequence[str] = ()
+    suite: Suite,
+    run: RunVerdict,
+    *,
+    command: str,
+    options: tuple[str, ...] = (),
+    remarks: Sequence[str] = (),
 ) -> Report:
     """The document of a run that ends.
 
@@ -49,6 +57,7 @@ def report_of(
         suite: what it held.
         run: what it decided.
         command: what was typed.
+        options: with which its cases run again as they did.
         remarks: what a reader should know besides.
     """
     history = load_history(history_path(suite.history, suite.environment.name))
@@ -62,14 +71,16 @@ def report_of(
             commit=commit_of(suite.root),
             python_version=platform.python_version(),
             driver_version=find_gpus().driver_version,
+            options=options,
         ),
         cases=tuple(
-            _case_report(suite, suite.budgeted(case), history.get(case.id, ()))
+            _case_report(suite, suite.budgeted(case), history.of(case.id), options)
             for case in suite.tier.cases
             if case.id in judged
         ),
         tier_cases=tuple(case.id for case in suite.tier.cases),
         remarks=tuple(remarks),
+        ended_at=dt.datetime.now(tz=dt.UTC).isoformat(timespec="seconds"),
     )
 
 
@@ -88,10 +99,13 @@ def report_in(run_folder: Path) -> tuple[Report, str]:
         run = load_verdict(run_folder / "verdict.json")
         if run is None:
             raise
-        return _from_files(run, run_folder), f"{error}; shown is what its other files tell"
+        report, unread = _from_files(run, run_folder)
+        return report, "\n".join((*unread, f"{error}; shown is what its other files tell"))
 
 
-def _case_report(suite: Suite, case: Case, lived: Sequence[Lived]) -> CaseReport:
+def _case_report(
+    suite: Suite, case: Case, lived: Sequence[Lived], options: tuple[str, ...]
+) -> CaseReport:
     measured = [one for one in suite.measurements if one.case.id == case.id]
     valid = [one for one in measured if one.invalid is None]
     settings: CaseSettings | None = None
@@ -99,7 +113,8 @@ def _case_report(suite: Suite, case: Case, lived: Sequence[Lived]) -> CaseReport
     with contextlib.suppress(SpecregError):  # the case is red for it, and says why
         settings = suite.settings(case)
         expected = _expected(suite, case, (valid or measured)[-1:])
-    figures = last_launches(suite.figures) + tuple(suite.figures[::-1])
+    every = last_launches(suite.figures) + tuple(suite.figures[::-1])
+    figures = next((_without_requests(one) for one in every if one.case_id == case.id), None)
     return CaseReport(
         case_id=case.id,
         engine=case.server.engine,
@@ -109,13 +124,34 @@ def _case_report(suite: Suite, case: Case, lived: Sequence[Lived]) -> CaseReport
         target=case.server.target,
         draft=case.server.draft or "",
         settings=settings,
-        figures=next((_without_requests(f) for f in figures if f.case_id == case.id), None),
+        figures=figures,
         spreads=_spreads(valid[-1]) if valid else Spreads(),
         expected=expected,
         history=tuple(lived[-_LAST_RUNS:]),
-        reproduce=f"pytest tests/perf -k {case.id}- --specreg-tier={suite.tier.name}",
+        reproduce=render_command((case.id,), _with_version(options, figures)),
         power=_power(suite.run_folder, case),
+        logs=tuple(_logs(suite, case)),
+        error=suite.errors.get(case.id, ""),
     )
+
+
+def _with_version(options: tuple[str, ...], figures: Figures | None) -> tuple[str, ...]:
+    """The options, and the engine that was measured: another day specreg knows a newer one."""
+    named = ("--specreg-engine-version", "--specreg-engine-python", "--specreg-attach")
+    if figures is None or any(option.startswith(named) for option in options):
+        return options
+    version = figures.engine_version.partition("+")[0]
+    return (*options, f"--specreg-engine-version={version}") if version else options
+
+
+def _logs(suite: Suite, case: Case) -> Iterator[str]:
+    """What its servers said on each launch, its own before the control's."""
+    for number in itertools.count(1):  # those of further looks too
+        launches = dict.fromkeys(reversed(launches_of(case, number)))
+        paths = [path for launch in launches for path in suite.log_paths(launch)]
+        if not paths:
+            return
+        yield from (path.relative_to(suite.run_folder).as_posix() for path in paths)
 
 
 def _power(run_folder: Path, case: Case) -> tuple[PowerCurve, ...]:
@@ -176,6 +212,7 @@ def _expected(suite: Suite, case: Case, measured: Sequence[Measurement]) -> Expe
         environment=baseline.environment.name,
         recorded_on=baseline.provenance.recorded_on,
         engine_version=baseline.provenance.engine_version,
+        driver_version=baseline.provenance.driver_version,
         reason=baseline.provenance.reason,
         values={name: value for name, value in values.items() if value is not None},
         histogram=record.total.histogram if record else (),
@@ -206,13 +243,12 @@ def _steps(rounds: Sequence[Round]) -> Histogram:
     return steps
 
 
-def _from_files(run: RunVerdict, run_folder: Path) -> Report:
-    figures: tuple[Figures, ...] = ()
-    with contextlib.suppress(SpecregError):
-        figures = load_figures(run_folder)
+def _from_files(run: RunVerdict, run_folder: Path) -> tuple[Report, Sequence[str]]:
+    """What the other files of a run tell, and which of them don't."""
+    figures, unread = readable_figures(run_folder)
     by_case = {one.case_id: one for one in (*figures, *last_launches(figures))}
     names = dict.fromkeys(verdict.case_id for verdict in run.verdicts)
-    return Report(
+    report = Report(
         run=run,
         machine=Environment(kind="unknown"),
         origin=Origin(
@@ -221,6 +257,7 @@ def _from_files(run: RunVerdict, run_folder: Path) -> Report:
         cases=tuple(_bare_cases(run, names, by_case)),
         tier_cases=tuple(names),
     )
+    return report, unread
 
 
 def _bare_cases(
@@ -242,5 +279,5 @@ def _bare_cases(
             spreads=Spreads(),
             expected=None,
             history=(),
-            reproduce=f"pytest tests/perf -k {case_id}- --specreg-tier={run.tier}",
+            reproduce=render_command((case_id,), (f"--specreg-tier={run.tier}",)),
         )

@@ -117,6 +117,8 @@ def learn(
     """
     shelf = shelf_of(root / folder, tier_of(root / matrix, tier))
     history = load_history(history_path((root / runs).parent / "history", shelf.environment.name))
+    if history.wrong:
+        typer.echo(history.wrong, err=True)
     for path in _paths(root / folder):
         if path.parent.name != shelf.environment.name:
             continue
@@ -124,7 +126,7 @@ def learn(
         if isinstance(old, str):
             typer.echo(old)
             continue
-        new = learned(old, history.get(path.stem, ()))
+        new = learned(old, history.of(path.stem))
         if new == old:
             continue
         record_baseline(path, new)

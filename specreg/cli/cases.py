@@ -40,7 +40,9 @@ def explain(
     shelf = shelf_of(root / folder, found)
     known = shelf.look_up(one, settings_in(root, one))
     history = load_history(history_path((root / runs).parent / "history", shelf.environment.name))
-    typer.echo(render_explanation(one, known, history.get(case, ()), width=WIDTH))
+    if history.wrong:
+        typer.echo(history.wrong, err=True)
+    typer.echo(render_explanation(one, known, history.of(case), width=WIDTH))
 
 
 def oracle(

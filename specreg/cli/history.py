@@ -7,10 +7,10 @@ import typer
 
 from specreg.cli.options import HERE, WIDTH, RootOption
 from specreg.errors import ReportError, UnknownNameError
-from specreg.history import load_history, unreadable_lines
+from specreg.history import load_history
 from specreg.metrics import METRICS
 from specreg.report.trends import render_trends
-from specreg.report.uploading import upload_folder
+from specreg.report.uploading import upload_histories
 
 _USUAL = (
     *("acceptance_length_tokens", "throughput_tokens_per_s", "ttft_p50_ms", "tpot_p50_ms"),
@@ -27,7 +27,7 @@ def history(
     ] = None,
     folder: Annotated[Path, typer.Option(help="of the histories, from the root")] = _FOLDER,
     upload: Annotated[
-        str | None, typer.Option(help="where to copy the folder, e.g. s3://BUCKET/specreg")
+        str | None, typer.Option(help="where to add all of them, e.g. s3://BUCKET/specreg")
     ] = None,
     root: RootOption = HERE,
 ) -> None:
@@ -36,20 +36,16 @@ def history(
         if name not in METRICS:
             raise UnknownNameError("metric", name, METRICS, "specreg history")
     path = _path(root / folder, environment)
-    torn = unreadable_lines(path)
-    if torn:
-        typer.echo(f"history '{path}': {torn} line(s) can't be read; the rest is shown", err=True)
-    found = {
-        case_id: lived
-        for case_id, lived in load_history(path).items()
-        if case is None or case in case_id
-    }
+    lived = load_history(path)
+    if lived.wrong:
+        typer.echo(lived.wrong, err=True)
+    found = {name: runs for name, runs in lived.by_case.items() if case is None or case in name}
     if case is not None and not found:
-        raise UnknownNameError("case", case, load_history(path), f"history '{path}'")
+        raise UnknownNameError("case", case, lived.by_case, f"history '{path}'")
     nothing = f"history '{path}': no case has two runs with the same settings yet"
     typer.echo(render_trends(found, metric or _USUAL, width=WIDTH) or nothing)
     if upload:
-        typer.echo(f"copied to {upload_folder(root / folder, upload)}")
+        typer.echo(f"added to {upload_histories(root / folder, upload)}")
 
 
 def _path(folder: Path, environment: str | None) -> Path:

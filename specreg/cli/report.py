@@ -41,6 +41,10 @@ def report(  # noqa: PLR0913 - each is an option
         if name not in OUTPUTS:
             raise UnknownNameError("form", name, OUTPUTS, "specreg report --to")
     found = _folder_of(root / runs, run)
+    last = max((path for path in (root / runs).glob("*") if path.is_dir()), default=found)
+    if run is None and last.name > found.name:
+        text = f"run '{last.name}' has no verdict: it was cut off, or recorded baselines"
+        typer.echo(f"{text}; this is '{found.name}'", err=True)
     document, wrong = report_in(found)
     if wrong:
         typer.echo(wrong, err=True)

@@ -1,59 +1,22 @@
-"""Charts: a case of the document in, drawings as SVG out.
+"""Charts: a case of the document in, drawings as SVG out."""
 
-Vega-Lite draws them, here and not in the reader's browser: a page needs no script then, and a
-screen reader is told each mark. Colours are variables of the page's style, which knows day from
-night.
-"""
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-
-import vl_convert
-
-from specreg.changes import comparable, shifts_in
+from specreg.changes import Turn, can_find_shifts, comparable, turns_in
 from specreg.distribution import Bar
 from specreg.history import Lived
 from specreg.report.document import CaseReport, began_at
+from specreg.report.drawing import ALONE, BASE, INK, LINES, NOW, Chart, Spec, quantity, svg
+from specreg.report.quantities import axis_of, label_of
 
-Spec = Mapping[str, object]
-
-_NOW, _BASE, _ALONE, _INK = (f"var(--{name})" for name in ("now", "base", "alone", "ink"))
-_SIZE = {
-    "width": 250,
-    "height": 130,
-    # Labels are measured in another font than the reader's.
-    "padding": {"left": 20, "right": 12, "top": 6, "bottom": 6},
-}
-_FONT = "system-ui, sans-serif"
-_CONFIG = {
-    "font": _FONT,
-    "view": {"stroke": None},
-    "axis": {
-        "labelColor": _INK,
-        "titleColor": _INK,
-        "domainColor": _BASE,
-        "tickColor": _BASE,
-        "grid": False,
-        "titleFontWeight": "normal",
-        "labelFontSize": 11,
-        "titleFontSize": 12,
-        "titlePadding": 9,
-        "labelAngle": 0,
-        "tickCount": 4,
-    },
-}
 _HISTORY = ("acceptance_length_tokens", "throughput_tokens_per_s", "speedup_ratio")
-_FEWEST_RUNS = 2
-_FEWEST_POINTS = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chart:
-    """A drawing. `title` says what is drawn, `note` how to read it."""
-
-    title: str
-    note: str
-    svg: str
+_FEWEST = 2
+"""Runs, categories: one alone shows nothing."""
+_DECADE = 10
+_OF_A_DECADE = ((1,), (1, 3), (1, 2, 5))
+_FEWEST_TICKS = 3
 
 
 def charts_of(case: CaseReport) -> Iterator[Chart]:
@@ -65,57 +28,6 @@ def charts_of(case: CaseReport) -> Iterator[Chart]:
     yield from _history(case)
 
 
-def speed_over_load(cases: Iterable[CaseReport]) -> Iterator[Chart]:
-    """A chart for each engine, model pair and prompt set: what speculation gains at each load."""
-    groups: dict[tuple[str, str, str], list[Mapping[str, object]]] = {}
-    for case in cases:
-        gain = case.figures.judged.get("speedup_ratio") if case.figures else None
-        if gain is not None and case.settings is not None and case.settings.concurrency:
-            row = {"n": case.settings.concurrency, "gain": gain, "method": case.method}
-            groups.setdefault((case.engine, case.models, case.dataset), []).append(row)
-    for (engine, models, dataset), rows in groups.items():
-        if len(rows) < _FEWEST_POINTS:
-            continue
-        yield Chart(
-            title=f"Speedup over load: {engine}, {models}, {dataset}",
-            note="Throughput with speculation over throughput without it, by requests in flight."
-            " Below the dashed line, at 1, speculation costs more than it gains.",
-            svg=_svg(_load_layers(rows), width=420, height=200),
-        )
-
-
-def _load_layers(rows: Sequence[Mapping[str, object]]) -> Sequence[Spec]:
-    loads = sorted({row["n"] for row in rows}, key=str)
-    x = {
-        "field": "n",
-        "type": "quantitative",
-        "title": "requests in flight",
-        "scale": {"type": "log", "base": 2, "nice": False},
-        "axis": {"values": loads, "format": "d"},
-    }
-    y = _quantity("gain", "speedup, times", zero=False)
-    colors = [f"var(--line{number})" for number in range(1, 7)]
-    color = {
-        "field": "method",
-        "type": "nominal",
-        "scale": {"range": colors},
-        "legend": {"title": None, "labelColor": _INK, "labelFontSize": 12, "orient": "top"},
-    }
-    even = {"values": [{"gain": 1}]}
-    return (
-        {
-            "data": even,
-            "mark": {"type": "rule", "color": _INK, "strokeDash": [5, 4]},
-            "encoding": {"y": y},
-        },
-        {
-            "data": {"values": rows},
-            "mark": {"type": "line", "point": {"filled": True, "size": 55}},
-            "encoding": {"x": x, "y": y, "color": color},
-        },
-    )
-
-
 def _positions(case: CaseReport) -> Chart | None:
     acceptance = case.figures.acceptance if case.figures else None
     if acceptance is None or not acceptance.total.marginal_frac:
@@ -123,8 +35,9 @@ def _positions(case: CaseReport) -> Chart | None:
     expected = case.expected.marginal_frac if case.expected else ()
     return Chart(
         title="Accepted, by position of the draft",
+        colors=_with_base(expected),
         note="How often a step accepted so many drafts or more.",
-        svg=_svg(
+        svg=svg(
             _bars_before(
                 _numbered(acceptance.total.marginal_frac, 1),
                 _numbered(expected, 1),
@@ -142,8 +55,9 @@ def _histogram(case: CaseReport) -> Chart | None:
     expected = case.expected.histogram if case.expected else ()
     return Chart(
         title="Accepted drafts of a step",
+        colors=_with_base(expected),
         note="How often a step accepted exactly so many drafts.",
-        svg=_svg(
+        svg=svg(
             _bars_before(
                 _numbered(_shares(acceptance.total.histogram), 0),
                 _numbered(_shares(expected), 0),
@@ -156,7 +70,7 @@ def _histogram(case: CaseReport) -> Chart | None:
 
 def _categories(case: CaseReport) -> Chart | None:
     acceptance = case.figures.acceptance if case.figures else None
-    if acceptance is None or len(acceptance.by_category) < len(("one", "another")):
+    if acceptance is None or len(acceptance.by_category) < _FEWEST:
         return None
     expected = case.expected.category_acceptance_length_tokens if case.expected else {}
     now = [
@@ -166,20 +80,21 @@ def _categories(case: CaseReport) -> Chart | None:
     ]
     before = [{"category": name, "tokens": value} for name, value in expected.items()]
     y = {"field": "category", "type": "nominal", "title": None, "axis": {"labelLimit": 110}}
-    x = _quantity("tokens", "acceptance length, tokens per step", zero=False)
+    x = quantity("tokens", "acceptance length, tokens per step", zero=False)
     return Chart(
         title="Acceptance length, by category of the prompts",
+        colors=_with_base(expected),
         note="Tokens that one step brings forth: the accepted drafts, and one of the target's own.",
-        svg=_svg(
+        svg=svg(
             (
                 {
                     "data": {"values": before},
-                    "mark": {"type": "tick", "color": _BASE, "thickness": 7, "size": 18},
+                    "mark": {"type": "tick", "color": BASE, "thickness": 7, "size": 18},
                     "encoding": {"x": x, "y": y},
                 },
                 {
                     "data": {"values": now},
-                    "mark": {"type": "point", "color": _NOW, "filled": True, "size": 70},
+                    "mark": {"type": "point", "color": NOW, "filled": True, "size": 70},
                     "encoding": {"x": x, "y": y},
                 },
             ),
@@ -196,7 +111,8 @@ def _first_tokens(case: CaseReport) -> Chart | None:
     return Chart(
         title="Time to the first token",
         note="Of this run's requests; the outermost bars have the tails too.",
-        svg=_svg((_duration_layer(bars, _NOW),)),
+        svg=svg((_duration_layer(bars, NOW, _ticks(bars)),)),
+        colors=("now",),
     )
 
 
@@ -205,11 +121,13 @@ def _steps(case: CaseReport) -> Chart | None:
     if not bars:
         return None
     alone = case.spreads.control_step_ms
-    layers = [_duration_layer(alone, _ALONE, 0.55)] if alone else []
+    ticks = _ticks((*bars, *alone))
+    layers = [_duration_layer(alone, ALONE, ticks, 0.55)] if alone else []
     return Chart(
         title="Time of a step",
         note="Between two chunks of an answer. A step with speculation may bring several tokens.",
-        svg=_svg((*layers, _duration_layer(bars, _NOW, 0.8))),
+        svg=svg((*layers, _duration_layer(bars, NOW, ticks, 0.8))),
+        colors=("now", "alone") if alone else ("now",),
     )
 
 
@@ -222,30 +140,49 @@ def _power(case: CaseReport) -> Chart | None:
     if not rows:
         return None
     x = {"field": "at", "type": "quantitative", "title": "seconds"}
-    colors = [f"var(--line{number})" for number in range(1, 7)]
-    legend = {"title": None, "labelColor": _INK, "orient": "top", "columns": 1}
-    color = {"field": "device", "type": "nominal", "scale": {"range": colors}, "legend": legend}
-    encoding = {"x": x, "y": _quantity("drawn", "watts", zero=True), "color": color}
+    legend = {"title": None, "labelColor": INK, "orient": "top", "columns": 1}
+    color = {"field": "device", "type": "nominal", "scale": {"range": LINES}, "legend": legend}
+    encoding = {"x": x, "y": quantity("drawn", "watts", zero=True), "color": color}
     return Chart(
         title="Power over time",
         note="Of each device while the case was measured: idle first, then both servers in turns.",
-        svg=_svg(({"data": {"values": rows}, "mark": {"type": "line"}, "encoding": encoding},)),
+        svg=svg(({"data": {"values": rows}, "mark": {"type": "line"}, "encoding": encoding},)),
     )
 
 
 def _history(case: CaseReport) -> Iterator[Chart]:
     for metric in _HISTORY:
         runs = comparable(case.history, metric)
-        if len(runs) >= _FEWEST_RUNS:
+        if len(runs) >= _FEWEST:
+            turns = turns_in(runs, metric)
+            base = " The dashed line is the baseline." if _expects(case, metric) else ""
             yield Chart(
                 title=f"History of {label_of(metric)}",
-                note=f"The last {len(runs)} runs on this machine; red is what was not fine."
-                " The dashed line is the baseline; an upright one, where it shifted for good.",
-                svg=_svg(tuple(_history_layers(case, metric, runs))),
+                note=f"The last {len(runs)} runs on this machine; red is what was not fine.{base}"
+                f" {_told(turns)}",
+                svg=svg(tuple(_history_layers(case, metric, runs, turns))),
             )
 
 
-def _history_layers(case: CaseReport, metric: str, runs: Sequence[Lived]) -> Iterator[Spec]:
+def _expects(case: CaseReport, metric: str) -> float | None:
+    return case.expected.values.get(metric) if case.expected else None
+
+
+def _told(turns: Sequence[Turn]) -> str:
+    """Where a history shifts, in words; none was looked for without the extra."""
+    if not can_find_shifts():
+        return "Shifts weren't looked for: pip install 'specreg[changes]' first."
+    if not turns:
+        return "It shifted nowhere for good."
+    told = (
+        f"run {turn.run}, {' → '.join(turn.versions)}, {turn.change_frac:+.1%}" for turn in turns
+    )
+    return f"An upright line stands where it shifted for good: {'; '.join(told)}."
+
+
+def _history_layers(
+    case: CaseReport, metric: str, runs: Sequence[Lived], turns: Sequence[Turn]
+) -> Iterator[Spec]:
     moments = [began_at(run.run) for run in runs]
     timed = all(moments)
     rows = [
@@ -257,15 +194,15 @@ def _history_layers(case: CaseReport, metric: str, runs: Sequence[Lived]) -> Ite
         for number, (run, moment) in enumerate(zip(runs, moments, strict=True), start=1)
     ]
     x = {"field": "at", "type": "temporal" if timed else "ordinal", "title": None}
-    y = _quantity("value", label_of(metric), zero=False)
-    expected = case.expected.values.get(metric) if case.expected else None
+    y = quantity("value", axis_of(metric), zero=False)
+    expected = _expects(case, metric)
     if expected is not None:
         yield {
             "data": {"values": [{"value": expected}]},
-            "mark": {"type": "rule", "color": _INK, "strokeDash": [5, 4]},
+            "mark": {"type": "rule", "color": INK, "strokeDash": [5, 4]},
             "encoding": {"y": y},
         }
-    shifts = [rows[shift.place] for shift in shifts_in([run.values[metric] for run in runs])]
+    shifts = [rows[turn.place] for turn in turns]
     if shifts:
         yield {
             "data": {"values": shifts},
@@ -274,7 +211,7 @@ def _history_layers(case: CaseReport, metric: str, runs: Sequence[Lived]) -> Ite
         }
     yield {
         "data": {"values": rows},
-        "mark": {"type": "line", "color": _NOW},
+        "mark": {"type": "line", "color": NOW},
         "encoding": {"x": x, "y": y},
     }
     yield {
@@ -283,18 +220,14 @@ def _history_layers(case: CaseReport, metric: str, runs: Sequence[Lived]) -> Ite
         "encoding": {
             "x": x,
             "y": y,
-            "color": {"condition": {"test": "datum.fine", "value": _NOW}, "value": "var(--bad)"},
+            "color": {"condition": {"test": "datum.fine", "value": NOW}, "value": "var(--bad)"},
             "size": {"condition": {"test": "datum.fine", "value": 30}, "value": 90},
         },
     }
 
 
-def label_of(metric: str) -> str:
-    """`acceptance length` of `acceptance_length_tokens`."""
-    for unit in ("_tokens_per_s", "_requests_per_s", "_tokens", "_frac", "_ms", "_ratio"):
-        if metric.endswith(unit):
-            return metric.removesuffix(unit).replace("_", " ")
-    return metric.replace("_", " ")
+def _with_base(expected: object) -> tuple[str, ...]:
+    return ("now", "base") if expected else ("now",)
 
 
 def _bars_before(
@@ -305,17 +238,38 @@ def _bars_before(
 ) -> Sequence[Spec]:
     """Narrow bars of now in front of wide ones of the baseline."""
     x = {"field": "place", "type": "ordinal", "title": x_title}
-    y = {**_quantity("share", y_title, zero=True), "axis": {"format": ".0%", "tickCount": 4}}
+    y = {**quantity("share", y_title, zero=True), "axis": {"format": ".0%", "tickCount": 4}}
     encoding = {"x": x, "y": y}
-    wide = {"type": "bar", "color": _BASE, "width": {"band": 0.9}}
-    narrow = {"type": "bar", "color": _NOW, "width": {"band": 0.5}}
+    wide = {"type": "bar", "color": BASE, "width": {"band": 0.9}}
+    narrow = {"type": "bar", "color": NOW, "width": {"band": 0.5}}
     return (
         {"data": {"values": before}, "mark": wide, "encoding": encoding},
         {"data": {"values": now}, "mark": narrow, "encoding": encoding},
     )
 
 
-def _duration_layer(bars: Sequence[Bar], color: str, opacity: float = 1.0) -> Spec:
+def _ticks(bars: Sequence[Bar]) -> Sequence[float]:
+    """Where an axis of logarithms says a number: at three or more, as round as can be."""
+    low, high = min(bar.low_ms for bar in bars), max(bar.high_ms for bar in bars)
+    exponents = range(math.ceil(math.log10(high)), math.floor(math.log10(high - low)) - 2, -1)
+    if high >= _DECADE * low:
+        exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        for steps in _OF_A_DECADE:
+            found = [step * 10.0**power for power, step in itertools.product(exponents, steps)]
+            inside = [tick for tick in found if low <= tick <= high]
+            if len(inside) >= _FEWEST_TICKS:
+                return inside
+    for power, step in itertools.product(exponents, (5, 2.5, 2, 1)):
+        width = step * 10.0**power
+        inside = [width * n for n in range(math.ceil(low / width), math.floor(high / width) + 1)]
+        if len(inside) >= _FEWEST_TICKS:
+            return inside
+    return [low, high]
+
+
+def _duration_layer(
+    bars: Sequence[Bar], color: str, ticks: Sequence[float], opacity: float = 1.0
+) -> Spec:
     total = sum(bar.count for bar in bars)
     rows = [
         {"low": bar.low_ms, "high": bar.high_ms, "share": bar.count / total}
@@ -328,16 +282,12 @@ def _duration_layer(bars: Sequence[Bar], color: str, opacity: float = 1.0) -> Sp
         "data": {"values": rows},
         "mark": {"type": "bar", "color": color, "opacity": opacity, "binSpacing": 0},
         "encoding": {
-            "x": {**x, "axis": {"format": "~r", "labelOverlap": True}},
+            "x": {**x, "axis": {"format": "~r", "values": list(ticks)}},
             "x2": {"field": "high"},
-            "y": {**_quantity("share", "share", zero=True), "axis": {"format": ".0%"}},
+            "y": {**quantity("share", "share", zero=True), "axis": {"format": ".0%"}},
             "y2": {"datum": 0},
         },
     }
-
-
-def _quantity(field: str, title: str, *, zero: bool) -> Mapping[str, object]:
-    return {"field": field, "type": "quantitative", "title": title, "scale": {"zero": zero}}
 
 
 def _numbered(values: Sequence[float], first: int) -> Sequence[Mapping[str, object]]:
@@ -346,8 +296,3 @@ def _numbered(values: Sequence[float], first: int) -> Sequence[Mapping[str, obje
 
 def _shares(counts: Sequence[int]) -> Sequence[float]:
     return [count / sum(counts) for count in counts] if any(counts) else ()
-
-
-def _svg(layers: Sequence[Spec], **size: object) -> str:
-    spec = {**_SIZE, **size, "background": None, "config": _CONFIG, "layer": layers}
-    return vl_convert.vegalite_to_svg({**spec}, vl_version="6.1")

@@ -3,9 +3,10 @@
 `docs/report.schema.json` is its JSON Schema, made from these classes.
 """
 
-import contextlib
 import datetime as dt
 import json
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -29,6 +30,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         command: what was typed.
+        options: what repeats it, beside the cases; empty of a run that an earlier specreg recorded.
         commit: of the repository, empty outside one.
         driver_version: of the GPUs, empty without one.
     """
@@ -38,6 +40,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     commit: str
     python_version: str
     driver_version: str
+    options: tuple[str, ...] = ()
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +48,7 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         environment: whose; recorded_on, engine_version, reason: when, with what and why.
+        driver_version: of the GPUs then, empty without one.
         values: by metric.
         histogram: entry j counts the steps with j drafts accepted.
         marginal_frac: by position, from the first.
@@ -59,6 +63,7 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
     histogram: tuple[int, ...]
     marginal_frac: tuple[float, ...]
     category_acceptance_length_tokens: dict[str, float]
+    driver_version: str = ""
 
 
 class Spreads(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +87,8 @@ class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
         expected: null without a baseline.
         history: what earlier runs on this machine and this one did, the oldest first.
         reproduce: what to type.
+        logs: what its servers said, from the run's folder.
+        error: what went wrong with it in full, the last lines of a server's log for instance.
     """
 
     case_id: str
@@ -98,6 +105,8 @@ class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
     history: tuple[Lived, ...]
     reproduce: str
     power: tuple[PowerCurve, ...] = ()
+    logs: tuple[str, ...] = ()
+    error: str = ""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +119,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         cases: in the order of the run.
         tier_cases: the ids of all cases of the tier.
         remarks: what a reader should know besides.
+        ended_at: when it was done, in UTC by ISO 8601; empty of a run of an earlier specreg.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -119,13 +129,26 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     cases: tuple[CaseReport, ...]
     tier_cases: tuple[str, ...]
     remarks: tuple[str, ...] = ()
+    ended_at: str = ""
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """With which its cases run as they did."""
+        return self.origin.options or (f"--specreg-tier={self.run.tier}",)
 
 
 def record_report(path: Path, report: Report) -> None:
-    """Writes the file. A disk that refuses loses it, and no verdict."""
-    with contextlib.suppress(OSError):
+    """Writes the file.
+
+    Raises:
+        ReportError: the disk refuses.
+    """
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+    except OSError as error:
+        message = f"report '{path}': not written, {error.strerror}; make room or mend its rights"
+        raise ReportError(message) from error
 
 
 def load_report(path: Path) -> Report:
@@ -152,6 +175,16 @@ def load_report(path: Path) -> Report:
         raise ReportError(f"report '{path}': {error}; {_ADVICE}") from error
 
 
+def render_command(ids: Sequence[str], options: Sequence[str]) -> str:
+    """What runs exactly these cases, all of the tier where none is named.
+
+    A dash behind each keeps `…-c1` from meaning `…-c16` too.
+    """
+    names = " or ".join(f"{case_id}-" for case_id in ids)
+    chosen = [f"-k {names}" if len(ids) == 1 else f'-k "{names}"'] if ids else []
+    return " ".join(("pytest tests/perf", *chosen, shlex.join(options)))
+
+
 def began_at(run: str) -> dt.datetime | None:
     """When a run began, by its name, which is in UTC; None of a name without a time."""
     try:
@@ -164,6 +197,8 @@ def render_schema() -> str:
     """The JSON Schema of the document; `docs/report.schema.json` holds it for other tools."""
     any_value = {"description": "what a chat template takes"}
     schema = msgspec.json.schema(Report, schema_hook=lambda _: any_value)
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["$id"] = f"urn:specreg:report:{SCHEMA_VERSION}"
     return json.dumps(schema, indent=1, sort_keys=True) + "\n"
 
 

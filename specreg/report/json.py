@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from specreg.breakdown import CategoryFigures
+from specreg.errors import ReportError
 from specreg.verdict import Outcome, Verdict
 
 SCHEMA_VERSION = 1
@@ -65,15 +66,22 @@ def count_outcomes(verdicts: Sequence[Verdict]) -> dict[str, int]:
 
 
 def record_verdict(path: Path, verdict: RunVerdict) -> None:
-    """Writes the file. A disk that refuses loses it, and no verdict."""
-    with contextlib.suppress(OSError):
+    """Writes the file.
+
+    Raises:
+        ReportError: the disk refuses.
+    """
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(msgspec.json.format(msgspec.json.encode(verdict), indent=1) + b"\n")
+    except OSError as error:
+        message = f"verdicts '{path}': not written, {error.strerror}; make room or mend its rights"
+        raise ReportError(message) from error
 
 
 def load_verdict(path: Path) -> RunVerdict | None:
     """The file that was written, None where there is none that can be read."""
-    with contextlib.suppress(OSError, msgspec.DecodeError):
+    with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
         return msgspec.json.decode(path.read_bytes(), type=RunVerdict)
     return None
 

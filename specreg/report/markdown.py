@@ -1,80 +1,115 @@
 """The summary of a run as Markdown, for a pull request or a job: what fails first, then all."""
 
+import re
 from collections.abc import Iterator, Sequence
 
 from specreg.report.document import Report
+from specreg.report.headline import Tone, headline_of, moved_alone
 from specreg.report.terminal import format_number, render_next
 from specreg.verdict import Verdict
 
 _MOST_CHARS = 60_000
 """GitHub takes 65,536 characters of a comment."""
-_HARMLESS = {"&": "&amp;", "<": "&lt;", "|": "\\|", "`": "'", "@": "@\u200b"}
-_CUT = "\n\n… cut off here; `report.json` of the run has the rest.\n"
+_MOST_ASIDE_CHARS = 8_000
+"""Of the commands, and of all that is said beside the tables."""
+_LEAST_CHARS = 500
+"""Of the last table, if no row of it fits."""
+_MOST_TEXT_CHARS = 600
+"""Of one text that others wrote."""
+_FOLDED = "\n<details><summary>All verdicts</summary>\n{}\n</details>\n"
+_SYMBOLS = {Tone.GOOD: "✓", Tone.DOUBT: "?", Tone.BAD: "✗"}
+_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;"}
+# GitHub finds names and numbers in what is already plain text, where a backslash stops nothing.
+_APART = {"@": "@\u200b", "#": "\\#\u200b"}
+# A line between letters, as in `draft_model`, is no markup, and one that searches for it finds it.
+_MARKUP = re.compile(r"[\\`*{}\[\]()#!~$^:@|<>&]|(?<![^\W_])_|_(?![^\W_])|(?<=www)\.")
 
 
 def render_markdown(report: Report, *, wrong: str = "") -> str:
-    """The summary, 60,000 characters at most.
+    """The summary, 60,000 characters at most; rows that don't fit are counted.
 
     Args:
         report: of the run.
         wrong: what couldn't be read of it, empty where all could.
     """
-    text = "\n".join(_lines(report, wrong)) + "\n"
-    return text if len(text) <= _MOST_CHARS else text[: _MOST_CHARS - len(_CUT)] + _CUT
+    head = "\n".join((*_head(report, wrong), ""))
+    foot = f"\n{_origin(report)}\n"
+    verdicts = report.run.verdicts
+    failing = [verdict for verdict in verdicts if verdict.fails]
+    room_chars = _MOST_CHARS - len(head) - len(foot) - _LEAST_CHARS
+    first = _table("why", [_row(one, _why(one)) for one in failing], room_chars)
+    rows = [_row(one, _interval(one)) for one in verdicts]
+    room_chars += _LEAST_CHARS - len(first) - len(_FOLDED)
+    rest = _FOLDED.format(_table("between; tolerated", rows, room_chars)) if rows else ""
+    return head + first + rest + foot
 
 
-def _lines(report: Report, wrong: str) -> Iterator[str]:
-    run = report.run
-    failing = [verdict for verdict in run.verdicts if verdict.fails]
+def _table(last: str, rows: Sequence[str], room_chars: int) -> str:
+    """A table of verdicts with as many rows as fit; empty without any."""
+    head = (
+        f"\n| case | metric | outcome | baseline | now | change | {last} |\n"
+        "| --- | --- | --- | ---: | ---: | ---: | --- |\n"
+    )
+    return head + _fitting(rows, room_chars - len(head)) if rows else ""
+
+
+def _head(report: Report, wrong: str) -> Iterator[str]:
+    run, headline = report.run, headline_of(report)
     yield f"## specreg: tier {_plain(run.tier)} on {_plain(run.environment)}"
-    yield ""
-    yield _headline(run.verdicts, failing)
+    yield f"\n**{_SYMBOLS[headline.tone]} {headline.text}**"
     if wrong:
-        yield f"\n> {_plain(wrong)}"
-    if failing:
-        yield from ("", "| case | metric | outcome | baseline | now | change | why |")
-        yield "| --- | --- | --- | ---: | ---: | ---: | --- |"
-        for verdict in failing:
-            yield _row(verdict, "; ".join(filter(None, (verdict.cause, verdict.reason))))
-        next_steps = render_next(run.verdicts, set(report.tier_cases))
-        if next_steps:
-            yield from ("", "```", next_steps.replace("```", "'''"), "```")
-    if run.verdicts:
-        yield from ("", "<details><summary>All verdicts</summary>", "")
-        yield "| case | metric | outcome | baseline | now | change | between |"
-        yield "| --- | --- | --- | ---: | ---: | ---: | --- |"
-        for verdict in run.verdicts:
-            yield _row(verdict, _interval(verdict))
-        yield from ("", "</details>")
-    yield from ("", _origin(report))
+        yield f"\n> Not whole: {_plain(wrong)}"
+    told = (*headline.notes, moved_alone(report), *run.skipped.values(), *report.remarks)
+    lines = [f"- Note: {_plain(text)}" for text in told if text]
+    if lines:
+        yield "\n" + _fitting(lines, _MOST_ASIDE_CHARS).rstrip("\n")
+    next_steps = render_next(run.verdicts, set(report.tier_cases), report.options)
+    if len(next_steps) > _MOST_ASIDE_CHARS:
+        next_steps = "the commands are too long for here: report.html has them"
+    if next_steps:
+        yield "\n```\n" + next_steps.replace("```", "'''") + "\n```"
 
 
-def _headline(verdicts: Sequence[Verdict], failing: Sequence[Verdict]) -> str:
-    if not verdicts:
-        return "**Nothing was judged.**"
-    if failing:
-        return f"**{len(failing)} of {len(verdicts)} verdicts need a look.**"
-    return f"**All {len(verdicts)} verdicts hold.**"
+def _fitting(lines: Sequence[str], room_chars: int) -> str:
+    """As many whole lines as fit, and how many more there are."""
+    kept = 0
+    # What is said of the rest takes a row too.
+    room_chars -= len(_more(len(lines)))
+    for line in lines:
+        room_chars -= len(line) + 1
+        if room_chars < 0:
+            break
+        kept += 1
+    rest = len(lines) - kept
+    return "".join(f"{line}\n" for line in lines[:kept]) + (_more(rest) if rest else "")
+
+
+def _more(rest: int) -> str:
+    return f"\n… and {rest} more; `report.json` of the run has them.\n"
 
 
 def _row(verdict: Verdict, last: str) -> str:
-    change = "–" if verdict.change_frac is None else f"{verdict.change_frac:+.1%}"
     cells = (
         _plain(verdict.case_id),
         verdict.metric,
         f"**{verdict.outcome}**" if verdict.fails else str(verdict.outcome),
         format_number(verdict.expected),
         format_number(verdict.value),
-        change,
+        "–" if verdict.change_frac is None else f"{verdict.change_frac:+.1%}",
         _plain(last),
     )
     return f"| {' | '.join(cells)} |"
 
 
+def _why(verdict: Verdict) -> str:
+    return "; ".join(filter(None, (verdict.cause, verdict.reason)))
+
+
 def _interval(verdict: Verdict) -> str:
     if verdict.low_frac is None or verdict.high_frac is None:
         return ""
-    return f"{verdict.low_frac:+.1%} and {verdict.high_frac:+.1%}"
+    bounds = f"{verdict.low_frac:+.1%} and {verdict.high_frac:+.1%}"
+    return bounds + (f"; {verdict.tolerance_frac:.1%}" if verdict.tolerance_frac else "")
 
 
 def _origin(report: Report) -> str:
@@ -92,13 +127,12 @@ def _origin(report: Report) -> str:
 
 
 def _plain(text: str) -> str:
-    """A text that is data, not markup: what a server said may stand in it."""
-    for mark, harmless in (
-        ("&", "&amp;"),
-        ("<", "&lt;"),
-        ("|", "\\|"),
-        ("`", "'"),
-        ("@", "@\u200b"),
-    ):
-        text = text.replace(mark, harmless)
-    return " ".join(text.split())
+    """A text that is data, not markup, on one line: what a server said may stand in it."""
+    words = " ".join(text.split())
+    if len(words) > _MOST_TEXT_CHARS:
+        words = words[: _MOST_TEXT_CHARS - 1] + "…"
+    return _MARKUP.sub(lambda found: _inert(found[0]), words)
+
+
+def _inert(mark: str) -> str:
+    return _ENTITIES.get(mark) or _APART.get(mark) or f"\\{mark}"

@@ -61,7 +61,7 @@ _ROWS = (
         name="html",
         text="one page for people, which needs nothing else",
         files=_html,
-        needs=("jinja2", "vl_convert"),
+        needs=("vl_convert",),
     ),
     Output(
         name="markdown",
@@ -137,8 +137,13 @@ def write_outputs(
         if not can_make(output):
             failed.append(f"report as {output.name}: not made; pip install 'specreg[report]' first")
             continue
-        given = Given(report=report, wrong=wrong, measured=measured)
-        written.extend(_write(folder / name, text) for name, text in output.files(given).items())
+        files = output.files(Given(report=report, wrong=wrong, measured=measured))
+        if not files:
+            failed.append(
+                f"report as {output.name}: no file, no case of run '{report.run.run}' holds what it"
+                " takes; name a run that measured one"
+            )
+        written.extend(_write(folder / name, text) for name, text in files.items())
     return written, failed
 
 
@@ -154,9 +159,11 @@ def append_job_summary(text: str) -> None:
 
 
 def _write(path: Path, text: str) -> Path:
+    part = path.with_name(f"{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)  # at once: the node exporter may be reading
     except OSError as error:
         message = f"report '{path}': not written, {error.strerror}; make room or mend its rights"
         raise ReportError(message) from error

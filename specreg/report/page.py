@@ -1,54 +1,29 @@
 """The page of a run: the document in, one HTML file out that needs nothing else."""
 
+import datetime as dt
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from specreg.report.charts import Chart, charts_of, label_of, speed_over_load
-from specreg.report.document import CaseReport, Report
+from specreg.report.cards import cards_of, moment_of
+from specreg.report.charts import charts_of
+from specreg.report.document import CaseReport, Report, began_at
+from specreg.report.drawing import Chart
+from specreg.report.headline import headline_of, moved_alone
+from specreg.report.loads import speed_over_load
+from specreg.report.overview import MEANINGS, SYMBOLS, cells_of, columns_of
+from specreg.report.quantities import label_of, render_value
 from specreg.report.spreads import COLUMNS, spreads_of
-from specreg.report.terminal import format_number, render_next, render_notes
-from specreg.verdict import Outcome, Verdict
+from specreg.report.terminal import NOTHING, format_number, render_next, render_notes
+from specreg.verdict import Verdict
 
-_MOST_BYTES = 1_900_000
+_MOST_BYTES = 2_000_000
 _DRAWN_FRAC = 0.7
-"""Where so much of a page is full, further cases come without charts, and then not at all."""
-
-SYMBOLS: Mapping[Outcome, str] = {
-    Outcome.REGRESSED: "▼",
-    Outcome.WRONG: "✗",
-    Outcome.INVALID: "⚠",
-    Outcome.INCONCLUSIVE: "?",
-    Outcome.NO_BASELINE: "∅",
-    Outcome.NOT_COMPARABLE: "≠",
-    Outcome.IMPROVED: "▲",
-    Outcome.MEASURED: "•",
-    Outcome.PASS: "✓",
-}
-"""The worst first."""
-
-MEANINGS: Mapping[Outcome, str] = {
-    Outcome.REGRESSED: "worse for sure, by more than the tolerance, on two launches",
-    Outcome.WRONG: "speculation changed a token, or took other steps than its models give",
-    Outcome.INVALID: "the meter or the machine was not in order: the figures mean nothing",
-    Outcome.INCONCLUSIVE: "the measurements can't tell",
-    Outcome.NO_BASELINE: "nothing was recorded to compare with",
-    Outcome.NOT_COMPARABLE: "recorded on another kind of machine",
-    Outcome.IMPROVED: "better for sure, by more than the tolerance",
-    Outcome.MEASURED: "measured, not judged",
-    Outcome.PASS: "proven to lie within the tolerance",
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """One place of the overview: the worst verdict on some metrics of a case."""
-
-    verdict: Verdict
-    text: str
+"""Where so much of its room is full, further cases come without charts, and then not at all."""
+_LEGEND = {"now": "this run", "base": "the baseline", "alone": "without speculation"}
+_S_PER_MIN = 60
 
 
 def render_page(report: Report, *, wrong: str = "", most_bytes: int = _MOST_BYTES) -> str:
@@ -57,54 +32,35 @@ def render_page(report: Report, *, wrong: str = "", most_bytes: int = _MOST_BYTE
     Args:
         report: of the run.
         wrong: what couldn't be read of it, empty where all could.
-        most_bytes: how much may be said of single cases.
+        most_bytes: how much it may weigh; what is said of single cases gives way.
     """
-    columns = list(dict.fromkeys(_column(verdict.metric) for verdict in report.run.verdicts))
-    by_case = _by_case(report)
-    shown, left_out = _sections(report, by_case, most_bytes)
-    return _TEMPLATES.get_template("page.html.jinja").render(
-        report=report,
-        run=report.run,
-        wrong=wrong,
-        failing=_failing(by_case),
-        headline=_headline(report),
-        columns=columns,
-        rows=[(case_id, _cells(verdicts, columns)) for case_id, verdicts in by_case.items()],
-        red={case_id for case_id, verdicts in by_case.items() if any(v.fails for v in verdicts)},
-        loads=[_drawn(chart) for chart in speed_over_load(report.cases)],
-        sections=shown,
-        left_out=left_out,
-        told={case.case_id for case in report.cases} - set(left_out),
-        notes=render_notes(
-            [verdict for verdict in report.run.verdicts if not verdict.fails],
-            report.run.environment,
-        ),
-        next_steps=render_next(report.run.verdicts, set(report.tier_cases)),
-    )
-
-
-def _by_case(report: Report) -> Mapping[str, list[Verdict]]:
-    found: dict[str, list[Verdict]] = {}
-    for verdict in report.run.verdicts:
-        found.setdefault(verdict.case_id, []).append(verdict)
-    return found
-
-
-def _failing(
-    by_case: Mapping[str, Sequence[Verdict]],
-) -> Sequence[tuple[str, Sequence[tuple[Verdict, str]]]]:
-    """By case the verdicts that fail, each with its reason unless one before has the same."""
-    found = []
-    for case_id, verdicts in by_case.items():
-        failing = [verdict for verdict in verdicts if verdict.fails]
-        said: set[str] = set()
-        rows = []
-        for verdict in failing:
-            rows.append((verdict, "" if verdict.reason in said else verdict.reason))
-            said.add(verdict.reason)
-        if rows:
-            found.append((case_id, rows))
-    return found
+    verdicts = report.run.verdicts
+    by_case: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        by_case.setdefault(verdict.case_id, []).append(verdict)
+    columns = columns_of(verdicts)
+    names = [case.case_id for case in report.cases]
+    frame = {
+        "report": report,
+        "run": report.run,
+        "wrong": wrong,
+        "headline": headline_of(report),
+        "when": _when(report),
+        "cards": list(cards_of(report, by_case)),
+        "columns": columns,
+        "rows": [(case_id, cells_of(found, columns)) for case_id, found in by_case.items()],
+        "red": {verdict.case_id for verdict in verdicts if verdict.fails},
+        "moved": moved_alone(report),
+        "loads": [_drawn(chart) for chart in speed_over_load(report.cases)],
+        "notes": render_notes([one for one in verdicts if not one.fails], report.run.environment),
+        "next_steps": render_next(verdicts, set(report.tier_cases), report.options),
+    }
+    page = _TEMPLATES.get_template("page.html.jinja")
+    # As heavy as the frame can be: each case is linked, and is named as one that was left out.
+    bare = page.render(**frame, sections=(), left_out=names, told=set(names))
+    shown, left_out = _sections(report, by_case, most_bytes - len(bare.encode()))
+    told = set(names) - set(left_out)
+    return page.render(**frame, sections=shown, left_out=left_out, told=told)
 
 
 def _sections(
@@ -114,16 +70,21 @@ def _sections(
     shown: list[Markup] = []
     left_out: list[str] = []
     used_bytes = 0
+    places = {case_id: place for place, case_id in enumerate(by_case)}
 
     def fails(case: CaseReport) -> bool:
         return any(verdict.fails for verdict in by_case.get(case.case_id, ()))
 
-    for case in sorted(report.cases, key=lambda case: not fails(case)):
+    def order(case: CaseReport) -> tuple[bool, int]:
+        return not fails(case), places.get(case.case_id, len(places))
+
+    for case in sorted(report.cases, key=order):
         verdicts = by_case.get(case.case_id, ())
         charts = list(charts_of(case)) if used_bytes < _DRAWN_FRAC * most_bytes else []
         section = _section(case, verdicts, charts, is_open=fails(case))
-        used_bytes += len(section.encode())
-        if used_bytes < most_bytes:
+        size_bytes = len(section.encode()) + 1
+        if used_bytes + size_bytes <= most_bytes:
+            used_bytes += size_bytes
             shown.append(section)
         else:
             left_out.append(case.case_id)
@@ -144,37 +105,23 @@ def _section(
     return Markup(text)  # noqa: S704 - the template has escaped what it was given
 
 
-def _drawn(chart: Chart) -> Mapping[str, str]:
+def _drawn(chart: Chart) -> Mapping[str, object]:
     """The chart; the drawing is markup that Vega escaped."""
-    return {"title": chart.title, "note": chart.note, "svg": Markup(chart.svg)}  # noqa: S704
+    svg = Markup(chart.svg)  # noqa: S704
+    legend = {color: _LEGEND[color] for color in chart.colors}
+    return {"title": chart.title, "note": chart.note, "svg": svg, "legend": legend}
 
 
-def _column(metric: str) -> str:
-    """Where a metric stands in the overview: all positions share a place."""
-    return "acceptance by position" if metric.startswith("acceptance_pos") else label_of(metric)
-
-
-def _cells(verdicts: Sequence[Verdict], columns: Sequence[str]) -> Sequence[Cell | None]:
-    """The worst verdict of each column: by its outcome, then by its change."""
-    order = list(SYMBOLS)
-    ranked = sorted(verdicts, key=lambda v: (order.index(v.outcome), v.change_frac or 0.0))
-    worst: dict[str, Verdict] = {}
-    for verdict in ranked:
-        worst.setdefault(_column(verdict.metric), verdict)
-    return [_cell(worst[column]) if column in worst else None for column in columns]
-
-
-def _cell(verdict: Verdict) -> Cell:
-    change = verdict.change_frac
-    return Cell(verdict=verdict, text=_number(verdict.value) if change is None else _frac(change))
-
-
-def _headline(report: Report) -> str:
-    failing = sum(verdict.fails for verdict in report.run.verdicts)
-    total = len(report.run.verdicts)
-    if not total:
-        return "Nothing was judged."
-    return f"{failing} of {total} verdicts need a look" if failing else f"All {total} verdicts hold"
+def _when(report: Report) -> str:
+    """When the run began and how long it took; empty where neither is known."""
+    began = began_at(report.run.run)
+    if began is None:
+        return ""
+    told = f"Began {moment_of(report.run.run)}"
+    if not report.ended_at:
+        return f"{told}."
+    took = dt.datetime.fromisoformat(report.ended_at) - began
+    return f"{told}, done {max(1, round(took.total_seconds() / _S_PER_MIN))} min later."
 
 
 def _settings(case: CaseReport) -> Mapping[str, object]:
@@ -185,17 +132,22 @@ def _settings(case: CaseReport) -> Mapping[str, object]:
     return {name: value for name, value in plain.items() if value not in (None, "", [], ())}
 
 
-def _number(value: float | None) -> str:
-    return format_number(value)
+def _values(verdict: Verdict) -> str:
+    """`100 → 90 tokens/s`: of the baseline and of now."""
+    before, now = (
+        render_value(verdict.metric, value) for value in (verdict.expected, verdict.value)
+    )
+    number, _, unit = before.partition(" ")
+    return f"{number if unit and now.endswith(f' {unit}') else before} → {now}"
 
 
 def _frac(value: float | None) -> str:
-    return "–" if value is None else f"{value:+.1%}"
+    return NOTHING if value is None else f"{value:+.1%}"
 
 
 def _interval(verdict: Verdict) -> str:
     if verdict.low_frac is None or verdict.high_frac is None:
-        return "–"
+        return NOTHING
     return f"{verdict.low_frac:+.1%} and {verdict.high_frac:+.1%}"
 
 
@@ -206,5 +158,7 @@ _TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_TEMPLATES.filters.update(number=_number, frac=_frac, interval=_interval, label=label_of)
-_TEMPLATES.globals.update(symbols=SYMBOLS, meanings=MEANINGS, columns=COLUMNS)
+_TEMPLATES.filters.update(
+    number=format_number, frac=_frac, interval=_interval, label=label_of, values=_values
+)
+_TEMPLATES.globals.update(symbols=SYMBOLS, meanings=MEANINGS, spread_columns=COLUMNS)

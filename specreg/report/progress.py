@@ -33,6 +33,12 @@ class Progress:
             self._status.start()
         self._status.update(text)
 
+    def tell(self, text: str) -> None:
+        """Prints a line that stays, with a terminal or without one."""
+        self.clear()
+        if self._file is not None:
+            print(text, file=self._file, flush=True)
+
     def clear(self) -> None:
         """Takes the line away; the next `show` brings it back."""
         if self._status is not None:

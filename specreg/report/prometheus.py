@@ -1,6 +1,7 @@
 """What a run measured as Prometheus reads it, in a file or through a push gateway."""
 
 from collections.abc import Mapping
+from http.client import HTTPException
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest, push_to_gateway
 
@@ -25,7 +26,7 @@ def push_metrics(report: Report, gateway: str) -> None:
     key = {"tier": report.run.tier, "environment": report.run.environment}
     try:
         push_to_gateway(gateway, job=_JOB, registry=_registry(report), grouping_key=key)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         message = f"push gateway '{gateway}': {error}; give the URL of one that runs"
         raise ReportError(message) from error
 
@@ -52,7 +53,7 @@ def _registry(report: Report) -> CollectorRegistry:
                 metric.labels(**labels).set(number)
     whole = ("tier", "environment")
     run = {"tier": report.run.tier, "environment": report.run.environment}
-    status = gauge("exit_status", "Of the run: 0, 1, 10 or 11.", *whole)
+    status = gauge("exit_status", "Of the run: 0, 1, 10 or 11, or one of pytest's own.", *whole)
     status.labels(**run).set(report.run.exit_status)
     moment = began_at(report.run.run)
     if moment is not None:

@@ -11,6 +11,7 @@ from rich.text import Text
 from specreg.comparison import change_of_baseline, expected_value, spreads_of
 from specreg.metrics import METRICS, Metric, better_frac
 from specreg.recording import Recorded
+from specreg.report.document import render_command
 from specreg.verdict import Outcome, Verdict, first_look, log_to_frac
 
 _STYLES = {
@@ -22,6 +23,8 @@ _STYLES = {
 }
 NOTHING = "–"
 _FIVE_DIGITS = 9999.5
+_FEWER = ("--num-prompts", "--specreg-budget-gpu-min")
+"""A baseline is of all prompts."""
 _SAID = {Outcome.INVALID, Outcome.WRONG, Outcome.REGRESSED, Outcome.INCONCLUSIVE}
 
 
@@ -66,13 +69,18 @@ def render_notes(verdicts: Sequence[Verdict], environment: str) -> str:
     return "\n".join(lines)
 
 
-def render_next(verdicts: Sequence[Verdict], everything: AbstractSet[str]) -> str:
+def render_next(
+    verdicts: Sequence[Verdict], everything: AbstractSet[str], options: Sequence[str]
+) -> str:
     """The commands to run next, empty when there is nothing to do.
 
     Args:
         verdicts: of this run.
         everything: the ids of all cases of the tier.
+        options: with which its cases run as they did.
     """
+    # A server that somebody else runs is launched and recorded by nobody here.
+    ours = not any(option.startswith("--specreg-attach") for option in options)
     lines = []
     for outcome, what in (
         (Outcome.WRONG, "look again, on a fresh launch"),
@@ -81,13 +89,14 @@ def render_next(verdicts: Sequence[Verdict], everything: AbstractSet[str]) -> st
         (Outcome.INVALID, "measure again, once the reason above is mended"),
     ):
         ids = _case_ids(verdicts, outcome)
-        more = " --specreg-launches=3" if outcome is Outcome.INCONCLUSIVE else ""
-        lines += [f"{what}:\n  pytest {_chosen(ids)}{more}"] if ids else []
+        more = ("--specreg-launches=3",) if outcome is Outcome.INCONCLUSIVE and ours else ()
+        lines += [f"{what}:\n  {render_command(ids, (*options, *more))}"] if ids else []
     unlike = [verdict for verdict in verdicts if "record one" in verdict.reason]
     new = _case_ids(verdicts, Outcome.NO_BASELINE) or _case_ids(unlike, Outcome.NOT_COMPARABLE)
-    if new:
-        chosen = "tests/perf" if set(new) == everything else _chosen(new)
-        command = f'pytest {chosen} --update-baselines --reason "…"'
+    if new and ours:
+        chosen = () if set(new) == everything else new
+        whole = [option for option in options if not option.startswith(_FEWER)]
+        command = f'{render_command(chosen, whole)} --update-baselines --reason "…"'
         lines.append(f"record what this machine does:\n  {command}")
     return "\n".join(lines)
 
@@ -146,7 +155,7 @@ def _bounds(metric: Metric, record: Recorded) -> tuple[float | None, float | Non
 
 
 def _interval(low: float | None, high: float | None) -> str:
-    """`-1.2..+0.8%`: where the change lies."""
+    """`-1.2..+0.8%`: where a change lies."""
     return NOTHING if low is None or high is None else f"{100 * low:+.1f}..{high:+.1%}"
 
 
@@ -159,12 +168,6 @@ def format_number(value: float | None) -> str:
 
 def _case_ids(verdicts: Iterable[Verdict], outcome: Outcome) -> tuple[str, ...]:
     return tuple(dict.fromkeys(v.case_id for v in verdicts if v.outcome is outcome))
-
-
-def _chosen(ids: Sequence[str]) -> str:
-    """`-k` for exactly these: the dash keeps `…-c1` from meaning `…-c16` too."""
-    names = " or ".join(f"{case_id}-" for case_id in ids)
-    return f"-k {names}" if len(ids) == 1 else f'-k "{names}"'
 
 
 def render_table(table: Table, width: int, *, color: bool) -> str:

@@ -5,10 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from specreg.changes import can_find_shifts, comparable, shifts_in
+from specreg.changes import can_find_shifts, comparable, turns_in
 from specreg.history import Lived
-from specreg.report.terminal import NOTHING, format_number, render_table
+from specreg.metrics import METRICS, better_frac
+from specreg.report.terminal import format_number, render_table
 
+_FEWEST_RUNS = 2
 _LAST_RUNS = 30
 _TICKS = "▁▂▃▄▅▆▇█"
 
@@ -17,6 +19,8 @@ def render_trends(
     history: Mapping[str, Sequence[Lived]], metrics: Sequence[str], *, width: int
 ) -> str:
     """A row for each case and metric that two comparable runs have, and its shifts below.
+
+    A change is as in every verdict: better is positive.
 
     Args:
         history: by case, the oldest first.
@@ -44,20 +48,18 @@ def _rows(lived: Sequence[Lived], metrics: Sequence[str]) -> Iterator[tuple[str,
     for metric in metrics:
         runs = comparable(lived, metric)
         values = [one.values[metric] for one in runs]
-        if len(values) < len(("one", "another")):
+        if len(values) < _FEWEST_RUNS:
             continue
         first, last = values[0], values[-1]
-        change = f"{last / first - 1:+.1%}" if first else NOTHING
+        change = f"{better_frac(METRICS[metric], last, first):+.1%}"
         name = f"  {metric}"
         yield name, str(len(values)), *map(format_number, (first, last)), change, _line(values)
-        for shift in shifts_in(values):
-            before, after = runs[shift.place - 1], runs[shift.place]
-            versions = dict.fromkeys((before.engine_version, after.engine_version))
+        for turn in turns_in(runs, metric):
             yield (
-                f"    since {after.run}, {' → '.join(versions)}",
+                f"    since {turn.run}, {' → '.join(turn.versions)}",
                 "",
-                *map(format_number, (values[shift.place - 1], values[shift.place])),
-                f"{shift.change_frac:+.1%}",
+                *map(format_number, (values[turn.place - 1], values[turn.place])),
+                f"{turn.change_frac:+.1%}",
                 "",
             )
 

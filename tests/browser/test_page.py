@@ -14,12 +14,13 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
 
 from specreg.report.page import render_page
-from specreg.reporting import report_in
 from tests.unit import builders, reports
 from tests.unit.test_page import many
 
 Scheme = Literal["light", "dark"]
 EXAMPLES = builders.ROOT / "docs/examples"
+NAMES = ("cpu_perf", "planted_faults")
+"""What docs/examples/make.py makes."""
 PHONE: ViewportSize = {"width": 360, "height": 740}
 DESK: ViewportSize = {"width": 1280, "height": 900}
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "chromium-headless-shell")
@@ -42,17 +43,13 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Pages to open: of a small run, of many cases, of none, and the examples."""
+    """Pages to open: of a small run, of many cases, of none."""
     folder = tmp_path_factory.mktemp("pages")
     pages = {"small": reports.REPORT, "many": many(12), "empty": reports.EMPTY}
     found = {}
     for name, report in pages.items():
         found[name] = folder / f"{name}.html"
         found[name].write_text(render_page(report))
-    for example in sorted(EXAMPLES.glob("*/report.json")):
-        report, wrong = report_in(example.parent)
-        found[example.parent.name] = folder / f"{example.parent.name}.html"
-        found[example.parent.name].write_text(render_page(report, wrong=wrong))
     return found
 
 
@@ -175,14 +172,43 @@ def test_it_prints(page: Page, files: dict[str, Path], tmp_path: Path) -> None:
     assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
 
 
-@pytest.mark.parametrize("example", [path.parent.name for path in EXAMPLES.glob("*/report.json")])
-def test_the_examples_open_like_any_page(page: Page, files: dict[str, Path], example: str) -> None:
+def test_what_is_folded_is_on_paper_too(page: Page, files: dict[str, Path]) -> None:
+    visit(page, files["many"])
+    drawing = page.locator("#case-3 svg").first
+    expect(drawing).to_be_hidden()
+    page.emulate_media(media="print")
+    expect(drawing).to_be_visible()
+    expect(page.get_by_label("all cases")).to_be_hidden()
+
+
+def test_on_a_phone_the_case_stays_in_sight_beside_its_last_metric(
+    page: Page,
+) -> None:
+    page.set_viewport_size(PHONE)
+    visit(page, EXAMPLES / "cpu_perf/report.html")
+    table = page.locator("#overview ~ .scroll")
+    table.evaluate("one => { one.scrollIntoView(); one.scrollLeft = one.scrollWidth; }")
+    assert table.evaluate("one => one.scrollLeft") > PHONE["width"]
+    expect(table.locator("tbody th").first).to_be_in_viewport(ratio=1)
+    expect(table.locator("tbody td:last-child").first).to_be_in_viewport(ratio=1)
+
+
+def test_on_a_phone_the_numbers_of_a_chart_can_be_read(page: Page, files: dict[str, Path]) -> None:
+    page.set_viewport_size(PHONE)
+    visit(page, files["small"])
+    for label in page.locator("figure svg text").all():
+        assert label.evaluate("one => one.getBoundingClientRect().height") >= 9
+
+
+@pytest.mark.parametrize("example", NAMES)
+def test_the_examples_open_like_any_page(page: Page, example: str) -> None:
+    path = EXAMPLES / example / "report.html"
+    assert path.stat().st_size <= 2_000_000
     for viewport in (PHONE, DESK):
         page.set_viewport_size(viewport)
-        visit(page, files[example])
+        visit(page, path)
         for details in page.locator("details").all():
             details.evaluate("one => one.open = true")
         assert overflow(page) <= 0
     found = Axe().run(page)
     assert found.violations_count == 0, found.generate_report()
-    assert files[example].stat().st_size <= 2_000_000

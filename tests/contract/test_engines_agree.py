@@ -19,8 +19,9 @@ from specreg.datasets import Prompt
 from specreg.engines import engine_named
 from specreg.environments import EngineEnvironment, engine_environment
 from specreg.expectation import load_case_prompts
+from specreg.lane import with_exported
 from specreg.matrix import Case, load_tier
-from specreg.measurement import measure, with_exported
+from specreg.measurement import measure
 from specreg.server import Server, start_server
 from tests.unit import builders
 

@@ -7,12 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from specreg.changes import can_find_shifts, shifts_in
+from specreg.changes import can_find_shifts, shifts_in, turns_in
+from specreg.report.charts import charts_of
 from specreg.report.exports import aiperf, speed_bench
 from specreg.report.trends import render_trends
 from tests.unit import reports
+from tests.unit.reports import lived
 from tests.unit.test_breakdown import CASE
 from tests.unit.test_outputs import MEASURED
 from tests.unit.test_trends import LENGTH, row_of
@@ -58,7 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_aiperf_reads_each_record_and_its_checks_hold(folder: Path) -> None:
     printed = tool("python", "-c", _READ, str(folder / f"aiperf/{CASE.id}/profile_export.jsonl"))
     rows = [line.split() for line in printed.splitlines()]
-    assert rows == [["chat-0", "21000000", "21.0", "2.5"], ["chat-0", "41000000", "41.0", "2.5"]]
+    assert rows == [["chat-0", "21000000", "21.0", "2.5"], ["math-0", "41000000", "41.0", "4.0"]]
 
 
 def test_aiperf_refuses_a_record_whose_counts_contradict_one_another(folder: Path) -> None:
@@ -108,3 +111,22 @@ def test_a_shift_is_named_with_its_run() -> None:
     shown = render_trends({CASE.id: row_of(*values)}, [LENGTH], width=110)
     assert "since 20261115T020000-1, 0.32.0" in shown
     assert "pip install" not in shown
+
+
+def test_the_page_names_the_run_the_versions_and_the_change_of_a_shift() -> None:
+    before = [lived(day, ttft_p50_ms=100.0 + day % 3) for day in range(1, 15)]
+    after = [
+        msgspec.structs.replace(lived(day, ttft_p50_ms=130.0 + day % 3), engine_version="0.33.0")
+        for day in range(15, 29)
+    ]
+    (turn,) = turns_in((*before, *after), "ttft_p50_ms")
+    assert (turn.place, turn.versions) == (14, ("0.32.0", "0.33.0"))
+    assert turn.change_frac == pytest.approx(-0.297, abs=0.005)
+    lengths = row_of(*[2.6 + 0.01 * (n % 3) for n in range(14)], *[2.3] * 7, *[2.31] * 7)
+    (chart,) = [
+        chart
+        for chart in charts_of(msgspec.structs.replace(reports.CASE_REPORT, history=tuple(lengths)))
+        if chart.title == "History of acceptance length"
+    ]
+    assert "shifted for good: run 20261115T020000-1, 0.32.0, -" in chart.note
+    assert "var(--bad)" in chart.svg

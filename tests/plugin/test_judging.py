@@ -35,7 +35,8 @@ def test_a_worse_drafter_turns_its_cases_red_and_names_them(recorded_suite: Suit
     assert "REGRESSED: acceptance_length_tokens of 'vllm-eagle3-tiny-toy-c1'" in done.stdout
     assert "REGRESSED: acceptance_length_tokens of 'vllm-eagle3-tiny-toy-c4'" in done.stdout
     assert "by category: coding 2." in done.stdout
-    assert 'look again, on a fresh launch:\n  pytest -k "vllm-eagle3-tiny-toy-c1- or' in done.stdout
+    again = 'look again, on a fresh launch:\n  pytest tests/perf -k "vllm-eagle3-tiny-toy-c1- or'
+    assert again in done.stdout
 
 
 def test_a_better_drafter_passes_and_is_said_to_be_better(recorded_suite: Suite) -> None:

@@ -1,11 +1,16 @@
 """What a run leaves behind for people and programs."""
 
+import shlex
 from pathlib import Path
+
+import pytest
 
 from specreg.report.document import load_report
 from tests.plugin.conftest import Suite
 from tests.plugin.test_power import GPU, POWER, on
 from tests.scripted.vllm.script import Script
+
+FILE = "report.json"
 
 
 def test_a_run_leaves_all_that_it_knows_in_its_folder(recorded_suite: Suite) -> None:
@@ -25,6 +30,12 @@ def test_a_run_leaves_all_that_it_knows_in_its_folder(recorded_suite: Suite) -> 
     assert drafted.spreads.control_step_ms
     assert len(drafted.history) == 1
     assert "-k 'c4 and (acceptance or throughput)'" in report.origin.command
+    assert report.ended_at
+    assert set(drafted.logs) == {f"logs/{path.name}" for path in (folder / "logs").iterdir()}
+    typed = shlex.split(drafted.reproduce)
+    assert typed[:4] == ["pytest", "tests/perf", "-k", f"{drafted.case_id}-"]
+    assert "--specreg-tier=cpu" in typed
+    assert set(report.origin.options) <= set(typed)
     assert done.returncode in {0, 1, 10}
 
 
@@ -51,7 +62,9 @@ def test_a_run_leaves_a_page_and_adds_to_the_summary_of_a_job(
     (folder,) = recorded_suite.runs.iterdir()
     assert len(list((tmp_path / "past").glob("*.jsonl"))) == 1
     assert f"report: {folder / 'report.html'}" in done.stdout
-    assert "All 1 verdicts hold" in (folder / "report.html").read_text()
+    page = (folder / "report.html").read_text()
+    assert "<strong>1 holds</strong>" in page
+    assert "This was not the whole tier" in page
     assert (tmp_path / "summary.md").read_text() == (folder / "report.md").read_text()
 
 
@@ -94,3 +107,64 @@ def test_what_a_gpu_drew_is_drawn_over_time(suite: Suite) -> None:
     page = (folder / "report.html").read_text()
     assert "Power over time" in page
     assert "30 s are needed" in page
+
+
+def test_a_history_that_refuses_is_said_and_takes_no_verdict_with_it(
+    recorded_suite: Suite, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    past = f"--specreg-history={tmp_path / 'file'}"
+    done = recorded_suite.run("tests/perf", "-q", "-k", "c1 and acceptance_length", past)
+
+    assert done.returncode == 0, done.stdout
+    assert "this run isn't in it" in done.stdout
+    (folder,) = recorded_suite.runs.iterdir()
+    assert any("this run isn't in it" in one for one in load_report(folder / FILE).remarks)
+
+
+def test_a_selection_of_nothing_leaves_a_report_of_nothing(suite: Suite, tmp_path: Path) -> None:
+    suite.job_summary = tmp_path / "summary.md"
+    done = suite.run("tests/perf", "-q", "-k", "eagel3")
+
+    assert done.returncode == 5
+    assert "nothing was judged: no test of a case came to a verdict" in done.stdout
+    verdict = suite.verdict()
+    assert (verdict.exit_status, verdict.complete, verdict.verdicts) == (5, False, ())
+    assert "Nothing was judged" in (tmp_path / "summary.md").read_text()
+
+
+def test_a_machine_that_nothing_fits_leaves_the_reasons(suite: Suite) -> None:
+    suite.write_matrix(needs_gpus=1)
+    done = suite.run("tests/perf", "-q")
+
+    assert done.returncode == 0
+    assert "nothing was judged: tier 'cpu' needs 1 GPU(s), this machine has 0" in done.stdout
+    (folder,) = suite.runs.iterdir()
+    assert "needs 1 GPU(s)" in (folder / "report.html").read_text()
+    assert len(suite.verdict().skipped) == 4
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("tests/perf", "--co"), ("tests/perf", "tests/unit/test_errors.py", "-k", "tree")],
+    ids=["listed", "other-tests"],
+)
+def test_what_is_not_to_judge_leaves_nothing(suite: Suite, arguments: tuple[str, ...]) -> None:
+    assert suite.run("-q", *arguments).returncode == 0
+    assert not suite.runs.exists()
+
+
+def test_a_run_that_is_gone_on_with_in_vain_stays_as_it_was(recorded_suite: Suite) -> None:
+    recorded_suite.run("tests/perf", "-q", "-k", "c1 and acceptance_length")
+    before = recorded_suite.verdict()
+    assert recorded_suite.run("tests/perf", "-q", "-k", "x", "--specreg-resume").returncode == 5
+    assert recorded_suite.verdict() == before
+
+
+def test_the_command_is_told_with_what_the_environment_adds(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-k 'eagel3 or mpt'")
+    assert suite.run("tests/perf", "-q").returncode == 5
+    (folder,) = suite.runs.iterdir()
+    assert "pytest -k 'eagel3 or mpt' -p" in load_report(folder / FILE).origin.command

@@ -40,6 +40,7 @@ from specreg.replay import Round
 from specreg.sensors import Device, Scope
 from specreg.server import StartedServer
 from specreg.trace import Chunk, RequestTrace, chunk_sizes
+from specreg.watchdog import NOBODY
 from tests.scripted.vllm.script import Script, chat_prompt, record_script, steps_of
 from tests.scripted.vllm.steps import Steps
 
@@ -269,7 +270,13 @@ def server(
         target="some/target",
         draft="some/draft",
         engine_version="99.0+scripted",
-        process=MarkedProcess(popen=process, mark="none", last_resort=lambda: None),
+        process=MarkedProcess(
+            popen=process,
+            mark="none",
+            leader=NOBODY,
+            watchdog=process,
+            last_resort=lambda: None,
+        ),
         log_path=log_path,
         private=Path("/nowhere"),
     )

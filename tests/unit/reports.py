@@ -6,7 +6,7 @@ from specreg.distribution import Bar
 from specreg.figures import figures_of
 from specreg.history import Lived
 from specreg.report.document import CaseReport, Expected, Origin, Report, Spreads
-from specreg.report.json import RunVerdict, count_outcomes
+from specreg.report.json import RunVerdict, count_outcomes, exit_status
 from specreg.verdict import Outcome, Verdict
 from tests.unit import builders
 from tests.unit.test_breakdown import CASE, measured
@@ -88,7 +88,7 @@ def run_of(*verdicts: Verdict) -> RunVerdict:
         tier="cpu",
         environment=builders.ENVIRONMENT.name,
         complete=True,
-        exit_status=1,
+        exit_status=exit_status(verdicts),
         outcomes=count_outcomes(verdicts),
         verdicts=verdicts,
     )

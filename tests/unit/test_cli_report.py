@@ -32,6 +32,13 @@ def test_the_last_judged_run_is_rendered_into_its_own_folder(root: Path) -> None
     assert "verdicts need a look" in (folder / "report.html").read_text()
 
 
+def test_a_later_run_without_a_verdict_is_said(root: Path) -> None:
+    done = specreg(root, "report")
+    said = "run '20270101T000000-1' has no verdict: it was cut off, or recorded baselines; this is"
+    assert done.stderr == f"{said} '{RUN}'\n"
+    assert specreg(root, "report", RUN).stderr == ""
+
+
 def test_a_run_is_named_or_pointed_at_and_goes_where_one_says(root: Path) -> None:
     for run in ("20260101T000000-1", str(root / ".specreg/runs/20260101T000000-1")):
         out = root / "out"

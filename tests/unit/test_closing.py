@@ -51,6 +51,14 @@ def test_a_baseline_that_lies_well_below_the_last_runs_is_named(
         assert found == [f"{builders.CASE.id}: the baseline of {SPEED.name} {words}"]
 
 
+def test_a_torn_history_is_named(tmp_path: Path) -> None:
+    one = lived_suite(tmp_path, 0.0)
+    with history_path(one.history, builders.ENVIRONMENT.name).open("ab") as file:
+        file.write(b'{"run": "2026')
+    (said,) = remarks(one, tmp_path)
+    assert said.endswith("1 line(s) can't be read; the rest is shown")
+
+
 def test_a_run_is_complete_when_all_of_the_tier_was_judged_and_nothing_cut_it_short(
     tmp_path: Path,
 ) -> None:

@@ -62,10 +62,11 @@ def test_the_schema_refuses_what_no_report_is() -> None:
     [
         (b'{"schema_version": 0}', "schema version 0, this specreg reads 1; run the tier again"),
         (b'{"schema_version": 9}', "schema version 9, this specreg reads 1; use a newer specreg"),
+        (b'{"schema_version": 1, "cases": []}', "missing required field `run`"),
         (b'{"schema_version": 1, "run"', "Input data was truncated"),
         (b"\xff", "run the tier again"),
     ],
-    ids=["older", "newer", "torn", "no-text"],
+    ids=["older", "newer", "lacking", "torn", "no-text"],
 )
 def test_a_report_that_cannot_be_read_is_said_and_the_rest_is_shown(
     tmp_path: Path, content: bytes, said: str
@@ -83,6 +84,26 @@ def test_a_report_that_cannot_be_read_is_said_and_the_rest_is_shown(
     assert report.cases[0].expected is None
 
 
+def test_figures_that_cannot_be_read_are_named_and_the_others_are_shown(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    (folder / "report.json").unlink()
+    old = folder / "figures" / "another.json"
+    old.write_text("{}")
+    report, wrong = report_in(folder)
+    assert f"figures '{old}': " in wrong
+    assert report.cases[0].figures is not None
+
+
+def test_a_report_of_an_earlier_specreg_is_read(tmp_path: Path) -> None:
+    """What it doesn't say yet has a default."""
+    content = json.loads(msgspec.json.encode(reports.REPORT))
+    del content["ended_at"], content["origin"]["options"]
+    del content["cases"][0]["logs"], content["cases"][0]["error"]
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(content))
+    assert load_report(path).options == ("--specreg-tier=cpu",)
+
+
 def test_a_folder_that_holds_nothing_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match="No such file"):
         report_in(tmp_path)
@@ -92,9 +113,10 @@ def test_a_whole_folder_is_read_without_a_word(tmp_path: Path) -> None:
     assert report_in(folder_of(tmp_path)) == (reports.REPORT, "")
 
 
-def test_a_disk_that_refuses_loses_no_verdict(tmp_path: Path) -> None:
+def test_a_disk_that_refuses_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    record_report(tmp_path / "file" / "report.json", reports.REPORT)
+    with pytest.raises(ReportError, match=r"report '.*': not written, .*; make room"):
+        record_report(tmp_path / "file" / "report.json", reports.REPORT)
     assert (tmp_path / "file").read_text() == ""
 
 

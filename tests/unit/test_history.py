@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specreg.baseline import Baseline, Noise
+from specreg.errors import ReportError
 from specreg.history import (
+    History,
     Lived,
     baseline_sha256,
     headroom_frac,
@@ -20,6 +22,7 @@ from specreg.history import (
     identical_to,
     lived_through,
     load_history,
+    merge_histories,
     noise_of,
     record_history,
     settings_sha256,
@@ -78,9 +81,9 @@ def test_lines_come_back_the_oldest_first_and_by_case(path: Path) -> None:
     second = lived(run="20261122-0730", tpot_p50_ms=9.0)
     record_history(path, [first, other])
     record_history(path, [second])
-    assert load_history(path)["case"] == (first, second)
-    assert load_history(path)["other"] == (other,)
-    assert set(load_history(path)) == {"case", "other"}
+    assert load_history(path).of("case") == (first, second)
+    assert load_history(path).of("other") == (other,)
+    assert set(load_history(path).by_case) == {"case", "other"}
     assert len(path.read_bytes().splitlines()) == 3
 
 
@@ -95,26 +98,27 @@ def test_lines_come_back_the_oldest_first_and_by_case(path: Path) -> None:
         pytest.param(msgspec.json.encode(lived()).replace(b"PASS", b"\xff\xfe"), id="no-text"),
     ],
 )
-def test_a_line_that_can_not_be_read_is_left_out(path: Path, torn: bytes) -> None:
+def test_a_line_that_can_not_be_read_is_left_out_and_counted(path: Path, torn: bytes) -> None:
     before, after = lived(tpot_p50_ms=8.0), lived(run="20261122-0730", tpot_p50_ms=9.0)
     record_history(path, [before])
     with path.open("ab") as file:
         file.write(torn + b"\n")
     record_history(path, [after])
-    assert load_history(path)["case"] == (before, after)
+    assert load_history(path).of("case") == (before, after)
+    assert load_history(path).wrong.endswith(": 1 line(s) can't be read; the rest is shown")
 
 
 def test_a_run_that_was_cut_off_takes_no_later_one_with_it(path: Path) -> None:
     record_history(path, [lived()])
     path.write_bytes(path.read_bytes()[:-9])
     record_history(path, [lived(tpot_p50_ms=9.0)])
-    assert load_history(path)["case"] == (lived(tpot_p50_ms=9.0),)
+    assert load_history(path).of("case") == (lived(tpot_p50_ms=9.0),)
 
 
 def test_a_run_that_was_gone_on_with_counts_once(path: Path) -> None:
     record_history(path, [lived(tpot_p50_ms=8.0)])
     record_history(path, [lived(tpot_p50_ms=9.0)])
-    assert load_history(path)["case"] == (lived(tpot_p50_ms=9.0),)
+    assert load_history(path).of("case") == (lived(tpot_p50_ms=9.0),)
 
 
 @pytest.mark.parametrize(
@@ -137,18 +141,38 @@ def test_what_is_learnt_is_no_other_expectation() -> None:
 def test_what_a_later_specreg_adds_to_a_line_does_not_hide_it(path: Path) -> None:
     record_history(path, [lived()])
     path.write_bytes(path.read_bytes().replace(b'{"run"', b'{"new": 1, "run"'))
-    assert load_history(path)["case"] == (lived(),)
+    assert load_history(path).of("case") == (lived(),)
 
 
 def test_a_machine_without_a_history_has_none(path: Path) -> None:
-    assert load_history(path) == {}
+    assert load_history(path) == History({})
 
 
-def test_a_disk_that_refuses_loses_no_verdict(tmp_path: Path) -> None:
+def test_a_disk_that_refuses_is_said(tmp_path: Path) -> None:
     (tmp_path / "history").write_text("no folder")
     path = history_path(tmp_path / "history", "cpu")
-    record_history(path, [lived()])
-    assert load_history(path) == {}
+    with pytest.raises(ReportError, match=r"this run isn't in it, (File exists|Not a directory);"):
+        record_history(path, [lived()])
+    found = load_history(path)
+    assert (found.by_case, found.wrong) == (
+        {},
+        f"history '{path}': Not a directory; mend its rights to have it shown",
+    )
+
+
+def lines_of(*lived: Lived) -> bytes:
+    """A file with these lines."""
+    return b"".join(msgspec.json.encode(one) + b"\n" for one in lived)
+
+
+def test_two_histories_are_one_by_time_and_nothing_is_lost() -> None:
+    first, second = lived(run="20261120-0730"), lived(run="20261122-0730")
+    other, again = lived("other", run="20261121-0730"), lived(run="20261122-0730", tpot_p50_ms=9.0)
+    later = msgspec.json.encode(first).replace(b'"run":', b'"new": 1, "run":') + b"\n"
+    there, here = later + lines_of(second), b'{"torn\n' + lines_of(other, again)
+    merged = merge_histories(there, here)
+    assert merged == b'{"torn\n' + later + lines_of(other, again)
+    assert merge_histories(merged, here) == merge_histories(merged) == merged
 
 
 def test_a_run_is_what_its_launches_did_on_average() -> None:
@@ -177,7 +201,7 @@ def test_a_run_is_what_its_launches_did_on_average() -> None:
     )
 
 
-def test_a_figure_of_nothing_is_none() -> None:
+def test_a_figure_of_nothing_is_kept_as_such() -> None:
     """No logarithm of it; one launch where nothing was accepted doesn't hide the others."""
     rate = "acceptance_rate_frac"
     launches = [builders.measurement({rate: value, SPEED.name: 0.0}) for value in (0.0, 0.5)]
@@ -186,7 +210,7 @@ def test_a_figure_of_nothing_is_none() -> None:
         for name in (rate, SPEED.name)
     ]
     found = lived_through("run", launches, verdicts, builders.SETTINGS, None)
-    assert found.values == {rate: 0.5}
+    assert found.values == {rate: 0.5, SPEED.name: 0.0}
     assert found.baseline_sha256 == ""
 
 

@@ -21,9 +21,11 @@ LIBRARY = builders.ROOT / "specreg"
 FIXTURES = builders.ROOT / "fixtures"
 
 ORDER = (
+    ("watchdog",),
     ("errors", "paths", "catalog", "processes", "spread", "acceptance.record"),
     ("distribution", "sensors"),
     ("identity", "power"),
+    ("claims",),
     ("trace", "sse", "arrivals", "methods", "sequential", "lookup", "questions"),
     ("prompts", "replies"),
     ("acceptance", "reference", "forms", "hub"),
@@ -34,6 +36,7 @@ ORDER = (
     ("server", "talk", "provision", "transcribing", "foresight"),
     ("replay", "meter", "attaching"),
     ("metrics", "crew"),
+    ("lane",),
     ("measurement", "baseline", "published"),
     ("figures", "journal", "comparison", "importing"),
     ("verdict", "breakdown"),

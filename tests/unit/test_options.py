@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from specreg.options import Options, read_options
+from specreg.options import Options, options_to_repeat, read_options
 from tests.unit import builders
 
 pytest_plugins = ["pytester"]
@@ -26,7 +26,7 @@ def test_what_is_given_arrives_in_its_type(pytester: pytest.Pytester) -> None:
         *("--reason", "first run", "--specreg-launches", "5", "--specreg-ready-within-s", "1.5"),
         *("--specreg-matrix", "m", "--specreg-baselines", "b", "--specreg-runs", "r"),
         *("--specreg-engine-version", "0.31.0", "--specreg-engine-python", "p"),
-        *("--specreg-resume", "--specreg-inconclusive", "warn"),
+        *("--specreg-no-wait", "--specreg-resume", "--specreg-inconclusive", "warn"),
         *("--specreg-attach", "http://h:1", "--engine", "sglang", "--specreg-oracle"),
         *("--specreg-verbose", "--specreg-history", "past"),
         *("--num-prompts", "20", "--specreg-budget-gpu-min", "7.5"),
@@ -47,6 +47,7 @@ def test_what_is_given_arrives_in_its_type(pytester: pytest.Pytester) -> None:
         baselines="b",
         runs="r",
         resume=True,
+        no_wait=True,
         engine_version="0.31.0",
         engine_python="p",
         attach="http://h:1",
@@ -68,3 +69,24 @@ def test_the_help_names_each_flag(pytester: pytest.Pytester) -> None:
     done = pytester.runpytest("-p", "specreg.plugin", "--specreg-matrix", matrix, "--help")
     text = done.stdout.str()
     assert [f.name for f in dataclasses.fields(Options) if f.metadata["flag"] not in text] == []
+
+
+def test_what_repeats_a_run_is_all_but_what_was_of_it_alone() -> None:
+    assert options_to_repeat(Options(), "cpu") == ("--specreg-tier=cpu",)
+    options = Options(
+        tier="gpu",
+        reason="x",
+        resume=True,
+        launches=3,
+        oracle=True,
+        num_prompts=6,
+        matrix="m",
+        engine_version="0.31.0",
+    )
+    assert options_to_repeat(options, "gpu") == (
+        "--specreg-tier=gpu",
+        "--num-prompts=6",
+        "--specreg-oracle",
+        "--specreg-matrix=m",
+        "--specreg-engine-version=0.31.0",
+    )

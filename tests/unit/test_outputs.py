@@ -6,6 +6,7 @@ import functools
 import http.server
 import io
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,9 +14,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
 from prometheus_client.parser import text_string_to_metric_families
 
 from specreg.errors import ReportError
+from specreg.history import load_history, record_history
 from specreg.journal import Journal, Key
 from specreg.measurement import Measurement
 from specreg.report.document import Report
@@ -24,7 +28,8 @@ from specreg.report.markdown import render_markdown
 from specreg.report.outputs import OUTPUTS, Output, append_job_summary, write_outputs
 from specreg.report.prometheus import push_metrics, render_metrics
 from specreg.report.tabular import render_spread_rows, render_verdict_rows
-from specreg.report.uploading import upload_folder
+from specreg.report.uploading import upload_folder, upload_histories
+from specreg.spread import summarize
 from specreg.talk import Finished
 from specreg.verdict import Outcome
 from tests.unit import builders, reports
@@ -41,7 +46,12 @@ def launch_of_two_prompts() -> Measurement:
     chat, maths = launch.acceptance.prompts
     prompts = (chat, dataclasses.replace(maths, prompt_id="math-0"))
     record = dataclasses.replace(launch.acceptance, prompts=prompts)
-    return dataclasses.replace(launch, replay=dataclasses.replace(launch.replay, acceptance=record))
+    (part,) = launch.replay.rounds
+    ask, count = part.traces
+    traces = (ask, msgspec.structs.replace(count, prompt_id="math-0"))
+    rounds = (dataclasses.replace(part, traces=traces),)
+    replay = dataclasses.replace(launch.replay, rounds=rounds, acceptance=record)
+    return dataclasses.replace(launch, replay=replay)
 
 
 MEASURED = {CASE.id: launch_of_two_prompts()}
@@ -58,35 +68,73 @@ def rows_of(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
 
+def parsed(text: str) -> list[Token]:
+    """What a reader of GitHub's Markdown sees: the inline parts of all blocks."""
+    blocks = MarkdownIt("gfm-like", {"linkify": False}).parse(text)
+    return [part for block in blocks for part in (block.children or [block])]
+
+
 def test_markdown_says_first_what_needs_a_look_and_what_to_type() -> None:
     text = render_markdown(reports.REPORT)
     head, _, rest = text.partition("<details>")
-    assert "**1 of 2 verdicts need a look.**" in head
+    assert "**✗ 1 of 2 verdicts need a look: 1 regressed, 1 holds**" in head
+    assert head.index("pytest tests/perf -k") < head.index("| **REGRESSED**")
     assert "| **REGRESSED** | 100 | 90 | -10.0% | -8.0% by acceptance" in head
-    assert f"pytest -k {CASE.id}-" in head
+    assert f"pytest tests/perf -k {CASE.id}- --specreg-tier=cpu" in head
     assert "acceptance_length_tokens" not in head
-    assert "| acceptance_length_tokens | PASS | 2.65 | 2.64 | -0.6% | -1.0% and +1.0% |" in rest
+    assert (
+        "| acceptance_length_tokens | PASS | 2.65 | 2.64 | -0.6% | -1.0% and +1.0%; 5.0% |" in rest
+    )
 
 
 def test_markdown_of_what_holds_and_of_nothing() -> None:
     held = msgspec.structs.replace(reports.REPORT, run=reports.run_of(reports.HELD))
-    assert "**All 1 verdicts hold.**" in render_markdown(held)
-    assert "**Nothing was judged.**" in render_markdown(reports.EMPTY)
+    assert "**✓ All 1 verdicts hold**" in render_markdown(held)
+    assert "**? Nothing was judged.**" in render_markdown(reports.EMPTY)
 
 
 def test_what_a_server_said_is_no_markup_in_markdown() -> None:
-    text = render_markdown(with_reason(HOSTILE))
-    assert "<script" not in text
-    row = next(line for line in text.splitlines() if "REGRESSED" in line)
-    assert row.count("|") - row.count("\\|") == 8
-    assert "@all" not in text
+    said = f"{HOSTILE} ![i](http://x/i.png) [l](http://x) *b* __u__ ~~s~~ a\\|b &copy; $x$ #12 <b>"
+    plain = {token.type for token in parsed(render_markdown(with_reason("it became slower")))}
+    report = msgspec.structs.replace(with_reason(said), remarks=(said,))
+    tokens = parsed(render_markdown(report, wrong=said))
+    assert {token.type for token in tokens} - plain <= {
+        *("bullet_list_open", "bullet_list_close", "list_item_open", "list_item_close"),
+        *("blockquote_open", "blockquote_close"),
+    }
+    words = "".join(token.content for token in tokens).replace("\u200b", "")
+    assert words.count(" ".join(said.split())) == 3
+    assert {"@all", "#12"} & set(render_markdown(report).split()) == set()
+
+
+def test_a_bar_in_a_reason_splits_no_row() -> None:
+    tokens = parsed(render_markdown(with_reason("a\\|b | c")))
+    assert [token.type for token in tokens].count("tr_open") == 5
+    assert [token.type for token in tokens].count("td_open") == 3 * 7
+    assert any(token.content.endswith("a\\|b | c") for token in tokens)
 
 
 def test_markdown_keeps_to_what_github_takes() -> None:
     many = [dataclasses.replace(reports.LOST, case_id=f"case-{n}") for n in range(2000)]
     text = render_markdown(msgspec.structs.replace(reports.REPORT, run=reports.run_of(*many)))
     assert len(text) <= 60_000
-    assert text.endswith("`report.json` of the run has the rest.\n")
+    first = text.partition("<details>")[0]
+    rows = [line for line in first.splitlines() if line.startswith("| case-")]
+    assert all(row.endswith(" |") for row in rows)
+    assert f"… and {2000 - len(rows)} more" in first
+    assert text.count("<details>") == text.count("</details>") == 1
+    assert "commit 0123456789ab" in text
+
+
+def test_many_failures_leave_the_commands_in_place() -> None:
+    many = [
+        dataclasses.replace(reports.LOST, case_id=f"case-{n}", reason="x" * 5000)
+        for n in range(200)
+    ]
+    text = render_markdown(msgspec.structs.replace(reports.REPORT, run=reports.run_of(*many)))
+    assert len(text) <= 60_000
+    assert "pytest tests/perf -k" in text
+    assert "or case-199-" in text
 
 
 def test_the_summary_of_a_job_is_added_to_what_is_there(
@@ -166,6 +214,24 @@ def test_a_gateway_that_does_not_answer_is_named() -> None:
         push_metrics(reports.REPORT, "http://127.0.0.1:1")
 
 
+def test_a_gateway_that_is_none_is_named() -> None:
+    with pytest.raises(ReportError, match=r"push gateway 'http://gateway:port': nonnumeric port"):
+        push_metrics(reports.REPORT, "http://gateway:port")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        threading.Thread(target=speak_otherwise, args=(server,), daemon=True).start()
+        with pytest.raises(ReportError, match=r"push gateway .*: SSH-2.0"):
+            push_metrics(reports.REPORT, url)
+
+
+def speak_otherwise(server: socket.socket) -> None:
+    """Answers the first caller as something that is no web server."""
+    caller, _ = server.accept()
+    with caller:
+        caller.recv(65536)
+        caller.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+
 def test_each_verdict_is_a_row_whatever_its_reason_holds() -> None:
     held, lost = rows_of(render_verdict_rows(with_reason(HOSTILE)))
     assert (held["outcome"], held["value"], held["p_worse"]) == ("PASS", "2.64", "")
@@ -195,6 +261,18 @@ def test_the_summary_of_nemo_skills_has_its_columns() -> None:
         "spec_acceptance_length": "2.64",
         "spec_acceptance_rate": "54.55",
     }
+
+
+def test_an_entry_of_nemo_skills_is_a_prompt_with_all_its_turns() -> None:
+    launch = MEASURED[CASE.id]
+    assert launch.replay is not None
+    (part,) = launch.replay.rounds
+    again = msgspec.structs.replace(part.traces[0], turn=2)
+    rounds = (dataclasses.replace(part, traces=(*part.traces, again)),)
+    longer = dataclasses.replace(launch, replay=dataclasses.replace(launch.replay, rounds=rounds))
+    text = nemo_skills.export(reports.REPORT, {CASE.id: longer})["nemo_skills.txt"]
+    entries, tokens = (cell.strip() for cell in text.splitlines()[2].split("|")[1:3])
+    assert (entries, tokens) == ("2", "8")  # 15 tokens in three requests
 
 
 def specdec_bench_file(name: str) -> Any:  # noqa: ANN401 - as JSON has it
@@ -245,8 +323,21 @@ def test_a_record_of_aiperf_says_when_how_long_and_what_was_accepted() -> None:
     assert first["metadata"]["request_end_ns"] - first["metadata"]["request_start_ns"] == 21 * MS
     assert first["metrics"]["inter_token_latency"] == {"value": 5.0, "unit": "ms"}
     assert second["metrics"]["request_latency"]["value"] == 41.0
+    assert second["spec_decode_acceptance"]["mean_acceptance_length"] == 4.0
     summary = json.loads(files[f"aiperf/{CASE.id}/profile_export_aiperf.json"])
     assert summary["request_latency"]["p50"] == 31.0
+
+
+def test_an_average_of_aiperf_is_the_mean_over_the_rounds() -> None:
+    figures = reports.CASE_REPORT.figures
+    assert figures is not None
+    assert figures.timing is not None
+    timing = msgspec.structs.replace(
+        figures.timing, throughput_tokens_per_s=summarize([10.0, 10.0, 40.0])
+    )
+    report = reports.with_case(figures=msgspec.structs.replace(figures, timing=timing))
+    text = aiperf.export(report, {})[f"aiperf/{CASE.id}/profile_export_aiperf.json"]
+    assert json.loads(text)["output_token_throughput"]["avg"] == 20.0
 
 
 def journal_in(folder: Path) -> None:
@@ -274,12 +365,30 @@ def journal_in(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("output", OUTPUTS.values(), ids=OUTPUTS)
-def test_every_form_is_written_for_any_run(tmp_path: Path, output: Output) -> None:
+def test_every_form_is_written_for_any_run_or_that_it_is_not(
+    tmp_path: Path, output: Output
+) -> None:
     journal_in(tmp_path)
-    for report in (reports.REPORT, reports.EMPTY, reports.with_case(figures=None)):
+    for report in (reports.EMPTY, reports.with_case(figures=None), reports.REPORT):
         written, failed = write_outputs([output.name], report, tmp_path, tmp_path / "out")
-        assert failed == []
         assert all(path.is_file() for path in written)
+        assert bool(written) is not bool(failed)
+    of_cases = {"speed-bench", "nemo-skills", "specdec-bench", "aiperf"}
+    written, failed = write_outputs([output.name], reports.EMPTY, tmp_path, tmp_path / "empty")
+    assert bool(failed) is (output.name in of_cases)
+    for said in failed:
+        assert f"report as {output.name}: no file, no case of run" in said
+
+
+def test_a_file_is_replaced_at_once(tmp_path: Path) -> None:
+    """A reader that has it open keeps what it had, and nothing else is left beside it."""
+    folder = tmp_path / "out"
+    write_outputs(["prometheus"], reports.REPORT, tmp_path, folder)
+    with (folder / "specreg.prom").open() as before:
+        write_outputs(["prometheus"], reports.EMPTY, tmp_path, folder)
+        assert "REGRESSED" in before.read()
+    assert "REGRESSED" not in (folder / "specreg.prom").read_text()
+    assert [path.name for path in folder.iterdir()] == ["specreg.prom"]
 
 
 def test_without_a_journal_the_rest_is_written(tmp_path: Path) -> None:
@@ -305,6 +414,25 @@ def test_a_folder_is_copied_to_any_storage(tmp_path: Path) -> None:
     assert upload_folder(run, "memory://bucket") == "memory://bucket/run-1"
     with pytest.raises(ReportError, match="upload to 'nowhere://x/run-1': Protocol not known"):
         upload_folder(run, "nowhere://x")
+
+
+def test_a_folder_without_a_name_goes_by_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run-1"
+    run.mkdir()
+    (run / "report.json").write_text("{}")
+    monkeypatch.chdir(run)
+    assert upload_folder(Path(), f"file://{tmp_path}/away") == f"file://{tmp_path}/away/run-1"
+    assert (tmp_path / "away/run-1/report.json").exists()
+
+
+def test_histories_of_two_runners_are_both_there(tmp_path: Path) -> None:
+    days = [reports.lived(day, tpot_p50_ms=float(day)) for day in (1, 2, 3)]
+    for name, lived in (("a", days[:2]), ("b", days[2:]), ("a", [])):
+        record_history(tmp_path / name / "history/cpu-x.jsonl", lived)
+        upload_histories(tmp_path / name / "history", f"file://{tmp_path}/away")
+    assert load_history(tmp_path / "away/history/cpu-x.jsonl").of(CASE.id) == tuple(days)
 
 
 def test_a_regression_is_red_in_every_form_that_says_outcomes() -> None:

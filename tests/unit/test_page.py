@@ -1,16 +1,20 @@
 """The page of a run, read by a parser: what it holds, and that data in it stays data."""
 
 import dataclasses
+import re
 from html.parser import HTMLParser
 
 import msgspec
 import pytest
 
+from specreg.distribution import Bar
 from specreg.figures import Figures
 from specreg.power.curve import PowerCurve, PowerPoint
-from specreg.report.charts import charts_of, speed_over_load
+from specreg.report.charts import charts_of
 from specreg.report.document import CaseReport, Report, Spreads
-from specreg.report.page import MEANINGS, SYMBOLS, render_page
+from specreg.report.loads import break_even, speed_over_load
+from specreg.report.overview import MEANINGS, SYMBOLS
+from specreg.report.page import render_page
 from specreg.verdict import Outcome
 from tests.unit import reports
 from tests.unit.test_breakdown import CASE
@@ -79,9 +83,67 @@ def test_what_fails_stands_first_with_its_cause_and_what_to_type() -> None:
     text = Page(render_page(reports.REPORT)).text
     order = ("1 of 2 verdicts need a look", "What needs a look", "Overview", "The cases")
     assert [text.index(part) for part in order] == sorted(text.index(part) for part in order)
-    assert "throughput: 100 → 90, -10.0% (between -12.0% and -8.0%; tolerated 5.0%)" in text
+    assert (
+        "throughput: 100 → 90 tokens/s, -10.0% (between -12.0% and -8.0%; tolerated 5.0%)" in text
+    )
     assert "-8.0% by acceptance, -2.0% by the cost of a step" in text
-    assert f"look again, on a fresh launch: pytest -k {CASE.id}-" in text
+    again = f"pytest tests/perf -k {CASE.id}- --specreg-tier=cpu"
+    assert f"look again, on a fresh launch: {again}" in text
+
+
+def test_a_card_says_since_when_with_what_and_where_to_look() -> None:
+    slow = [
+        msgspec.structs.replace(
+            reports.lived(day, throughput_tokens_per_s=90.0),
+            outcomes={"throughput_tokens_per_s": "REGRESSED"},
+        )
+        for day in (13, 14)
+    ]
+    once = msgspec.structs.replace(slow[0], run="20261101T010000-1")
+    report = reports.with_case(
+        history=(once, *reports.CASE_REPORT.history, *slow),
+        logs=("logs/a.log",),
+        error="server 'a': out of memory\nlast lines of a.log:\nCUDA says no",
+    )
+    text = Page(render_page(report)).text.partition("Overview")[0]
+    assert "vllm 0.31.0 → 0.32.0" in text
+    assert "throughput: not fine since 2026-11-13 02:00 UTC, 2 run(s) in a row" in text
+    assert "last fine 2026-11-12 02:00 UTC with 0.32.0" in text
+    assert "what the servers said: logs/a.log" in text
+    assert "CUDA says no" in text
+
+
+def test_the_page_says_when_the_run_was_and_how_long_it_took() -> None:
+    report = msgspec.structs.replace(reports.REPORT, ended_at="2026-11-21T02:23:10+00:00")
+    text = Page(render_page(report)).text
+    assert "Began 2026-11-21 02:00 UTC, done 23 min later." in text
+    assert "Began 2026-11-21 02:00 UTC. " in Page(render_page(reports.REPORT)).text
+
+
+def test_the_overview_says_how_much_is_tolerated() -> None:
+    overview = Page(render_page(reports.REPORT)).text.partition("Overview")[2]
+    assert "▼ -10.0% of 5%" in overview
+
+
+def test_figures_say_their_colours_themselves() -> None:
+    colors = {chart.title: chart.colors for chart in charts_of(reports.CASE_REPORT)}
+    assert colors["Accepted drafts of a step"] == ("now", "base")
+    assert colors["Time of a step"] == ("now", "alone")
+    page = Page(render_page(reports.REPORT))
+    drawn = [one for one in page.all("i") if one.get("class") == "swatch"]
+    assert len(drawn) == sum(map(len, colors.values()))
+
+
+@pytest.mark.parametrize(
+    ("low_ms", "high_ms"),
+    [(24.5, 42), (27, 38), (1.1, 1.5), (11, 34), (36, 125), (9, 95), (0.9, 3000)],
+)
+def test_an_axis_of_times_has_three_numbers_or_more(low_ms: float, high_ms: float) -> None:
+    bars = (Bar(low_ms=low_ms, high_ms=high_ms, count=3),)
+    case = msgspec.structs.replace(reports.CASE_REPORT, spreads=Spreads(ttft_ms=bars))
+    (chart,) = [one for one in charts_of(case) if one.title == "Time to the first token"]
+    axis = chart.svg.partition("X-axis")[2].partition("</g></g></g>")[0]
+    assert len(re.findall(r"<text[^>]*>[0-9.]+</text>", axis)) >= 3
 
 
 @pytest.mark.parametrize("most_bytes", [2_000_000, 0], ids=["with-details", "without"])
@@ -148,28 +210,83 @@ def test_speed_over_load_takes_two_loads_and_draws_the_break_even() -> None:
     assert "requests in flight: 8; speedup, times: 0.8; method: draft_model" in chart.svg
 
 
-@pytest.mark.parametrize("place", ["reason", "category", "remark", "wrong", "target"])
+def at_load(concurrency: int, drafts: int, ratio: float) -> CaseReport:
+    """The case at such a load, with so many drafts of a step and such a gain."""
+    settings = reports.CASE_REPORT.settings
+    assert settings is not None
+    return msgspec.structs.replace(
+        reports.CASE_REPORT,
+        settings=msgspec.structs.replace(settings, concurrency=concurrency, draft_tokens=drafts),
+        figures=msgspec.structs.replace(figures(), judged={"speedup_ratio": ratio}),
+    )
+
+
+def test_each_number_of_drafts_is_a_line_of_its_own() -> None:
+    gains = {(1, 3): 2.0, (8, 3): 1.5, (1, 7): 2.4, (8, 7): 0.5}
+    (chart,) = speed_over_load([at_load(*key, ratio) for key, ratio in gains.items()])
+    assert "method: draft_model-k3" in chart.svg
+    assert "method: draft_model-k7" in chart.svg
+    assert "draft_model-k3 never fell below 1; draft_model-k7 pays up to about" in chart.note
+
+
+def test_more_lines_than_colours_are_drawn_by_method() -> None:
+    cases = [at_load(load, drafts, 1.5) for drafts in (1, 2, 3, 5) for load in (1, 8)]
+    others = [msgspec.structs.replace(case, method="eagle3") for case in cases]
+    titles = [chart.title for chart in speed_over_load([*cases, *others])]
+    assert [title.rpartition(", ")[2] for title in titles] == ["draft_model", "eagle3"]
+
+
+@pytest.mark.parametrize(
+    ("loads", "said"),
+    [
+        ([(1, 2.0), (4, 1.5)], "never fell below 1"),
+        ([(1, 0.9), (4, 0.5)], "never reached 1"),
+        ([(1, 2.0), (4, 1.5), (16, 0.5)], "pays up to about 8 in flight"),
+        ([(1, 0.5), (4, 1.5)], "pays from about 2 in flight"),
+    ],
+)
+def test_where_it_stops_to_pay_is_told(loads: list[tuple[int, float]], said: str) -> None:
+    assert break_even(loads) == said
+
+
+def hostile_reports() -> dict[str, Report]:
+    """By place the report with a hostile text there."""
+    report, acceptance = reports.REPORT, figures().acceptance
+    assert acceptance is not None
+    parts = dict(zip((HOSTILE, "b"), acceptance.by_category.values(), strict=True))
+    changed = msgspec.structs.replace(acceptance, by_category=parts)
+    lost = dataclasses.replace(reports.LOST, reason=HOSTILE)
+    other = dataclasses.replace(reports.LOST, case_id=HOSTILE)
+    points = tuple(PowerPoint(at_s=float(n), power_w=100.0) for n in range(9))
+    loads = [msgspec.structs.replace(at_load(load, 3, 1.5), models=HOSTILE) for load in (1, 8)]
+    replace = msgspec.structs.replace
+    return {
+        "reason": replace(report, run=reports.run_of(lost)),
+        "category": reports.with_case(figures=replace(figures(), acceptance=changed)),
+        "remark": replace(report, remarks=(HOSTILE,)),
+        "target": reports.with_case(target=HOSTILE),
+        "engine_version": reports.with_case(figures=replace(figures(), engine_version=HOSTILE)),
+        "device": reports.with_case(power=(PowerCurve(device=HOSTILE, points=points),)),
+        "tier": replace(report, run=replace(report.run, tier=HOSTILE)),
+        "case_id": replace(reports.with_case(case_id=HOSTILE), run=reports.run_of(other)),
+        "models": replace(report, cases=tuple(loads)),
+        "error": reports.with_case(error=f"{HOSTILE}\n{HOSTILE}"),
+        "log": reports.with_case(logs=(HOSTILE,)),
+    }
+
+
+@pytest.mark.parametrize("place", hostile_reports())
 def test_what_others_said_is_shown_and_not_obeyed(place: str) -> None:
-    report, wrong = reports.REPORT, ""
-    if place == "reason":
-        lost = dataclasses.replace(reports.LOST, reason=HOSTILE)
-        report = msgspec.structs.replace(report, run=reports.run_of(lost))
-    elif place == "category":
-        acceptance = figures().acceptance
-        assert acceptance is not None
-        parts = dict(zip((HOSTILE, "b"), acceptance.by_category.values(), strict=True))
-        changed = msgspec.structs.replace(acceptance, by_category=parts)
-        report = reports.with_case(figures=msgspec.structs.replace(figures(), acceptance=changed))
-    elif place == "remark":
-        report = msgspec.structs.replace(report, remarks=(HOSTILE,))
-    elif place == "target":
-        report = reports.with_case(target=HOSTILE)
-    else:
-        wrong = HOSTILE
-    text = render_page(report, wrong=wrong)
+    text = render_page(hostile_reports()[place])
     page = Page(text)
     assert page.all("script") == page.all("img") == []
     assert "&lt;script&gt;" in text
+
+
+def test_what_could_not_be_read_is_not_obeyed_either() -> None:
+    page = Page(render_page(reports.REPORT, wrong=HOSTILE))
+    assert page.all("script") == page.all("img") == []
+    assert HOSTILE in page.text
 
 
 def test_a_run_without_cases_is_said() -> None:
@@ -205,7 +322,7 @@ def many(number: int) -> Report:
 
 def test_a_page_of_many_cases_stays_small_and_shows_what_fails_first() -> None:
     text = render_page(many(60), most_bytes=300_000)
-    assert len(text.encode()) < 400_000
+    assert len(text.encode()) <= 300_000
     page = Page(text)
     details = [str(one["id"]) for one in page.all("details") if "id" in one]
     assert details[0] == "case-59"
@@ -213,6 +330,26 @@ def test_a_page_of_many_cases_stays_small_and_shows_what_fails_first() -> None:
     assert len(details) < 60
     left_out = page.text.partition("to keep this page small:")[2]
     assert all(f"case-{n}" in details or f"case-{n}," in left_out for n in range(58))
+
+
+def test_the_largest_page_keeps_to_its_two_megabytes() -> None:
+    """Drawn to the brim, with failures that all say much: the frame is part of what it weighs."""
+    report = many(200)
+    lost = [
+        dataclasses.replace(reports.LOST, case_id=case.case_id, reason=f"{n}: {'x' * 3000}")
+        for n, case in enumerate(report.cases)
+    ]
+    report = msgspec.structs.replace(report, run=reports.run_of(*lost))
+    size_bytes = len(render_page(report).encode())
+    assert 1_500_000 < size_bytes <= 2_000_000
+
+
+def test_cases_stand_in_the_order_of_the_overview() -> None:
+    report = many(4)
+    report = msgspec.structs.replace(report, cases=report.cases[::-1])
+    page = Page(render_page(report))
+    details = [str(one["id"]) for one in page.all("details") if "id" in one]
+    assert details == ["case-3", "case-0", "case-1", "case-2"]
 
 
 def test_each_outcome_has_a_symbol_and_a_meaning() -> None:

@@ -1,6 +1,7 @@
 """What is said below the tables: why something isn't judged, and what to type next."""
 
 import dataclasses
+import shlex
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from specreg.report.terminal import (
 from specreg.verdict import Outcome, Verdict
 from tests.unit import builders
 
+TIER = ("--specreg-tier=cpu",)
 HERE = builders.ENVIRONMENT.name
 ELSEWHERE = builders.OTHER_ENVIRONMENT.name
 
@@ -85,26 +87,46 @@ def test_a_baseline_that_cannot_be_read_is_said_and_so_is_what_nobody_can_tell()
 
 
 def test_what_nobody_can_tell_takes_more_launches() -> None:
-    shown = render_next([verdict(Outcome.INCONCLUSIVE)], {"case"})
-    assert shown.endswith("pytest -k case- --specreg-launches=3")
+    shown = render_next([verdict(Outcome.INCONCLUSIVE)], {"case"}, TIER)
+    assert shown.endswith("pytest tests/perf -k case- --specreg-tier=cpu --specreg-launches=3")
 
 
 def test_what_no_recording_makes_comparable_is_not_recorded() -> None:
     fewer = verdict(Outcome.NOT_COMPARABLE, reason="--num-prompts 6: a speed is of all prompts")
-    assert render_next([fewer], {"case"}) == ""
+    assert render_next([fewer], {"case"}, TIER) == ""
+
+
+def test_what_to_type_runs_the_cases_as_they_ran() -> None:
+    options = (*TIER, "--specreg-matrix=my matrix", "--num-prompts=6")
+    shown = render_next([verdict(Outcome.REGRESSED)], {"case"}, options)
+    typed = shlex.split(shown.splitlines()[-1])
+    assert typed == ["pytest", "tests/perf", "-k", "case-", *options]
+    recorded = render_next([verdict(Outcome.NO_BASELINE)], {"case"}, options)
+    assert shlex.split(recorded.splitlines()[-1])[2:] == [
+        *options[:2],
+        *("--update-baselines", "--reason", "…"),
+    ]
+
+
+def test_of_somebody_elses_server_nothing_is_launched_or_recorded() -> None:
+    options = (*TIER, "--specreg-attach=http://h:1")
+    assert render_next([verdict(Outcome.NO_BASELINE)], {"case"}, options) == ""
+    again = render_next([verdict(Outcome.INCONCLUSIVE)], {"case"}, options)
+    assert "--specreg-attach=http://h:1" in again
+    assert "--specreg-launches" not in again
 
 
 @pytest.mark.parametrize("outcome", [Outcome.PASS, Outcome.IMPROVED, Outcome.MEASURED])
 def test_there_is_nothing_to_do_about_what_holds(outcome: Outcome) -> None:
-    assert render_next([verdict(outcome)], {"case"}) == ""
+    assert render_next([verdict(outcome)], {"case"}, TIER) == ""
 
 
 def test_the_whole_tier_is_recorded_only_when_all_of_it_is_new() -> None:
     new = [verdict(Outcome.NO_BASELINE)]
-    assert 'pytest tests/perf --update-baselines --reason "…"' in render_next(new, {"case"})
-    part = render_next(new, {"case", "other"})
-    assert "tests/perf" not in part
-    assert "case" in part
+    whole = 'pytest tests/perf --specreg-tier=cpu --update-baselines --reason "…"'
+    assert whole in render_next(new, {"case"}, TIER)
+    part = render_next(new, {"case", "other"}, TIER)
+    assert "pytest tests/perf -k case- --specreg-tier=cpu" in part
     assert "--update-baselines" in part
 
 

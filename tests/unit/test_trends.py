@@ -7,9 +7,10 @@ import pytest
 
 from specreg.changes import can_find_shifts, comparable, shifts_in
 from specreg.errors import ReportError, UnknownNameError
-from specreg.history import Lived, record_history, unreadable_lines
+from specreg.history import Lived, record_history
+from specreg.report.charts import charts_of
 from specreg.report.trends import render_trends
-from tests.unit.reports import lived
+from tests.unit.reports import CASE_REPORT, lived
 from tests.unit.test_breakdown import CASE
 from tests.unit.test_cli import specreg
 from tests.unit.test_tables import lines
@@ -33,7 +34,13 @@ def test_a_trend_says_how_many_runs_and_how_far_they_came() -> None:
     shown = render_trends({CASE.id: row_of(2.0, 2.5, 3.0)}, [LENGTH], width=110)
     rows = lines(shown)
     assert rows[1] == CASE.id
-    assert rows[2] == f"{LENGTH} 3 2 3 +50.0% ▁▅█"
+    assert rows[2] == f"{LENGTH} 3 2 3 +100.0% ▁▅█"
+
+
+def test_better_is_positive_as_in_every_verdict() -> None:
+    slower = [lived(day, ttft_p50_ms=value) for day, value in enumerate((100.0, 130.0), start=1)]
+    shown = render_trends({CASE.id: slower}, ["ttft_p50_ms"], width=110)
+    assert lines(shown)[2].startswith("ttft_p50_ms 2 100 130 -30.0%")
 
 
 def test_runs_with_other_settings_are_not_part_of_a_trend() -> None:
@@ -54,10 +61,15 @@ def test_a_torn_line_is_said_and_the_rest_is_shown(tmp_path: Path) -> None:
     path = folder_of(tmp_path, 2.0, 3.0)
     with path.open("ab") as file:
         file.write(b'{"run": "2026')
-    assert unreadable_lines(path) == 1
     done = specreg(tmp_path, "history")
     assert "1 line(s) can't be read; the rest is shown" in done.output
-    assert "+50.0%" in done.stdout
+    assert "+100.0%" in done.stdout
+
+
+def test_a_history_that_can_not_be_read_is_said(tmp_path: Path) -> None:
+    (tmp_path / ".specreg/history/cpu-x.jsonl").mkdir(parents=True)
+    done = specreg(tmp_path, "history")
+    assert "cpu-x.jsonl': Is a directory; mend its rights" in done.stderr
 
 
 def test_what_is_not_there_is_named_with_what_is(tmp_path: Path) -> None:
@@ -71,12 +83,17 @@ def test_a_history_is_copied_where_one_says(tmp_path: Path) -> None:
     folder_of(tmp_path, 2.0, 3.0)
     done = specreg(tmp_path, "history", "--upload", f"file://{tmp_path}/away")
     assert done.exit_code == 0, done.output
+    assert done.stdout.endswith(f"added to file://{tmp_path}/away/history\n")
     assert (tmp_path / "away/history/cpu-x.jsonl").exists()
 
 
 @pytest.mark.skipif(can_find_shifts(), reason="tests/exports has them then")
 def test_without_the_extra_no_shift_is_looked_for_and_that_is_said() -> None:
     assert shifts_in([1.0] * 20 + [2.0] * 20) == ()
+    history = tuple(row_of(*[2.6] * 14, *[2.3] * 14))
+    case = msgspec.structs.replace(CASE_REPORT, history=history)
+    (chart,) = [one for one in charts_of(case) if one.title == "History of acceptance length"]
+    assert "Shifts weren't looked for: pip install 'specreg[changes]'" in chart.note
     assert "pip install 'specreg[changes]'" in render_trends(
         {CASE.id: row_of(2.0, 3.0)}, [LENGTH], width=110
     )

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from specreg.errors import ReportError
 from specreg.report.json import (
     RunVerdict,
     count_outcomes,
@@ -61,7 +62,7 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
     assert load_verdict(path) == run
 
 
-@pytest.mark.parametrize("content", [None, b"{", b"[]", b"\xff"])
+@pytest.mark.parametrize("content", [None, b"{", b"[]", b"\xff", b'{"run": "\xff"}'])
 def test_what_cannot_be_read_is_none(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "verdict.json"
     if content is not None:
@@ -69,12 +70,13 @@ def test_what_cannot_be_read_is_none(tmp_path: Path, content: bytes | None) -> N
     assert load_verdict(path) is None
 
 
-def test_a_disk_that_refuses_loses_no_verdict(tmp_path: Path) -> None:
+def test_a_disk_that_refuses_is_said(tmp_path: Path) -> None:
     run = RunVerdict(
         run="r", tier="t", environment="e", complete=True, exit_status=0, outcomes={}, verdicts=()
     )
     (tmp_path / "file").write_text("")
-    record_verdict(tmp_path / "file" / "verdict.json", run)
+    with pytest.raises(ReportError, match=r"verdicts '.*': not written, .*; make room"):
+        record_verdict(tmp_path / "file" / "verdict.json", run)
     assert (tmp_path / "file").read_text() == ""
 
 

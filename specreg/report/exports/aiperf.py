@@ -62,7 +62,7 @@ def _aggregate(timing: ArmFigures) -> Mapping[str, object]:
     for name, (field, unit) in _RATES.items():
         rate: Summary | None = getattr(timing, field)
         if rate is not None:
-            found[name] = {"unit": unit, "avg": rate.p50}
+            found[name] = {"unit": unit, "avg": rate.mean}
     return found
 
 

@@ -1,6 +1,7 @@
 """NeMo-Skills: the summary that `ns summarize_results` prints of its `specdec` benchmarks.
 
-Its documentation, docs/evaluation/speculative-decoding.md, shows the form.
+Its documentation, docs/evaluation/speculative-decoding.md, shows the form. An entry is a prompt
+with all of its turns.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,9 +16,9 @@ _COLUMNS = (
 
 
 def export(report: Report, measured: Measured) -> Mapping[str, str]:
-    """A table for each case; `gen_seconds` is empty where the journal doesn't have the case."""
+    """A table for each case; acceptance alone where the journal doesn't have the case."""
     tables = ["\n".join(_table(case, measured)) for case in drafting_cases(report) if case.figures]
-    return {"nemo_skills.txt": "\n\n".join(tables) + "\n"}
+    return {"nemo_skills.txt": "\n\n".join(tables) + "\n"} if tables else {}
 
 
 def _table(case: CaseReport, measured: Measured) -> Iterator[str]:
@@ -31,12 +32,13 @@ def _table(case: CaseReport, measured: Measured) -> Iterator[str]:
 
 def _cells(case: CaseReport, measured: Measured) -> Iterator[str]:
     figures = case.figures
-    timing = figures.timing if figures else None
     total = figures.acceptance.total if figures and figures.acceptance else None
-    yield str(timing.requests) if timing else ""
-    tokens = timing.completion_tokens if timing else None
-    yield f"{tokens.mean:.0f}" if tokens else ""
     found = measured.get(case.case_id)
+    traces = found.replay.traces if found and found.replay else ()
+    entries = len({trace.prompt_id for trace in traces})
+    tokens = sum(trace.tokens for trace in traces)
+    yield str(entries) if entries else ""
+    yield f"{tokens / entries:.0f}" if entries else ""
     yield f"{generating_s(found):.0f}" if found else ""
     length = total.acceptance_length_tokens if total else None
     yield "" if length is None else f"{length:.2f}"

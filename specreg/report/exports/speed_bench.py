@@ -22,6 +22,8 @@ def export(report: Report, measured: Measured) -> Mapping[str, str]:
     """The matrix, and the folders from which aiperf makes it."""
     del measured
     lengths = _lengths(report)
+    if not lengths:
+        return {}
     names = {name for by_category in lengths.values() for name in by_category}
     columns = [name for name in _ORDER if name in names] + sorted(names - set(_ORDER))
     rows = [
