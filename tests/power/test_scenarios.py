@@ -97,19 +97,20 @@ def windows(trace: PowerTrace, length_s: float, seed: int = 1) -> Iterator[Span]
         yield start_ns, start_ns + length_ns
 
 
-def worst_error(gpu: ScriptedGpu, trace: PowerTrace, length_s: float) -> float:
-    """The largest relative error of the energy of many windows.
+def check_energy(gpu: ScriptedGpu, trace: PowerTrace, length_s: float, bound_frac: float) -> None:
+    """The energy of many windows is within a bound, or no further off than is said of it.
 
-    A busy machine keeps the sampler from its edges now and then. That is said, and never a figure
-    that is off; of most windows there must be one.
+    A busy machine keeps the sampler from a tick at an edge now and then. Then there is no figure,
+    or one that says how far off it may be; most must be sure within the bound.
     """
-    errors = []
+    sure = 0
     for span in windows(trace, length_s):
         with contextlib.suppress(SensorError):
-            energy_j = energy_of(trace, [span]).energy_mj / 1e3
-            errors.append(abs(energy_j / scripted.true_energy_j(gpu, *span) - 1))
-    assert len(errors) >= WINDOWS / 2
-    return max(errors)
+            energy = energy_of(trace, [span])
+            error = abs(energy.energy_mj / 1e3 / scripted.true_energy_j(gpu, *span) - 1)
+            assert error <= max(bound_frac, energy.error_frac)
+            sure += energy.error_frac <= bound_frac
+    assert sure >= WINDOWS / 2
 
 
 @pytest.mark.parametrize(("length_s", "bound_frac"), [(30.0, 0.005), (60.0, 0.002)])
@@ -123,14 +124,14 @@ def test_the_energy_of_a_window_is_right(
     length_s: float,
     bound_frac: float,
 ) -> None:
-    assert worst_error(gpus[name], traces[name], length_s) <= bound_frac
+    check_energy(gpus[name], traces[name], length_s, bound_frac)
 
 
 def test_half_a_second_of_constant_power_is_right(
     gpus: Mapping[str, ScriptedGpu], traces: Mapping[str, PowerTrace]
 ) -> None:
     """Read at its ends alone a counter that ticks every 100 ms would be 9 % off, either way."""
-    assert worst_error(gpus["constant"], traces["constant"], 0.55) <= 0.03
+    check_energy(gpus["constant"], traces["constant"], 0.55, 0.03)
 
 
 @pytest.mark.parametrize("name", ["constant", "square", "quick ticks", "quickest ticks"])
@@ -144,7 +145,7 @@ def test_without_a_counter_power_is_summed_up(
     gpus: Mapping[str, ScriptedGpu], traces: Mapping[str, PowerTrace]
 ) -> None:
     gpu, trace = gpus["no counter"], traces["no counter"]
-    assert worst_error(gpu, trace, 60.0) <= 0.05
+    check_energy(gpu, trace, 60.0, 0.05)
     assert not energy_of(trace, [next(windows(trace, 60.0))]).from_counter
 
 
@@ -163,7 +164,7 @@ def test_a_sensor_that_looks_away_is_right_on_average_where_the_load_is_not(
     trace = traces["sampled a quarter of the time"]
     ratios = [counter_ratio(trace, span) for span in windows(trace, 60.0)]
     assert max(abs((ratio or 0) - 1) for ratio in ratios) <= 0.03
-    assert worst_error(gpus["sampled a quarter of the time"], trace, 60.0) <= 0.002
+    check_energy(gpus["sampled a quarter of the time"], trace, 60.0, 0.002)
 
 
 @pytest.mark.parametrize("name", ["constant", "square", "uneven", "slow", "module"])
