@@ -14,12 +14,13 @@ import uvloop
 
 from specreg.datasets import Prompt
 from specreg.errors import InvalidMeasurementError, ServerError, SpecregError
+from specreg.gate.cores import Cores
 from specreg.gate.launched import Arm
 from specreg.lane import Lane, open_lane, warm_up
 from specreg.matrix import Case
 from specreg.measurement import check_client, deal
 from specreg.metrics import Replay
-from specreg.server import Server
+from specreg.server import StartedServer
 from specreg.talk import Clock
 
 _WAVES = 2
@@ -36,10 +37,11 @@ class SideError(SpecregError):
 
 
 def measure_beside(
-    sides: Mapping[Arm, tuple[Case, Server]],
+    sides: Mapping[Arm, tuple[Case, StartedServer]],
     prompts: Sequence[Prompt],
     *,
     least_s: float,
+    apart: bool,
     show: Callable[[str], None],
     clock: Clock = time.monotonic_ns,
 ) -> Mapping[Arm, Replay]:
@@ -52,20 +54,24 @@ def measure_beside(
         sides: of each its case and its running server, with nobody else using it.
         prompts: the dataset's; as many as the cases take are replayed.
         least_s: how long each side is asked for, at least, where speed counts.
+        apart: whether what computes has cores of its own meanwhile, see `Cores`.
         show: is told what goes on.
         clock: monotonic, in nanoseconds.
 
     Raises:
         SideError: a check broke on one side, or its server went away.
     """
-    return uvloop.run(_measure(sides, prompts, least_s=least_s, show=show, clock=clock))
+    return uvloop.run(
+        _measure(sides, prompts, least_s=least_s, apart=apart, show=show, clock=clock)
+    )
 
 
 async def _measure(
-    sides: Mapping[Arm, tuple[Case, Server]],
+    sides: Mapping[Arm, tuple[Case, StartedServer]],
     prompts: Sequence[Prompt],
     *,
     least_s: float,
+    apart: bool,
     show: Callable[[str], None],
     clock: Clock,
 ) -> Mapping[Arm, Replay]:
@@ -78,11 +84,14 @@ async def _measure(
             arm: await stack.enter_async_context(open_lane(*side, clock=clock))
             for arm, side in sides.items()
         }
+        cores = Cores([server for _, server in sides.values()])
         show(f"{case.id}: warming up")
         for arm, lane in lanes.items():
             with _blaming(arm, lane):
                 await warm_up(lane.case, spare, lane.crew.replay_under)
                 await lane.begin()
+        if apart:
+            stack.enter_context(cores.kept_apart())
         show(f"{case.id}: measuring")
         # Each order in turn, so that nobody is always the first, or always comes after another.
         orders = itertools.cycle(itertools.permutations(lanes))

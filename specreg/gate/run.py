@@ -225,7 +225,12 @@ class Gate:
         sides = {arm: (pair.of(arm), server) for arm, server in servers.items()}
         try:
             replays = measure_beside(
-                sides, prompts, least_s=self.place.least_s, show=lambda _: None
+                sides,
+                prompts,
+                least_s=self.place.least_s,
+                # An engine on a GPU is held up by its host now and then; nobody crowds it here.
+                apart=not self.place.on_gpu,
+                show=lambda _: None,
             )
         except SideError as error:
             if isinstance(error.__cause__, ServerError | HungError):

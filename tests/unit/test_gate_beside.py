@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from specreg.gate.beside import SideError, measure_beside
 from specreg.gate.launched import Arm
 from specreg.matrix import Case
 from specreg.metrics import Replay
-from specreg.server import Server
+from specreg.server import StartedServer
 from tests.scripted.vllm.script import Fault, Script
 from tests.unit import builders
 from tests.unit.test_measurement import BEFORE_ROUNDS, start
@@ -24,7 +24,7 @@ CASE = dataclasses.replace(
 
 
 @contextlib.contextmanager
-def up(folder: Path, scripts: Sequence[Script]) -> Iterator[dict[Arm, Server]]:
+def up(folder: Path, scripts: Sequence[Script]) -> Iterator[dict[Arm, StartedServer]]:
     """A server for each script: A, B, and A once more."""
     with contextlib.ExitStack() as stack:
         servers = {}
@@ -35,10 +35,13 @@ def up(folder: Path, scripts: Sequence[Script]) -> Iterator[dict[Arm, Server]]:
 
 
 def measured(
-    servers: Mapping[Arm, Server], case: Case = CASE, least_s: float = 0.0
+    servers: Mapping[Arm, StartedServer],
+    case: Case = CASE,
+    least_s: float = 0.0,
+    show: Callable[[str], None] = lambda _: None,
 ) -> Mapping[Arm, Replay]:
     sides = {arm: (case, server) for arm, server in servers.items()}
-    return measure_beside(sides, builders.PROMPTS, least_s=least_s, show=lambda _: None)
+    return measure_beside(sides, builders.PROMPTS, least_s=least_s, apart=True, show=show)
 
 
 def test_rounds_of_three_sides_never_overlap_and_nobody_always_follows_another(

@@ -60,7 +60,7 @@ ENVIRONMENT = EngineEnvironment(
 
 def start(
     folder: Path, script: Script, spec: ServerSpec = builders.SPEC
-) -> AbstractContextManager[Server]:
+) -> AbstractContextManager[StartedServer]:
     """A scripted server."""
     return start_server(
         builders.scripted(spec, script, folder),
