@@ -22,10 +22,11 @@ FIXTURES = builders.ROOT / "fixtures"
 
 ORDER = (
     ("watchdog",),
-    ("errors", "paths", "catalog", "processes", "spread", "acceptance.record"),
+    ("errors", "paths", "catalog", "decoding", "processes", "spread", "acceptance.record"),
     ("distribution", "sensors"),
     ("identity", "power"),
     ("claims",),
+    ("answers",),
     ("trace", "sse", "arrivals", "methods", "sequential", "lookup", "questions"),
     ("prompts", "replies"),
     ("acceptance", "reference", "forms", "hub"),
@@ -33,6 +34,7 @@ ORDER = (
     ("engines", "datasets", "dialects"),
     ("lossless", "preparing", "converting"),
     ("matrix", "models", "environments", "sampling"),
+    ("model_code",),
     ("server", "talk", "provision", "transcribing", "foresight"),
     ("replay", "meter", "attaching"),
     ("metrics", "crew"),

@@ -208,7 +208,9 @@ def test_the_warm_up_asks_what_is_not_measured_where_there_is_something(
     case = dataclasses.replace(ONE_AT_A_TIME, prompts=prompts)
     with start(tmp_path, Script(fault=Fault.HTTP_500, fault_after_requests=1)) as server:
         found = measured(server, None, case)
-    assert (found.invalid or "").startswith(f"REQUEST_FAILED: prompt '{first}'")
+    assert (found.invalid or "").startswith(
+        f"REQUEST_FAILED: 1 of 1 requests failed, first prompt '{first}'"
+    )
 
 
 @pytest.mark.parametrize(
@@ -222,7 +224,11 @@ def test_the_warm_up_asks_what_is_not_measured_where_there_is_something(
         ),
         (Fault.COUNTERS_RESET, BEFORE_ROUNDS + 3, "COUNTERS_FELL: "),
         (Fault.COUNTERS_TOO_HIGH, 0, "FOREIGN_TRAFFIC: "),
-        (Fault.HTTP_500, BEFORE_ROUNDS + 1, "REQUEST_FAILED: prompt 'chat-1': HTTP_ERROR"),
+        (
+            Fault.HTTP_500,
+            BEFORE_ROUNDS + 1,
+            "REQUEST_FAILED: 1 of 2 requests failed, first prompt 'chat-1': HTTP_ERROR",
+        ),
         (Fault.NO_USAGE, BEFORE_ROUNDS, "USAGE_MISSING: prompt 'chat-0'"),
     ],
 )
