@@ -91,14 +91,18 @@ class Crew:
         case = dataclasses.replace(self.case, load=load)
         return await dataclasses.replace(self, case=case).replay(prompts)
 
-    async def scrape(self, path: str) -> str:
+    async def scrape(self, path: str, *, within_s: float = _SCRAPE_S) -> str:
         """A page of the server.
+
+        Args:
+            path: where it is.
+            within_s: how long it may take.
 
         Raises:
             InvalidMeasurementError: `METRICS_MISSING`.
         """
         try:
-            page = await read(self.client, "GET", path, within_s=_SCRAPE_S)
+            page = await read(self.client, "GET", path, within_s=within_s)
             page.good()
         except AnswerError as error:
             message = f"looked for counters, {error}; look at the server's log"
