@@ -9,7 +9,6 @@ from specreg.acceptance.table import Countable
 from specreg.errors import InvalidMeasurementError
 from specreg.trace import RequestTrace
 
-
 _MOST_SHOWN = 16
 
 

@@ -78,7 +78,7 @@ def test_an_answer_is_read_whatever_its_status() -> None:
     with saying(said(b"HTTP/1.1 503 Busy\r\nContent-Length: 4\r\n\r\nwait")) as url:
         answer = ask(url, "GET", "/health", within_s=5.0)
     assert answer == Answer(path="/health", status=503, content=b"wait")
-    with pytest.raises(AnswerError, match="^HTTP 503 from /health$") as error:
+    with pytest.raises(AnswerError, match=r"^HTTP 503 from /health$") as error:
         answer.good()
     assert (error.value.status, error.value.late) == (503, False)
 
@@ -111,7 +111,7 @@ def test_no_answer_is_waited_for_longer_than_is_said(say: Say) -> None:
 
 def test_an_answer_that_drips_is_late() -> None:
     say = dripping(OK + b"Content-Length: 1000\r\n\r\n" + b"x" * 1000)
-    with saying(say) as url, pytest.raises(AnswerError, match="no whole answer within 0.3 s"):
+    with saying(say) as url, pytest.raises(AnswerError, match=r"no whole answer within 0\.3 s"):
         ask(url, "GET", "/metrics", within_s=0.3)
 
 
@@ -143,7 +143,7 @@ def test_what_is_no_http_is_told_in_a_line(content: bytes) -> None:
 
 
 def test_where_nobody_listens_the_system_says_so() -> None:
-    with pytest.raises(AnswerError, match="^/health: ConnectError, Connection refused$"):
+    with pytest.raises(AnswerError, match=r"^/health: ConnectError, Connection refused$"):
         ask("http://127.0.0.1:9", "GET", "/health", within_s=5.0)
 
 

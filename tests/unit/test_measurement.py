@@ -445,7 +445,7 @@ def test_a_page_is_not_waited_for_without_end() -> None:
                 client=client,
                 workers=(),
             )
-            with pytest.raises(InvalidMeasurementError, match="METRICS_MISSING: .* 0.05 s;"):
+            with pytest.raises(InvalidMeasurementError, match=r"METRICS_MISSING: .* 0\.05 s;"):
                 await crew.scrape("/metrics", within_s=0.05)
 
     asyncio.run(run())

@@ -242,11 +242,11 @@ def test_an_event_that_is_no_text_is_an_error_of_its_request() -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        b"{\"error\": " + b"[" * 100_000,
-        b"{\"choices\": [], \"usage\": {\"completion_tokens\": 1" + b"0" * 30 + b"}}",
-        b"{\"choices\": [], \"usage\": {\"completion_tokens\": -1}}",
-        b"{\"metrics\": {\"speculative_decoding\": {\"num_draft_tokens\": 1,"
-        b" \"acceptance_histogram\": [" + b"1," * 5_000 + b"1]}}}",
+        b'{"error": ' + b"[" * 100_000,
+        b'{"choices": [], "usage": {"completion_tokens": 1' + b"0" * 30 + b"}}",
+        b'{"choices": [], "usage": {"completion_tokens": -1}}',
+        b'{"metrics": {"speculative_decoding": {"num_draft_tokens": 1,'
+        b' "acceptance_histogram": [' + b"1," * 5_000 + b"1]}}}",
     ],
     ids=["deep", "huge", "negative", "long"],
 )
