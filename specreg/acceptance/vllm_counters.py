@@ -31,7 +31,11 @@ def parse_vllm_counters(page: str, prefix: str = "vllm:") -> StepCounts:
         if position is not None:
             positions[position] = positions.get(position, 0) + count
     if "spec_decode" not in page and f"{prefix}generation_tokens" in page:
-        alike = dict.fromkeys(one.name for one in samples_of(page) if "spec" in one.name)
+        alike = dict.fromkeys(
+            one.name
+            for one in samples_of(page)
+            if "spec" in one.name and not one.name.endswith("_created")
+        )
         there = ", ".join(itertools.islice(alike, _MOST_NAMED)) or "none"
         message = (
             "the server counts tokens, and has no speculation counters: it doesn't speculate,"

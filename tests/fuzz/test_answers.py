@@ -5,7 +5,9 @@ import dataclasses
 import functools
 import itertools
 import json
+import math
 import random
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
@@ -142,12 +144,16 @@ def read_identity(engine: str, pages: dict[str, bytes], path: str, _: object, pa
 
 
 def read_ids(protocol: str, _: random.Random, answer: bytes) -> None:
-    """Ids and scores, each sent back as it would be asked on."""
-    dialect = DIALECTS[protocol]
-    found = dialect.parse_transcript(answer, (1, 2))
-    wanted = dialect.score("toy", (*found.prompt, *found.output), found.output[:1])
-    msgspec.json.encode(wanted.body)
-    dialect.parse_scores(answer, found.output[:1])
+    """Ids, sent back as they would be asked on."""
+    found = DIALECTS[protocol].parse_transcript(answer, (1, 2))
+    asked = DIALECTS[protocol].score("toy", (*found.prompt, *found.output), found.output[:1])
+    msgspec.json.encode(asked.body)
+
+
+def read_scores(candidate: int, _: random.Random, answer: bytes) -> None:
+    """How likely a token is."""
+    (score,) = DIALECTS["vllm"].parse_scores(answer, (candidate,))
+    assert math.isfinite(score)
 
 
 def read_export(_: random.Random, line: bytes) -> None:
@@ -270,11 +276,13 @@ def asked_in_ids() -> Iterable[Said]:
     """Answers without a stream, and what is written to a file."""
     for protocol, name in (
         ("vllm", "vllm/0.32.0/completion.json"),
-        ("vllm", "vllm/0.32.0/scores.json"),
         ("sglang", "sglang/0.5.23/generate.json"),
     ):
         reading = functools.partial(read_ids, protocol)
         yield Said(content=recorded(name), wrong=json_of, read=reading)
+    scores = recorded("vllm/0.32.0/scores.json")
+    candidate = int(re.findall(rb"token_id:(\d+)", scores)[0])
+    yield Said(content=scores, wrong=json_of, read=functools.partial(read_scores, candidate))
     line = json.dumps(json.loads(recorded("sglang/0.5.23/generate.json"))["meta_info"]).encode()
     yield Said(content=line, wrong=json_of, read=read_export)
 

@@ -149,6 +149,8 @@ PLAIN = {
     "row": "an ordinal",
     "device": "an ordinal, of a device among those that are sampled",
     "exit_status": "a status of a process",
+    "status": "of an answer, HTTP's",
+    "characters": "characters",
     "round": "an ordinal",
     "place": "an ordinal",
     "of": "processes that share a round",

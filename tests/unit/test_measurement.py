@@ -324,7 +324,9 @@ def test_the_counters_are_where_the_servers_version_has_them(
         protocol = Elsewhere()
 
     found = measured(dataclasses.replace(servers[0], engine=Other()), None)
-    assert (found.invalid or "").startswith("METRICS_MISSING: /of-99.0+scripted: ")
+    assert (found.invalid or "").startswith(
+        "METRICS_MISSING: looked for counters, HTTP 404 from /of-99.0+scripted; "
+    )
 
 
 def test_another_draft_length_than_the_servers_is_found(servers: tuple[Server, Server]) -> None:
