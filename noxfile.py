@@ -45,7 +45,15 @@ def _finds_chromium() -> bool:
 def tests(session: nox.Session) -> None:
     """The project's own tests: no engine, no GPU, about three minutes."""
     _install(session, "tests")
-    _pytest(session, "tests/unit", "tests/plugin", "-n", "2", "--dist=worksteal")
+    folders = ("tests/unit", "tests/plugin", "tests/fuzz")
+    _pytest(session, *folders, "-n", "2", "--dist=worksteal")
+
+
+@nox.session
+def fuzz(session: nox.Session) -> None:
+    """Answers of servers and files with something wrong in them: `-- --cases 10000` for more."""
+    _install(session, "tests")
+    _pytest(session, "tests/fuzz", "-n", "2")
 
 
 @nox.session

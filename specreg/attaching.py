@@ -8,9 +8,10 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from specreg.answers import ask
 from specreg.engines import Engine, engine_named
 from specreg.engines._engine import Identity
-from specreg.errors import AttachError, InvalidMeasurementError, ServerRefusedError
+from specreg.errors import AnswerError, AttachError, InvalidMeasurementError, ServerRefusedError
 from specreg.matrix import Case, ServerSpec, Tier
 from specreg.methods import METHODS
 from specreg.models import resolve_model
@@ -91,32 +92,27 @@ def attach_server(
         engine_version=found.version,
     )
     try:
-        with httpx.Client(base_url=url, trust_env=False) as client:
-            ready = generates(
-                server, client, timeout_s=ready_within_s, output_cap_tokens=_STEP_TOKENS
-            )
-            if not ready:
-                message = f"server at {url}: is not ready, or generates no token; look at its log"
-                raise AttachError(message)
-            _check_counters(server, client)
+        if not generates(server, timeout_s=ready_within_s, output_cap_tokens=_STEP_TOKENS):
+            message = f"server at {url}: is not ready, or generates no token; look at its log"
+            raise AttachError(message)
+        _check_counters(server)
     except ServerRefusedError as error:
         raise AttachError(f"server at {url}: {error}; look at its log") from error
     yield server
 
 
-def _check_counters(server: Server, client: httpx.Client) -> None:
+def _check_counters(server: Server) -> None:
     """Silent where a server that is to speculate has the counters of its version."""
     protocol = server.engine.protocol
     path = protocol.counters_path_of(server.engine_version)
     if path is None or server.spec.method == "none":
         return
     try:
-        protocol.parse_counters(client.get(path, timeout=_TIMEOUT_S).raise_for_status().text)
-    except httpx.HTTPError as error:
-        message = (
-            f"server at {server.base_url}: {str(error).splitlines()[0]}; start it with"
-            f" {protocol.counters_flag}"
-        )
+        page = ask(server.base_url, "GET", path, within_s=_TIMEOUT_S)
+        page.good()
+        protocol.parse_counters(page.text)
+    except AnswerError as error:
+        message = f"server at {server.base_url}: {error}; start it with {protocol.counters_flag}"
         raise AttachError(message) from error
     except InvalidMeasurementError as error:
         raise AttachError(f"server at {server.base_url}: {error}") from error
@@ -137,27 +133,19 @@ def _identified(spec: ServerSpec, url: str, root: Path) -> Identity:
 
 
 def _identify(engine: Engine, url: str) -> Identity:
-    with httpx.Client(base_url=url, timeout=_TIMEOUT_S, trust_env=False) as client:
+    def fetch(method: str, path: str) -> bytes:
+        return ask(url, method, path, within_s=_TIMEOUT_S).good()
 
-        def fetch(method: str, path: str) -> bytes:
-            return client.request(method, path).raise_for_status().content
-
-        try:
-            return engine.identify(fetch)
-        except AttachError as error:
-            raise AttachError(f"server at {url}: {error}") from error
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in _KEYLESS:
-                message = (
-                    f"server at {url}: wants an API key, {error.response.status_code} at"
-                    f" {error.request.url.path}; start it without one, specreg sends none"
-                )
-                raise AttachError(message) from error
-            message = (
-                f"server at {url}: doesn't answer as {engine.name} does,"
-                f" {str(error).splitlines()[0]}; check the URL, and --engine"
-            )
-            raise AttachError(message) from error
+    try:
+        return engine.identify(fetch)
+    except AttachError as error:
+        raise AttachError(f"server at {url}: {error}") from error
+    except AnswerError as error:
+        if error.status in _KEYLESS:
+            message = f"wants an API key, {error}; start it without one, specreg sends none"
+        else:
+            message = f"doesn't answer as {engine.name} does, {error}; check the URL, and --engine"
+        raise AttachError(f"server at {url}: {message}") from error
 
 
 def _facts(spec: ServerSpec, target: str, found: Identity) -> Iterator[tuple[str, str, str]]:

@@ -24,6 +24,7 @@ from specreg.acceptance.record import (
 )
 from specreg.acceptance.table import CountsTable, table_of
 from specreg.arrivals import Arrivals
+from specreg.decoding import UNREADABLE
 from specreg.engines import ALONE, Parallel
 from specreg.errors import BaselineError, InvalidMeasurementError, OutdatedBaselineError
 from specreg.identity import Environment
@@ -77,6 +78,7 @@ class CaseSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     history_reply: str = AS_IS
     prompts: int | None = None
     num_prompts: int | None = None
+    trust_remote_code: bool = False
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -216,7 +218,7 @@ def parse_baseline(content: bytes, path: Path) -> Baseline:
             raise OutdatedBaselineError(f"{wrong}; record it anew, with --update-baselines")
         baseline = msgspec.json.decode(content, type=Baseline)
         _check_figures(baseline)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         message = f"baseline '{path}': {_place(content, error)}; {_ADVICE}"
         raise BaselineError(message) from error
     except InvalidMeasurementError as error:
@@ -259,7 +261,7 @@ def load_launches(folder: Path) -> tuple[LaunchesOnly, ...]:
     """The launches of all baselines of one environment's folder; unreadable ones are left out."""
     found = []
     for path in sorted(folder.glob("*.json")):
-        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, OSError):
+        with contextlib.suppress(OSError, *UNREADABLE):
             found.append(msgspec.json.decode(path.read_bytes(), type=LaunchesOnly))
     return tuple(found)
 
@@ -409,6 +411,8 @@ def _place(content: bytes, error: Exception) -> str:
         return f"not JSON at line {where.lineno}, column {where.colno} ({where.msg})"
     except UnicodeDecodeError as where:
         return f"not text at byte {where.start}"
+    except (ValueError, RecursionError) as beyond:  # numbers and brackets that Python doesn't read
+        return str(beyond)
     return str(error)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from specreg.decoding import UNREADABLE
 from specreg.errors import SpecregError
 from specreg.figures import ArmFigures, Figures
 
@@ -83,7 +84,7 @@ def readable_figures(run_folder: Path) -> tuple[tuple[Figures, ...], tuple[str, 
 def _load(path: Path) -> Figures:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Figures)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (OSError, *UNREADABLE) as error:
         message = f"figures '{path}': {error}; run the case again with this specreg"
         raise SpecregError(message) from error
 

@@ -17,9 +17,10 @@ import httpx
 import msgspec
 import uvloop
 
+from specreg.answers import read
 from specreg.arrivals import Load
 from specreg.datasets import Prompt
-from specreg.errors import HungError, InvalidMeasurementError
+from specreg.errors import AnswerError, HungError, InvalidMeasurementError
 from specreg.matrix import Case
 from specreg.protocols import Endpoint
 from specreg.replay import Round, Share, Tally, replay_round
@@ -90,17 +91,22 @@ class Crew:
         case = dataclasses.replace(self.case, load=load)
         return await dataclasses.replace(self, case=case).replay(prompts)
 
-    async def scrape(self, path: str) -> str:
+    async def scrape(self, path: str, *, within_s: float = _SCRAPE_S) -> str:
         """A page of the server.
+
+        Args:
+            path: where it is.
+            within_s: how long it may take.
 
         Raises:
             InvalidMeasurementError: `METRICS_MISSING`.
         """
         try:
-            page = await self.client.get(path, timeout=_SCRAPE_S)
-            page.raise_for_status()
-        except httpx.HTTPError as error:
-            raise InvalidMeasurementError("METRICS_MISSING", f"{path}: {error}") from error
+            page = await read(self.client, "GET", path, within_s=within_s)
+            page.good()
+        except AnswerError as error:
+            message = f"looked for counters, {error}; look at the server's log"
+            raise InvalidMeasurementError("METRICS_MISSING", message) from error
         return page.text
 
     async def _replay_shares(self, prompts: tuple[Prompt, ...], record: Record | None) -> Round:

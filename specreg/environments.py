@@ -18,6 +18,7 @@ import filelock
 import msgspec
 import uv
 
+from specreg.decoding import UNREADABLE
 from specreg.engines._engine import Requirement
 from specreg.errors import EnvironmentSetupError
 from specreg.paths import cache_dir
@@ -105,7 +106,7 @@ def engine_environment(
 def installed_environment(requirement: Requirement) -> EngineEnvironment | None:
     """The environment of an engine if it is there; None for one that would be made."""
     # Not there, unreadable or without its interpreter: made anew.
-    with contextlib.suppress(OSError, msgspec.DecodeError):
+    with contextlib.suppress(OSError, *UNREADABLE):
         marker = _folder(requirement) / _MARKER
         made = msgspec.json.decode(marker.read_bytes(), type=EngineEnvironment)
         return made if Path(made.python).exists() else None

@@ -11,6 +11,7 @@ SpecregError
 │   ├── ServerStartError    the server died or never became ready
 │   ├── ServerRefusedError  the server refused to generate a token
 │   ├── ServerDiedError     the server went away while it was measured
+│   ├── AnswerError         an answer that can't be taken: refused, too late, too long, or no HTTP
 │   └── AttachError         nothing, or something else than asked for, answers at a URL
 ├── SensorError             a device whose power can't be read, or that is gone
 │   ├── DeviceHeldError     a GPU on which another run of specreg measures
@@ -101,6 +102,19 @@ class ServerRefusedError(ServerError):
 
 class ServerDiedError(ServerError):
     """A server that went away while it was measured."""
+
+
+class AnswerError(ServerError):
+    """An answer that can't be taken; the message names the path, and whoever asked says of whom.
+
+    Attributes:
+        status: HTTP's, of a refusal; None where there was no whole answer.
+        late: whether time was up.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None, late: bool = False) -> None:
+        self.status, self.late = status, late
+        super().__init__(message)
 
 
 class AttachError(ServerError):

@@ -129,6 +129,7 @@ def settings_of(case: Case, target: str, prompts: Sequence[Prompt]) -> CaseSetti
         history_reply=case.history_reply,
         prompts=case.matrix_prompts or case.prompts,
         num_prompts=case.prompts if case.matrix_prompts else None,
+        trust_remote_code=server.trust_remote_code,
     )
 
 

@@ -15,6 +15,7 @@ import msgspec
 
 from specreg.baseline import Baseline, CaseSettings, Noise
 from specreg.comparison import spreads_of
+from specreg.decoding import UNREADABLE
 from specreg.errors import ReportError
 from specreg.intervals import Spread
 from specreg.journal import mend_torn_line
@@ -175,7 +176,7 @@ def merge_histories(*contents: bytes) -> bytes:
 def _lived(line: bytes) -> Lived | None:
     try:
         return msgspec.json.decode(line, type=Lived)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return None
 
 

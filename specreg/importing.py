@@ -14,6 +14,7 @@ import msgspec
 
 from specreg.acceptance.checks import check_counts
 from specreg.acceptance.record import StepCounts
+from specreg.decoding import UNREADABLE
 from specreg.errors import BaselineError, InvalidMeasurementError
 from specreg.published import SCHEMA_VERSION, Published, contradiction
 
@@ -194,7 +195,7 @@ def _parse_run(content: bytes, where: str) -> Mapping[str, object]:
     """The one object of a file; specdec_bench keeps a list, one entry for each run."""
     try:
         found = msgspec.json.decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         advice = "give a whole JSON file; NaN and Infinity, which Python writes, are none"
         raise BaselineError(f"import '{where}': {error}; {advice}") from error
     runs = found if isinstance(found, list) else [found]

@@ -14,6 +14,7 @@ from typing import BinaryIO
 import msgspec
 
 from specreg.acceptance.record import AcceptanceRecord, Gauges
+from specreg.decoding import UNREADABLE
 from specreg.errors import SpecregError
 from specreg.matrix import Case
 from specreg.measurement import Measurement, values_of
@@ -254,7 +255,7 @@ def _lines(path: Path) -> Iterator[Line | None]:
             for line in file:
                 try:
                     yield decoder.decode(line)
-                except (msgspec.DecodeError, UnicodeDecodeError):
+                except UNREADABLE:
                     yield None
     except OSError as error:
         message = f"journal '{path}': {error.strerror}; name a run that has one, or measure anew"

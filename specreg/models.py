@@ -23,6 +23,8 @@ _TOKENIZER_FILES = (
     "generation_config.json",
 )
 
+_UNFIT = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What is raised of JSON that is none, or not of the form that it should have."""
 _FIRST_LAYER = "model.layers.0."
 # One and zero in bfloat16, little-endian: it is the upper half of a float32.
 _ONE, _ZERO = b"\x80\x3f", b"\x00\x00"
@@ -76,7 +78,7 @@ def _missing_parts(index: Path) -> tuple[str, ...]:
     try:
         parts = set(json.loads(index.read_bytes())["weight_map"].values())
         return tuple(sorted(part for part in parts if not (index.parent / part).is_file()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (*_UNFIT, OSError):
         return (index.name,)
 
 
@@ -105,7 +107,7 @@ def vocabulary_of(reference: str) -> int:
     try:
         config = json.loads(path.read_bytes())
         return int(config.get("text_config", config)["vocab_size"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (*_UNFIT, OSError) as error:
         message = f"model '{reference}': no vocab_size in its {_CONFIG} ({error}); name a folder"
         raise ModelError(f"{message} that has one") from error
 
@@ -160,9 +162,13 @@ def write_padded_model(source: Path, target: Path, layers: int) -> None:
     if not (source / _WEIGHTS).is_file():
         message = f"model folder '{source}': has no {_WEIGHTS}, a sharded one can't be padded"
         raise ModelError(f"{message}; set padding_layers = 0")
-    config = json.loads((source / _CONFIG).read_text())
-    first = config["num_hidden_layers"]
-    tensors = _read_tensors(source / _WEIGHTS)
+    try:
+        config = json.loads((source / _CONFIG).read_bytes())
+        first = int(config["num_hidden_layers"])
+        tensors = _read_tensors(source / _WEIGHTS)
+    except _UNFIT as error:
+        message = f"model folder '{source}': {type(error).__name__} in its files, {error}; fetch it"
+        raise ModelError(f"{message} anew") from error
     template = {
         name.removeprefix(_FIRST_LAYER): tensor
         for name, tensor in tensors.items()

@@ -30,6 +30,7 @@ from specreg.identity import UNKNOWN_ENVIRONMENT, current_environment, find_gpus
 from specreg.journal import Journal, last_run, load_journal
 from specreg.matrix import Case, Tier, load_tier, with_prompts
 from specreg.metrics import METRICS, Family, Metric, check_tolerances, metrics_of
+from specreg.model_code import check_model_code
 from specreg.options import Options, add_options, options_to_repeat, read_options
 from specreg.proving import PROOFS, Proof, proofs_of
 from specreg.provision import Provision
@@ -185,6 +186,8 @@ def _check_runnable(suite: Suite, cases: Collection[Case]) -> None:
     try:
         if suite.provision.url is None:
             suite.provision.check(cases)
+            for spec in dict.fromkeys(case.server for case in cases):
+                check_model_code(suite.root, spec)
         else:
             check_attached(cases, suite.provision.url, root=suite.root)
     except SpecregError as error:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from specreg.decoding import UNREADABLE
 from specreg.errors import BaselineError
 from specreg.matrix import Case
 
@@ -172,7 +173,7 @@ def _load(path: Path) -> Published:
         published = msgspec.json.decode(content, type=Published)
     except OSError as error:
         raise BaselineError(f"published figure '{path}': {error.strerror}; {advice}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise BaselineError(f"published figure '{path}': {error}; {advice}") from error
     if wrong := contradiction(published):
         raise BaselineError(f"published figure '{path}': {wrong}; {advice}")

@@ -18,10 +18,12 @@ import httpx
 import msgspec
 
 from specreg.acceptance.record import StepCounts
+from specreg.answers import ask
 from specreg.engines import Engine, engine_named
 from specreg.engines._engine import LaunchOptions
 from specreg.environments import EngineEnvironment
 from specreg.errors import (
+    AnswerError,
     AttachError,
     InvalidMeasurementError,
     ServerDiedError,
@@ -30,10 +32,11 @@ from specreg.errors import (
 )
 from specreg.matrix import ServerSpec
 from specreg.methods import METHODS, is_older
+from specreg.model_code import check_model_code
 from specreg.models import resolve_model
 from specreg.paths import cache_dir
 from specreg.processes import MarkedProcess, process_ids, start_marked, stop_marked
-from specreg.protocols import Ask, Endpoint, Form, Message, Role
+from specreg.protocols import Ask, Endpoint, Form, Message, Protocol, Role
 from specreg.sse import DONE, splitter_for
 
 _POLL_S = 0.2
@@ -42,13 +45,13 @@ _PORT_IN_USE = "port in use"
 _NONCE_DIGITS = 8
 _SOCKET_FOLDER_BYTES = 64
 """Of 107 that the path of a Unix socket may have; vLLM's names take 37 and more."""
-_IDENTITY_TIMEOUT_S = 1.0
+_IDENTITY_TIMEOUT_S, _VERSION_TIMEOUT_S = 1.0, 5.0
+_HEALTH_TIMEOUT_S = 1.0
 _DYING_S, _ENDING_S = 1.0, 10.0
 _ANSWER_BYTES = 300
 _PROBE_TIMEOUT_S = 60.0
 _LOG_LINES = 40
 _LOG_BYTES = 64 * 1024
-_JSON = {"Content-Type": "application/json"}
 
 # Kind of failure, how to know it, what to do. The first that matches wins.
 _FAILURES = (
@@ -138,8 +141,8 @@ class Server:
             ServerDiedError: it doesn't any more.
         """
         try:
-            httpx.get(self.base_url + self.engine.health_path, trust_env=False)
-        except httpx.HTTPError as error:
+            ask(self.base_url, "GET", self.engine.health_path, within_s=_ENDING_S)
+        except AnswerError as error:
             message = f"server at {self.base_url}: answers no more, {error}; look at its log"
             raise ServerDiedError(message) from error
 
@@ -203,14 +206,13 @@ class StartedServer(Server):
 
     def _broken_answer(self) -> str:
         """What it says of its health; empty where it is well, or hangs and says nothing."""
-        url = self.base_url + self.engine.health_path
+        path = self.engine.health_path
         try:
-            answer = httpx.get(url, timeout=_DYING_S, trust_env=False)
-        except httpx.TimeoutException:
-            return ""
-        except httpx.HTTPError as error:
-            return f"no more, {error}"
-        return f"{answer.status_code} at {url}" if answer.is_server_error else ""
+            answer = ask(self.base_url, "GET", path, within_s=_DYING_S)
+        except AnswerError as error:
+            return "" if error.late else f"no more, {error}"
+        failed = httpx.codes.is_server_error(answer.status)
+        return f"{answer.status} at {self.base_url}{path}" if failed else ""
 
 
 @contextlib.contextmanager
@@ -240,9 +242,10 @@ def start_server(  # noqa: PLR0913 - by name, the most of them facts of the run
         choose_port: the port to listen on; None for one that is free.
 
     Raises:
-        ModelError: a model folder is missing.
+        ModelError: a model folder is missing, or brings code that the case doesn't trust.
         ServerStartError: the server ended, or generated nothing in time.
     """
+    check_model_code(root, spec)
     target = resolve_model(root, spec.target, padding_layers=spec.padding_layers)
     draft = resolve_model(root, spec.draft) if spec.draft is not None else None
     start = _Start(
@@ -337,6 +340,7 @@ class _Start:
             folder=log_path.with_suffix(""),
             private=private,
             version=version,
+            trust_remote_code=spec.trust_remote_code,
         )
 
     def _start(self, options: LaunchOptions, log_path: Path, temporary: Path) -> MarkedProcess:
@@ -403,33 +407,31 @@ def log_tail(path: Path, lines: int = _LOG_LINES) -> str:
 
 def _wait_until_ready(server: StartedServer, deadline: float) -> None:
     """Returns once one token was generated: a healthy server may still hang (vllm#39863)."""
-    with httpx.Client(base_url=server.base_url, trust_env=False) as client:
-        while True:
-            _check_identity(server, client)
-            try:
-                ready = generates(server, client, timeout_s=deadline - time.monotonic())
-            except ServerRefusedError as error:
-                raise _start_error(server, str(error)) from error
-            status = server.process.popen.poll()
-            if status is not None:  # then whoever generated was another server
-                raise _start_error(server, f"ended with status {status}")
-            if ready:
-                return
-            if time.monotonic() > deadline:
-                raise _start_error(server, "generated no token in time")
-            time.sleep(_POLL_S)
+    while True:
+        _check_identity(server)
+        try:
+            ready = generates(server, timeout_s=deadline - time.monotonic())
+        except ServerRefusedError as error:
+            raise _start_error(server, str(error)) from error
+        status = server.process.popen.poll()
+        if status is not None:  # then whoever generated was another server
+            raise _start_error(server, f"ended with status {status}")
+        if ready:
+            return
+        if time.monotonic() > deadline:
+            raise _start_error(server, "generated no token in time")
+        time.sleep(_POLL_S)
 
 
-def _check_identity(server: StartedServer, client: httpx.Client) -> None:
+def _check_identity(server: StartedServer) -> None:
     """Silent where nobody answers at its port but itself, as far as its engine says its name."""
 
     def fetch(method: str, path: str) -> bytes:
-        answer = client.request(method, path, timeout=_IDENTITY_TIMEOUT_S)
-        return answer.raise_for_status().content
+        return ask(server.base_url, method, path, within_s=_IDENTITY_TIMEOUT_S).good()
 
     try:
         found = server.engine.identify(fetch).model
-    except (httpx.HTTPError, AttachError):
+    except (AnswerError, AttachError):
         return
     if server.engine.serves_names and found not in {"", server.model}:
         raise _start_error(server, f"its port is already in use by a server of '{found}'")
@@ -447,17 +449,15 @@ def _check_age(server: StartedServer) -> None:
         )
 
 
-def generates(
-    server: Server, client: httpx.Client, *, timeout_s: float, output_cap_tokens: int = 1
-) -> bool:
+def generates(server: Server, *, timeout_s: float, output_cap_tokens: int = 1) -> bool:
     """Whether a server is up and generates so many tokens, or as many as it wants to.
 
-    Its answer is read to the end: some count a request only then.
+    Its answer is read to the end, which some count a request at, and must be whole in time.
 
     Raises:
         ServerRefusedError: it answers that it won't.
     """
-    ask = Ask(
+    probe = Ask(
         model=server.model,
         form=Form.COMPLETIONS,
         messages=(Message(Role.USER, "Hello"),),
@@ -466,32 +466,40 @@ def generates(
         # Every model answers so; one that isn't decoupled has no stream.
         stream=not server.engine.protocol.answers_whole,
     )
-    protocol = server.engine.protocol
-    timeout = min(_PROBE_TIMEOUT_S, max(_POLL_S, timeout_s))
+    url, protocol = server.base_url, server.engine.protocol
+    path, body = protocol.path(probe), msgspec.json.encode(protocol.body(probe))
+    within_s = min(_PROBE_TIMEOUT_S, max(_POLL_S, timeout_s))
     try:
-        if client.get(server.engine.health_path, timeout=1.0).status_code != httpx.codes.OK:
+        health = ask(url, "GET", server.engine.health_path, within_s=_HEALTH_TIMEOUT_S)
+        if health.status != httpx.codes.OK:
             return False
-        path, body = protocol.path(ask), msgspec.json.encode(protocol.body(ask))
-        with client.stream("POST", path, content=body, headers=_JSON, timeout=timeout) as response:
-            if response.is_client_error:
-                answer = response.read()[:_ANSWER_BYTES].decode(errors="replace")
-                raise ServerRefusedError(f"refused to generate, {answer}")
-            splitter, decoder = splitter_for(stream=ask.stream), protocol.new_decoder(ask)
-            events = (event for piece in response.iter_raw() for event in splitter.feed(piece))
-            if response.status_code != httpx.codes.OK:
-                return False
-            said = [event for event in itertools.chain(events, splitter.close()) if event != DONE]
-            return any(decoder.parse_event(event).tokens for event in said)
-    except (httpx.HTTPError, InvalidMeasurementError):
+        answer = ask(url, "POST", path, within_s=within_s, body=body)
+    except AnswerError:
         return False
+    if httpx.codes.is_client_error(answer.status):
+        said = answer.content[:_ANSWER_BYTES].decode(errors="replace")
+        raise ServerRefusedError(f"refused to generate, {said}")
+    return answer.status == httpx.codes.OK and _holds_tokens(protocol, probe, answer.content)
+
+
+def _holds_tokens(protocol: Protocol, probe: Ask, content: bytes) -> bool:
+    """Whether an answer can be read, and something was generated in it."""
+    splitter, decoder = splitter_for(stream=probe.stream), protocol.new_decoder(probe)
+    try:
+        events = [*splitter.feed(content), *splitter.close()]
+        said = [decoder.parse_event(event) for event in events if event != DONE]
+    except InvalidMeasurementError:
+        return False
+    return any(event.tokens for event in said)
 
 
 def _scrape_version(server: Server) -> str:
+    path = server.engine.version_path
     try:
-        response = httpx.get(server.base_url + server.engine.version_path, trust_env=False)
-    except httpx.HTTPError:
+        answer = ask(server.base_url, "GET", path, within_s=_VERSION_TIMEOUT_S)
+    except AnswerError:
         return "unknown"
-    return server.engine.parse_version(response.content)
+    return server.engine.parse_version(answer.content)
 
 
 def _start_error(server: StartedServer, what: str) -> ServerStartError:

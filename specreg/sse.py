@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
+from specreg.answers import MOST_BYTES
 from specreg.errors import InvalidMeasurementError
 
 DONE = b"[DONE]"
 _PREFIX = b"data:"
-_LONGEST_BYTES = 16 * 2**20
 
 
 class EventSplitter:
@@ -17,7 +17,8 @@ class EventSplitter:
     """
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._begun: list[bytes] = []
+        self._begun_bytes = 0
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
         """The data of the events that `piece` completes, `[DONE]` included.
@@ -25,10 +26,17 @@ class EventSplitter:
         Raises:
             InvalidMeasurementError: `EVENT_UNREADABLE`, a line has no end within 16 MiB.
         """
-        *lines, self._rest = (self._rest + piece).split(b"\n")
-        if len(self._rest) > _LONGEST_BYTES:
-            message = f"a line of {len(self._rest)} bytes has no end; is this a stream of events?"
-            raise InvalidMeasurementError("EVENT_UNREADABLE", message)
+        begun = self._begun
+        # To join the pieces of a long line again and again would take the square of its length.
+        begun.append(piece)
+        lines: list[bytes] = []
+        if b"\n" in piece:
+            *lines, rest = b"".join(begun).split(b"\n")
+            self._begun = [rest]
+            self._begun_bytes = len(rest)
+        else:
+            self._begun_bytes += len(piece)
+        _check_length(self._begun_bytes)
         for line in lines:
             if line.startswith(_PREFIX):
                 yield line[len(_PREFIX) :].strip()
@@ -43,15 +51,29 @@ class WholeAnswer:
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
+        self._bytes = 0
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """Nothing yet: only its end says that it is whole."""
+        """Nothing yet: only its end says that it is whole.
+
+        Raises:
+            InvalidMeasurementError: `EVENT_UNREADABLE`, it is longer than 16 MiB.
+        """
         self._pieces.append(piece)
+        self._bytes += len(piece)
+        _check_length(self._bytes)
         yield from ()
 
     def close(self) -> Iterator[bytes]:
         """All that came."""
         yield b"".join(self._pieces)
+
+
+def _check_length(length_bytes: int) -> None:
+    """Silent where a line, or an answer that isn't a stream, is no longer than it may be."""
+    if length_bytes > MOST_BYTES:
+        message = f"after {MOST_BYTES} bytes there is no end of a line; is this a stream of events?"
+        raise InvalidMeasurementError("EVENT_UNREADABLE", message)
 
 
 def splitter_for(*, stream: bool) -> EventSplitter | WholeAnswer:

@@ -3,13 +3,15 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import cast
+from typing import NoReturn, cast
 
+import aiohttp
 import httpx
 import msgspec
 from httpx_aiohttp import HttpxAiohttpClient
 
 from specreg.acceptance.record import StepCounts
+from specreg.answers import shortly
 from specreg.datasets import Prompt
 from specreg.errors import HungError, InvalidMeasurementError
 from specreg.matrix import Case
@@ -22,6 +24,10 @@ _SILENCE_S = 60.0
 """How long a stream may be silent before its request counts as failed."""
 _WATCH_S = 1.0
 _ERROR_BYTES = 300
+_MORE_TOKENS = 1024
+"""Than were asked for, an answer may have: its last step may go beyond the cap."""
+_TOKEN_CHARACTERS = 1024
+"""The most that a token stands for."""
 _NS_PER_S = 10**9
 _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
@@ -73,10 +79,18 @@ def new_client(endpoint: Endpoint, *, connections: int | None) -> httpx.AsyncCli
 
 @dataclass(slots=True, eq=False)
 class _Gathered:
-    """What has come of one stream so far; heard_ns: when anything last did."""
+    """What has come of one stream so far, which is no more than can have been asked for.
+
+    Attributes:
+        sent_ns: when it was asked for; heard_ns: when anything last came.
+        most_tokens: that it may have.
+    """
 
     sent_ns: int
     heard_ns: int
+    most_tokens: int
+    tokens: int = 0
+    characters: int = 0
     error: str | None = None
     chunks: list[Chunk] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -86,10 +100,20 @@ class _Gathered:
     request_id: str = ""
 
     def take(self, event: StreamEvent, at_ns: int) -> None:
-        """Takes one more event; a count that comes again replaces the earlier one."""
+        """Takes one more event; a count that comes again replaces the earlier one.
+
+        Raises:
+            InvalidMeasurementError: `ANSWER_ENDLESS`, `TOKENS_IMPOSSIBLE`.
+        """
         if event.tokens:
+            self.tokens += event.tokens
+            if event.tokens < 0 or self.tokens > self.most_tokens:
+                self._refuse("TOKENS_IMPOSSIBLE", f"a chunk of {event.tokens} tokens")
             self.chunks.append(Chunk(at_ns=at_ns, tokens=event.tokens))
         if event.text:
+            self.characters += len(event.text)
+            if self.characters > self.most_tokens * _TOKEN_CHARACTERS:
+                self._refuse("ANSWER_ENDLESS", f"{self.characters} characters")
             self.texts.append(event.text)
         if event.finish_reason is not None:
             self.finish_reason = event.finish_reason
@@ -99,6 +123,11 @@ class _Gathered:
             self.acceptance = event.acceptance
         if event.request_id:
             self.request_id = event.request_id
+
+    def _refuse(self, reason: str, what: str) -> NoReturn:
+        asked_tokens = self.most_tokens - _MORE_TOKENS
+        message = f"{what} in an answer that was to have {asked_tokens} tokens at most"
+        raise InvalidMeasurementError(reason, message)
 
 
 @dataclass(slots=True, eq=False)
@@ -172,14 +201,16 @@ class Talk:
         protocol = PROTOCOLS[self.endpoint.protocol]
         path, body = protocol.path(ask), msgspec.json.encode(protocol.body(ask))
         sent_ns = self.clock()
-        gathered = _Gathered(sent_ns=sent_ns, heard_ns=sent_ns)
+        most_tokens = case.output_cap_tokens + _MORE_TOKENS
+        gathered = _Gathered(sent_ns=sent_ns, heard_ns=sent_ns, most_tokens=most_tokens)
         try:
             async with asyncio.timeout(case.request_timeout_s) as timeout:
                 if case.stream:  # without one there is silence until the end
                     self.running[gathered] = timeout
                 await self._stream(path, body, gathered, protocol.new_decoder(ask))
-        except httpx.HTTPError as failure:
-            gathered.error = ": ".join(filter(None, (type(failure).__name__, str(failure))))
+        # The transport leaves some of aiohttp's as they are, of what is no HTTP for instance.
+        except (httpx.HTTPError, aiohttp.ClientError) as failure:
+            gathered.error = ": ".join(filter(None, (type(failure).__name__, shortly(failure))))
         except TimeoutError:
             late = f"no end within request_timeout_s = {case.request_timeout_s:g}"
             gathered.error = gathered.error or late

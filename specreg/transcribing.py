@@ -7,9 +7,10 @@ from typing import TypeVar
 import httpx
 import msgspec
 
+from specreg.answers import read
 from specreg.datasets import Prompt
 from specreg.dialects import DIALECTS, Call, Dialect, Transcript, Wanted
-from specreg.errors import InvalidMeasurementError, UnsupportedError
+from specreg.errors import AnswerError, InvalidMeasurementError, UnsupportedError
 from specreg.matrix import Case
 from specreg.protocols import Ask, Endpoint, Message, Role
 
@@ -128,9 +129,7 @@ def _ask_all(
 
     async def all_of_them() -> list[AnswerT]:
         free = asyncio.Semaphore(in_flight)
-        async with httpx.AsyncClient(
-            base_url=endpoint.base_url, timeout=_TIMEOUT_S, trust_env=False
-        ) as client:
+        async with httpx.AsyncClient(base_url=endpoint.base_url, trust_env=False) as client:
 
             async def post(call: Call) -> bytes:
                 return await _post(client, call)
@@ -145,14 +144,14 @@ def _ask_all(
 
 
 async def _post(client: httpx.AsyncClient, call: Call) -> bytes:
-    content, headers = msgspec.json.encode(call.body), {"Content-Type": "application/json"}
+    body = msgspec.json.encode(call.body)
     try:
-        response = await client.post(call.path, content=content, headers=headers)
-    except httpx.HTTPError as error:
-        message = f"{call.path}: {type(error).__name__}, {error}; look at the server's log"
+        answer = await read(client, "POST", call.path, within_s=_TIMEOUT_S, body=body)
+    except AnswerError as error:
+        message = f"{error}; look at the server's log"
         raise InvalidMeasurementError("HTTP_ERROR", message) from error
-    if response.status_code != httpx.codes.OK:
-        said = response.text[:_ANSWER_CHARACTERS]
-        message = f"HTTP {response.status_code} from {call.path}: {said}"
+    if answer.status != httpx.codes.OK:
+        said = answer.text[:_ANSWER_CHARACTERS]
+        message = f"HTTP {answer.status} from {call.path}: {said}"
         raise InvalidMeasurementError("HTTP_ERROR", message)
-    return response.content
+    return answer.content

@@ -2,25 +2,31 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from specreg.acceptance.record import AcceptanceRecord, Counters, Source, StepCounts
 from specreg.acceptance.table import Countable
 from specreg.errors import InvalidMeasurementError
 from specreg.trace import RequestTrace
 
+_MOST_SHOWN = 16
 
-def check_requests(traces: Iterable[RequestTrace]) -> None:
+
+def check_requests(traces: Sequence[RequestTrace]) -> None:
     """Every request finished, with a usage that its chunks don't contradict.
 
     Raises:
         InvalidMeasurementError: `REQUEST_FAILED`, `USAGE_MISSING`, `TOKENS_DISAGREE`.
     """
+    failed = [one for one in traces if one.error is not None or one.finish_reason is None]
+    if failed:
+        why = failed[0].error or "the stream ended without a finish reason"
+        message = (
+            f"{len(failed)} of {len(traces)} requests failed, first prompt"
+            f" '{failed[0].prompt_id}': {why}; look at the server's log"
+        )
+        raise InvalidMeasurementError("REQUEST_FAILED", message)
     for trace in traces:
-        if trace.error is not None or trace.finish_reason is None:
-            why = trace.error or "the stream ended without a finish reason"
-            message = f"prompt '{trace.prompt_id}': {why}; look at the server's log"
-            raise InvalidMeasurementError("REQUEST_FAILED", message)
         if trace.usage_tokens is None:
             message = f"prompt '{trace.prompt_id}': the server sent no usage"
             raise InvalidMeasurementError("USAGE_MISSING", message)
@@ -194,7 +200,8 @@ def check_counts(counts: Countable[int], whose: str, *, drafted_tokens: int | No
 
 
 def _found(counts: Countable[int], whose: str) -> str:
-    positions = list(counts.position_counts)
+    shown = ", ".join(map(str, counts.position_counts[:_MOST_SHOWN]))
+    positions = f"[{shown}{', …' if len(counts.position_counts) > _MOST_SHOWN else ''}]"
     return f"{whose}: S, A, D = {_sad(counts)} and accepted by position {positions}"
 
 

@@ -10,7 +10,7 @@ between `[DONE]` and the end of the answer's body, which our client awaits (open
 
 from collections import Counter
 
-from specreg.acceptance.page import counts_of
+from specreg.acceptance.page import counts_of, position_in
 from specreg.acceptance.record import Counters, StepCounts
 from specreg.errors import InvalidMeasurementError
 
@@ -32,9 +32,10 @@ def parse_trtllm_counters(page: str) -> Counters:
     totals = Counter[str]()
     for name, labels, count in counts_of(page, _PREFIX, path=PATH):
         totals[name] += count
-        if labels.get("token_position", "").isdigit():
+        position = position_in(labels, "token_position")
+        if position is not None:
             of_positions = {_DRAFTED: drafted, _ACCEPTED: accepted}.get(name, Counter())
-            of_positions[int(labels["token_position"])] += count
+            of_positions[position] += count
     if _ENDED not in totals:
         message = (
             f"looked for {_PREFIX}{_ENDED}_total; is the server started with"

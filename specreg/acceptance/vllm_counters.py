@@ -1,11 +1,14 @@
 """vLLM's counters: a Prometheus page in, step counts, or those of requests, out."""
 
-from specreg.acceptance.page import count_in, counts_of, samples_of
+import itertools
+
+from specreg.acceptance.page import count_in, counts_of, position_in, samples_of
 from specreg.acceptance.record import StepCounts
 from specreg.errors import InvalidMeasurementError
 
 _FAMILY = "spec_decode_num_"
 _ENDED, _RUNNING = "vllm:request_success_total", "vllm:num_requests_running"
+_MOST_NAMED = 4
 _WANTED = ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
 
 
@@ -24,13 +27,19 @@ def parse_vllm_counters(page: str, prefix: str = "vllm:") -> StepCounts:
     positions: dict[int, int] = {}
     for name, labels, count in counts_of(page, prefix + _FAMILY):
         totals[name] = totals.get(name, 0) + count
-        if labels.get("position", "").isdigit():
-            position = int(labels["position"])
+        position = position_in(labels, "position")
+        if position is not None:
             positions[position] = positions.get(position, 0) + count
     if "spec_decode" not in page and f"{prefix}generation_tokens" in page:
+        alike = dict.fromkeys(
+            one.name
+            for one in samples_of(page)
+            if "spec" in one.name and not one.name.endswith("_created")
+        )
+        there = ", ".join(itertools.islice(alike, _MOST_NAMED)) or "none"
         message = (
             "the server counts tokens, and has no speculation counters: it doesn't speculate,"
-            f" or its version calls them otherwise than {prefix}{_FAMILY}…"
+            f" or its version calls them otherwise than {prefix}{_FAMILY}…; /metrics has {there}"
         )
         raise InvalidMeasurementError("SPEC_DISABLED", message)
     _require_all(totals, prefix + _FAMILY)

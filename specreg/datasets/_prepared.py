@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from specreg.datasets._dataset import Prompt, PromptSet, Wanted
+from specreg.decoding import UNREADABLE
 from specreg.errors import DatasetError
 from specreg.forms import form_named
 
@@ -65,7 +66,7 @@ def load_record(folder: Path, name: str) -> Prepared | None:
         got = file_sha256(prompts_path(folder, name))
     except FileNotFoundError:
         return None
-    except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise DatasetError(f"dataset '{name}': {path}: {error}; {remedy}") from error
     if got != record.sha256:
         message = (

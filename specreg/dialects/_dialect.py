@@ -8,6 +8,7 @@ from typing import ClassVar, TypeVar
 import msgspec
 
 from specreg.acceptance.record import StepCounts
+from specreg.decoding import UNREADABLE
 from specreg.errors import InvalidMeasurementError
 from specreg.protocols import Ask
 from specreg.trace import Body
@@ -104,7 +105,7 @@ def decode_answer(answer: bytes, form: type[SpokenT]) -> SpokenT:
     """
     try:
         return msgspec.json.decode(answer, type=form)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         text = answer[:200].decode(errors="replace")
         raise InvalidMeasurementError("ANSWER_UNREADABLE", f"{error}, in: {text}") from error
 

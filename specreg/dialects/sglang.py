@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
+from specreg.answers import Count
 from specreg.dialects._dialect import Call, Dialect, Transcript, Wanted, decode_answer, unreadable
 from specreg.protocols import Ask, Form
 from specreg.protocols._openai import SpecTokensDetails
@@ -13,15 +14,15 @@ _GENERATE = "/generate"
 
 
 class _Tokens(msgspec.Struct, frozen=True):
-    tokens: tuple[int, ...]
+    tokens: tuple[Count, ...]
 
 
 class _MetaInfo(SpecTokensDetails, frozen=True):
-    output_token_ids_logprobs: tuple[tuple[tuple[float, int, str | None], ...], ...] = ()
+    output_token_ids_logprobs: tuple[tuple[tuple[float, Count, str | None], ...], ...] = ()
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    output_ids: Annotated[tuple[int, ...], msgspec.Meta(min_length=1)]
+    output_ids: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
     meta_info: _MetaInfo
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from specreg.acceptance.record import StepCounts
+from specreg.answers import Count, Histogram
 from specreg.dialects._dialect import Call, Dialect, Transcript, Wanted, decode_answer, unreadable
 from specreg.protocols import Ask, Form
 
@@ -19,14 +20,14 @@ class _Logprobs(msgspec.Struct, frozen=True):
 
 
 class _Choice(msgspec.Struct, frozen=True):
-    token_ids: tuple[int, ...] | None = None
-    prompt_token_ids: tuple[int, ...] | None = None
+    token_ids: tuple[Count, ...] | None = None
+    prompt_token_ids: tuple[Count, ...] | None = None
     logprobs: _Logprobs | None = None
 
 
 class _Speculation(msgspec.Struct, frozen=True):
-    acceptance_histogram: tuple[int, ...]
-    num_draft_tokens: int
+    acceptance_histogram: Histogram
+    num_draft_tokens: Count
 
 
 class _Metrics(msgspec.Struct, frozen=True):
@@ -35,7 +36,7 @@ class _Metrics(msgspec.Struct, frozen=True):
 
 class _Answer(msgspec.Struct, frozen=True):
     choices: Annotated[tuple[_Choice, ...], msgspec.Meta(min_length=1)]
-    prompt_token_ids: tuple[int, ...] | None = None
+    prompt_token_ids: tuple[Count, ...] | None = None
     metrics: _Metrics | None = None
 
 

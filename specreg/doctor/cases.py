@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from specreg.doctor._finding import Finding, Scene, in_the_way, note, of_error, ok
 from specreg.errors import SpecregError
 from specreg.matrix import Case
+from specreg.model_code import check_model_code
 
 
 def examine_cases(scene: Scene) -> Iterator[Finding]:
@@ -41,6 +42,7 @@ def _refusal(scene: Scene, case: Case) -> str:
     """Why a run with this case would end before anything is measured, empty where it wouldn't."""
     try:
         scene.provision.check([case])
+        check_model_code(scene.root, case.server)
     except SpecregError as error:
         return str(error)
     return ""

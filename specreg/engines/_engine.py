@@ -8,6 +8,8 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
+from specreg.answers import Name
+from specreg.decoding import UNREADABLE
 from specreg.methods import Setting
 from specreg.protocols import Protocol
 
@@ -54,6 +56,7 @@ class LaunchOptions:
         folder: an empty one, for what `Engine.files` writes.
         private: an empty one for what the server writes of prompts; it goes when the server does.
         version: of the engine; empty where it isn't known beforehand.
+        trust_remote_code: whether the models may bring code.
     """
 
     target: str
@@ -71,6 +74,7 @@ class LaunchOptions:
     folder: Path
     private: Path
     version: str = ""
+    trust_remote_code: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,17 +122,17 @@ class Identity:
 
 
 Fetch = Callable[[str, str], bytes]
-"""Asks a running server by method and path for a body; raises httpx's errors."""
+"""Asks a running server by method and path for a body; raises `AnswerError`."""
 
 
 class _Version(msgspec.Struct, frozen=True):
-    version: str
+    version: Name
 
 
 class _Model(msgspec.Struct, frozen=True):
-    id: str
-    owned_by: str = ""
-    root: str | None = None
+    id: Name
+    owned_by: Name = ""
+    root: Name | None = None
 
 
 class _Models(msgspec.Struct, frozen=True):
@@ -148,6 +152,7 @@ class Engine(ABC):
         health_path, version_path: what to GET.
         protocol: how to speak to it.
         serves_names: whether it serves its model under the name that it is given.
+        runs_model_code: whether it can run code that a model brings.
     """
 
     name: ClassVar[str]
@@ -159,6 +164,7 @@ class Engine(ABC):
     version_path: ClassVar[str]
     protocol: ClassVar[Protocol]
     serves_names: ClassVar[bool] = True
+    runs_model_code: ClassVar[bool] = True
 
     @abstractmethod
     def requirement(self, *, on_gpu: bool) -> Requirement:
@@ -201,7 +207,7 @@ class Engine(ABC):
         """The engine's version by its own word, "unknown" where it can't be read."""
         try:
             return msgspec.json.decode(body, type=_Version).version
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             return "unknown"
 
     def identify(self, fetch: Fetch) -> Identity:
@@ -213,7 +219,7 @@ class Engine(ABC):
         """
         try:
             models = msgspec.json.decode(fetch("GET", "/v1/models"), type=_Models).data
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             models = ()
         if not models:
             return Identity(engine="", version="unknown", model="", target="")

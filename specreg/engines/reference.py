@@ -33,6 +33,7 @@ class Reference(Engine):
     health_path: ClassVar = "/health"
     version_path: ClassVar = "/version"
     protocol: ClassVar = reference_protocol.PROTOCOL
+    runs_model_code: ClassVar = False
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
         """Transformers and a torch: without a GPU the build for CPUs, where there is one."""

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import msgspec
 
+from specreg.decoding import UNREADABLE
 from specreg.engines._engine import (
     Engine,
     Fetch,
@@ -24,6 +25,7 @@ from specreg.errors import UnsupportedError
 from specreg.protocols import sglang as sglang_protocol
 
 _VERSION = "0.5.23"
+_MOST_CHARACTERS = 1024
 # CUDA builds all of them, and of no use without a GPU; two are of versions before 0.5.22.
 _KERNELS = (
     "cuda-tile",
@@ -61,7 +63,7 @@ class _ServerInfo(msgspec.Struct, frozen=True):
     def speculation(self) -> dict[str, str]:
         """The settings that are set, by their flags."""
         return {
-            name.replace("_", "-"): str(value)
+            name.replace("_", "-"): str(value)[:_MOST_CHARACTERS]
             for name in self.__struct_fields__
             if name.startswith("speculative_") and (value := getattr(self, name)) is not None
         }
@@ -123,6 +125,7 @@ class Sglang(Engine):
             *_parallel_flags(options.parallel),
             *_export_flags(options),
             *(f"--{key}={value}" for key, value in options.speculation.items()),
+            *(("--trust-remote-code",) if options.trust_remote_code else ()),
             *options.engine_args,
         )
 
@@ -137,11 +140,11 @@ class Sglang(Engine):
         found = super().identify(fetch)
         if found.engine != self.name:
             return found
-        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+        with contextlib.suppress(*UNREADABLE):
             info = msgspec.json.decode(fetch("GET", self.version_path), type=_ServerInfo)
             return dataclasses.replace(
                 found,
-                target=str(info.model_path or found.target),
+                target=str(info.model_path or found.target)[:_MOST_CHARACTERS],
                 speculates=info.speculative_algorithm is not None,
                 speculation=info.speculation,
             )

@@ -82,6 +82,7 @@ class TensorrtLlm(Engine):
             *("--max_seq_len", str(options.max_model_len_tokens)),
             *_parallel_flags(options.parallel),
             *("--extra_llm_api_options", str(options.folder / _OPTIONS)),
+            *(("--trust_remote_code",) if options.trust_remote_code else ()),
             *options.engine_args,
         )
 

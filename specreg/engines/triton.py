@@ -8,9 +8,12 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
+from urllib.parse import quote
 
 import msgspec
 
+from specreg.answers import Name
+from specreg.decoding import UNREADABLE
 from specreg.engines import vllm
 from specreg.engines._engine import Engine, Fetch, Identity, LaunchOptions, Requirement
 from specreg.errors import AttachError, UnsupportedError
@@ -29,17 +32,17 @@ _INDEX = "/v2/repository/index"
 
 
 class _Model(msgspec.Struct, frozen=True):
-    name: str
-    state: str = ""
+    name: Name
+    state: Name = ""
 
 
 class _ModelConfig(msgspec.Struct, frozen=True):
-    backend: str = ""
+    backend: Name = ""
 
 
 class _Server(msgspec.Struct, frozen=True):
-    version: str
-    name: str = ""
+    version: Name
+    name: Name = ""
 
 
 class Triton(Engine):
@@ -99,9 +102,9 @@ class Triton(Engine):
             server = msgspec.json.decode(fetch("GET", self.version_path), type=_Server)
             models = msgspec.json.decode(fetch("POST", _INDEX), type=tuple[_Model, ...])
             model = _ready_one(models)
-            config = fetch("GET", f"/v2/models/{model}/config")
+            config = fetch("GET", f"/v2/models/{quote(model, safe='')}/config")
             backend = msgspec.json.decode(config, type=_ModelConfig).backend
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             return Identity(engine="", version="unknown", model="", target="")
         if backend != "vllm":
             message = (
@@ -147,6 +150,7 @@ def _engine_arguments(options: LaunchOptions) -> dict[str, object]:
         **({"data_parallel_size": parallel.data} if parallel.data > 1 else {}),
         **({"enable_expert_parallel": True} if parallel.expert else {}),
         **({"speculative_config": speculation} if speculation else {}),
+        **({"trust_remote_code": True} if options.trust_remote_code else {}),
         **dict(map(_named, options.engine_args)),
     }
 
@@ -166,7 +170,7 @@ def _named(argument: str) -> tuple[str, object]:
         raise UnsupportedError(message)
     try:
         return name, msgspec.json.decode(value)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return name, value
 
 

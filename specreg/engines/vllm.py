@@ -66,6 +66,7 @@ class Vllm(Engine):
             *(_gpu_flags(options) if options.on_gpu else _CPU_FLAGS),
             *_parallel_flags(options.parallel),
             *_speculation_flags(options),
+            *(("--trust-remote-code",) if options.trust_remote_code else ()),
             *options.engine_args,
         )
 

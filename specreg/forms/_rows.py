@@ -9,11 +9,10 @@ from typing import TypeVar
 
 import msgspec
 
+from specreg.decoding import UNREADABLE
 from specreg.errors import DatasetError
 
 RowT = TypeVar("RowT", bound=msgspec.Struct)
-
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
 
 
 def read_rows(path: Path, row: type[RowT], advice: str) -> Iterator[tuple[str, RowT]]:
@@ -41,7 +40,7 @@ def read_rows(path: Path, row: type[RowT], advice: str) -> Iterator[tuple[str, R
         place = f"{path}:{number}"
         try:
             yield place, decoder.decode(line)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise DatasetError(f"{place}: {error}; {advice}") from error
 
 
@@ -92,7 +91,7 @@ def _content(path: Path) -> bytes:
 def _array(path: Path, content: bytes, advice: str) -> list[msgspec.Raw]:
     try:
         return msgspec.json.decode(content, type=list[msgspec.Raw])
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise DatasetError(f"prompt file '{path}': {error}; {advice}") from error
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from specreg.decoding import UNREADABLE
 from specreg.errors import SpecregError
 from specreg.gate.launched import Launched
 from specreg.gate.texts import TextsJudged, TextsSaid
@@ -79,7 +80,7 @@ class Journal:
         for line in self.path.read_bytes().splitlines():
             try:
                 yield decoder.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except UNREADABLE:
                 continue
 
 

@@ -29,6 +29,7 @@ _TYPES: Mapping[str, object] = MappingProxyType(
         "gpu_memory_frac": Annotated[float, msgspec.Meta(gt=0, lt=1)],
         "engine_args": str,
         "engine_env": str,
+        "trust_remote_code": bool,
     }
 )
 OF_SPECULATION = frozenset({"method", "draft", "draft_tokens"})

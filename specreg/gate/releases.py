@@ -7,6 +7,7 @@ import msgspec
 import uv
 from packaging.version import Version
 
+from specreg.decoding import UNREADABLE
 from specreg.errors import EnvironmentSetupError, UnsupportedError
 
 _ERROR_LINES = 5
@@ -27,7 +28,7 @@ def released_versions(package: str) -> tuple[str, ...]:
     done = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603
     try:
         return msgspec.json.decode(done.stdout, type=_Index).versions
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         words = "\n".join(done.stderr.strip().splitlines()[-_ERROR_LINES:])
         message = (
             f"releases of '{package}': the index doesn't list them; check the network, or name them"

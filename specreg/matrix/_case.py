@@ -33,6 +33,7 @@ class ServerSpec:
             run beside one another, so at most half.
         parallel: how the models are spread over GPUs.
         engine_args, engine_env: further arguments and environment variables, as pairs.
+        trust_remote_code: whether the engine runs code that the models bring.
         sizes: what the models take, None where nobody said.
     """
 
@@ -50,6 +51,7 @@ class ServerSpec:
     parallel: Parallel = ALONE
     engine_args: tuple[str, ...] = ()
     engine_env: tuple[tuple[str, str], ...] = ()
+    trust_remote_code: bool = False
     tree: Tree | None = None
     sizes: Sizes | None = None
 

@@ -93,7 +93,7 @@ def _load_toml(path: Path) -> tuple[str, dict[str, object]]:
     try:
         text = path.read_text(encoding="utf-8")
         return text, tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # TOML's own errors, and Python's of a number
         raise MatrixError(f"matrix file '{path}': no TOML, {error}; {_ADVICE}") from error
     except OSError as error:
         raise MatrixError(f"matrix file '{path}': {error.strerror}; mend its rights") from error

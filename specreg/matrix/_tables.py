@@ -89,6 +89,7 @@ class CasesTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     parallel: Parallel = ALONE
     engine_args: list[str] = []
     engine_env: dict[str, str] = {}
+    trust_remote_code: bool = False
     tolerances: dict[str, _AboveZero] = {}
 
     @property

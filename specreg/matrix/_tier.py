@@ -233,6 +233,7 @@ def _server_of(
         parallel=table.parallel if draft is not None else table.parallel.without_draft,
         engine_args=tuple(table.engine_args),
         engine_env=tuple(sorted(table.engine_env.items())),
+        trust_remote_code=table.trust_remote_code,
         tree=table.tree,
         sizes=_sizes_of(pair, method if draft is not None else None),
     )

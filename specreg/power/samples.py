@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from specreg.decoding import UNREADABLE
 from specreg.errors import SensorError
 from specreg.sensors import Device, State
 
@@ -139,7 +140,7 @@ def _lines(path: Path) -> Iterator[Line]:
             for line in file:
                 try:
                     yield decoder.decode(line)
-                except (msgspec.DecodeError, UnicodeDecodeError):
+                except UNREADABLE:
                     return
     except OSError as error:
         raise SensorError(f"samples of power '{path}': {error.strerror}; measure anew") from error

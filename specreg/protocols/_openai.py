@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from specreg.acceptance.record import StepCounts
+from specreg.answers import Count, Histogram, Name
 from specreg.errors import InvalidMeasurementError
 from specreg.protocols._protocol import Ask, Form, StreamDecoder, decode_event
 from specreg.trace import Body, StreamEvent
@@ -25,7 +26,7 @@ class Choice(msgspec.Struct, frozen=True):
     delta: Delta | None = None
     text: str | None = None
     token_ids: list[int] | None = None
-    finish_reason: str | None = None
+    finish_reason: Name | None = None
 
     @property
     def content(self) -> str:
@@ -36,7 +37,7 @@ class Choice(msgspec.Struct, frozen=True):
 class Usage(msgspec.Struct, frozen=True, gc=False):
     """The server's count of what it has generated."""
 
-    completion_tokens: int
+    completion_tokens: Count
 
 
 NO_CHOICE = Choice()
@@ -49,14 +50,14 @@ class SpecTokensDetails(msgspec.Struct, frozen=True):
     The histogram ends at the most drafts that a step accepted.
     """
 
-    spec_correct_drafts_histogram: tuple[int, ...] = ()
-    spec_accept_histogram: tuple[int, ...] = ()
-    spec_num_correct_drafts: int | None = None
-    spec_accepted_drafts: int | None = None
-    spec_accept_token_num: int | None = None
-    spec_num_proposed_drafts: int | None = None
-    spec_proposed_drafts: int | None = None
-    spec_draft_token_num: int | None = None
+    spec_correct_drafts_histogram: Histogram = ()
+    spec_accept_histogram: Histogram = ()
+    spec_num_correct_drafts: Count | None = None
+    spec_accepted_drafts: Count | None = None
+    spec_accept_token_num: Count | None = None
+    spec_num_proposed_drafts: Count | None = None
+    spec_proposed_drafts: Count | None = None
+    spec_draft_token_num: Count | None = None
 
     @property
     def counts(self) -> StepCounts | None:
@@ -98,7 +99,7 @@ class _Event(msgspec.Struct, frozen=True):
     choices: tuple[Choice, ...] = ()
     usage: Usage | None = None
     sglext: _Extension | None = None
-    id: str = ""
+    id: Name = ""
     error: object = None
 
 

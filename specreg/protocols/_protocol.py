@@ -10,6 +10,7 @@ from typing import ClassVar, TypeVar
 import msgspec
 
 from specreg.acceptance.record import Counters, Source, StepCounts
+from specreg.decoding import UNREADABLE
 from specreg.errors import InvalidMeasurementError
 from specreg.trace import Body, StreamEvent
 
@@ -189,7 +190,7 @@ def decode_event(decoder: msgspec.json.Decoder[EventT], event: bytes) -> EventT:
     """
     try:
         decoded = decoder.decode(event)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         text = event[:200].decode(errors="replace")
         raise InvalidMeasurementError("EVENT_UNREADABLE", f"{error}, in: {text}") from error
     if decoded.error is not None:

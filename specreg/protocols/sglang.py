@@ -10,6 +10,8 @@ import msgspec
 
 from specreg.acceptance.page import counts_of, samples_of
 from specreg.acceptance.record import Counters, Gauges, Source, StepCounts
+from specreg.answers import Count, Name
+from specreg.decoding import UNREADABLE
 from specreg.errors import InvalidMeasurementError, UnsupportedError
 from specreg.methods import is_older
 from specreg.protocols._openai import (
@@ -35,20 +37,20 @@ _FIRST_THAT_EXPORTS = "0.5.11"  # 0.5.9 does too, and two requests may write at 
 
 
 class _FinishReason(msgspec.Struct, frozen=True):
-    type: str
+    type: Name
 
 
 class _MetaInfo(SpecTokensDetails, frozen=True):
     """What `/generate` says of an answer."""
 
-    completion_tokens: int = 0
+    completion_tokens: Count = 0
     finish_reason: _FinishReason | None = None
 
 
 class _Exported(SpecTokensDetails, frozen=True, kw_only=True):
     """A line of the file: what `/generate` says of an answer. What was asked isn't read."""
 
-    id: str
+    id: Name
 
 
 _exported_decoder = msgspec.json.Decoder(_Exported)
@@ -125,7 +127,7 @@ class SglangProtocol(Protocol):
         """
         found = {}
         for line in lines:
-            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+            with contextlib.suppress(*UNREADABLE):
                 exported = _exported_decoder.decode(line)
                 if exported.counts is not None:
                     found[exported.id] = exported.counts

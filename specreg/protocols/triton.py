@@ -8,10 +8,12 @@ has one response for all, in the same words: of an answer it tells no more than 
 """
 
 from typing import ClassVar
+from urllib.parse import quote
 
 import msgspec
 
 from specreg.acceptance.record import Source
+from specreg.answers import Count, Name
 from specreg.errors import UnsupportedError
 from specreg.protocols._protocol import (
     Ask,
@@ -32,8 +34,8 @@ _NOT_YET = {None, "", "None", "null"}
 
 class _Event(msgspec.Struct, frozen=True):
     text_output: str = ""
-    num_output_tokens: int = 0
-    finish_reason: str | None = None
+    num_output_tokens: Count = 0
+    finish_reason: Name | None = None
     error: object = None
 
 
@@ -82,7 +84,7 @@ class TritonProtocol(Protocol):
 
     def path(self, ask: Ask) -> str:
         """The model's own endpoint; a model that isn't decoupled has no stream."""
-        return f"/v2/models/{ask.model}/generate{'_stream' if ask.stream else ''}"
+        return f"/v2/models/{quote(ask.model, safe='')}/generate{'_stream' if ask.stream else ''}"
 
     def body(self, ask: Ask) -> Body:
         """The text as it is, and the outputs that count tokens.

@@ -6,6 +6,7 @@ import msgspec
 
 from specreg.acceptance.record import Counters, Source, StepCounts
 from specreg.acceptance.vllm_counters import parse_vllm_counters, parse_vllm_requests
+from specreg.answers import Count, Histogram
 from specreg.protocols._openai import (
     NO_CHOICE,
     USAGE,
@@ -19,8 +20,8 @@ from specreg.trace import Body, StreamEvent
 
 
 class _Speculation(msgspec.Struct, frozen=True):
-    acceptance_histogram: list[int]
-    num_draft_tokens: int
+    acceptance_histogram: Histogram
+    num_draft_tokens: Count
 
 
 class _Metrics(msgspec.Struct, frozen=True):

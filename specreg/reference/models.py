@@ -84,6 +84,9 @@ def load_model(name: str, dtype: str, devices: Mapping[str, str]) -> Model:
             # Else it says in a RuntimeError that it has said elsewhere which.
             ignore_mismatched_sizes=True,
             output_loading_info=True,
+            # Neither a pickle nor a model's own code: both run what a stranger wrote.
+            use_safetensors=True,
+            trust_remote_code=False,
         )
     except (OSError, ValueError, AttributeError, SafetensorError, StrictDataclassError) as error:
         message = f"model '{name}': can't be loaded, {_shortly(error)}; check name and dtype"
@@ -195,7 +198,7 @@ def load_config(name: str) -> Config:
         ModelError: there is none.
     """
     try:
-        return AutoConfig.from_pretrained(name)
+        return AutoConfig.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError, StrictDataclassError) as error:
         message = f"model '{name}': has no configuration, {_shortly(error)}; check its name"
         raise ModelError(message) from error
@@ -208,7 +211,7 @@ def load_tokenizer(name: str) -> Tokenizer:
         ModelError: there is none.
     """
     try:
-        return AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
         message = f"model '{name}': has no tokenizer, {_shortly(error)}; check the folder"
         raise ModelError(message) from error

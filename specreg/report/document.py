@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from specreg.baseline import CaseSettings
+from specreg.decoding import UNREADABLE
 from specreg.distribution import Bar
 from specreg.errors import ReportError
 from specreg.figures import Figures
@@ -171,7 +172,7 @@ def load_report(path: Path) -> Report:
         return msgspec.json.decode(content, type=Report)
     except OSError as error:
         raise ReportError(f"report '{path}': {error.strerror}; {_ADVICE}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise ReportError(f"report '{path}': {error}; {_ADVICE}") from error
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from specreg.breakdown import CategoryFigures
+from specreg.decoding import UNREADABLE
 from specreg.errors import ReportError
 from specreg.verdict import Outcome, Verdict
 
@@ -81,7 +82,7 @@ def record_verdict(path: Path, verdict: RunVerdict) -> None:
 
 def load_verdict(path: Path) -> RunVerdict | None:
     """The file that was written, None where there is none that can be read."""
-    with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
+    with contextlib.suppress(OSError, *UNREADABLE):
         return msgspec.json.decode(path.read_bytes(), type=RunVerdict)
     return None
 

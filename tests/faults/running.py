@@ -37,13 +37,14 @@ target = "fixtures/models/tiny/target"
 engine = "vllm"
 methods = ["ngram"]
 models = "tiny"
-dataset = "toy"
+dataset = "{dataset}"
 concurrency = [1, 2, 3]
 prompts = 20
 output_cap_tokens = 64
 dtype = "float32"
 engine_env = {{ OMP_NUM_THREADS = "1" }}
 warm_up_stable_frac = {stable_frac}
+{settings}
 """
 CASES = tuple(f"vllm-ngram-tiny-toy-c{load}" for load in (1, 2, 3))
 _MARK = "TEST_MARK"
@@ -60,6 +61,7 @@ class Hurt:
         gpus: that the machine has, none for a machine without.
         stable_frac: how stable step times must be before a case is measured.
         variables: further ones, for it and its servers.
+        settings: further ones of the cases, as TOML; dataset: what they replay.
         user: whose cache it has, None for its own.
         temporary: where it and its servers put what nobody keeps.
     """
@@ -69,6 +71,8 @@ class Hurt:
     gpus: tuple[ScriptedGpu, ...] = ()
     stable_frac: float = 1e9
     variables: dict[str, str] = field(default_factory=dict)
+    settings: str = ""
+    dataset: str = "toy"
     user: Path | None = None
     temporary: Path = field(init=False)
 
@@ -94,7 +98,12 @@ class Hurt:
 
     def command(self, *arguments: str) -> tuple[str, ...]:
         """`pytest` with the arguments."""
-        text = MATRIX.format(needs_gpus=len(self.gpus), stable_frac=self.stable_frac)
+        text = MATRIX.format(
+            needs_gpus=len(self.gpus),
+            stable_frac=self.stable_frac,
+            settings=self.settings,
+            dataset=self.dataset,
+        )
         (self.folder / "cpu.toml").write_text(text)
         scripted = (f"--specreg-engine-python={sys.executable}",) if self.script else ()
         return (

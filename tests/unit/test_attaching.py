@@ -296,7 +296,9 @@ def test_one_setting_of_another_type_hides_no_other() -> None:
 def test_a_server_that_wants_a_key_says_so(tmp_path: Path) -> None:
     with (
         answering({"/v1/models": b"401"}) as url,
-        pytest.raises(AttachError, match=f"server at {url}: wants an API key, 401.*; start it wi"),
+        pytest.raises(
+            AttachError, match=f"server at {url}: wants an API key, HTTP 401.*; start it wi"
+        ),
         attached(builders.SPEC, url, tmp_path),
     ):
         pytest.fail("it was taken")

@@ -22,6 +22,25 @@ COUNTS = builders.counts(8, 0, 6, 6)
 FINISHED = builders.trace(builders.chunk(1), builders.chunk(2, tokens=4))
 
 
+def test_requests_that_failed_are_counted_and_the_first_is_told() -> None:
+    gone = msgspec.structs.replace(FINISHED, prompt_id="gone", error="ReadError: gone")
+    late = msgspec.structs.replace(FINISHED, prompt_id="late", error="no end within 2 s")
+    with pytest.raises(InvalidMeasurementError) as error:
+        check_requests([FINISHED, gone, FINISHED, late])
+    assert str(error.value) == (
+        "REQUEST_FAILED: 2 of 4 requests failed, first prompt 'gone': ReadError: gone;"
+        " look at the server's log"
+    )
+
+
+def test_a_long_list_of_counts_is_told_by_its_beginning() -> None:
+    counts = builders.counts(1, 1)
+    many = dataclasses.replace(counts, position_counts=(1,) * 5_000)
+    with pytest.raises(InvalidMeasurementError, match=r"\[(1, ){15}1, …\]") as error:
+        check_counts(many, "all")
+    assert len(str(error.value)) < 300
+
+
 def test_requests_that_finished_with_their_usage_pass() -> None:
     check_requests([FINISHED, FINISHED])
 
@@ -58,7 +77,9 @@ def test_requests_that_finished_with_their_usage_pass() -> None:
 def test_one_broken_request_breaks_the_measurement(
     broken: RequestTrace, reason: str, words: str
 ) -> None:
-    with pytest.raises(InvalidMeasurementError, match=f"{reason}: prompt 'chat-0': .*{words}") as e:
+    with pytest.raises(
+        InvalidMeasurementError, match=f"{reason}: .*prompt 'chat-0': .*{words}"
+    ) as e:
         check_requests([FINISHED, broken, FINISHED])
     assert e.value.reason == reason
 

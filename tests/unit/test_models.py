@@ -126,6 +126,26 @@ def test_tensors_read_back_as_they_were_written(tmp_path: Path) -> None:
     assert _read_tensors(tmp_path / "file") == tensors
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", "[]"),
+        ("config.json", "{}"),
+        ("config.json", "[" * 100_000),
+        ("model.safetensors", ""),
+        ("model.safetensors", "x" * 50),
+        ("model.safetensors", "\x02" + "\x00" * 7 + "[]"),
+    ],
+)
+def test_files_that_hold_no_model_cannot_be_padded(
+    model: Path, tmp_path: Path, name: str, content: str
+) -> None:
+    (model / name).write_text(content)
+    words = re.escape(f"model folder '{model}': ") + r"\w+ in its files, .*; fetch it anew"
+    with pytest.raises(ModelError, match=words):
+        write_padded_model(model, tmp_path, 2)
+
+
 @pytest.mark.parametrize("letters", range(1, 9))
 def test_the_data_of_a_file_begins_at_a_multiple_of_eight(tmp_path: Path, letters: int) -> None:
     _write_tensors({"a" * letters: bf16(2)}, tmp_path / "file")

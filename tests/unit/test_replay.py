@@ -239,6 +239,66 @@ def test_an_event_that_is_no_text_is_an_error_of_its_request() -> None:
     assert trace.tokens == 1
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        b'{"error": ' + b"[" * 100_000,
+        b'{"choices": [], "usage": {"completion_tokens": 1' + b"0" * 30 + b"}}",
+        b'{"choices": [], "usage": {"completion_tokens": -1}}',
+        b'{"metrics": {"speculative_decoding": {"num_draft_tokens": 1,'
+        b' "acceptance_histogram": [' + b"1," * 5_000 + b"1]}}}",
+    ],
+    ids=["deep", "huge", "negative", "long"],
+)
+def test_an_event_that_nobody_would_send_is_an_error_of_its_request(said: bytes) -> None:
+    trace = only_trace(Wire([event("1"), b"data: " + said + b"\n\n"]))
+    assert (trace.error or "").startswith("EVENT_UNREADABLE: ")
+    assert len(trace.error or "") < 1_000
+
+
+def test_an_answer_has_no_more_tokens_than_can_have_been_asked_for() -> None:
+    many = event(", ".join(["1"] * 600))
+    assert only_trace(Wire([event("1"), USAGE])).error is None
+    trace = only_trace(Wire([many, many]))
+    words = "TOKENS_IMPOSSIBLE: a chunk of 600 tokens in an answer that was to have 20 tokens"
+    assert (trace.error or "").startswith(words)
+    assert trace.tokens == 600
+
+
+def test_an_answer_has_no_more_text_than_can_have_been_asked_for() -> None:
+    """Without ids nothing else would end it before its time."""
+    trace = only_trace(Wire([event("", text="x" * 2**19)] * 4))
+    assert (trace.error or "").startswith("ANSWER_ENDLESS: 1572864 characters in an answer that")
+
+
+def test_what_is_no_http_is_an_error_of_its_request() -> None:
+    """Over a real connection: the transport has errors of its own."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(2**16)
+        writer.write(b"SSH-2.0-OpenSSH_9.6\r\n" * 10_000)
+        writer.close()
+
+    async def run() -> Round:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        endpoint = dataclasses.replace(ENDPOINT, base_url=f"http://127.0.0.1:{port}")
+        async with new_client(endpoint, connections=1) as client:
+            done = await replay_round(
+                ONE_AT_A_TIME,
+                endpoint,
+                builders.PROMPTS[:1],
+                client=client,
+                clock=time.monotonic_ns,
+            )
+        server.close()
+        return done
+
+    (trace,) = asyncio.run(run()).traces
+    assert (trace.error or "").startswith("ClientResponseError: 400")
+    assert len(trace.error or "") < 400
+
+
 def test_an_error_event_is_an_error_of_its_request() -> None:
     trace = only_trace(Wire([event("1"), b'data: {"error": {"message": "EngineDeadError"}}\n\n']))
     assert (trace.error or "").startswith("SERVER_ERROR")

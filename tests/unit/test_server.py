@@ -172,7 +172,7 @@ def test_a_server_is_offline_when_all_its_models_are_folders(
 ) -> None:
     (tmp_path / "model").mkdir()
     for name in ("config.json", "model.safetensors"):
-        (tmp_path / "model" / name).touch()
+        (tmp_path / "model" / name).write_text("{}")
     spec = dataclasses.replace(builders.SPEC, target="./model", draft=draft)
     with start(tmp_path, Script(), spec=spec) as server:
         environment = psutil.Process(server.process.popen.pid).environ()

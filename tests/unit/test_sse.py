@@ -1,10 +1,14 @@
 """Events come out whole, however the network cut the bytes."""
 
 import itertools
+import time
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specreg.answers import MOST_BYTES
+from specreg.errors import InvalidMeasurementError
 from specreg.sse import DONE, EventSplitter, splitter_for
 
 EVENTS = (b'{"text": "one"}', '{"text": "zwölf €"}'.encode(), DONE)
@@ -55,6 +59,17 @@ def test_an_answer_that_is_no_stream_is_one_event_at_its_end(pieces: list[bytes]
     splitter = splitter_for(stream=False)
     assert [event for piece in pieces for event in splitter.feed(piece)] == []
     assert list(splitter.close()) == [b"".join(pieces)]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_has_no_end_is_given_up(*, stream: bool) -> None:
+    splitter = splitter_for(stream=stream)
+    begun = time.monotonic()
+    for _ in range(MOST_BYTES // 1_024):
+        assert list(splitter.feed(b"x" * 1_024)) == []
+    with pytest.raises(InvalidMeasurementError, match=r"^EVENT_UNREADABLE: after 16777216 bytes"):
+        list(splitter.feed(b"x"))
+    assert time.monotonic() - begun < 5, "each piece is touched once"
 
 
 def test_a_stream_that_breaks_off_has_no_further_event() -> None:

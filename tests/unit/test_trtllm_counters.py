@@ -63,6 +63,13 @@ def test_positions_are_ordered_by_number_and_not_by_text() -> None:
     assert counts.position_counts == tuple(range(20, 9, -1))
 
 
+@pytest.mark.parametrize("position", ["999999999999", "²"])
+def test_a_position_that_none_can_be_is_left_out(position: str) -> None:
+    page = f'trtllm_spec_decode_drafted_tokens_total{{token_position="{position}"}} 1.0\n'
+    counts = parse_trtllm_counters(f"{page}trtllm_request_success_total 1\n").counts
+    assert counts == NO_STEPS
+
+
 def test_requests_without_drafts_are_no_steps() -> None:
     page = 'trtllm_request_success_total{finished_reason="length"} 7.0\n'
     assert parse_trtllm_counters(page) == Counters(steps=0, counts=NO_STEPS, requests=7)

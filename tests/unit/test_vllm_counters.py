@@ -48,7 +48,7 @@ def test_a_missing_counter_is_named(name: str) -> None:
     assert error.value.reason == "METRICS_MISSING"
 
 
-@pytest.mark.parametrize("value", ["NaN", "+Inf", "88.5"])
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "88.5", "-1.0", "1e+300"])
 def test_a_number_that_is_no_count_is_named(value: str) -> None:
     name = "vllm:spec_decode_num_drafts_total"
     page = re.sub(rf"({name}{{.*}}) 88.0", rf"\g<1> {value}", RECORDED)
@@ -58,9 +58,22 @@ def test_a_number_that_is_no_count_is_named(value: str) -> None:
     assert error.value.reason == "METRICS_UNREADABLE"
 
 
-def test_only_a_position_with_a_number_is_one() -> None:
-    assert parse_vllm_counters(RECORDED.replace('position="2"', 'position="all"')) == StepCounts(
+@pytest.mark.parametrize("position", ["all", "-1", "²", "9" * 5_000])
+def test_only_a_position_with_a_number_is_one(position: str) -> None:
+    page = RECORDED.replace('position="2"', f'position="{position}"')
+    assert parse_vllm_counters(page) == StepCounts(
         steps=88, accepted=125, proposed=264, position_counts=(54, 42)
+    )
+
+
+def test_what_the_counters_may_be_called_now_is_named() -> None:
+    page = RECORDED.replace("vllm:spec_decode_num_", "vllm:speculation_")
+    with pytest.raises(InvalidMeasurementError) as error:
+        parse_vllm_counters(page)
+    assert str(error.value).endswith(
+        "otherwise than vllm:spec_decode_num_…; /metrics has vllm:speculation_drafts_total,"
+        " vllm:speculation_draft_tokens_total, vllm:speculation_accepted_tokens_total,"
+        " vllm:speculation_accepted_tokens_per_pos_total"
     )
 
 

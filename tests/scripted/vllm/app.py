@@ -1,8 +1,10 @@
 """The HTTP of the scripted server. In: a Launch and a Script. Out: answers, as they say."""
 
 import asyncio
+import contextlib
 import itertools
 import os
+import re
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -23,7 +25,13 @@ _REFUSALS = {
     Fault.HTTP_429: (429, "TooManyRequestsError"),
 }
 _SILENCES = (Fault.HEALTHY_BUT_MUTE, Fault.NEVER_READY)
+_SLOW_S = 60.0
+_LINE = b"x" * 2**16
 _FOREIGN = Body(prompt="a prompt of somebody else")
+
+
+class EndlessLineError(Exception):
+    """From here on a stream is one line."""
 
 
 class ScriptedServer:
@@ -79,7 +87,12 @@ class ScriptedServer:
         return _json({"object": "list", "data": [card]})
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(body=self._counters.exposition(), content_type="text/plain")
+        page = self._counters.exposition()
+        if self._script.fault is Fault.COUNTERS_MISSING:
+            return _error(404, "NotFoundError", "Not Found")
+        if self._script.fault is Fault.COUNTERS_NAN:
+            page = re.sub(rb"(_total\{.*\}) .*", rb"\1 NaN", page)
+        return web.Response(body=page, content_type="text/plain")
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         return await self.answer(request, ChatWire)
@@ -133,6 +146,10 @@ class ScriptedServer:
                     await response.write(b"data: " + event + job.wire.tail)
         except ConnectionResetError:
             self._abort(request)
+        except EndlessLineError:
+            with contextlib.suppress(ConnectionError):
+                while True:
+                    await response.write(_LINE)
         return response
 
     async def _whole(self, request: web.Request, job: Job) -> web.Response:
@@ -176,10 +193,11 @@ class ScriptedServer:
         self._run(+1)
         try:
             due_s = time.monotonic() + self._script.prefill_ms / 1e3
+            due_s += _SLOW_S if job.fault is Fault.SLOW_FIRST_TOKEN else 0.0
             for index, chunk in enumerate(job.chunks):
                 due_s += self._step_s() * job.stretch * chunk.forward_passes if index else 0
                 await asyncio.sleep(due_s - time.monotonic())
-                self._break_off(job, index)
+                await self._break_off(job, index)
                 self._counters.count_tokens(len(chunk.token_ids), chunk.accepted)
                 job.emitted_s.append(time.monotonic())
                 yield index, chunk
@@ -196,14 +214,18 @@ class ScriptedServer:
         stretch = 1 + self._script.slowdown_frac * (self._running - 1)
         return self._script.step_ms / 1e3 * stretch
 
-    def _break_off(self, job: Job, index: int) -> None:
-        """Halfway, ends the process or the connection where the script says so."""
+    async def _break_off(self, job: Job, index: int) -> None:
+        """Halfway, ends the process or what can be read of it where the script says so."""
         if index != len(job.chunks) // 2:
             return
         if job.fault is Fault.CRASH_MID_RUN:
             os._exit(self._script.exit_status)
         if job.fault is Fault.TRUNCATED_STREAM:
             raise ConnectionResetError
+        if job.fault is Fault.ENDLESS_LINE:
+            raise EndlessLineError
+        if job.fault is Fault.HALF_OPEN:
+            await asyncio.Event().wait()
 
 
 def _json(body: Json, status: int = 200) -> web.Response:

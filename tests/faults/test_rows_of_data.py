@@ -1,0 +1,214 @@
+"""The faults of what comes in: answers, counters, baselines, prompts; named by their rows.
+
+On the scripted server, through the whole suite as a user runs it.
+"""
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from specreg.baseline import SCHEMA_VERSION, baseline_path
+from specreg.identity import current_environment
+from tests.faults.running import CASES, ROOT, Hurt
+from tests.scripted.vllm.script import Fault, Script
+
+WARM_UP = 1 + 3
+"""The probe of the start, and three batches of warm-up with one request each."""
+REQUESTS_OF_A_ROUND = 5
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Hurt:
+    """A run on the scripted server; no request may take long."""
+    return Hurt(folder=tmp_path, settings="request_timeout_s = 2.0")
+
+
+def reasons(run: Hurt) -> Mapping[str, str]:
+    """By case why it came out as it did."""
+    return {one.case_id: f"{one.outcome}: {one.reason}" for one in run.verdict().verdicts}
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (Fault.TRUNCATED_STREAM, "ReadError: "),
+        (Fault.HALF_OPEN, "no end within request_timeout_s = 2; "),
+        (Fault.HTTP_429, "HTTP_ERROR: HTTP 429 from /v1/chat/completions: "),
+        (Fault.HTTP_500, "HTTP_ERROR: HTTP 500 from /v1/chat/completions: "),
+        (Fault.SLOW_FIRST_TOKEN, "no end within request_timeout_s = 2; "),
+        (Fault.ENDLESS_LINE, "EVENT_UNREADABLE: "),
+    ],
+)
+def test_row_10_a_request_that_fails(run: Hurt, fault: Fault, words: str) -> None:
+    """It would go well if it were sent again: the fault hits one."""
+    run.script = Script(fault=fault, fault_after_requests=WARM_UP + 2)
+    done = run.run()
+    found = reasons(run)
+    failed = f"INVALID: REQUEST_FAILED: 1 of {REQUESTS_OF_A_ROUND} requests failed, first prompt '"
+    assert found[CASES[0]].startswith(failed), done.stdout
+    assert f"': {words}" in found[CASES[0]]
+    assert found[CASES[0]].endswith("look at the server's log")
+    assert found[CASES[0]].partition(": ")[2] in done.stdout.replace("\n", " ")
+    assert [found[case].partition(":")[0] for case in CASES[1:]] == ["NO_BASELINE"] * 2
+    assert [run.attempts(case) for case in CASES] == [1, 1, 1]
+    assert len(run.logs()) == 1
+    assert run.left() == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "looked_for", "there"),
+    [
+        (Fault.COUNTERS_MISSING, "METRICS_MISSING: looked for counters", "HTTP 404 from /metrics"),
+        (
+            Fault.COUNTERS_RENAMED,
+            "SPEC_DISABLED: the server counts tokens, and has no speculation counters: ",
+            "than vllm:spec_decode_num_…; /metrics has vllm:speculation_num_drafts_total, ",
+        ),
+        (
+            Fault.COUNTERS_NAN,
+            "METRICS_UNREADABLE: vllm:spec_decode_num_",
+            "_total is nan, which is no count; look at /metrics",
+        ),
+    ],
+)
+def test_row_11_counters_that_cannot_be_read(
+    run: Hurt, fault: Fault, looked_for: str, there: str
+) -> None:
+    run.script = Script(fault=fault)
+    done = run.run()
+    for reason in reasons(run).values():
+        assert reason.startswith(f"INVALID: {looked_for}"), done.stdout
+        assert there in reason
+    assert run.left() == []
+
+
+def test_row_11_counters_that_begin_again(run: Hurt) -> None:
+    run.script = Script(fault=Fault.COUNTERS_RESET, fault_after_requests=WARM_UP + 6)
+    done = run.run()
+    found = reasons(run)
+    assert found[CASES[0]].startswith("INVALID: COUNTERS_FELL: S moved by -"), done.stdout
+    assert "the server restarted inside the window" in found[CASES[0]]
+    assert [found[case].partition(":")[0] for case in CASES[1:]] == ["NO_BASELINE"] * 2
+    assert run.left() == []
+
+
+CONFLICT = "{\n<<<<<<< ours\n}\n=======\n>>>>>>> theirs\n}\n"
+BASELINES = (
+    ('{"schema_version": 2,\n "case": }\n', "not JSON at line 2, column 10 (", "restore it with"),
+    (json.dumps({"schema_version": SCHEMA_VERSION + 1}), "schema version 3, ", "use a newer"),
+    (CONFLICT, "holds both sides of a merge conflict, from line 2 on", "restore it with git"),
+)
+
+
+def test_row_16_baselines_that_are_corrupt_newer_or_conflicted(run: Hurt) -> None:
+    environment = current_environment(needs_gpus=0).name
+    paths = [baseline_path(run.folder / "baselines", environment, case) for case in CASES]
+    for path, (content, _, _) in zip(paths, BASELINES, strict=True):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    judged = run.run()
+    found = reasons(run)
+    recorded = run.run("--update-baselines", "--reason=test", "--specreg-launches=2")
+
+    assert judged.returncode == 11, judged.stdout
+    assert recorded.returncode == 1, recorded.stdout
+    for case, path, (content, place, remedy) in zip(CASES, paths, BASELINES, strict=True):
+        said = found[case].removeprefix("NO_BASELINE: ")
+        assert said.startswith(f"baseline '{path}': {place}"), judged.stdout
+        assert f"; {remedy}" in said
+        assert "\n" not in said
+        assert f"baseline '{path}': {place}" in recorded.stdout
+        assert path.read_text() == content
+    assert run.left() == []
+
+
+ROW = {"id": "a", "category": "c", "turns": ["Hello."]}
+OTHER = {**ROW, "id": "b"}
+
+
+def prepared(folder: Path, *rows: str) -> Path:
+    """Prompts of GSM8K as `specreg prepare` leaves them, and a record that says so."""
+    path = folder / "gsm8k.jsonl"
+    path.write_text("".join(f"{row}\n" for row in rows))
+    record: Mapping[str, object] = {
+        **dict.fromkeys(("source", "revision", "licence", "source_sha256"), ""),
+        **dict.fromkeys(("rows", "left_out", "prompts"), len(rows)),
+        "dataset": "gsm8k",
+        "asked": None,
+        "part": True,
+        "categories": {},
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+    }
+    (folder / "gsm8k.json").write_text(json.dumps(record))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [
+        (json.dumps({**OTHER, "turns": [""]}), "prompt 'b' has an empty turn, none at all, or"),
+        ('{"id": "b", "category": ', "Input data was truncated; a row of 'specreg' needs id, cat"),
+        (
+            json.dumps({"id": "b", "turns": ["Hello."]}),
+            "Object missing required field `category`; a row of 'specreg' needs id, category and",
+        ),
+        (json.dumps({**OTHER, "turns": "Hello."}), "Expected `array`, got `str` - at `$.turns`; a"),
+    ],
+    ids=["empty", "wrong-json", "missing-column", "wrong-type"],
+)
+def test_row_24_prompts_that_cannot_be_asked(run: Hurt, second: str, words: str) -> None:
+    path = prepared(run.folder, json.dumps(ROW), second)
+    run.dataset, run.variables = "gsm8k", {"SPECREG_DATA": str(run.folder)}
+    done = run.run()
+    assert done.returncode == 4, done.stdout
+    assert f"ERROR: {path}:2: {words}" in done.stdout
+    assert run.logs() == []
+    assert run.left() == []
+
+
+def test_row_24_a_prompt_that_is_longer_than_the_context(run: Hurt) -> None:
+    run.settings = "max_model_len_tokens = 80"
+    done = run.run()
+    assert done.returncode == 4, done.stdout
+    assert "ERROR: dataset 'toy': prompt '" in done.stdout
+    assert f"'{CASES[0]}' has 80, and " in done.stdout
+    assert "of its prompts don't fit; raise max_model_len_tokens to " in done.stdout
+    assert run.logs() == []
+    assert run.left() == []
+
+
+SPEED = {"question_id": "q1", "category": "qa", "turns": ["Hello."], "source": "hle"}
+PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE using prepare.py"
+
+
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [
+        ({**SPEED, "turns": [PLACEHOLDER]}, "prompt 'q1', turn 1: a placeholder ('"),
+        ({"question_id": "q2", "turns": ["Hello."]}, "Object missing required field `category`; a"),
+    ],
+    ids=["placeholder", "missing-column"],
+)
+def test_row_24_a_set_that_cannot_be_prepared(
+    tmp_path: Path, second: Mapping[str, object], words: str
+) -> None:
+    file = tmp_path / "qualitative.jsonl"
+    file.write_text(f"{json.dumps({**SPEED, 'question_id': 'q0'})}\n{json.dumps(second)}\n")
+    done = subprocess.run(
+        (
+            *(sys.executable, "-m", "specreg", "prepare", "speed-bench-qualitative"),
+            *("--from", str(file), "--part", "--data-dir", str(tmp_path / "data")),
+        ),
+        check=False,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode != 0
+    assert f"{file}:2: {words}" in done.stderr
+    assert not (tmp_path / "data").exists()

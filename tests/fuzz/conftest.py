@@ -1,0 +1,23 @@
+"""How many cases are tried: blocks of numbers, each of which is the seed of one case."""
+
+import pytest
+
+_CASES, _BLOCK = 1000, 50
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declares the options."""
+    group = parser.getgroup("fuzz", "what nobody would send")
+    group.addoption("--cases", type=int, default=_CASES, help="how many of each kind, 1000")
+    group.addoption("--only", type=int, default=None, help="the one of this number")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Gives a test its numbers, some at a time, so that several processes share them."""
+    if "numbers" not in metafunc.fixturenames:
+        return
+    only = metafunc.config.getoption("--only", default=None)
+    cases = metafunc.config.getoption("--cases", default=_CASES)
+    first, end = (0, cases) if only is None else (only, only + 1)
+    blocks = [range(at, min(at + _BLOCK, end)) for at in range(first, end, _BLOCK)]
+    metafunc.parametrize("numbers", blocks, ids=lambda block: f"{block.start}-{block.stop - 1}")

@@ -1,0 +1,243 @@
+"""Mutations: something sound in, the same with something wrong out; the same by the same random.
+
+They know what they change: a value of JSON, an event of a stream, a line of a page, and bytes too.
+"""
+
+import copy
+import json
+import random
+from collections.abc import Callable, Iterator, MutableMapping, MutableSequence
+from typing import Any
+
+Mutation = Callable[[random.Random, bytes], bytes]
+
+_DEEP, _LONG, _BEYOND = "@deep@", "@long@", "@beyond@"
+_LITERALS = {
+    _DEEP: "[" * 100_000 + "]" * 100_000,
+    _LONG: "9" * 5_000,
+    _BEYOND: "1e999",
+}
+"""What no value of Python would be written as."""
+_ODD: tuple[object, ...] = (
+    *(None, True, False, -1, 0, 1, 1.5, -0.0, 2**31, 2**53 + 1, 2**63, 2**64, -(2**63), 10**30),
+    *(1e308, float("nan"), float("inf"), _DEEP, _LONG, _BEYOND),
+    *(
+        "",
+        "0",
+        " ",
+        "NaN",
+        "\x00",
+        "\ud800",
+        "\u202e",
+        "é" * 3_000,
+        "x" * 20_000,
+        "../../etc",
+        "%s",
+    ),
+    *("<script>alert(1)</script>", "http://[", "a\nb", "\x1b[31m", "²"),
+    *([], {}, [[]], [0] * 3_000, {"": {}}, [None], [-1], ["x"], {"x": 1}, [1e308], [2**62, 2**62]),
+)
+_BYTES = (
+    *(
+        b"\xff",
+        b"\x00",
+        b"\xed\xa0\x80",
+        b"\xef\xbb\xbf",
+        b"\r\n",
+        b"\n\n",
+        b"{",
+        b"}",
+        b'"',
+        b"\\",
+    ),
+    *(b"data:", b"<<<<<<< ours\n", b"9" * 400, b"e999", b"\x80" * 50, b"," * 50, b"[" * 5_000),
+)
+_VALUES = (
+    *("NaN", "+Inf", "-Inf", "-1", "0.5", "1e300", "1e999", "9" * 400, "", "x", "1 2 3 4", "0x10"),
+)
+_LABELS = ('position="²"', 'position="999999999999"', 'position="-1"', 'position=""', "position=0")
+_TOML = (
+    *(
+        "-1",
+        "0",
+        "1e999",
+        "nan",
+        "inf",
+        "true",
+        '""',
+        "[]",
+        "{}",
+        "[[]]",
+        '"\\u0000"',
+        "1979-05-27",
+    ),
+    *(
+        "9" * 5_000,
+        "[" * 2_000 + "]" * 2_000,
+        '["x"]',
+        "{ a = 1 }",
+        '"' + "x" * 5_000,
+        "0xffffffff",
+    ),
+    *('"none"', '"../.."', "[1, 1]", "[99999999999999999999]", "''' \n '''", "{ tensor = 0 }"),
+)
+
+
+def bytes_of(rng: random.Random, content: bytes) -> bytes:
+    """Bytes that are flipped, lost, repeated, put in, or cut off."""
+    changed = bytearray(content)
+    for _ in range(rng.randint(1, 4)):
+        start = rng.randrange(len(changed) + 1)
+        end = min(len(changed), start + rng.choice((1, 1, 2, 8, 60, 500)))
+        how = rng.randrange(5)
+        if how == 0 and start < len(changed):
+            changed[start] ^= 1 << rng.randrange(8)
+        elif how == 1:
+            del changed[start:end]
+        elif how == 2:
+            changed[start:start] = changed[start:end] * rng.choice((1, 2, 50))
+        elif how == 3:
+            changed[start:start] = rng.choice(_BYTES)
+        elif how == 4 and rng.random() < 0.3:
+            del changed[start:]
+    return bytes(changed)
+
+
+def json_of(rng: random.Random, content: bytes) -> bytes:
+    """Values of a document that are lost, doubled, called otherwise, or of another kind."""
+    document = [copy.deepcopy(json.loads(content))]
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        places = list(_places(document))
+        if places:
+            _change(rng, *rng.choice(places))
+    text = json.dumps(document[0] if document else None)
+    for name, literal in _LITERALS.items():
+        text = text.replace(f'"{name}"', literal)
+    changed = text.encode()
+    return bytes_of(rng, changed) if rng.random() < 0.1 else changed
+
+
+def stream_of(rng: random.Random, content: bytes) -> bytes:
+    """Events that are lost, come twice or in another order, are wrong in themselves, or no end."""
+    events = content.split(b"\n\n")
+    for _ in range(rng.choice((1, 1, 2, 5))):
+        at, other = rng.randrange(len(events)), rng.randrange(len(events))
+        how = rng.randrange(8)
+        if how == 0 and len(events) > 1:
+            del events[at]
+        elif how == 1:
+            events[at:at] = [events[other]] * rng.choice((1, 1, 30))
+        elif how == 2:
+            events[at], events[other] = events[other], events[at]
+        elif how == 3:
+            events[at] = b'data: {"error": {"message": "no", "code": 500}}'
+        else:
+            events[at] = _event(rng, events[at])
+    whole = rng.choice((b"\n\n", b"\n\n", b"\n\n", b"\r\n\r\n", b"\n", b"")).join(events)
+    return bytes_of(rng, whole) if rng.random() < 0.2 else whole
+
+
+def page_of(rng: random.Random, content: bytes) -> bytes:
+    """Counters that are lost, doubled, renamed, have other labels, or count what can't be."""
+    lines = content.decode().splitlines()
+    spoken = [at for at, line in enumerate(lines) if "spec" in line or "request" in line]
+    for _ in range(rng.choice((1, 1, 3, 10))):
+        at = rng.choice(spoken)
+        line = lines[at]
+        lines[at] = rng.choice(
+            (
+                "",
+                f"{line}\n{line}",
+                line.replace("spec", "other"),
+                line.replace("_total", ""),
+                f"{line.rpartition(' ')[0]} {rng.choice(_VALUES)}",
+                f"{line.rpartition(' ')[0]} {rng.choice(_VALUES)}",
+                line.replace('position="', f'{rng.choice(_LABELS)},position="'),
+                line.replace("{", "{" + rng.choice(_LABELS) + ","),
+                line.replace("}", rng.choice(("", "}}", ",}", '"}'))),
+                line.replace('"', "", 1),
+            )
+        )
+    whole = "\n".join(lines).encode() + b"\n"
+    return bytes_of(rng, whole) if rng.random() < 0.2 else whole
+
+
+def rows_of(rng: random.Random, content: bytes) -> bytes:
+    """Rows of which some are wrong in themselves, lost or doubled."""
+    rows = content.splitlines()
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        at = rng.randrange(len(rows))
+        how = rng.randrange(6)
+        if how == 0:
+            rows[at:at] = [rng.choice(rows)]
+        elif how == 1:
+            rows[at] = rng.choice((b"", b"null", b"[]", b"{}", b"0", b'"x"', b"[" * 100_000))
+        else:
+            rows[at] = _json_or_bytes(rng, rows[at])
+    if rng.random() < 0.15:
+        return b"[" + b",".join(rows) + b"]"
+    whole = b"\n".join(rows)
+    return bytes_of(rng, whole) if rng.random() < 0.2 else whole
+
+
+def toml_of(rng: random.Random, content: bytes) -> bytes:
+    """Keys that are lost, doubled, called otherwise, or have another value; tables out of order."""
+    lines = content.decode().splitlines()
+    for _ in range(rng.choice((1, 1, 1, 2, 4))):
+        at = rng.randrange(len(lines))
+        key, equals, _ = lines[at].partition("=")
+        lines[at] = rng.choice(
+            (
+                "",
+                f"{lines[at]}\n{lines[at]}",
+                rng.choice(lines),
+                f"x{lines[at]}",
+                *[f"{key}={rng.choice(_TOML)}" if equals else lines[at]] * 6,
+            )
+        )
+    whole = "\n".join(lines).encode() + b"\n"
+    return bytes_of(rng, whole) if rng.random() < 0.2 else whole
+
+
+def cut(rng: random.Random, content: bytes) -> Iterator[bytes]:
+    """The pieces in which a network might bring it."""
+    at = 0
+    while at < len(content):
+        size = rng.choice((1, 7, 100, 5_000, 2**16))
+        yield content[at : at + size]
+        at += size
+
+
+_Holder = MutableMapping[Any, Any] | MutableSequence[Any]
+
+
+def _places(node: object) -> Iterator[tuple[_Holder, Any]]:
+    """Where a document's values are: what holds each, and its key or index there."""
+    if isinstance(node, dict | list):
+        for key in range(len(node)) if isinstance(node, list) else tuple(node):
+            yield node, key
+            yield from _places(node[key])
+
+
+def _change(rng: random.Random, holder: _Holder, key: Any) -> None:  # noqa: ANN401 - of either
+    how = rng.randrange(6)
+    if how == 0:
+        del holder[key]
+    elif how == 1 and isinstance(holder, dict):
+        holder[rng.choice(("", "x", f"{key} ", str(key).upper()))] = holder.pop(key)
+    elif how == 2 and isinstance(holder[key], list):
+        holder[key] = holder[key] * rng.choice((2, 2_000))
+    else:
+        holder[key] = copy.deepcopy(rng.choice(_ODD))
+
+
+def _event(rng: random.Random, event: bytes) -> bytes:
+    head, colon, data = event.partition(b":")
+    return head + colon + _json_or_bytes(rng, data)
+
+
+def _json_or_bytes(rng: random.Random, text: bytes) -> bytes:
+    try:
+        return json_of(rng, text)
+    except ValueError:
+        return bytes_of(rng, text)

@@ -1,0 +1,354 @@
+"""What servers said, with something wrong in it, ends in a named error or in a valid reading."""
+
+import asyncio
+import dataclasses
+import functools
+import itertools
+import json
+import math
+import random
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import msgspec
+
+from specreg.acceptance.checks import check_counters, check_requests
+from specreg.answers import read
+from specreg.attaching import _facts
+from specreg.dialects import DIALECTS
+from specreg.engines import engine_named
+from specreg.errors import AnswerError, InvalidMeasurementError
+from specreg.measurement import values_of
+from specreg.meter import read_acceptance
+from specreg.metrics import Replay
+from specreg.protocols import PROTOCOLS, Endpoint, Form
+from specreg.replay import replay_round
+from specreg.talk import Finished, new_client
+from specreg.trace import RequestTrace
+from tests.fuzz.mutations import (
+    Mutation,
+    bytes_of,
+    cut,
+    json_of,
+    page_of,
+    stream_of,
+)
+from tests.fuzz.trying import try_all
+from tests.unit import builders
+
+RECORDINGS = builders.ROOT / "fixtures/recordings"
+ONE = dataclasses.replace(builders.with_concurrency(1), output_cap_tokens=64)
+
+Read = Callable[[random.Random, bytes], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What a server said.
+
+    Attributes:
+        content: as it was recorded.
+        wrong: makes something wrong in it.
+        read: reads it as a run does.
+    """
+
+    content: bytes
+    wrong: Mutation
+    read: Read
+
+    def attempt(self, rng: random.Random) -> None:
+        """One case."""
+        self.read(rng, self.wrong(rng, self.content))
+
+
+class Wire(httpx.AsyncBaseTransport):
+    """Answers with some pieces."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self.pieces = pieces
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Begins them."""
+        await request.aread()
+        return httpx.Response(200, content=self._stream())
+
+    async def _stream(self) -> AsyncIterator[bytes]:
+        for piece in self.pieces:
+            yield piece
+
+
+def read_stream(
+    protocol: str, form: Form, rng: random.Random, content: bytes, *, stream: bool = True
+) -> None:
+    """Asks, keeps what came as a journal does, and makes figures of it."""
+    case = dataclasses.replace(ONE, form=form, stream=stream, request_timeout_s=10.0)
+    endpoint = Endpoint(base_url="http://scripted", model="toy", protocol=protocol)
+    kept: list[bytes] = []
+
+    def keep(finished: Finished) -> None:
+        kept.append(msgspec.json.encode(finished))
+        assert msgspec.json.decode(kept[-1], type=Finished) == finished
+
+    async def run() -> None:
+        wire = Wire(list(cut(rng, content)))
+        async with httpx.AsyncClient(transport=wire, base_url=endpoint.base_url) as client:
+            done = await replay_round(
+                case,
+                endpoint,
+                builders.PROMPTS[:1],
+                client=client,
+                clock=time.monotonic_ns,
+                record=keep,
+            )
+        assert len(kept) == 1
+        check_requests(done.traces)
+        check_trace(done.traces[0])
+        spec = dataclasses.replace(builders.SPEC, method="eagle3")
+        record = read_acceptance(spec, PROTOCOLS[protocol], done.traces, None, None)
+        values_of(case, Replay(rounds=(done,), control_rounds=(), acceptance=record))
+
+    asyncio.run(run())
+
+
+def check_trace(trace: RequestTrace) -> None:
+    """What passes for a request is one."""
+    assert trace.tokens == trace.usage_tokens
+    assert 0 <= trace.tokens < 2_000
+    assert len(trace.chunk_sizes) < 2_000
+
+
+def read_page(protocol: str, before: bytes, _: random.Random, page: bytes) -> None:
+    """Counters, and what they moved by."""
+    first = PROTOCOLS[protocol].parse_counters(before.decode())
+    last = PROTOCOLS[protocol].parse_counters(page.decode(errors="replace"))
+    msgspec.json.encode(dataclasses.asdict(check_counters(first, last)))
+
+
+def read_identity(engine: str, pages: dict[str, bytes], path: str, _: object, page: bytes) -> None:
+    """What a server is, held against what is asked for."""
+
+    def fetch(_: str, asked: str) -> bytes:
+        if asked not in pages:
+            raise AnswerError(f"HTTP 404 from {asked}", status=404)
+        return page if asked == path else pages[asked]
+
+    found = engine_named(engine).identify(fetch)
+    spec = dataclasses.replace(builders.SPEC, engine=engine)
+    wrong = [one for one in _facts(spec, "some/target", found) if one[1] != one[2]]
+    assert all(len(f"{one}") < 5_000 for one in wrong)
+    msgspec.json.encode(dataclasses.asdict(found))
+
+
+def read_ids(protocol: str, _: random.Random, answer: bytes) -> None:
+    """Ids, sent back as they would be asked on."""
+    found = DIALECTS[protocol].parse_transcript(answer, (1, 2))
+    asked = DIALECTS[protocol].score("toy", (*found.prompt, *found.output), found.output[:1])
+    msgspec.json.encode(asked.body)
+
+
+def read_scores(candidate: int, _: random.Random, answer: bytes) -> None:
+    """How likely a token is."""
+    (score,) = DIALECTS["vllm"].parse_scores(answer, (candidate,))
+    assert math.isfinite(score)
+
+
+def read_export(_: random.Random, line: bytes) -> None:
+    """A file that a server wrote."""
+    PROTOCOLS["sglang"].parse_export(line.splitlines())
+
+
+def read_http(rng: random.Random, content: bytes) -> None:
+    """Bytes that are HTTP, or nearly, over a connection: asked once, or as a measured request."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(2**16)
+        writer.write(content)
+        writer.close()
+
+    async def run() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        endpoint = Endpoint(base_url=f"http://127.0.0.1:{port}", model="toy", protocol="vllm")
+        try:
+            if rng.random() < 0.5:
+                async with httpx.AsyncClient(base_url=endpoint.base_url) as client:
+                    (await read(client, "GET", "/v1/models", within_s=5.0)).good()
+            else:
+                async with new_client(endpoint, connections=1) as client:
+                    done = await replay_round(
+                        dataclasses.replace(ONE, request_timeout_s=5.0),
+                        endpoint,
+                        builders.PROMPTS[:1],
+                        client=client,
+                        clock=time.monotonic_ns,
+                    )
+                check_requests(done.traces)
+                check_trace(done.traces[0])
+        finally:
+            server.close()
+
+    asyncio.run(run())
+
+
+def recorded(path: str) -> bytes:
+    """What a real server said."""
+    return (RECORDINGS / path).read_bytes()
+
+
+def streams() -> Iterable[Said]:
+    """Answers to prompts."""
+    spoken = (
+        *(
+            ("vllm", form, path)
+            for form, name in ((Form.CHAT, "chat"), (Form.COMPLETIONS, "comp"))
+            for path in RECORDINGS.glob(f"vllm/*/{name}_stream*.txt")
+        ),
+        ("sglang", Form.CHAT, "sglang/0.5.23/chat_stream.txt"),
+        ("sglang", Form.COMPLETIONS, "sglang/0.5.23/generate_stream.txt"),
+        ("tensorrt_llm", Form.CHAT, "sglang/0.5.23/chat_stream.txt"),
+        ("tensorrt_llm", Form.COMPLETIONS, "sglang/0.5.23/comp_stream.txt"),
+        ("triton", Form.COMPLETIONS, "triton/2.51.0/generate_stream.txt"),
+        ("reference", Form.CHAT, "reference/5.19.0/chat_stream.txt"),
+    )
+    for protocol, form, path in spoken:
+        content = recorded(str(path))
+        yield Said(
+            content=content, wrong=stream_of, read=functools.partial(read_stream, protocol, form)
+        )
+    whole = functools.partial(read_stream, "triton", Form.COMPLETIONS, stream=False)
+    yield Said(content=recorded("triton/2.51.0/generate.json"), wrong=json_of, read=whole)
+
+
+_TRTLLM = b"".join(
+    b'trtllm_spec_decode_%b_tokens_total{token_position="%d"} %d.0\n' % (what, at, 20 - at)
+    for what in (b"drafted", b"accepted")
+    for at in range(3)
+)
+
+
+def pages() -> Iterable[Said]:
+    """Counters."""
+    for folder in (*sorted(RECORDINGS.glob("vllm/*")), RECORDINGS / "sglang/0.5.23"):
+        before = (folder / "metrics_before.txt").read_bytes()
+        reading = functools.partial(read_page, folder.parent.name, before)
+        yield Said(content=(folder / "metrics.txt").read_bytes(), wrong=page_of, read=reading)
+    page = b"trtllm_request_success_total 1.0\n" + _TRTLLM
+    yield Said(
+        content=page,
+        wrong=page_of,
+        read=functools.partial(read_page, "tensorrt_llm", b"trtllm_request_success_total 0.0\n"),
+    )
+
+
+def identities() -> Iterable[Said]:
+    """What servers say of themselves."""
+    openai = {"/version": b'{"version": "1.3.0"}'}
+    by_engine = {
+        "vllm": openai
+        | {
+            "/v1/models": recorded("vllm/0.32.0/models.json"),
+            "/metrics": recorded("vllm/0.32.0/metrics.txt"),
+        },
+        "sglang": {
+            "/v1/models": recorded("sglang/0.5.23/models.json"),
+            "/server_info": recorded("sglang/0.5.23/server_info.json"),
+        },
+        "tensorrt_llm": openai
+        | {"/v1/models": b'{"data": [{"id": "toy", "owned_by": "tensorrt_llm"}]}'},
+        "triton": {
+            "/v2": recorded("triton/2.51.0/server.json"),
+            "/v2/repository/index": b'[{"name": "toy", "version": "1", "state": "READY"}]',
+            "/v2/models/toy/config": b'{"name": "toy", "platform": "", "backend": "vllm"}',
+        },
+    }
+    for engine, said in by_engine.items():
+        for path, page in said.items():
+            if path != "/metrics":
+                reading = functools.partial(read_identity, engine, said, path)
+                yield Said(content=page, wrong=json_of, read=reading)
+
+
+def asked_in_ids() -> Iterable[Said]:
+    """Answers without a stream, and what is written to a file."""
+    for protocol, name in (
+        ("vllm", "vllm/0.32.0/completion.json"),
+        ("sglang", "sglang/0.5.23/generate.json"),
+    ):
+        reading = functools.partial(read_ids, protocol)
+        yield Said(content=recorded(name), wrong=json_of, read=reading)
+    scores = recorded("vllm/0.32.0/scores.json")
+    candidate = int(re.findall(rb"token_id:(\d+)", scores)[0])
+    yield Said(content=scores, wrong=json_of, read=functools.partial(read_scores, candidate))
+    line = json.dumps(json.loads(recorded("sglang/0.5.23/generate.json"))["meta_info"]).encode()
+    yield Said(content=line, wrong=json_of, read=read_export)
+
+
+def connections() -> Iterable[Said]:
+    """Whole answers, head and body."""
+    models = recorded("vllm/0.32.0/models.json")
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    yield Said(content=head % len(models) + models, wrong=_http_of, read=read_http)
+    stream = recorded("vllm/0.32.0/chat_stream_usage.txt")
+    chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    body = b"".join(b"%x\r\n%b\r\n" % (len(one), one) for one in (stream[:900], stream[900:]))
+    yield Said(content=chunked + body + b"0\r\n\r\n", wrong=_http_of, read=read_http)
+
+
+_HEADS = (
+    *(
+        b"HTTP/1.1 99999 OK\r\n",
+        b"HTTP/9.9 200 OK\r\n",
+        b"SSH-2.0-OpenSSH_9.6\r\n",
+        b"\x16\x03\x01",
+    ),
+    *(b"X: " + b"x" * 70_000 + b"\r\n", b"Content-Length: -1\r\n", b"Content-Length: x\r\n"),
+    *(b"Content-Encoding: gzip\r\n", b"Transfer-Encoding: gzip\r\n", b"Content-Length: 9\r\n"),
+    *(b"Location: http://[\r\n", b"Set-Cookie: \xff\r\n", b"X\r\n", b"HTTP/1.1 301 x\r\n", b""),
+)
+
+
+def _http_of(rng: random.Random, content: bytes) -> bytes:
+    if rng.random() < 0.4:
+        return bytes_of(rng, content)
+    status, rest = content.split(b"\r\n", 1)
+    odd = rng.choice(_HEADS)
+    return odd + rest if odd.startswith(b"HTTP") else status + b"\r\n" + odd + rest
+
+
+KINDS = tuple(tuple(kind()) for kind in (streams, pages, identities, asked_in_ids, connections))
+
+
+SILENT = {"ACCEPTANCE_MISSING", "USAGE_MISSING", "CHUNKS_MERGED"}
+"""What is said of acceptance where a recording doesn't tell it, once all of it has been read."""
+
+
+def is_read(said: Said) -> bool:
+    """Whether it is, as far as it says something."""
+    try:
+        said.read(random.Random(0), said.content)  # noqa: S311 - no secret
+    except InvalidMeasurementError as error:
+        return error.reason in SILENT
+    return True
+
+
+def test_what_is_sound_is_read() -> None:
+    """Else no case would get as far as what is wrong in it."""
+    for said in itertools.chain(*KINDS):
+        assert is_read(said), said.content
+
+
+def test_any_answer_ends_in_words_or_in_a_reading(numbers: range) -> None:
+    def attempt(rng: random.Random) -> None:
+        rng.choice(rng.choice(KINDS)).attempt(rng)
+
+    try_all(numbers, attempt)
+
+
+def test_recordings_are_all_there() -> None:
+    assert {Path(folder).name for folder in RECORDINGS.iterdir() if folder.is_dir()} >= {
+        *PROTOCOLS
+    } - {"tensorrt_llm"}

@@ -1,0 +1,190 @@
+"""Files with something wrong in them end in a named error or in a valid reading."""
+
+import functools
+import itertools
+import random
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from specreg.baseline import (
+    load_acceptance,
+    load_baseline,
+    load_launches,
+    load_table,
+    parse_baseline,
+    render_baseline,
+)
+from specreg.datasets import Wanted, dataset_named
+from specreg.datasets._dataset import prompts_sha256
+from specreg.datasets._prepared import prompts_path, record_path
+from specreg.errors import DatasetError, OutdatedBaselineError
+from specreg.forms import FORMS, RowForm
+from specreg.matrix import load_tier
+from specreg.metrics import METRICS, check_tolerances
+from specreg.model_code import check_model_code
+from specreg.preparing import Preparation, prepare
+from specreg.prompts import interleaved
+from specreg.published import load_published
+from tests.fuzz.mutations import Mutation, bytes_of, json_of, rows_of, toml_of
+from tests.fuzz.trying import try_all
+from tests.unit import builders
+
+BASELINES = builders.ROOT / "baselines"
+MATRIX = builders.ROOT / "fixtures/matrix"
+PAIRS = builders.ROOT / "fixtures/models/pairs.toml"
+TOY = builders.ROOT / "fixtures/prompts/toy.jsonl"
+
+Read = Callable[[Path, bytes], object]
+"""A folder of one's own and a file's content in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class File:
+    """A file.
+
+    Attributes:
+        content: as it is.
+        wrong: makes something wrong in it.
+        read: reads it as a run does.
+    """
+
+    content: bytes
+    wrong: Mutation
+    read: Read
+
+
+def read_baseline(folder: Path, content: bytes) -> None:
+    """Loads it, and reckons with it."""
+    path = folder / "case.json"
+    path.write_bytes(content)
+    load_launches(folder)
+    try:
+        baseline = load_baseline(path)
+    except OutdatedBaselineError:
+        return
+    assert baseline is not None
+    for metric in METRICS.values():
+        baseline.launch_values(metric)
+        baseline.acceptance_value(metric)
+    if baseline.acceptance is not None:
+        load_table(baseline.acceptance)
+        load_acceptance(baseline.acceptance)
+    assert parse_baseline(render_baseline(baseline).encode(), path) == baseline
+
+
+def read_published(folder: Path, content: bytes) -> None:
+    """Loads it."""
+    (folder / "published").mkdir(exist_ok=True)
+    (folder / "published/one.json").write_bytes(content)
+    load_published(folder)
+
+
+def read_tier(folder: Path, content: bytes, *, pairs: bytes | None = None) -> None:
+    """Loads it, and asks its cases what anybody asks them."""
+    for name in ("matrix", "models"):
+        (folder / name).mkdir(exist_ok=True)
+    (folder / "models/pairs.toml").write_bytes(PAIRS.read_bytes() if pairs is None else pairs)
+    (folder / "matrix/one.toml").write_bytes(content)
+    tier = load_tier(folder / "matrix", "one")
+    tier.unmet((80.0, 80.0))
+    tier.gpus_used((80.0,))
+    for case in tier.cases:
+        check_tolerances(case, tier.places[case.id])
+        assert case.id
+        assert str(case.needs)
+        check_model_code(builders.ROOT, case.server)
+
+
+def read_pairs(folder: Path, content: bytes) -> None:
+    """Those of a tier that names them."""
+    read_tier(folder, (MATRIX / "gpu.toml").read_bytes(), pairs=content)
+
+
+def read_prompts(form: RowForm, name: str, folder: Path, content: bytes) -> None:
+    """Loads it, and replays nothing of it."""
+    path = folder / name
+    path.write_bytes(content)
+    loaded = form.load(path)
+    assert loaded.prompts
+    prompts_sha256(interleaved(loaded.prompts))
+
+
+def read_record(folder: Path, content: bytes) -> None:
+    """What `specreg prepare` wrote beside the prompts."""
+    shutil.copyfile(TOY, prompts_path(folder, "gsm8k"))
+    record_path(folder, "gsm8k").write_bytes(content)
+    dataset_named("gsm8k").load_prompts(
+        Wanted(root=builders.ROOT, vocabulary=lambda: 1, data_dir=folder)
+    )
+
+
+def baselines() -> Iterable[File]:
+    """What was recorded, and published."""
+    for path in sorted(BASELINES.glob("cpu-*/*.json")):
+        yield File(content=path.read_bytes(), wrong=json_of, read=read_baseline)
+    for path in sorted(BASELINES.glob("published/*.json")):
+        yield File(content=path.read_bytes(), wrong=json_of, read=read_published)
+
+
+def matrices() -> Iterable[File]:
+    """Tiers, and their model pairs."""
+    for path in sorted(MATRIX.glob("*.toml")):
+        yield File(content=path.read_bytes(), wrong=toml_of, read=read_tier)
+    yield File(content=PAIRS.read_bytes(), wrong=toml_of, read=read_pairs)
+
+
+def datasets(folder: Path) -> Iterable[File]:
+    """Prompts in each form, and the record of a prepared set."""
+    toy = FORMS["specreg"].load(TOY).prompts[:20]
+    for form, name in itertools.product(FORMS.values(), ("rows.jsonl", "rows.json")):
+        path = folder / f"{form.name}-{name}"
+        try:
+            form.record(path, toy)
+        except (DatasetError, NotImplementedError):  # that can only be read
+            continue
+        wrong = rows_of if name == "rows.jsonl" else json_of
+        reading = functools.partial(read_prompts, form, name)
+        yield File(content=path.read_bytes(), wrong=wrong, read=reading)
+    parquet = folder / "rows.parquet"
+    rows = [{"question": one.turns[0], "answer": "no"} for one in toy]
+    pq.write_table(pa.Table.from_pylist(rows), parquet)
+    reading = functools.partial(read_prompts, FORMS["gsm8k"], "rows.parquet")
+    yield File(content=parquet.read_bytes(), wrong=bytes_of, read=reading)
+    given = folder / "gsm8k.jsonl"
+    FORMS["gsm8k"].record(given, toy)
+    asked = Preparation(data_dir=folder / "data", given=given, part=True, show=lambda _: None)
+    prepare(dataset_named("gsm8k"), asked)
+    record = record_path(folder / "data", "gsm8k").read_bytes()
+    yield File(content=record, wrong=json_of, read=read_record)
+
+
+@pytest.fixture(scope="session")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[File, ...], ...]:
+    """All files, by what they are."""
+    folder = tmp_path_factory.mktemp("sound")
+    return tuple(baselines()), tuple(matrices()), tuple(datasets(folder))
+
+
+def test_what_is_sound_is_read(kinds: tuple[tuple[File, ...], ...], tmp_path: Path) -> None:
+    """Else no case would get as far as what is wrong in it."""
+    for number, file in enumerate(itertools.chain(*kinds)):
+        if file.read is not read_record:  # its prompts are others
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            file.read(folder, file.content)
+
+
+def test_any_file_ends_in_words_or_in_a_reading(
+    numbers: range, kinds: tuple[tuple[File, ...], ...], tmp_path: Path
+) -> None:
+    def attempt(rng: random.Random) -> None:
+        file = rng.choice(rng.choice(kinds))
+        file.read(tmp_path, file.wrong(rng, file.content))
+
+    try_all(numbers, attempt)
