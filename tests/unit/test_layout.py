@@ -53,6 +53,7 @@ ORDER = (
     ("closing", "reporting"),
     ("report",),
     ("gate",),
+    ("soak",),
     ("options", "cli"),
     ("plugin", "__main__"),
 )
