@@ -18,11 +18,13 @@ from specreg.cli.options import (
     tier_of,
 )
 from specreg.errors import SpecregError
-from specreg.soak.opening import Opened, Request, open_soak
+from specreg.soak.opening import Opened, Request, first_speculating, open_soak
 
 
 def soak(  # noqa: PLR0913, PLR0917 - an option each
-    case: Annotated[str, typer.Argument(help="its id, e.g. vllm-eagle3-tiny-toy-c4")],
+    case: Annotated[
+        str, typer.Argument(help="its id; else the tier's first that speculates")
+    ] = "",
     minutes: Annotated[float, typer.Option(help="how long to keep it under load", min=0.1)] = 10.0,
     engine: Annotated[
         str, typer.Option(help="vllm==0.31.0, a wheel, a git checkout, an interpreter, …")
@@ -54,7 +56,7 @@ def soak(  # noqa: PLR0913, PLR0917 - an option each
         found = tier_of(root / matrix, tier)
         asked = Request(
             tier=found,
-            case=case_of(found, case),
+            case=case_of(found, case) if case else first_speculating(found),
             engine=engine,
             minutes=minutes,
             prompts=prompts,

@@ -96,8 +96,8 @@ class Opened:
         soak = self.soak
         drifts = soak.look(Look.LAST)
         soak.journal.write(*(line_of(drift, soak.passed_s) for drift in drifts))
-        table = render_soak(drifts, soak.alarms, width=width, color=color)
-        if soak.alarms:
+        table = render_soak(drifts, soak.alarms_s, width=width, color=color)
+        if soak.alarms_s:
             return table, _DRIFTS_STATUS
         steady = all(drift.state is State.STEADY for drift in drifts)
         return table, _STEADY_STATUS if steady else _UNTOLD_STATUS
@@ -139,3 +139,18 @@ def open_soak(asked: Request) -> Opened:
         show=asked.show,
     )
     return Opened(request=asked, source=source, soak=soak)
+
+
+def first_speculating(tier: Tier) -> Case:
+    """The first case of a tier that speculates and fits this machine.
+
+    Raises:
+        UnsupportedError: it has none.
+    """
+    unmet = tier.unmet(find_gpus().memory_gib)
+    fitting = (case for case in tier.cases if case.speculates and case.id not in unmet)
+    found = next(fitting, None)
+    if found is None:
+        message = f"tier '{tier.name}': no case that speculates fits this machine; name a case"
+        raise UnsupportedError(message)
+    return found

@@ -41,7 +41,7 @@ class Soak:
         journal: gets each block as it ends, and each alarm.
         show: is told what goes on.
         clock: monotonic, in nanoseconds.
-        blocks: so far; alarms: by figure, after how many seconds a look first showed its drift.
+        blocks: so far; alarms_s: by figure, after how many seconds a look first showed its drift.
     """
 
     case: Case
@@ -53,7 +53,7 @@ class Soak:
     show: Callable[[str], None]
     clock: Clock = time.monotonic_ns
     blocks: list[Block] = field(default_factory=list)
-    alarms: dict[str, float] = field(default_factory=dict)
+    alarms_s: dict[str, float] = field(default_factory=dict)
 
     def run(self, server: StartedServer, prompts: Sequence[Prompt]) -> None:
         """Block after block, until the time is over.
@@ -94,8 +94,8 @@ class Soak:
         """The same; of what drifts the alarm is raised, once each."""
         drifts = self.drifts(look)
         for drift in drifts:
-            if drift.state is State.DRIFTS and drift.watched.name not in self.alarms:
-                self.alarms[drift.watched.name] = self.passed_s
+            if drift.state is State.DRIFTS and drift.watched.name not in self.alarms_s:
+                self.alarms_s[drift.watched.name] = self.passed_s
                 self.journal.write(line_of(drift, self.passed_s))
                 self.show(f"after {self.passed_s / 60:.1f} min: {render_drift(drift)}")
         return drifts
