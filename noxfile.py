@@ -1,5 +1,6 @@
 """The commands of the project; each does its own set-up and keeps it for the next time."""
 
+import itertools
 import os
 import shutil
 from collections.abc import Sequence
@@ -13,22 +14,27 @@ nox.options.sessions = ["tests"]
 
 _PROJECT = nox.project.load_toml("pyproject.toml")
 _EXTRAS = _PROJECT["project"]["optional-dependencies"]
-_LOCK = "constraints.txt"
-_LOCKED_EXTRAS = ("changes", "datasets", "report")
-"""What sessions install; engines have environments of their own."""
+_LOCK, _LOCK_WITH_CHANGES = "constraints.txt", "constraints-changes.txt"
+_LOCKED = {
+    _LOCK: (_PROJECT["dependency-groups"], ("datasets", "report")),
+    # Otava holds numpy back, and with it would hold all others.
+    _LOCK_WITH_CHANGES: (("exports",), ("changes", "datasets", "report")),
+}
+"""By file the groups and extras that it holds; engines have environments of their own."""
 
 
 def _install(
     session: nox.Session, *groups: str, extras: Sequence[str] = (), project: bool = True
 ) -> None:
-    """What the project, the groups and the extras need, as `constraints.txt` has it.
+    """What the project, the groups and the extras need, as they are locked.
 
     What is fetched must have a checksum that stands there. The project itself runs from its folder.
     Installing it too would build it anew each time; so the second run installs nothing.
     """
     needed = _PROJECT["project"]["dependencies"] if project else []
     needed = [*needed, *nox.project.dependency_groups(_PROJECT, *groups)]
-    session.install("-c", _LOCK, *needed, *(one for extra in extras for one in _EXTRAS[extra]))
+    needed += [one for extra in extras for one in _EXTRAS[extra]]
+    session.install("-c", _LOCK_WITH_CHANGES if "changes" in extras else _LOCK, *needed)
 
 
 def _pytest(session: nox.Session, *arguments: str) -> None:
@@ -81,26 +87,28 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def lock(session: nox.Session) -> None:
-    """Writes constraints.txt anew: what sessions install, with checksums. `-- --upgrade` for newer.
+    """Writes the locks anew: what sessions install, with checksums. `-- --upgrade` for newer.
 
     For every Python that is supported; what stands there and still fits is kept. Where it came from
     isn't written, so that a mirror does.
     """
     _install(session)
-    groups = [part for name in _PROJECT["dependency-groups"] for part in ("--group", name)]
-    extras = [part for name in _LOCKED_EXTRAS for part in ("--extra", name)]
-    session.run(
-        *("uv", "pip", "compile", "pyproject.toml", *groups, *extras, "--output-file", _LOCK),
-        *("--universal", "--python-version", "3.11", "--generate-hashes", "--no-annotate"),
-        *("--custom-compile-command", "nox -s lock", "--quiet", *session.posargs),
-    )
+    for path, (groups, extras) in _LOCKED.items():
+        parts = [("--group", name) for name in groups] + [("--extra", name) for name in extras]
+        session.run(
+            *("uv", "pip", "compile", "pyproject.toml", "--output-file", path, "--quiet"),
+            *itertools.chain.from_iterable(parts),
+            *("--universal", "--python-version", "3.11", "--generate-hashes", "--no-annotate"),
+            *("--custom-compile-command", "nox -s lock", *session.posargs),
+        )
 
 
 @nox.session
 def audit(session: nox.Session) -> None:
-    """Looks constraints.txt up among the known vulnerabilities; red where nobody says, too."""
+    """Looks what is locked up among the known vulnerabilities; red where nobody says, too."""
     _install(session, "audit", project=False)
-    session.run("python", ".ci/audit.py", _LOCK, *session.posargs)
+    for path in _LOCKED:
+        session.run("python", ".ci/audit.py", path, *session.posargs)
 
 
 @nox.session
