@@ -1,6 +1,6 @@
 """What each block of a soak measured, and the figures that are watched in them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -57,10 +57,10 @@ class Watched:
     origin: float = 0.0
     metric: str = ""
 
-    @property
-    def value_of(self) -> Callable[[Block], float | None]:
+    def value_of(self, block: Block) -> float | None:
         """Of a block; None where it has none."""
-        return lambda block: getattr(block, self.name)
+        found: float | None = getattr(block, self.name)
+        return found
 
     def tolerance_frac(self, case: Case) -> float:
         """The loss in an hour that is still fine, relative."""

@@ -98,7 +98,7 @@ class Drift:
         its ends lie further apart, and each mean is of more.
         """
         if self.change is None:
-            return self.judged_s * PARTS / max(self.blocks, 1) / (1 - LEAD_IN_FRAC) / 60
+            return None
         room = self.tolerance_frac + self.change_frac
         if room <= 0:
             return None

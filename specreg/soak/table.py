@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specreg.report.terminal import NOTHING, render_table
-from specreg.soak.drift import Drift, State
+from specreg.soak.drift import PARTS, Drift, State
 
 _STYLES = {State.STEADY: "green", State.DRIFTS: "red", State.UNTOLD: "yellow"}
 _COLUMNS = ("at first", "at last", "change/h", "interval/h", "tolerance/h", "alarm after")
@@ -56,6 +56,10 @@ def render_drift(drift: Drift) -> str:
             f" after {_hours(drift.lost_after_h)}; look at the server's log for what grows or fills"
         )
     why = f"{title}: no telling from {drift.blocks} blocks"
+    if drift.blocks < PARTS:
+        return f"{why}, {PARTS} are needed; soak longer, or with fewer --prompts"
+    if drift.change is None:
+        return f"{title}: it is never beyond {drift.watched.origin:g}; there is nothing to lose"
     if drift.needed_min is None:
         return f"{why}; soak longer"
     return f"{why}; soak for {math.ceil(drift.needed_min)} minutes or more"

@@ -186,11 +186,13 @@ def test_noise_that_could_hide_a_loss_leaves_no_telling_and_says_how_long_would(
 def test_with_too_few_blocks_there_is_no_telling(blocks: int) -> None:
     found = drift(np.full(blocks, 3.0))
     assert (found.state, found.change) == (State.UNTOLD, None)
-    assert f"no telling from {found.blocks} blocks" in render_drift(found)
+    assert f"no telling from {found.blocks} blocks, 8 are needed; soak longer" in render_drift(found)
 
 
 def test_what_accepts_nothing_has_nothing_to_lose_and_is_not_called_steady() -> None:
-    assert drift(np.ones(BLOCKS)).state is State.UNTOLD
+    found = drift(np.ones(BLOCKS))
+    assert found.state is State.UNTOLD
+    assert render_drift(found).endswith("it is never beyond 1; there is nothing to lose")
 
 
 def test_the_tolerance_is_that_of_the_case_and_a_twentieth_of_memory() -> None:
