@@ -24,7 +24,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.faults.running import Hurt
+from tests.faults.running import ROOT, Hurt
 from tests.scripted.vllm.script import Script
 
 MOST_GROWTH_FRAC = 0.05
@@ -157,6 +157,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         hurt = Hurt(folder=Path(folder), script=Script(step_ms=0.5))
         os.environ.update(hurt.environment())
+        os.chdir(ROOT)
         tempfile.tempdir = str(hurt.temporary)
         run_suite(hurt, "--update-baselines", "--reason=soak", "--specreg-launches=2")
         samples = soak(hurt, minutes)

@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from specreg.baseline import (
@@ -35,7 +36,7 @@ HOT = dataclasses.replace(
     GPU, throttle=(Throttle(0x20),), temperature_c=92, sm_clock_mhz=1_200
 )
 SLOW = dataclasses.replace(GPU, sm_clock_mhz=1_500)
-RECORD = ("-k", "toy-c1", "--update-baselines", "--reason", "test", "--specreg-launches=2")
+RECORD = ("-k", "toy-c1", "--update-baselines", "--reason", "test", "--specreg-launches=1")
 
 
 @pytest.fixture
@@ -139,6 +140,7 @@ def test_row_19_a_gpu_at_a_lower_clock(run: Hurt) -> None:
 
 
 SOAK_MIN = 0.5
+BUSY = Script(step_ms=1.0)
 FINE = "--tolerance=5"
 """In an hour; half a minute makes much of little, a Python server's own memory for instance."""
 
@@ -146,7 +148,7 @@ FINE = "--tolerance=5"
 @pytest.fixture
 def soak(tmp_path: Path) -> Hurt:
     """A soak of the scripted server, without a GPU."""
-    return Hurt(folder=tmp_path, script=Script(step_ms=2.0))
+    return Hurt(folder=tmp_path, script=BUSY)
 
 
 def drifts_of(soak: Hurt) -> dict[str, Drifted]:
@@ -158,8 +160,9 @@ def drifts_of(soak: Hurt) -> dict[str, Drifted]:
 def test_row_23_acceptance_that_falls_slowly(soak: Hurt) -> None:
     """By a hundredth of what it was in each second; the soak ends at two thirds of it."""
     fall_frac = 0.01
-    soak.script = Script(step_ms=2.0, falls_per_s_frac=fall_frac)
-    with soak.start_soak(f"--minutes={SOAK_MIN}", FINE) as soaking:
+    soak.script = msgspec.structs.replace(BUSY, falls_per_s_frac=fall_frac)
+    # Twenty prompts, so that each eighth of the soak loses many steps and not one or none.
+    with soak.start_soak(f"--minutes={SOAK_MIN}", "--prompts=20", FINE) as soaking:
         output, _ = soaking.communicate(timeout=120)
     assert soaking.returncode == 1, output
     drift = drifts_of(soak)["acceptance_length_tokens"]
@@ -185,8 +188,8 @@ def test_row_23_acceptance_that_falls_slowly(soak: Hurt) -> None:
 @pytest.mark.parametrize(
     ("worse", "figure"),
     [
-        (Script(step_ms=2.0, slows_per_s_frac=0.05), "step_ms"),
-        (Script(step_ms=2.0, leak_bytes=400_000), "memory_bytes"),
+        (msgspec.structs.replace(BUSY, slows_per_s_frac=0.05), "step_ms"),
+        (msgspec.structs.replace(BUSY, leak_bytes=400_000), "memory_bytes"),
     ],
     ids=["step time", "memory"],
 )

@@ -20,12 +20,10 @@ from specreg.soak.table import render_drift, render_soak
 from tests.unit import builders
 
 LENGTH, STEP = WATCHED["acceptance_length_tokens"], WATCHED["step_ms"]
-MEMORY = WATCHED["memory_bytes"]
 BLOCKS = 100
 LENGTH_S = 3600.0
 LEAD_IN_S = 360.0
 SOAKS = 1000
-FIGURES = 3
 
 Values = NDArray[np.float64]
 
