@@ -22,9 +22,7 @@ from specreg.soak.opening import Opened, Request, first_speculating, open_soak
 
 
 def soak(  # noqa: PLR0913, PLR0917 - an option each
-    case: Annotated[
-        str, typer.Argument(help="its id; else the tier's first that speculates")
-    ] = "",
+    case: Annotated[str, typer.Argument(help="its id; else the tier's first that speculates")] = "",
     minutes: Annotated[float, typer.Option(help="how long to keep it under load", min=0.1)] = 10.0,
     engine: Annotated[
         str, typer.Option(help="vllm==0.31.0, a wheel, a git checkout, an interpreter, …")
@@ -35,7 +33,9 @@ def soak(  # noqa: PLR0913, PLR0917 - an option each
     ] = None,
     tolerance: Annotated[
         float | None,
-        typer.Option(help="the loss in an hour that is fine, as a fraction; else the case's", min=0),
+        typer.Option(
+            help="the loss in an hour that is fine, as a fraction; else the case's", min=0
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="where soak.jsonl and the log go")] = None,
     ready_within_s: Annotated[

@@ -31,7 +31,7 @@ MOST_GROWTH_FRAC = 0.05
 LEAD_IN_FRAC = 0.1
 """Of the runs; caches fill then."""
 _PARTS = 10
-"""What is held against one another are the means of the first and the last tenth after the lead-in."""
+"""Held against one another are the means of the first and the last tenth after the lead-in."""
 _FEWEST_RUNS = 20
 _EVERY_S = 60.0
 _JUDGED = {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, 10}

@@ -33,9 +33,7 @@ from tests.scripted.vllm.script import Script
 from tests.unit import builders
 
 GPU = ScriptedGpu(uuid="GPU-a", memory_used_bytes=2**29)
-HOT = dataclasses.replace(
-    GPU, throttle=(Throttle(0x20),), temperature_c=92, sm_clock_mhz=1_200
-)
+HOT = dataclasses.replace(GPU, throttle=(Throttle(0x20),), temperature_c=92, sm_clock_mhz=1_200)
 SLOW = dataclasses.replace(GPU, sm_clock_mhz=1_500)
 RECORD = ("-k", "toy-c1", "--update-baselines", "--reason", "test", "--specreg-launches=1")
 

@@ -184,7 +184,8 @@ def test_noise_that_could_hide_a_loss_leaves_no_telling_and_says_how_long_would(
 def test_with_too_few_blocks_there_is_no_telling(blocks: int) -> None:
     found = drift(np.full(blocks, 3.0))
     assert (found.state, found.change) == (State.UNTOLD, None)
-    assert f"no telling from {found.blocks} blocks, 8 are needed; soak longer" in render_drift(found)
+    said = render_drift(found)
+    assert f"no telling from {found.blocks} blocks, 8 are needed; soak longer" in said
 
 
 def test_what_accepts_nothing_has_nothing_to_lose_and_is_not_called_steady() -> None:
@@ -257,7 +258,8 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
 def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     journal = Journal(path=tmp_path / "file" / "soak.jsonl")
-    with pytest.raises(SpecregError, match=r"soak '.*soak.jsonl': .*; make room or mend its rights"):
+    said = r"soak '.*soak.jsonl': .*; make room or mend its rights"
+    with pytest.raises(SpecregError, match=said):
         journal.write(blocks_of(fallen(0.1))[0])
 
 
@@ -268,9 +270,8 @@ def shown(lengths: Values, alarms: dict[str, float]) -> Iterator[str]:
 
 def test_the_table_says_slope_interval_and_alarm() -> None:
     head, row, said = shown(fallen(0.3), {"acceptance_length_tokens": 726.0})
-    assert head.split() == (
-        "figure at first at last change/h interval/h tolerance/h alarm after state".split()
-    )
+    titles = "figure at first at last change/h interval/h tolerance/h alarm after state"
+    assert " ".join(head.split()) == titles
     assert "12.1 min" in row
     assert "DRIFTS" in row
     assert said.startswith("acceptance length: worse by 31.")
@@ -309,6 +310,8 @@ def test_a_folder_that_holds_a_soak_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "soak.jsonl").read_text() == "kept"
 
 
-@pytest.mark.parametrize("arguments", [("--minutes", "0"), ("--prompts", "0"), ("--tolerance", "-1")])
+@pytest.mark.parametrize(
+    "arguments", [("--minutes", "0"), ("--prompts", "0"), ("--tolerance", "-1")]
+)
 def test_what_is_no_length_is_refused(arguments: tuple[str, ...]) -> None:
     assert CliRunner().invoke(app, ("soak", *IN_ROOT, CASE, *arguments)).exit_code == 2
