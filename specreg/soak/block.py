@@ -20,8 +20,9 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=T
         at_s: its middle, counted from the first block's start; lasted_s: how long it took.
         requests: that ended.
         acceptance_length_tokens: per step; None without speculation, or without a step.
-        step_ms: the median time between two chunks of a request; None where no request had two,
-            or where the client was late, which `client_late` says.
+        step_ms: the mean time between two chunks of a request, which chunks that are read at once
+            leave as it is; None where no request had two, or the client was late, which
+            `client_late` says.
         memory_bytes: what the server's processes hold of the machine's memory.
         gpu_memory_bytes: of its GPUs'; None without one, or where nobody says.
     """

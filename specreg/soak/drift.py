@@ -103,7 +103,8 @@ class Drift:
         if room <= 0:
             return None
         reach = self.change_frac - self.low_frac
-        return self.judged_s / (1 - LEAD_IN_FRAC) / 60 * max(reach / room, 1.0) ** (2 / 3)
+        longer = math.pow(max(reach / room, 1.0), 2 / 3)
+        return self.judged_s / (1 - LEAD_IN_FRAC) / 60 * longer
 
 
 def drift_of(

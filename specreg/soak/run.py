@@ -154,7 +154,7 @@ class Soak:
             lasted_s=(done.ended_ns - done.started_ns) / _NS_PER_S,
             requests=len(done.traces),
             acceptance_length_tokens=found.total.acceptance_length if found else None,
-            step_ms=done.gaps.quantile_ns(0.5) / 1e6 if timed else None,
+            step_ms=done.gaps.total_ns / done.gaps.size / 1e6 if timed else None,
             memory_bytes=resident_bytes(server.process) or None,
             gpu_memory_bytes=gpu_bytes,
             client_late=late,

@@ -5,6 +5,7 @@ Each test is named by its row; that of processes are in `test_rows_of_processes.
 
 import dataclasses
 import re
+import shutil
 import signal
 import threading
 import time
@@ -35,6 +36,7 @@ from tests.unit import builders
 GPU = ScriptedGpu(uuid="GPU-a", memory_used_bytes=2**29)
 HOT = dataclasses.replace(GPU, throttle=(Throttle(0x20),), temperature_c=92, sm_clock_mhz=1_200)
 SLOW = dataclasses.replace(GPU, sm_clock_mhz=1_500)
+_TIMES = 3
 RECORD = ("-k", "toy-c1", "--update-baselines", "--reason", "test", "--specreg-launches=1")
 
 
@@ -42,6 +44,23 @@ RECORD = ("-k", "toy-c1", "--update-baselines", "--reason", "test", "--specreg-l
 def run(tmp_path: Path) -> Hurt:
     """A run on the scripted server, on a scripted GPU."""
     return Hurt(folder=tmp_path, gpus=(GPU,), script=Script(step_ms=2.0))
+
+
+def run_while_it_gets_hot(run: Hurt, *arguments: str) -> str:
+    """What a run prints whose GPU gets too hot as soon as it is watched.
+
+    A client that is late on a busy machine is INVALID too, which says nothing of the GPU.
+    """
+    for _ in range(_TIMES):
+        run.show_gpus(GPU)
+        shutil.rmtree(run.runs, ignore_errors=True)
+        changing = becomes(run, HOT)
+        done = run.run(*arguments)
+        changing.join()
+        if "CLIENT_BEHIND" not in done.stdout:
+            break
+    assert done.returncode == 10, done.stdout
+    return done.stdout
 
 
 def becomes(run: Hurt, gpu: ScriptedGpu) -> threading.Thread:
@@ -87,10 +106,7 @@ def baseline_of(run: Hurt) -> Path:
 
 
 def test_row_19_a_gpu_that_gets_too_hot(run: Hurt) -> None:
-    changing = becomes(run, HOT)
-    done = run.run("-k", "toy-c1 and throughput")
-    changing.join()
-    assert done.returncode == 10, done.stdout
+    run_while_it_gets_hot(run, "-k", "toy-c1 and throughput")
     (verdict,) = run.verdict().verdicts
     assert verdict.outcome == "INVALID"
     assert verdict.reason.startswith("THROTTLED: Scripted NVIDIA H100 was held back in 100% of")
@@ -101,12 +117,9 @@ def test_row_19_a_gpu_that_gets_too_hot(run: Hurt) -> None:
 def test_row_19_nothing_is_recorded_from_a_gpu_that_is_too_hot(run: Hurt) -> None:
     path = baseline_of(run)
     before = path.read_bytes()
-    changing = becomes(run, HOT)
-    done = run.run(*RECORD)
-    changing.join()
-    assert done.returncode == 10, done.stdout
-    assert f"baseline of '{CASES[0]}': not written, THROTTLED: " in done.stdout
-    assert "92 °C at 1200 MHz" in done.stdout
+    said = run_while_it_gets_hot(run, *RECORD)
+    assert f"baseline of '{CASES[0]}': not written, THROTTLED: " in said
+    assert "92 °C at 1200 MHz" in said
     assert path.read_bytes() == before
     assert [one.name for one in (run.folder / "baselines").rglob("*.json")] == [path.name]
     assert run.left() == []
@@ -139,7 +152,7 @@ def test_row_19_a_gpu_at_a_lower_clock(run: Hurt) -> None:
 
 
 SOAK_MIN = 0.5
-BUSY = Script(step_ms=1.0)
+BUSY = Script(step_ms=2.0)
 FINE = "--tolerance=5"
 """In an hour; half a minute makes much of little, a Python server's own memory for instance."""
 
