@@ -1,7 +1,9 @@
 """The commands of the project; each does its own set-up and keeps it for the next time."""
 
+import itertools
 import os
 import shutil
+from collections.abc import Sequence
 
 import nox
 
@@ -12,15 +14,27 @@ nox.options.sessions = ["tests"]
 
 _PROJECT = nox.project.load_toml("pyproject.toml")
 _EXTRAS = _PROJECT["project"]["optional-dependencies"]
+_LOCK, _LOCK_WITH_CHANGES = "constraints.txt", "constraints-changes.txt"
+_LOCKED = {
+    _LOCK: (_PROJECT["dependency-groups"], ("datasets", "report")),
+    # Otava holds numpy back, and with it would hold all others.
+    _LOCK_WITH_CHANGES: (("exports",), ("changes", "datasets", "report")),
+}
+"""By file the groups and extras that it holds; engines have environments of their own."""
 
 
-def _install(session: nox.Session, *groups: str) -> None:
-    """What the project and the groups need. The project itself runs from its folder.
+def _install(
+    session: nox.Session, *groups: str, extras: Sequence[str] = (), project: bool = True
+) -> None:
+    """What the project, the groups and the extras need, as they are locked.
 
+    What is fetched must have a checksum that stands there. The project itself runs from its folder.
     Installing it too would build it anew each time; so the second run installs nothing.
     """
-    needed = _PROJECT["project"]["dependencies"]
-    session.install(*needed, *nox.project.dependency_groups(_PROJECT, *groups))
+    needed = _PROJECT["project"]["dependencies"] if project else []
+    needed = [*needed, *nox.project.dependency_groups(_PROJECT, *groups)]
+    needed += [one for extra in extras for one in _EXTRAS[extra]]
+    session.install("-c", _LOCK_WITH_CHANGES if "changes" in extras else _LOCK, *needed)
 
 
 def _pytest(session: nox.Session, *arguments: str) -> None:
@@ -32,6 +46,13 @@ def _pytest(session: nox.Session, *arguments: str) -> None:
         *("python", "-m", "pytest", *arguments, *session.posargs),
         interrupt_timeout=60.0,
         terminate_timeout=30.0,
+    )
+
+
+def _specreg(session: nox.Session, *arguments: str) -> None:
+    """One of specreg's commands. Ctrl-C reaches it too: it stops its server and keeps its lines."""
+    session.run(
+        *("python", "-m", "specreg", *arguments), interrupt_timeout=60.0, terminate_timeout=30.0
     )
 
 
@@ -73,6 +94,32 @@ def lint(session: nox.Session) -> None:
 
 
 @nox.session
+def lock(session: nox.Session) -> None:
+    """Writes the locks anew: what sessions install, with checksums. `-- --upgrade` for newer.
+
+    For every Python that is supported; what stands there and still fits is kept. Where it came from
+    isn't written, so that a mirror does.
+    """
+    _install(session)
+    for path, (groups, extras) in _LOCKED.items():
+        parts = [("--group", name) for name in groups] + [("--extra", name) for name in extras]
+        session.run(
+            *("uv", "pip", "compile", "pyproject.toml", "--output-file", path, "--quiet"),
+            *itertools.chain.from_iterable(parts),
+            *("--universal", "--python-version", "3.11", "--generate-hashes", "--no-annotate"),
+            *("--custom-compile-command", "nox -s lock", *session.posargs),
+        )
+
+
+@nox.session
+def audit(session: nox.Session) -> None:
+    """Looks what is locked up among the known vulnerabilities; red where nobody says, too."""
+    _install(session, "audit", project=False)
+    for path in _LOCKED:
+        session.run("python", ".ci/audit.py", path, *session.posargs)
+
+
+@nox.session
 def browser(session: nox.Session) -> None:
     """Clicks through the page of a run in a real browser; SPECREG_CHROMIUM names one."""
     _install(session, "browser")
@@ -84,8 +131,7 @@ def browser(session: nox.Session) -> None:
 @nox.session
 def exports(session: nox.Session) -> None:
     """Has aiperf, Otava and an S3 server take what a run hands on; a minute, once fetched."""
-    _install(session, "exports")
-    session.install(*_EXTRAS["changes"])
+    _install(session, "exports", extras=["changes"])
     _pytest(session, "tests/exports")
 
 
@@ -99,7 +145,7 @@ def examples(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Makes the site; a link that leads nowhere is an error. `-- linkcheck` asks the web too."""
-    session.install(*nox.project.dependency_groups(_PROJECT, "docs"))
+    _install(session, "docs", project=False)
     builder = session.posargs or ["html"]
     session.run("sphinx-build", "-W", "-b", *builder, "docs", f"dist/site/{builder[0]}")
 
@@ -107,16 +153,14 @@ def docs(session: nox.Session) -> None:
 @nox.session
 def cpu_perf(session: nox.Session) -> None:
     """The suite on a real engine without a GPU, with tiny models: about six minutes."""
-    _install(session)
-    session.install(*_EXTRAS["report"])
+    _install(session, extras=["report"])
     _pytest(session, "tests/perf", "--specreg-tier=cpu")
 
 
 @nox.session
 def gpu_perf(session: nox.Session) -> None:
     """The suite on a machine with a GPU; fails at once where there is none."""
-    _install(session)
-    session.install(*_EXTRAS["datasets"], *_EXTRAS["report"], *_EXTRAS["changes"])
+    _install(session, extras=["datasets", "report", "changes"])
     _pytest(session, "tests/perf", "--specreg-tier=gpu", "--specreg-require-tier")
 
 
@@ -200,12 +244,14 @@ def bench(session: nox.Session) -> None:
 def gate(session: nox.Session) -> None:
     """May we upgrade? `nox -s gate -- vllm==0.31.0 vllm==0.32.0`; docs/gate.md says more."""
     _install(session)
-    # Ctrl-C reaches it too; it stops its server and keeps what was measured.
-    session.run(
-        *("python", "-m", "specreg", "gate", *session.posargs),
-        interrupt_timeout=60.0,
-        terminate_timeout=30.0,
-    )
+    _specreg(session, "gate", *session.posargs)
+
+
+@nox.session
+def soak(session: nox.Session) -> None:
+    """Keeps a server under load: `nox -s soak -- --minutes 10`; docs/measuring.md says more."""
+    _install(session)
+    _specreg(session, "soak", *session.posargs)
 
 
 @nox.session

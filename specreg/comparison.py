@@ -88,18 +88,7 @@ class Comparison:
 
         Empty where none did, or nobody knows.
         """
-        recorded = self.known.exact.devices if self.known.exact else ()
-        pairs = (zip(_devices(launch), recorded, strict=False) for launch in self.launches)
-        for ours, theirs in itertools.chain.from_iterable(pairs):
-            if ours.sm_clock_mhz is None or theirs.sm_clock_mhz is None:
-                continue
-            if ours.sm_clock_mhz < _LEAST_CLOCK_FRAC * theirs.sm_clock_mhz:
-                return (
-                    f"CLOCK_LOW: {ours.device.name} ran at {ours.sm_clock_mhz:.0f} MHz, it was"
-                    f" recorded at {theirs.sm_clock_mhz:.0f}; reset its clocks (nvidia-smi -rgc),"
-                    " cool it, or look who limits its power"
-                )
-        return ""
+        return why_held_back(self.launches, self.known.exact)
 
     @property
     def unlike_devices(self) -> str:
@@ -286,6 +275,25 @@ def of_any_number(settings: CaseSettings) -> CaseSettings:
     Acceptance is compared prompt by prompt, so that it bears another number of them.
     """
     return msgspec.structs.replace(settings, num_prompts=None)
+
+
+def why_held_back(launches: Iterable[Measurement], recorded: Baseline | None) -> str:
+    """Why nothing of some launches counts: a GPU ran slower than when it was recorded.
+
+    Empty where none did, or nobody knows.
+    """
+    theirs = recorded.devices if recorded else ()
+    pairs = (zip(_devices(launch), theirs, strict=False) for launch in launches)
+    for now, then in itertools.chain.from_iterable(pairs):
+        if now.sm_clock_mhz is None or then.sm_clock_mhz is None:
+            continue
+        if now.sm_clock_mhz < _LEAST_CLOCK_FRAC * then.sm_clock_mhz:
+            return (
+                f"CLOCK_LOW: {now.device.name} ran at {now.sm_clock_mhz:.0f} MHz, it was"
+                f" recorded at {then.sm_clock_mhz:.0f}; reset its clocks (nvidia-smi -rgc),"
+                " cool it, or look who limits its power"
+            )
+    return ""
 
 
 def _devices(measurement: Measurement) -> Sequence[DeviceRecord]:

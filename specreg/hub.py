@@ -4,7 +4,9 @@
 """
 
 import contextlib
+import hashlib
 import importlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +14,7 @@ from pathlib import Path
 from specreg.errors import DatasetError, ModelError, SpecregError
 
 _BRANCH = "main"
+_SHA256, _SHA1 = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
@@ -36,7 +39,8 @@ def fetch_dataset_file(
         cache: its folder of files, None for HF_HUB_CACHE, or ~/.cache/huggingface without that.
 
     Raises:
-        DatasetError: huggingface_hub is missing, the hub can't be reached, or it doesn't give it.
+        DatasetError: huggingface_hub is missing, the hub can't be reached or doesn't give it, or
+            what came isn't what the hub has.
     """
     found = _download(
         DatasetError,
@@ -61,7 +65,8 @@ def fetch_model_file(repo: str, file: str) -> Path:
         file: its path there.
 
     Raises:
-        ModelError: huggingface_hub is missing, the hub can't be reached, or it doesn't give it.
+        ModelError: huggingface_hub is missing, the hub can't be reached or doesn't give it, or what
+            came isn't what the hub has.
     """
     asked = {"repo_id": repo, "filename": file}
     with contextlib.suppress(ModelError):
@@ -119,7 +124,7 @@ def _download(
         )
         raise kind(message) from error
     try:
-        return Path(hub.hf_hub_download(**asked))
+        found = Path(hub.hf_hub_download(**asked))
     except errors.GatedRepoError as error:
         message = f"{subject}: its terms must be accepted at the hub first; then run hf auth login"
         raise kind(message) from error
@@ -127,3 +132,30 @@ def _download(
         said = str(error).strip().splitlines() or [type(error).__name__]
         again = f"run it again where the hub can be reached, or {otherwise}"
         raise kind(f"{subject}: {said[0]}; {again}") from error
+    if wrong := _why_torn(found):
+        raise kind(f"{subject}: {wrong}")
+    return found
+
+
+def _why_torn(path: Path) -> str:
+    """Why a file of the cache isn't what the hub has; empty where it is, or nobody can tell.
+
+    A snapshot's file is a link to `blobs/<etag>`: the SHA-256 of a large file's content, git's
+    SHA-1 of another's. The library itself compares sizes alone (huggingface_hub 1.x).
+    """
+    blob = path.resolve()
+    size = blob.stat().st_size
+    with blob.open("rb") as file:
+        if _SHA256.fullmatch(blob.name):
+            got = hashlib.file_digest(file, "sha256").hexdigest()
+        elif _SHA1.fullmatch(blob.name):
+            start = hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)
+            got = hashlib.file_digest(file, lambda: start).hexdigest()
+        else:
+            return ""
+    if got == blob.name:
+        return ""
+    return (
+        f"is not what the hub has (checksum {got[:12]}…, needed {blob.name[:12]}…); remove {blob}"
+        " and fetch it again"
+    )

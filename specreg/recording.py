@@ -21,7 +21,7 @@ from specreg.baseline import (
     record_baseline,
     stored_acceptance,
 )
-from specreg.comparison import spreads_of
+from specreg.comparison import spreads_of, why_held_back
 from specreg.errors import BaselineError
 from specreg.expectation import Shelf
 from specreg.history import Lived, noise_of
@@ -68,16 +68,18 @@ def record_measurements(
         identical: earlier runs with the same settings, engine and draft.
 
     Raises:
-        BaselineError: a measurement is invalid, the launches disagree, or the file that is there
-            can't be read. Nothing is written then.
+        BaselineError: a measurement is invalid, a GPU ran slower than when what is there was
+            recorded, the launches disagree, or the file that is there can't be read. Nothing is
+            written then.
     """
     first = measurements[0]
     _check_valid(measurements)
+    path = shelf.path(first.case.id)
+    old = load_replaceable(path)
+    _check_clocks(measurements, old)
     _check_real(measurements, shelf)
     _check_acceptance_agrees(measurements)
     _check_speeds_agree(measurements)
-    path = shelf.path(first.case.id)
-    old = load_replaceable(path)
     kept = old if old is not None and old.case == settings else None
     launches = _launches_of(measurements, kept)
     fullest = max(measurements, key=_prompts_measured)
@@ -137,6 +139,17 @@ def _check_valid(measurements: Sequence[Measurement]) -> None:
         if measurement.invalid is not None:
             case_id = measurement.case.id
             raise BaselineError(f"baseline of '{case_id}': not written, {measurement.invalid}")
+
+
+def _check_clocks(measurements: Sequence[Measurement], old: Baseline | None) -> None:
+    """No GPU ran slower than when what is there was recorded."""
+    why = why_held_back(measurements, old)
+    if why:
+        message = (
+            f"baseline of '{measurements[0].case.id}': not written, {why}; if it is to run so"
+            " from now on, remove the baseline first"
+        )
+        raise BaselineError(message)
 
 
 def _check_real(measurements: Sequence[Measurement], shelf: Shelf) -> None:

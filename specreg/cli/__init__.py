@@ -14,6 +14,7 @@ from specreg.cli.history import history
 from specreg.cli.matrix import matrix
 from specreg.cli.power import power
 from specreg.cli.report import report
+from specreg.cli.soak import soak
 from specreg.cli.tables import tables
 from specreg.errors import SpecregError
 from specreg.report.engines import render_support
@@ -27,6 +28,7 @@ app = typer.Typer(
 app.command()(explain)
 app.command()(gate)
 app.command()(bisect)
+app.command()(soak)
 app.command()(oracle)
 app.command()(prepare)
 app.command()(convert)

@@ -14,7 +14,7 @@ from specreg.errors import SpecregError
 from specreg.gate.opening import Opened, Request, open_gate
 from specreg.gate.pages import render_terminal
 
-_FAILED_STATUS, _INTERRUPTED_STATUS = 10, 130
+FAILED_STATUS, INTERRUPTED_STATUS = 10, 130
 
 _A = Annotated[str, typer.Argument(help="what is there: vllm==0.31.0, a wheel, a git checkout, …")]
 _B = Annotated[str, typer.Argument(help="what would take its place")]
@@ -113,10 +113,10 @@ def ending() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise typer.Exit(_INTERRUPTED_STATUS) from None
+        raise typer.Exit(INTERRUPTED_STATUS) from None
     except (SpecregError, OSError) as error:
         typer.echo(str(error), err=True)
-        raise typer.Exit(_FAILED_STATUS) from error
+        raise typer.Exit(FAILED_STATUS) from error
 
 
 def _measured(opened: Opened) -> int:
@@ -125,10 +125,10 @@ def _measured(opened: Opened) -> int:
     try:
         opened.gate.measure()
     except KeyboardInterrupt:
-        cut_short = _INTERRUPTED_STATUS
+        cut_short = INTERRUPTED_STATUS
     except (SpecregError, OSError) as error:
         typer.echo(str(error), err=True)
-        cut_short = _FAILED_STATUS
+        cut_short = FAILED_STATUS
     report, folder = opened.report(), opened.gate.place.folder
     written = opened.record(report)  # first: a terminal that was closed takes nothing any more
     typer.echo(render_terminal(report, width=WIDTH, color=sys.stdout.isatty()))

@@ -8,7 +8,7 @@ import psutil
 from specreg.errors import InvalidMeasurementError, SensorError
 from specreg.power.energy import Span
 from specreg.power.samples import PowerTrace
-from specreg.sensors import SENSORS, Device
+from specreg.sensors import SENSORS, Device, State
 
 THROTTLE_REASONS = {
     0x1: "idle",
@@ -43,22 +43,21 @@ def check_held_back(traces: Sequence[PowerTrace], spans: Sequence[Span]) -> None
         states = [one.state for span in spans for one in trace.within(*span).samples]
         held = [state for state in states if (state.throttle_mask or 0) & _HELD_BACK]
         if held:
-            reasons = sorted(
-                {
-                    why
-                    for state in held
-                    for why in throttle_reasons((state.throttle_mask or 0) & _HELD_BACK)
-                }
-            )
-            hottest = max((state.temperature_c or 0 for state in held), default=0)
-            clocks = [state.sm_clock_mhz for state in held if state.sm_clock_mhz]
-            clock = f" at {min(clocks)} MHz" if clocks else ""
             message = (
                 f"{trace.device.name} was held back in {len(held) / len(states):.0%} of the"
-                f" samples: {', '.join(reasons)}, {hottest} °C{clock}; cool it, or give it more"
-                " power"
+                f" samples: {_held_back(held)}; cool it, or give it more power"
             )
             raise InvalidMeasurementError("THROTTLED", message)
+
+
+def _held_back(states: Sequence[State]) -> str:
+    """What holds a device back, how hot it is at most and its lowest clock."""
+    masks = [(state.throttle_mask or 0) & _HELD_BACK for state in states]
+    reasons = sorted({why for mask in masks for why in throttle_reasons(mask)})
+    hottest = max((state.temperature_c or 0 for state in states), default=0)
+    clocks = [state.sm_clock_mhz for state in states if state.sm_clock_mhz]
+    clock = f" at {min(clocks)} MHz" if clocks else ""
+    return f"{', '.join(reasons)}, {hottest} °C{clock}"
 
 
 def check_alone(
@@ -112,11 +111,11 @@ def check_free(devices: Sequence[Device], ours: AbstractSet[int]) -> None:
                 f" {', '.join(map(describe, sorted(strangers)))}; end it, or choose another GPU"
                 " with CUDA_VISIBLE_DEVICES"
             )
-        reasons = throttle_reasons((probe.state().throttle_mask or 0) & _HELD_BACK)
-        if reasons:
+        state = probe.state()
+        if (state.throttle_mask or 0) & _HELD_BACK:
             raise SensorError(
                 f"THROTTLED: {device.name}, number {device.number}: is held back before it runs,"
-                f" {', '.join(reasons)}; let it cool down"
+                f" {_held_back([state])}; let it cool down"
             )
 
 

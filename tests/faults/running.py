@@ -15,6 +15,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -115,6 +116,20 @@ class Hurt:
             *arguments,
         )
 
+    @property
+    def soaked(self) -> Path:
+        """The folder of its soak."""
+        return self.folder / "soak"
+
+    def soak_command(self, *arguments: str) -> tuple[str, ...]:
+        """`specreg soak` of the first case with the arguments."""
+        self.command()  # writes the matrix
+        return (
+            *(sys.executable, "-m", "specreg", "soak", CASES[0], f"--engine={sys.executable}"),
+            *("--tier=cpu", f"--matrix={self.folder}", f"--out={self.soaked}"),
+            *arguments,
+        )
+
     def environment(self) -> dict[str, str]:
         """What the command runs in."""
         own = {_MARK: str(self.folder), "TMPDIR": str(self.temporary), "COLUMNS": "200"}
@@ -131,11 +146,18 @@ class Hurt:
         """What the driver shows from now on."""
         write_script(self.folder / "gpus", gpus)
 
-    @contextlib.contextmanager
-    def start(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    def start(self, *arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
         """The command in a process of its own, killed with all of its own in the end."""
+        return self._start(self.command(*arguments))
+
+    def start_soak(self, *arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
+        """The same of a soak."""
+        return self._start(self.soak_command(*arguments))
+
+    @contextlib.contextmanager
+    def _start(self, command: tuple[str, ...]) -> Iterator[subprocess.Popen[str]]:
         with subprocess.Popen(
-            self.command(*arguments),
+            command,
             cwd=ROOT,
             env=self.environment(),
             stdout=subprocess.PIPE,

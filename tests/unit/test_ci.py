@@ -7,9 +7,12 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from specreg.engines import ENGINES
 from tests.unit import builders
@@ -110,3 +113,105 @@ def test_the_history_of_a_night_lies_outside_the_checkout_that_is_cleaned(path: 
     (command,) = re.findall(r"nox -s gpu_perf.*", text)
     (folder,) = [one for one in shlex.split(command) if one.startswith("--specreg-history=")]
     assert folder.removeprefix("--specreg-history=").startswith("$HOME/")
+
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+LOCKS = {
+    "constraints.txt": (PROJECT["dependency-groups"], ("datasets", "report")),
+    "constraints-changes.txt": (("exports",), ("changes", "datasets", "report")),
+}
+"""By file the groups and extras that noxfile.py installs from it."""
+PYTHONS = ("3.11", "3.12", "3.13")
+
+
+def locked(name: str) -> dict[str, list[Requirement]]:
+    """By distribution what a lock says of it; each pinned, with a checksum at least."""
+    found: dict[str, list[Requirement]] = {}
+    entries = re.split(r"\n(?=\S)", (ROOT / name).read_text().replace("\\\n", ""))
+    for entry in (one for one in entries if not one.startswith("#")):
+        pin, *hashes = re.split(r"\s+--hash=", entry.strip())
+        assert hashes, pin
+        assert all(re.fullmatch(r"sha256:[0-9a-f]{64}", one) for one in hashes), pin
+        requirement = Requirement(pin)
+        assert [one.operator for one in requirement.specifier] == ["=="], pin
+        found.setdefault(canonicalize_name(requirement.name), []).append(requirement)
+    return found
+
+
+def asked_of(groups: Iterable[str], extras: Iterable[str]) -> Iterator[Requirement]:
+    """What the project, some groups and extras ask for."""
+    texts = list(PROJECT["project"]["dependencies"])
+    texts += [one for name in extras for one in PROJECT["project"]["optional-dependencies"][name]]
+    for name in groups:
+        texts += [one for one in PROJECT["dependency-groups"][name] if isinstance(one, str)]
+    yield from map(Requirement, texts)
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+@pytest.mark.parametrize("name", LOCKS)
+def test_each_lock_has_what_sessions_install_on_each_python(name: str, python: str) -> None:
+    pins = locked(name)
+    here = {"python_version": python, "python_full_version": f"{python}.7"}
+    for asked in asked_of(*LOCKS[name]):
+        fitting = [
+            one
+            for one in pins.get(canonicalize_name(asked.name), [])
+            if one.marker is None or one.marker.evaluate(here)
+        ]
+        assert len(fitting) == 1, f"{asked}: run nox -s lock"
+        (pin,) = fitting[0].specifier
+        assert asked.specifier.contains(pin.version), f"{asked}: run nox -s lock"
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_says_nothing_of_where_anything_came_from(name: str) -> None:
+    text = (ROOT / name).read_text()
+    assert not re.search(r"://|^-|@ |index|find-links", text, re.MULTILINE)
+
+
+def test_every_session_installs_what_is_locked() -> None:
+    calls = re.findall(r"session\.install\((.+)", (ROOT / "noxfile.py").read_text())
+    assert len(calls) == 1
+    assert calls[0].startswith('"-c", _LOCK')
+
+
+def clean(name: str) -> dict[str, object]:
+    return {"name": name, "version": "1.0", "vulns": []}
+
+
+VULNERABLE = {
+    "name": "b",
+    "version": "2.0",
+    "vulns": [{"id": "PYSEC-1", "fix_versions": ["2.1"], "aliases": [], "description": "x"}],
+}
+SKIPPED = {"name": "c", "skip_reason": "Dependency not found on PyPI"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "said"),
+    [
+        ([clean("a"), clean("b")], 0, "NONE: no vulnerability is known of 2 packages"),
+        ([clean("a"), VULNERABLE], 1, "VULNERABLE:\nb 2.0: PYSEC-1, mended in 2.1"),
+        ([VULNERABLE, SKIPPED], 1, "VULNERABLE:\nb 2.0: PYSEC-1"),
+        ([clean("a"), SKIPPED], 10, "UNTOLD: 1 of 2 packages weren't looked up"),
+        ([], 10, "UNTOLD: 0 of 0 packages weren't looked up"),
+        (None, 10, "UNTOLD: pip-audit gave no answer"),
+    ],
+    ids=["clean", "vulnerable", "vulnerable and skipped", "skipped", "none", "no answer"],
+)
+def test_an_audit_that_could_not_look_is_not_green(
+    tmp_path: Path, answer: list[object] | None, status: int, said: str
+) -> None:
+    program = tmp_path / "pip-audit"
+    told = "" if answer is None else json.dumps({"dependencies": answer, "fixes": []})
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{told}\nEND\nexit 1\n")
+    program.chmod(0o755)
+    done = subprocess.run(
+        (sys.executable, str(ROOT / ".ci/audit.py"), "constraints.txt"),
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"},
+    )
+    assert done.returncode == status, done.stderr
+    assert done.stdout.startswith(said)

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -37,6 +37,7 @@ class Hub:
         break_at_bytes: after how much of the file the first answer breaks off; None for never.
         status: what it answers to everything; 200 where it gives the file.
         code: what the hub calls its refusal.
+        etag: what the hub calls the file's content; empty for its SHA-256.
         asked: method, path and range of each request.
     """
 
@@ -45,6 +46,7 @@ class Hub:
     break_at_bytes: int | None = None
     status: int = 200
     code: str = ""
+    etag: str = ""
     asked: list[tuple[str, str, str]] = field(default_factory=list)
 
 
@@ -71,7 +73,7 @@ class Answers(BaseHTTPRequestHandler):
         content = hub.content[start:] if status == 200 else b""
         self.send_response(206 if start and status == 200 else status)
         self.send_header("Content-Length", str(len(content)))
-        self.send_header("ETag", f'"{hashlib.sha256(hub.content).hexdigest()}"')
+        self.send_header("ETag", f'"{hub.etag or hashlib.sha256(hub.content).hexdigest()}"')
         self.send_header("X-Repo-Commit", COMMIT)
         if hub.code:
             self.send_header("X-Error-Code", hub.code)
@@ -257,3 +259,31 @@ def test_a_token_is_seen_in_the_environment_or_in_its_file(tmp_path: Path) -> No
     (tmp_path / "token").write_text("hf_secret")
     assert has_token({"HF_HOME": str(tmp_path)})
     assert has_token({"HF_TOKEN_PATH": str(tmp_path / "token")})
+
+
+def git_sha1(content: bytes) -> str:
+    """What git calls a file of that content, and the hub one that isn't large."""
+    return hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()  # noqa: S324
+
+
+@pytest.mark.parametrize(
+    "name", [lambda content: hashlib.sha256(content).hexdigest(), git_sha1], ids=["sha256", "git"]
+)
+def test_a_file_with_another_checksum_is_refused(
+    hub: Hub, tmp_path: Path, name: Callable[[bytes], str]
+) -> None:
+    """As long as it should be, so that its length tells nothing; and again from the cache."""
+    hub.etag = name(CONTENT)
+    assert fetch(hub, tmp_path / "whole").path.read_bytes() == CONTENT
+    hub.content = CONTENT.replace(b"Question 7.", b"Question 8.")
+    for _ in range(2):
+        with pytest.raises(DatasetError) as error:
+            fetch(hub, tmp_path / "other")
+        said = str(error.value)
+        assert said.startswith(f"hub dataset '{REPO}': {FILE}: is not what the hub has (checksum ")
+        assert f"needed {hub.etag[:12]}…); remove {tmp_path}" in said
+
+
+def test_a_name_that_is_no_checksum_tells_nothing(hub: Hub, tmp_path: Path) -> None:
+    hub.etag = "a-mirrors-own"
+    assert fetch(hub, tmp_path).path.read_bytes() == CONTENT

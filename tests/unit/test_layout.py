@@ -55,6 +55,7 @@ ORDER = (
     ("closing", "reporting"),
     ("report",),
     ("gate",),
+    ("soak",),
     ("options", "cli"),
     ("plugin", "__main__"),
 )
@@ -171,6 +172,10 @@ PLAIN = {
     "expected": "in the unit of its metric",
     "a": "in the unit of its quantity",
     "b": "the same",
+    "first": "in the unit of its figure",
+    "last": "the same",
+    "scale": "times",
+    "sign": "1 or -1",
     "ratio": "times the throughput without speculation",
     "low_ratio": "the same",
     "high_ratio": "the same",

@@ -94,7 +94,7 @@ def test_a_gpu_that_is_held_back_already_is_refused(library: Path) -> None:
     (_, said) = asked(library, (hot,), 1)
     assert said == (
         "THROTTLED: Scripted NVIDIA H100, number 0: is held back before it runs, hardware slowdown,"
-        " hardware thermal slowdown; let it cool down"
+        " hardware thermal slowdown, 61 °C at 1980 MHz; let it cool down"
     )
 
 

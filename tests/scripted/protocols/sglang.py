@@ -20,6 +20,8 @@ _LENGTH, _RATE = "sglang:spec_accept_length", "sglang:spec_accept_rate"
 class ScriptedSglang(ScriptedServer):
     """SGLang's endpoints."""
 
+    remembers = True
+
     def application(self) -> web.Application:
         """The endpoints, for a server or for a test in this process."""
         app = super().application()

@@ -13,6 +13,8 @@ from tests.scripted.vllm.wire import ChatWire, CompletionWire, Json, Wire, witho
 class ScriptedTensorrtLlm(ScriptedServer):
     """The OpenAI endpoints of `trtllm-serve`, and the counters of what has ended."""
 
+    remembers = True
+
     def application(self) -> web.Application:
         """The endpoints, for a server or for a test in this process."""
         app = super().application()

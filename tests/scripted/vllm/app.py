@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import ClassVar
 
 import msgspec
 from aiohttp import web
@@ -35,7 +36,14 @@ class EndlessLineError(Exception):
 
 
 class ScriptedServer:
-    """vLLM's endpoints with a known truth behind them."""
+    """vLLM's endpoints with a known truth behind them.
+
+    Attributes:
+        remembers: whether what has ended is kept for its counters, so that its memory grows.
+        ended: that.
+    """
+
+    remembers: ClassVar[bool] = False
 
     def __init__(self, launch: Launch, script: Script) -> None:
         self._launch = launch
@@ -43,6 +51,8 @@ class ScriptedServer:
         self._numbers = itertools.count(1)
         self._running = 0
         self.ended: list[Steps] = []
+        self._started_s = time.monotonic()
+        self._leaked: list[bytes] = []
         self._counters = self._new_counters()
 
     def serve(self) -> None:
@@ -114,8 +124,11 @@ class ScriptedServer:
             return _error(400, "BadRequestError", str(problem))
         if body.model not in {None, self._launch.name}:
             return _error(404, "NotFoundError", f"The model `{body.model}` does not exist.")
-        job = job_of(body, self._launch, self._script, shape=shape, fault=fault)
-        job.stretch = self._script.stretch(number)
+        script = self._script.aged(self._life_s)
+        job = job_of(body, self._launch, script, shape=shape, fault=fault)
+        job.stretch = script.stretch(number)
+        if script.leak_bytes:
+            self._leaked.append(os.urandom(script.leak_bytes))
         self._count_arrival(job)
         return await (self._stream(request, job) if job.body.stream else self._whole(request, job))
 
@@ -202,7 +215,8 @@ class ScriptedServer:
                 job.emitted_s.append(time.monotonic())
                 yield index, chunk
             self._counters.count_finish(job.steps.finish_reason)
-            self.ended.append(job.steps)
+            if self.remembers:
+                self.ended.append(job.steps)
         finally:
             self._run(-1)
 
@@ -210,8 +224,13 @@ class ScriptedServer:
         self._running += change
         self._counters.running.set(self._running)
 
+    @property
+    def _life_s(self) -> float:
+        return time.monotonic() - self._started_s
+
     def _step_s(self) -> float:
         stretch = 1 + self._script.slowdown_frac * (self._running - 1)
+        stretch += self._script.slows_per_s_frac * self._life_s
         return self._script.step_ms / 1e3 * stretch
 
     async def _break_off(self, job: Job, index: int) -> None:

@@ -99,6 +99,10 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         step_ms: from step to step.
         stretches: times `step_ms`, for the first generation requests one by one; then it is 1.
         slowdown_frac: by how much each further running request stretches a step.
+        falls_per_s_frac: of the steps that would accept something, how many more accept nothing
+            with each second of its life: AL - 1 falls in a line, until it is 0.
+        slows_per_s_frac: by how much more steps are stretched with each second of its life.
+        leak_bytes: what each generation request leaves behind.
         ready_after_s: from the start to listening.
         fault: what goes wrong.
         fault_after_requests: the generation requests, warm-up too, that come before the fault.
@@ -116,6 +120,9 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     step_ms: float = 1.0
     stretches: tuple[float, ...] = ()
     slowdown_frac: float = 0.0
+    falls_per_s_frac: float = 0.0
+    slows_per_s_frac: float = 0.0
+    leak_bytes: int = 0
     ready_after_s: float = 0.0
     fault: Fault | None = None
     fault_after_requests: int = 0
@@ -133,6 +140,15 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def stretch(self, number: int) -> float:
         """By how much the steps of the generation request of this number, from 1, take longer."""
         return self.stretches[number - 1] if number <= len(self.stretches) else 1.0
+
+    def aged(self, life_s: float) -> "Script":
+        """What it does after so many seconds: the first position is accepted the less."""
+        if not self.falls_per_s_frac:
+            return self
+        first, *later = self.acceptance_probs
+        # The last one goes on, so that it has to be there twice.
+        left = first * max(0.0, 1 - self.falls_per_s_frac * life_s)
+        return msgspec.structs.replace(self, acceptance_probs=(left, *(later or (first,))))
 
     def probability(self, position: int) -> float:
         """The chance that a position, counted from 0, is accepted when all before it were."""

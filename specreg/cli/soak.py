@@ -1,0 +1,88 @@
+"""`specreg soak`: does a server stay as it is while it serves?"""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specreg.cli.gate import FAILED_STATUS, INTERRUPTED_STATUS, ending
+from specreg.cli.options import (
+    HERE,
+    MATRIX,
+    WIDTH,
+    MatrixOption,
+    RootOption,
+    TierOption,
+    case_of,
+    tier_of,
+)
+from specreg.errors import SpecregError
+from specreg.soak.opening import Opened, Request, first_speculating, open_soak
+
+
+def soak(  # noqa: PLR0913, PLR0917 - an option each
+    case: Annotated[str, typer.Argument(help="its id; else the tier's first that speculates")] = "",
+    minutes: Annotated[float, typer.Option(help="how long to keep it under load", min=0.1)] = 10.0,
+    engine: Annotated[
+        str, typer.Option(help="vllm==0.31.0, a wheel, a git checkout, an interpreter, …")
+    ] = "",
+    prompts: Annotated[
+        int | None,
+        typer.Option(help="of a block; else what takes a hundredth of the time", min=1),
+    ] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            help="the loss in an hour that is fine, as a fraction; else the case's", min=0
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="where soak.jsonl and the log go")] = None,
+    ready_within_s: Annotated[
+        float, typer.Option(help="how long the server may take to start")
+    ] = 600.0,
+    wait: Annotated[  # noqa: FBT002 - an option
+        bool, typer.Option(help="wait for a GPU on which another run of specreg measures")
+    ] = True,
+    tier: TierOption = None,
+    root: RootOption = HERE,
+    matrix: MatrixOption = MATRIX,
+) -> None:
+    """Keep one server under a case's load, and say whether acceptance, step time or memory drift.
+
+    Exit status: 0 steady, 1 something drifts, 10 no telling or not to be measured.
+    """
+    with ending():
+        found = tier_of(root / matrix, tier)
+        asked = Request(
+            tier=found,
+            case=case_of(found, case) if case else first_speculating(found),
+            engine=engine,
+            minutes=minutes,
+            prompts=prompts,
+            tolerance_frac=tolerance,
+            root=root.resolve(),
+            out=out,
+            ready_within_s=ready_within_s,
+            waits=wait,
+            show=lambda text: typer.echo(text, err=True),
+        )
+        raise typer.Exit(_soaked(open_soak(asked)))
+
+
+def _soaked(opened: Opened) -> int:
+    """The exit status; what was measured is told, whatever cuts it short."""
+    cut_short = None
+    try:
+        opened.measure()
+    except KeyboardInterrupt:
+        cut_short = INTERRUPTED_STATUS
+    except SpecregError as error:
+        typer.echo(str(error), err=True)
+        cut_short = FAILED_STATUS
+    if not opened.soak.blocks:
+        return cut_short or FAILED_STATUS
+    table, status = opened.conclude(width=WIDTH, color=sys.stdout.isatty())
+    typer.echo(table)
+    typer.echo(f"{len(opened.soak.blocks)} blocks: {opened.soak.journal.path}")
+    return status if cut_short is None else cut_short

@@ -1,0 +1,263 @@
+"""The faults that come with time: a GPU that gets hot or slow, a server that gets worse.
+
+Each test is named by its row; that of processes are in `test_rows_of_processes.py`.
+"""
+
+import dataclasses
+import re
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from specreg.baseline import (
+    SCHEMA_VERSION,
+    Baseline,
+    RecordedDevice,
+    baseline_path,
+    record_baseline,
+)
+from specreg.expectation import settings_in
+from specreg.identity import Environment
+from specreg.matrix import load_tier
+from specreg.sensors import Scope
+from specreg.soak.block import Block
+from specreg.soak.drift import State
+from specreg.soak.journal import Drifted, Journal
+from tests.faults.running import CASES, ROOT, Hurt, print_time, wait_until
+from tests.scripted.nvml.device import ScriptedGpu, Throttle
+from tests.scripted.vllm.script import Script
+from tests.unit import builders
+
+GPU = ScriptedGpu(uuid="GPU-a", memory_used_bytes=2**29)
+HOT = dataclasses.replace(GPU, throttle=(Throttle(0x20),), temperature_c=92, sm_clock_mhz=1_200)
+SLOW = dataclasses.replace(GPU, sm_clock_mhz=1_500)
+_TIMES = 3
+RECORD = ("-k", "toy-c1", "--update-baselines", "--reason", "test", "--specreg-launches=1")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Hurt:
+    """A run on the scripted server, on a scripted GPU."""
+    return Hurt(folder=tmp_path, gpus=(GPU,), script=Script(step_ms=2.0))
+
+
+def run_while_it_gets_hot(run: Hurt, *arguments: str) -> str:
+    """What a run prints whose GPU gets too hot as soon as it is watched.
+
+    A client that is late on a busy machine is INVALID too, which says nothing of the GPU.
+    """
+    for _ in range(_TIMES):
+        run.show_gpus(GPU)
+        shutil.rmtree(run.runs, ignore_errors=True)
+        changing = becomes(run, HOT)
+        done = run.run(*arguments)
+        changing.join()
+        if "CLIENT_BEHIND" not in done.stdout:
+            break
+    assert done.returncode == 10, done.stdout
+    return done.stdout
+
+
+def becomes(run: Hurt, gpu: ScriptedGpu) -> threading.Thread:
+    """Has the GPU become another one as soon as it is watched."""
+
+    def change() -> None:
+        wait_until(lambda: any(path.stat().st_size for path in run.runs.glob("*/power/*.jsonl")))
+        run.show_gpus(gpu)
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    return changing
+
+
+def baseline_of(run: Hurt) -> Path:
+    """A baseline of the first case, recorded while the GPU ran at its clock."""
+    run.command()  # writes the matrix
+    case = next(one for one in load_tier(run.folder, "cpu").cases if one.id == CASES[0])
+    environment = Environment(
+        kind="gpu", gpus=(GPU.name,), gpu_memory_gb=round(GPU.memory_total_bytes / 1e9)
+    )
+    device = RecordedDevice(
+        id=GPU.uuid,
+        name=GPU.name,
+        scope=Scope.GPU,
+        from_counter=True,
+        sm_clock_mhz=GPU.sm_clock_mhz,
+    )
+    path = baseline_path(run.folder / "baselines", environment.name, case.id)
+    record_baseline(
+        path,
+        Baseline(
+            schema_version=SCHEMA_VERSION,
+            case=settings_in(ROOT, case),
+            environment=environment,
+            provenance=builders.PROVENANCE,
+            acceptance=None,
+            launches=({"throughput_tokens_per_s": 100.0},) * 3,
+            devices=(device,),
+        ),
+    )
+    return path
+
+
+def test_row_19_a_gpu_that_gets_too_hot(run: Hurt) -> None:
+    run_while_it_gets_hot(run, "-k", "toy-c1 and throughput")
+    (verdict,) = run.verdict().verdicts
+    assert verdict.outcome == "INVALID"
+    assert verdict.reason.startswith("THROTTLED: Scripted NVIDIA H100 was held back in 100% of")
+    assert "software thermal slowdown, 92 °C at 1200 MHz; cool it" in verdict.reason
+    assert run.left() == []
+
+
+def test_row_19_nothing_is_recorded_from_a_gpu_that_is_too_hot(run: Hurt) -> None:
+    path = baseline_of(run)
+    before = path.read_bytes()
+    said = run_while_it_gets_hot(run, *RECORD)
+    assert f"baseline of '{CASES[0]}': not written, THROTTLED: " in said
+    assert "92 °C at 1200 MHz" in said
+    assert path.read_bytes() == before
+    assert [one.name for one in (run.folder / "baselines").rglob("*.json")] == [path.name]
+    assert run.left() == []
+
+
+def test_row_19_a_gpu_that_is_too_hot_already_is_refused(run: Hurt) -> None:
+    run.gpus = (HOT,)
+    done = run.run("-k", "toy-c1 and throughput")
+    assert done.returncode == 10, done.stdout
+    assert "is held back before it runs, software thermal slowdown, 92 °C at 1200" in done.stdout
+    assert run.logs() == []
+    assert run.left() == []
+
+
+def test_row_19_a_gpu_at_a_lower_clock(run: Hurt) -> None:
+    """Nobody says that it throttles; it is slower than when it was recorded."""
+    path = baseline_of(run)
+    before = path.read_bytes()
+    run.gpus = (SLOW,)
+    done = run.run("-k", "toy-c1 and throughput")
+    assert done.returncode == 10, done.stdout
+    (verdict,) = run.verdict().verdicts
+    assert verdict.outcome == "INVALID"
+    low = "CLOCK_LOW: Scripted NVIDIA H100 ran at 1500 MHz, it was recorded at 1980"
+    assert verdict.reason.startswith(low)
+    done = run.run(*RECORD)
+    assert f"baseline of '{CASES[0]}': not written, {low}" in done.stdout
+    assert path.read_bytes() == before
+    assert run.left() == []
+
+
+SOAK_MIN = 0.5
+BUSY = Script(step_ms=2.0)
+FINE = "--tolerance=5"
+"""In an hour; half a minute makes much of little, a Python server's own memory for instance."""
+
+
+@pytest.fixture
+def soak(tmp_path: Path) -> Hurt:
+    """A soak of the scripted server, without a GPU."""
+    return Hurt(folder=tmp_path, script=BUSY)
+
+
+def drifts_of(soak: Hurt) -> dict[str, Drifted]:
+    """How each figure moved, as the last line of each says it."""
+    lines = Journal(path=soak.soaked / "soak.jsonl").lines()
+    return {line.figure: line for line in lines if isinstance(line, Drifted)}
+
+
+def test_row_23_acceptance_that_falls_slowly(soak: Hurt) -> None:
+    """By a hundredth of what it was in each second; the soak ends at two thirds of it."""
+    fall_frac = 0.01
+    soak.script = msgspec.structs.replace(BUSY, falls_per_s_frac=fall_frac)
+    # Twenty prompts, so that each eighth of the soak loses many steps and not one or none.
+    with soak.start_soak(f"--minutes={SOAK_MIN}", "--prompts=20", FINE) as soaking:
+        output, _ = soaking.communicate(timeout=120)
+    assert soaking.returncode == 1, output
+    drift = drifts_of(soak)["acceptance_length_tokens"]
+    assert drift.state is State.DRIFTS
+    assert drift.change_frac is not None
+    assert drift.low_frac is not None
+    assert drift.high_frac is not None
+    # Relative to the first judged blocks, before which the server had lived some seconds.
+    assert -1.5 * fall_frac * 3600 < drift.change_frac < -fall_frac * 3600 * 0.9
+    assert drift.low_frac < drift.change_frac < drift.high_frac < 0
+    assert re.search(r"^after \d+\.\d min: acceptance length: worse by ", output, re.MULTILINE)
+    first = next(
+        line
+        for line in Journal(path=soak.soaked / "soak.jsonl").lines()
+        if isinstance(line, Drifted)
+    )
+    assert 0 < first.after_s <= SOAK_MIN * 60 + 2
+    print_time(first.after_s)
+    assert soak.left() == []
+
+
+@pytest.mark.parametrize(
+    ("worse", "figure"),
+    [
+        (msgspec.structs.replace(BUSY, slows_per_s_frac=0.05), "step_ms"),
+        (msgspec.structs.replace(BUSY, leak_bytes=400_000), "memory_bytes"),
+    ],
+    ids=["step time", "memory"],
+)
+def test_row_23_step_time_and_memory_that_grow(soak: Hurt, worse: Script, figure: str) -> None:
+    soak.script = worse
+    with soak.start_soak(f"--minutes={SOAK_MIN}", FINE) as soaking:
+        output, _ = soaking.communicate(timeout=120)
+    assert soaking.returncode == 1, output
+    assert drifts_of(soak)[figure].state is State.DRIFTS, output
+    assert drifts_of(soak)["acceptance_length_tokens"].change_frac == pytest.approx(0, abs=1e-9)
+    assert soak.left() == []
+
+
+def test_row_23_a_steady_server_raises_no_alarm(soak: Hurt) -> None:
+    with soak.start_soak(f"--minutes={SOAK_MIN}", FINE) as soaking:
+        output, _ = soaking.communicate(timeout=120)
+    assert not re.search(r"^after ", output, re.MULTILINE), output
+    drifts = drifts_of(soak)
+    assert drifts["acceptance_length_tokens"].state is State.STEADY
+    assert State.DRIFTS not in {one.state for one in drifts.values()}
+    # A busy machine may leave the step time untold, which is 10, as it should be.
+    steady = all(one.state is State.STEADY for one in drifts.values())
+    assert soaking.returncode == (0 if steady else 10), output
+    assert soak.left() == []
+
+
+def test_row_23_ctrl_c_keeps_what_was_soaked(soak: Hurt) -> None:
+    journal = Journal(path=soak.soaked / "soak.jsonl")
+    with soak.start_soak("--minutes=10", "--prompts=2") as soaking:
+        wait_until(lambda: journal.path.exists() and len(journal.lines()) > 12)
+        soaking.send_signal(signal.SIGINT)
+        started = time.monotonic()
+        output, _ = soaking.communicate(timeout=60)
+    print_time(time.monotonic() - started)
+    assert soaking.returncode == 130, output
+    assert "acceptance length, tokens" in output
+    blocks = [line for line in journal.lines() if isinstance(line, Block)]
+    assert f"{len(blocks)} blocks: {journal.path}" in output
+    assert soak.left() == []
+
+
+def test_row_23_a_soak_that_is_killed_keeps_what_was_soaked(soak: Hurt) -> None:
+    journal = Journal(path=soak.soaked / "soak.jsonl")
+    with soak.start_soak("--minutes=10", "--prompts=2") as soaking:
+        wait_until(lambda: journal.path.exists() and len(journal.lines()) > 4)
+        soaking.kill()
+        wait_until(lambda: soak.left() == [], within_s=5)
+    assert sum(isinstance(line, Block) for line in journal.lines()) >= 3
+
+
+def test_row_23_a_server_that_goes_away(soak: Hurt) -> None:
+    journal = Journal(path=soak.soaked / "soak.jsonl")
+    with soak.start_soak("--minutes=10", "--prompts=2") as soaking:
+        wait_until(lambda: journal.path.exists() and len(journal.lines()) > 4)
+        soak.server().kill()
+        output, _ = soaking.communicate(timeout=60)
+    assert soaking.returncode == 10, output
+    assert "ended with status -9" in output
+    assert f"blocks: {journal.path}" in output
+    assert soak.left() == []
