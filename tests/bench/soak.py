@@ -34,7 +34,7 @@ _PARTS = 10
 """Held against one another are the means of the first and the last tenth after the lead-in."""
 _FEWEST_RUNS = 20
 _EVERY_S = 60.0
-_JUDGED = {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, 10}
+_JUDGED = {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, 10, 11}
 _PER_MIB = 2**20
 
 
@@ -159,7 +159,10 @@ def main() -> None:
         os.environ.update(hurt.environment())
         os.chdir(ROOT)
         tempfile.tempdir = str(hurt.temporary)
-        run_suite(hurt, "--update-baselines", "--reason=soak", "--specreg-launches=2")
+        # Of acceptance alone: a busy machine's launches don't agree on speed.
+        run_suite(hurt, "--update-baselines", "--reason=soak", "--specreg-launches=1")
+        if not list(hurt.folder.glob("baselines/*/*.json")):
+            raise SystemExit("no baseline was recorded to judge by; run it by hand")
         samples = soak(hurt, minutes)
     raise SystemExit(conclude(samples))
 
