@@ -9,6 +9,9 @@ import msgspec
 from specreg.errors import DatasetError
 
 
+_ID_CHARACTERS = 200
+
+
 class Prompt(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
@@ -31,8 +34,14 @@ def check_prompt(prompt: Prompt) -> None:
     """Silent where a prompt can be sent.
 
     Raises:
-        DatasetError: it says nothing, or it is given twice.
+        DatasetError: it says nothing, or it is given twice; or no message could name it.
     """
+    if len(prompt.id) > _ID_CHARACTERS:
+        message = (
+            f"prompt '{prompt.id[:_ID_CHARACTERS]}…' has an id of {len(prompt.id)} characters;"
+            f" give it one of {_ID_CHARACTERS} or fewer"
+        )
+        raise DatasetError(message)
     if bool(prompt.turns) == bool(prompt.token_ids) or not all(map(str.strip, prompt.turns)):
         message = (
             f"prompt '{prompt.id}' has an empty turn, none at all, or turns and token_ids;"
