@@ -33,6 +33,7 @@ from specreg.metrics import METRICS, Family, Metric, check_tolerances, metrics_o
 from specreg.options import Options, add_options, options_to_repeat, read_options
 from specreg.proving import PROOFS, Proof, proofs_of
 from specreg.provision import Provision
+from specreg.redaction import hide_known, learn
 from specreg.report.document import FILE_NAME, record_report
 from specreg.report.engines import render_gauges, render_side_by_side
 from specreg.report.json import RunVerdict, exit_status, properties, record_verdict
@@ -77,6 +78,7 @@ def pytest_configure(config: pytest.Config) -> None:
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _interrupt)
     try:
+        learn({}, config.invocation_params.args)
         progress = Progress()
         config.stash[_PROGRESS] = progress
         config.stash[SUITE] = _new_suite(config.rootpath, read_options(config), progress)
@@ -352,7 +354,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         parts.append(render_next(suite.verdicts, cases, _options(config, suite)))
     pages = [suite.run_folder / f"report.{kind}" for kind in ("html", "md")]
     parts.append(next((f"report: {page}" for page in pages if page.exists()), ""))
-    terminalreporter.write_line("\n\n".join(filter(None, parts)))
+    terminalreporter.write_line(hide_known("\n\n".join(filter(None, parts))))
 
 
 def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:

@@ -31,6 +31,7 @@ from specreg.models import model_sha256, resolve_model
 from specreg.power.watch import Watch, watch
 from specreg.proving import Plain, Proof, Scene
 from specreg.provision import Provision
+from specreg.redaction import hide_known
 from specreg.sequential import PARTS, Look
 from specreg.server import Server, start_server
 from specreg.stopping import enough_for
@@ -526,7 +527,7 @@ class Suite:
         requirement = self.provision.requirement(spec)
         files = [prompts_sha256(load_case_prompts(self.root, case)), *map(model_sha256, models)]
         return Key(
-            case=msgspec.json.encode(case).decode(),
+            case=hide_known(msgspec.json.encode(case).decode()),
             case_id=case.id,
             launch=launch,
             asked=self._asks_for(case),

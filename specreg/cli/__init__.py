@@ -16,6 +16,7 @@ from specreg.cli.power import power
 from specreg.cli.report import report
 from specreg.cli.tables import tables
 from specreg.errors import SpecregError
+from specreg.redaction import learn
 from specreg.report.engines import render_support
 
 app = typer.Typer(
@@ -41,6 +42,7 @@ app.command()(history)
 def main() -> None:
     """The command line; an error of specreg is its message alone, with status 1."""
     try:
+        learn({}, sys.argv[1:])
         app()
     except SpecregError as error:
         typer.echo(str(error), err=True)

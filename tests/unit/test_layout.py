@@ -21,7 +21,8 @@ LIBRARY = builders.ROOT / "specreg"
 FIXTURES = builders.ROOT / "fixtures"
 
 ORDER = (
-    ("watchdog",),
+    ("redaction", "logs", "shared_memory"),
+    ("watchdog", "files"),
     ("errors", "paths", "catalog", "processes", "spread", "acceptance.record"),
     ("distribution", "sensors"),
     ("identity", "power"),

@@ -19,7 +19,8 @@ import pytest
 from specreg.environments import EngineEnvironment
 from specreg.errors import ModelError, ServerDiedError, ServerStartError
 from specreg.matrix import ServerSpec
-from specreg.server import StartedServer, _start_error, free_port, log_tail, start_server
+from specreg.logs import log_tail
+from specreg.server import StartedServer, _start_error, free_port, start_server
 from tests.scripted.vllm.script import VARIABLE, Fault, Script
 from tests.unit import builders
 
