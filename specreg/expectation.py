@@ -27,8 +27,8 @@ from specreg.intervals import Spread
 from specreg.matrix import Case
 from specreg.models import model_sha256, resolve_model, vocabulary_of
 from specreg.protocols import Form
-from specreg.redaction import hide_known
 from specreg.published import Published, load_published, published_for
+from specreg.redaction import hide_known
 
 
 def load_case_prompts(root: Path, case: Case) -> tuple[Prompt, ...]:

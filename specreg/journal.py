@@ -141,7 +141,6 @@ class Journal:
             raise SpecregError(message) from error
 
 
-
 @dataclass(slots=True)
 class _Open:
     """A measurement of which the end hasn't been read yet."""

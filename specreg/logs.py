@@ -86,19 +86,17 @@ class BoundedLog:
         del self._waiting[:end]
         return lines
 
-    def _drop(self, least_bytes: int) -> None:
-        """Leaves out so much of what waits, and the rest of the line that it ends in."""
-        newline = self._waiting.find(b"\n", least_bytes, least_bytes + _LONG_LINE_BYTES)
-        end = newline + 1 or least_bytes
+    def _drop(self, most_bytes: int) -> None:
+        """Leaves out so much of what waits, but for the line that it would end in."""
+        earliest = max(0, most_bytes - _LONG_LINE_BYTES)
+        end = 1 + self._waiting.rfind(b"\n", earliest, most_bytes) or most_bytes
         self._dropped_bytes += end
         del self._waiting[:end]
 
     def _add(self, lines: bytes) -> None:
-        room_bytes = max(0, self._kept_bytes - self._size_bytes())
-        self._append(lines[:room_bytes])
         if self._dropped_bytes:
             self._cut(0)
-        self._append(lines[room_bytes:])
+        self._append(lines)
         if self._size_bytes() > 3 * self._kept_bytes:
             self._cut(self._kept_bytes)
 
@@ -133,7 +131,7 @@ def log_end(path: Path) -> str:
 
 
 def log_tail(path: Path) -> str:
-    """The last 40 lines of a log, as far as they lie in its last 64 KiB: printable, and not long."""
+    """The last 40 lines of a log, of its last 64 KiB: printable, and none of them long."""
     lines = _COLOR.sub("", log_end(path)).splitlines()
     return "\n".join(_printable(line) for line in lines[-_TAIL_LINES:])
 

@@ -378,7 +378,8 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
     for case in tier.cases:
         check_tolerances(case, tier.places[case.id])
     runs = root / options.runs
-    started = dt.datetime.now(tz=dt.UTC).strftime("%Y%m%dT%H%M%S")
+    began_at = dt.datetime.now(tz=dt.UTC)
+    started = began_at.strftime("%Y%m%dT%H%M%S")
     run_folder = last_run(runs) if options.resume else runs / f"{started}-{os.getpid()}"
     journal = run_folder / "journal.jsonl"
     suite = Suite(
@@ -392,6 +393,7 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
         ),
         launches=options.launches or (_LAUNCHES_TO_RECORD if options.update_baselines else 1),
         update_reason=reason if options.update_baselines else None,
+        began_at=began_at,
         provision=Provision(
             on_gpu=tier.needs_gpus > 0,
             version=options.engine_version,

@@ -44,8 +44,11 @@ _FORMS = tuple(
         (_USER, ("://",)),
         (_QUERY, ("=",)),
         (_HEADER, ("authorization", "bearer")),
-        (_NAMED, ("key", "token", "secret", "passw", "passphrase")),
-        (_PREFIXED, ("hf_", "sk-", "glpat-", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_")),
+        (_NAMED, ("key", "token", "secret", "passw", "passphr")),
+        (
+            _PREFIXED,
+            ("hf_", "sk-", "glpat-", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_"),
+        ),
     )
 )
 """What looks like a secret, after a group that stays; and words without which there is none, in
@@ -151,7 +154,7 @@ def _is_secret(value: str) -> bool:
         len(value) >= _LEAST_CHARACTERS
         and "://" not in value  # the password in it, if there is one, is
         and not _ORDINARY.fullmatch(value)
-        and not ("/" in value and os.path.exists(value))
+        and not ("/" in value and os.access(value, os.F_OK))
     )
 
 
@@ -161,6 +164,12 @@ def _spellings(secrets: Iterable[str]) -> set[str]:
     for secret in secrets:
         lines = [line.strip() for line in secret.splitlines()]
         for one in (secret, *(line for line in lines if len(line) >= _LEAST_CHARACTERS)):
-            found |= {one, quote(one, safe="", errors="surrogateescape"), json.dumps(one)[1:-1], html.escape(one)}
-            found |= {json.dumps(one, ensure_ascii=False)[1:-1], repr(one)[1:-1]}
+            found |= {
+                one,
+                quote(one, safe="", errors="surrogateescape"),
+                json.dumps(one)[1:-1],
+                html.escape(one),
+            }
+            found |= {json.dumps(one)[1:-1], json.dumps(one, ensure_ascii=False)[1:-1]}
+            found.add(repr(one)[1:-1])
     return found

@@ -80,7 +80,7 @@ def report_of(
         ),
         tier_cases=tuple(case.id for case in suite.tier.cases),
         remarks=tuple(remarks),
-        ended_at=dt.datetime.now(tz=dt.UTC).isoformat(timespec="seconds"),
+        ended_at=suite.now.isoformat(timespec="seconds"),
     )
 
 

@@ -28,11 +28,11 @@ from specreg.errors import (
     ServerRefusedError,
     ServerStartError,
 )
+from specreg.files import replace_file
+from specreg.logs import log_end, log_tail
 from specreg.matrix import ServerSpec
 from specreg.methods import METHODS, is_older
 from specreg.models import resolve_model
-from specreg.files import replace_file
-from specreg.logs import log_end, log_tail
 from specreg.paths import cache_dir
 from specreg.processes import (
     MarkedProcess,

@@ -5,8 +5,7 @@ alone, for the watchdog.
 """
 
 import contextlib
-import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 FOLDER = Path("/dev/shm")  # noqa: S108 - it is what glibc's shm_open and sem_open use
@@ -17,7 +16,7 @@ _GONE = " (deleted)"
 def shared_files() -> frozenset[str]:
     """The names of all that lies there; nothing where there is no such folder."""
     with contextlib.suppress(OSError):
-        return frozenset(os.listdir(FOLDER))
+        return frozenset(path.name for path in FOLDER.iterdir())
     return frozenset()
 
 
@@ -33,7 +32,7 @@ def used_by(pids: Iterable[int]) -> frozenset[str]:
 
 def used_by_anybody() -> frozenset[str]:
     """The names of what any process uses, as far as one may look."""
-    return used_by(int(name) for name in os.listdir("/proc") if name.isdigit())
+    return used_by(int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
 
 
 def remove_shared(names: Iterable[str]) -> None:
@@ -47,17 +46,15 @@ def remove_shared(names: Iterable[str]) -> None:
                     (FOLDER / name).unlink()
 
 
-def _opened(pid: int) -> list[str]:
-    paths = []
+def _opened(pid: int) -> Iterator[str]:
     with contextlib.suppress(OSError):
-        for entry in os.scandir(f"/proc/{pid}/fd"):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
-                paths.append(os.readlink(entry.path))
-    return paths
+                yield str(link.readlink())
 
 
-def _mapped(pid: int) -> list[str]:
+def _mapped(pid: int) -> Iterator[str]:
     with contextlib.suppress(OSError):
-        maps = Path(f"/proc/{pid}/maps").read_bytes().decode(errors="surrogateescape")
-        return [f"{_PREFIX}{line.partition(_PREFIX)[2]}" for line in maps.splitlines() if _PREFIX in line]
-    return []
+        for line in Path(f"/proc/{pid}/maps").read_bytes().splitlines():
+            _, prefix, name = line.decode(errors="surrogateescape").partition(_PREFIX)
+            yield prefix + name

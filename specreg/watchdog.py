@@ -1,7 +1,7 @@
 """What outlives us: how to find the processes of a server, who writes their log and ends them.
 
 Run with the standard library alone, as `MAIN` says: `MARK DESCRIPTOR LOG [FOLDER …]`, the mark of
-the processes, the end of the pipe that they speak into, the log's file, and folders that go with us.
+the processes, the end of the pipe that they speak into, their log, and folders that go with us.
 
 Input: first a line of JSON, `Given`; a line with the id and the start of the process that leads the
 server's session, once there is one; `settle`, which is answered with a line once all that was said

@@ -1,5 +1,6 @@
 """`specreg`: what is done besides running the suite. A file for each group of commands."""
 
+import sys
 from typing import Annotated
 
 import typer

@@ -14,8 +14,8 @@ import msgspec
 from specreg.baseline import CaseSettings
 from specreg.distribution import Bar
 from specreg.errors import ReportError
-from specreg.files import replace_file
 from specreg.figures import Figures
+from specreg.files import replace_file
 from specreg.history import Lived
 from specreg.identity import Environment
 from specreg.power.curve import PowerCurve
