@@ -64,8 +64,7 @@ def learn(environment: Mapping[str, str], arguments: Sequence[str] = ()) -> None
 
 def known_secrets() -> tuple[str, ...]:
     """All that is to be hidden wherever it occurs, in each way of writing it, the longest first."""
-    of_ours = _secrets_of(tuple(os.environ.items()))
-    return tuple(sorted(_spellings(of_ours | _TOLD), key=len, reverse=True))
+    return _known(tuple(os.environ.items()), frozenset(_TOLD))
 
 
 def secrets_in(environment: Mapping[str, str], arguments: Sequence[str] = ()) -> frozenset[str]:
@@ -75,7 +74,8 @@ def secrets_in(environment: Mapping[str, str], arguments: Sequence[str] = ()) ->
         environment: variables, as `HF_TOKEN`; a number or a path that exists is no secret.
         arguments: of a command line, as `--api-key X`, `--api-key=X` and `api_key=X`.
     """
-    named = [value for name, value in environment.items() if _says_so(name)]
+    values = [value for name, value in environment.items() if _says_so(name)]
+    named = [part for value in values for part in (value, *value.split(","))]  # of several keys
     texts = (*environment.values(), *arguments)
     within = [secret for text in texts for secret in _passwords(text)]
     return frozenset(filter(_is_secret, (*named, *_of_options(arguments), *within)))
@@ -118,8 +118,9 @@ def hide_said(content: bytes, secrets: Iterable[str]) -> bytes:
 
 
 @functools.lru_cache(maxsize=2)
-def _secrets_of(variables: tuple[tuple[str, str], ...]) -> frozenset[str]:
-    return secrets_in(dict(variables))
+def _known(variables: tuple[tuple[str, str], ...], told: frozenset[str]) -> tuple[str, ...]:
+    spellings = _spellings(secrets_in(dict(variables)) | told)
+    return tuple(sorted(spellings, key=len, reverse=True))
 
 
 def _says_so(name: str) -> bool:
@@ -164,12 +165,7 @@ def _spellings(secrets: Iterable[str]) -> set[str]:
     for secret in secrets:
         lines = [line.strip() for line in secret.splitlines()]
         for one in (secret, *(line for line in lines if len(line) >= _LEAST_CHARACTERS)):
-            found |= {
-                one,
-                quote(one, safe="", errors="surrogateescape"),
-                json.dumps(one)[1:-1],
-                html.escape(one),
-            }
+            found |= {one, quote(one, safe="", errors="surrogateescape"), html.escape(one)}
             found |= {json.dumps(one)[1:-1], json.dumps(one, ensure_ascii=False)[1:-1]}
             found.add(repr(one)[1:-1])
     return found

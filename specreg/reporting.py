@@ -1,7 +1,6 @@
 """Reporting: what a run held or left in its folder in, its one document out."""
 
 import contextlib
-import datetime as dt
 import itertools
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -38,6 +38,7 @@ VARIABLE = "SPECREG_PROCESS_MARK"
 DONE, SETTLE = "done", "settle"
 _ASKED_S, _KILLED_S, _POLL_S = 2.0, 30.0, 0.05
 _PIECE_BYTES = 2**20
+_IDLE_S, _SELDOM = 0.1, 20
 _DEAD = {"Z", "X"}
 
 
@@ -149,13 +150,14 @@ class _Ear:
     def __init__(self, descriptor: int, log: BoundedLog) -> None:
         os.set_blocking(descriptor, False)
         self.sources, self._descriptor, self._log = [descriptor], descriptor, log
+        self._due_s = 0.0
 
     def listen(self, besides: Sequence[int] = (), within_s: float | None = None) -> list[int]:
         """Takes what is there; which of the other descriptors can be read."""
-        wait_s = 0.0 if self._log.waits else within_s
+        wait_s = _IDLE_S if self._log.waits else within_s
         ready, _, _ = select.select([*self.sources, *besides], [], [], wait_s)
-        if not ready and self._log.waits:
-            self._log.write()
+        if self._log.waits and (not ready or time.monotonic() >= self._due_s):
+            self._write()
         if self._descriptor in ready:
             self._take(_PIECE_BYTES)
         return [one for one in ready if one != self._descriptor]
@@ -167,6 +169,13 @@ class _Ear:
         while left_bytes > 0 and self.sources:
             left_bytes -= self._take(left_bytes)
         self._log.write(unfinished=True)
+
+    def _write(self) -> None:
+        """In a flood that seldom that most of it is dropped unseen, and its writer not held up."""
+        began_s = time.monotonic()
+        self._log.write()
+        ended_s = time.monotonic()
+        self._due_s = ended_s + max(_IDLE_S, _SELDOM * (ended_s - began_s))
 
     def _take(self, most_bytes: int) -> int:
         said = os.read(self._descriptor, most_bytes)

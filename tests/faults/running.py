@@ -218,8 +218,10 @@ class Hurt:
         found += [f"file {path.name}" for path in self.temporary.iterdir()]
         # What a living process uses, and isn't of ours, is somebody else's.
         shared = shared_files() - self.shared_before
-        ours = used_by(one.pid for one in processes)
-        return found + [f"shared {name}" for name in shared - used_by_anybody() | shared & ours]
+        others = (
+            used_by_anybody() - used_by(one.pid for one in processes) if shared else frozenset()
+        )
+        return found + [f"shared {name}" for name in shared - others]
 
 
 def ports_of(process: psutil.Process) -> set[int]:

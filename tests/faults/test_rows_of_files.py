@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime as dt
-import os
 import resource
 import subprocess
 import sys
@@ -13,21 +12,21 @@ from pathlib import Path
 import psutil
 import pytest
 
-from specreg.engines import ENGINES
+from specreg.baseline import record_baseline
+from specreg.engines import ENGINES, Engine
 from specreg.errors import ServerDiedError, SpecregError
+from specreg.figures import figures_of, record_figures
 from specreg.files import replace_file
+from specreg.gate.journal import Journal, Rehearsed
 from specreg.history import record_history
 from specreg.logs import KEPT_BYTES
 from specreg.report.document import began_at, load_report, record_report
 from specreg.report.json import record_verdict
-from specreg.baseline import record_baseline
-from specreg.figures import figures_of, record_figures
-from specreg.gate.journal import Journal, Rehearsed
 from tests.faults.running import CASES, ROOT, Hurt, lives, print_time, wait_until
 from tests.gate.test_gate_command import Gate
 from tests.scripted.vllm.script import Fault, Script
 from tests.unit import builders, reports
-from tests.unit.test_server import at_most, left_of, start
+from tests.unit.test_server import left_of, start
 
 WHOLE = 3_000_000
 # Writes a file over and over, all A or all B, until it is killed.
@@ -57,11 +56,10 @@ def disk_full_at(size_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-
 WRITERS: dict[str, Callable[[Path], object]] = {
     "verdict": lambda path: record_verdict(path, reports.REPORT.run),
     "report": lambda path: record_report(path, reports.REPORT),
-    "figures": lambda path: record_figures(path, figures_of(builders.measurement({}), 1)),
+    "figures": lambda path: record_figures(path, figures_of(reports.measured(), 1)),
     "baseline": lambda path: record_baseline(path, builders.baseline({"tpot_p50_ms": 1.0})),
     "history": lambda path: record_history(path, [reports.lived(1, tpot_p50_ms=1.0)]),
     "gate-journal": lambda path: Journal(path=path).write(*[Rehearsed()] * 20),
@@ -109,7 +107,7 @@ PLANTED = {
     "OPENAI_API_KEY": 'planted"in/quotes',
     "PIP_INDEX_URL": "https://me:planted-in-a-url@127.0.0.1:9/simple",
 }
-SECRETS = ("hf_plantedinvariables", "planted\"in/quotes", "planted\\\"in/quotes", "planted-in-a-url")
+SECRETS = ("hf_plantedinvariables", 'planted"in/quotes', 'planted\\"in/quotes', "planted-in-a-url")
 ARGUMENTS = ("--api-key", "planted-in-arguments", "--seed", "12345678")
 SAYING = "INFO 'Authorization': 'Bearer planted-in-a-header', GET /x?token=planted-in-a-query"
 ALL = (*SECRETS, ARGUMENTS[1], "planted-in-a-header", "planted-in-a-query")
@@ -121,7 +119,8 @@ def leaks(folder: Path, *said: str) -> list[str]:
     files = [path for path in folder.rglob("*") if path.is_file() and path.name not in given]
     texts = {str(path): path.read_bytes() for path in files} | {"output": "".join(said).encode()}
     assert len(texts) > 3, "something was written"
-    return [f"{secret} in {name}" for name, text in texts.items() for secret in ALL if secret.encode() in text]
+    found = [(secret, name) for name in texts for secret in ALL if secret.encode() in texts[name]]
+    return [f"{secret} in {name}" for secret, name in found]
 
 
 def test_row_17_no_secret_is_written(run: Hurt) -> None:
@@ -180,9 +179,9 @@ def test_row_17_no_secret_is_in_the_files_of_a_gate(
 
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=lambda engine: engine.name)
-def test_row_18_a_server_is_told_to_listen_here_alone(engine: object) -> None:
+def test_row_18_a_server_is_told_to_listen_here_alone(engine: Engine) -> None:
     options = builders.LAUNCH_OPTIONS
-    command = engine.command(Path("/python"), options)  # type: ignore[attr-defined]
+    command = engine.command(Path("/python"), options)
     hosts = [command[i + 1] for i, one in enumerate(command) if one in {"--host", "--http-address"}]
     assert hosts == ["127.0.0.1"]
     assert not [one for one in command if "0.0.0.0" in one]  # noqa: S104 - none is wanted
@@ -203,7 +202,6 @@ def test_row_18_nothing_listens_elsewhere(run: Hurt) -> None:
 
 def test_row_20_the_wall_clock_jumps(run: Hurt) -> None:
     """By hours, five times a second, in the run and in its servers."""
-    assert run.script is not None
     jumping = Path(__file__).with_name("jumping")
     run.variables = {"PYTHONPATH": f"{jumping}:{ROOT / 'tests/scripted'}"}
     started = time.monotonic()
@@ -219,7 +217,7 @@ def test_row_20_the_wall_clock_jumps(run: Hurt) -> None:
         assert case.figures is not None
         timing = case.figures.timing
         assert timing is not None
-        assert 4 < timing.tpot_ms.p50 < 40, "a step takes 8 ms"
+        assert 1 < timing.tpot_ms.p50 < 20, "a step takes 8 ms and gives two or three tokens"
     assert run.left() == []
 
 
@@ -234,7 +232,7 @@ def test_row_21_a_log_of_two_gigabytes_of_noise(tmp_path: Path) -> None:
         server.process.popen.wait()
         with pytest.raises(ServerDiedError) as error:
             server.check_alive()
-    assert str(error.value).splitlines()[-1].endswith("last words") or "last words" in str(error.value)
+    assert "last words" in str(error.value)
     assert len(str(error.value)) < 50_000
     assert all(one.isprintable() or one in "\t\n" for one in str(error.value))
     content = server.log_path.read_bytes()

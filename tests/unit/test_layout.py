@@ -417,6 +417,8 @@ WRITERS = {
 
 @pytest.mark.parametrize("path", MODULES, ids=dotted)
 def test_files_are_written_in_one_place(path: Path) -> None:
-    calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    calls = [
+        node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)
+    ]
     writes = {call.attr for call in calls if isinstance(call, ast.Attribute)} & WRITING
     assert not writes or dotted(path) in WRITERS, "see specreg.files"

@@ -104,7 +104,10 @@ def test_a_secret_of_several_lines_is_hidden_line_by_line(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("said", "hidden"),
     [
-        ("GET http://someone:planted-1@host/x failed", f"GET http://someone:{HIDDEN}@host/x failed"),
+        (
+            "GET http://someone:planted-1@host/x failed",
+            f"GET http://someone:{HIDDEN}@host/x failed",
+        ),
         ("'Authorization': 'Bearer planted-1'", f"'Authorization': 'Bearer {HIDDEN}'"),
         ("authorization: Basic cGxhbnRlZA==", f"authorization: Basic {HIDDEN}"),
         ('{"api_key":"planted-1","port":8000}', f'{{"api_key":"{HIDDEN}","port":8000}}'),
@@ -147,3 +150,7 @@ def test_what_a_server_is_started_with_is_known_from_then_on() -> None:
 def test_an_error_has_no_secret_in_its_message() -> None:
     learn({}, ("--token", "planted-for-errors"))
     assert str(SpecregError("x: planted-for-errors; y")) == f"x: {HIDDEN}; y"
+
+
+def test_each_of_several_keys_is_secret() -> None:
+    assert {"planted-1", "planted-2"} < secrets_in({"API_KEYS": "planted-1,planted-2"})
