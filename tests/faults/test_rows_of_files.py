@@ -56,10 +56,11 @@ def disk_full_at(size_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+FIGURES = figures_of(builders.measurement(), 1)
 WRITERS: dict[str, Callable[[Path], object]] = {
     "verdict": lambda path: record_verdict(path, reports.REPORT.run),
     "report": lambda path: record_report(path, reports.REPORT),
-    "figures": lambda path: record_figures(path, figures_of(reports.measured(), 1)),
+    "figures": lambda path: record_figures(path, FIGURES),
     "baseline": lambda path: record_baseline(path, builders.baseline({"tpot_p50_ms": 1.0})),
     "history": lambda path: record_history(path, [reports.lived(1, tpot_p50_ms=1.0)]),
     "gate-journal": lambda path: Journal(path=path).write(*[Rehearsed()] * 20),
@@ -217,6 +218,7 @@ def test_row_20_the_wall_clock_jumps(run: Hurt) -> None:
         assert case.figures is not None
         timing = case.figures.timing
         assert timing is not None
+        assert timing.tpot_ms is not None
         assert 1 < timing.tpot_ms.p50 < 20, "a step takes 8 ms and gives two or three tokens"
     assert run.left() == []
 

@@ -51,8 +51,8 @@ def test_a_long_log_is_its_beginning_and_its_end(
     assert len(content) < 3 * KEPT + 100
     if content != said:
         first, _, rest = content.partition(b"\n[specreg: ")
-        number, _, last = rest.partition(b" bytes are left out here]\n")
-        assert len(first) + int(number) + len(last) == len(said)
+        left_out, _, last = rest.partition(b" bytes are left out here]\n")
+        assert len(first) + int(left_out) + len(last) == len(said)
 
 
 def test_what_has_no_lines_is_kept_too(tmp_path: Path) -> None:
