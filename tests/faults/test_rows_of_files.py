@@ -56,7 +56,7 @@ def disk_full_at(size_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-FIGURES = figures_of(builders.measurement(), 1)
+FIGURES = figures_of(builders.measurement({}), 1)
 WRITERS: dict[str, Callable[[Path], object]] = {
     "verdict": lambda path: record_verdict(path, reports.REPORT.run),
     "report": lambda path: record_report(path, reports.REPORT),
