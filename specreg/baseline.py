@@ -6,8 +6,6 @@
 import contextlib
 import json
 import math
-import os
-import tempfile
 from pathlib import Path
 
 import msgspec
@@ -27,6 +25,7 @@ from specreg.arrivals import Arrivals
 from specreg.decoding import UNREADABLE
 from specreg.engines import ALONE, Parallel
 from specreg.errors import BaselineError, InvalidMeasurementError, OutdatedBaselineError
+from specreg.files import replace_file
 from specreg.identity import Environment
 from specreg.matrix import NO_LIMITS, Limits
 from specreg.methods import Tree
@@ -280,14 +279,7 @@ def record_baseline(path: Path, baseline: Baseline) -> None:
         message = f"baseline '{path}': not written, {error}; look at the figures of the run"
         raise BaselineError(message) from error
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            unfinished = Path(folder) / path.name
-            with unfinished.open("w", encoding="utf-8") as file:
-                file.write(render_baseline(baseline))
-                file.flush()
-                os.fsync(file.fileno())
-            unfinished.replace(path)
+        replace_file(path, render_baseline(baseline).encode())
     except OSError as error:
         message = f"baseline '{path}': not written, {error.strerror}; make room or mend its rights"
         raise BaselineError(message) from error

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,13 +161,11 @@ def expected_steps(
     prompts = load_case_prompts(root, case)[: 2 * case.prompts]
     requirement = engine_named("reference").requirement(on_gpu=on_gpu)
     with (
-        tempfile.TemporaryDirectory() as folder,
         claimed_gpus(plain.parallel.gpus if on_gpu else 0, os.environ, tell=show),
         start_server(
             plain,
             engine_environment(requirement, show=show),
             root=root,
-            log_path=Path(folder) / "reference.log",
             on_gpu=on_gpu,
             ready_within_s=_READY_WITHIN_S,
             show=show,

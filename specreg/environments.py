@@ -21,6 +21,7 @@ import uv
 from specreg.decoding import UNREADABLE
 from specreg.engines._engine import Requirement
 from specreg.errors import EnvironmentSetupError
+from specreg.files import replace_file
 from specreg.paths import cache_dir
 
 _MARKER = "specreg.json"
@@ -99,7 +100,7 @@ def engine_environment(
         if made is not None:
             return made
         environment = _make(requirement, folder, show)
-        (folder / _MARKER).write_bytes(msgspec.json.encode(environment))
+        replace_file(folder / _MARKER, msgspec.json.encode(environment))
         return environment
 
 

@@ -29,9 +29,14 @@ import difflib
 from collections.abc import Iterable
 from pathlib import Path
 
+from specreg.redaction import hide
+
 
 class SpecregError(Exception):
-    """Anything that specreg says on purpose; its text is for the user, without a traceback."""
+    """Anything that specreg says on purpose; its text is for the user: no traceback, no secret."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(hide(message))
 
 
 class UnknownNameError(SpecregError):

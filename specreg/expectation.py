@@ -28,6 +28,7 @@ from specreg.matrix import Case
 from specreg.models import model_sha256, resolve_model, vocabulary_of
 from specreg.protocols import Form
 from specreg.published import Published, load_published, published_for
+from specreg.redaction import hide_known
 
 
 def load_case_prompts(root: Path, case: Case) -> tuple[Prompt, ...]:
@@ -111,8 +112,8 @@ def settings_of(case: Case, target: str, prompts: Sequence[Prompt]) -> CaseSetti
         dtype=server.dtype,
         max_model_len_tokens=server.max_model_len_tokens,
         max_sequences=server.max_sequences,
-        engine_args=server.engine_args,
-        engine_env=server.engine_env,
+        engine_args=tuple(map(hide_known, server.engine_args)),
+        engine_env=tuple((name, hide_known(value)) for name, value in server.engine_env),
         arrivals=case.load.arrivals,
         requests_per_s=case.load.requests_per_s,
         burstiness=case.load.burstiness,

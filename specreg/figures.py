@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from specreg.acceptance.record import AcceptanceRecord, Gauges, Source, StepCounts, View
+from specreg.files import replace_file
 from specreg.matrix import Case
 from specreg.measurement import Measurement
 from specreg.methods import METHODS
@@ -194,8 +195,8 @@ def figures_of(measurement: Measurement, launch: int) -> Figures:
 def record_figures(path: Path, figures: Figures) -> None:
     """Writes them as JSON. A disk that refuses loses them, and no verdict."""
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(msgspec.to_builtins(figures), indent=1) + "\n")
+        text = json.dumps(msgspec.to_builtins(figures), indent=1)
+        replace_file(path, f"{text}\n".encode())
 
 
 def _acceptance(record: AcceptanceRecord, case: Case) -> AcceptanceFigures:

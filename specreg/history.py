@@ -17,8 +17,8 @@ from specreg.baseline import Baseline, CaseSettings, Noise
 from specreg.comparison import spreads_of
 from specreg.decoding import UNREADABLE
 from specreg.errors import ReportError
+from specreg.files import append_lines
 from specreg.intervals import Spread
-from specreg.journal import mend_torn_line
 from specreg.measurement import Measurement
 from specreg.metrics import METRICS, Metric
 from specreg.models import model_sha256
@@ -129,10 +129,7 @@ def record_history(path: Path, lived: Iterable[Lived]) -> None:
     """
     lines = b"".join(msgspec.json.encode(one) + b"\n" for one in lived)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a+b") as file:
-            mend_torn_line(file)
-            file.write(lines)
+        append_lines(path, lines)
     except OSError as error:
         advice = "make room or mend its rights"
         message = f"history '{path}': this run isn't in it, {error.strerror}; {advice}"

@@ -4,7 +4,6 @@
 """
 
 import contextlib
-import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ import msgspec
 from specreg.acceptance.record import AcceptanceRecord, Gauges
 from specreg.decoding import UNREADABLE
 from specreg.errors import SpecregError
+from specreg.files import write_lines
 from specreg.matrix import Case
 from specreg.measurement import Measurement, values_of
 from specreg.metrics import Replay
@@ -135,26 +135,11 @@ class Journal:
             if self._file is None:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 self._file = self.path.open("a+b", buffering=0)
-                mend_torn_line(self._file)
-            left = msgspec.json.encode(line) + b"\n"
-            while left:  # a disk that is almost full takes a part, and says so the next time
-                left = left[self._file.write(left) :]
+            write_lines(self._file, msgspec.json.encode(line) + b"\n")
         except OSError as error:
-            self.close()  # so that the next line is none with what was torn here
+            self.close()
             message = f"journal '{self.path}': {error.strerror}; make room or mend its rights"
             raise SpecregError(message) from error
-
-
-def mend_torn_line(file: BinaryIO) -> None:
-    """Ends the line in which an earlier run was cut off, so that ours begin anew.
-
-    Args:
-        file: open for reading and appending.
-    """
-    if file.seek(0, os.SEEK_END):
-        file.seek(-1, os.SEEK_END)
-        if file.read(1) != b"\n":
-            file.write(b"\n")
 
 
 @dataclass(slots=True)

@@ -34,6 +34,7 @@ from specreg.model_code import check_model_code
 from specreg.options import Options, add_options, options_to_repeat, read_options
 from specreg.proving import PROOFS, Proof, proofs_of
 from specreg.provision import Provision
+from specreg.redaction import hide_known, learn
 from specreg.report.document import FILE_NAME, record_report
 from specreg.report.engines import render_gauges, render_side_by_side
 from specreg.report.json import RunVerdict, exit_status, properties, record_verdict
@@ -78,6 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _interrupt)
     try:
+        learn({}, config.invocation_params.args)
         progress = Progress()
         config.stash[_PROGRESS] = progress
         config.stash[SUITE] = _new_suite(config.rootpath, read_options(config), progress)
@@ -355,7 +357,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         parts.append(render_next(suite.verdicts, cases, _options(config, suite)))
     pages = [suite.run_folder / f"report.{kind}" for kind in ("html", "md")]
     parts.append(next((f"report: {page}" for page in pages if page.exists()), ""))
-    terminalreporter.write_line("\n\n".join(filter(None, parts)))
+    terminalreporter.write_line(hide_known("\n\n".join(filter(None, parts))))
 
 
 def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
@@ -379,7 +381,8 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
     for case in tier.cases:
         check_tolerances(case, tier.places[case.id])
     runs = root / options.runs
-    started = dt.datetime.now(tz=dt.UTC).strftime("%Y%m%dT%H%M%S")
+    began_at = dt.datetime.now(tz=dt.UTC)
+    started = began_at.strftime("%Y%m%dT%H%M%S")
     run_folder = last_run(runs) if options.resume else runs / f"{started}-{os.getpid()}"
     journal = run_folder / "journal.jsonl"
     suite = Suite(
@@ -393,6 +396,7 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
         ),
         launches=options.launches or (_LAUNCHES_TO_RECORD if options.update_baselines else 1),
         update_reason=reason if options.update_baselines else None,
+        began_at=began_at,
         provision=Provision(
             on_gpu=tier.needs_gpus > 0,
             version=options.engine_version,

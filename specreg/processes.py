@@ -2,30 +2,38 @@
 
 A server's workers may leave its process group or outlive their parent, so each process that is
 started here carries a mark in its environment, which its descendants inherit. And we may be killed
-ourselves, so a watchdog stands beside each, who ends it then.
+ourselves, so a watchdog stands beside each, who ends it then, and writes down what it says.
 """
 
 import atexit
 import contextlib
+import fcntl
 import functools
+import json
+import os
 import re
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
 from specreg import watchdog
-from specreg.watchdog import NOBODY, Leader, ask_all, kill_all, leader_of, living
+from specreg.redaction import known_secrets, learn
+from specreg.shared_memory import remove_shared, shared_files
+from specreg.watchdog import NOBODY, Given, Leader, ask_all, kill_all, leader_of, living, shared_by
 
 _TERM_S = 5.0
 _KILL_S = 5.0
 _EXEC_S = 0.2
+_PIPE_BYTES = 2**20
 _HELD_KIB = re.compile(r"^Pss_(?:Anon|Shmem): *(\d+) kB", re.MULTILINE)
+_HERE = str(Path(__file__).parents[1])
+"""The folder that holds specreg, for a process that knows of no other."""
 
 
 _RUNNING: "dict[str, MarkedProcess]" = {}
@@ -40,8 +48,10 @@ class MarkedProcess:
         popen: the process; it leads a session of its own.
         mark: by which its descendants are known.
         leader: the process, as the leader of its session.
-        watchdog: ends all of them when we are killed.
+        watchdog: writes its log, and ends all of them when we are killed.
         last_resort: kills all that is left of them; runs at our own end too.
+        shared_before: what lay in /dev/shm before; shared: what they had there since, as far as
+            was seen.
     """
 
     popen: subprocess.Popen[bytes]
@@ -49,6 +59,8 @@ class MarkedProcess:
     leader: Leader
     watchdog: subprocess.Popen[bytes]
     last_resort: Callable[[], None]
+    shared_before: Collection[str] = ()
+    shared: set[str] = field(default_factory=set)
 
 
 def start_marked(
@@ -64,58 +76,104 @@ def start_marked(
     Args:
         command: program and arguments; no shell.
         environment: the whole environment; the mark is added.
-        log_path: gets both output streams.
+        log_path: gets the first and the last of both output streams, without secrets.
         cwd: the folder to run in.
         temporary: folders that the caller removes; the watchdog does where the caller can't.
 
     Raises:
-        OSError: the program can't be run.
+        OSError: the program can't be run, or the log not be written.
     """
     mark = uuid.uuid4().hex
     # setproctitle, which vLLM's workers call, writes over the environment that /proc shows.
     marked = {**environment, watchdog.VARIABLE: mark, "SPT_NOENV": "1"}
-    guard = _start_watchdog(mark, temporary)
-    try:
-        with log_path.open("wb") as log:
+    learn(environment, command)
+    before, shared = shared_files(), set[str]()
+    log_path.write_bytes(b"")
+    with _pipe() as (speaks, hears):
+        guard = _start_watchdog(mark, hears, log_path, temporary)
+        try:
+            _tell(guard, json.dumps(Given(known_secrets(), tuple(before))._asdict()))
             popen = subprocess.Popen(  # noqa: S603 - our own arguments, no shell
                 command,
                 env=marked,
                 stdin=subprocess.DEVNULL,
-                stdout=log,
+                stdout=speaks,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 cwd=cwd,
             )
-        leader = leader_of(popen.pid)
-        _tell(guard, f"{leader.pid} {leader.started}")
-    except OSError:
-        _dismiss(guard)
-        raise
-    except KeyboardInterrupt:
-        # It came between the fork and us: nobody but its mark knows the child, once it runs.
-        time.sleep(_EXEC_S)
-        kill_all(mark, NOBODY, _KILL_S)
-        _dismiss(guard)
-        raise
+            leader = leader_of(popen.pid)
+            _tell(guard, f"{leader.pid} {leader.started}")
+        except OSError:
+            _dismiss(guard)
+            raise
+        except KeyboardInterrupt:
+            # It came between the fork and us: nobody but its mark knows the child, once it runs.
+            time.sleep(_EXEC_S)
+            kill_all(mark, NOBODY, _KILL_S)
+            _dismiss(guard)
+            raise
     # A second Ctrl-C may cut the orderly way short; what is left then goes with us.
-    last_resort = functools.partial(kill_all, mark, leader, _KILL_S)
+    last_resort = functools.partial(_end, mark, leader, shared)
     atexit.register(last_resort)
     _RUNNING[mark] = MarkedProcess(
-        popen=popen, mark=mark, leader=leader, watchdog=guard, last_resort=last_resort
+        popen=popen,
+        mark=mark,
+        leader=leader,
+        watchdog=guard,
+        last_resort=last_resort,
+        shared_before=before,
+        shared=shared,
     )
     return _RUNNING[mark]
 
 
 def stop_marked(process: MarkedProcess) -> None:
-    """Ends the process and all its descendants: asked first, killed 5 s later, then waited for."""
+    """Ends the process and all its descendants: asked first, killed 5 s later, then waited for.
+
+    All that they said is on disk afterwards.
+    """
     try:
+        note_shared(process)
         ask_all(process.mark, process.leader, _TERM_S)
+        note_shared(process)
     finally:
         process.last_resort()
         atexit.unregister(process.last_resort)
         process.popen.wait()
         _RUNNING.pop(process.mark, None)
         _dismiss(process.watchdog)
+
+
+def note_shared(process: MarkedProcess) -> None:
+    """Remembers what they have in /dev/shm now, to remove it should they not."""
+    process.shared.update(shared_by(process.mark, process.leader, process.shared_before))
+
+
+def settle_log(process: MarkedProcess) -> None:
+    """Returns once all that was said so far is on disk; at once where its watchdog is gone."""
+    guard = process.watchdog
+    if guard.stdout is not None and not guard.stdout.closed:
+        _tell(guard, watchdog.SETTLE)
+        guard.stdout.readline()
+
+
+def _end(mark: str, leader: Leader, shared: Collection[str]) -> None:
+    kill_all(mark, leader, _KILL_S)
+    remove_shared(shared)
+
+
+@contextlib.contextmanager
+def _pipe() -> Iterator[tuple[int, int]]:
+    """Where to speak, and where to hear it; other processes have their copies afterwards."""
+    hears, speaks = os.pipe()
+    try:
+        with contextlib.suppress(OSError):  # a container may not grant it
+            fcntl.fcntl(speaks, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        yield speaks, hears
+    finally:
+        os.close(speaks)
+        os.close(hears)
 
 
 def resident_bytes(process: MarkedProcess) -> int:
@@ -150,13 +208,17 @@ def _resident_bytes(pid: int) -> int:
         return 0
 
 
-def _start_watchdog(mark: str, temporary: Sequence[Path]) -> subprocess.Popen[bytes]:
+def _start_watchdog(
+    mark: str, hears: int, log_path: Path, temporary: Sequence[Path]
+) -> subprocess.Popen[bytes]:
     """In a session of its own, and on none of our streams: a pipe of pytest's would stay open."""
+    arguments = (_HERE, mark, str(hears), str(log_path.absolute()), *map(str, temporary))
     return subprocess.Popen(  # noqa: S603 - our own arguments, no shell
-        (sys.executable, "-I", "-S", watchdog.__file__, mark, *map(str, temporary)),
+        (sys.executable, "-I", "-S", "-c", watchdog.MAIN, *arguments),
         stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        pass_fds=(hears,),
         start_new_session=True,
         cwd="/",
     )
@@ -170,9 +232,10 @@ def _tell(guard: subprocess.Popen[bytes], line: str) -> None:
 
 
 def _dismiss(guard: subprocess.Popen[bytes]) -> None:
-    """Ends a watchdog that has nothing to do any more."""
+    """Ends a watchdog that has nothing to do any more but to write down what it heard."""
     _tell(guard, watchdog.DONE)
-    with contextlib.suppress(BrokenPipeError):
-        if guard.stdin is not None:
-            guard.stdin.close()
+    for stream in (guard.stdin, guard.stdout):
+        with contextlib.suppress(BrokenPipeError):
+            if stream is not None:
+                stream.close()
     guard.wait()

@@ -7,8 +7,6 @@ machine; speed does, so there is none here.
 import itertools
 import json
 import math
-import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import msgspec
 
 from specreg.decoding import UNREADABLE
 from specreg.errors import BaselineError
+from specreg.files import replace_file
 from specreg.matrix import Case
 
 SCHEMA_VERSION = 1
@@ -106,16 +105,9 @@ def record_published(path: Path, published: Published) -> None:
     if path.exists():
         raise BaselineError(f"{subject}, there is one; remove it first or choose another name")
     content = msgspec.to_builtins(published)
+    text = json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            unfinished = Path(folder) / path.name
-            with unfinished.open("w", encoding="utf-8") as file:
-                json.dump(content, file, indent=1, sort_keys=True, ensure_ascii=False)
-                file.write("\n")
-                file.flush()
-                os.fsync(file.fileno())
-            path.hardlink_to(unfinished)  # unlike a rename, it never overwrites
+        replace_file(path, f"{text}\n".encode(), overwrites=False)
     except OSError as error:
         message = f"{subject}, {error.strerror}; make room or mend its rights"
         raise BaselineError(message) from error

@@ -1,7 +1,6 @@
 """Reporting: what a run held or left in its folder in, its one document out."""
 
 import contextlib
-import datetime as dt
 import itertools
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -80,7 +79,7 @@ def report_of(
         ),
         tier_cases=tuple(case.id for case in suite.tier.cases),
         remarks=tuple(remarks),
-        ended_at=dt.datetime.now(tz=dt.UTC).isoformat(timespec="seconds"),
+        ended_at=suite.now.isoformat(timespec="seconds"),
     )
 
 

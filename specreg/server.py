@@ -30,13 +30,23 @@ from specreg.errors import (
     ServerRefusedError,
     ServerStartError,
 )
+from specreg.files import replace_file
+from specreg.logs import log_end, log_tail
 from specreg.matrix import ServerSpec
 from specreg.methods import METHODS, is_older
 from specreg.model_code import check_model_code
 from specreg.models import resolve_model
 from specreg.paths import cache_dir
-from specreg.processes import MarkedProcess, process_ids, start_marked, stop_marked
+from specreg.processes import (
+    MarkedProcess,
+    note_shared,
+    process_ids,
+    settle_log,
+    start_marked,
+    stop_marked,
+)
 from specreg.protocols import Ask, Endpoint, Form, Message, Protocol, Role
+from specreg.redaction import hide
 from specreg.sse import DONE, splitter_for
 
 _POLL_S = 0.2
@@ -50,8 +60,6 @@ _HEALTH_TIMEOUT_S = 1.0
 _DYING_S, _ENDING_S = 1.0, 10.0
 _ANSWER_BYTES = 300
 _PROBE_TIMEOUT_S = 60.0
-_LOG_LINES = 40
-_LOG_BYTES = 64 * 1024
 
 # Kind of failure, how to know it, what to do. The first that matches wins.
 _FAILURES = (
@@ -194,9 +202,14 @@ class StartedServer(Server):
         how = f"answers {answer}" if status is None else f"ended with status {status}"
         message = (
             f"server '{self.spec.id}': {how} while it was measured;"
-            f" last lines of {self.log_path}:\n{log_tail(self.log_path)}"
+            f" last lines of {self.log_path}:\n{self.log_tail()}"
         )
         raise ServerDiedError(message)
+
+    def log_tail(self) -> str:
+        """The last lines of all that it has said so far."""
+        settle_log(self.process)
+        return log_tail(self.log_path)
 
     def _status(self, within_s: float) -> int | None:
         """With which it ends, None where it doesn't in time."""
@@ -221,7 +234,7 @@ def start_server(  # noqa: PLR0913 - by name, the most of them facts of the run
     environment: EngineEnvironment,
     *,
     root: Path,
-    log_path: Path,
+    log_path: Path | None = None,
     on_gpu: bool,
     ready_within_s: float,
     show: Callable[[str], None],
@@ -235,7 +248,8 @@ def start_server(  # noqa: PLR0913 - by name, the most of them facts of the run
         spec: what to start.
         environment: the engine's environment.
         root: the repository's root, for relative model folders.
-        log_path: where the server's output goes; what stands there stays, and it goes beside it.
+        log_path: where the server's output goes; what stands there stays, and it goes beside
+            it. None for a place that goes when the server does.
         on_gpu: whether the engine runs on a GPU.
         ready_within_s: how long it may take to the first token.
         show: is told what goes on.
@@ -274,7 +288,7 @@ class _Start:
     spec: ServerSpec
     environment: EngineEnvironment
     root: Path
-    log_path: Path
+    log_path: Path | None
     on_gpu: bool
     ready_within_s: float
     target: str
@@ -292,9 +306,10 @@ class _Start:
 
     def _run(self, temporary: Path, port: int) -> StartedServer:
         """The same on a port; nothing of one that didn't start is left."""
-        log_path, private = _unused(self.log_path), temporary / "private"
+        log_path = _unused(self.log_path or temporary / "server.log")
+        private = temporary / "private"
         private.mkdir(exist_ok=True, mode=0o700)
-        options = self._options(private, port, log_path)
+        options = self._options(private, port, temporary / f"files-{port}")
         started = time.monotonic()
         process = self._start(options, log_path, temporary)
         try:
@@ -313,12 +328,13 @@ class _Start:
             _wait_until_ready(starting, started + self.ready_within_s)
             running = dataclasses.replace(starting, engine_version=_scrape_version(starting))
             _check_age(running)
+            note_shared(process)
         except BaseException:
             stop_marked(process)
             raise
         return running
 
-    def _options(self, private: Path, port: int, log_path: Path) -> LaunchOptions:
+    def _options(self, private: Path, port: int, folder: Path) -> LaunchOptions:
         spec, version = self.spec, self.environment.version
         engine = engine_named(spec.engine)
         return LaunchOptions(
@@ -337,7 +353,7 @@ class _Start:
             engine_args=spec.engine_args,
             offline=all(Path(model).is_dir() for model in (self.target, self.draft) if model),
             on_gpu=self.on_gpu,
-            folder=log_path.with_suffix(""),
+            folder=folder,
             private=private,
             version=version,
             trust_remote_code=spec.trust_remote_code,
@@ -356,8 +372,14 @@ class _Start:
             **engine.environment(options),
             **dict(self.spec.engine_env),
         }
-        log_path.parent.mkdir(parents=True, exist_ok=True)
-        _write_files(options.folder, engine.files(options))
+        subject = f"server '{self.spec.id}'"
+        try:
+            log_path.parent.mkdir(parents=True, exist_ok=True)
+            _write_files(options.folder, log_path.with_suffix(""), engine.files(options))
+        except OSError as error:
+            what = f"its files can't be written, {error.strerror}: '{error.filename}'"
+            advice = "make room or mend its rights"
+            raise ServerStartError(subject, what, advice, log_path, "") from error
         try:
             return start_marked(
                 command,
@@ -369,7 +391,6 @@ class _Start:
         except OSError as error:
             what = f"can't be run, {error.strerror}: '{command[0]}'"
             advice = "check the interpreter, or delete the engine's folder in the cache"
-            subject = f"server '{self.spec.id}'"
             raise ServerStartError(subject, what, advice, log_path, "") from error
 
 
@@ -390,19 +411,13 @@ def _unused(path: Path) -> Path:
     return next(one for one in itertools.chain([path], others) if not one.exists())
 
 
-def _write_files(folder: Path, files: Mapping[str, str]) -> None:
-    """What an engine reads when it starts; an earlier attempt's is replaced."""
+def _write_files(folder: Path, shown: Path, files: Mapping[str, str]) -> None:
+    """What an engine reads when it starts, secrets and all, and beside its log what people may."""
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-
-
-def log_tail(path: Path, lines: int = _LOG_LINES) -> str:
-    """The last lines of a log, however long it is and whatever bytes it holds."""
-    with path.open("rb") as log:
-        log.seek(max(0, path.stat().st_size - _LOG_BYTES))
-        return "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])
+        replace_file(shown / name, hide(text).encode())
 
 
 def _wait_until_ready(server: StartedServer, deadline: float) -> None:
@@ -445,7 +460,7 @@ def _check_age(server: StartedServer) -> None:
             f"says that it is {server.engine_version}",
             f"take {server.engine.oldest} or newer",
             server.log_path,
-            log_tail(server.log_path),
+            server.log_tail(),
         )
 
 
@@ -503,9 +518,9 @@ def _scrape_version(server: Server) -> str:
 
 
 def _start_error(server: StartedServer, what: str) -> ServerStartError:
-    tail = log_tail(server.log_path)
+    tail = server.log_tail()
     # The cause may stand far above the traceback of whoever noticed.
-    texts = (f"{what}\n{tail}", log_tail(server.log_path, lines=_LOG_BYTES))
+    texts = (f"{what}\n{tail}", log_end(server.log_path))
     known = (
         (failure, advice)
         for text in texts

@@ -4,7 +4,9 @@ The pytest plugin and the fixtures hold one of these and do nothing by themselve
 """
 
 import contextlib
+import datetime as dt
 import functools
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -31,6 +33,7 @@ from specreg.models import model_sha256, resolve_model
 from specreg.power.watch import Watch, watch
 from specreg.proving import Plain, Proof, Scene
 from specreg.provision import Provision
+from specreg.redaction import hide_known
 from specreg.sequential import PARTS, Look
 from specreg.server import Server, start_server
 from specreg.stopping import enough_for
@@ -151,6 +154,7 @@ class Suite:
             measured a second time, as its server had gone away.
         figures: of each measurement so far.
         errors: by case that failed otherwise than by a verdict, what was said first, in full.
+        began_at, began_ns: when it began, on the wall and on the clock that nobody sets.
     """
 
     root: Path
@@ -177,6 +181,8 @@ class Suite:
     docket: Docket = field(init=False)
     figures: list[Figures] = field(default_factory=list)
     errors: dict[str, str] = field(default_factory=dict)
+    began_at: dt.datetime = field(default_factory=lambda: dt.datetime.now(tz=dt.UTC))
+    began_ns: int = field(default_factory=time.monotonic_ns)
     _measured: dict[tuple[str, int], Measurement] = field(default_factory=dict)
     _startings: list[Starting] = field(default_factory=list)
     _plain: Plain = field(default_factory=dict)
@@ -189,6 +195,12 @@ class Suite:
             measure_afresh=self.measure_afresh,
             softened=self.softened,
         )
+
+    @property
+    def now(self) -> dt.datetime:
+        """The moment, as far from the beginning as it took, whatever became of the wall clock."""
+        passed_us = (time.monotonic_ns() - self.began_ns) // 1000
+        return self.began_at + dt.timedelta(microseconds=passed_us)
 
     @property
     def environment(self) -> Environment:
@@ -526,7 +538,7 @@ class Suite:
         requirement = self.provision.requirement(spec)
         files = [prompts_sha256(load_case_prompts(self.root, case)), *map(model_sha256, models)]
         return Key(
-            case=msgspec.json.encode(case).decode(),
+            case=hide_known(msgspec.json.encode(case).decode()),
             case_id=case.id,
             launch=launch,
             asked=self._asks_for(case),

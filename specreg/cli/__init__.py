@@ -1,5 +1,6 @@
 """`specreg`: what is done besides running the suite. A file for each group of commands."""
 
+import sys
 from typing import Annotated
 
 import typer
@@ -17,6 +18,7 @@ from specreg.cli.report import report
 from specreg.cli.soak import soak
 from specreg.cli.tables import tables
 from specreg.errors import SpecregError
+from specreg.redaction import learn
 from specreg.report.engines import render_support
 
 app = typer.Typer(
@@ -43,6 +45,7 @@ app.command()(history)
 def main() -> None:
     """The command line; an error of specreg is its message alone, with status 1."""
     try:
+        learn({}, sys.argv[1:])
         app()
     except SpecregError as error:
         typer.echo(str(error), err=True)

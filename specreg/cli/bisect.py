@@ -9,6 +9,7 @@ from specreg.cli.gate import ending
 from specreg.cli.options import HERE, MATRIX, MatrixOption, RootOption, TierOption, tier_of
 from specreg.gate.opening import Request
 from specreg.gate.searching import render_bisected, search
+from specreg.redaction import hide
 
 
 def bisect(  # noqa: PLR0913, PLR0917 - an option each
@@ -43,7 +44,7 @@ def bisect(  # noqa: PLR0913, PLR0917 - an option each
             tolerances=tolerance,
             with_control=False,
             root=root.resolve(),
-            show=lambda text: typer.echo(text, err=True),
+            show=lambda text: typer.echo(hide(text), err=True),
         )
         named = tuple(filter(None, versions.split(",")))
         found = search(good, bad, named, request, (root / out).resolve()).run()

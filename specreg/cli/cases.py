@@ -22,6 +22,7 @@ from specreg.cli.options import (
 from specreg.consulting import expected_steps
 from specreg.expectation import settings_in
 from specreg.history import history_path, load_history
+from specreg.redaction import hide
 from specreg.report.explain import render_explanation
 from specreg.report.oracle import render_oracle
 
@@ -60,7 +61,7 @@ def oracle(
     one = case_of(found, case)
     on_gpu = found.needs_gpus > 0
     prompts, steps = expected_steps(
-        one, root.resolve(), on_gpu=on_gpu, show=lambda text: typer.echo(text, err=True)
+        one, root.resolve(), on_gpu=on_gpu, show=lambda text: typer.echo(hide(text), err=True)
     )
     known = shelf_of(root / folder, found).look_up(one, settings_in(root, one))
     typer.echo(render_oracle(one, prompts, steps, known))

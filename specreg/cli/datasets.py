@@ -12,6 +12,7 @@ from specreg.forms import FORMS, form_named
 from specreg.paths import data_dir as default_data_dir
 from specreg.preparing import Preparation
 from specreg.preparing import prepare as prepare_set
+from specreg.redaction import hide
 
 _FORMS = ", ".join(sorted(FORMS))
 
@@ -45,7 +46,7 @@ def prepare(
         part=part,
         prompts=num_prompts,
         revision=revision,
-        show=lambda text: typer.echo(text, err=True),
+        show=lambda text: typer.echo(hide(text), err=True),
     )
     sets = _sets_of(name, config)
     if len(sets) > 1 and given is not None and not given.is_dir():

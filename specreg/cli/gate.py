@@ -13,6 +13,7 @@ from specreg.cli.options import HERE, MATRIX, WIDTH, MatrixOption, RootOption, T
 from specreg.errors import SpecregError
 from specreg.gate.opening import Opened, Request, open_gate
 from specreg.gate.pages import render_terminal
+from specreg.redaction import hide, hide_known
 
 FAILED_STATUS, INTERRUPTED_STATUS = 10, 130
 
@@ -91,7 +92,7 @@ def gate(  # noqa: PLR0913, PLR0917 - an option each
             out=out,
             ready_within_s=ready_within_s,
             waits=wait,
-            show=lambda text: typer.echo(text, err=True),
+            show=lambda text: typer.echo(hide(text), err=True),
         )
         opened = open_gate(asked)
         asked.show(opened.extent)
@@ -131,7 +132,7 @@ def _measured(opened: Opened) -> int:
         cut_short = FAILED_STATUS
     report, folder = opened.report(), opened.gate.place.folder
     written = opened.record(report)  # first: a terminal that was closed takes nothing any more
-    typer.echo(render_terminal(report, width=WIDTH, color=sys.stdout.isatty()))
+    typer.echo(hide_known(render_terminal(report, width=WIDTH, color=sys.stdout.isatty())))
     if written:
         typer.echo(f"report: {folder / 'gate.html'}")
     if not report.complete:

@@ -2,7 +2,6 @@
 
 import codecs
 import importlib
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -11,6 +10,7 @@ import msgspec
 
 from specreg.decoding import UNREADABLE
 from specreg.errors import DatasetError
+from specreg.files import replace_file
 
 RowT = TypeVar("RowT", bound=msgspec.Struct)
 
@@ -67,11 +67,7 @@ def write_whole(path: Path, content: bytes) -> None:
         DatasetError: it can't be written.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            unfinished = Path(folder) / path.name
-            unfinished.write_bytes(content)
-            unfinished.replace(path)
+        replace_file(path, content)
     except OSError as error:
         message = f"file '{path}': {error.strerror}; name a folder that can be written"
         raise DatasetError(message) from error

@@ -11,9 +11,10 @@ import msgspec
 
 from specreg.decoding import UNREADABLE
 from specreg.errors import SpecregError
+from specreg.files import append_lines
 from specreg.gate.launched import Launched
 from specreg.gate.texts import TextsJudged, TextsSaid
-from specreg.journal import mend_torn_line
+from specreg.redaction import hide_bytes
 
 
 class Begun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -64,10 +65,7 @@ class Journal:
             SpecregError: the disk refuses.
         """
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a+b") as file:
-                mend_torn_line(file)
-                file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+            append_lines(self.path, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
         except OSError as error:
             message = f"journal '{self.path}': {error.strerror}; make room or mend its rights"
             raise SpecregError(message) from error
@@ -98,6 +96,7 @@ def resumed(path: Path, begun: Begun, *, resume: bool) -> tuple[Journal, tuple[L
         SpecregError: something else lies there, or something where nothing should be resumed.
     """
     journal = Journal(path=path)
+    begun = msgspec.json.decode(hide_bytes(msgspec.json.encode(begun)), type=Begun)
     lines = tuple(journal.lines())
     goes_on = resume and lines[:1] == (begun,)
     if lines and not goes_on and b'"Launched"' not in path.read_bytes():

@@ -13,6 +13,7 @@ import msgspec
 import specreg
 from specreg.context import check_contexts
 from specreg.errors import UnknownNameError, UnsupportedError
+from specreg.files import replace_file
 from specreg.gate.break_even import break_evens
 from specreg.gate.going import Group
 from specreg.gate.journal import resumed
@@ -133,8 +134,7 @@ class Opened:
     def _written(self, name: str, page: bytes) -> bool:
         path = self.gate.place.folder / name
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(page)
+            replace_file(path, page)
         except OSError as error:
             self.request.show(f"'{path}': can't be written, {error.strerror}")
             return False

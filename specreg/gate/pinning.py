@@ -18,6 +18,7 @@ from specreg.consulting import in_flight
 from specreg.datasets import Prompt
 from specreg.dialects import Wanted
 from specreg.errors import UnsupportedError
+from specreg.files import replace_file
 from specreg.gate.drafter import scheduled
 from specreg.gate.launched import Arm
 from specreg.gate.plan import Pair
@@ -127,11 +128,9 @@ def record_answers(case: Case, server: Server, prompts: Sequence[Prompt], path: 
     cap = case.output_cap_tokens + 2 * (case.server.draft_tokens or 1) + 2
     wanted = [Wanted(output_cap_tokens=cap, ignore_eos=True)] * len(texts)
     answers = transcribe(server.endpoint, texts, wanted, in_flight=in_flight(case))
-    path.parent.mkdir(parents=True, exist_ok=True)
     # Whole or not at all: one that is there is believed.
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps([(one.prompt, one.output) for one in answers]))
-    part.replace(path)
+    recording = json.dumps([(one.prompt, one.output) for one in answers])
+    replace_file(path, recording.encode())
 
 
 def why_not_pinned(case: Case, acceptance: AcceptanceRecord | None) -> str:

@@ -11,6 +11,7 @@ from specreg.matrix._needs import Needs, Sizes
 from specreg.matrix._tables import USUAL_DRAFT_TOKENS
 from specreg.methods import METHODS, Tree
 from specreg.protocols import Form
+from specreg.redaction import learn
 from specreg.replies import AS_IS
 
 
@@ -54,6 +55,10 @@ class ServerSpec:
     trust_remote_code: bool = False
     tree: Tree | None = None
     sizes: Sizes | None = None
+
+    def __post_init__(self) -> None:
+        """From here on nothing that we write or say has the secrets among them."""
+        learn(dict(self.engine_env), self.engine_args)
 
     @property
     def drafted_tokens(self) -> int:

@@ -16,6 +16,7 @@ from specreg.decoding import UNREADABLE
 from specreg.distribution import Bar
 from specreg.errors import ReportError
 from specreg.figures import Figures
+from specreg.files import replace_file
 from specreg.history import Lived
 from specreg.identity import Environment
 from specreg.power.curve import PowerCurve
@@ -145,8 +146,7 @@ def record_report(path: Path, report: Report) -> None:
         ReportError: the disk refuses.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+        replace_file(path, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
     except OSError as error:
         message = f"report '{path}': not written, {error.strerror}; make room or mend its rights"
         raise ReportError(message) from error

@@ -10,6 +10,7 @@ import msgspec
 from specreg.breakdown import CategoryFigures
 from specreg.decoding import UNREADABLE
 from specreg.errors import ReportError
+from specreg.files import replace_file
 from specreg.verdict import Outcome, Verdict
 
 SCHEMA_VERSION = 1
@@ -73,8 +74,7 @@ def record_verdict(path: Path, verdict: RunVerdict) -> None:
         ReportError: the disk refuses.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(verdict), indent=1) + b"\n")
+        replace_file(path, msgspec.json.format(msgspec.json.encode(verdict), indent=1) + b"\n")
     except OSError as error:
         message = f"verdicts '{path}': not written, {error.strerror}; make room or mend its rights"
         raise ReportError(message) from error

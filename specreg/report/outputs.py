@@ -8,6 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from specreg.errors import ReportError, SpecregError
+from specreg.files import replace_file
+from specreg.redaction import hide_known
 from specreg.report.document import Report
 from specreg.report.exports import aiperf, nemo_skills, specdec_bench, speed_bench
 from specreg.report.exports._measured import Measured, measured_in
@@ -153,17 +155,14 @@ def append_job_summary(text: str) -> None:
     if place:
         try:
             with Path(place).open("a", encoding="utf-8") as file:
-                file.write(text)
+                file.write(hide_known(text))
         except OSError:
             return
 
 
 def _write(path: Path, text: str) -> Path:
-    part = path.with_name(f"{path.name}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)  # at once: the node exporter may be reading
+        replace_file(path, text.encode())  # at once: the node exporter may be reading
     except OSError as error:
         message = f"report '{path}': not written, {error.strerror}; make room or mend its rights"
         raise ReportError(message) from error

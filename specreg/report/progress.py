@@ -6,6 +6,8 @@ import sys
 from rich.console import Console
 from rich.status import Status
 
+from specreg.redaction import hide
+
 
 class Progress:
     """A line with a spinner on the real standard error, past pytest's capturing.
@@ -29,15 +31,15 @@ class Progress:
             return
         if self._status is None:
             self._console.print()  # leaves pytest's own line alone
-            self._status = self._console.status(text)
+            self._status = self._console.status(hide(text))
             self._status.start()
-        self._status.update(text)
+        self._status.update(hide(text))
 
     def tell(self, text: str) -> None:
         """Prints a line that stays, with a terminal or without one."""
         self.clear()
         if self._file is not None:
-            print(text, file=self._file, flush=True)
+            print(hide(text), file=self._file, flush=True)
 
     def clear(self) -> None:
         """Takes the line away; the next `show` brings it back."""

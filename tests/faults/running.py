@@ -23,6 +23,7 @@ import msgspec
 import psutil
 
 from specreg.report.json import RunVerdict, load_verdict
+from specreg.shared_memory import shared_files, used_by, used_by_anybody
 from tests.scripted.nvml.device import ScriptedGpu, build, environment, write_script
 from tests.scripted.vllm.script import Script, record_script
 
@@ -44,6 +45,7 @@ prompts = 20
 output_cap_tokens = 64
 dtype = "float32"
 engine_env = {{ OMP_NUM_THREADS = "1" }}
+engine_args = {engine_args}
 warm_up_stable_frac = {stable_frac}
 {settings}
 """
@@ -61,6 +63,7 @@ class Hurt:
         script: of the scripted server; None for real vLLM.
         gpus: that the machine has, none for a machine without.
         stable_frac: how stable step times must be before a case is measured.
+        engine_args: further ones of its servers.
         variables: further ones, for it and its servers.
         settings: further ones of the cases, as TOML; dataset: what they replay.
         user: whose cache it has, None for its own.
@@ -68,14 +71,16 @@ class Hurt:
     """
 
     folder: Path
-    script: Script | None = field(default_factory=lambda: Script(step_ms=8.0))
+    script: Script | None = field(default_factory=lambda: Script(step_ms=8.0, shares_memory=True))
     gpus: tuple[ScriptedGpu, ...] = ()
     stable_frac: float = 1e9
+    engine_args: tuple[str, ...] = ()
     variables: dict[str, str] = field(default_factory=dict)
     settings: str = ""
     dataset: str = "toy"
     user: Path | None = None
     temporary: Path = field(init=False)
+    shared_before: frozenset[str] = field(init=False, default_factory=shared_files)
 
     def __post_init__(self) -> None:
         self.temporary = Path(tempfile.mkdtemp(prefix="hurt-"))  # short, as sockets lie in it
@@ -104,6 +109,7 @@ class Hurt:
             stable_frac=self.stable_frac,
             settings=self.settings,
             dataset=self.dataset,
+            engine_args=list(self.engine_args),
         )
         (self.folder / "cpu.toml").write_text(text)
         scripted = (f"--specreg-engine-python={sys.executable}",) if self.script else ()
@@ -230,14 +236,20 @@ class Hurt:
         return lambda: self.finished(case_id) >= requests
 
     def left(self) -> list[str]:
-        """The processes, ports, locks and temporary files that are left of it."""
+        """The processes, ports, locks, temporary files and shared memory that are left of it."""
         processes = self.processes()
         found = [f"process {one.pid}" for one in processes]
         for one in processes:
             with contextlib.suppress(psutil.Error):
                 found += [f"port {port}" for port in ports_of(one)]
         found += [f"lock {path.name}" for path in self.cache.glob("**/*.lock") if _is_held(path)]
-        return found + [f"file {path.name}" for path in self.temporary.iterdir()]
+        found += [f"file {path.name}" for path in self.temporary.iterdir()]
+        # What a living process uses, and isn't of ours, is somebody else's.
+        shared = shared_files() - self.shared_before
+        others = (
+            used_by_anybody() - used_by(one.pid for one in processes) if shared else frozenset()
+        )
+        return found + [f"shared {name}" for name in shared - others]
 
 
 def ports_of(process: psutil.Process) -> set[int]:

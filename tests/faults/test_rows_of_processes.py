@@ -117,7 +117,7 @@ def test_row_04_a_server_that_crashes_each_time_is_tried_twice(run: Hurt) -> Non
 
 
 def test_row_05_a_worker_that_survives_its_server(run: Hurt) -> None:
-    run.script = Script(step_ms=8.0, fault=Fault.SURVIVOR, survivor_s=600.0)
+    run.script = Script(step_ms=8.0, fault=Fault.SURVIVOR, survivor_s=600.0, shares_memory=True)
     with run.start() as pytest_run:
         wait_until(run.is_measuring())
         server = run.server()
@@ -149,7 +149,7 @@ def test_row_05_gpu_memory_that_is_not_back_stops_the_run(run: Hurt) -> None:
 
 def test_row_06_pytest_is_killed(run: Hurt) -> None:
     run.gpus = (IDLE,)
-    run.script = Script(step_ms=8.0, fault=Fault.SURVIVOR, survivor_s=600.0)
+    run.script = Script(step_ms=8.0, fault=Fault.SURVIVOR, survivor_s=600.0, shares_memory=True)
     with run.start() as pytest_run:
         wait_until(run.is_measuring(CASES[1]))
         (port,) = ports_of(run.server())
@@ -176,7 +176,7 @@ def test_row_07_ctrl_c_once(run: Hurt) -> None:
 
 
 def test_row_07_ctrl_c_twice(run: Hurt) -> None:
-    run.script = Script(step_ms=8.0, ignore_sigterm=True)
+    run.script = Script(step_ms=8.0, ignore_sigterm=True, shares_memory=True)
     with run.start() as pytest_run:
         wait_until(run.is_measuring())
         pytest_run.send_signal(signal.SIGINT)

@@ -21,7 +21,8 @@ LIBRARY = builders.ROOT / "specreg"
 FIXTURES = builders.ROOT / "fixtures"
 
 ORDER = (
-    ("watchdog",),
+    ("redaction", "logs", "shared_memory"),
+    ("watchdog", "files"),
     ("errors", "paths", "catalog", "decoding", "processes", "spread", "acceptance.record"),
     ("distribution", "sensors"),
     ("identity", "power"),
@@ -411,3 +412,22 @@ def test_no_engine_names_a_method() -> None:
     names = set(METHODS) - {"none"}
     for path, name in itertools.product((LIBRARY / "engines").glob("*.py"), names):
         assert f'"{name}"' not in path.read_text(), path
+
+
+WRITING = {"write_text", "write_bytes"}
+WRITERS = {
+    "files": "the place for it",
+    "environments": "what uv reads, in a folder that isn't there before its mark",
+    "models": "into a folder that gets its name once all is there",
+    "processes": "a log begins empty",
+    "server": "what an engine reads, in a folder that goes with it",
+}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=dotted)
+def test_files_are_written_in_one_place(path: Path) -> None:
+    calls = [
+        node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)
+    ]
+    writes = {call.attr for call in calls if isinstance(call, ast.Attribute)} & WRITING
+    assert not writes or dotted(path) in WRITERS, "see specreg.files"

@@ -10,7 +10,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from specreg.processes import process_ids, resident_bytes, start_marked, stop_marked
+from specreg.processes import (
+    process_ids,
+    resident_bytes,
+    settle_log,
+    start_marked,
+    stop_marked,
+)
 from specreg.watchdog import NOBODY, leader_of, living
 from tests.unit import builders
 from tests.unit.test_server import at_most
@@ -276,3 +282,57 @@ def test_the_memory_of_all_its_processes_is_counted(
     assert len(ids) == processes
     assert process.popen.pid in ids
     assert resident_bytes(process) == 0
+
+
+def test_all_that_was_said_is_on_disk_once_it_is_asked_for(tmp_path: Path) -> None:
+    log_path = tmp_path / "log"
+    command = (sys.executable, "-c", "print('said'); print('no end', end='')")
+    process = start_marked(command, environment=os.environ, log_path=log_path, cwd=tmp_path)
+    process.popen.wait()
+    settle_log(process)
+    assert log_path.read_text() == "said\nno end"
+    stop_marked(process)
+    assert log_path.read_text() == "said\nno end"
+    settle_log(process)
+
+
+def test_a_log_whose_watchdog_was_killed_is_settled_at_once(tmp_path: Path) -> None:
+    process = start_marked(
+        (sys.executable, "-c", DEAF),
+        environment=os.environ,
+        log_path=tmp_path / "log",
+        cwd=tmp_path,
+    )
+    process.watchdog.kill()
+    with at_most(5):
+        settle_log(process)
+        stop_marked(process)
+
+
+def test_a_secret_never_reaches_the_log(tmp_path: Path) -> None:
+    program = (
+        "import os, sys, time; w = sys.stdout.write;"
+        "w('a ' + os.environ['MY_TOKEN'][:4]); sys.stdout.flush(); time.sleep(0.5);"
+        "w(os.environ['MY_TOKEN'][4:] + '\\n'); w('Authorization: Bearer planted-2\\n')"
+    )
+    process = start_marked(
+        (sys.executable, "-c", program),
+        environment={"MY_TOKEN": "planted-1"},
+        log_path=tmp_path / "log",
+        cwd=tmp_path,
+    )
+    process.popen.wait()
+    stop_marked(process)
+    assert (tmp_path / "log").read_text() == "a HIDDEN\nAuthorization: Bearer HIDDEN\n"
+
+
+def test_the_list_of_processes_shows_no_secret(tmp_path: Path) -> None:
+    process = start_marked(
+        ("/bin/sleep", "120"),
+        environment={"MY_TOKEN": "planted-1"},
+        log_path=tmp_path / "log",
+        cwd=tmp_path,
+    )
+    shown = " ".join(psutil.Process(process.watchdog.pid).cmdline())
+    stop_marked(process)
+    assert "planted-1" not in shown

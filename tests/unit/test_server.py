@@ -19,7 +19,7 @@ import pytest
 from specreg.environments import EngineEnvironment
 from specreg.errors import ModelError, ServerDiedError, ServerStartError
 from specreg.matrix import ServerSpec
-from specreg.server import StartedServer, _start_error, free_port, log_tail, start_server
+from specreg.server import StartedServer, _start_error, free_port, start_server
 from tests.scripted.vllm.script import VARIABLE, Fault, Script
 from tests.unit import builders
 
@@ -316,20 +316,6 @@ def test_a_status_that_says_killed_is_told_as_that(tmp_path: Path) -> None:
     log_path.write_text("ModuleNotFoundError: No module named 'sglang'\n")
     known = _start_error(builders.server(log_path=log_path), "ended with status -9")
     assert known.failure == "ended with status -9: broken engine environment"
-
-
-def test_the_tail_of_a_long_log_is_its_last_forty_lines(tmp_path: Path) -> None:
-    log_path = tmp_path / "log"
-    log_path.write_text("".join(f"line {number}\n" for number in range(100_000)))
-    assert log_tail(log_path).splitlines() == [f"line {n}" for n in range(99_960, 100_000)]
-
-
-def test_the_tail_of_a_log_survives_any_bytes(tmp_path: Path) -> None:
-    log_path = tmp_path / "log"
-    log_path.write_bytes(b"\xff\xfe\nlast\n")
-    assert log_tail(log_path).endswith("\nlast")
-    log_path.write_bytes(b"")
-    assert log_tail(log_path) == ""
 
 
 TRITONSERVER = """#!{python}

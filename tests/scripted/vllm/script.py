@@ -110,6 +110,9 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         exit_log: printed by `exit_at_start`.
         survivor_s: how long the child of `survivor` lives when nobody ends it.
         ignore_sigterm: whether only SIGKILL ends the server.
+        flood_bytes: of noise, which it prints before it listens.
+        says_secrets: whether it prints its variables and arguments, as a debugger would.
+        shares_memory: whether it leaves what it has in /dev/shm.
     """
 
     acceptance_probs: Annotated[tuple[float, ...], msgspec.Meta(min_length=1)] = (0.8, 0.7, 0.6)
@@ -130,6 +133,9 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     exit_log: str = "RuntimeError: the script says so"
     survivor_s: float = 60.0
     ignore_sigterm: bool = False
+    flood_bytes: int = 0
+    says_secrets: bool = False
+    shares_memory: bool = False
 
     def fault_of(self, number: int) -> Fault | None:
         """The fault that hits the generation request of this number, counted from 1."""

@@ -4,11 +4,14 @@ In: vLLM's flags and the script that SCRIPTED_SERVER names. Out: a server, or th
 """
 
 import logging
+import mmap
 import os
 import signal
 import subprocess
 import sys
 import time
+import uuid
+from pathlib import Path
 
 from . import __version__
 from .app import ScriptedServer
@@ -31,10 +34,15 @@ def main() -> None:
     launch = parse_launch(sys.argv[1:])
     script = load_script(os.environ)
     _apply_start_faults(script)
+    shared = _share_memory() if script.shares_memory else ()
     ScriptedServer(launch, script).serve()
+    del shared
 
 
 def _apply_start_faults(script: Script) -> None:
+    if script.says_secrets:
+        _LOG.info("variables %s, arguments %s", dict(os.environ), sys.argv)
+    _flood(script.flood_bytes)
     if script.fault is Fault.EXIT_AT_START:
         sys.stderr.write(f"{script.exit_log}\n")
         raise SystemExit(script.exit_status)
@@ -55,3 +63,26 @@ def _start_survivor(survivor_s: float) -> int:
     if child.stdout:
         child.stdout.readline()
     return child.pid
+
+
+def _flood(flood_bytes: int) -> None:
+    """Prints noise, with the first and the last words around it."""
+    if flood_bytes:
+        block = os.urandom(2**20)
+        os.write(1, b"first words\n")
+        for _ in range(flood_bytes // len(block)):
+            left = memoryview(block)
+            while left:
+                left = left[os.write(1, left) :]
+        os.write(1, b"\nlast words\n")
+
+
+def _share_memory() -> tuple[mmap.mmap, ...]:
+    """A block and a semaphore, named as Python and glibc name theirs; nobody ever removes them."""
+    shared = []
+    for kind in ("psm_", "sem."):
+        path = Path(f"/dev/shm/{kind}{uuid.uuid4().hex[:8]}")  # noqa: S108 - that is where they are
+        with path.open("w+b") as file:
+            file.truncate(mmap.PAGESIZE)
+            shared.append(mmap.mmap(file.fileno(), mmap.PAGESIZE))
+    return tuple(shared)

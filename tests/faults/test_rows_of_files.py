@@ -1,0 +1,265 @@
+"""The faults of what is written, said and listened to; each test is named by its row."""
+
+import contextlib
+import datetime as dt
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from specreg.baseline import record_baseline
+from specreg.engines import ENGINES, Engine
+from specreg.errors import ServerDiedError, SpecregError
+from specreg.figures import figures_of, record_figures
+from specreg.files import replace_file
+from specreg.gate.journal import Journal, Rehearsed
+from specreg.history import record_history
+from specreg.logs import KEPT_BYTES
+from specreg.report.document import began_at, load_report, record_report
+from specreg.report.json import record_verdict
+from tests.faults.running import CASES, ROOT, Hurt, lives, print_time, wait_until
+from tests.gate.test_gate_command import Gate
+from tests.scripted.vllm.script import Fault, Script
+from tests.unit import builders, reports
+from tests.unit.test_server import left_of, start
+
+WHOLE = 3_000_000
+# Writes a file over and over, all A or all B, until it is killed.
+WRITING = """
+import itertools, pathlib, sys
+from specreg.files import replace_file
+for letter in itertools.cycle("AB"):
+    replace_file(pathlib.Path(sys.argv[1]), letter.encode() * int(sys.argv[2]))
+    print(letter, flush=True)
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Hurt:
+    """A run on the scripted server."""
+    return Hurt(folder=tmp_path)
+
+
+@contextlib.contextmanager
+def disk_full_at(size_bytes: int) -> Iterator[None]:
+    """Lets this process write no file beyond a size."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+FIGURES = figures_of(builders.measurement({}), 1)
+WRITERS: dict[str, Callable[[Path], object]] = {
+    "verdict": lambda path: record_verdict(path, reports.REPORT.run),
+    "report": lambda path: record_report(path, reports.REPORT),
+    "figures": lambda path: record_figures(path, FIGURES),
+    "baseline": lambda path: record_baseline(path, builders.baseline({"tpot_p50_ms": 1.0})),
+    "history": lambda path: record_history(path, [reports.lived(1, tpot_p50_ms=1.0)]),
+    "gate-journal": lambda path: Journal(path=path).write(*[Rehearsed()] * 20),
+}
+
+
+@pytest.mark.parametrize("what", WRITERS)
+def test_row_13_a_full_disk_leaves_the_old_file(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "folder" / "file"
+    WRITERS[what](path)
+    before = path.read_bytes()
+    appends = what in {"history", "gate-journal"}
+    with (
+        disk_full_at(len(before) + 50 if appends else 50),
+        contextlib.nullcontext()
+        if what == "figures"
+        else pytest.raises(SpecregError, match="File too large; make room or mend its rights"),
+    ):
+        WRITERS[what](path)
+    assert path.read_bytes() == before
+    assert [one.name for one in path.parent.iterdir()] == ["file"]
+
+
+def test_row_13_killed_while_writing(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "file"
+    seen = set()
+    for kill in range(20):
+        with subprocess.Popen(
+            (sys.executable, "-c", WRITING, str(path), str(WHOLE)), cwd=ROOT, stdout=subprocess.PIPE
+        ) as writing:
+            assert writing.stdout is not None
+            writing.stdout.readline()
+            time.sleep(0.002 * kill)
+            writing.kill()
+        content = path.read_bytes()
+        assert content in {b"A" * WHOLE, b"B" * WHOLE}
+        seen.add(content[:1])
+    assert seen == {b"A", b"B"}
+    replace_file(path, b"new")
+    assert [one.name for one in path.parent.iterdir()] == ["file"], "what they left goes too"
+
+
+PLANTED = {
+    "HF_TOKEN": "hf_plantedinvariables",
+    "OPENAI_API_KEY": 'planted"in/quotes',
+    "PIP_INDEX_URL": "https://me:planted-in-a-url@127.0.0.1:9/simple",
+}
+SECRETS = ("hf_plantedinvariables", 'planted"in/quotes', 'planted\\"in/quotes', "planted-in-a-url")
+ARGUMENTS = ("--api-key", "planted-in-arguments", "--seed", "12345678")
+SAYING = "INFO 'Authorization': 'Bearer planted-in-a-header', GET /x?token=planted-in-a-query"
+ALL = (*SECRETS, ARGUMENTS[1], "planted-in-a-header", "planted-in-a-query")
+
+
+def leaks(folder: Path, *said: str) -> list[str]:
+    """Where secrets stand, of all that was written below a folder or said."""
+    given = {"cpu.toml", "scripted_server.json"}
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name not in given]
+    texts = {str(path): path.read_bytes() for path in files} | {"output": "".join(said).encode()}
+    assert len(texts) > 3, "something was written"
+    found = [(secret, name) for name in texts for secret in ALL if secret.encode() in texts[name]]
+    return [f"{secret} in {name}" for secret, name in found]
+
+
+def test_row_17_no_secret_is_written(run: Hurt) -> None:
+    run.variables, run.engine_args = dict(PLANTED), ARGUMENTS
+    run.script = Script(step_ms=8.0, says_secrets=True, shares_memory=True)
+    junit = run.folder / "junit.xml"
+    with run.start(f"--junitxml={junit}", "-rA") as pytest_run:
+        wait_until(run.is_measuring())
+        run.server().kill()
+        output, _ = pytest_run.communicate(timeout=120)
+    assert {one.outcome for one in run.verdict().verdicts} == {"NO_BASELINE"}, output
+    assert junit.exists()
+    assert leaks(run.folder, output) == []
+    (log, _) = (path.read_text() for path in sorted(run.runs.glob("*/logs/*.log")))
+    assert "HIDDEN" in log
+    assert all(one in log for one in ("fixtures/models/tiny/target", "'--seed', '12345678'"))
+    assert run.left() == []
+
+
+def test_row_17_no_secret_is_in_the_words_of_a_server_that_fails(run: Hurt) -> None:
+    run.variables, run.engine_args = dict(PLANTED), ARGUMENTS
+    run.script = Script(
+        fault=Fault.EXIT_AT_START, says_secrets=True, exit_log=f"{SAYING}\nGatedRepoError: 401"
+    )
+    done = run.run()
+    assert "'Bearer HIDDEN', GET /x?token=HIDDEN" in done.stdout
+    assert "GatedRepoError" in done.stdout
+    assert leaks(run.folder, done.stdout) == []
+
+
+def test_row_17_a_resumed_run_knows_its_cases_by_what_they_hide(run: Hurt) -> None:
+    run.variables, run.engine_args = dict(PLANTED), ARGUMENTS
+    with run.start() as pytest_run:
+        wait_until(run.is_measuring(CASES[1]))
+        pytest_run.kill()
+        wait_until(lambda: run.left() == [])
+    done = run.run("--specreg-resume")
+    assert f"taken over from the run that was cut off: {CASES[0]}\n" in done.stdout
+    assert leaks(run.folder, done.stdout) == []
+
+
+def test_row_17_no_secret_is_in_the_files_of_a_gate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in PLANTED.items():
+        monkeypatch.setenv(name, value)
+    gate = Gate(tmp_path)
+    gate.write_tier(speed=False)
+    both = ("--a", "engine_env.MY_TOKEN=planted-in-arguments")
+    b = Script(says_secrets=True)
+    done = gate.run("--launches", "2", *both, "--b", both[1], b=b)
+    assert gate.report().complete, done.stdout + done.stderr
+    assert leaks(gate.out, done.stdout, done.stderr) == []
+    again = gate.run("--launches", "2", *both, "--b", both[1], "--resume", b=b)
+    assert "is of another gate" not in again.stderr
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=lambda engine: engine.name)
+def test_row_18_a_server_is_told_to_listen_here_alone(engine: Engine) -> None:
+    options = builders.LAUNCH_OPTIONS
+    command = engine.command(Path("/python"), options)
+    hosts = [command[i + 1] for i, one in enumerate(command) if one in {"--host", "--http-address"}]
+    assert hosts == ["127.0.0.1"]
+    assert not [one for one in command if "0.0.0.0" in one]  # noqa: S104 - none is wanted
+
+
+def test_row_18_nothing_listens_elsewhere(run: Hurt) -> None:
+    with run.start() as pytest_run:
+        wait_until(run.is_measuring())
+        found = [
+            connection.laddr[0]
+            for process in run.processes()
+            for connection in process.net_connections("inet")
+            if connection.status == psutil.CONN_LISTEN
+        ]
+        pytest_run.communicate(timeout=120)
+    assert found == ["127.0.0.1"]
+
+
+def test_row_20_the_wall_clock_jumps(run: Hurt) -> None:
+    """By hours, five times a second, in the run and in its servers."""
+    jumping = Path(__file__).with_name("jumping")
+    run.variables = {"PYTHONPATH": f"{jumping}:{ROOT / 'tests/scripted'}"}
+    started = time.monotonic()
+    done = run.run()
+    took_s = time.monotonic() - started
+    assert {one.outcome for one in run.verdict().verdicts} == {"NO_BASELINE"}, done.stdout
+    report = load_report(next(run.runs.glob("*/report.json")))
+    began = began_at(report.run.run)
+    assert began is not None
+    lasted_s = (dt.datetime.fromisoformat(report.ended_at) - began).total_seconds()
+    assert 0 <= lasted_s <= took_s + 1
+    for case in report.cases:
+        assert case.figures is not None
+        timing = case.figures.timing
+        assert timing is not None
+        assert timing.tpot_ms is not None
+        assert 1 < timing.tpot_ms.p50 < 20, "a step takes 8 ms and gives two or three tokens"
+    assert run.left() == []
+
+
+FLOOD_BYTES = 2 * 2**30
+
+
+def test_row_21_a_log_of_two_gigabytes_of_noise(tmp_path: Path) -> None:
+    started = time.monotonic()
+    with start(tmp_path, Script(flood_bytes=FLOOD_BYTES), ready_within_s=120.0) as server:
+        print_time(time.monotonic() - started)
+        server.process.popen.kill()
+        server.process.popen.wait()
+        with pytest.raises(ServerDiedError) as error:
+            server.check_alive()
+    assert "last words" in str(error.value)
+    assert len(str(error.value)) < 50_000
+    assert all(one.isprintable() or one in "\t\n" for one in str(error.value))
+    content = server.log_path.read_bytes()
+    assert len(content) < 4 * KEPT_BYTES
+    head, _, tail = content.partition(b"\n[specreg: ")
+    assert b"first words\n" in head[:1000]
+    assert len(head) == KEPT_BYTES
+    assert int(tail.partition(b" bytes are left out here]")[0]) > FLOOD_BYTES - 4 * KEPT_BYTES
+    assert b"\nlast words\n" in tail[-1000:]
+    assert left_of(tmp_path) == []
+
+
+def test_row_21_a_server_that_floods_dies_with_its_run(run: Hurt) -> None:
+    """And what it said until then is there."""
+    run.script = Script(step_ms=8.0, flood_bytes=64 * 2**20, survivor_s=600, fault=Fault.SURVIVOR)
+    with run.start() as pytest_run:
+        wait_until(run.is_measuring())
+        server = run.server()
+        pytest_run.kill()
+        took_s = wait_until(lambda: run.left() == [])
+    print_time(took_s)
+    assert took_s < 5
+    assert not lives(server)
+    (log,) = run.runs.glob("*/logs/*.log")
+    content = log.read_bytes()
+    assert b"first words" in content
+    assert b"last words" in content
+    assert b"bytes are left out here" in content
