@@ -18,6 +18,7 @@ from specreg.cli.options import (
     tier_of,
 )
 from specreg.errors import SpecregError
+from specreg.redaction import hide
 from specreg.soak.opening import Opened, Request, first_speculating, open_soak
 
 
@@ -65,7 +66,7 @@ def soak(  # noqa: PLR0913, PLR0917 - an option each
             out=out,
             ready_within_s=ready_within_s,
             waits=wait,
-            show=lambda text: typer.echo(text, err=True),
+            show=lambda text: typer.echo(hide(text), err=True),
         )
         raise typer.Exit(_soaked(open_soak(asked)))
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 
 from specreg.errors import SpecregError
+from specreg.files import append_lines
 from specreg.soak.block import Block
 from specreg.soak.drift import Drift, State
 
@@ -59,9 +60,7 @@ class Journal:
             SpecregError: the disk refuses.
         """
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("ab") as file:
-                file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+            append_lines(self.path, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
         except OSError as error:
             message = f"soak '{self.path}': {error.strerror}; make room or mend its rights"
             raise SpecregError(message) from error
