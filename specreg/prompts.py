@@ -8,7 +8,6 @@ import msgspec
 
 from specreg.errors import DatasetError
 
-
 _ID_CHARACTERS = 200
 
 
