@@ -83,7 +83,9 @@ def test_row_11_counters_that_cannot_be_read(
 ) -> None:
     run.script = Script(fault=fault)
     done = run.run()
-    for reason in reasons(run).values():
+    found = reasons(run)
+    assert set(found) == set(CASES), done.stdout
+    for reason in found.values():
         assert reason.startswith(f"INVALID: {looked_for}"), done.stdout
         assert there in reason
     assert run.left() == []
