@@ -47,7 +47,8 @@ def reasons(run: Hurt) -> Mapping[str, str]:
 )
 def test_row_10_a_request_that_fails(run: Hurt, fault: Fault, words: str) -> None:
     """It would go well if it were sent again: the fault hits one."""
-    run.script = Script(fault=fault, fault_after_requests=WARM_UP + 2)
+    # Of steps that come at once a warm-up has no times, and goes on.
+    run.script = Script(fault=fault, fault_after_requests=WARM_UP + 2, step_ms=4.0)
     done = run.run()
     found = reasons(run)
     failed = f"INVALID: REQUEST_FAILED: 1 of {REQUESTS_OF_A_PART} requests failed, first prompt '"
@@ -82,14 +83,16 @@ def test_row_11_counters_that_cannot_be_read(
 ) -> None:
     run.script = Script(fault=fault)
     done = run.run()
-    for reason in reasons(run).values():
+    found = reasons(run)
+    assert set(found) == set(CASES), done.stdout
+    for reason in found.values():
         assert reason.startswith(f"INVALID: {looked_for}"), done.stdout
         assert there in reason
     assert run.left() == []
 
 
 def test_row_11_counters_that_begin_again(run: Hurt) -> None:
-    run.script = Script(fault=Fault.COUNTERS_RESET, fault_after_requests=WARM_UP + 6)
+    run.script = Script(fault=Fault.COUNTERS_RESET, fault_after_requests=WARM_UP + 6, step_ms=4.0)
     done = run.run()
     found = reasons(run)
     assert found[CASES[0]].startswith("INVALID: COUNTERS_FELL: S moved by -"), done.stdout

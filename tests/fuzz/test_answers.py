@@ -161,7 +161,7 @@ def read_export(_: random.Random, line: bytes) -> None:
     PROTOCOLS["sglang"].parse_export(line.splitlines())
 
 
-def read_http(rng: random.Random, content: bytes) -> None:
+def read_http(_: random.Random, content: bytes, *, measured: bool) -> None:
     """Bytes that are HTTP, or nearly, over a connection: asked once, or as a measured request."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -174,7 +174,7 @@ def read_http(rng: random.Random, content: bytes) -> None:
         port = server.sockets[0].getsockname()[1]
         endpoint = Endpoint(base_url=f"http://127.0.0.1:{port}", model="toy", protocol="vllm")
         try:
-            if rng.random() < 0.5:
+            if not measured:
                 async with httpx.AsyncClient(base_url=endpoint.base_url) as client:
                     (await read(client, "GET", "/v1/models", within_s=5.0)).good()
             else:
@@ -274,12 +274,14 @@ def identities() -> Iterable[Said]:
 
 def asked_in_ids() -> Iterable[Said]:
     """Answers without a stream, and what is written to a file."""
-    for protocol, name in (
-        ("vllm", "vllm/0.32.0/completion.json"),
-        ("sglang", "sglang/0.5.23/generate.json"),
+    completion = json.loads(recorded("vllm/0.32.0/completion.json"))
+    completion["choices"][0]["token_ids"] = [520, 355, 2]  # as one that was asked for them
+    for protocol, answer in (
+        ("vllm", json.dumps(completion).encode()),
+        ("sglang", recorded("sglang/0.5.23/generate.json")),
     ):
         reading = functools.partial(read_ids, protocol)
-        yield Said(content=recorded(name), wrong=json_of, read=reading)
+        yield Said(content=answer, wrong=json_of, read=reading)
     scores = recorded("vllm/0.32.0/scores.json")
     candidate = int(re.findall(rb"token_id:(\d+)", scores)[0])
     yield Said(content=scores, wrong=json_of, read=functools.partial(read_scores, candidate))
@@ -291,11 +293,12 @@ def connections() -> Iterable[Said]:
     """Whole answers, head and body."""
     models = recorded("vllm/0.32.0/models.json")
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-    yield Said(content=head % len(models) + models, wrong=_http_of, read=read_http)
+    once, measured = (functools.partial(read_http, measured=is_one) for is_one in (False, True))
+    yield Said(content=head % len(models) + models, wrong=_http_of, read=once)
     stream = recorded("vllm/0.32.0/chat_stream_usage.txt")
     chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     body = b"".join(b"%x\r\n%b\r\n" % (len(one), one) for one in (stream[:900], stream[900:]))
-    yield Said(content=chunked + body + b"0\r\n\r\n", wrong=_http_of, read=read_http)
+    yield Said(content=chunked + body + b"0\r\n\r\n", wrong=_http_of, read=measured)
 
 
 _HEADS = (
