@@ -61,9 +61,15 @@ def measure_beside(
     Raises:
         SideError: a check broke on one side, or its server went away.
     """
-    return uvloop.run(
-        _measure(sides, prompts, least_s=least_s, apart=apart, show=show, clock=clock)
-    )
+    try:
+        return uvloop.run(
+            _measure(sides, prompts, least_s=least_s, apart=apart, show=show, clock=clock)
+        )
+    except SideError as error:
+        # A server that is gone is the first reason. It is asked outside of the loop.
+        with blaming(error.arm):
+            sides[error.arm][1].check_alive()
+        raise
 
 
 async def _measure(
@@ -87,7 +93,7 @@ async def _measure(
         cores = Cores([server for _, server in sides.values()])
         show(f"{case.id}: warming up")
         for arm, lane in lanes.items():
-            with _blaming(arm, lane):
+            with _blaming(arm):
                 await warm_up(lane.case, spare, lane.crew.replay_under)
                 await lane.begin()
         if apart:
@@ -100,14 +106,14 @@ async def _measure(
         while not done or (again and _least_replayed_s(lanes) < least_s):
             for part, order in zip(parts, orders, strict=False):
                 for arm in order:
-                    with _blaming(arm, lanes[arm]):
+                    with _blaming(arm):
                         await lanes[arm].replay(part)
             if not done:
                 for arm, lane in lanes.items():
-                    with _blaming(arm, lane):
+                    with _blaming(arm):
                         done[arm] = await _replay_of(lane)
         for arm, lane in lanes.items():
-            with _blaming(arm, lane):
+            with _blaming(arm):
                 check_client(lane.rounds)
     return {
         arm: dataclasses.replace(replay, rounds=tuple(lanes[arm].rounds))
@@ -142,13 +148,11 @@ async def _replay_of(lane: Lane) -> Replay:
 
 
 @contextlib.contextmanager
-def _blaming(arm: Arm, lane: Lane) -> Iterator[None]:
-    """Says of what goes wrong on which side it did; a server that is gone is the first reason."""
+def _blaming(arm: Arm) -> Iterator[None]:
+    """Says of what goes wrong on which side it did."""
     try:
         yield
     except InvalidMeasurementError as error:
-        with blaming(arm):
-            lane.server.check_alive()
         raise SideError(arm, str(error)) from error
 
 
