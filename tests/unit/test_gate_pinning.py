@@ -2,6 +2,7 @@ import dataclasses
 import errno
 import json
 import math
+import os
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -66,9 +67,8 @@ def test_a_recording_that_was_cut_off_is_none(
 ) -> None:
     path = tmp_path / "recordings" / "a.json"
 
-    def full(self: Path, text: str) -> int:
-        with self.open("w") as file:
-            file.write(text[:5])
+    def full(file: int) -> None:
+        del file
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(pinning, "encode_prompts", lambda *_: ((1, 2),))
@@ -76,7 +76,7 @@ def test_a_recording_that_was_cut_off_is_none(
     monkeypatch.setattr(pinning, "transcribe", lambda *_, **__: (answer,))
     server = SimpleNamespace(endpoint=None)
     with monkeypatch.context() as disk:
-        disk.setattr(Path, "write_text", full)
+        disk.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="No space left"):
             record_answers(builders.CASE, server, (), path)  # type: ignore[arg-type]
     assert not path.exists()
