@@ -196,7 +196,7 @@ def at_once(machine: Machine, needs: Iterable[Need]) -> tuple[int, str]:
         most = max(map(rule.takes, needs), default=0)
         fit = max(rule.has(machine) // most, 1) if most else fewest
         if fit < fewest:
-            fewest, why = fit, f"{rule.has(machine)} {rule.name}; {rule.why}"
+            fewest, why = fit, f"because of the {rule.name}: {rule.why}"
     return fewest, why
 
 

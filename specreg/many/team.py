@@ -131,7 +131,7 @@ class Team:
         needs = [self._need([case]) for case in servers.values()]
         fit, why = at_once(self.pool.machine, needs)
         asked = min(self.pool.most_workers, len(needs))
-        return f"{WORKERS_OPTION}: {fit} at once, as there are {why}" if why and fit < asked else ""
+        return f"{WORKERS_OPTION}: {fit} at once, {why}" if why and fit < asked else ""
 
     def _said(self) -> str:
         if not self.pool.wall_s:

@@ -52,15 +52,17 @@ _PATIENCE_S = 180.0
 
 @dataclass(kw_only=True)
 class Hurt:
-    """A matrix of three cases on one server, and the suite run on it.
+    """A matrix, of three cases on one server unless said otherwise, and the suite run on it.
 
     Attributes:
         folder: of all that is its own.
         script: of the scripted server; None for real vLLM.
         gpus: that the machine has, none for a machine without.
         stable_frac: how stable step times must be before a case is measured.
+        matrix: the tier, with places for needs_gpus and stable_frac.
         variables: further ones, for it and its servers.
         user: whose cache it has, None for its own.
+        patience_s: how long it may take.
         temporary: where it and its servers put what nobody keeps.
     """
 
@@ -68,8 +70,10 @@ class Hurt:
     script: Script | None = field(default_factory=lambda: Script(step_ms=8.0))
     gpus: tuple[ScriptedGpu, ...] = ()
     stable_frac: float = 1e9
+    matrix: str = MATRIX
     variables: dict[str, str] = field(default_factory=dict)
     user: Path | None = None
+    patience_s: float = _PATIENCE_S
     temporary: Path = field(init=False)
 
     def __post_init__(self) -> None:
@@ -94,7 +98,7 @@ class Hurt:
 
     def command(self, *arguments: str) -> tuple[str, ...]:
         """`pytest` with the arguments."""
-        text = MATRIX.format(needs_gpus=len(self.gpus), stable_frac=self.stable_frac)
+        text = self.matrix.format(needs_gpus=len(self.gpus), stable_frac=self.stable_frac)
         (self.folder / "cpu.toml").write_text(text)
         scripted = (f"--specreg-engine-python={sys.executable}",) if self.script else ()
         return (
@@ -143,7 +147,7 @@ class Hurt:
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """The command, done."""
         with self.start(*arguments) as run:
-            output, _ = run.communicate(timeout=_PATIENCE_S)
+            output, _ = run.communicate(timeout=self.patience_s)
         return subprocess.CompletedProcess(run.args, run.returncode, output)
 
     def processes(self) -> list[psutil.Process]:
@@ -180,9 +184,17 @@ class Hurt:
 
     def journal(self) -> list[dict[str, object]]:
         """The whole lines of all its runs' journals."""
-        texts = [path.read_bytes() for path in sorted(self.runs.glob("*/journal.jsonl"))]
+        texts = []
+        for path in sorted(self._journals()):
+            with contextlib.suppress(FileNotFoundError):  # a run has just taken it
+                texts.append(path.read_bytes())
         whole = [line for text in texts for line in text.splitlines(keepends=True)]
         return [msgspec.json.decode(line) for line in whole if line.endswith(b"\n")]
+
+    def _journals(self) -> Iterator[Path]:
+        """The runs' own, and those of their workers that no run has taken yet."""
+        for pattern in ("*/journal.jsonl", "*/parts/*.jsonl"):
+            yield from self.runs.glob(pattern)
 
     def verdict(self) -> RunVerdict:
         """What the last run decided."""
