@@ -82,7 +82,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     power: PowerRecord | None = None
 
 
-PARTS = "parts"
+PARTS_FOLDER = "parts"
 """The folder of the journals that workers write, one for each measurement."""
 
 Line = Begun | Replayed | Ended
@@ -264,7 +264,7 @@ def last_run(runs: Path) -> Path:
 
 def parts_in(run_folder: Path) -> Sequence[Path]:
     """The journals of workers that a run was cut off before it took them into its own."""
-    return sorted((run_folder / PARTS).glob("*.jsonl"))
+    return sorted((run_folder / PARTS_FOLDER).glob("*.jsonl"))
 
 
 def _written_ns(folder: Path) -> int:

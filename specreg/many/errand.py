@@ -8,7 +8,7 @@ import msgspec
 
 from specreg.errors import MemoryHeldError, SpecregError
 from specreg.identity import Environment
-from specreg.journal import PARTS, Key
+from specreg.journal import PARTS_FOLDER, Key
 from specreg.many.places import Need
 from specreg.matrix import Case
 from specreg.verdict import Verdict
@@ -174,4 +174,4 @@ def failure_of(error: SpecregError) -> Failure:
 def part_path(run_folder: Path, key: Key) -> Path:
     """Where a worker leaves the journal of a measurement until the run takes it into its own."""
     name = key.case_id if key.launch == 1 else f"{key.case_id}-launch{key.launch}"
-    return run_folder / PARTS / f"{name}.jsonl"
+    return run_folder / PARTS_FOLDER / f"{name}.jsonl"

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from specreg.claims import is_held
+from specreg.errors import SpecregError
 from specreg.many.errand import (
     Answer,
     Done,
@@ -60,6 +61,7 @@ class Pool:
     _waiting: list[Errand] = field(default_factory=list)
     _workers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _threads: list[threading.Thread] = field(default_factory=list)
+    _sent: set[Task] = field(default_factory=set)
     _answers: dict[Task, Answer] = field(default_factory=dict)
     _died: set[Task] = field(default_factory=set)
     _changed: threading.Condition = field(default_factory=threading.Condition)
@@ -75,7 +77,9 @@ class Pool:
     def send(self, errands: Iterable[Errand]) -> None:
         """Has errands done, as soon as there is a place for them."""
         with self._changed:
-            self._waiting.extend(errands)
+            for errand in errands:
+                self._waiting.append(errand)
+                self._sent.update(errand.tasks)
             self._waiting.sort(key=lambda one: (-one.need.gpus, -one.weight_tokens))
             self._start_all()
 
@@ -83,8 +87,10 @@ class Pool:
         """What came of a task that was sent; waits for it.
 
         Raises:
-            SpecregError: nothing may be measured any more.
+            SpecregError: nothing may be measured any more; or it wasn't sent.
         """
+        if task not in self._sent:
+            raise SpecregError(f"{task}: nobody was sent for it; report this")
         with self._changed:
             while task not in self._answers and self._fatal is None:
                 self._changed.wait()

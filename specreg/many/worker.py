@@ -66,7 +66,8 @@ def main() -> None:
 
 def _watch_input() -> None:
     """Interrupts us as Ctrl-C would when nobody is left who waits for us."""
-    sys.stdin.buffer.read()
+    while os.read(sys.stdin.fileno(), 1):  # unbuffered: a buffer is locked when Python ends
+        pass
     os.kill(os.getpid(), signal.SIGINT)
 
 

@@ -75,9 +75,7 @@ def seen_gpus(run: Hurt) -> list[str]:
 
 def figures(verdict: RunVerdict) -> dict[tuple[str, str], tuple[str, float | None]]:
     """What was said of each metric of each case."""
-    return {
-        (one.case_id, one.metric): (one.outcome.value, one.value) for one in verdict.verdicts
-    }
+    return {(one.case_id, one.metric): (one.outcome.value, one.value) for one in verdict.verdicts}
 
 
 def lines_of(run: Hurt) -> list[str]:
@@ -156,7 +154,7 @@ def test_a_worker_that_is_killed_loses_no_finished_case(tmp_path: Path) -> None:
     first, second, third = cases(2)[:3]
     with run.start("--specreg-workers=auto") as pytest_run:
         wait_until(run.is_measuring(second))
-        (victim,) = [one for one in workers(run) if _measures(run, one, second)]
+        (victim,) = [one for one in workers(run) if _measures(one, second)]
         victim.kill()
         output, _ = pytest_run.communicate(timeout=180)
     assert "vllm-ngram-tiny-k1: begun again, its worker was killed by signal 9" in output
@@ -249,7 +247,7 @@ def test_a_case_that_no_machine_holds_is_skipped_with_its_reason(tmp_path: Path)
     assert run.logs() == []
 
 
-def _measures(run: Hurt, worker: psutil.Process, case_id: str) -> bool:
+def _measures(worker: psutil.Process, case_id: str) -> bool:
     """Whether the part of the journal that a worker has open is a case's."""
     with contextlib.suppress(psutil.Error):
         return any(Path(one.path).stem == case_id for one in worker.open_files())
