@@ -6,6 +6,7 @@ import signal
 import time
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -21,10 +22,11 @@ needs_gpus = 1
 
 [models.tiny]
 target = "fixtures/models/tiny/target"
+drafts = {{{{ eagle3 = "fixtures/models/tiny/eagle3" }}}}
 
 [[cases]]
 engine = "vllm"
-methods = ["ngram"]
+methods = {methods}
 models = "tiny"
 dataset = "toy"
 draft_tokens = {draft_tokens}
@@ -48,14 +50,16 @@ def gpus(count: int) -> tuple[ScriptedGpu, ...]:
 def hurt(folder: Path, servers: int, count: int, script: Script) -> Hurt:
     """Three cases on each of so many servers, on a machine of so many GPUs."""
     folder.mkdir(exist_ok=True)
-    matrix = MATRIX.format(draft_tokens=list(range(1, servers + 1)))
+    methods, drafts = _servers(servers)
+    matrix = MATRIX.format(methods=msgspec.json.encode(methods).decode(), draft_tokens=drafts)
     return Hurt(folder=folder, matrix=matrix, gpus=gpus(count), script=script)
 
 
 def cases(servers: int) -> list[str]:
     """Their cases, in the order of the matrix."""
-    names = ("" if drafts == 3 else f"-k{drafts}" for drafts in range(1, servers + 1))
-    return [f"vllm-ngram-tiny{name}-toy-c{load}" for name in names for load in (1, 2, 3)]
+    methods, drafts = _servers(servers)
+    names = [(method, "" if many == 3 else f"-k{many}") for method in methods for many in drafts]
+    return [f"vllm-{method}-tiny{name}-toy-c{load}" for method, name in names for load in (1, 2, 3)]
 
 
 def workers(run: Hurt) -> list[psutil.Process]:
@@ -132,7 +136,7 @@ def test_each_server_has_a_gpu_of_its_own(tmp_path: Path) -> None:
 
 def test_seventy_two_cases_on_eight_gpus(tmp_path: Path) -> None:
     """The ideal: three servers' cases on each GPU, measured without a pause."""
-    slow = Script(step_ms=50.0)
+    slow = Script(step_ms=40.0)
     alone = hurt(tmp_path / "alone", 1, 1, slow)
     alone.run()
     ideal_s = 24 / 8 * alone_s(alone)
@@ -167,7 +171,7 @@ def test_a_worker_that_is_killed_loses_no_finished_case(tmp_path: Path) -> None:
 def test_ctrl_c_once(tmp_path: Path) -> None:
     run = hurt(tmp_path, 2, 2, SLOW)
     with run.start("--specreg-workers=auto") as pytest_run:
-        wait_until(run.is_measuring(cases(2)[1]))
+        wait_until(run.is_measuring(cases(2)[2]))
         pytest_run.send_signal(signal.SIGINT)
         output, _ = pytest_run.communicate(timeout=60)
         assert run.left() == []
@@ -245,6 +249,12 @@ def test_a_case_that_no_machine_holds_is_skipped_with_its_reason(tmp_path: Path)
     done = run.run("--specreg-workers=auto", "-rs")
     assert "4 GPU" in done.stdout
     assert run.logs() == []
+
+
+def _servers(count: int) -> tuple[list[str], list[int]]:
+    """Methods and drafts of a step, of which each pair is a server; 16 drafts at most."""
+    methods = ["ngram", "eagle3"] if count > 16 else ["ngram"]
+    return methods, list(range(1, count // len(methods) + 1))
 
 
 def _measures(worker: psutil.Process, case_id: str) -> bool:

@@ -158,23 +158,23 @@ def test_every_rule_says_why() -> None:
         (
             (gpu(0), gpu(1, "L4")),
             (
-                "--specreg-workers: the GPUs are of several kinds (0: H100, 80 GB; 1: L4, 80 GB), and"
-                " a baseline is of one; choose those of one kind with CUDA_VISIBLE_DEVICES"
+                "--specreg-workers: the GPUs are of several kinds (0: H100, 80 GB; 1: L4, 80 GB),"
+                " and a baseline is of one; choose those of one kind with CUDA_VISIBLE_DEVICES"
             ),
         ),
         (
             (gpu(0), gpu(1), gpu(2, limit_w=400.0)),
             (
-                "--specreg-workers: the GPUs are of several kinds (0, 1: H100, 80 GB; 2: H100, 80 GB,"
-                " held to 400 W), and a baseline is of one; choose those of one kind with"
+                "--specreg-workers: the GPUs are of several kinds (0, 1: H100, 80 GB; 2: H100,"
+                " 80 GB, held to 400 W), and a baseline is of one; choose those of one kind with"
                 " CUDA_VISIBLE_DEVICES"
             ),
         ),
         (
             (gpu(0, uuid="MIG-"), gpu(1, uuid="MIG-")),
             (
-                "--specreg-workers: slices of a GPU (MIG) share its power and its clocks, and can't be"
-                " measured at once; leave --specreg-workers out"
+                "--specreg-workers: slices of a GPU (MIG) share its power and its clocks, and can't"
+                " be measured at once; leave --specreg-workers out"
             ),
         ),
     ],
