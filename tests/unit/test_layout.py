@@ -87,6 +87,7 @@ PLAIN = {
     "padding_layers": "layers",
     "max_sequences": "sequences",
     "needs_gpus": "GPUs",
+    "most_workers": "processes",
     "gpus": "GPUs",
     "extra_prompts": "prompts",
     "branches": "branches of a tree",
