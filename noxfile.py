@@ -262,6 +262,13 @@ def gate_tests(session: nox.Session) -> None:
 
 
 @nox.session
+def many(session: nox.Session) -> None:
+    """Several servers at once on scripted GPUs; workers and runs are hurt: about ten minutes."""
+    _install(session, "tests")
+    _pytest(session, "tests/many")
+
+
+@nox.session
 def faults(session: nox.Session) -> None:
     """Plants faults in a real engine, hurts servers and runs; a long one.
 

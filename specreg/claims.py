@@ -60,6 +60,38 @@ def claimed_gpus(
 
 
 @contextlib.contextmanager
+def lease(devices: Sequence[Device], *, waits: bool, tell: Callable[[str], None]) -> Iterator[None]:
+    """The locks of GPUs for as long as the context lasts, in which several servers claim them.
+
+    Taken in the order of their ids, so that two who wait for one another never do so for ever.
+
+    Args:
+        devices: whose.
+        waits: whether to wait where another run of specreg holds one.
+        tell: is told whom we wait for.
+
+    Raises:
+        DeviceHeldError: another run holds one.
+    """
+    with contextlib.ExitStack() as stack:
+        for device in sorted(devices, key=lambda device: device.id):
+            lock = stack.enter_context(_locked(device, waits=waits, tell=tell))
+            lock.claims.append(stack)
+            stack.callback(lock.claims.remove, stack)
+        yield
+
+
+def is_held(device: Device) -> bool:
+    """Whether another process has the lock of a GPU at this moment."""
+    path = _lock_path(device)
+    try:
+        with path.open("rb") as file:
+            return not _lock(file)
+    except FileNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
 def claim(devices: Sequence[Device], *, waits: bool, tell: Callable[[str], None]) -> Iterator[None]:
     """GPUs for as long as the context lasts, in which a server starts and ends.
 
@@ -115,7 +147,7 @@ def _locked(device: Device, *, waits: bool, tell: Callable[[str], None]) -> Iter
 
 
 def _acquire(device: Device, *, waits: bool, tell: Callable[[str], None]) -> BinaryIO:
-    path = cache_dir() / "gpus" / f"{device.id}.lock"
+    path = _lock_path(device)
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.open("a+b", buffering=0)
     try:
@@ -127,6 +159,10 @@ def _acquire(device: Device, *, waits: bool, tell: Callable[[str], None]) -> Bin
     file.truncate(0)
     file.write(f"{describe(os.getpid())} since {since}, in {Path.cwd()}".encode())
     return file
+
+
+def _lock_path(device: Device) -> Path:
+    return cache_dir() / "gpus" / f"{device.id}.lock"
 
 
 def _await_lock(

@@ -5,7 +5,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -83,6 +83,9 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     power: PowerRecord | None = None
 
 
+PARTS_FOLDER = "parts"
+"""The folder of the journals that workers write, one for each measurement."""
+
 Line = Begun | Replayed | Ended
 
 
@@ -124,6 +127,21 @@ class Journal:
             )
         )
 
+    def take(self, part: Path) -> None:
+        """Adds the lines of another journal, which is gone then; that of nobody is none.
+
+        Raises:
+            SpecregError: it can't be read, or ours not written.
+        """
+        try:
+            lines = part.read_bytes() if part.exists() else b""
+            if lines:
+                self._append(lines if lines.endswith(b"\n") else lines + b"\n")
+            part.unlink(missing_ok=True)
+        except OSError as error:
+            message = f"journal '{part}': {error.strerror}; mend its rights"
+            raise SpecregError(message) from error
+
     def close(self) -> None:
         """Closes the file, if anything was written."""
         if self._file is not None:
@@ -131,11 +149,14 @@ class Journal:
             self._file = None
 
     def _write(self, line: Line) -> None:
+        self._append(msgspec.json.encode(line) + b"\n")
+
+    def _append(self, content: bytes) -> None:
         try:
             if self._file is None:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 self._file = self.path.open("a+b", buffering=0)
-            write_lines(self._file, msgspec.json.encode(line) + b"\n")
+            write_lines(self._file, content)
         except OSError as error:
             self.close()
             message = f"journal '{self.path}': {error.strerror}; make room or mend its rights"
@@ -219,13 +240,18 @@ def last_run(runs: Path) -> Path:
     if not folders:
         raise SpecregError(f"--specreg-resume: there is no run in '{runs}'; run without it")
     last = max(folders, key=_written_ns)
-    if not (last / "journal.jsonl").exists():
+    if not (last / "journal.jsonl").exists() and not parts_in(last):
         message = (
             f"--specreg-resume: the last run, '{last}', has no journal: it was cut off before it"
             " measured anything; run without it, or remove that folder to go on with the one before"
         )
         raise SpecregError(message)
     return last
+
+
+def parts_in(run_folder: Path) -> Sequence[Path]:
+    """The journals of workers that a run was cut off before it took them into its own."""
+    return sorted((run_folder / PARTS_FOLDER).glob("*.jsonl"))
 
 
 def _written_ns(folder: Path) -> int:

@@ -9,7 +9,16 @@ import pytest
 
 GROUP = "specreg"
 _OF_ONE_RUN = frozenset(
-    ("tier", "require_tier", "update_baselines", "reason", "launches", "resume", "verbose")
+    (
+        "tier",
+        "require_tier",
+        "update_baselines",
+        "reason",
+        "launches",
+        "resume",
+        "verbose",
+        "workers",
+    )
 )
 
 
@@ -70,6 +79,13 @@ class Options:
         default=False,
         text="show the percentiles of all cases at the end, not only of those that fail",
         action="store_true",
+    )
+    workers: str | None = _option(
+        "--specreg-workers",
+        None,
+        "how many servers to measure at once, each on GPUs of its own and as far as they don't"
+        " disturb one another; auto for as many as fit (default: one after another)",
+        metavar="N|auto",
     )
     oracle: bool = _option(
         "--specreg-oracle",

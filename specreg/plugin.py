@@ -27,7 +27,9 @@ from specreg.context import check_contexts
 from specreg.errors import DatasetError, MemoryHeldError, SpecregError, UnknownNameError
 from specreg.expectation import Shelf
 from specreg.identity import UNKNOWN_ENVIRONMENT, current_environment, find_gpus
-from specreg.journal import Journal, last_run, load_journal
+from specreg.journal import Journal, last_run, load_journal, parts_in
+from specreg.many.places import WORKERS_OPTION
+from specreg.many.team import AS_MANY_AS_FIT, Wanted, new_team
 from specreg.matrix import Case, Tier, load_tier, with_prompts
 from specreg.metrics import METRICS, Family, Metric, check_tolerances, metrics_of
 from specreg.model_code import check_model_code
@@ -52,7 +54,7 @@ from specreg.report.spreads import render_spreads
 from specreg.report.tables import render_categories, render_speedups
 from specreg.report.terminal import render_next, render_notes, render_recorded, render_verdicts
 from specreg.reporting import report_of
-from specreg.suite import Launch, Suite, launches_of
+from specreg.suite import Away, Launch, Suite, launches_of
 
 SUITE = pytest.StashKey[Suite]()
 _PROGRESS = pytest.StashKey[Progress]()
@@ -141,7 +143,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=place)
     unfit = _unfit(suite)
     if hasattr(config, "workerinput") and any(place(item)[0] >= 0 for item in items):
-        message = "pytest-xdist: cases measured at the same time disturb one another; leave out -n"
+        message = (
+            "pytest-xdist: cases measured at the same time disturb one another; leave out -n, and"
+            f" give {WORKERS_OPTION} auto for as many as don't"
+        )
         raise pytest.UsageError(message)
     ours = [item for item in items if place(item)[0] >= 0]
     # Where a selection leaves nothing at all, nobody can say that it meant other tests.
@@ -149,6 +154,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     asked: dict[str, set[str]] = {}
     skipped: dict[str, str] = {}
     dark: dict[str, None] = {}
+    wanted: list[Wanted] = []
     for item in ours:
         case = _params(item)["case"]
         if case.id in unfit:
@@ -158,7 +164,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=why))
             dark.setdefault(why)
         else:
-            asked.setdefault(case.id, set()).add(_what(_params(item)).name)
+            name = _what(_params(item)).name
+            asked.setdefault(case.id, set()).add(name)
+            wanted.append((case, _params(item)["server"].number, name))
     suite.asked, suite.skipped = asked, skipped
     if not config.getoption("collectonly"):
         _fit_budget(suite)
@@ -167,6 +175,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _check_runnable(suite, running)
         config.stash[_LINES].extend(_check_prompts(suite, running))
         config.stash[_LINES].extend(f"power wasn't measured: {why}" for why in dark)
+        config.stash[_LINES].extend(_form_team(suite, wanted, read_options(config).workers))
+
+
+def _form_team(suite: Suite, wanted: Sequence[Wanted], workers: str | None) -> Iterator[str]:
+    """Has others measure where the user wants that; yields what is to be said of it."""
+    if workers is None or not wanted:
+        return
+    try:
+        team = new_team(suite, wanted, _most_workers(workers))
+    except SpecregError as error:
+        raise pytest.UsageError(str(error)) from error
+    suite.away = team
+    if why := team.why_fewer():
+        yield why
+
+
+def _most_workers(given: str) -> int:
+    if given == "auto":
+        return AS_MANY_AS_FIT
+    if given.isdecimal() and int(given) > 0:
+        return int(given)
+    message = f"{WORKERS_OPTION} '{given}': needs a number, 1 or more, or auto"
+    raise SpecregError(f"{message}; leave it out to measure one after another")
 
 
 def _why_dark(suite: Suite, case: Case, what: Metric | Proof) -> str:
@@ -238,6 +269,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         pytest.ExitCode.INTERRUPTED,
         pytest.ExitCode.INTERNAL_ERROR,
     }
+    if suite.away is not None:
+        lines.extend(_end_team(session, suite.away, early=cut_short))
     skipped = suite.docket.give_up()
     if suite.measurements and exitstatus == pytest.ExitCode.INTERRUPTED:
         lines.append("to go on from here, type the same again with --specreg-resume")
@@ -251,6 +284,17 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if suite.verdicts or _ended_without(session, suite):
         run = run_verdict(suite, int(session.exitstatus), cut_short=cut_short)
         _record_run(session.config, suite, run)
+
+
+def _end_team(session: pytest.Session, away: Away, *, early: bool) -> Iterator[str]:
+    """Ends who measures elsewhere; yields what is to be said of it."""
+    try:
+        if said := away.close(early=early):
+            yield said
+    except SpecregError as error:
+        yield str(error)
+        if session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def _ended_without(session: pytest.Session, suite: Suite) -> bool:
@@ -384,7 +428,9 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
     began_at = dt.datetime.now(tz=dt.UTC)
     started = began_at.strftime("%Y%m%dT%H%M%S")
     run_folder = last_run(runs) if options.resume else runs / f"{started}-{os.getpid()}"
-    journal = run_folder / "journal.jsonl"
+    journal = Journal(run_folder / "journal.jsonl")
+    for part in parts_in(run_folder):
+        journal.take(part)
     suite = Suite(
         root=root,
         tier=tier,
@@ -412,8 +458,8 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
         softened=_softened(options.inconclusive),
         engine=options.engine,
         with_oracle=options.oracle,
-        journal=Journal(journal),
-        earlier=load_journal(journal) if options.resume else {},
+        journal=journal,
+        earlier=load_journal(journal.path) if options.resume else {},
         show=progress.show,
         budget_min=options.budget_gpu_min,
         verbose=options.verbose,
@@ -456,6 +502,7 @@ def _check_attachable(options: Options) -> None:
         "--specreg-launches": options.launches is not None,
         "--specreg-engine-version": options.engine_version is not None,
         "--specreg-budget-gpu-min": options.budget_gpu_min is not None,
+        WORKERS_OPTION: options.workers is not None,
     }
     too_much = [name for name, is_given in given.items() if is_given]
     if too_much:

@@ -146,8 +146,9 @@ def _with_version(options: tuple[str, ...], figures: Figures | None) -> tuple[st
 def _logs(suite: Suite, case: Case) -> Iterator[str]:
     """What its servers said on each launch, its own before the control's."""
     for number in itertools.count(1):  # those of further looks too
-        launches = dict.fromkeys(reversed(launches_of(case, number)))
-        paths = [path for launch in launches for path in suite.log_paths(launch)]
+        control, server = launches_of(case, number)
+        launches = dict.fromkeys((server, control))
+        paths = [path for launch in launches for path in suite.log_paths(launch, server)]
         if not paths:
             return
         yield from (path.relative_to(suite.run_folder).as_posix() for path in paths)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -127,6 +128,38 @@ def launches_of(case: Case, number: int) -> tuple[Launch, Launch]:
     return Launch(spec=case.control, number=number) if case.control else server, server
 
 
+class Away(Protocol):
+    """What measures in other processes, several servers at once."""
+
+    def send(self, cases: Sequence[Case], launch: int) -> None:
+        """Has cases measured on the how-manieth launch of their servers."""
+        ...
+
+    def measurement(self, case: Case, launch: int, key: Key) -> Measurement:
+        """What was measured of a case; waits for it.
+
+        Raises:
+            SpecregError: it couldn't be.
+        """
+        ...
+
+    def verdict(self, proof: Proof, case: Case, launch: int) -> Verdict:
+        """What came of a proof; waits for it.
+
+        Raises:
+            SpecregError: it couldn't be made.
+        """
+        ...
+
+    def close(self, *, early: bool) -> str:
+        """Ends them, or waits until they are done; what to say of it.
+
+        Raises:
+            SpecregError: a server left something behind.
+        """
+        ...
+
+
 @dataclass(slots=True, kw_only=True)
 class Suite:
     """What a run needs, and what has come of it so far.
@@ -150,6 +183,8 @@ class Suite:
         skipped: by case that was asked for and can't run here, what it needs.
         budget_min: minutes of a GPU that the run may take, None for any.
         verbose: whether the percentiles of all cases are shown.
+        away: who measures elsewhere, None where this process does.
+        beside: the id of the launch beside which controls stand, where several of one may run.
         docket: the verdicts; taken_over: what an earlier run had measured; retried: what was
             measured a second time, as its server had gone away.
         figures: of each measurement so far.
@@ -176,6 +211,8 @@ class Suite:
     skipped: Mapping[str, str] = field(default_factory=dict)
     budget_min: float | None = None
     verbose: bool = False
+    away: Away | None = None
+    beside: str = ""
     taken_over: list[str] = field(default_factory=list)
     retried: list[str] = field(default_factory=list)
     docket: Docket = field(init=False)
@@ -270,24 +307,35 @@ class Suite:
         name = server.launch.case_id(case)
         key = self.key(case, number)
         measurement = self.earlier.get(key)
-        if measurement is None:
-            beside = control if self._asks_speed(case) else None
-            measurement = self._measure_twice(case, key, server, beside)
-        else:
+        if measurement is not None:
             self.taken_over.append(name)
+        elif self.away is not None:
+            measurement = self.away.measurement(case, number, key)
+        else:
+            measurement = self.measure_twice(case, key, server, control)
         figures = figures_of(measurement, number)
         self.figures.append(figures)
         record_figures(self.run_folder / "figures" / f"{name}.json", figures)
         self._measured[case.id, number] = measurement
         return measurement
 
-    def _measure_twice(
+    def measure_twice(
         self, case: Case, key: Key, server: Starting, control: Starting | None
     ) -> Measurement:
         """Measures a case; once more, on a fresh server, where one went away meanwhile.
 
         Whatever comes of it, nobody meets a server that is gone or hangs again.
+
+        Args:
+            case: what to measure.
+            key: under which it stands in the journal.
+            server: the case's.
+            control: the one beside it, None for no speedup.
+
+        Raises:
+            SpecregError: a server didn't start, or went away twice.
         """
+        control = control if self.asks_speed(case) else None
         attempts = 1 if self.provision.url is not None else _ATTEMPTS
         while True:
             try:
@@ -341,6 +389,8 @@ class Suite:
         """
         for starting in reversed(self._startings):
             starting.stop()
+        if self.away is not None:
+            self.away.send(cases, self.launches + further)
         found: dict[str, Measurement | str] = {}
         groups: dict[tuple[Launch, Launch], list[Case]] = {}
         for case in cases:
@@ -396,6 +446,10 @@ class Suite:
         Raises:
             SpecregError: a server didn't start, or it couldn't be proved.
         """
+        if self.away is not None:
+            verdict = self.away.verdict(proof, case, server.launch.number)
+            self.docket.note(verdict)
+            return verdict
         spec = case.server
         verdict = proof.prove(
             Scene(
@@ -461,9 +515,10 @@ class Suite:
         """What a measurement is for; one for another purpose has other prompts or no control."""
         if self.update_reason is not None:
             return "record"
-        return "all" if self._asks_speed(case) else "acceptance"
+        return "all" if self.asks_speed(case) else "acceptance"
 
-    def _asks_speed(self, case: Case) -> bool:
+    def asks_speed(self, case: Case) -> bool:
+        """Whether the run wants to know how fast a case is."""
         recording = self.update_reason is not None
         return recording or any(metric.by_launch for metric in self.asked_of(case))
 
@@ -476,7 +531,7 @@ class Suite:
         if self.update_reason is not None:
             return Extent(enough=lambda _, look: look is Look.FULL and launch > 1)
         metrics = [metric for metric in self.asked_of(case) if not metric.by_launch]
-        alone = not self._asks_speed(case)
+        alone = not self.asks_speed(case)
         try:
             known = self.known_of(case)
         except BaselineError:
@@ -490,7 +545,7 @@ class Suite:
 
     def _watching(self, case: Case, name: str) -> contextlib.AbstractContextManager[Watch | None]:
         """What samples the power of a case that is timed, if anything can."""
-        if not case.speed or not self._asks_speed(case) or self.provision.why_no_power(case.server):
+        if not case.speed or not self.asks_speed(case) or self.provision.why_no_power(case.server):
             return contextlib.nullcontext()
         return watch(
             self.provision.devices(case.server), self.run_folder / "power" / f"{name}.jsonl"
@@ -523,13 +578,19 @@ class Suite:
 
     def log_path(self, launch: Launch) -> Path:
         """Where the server of a launch says what it says."""
-        return self.run_folder / "logs" / f"{launch.id}.log"
+        beside = f"-beside-{self.beside}" if self.beside not in {"", launch.id} else ""
+        return self.run_folder / "logs" / f"{launch.id}{beside}.log"
 
-    def log_paths(self, launch: Launch) -> Sequence[Path]:
-        """What was said there, in further attempts too."""
-        first = self.log_path(launch)
-        further = first.parent.glob(f"{launch.id}-[0-9]*.log")
-        return [path for path in (first, *sorted(further)) if path.is_file()]
+    def log_paths(self, launch: Launch, server: Launch) -> Sequence[Path]:
+        """What was said there, in further attempts too, also by one of its own beside a server."""
+        logs = self.run_folder / "logs"
+        names = (launch.id, f"{launch.id}-beside-{server.id}")
+        paths = (
+            path
+            for name in names
+            for path in (logs / f"{name}.log", *sorted(logs.glob(f"{name}-[0-9]*.log")))
+        )
+        return [path for path in paths if path.is_file()]
 
     def key(self, case: Case, launch: int) -> Key:
         """What has to be equal for an earlier run's measurement to be taken over."""

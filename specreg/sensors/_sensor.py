@@ -31,6 +31,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
         memory_bytes: of all its memory; bandwidth_gib_per_s: how fast it reads that, by its clock
             and the width of its bus. 0 where nobody says.
         driver_version: of what it is read with.
+        bus_id: where it sits, as Linux calls it, 0000:1b:00.0; empty where nobody says.
         why_not: why its power can't be read, empty where it can.
     """
 
@@ -43,6 +44,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int = 0
     bandwidth_gib_per_s: float = 0.0
     driver_version: str = ""
+    bus_id: str = ""
     why_not: str = ""
 
 

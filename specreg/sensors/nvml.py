@@ -122,6 +122,7 @@ class Nvml:
             memory_bytes=0 if memory is None else memory.total,
             bandwidth_gib_per_s=_bandwidth_gib_per_s(handle),
             driver_version=pynvml.nvmlSystemGetDriverVersion(),
+            bus_id=_bus_id(handle),
             why_not=why_not,
         )
 
@@ -176,6 +177,14 @@ def _readable(handle: object) -> tuple[Scope, str]:
     except pynvml.NVMLError as error:
         return Scope.GPU, f"NVML: its power can't be read, {error}; run as somebody who may"
     return Scope.GPU, "NVML: it tells no power; take a newer driver, or another GPU"
+
+
+def _bus_id(handle: object) -> str:
+    """Where a GPU sits; NVML writes its domain with eight digits, Linux with four."""
+    place = _ask(pynvml.nvmlDeviceGetPciInfo, handle)
+    said = "" if place is None else place.busId
+    text = said.decode() if isinstance(said, bytes) else said
+    return text.lower()[-len("0000:00:00.0") :]
 
 
 def _lowered_w(handle: object) -> float:

@@ -56,7 +56,7 @@ _PATIENCE_S = 180.0
 
 @dataclass(kw_only=True)
 class Hurt:
-    """A matrix of three cases on one server, and the suite run on it.
+    """A matrix, of three cases on one server unless said otherwise, and the suite run on it.
 
     Attributes:
         folder: of all that is its own.
@@ -64,9 +64,11 @@ class Hurt:
         gpus: that the machine has, none for a machine without.
         stable_frac: how stable step times must be before a case is measured.
         engine_args: further ones of its servers.
+        matrix: the tier, with places for what is above and below.
         variables: further ones, for it and its servers.
         settings: further ones of the cases, as TOML; dataset: what they replay.
         user: whose cache it has, None for its own.
+        patience_s: how long it may take.
         temporary: where it and its servers put what nobody keeps.
     """
 
@@ -75,10 +77,12 @@ class Hurt:
     gpus: tuple[ScriptedGpu, ...] = ()
     stable_frac: float = 1e9
     engine_args: tuple[str, ...] = ()
+    matrix: str = MATRIX
     variables: dict[str, str] = field(default_factory=dict)
     settings: str = ""
     dataset: str = "toy"
     user: Path | None = None
+    patience_s: float = _PATIENCE_S
     temporary: Path = field(init=False)
     shared_before: frozenset[str] = field(init=False, default_factory=shared_files)
 
@@ -104,7 +108,7 @@ class Hurt:
 
     def command(self, *arguments: str) -> tuple[str, ...]:
         """`pytest` with the arguments."""
-        text = MATRIX.format(
+        text = self.matrix.format(
             needs_gpus=len(self.gpus),
             stable_frac=self.stable_frac,
             settings=self.settings,
@@ -180,7 +184,7 @@ class Hurt:
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """The command, done."""
         with self.start(*arguments) as run:
-            output, _ = run.communicate(timeout=_PATIENCE_S)
+            output, _ = run.communicate(timeout=self.patience_s)
         return subprocess.CompletedProcess(run.args, run.returncode, output)
 
     def processes(self) -> list[psutil.Process]:
@@ -217,9 +221,17 @@ class Hurt:
 
     def journal(self) -> list[dict[str, object]]:
         """The whole lines of all its runs' journals."""
-        texts = [path.read_bytes() for path in sorted(self.runs.glob("*/journal.jsonl"))]
+        texts = []
+        for path in sorted(self._journals()):
+            with contextlib.suppress(FileNotFoundError):  # a run has just taken it
+                texts.append(path.read_bytes())
         whole = [line for text in texts for line in text.splitlines(keepends=True)]
         return [msgspec.json.decode(line) for line in whole if line.endswith(b"\n")]
+
+    def _journals(self) -> Iterator[Path]:
+        """The runs' own, and those of their workers that no run has taken yet."""
+        for pattern in ("*/journal.jsonl", "*/parts/*.jsonl"):
+            yield from self.runs.glob(pattern)
 
     def verdict(self) -> RunVerdict:
         """What the last run decided."""

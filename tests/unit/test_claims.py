@@ -196,3 +196,34 @@ def test_memory_that_does_not_come_back_is_an_error_that_says_how_much(machine: 
         said = heard(run)
     assert said.startswith("MemoryHeldError: GPU 0 (Scripted NVIDIA H100, GPU-a): 10 s after its")
     assert "40.5 GiB are still taken" in said
+
+
+# Two servers on leased GPUs, one after the other; who else has them is asked from outside.
+LEASE = """
+import os, sys
+from specreg.claims import _OURS, claim, is_held, lease
+from specreg.power.devices import devices_of
+devices = devices_of(2, os.environ)
+print([is_held(device) for device in devices], flush=True)
+with lease(devices, waits=True, tell=print):
+    for _ in range(2):
+        with claim(devices[:1], waits=True, tell=print):
+            pass
+    print("leased", len(_OURS), flush=True)
+    sys.stdin.readline()
+print("given back", len(_OURS), flush=True)
+"""
+
+
+def test_a_lease_outlasts_the_servers_on_it(machine: Machine) -> None:
+    machine.play(IDLE, OTHER)
+    with machine.running(code=LEASE) as one:
+        assert heard(one) == "[False, False]"
+        assert heard(one) == "leased 2"
+        with machine.running(code=LEASE) as other:
+            assert heard(other) == "[True, True]"
+            assert "used by process" in heard(other)
+            end(one)
+            assert heard(one) == "given back 0"
+            assert heard(other) == "leased 2"
+            end(other)

@@ -20,7 +20,7 @@ from specreg.arrivals import Arrivals, Load
 from specreg.crew import open_crew
 from specreg.datasets import Prompt
 from specreg.errors import SpecregError
-from specreg.journal import Journal, Key, last_run, load_journal
+from specreg.journal import PARTS_FOLDER, Journal, Key, last_run, load_journal, parts_in
 from specreg.matrix import Case, Limits
 from specreg.measurement import Measurement, values_of
 from specreg.methods import Tree
@@ -358,3 +358,28 @@ def test_a_run_that_measured_nothing_does_not_hand_over_an_older_one(tmp_path: P
     write(tmp_path / "new" / "logs", at_s=2000.0, name="server.log")
     with pytest.raises(SpecregError, match=r"the last run, '.*/new', has no journal: .* run with"):
         last_run(tmp_path)
+
+
+def test_a_journal_takes_the_lines_of_another_which_is_gone_then(path: Path) -> None:
+    measured = builders.measurement({})
+    part = path.parent / PARTS_FOLDER / "case.jsonl"
+    worker = Journal(part)
+    worker.begin(KEY)
+    worker.end(measured)
+    worker.close()
+    with part.open("ab") as file:
+        file.write(b'{"type": "Repl')  # it was killed in the midst of a line
+    other = msgspec.structs.replace(KEY, launch=2)
+    journal = Journal(path)
+    journal.take(part)
+    journal.take(part)  # of nobody
+    journal.begin(other)
+    journal.end(measured)
+    journal.close()
+    assert list(load_journal(path)) == [KEY, other]
+    assert parts_in(path.parent) == []
+
+
+def test_a_run_whose_workers_alone_wrote_is_gone_on_with(tmp_path: Path) -> None:
+    write(tmp_path / "run" / PARTS_FOLDER, at_s=1000.0, name="case.jsonl")
+    assert last_run(tmp_path) == tmp_path / "run"

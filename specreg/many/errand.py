@@ -1,0 +1,177 @@
+"""An errand: one server's cases that a worker is to measure; and what it says of them, in JSON."""
+
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from specreg.errors import MemoryHeldError, SpecregError
+from specreg.identity import Environment
+from specreg.journal import PARTS_FOLDER, Key
+from specreg.many.places import Need
+from specreg.matrix import Case
+from specreg.verdict import Verdict
+
+
+class Task(NamedTuple):
+    """Of a case on the how-manieth launch: a proof by its name, or its measurement where empty."""
+
+    case_id: str
+    launch: int
+    proof: str = ""
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of one case.
+
+    Attributes:
+        case: with as many prompts as it is to replay.
+        key: of its measurement, None where that is there already.
+        metrics: that the run judges of it.
+        proofs: the names of those to make.
+    """
+
+    case: Case
+    key: Key | None
+    metrics: frozenset[str]
+    proofs: tuple[str, ...] = ()
+
+    def tasks(self, launch: int) -> tuple[Task, ...]:
+        """What is to be done on a launch, in order."""
+        measured = ("",) if self.key is not None else ()
+        return tuple(Task(self.case.id, launch, name) for name in (*measured, *self.proofs))
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """What is the same for all errands of a run; see `Suite`, `Shelf` and `Provision`."""
+
+    root: str
+    run_folder: str
+    baselines: str
+    environment: Environment
+    launches: int
+    recording: bool
+    on_gpu: bool
+    version: str | None
+    python: str | None
+    waits: bool
+    ready_within_s: float
+
+
+class Errand(msgspec.Struct, frozen=True, kw_only=True):
+    """The cases of one launch of a server.
+
+    Attributes:
+        name: of the launch.
+        launch: the how-manieth it is, from 1.
+        cases: that share it.
+        need: what it takes of the machine.
+        weight_tokens: about how much there is to do, more is longer.
+    """
+
+    name: str
+    launch: int
+    cases: tuple[Asked, ...]
+    need: Need
+    weight_tokens: int
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """All that is to be done, in order."""
+        return tuple(task for asked in self.cases for task in asked.tasks(self.launch))
+
+    def without(self, done: AbstractSet[Task]) -> "Errand":
+        """What is left of it."""
+        left = []
+        for asked in self.cases:
+            tasks = asked.tasks(self.launch)
+            proofs = tuple(task.proof for task in tasks if task.proof and task not in done)
+            key = None if Task(asked.case.id, self.launch) in done else asked.key
+            if key is not None or proofs:
+                left.append(msgspec.structs.replace(asked, key=key, proofs=proofs))
+        return msgspec.structs.replace(self, cases=tuple(left))
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """An errand, and where it is done.
+
+    Attributes:
+        gpus: the UUIDs of those that are the worker's, none for a server without.
+        cores: to stay on, none for any.
+    """
+
+    terms: Terms
+    errand: Errand
+    gpus: tuple[str, ...] = ()
+    cores: tuple[int, ...] = ()
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What goes on; one that `stays` must be heard."""
+
+    text: str
+    stays: bool = False
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Why there is nothing; `ends_run` where nothing may be measured any more."""
+
+    message: str
+    ends_run: bool = False
+
+    def error(self) -> SpecregError:
+        """The same, to be raised."""
+        return MemoryHeldError(self.message) if self.ends_run else SpecregError(self.message)
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A measurement that is in the journal; or that is invalid, so it isn't.
+
+    Attributes:
+        invalid: why; the others: see `Measurement`.
+        retried: what was measured a second time, in words.
+    """
+
+    engine_version: str
+    target: str
+    draft: str | None
+    invalid: str | None
+    retried: tuple[str, ...] = ()
+
+
+class Proved(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What came of a proof."""
+
+    verdict: Verdict
+
+
+Answer = Measured | Proved | Failure
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A task that ended, and what came of it."""
+
+    task: Task
+    answer: Answer
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The errand has: `failure` says why, if its servers didn't start or left something behind."""
+
+    failure: Failure | None = None
+
+
+Said = Shown | Done | Ended
+"""A line of a worker's."""
+
+
+def failure_of(error: SpecregError) -> Failure:
+    """What to tell of an error."""
+    return Failure(message=str(error), ends_run=isinstance(error, MemoryHeldError))
+
+
+def part_path(run_folder: Path, key: Key) -> Path:
+    """Where a worker leaves the journal of a measurement until the run takes it into its own."""
+    name = key.case_id if key.launch == 1 else f"{key.case_id}-launch{key.launch}"
+    return run_folder / PARTS_FOLDER / f"{name}.jsonl"

@@ -1,0 +1,222 @@
+"""Places: what servers need and a machine has in, which of them may run at once and where out."""
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from specreg.errors import UnsupportedError
+from specreg.sensors import Device
+
+WORKERS_OPTION = "--specreg-workers"
+_SYSFS = Path("/sys")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What a server's cases take while they are measured.
+
+    Attributes:
+        gpus: how many the server and the one beside it share, 0 for none.
+        client_processes: that send the requests, the most of any of its cases.
+        timed: whether any case of the run is; then nobody's processor may be another's.
+    """
+
+    gpus: int
+    client_processes: int = 1
+    timed: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What there is.
+
+    Attributes:
+        gpus: that may be used, in the driver's order; none where servers run on processors.
+        cores: that we may use.
+        near: by GPU's id the cores on its side of the machine; nothing of one that isn't known.
+    """
+
+    gpus: tuple[Device, ...]
+    cores: int
+    near: Mapping[str, AbstractSet[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """Something that servers share; they run at once as far as it reaches, and one always may.
+
+    Attributes:
+        name: of what they share; why: it must be enough.
+        has: how much of it a machine has; takes: how much a server takes.
+    """
+
+    name: str
+    why: str
+    has: Callable[[Machine], int]
+    takes: Callable[[Need], int]
+
+
+RULES = (
+    Rule(
+        name="GPUs",
+        why="servers on one GPU share its memory, its clocks and its power",
+        has=lambda machine: len(machine.gpus),
+        takes=lambda need: need.gpus,
+    ),
+    Rule(
+        name="processors",
+        why="servers without a GPU compute on all of them, and RAPL counts a whole socket",
+        has=lambda _: 1,
+        takes=lambda need: 0 if need.gpus else 1,
+    ),
+    Rule(
+        name="cores",
+        why="a client or server that waits for a core looks slow: each client process, each GPU"
+        " and the server's front have one; where nothing is timed, nobody minds",
+        has=lambda machine: machine.cores,
+        takes=lambda need: need.client_processes + need.gpus + 1 if need.timed else 0,
+    ),
+)
+"""What keeps measurements apart that would disturb one another, one row each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a server's cases are measured.
+
+    Attributes:
+        need: of those.
+        gpus: theirs alone.
+        cores: near those; none where nobody knows, and any may be used.
+    """
+
+    need: Need
+    gpus: tuple[Device, ...] = ()
+    cores: AbstractSet[int] = frozenset()
+
+
+@dataclass(slots=True, kw_only=True)
+class Ground:
+    """A machine, and the places on it that are taken."""
+
+    machine: Machine
+    _taken: list[Place] = field(default_factory=list)
+
+    def take(self, need: Need, held: Callable[[Device], bool] = lambda _: False) -> Place | None:
+        """A place, if there is one now; give it back with `give_back`.
+
+        Args:
+            need: what for.
+            held: whether another run has a GPU: those come last, and only where none of ours is
+                in use, as one would have to wait for them.
+        """
+        if any(not self._leaves(rule, need) for rule in RULES):
+            return None
+        used = {gpu.id for place in self._taken for gpu in place.gpus}
+        free = [gpu for gpu in self.machine.gpus if gpu.id not in used]
+        ready = [gpu for gpu in free if not held(gpu)] if need.gpus else []
+        if len(ready) < need.gpus and not self._taken:
+            ready = sorted(free, key=ready.__contains__, reverse=True)
+        if len(ready) < need.gpus:
+            return None
+        gpus = self._together(ready, need.gpus)
+        near = [self.machine.near.get(gpu.id, frozenset()) for gpu in gpus]
+        cores = frozenset[int]().union(*near) if all(near) else frozenset[int]()
+        place = Place(need=need, gpus=gpus, cores=cores)
+        self._taken.append(place)
+        return place
+
+    def give_back(self, place: Place) -> None:
+        """Somebody else may have it."""
+        self._taken.remove(place)
+
+    def _leaves(self, rule: Rule, need: Need) -> bool:
+        """Whether a rule leaves enough; who runs alone needs no more than there is."""
+        used = sum(rule.takes(place.need) for place in self._taken)
+        return not used or used + rule.takes(need) <= rule.has(self.machine)
+
+    def _together(self, free: Sequence[Device], count: int) -> tuple[Device, ...]:
+        """The first so many GPUs of one side of the machine, of the fullest that has them."""
+        sides: dict[AbstractSet[int], list[Device]] = {}
+        for gpu in free:
+            sides.setdefault(frozenset(self.machine.near.get(gpu.id, ())), []).append(gpu)
+        fitting = [side for side in sides.values() if len(side) >= count]
+        return tuple(min(fitting, key=len, default=list(free))[:count])
+
+
+def this_machine(gpus: Sequence[Device], sysfs: Path = _SYSFS) -> Machine:
+    """This machine, with the GPUs that a run may use.
+
+    Args:
+        gpus: that.
+        sysfs: where Linux says which cores are near which device.
+    """
+    ours = os.sched_getaffinity(0)
+    near = {gpu.id: _near(gpu, sysfs) & ours for gpu in gpus}
+    return Machine(gpus=tuple(gpus), cores=len(ours), near=near)
+
+
+def check_alike(machine: Machine) -> None:
+    """Silent where it makes no difference which of the GPUs a case is measured on.
+
+    Raises:
+        UnsupportedError: they are of several kinds, or slices of one.
+    """
+    kinds: dict[tuple[object, ...], list[str]] = {}
+    for gpu in machine.gpus:
+        kind = (gpu.name, gpu.memory_bytes, gpu.limit_w)
+        kinds.setdefault(kind, []).append(str(gpu.number))
+    if len(kinds) > 1:
+        told = "; ".join(
+            f"{', '.join(numbers)}: {name}, {memory / 10**9:.0f} GB"
+            + (f", held to {limit_w:.0f} W" if limit_w else "")
+            for (name, memory, limit_w), numbers in kinds.items()
+            if isinstance(memory, int) and isinstance(limit_w, float)
+        )
+        message = (
+            f"{WORKERS_OPTION}: the GPUs are of several kinds ({told}), and a baseline is of one;"
+            " choose those of one kind with CUDA_VISIBLE_DEVICES"
+        )
+        raise UnsupportedError(message)
+    if any(gpu.id.startswith("MIG-") for gpu in machine.gpus):
+        message = (
+            f"{WORKERS_OPTION}: slices of a GPU (MIG) share its power and its clocks, and can't be"
+            f" measured at once; leave {WORKERS_OPTION} out"
+        )
+        raise UnsupportedError(message)
+
+
+def at_once(machine: Machine, needs: Iterable[Need]) -> tuple[int, str]:
+    """How many servers of the widest need run at once at most, and the rule that says so."""
+    needs = tuple(needs)
+    fewest, why = len(needs), ""
+    for rule in RULES:
+        most = max(map(rule.takes, needs), default=0)
+        fit = max(rule.has(machine) // most, 1) if most else fewest
+        if fit < fewest:
+            fewest, why = fit, f"because of the {rule.name}: {rule.why}"
+    return fewest, why
+
+
+def _near(gpu: Device, sysfs: Path) -> AbstractSet[int]:
+    """The cores on a GPU's side of the machine; none where nobody says."""
+    path = sysfs / "bus/pci/devices" / gpu.bus_id / "local_cpulist"
+    try:
+        return parse_cores(path.read_text()) if gpu.bus_id else frozenset()
+    except (OSError, ValueError):
+        return frozenset()
+
+
+def parse_cores(text: str) -> AbstractSet[int]:
+    """The cores of Linux's lists, `0-3,8` for instance.
+
+    Raises:
+        ValueError: it is no such list.
+    """
+    found: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)

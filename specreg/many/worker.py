@@ -1,0 +1,169 @@
+"""A worker: an order in, one server's cases measured, what came of them out as JSON lines.
+
+`python -m specreg.many.worker` measures as the run itself would, in a suite of its own. When its
+input ends, the run is gone or wants no more of it: then it stops its servers and ends.
+"""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from specreg.claims import lease
+from specreg.errors import MemoryHeldError, SpecregError
+from specreg.expectation import Shelf
+from specreg.identity import find_gpus
+from specreg.journal import Journal
+from specreg.many.errand import (
+    Answer,
+    Asked,
+    Done,
+    Ended,
+    Errand,
+    Measured,
+    Order,
+    Proved,
+    Said,
+    Shown,
+    failure_of,
+    part_path,
+)
+from specreg.matrix import Tier
+from specreg.measurement import Measurement
+from specreg.proving import PROOFS
+from specreg.provision import Provision
+from specreg.suite import Starting, Suite, launches_of
+
+Say = Callable[[Said], None]
+
+
+def main() -> None:
+    """Does the order that comes in, then ends."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # nohup and & have it ignored
+    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=Order)
+    threading.Thread(target=_watch_input, daemon=True).start()
+    # Whatever anybody else prints is no line of ours; nor does a child keep our output open.
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def say(said: Said) -> None:
+        out.write(msgspec.json.encode(said) + b"\n")
+        out.flush()
+
+    if order.cores:
+        os.sched_setaffinity(0, order.cores)
+    try:
+        ended = do(order, say)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done: nobody need end us
+        say(ended)
+    except (KeyboardInterrupt, BrokenPipeError):
+        raise SystemExit(1) from None
+
+
+def _watch_input() -> None:
+    """Interrupts us as Ctrl-C would when nobody is left who waits for us."""
+    while os.read(sys.stdin.fileno(), 1):  # unbuffered: a buffer is locked when Python ends
+        pass
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def do(order: Order, say: Say) -> Ended:
+    """Measures and proves what is asked; each thing is said as it ends.
+
+    Args:
+        order: what to do.
+        say: is told.
+
+    Returns:
+        Why the rest couldn't be done, if it couldn't.
+    """
+    suite, errand = _suite(order, say), order.errand
+    control, launch = launches_of(errand.cases[0].case, errand.launch)
+    suite.beside = launch.id
+    gpus = find_gpus().devices if order.gpus else ()
+    try:
+        with (
+            lease(gpus, waits=suite.provision.waits, tell=suite.provision.tell),
+            suite.start(control) as beside,
+            suite.start(launch, beside=beside) as server,
+        ):
+            for asked in errand.cases:
+                plain = beside if asked.case.control else None
+                for done in _done(suite, asked, errand, server, plain):
+                    say(done)
+    except SpecregError as error:
+        return Ended(failure=failure_of(error))
+    return Ended()
+
+
+def _done(
+    suite: Suite, asked: Asked, errand: Errand, server: Starting, control: Starting | None
+) -> Iterator[Done]:
+    for task in asked.tasks(errand.launch):
+        try:
+            if task.proof:
+                verdict = suite.prove(PROOFS[task.proof], asked.case, server, control)
+                answer: Answer = Proved(verdict=verdict)
+            else:
+                answer = _measured(suite, asked, server, control)
+        except MemoryHeldError:
+            raise
+        except SpecregError as error:
+            answer = failure_of(error)
+        yield Done(task=task, answer=answer)
+
+
+def _measured(suite: Suite, asked: Asked, server: Starting, control: Starting | None) -> Measured:
+    if asked.key is None:
+        raise SpecregError(f"case '{asked.case.id}': asked for without a key; report this")
+    suite.journal = Journal(part_path(suite.run_folder, asked.key))
+    suite.retried.clear()
+    try:
+        found: Measurement = suite.measure_twice(asked.case, asked.key, server, control)
+    finally:
+        suite.journal.close()
+    return Measured(
+        engine_version=found.engine_version,
+        target=found.target,
+        draft=found.draft,
+        invalid=found.invalid,
+        retried=tuple(suite.retried),
+    )
+
+
+def _suite(order: Order, say: Say) -> Suite:
+    """A suite that measures what is asked; what it would judge, the run does."""
+    terms, asked = order.terms, order.errand.cases
+    run_folder = Path(terms.run_folder)
+    cases = tuple(one.case for one in asked)
+    return Suite(
+        root=Path(terms.root),
+        tier=Tier(name="", needs_gpus=len(order.gpus), cases=cases),
+        shelf=Shelf(folder=Path(terms.baselines), environment=terms.environment),
+        launches=terms.launches,
+        update_reason="" if terms.recording else None,
+        provision=Provision(
+            on_gpu=terms.on_gpu,
+            version=terms.version,
+            python=terms.python,
+            url=None,
+            show=lambda text: say(Shown(text=text)),
+            tell=lambda text: say(Shown(text=text, stays=True)),
+            waits=terms.waits,
+        ),
+        ready_within_s=terms.ready_within_s,
+        run_folder=run_folder,
+        history=run_folder,
+        journal=Journal(run_folder / "journal.jsonl"),
+        earlier={},
+        show=lambda text: say(Shown(text=text)),
+        asked={one.case.id: one.metrics for one in asked},
+    )
+
+
+if __name__ == "__main__":
+    main()

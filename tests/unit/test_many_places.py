@@ -1,0 +1,217 @@
+"""Places: what may run at once, where, and what is refused beforehand."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from specreg.errors import UnsupportedError
+from specreg.many.places import (
+    RULES,
+    Ground,
+    Machine,
+    Need,
+    Place,
+    at_once,
+    check_alike,
+    parse_cores,
+    this_machine,
+)
+from specreg.sensors import Device, Scope
+
+ONE, PAIR, ALL = (Need(gpus=gpus, timed=False) for gpus in (1, 2, 4))
+LEFT, RIGHT = frozenset({0, 1}), frozenset({2, 3})
+
+
+def gpu(number: int, name: str = "H100", limit_w: float = 0.0, uuid: str = "GPU-") -> Device:
+    """A GPU of a number."""
+    return Device(
+        sensor="nvml",
+        id=f"{uuid}{number}",
+        name=name,
+        number=number,
+        scope=Scope.GPU,
+        limit_w=limit_w,
+        memory_bytes=80 * 10**9,
+        bus_id=f"0000:0{number}:00.0",
+    )
+
+
+FOUR = tuple(map(gpu, range(4)))
+SIDES = {"GPU-0": LEFT, "GPU-1": LEFT, "GPU-2": RIGHT, "GPU-3": RIGHT}
+
+
+def ground(*, cores: int = 64, gpus: tuple[Device, ...] = FOUR) -> Ground:
+    """An empty machine with two sides."""
+    return Ground(machine=Machine(gpus=gpus, cores=cores, near=SIDES))
+
+
+def taken(one: Ground, need: Need) -> Place:
+    """A place that there must be."""
+    place = one.take(need)
+    assert place is not None
+    return place
+
+
+def test_no_gpu_is_anybody_elses() -> None:
+    one = ground()
+    places = [taken(one, ONE) for _ in FOUR]
+    assert sorted(gpu.id for place in places for gpu in place.gpus) == sorted(SIDES)
+    assert one.take(ONE) is None
+    one.give_back(places[2])
+    assert taken(one, ONE).gpus == places[2].gpus
+
+
+def test_a_server_of_several_gpus_takes_all_of_them_or_none() -> None:
+    one = ground()
+    place = taken(one, ONE)
+    assert one.take(ALL) is None
+    one.give_back(place)
+    assert taken(one, ALL).gpus == FOUR
+
+
+def test_gpus_of_one_server_lie_on_one_side() -> None:
+    one = ground()
+    assert taken(one, ONE).gpus == (FOUR[0],)
+    assert taken(one, PAIR).gpus == FOUR[2:]
+
+
+def test_the_side_that_is_fuller_is_filled_first() -> None:
+    one = ground()
+    assert taken(one, ONE).gpus == (FOUR[0],)
+    assert taken(one, ONE).gpus == (FOUR[1],)
+
+
+def test_cores_are_those_near_the_gpus() -> None:
+    one = ground()
+    assert taken(one, ONE).cores == LEFT
+    assert taken(one, PAIR).cores == RIGHT
+
+
+def test_where_nobody_knows_what_is_near_any_core_may_be_used() -> None:
+    half_known = Machine(gpus=FOUR[:2], cores=8, near={"GPU-0": LEFT})
+    assert taken(Ground(machine=half_known), PAIR).cores == frozenset()
+
+
+def test_what_another_run_holds_comes_last_and_is_waited_for_by_nobody_else() -> None:
+    one = ground()
+    held = {"GPU-0", "GPU-1", "GPU-2"}
+    first = one.take(ONE, lambda gpu: gpu.id in held)
+    assert first is not None
+    assert first.gpus == (FOUR[3],)
+    assert one.take(ONE, lambda gpu: gpu.id in held) is None
+    one.give_back(first)
+    waits = one.take(ONE, lambda gpu: gpu.id in SIDES)
+    assert waits is not None
+    assert waits.gpus == (FOUR[0],)
+
+
+def test_without_gpus_one_is_measured_at_a_time() -> None:
+    one = ground(gpus=())
+    for timed in (True, False):
+        place = taken(one, Need(gpus=0, timed=timed))
+        assert one.take(Need(gpus=0, timed=False)) is None
+        one.give_back(place)
+
+
+def test_what_is_timed_has_its_cores() -> None:
+    timed = Need(gpus=1, client_processes=2)  # and one for the GPU, and the server's front
+    one = ground(cores=11)
+    taken(one, timed)
+    second = taken(one, timed)
+    assert one.take(timed) is None
+    one.give_back(second)
+    assert taken(one, timed)
+
+
+def test_one_is_always_measured_however_few_cores_there_are() -> None:
+    one = ground(cores=1)
+    taken(one, Need(gpus=1))
+    assert one.take(Need(gpus=1)) is None
+
+
+def test_acceptance_alone_needs_no_cores() -> None:
+    one = ground(cores=1)
+    assert all(one.take(ONE) for _ in FOUR)
+
+
+def test_how_many_at_once_is_said_with_its_rule() -> None:
+    machine = Machine(gpus=FOUR, cores=6)
+    assert at_once(machine, [ONE, ONE]) == (2, "")
+    fit, why = at_once(machine, [Need(gpus=1)] * 8)
+    assert fit == 2
+    assert why.startswith(
+        "because of the cores: a client or server that waits for a core looks slow"
+    )
+    fit, why = at_once(machine, [ONE] * 8)
+    assert (fit, why.partition(":")[0]) == (4, "because of the GPUs")
+
+
+def test_every_rule_says_why() -> None:
+    assert all(rule.name and rule.why for rule in RULES)
+    assert len({rule.name for rule in RULES}) == len(RULES)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "said"),
+    [
+        (
+            (gpu(0), gpu(1, "L4")),
+            (
+                "--specreg-workers: the GPUs are of several kinds (0: H100, 80 GB; 1: L4, 80 GB),"
+                " and a baseline is of one; choose those of one kind with CUDA_VISIBLE_DEVICES"
+            ),
+        ),
+        (
+            (gpu(0), gpu(1), gpu(2, limit_w=400.0)),
+            (
+                "--specreg-workers: the GPUs are of several kinds (0, 1: H100, 80 GB; 2: H100,"
+                " 80 GB, held to 400 W), and a baseline is of one; choose those of one kind with"
+                " CUDA_VISIBLE_DEVICES"
+            ),
+        ),
+        (
+            (gpu(0, uuid="MIG-"), gpu(1, uuid="MIG-")),
+            (
+                "--specreg-workers: slices of a GPU (MIG) share its power and its clocks, and can't"
+                " be measured at once; leave --specreg-workers out"
+            ),
+        ),
+    ],
+    ids=["kinds", "limits", "slices"],
+)
+def test_gpus_that_differ_are_refused(gpus: tuple[Device, ...], said: str) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        check_alike(Machine(gpus=gpus, cores=8))
+    assert str(caught.value) == said
+
+
+def test_gpus_that_are_alike_are_taken() -> None:
+    check_alike(Machine(gpus=FOUR, cores=8))
+    check_alike(Machine(gpus=(), cores=8))
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"),
+    [("0-3,8\n", {0, 1, 2, 3, 8}), ("5", {5}), ("\n", set())],
+    ids=["ranges", "one", "none"],
+)
+def test_linux_lists_of_cores_are_read(text: str, cores: set[int]) -> None:
+    assert parse_cores(text) == cores
+
+
+def test_a_machine_knows_which_cores_are_near_which_gpu(tmp_path: Path) -> None:
+    ours = sorted(os.sched_getaffinity(0))
+    device = tmp_path / "bus/pci/devices/0000:01:00.0"
+    device.mkdir(parents=True)
+    (device / "local_cpulist").write_text(f"{ours[0]},100000\n")
+    machine = this_machine((gpu(0), gpu(1)), sysfs=tmp_path)
+    assert machine.near == {"GPU-0": frozenset(), "GPU-1": {ours[0]}}
+    assert machine.cores == len(ours)
+
+
+def test_a_list_that_makes_no_sense_says_nothing(tmp_path: Path) -> None:
+    device = tmp_path / "bus/pci/devices/0000:01:00.0"
+    device.mkdir(parents=True)
+    (device / "local_cpulist").write_text("near\n")
+    assert this_machine((gpu(1),), sysfs=tmp_path).near == {"GPU-1": frozenset()}
