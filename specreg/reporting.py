@@ -188,12 +188,13 @@ def _expected(suite: Suite, case: Case, measured: Sequence[Measurement]) -> Expe
     """What the baseline holds that the case is judged by, of the prompts that were measured.
 
     A baseline has those of the extension too, which differ; what is drawn beside one another must
-    be of the same prompts, as what is judged is.
+    be of the same prompts, as what is judged is. The speed of another machine says nothing.
 
     Raises:
         BaselineError: it can't be read.
     """
-    baseline = suite.known_of(case).baseline
+    known = suite.known_of(case)
+    baseline = known.baseline
     if baseline is None:
         return None
     record = load_acceptance(baseline.acceptance)
@@ -205,6 +206,7 @@ def _expected(suite: Suite, case: Case, measured: Sequence[Measurement]) -> Expe
         if metric.by_launch
         else acceptance_value(metric, record)
         for metric in METRICS.values()
+        if known.exact is not None or not metric.by_launch
     }
     parts = record.by_category if record else {}
     lengths = {name: part.total.acceptance_length for name, part in parts.items()}

@@ -14,6 +14,8 @@ from specreg.report.quantities import axis_of, label_of
 _HISTORY = ("acceptance_length_tokens", "throughput_tokens_per_s", "speedup_ratio")
 _FEWEST = 2
 """Runs, categories: one alone shows nothing."""
+_NOT_RED = frozenset({"PASS", "IMPROVED", "MEASURED", "NOT_COMPARABLE"})
+"""Outcomes that make no run fail."""
 _DECADE = 10
 _OF_A_DECADE = ((1,), (1, 3), (1, 2, 5))
 _FEWEST_TICKS = 3
@@ -189,7 +191,7 @@ def _history_layers(
         {
             "at": moment.isoformat() if timed and moment else number,
             "value": run.values[metric],
-            "fine": run.outcomes.get(metric) in {"PASS", "IMPROVED", "MEASURED"},
+            "fine": run.outcomes.get(metric) in _NOT_RED,
         }
         for number, (run, moment) in enumerate(zip(runs, moments, strict=True), start=1)
     ]

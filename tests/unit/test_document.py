@@ -152,6 +152,20 @@ def test_the_baseline_is_shown_of_the_prompts_that_were_measured(tmp_path: Path)
     assert case.expected.values[LENGTH.name] == COUNTS.acceptance_length
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_the_speed_of_another_machine_is_no_baseline(tmp_path: Path, *, elsewhere: bool) -> None:
+    one, launch = suite(tmp_path), builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0})
+    environment = builders.OTHER_ENVIRONMENT if elsewhere else builders.ENVIRONMENT
+    shelf = dataclasses.replace(one.shelf, environment=environment)
+    record_measurements([launch, launch], one.settings(builders.CASE), shelf, reason="first")
+    with_measurement(one, launch)
+    one.note_failure(builders.CASE, LENGTH, "so that it is there")
+    (case,) = report_of(one, run_verdict(one, 10, cut_short=False), command="").cases
+    assert case.expected is not None
+    assert case.expected.environment == environment.name
+    assert (SPEED.name in case.expected.values) is not elsewhere
+
+
 def with_prompts(record: AcceptanceRecord) -> Measurement:
     """A launch that did this."""
     launch = builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0})
