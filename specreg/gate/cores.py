@@ -2,8 +2,8 @@
 
 Where a process of a server runs is the scheduler's choice and stays so for a while; cores differ by
 what else the machine does, and who asks takes turns on them with who computes. On two cores of a
-shared machine rounds of two equal servers differed by 11 % (standard deviation), and by 4 to 5 %
-with what computes on the first core and all else on the second.
+shared machine rounds of two equal servers differed by 10 to 18 %, once by 4 % (standard deviations
+of 16 rounds each), and by 3 to 9 % with what computes on the first core and all else on the second.
 """
 
 import contextlib
