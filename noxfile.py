@@ -263,7 +263,7 @@ def gate_tests(session: nox.Session) -> None:
 
 @nox.session
 def many(session: nox.Session) -> None:
-    """Several servers at once on scripted GPUs; workers and runs are hurt: about ten minutes."""
+    """Several servers at once on scripted GPUs; workers and runs are hurt; a long one."""
     _install(session, "tests")
     _pytest(session, "tests/many")
 
