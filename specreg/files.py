@@ -1,11 +1,15 @@
 """Files: content in, a file that is the old or the new one at any moment, never a torn one.
 
-Whatever is written here has no known secret in it; see `specreg.redaction`.
+Whatever is written here has no known secret in it; see `specreg.redaction`. What was left by
+writers that were killed goes when the same is written again.
 """
 
 import contextlib
 import os
+import platform
 import re
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,9 +30,7 @@ def replace_file(path: Path, content: bytes, *, overwrites: bool = True) -> None
         FileExistsError: it is there and doesn't.
         OSError: the disk refuses; the old file is as it was.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_parts(path)
-    part = path.with_name(f".{path.name}.{os.getpid()}{_PART}")
+    part = _new_part(path)
     try:
         with part.open("wb") as file:
             file.write(hide_bytes(content))
@@ -40,6 +42,21 @@ def replace_file(path: Path, content: bytes, *, overwrites: bool = True) -> None
             path.hardlink_to(part)  # unlike a rename, it never overwrites
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def passing_folder(path: Path) -> Iterator[Path]:
+    """A folder beside a path for as long as the context lasts: to make in it what is moved there.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    part = _new_part(path)
+    part.mkdir()
+    try:
+        yield part
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def append_lines(path: Path, content: bytes) -> None:
@@ -76,10 +93,23 @@ def _end_of_torn_line(file: BinaryIO) -> bytes:
     return b"" if file.read(1) == b"\n" else b"\n"
 
 
-def _remove_parts(path: Path) -> None:
-    """What others left who were killed while they wrote this file."""
-    mine = re.compile(rf"\.{re.escape(path.name)}\.(\d+){re.escape(_PART)}")
+def _new_part(path: Path) -> Path:
+    """Where to make what is to be at a path; what others left there who were killed goes.
+
+    Of this machine, that is: a number says nothing of the processes of another that shares a disk.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    ours = f".{path.name}.{platform.node()}."
+    part = re.compile(rf"{re.escape(ours)}(\d+){re.escape(_PART)}")
     for other in path.parent.iterdir():
-        named = mine.fullmatch(other.name)
-        if named and not Path(f"/proc/{named[1]}").exists():
-            other.unlink(missing_ok=True)
+        named = part.fullmatch(other.name)
+        if named and (int(named[1]) == os.getpid() or not Path(f"/proc/{named[1]}").exists()):
+            _remove(other)
+    return path.with_name(f"{ours}{os.getpid()}{_PART}")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -5,11 +5,11 @@ import functools
 import hashlib
 import json
 import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from specreg.errors import ModelError
+from specreg.files import passing_folder
 from specreg.hub import fetch_model_file
 from specreg.paths import cache_dir
 
@@ -137,10 +137,7 @@ def _padded(folder: Path, layers: int) -> Path:
     padded = cache_dir() / "models" / f"{folder.name}-{layers}-{content.hexdigest()[:16]}"
     if padded.is_dir():
         return padded
-    padded.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=padded.parent) as unfinished:
-        made = Path(unfinished) / "model"
-        made.mkdir()
+    with passing_folder(padded) as made:
         write_padded_model(folder, made, layers)
         try:
             made.rename(padded)

@@ -269,6 +269,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         pytest.ExitCode.INTERRUPTED,
         pytest.ExitCode.INTERNAL_ERROR,
     }
+    with _kept(lines):  # first of all: a report takes its time, and a second Ctrl-C must find none
+        suite.stop()
     if suite.away is not None:
         lines.extend(_end_team(session, suite.away, early=cut_short))
     skipped = suite.docket.give_up()

@@ -131,12 +131,17 @@ def start_marked(
 def stop_marked(process: MarkedProcess) -> None:
     """Ends the process and all its descendants: asked first, killed 5 s later, then waited for.
 
-    All that they said is on disk afterwards.
+    All that they said is on disk afterwards. Ctrl-C meanwhile kills whatever else runs, too.
     """
     try:
         note_shared(process)
         ask_all(process.mark, process.leader, _TERM_S)
         note_shared(process)
+    except KeyboardInterrupt:  # once more, as a rule: then nobody asks the others either
+        for other in tuple(_RUNNING.values()):
+            note_shared(other)
+            other.last_resort()
+        raise
     finally:
         process.last_resort()
         atexit.unregister(process.last_resort)

@@ -69,6 +69,11 @@ _FAILURES = (
         "free memory, or lower gpu_memory_frac or max_model_len_tokens in the matrix",
     ),
     (
+        "a model brings code of its own",
+        r"the argument `trust_remote_code=True`|requires you to execute the",  # in transformers
+        "name another model, or read that code and set trust_remote_code = true in the matrix",
+    ),
+    (
         "unknown or refused argument",
         r"unrecognized arg|invalid choice|error: arg|(?<!HF)ValidationError|unexpected keyword arg",
         "look at engine_args and the method's settings; another version may spell them otherwise",

@@ -293,6 +293,15 @@ class Suite:
             starting.stop()
             self._startings.remove(starting)
 
+    def stop(self) -> None:
+        """Stops all servers that run, the last one first; who asks for one again gets a fresh one.
+
+        Raises:
+            MemoryHeldError: a GPU hasn't got its memory back.
+        """
+        for starting in reversed(self._startings):
+            starting.stop()
+
     def measure(self, case: Case, server: Starting, control: Starting | None) -> Measurement:
         """Measures a case on a launch, once; or takes over what the run that is resumed has.
 
@@ -387,8 +396,7 @@ class Suite:
         Returns:
             By case's id what was measured, or why it couldn't be.
         """
-        for starting in reversed(self._startings):
-            starting.stop()
+        self.stop()
         if self.away is not None:
             self.away.send(cases, self.launches + further)
         found: dict[str, Measurement | str] = {}

@@ -14,7 +14,6 @@ import hashlib
 import os
 import re
 import subprocess
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -36,8 +35,10 @@ from specreg.environments import (
     installed_version,
 )
 from specreg.errors import EnvironmentSetupError, SpecregError, UnsupportedError
+from specreg.files import passing_folder
 from specreg.gate.releases import check_released, released_versions
 from specreg.matrix import Case, ServerSpec
+from specreg.paths import cache_dir
 from specreg.provision import Provision, check_version
 
 _REQUIREMENT = re.compile(r"(?P<engine>[\w.-]+)(==(?P<version>\S+))?")
@@ -326,11 +327,11 @@ def _of_checkout(place: str) -> Build:
     commit, tree, objects = git(
         "rev-parse", "HEAD", "HEAD^{tree}", "--git-path", "objects"
     ).splitlines()
-    with tempfile.TemporaryDirectory() as folder:
+    with passing_folder(cache_dir() / "objects") as folder:
         # Nothing is left in the repository, nor in its index.
         apart = {
             "GIT_INDEX_FILE": f"{folder}/index",
-            "GIT_OBJECT_DIRECTORY": folder,
+            "GIT_OBJECT_DIRECTORY": str(folder),
             "GIT_ALTERNATE_OBJECT_DIRECTORIES": str((Path(place) / objects).resolve()),
         }
         git("read-tree", "HEAD", variables=apart)

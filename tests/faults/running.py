@@ -6,6 +6,7 @@ mark, and its temporary files and locks lie in folders of its own.
 
 import contextlib
 import fcntl
+import itertools
 import os
 import shutil
 import socket
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -50,7 +51,8 @@ warm_up_stable_frac = {stable_frac}
 {settings}
 """
 CASES = tuple(f"vllm-ngram-tiny-toy-c{load}" for load in (1, 2, 3))
-_MARK = "TEST_MARK"
+MARK = "TEST_MARK"
+"""The variable that says whose a process is."""
 _PATIENCE_S = 180.0
 
 
@@ -142,7 +144,7 @@ class Hurt:
 
     def environment(self) -> dict[str, str]:
         """What the command runs in."""
-        own = {_MARK: str(self.folder), "TMPDIR": str(self.temporary), "COLUMNS": "200"}
+        own = {MARK: str(self.folder), "TMPDIR": str(self.temporary), "COLUMNS": "200"}
         if self.script is None:
             return os.environ | own | self.variables
         own |= record_script(self.script, self.folder) | {"SPECREG_CACHE": str(self.cache)}
@@ -182,20 +184,16 @@ class Hurt:
                         process.kill()
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """The command, done."""
+        """The command, done; of one that meets its fault by itself that is its time."""
+        started = time.monotonic()
         with self.start(*arguments) as run:
             output, _ = run.communicate(timeout=self.patience_s)
+        print_time(time.monotonic() - started)
         return subprocess.CompletedProcess(run.args, run.returncode, output)
 
     def processes(self) -> list[psutil.Process]:
         """All that run of it."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                ours = process.environ().get(_MARK) == str(self.folder)
-                if ours and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+        return marked(self.folder)
 
     def server(self) -> psutil.Process:
         """The process that its server's API runs in."""
@@ -208,12 +206,25 @@ class Hurt:
         workers = [one for one in api.children() if "EngineCore" in " ".join(one.cmdline())]
         return workers[0] if workers else api
 
-    def finished(self, case_id: str) -> int:
-        """How many requests of a case's last attempt are in the journal."""
+    def finished(self, case_id: str, attempt: int = -1) -> int:
+        """How many requests of an attempt at a case are in the journal; of the last one, or from 0.
+
+        Those of the control, if there is one, and of the case itself.
+        """
         lines = self.journal()
         begun = [at for at, line in enumerate(lines) if _begins(line, case_id)]
-        after = lines[begun[-1] + 1 :] if begun else []
-        return sum(line["type"] == "Replayed" for line in after)
+        after = lines[begun[attempt] + 1 :] if begun else []
+        of_it = itertools.takewhile(lambda line: line["type"] != "Begun", after)
+        return sum(line["type"] == "Replayed" for line in of_it)
+
+    def lasted_s(self, case_id: str) -> float:
+        """From the beginning of a case until the next began."""
+        begun = [line for line in self.journal() if line["type"] == "Begun"]
+        at = next(at for at, line in enumerate(begun) if _begins(line, case_id))
+        after, before = (line["at_s"] for line in (begun[at + 1], begun[at]))
+        assert isinstance(after, float)
+        assert isinstance(before, float)
+        return after - before
 
     def attempts(self, case_id: str) -> int:
         """How often a case has been begun."""
@@ -285,9 +296,42 @@ def wait_until(condition: Callable[[], bool], within_s: float = _PATIENCE_S) -> 
     return time.monotonic() - started
 
 
-def print_time(took_s: float) -> None:
-    """How long it took from the fault on; pytest -rP shows it, docs/reliability.md has it."""
-    print(f"took {took_s:.2f} s")  # noqa: T201 - that is its purpose
+def print_time(took_s: float, bound_s: float | None = None, *, until: str = "") -> None:
+    """How long it took from the fault on, which must be within its bound.
+
+    pytest -rP shows it, docs/reliability.md has it.
+
+    Args:
+        took_s: until nothing was left.
+        bound_s: of docs/reliability.md, where the row has one.
+        until: what came of it, where that is another moment.
+    """
+    words = f" until {until}" if until else ""
+    bound = "" if bound_s is None else f", at most {bound_s:g} s"
+    print(f"took {took_s:.2f} s{words}{bound}")  # noqa: T201 - that is its purpose
+    assert bound_s is None or took_s < bound_s
+
+
+def marked(folder: Path) -> list[psutil.Process]:
+    """The processes that have a folder for their mark."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(MARK) == str(folder) and lives(process):
+                found.append(process)
+    return found
+
+
+def end_of_leader(find: Callable[[], Sequence[psutil.Process]]) -> float:
+    """When the process ended that leads a session, in seconds of the clock that nobody sets.
+
+    Args:
+        find: the processes that it is one of; it may not be there yet.
+    """
+    leader = next(_leaders(find))
+    while lives(leader):
+        time.sleep(0.02)
+    return time.monotonic()
 
 
 def lives(process: psutil.Process) -> bool:
@@ -296,6 +340,16 @@ def lives(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
+
+
+def _leaders(find: Callable[[], Sequence[psutil.Process]]) -> Iterator[psutil.Process]:
+    deadline = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < deadline:
+        for process in find():
+            with contextlib.suppress(OSError):
+                if os.getsid(process.pid) == process.pid:
+                    yield process
+        time.sleep(0.02)
 
 
 def _begins(line: dict[str, object], case_id: str) -> bool:

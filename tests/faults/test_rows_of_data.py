@@ -7,6 +7,7 @@ import hashlib
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 
 from specreg.baseline import SCHEMA_VERSION, baseline_path
 from specreg.identity import current_environment
-from tests.faults.running import CASES, ROOT, Hurt
+from tests.faults.running import CASES, ROOT, Hurt, print_time
 from tests.scripted.vllm.script import Fault, Script
 
 WARM_UP = 1 + 3
@@ -58,6 +59,7 @@ def test_row_10_a_request_that_fails(run: Hurt, fault: Fault, words: str) -> Non
     assert found[CASES[0]].partition(": ")[2] in done.stdout.replace("\n", " ")
     assert [found[case].partition(":")[0] for case in CASES[1:]] == ["NO_BASELINE"] * 2
     assert [run.attempts(case) for case in CASES] == [1, 1, 1]
+    print_time(run.lasted_s(CASES[0]), until="the next case")
     assert len(run.logs()) == 1
     assert run.left() == []
 
@@ -204,6 +206,7 @@ def test_row_24_a_set_that_cannot_be_prepared(
 ) -> None:
     file = tmp_path / "qualitative.jsonl"
     file.write_text(f"{json.dumps({**SPEED, 'question_id': 'q0'})}\n{json.dumps(second)}\n")
+    started = time.monotonic()
     done = subprocess.run(
         (
             *(sys.executable, "-m", "specreg", "prepare", "speed-bench-qualitative"),
@@ -214,6 +217,7 @@ def test_row_24_a_set_that_cannot_be_prepared(
         capture_output=True,
         text=True,
     )
+    print_time(time.monotonic() - started)
     assert done.returncode != 0
     assert f"{file}:2: {words}" in done.stderr
     assert not (tmp_path / "data").exists()

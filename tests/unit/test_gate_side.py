@@ -120,7 +120,8 @@ class Checkout:
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Checkout:
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
+    monkeypatch.setenv("SPECREG_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "a checkout"
     folder.mkdir()
     return Checkout(folder)
@@ -150,6 +151,33 @@ def test_a_checkout_is_told_from_what_it_was_by_all_that_its_files_hold(
     assert len(set(seen)) == 3
     assert {version[:12] for version in seen} == {seen[0]}
     assert checkout.git("diff", "--cached", "--name-only") == ""  # its own index stays
+
+
+KILLED = """
+import os, signal, sys
+from specreg.gate import side
+git = side._git
+def killed(why, *arguments, **variables):
+    if "write-tree" in arguments:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return git(why, *arguments, **variables)
+side._git = killed
+side.build_of(side.parse_side(sys.argv[1]))
+"""
+
+
+def test_what_a_killed_gate_left_of_a_checkout_goes(
+    checkout: Checkout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    for name in ("SPECREG_CACHE", "TMPDIR"):
+        monkeypatch.setenv(name, str(temporary))
+    command = (sys.executable, "-c", KILLED, f"vllm@{checkout.folder}")
+    subprocess.run(command, check=False, cwd=builders.ROOT)
+    assert list(temporary.iterdir())
+    assert checkout.version
+    assert not list(temporary.iterdir())
 
 
 def test_what_is_built_is_what_it_was_when_the_gate_was_opened(checkout: Checkout) -> None:

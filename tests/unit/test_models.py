@@ -241,6 +241,28 @@ def test_a_padded_model_is_made_once_and_kept_in_the_cache(model: Path, tmp_path
     assert len(_read_tensors(found[0][0] / "model.safetensors")) == 7
 
 
+KILLED = """
+import os, pathlib, signal, sys
+from specreg import models
+models._read_tensors = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+models.resolve_model(pathlib.Path("/"), sys.argv[1], padding_layers=2)
+"""
+
+
+def test_what_a_killed_run_was_padding_goes(model: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    subprocess.run(
+        (sys.executable, "-c", KILLED, str(model)),
+        env=os.environ | {"SPECREG_CACHE": str(cache)},
+        cwd=builders.ROOT,
+        check=False,
+    )
+    (left,) = (cache / "models").iterdir()
+    padded = pad(model, cache)
+    assert padded != left
+    assert list((cache / "models").iterdir()) == [padded]
+
+
 def test_another_tokenizer_makes_another_padded_model(model: Path, tmp_path: Path) -> None:
     first = pad(model, tmp_path / "cache")
     (model / "tokenizer.json").write_text('{"version": 2}')

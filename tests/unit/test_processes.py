@@ -116,6 +116,41 @@ def test_what_is_left_is_killed_at_our_own_end(tmp_path: Path) -> None:
     assert not lives(await_pid(log_path))
 
 
+# Starts two programs that ignore SIGTERM, and says so; stops them on Ctrl-C, one after the other.
+INTERRUPTED = """
+import contextlib, os, pathlib, sys, time
+from specreg.processes import start_marked, stop_marked
+with contextlib.ExitStack() as stack:
+    for name in "ab":
+        log_path = pathlib.Path(sys.argv[1], name)
+        command = (sys.executable, "-c", sys.argv[2])
+        process = start_marked(command, environment=os.environ, log_path=log_path, cwd="/")
+        stack.callback(stop_marked, process)
+        while not log_path.read_text().endswith("\\n"):
+            time.sleep(0.01)
+    print(flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_second_ctrl_c_waits_for_no_server_of_several(tmp_path: Path) -> None:
+    """Each is asked for 5 s else."""
+    with subprocess.Popen(
+        (sys.executable, "-c", INTERRUPTED, str(tmp_path), DEAF),
+        cwd=builders.ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as run:
+        assert run.stdout is not None
+        run.stdout.readline()
+        run.send_signal(signal.SIGINT)
+        time.sleep(1)
+        assert [lives(await_pid(tmp_path / name)) for name in "ab"] == [True, True]
+        run.send_signal(signal.SIGINT)
+        run.wait(timeout=4)
+    assert [lives(await_pid(tmp_path / name)) for name in "ab"] == [False, False]
+
+
 # Starts a program and is killed.
 KILLED = """
 import os, pathlib, signal, sys, time

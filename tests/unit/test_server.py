@@ -261,6 +261,14 @@ def test_a_missing_model_folder_starts_nothing(tmp_path: Path, spec: ServerSpec)
     assert not (tmp_path / "logs").exists()
 
 
+CODE = (
+    "pydantic_core.ValidationError: 1 validation error for ModelConfig\n  Value error, The"
+    " repository nobody/brings-code contains custom code which must be executed to correctly load"
+    " the model. Please pass the argument `trust_remote_code=True` to allow custom code to be run."
+)
+"""As transformers 5.19 and vLLM 0.32 say it."""
+
+
 @pytest.mark.parametrize(
     ("line", "failure"),
     [
@@ -268,6 +276,7 @@ def test_a_missing_model_folder_starts_nothing(tmp_path: Path, spec: ServerSpec)
         ("ValueError: No available memory for the cache blocks.", "out of memory"),
         ("api_server.py: error: unrecognized arguments: --spec", "unknown or refused argument"),
         ("pydantic_core.ValidationError: 1 error", "unknown or refused argument"),
+        (CODE, "a model brings code of its own"),
         ("OSError: [Errno 98] error while attempting to bind", "port in use"),
         ("OSError: x is not a local folder and is not a valid model identifier", "model not found"),
         ("ModuleNotFoundError: No module named 'vllm'", "broken engine environment"),

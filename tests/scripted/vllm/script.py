@@ -103,7 +103,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             with each second of its life: AL - 1 falls in a line, until it is 0.
         slows_per_s_frac: by how much more steps are stretched with each second of its life.
         leak_bytes: what each generation request leaves behind.
-        ready_after_s: from the start to listening.
+        ready_after_s: from the start to listening, or to `exit_at_start`.
         fault: what goes wrong.
         fault_after_requests: the generation requests, warm-up too, that come before the fault.
         exit_status: for `exit_at_start` and `crash_mid_run`.

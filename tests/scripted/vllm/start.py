@@ -43,14 +43,14 @@ def _apply_start_faults(script: Script) -> None:
     if script.says_secrets:
         _LOG.info("variables %s, arguments %s", dict(os.environ), sys.argv)
     _flood(script.flood_bytes)
-    if script.fault is Fault.EXIT_AT_START:
-        sys.stderr.write(f"{script.exit_log}\n")
-        raise SystemExit(script.exit_status)
     if script.ignore_sigterm:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if script.fault is Fault.SURVIVOR:
         _LOG.info("worker pid %d", _start_survivor(script.survivor_s))
     time.sleep(script.ready_after_s)
+    if script.fault is Fault.EXIT_AT_START:
+        sys.stderr.write(f"{script.exit_log}\n")
+        raise SystemExit(script.exit_status)
 
 
 def _start_survivor(survivor_s: float) -> int:

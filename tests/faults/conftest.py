@@ -1,0 +1,21 @@
+"""What tests share that start servers in this process, and not in a run of their own."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from specreg.shared_memory import shared_files, used_by_anybody
+
+
+@pytest.fixture
+def empty_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A folder for temporary files, in which nothing may be left; nor in /dev/shm."""
+    del tmp_path  # which is made before, elsewhere
+    before = shared_files()
+    with tempfile.TemporaryDirectory(prefix="hurt-") as folder:  # short, as sockets lie in it
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield
+        assert not list(Path(folder).iterdir())
+    assert not shared_files() - before - used_by_anybody()
