@@ -22,7 +22,9 @@ from specreg.decoding import UNREADABLE
 from specreg.engines._engine import Requirement
 from specreg.errors import EnvironmentSetupError
 from specreg.files import replace_file
+from specreg.logs import log_tail
 from specreg.paths import cache_dir
+from specreg.processes import start_marked, stop_marked
 
 _MARKER = "specreg.json"
 _ERROR_LINES = 15
@@ -144,11 +146,13 @@ def _make(requirement: Requirement, folder: Path, show: Callable[[str], None]) -
 
 def _install(requirement: Requirement, recipe: _Recipe, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    _uv("venv", "--python", sys.executable, str(folder))
+    log_path = Path(f"{folder}.log")
+    _uv(log_path, "venv", "--python", sys.executable, str(folder))
     overrides = folder / "overrides.txt"
     overrides.write_text("\n".join((*requirement.overrides, *recipe.overrides)))
     # Without compiled bytecode the first start of a server takes minutes.
     _uv(
+        log_path,
         *("pip", "install", "--python", str(folder / "bin" / "python"), "--compile-bytecode"),
         *("--override", str(overrides), *recipe.arguments, requirement.pin, *requirement.extras),
     )
@@ -170,10 +174,20 @@ def _recipes(requirement: Requirement, variables: Mapping[str, str]) -> Iterator
     yield _Recipe(torch_source="pypi", overrides=(requirement.local_torch,))
 
 
-def _uv(*arguments: str) -> None:
-    subprocess.run(  # noqa: S603 - our own arguments, no shell
-        (uv.find_uv_bin(), "--no-progress", *arguments), check=True, capture_output=True, text=True
-    )
+def _uv(log_path: Path, *arguments: str) -> None:
+    """Runs uv, which may build for an hour; nothing of it outlives us, however we end.
+
+    Raises:
+        subprocess.CalledProcessError: it failed; with its last words.
+    """
+    command = (uv.find_uv_bin(), "--no-progress", *arguments)
+    process = start_marked(command, environment=os.environ, log_path=log_path, cwd=Path.cwd())
+    try:
+        status = process.popen.wait()
+    finally:
+        stop_marked(process)
+    if status:
+        raise subprocess.CalledProcessError(status, command, stderr=log_tail(log_path))
 
 
 def _fingerprint(requirement: Requirement) -> str:
