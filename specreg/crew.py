@@ -218,4 +218,7 @@ def _say(reply: _Reply) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(_work())
+    try:
+        uvloop.run(_work())
+    except BrokenPipeError:  # whoever asked was killed, and nobody is left to tell anything
+        os._exit(1)

@@ -147,16 +147,17 @@ async def replay_round(
     # A full collection of what is there already would take a tenth of a second.
     gc.freeze()
     try:
-        await asyncio.wait((asking, watching), return_when=asyncio.FIRST_COMPLETED)
-        if not asking.done():
-            watching.result()
-        asking.result()
+        # Whoever only watches or finishes is done by an error alone, as of a disk that is full.
+        working = (asking, watching, finishing)
+        done, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
+        for task in (asking,) if asking in done else done:
+            task.result()
     finally:
         gc.unfreeze()
         for task in (asking, watching, feeling):
             task.cancel()
         await asyncio.wait((asking,))
-        if finishing.done():  # only by an error, as of a disk that is full
+        if finishing.done():
             finishing.result()
         finishing.cancel()
         while not ended.empty():

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -46,6 +48,8 @@ from tests.scripted.protocols.sglang import ScriptedOldSglang, ScriptedSglang
 from tests.scripted.vllm.launch import Launch, Level, Speculation
 from tests.scripted.vllm.script import DEFAULTS, Fault, Script
 from tests.unit import builders
+from tests.unit.test_processes import lives
+from tests.unit.test_server import at_most
 
 MS = 10**6
 PROMPTS = builders.PROMPTS[: builders.CASE.prompts]
@@ -465,6 +469,37 @@ def test_a_client_process_that_dies_is_named_and_leaves_nothing() -> None:
         return [worker.returncode for worker in crew.workers]
 
     assert asyncio.run(run()) == [-9, -9]
+
+
+# Is killed as soon as one of its two client processes has told it of a request.
+KILLED = """
+import asyncio, dataclasses, os, signal, time
+from specreg.arrivals import Load
+from specreg.crew import open_crew
+from tests.unit import builders
+case = dataclasses.replace(
+    builders.CASE, client_processes=2, load=Load(concurrency=2, duration_s=60.0)
+)
+endpoint = dataclasses.replace(builders.server().endpoint, base_url="http://127.0.0.1:9")
+async def run():
+    async with open_crew(case, endpoint, clock=time.monotonic_ns) as crew:
+        print(*(worker.pid for worker in crew.workers), flush=True)
+        await crew.replay(builders.PROMPTS, lambda _: os.kill(os.getpid(), signal.SIGKILL))
+asyncio.run(run())
+"""
+
+
+def test_client_processes_end_with_a_run_that_is_killed() -> None:
+    command = (sys.executable, "-c", KILLED)
+    done = subprocess.run(
+        command, check=False, cwd=builders.ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert done.returncode == -signal.SIGKILL
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == 2
+    with at_most(5):
+        while any(map(lives, pids)):
+            time.sleep(0.05)
 
 
 def late(*delays_ms: float, lag_ms: float = 0.0, beats: int = 30) -> Round:

@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestServer
 from specreg.acceptance.record import NO_STEPS
 from specreg.arrivals import Arrivals, Load
 from specreg.datasets import Prompt
-from specreg.errors import HungError
+from specreg.errors import HungError, SpecregError
 from specreg.matrix import Case
 from specreg.metrics import tpot_ms, ttft_ms
 from specreg.protocols import Endpoint, Form
@@ -620,6 +620,28 @@ def test_requests_are_recorded_as_they_end_and_not_with_the_round() -> None:
     # Those in flight, and as many that have just ended.
     behind = [asked - done for done, asked in enumerate(asked_when_recorded, 1)]
     assert max(behind) <= 3 * 16
+
+
+def test_a_disk_that_refuses_ends_the_round_at_once() -> None:
+    wire = Wire((event("1", '"length"'),))
+
+    def refuse(_: Finished) -> None:
+        raise SpecregError("no room")
+
+    async def run() -> None:
+        async with httpx.AsyncClient(transport=wire, base_url="http://scripted") as client:
+            await replay_round(
+                ONE_AT_A_TIME,
+                ENDPOINT,
+                builders.PROMPTS * 40,
+                client=client,
+                clock=time.monotonic_ns,
+                record=refuse,
+            )
+
+    with pytest.raises(SpecregError, match="no room"):
+        asyncio.run(run())
+    assert len(wire.asked) < 10, "of 240"
 
 
 def test_a_lag_of_the_loop_is_felt() -> None:
