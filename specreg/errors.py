@@ -32,11 +32,15 @@ from pathlib import Path
 from specreg.redaction import hide
 
 
+_MOST_CHARACTERS = 4_000
+"""Of a line: some quote what others wrote, and what to do stands at its end."""
+
+
 class SpecregError(Exception):
     """Anything that specreg says on purpose; its text is for the user: no traceback, no secret."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(hide(message))
+        super().__init__("\n".join(map(_readable, hide(message).split("\n"))))
 
 
 class UnknownNameError(SpecregError):
@@ -175,3 +179,9 @@ class OutdatedBaselineError(BaselineError):
 
 class ReportError(SpecregError):
     """A report that can't be read, made or sent; the run that it is of stays as it is."""
+
+
+def _readable(line: str) -> str:
+    """Its beginning and its end where it has no end to speak of."""
+    half = _MOST_CHARACTERS // 2
+    return line if len(line) <= _MOST_CHARACTERS else f"{line[:half]} … {line[-half:]}"

@@ -34,6 +34,15 @@ def test_an_unknown_name_has_its_facts_as_attributes() -> None:
     assert (error.kind, error.name, error.known) == ("engine", "vlm", ("sglang", "vllm"))
 
 
+def test_a_line_is_bounded_and_still_ends_with_what_to_do() -> None:
+    """A name may be whatever somebody wrote, and as long."""
+    error = UnknownNameError("engine", "x" * 100_000, ["vllm"], where="cpu.toml")
+    assert len(str(error)) < 5_000
+    assert str(error).startswith("cpu.toml: unknown engine 'xxx")
+    assert str(error).endswith("xxx'; known: vllm")
+    assert error.name == "x" * 100_000
+
+
 def test_a_failed_start_ends_with_its_log() -> None:
     error = ServerStartError("server 's'", "out of memory", "free some", Path("a.log"), "boom")
     assert str(error) == "server 's': out of memory; free some\nlast lines of a.log:\nboom"
