@@ -19,7 +19,8 @@ HIDDEN = "HIDDEN"
 
 _LEAST_CHARACTERS = 8
 _WORDS = r"(?:token|key|secret|password|passwd|passphrase|credential|authorization|cookie)s?"
-_VARIABLE = re.compile(rf"{_WORDS}(?=_|\d*$)", re.IGNORECASE)
+_SHORT = r"(?:^|_)(?:pass|pwd|pat)"
+_VARIABLE = re.compile(rf"(?:{_WORDS}|{_SHORT})(?=_|\d*$)", re.IGNORECASE)
 _PLACE = re.compile(r"(?:path|file|dir|folder|url|uri|name|type)$", re.IGNORECASE)
 _OPTION = re.compile(rf"(?:-|^)[\w.-]*{_WORDS}$", re.IGNORECASE)
 _ORDINARY = re.compile(r"[\d.,:+-]*|true|false|none|null", re.IGNORECASE)

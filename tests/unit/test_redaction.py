@@ -27,6 +27,9 @@ ODD = "päss\"w<o>rd/&'7\\x"
         ("PGPASSWORD", "correct horse"),
         ("API_KEYS_PROD", "planted-key-2"),
         ("github_token", "planted-3"),
+        ("SMTP_PASS", "planted-4"),
+        ("MYSQL_PWD", "planted-5"),
+        ("AZURE_DEVOPS_PAT", "planted-6"),
     ],
 )
 def test_the_value_of_a_variable_whose_name_says_so_is_secret(name: str, value: str) -> None:
@@ -44,6 +47,9 @@ def test_the_value_of_a_variable_whose_name_says_so_is_secret(name: str, value: 
         ("TOKEN_URL", "https://example.org/token"),
         ("KEYBOARD_LAYOUT", "something-long"),
         ("VLLM_LOGGING_LEVEL", "something-long"),
+        ("PWD", os.getcwd()),
+        ("COMPASS_BYPASS", "something-long"),
+        ("PATTERN", "something-long"),
     ],
 )
 def test_an_ordinary_value_is_none(name: str, value: str) -> None:
