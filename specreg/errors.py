@@ -31,7 +31,6 @@ from pathlib import Path
 
 from specreg.redaction import hide
 
-
 _MOST_CHARACTERS = 4_000
 """Of a line: some quote what others wrote, and what to do stands at its end."""
 

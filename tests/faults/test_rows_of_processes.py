@@ -57,9 +57,7 @@ def test_row_01_a_server_that_exits_at_start(
     tmp_path: Path, said: str, status: int, failure: str
 ) -> None:
     log = "\n".join([*(f"line {number}" for number in range(100)), said])
-    script = Script(
-        fault=Fault.EXIT_AT_START, exit_status=status, exit_log=log, ready_after_s=1.0
-    )
+    script = Script(fault=Fault.EXIT_AT_START, exit_status=status, exit_log=log, ready_after_s=1.0)
     with ThreadPoolExecutor() as beside:
         ended = beside.submit(end_of_leader, lambda: left_of(tmp_path))
         with pytest.raises(ServerStartError) as error, start(tmp_path, script):

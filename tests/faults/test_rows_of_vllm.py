@@ -86,7 +86,10 @@ def hub(folder: Path) -> Mapping[str, str]:
     """What has an engine look for models in a cache alone, in which one is that brings code."""
     commit = "0" * 40
     model = folder / "hub/models--nobody--brings-code"
-    for path, text in (("refs/main", commit), (f"snapshots/{commit}/config.json", json.dumps(CODE))):
+    for path, text in (
+        ("refs/main", commit),
+        (f"snapshots/{commit}/config.json", json.dumps(CODE)),
+    ):
         (model / path).parent.mkdir(parents=True)
         (model / path).write_text(text)
     return {"HF_HUB_CACHE": str(folder / "hub"), "HF_HUB_OFFLINE": "1"}

@@ -5,6 +5,7 @@ import html
 import json
 import os
 from collections.abc import Callable
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -47,7 +48,7 @@ def test_the_value_of_a_variable_whose_name_says_so_is_secret(name: str, value: 
         ("TOKEN_URL", "https://example.org/token"),
         ("KEYBOARD_LAYOUT", "something-long"),
         ("VLLM_LOGGING_LEVEL", "something-long"),
-        ("PWD", os.getcwd()),
+        ("PWD", str(Path.cwd())),
         ("COMPASS_BYPASS", "something-long"),
         ("PATTERN", "something-long"),
     ],
