@@ -239,5 +239,5 @@ def _event(rng: random.Random, event: bytes) -> bytes:
 def _json_or_bytes(rng: random.Random, text: bytes) -> bytes:
     try:
         return json_of(rng, text)
-    except ValueError:
+    except (ValueError, RecursionError):  # the last of what was made too deep before
         return bytes_of(rng, text)
