@@ -34,6 +34,7 @@ from specreg.matrix import Case, Tier, load_tier, with_prompts
 from specreg.metrics import METRICS, Family, Metric, check_tolerances, metrics_of
 from specreg.model_code import check_model_code
 from specreg.options import Options, add_options, options_to_repeat, read_options
+from specreg.processes import kill_running
 from specreg.proving import PROOFS, Proof, proofs_of
 from specreg.provision import Provision
 from specreg.redaction import hide_known, learn
@@ -76,9 +77,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Loads the tier, so that a wrong name or file ends the run before anything starts."""
     # A cancelled job or a closed terminal ends a run like Ctrl-C: with its servers. Not under
-    # nohup, which has the signal ignored.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:
+    # nohup, which has the signal ignored. Of two in a row asyncio, if it were asked, made one.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) in {signal.SIG_DFL, signal.default_int_handler}:
             signal.signal(number, _interrupt)
     try:
         learn({}, config.invocation_params.args)
@@ -265,6 +266,9 @@ def pytest_runtest_makereport(
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Records what the run did: its baselines where that was asked for, verdicts, history."""
     suite, lines = session.config.stash[SUITE], session.config.stash[_LINES]
+    if len(_SIGNALLED) > 1 and suite.away is None:  # which ends its workers by itself
+        kill_running()
+        raise KeyboardInterrupt
     cut_short = bool(session.shouldstop or session.shouldfail) or exitstatus in {
         pytest.ExitCode.INTERRUPTED,
         pytest.ExitCode.INTERNAL_ERROR,

@@ -138,9 +138,7 @@ def stop_marked(process: MarkedProcess) -> None:
         ask_all(process.mark, process.leader, _TERM_S)
         note_shared(process)
     except KeyboardInterrupt:  # once more, as a rule: then nobody asks the others either
-        for other in tuple(_RUNNING.values()):
-            note_shared(other)
-            other.last_resort()
+        kill_running()
         raise
     finally:
         process.last_resort()
@@ -148,6 +146,13 @@ def stop_marked(process: MarkedProcess) -> None:
         process.popen.wait()
         _RUNNING.pop(process.mark, None)
         _dismiss(process.watchdog)
+
+
+def kill_running() -> None:
+    """Kills at once all that was started and not stopped."""
+    for process in tuple(_RUNNING.values()):
+        note_shared(process)
+        process.last_resort()
 
 
 def note_shared(process: MarkedProcess) -> None:

@@ -272,7 +272,8 @@ class Hurt:
         others = (
             used_by_anybody() - used_by(one.pid for one in processes) if shared else frozenset()
         )
-        return found + [f"shared {name}" for name in shared - others]
+        # Nor is what others took away meanwhile.
+        return found + [f"shared {name}" for name in (shared - others) & shared_files()]
 
 
 def ports_of(process: psutil.Process) -> set[int]:

@@ -251,6 +251,8 @@ def test_row_23_ctrl_c_keeps_what_was_soaked(soak: Hurt) -> None:
 def test_row_23_a_soak_that_is_killed_keeps_what_was_soaked(soak: Hurt) -> None:
     journal = Journal(path=soak.soaked / "soak.jsonl")
     with soak.start_soak("--minutes=10", "--prompts=2") as soaking:
+        wait_until(lambda: journal.path.exists() and len(journal.lines()) > 1)
+        assert len(journal.lines()) < 10, "each block is there as it ends"
         wait_until(lambda: journal.path.exists() and len(journal.lines()) > 4)
         soaking.kill()
         print_time(wait_until(lambda: soak.left() == []), 5)
