@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from specreg.shared_memory import shared_files, used_by_anybody
+from specreg.shared_memory import shared_files
+from tests.faults.running import shared_left
 
 
 @pytest.fixture
@@ -18,4 +19,4 @@ def empty_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         monkeypatch.setattr(tempfile, "tempdir", folder)
         yield
         assert not list(Path(folder).iterdir())
-    assert not shared_files() - before - used_by_anybody()
+    assert not shared_left(before)

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -267,13 +267,21 @@ class Hurt:
                 found += [f"port {port}" for port in ports_of(one)]
         found += [f"lock {path.name}" for path in self.cache.glob("**/*.lock") if _is_held(path)]
         found += [f"file {path.name}" for path in self.temporary.iterdir()]
-        # What a living process uses, and isn't of ours, is somebody else's.
-        shared = shared_files() - self.shared_before
-        others = (
-            used_by_anybody() - used_by(one.pid for one in processes) if shared else frozenset()
-        )
-        # Nor is what others took away meanwhile.
-        return found + [f"shared {name}" for name in (shared - others) & shared_files()]
+        shared = shared_left(self.shared_before, [one.pid for one in processes])
+        return found + [f"shared {name}" for name in shared]
+
+
+def shared_left(before: frozenset[str], ours: Collection[int] = ()) -> frozenset[str]:
+    """The names in /dev/shm that weren't there before, and that no living process but ours uses.
+
+    Looked at twice: any program's semaphore has a name for a moment, which it then takes away.
+    """
+    left = shared_files() - before
+    if left:
+        left -= used_by_anybody() - used_by(ours)
+    if left and not ours:
+        time.sleep(0.5)
+    return left & shared_files()
 
 
 def ports_of(process: psutil.Process) -> set[int]:
