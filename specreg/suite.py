@@ -572,6 +572,7 @@ class Suite:
                 on_gpu=provision.on_gpu,
                 ready_within_s=self.ready_within_s,
                 show=self.show,
+                nodes=provision.nodes,
             ) as started,
         ):
             yield started
