@@ -19,6 +19,7 @@ from specreg.processes import MarkedProcess, start_marked, stop_marked
 from specreg.watchdog import VARIABLE
 
 _CANNOT_RUN, _SIGNALLED = 127, 128
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,9 +40,16 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 def main() -> int:
     """The status of the command; as a shell tells it of one that was killed or couldn't be run."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in _ENDING:
         signal.signal(number, _leave)
-    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=Order)
+    try:
+        line = sys.stdin.buffer.readline()
+        return _run(msgspec.json.decode(line, type=Order)) if line else 0
+    except KeyboardInterrupt:
+        return _SIGNALLED + signal.SIGTERM
+
+
+def _run(order: Order) -> int:
     for name in ("PYTHONPATH", VARIABLE):  # what finds specreg, and who started us, isn't its
         os.environ.pop(name, None)
     path = os.pathsep.join(filter(None, (order.path, os.environ.get("PATH"))))
@@ -78,10 +86,10 @@ def _await_end(process: MarkedProcess) -> None:
 
 
 def _leave(number: int, frame: object) -> None:
-    del frame
-    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(one, signal.SIG_IGN)  # we end already
-    raise SystemExit(_SIGNALLED + number)
+    del number, frame
+    for one in _ENDING:
+        signal.signal(one, signal.SIG_IGN)  # once is enough
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

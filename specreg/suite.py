@@ -589,7 +589,11 @@ class Suite:
         paths = (
             path
             for name in names
-            for path in (logs / f"{name}.log", *sorted(logs.glob(f"{name}-[0-9]*.log")))
+            for path in (
+                logs / f"{name}.log",
+                *sorted(logs.glob(f"{name}-node[0-9]*.log")),
+                *sorted(logs.glob(f"{name}-[0-9]*.log")),
+            )
         )
         return [path for path in paths if path.is_file()]
 
