@@ -1,6 +1,6 @@
 """A command on another node: an order in, what the command says out, until either side is gone.
 
-Run as `python -m specreg.outpost` through `ssh` or the like. Input: a line of JSON, `Order`, and then
+Run as `python -m specreg.outpost` through `ssh` or the like. Input: a line of JSON, `Order`; then
 nothing, for as long as the command is wanted. When the input ends, because who gave the order said
 so or was killed, or because the connection broke, the command is ended with all its descendants; a
 watchdog does it where somebody kills us. The command's status is ours.

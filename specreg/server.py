@@ -398,13 +398,15 @@ class _Start:
         folder = str(Path(python).parent) if python else ""
         path = os.pathsep.join((folder, os.environ.get("PATH", "")))
         # As if its environment were active: SGLang calls ninja.
-        own = {"PATH": path} if python else {}
-        theirs = {**engine.environment(options), **dict(self.spec.engine_env)}
-        variables = {**os.environ, **_own_temporary(temporary), **own, **theirs}
+        own = {**_own_temporary(temporary), **({"PATH": path} if python else {})}
+        case = dict(self.spec.engine_env)
+        variables = {**os.environ, **own, **engine.environment(options), **case}
+        # Parts are told on their command lines where they meet.
+        theirs = {**engine.environment(dataclasses.replace(options, meeting=None)), **case}
         around = Surroundings(
             nodes=self.nodes,
             meeting=options.meeting,
-            here=variables,
+            here={**os.environ, **own, **theirs},
             there=theirs,
             path=folder,
             folder=self.root,

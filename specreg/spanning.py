@@ -227,14 +227,16 @@ def _end(running: Sequence[RunningPart]) -> None:
     with contextlib.ExitStack() as stack:
         for part in running:
             stack.callback(stop_marked, part.process)
-        away = [part.process.popen for part in running if part.process.popen.stdin is not None]
-        for popen in away:
+        away = [(popen, popen.stdin) for popen in (part.process.popen for part in running)]
+        for _, pipe in away:
             with contextlib.suppress(OSError):  # what wasn't taken before it ended
-                popen.stdin.close()
-        for popen in away:
+                if pipe is not None:
+                    pipe.close()
+        for popen, pipe in away:
             # What is at the far end ends first; ending what holds the connection wouldn't wait.
             with contextlib.suppress(subprocess.TimeoutExpired):
-                popen.wait(_ENDING_S)
+                if pipe is not None:
+                    popen.wait(_ENDING_S)
 
 
 def free_port(host: str) -> int:

@@ -90,7 +90,7 @@ class Sglang(Engine):
         )
 
     def check_parallel(self, parallel: Parallel) -> None:
-        """The draft is split as the target, the layers aren't cut, and SGLang joins its nodes itself.
+        """The draft is split as the target, the layers are whole, and SGLang joins its own nodes.
 
         Raises:
             UnsupportedError: it is to be otherwise.
@@ -109,7 +109,7 @@ class Sglang(Engine):
             raise UnsupportedError(message)
 
     def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
-        """The server's module, and the method's settings as flags; the same on each of its nodes.
+        """The server's module, and the method's settings as flags; the same on each node.
 
         The others answer too, of their health alone: at ports of their own, should two be one.
         """

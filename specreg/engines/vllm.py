@@ -75,7 +75,7 @@ class Vllm(Engine):
         return (_RAY,) if parallel.ray else ()
 
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
-        """Quiet, offline where nothing needs to be fetched, and small on a CPU; and where Ray is."""
+        """Quiet, offline where nothing needs to be fetched, and small on a CPU; where Ray is."""
         quiet = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
         offline = {"HF_HUB_OFFLINE": "1"} if options.offline else {}
         on_cpu = {"VLLM_CPU_KVCACHE_SPACE": "1"}
@@ -149,7 +149,7 @@ def _executor_flags(options: LaunchOptions) -> tuple[str, ...]:
 
 
 def _ray_parts(python: Path, parallel: Parallel, meeting: Meeting) -> tuple[Part, ...]:
-    """A cluster of as many GPUs as the server takes, at ports that another beside it leaves free."""
+    """A cluster of as many GPUs as the server takes, at ports that another leaves free."""
     ray = (
         *(str(python.with_name("ray")), "start", "--block", "--disable-usage-stats"),
         *(f"--num-gpus={parallel.gpus_by_node}", "--dashboard-agent-listen-port=0"),

@@ -63,8 +63,8 @@ def said(folder: Path, text: str) -> str:
         ),
         pytest.param(
             "parallel = { tensor = 3, pipeline = 3, nodes = 2 }",
-            "line 24, [[cases]] no. 2: parallel.tensor = 3 and pipeline = 3 with nodes = 2: 9 GPU(s)"
-            " aren't as many on each; change one of them",
+            "line 24, [[cases]] no. 2: parallel.tensor = 3 and pipeline = 3 with nodes = 2: 9 GPU"
+            "(s) aren't as many on each; change one of them",
             id="gpus-that-nodes-do-not-divide",
         ),
         pytest.param(

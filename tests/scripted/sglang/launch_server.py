@@ -1,4 +1,4 @@
-"""Starts the scripted SGLang with the command line of the real one; parts that answer nobody too."""
+"""Starts the scripted SGLang with the real one's command line; parts that answer nobody too."""
 
 import argparse
 import logging
