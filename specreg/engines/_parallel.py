@@ -46,7 +46,7 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def why_not(self) -> str:
         """Why no engine can spread a model so, empty where one might; what to do at its end."""
         if self.ray and self.nodes == 1:
-            return "parallel.ray = true with nodes = 1: Ray joins nodes; leave it out, or raise them"
+            return "parallel.ray = true with nodes = 1: Ray joins nodes; leave one out"
         if self.nodes > 1 and self.data > 1:
             return (
                 f"parallel.data = {self.data} with nodes = {self.nodes}: a server that spans nodes"

@@ -97,8 +97,9 @@ class Sglang(Engine):
         """
         if parallel.pipeline > 1 or parallel.ray:
             message = (
-                f"parallel.pipeline = {parallel.pipeline}, ray = {str(parallel.ray).lower()}: SGLang"
-                " drafts nothing where layers are cut into stages, and needs no Ray; leave them out"
+                f"parallel.pipeline = {parallel.pipeline}, ray = {str(parallel.ray).lower()}:"
+                " SGLang drafts nothing where layers are cut into stages, and joins its nodes"
+                " itself; leave them out"
             )
             raise UnsupportedError(message)
         if parallel.draft_tensor not in {None, parallel.tensor}:
