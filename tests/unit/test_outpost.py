@@ -52,7 +52,7 @@ def stream(of: IO[bytes] | None) -> IO[bytes]:
 def test_what_the_command_says_and_its_status_are_the_outposts() -> None:
     code = "import sys; print('said'); sys.stderr.write('and more'); sys.exit(7)"
     with outpost(sys.executable, "-c", code) as process:
-        assert stream(process.stdout).read() == b"and moresaid\n"
+        assert stream(process.stdout).read() == b"said\nand more"
         assert process.wait(timeout=10) == 7
 
 

@@ -43,8 +43,7 @@ def gather(host: str, port: int, others: int) -> None:
     listener = socket.create_server((host, port))
     listener.settimeout(_PATIENCE_S)
     _KEPT.append(listener)
-    for _ in range(others):
-        _KEPT.append(listener.accept()[0])
+    _KEPT.extend(listener.accept()[0] for _ in range(others))
 
 
 def join(host: str, port: int) -> None:
