@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.faults.running import CASES, Hurt, lives, print_time, wait_until
+from tests.faults.running import CASES, MATRIX, ROOT, Hurt, lives, print_time, wait_until
 from tests.scripted.vllm.script import Script
 
 NODES = (
@@ -15,13 +15,17 @@ NODES = (
     "--specreg-node-command=env NODE={host}",
 )
 SPREAD = "parallel = { tensor = 2, nodes = 2 }"
+SCRIPTED = 'OMP_NUM_THREADS = "1"'
+"""A variable of the case, beside which the way to the scripted server stands: all nodes get it."""
 LOGS = ("-2-node1", "-2", "-node1", "")
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Hurt:
     """A run whose server has a part on another node."""
-    return Hurt(folder=tmp_path, settings=SPREAD)
+    way = f'PYTHONPATH = "{ROOT / "tests" / "scripted"}"'
+    matrix = MATRIX.replace(SCRIPTED, f"{SCRIPTED}, {way}")
+    return Hurt(folder=tmp_path, settings=SPREAD, matrix=matrix)
 
 
 def part_of(run: Hurt) -> psutil.Process:
@@ -74,7 +78,7 @@ def test_row_06_pytest_is_killed_and_a_part_is_deaf(run: Hurt) -> None:
 
 def test_row_07_ctrl_c(run: Hurt) -> None:
     with run.start(*NODES) as pytest_run:
-        wait_until(run.is_measuring())
+        wait_until(run.is_measuring(CASES[1]))
         part = part_of(run)
         pytest_run.send_signal(signal.SIGINT)
         output, _ = pytest_run.communicate(timeout=run.patience_s)
