@@ -114,7 +114,7 @@ def run_min(
     for case in cases:
         estimate = estimates[case.id]
         if estimate is not None:
-            seconds += estimate.case_s(case.prompts) * case.needs.gpus
+            seconds += estimate.case_s(case.prompts) * case.server.parallel.gpus
     servers = {server for case in cases for server in (case.server, case.control) if server}
     fresh = [case.server for case in cases if case.needs_fresh_server]
     starts = [*servers.difference(fresh), *fresh]

@@ -7,6 +7,8 @@ from typing import Any, cast
 
 import pytest
 
+from specreg.spanning import NODES_OPTION, REACH, REACH_OPTION
+
 GROUP = "specreg"
 _OF_ONE_RUN = frozenset(
     (
@@ -86,6 +88,20 @@ class Options:
         "how many servers to measure at once, each on GPUs of its own and as far as they don't"
         " disturb one another; auto for as many as fit (default: one after another)",
         metavar="N|auto",
+    )
+    nodes: str | None = _option(
+        NODES_OPTION,
+        None,
+        "the hosts that servers may span, as they reach one another, this one first"
+        " (default: this one alone)",
+        metavar="HOST,HOST",
+    )
+    node_command: str | None = _option(
+        REACH_OPTION,
+        None,
+        "what runs a command on another of them and hands its input on, {host} standing for which"
+        f" (default: {REACH})",
+        metavar="COMMAND",
     )
     oracle: bool = _option(
         "--specreg-oracle",

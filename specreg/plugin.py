@@ -55,6 +55,7 @@ from specreg.report.spreads import render_spreads
 from specreg.report.tables import render_categories, render_speedups
 from specreg.report.terminal import render_next, render_notes, render_recorded, render_verdicts
 from specreg.reporting import report_of
+from specreg.spanning import NODES_OPTION, Nodes, parse_nodes
 from specreg.suite import Away, Launch, Suite, launches_of
 
 SUITE = pytest.StashKey[Suite]()
@@ -457,6 +458,7 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
             show=progress.show,
             tell=progress.tell,
             waits=not options.no_wait,
+            nodes=_nodes(options),
         ),
         ready_within_s=options.ready_within_s,
         run_folder=run_folder,
@@ -491,6 +493,17 @@ def _with_fewer_prompts(tier: Tier, options: Options) -> Tier:
     return tier if options.num_prompts is None else with_prompts(tier, options.num_prompts)
 
 
+def _nodes(options: Options) -> Nodes:
+    """The nodes that servers may span; workers are of one machine."""
+    if options.nodes is not None and options.workers is not None:
+        message = (
+            f"{NODES_OPTION} with {WORKERS_OPTION}: workers share out the GPUs of this machine, and"
+            " a server that spans nodes takes those of others too; leave one of them out"
+        )
+        raise SpecregError(message)
+    return parse_nodes(options.nodes, options.node_command)
+
+
 def _softened(inconclusive: str) -> frozenset[str]:
     """The metrics that `--specreg-inconclusive` names."""
     return frozenset(
@@ -509,6 +522,7 @@ def _check_attachable(options: Options) -> None:
         "--specreg-engine-version": options.engine_version is not None,
         "--specreg-budget-gpu-min": options.budget_gpu_min is not None,
         WORKERS_OPTION: options.workers is not None,
+        NODES_OPTION: options.nodes is not None,
     }
     too_much = [name for name, is_given in given.items() if is_given]
     if too_much:

@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import psutil
 
@@ -70,6 +71,8 @@ def start_marked(
     log_path: Path,
     cwd: Path,
     temporary: Sequence[Path] = (),
+    order: bytes = b"",
+    passes_on: bool = False,
 ) -> MarkedProcess:
     """Starts a command in a session of its own, so that Ctrl-C reaches us and not it.
 
@@ -79,6 +82,9 @@ def start_marked(
         log_path: gets the first and the last of both output streams, without secrets.
         cwd: the folder to run in.
         temporary: folders that the caller removes; the watchdog does where the caller can't.
+        order: a line that the process reads, whose input then stays open for as long as we live;
+            empty for one that reads nothing.
+        passes_on: whether what it says goes where we speak, and not into the log.
 
     Raises:
         OSError: the program can't be run, or the log not be written.
@@ -96,8 +102,8 @@ def start_marked(
             popen = subprocess.Popen(  # noqa: S603 - our own arguments, no shell
                 command,
                 env=marked,
-                stdin=subprocess.DEVNULL,
-                stdout=speaks,
+                stdin=subprocess.PIPE if order else subprocess.DEVNULL,
+                stdout=None if passes_on else speaks,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 cwd=cwd,
@@ -113,6 +119,7 @@ def start_marked(
             kill_all(mark, NOBODY, _KILL_S)
             _dismiss(guard)
             raise
+    _write(popen.stdin, order)
     # A second Ctrl-C may cut the orderly way short; what is left then goes with us.
     last_resort = functools.partial(_end, mark, leader, shared)
     atexit.register(last_resort)
@@ -235,10 +242,15 @@ def _start_watchdog(
 
 
 def _tell(guard: subprocess.Popen[bytes], line: str) -> None:
-    with contextlib.suppress(BrokenPipeError):  # somebody killed it; we go on without one
-        if guard.stdin is not None:
-            guard.stdin.write(f"{line}\n".encode())
-            guard.stdin.flush()
+    _write(guard.stdin, f"{line}\n".encode())
+
+
+def _write(pipe: IO[bytes] | None, content: bytes) -> None:
+    """To a process, if it is there; of a watchdog that somebody killed we go on without one."""
+    with contextlib.suppress(BrokenPipeError):
+        if pipe is not None:
+            pipe.write(content)
+            pipe.flush()
 
 
 def _dismiss(guard: subprocess.Popen[bytes]) -> None:

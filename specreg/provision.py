@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from specreg.claims import claimed_gpus
-from specreg.engines import engine_named
+from specreg.engines import ENGINES, engine_named
 from specreg.engines._engine import Requirement
 from specreg.environments import (
     EngineEnvironment,
@@ -21,6 +21,7 @@ from specreg.matrix import NO_LIMITS, Case, ServerSpec
 from specreg.methods import METHODS, is_older
 from specreg.power.devices import devices_of, why_unreadable
 from specreg.sensors import Device
+from specreg.spanning import HERE_ALONE, Nodes
 
 VERSION_OPTION = "--specreg-engine-version"
 
@@ -37,6 +38,7 @@ class Provision:
         show: is told what goes on; tell: what must be heard, whoever is watching.
         waits: whether to wait for a GPU on which another run of specreg measures.
         version_option: what a user chooses a version by; empty where that goes without saying.
+        nodes: that servers may span.
     """
 
     on_gpu: bool
@@ -47,6 +49,7 @@ class Provision:
     version_option: str = VERSION_OPTION
     tell: Callable[[str], None] = print
     waits: bool = True
+    nodes: Nodes = HERE_ALONE
 
     def check(self, cases: Collection[Case]) -> None:
         """Silent where each case could be measured, as far as one can tell beforehand.
@@ -68,6 +71,8 @@ class Provision:
             self._check_installed(spec)
             engine_named(spec.engine).check_arguments(spec.engine_args)
             engine_named(spec.engine).check_parallel(spec.parallel)
+            if spec.parallel.nodes > 1:
+                self._check_nodes(spec)
         for case in cases:
             version = self.requirement(case.server).version
             check_version(case, version, ours=True, option=self.version_option)
@@ -109,6 +114,17 @@ class Provision:
             )
             raise UnsupportedError(message)
 
+    def _check_nodes(self, spec: ServerSpec) -> None:
+        """Silent where an engine can be started on as many nodes as a server spans."""
+        if not engine_named(spec.engine).spans_nodes:
+            able = ", ".join(name for name, engine in ENGINES.items() if engine.spans_nodes)
+            message = (
+                f"parallel.nodes = {spec.parallel.nodes}: engine '{spec.engine}' is started on one"
+                f" node; leave it out, or take one of {able}"
+            )
+            raise UnsupportedError(message)
+        self.nodes.check(spec.parallel.nodes)
+
     def environment(self, spec: ServerSpec) -> EngineEnvironment:
         """What a server runs in; made if it isn't there.
 
@@ -134,16 +150,20 @@ class Provision:
         """
         if self.url is not None:
             raise SensorError("power: nobody here knows what the attached server runs on")
+        if spec.parallel.nodes > 1:
+            raise SensorError("power: nobody here sees what a server draws on other nodes")
         gpus = spec.parallel.gpus if self.on_gpu else 0
         return devices_of(gpus, {**os.environ, **dict(spec.engine_env)})
 
     def claimed(self, spec: ServerSpec) -> contextlib.AbstractContextManager[None]:
         """A server's GPUs for as long as the context lasts; nothing of one that has none of ours.
 
+        Those on other nodes are nobody's to claim here.
+
         Raises:
             SensorError: nothing shows them; or as `claim` says, once it is entered.
         """
-        gpus = spec.parallel.gpus if self.on_gpu and self.url is None else 0
+        gpus = spec.parallel.gpus_by_node if self.on_gpu and self.url is None else 0
         variables = {**os.environ, **dict(spec.engine_env)}
         return claimed_gpus(gpus, variables, waits=self.waits, tell=self.tell)
 
@@ -170,7 +190,11 @@ class Provision:
         return dataclasses.replace(
             wanted,
             version=self.version or wanted.version,
-            extras=wanted.extras + METHODS[spec.method].packages.get(engine.spelling, ()),
+            extras=(
+                *wanted.extras,
+                *METHODS[spec.method].packages.get(engine.spelling, ()),
+                *engine.packages(spec.parallel),
+            ),
         )
 
 

@@ -5,7 +5,6 @@ import dataclasses
 import itertools
 import os
 import re
-import socket
 import subprocess
 import tempfile
 import time
@@ -47,6 +46,8 @@ from specreg.processes import (
 )
 from specreg.protocols import Ask, Endpoint, Form, Message, Protocol, Role
 from specreg.redaction import hide
+from specreg.spanning import HERE_ALONE, Nodes, RunningPart, Surroundings, running_parts
+from specreg.spanning import free_port as free_port_of
 from specreg.sse import DONE, splitter_for
 
 _POLL_S = 0.2
@@ -167,11 +168,13 @@ class StartedServer(Server):
     Attributes:
         process: what runs; log_path: what it says.
         private: the folder of what it writes of prompts.
+        parts: what runs beside that process, on this node and others.
     """
 
     process: MarkedProcess
     log_path: Path
     private: Path
+    parts: tuple[RunningPart, ...] = ()
 
     @property
     def exports(self) -> bool:
@@ -189,8 +192,9 @@ class StartedServer(Server):
         return self.engine.protocol.parse_export(lines)
 
     def pids(self) -> frozenset[int]:
-        """Its processes."""
-        return process_ids(self.process)
+        """Its processes on this node."""
+        running = (self.process, *(part.process for part in self.parts))
+        return frozenset[int]().union(*map(process_ids, running))
 
     def check_alive(self) -> None:
         """Silent while the server runs.
@@ -201,20 +205,32 @@ class StartedServer(Server):
         # Its connections close a moment before it can be waited for.
         status, answer = self._status(_DYING_S), self._broken_answer()
         if status is None and answer:  # vLLM takes seconds to end once its engine has
-            status = self._status(_ENDING_S)
-        if status is None and not answer:
+            self._status(_ENDING_S)
+        how = self.ended() or (f"answers {answer}" if answer else "")
+        if not how:
             return
-        how = f"answers {answer}" if status is None else f"ended with status {status}"
         message = (
             f"server '{self.spec.id}': {how} while it was measured;"
             f" last lines of {self.log_path}:\n{self.log_tail()}"
         )
         raise ServerDiedError(message)
 
+    def ended(self) -> str:
+        """How it ended, by the part that did and took it along if one did; empty while it runs."""
+        ended = next(filter(None, (part.ended() for part in self.parts)), "")
+        status = self.process.popen.poll()
+        return ended or ("" if status is None else f"ended with status {status}")
+
     def log_tail(self) -> str:
-        """The last lines of all that it has said so far."""
+        """The last lines of all that it has said so far, and of each part that ended."""
         settle_log(self.process)
-        return log_tail(self.log_path)
+        ended = (part.log_tail() for part in self.parts if part.ended())
+        return "\n".join((log_tail(self.log_path), *ended))
+
+    def log_ends(self) -> Iterator[str]:
+        """More of the same, to look for a cause in, one by one."""
+        for path in (self.log_path, *(part.log_path for part in self.parts)):
+            yield log_end(path)
 
     def _status(self, within_s: float) -> int | None:
         """With which it ends, None where it doesn't in time."""
@@ -244,6 +260,7 @@ def start_server(  # noqa: PLR0913 - by name, the most of them facts of the run
     ready_within_s: float,
     show: Callable[[str], None],
     choose_port: Callable[[], int] | None = None,
+    nodes: Nodes = HERE_ALONE,
 ) -> Iterator[StartedServer]:
     """A server for as long as the context lasts; every process of it is gone afterwards.
 
@@ -259,6 +276,7 @@ def start_server(  # noqa: PLR0913 - by name, the most of them facts of the run
         ready_within_s: how long it may take to the first token.
         show: is told what goes on.
         choose_port: the port to listen on; None for one that is free.
+        nodes: of a server that spans several.
 
     Raises:
         ModelError: a model folder is missing, or brings code that the case doesn't trust.
@@ -276,14 +294,14 @@ def start_server(  # noqa: PLR0913 - by name, the most of them facts of the run
         ready_within_s=ready_within_s,
         target=target,
         draft=draft,
+        nodes=nodes,
     )
-    with tempfile.TemporaryDirectory(prefix="specreg-", ignore_cleanup_errors=True) as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="specreg-", ignore_cleanup_errors=True) as folder,
+        contextlib.ExitStack() as stack,
+    ):
         show(f"starting {spec.id}")
-        running = start.run(Path(folder), choose_port or free_port)
-        try:
-            yield running
-        finally:
-            stop_marked(running.process)
+        yield start.run(Path(folder), choose_port or free_port, stack)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,26 +316,34 @@ class _Start:
     ready_within_s: float
     target: str
     draft: str | None
+    nodes: Nodes
 
-    def run(self, temporary: Path, choose_port: Callable[[], int]) -> StartedServer:
-        """A server that has generated a token, on the first port that is its own."""
+    def run(
+        self, temporary: Path, choose_port: Callable[[], int], stack: contextlib.ExitStack
+    ) -> StartedServer:
+        """A server that has generated a token, on the first port that is its own.
+
+        It is gone once the stack is closed; at once where it didn't start.
+        """
         for _ in range(_PORTS - 1):
             try:
-                return self._run(temporary, choose_port())
+                return self._run(temporary, choose_port(), stack)
             except ServerStartError as error:
                 if not error.failure.endswith(_PORT_IN_USE):
                     raise
-        return self._run(temporary, choose_port())
+        return self._run(temporary, choose_port(), stack)
 
-    def _run(self, temporary: Path, port: int) -> StartedServer:
-        """The same on a port; nothing of one that didn't start is left."""
+    def _run(self, temporary: Path, port: int, stack: contextlib.ExitStack) -> StartedServer:
+        """The same on a port."""
         log_path = _unused(self.log_path or temporary / "server.log")
         private = temporary / "private"
         private.mkdir(exist_ok=True, mode=0o700)
         options = self._options(private, port, temporary / f"files-{port}")
         started = time.monotonic()
-        process = self._start(options, log_path, temporary)
-        try:
+        with contextlib.ExitStack() as attempt:
+            parts, process = self._start(options, log_path, temporary, attempt)
+            for part in parts:
+                part.takes_along(process)
             starting = StartedServer(
                 spec=self.spec,
                 engine=engine_named(self.spec.engine),
@@ -329,14 +355,13 @@ class _Start:
                 process=process,
                 log_path=log_path,
                 private=private,
+                parts=parts,
             )
             _wait_until_ready(starting, started + self.ready_within_s)
             running = dataclasses.replace(starting, engine_version=_scrape_version(starting))
             _check_age(running)
             note_shared(process)
-        except BaseException:
-            stop_marked(process)
-            raise
+            stack.enter_context(attempt.pop_all())
         return running
 
     def _options(self, private: Path, port: int, folder: Path) -> LaunchOptions:
@@ -362,21 +387,36 @@ class _Start:
             private=private,
             version=version,
             trust_remote_code=spec.trust_remote_code,
+            meeting=self.nodes.meeting() if spec.parallel.nodes > 1 else None,
         )
 
-    def _start(self, options: LaunchOptions, log_path: Path, temporary: Path) -> MarkedProcess:
+    def _start(
+        self,
+        options: LaunchOptions,
+        log_path: Path,
+        temporary: Path,
+        attempt: contextlib.ExitStack,
+    ) -> tuple[tuple[RunningPart, ...], MarkedProcess]:
+        """Its parts, if it has any, and the process that answers; they end with the stack."""
         engine, python = engine_named(self.spec.engine), self.environment.python
         command = engine.command(Path(python), options)
-        path = os.pathsep.join((str(Path(python).parent), os.environ.get("PATH", "")))
+        folder = str(Path(python).parent) if python else ""
+        path = os.pathsep.join((folder, os.environ.get("PATH", "")))
         # As if its environment were active: SGLang calls ninja.
-        own = {"PATH": path} if python else {}
-        variables = {
-            **os.environ,
-            **_own_temporary(temporary),
-            **own,
-            **engine.environment(options),
-            **dict(self.spec.engine_env),
-        }
+        own = {**_own_temporary(temporary), **({"PATH": path} if python else {})}
+        case = dict(self.spec.engine_env)
+        variables = {**os.environ, **own, **engine.environment(options), **case}
+        # Parts are told on their command lines where they meet.
+        theirs = {**engine.environment(dataclasses.replace(options, meeting=None)), **case}
+        around = Surroundings(
+            nodes=self.nodes,
+            meeting=options.meeting,
+            here={**os.environ, **own, **theirs},
+            there=theirs,
+            path=folder,
+            folder=self.root,
+            log_path=log_path,
+        )
         subject = f"server '{self.spec.id}'"
         try:
             log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -386,7 +426,9 @@ class _Start:
             advice = "make room or mend its rights"
             raise ServerStartError(subject, what, advice, log_path, "") from error
         try:
-            return start_marked(
+            parts = engine.parts(Path(python), options)
+            running = attempt.enter_context(running_parts(parts, around))
+            process = start_marked(
                 command,
                 environment=variables,
                 log_path=log_path,
@@ -394,9 +436,11 @@ class _Start:
                 temporary=[temporary],
             )
         except OSError as error:
-            what = f"can't be run, {error.strerror}: '{command[0]}'"
+            what = f"can't be run, {error.strerror}: '{error.filename}'"
             advice = "check the interpreter, or delete the engine's folder in the cache"
             raise ServerStartError(subject, what, advice, log_path, "") from error
+        attempt.callback(stop_marked, process)
+        return running, process
 
 
 def _own_temporary(folder: Path) -> Mapping[str, str]:
@@ -433,9 +477,8 @@ def _wait_until_ready(server: StartedServer, deadline: float) -> None:
             ready = generates(server, timeout_s=deadline - time.monotonic())
         except ServerRefusedError as error:
             raise _start_error(server, str(error)) from error
-        status = server.process.popen.poll()
-        if status is not None:  # then whoever generated was another server
-            raise _start_error(server, f"ended with status {status}")
+        if how := server.ended():  # then whoever generated was another server
+            raise _start_error(server, how)
         if ready:
             return
         if time.monotonic() > deadline:
@@ -525,7 +568,7 @@ def _scrape_version(server: Server) -> str:
 def _start_error(server: StartedServer, what: str) -> ServerStartError:
     tail = server.log_tail()
     # The cause may stand far above the traceback of whoever noticed.
-    texts = (f"{what}\n{tail}", log_end(server.log_path))
+    texts = (f"{what}\n{tail}", *server.log_ends())
     known = (
         (failure, advice)
         for text in texts
@@ -542,8 +585,5 @@ def _start_error(server: StartedServer, what: str) -> ServerStartError:
 
 
 def free_port() -> int:
-    """A port that was free a moment ago. Closed before the server binds it: a small risk."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port of this machine alone that was free a moment ago."""
+    return free_port_of("127.0.0.1")

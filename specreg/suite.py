@@ -580,6 +580,7 @@ class Suite:
                 on_gpu=provision.on_gpu,
                 ready_within_s=self.ready_within_s,
                 show=self.show,
+                nodes=provision.nodes,
             ) as started,
         ):
             yield started
@@ -596,7 +597,11 @@ class Suite:
         paths = (
             path
             for name in names
-            for path in (logs / f"{name}.log", *sorted(logs.glob(f"{name}-[0-9]*.log")))
+            for path in (
+                logs / f"{name}.log",
+                *sorted(logs.glob(f"{name}-node[0-9]*.log")),
+                *sorted(logs.glob(f"{name}-[0-9]*.log")),
+            )
         )
         return [path for path in paths if path.is_file()]
 

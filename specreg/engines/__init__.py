@@ -7,7 +7,8 @@ import sys
 from collections.abc import Mapping
 
 from specreg.catalog import load_catalog
-from specreg.engines._engine import ALONE, Engine, Parallel
+from specreg.engines._engine import Engine
+from specreg.engines._parallel import ALONE, Parallel
 from specreg.errors import UnknownNameError
 
 __all__ = ["ALONE", "ENGINES", "Engine", "Parallel", "engine_named"]

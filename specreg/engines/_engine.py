@@ -1,45 +1,19 @@
 """What an engine is: everything that specreg must know to install and to start one."""
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import msgspec
 
 from specreg.answers import Name
 from specreg.decoding import UNREADABLE
+from specreg.engines._parallel import Meeting, Parallel, Part
 from specreg.methods import Setting
 from specreg.protocols import Protocol
-
-
-class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a model is spread over GPUs.
-
-    Attributes:
-        tensor: over how many GPUs each matrix is split; data: how many copies there are.
-        expert: whether the experts of a layer lie on different GPUs instead of being split.
-        draft_tensor: as `tensor`, of the draft; None for the engine's own choice.
-    """
-
-    tensor: Annotated[int, msgspec.Meta(ge=1)] = 1
-    data: Annotated[int, msgspec.Meta(ge=1)] = 1
-    expert: bool = False
-    draft_tensor: Annotated[int, msgspec.Meta(ge=1)] | None = None
-
-    @property
-    def without_draft(self) -> "Parallel":
-        """The same for a server that has none."""
-        return msgspec.structs.replace(self, draft_tensor=None)
-
-    @property
-    def gpus(self) -> int:
-        """How many GPUs that takes."""
-        return self.tensor * self.data
-
-
-ALONE = Parallel()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +31,7 @@ class LaunchOptions:
         private: an empty one for what the server writes of prompts; it goes when the server does.
         version: of the engine; empty where it isn't known beforehand.
         trust_remote_code: whether the models may bring code.
+        meeting: where the parts of a server that spans nodes meet; None for a server of one node.
     """
 
     target: str
@@ -75,6 +50,13 @@ class LaunchOptions:
     private: Path
     version: str = ""
     trust_remote_code: bool = False
+    meeting: Meeting | None = None
+
+    def at(self, node: int) -> "LaunchOptions":
+        """The same for the part on another node."""
+        return dataclasses.replace(
+            self, meeting=self.meeting and dataclasses.replace(self.meeting, node=node)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +135,7 @@ class Engine(ABC):
         protocol: how to speak to it.
         serves_names: whether it serves its model under the name that it is given.
         runs_model_code: whether it can run code that a model brings.
+        spans_nodes: whether specreg can start it on several nodes.
     """
 
     name: ClassVar[str]
@@ -165,6 +148,7 @@ class Engine(ABC):
     protocol: ClassVar[Protocol]
     serves_names: ClassVar[bool] = True
     runs_model_code: ClassVar[bool] = True
+    spans_nodes: ClassVar[bool] = False
 
     @abstractmethod
     def requirement(self, *, on_gpu: bool) -> Requirement:
@@ -202,6 +186,20 @@ class Engine(ABC):
     @abstractmethod
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
         """Environment variables that the server needs."""
+
+    def parts(self, python: Path, options: LaunchOptions) -> tuple[Part, ...]:
+        """What runs beside `command`, in the order of its start: the same on each other node."""
+        if options.meeting is None:
+            return ()
+        return tuple(
+            Part(node=node, command=self.command(python, options.at(node)))
+            for node in range(1, options.parallel.nodes)
+        )
+
+    def packages(self, parallel: Parallel) -> tuple[str, ...]:
+        """What must be installed beside the engine for models that are spread so."""
+        del parallel
+        return ()
 
     def parse_version(self, body: bytes) -> str:
         """The engine's version by its own word, "unknown" where it can't be read."""

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from specreg.engines._engine import Engine, LaunchOptions, Parallel, Requirement
+from specreg.engines._engine import Engine, LaunchOptions, Requirement
+from specreg.engines._parallel import Parallel
 from specreg.errors import UnsupportedError
 from specreg.protocols import reference as reference_protocol
 

@@ -13,14 +13,8 @@ from typing import ClassVar
 import msgspec
 
 from specreg.decoding import UNREADABLE
-from specreg.engines._engine import (
-    Engine,
-    Fetch,
-    Identity,
-    LaunchOptions,
-    Parallel,
-    Requirement,
-)
+from specreg.engines._engine import Engine, Fetch, Identity, LaunchOptions, Requirement
+from specreg.engines._parallel import Parallel
 from specreg.errors import UnsupportedError
 from specreg.protocols import sglang as sglang_protocol
 
@@ -79,6 +73,7 @@ class Sglang(Engine):
     health_path: ClassVar = "/health"
     version_path: ClassVar = "/server_info"
     protocol: ClassVar = sglang_protocol.PROTOCOL
+    spans_nodes: ClassVar = True
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
         """`sglang`; without a GPU on a CPU's torch, and without its kernels."""
@@ -95,11 +90,18 @@ class Sglang(Engine):
         )
 
     def check_parallel(self, parallel: Parallel) -> None:
-        """The draft is split as the target.
+        """The draft is split as the target, the layers are whole, and SGLang joins its own nodes.
 
         Raises:
-            UnsupportedError: it is to be split otherwise.
+            UnsupportedError: it is to be otherwise.
         """
+        if parallel.pipeline > 1 or parallel.ray:
+            message = (
+                f"parallel.pipeline = {parallel.pipeline}, ray = {str(parallel.ray).lower()}:"
+                " SGLang drafts nothing where layers are cut into stages, and joins its nodes"
+                " itself; leave them out"
+            )
+            raise UnsupportedError(message)
         if parallel.draft_tensor not in {None, parallel.tensor}:
             message = (
                 f"parallel.draft_tensor = {parallel.draft_tensor} with tensor = {parallel.tensor}:"
@@ -108,11 +110,15 @@ class Sglang(Engine):
             raise UnsupportedError(message)
 
     def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
-        """The server's module, and the method's settings as flags."""
+        """The server's module, and the method's settings as flags; the same on each node.
+
+        The others answer too, of their health alone: at ports of their own, should two be one.
+        """
+        node = options.meeting.node if options.meeting else 0
         return (
             *(str(python), "-m", "sglang.launch_server"),
             *("--model-path", options.target, "--served-model-name", options.served_name),
-            *("--host", "127.0.0.1", "--port", str(options.port)),
+            *("--host", "127.0.0.1", "--port", str(options.port + node)),
             *("--dtype", options.dtype),
             *("--context-length", str(options.max_model_len_tokens)),
             *("--max-running-requests", str(options.max_sequences)),
@@ -123,6 +129,7 @@ class Sglang(Engine):
             *("--sampling-defaults", "openai"),
             *(_gpu_flags(options) if options.on_gpu else _CPU_FLAGS),
             *_parallel_flags(options.parallel),
+            *_node_flags(options),
             *_export_flags(options),
             *(f"--{key}={value}" for key, value in options.speculation.items()),
             *(("--trust-remote-code",) if options.trust_remote_code else ()),
@@ -175,6 +182,17 @@ def _parallel_flags(parallel: Parallel) -> tuple[str, ...]:
         *(("--tp-size", str(parallel.tensor)) if parallel.tensor > 1 else ()),
         *(("--dp-size", str(parallel.data)) if parallel.data > 1 else ()),
         *(("--ep-size", str(parallel.tensor)) if parallel.expert else ()),
+    )
+
+
+def _node_flags(options: LaunchOptions) -> tuple[str, ...]:
+    """Nothing for one node."""
+    meeting = options.meeting
+    if meeting is None:
+        return ()
+    return (
+        *("--nnodes", str(options.parallel.nodes), "--node-rank", str(meeting.node)),
+        *("--dist-init-addr", str(meeting)),
     )
 
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from specreg.engines._engine import Engine, LaunchOptions, Parallel, Requirement
+from specreg.engines._engine import Engine, LaunchOptions, Requirement
+from specreg.engines._parallel import Parallel
 from specreg.errors import UnsupportedError
 from specreg.methods import is_older
 from specreg.protocols import tensorrt_llm as tensorrt_llm_protocol
@@ -104,6 +105,7 @@ def _parallel_flags(parallel: Parallel) -> tuple[str, ...]:
     """Nothing for one GPU."""
     return (
         *(("--tp_size", str(parallel.tensor)) if parallel.tensor > 1 else ()),
+        *(("--pp_size", str(parallel.pipeline)) if parallel.pipeline > 1 else ()),
         *(("--ep_size", str(parallel.tensor)) if parallel.expert else ()),
     )
 

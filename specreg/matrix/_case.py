@@ -147,7 +147,7 @@ class Case:
 
     @property
     def needs(self) -> Needs:
-        """What it needs of a machine's GPUs.
+        """What it needs of a machine's GPUs, where it spans several of each.
 
         Case and control stand beside one another on the same GPUs, each with its share of the
         memory; into that must go the weights, the KV cache of all that is in flight, and a reserve.
@@ -157,7 +157,7 @@ class Case:
         tokens = in_flight * server.max_model_len_tokens
         share_gib = server.sizes.share_gib(server.parallel, tokens) if server.sizes else None
         return Needs(
-            gpus=server.parallel.gpus,
+            gpus=server.parallel.gpus_by_node,
             memory_gib=None if share_gib is None else share_gib / server.gpu_memory_frac,
         )
 

@@ -39,7 +39,8 @@ class Sizes:
             return None
         cache_gib = self.token_kib * tokens / parallel.data / _KIB_PER_GIB
         draft_gib = self.draft_gib / (parallel.draft_tensor or parallel.tensor)
-        return (self.target_gib + cache_gib) / parallel.tensor + draft_gib + RESERVE_GIB
+        split = parallel.tensor * parallel.pipeline
+        return (self.target_gib + cache_gib) / split + draft_gib + RESERVE_GIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

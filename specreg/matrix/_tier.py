@@ -115,6 +115,8 @@ def _cases_of(table: CasesTable, pairs: Pairs, place: Place) -> Iterator[Case]:
             " round needs a prompt: raise prompts or lower rounds"
         )
         raise MatrixError(message)
+    if why := table.parallel.why_not():
+        raise MatrixError(f"{place.at('parallel')}: {why}")
     _check_rounds(table, place)
     pair, _ = pairs[table.models]
     servers = dict.fromkeys(

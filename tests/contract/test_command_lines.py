@@ -14,6 +14,7 @@ import pytest
 
 from specreg.engines import Parallel, engine_named
 from specreg.engines._engine import LaunchOptions
+from specreg.engines._parallel import Meeting
 from specreg.environments import EngineEnvironment, engine_environment
 from specreg.methods import METHODS, Tree
 from tests.unit import builders
@@ -29,6 +30,8 @@ VERSIONS = [
     )
 ]
 SPREAD = Parallel(tensor=2, data=2, expert=True, draft_tensor=2)
+ACROSS = Parallel(tensor=2, nodes=2)
+MEETING = Meeting(host="node1", port=4711)
 TREE = Tree(branches=2, drafted_tokens=6)
 
 
@@ -59,7 +62,18 @@ def launches(engine: str, version: str) -> Mapping[str, LaunchOptions]:
         ),
         "on a GPU": dataclasses.replace(plain, on_gpu=True),
         "over GPUs": dataclasses.replace(methods["eagle3"], on_gpu=True, parallel=SPREAD),
+        "over nodes": dataclasses.replace(
+            methods["eagle3"], on_gpu=True, parallel=ACROSS, meeting=MEETING
+        ),
     }
+
+
+def parts(engine: str, options: LaunchOptions) -> Mapping[str, tuple[str, ...]]:
+    """What the parts of a server on other nodes are told, vLLM's headless one after `serve`."""
+    others = engine_named(engine).parts(Path("python"), options)
+    assert len(others) == options.parallel.nodes - 1
+    begin = 4 if engine == "vllm" else 3
+    return {f"on node {one.node}": one.command[begin:] for one in others}
 
 
 def problems(
@@ -118,10 +132,12 @@ def test_vllm_takes_each_argument_of_tritons_model_json(version: str) -> None:
 @pytest.mark.parametrize(("engine", "version"), VERSIONS)
 def test_the_engine_takes_each_command_line(engine: str, version: str) -> None:
     environment = environment_of(engine, version)
+    asked = launches(engine, version)
     commands = {
         what: engine_named(engine).command(Path("python"), options)[3:]  # after "-m", a module
-        for what, options in launches(engine, version).items()
+        for what, options in asked.items()
     }
+    commands |= parts(engine, asked["over nodes"])
     # A check that takes everything would be none: a flag and a method that nobody has.
     other = [
         word.replace("eagle3", "no-such").replace("EAGLE3", "NONE_SUCH")

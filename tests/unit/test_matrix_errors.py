@@ -48,8 +48,24 @@ def said(folder: Path, text: str) -> str:
         pytest.param(
             "parallel = { tensr = 2 }",
             "line 24, [[cases]] no. 2: unknown key of parallel 'tensr'; did you mean 'tensor'?"
-            " known: data, draft_tensor, expert, tensor",
+            " known: data, draft_tensor, expert, nodes, pipeline, ray, tensor",
             id="key-of-parallel",
+        ),
+        pytest.param(
+            "parallel = { tensor = 2, ray = true }",
+            "line 24, [[cases]] no. 2: parallel.ray = true with nodes = 1: Ray joins nodes; leave",
+            id="ray-on-one-node",
+        ),
+        pytest.param(
+            "parallel = { data = 2, nodes = 2 }",
+            "line 24, [[cases]] no. 2: parallel.data = 2 with nodes = 2: a server that spans nodes",
+            id="copies-over-nodes",
+        ),
+        pytest.param(
+            "parallel = { tensor = 3, pipeline = 3, nodes = 2 }",
+            "line 24, [[cases]] no. 2: parallel.tensor = 3 and pipeline = 3 with nodes = 2: 9 GPU"
+            "(s) aren't as many on each; change one of them",
+            id="gpus-that-nodes-do-not-divide",
         ),
         pytest.param(
             "[cases.tree]\nbranch = 2",

@@ -66,6 +66,15 @@ def test_target_and_cache_are_split_and_copies_share_what_is_in_flight(tmp_path:
     assert found["eagle3"] == Needs(gpus=4, memory_gib=((16 + 0.5) / 2 + 2 + 4) / 0.25)
 
 
+def test_layers_that_are_cut_are_split_too_and_a_node_needs_its_own_gpus_alone(
+    tmp_path: Path,
+) -> None:
+    spread = "parallel = { tensor = 2, pipeline = 2, nodes = 2 }\n"
+    found = needs(load(tmp_path, TIER + spread))
+    assert found["none"] == Needs(gpus=2, memory_gib=((16 + 1) / 4 + 4) / 0.25)
+    assert found["eagle3"] == Needs(gpus=2, memory_gib=((16 + 1) / 4 + 2 / 2 + 4) / 0.25)
+
+
 def test_a_rate_may_have_as_much_in_flight_as_the_server_takes_on(tmp_path: Path) -> None:
     text = TIER.replace("concurrency = [4]", "requests_per_s = [1]\nmax_sequences = 16")
     assert needs(load(tmp_path, text))["none"] == Needs(gpus=1, memory_gib=(16 + 4 + 4) / 0.25)

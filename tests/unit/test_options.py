@@ -30,6 +30,7 @@ def test_what_is_given_arrives_in_its_type(pytester: pytest.Pytester) -> None:
         *("--specreg-attach", "http://h:1", "--engine", "sglang", "--specreg-oracle"),
         *("--specreg-verbose", "--specreg-history", "past", "--specreg-workers", "4"),
         *("--num-prompts", "20", "--specreg-budget-gpu-min", "7.5"),
+        *("--specreg-nodes", "a,b", "--specreg-node-command", "rsh {host}"),
     )
     assert options == Options(
         tier="gpu",
@@ -42,6 +43,8 @@ def test_what_is_given_arrives_in_its_type(pytester: pytest.Pytester) -> None:
         inconclusive="warn",
         verbose=True,
         workers="4",
+        nodes="a,b",
+        node_command="rsh {host}",
         history="past",
         oracle=True,
         matrix="m",

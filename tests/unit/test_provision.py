@@ -13,6 +13,7 @@ from specreg.errors import UnsupportedError
 from specreg.matrix import NO_LIMITS, Case, Limits
 from specreg.protocols import Form
 from specreg.provision import Provision, check_version
+from specreg.spanning import Nodes
 from tests.unit import builders
 
 INSTALLED = Provision(on_gpu=False, version=None, python=None, url=None, show=lambda _: None)
@@ -232,6 +233,44 @@ def test_what_an_engine_cannot_spread_is_refused_before_anything_starts(
     on_gpu = dataclasses.replace(INSTALLED, on_gpu=True)
     with pytest.raises(UnsupportedError, match=words) if words else contextlib.nullcontext():
         on_gpu.check([spread])
+
+
+ACROSS = Parallel(tensor=2, nodes=2)
+
+
+def across(engine: str, parallel: Parallel = ACROSS) -> Case:
+    """A case whose server spans nodes."""
+    plain = case(engine)
+    return dataclasses.replace(plain, server=dataclasses.replace(plain.server, parallel=parallel))
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_server_that_spans_nodes_needs_them_named(engine: str) -> None:
+    with pytest.raises(UnsupportedError, match=r"nodes = 2: --specreg-nodes names none; name as"):
+        INSTALLED.check([across(engine)])
+    named = dataclasses.replace(INSTALLED, nodes=Nodes(hosts=("127.0.0.1", "node2")))
+    named.check([across(engine)])
+    with pytest.raises(UnsupportedError, match=r"nodes = 3: --specreg-nodes names 127\.0\.0\.1, n"):
+        named.check([across(engine, Parallel(tensor=3, nodes=3))])
+
+
+def test_an_engine_that_is_started_on_one_node_alone_is_refused_on_two() -> None:
+    on_gpu = dataclasses.replace(INSTALLED, on_gpu=True)
+    message = "nodes = 2: engine 'tensorrt_llm' is started on one node; .* one of sglang, vllm"
+    with pytest.raises(UnsupportedError, match=message):
+        on_gpu.check([across("tensorrt_llm")])
+
+
+def test_ray_is_installed_where_it_joins_nodes() -> None:
+    assert INSTALLED.requirement(across("vllm").server).extras == ()
+    by_ray = across("vllm", Parallel(tensor=2, nodes=2, ray=True)).server
+    assert INSTALLED.requirement(by_ray).extras == ("ray[cgraph]>=2.48",)
+
+
+def test_of_a_server_that_spans_nodes_nobody_sees_the_power() -> None:
+    on_gpu = dataclasses.replace(INSTALLED, on_gpu=True)
+    why = "power: nobody here sees what a server draws on other nodes"
+    assert on_gpu.why_no_power(across("vllm").server) == why
 
 
 def test_an_engine_for_gpus_is_refused_without_one() -> None:

@@ -110,9 +110,9 @@ def test_without_speculation_there_is_no_section_of_it() -> None:
 
 
 def test_a_model_is_spread_as_the_case_says() -> None:
-    spread = dataclasses.replace(OPTIONS, parallel=Parallel(tensor=2, expert=True))
+    spread = dataclasses.replace(OPTIONS, parallel=Parallel(tensor=2, pipeline=3, expert=True))
     words = " ".join(TENSORRT_LLM.command(PYTHON, spread))
-    assert "--tp_size 2 --ep_size 2" in words
+    assert "--tp_size 2 --pp_size 3 --ep_size 2" in words
 
 
 @pytest.mark.parametrize("parallel", [Parallel(data=2), Parallel(tensor=2, draft_tensor=1)])

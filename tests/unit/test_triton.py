@@ -57,11 +57,12 @@ def test_vllm_is_told_what_it_would_be_told_alone() -> None:
 
 
 def test_a_model_is_spread_as_the_case_says() -> None:
-    spread = Parallel(tensor=2, data=3, expert=True, draft_tensor=1)
+    spread = Parallel(tensor=2, data=3, expert=True, draft_tensor=1, pipeline=4)
     options = dataclasses.replace(OPTIONS, on_gpu=True, parallel=spread)
     found = engine_arguments(options)
     assert found["gpu_memory_utilization"] == 0.4
     assert (found["tensor_parallel_size"], found["data_parallel_size"]) == (2, 3)
+    assert found["pipeline_parallel_size"] == 4
     assert found["enable_expert_parallel"] is True
     assert found["speculative_config"] == {**SPECULATION, "draft_tensor_parallel_size": 1}
 

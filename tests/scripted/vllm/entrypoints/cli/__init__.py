@@ -1,0 +1,1 @@
+"""Empty, as a package of a command line."""
