@@ -7,13 +7,8 @@ from specreg.errors import SpecregError, UnsupportedError
 from specreg.identity import find_gpus
 from specreg.journal import Key, load_journal, parts_in
 from specreg.many.errand import Asked, Errand, Failure, Measured, Proved, Task, Terms, part_path
-from specreg.many.places import (
-    WORKERS_OPTION,
-    Need,
-    at_once,
-    check_alike,
-    this_machine,
-)
+from specreg.many.here import Here
+from specreg.many.places import WORKERS_OPTION, Need, check_alike, this_machine
 from specreg.many.pool import Pool
 from specreg.matrix import Case
 from specreg.measurement import Measurement
@@ -129,7 +124,7 @@ class Team:
         """Why fewer servers run at once than were asked for; empty where as many do."""
         servers = {case.server: case for case, *_ in self.wanted}
         needs = [self._need([case]) for case in servers.values()]
-        fit, why = at_once(self.pool.machine, needs)
+        fit, why = self.pool.crew.at_once(needs)
         asked = min(self.pool.most_workers, len(needs))
         return f"{WORKERS_OPTION}: {fit} at once, {why}" if why and fit < asked else ""
 
@@ -137,7 +132,7 @@ class Team:
         if not self.pool.wall_s:
             return ""
         took = f"{WORKERS_OPTION}: servers ran for {self.pool.wall_s:.0f} s from first to last"
-        idle_frac, gpus = self.pool.idle_frac, len(self.pool.machine.gpus)
+        idle_frac, gpus = self.pool.idle_frac, self.pool.crew.gpus
         if idle_frac is None:
             return took
         idle_s = idle_frac * self.pool.wall_s * gpus
@@ -198,7 +193,7 @@ def new_team(suite: Suite, wanted: Sequence[Wanted], most_workers: int) -> Team:
     for case, *_ in wanted:
         _check_names_no_gpu(case)
     pool = Pool(
-        machine=machine,
+        crew=Here(machine=machine),
         terms=_terms(suite),
         most_workers=most_workers,
         show=suite.provision.show,

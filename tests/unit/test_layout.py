@@ -45,7 +45,7 @@ ORDER = (
     ("verdict", "breakdown"),
     ("confirming", "stopping", "history"),
     ("changes", "docket", "expectation", "report.json"),
-    ("many.places", "many.errand", "many.pool", "many"),
+    ("many.places", "many.errand", "many.crew", "many.here", "many.pool", "many"),
     ("report.document",),
     ("context", "doctor"),
     ("consulting", "estimate"),
