@@ -28,8 +28,9 @@ from specreg.errors import DatasetError, MemoryHeldError, SpecregError, UnknownN
 from specreg.expectation import Shelf
 from specreg.identity import UNKNOWN_ENVIRONMENT, current_environment, find_gpus
 from specreg.journal import Journal, last_run, load_journal, parts_in
+from specreg.many.options import Spread, form_team
 from specreg.many.places import WORKERS_OPTION
-from specreg.many.team import AS_MANY_AS_FIT, Wanted, new_team
+from specreg.many.team import Wanted
 from specreg.matrix import Case, Tier, load_tier, with_prompts
 from specreg.metrics import METRICS, Family, Metric, check_tolerances, metrics_of
 from specreg.model_code import check_model_code
@@ -175,29 +176,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _check_runnable(suite, running)
         config.stash[_LINES].extend(_check_prompts(suite, running))
         config.stash[_LINES].extend(f"power wasn't measured: {why}" for why in dark)
-        config.stash[_LINES].extend(_form_team(suite, wanted, read_options(config).workers))
+        config.stash[_LINES].extend(_form_team(suite, wanted, _spread(read_options(config))))
 
 
-def _form_team(suite: Suite, wanted: Sequence[Wanted], workers: str | None) -> Iterator[str]:
+def _form_team(suite: Suite, wanted: Sequence[Wanted], spread: Spread) -> Iterator[str]:
     """Has others measure where the user wants that; yields what is to be said of it."""
-    if workers is None or not wanted:
-        return
     try:
-        team = new_team(suite, wanted, _most_workers(workers))
+        team = form_team(suite, wanted, spread)
     except SpecregError as error:
         raise pytest.UsageError(str(error)) from error
     suite.away = team
-    if why := team.why_fewer():
+    if team is not None and (why := team.why_fewer()):
         yield why
 
 
-def _most_workers(given: str) -> int:
-    if given == "auto":
-        return AS_MANY_AS_FIT
-    if given.isdecimal() and int(given) > 0:
-        return int(given)
-    message = f"{WORKERS_OPTION} '{given}': needs a number, 1 or more, or auto"
-    raise SpecregError(f"{message}; leave it out to measure one after another")
+def _spread(options: Options) -> Spread:
+    return Spread(workers=options.workers)
 
 
 def _why_dark(suite: Suite, case: Case, what: Metric | Proof) -> str:
@@ -502,7 +496,7 @@ def _check_attachable(options: Options) -> None:
         "--specreg-launches": options.launches is not None,
         "--specreg-engine-version": options.engine_version is not None,
         "--specreg-budget-gpu-min": options.budget_gpu_min is not None,
-        WORKERS_OPTION: options.workers is not None,
+        **_spread(options).given,
     }
     too_much = [name for name, is_given in given.items() if is_given]
     if too_much:

@@ -39,6 +39,11 @@ class Crew(Protocol):
     """Who does errands. One thread at a time asks it, but for what its workers are asked."""
 
     @property
+    def option(self) -> str:
+        """What a user asks for it by."""
+        ...
+
+    @property
     def gpus(self) -> int:
         """How many it has in all; 0 for none, or where nobody knows."""
         ...

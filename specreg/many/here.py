@@ -15,7 +15,7 @@ import msgspec
 from specreg.claims import is_held
 from specreg.many.crew import WorkerLog
 from specreg.many.errand import Order, Said
-from specreg.many.places import Ground, Machine, Need, Place, at_once
+from specreg.many.places import WORKERS_OPTION, Ground, Machine, Need, Place, at_once
 
 COMMAND = (sys.executable, "-P", "-m", "specreg.many.worker")
 """What starts a worker."""
@@ -30,10 +30,12 @@ class Here:
     Attributes:
         machine: it.
         command: what starts a worker.
+        option: what a user asks for it by.
     """
 
     machine: Machine
     command: tuple[str, ...] = COMMAND
+    option: str = WORKERS_OPTION
     _ground: Ground = field(init=False)
 
     def __post_init__(self) -> None:

@@ -54,7 +54,7 @@ ORDER = (
     ("simulation",),
     ("selftest",),
     ("suite",),
-    ("many.team", "many.worker"),
+    ("many.team", "many.worker", "many.options"),
     ("closing", "reporting"),
     ("report",),
     ("gate",),
