@@ -18,6 +18,7 @@ _OF_ONE_RUN = frozenset(
         "resume",
         "verbose",
         "workers",
+        "slurm",
     )
 )
 
@@ -86,6 +87,13 @@ class Options:
         "how many servers to measure at once, each on GPUs of its own and as far as they don't"
         " disturb one another; auto for as many as fit (default: one after another)",
         metavar="N|auto",
+    )
+    slurm: str | None = _option(
+        "--specreg-slurm",
+        None,
+        "measure each server as a job of Slurm: partition=NAME,time=MINUTES and what else docs/many.md"
+        " names; cluster=local for jobs on this machine (default: no jobs)",
+        metavar="KEY=VALUE,…",
     )
     oracle: bool = _option(
         "--specreg-oracle",

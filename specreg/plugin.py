@@ -191,7 +191,7 @@ def _form_team(suite: Suite, wanted: Sequence[Wanted], spread: Spread) -> Iterat
 
 
 def _spread(options: Options) -> Spread:
-    return Spread(workers=options.workers)
+    return Spread(workers=options.workers, slurm=options.slurm)
 
 
 def _why_dark(suite: Suite, case: Case, what: Metric | Proof) -> str:

@@ -2,7 +2,7 @@
 
 `run` is what the queue starts on a node. It measures nothing itself: it looks whether the node is
 one of the run's, starts the worker there as a run starts it here, and passes on what that says.
-The run and its job share a folder and nothing else; each sees by a file's time that the other lives.
+The run and its job share a folder and nothing else.
 """
 
 import contextlib
@@ -11,24 +11,20 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-import specreg
 from specreg.claims import is_held
 from specreg.errors import SpecregError, UnsupportedError
 from specreg.identity import Environment, current_environment, find_gpus
 from specreg.many.crew import Worker
-from specreg.many.errand import Ended, Order, Said, failure_of
+from specreg.many.desk import PATIENCE_S, Began, Desk, Gone, Pulse
+from specreg.many.errand import Ended, Order, failure_of
 from specreg.many.here import start_process
-from specreg.many.places import Ground, Machine, check_alike, this_machine
+from specreg.many.places import Ground, check_alike, this_machine
 
-PATIENCE_S = 120.0
-"""How long nobody may be heard of: longer than a network's disk keeps old times for."""
-BEAT_S = 5.0
 _LOOK_S = 1.0
 _ENDED_BY = {
     signal.SIGTERM: "was cancelled (SIGTERM)",
@@ -36,150 +32,6 @@ _ENDED_BY = {
     signal.SIGUSR2: "had to go (SIGUSR2): its time was up, or another job came first",
 }
 """Signals of the queue, and what they mean; submitit has its own for the last."""
-
-
-class Sent(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job is given.
-
-    Attributes:
-        version: of the specreg that gives it; who has another may not understand the rest.
-        log_path: where its worker says what it says of itself.
-        order: an `Order`.
-    """
-
-    version: str
-    log_path: str
-    order: msgspec.Raw
-
-
-class Began(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A job runs, on a node."""
-
-    node: str
-
-
-class Gone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The worker is, before it had ended: how."""
-
-    how: str
-
-
-Line = Said | Began | Gone
-"""What a job says: what its worker does, and that."""
-
-
-@dataclass(slots=True)
-class Desk:
-    """The folder of one job; its files are there before it begins, so no disk says they aren't.
-
-    Attributes:
-        folder: shared by the run and the job; the run's own sign of life is beside it.
-    """
-
-    folder: Path
-    _read_bytes: int = 0
-
-    @property
-    def alive_path(self) -> Path:
-        """Touched as long as the run lives."""
-        return self.folder.parent / "alive"
-
-    @property
-    def said_path(self) -> Path:
-        """What the job says, in lines; touched as long as it lives."""
-        return self.folder / "said.jsonl"
-
-    @property
-    def _order_path(self) -> Path:
-        return self.folder / "order.json"
-
-    @property
-    def _end_path(self) -> Path:
-        return self.folder / "end"
-
-    def give(self, order: Order, log_path: Path) -> None:
-        """Leaves an order.
-
-        Raises:
-            OSError: the disk refuses.
-        """
-        sent = Sent(
-            version=specreg.__version__,
-            log_path=str(log_path),
-            order=msgspec.Raw(msgspec.json.encode(order)),
-        )
-        # No secret is taken out of it: the server on the other node needs what its case has.
-        self._order_path.write_bytes(msgspec.json.encode(sent))
-        for path in (self.said_path, self._end_path):
-            path.touch()
-
-    def take(self) -> tuple[Order, Path]:
-        """The order, and where its worker says what it says of itself.
-
-        Raises:
-            UnsupportedError: another specreg gave it.
-        """
-        sent = msgspec.json.decode(self._order_path.read_bytes(), type=Sent)
-        if sent.version != specreg.__version__:
-            message = (
-                f"node '{platform.node()}': has specreg {specreg.__version__}, the run has"
-                f" {sent.version}; install the same one there, or begin the run again"
-            )
-            raise UnsupportedError(message)
-        return msgspec.json.decode(sent.order, type=Order), Path(sent.log_path)
-
-    def say(self, line: Line) -> None:
-        """Leaves a line, as the job; it is on the shared disk when this returns."""
-        with self.said_path.open("ab") as file:
-            file.write(msgspec.json.encode(line) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-
-    def heard(self) -> Iterator[Line]:
-        """The whole lines that the job has left since they were last asked for."""
-        # Opened anew each time: only then does a network's disk show what another node wrote.
-        with self.said_path.open("rb") as file:
-            file.seek(self._read_bytes)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
-                self._read_bytes += len(line)
-                yield msgspec.json.decode(line, type=Line)
-
-    def end(self) -> None:
-        """Lets the job know that it is to end."""
-        self._end_path.write_text("end")
-
-    @property
-    def is_to_end(self) -> bool:
-        """Whether the run said so, or took the desk away."""
-        try:
-            return bool(self._end_path.read_bytes())
-        except FileNotFoundError:
-            return True
-        except OSError:  # a disk that is away for a moment says nothing
-            return False
-
-
-@dataclass(slots=True)
-class Pulse:
-    """Whether a file is still touched, by a clock of our own: nodes needn't agree on the time."""
-
-    path: Path
-    patience_s: float = PATIENCE_S
-    _touched_ns: int = -1
-    _seen_s: float = field(default_factory=time.monotonic)
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether nobody touched it for longer than there is patience for; nor if it is gone."""
-        try:
-            touched_ns = self.path.stat().st_mtime_ns
-        except OSError:
-            touched_ns = self._touched_ns
-        if touched_ns != self._touched_ns:
-            self._touched_ns, self._seen_s = touched_ns, time.monotonic()
-        return time.monotonic() - self._seen_s > self.patience_s
 
 
 def run(folder: str) -> None:
@@ -190,6 +42,8 @@ def run(folder: str) -> None:
     """
     desk = Desk(Path(folder))
     desk.say(Began(node=platform.node()))
+    if desk.is_to_end:
+        return
     try:
         order, log_path = desk.take()
         order = placed(order)

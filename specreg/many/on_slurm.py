@@ -6,128 +6,27 @@ itself. `cluster=local` has submitit start the same jobs on this machine, which 
 
 import contextlib
 import importlib
+import logging
 import os
-import re
 import shutil
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specreg.errors import SpecregError, UnknownNameError, UnsupportedError
+from specreg.errors import SpecregError, UnsupportedError
 from specreg.many.crew import WorkerLog
+from specreg.many.desk import ALIVE, BEAT_S, PATIENCE_S, Began, Desk, Gone, Pulse
 from specreg.many.errand import Ended, Order, Said, Shown, failure_of
-from specreg.many.job import BEAT_S, PATIENCE_S, Began, Desk, Gone, Pulse, run
+from specreg.many.job import run
 from specreg.many.places import Need, Place
+from specreg.many.slurm_settings import SLURM_OPTION, Settings, parameters
 
-SLURM_OPTION = "--specreg-slurm"
 JOBS_FOLDER = "jobs"
 _POLL_S = 0.5
-_TIME_MIN = 240
-_CLUSTERS = ("slurm", "local")
-_FURTHER = (
-    *("account", "comment", "constraint", "exclude", "licenses", "nodelist", "partition", "qos"),
-    *("reservation", "wckey"),
-)
-"""Options of sbatch that a job gets as they are given."""
-_NUMBERS = ("cpus_per_task", "mem_gb", "time")
-_KNOWN = ("cluster", "gpu_type", *_NUMBERS, *_FURTHER)
-_NEXT = re.compile(rf",(?=(?:{'|'.join(_KNOWN)}|[a-z_]+)=)")
-"""Between two settings; a list of nodes has commas too."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What is asked of Slurm for each job.
-
-    Attributes:
-        cluster: `slurm`, or `local` for processes of this machine.
-        time_min: how long it may take.
-        cpus: how many it has; None for as many as its server and clients need.
-        mem_gb: how much memory; None for what the partition gives.
-        gpu_type: as the cluster calls it; empty for any.
-        further: options of sbatch by their long names.
-    """
-
-    cluster: str = "slurm"
-    time_min: int = _TIME_MIN
-    cpus: int | None = None
-    mem_gb: int | None = None
-    gpu_type: str = ""
-    further: Mapping[str, str] = field(default_factory=dict)
-
-
-def parse_settings(text: str) -> Settings:
-    """The settings of `KEY=VALUE,…`.
-
-    Raises:
-        UnknownNameError: a key that means nothing.
-        SpecregError: no key, no value, or one that can't be.
-    """
-    given: dict[str, str] = {}
-    for part in _NEXT.split(text):
-        name, _, value = part.partition("=")
-        if not value:
-            message = (
-                f"{SLURM_OPTION} '{part}': needs KEY=VALUE; say partition=NAME for instance, or"
-                " cluster=local to try it without a cluster"
-            )
-            raise SpecregError(message)
-        if name not in _KNOWN:
-            raise UnknownNameError("setting", name, _KNOWN, SLURM_OPTION)
-        given[name] = value
-    numbers = {name: _number(name, given[name]) for name in _NUMBERS if name in given}
-    cluster = given.get("cluster", _CLUSTERS[0])
-    if cluster not in _CLUSTERS:
-        raise UnknownNameError("cluster", cluster, _CLUSTERS, SLURM_OPTION)
-    return Settings(
-        cluster=cluster,
-        time_min=numbers.get("time", _TIME_MIN),
-        cpus=numbers.get("cpus_per_task"),
-        mem_gb=numbers.get("mem_gb"),
-        gpu_type=given.get("gpu_type", ""),
-        further={name: given[name] for name in _FURTHER if name in given},
-    )
-
-
-def _number(name: str, given: str) -> int:
-    if given.isdecimal() and int(given) > 0:
-        return int(given)
-    unit = {"time": "whole minutes", "mem_gb": "whole GB"}.get(name, "a number")
-    raise SpecregError(f"{SLURM_OPTION} {name}={given}: needs {unit}, 1 or more; say another")
-
-
-def parameters(settings: Settings, need: Need, name: str) -> dict[str, object]:
-    """What submitit is to ask for, by its own names.
-
-    Args:
-        settings: of the user.
-        need: of the errand.
-        name: of it.
-    """
-    # Who is sent back to the queue would begin in the midst of what the run gave to another.
-    further: dict[str, object] = {"no-requeue": True, **settings.further}
-    if settings.gpu_type and need.gpus:
-        further["gpus-per-node"] = f"{settings.gpu_type}:{need.gpus}"
-    cores = need.client_processes + need.gpus + 1 if need.gpus else None
-    return {
-        "name": f"specreg-{name}",
-        "nodes": 1,
-        "tasks_per_node": 1,
-        "timeout_min": settings.time_min,
-        "mem_gb": settings.mem_gb,
-        "cpus_per_task": settings.cpus or cores,
-        "gpus_per_node": need.gpus or None,
-        # A server without a GPU computes on all processors of its node.
-        "slurm_exclusive": None if need.gpus else True,
-        "slurm_additional_parameters": further,
-        # From 22.05 on srun no longer takes over how many cores the job has: it would bind to one.
-        "slurm_srun_args": ["--cpu-bind=none"],
-    }
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -145,7 +44,15 @@ class Slurm:
     _closed: threading.Event = field(default_factory=threading.Event)
     _beats: threading.Thread | None = None
 
-    gpus: int = 0
+    @property
+    def option(self) -> str:
+        """See `Crew`."""
+        return SLURM_OPTION
+
+    @property
+    def gpus(self) -> int:
+        """See `Crew`; nobody knows how many there are."""
+        return 0
 
     def place(self, need: Need) -> Place:
         """See `Crew`; whoever has to wait does so in the queue."""
@@ -161,12 +68,8 @@ class Slurm:
     def start(self, order: Order, place: Place, log_path: Path) -> "Queued":
         """See `Crew`; the job is submitted when somebody listens."""
         del place
-        self.folder.mkdir(parents=True, exist_ok=True)
         if self._beats is None:
-            alive_path = self.folder / "alive"
-            alive_path.touch()
-            self._beats = threading.Thread(target=self._beat, args=(alive_path,), daemon=True)
-            self._beats.start()
+            self._open()
         desk = Desk(Path(tempfile.mkdtemp(prefix=f"{order.errand.name}-", dir=self.folder)))
         desk.give(order, log_path)
         return Queued(
@@ -181,9 +84,18 @@ class Slurm:
         self._closed.set()
         if self._beats is not None:
             self._beats.join()
-        (self.folder / "alive").unlink(missing_ok=True)
+        (self.folder / ALIVE).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # of one that doesn't end something is left
             self.folder.rmdir()
+
+    def _open(self) -> None:
+        """Makes the folder anew: a job of a run that was killed ends where its desk is gone."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        alive_path = self.folder / ALIVE
+        alive_path.touch()
+        self._beats = threading.Thread(target=self._beat, args=(alive_path,), daemon=True)
+        self._beats.start()
 
     def _beat(self, alive_path: Path) -> None:
         """Shows the jobs that the run lives."""
@@ -200,8 +112,8 @@ class Slurm:
         submitit = load_submitit()
         name = order.errand.name
         asked = parameters(self.settings, order.errand.need, name)
-        # One at a time: submitit hands our own environment on, and that is one for all threads.
-        with self._submitting, _handed_on(submitit):
+        # One at a time: a job gets our own environment, which all threads share.
+        with self._submitting, _outside_of_jobs(submitit):
             try:
                 executor = submitit.AutoExecutor(desk.folder, cluster=self.settings.cluster)
                 executor.update_parameters(**asked)
@@ -240,27 +152,27 @@ class Queued:
 
     def __iter__(self) -> Iterator[Said]:
         """See `Worker`."""
-        try:
-            self._job = self.submit()
-        except SpecregError as error:
-            yield Ended(failure=failure_of(error))
-            self._clear()
-            return
-        yield Shown(text=f"{self.name}: job {self._job.job_id} is in the queue")
         ended = False
         try:
+            if self._hung_up:
+                return
+            self._job = self.submit()
+            yield Shown(text=f"{self.name}: job {self._job.job_id} is in the queue")
             for said in self._until_over():
                 ended = ended or isinstance(said, Ended)
                 yield said
+        except SpecregError as error:
+            yield Ended(failure=failure_of(error))
         finally:
-            if not ended:
+            if self._job is not None and not ended and not self._hung_up:
                 self._keep_words()
-            self._clear()
+            shutil.rmtree(self.desk.folder, ignore_errors=True)  # nobody looks at it any more
 
     def hang_up(self) -> None:
         """See `Worker`; one that only waits is taken out of the queue by who listens to it."""
-        self._hung_up = True
+        # In this order: a job that isn't seen to have begun by then sees that it is to end.
         self.desk.end()
+        self._hung_up = True
 
     def kill(self) -> None:
         """See `Worker`."""
@@ -271,8 +183,8 @@ class Queued:
         """What the job says, until it is over."""
         pulse = Pulse(self.desk.said_path, self.patience_s)
         while True:
-            # Looked at first: whatever it said before it was over is heard then.
-            over = self._job.done()
+            # Looked at first: what was said before that is heard then.
+            over, hung_up = self._job.done(), self._hung_up
             for line in self.desk.heard():
                 if isinstance(line, Began):
                     self._node = f" on node '{line.node}'"
@@ -291,7 +203,7 @@ class Queued:
                     f" {self._job.job_id}{self._node}"
                 )
                 return
-            if self._hung_up and not self._node:
+            if hung_up and not self._node:
                 self.kill()
                 self.how = f"was taken out of the queue, as job {self._job.job_id}"
                 return
@@ -312,10 +224,6 @@ class Queued:
                 if said := path.read_bytes():
                     log.take(said)
         log.close()
-
-    def _clear(self) -> None:
-        """Takes the desk away; there is nobody left who would look at it."""
-        shutil.rmtree(self.desk.folder, ignore_errors=True)
 
 
 def new_slurm(settings: Settings, run_folder: Path) -> Slurm:
@@ -344,6 +252,8 @@ def load_submitit() -> Any:  # noqa: ANN401 - an extra
     Raises:
         UnsupportedError: it isn't installed.
     """
+    # Where Slurm keeps no accounts, it would say so each time that it asks for a job.
+    logging.getLogger("submitit").setLevel(logging.ERROR)
     try:
         return importlib.import_module("submitit")
     except ImportError as error:
@@ -359,11 +269,16 @@ def _missing_programs() -> list[str]:
 
 
 @contextlib.contextmanager
-def _handed_on(submitit: Any) -> Iterator[None]:  # noqa: ANN401 - an extra
-    """An environment in which a job finds what we import, and nothing of a job that we are in."""
-    with contextlib.ExitStack() as stack:
-        if "SLURM_JOB_ID" in os.environ:
-            stack.enter_context(submitit.helpers.clean_env())
-        path = os.pathsep.join(sys.path)
-        stack.enter_context(submitit.helpers.environment_variables(PYTHONPATH=path))
+def _outside_of_jobs(submitit: Any) -> Iterator[None]:  # noqa: ANN401 - an extra
+    """An environment without that of a job that we are in: the new one would take it for its own.
+
+    Where Slurm's configuration lies is left (facebookincubator/submitit#1814).
+    """
+    if "SLURM_JOB_ID" not in os.environ:
+        yield
+        return
+    configuration = os.environ.get("SLURM_CONF")
+    with submitit.helpers.clean_env():
+        if configuration is not None:
+            os.environ["SLURM_CONF"] = configuration
         yield

@@ -7,7 +7,9 @@ from specreg.errors import SpecregError
 from specreg.identity import find_gpus
 from specreg.many.crew import Crew
 from specreg.many.here import Here
+from specreg.many.on_slurm import new_slurm
 from specreg.many.places import WORKERS_OPTION, check_alike, this_machine
+from specreg.many.slurm_settings import SLURM_OPTION, parse_settings
 from specreg.many.team import Team, Wanted, new_team
 from specreg.suite import Suite
 
@@ -20,14 +22,16 @@ class Spread:
 
     Attributes:
         workers: how many servers are measured at once, a number or `auto`; None for one.
+        slurm: the settings of its jobs, as given; None where it has none.
     """
 
     workers: str | None = None
+    slurm: str | None = None
 
     @property
     def given(self) -> Mapping[str, bool]:
         """By its option, whether the user gave it."""
-        return {WORKERS_OPTION: self.workers is not None}
+        return {WORKERS_OPTION: self.workers is not None, SLURM_OPTION: self.slurm is not None}
 
     @property
     def most_workers(self) -> int:
@@ -58,11 +62,13 @@ def form_team(suite: Suite, wanted: Sequence[Wanted], spread: Spread) -> Team | 
     """
     if not wanted or not any(spread.given.values()):
         return None
-    return new_team(suite, wanted, _crew(suite), spread.most_workers)
+    return new_team(suite, wanted, _crew(suite, spread), spread.most_workers)
 
 
-def _crew(suite: Suite) -> Crew:
-    """Raises UnsupportedError where the GPUs differ."""
+def _crew(suite: Suite, spread: Spread) -> Crew:
+    """Raises SpecregError where the settings mean nothing, or the GPUs differ."""
+    if spread.slurm is not None:
+        return new_slurm(parse_settings(spread.slurm), suite.run_folder)
     machine = this_machine(find_gpus().devices if suite.provision.on_gpu else ())
     check_alike(machine)
     return Here(machine=machine)
