@@ -100,15 +100,20 @@ def test_a_worker_that_is_killed_loses_no_finished_case(tmp_path: Path) -> None:
     assert left_of(run) == []
 
 
-@pytest.mark.parametrize("word", ["submitit.core._submit", "submitit.local._local"])
-def test_a_job_that_is_lost_loses_no_finished_case(tmp_path: Path, word: str) -> None:
-    """The process that submitit runs in, or the one that stands for the queue: both go at once."""
+@pytest.mark.parametrize(
+    "words",
+    [("submitit.core._submit",), ("submitit.local._local", "submitit.core._submit")],
+    ids=["job", "job-and-queue"],
+)
+def test_a_job_that_is_lost_loses_no_finished_case(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
     run = hurt(tmp_path, 1, 1, SLOW)
     with run.start(LOCAL) as pytest_run:
         wait_until(run.is_measuring(cases(1)[1]))
-        (job,) = running(run, "submitit.core._submit")
-        for one in {word: running(run, word), "": [job]}.values():
-            one[0].kill()
+        for word in words:
+            (process,) = running(run, word)
+            process.kill()
         output, _ = pytest_run.communicate(timeout=180)
     assert "begun again, its worker is gone: job " in output
     assert [run.attempts(case) for case in cases(1)] == [1, 2, 1]

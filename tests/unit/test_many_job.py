@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -77,6 +78,9 @@ class Job:
     state: str = "RUNNING"
     job_id: str = "7"
     cancelled: bool = False
+    paths: SimpleNamespace = field(
+        default_factory=lambda: SimpleNamespace(stdout=Path("/none"), stderr=Path("/none"))
+    )
 
     def done(self) -> bool:
         return self.over
@@ -202,12 +206,15 @@ def test_a_job_that_falls_silent_is_lost(tmp_path: Path) -> None:
 
 def test_a_job_that_never_began_asks_for_a_shared_disk(tmp_path: Path) -> None:
     desk = given(tmp_path, order(builders.ENVIRONMENT))
-    job = Job(over=True, state="FAILED")
+    words = tmp_path / "7_0_log.err"
+    words.write_text("srun: error: no such folder\n")
+    job = Job(over=True, state="FAILED", paths=SimpleNamespace(stdout=tmp_path, stderr=words))
     queued = Queued(
         name="server", desk=desk, log_path=tmp_path / "log", submit=lambda: job, patience_s=9
     )
     assert [one for one in queued if not isinstance(one, Shown)] == []
     assert queued.how == f"is gone: job 7 is FAILED and never began; is '{tmp_path}' on every node?"
+    assert (tmp_path / "log").read_text() == "srun: error: no such folder\n"
 
 
 def test_a_list_of_nodes_is_one_setting() -> None:
