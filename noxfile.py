@@ -269,6 +269,13 @@ def many(session: nox.Session) -> None:
 
 
 @nox.session
+def cluster(session: nox.Session) -> None:
+    """Servers on the nodes of a real Ray cluster on this machine, and as jobs; some are killed."""
+    _install(session, "tests", extras=["ray", "slurm"])
+    _pytest(session, "tests/cluster")
+
+
+@nox.session
 def faults(session: nox.Session) -> None:
     """Plants faults in a real engine, hurts servers and runs; a long one.
 

@@ -141,6 +141,7 @@ def _record(suite: Suite, case: Case, measurements: list[Measurement]) -> Record
         suite.shelf,
         reason=suite.update_reason or "",
         torch_version=installed_version(suite.provision.environment(case.server).python, "torch"),
+        driver_version=suite.provision.found_gpus.driver_version,
         identical=identical_to(history.of(case.id), settings, first.engine_version, draft_sha256),
     )
 

@@ -18,6 +18,7 @@ _OF_ONE_RUN = frozenset(
         "resume",
         "verbose",
         "workers",
+        "ray",
         "slurm",
     )
 )
@@ -87,6 +88,13 @@ class Options:
         "how many servers to measure at once, each on GPUs of its own and as far as they don't"
         " disturb one another; auto for as many as fit (default: one after another)",
         metavar="N|auto",
+    )
+    ray: str | None = _option(
+        "--specreg-ray",
+        None,
+        "measure on the nodes of a Ray cluster that this machine is a node of: its address,"
+        " HOST:PORT, or auto; needs specreg[ray]",
+        metavar="ADDRESS",
     )
     slurm: str | None = _option(
         "--specreg-slurm",

@@ -28,7 +28,7 @@ from specreg.errors import DatasetError, MemoryHeldError, SpecregError, UnknownN
 from specreg.expectation import Shelf
 from specreg.identity import UNKNOWN_ENVIRONMENT, current_environment, find_gpus
 from specreg.journal import Journal, last_run, load_journal, parts_in
-from specreg.many.options import Spread, form_team
+from specreg.many.options import Cluster, Spread, form_team, reach
 from specreg.many.places import WORKERS_OPTION
 from specreg.many.team import Wanted
 from specreg.matrix import Case, Tier, load_tier, with_prompts
@@ -55,10 +55,12 @@ from specreg.report.spreads import render_spreads
 from specreg.report.tables import render_categories, render_speedups
 from specreg.report.terminal import render_next, render_notes, render_recorded, render_verdicts
 from specreg.reporting import report_of
+from specreg.site import Site
 from specreg.suite import Away, Launch, Suite, launches_of
 
 SUITE = pytest.StashKey[Suite]()
 _PROGRESS = pytest.StashKey[Progress]()
+_CLUSTER = pytest.StashKey[Cluster | None]()
 _LINES = pytest.StashKey[list[str]]()
 _IS_ASKED = pytest.StashKey[bool]()
 """Whether tests of the suite were chosen, or would have been if anything had."""
@@ -85,11 +87,28 @@ def pytest_configure(config: pytest.Config) -> None:
         learn({}, config.invocation_params.args)
         progress = Progress()
         config.stash[_PROGRESS] = progress
-        config.stash[SUITE] = _new_suite(config.rootpath, read_options(config), progress)
+        options = read_options(config)
+        cluster = _reach(config, options, progress)
+        config.stash[_CLUSTER] = cluster
+        site = cluster.site if cluster is not None else None
+        config.stash[SUITE] = _new_suite(config.rootpath, options, progress, site)
         config.stash[_LINES] = []
         config.stash[_IS_ASKED] = False
     except SpecregError as error:
         raise pytest.UsageError(str(error)) from error
+
+
+def _reach(config: pytest.Config, options: Options, progress: Progress) -> Cluster | None:
+    """The cluster that measures, if any; nobody is asked where nothing is measured."""
+    shows = any(config.getoption(name) for name in ("help", "version", "collectonly"))
+    if options.attach is not None or shows:
+        return None
+
+    def widest() -> int:
+        tier = load_tier(config.rootpath / options.matrix, options.tier or "gpu")
+        return max(case.needs.gpus for case in tier.cases) if tier.needs_gpus else 0
+
+    return reach(_spread(options), widest, progress.tell)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -176,13 +195,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _check_runnable(suite, running)
         config.stash[_LINES].extend(_check_prompts(suite, running))
         config.stash[_LINES].extend(f"power wasn't measured: {why}" for why in dark)
-        config.stash[_LINES].extend(_form_team(suite, wanted, _spread(read_options(config))))
+        config.stash[_LINES].extend(_form_team(config, suite, wanted))
 
 
-def _form_team(suite: Suite, wanted: Sequence[Wanted], spread: Spread) -> Iterator[str]:
+def _form_team(config: pytest.Config, suite: Suite, wanted: Sequence[Wanted]) -> Iterator[str]:
     """Has others measure where the user wants that; yields what is to be said of it."""
     try:
-        team = form_team(suite, wanted, spread)
+        spread = _spread(read_options(config))
+        team = form_team(suite, wanted, spread, config.stash[_CLUSTER])
     except SpecregError as error:
         raise pytest.UsageError(str(error)) from error
     suite.away = team
@@ -191,7 +211,7 @@ def _form_team(suite: Suite, wanted: Sequence[Wanted], spread: Spread) -> Iterat
 
 
 def _spread(options: Options) -> Spread:
-    return Spread(workers=options.workers, slurm=options.slurm)
+    return Spread(workers=options.workers, ray=options.ray, slurm=options.slurm)
 
 
 def _why_dark(suite: Suite, case: Case, what: Metric | Proof) -> str:
@@ -398,8 +418,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(hide_known("\n\n".join(filter(None, parts))))
 
 
-def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
-    tier = load_tier(root / options.matrix, options.tier or ("gpu" if find_gpus().names else "cpu"))
+def _new_suite(root: Path, options: Options, progress: Progress, site: Site | None) -> Suite:
+    gpus = find_gpus() if site is None else site.found
+    tier = load_tier(root / options.matrix, options.tier or ("gpu" if gpus.names else "cpu"))
     engines = {case.server.engine for case in tier.cases}
     if options.engine is not None and options.engine not in engines:
         raise UnknownNameError("engine", options.engine, engines, f"tier '{tier.name}'")
@@ -418,6 +439,7 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
         raise SpecregError(message)
     for case in tier.cases:
         check_tolerances(case, tier.places[case.id])
+    environment_of = current_environment if site is None else site.environment
     runs = root / options.runs
     began_at = dt.datetime.now(tz=dt.UTC)
     started = began_at.strftime("%Y%m%dT%H%M%S")
@@ -430,7 +452,7 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
         tier=tier,
         shelf=Shelf(
             folder=root / options.baselines,
-            environment=current_environment(needs_gpus=tier.gpus_used(find_gpus().memory_gib))
+            environment=environment_of(needs_gpus=tier.gpus_used(gpus.memory_gib))
             if options.attach is None
             else UNKNOWN_ENVIRONMENT,
         ),
@@ -445,6 +467,7 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
             show=progress.show,
             tell=progress.tell,
             waits=not options.no_wait,
+            site=site,
         ),
         ready_within_s=options.ready_within_s,
         run_folder=run_folder,
@@ -517,11 +540,11 @@ def _ask(question: str) -> str:
 
 def _unmet_need(suite: Suite) -> str:
     """What the tier needs and the machine lacks, empty when nothing."""
-    gpus = find_gpus()
+    gpus = suite.provision.found_gpus
     if len(gpus.names) >= suite.tier.needs_gpus or suite.provision.url is not None:
         return ""
     return (
-        f"tier '{suite.tier.name}' needs {suite.tier.needs_gpus} GPU(s), this machine has"
+        f"tier '{suite.tier.name}' needs {suite.tier.needs_gpus} GPU(s), {_where(suite)} has"
         f" {len(gpus.names)} ({gpus.why_none}); run --specreg-tier cpu, or use a machine with one"
     )
 
@@ -532,7 +555,11 @@ def _unfit(suite: Suite) -> Mapping[str, str]:
         return {}
     if why := _unmet_need(suite):
         return {case.id: why for case in suite.tier.cases}
-    return suite.tier.unmet(find_gpus().memory_gib)
+    return suite.tier.unmet(suite.provision.found_gpus.memory_gib, _where(suite))
+
+
+def _where(suite: Suite) -> str:
+    return "this machine" if suite.provision.site is None else "the widest node"
 
 
 def _setups(suite: Suite) -> Iterator[tuple[Launch, Launch, Case]]:

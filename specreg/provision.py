@@ -17,10 +17,12 @@ from specreg.environments import (
     why_not,
 )
 from specreg.errors import SensorError, UnsupportedError
+from specreg.identity import Gpus, find_gpus
 from specreg.matrix import NO_LIMITS, Case, ServerSpec
 from specreg.methods import METHODS, is_older
 from specreg.power.devices import devices_of, why_unreadable
 from specreg.sensors import Device
+from specreg.site import Site
 
 VERSION_OPTION = "--specreg-engine-version"
 
@@ -36,6 +38,7 @@ class Provision:
         url: of a server that somebody else runs, None to start them.
         show: is told what goes on; tell: what must be heard, whoever is watching.
         waits: whether to wait for a GPU on which another run of specreg measures.
+        site: the machines that they run on; None for this one.
         version_option: what a user chooses a version by; empty where that goes without saying.
     """
 
@@ -47,6 +50,12 @@ class Provision:
     version_option: str = VERSION_OPTION
     tell: Callable[[str], None] = print
     waits: bool = True
+    site: Site | None = None
+
+    @property
+    def found_gpus(self) -> Gpus:
+        """The GPUs of the machine that they run on."""
+        return find_gpus() if self.site is None else self.site.found
 
     def check(self, cases: Collection[Case]) -> None:
         """Silent where each case could be measured, as far as one can tell beforehand.
@@ -135,6 +144,8 @@ class Provision:
         if self.url is not None:
             raise SensorError("power: nobody here knows what the attached server runs on")
         gpus = spec.parallel.gpus if self.on_gpu else 0
+        if self.site is not None:
+            return self.site.devices(gpus)
         return devices_of(gpus, {**os.environ, **dict(spec.engine_env)})
 
     def claimed(self, spec: ServerSpec) -> contextlib.AbstractContextManager[None]:

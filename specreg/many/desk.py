@@ -18,6 +18,7 @@ import msgspec
 import specreg
 from specreg.errors import UnsupportedError
 from specreg.many.errand import Order, Said
+from specreg.many.on_node import sources_sha256
 
 PATIENCE_S = 120.0
 """How long nobody may be heard of: longer than a network's disk keeps old times for."""
@@ -29,12 +30,14 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
     """What a job is given.
 
     Attributes:
-        version: of the specreg that gives it; who has another may not understand the rest.
+        version, sources_sha256: of the specreg that gives it; who has another may not understand
+            the rest.
         log_path: where its worker says what it says of itself.
         order: an `Order`.
     """
 
     version: str
+    sources_sha256: str
     log_path: str
     order: msgspec.Raw
 
@@ -92,6 +95,7 @@ class Desk:
         """
         sent = Sent(
             version=specreg.__version__,
+            sources_sha256=sources_sha256(),
             log_path=str(log_path),
             order=msgspec.Raw(msgspec.json.encode(order)),
         )
@@ -107,12 +111,7 @@ class Desk:
             UnsupportedError: another specreg gave it.
         """
         sent = msgspec.json.decode(self._order_path.read_bytes(), type=Sent)
-        if sent.version != specreg.__version__:
-            message = (
-                f"node '{platform.node()}': has specreg {specreg.__version__}, the run has"
-                f" {sent.version}; install the same one there, or begin the run again"
-            )
-            raise UnsupportedError(message)
+        check_same(sent.version, sent.sources_sha256)
         return msgspec.json.decode(sent.order, type=Order), Path(sent.log_path)
 
     def say(self, line: Line) -> None:
@@ -151,6 +150,26 @@ class Desk:
             return True
         except OSError:  # a disk that is away for a moment says nothing
             return False
+
+
+def check_same(version: str, sha256: str) -> None:
+    """Silent where another specreg, on the other side of a job, is the same as this one.
+
+    Args:
+        version: of the other.
+        sha256: of its files.
+
+    Raises:
+        UnsupportedError: it isn't.
+    """
+    if (version, sha256) == (specreg.__version__, sources_sha256()):
+        return
+    other = version if version != specreg.__version__ else "the same with other files"
+    message = (
+        f"node '{platform.node()}': has specreg {specreg.__version__}, the other side of the job has"
+        f" {other}; install one and the same on all nodes, and begin the run again"
+    )
+    raise UnsupportedError(message)
 
 
 @dataclass(slots=True)

@@ -23,7 +23,9 @@ from specreg.many.crew import Worker
 from specreg.many.desk import PATIENCE_S, Began, Desk, Gone, Pulse
 from specreg.many.errand import Ended, Order, failure_of
 from specreg.many.here import start_process
+from specreg.many.on_node import survey
 from specreg.many.places import Ground, check_alike, this_machine
+from specreg.many.slurm_settings import SLURM_OPTION
 
 _LOOK_S = 1.0
 _ENDED_BY = {
@@ -32,6 +34,11 @@ _ENDED_BY = {
     signal.SIGUSR2: "had to go (SIGUSR2): its time was up, or another job came first",
 }
 """Signals of the queue, and what they mean; submitit has its own for the last."""
+
+
+def look(_: str) -> bytes:
+    """What this node says of itself: a `Survey`, in JSON, as another specreg may read it."""
+    return msgspec.json.encode(survey())
 
 
 def run(folder: str) -> None:
@@ -92,7 +99,7 @@ def placed(order: Order) -> Order:
     need, expected = order.errand.need, order.terms.environment
     gpus = find_gpus()
     machine = this_machine(gpus.devices if need.gpus else ())
-    check_alike(machine)
+    check_alike(machine, SLURM_OPTION)
     place = Ground(machine=machine).take(need, is_held)
     if place is None:
         has = f"has {len(machine.gpus)}" + (f" ({gpus.why_none})" if gpus.why_none else "")
@@ -104,8 +111,7 @@ def placed(order: Order) -> Order:
     if not _are_alike(here, expected):
         raise UnsupportedError(
             f"node '{platform.node()}': it is '{here.name}', the run's figures are of"
-            f" '{expected.name}'; choose nodes of one kind: partition=…, constraint=… or gpu_type=…,"
-            " and begin the run on one"
+            f" '{expected.name}'; choose nodes of one kind: partition=…, constraint=… or gpu_type=…"
         )
     gpu_ids = tuple(gpu.id for gpu in place.gpus)
     return msgspec.structs.replace(order, gpus=gpu_ids, cores=tuple(sorted(place.cores)))

@@ -5,8 +5,6 @@ itself. `cluster=local` has submitit start the same jobs on this machine, which 
 """
 
 import contextlib
-import importlib
-import logging
 import os
 import shutil
 import tempfile
@@ -15,15 +13,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from specreg.errors import SpecregError, UnsupportedError
+from specreg.errors import SpecregError
 from specreg.many.crew import WorkerLog
 from specreg.many.desk import ALIVE, BEAT_S, PATIENCE_S, Began, Desk, Gone, Pulse
 from specreg.many.errand import Ended, Order, Said, Shown, failure_of
 from specreg.many.job import run
 from specreg.many.places import Need, Place
-from specreg.many.slurm_settings import SLURM_OPTION, Settings, parameters
+from specreg.many.slurm_queue import Job, Queue
+from specreg.many.slurm_settings import SLURM_OPTION
 
 JOBS_FOLDER = "jobs"
 _POLL_S = 0.5
@@ -31,23 +29,19 @@ _POLL_S = 0.5
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Slurm:
-    """A queue; see `Crew`.
+    """Who waits in a queue; see `Crew`.
 
     Attributes:
-        settings: of each job.
+        queue: that.
         folder: where run and jobs leave word for one another.
+        option: what a user asks for it by.
     """
 
-    settings: Settings
+    queue: Queue
     folder: Path
-    _submitting: threading.Lock = field(default_factory=threading.Lock)
+    option: str = SLURM_OPTION
     _closed: threading.Event = field(default_factory=threading.Event)
     _beats: threading.Thread | None = None
-
-    @property
-    def option(self) -> str:
-        """See `Crew`."""
-        return SLURM_OPTION
 
     @property
     def gpus(self) -> int:
@@ -68,15 +62,16 @@ class Slurm:
     def start(self, order: Order, place: Place, log_path: Path) -> "Queued":
         """See `Crew`; the job is submitted when somebody listens."""
         del place
+        name = order.errand.name
         if self._beats is None:
             self._open()
-        desk = Desk(Path(tempfile.mkdtemp(prefix=f"{order.errand.name}-", dir=self.folder)))
+        desk = Desk(Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.folder)))
         desk.give(order, log_path)
         return Queued(
-            name=order.errand.name,
+            name=name,
             desk=desk,
             log_path=log_path,
-            submit=lambda: self._submit(order, desk),
+            submit=lambda: self.queue.submit(name, order.errand.need, run, desk.folder),
         )
 
     def close(self) -> None:
@@ -103,30 +98,6 @@ class Slurm:
             with contextlib.suppress(OSError):
                 os.utime(alive_path)
 
-    def _submit(self, order: Order, desk: Desk) -> Any:  # noqa: ANN401 - submitit is an extra
-        """A job in the queue.
-
-        Raises:
-            SpecregError: the queue doesn't take it.
-        """
-        submitit = load_submitit()
-        name = order.errand.name
-        asked = parameters(self.settings, order.errand.need, name)
-        # One at a time: a job gets our own environment, which all threads share.
-        with self._submitting, _outside_of_jobs(submitit):
-            try:
-                executor = submitit.AutoExecutor(desk.folder, cluster=self.settings.cluster)
-                executor.update_parameters(**asked)
-                return executor.submit(run, str(desk.folder))
-            except (OSError, RuntimeError) as error:
-                said = str(error).strip().splitlines()
-                message = (
-                    f"{SLURM_OPTION}: the job for '{name}' can't be submitted,"
-                    f" {said[-1] if said else type(error).__name__}; mend the settings, or ask"
-                    " sinfo what there is"
-                )
-                raise SpecregError(message) from error
-
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Queued:
@@ -143,10 +114,10 @@ class Queued:
     name: str
     desk: Desk
     log_path: Path
-    submit: Callable[[], Any]
+    submit: Callable[[], Job]
     patience_s: float = PATIENCE_S
     how: str = ""
-    _job: Any = None
+    _job: Job | None = None
     _node: str = ""
     _hung_up: bool = False
 
@@ -158,14 +129,14 @@ class Queued:
                 return
             self._job = self.submit()
             yield Shown(text=f"{self.name}: job {self._job.job_id} is in the queue")
-            for said in self._until_over():
+            for said in self._until_over(self._job):
                 ended = ended or isinstance(said, Ended)
                 yield said
         except SpecregError as error:
             yield Ended(failure=failure_of(error))
         finally:
             if self._job is not None and not ended and not self._hung_up:
-                self._keep_words()
+                self._keep_words(self._job)
             shutil.rmtree(self.desk.folder, ignore_errors=True)  # nobody looks at it any more
 
     def hang_up(self) -> None:
@@ -179,106 +150,46 @@ class Queued:
         if self._job is not None and not self.how:
             self._job.cancel(check=False)
 
-    def _until_over(self) -> Iterator[Said]:
+    def _until_over(self, job: Job) -> Iterator[Said]:
         """What the job says, until it is over."""
         pulse = Pulse(self.desk.said_path, self.patience_s)
         while True:
             # Looked at first: what was said before that is heard then.
-            over, hung_up = self._job.done(), self._hung_up
+            over, hung_up = job.done(), self._hung_up
             for line in self.desk.heard():
                 if isinstance(line, Began):
                     self._node = f" on node '{line.node}'"
-                    yield Shown(text=f"{self.name}: job {self._job.job_id} runs{self._node}")
+                    yield Shown(text=f"{self.name}: job {job.job_id} runs{self._node}")
                 elif isinstance(line, Gone):
-                    self.how = f"{line.how}, in job {self._job.job_id}{self._node}"
+                    self.how = f"{line.how}, in job {job.job_id}{self._node}"
                 else:
                     yield line
             if over:
-                self.how = self.how or self._how_over()
+                self.how = self.how or self._how_over(job)
                 return
             if self._node and pulse.is_lost:
                 self.kill()
-                self.how = (
-                    f"gave no sign of life for {self.patience_s:g} s, in job"
-                    f" {self._job.job_id}{self._node}"
-                )
+                silent = f"gave no sign of life for {self.patience_s:g} s"
+                self.how = f"{silent}, in job {job.job_id}{self._node}"
                 return
             if hung_up and not self._node:
                 self.kill()
-                self.how = f"was taken out of the queue, as job {self._job.job_id}"
+                self.how = f"was taken out of the queue, as job {job.job_id}"
                 return
             time.sleep(_POLL_S)
 
-    def _how_over(self) -> str:
+    def _how_over(self, job: Job) -> str:
         """What the queue says of a job that ended without a word."""
-        ended = f"is gone: job {self._job.job_id}{self._node} is {self._job.state}"
+        ended = f"is gone: job {job.job_id}{self._node} is {job.state}"
         if self._node:
             return ended
         return f"{ended} and never began; is '{self.desk.folder.parent}' on every node?"
 
-    def _keep_words(self) -> None:
+    def _keep_words(self, job: Job) -> None:
         """Puts what submitit and the queue wrote of the job beside what the worker said."""
         log = WorkerLog(self.log_path)
-        for path in (self._job.paths.stdout, self._job.paths.stderr):
+        for path in (job.paths.stdout, job.paths.stderr):
             with contextlib.suppress(OSError):
                 if said := path.read_bytes():
                     log.take(said)
         log.close()
-
-
-def new_slurm(settings: Settings, run_folder: Path) -> Slurm:
-    """The crew of the cluster that this machine belongs to.
-
-    Args:
-        settings: of each job.
-        run_folder: of the run, on a disk that all nodes share.
-
-    Raises:
-        UnsupportedError: submitit is missing, or there is no Slurm.
-    """
-    load_submitit()
-    if settings.cluster != "local" and (missing := _missing_programs()):
-        message = (
-            f"{SLURM_OPTION}: no '{missing[0]}' on PATH, so this machine belongs to no Slurm"
-            " cluster; begin on a node that does, or try cluster=local"
-        )
-        raise UnsupportedError(message)
-    return Slurm(settings=settings, folder=run_folder.absolute() / JOBS_FOLDER)
-
-
-def load_submitit() -> Any:  # noqa: ANN401 - an extra
-    """The library.
-
-    Raises:
-        UnsupportedError: it isn't installed.
-    """
-    # Where Slurm keeps no accounts, it would say so each time that it asks for a job.
-    logging.getLogger("submitit").setLevel(logging.ERROR)
-    try:
-        return importlib.import_module("submitit")
-    except ImportError as error:
-        message = (
-            f"{SLURM_OPTION}: submitit isn't installed; pip install 'specreg[slurm]', here and"
-            " where the jobs run"
-        )
-        raise UnsupportedError(message) from error
-
-
-def _missing_programs() -> list[str]:
-    return [name for name in ("sbatch", "srun", "scancel") if shutil.which(name) is None]
-
-
-@contextlib.contextmanager
-def _outside_of_jobs(submitit: Any) -> Iterator[None]:  # noqa: ANN401 - an extra
-    """An environment without that of a job that we are in: the new one would take it for its own.
-
-    Where Slurm's configuration lies is left (facebookincubator/submitit#1814).
-    """
-    if "SLURM_JOB_ID" not in os.environ:
-        yield
-        return
-    configuration = os.environ.get("SLURM_CONF")
-    with submitit.helpers.clean_env():
-        if configuration is not None:
-            os.environ["SLURM_CONF"] = configuration
-        yield

@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from specreg.errors import SpecregError, UnknownNameError
-from specreg.many.places import Need
+from specreg.many.places import Need, cores_for
 
 SLURM_OPTION = "--specreg-slurm"
+LOCAL = "local"
+"""The cluster that is this machine."""
+_CLUSTERS = ("slurm", LOCAL)
 _TIME_MIN = 240
-_CLUSTERS = ("slurm", "local")
 _FURTHER = (
     *("account", "comment", "constraint", "exclude", "licenses", "nodelist", "partition", "qos"),
     *("reservation", "wckey"),
@@ -58,7 +60,7 @@ def parse_settings(text: str) -> Settings:
         if not value:
             message = (
                 f"{SLURM_OPTION} '{part}': needs KEY=VALUE; say partition=NAME for instance, or"
-                " cluster=local to try it without a cluster"
+                f" cluster={LOCAL} to try it without a cluster"
             )
             raise SpecregError(message)
         if name not in _KNOWN:
@@ -97,14 +99,13 @@ def parameters(settings: Settings, need: Need, name: str) -> dict[str, object]:
     further: dict[str, object] = {"no_requeue": True, **settings.further}
     if settings.gpu_type and need.gpus:
         further["gpus_per_node"] = f"{settings.gpu_type}:{need.gpus}"
-    cores = need.client_processes + need.gpus + 1 if need.gpus else None
     return {
         "name": f"specreg-{name}",
         "nodes": 1,
         "tasks_per_node": 1,
         "timeout_min": settings.time_min,
         "mem_gb": settings.memory_gib,
-        "cpus_per_task": settings.cores or cores,
+        "cpus_per_task": settings.cores or (cores_for(need) if need.gpus else None),
         "gpus_per_node": need.gpus or None,
         # A server without a GPU computes on all processors of its node.
         "slurm_exclusive": None if need.gpus else True,

@@ -6,16 +6,19 @@ Slurm was ever asked.
 
 import contextlib
 import os
+import shlex
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.faults.running import ROOT, Hurt, print_time, wait_until
-from tests.many.test_one_node import FAST, SLOW, cases, figures, hurt, lines_of
+from tests.many.test_one_node import FAST, SLOW, cases, figures, gpus, hurt, lines_of
+from tests.scripted.nvml.device import ScriptedGpu, build, environment, write_script
 
 LOCAL = "--specreg-slurm=cluster=local"
 PROGRAMS = ROOT / "tests" / "scripted" / "slurm"
@@ -62,8 +65,18 @@ def on_slurm(run: Hurt, queue: Path) -> Hurt:
 
 
 def jobs(queue: Path) -> list[Path]:
-    """What jobs asked for, in the order of their submission."""
-    return sorted(queue.glob("*.sh"))
+    """What the jobs that measure asked for, in the order of their submission."""
+    found = [path for path in queue.glob("*.sh") if "specreg-survey" not in path.read_text()]
+    return sorted(found, key=lambda path: int(path.stem))
+
+
+def show_on_nodes(run: Hurt, queue: Path, *gpus: ScriptedGpu) -> None:
+    """Gives the nodes GPUs, which the machine of the run hasn't."""
+    library = run.folder / "libnvidia-ml.so.1"
+    library = library if library.exists() else build(run.folder)
+    variables = environment(library, write_script(run.folder / "gpus", gpus))
+    exports = [f"export {name}={shlex.quote(text)}\n" for name, text in variables.items()]
+    (queue / "node").write_text("".join(exports))
 
 
 @pytest.fixture(scope="module")
@@ -159,14 +172,15 @@ def test_ctrl_c_once(tmp_path: Path) -> None:
         ("time=1:00:00", "time=1:00:00: needs whole minutes, 1 or more"),
         ("cluster=lsf", "unknown cluster 'lsf'"),
         ("partition=fast", "no 'sbatch' on PATH"),
+        ("partition=fast --specreg-ray=auto", "--specreg-ray with --specreg-slurm"),
     ],
-    ids=["word", "name", "number", "cluster", "nowhere"],
+    ids=["word", "name", "number", "cluster", "nowhere", "two"],
 )
 def test_what_cannot_be_is_named_before_anything_starts(
     tmp_path: Path, settings: str, said: str
 ) -> None:
     run = hurt(tmp_path, 1, 1, FAST)
-    done = run.run(f"--specreg-slurm={settings}")
+    done = run.run(*f"--specreg-slurm={settings}".split())
     assert said in done.stdout
     assert done.returncode == 4
     assert "Traceback" not in done.stdout
@@ -211,13 +225,59 @@ def test_no_more_jobs_than_workers(tmp_path: Path, queue: Path) -> None:
     assert outcomes(run) == {"NO_BASELINE"}
 
 
-def test_what_the_queue_refuses_is_the_failure_of_its_cases(tmp_path: Path, queue: Path) -> None:
+def test_a_queue_that_refuses_is_named_before_anything_starts(tmp_path: Path, queue: Path) -> None:
     run = on_slurm(hurt(tmp_path, 1, 1, FAST), queue)
     done = run.run("--specreg-slurm=partition=none")
     assert "can't be submitted, sbatch: error: invalid partition specified: none" in done.stdout
+    assert done.returncode == 4
+    assert "Traceback" not in done.stdout
+    assert run.logs() == left_of(run) == []
+
+
+def test_a_case_that_no_node_holds_fails_with_the_words_of_the_queue(
+    tmp_path: Path, queue: Path
+) -> None:
+    run = on_slurm(hurt(tmp_path, 1, 1, FAST), queue)
+    run.matrix += "\n[cases.parallel]\ntensor = 4\n"
+    done = run.run("--specreg-slurm=partition=fast")
+    assert "Batch job submission failed: Requested node configuration is not" in done.stdout
     assert "Traceback" not in done.stdout
     assert outcomes(run) == {"INVALID"}
     assert left_of(run) == []
+
+
+def test_a_run_begins_where_there_is_no_gpu(tmp_path: Path, queue: Path, plain: Hurt) -> None:
+    run = on_slurm(hurt(tmp_path, 2, 0, FAST), queue)
+    show_on_nodes(run, queue, *gpus(2))
+    done = run.run("--specreg-slurm=partition=fast")
+    assert list(figures(run.verdict()).items()) == list(figures(plain.verdict()).items()), (
+        done.stdout
+    )
+    assert run.verdict().environment == plain.verdict().environment
+    assert left_of(run) == []
+
+
+def test_a_node_without_a_gpu_is_named_before_anything_starts(tmp_path: Path, queue: Path) -> None:
+    run = on_slurm(hurt(tmp_path, 1, 0, FAST), queue)
+    done = run.run("--specreg-slurm=partition=fast")
+    assert "the job that looked at a node had no GPU there" in done.stdout
+    assert done.returncode == 4
+    assert run.logs() == left_of(run) == []
+
+
+def test_a_node_of_another_kind_measures_nothing(tmp_path: Path, queue: Path) -> None:
+    run = on_slurm(hurt(tmp_path, 1, 0, FAST), queue)
+    (one,) = gpus(1)
+    show_on_nodes(run, queue, one)
+    (queue / "held").touch()
+    with run.start("--specreg-slurm=partition=fast") as pytest_run:
+        wait_until(lambda: len(jobs(queue)) == 1)
+        show_on_nodes(run, queue, replace(one, name="Scripted L4"))
+        (queue / "held").unlink()
+        output, _ = pytest_run.communicate(timeout=60)
+    assert "it is 'gpu-scripted-l4" in output
+    assert outcomes(run) == {"INVALID"}
+    assert run.logs() == left_of(run) == []
 
 
 def test_a_job_that_waits_is_taken_out_of_the_queue(tmp_path: Path, queue: Path) -> None:
@@ -227,7 +287,8 @@ def test_a_job_that_waits_is_taken_out_of_the_queue(tmp_path: Path, queue: Path)
         wait_until(lambda: len(jobs(queue)) == 2)
         pytest_run.send_signal(signal.SIGINT)
         pytest_run.communicate(timeout=30)
-        assert [path.read_text() for path in queue.glob("*.state")] == ["CANCELLED\n"] * 2
+        states = [path.with_suffix(".state").read_text() for path in jobs(queue)]
+        assert states == ["CANCELLED\n"] * 2
         assert left_of(run) == []
 
 
@@ -235,13 +296,14 @@ def test_a_node_that_fails_loses_no_finished_case(tmp_path: Path, queue: Path) -
     run = on_slurm(hurt(tmp_path, 1, 1, SLOW), queue)
     with run.start("--specreg-slurm=partition=fast") as pytest_run:
         wait_until(run.is_measuring(cases(1)[1]))
-        (queue / "1.state").write_text("NODE_FAIL\n")
-        os.killpg(int((queue / "1.group").read_text()), signal.SIGKILL)
+        job = jobs(queue)[0].stem
+        (queue / f"{job}.state").write_text("NODE_FAIL\n")
+        os.killpg(int((queue / f"{job}.group").read_text()), signal.SIGKILL)
         began_s = time.monotonic()
         wait_until(lambda: len(jobs(queue)) == 2)
         print_time(time.monotonic() - began_s)
         output, _ = pytest_run.communicate(timeout=180)
-    assert "begun again, its worker is gone: job 1 on node " in output
+    assert f"begun again, its worker is gone: job {job} on node " in output
     assert "is NODE_FAIL" in output
     assert [run.attempts(case) for case in cases(1)] == [1, 2, 1]
     assert outcomes(run) == {"NO_BASELINE"}

@@ -11,13 +11,16 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+import specreg
 from specreg.errors import UnsupportedError
 from specreg.identity import Environment, current_environment
 from specreg.many.desk import Began, Desk, Gone, Pulse, Sent
 from specreg.many.errand import Ended, Errand, Order, Said, Shown, Terms
-from specreg.many.job import placed, run, watch
+from specreg.many.job import look, placed, run, watch
 from specreg.many.on_slurm import Queued
 from specreg.many.places import Need
+from specreg.many.slurm_cluster import parse_survey
+from specreg.many.slurm_queue import last_words
 from specreg.many.slurm_settings import Settings, parameters, parse_settings
 from tests.unit import builders
 
@@ -102,7 +105,15 @@ def test_another_specreg_is_named_before_it_measures(tmp_path: Path) -> None:
     assert isinstance(began, Began)
     assert isinstance(ended, Ended)
     assert ended.failure is not None
-    assert "the run has 9.9; install the same one there" in ended.failure.message
+    assert "the other side of the job has 9.9; install one and the same" in ended.failure.message
+
+
+def test_a_node_of_another_specreg_is_named() -> None:
+    said = msgspec.json.decode(look(""))
+    assert parse_survey(msgspec.json.encode(said)).version == specreg.__version__
+    other = msgspec.json.encode({**said, "sources_sha256": "ab", "site": "what it means by it"})
+    with pytest.raises(UnsupportedError, match="has the same with other files; install one"):
+        parse_survey(other)
 
 
 def test_another_kind_of_machine_is_named(tmp_path: Path) -> None:
@@ -228,3 +239,12 @@ def test_a_server_without_a_gpu_has_its_node_for_itself() -> None:
     assert asked["gpus_per_node"] is None
     assert asked["cpus_per_task"] is None
     assert asked["slurm_additional_parameters"] == {"no_requeue": True}
+
+
+def test_of_what_submitit_says_the_end_of_what_it_quotes_is_told() -> None:
+    rule = "-" * 22
+    trace = "Traceback (most recent call last):\n  File\nModuleNotFoundError: No module named 'x'"
+    words = f"Job (task=0) failed with trace:\n{rule}\n{trace}\n\n{rule}\nlook at:\n  - /a/b"
+    assert last_words(RuntimeError(words)) == "ModuleNotFoundError: No module named 'x'"
+    assert last_words(RuntimeError("sbatch: error: a\nsbatch: error: b\n")) == "sbatch: error: b"
+    assert last_words(RuntimeError()) == "RuntimeError"
