@@ -29,7 +29,7 @@ def test_what_is_given_arrives_in_its_type(pytester: pytest.Pytester) -> None:
         *("--specreg-no-wait", "--specreg-resume", "--specreg-inconclusive", "warn"),
         *("--specreg-attach", "http://h:1", "--engine", "sglang", "--specreg-oracle"),
         *("--specreg-verbose", "--specreg-history", "past", "--specreg-workers", "4"),
-        *("--specreg-ray", "auto"),
+        *("--specreg-ray", "auto", "--specreg-slurm", "partition=fast"),
         *("--num-prompts", "20", "--specreg-budget-gpu-min", "7.5"),
     )
     assert options == Options(
@@ -44,6 +44,7 @@ def test_what_is_given_arrives_in_its_type(pytester: pytest.Pytester) -> None:
         verbose=True,
         workers="4",
         ray="auto",
+        slurm="partition=fast",
         history="past",
         oracle=True,
         matrix="m",
