@@ -21,7 +21,7 @@ from specreg.many.places import Ground, Machine
 _REACHED_WITHIN_S = 10.0
 _SURVEYED_WITHIN_S = 120.0
 _SHOWS_GPUS = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
-"""Has Ray leave CUDA_VISIBLE_DEVICES alone for who asks for no GPU."""
+"""Has Ray leave CUDA_VISIBLE_DEVICES alone for who asks for no GPU (ray-project/ray#54928)."""
 
 
 def connect(address: str) -> RayCluster:
