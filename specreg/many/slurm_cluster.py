@@ -4,6 +4,7 @@ What a node is, a job of its own looks at before anything else: the machine that
 have no GPU at all.
 """
 
+import dataclasses
 import shutil
 import tempfile
 import time
@@ -27,6 +28,7 @@ from specreg.site import Site
 from specreg.suite import Suite
 
 _POLL_S = 0.5
+_SURVEY_MIN = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,10 @@ def join(text: str, widest: Callable[[], int], tell: Callable[[str], None]) -> S
     if queue.settings.cluster == LOCAL:
         return SlurmCluster(queue=queue, site=None)
     gpus = widest()
-    site = _survey(queue, Need(gpus=min(gpus, 1)), tell).site
+    # Who asks for little time is let in between others.
+    settings = dataclasses.replace(queue.settings, time_min=_SURVEY_MIN)
+    short = Queue(settings=settings, submitit=queue.submitit)
+    site = _survey(short, Need(gpus=min(gpus, 1)), tell).site
     if gpus and not site.gpus:
         message = (
             f"{SLURM_OPTION}: the job that looked at a node had no GPU there ({site.why_none}); ask"

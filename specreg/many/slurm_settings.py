@@ -88,7 +88,7 @@ def _number(name: str, given: str) -> int:
 
 
 def parameters(settings: Settings, need: Need, name: str) -> dict[str, object]:
-    """What submitit is to ask for, by its own names.
+    """What submitit is to ask for, by its own names; what isn't there is Slurm's to say.
 
     Args:
         settings: of the user.
@@ -99,7 +99,7 @@ def parameters(settings: Settings, need: Need, name: str) -> dict[str, object]:
     further: dict[str, object] = {"no_requeue": True, **settings.further}
     if settings.gpu_type and need.gpus:
         further["gpus_per_node"] = f"{settings.gpu_type}:{need.gpus}"
-    return {
+    asked = {
         "name": f"specreg-{name}",
         "nodes": 1,
         "tasks_per_node": 1,
@@ -114,5 +114,4 @@ def parameters(settings: Settings, need: Need, name: str) -> dict[str, object]:
         # From 22.05 on srun no longer takes over how many cores the job has: it would bind to one.
         "slurm_srun_args": ["--cpu-bind=none"],
     }
-
-
+    return {name: value for name, value in asked.items() if value is not None}
