@@ -1,4 +1,4 @@
-"""The commands of the project; each does its own set-up and keeps it for the next time."""
+"""The commands of the project; each does its own set-up and keeps it for the net time."""
 
 import itertools
 import os
@@ -234,9 +234,10 @@ def record(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measures the client beside two plain ones, the judging and the sampler: nine minutes."""
+    """Measures the client beside two plain ones, the judging, workers' line and the sampler: nine minutes."""
     _install(session, "tests")
     session.run("python", "-m", "tests.bench.run")
+    session.run("python", "-m", "tests.bench.many")
     session.run("python", "-m", "tests.bench.power")
 
 
