@@ -1,4 +1,4 @@
-"""The commands of the project; each does its own set-up and keeps it for the net time."""
+"""The commands of the project; each does its own set-up and keeps it for the next time."""
 
 import itertools
 import os
@@ -234,7 +234,7 @@ def record(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measures the client beside two plain ones, the judging, workers' line and the sampler: nine minutes."""
+    """Measures the client beside two plain ones, judging, the line of errands, the sampler: 9 min."""
     _install(session, "tests")
     session.run("python", "-m", "tests.bench.run")
     session.run("python", "-m", "tests.bench.many")
