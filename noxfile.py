@@ -234,9 +234,10 @@ def record(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measures the client beside two plain ones, the judging and the sampler: nine minutes."""
+    """Measures the client beside two plain ones, judging, the line of errands, the sampler: 9 min."""
     _install(session, "tests")
     session.run("python", "-m", "tests.bench.run")
+    session.run("python", "-m", "tests.bench.many")
     session.run("python", "-m", "tests.bench.power")
 
 

@@ -135,6 +135,16 @@ class Provision:
             torch_source="as it is",
         )
 
+    def torch_version(self, spec: ServerSpec) -> str:
+        """What a server runs with; empty where that isn't known, as of one elsewhere.
+
+        Raises:
+            EnvironmentSetupError: its environment could not be made.
+        """
+        if self.site is not None:
+            return ""
+        return installed_version(self.environment(spec).python, "torch")
+
     def devices(self, spec: ServerSpec) -> tuple[Device, ...]:
         """What a server runs on.
 

@@ -1,8 +1,8 @@
 """On a node of a cluster: what it says of itself; and a worker, whose words and files go back.
 
-Whatever goes back is a `Carried` in MessagePack, with paths as they are where the run is. A file
-goes in pieces, so that nobody on the way has all of it; a measurement's before the word that it is
-done, all others when the worker has ended.
+Whatever goes back is a `Carried` in MessagePack, with paths as they are where the run is, and goes
+when it is asked for. A file goes in pieces, so that nobody on the way has all of it; a
+measurement's before the word that it is done, all others when the worker has ended.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -35,8 +35,8 @@ from specreg.many.luggage import unpack
 from specreg.many.places import Ground, this_machine
 from specreg.site import Site, this_site
 
-PIECE_BYTES = 2**20
-"""The most of a piece."""
+PIECE_BYTES = 64 * 2**10
+"""The most of a piece; what is larger than 100 KB, Ray leaves on the node, and loses with it."""
 _HOME = "specreg-errand-"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -100,18 +100,26 @@ def sources_sha256() -> str:
 
 
 class Runner:
-    """Does one errand on this node; one thread runs it, another may hang up."""
+    """Does one errand on this node; one thread asks what comes of it, another may hang up."""
 
-    def __init__(self, command: Sequence[str] = COMMAND) -> None:
-        """Begins nothing; `command` is what starts a worker."""
+    def __init__(self, order: bytes, luggage: bytes, command: Sequence[str] = COMMAND) -> None:
+        """Begins nothing yet.
+
+        Args:
+            order: to be carried out, JSON.
+            luggage: what the worker reads, packed.
+            command: what starts it.
+        """
         self._command = tuple(command)
         self._process: Process | None = None
         self._may_start = threading.Lock()
         self._is_over = False
+        self._coming = self._run(msgspec.json.decode(order, type=Order), luggage)
 
-    def run(self, order: bytes, luggage: bytes) -> Iterator[bytes]:
-        """Carries out an order, JSON; yields what comes of it, each a `Carried`."""
-        yield from map(msgspec.msgpack.encode, self._run(order, luggage))
+    def next(self) -> bytes:
+        """What comes next, a `Carried`; waits for it. Empty where nothing does any more."""
+        carried = next(self._coming, None)
+        return b"" if carried is None else msgspec.msgpack.encode(carried)
 
     def hang_up(self) -> None:
         """Has the worker end its servers, and itself."""
@@ -120,21 +128,22 @@ class Runner:
         if self._process is not None:
             self._process.hang_up()
 
-    def _run(self, order_json: bytes, luggage: bytes) -> Iterator[Carried]:
+    def _run(self, order: Order, luggage: bytes) -> Iterator[Carried]:
         yield Begun()
-        order = msgspec.json.decode(order_json, type=Order)
         _remove_stale()
         home = Path(tempfile.mkdtemp(prefix=f"{_HOME}{os.getpid()}-")).resolve()
         try:
-            yield from self._work(order, luggage, home)
+            how = yield from self._work(order, luggage, home)
         except OSError as error:
             message = f"'{error.filename}': {error.strerror}; make room there, or mend its rights"
             yield Ended(failure=Failure(message=message))
-            yield Left(how=str(error))
+            how = str(error)
         finally:
             shutil.rmtree(home, ignore_errors=True)
+        yield Left(how=how)
 
-    def _work(self, order: Order, luggage: bytes, home: Path) -> Iterator[Carried]:
+    def _work(self, order: Order, luggage: bytes, home: Path) -> Generator[Carried, None, str]:
+        """What comes back; returns how the worker ended."""
         unpacked, terms, run_folder = unpack(luggage, home), order.terms, home / "run"
         back = _Back(
             run_folder,
@@ -149,7 +158,7 @@ class Runner:
             needed = order.errand.need.gpus
             message = f"worker for '{order.errand.name}': its node was to give it {needed} GPU(s)"
             yield Ended(failure=Failure(message=f"{message}, and shows fewer; look at the node"))
-            return
+            return "had no GPU"
         there = msgspec.structs.replace(
             here,
             checks_files=True,
@@ -164,8 +173,7 @@ class Runner:
         log_path = run_folder / "workers" / f"{order.errand.name}.log"
         with self._may_start:
             if self._is_over:
-                yield Left(how="was told to end before it began")
-                return
+                return "was told to end before it began"
             self._process = start_process(
                 there, log_path, command=self._command, variables=variables
             )
@@ -175,7 +183,7 @@ class Runner:
             yield back.said(said)
         for path in sorted(run_folder.rglob("*")):
             yield from back.pieces(path)
-        yield Left(how=self._process.how)
+        return self._process.how
 
 
 class _Back:
@@ -189,7 +197,8 @@ class _Back:
     def said(self, said: Said) -> Said:
         """A worker's words."""
         line = self._moved(msgspec.json.encode(said))
-        return msgspec.json.decode(line, type=Said)
+        moved: Said = msgspec.json.decode(line, type=Said)
+        return moved
 
     def pieces(self, path: Path | None) -> Iterator[Piece]:
         """A file, which is gone then; nothing of one that isn't there."""

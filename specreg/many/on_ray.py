@@ -1,8 +1,9 @@
 """The crew of a Ray cluster: each errand an actor on a node that our own line chose.
 
 Ray gives it its GPUs and cores, and keeps other users of the cluster away from them; what may run
-at once is decided here, as on one machine. It is an actor, and no task, as one can speak to it
-while it runs: to hang up.
+at once is decided here, as on one machine. It is an actor, and no task, as one can hang up
+on it while it works; and it is asked for one thing after another rather than streaming them, as a
+stream whose node is lost may end in silence (ray-project/ray#47582).
 """
 
 import contextlib
@@ -98,19 +99,17 @@ class OnRay:
         """See `Crew`; returns before the worker runs. Its log comes back with its files."""
         del log_path
         node, need = spot_of(place).node, order.errand.need
-        actor = self.actors.options(
+        actors = self.actors.options(
             num_gpus=need.gpus,
             num_cpus=node.cores_for(need),
             scheduling_strategy=pinned_to(node.id),
             max_restarts=0,
             max_task_retries=0,
-            max_concurrency=2,  # one runs it, the other hangs up
-        ).remote()
-        stream = actor.run.options(num_returns="streaming").remote(
-            msgspec.json.encode(order), self.luggage
+            max_concurrency=2,  # one asks what comes, the other hangs up
         )
+        actor = actors.remote(msgspec.json.encode(order), self.luggage)
         run_folder = Path(order.terms.run_folder)
-        return Remote(ray=self.ray, node=node, actor=actor, stream=stream, folder=run_folder)
+        return Remote(ray=self.ray, node=node, actor=actor, folder=run_folder)
 
     def close(self) -> None:
         """See `Crew`: leaves the cluster."""
@@ -124,14 +123,13 @@ class Remote:
     Attributes:
         ray: the package.
         node: where.
-        actor: who has the worker there; stream: what comes back.
+        actor: who has the worker there, a `Runner`.
         folder: of the run, which its files are added to.
     """
 
     ray: Any
     node: Node
     actor: Any
-    stream: Any
     folder: Path
     how: str = ""
     _has_begun: threading.Event = field(default_factory=threading.Event)
@@ -173,20 +171,13 @@ class Remote:
     def _carried(self) -> Iterator[Carried]:
         """What comes back, as it comes; a word of our own where others have what it needs."""
         decoder = msgspec.msgpack.Decoder(Carried)
-        patience_s: float | None = _PATIENCE_S
-        while True:
-            ready, _ = self.ray.wait([self.stream], timeout=patience_s)
-            if not ready:
-                patience_s = None
-                text = f"others have what it needs on node {self.node.name}; waiting for them"
-                if not self._has_begun.is_set():
-                    yield Shown(text=text, stays=True)
-                continue
-            try:
-                reference = next(self.stream)
-            except StopIteration:
-                return
-            yield decoder.decode(self.ray.get(reference))
+        coming = self.actor.next.remote()
+        if not self.ray.wait([coming], timeout=_PATIENCE_S)[0]:
+            text = f"others have what it needs on node {self.node.name}; waiting for them"
+            yield Shown(text=text, stays=True)
+        while packed := self.ray.get(coming):
+            yield decoder.decode(packed)
+            coming = self.actor.next.remote()
 
     def _how_lost(self, error: Exception) -> str:
         """What became of an actor that is gone; its node may be, and is asked no more then."""

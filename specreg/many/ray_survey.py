@@ -6,6 +6,7 @@ import logging
 import signal
 import socket
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -69,12 +70,8 @@ def _check_address(address: str) -> None:
         return
     host, _, port = address.rpartition(":")
     if "/" in address or not host or not port.isdecimal():
-        client = ", and Ray's client (ray://) has no streams" if address.startswith("ray:") else ""
-        message = (
-            f"{RAY_OPTION} '{address}': needs HOST:PORT of the cluster's head, or auto{client};"
-            " run on one of its nodes, or with `ray job submit`"
-        )
-        raise SpecregError(message)
+        message = f"{RAY_OPTION} '{address}': needs HOST:PORT of the cluster's head, or auto"
+        raise SpecregError(f"{message}; run on one of its nodes, or with `ray job submit`")
     try:
         socket.create_connection((host, int(port)), timeout=_REACHED_WITHIN_S).close()
     except (OSError, OverflowError) as error:
@@ -115,22 +112,31 @@ def _survey(ray: Any) -> list[Node]:  # noqa: ANN401 - as above
         for one in living
     ]
     ray.wait(asked, num_returns=len(asked), timeout=_SURVEYED_WITHIN_S)
-    ours = sources_sha256()
+    ours, names = sources_sha256(), _names(living)
     surveys = [
-        _answer(ray, one["NodeManagerAddress"], reference, ours)
-        for one, reference in zip(living, asked, strict=True)
+        _answer(ray, name, reference, ours) for name, reference in zip(names, asked, strict=True)
     ]
     hosts = _hosts(surveys)
     return [
         Node(
             id=one["NodeID"],
-            name=one["NodeManagerAddress"],
+            name=name,
             gpus=said.site.gpus[: int(one["Resources"].get("GPU", 0))],
             cores=int(one["Resources"].get("CPU", 0)),
             site=said.site,
             host=hosts[said.boot_id],
         )
-        for one, said in zip(living, surveys, strict=True)
+        for one, name, said in zip(living, names, surveys, strict=True)
+    ]
+
+
+def _names(nodes: Sequence[Any]) -> list[str]:
+    """Their addresses; where several share one, with the beginning of their ids."""
+    shared = Counter(one["NodeManagerAddress"] for one in nodes)
+    return [
+        f"{name} ({one['NodeID'][:6]})" if shared[name] > 1 else name
+        for one in nodes
+        for name in [one["NodeManagerAddress"]]
     ]
 
 
@@ -169,7 +175,7 @@ def _answer(ray: Any, name: str, reference: Any, ours: str) -> Survey:  # noqa: 
     """
     advice = f"install specreg {specreg.__version__} with the same Python on each node"
     try:
-        said = msgspec.msgpack.decode(ray.get(reference, timeout=0), type=Survey)
+        said = msgspec.msgpack.decode(ray.get(reference, timeout=1), type=Survey)
     except ray.exceptions.GetTimeoutError as error:
         message = f"{RAY_OPTION}: node {name} says nothing for {_SURVEYED_WITHIN_S:g} s"
         raise SpecregError(f"{message}; look into Ray's logs there") from error

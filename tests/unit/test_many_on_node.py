@@ -88,17 +88,17 @@ def order_of(one: Errand) -> bytes:
     return msgspec.json.encode(Order(terms=terms, errand=one))
 
 
-def run(runner: Runner, *words: str, gpus: int = 0) -> Iterator[Carried]:
-    """What comes back of an errand of these words."""
+def runner(*words: str, gpus: int = 0) -> Runner:
+    """Who runs an errand of these words, with the worker above."""
     one = msgspec.structs.replace(errand("server", *words), need=Need(gpus=gpus, timed=False))
     luggage = pack(builders.ROOT, Path("/nowhere"), ())
-    for carried in runner.run(order_of(one), luggage):
+    return Runner(order_of(one), luggage, (sys.executable, "-c", WORKER))
+
+
+def run(one: Runner) -> Iterator[Carried]:
+    """What comes back."""
+    while carried := one.next():
         yield msgspec.msgpack.decode(carried, type=Carried)
-
-
-def runner() -> Runner:
-    """A runner of the worker above."""
-    return Runner((sys.executable, "-c", WORKER))
 
 
 def kinds(carried: Sequence[Carried]) -> list[str]:
@@ -107,7 +107,7 @@ def kinds(carried: Sequence[Carried]) -> list[str]:
 
 
 def test_a_measurement_comes_before_its_word_and_other_files_at_the_end(home: Path) -> None:
-    came = list(run(runner(), "a", "b"))
+    came = list(run(runner("a", "b")))
     parts = [path for path in kinds(came) if path.startswith("parts/")]
     assert kinds(came) == [
         *("Begun", parts[0], "Done", parts[1], "Done", "Ended"),
@@ -118,7 +118,7 @@ def test_a_measurement_comes_before_its_word_and_other_files_at_the_end(home: Pa
 
 
 def test_paths_are_those_of_the_runs_machine(home: Path) -> None:
-    came = list(run(runner(), "tells"))
+    came = list(run(runner("tells")))
     (told,) = [one.text for one in came if isinstance(one, Shown)]
     checks, baselines = msgspec.json.decode(told)
     assert (checks, baselines) == (True, BASELINES)
@@ -134,7 +134,7 @@ def test_paths_are_those_of_the_runs_machine(home: Path) -> None:
 
 
 def test_a_worker_that_is_killed_leaves_what_it_had_and_said(home: Path) -> None:
-    came = list(run(runner(), "dies"))
+    came = list(run(runner("dies")))
     assert came[-1] == Left(how="was killed by signal 9")
     assert "Ended" not in kinds(came)
     pieces = {one.path: one.content for one in came if isinstance(one, Piece)}
@@ -144,9 +144,9 @@ def test_a_worker_that_is_killed_leaves_what_it_had_and_said(home: Path) -> None
 
 
 def test_hanging_up_ends_the_worker(home: Path) -> None:
-    one = runner()
+    one = runner("waits")
     came = []
-    for carried in run(one, "waits"):
+    for carried in run(one):
         came.append(carried)
         if isinstance(carried, Shown):
             threading.Thread(target=one.hang_up).start()
@@ -155,15 +155,15 @@ def test_hanging_up_ends_the_worker(home: Path) -> None:
 
 
 def test_who_was_hung_up_on_begins_nothing(home: Path) -> None:
-    one = runner()
+    one = runner("a")
     one.hang_up()
-    assert kinds(list(run(one, "a"))) == ["Begun", "Left"]
+    assert kinds(list(run(one))) == ["Begun", "Left"]
     assert list(home.iterdir()) == []
 
 
 @pytest.mark.usefixtures("home")
 def test_gpus_that_are_not_there_are_named() -> None:
-    came = list(run(runner(), "a", gpus=3))
+    came = list(run(runner("a", gpus=3)))
     (ended,) = [one for one in came if isinstance(one, Ended)]
     assert ended.failure is not None
     assert "its node was to give it 3 GPU(s), and shows fewer" in ended.failure.message
@@ -173,19 +173,19 @@ def test_what_a_killed_errand_left_is_removed_by_the_next(home: Path) -> None:
     stale = home / f"specreg-errand-{2**22 + 1}-x"
     stale.mkdir()
     (home / "somebody else's").mkdir()
-    list(run(runner(), "a"))
+    list(run(runner("a")))
     assert [path.name for path in home.iterdir()] == ["somebody else's"]
 
 
 @pytest.mark.usefixtures("home")
 def test_pieces_are_bounded_and_nobody_holds_a_whole_file() -> None:
-    lines = 8 * PIECE_BYTES // len(f"{builders.ROOT}/fixtures\n")
-    list(run(runner(), "warm 1"))
+    lines = 64 * PIECE_BYTES // len(f"{builders.ROOT}/fixtures\n")
+    list(run(runner("warm 1")))
     most = {}
     for count in (lines // 8, lines):
         tracemalloc.start()
         content = 0
-        for carried in run(runner(), f"big {count}"):
+        for carried in run(runner(f"big {count}")):
             if isinstance(carried, Piece):
                 assert len(carried.content) <= PIECE_BYTES
                 content += len(carried.content)

@@ -22,23 +22,27 @@ class LostError(Exception):
     """What Ray raises when somebody is gone."""
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class FakeRay:
-    """As much of Ray as a worker's stream needs."""
+    """As much of Ray as a worker needs; it is its own actor, too."""
 
+    coming: Iterator[Callable[[], bytes]] = field(default_factory=lambda: iter(()))
     answers: bool = True
     killed: list[object] = field(default_factory=list)
-    waited: list[float | None] = field(default_factory=list)
-    late: int = 0
+    late: bool = False
     exceptions: object = field(default_factory=lambda: SimpleNamespace(RayError=LostError))
 
+    @property
+    def next(self) -> SimpleNamespace:
+        """See `Runner`."""
+        return SimpleNamespace(remote=lambda: next(self.coming, bytes))
+
     def wait(
-        self, streams: Sequence[object], timeout: float | None
+        self, things: Sequence[object], timeout: float
     ) -> tuple[Sequence[object], Sequence[object]]:
-        """Nothing, as often as it is late."""
-        self.waited.append(timeout)
-        self.late -= 1
-        return (streams, []) if self.late < 0 else ([], streams)
+        """Nothing, where it is late."""
+        assert timeout == 30.0
+        return ([], things) if self.late else (things, [])
 
     def get(self, thing: Callable[[], bytes], timeout: float | None = None) -> bytes:
         """What comes next."""
@@ -77,11 +81,9 @@ def lost() -> bytes:
     raise LostError("The actor died.\nIts owner too.")
 
 
-def remote(
-    folder: Path, ray: FakeRay, stream: Iterator[Callable[[], bytes]]
-) -> tuple[Remote, list[Said]]:
+def remote(folder: Path, ray: FakeRay) -> tuple[Remote, list[Said]]:
     """A worker, and all that it said."""
-    worker = Remote(ray=ray, node=node("a"), actor="actor", stream=stream, folder=folder)
+    worker = Remote(ray=ray, node=node("a"), actor=ray, folder=folder)
     return worker, list(worker)
 
 
@@ -97,52 +99,53 @@ def test_files_are_written_and_words_passed_on(tmp_path: Path) -> None:
         *(Begun(), Piece(path="parts/a.jsonl", content=b"one")),
         *(Piece(path="parts/a.jsonl", content=b" two"), Ended(), Left(how="ended with status 0")),
     ]
-    worker, said = remote(tmp_path, FakeRay(), map(sent, stream))
+    worker, said = remote(tmp_path, FakeRay(coming=map(sent, stream)))
     assert said == [Ended()]
     assert (tmp_path / "parts/a.jsonl").read_bytes() == b"one two"
     assert worker.how == "ended with status 0"
 
 
 def test_an_actor_that_is_lost_says_so_and_its_node_goes_on(tmp_path: Path) -> None:
-    worker, said = remote(tmp_path, FakeRay(), iter([sent(Begun()), lost]))
+    worker, said = remote(tmp_path, FakeRay(coming=iter([sent(Begun()), lost])))
     assert said == []
     assert worker.how == "was lost on node a, LostError: The actor died."
     assert not worker.node.lost
 
 
 def test_a_node_that_no_longer_answers_is_lost(tmp_path: Path) -> None:
-    worker, _ = remote(tmp_path, FakeRay(answers=False), iter([lost]))
+    worker, _ = remote(tmp_path, FakeRay(coming=iter([lost]), answers=False))
     assert worker.how == "was lost with its node a"
     assert worker.node.lost
 
 
-def test_a_stream_that_ends_early_is_said(tmp_path: Path) -> None:
-    worker, _ = remote(tmp_path, FakeRay(), iter([sent(Begun())]))
+def test_one_that_ends_without_a_word_is_said(tmp_path: Path) -> None:
+    worker, _ = remote(tmp_path, FakeRay(coming=iter([sent(Begun())])))
     assert worker.how == "ended without a word"
     assert worker.node.lost is False
 
 
 def test_who_waits_for_others_says_so_once(tmp_path: Path) -> None:
-    ray = FakeRay(late=2)
-    _, said = remote(tmp_path, ray, map(sent, [Begun(), Left(how="well")]))
+    coming = map(sent, [Begun(), Left(how="well")])
+    _, said = remote(tmp_path, FakeRay(coming=coming, late=True))
     assert said == [
         Shown(text="others have what it needs on node a; waiting for them", stays=True)
     ]
-    assert ray.waited == [30.0, None, None, None, None]
 
 
 def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
     (tmp_path / "parts").write_text("in the way")
-    worker, _ = remote(tmp_path, FakeRay(), map(sent, [Piece(path="parts/a", content=b"x")]))
+    worker, _ = remote(
+        tmp_path, FakeRay(coming=map(sent, [Piece(path="parts/a", content=b"x")]))
+    )
     assert worker.how.startswith(f"left '{tmp_path}/parts")
     assert "which can't be written" in worker.how
 
 
 def test_hanging_up_on_who_has_not_begun_ends_it_at_once(tmp_path: Path) -> None:
     ray = FakeRay()
-    worker = Remote(ray=ray, node=node("a"), actor="actor", stream=iter(()), folder=tmp_path)
+    worker = Remote(ray=ray, node=node("a"), actor=ray, folder=tmp_path)
     worker.hang_up()
-    assert ray.killed == ["actor"]
+    assert ray.killed == [ray]
 
 
 def test_memory_does_not_depend_on_how_much_comes_back(tmp_path: Path) -> None:
@@ -151,13 +154,13 @@ def test_memory_does_not_depend_on_how_much_comes_back(tmp_path: Path) -> None:
             yield sent(Piece(path="parts/a.jsonl", content=bytes(PIECE_BYTES)))
 
     most = {}
-    for count in (2, 40):
+    for count in (8, 160):
         tracemalloc.start()
-        remote(tmp_path, FakeRay(), stream(count))
+        remote(tmp_path, FakeRay(coming=stream(count)))
         _, most[count] = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-    assert (tmp_path / "parts/a.jsonl").stat().st_size == 42 * PIECE_BYTES
-    assert most[40] < 1.2 * most[2]
+    assert (tmp_path / "parts/a.jsonl").stat().st_size == 168 * PIECE_BYTES
+    assert most[160] < 1.2 * most[8]
 
 
 @pytest.mark.parametrize(
@@ -166,7 +169,7 @@ def test_memory_does_not_depend_on_how_much_comes_back(tmp_path: Path) -> None:
         ("127.0.0.1:1", "--specreg-ray '127.0.0.1:1': nothing answers within 10 s ("),
         ("127.0.0.1:99999", "--specreg-ray '127.0.0.1:99999': nothing answers within 10 s ("),
         ("head", "--specreg-ray 'head': needs HOST:PORT of the cluster's head, or auto; run on"),
-        ("ray://head:10001", "or auto, and Ray's client (ray://) has no streams; run on one of"),
+        ("ray://head:10001", "needs HOST:PORT of the cluster's head, or auto; run on one of its nodes"),
     ],
     ids=["nobody", "no port", "no address", "client"],
 )
