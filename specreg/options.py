@@ -99,8 +99,8 @@ class Options:
     slurm: str | None = _option(
         "--specreg-slurm",
         None,
-        "measure each server as a job of Slurm: partition=NAME,time=MINUTES and what else docs/many.md"
-        " names; cluster=local for jobs on this machine (default: no jobs)",
+        "measure each server as a job of Slurm: partition=NAME,time=MINUTES and what else"
+        " docs/many.md names; cluster=local for jobs on this machine; needs specreg[slurm]",
         metavar="KEY=VALUE,…",
     )
     oracle: bool = _option(

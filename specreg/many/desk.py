@@ -166,8 +166,8 @@ def check_same(version: str, sha256: str) -> None:
         return
     other = version if version != specreg.__version__ else "the same with other files"
     message = (
-        f"node '{platform.node()}': has specreg {specreg.__version__}, the other side of the job has"
-        f" {other}; install one and the same on all nodes, and begin the run again"
+        f"node '{platform.node()}': has specreg {specreg.__version__}, the other side of the job"
+        f" has {other}; install one and the same on all nodes, and begin the run again"
     )
     raise UnsupportedError(message)
 
@@ -191,5 +191,3 @@ class Pulse:
         if touched_ns != self._touched_ns:
             self._touched_ns, self._seen_s = touched_ns, time.monotonic()
         return time.monotonic() - self._seen_s > self.patience_s
-
-

@@ -71,9 +71,7 @@ def run(folder: str) -> None:
         desk.say(Gone(how=next(iter(why), worker.how)))
 
 
-def watch(
-    desk: Desk, worker: Worker, why: Sequence[str], patience_s: float = PATIENCE_S
-) -> None:
+def watch(desk: Desk, worker: Worker, why: Sequence[str], patience_s: float = PATIENCE_S) -> None:
     """Shows that the job lives; ends its worker when that is wanted, or when the run is gone.
 
     Args:

@@ -78,9 +78,7 @@ class Spread:
         raise SpecregError(f"{message}; leave it out to measure one after another")
 
 
-def reach(
-    spread: Spread, widest: Callable[[], int], tell: Callable[[str], None]
-) -> Cluster | None:
+def reach(spread: Spread, widest: Callable[[], int], tell: Callable[[str], None]) -> Cluster | None:
     """The cluster that the user names; None where this machine measures.
 
     Args:

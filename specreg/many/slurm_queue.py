@@ -68,9 +68,7 @@ class Queue:
     submitit: Any
     _submitting: threading.Lock = field(default_factory=threading.Lock)
 
-    def submit(
-        self, name: str, need: Need, function: Callable[..., object], folder: Path
-    ) -> Job:
+    def submit(self, name: str, need: Need, function: Callable[..., object], folder: Path) -> Job:
         """A job that calls a function with a folder.
 
         Args:

@@ -118,9 +118,7 @@ def test_a_worker_that_is_killed_loses_no_finished_case(tmp_path: Path) -> None:
     [("submitit.core._submit",), ("submitit.local._local", "submitit.core._submit")],
     ids=["job", "job-and-queue"],
 )
-def test_a_job_that_is_lost_loses_no_finished_case(
-    tmp_path: Path, words: tuple[str, ...]
-) -> None:
+def test_a_job_that_is_lost_loses_no_finished_case(tmp_path: Path, words: tuple[str, ...]) -> None:
     run = hurt(tmp_path, 1, 1, SLOW)
     with run.start(LOCAL) as pytest_run:
         wait_until(run.is_measuring(cases(1)[1]))

@@ -422,6 +422,7 @@ def test_no_engine_names_a_method() -> None:
 
 WRITING = {"write_text", "write_bytes"}
 WRITERS = {
+    "many.desk": "an order, with the secrets that its server needs; gone when its job is",
     "files": "the place for it",
     "environments": "what uv reads, in a folder that isn't there before its mark",
     "models": "into a folder that gets its name once all is there",

@@ -41,9 +41,7 @@ def order(environment: Environment, *, gpus: int = 0) -> Order:
             waits=True,
             ready_within_s=1.0,
         ),
-        errand=Errand(
-            name="server", launch=1, cases=(), need=Need(gpus=gpus), weight_tokens=1
-        ),
+        errand=Errand(name="server", launch=1, cases=(), need=Need(gpus=gpus), weight_tokens=1),
     )
 
 
