@@ -86,6 +86,9 @@ class Job:
     def done(self) -> bool:
         return self.over
 
+    def result(self) -> None:
+        raise RuntimeError
+
     def cancel(self, *, check: bool) -> None:
         assert not check
         self.cancelled = True
