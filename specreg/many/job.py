@@ -51,6 +51,8 @@ def run(folder: str) -> None:
     desk.say(Began(node=platform.node()))
     if desk.is_to_end:
         return
+    # Some clusters send it to all processes of a job, and who doesn't know it ends untidily.
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     try:
         order, log_path = desk.take()
         order = placed(order)
