@@ -304,4 +304,3 @@ def test_what_is_no_cluster_is_named_in_time(tmp_path: Path) -> None:
     assert done.returncode == 4, done.stdout
     assert "no cluster answers" in done.stdout
     assert "Traceback" not in done.stdout
-

@@ -16,7 +16,6 @@ from specreg.many.errand import Done, Ended, Errand, Failure, Order, Shown, Term
 from specreg.many.luggage import pack
 from specreg.many.on_node import (
     PIECE_BYTES,
-    Begun,
     Carried,
     Left,
     Piece,
