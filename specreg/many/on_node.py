@@ -167,6 +167,7 @@ class Runner:
                 run_folder=str(run_folder),
             ),
         )
+        _forget_threads()
         variables = {"CUDA_VISIBLE_DEVICES": ",".join(here.gpus)} if here.gpus else {}
         log_path = run_folder / "workers" / f"{order.errand.name}.log"
         with self._may_start:
@@ -237,6 +238,19 @@ def _part_of(errand: Errand, task: Task, run_folder: Path) -> Path | None:
     keys = {Task(one.case.id, errand.launch): one.key for one in errand.cases}
     key = keys.get(task)
     return part_path(run_folder, key) if key is not None else None
+
+
+def _forget_threads() -> None:
+    """Has engines compute on as many threads as they would alone.
+
+    Ray sets OMP_NUM_THREADS to the cores that it gave, unless whoever started the node had.
+    """
+    try:
+        given = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return
+    if not any(variable.startswith(b"OMP_NUM_THREADS=") for variable in given):
+        os.environ.pop("OMP_NUM_THREADS", None)
 
 
 def _remove_stale() -> None:

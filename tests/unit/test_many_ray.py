@@ -95,7 +95,7 @@ def _strategies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_files_are_written_and_words_passed_on(tmp_path: Path) -> None:
-    stream = [
+    stream: list[Carried] = [
         *(Begun(), Piece(path="parts/a.jsonl", content=b"one")),
         *(Piece(path="parts/a.jsonl", content=b" two"), Ended(), Left(how="ended with status 0")),
     ]
@@ -125,8 +125,8 @@ def test_one_that_ends_without_a_word_is_said(tmp_path: Path) -> None:
 
 
 def test_who_waits_for_others_says_so_once(tmp_path: Path) -> None:
-    coming = map(sent, [Begun(), Left(how="well")])
-    _, said = remote(tmp_path, FakeRay(coming=coming, late=True))
+    stream: list[Carried] = [Begun(), Left(how="well")]
+    _, said = remote(tmp_path, FakeRay(coming=map(sent, stream), late=True))
     assert said == [Shown(text="others have what it needs on node a; waiting for them", stays=True)]
 
 
