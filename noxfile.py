@@ -16,7 +16,7 @@ _PROJECT = nox.project.load_toml("pyproject.toml")
 _EXTRAS = _PROJECT["project"]["optional-dependencies"]
 _LOCK, _LOCK_WITH_CHANGES = "constraints.txt", "constraints-changes.txt"
 _LOCKED = {
-    _LOCK: (_PROJECT["dependency-groups"], ("datasets", "report")),
+    _LOCK: (_PROJECT["dependency-groups"], ("datasets", "ray", "report")),
     # Otava holds numpy back, and with it would hold all others.
     _LOCK_WITH_CHANGES: (("exports",), ("changes", "datasets", "report")),
 }

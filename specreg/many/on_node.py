@@ -167,7 +167,7 @@ class Runner:
                 run_folder=str(run_folder),
             ),
         )
-        _forget_threads()
+        forget_threads(os.getppid())
         variables = {"CUDA_VISIBLE_DEVICES": ",".join(here.gpus)} if here.gpus else {}
         log_path = run_folder / "workers" / f"{order.errand.name}.log"
         with self._may_start:
@@ -240,13 +240,16 @@ def _part_of(errand: Errand, task: Task, run_folder: Path) -> Path | None:
     return part_path(run_folder, key) if key is not None else None
 
 
-def _forget_threads() -> None:
+def forget_threads(starter: int) -> None:
     """Has engines compute on as many threads as they would alone.
 
     Ray sets OMP_NUM_THREADS to the cores that it gave, unless whoever started the node had.
+
+    Args:
+        starter: the id of the process that started this one.
     """
     try:
-        given = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")
+        given = Path(f"/proc/{starter}/environ").read_bytes().split(b"\0")
     except OSError:
         return
     if not any(variable.startswith(b"OMP_NUM_THREADS=") for variable in given):
