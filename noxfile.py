@@ -16,7 +16,7 @@ _PROJECT = nox.project.load_toml("pyproject.toml")
 _EXTRAS = _PROJECT["project"]["optional-dependencies"]
 _LOCK, _LOCK_WITH_CHANGES = "constraints.txt", "constraints-changes.txt"
 _LOCKED = {
-    _LOCK: (_PROJECT["dependency-groups"], ("datasets", "report")),
+    _LOCK: (_PROJECT["dependency-groups"], ("datasets", "ray", "report")),
     # Otava holds numpy back, and with it would hold all others.
     _LOCK_WITH_CHANGES: (("exports",), ("changes", "datasets", "report")),
 }
@@ -234,7 +234,7 @@ def record(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measures the client beside two plain ones, judging, the line of errands, the sampler: 9 min."""
+    """Measures the client beside two plain ones, judging, errands, the sampler: nine minutes."""
     _install(session, "tests")
     session.run("python", "-m", "tests.bench.run")
     session.run("python", "-m", "tests.bench.many")

@@ -45,9 +45,9 @@ def pack(
     folders = {_PROMPTS: root / _PROMPTS}
     for case in cases:
         for name in filter(None, (case.server.target, case.server.draft)):
-            folder = os.path.normpath(name)
-            if not is_hub_id(name) and not folder.startswith(("/", "..")):
-                folders[folder] = root / folder
+            within = os.path.normpath(name)
+            if not is_hub_id(name) and not within.startswith(("/", "..")):
+                folders[within] = root / within
     sizes = {name: _size_bytes(folder) for name, folder in folders.items()}
     if sum(sizes.values()) > most_bytes:
         largest = max(sizes, key=lambda name: sizes[name])

@@ -169,6 +169,7 @@ class Runner:
                 run_folder=str(run_folder),
             ),
         )
+        forget_threads(os.getppid())
         variables = {"CUDA_VISIBLE_DEVICES": ",".join(here.gpus)} if here.gpus else {}
         log_path = run_folder / "workers" / f"{order.errand.name}.log"
         with self._may_start:
@@ -239,6 +240,22 @@ def _part_of(errand: Errand, task: Task, run_folder: Path) -> Path | None:
     keys = {Task(one.case.id, errand.launch): one.key for one in errand.cases}
     key = keys.get(task)
     return part_path(run_folder, key) if key is not None else None
+
+
+def forget_threads(starter: int) -> None:
+    """Has engines compute on as many threads as they would alone.
+
+    Ray sets OMP_NUM_THREADS to the cores that it gave, unless whoever started the node had.
+
+    Args:
+        starter: the id of the process that started this one.
+    """
+    try:
+        given = Path(f"/proc/{starter}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return
+    if not any(variable.startswith(b"OMP_NUM_THREADS=") for variable in given):
+        os.environ.pop("OMP_NUM_THREADS", None)
 
 
 def _remove_stale() -> None:

@@ -16,7 +16,6 @@ from typing import Any
 
 import msgspec
 
-from specreg.errors import SpecregError
 from specreg.files import append_piece
 from specreg.many.errand import Order, Said, Shown
 from specreg.many.luggage import pack

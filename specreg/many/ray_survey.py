@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import logging
+import os
 import signal
 import socket
 import warnings
@@ -21,6 +22,9 @@ from specreg.many.places import Ground, Machine
 
 _REACHED_WITHIN_S = 10.0
 _SURVEYED_WITHIN_S = 120.0
+_SETTINGS = b"\x04"
+_HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + _SETTINGS + bytes(5)
+"""What gRPC begins with, being HTTP/2, and what answers it: a frame of settings (RFC 9113, 3.4)."""
 _SHOWS_GPUS = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
 """Has Ray leave CUDA_VISIBLE_DEVICES alone for who asks for no GPU (ray-project/ray#54928)."""
 
@@ -61,7 +65,7 @@ def _load_ray() -> Any:  # noqa: ANN401 - it says nothing of its types
 
 
 def _check_address(address: str) -> None:
-    """Silent where somebody listens; Ray itself would try for minutes.
+    """Silent where a server of Ray's protocol, gRPC, listens; Ray itself would try for minutes.
 
     Raises:
         SpecregError: nobody does, or it is no address of a cluster.
@@ -73,7 +77,10 @@ def _check_address(address: str) -> None:
         message = f"{RAY_OPTION} '{address}': needs HOST:PORT of the cluster's head, or auto"
         raise SpecregError(f"{message}; run on one of its nodes, or with `ray job submit`")
     try:
-        socket.create_connection((host, int(port)), timeout=_REACHED_WITHIN_S).close()
+        with socket.create_connection((host, int(port)), timeout=_REACHED_WITHIN_S) as asked:
+            asked.sendall(_HTTP2)
+            if asked.recv(4)[3:] != _SETTINGS and os.environ.get("RAY_USE_TLS") != "1":
+                raise ConnectionError("whoever listens there isn't Ray")
     except (OSError, OverflowError) as error:
         message = (
             f"{RAY_OPTION} '{address}': nothing answers within {_REACHED_WITHIN_S:g} s ({error});"

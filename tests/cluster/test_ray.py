@@ -8,6 +8,7 @@ import dataclasses
 import os
 import signal
 import socket
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -187,7 +188,9 @@ def test_each_server_has_the_gpu_that_ray_gave_it(raylets: Raylets, tmp_path: Pa
     seen: set[str] = set()
     most = 0
     with run.start(raylets.option) as pytest_run:
-        while pytest_run.poll() is None:
+        hearing = threading.Thread(target=pytest_run.communicate)
+        hearing.start()
+        while hearing.is_alive():
             now = seen_gpus(raylets.base)
             assert len(set(now)) == len(now)
             seen.update(now)
@@ -304,4 +307,3 @@ def test_what_is_no_cluster_is_named_in_time(tmp_path: Path) -> None:
     assert done.returncode == 4, done.stdout
     assert "no cluster answers" in done.stdout
     assert "Traceback" not in done.stdout
-

@@ -75,9 +75,7 @@ def test_a_server_stays_on_one_node() -> None:
 
 def test_without_gpus_one_at_a_time_on_each_machine_however_many_nodes_it_has() -> None:
     shared = ground("shared")
-    some = nodes_for(
-        OPTION, [node("a", shared), node("b", shared), node("c")], on_gpu=False
-    )
+    some = nodes_for(OPTION, [node("a", shared), node("b", shared), node("c")], on_gpu=False)
     first, second = taken(some, WITHOUT), taken(some, WITHOUT)
     assert [first.node.name, second.node.name] == ["a", "c"]
     assert some.place(WITHOUT) is None

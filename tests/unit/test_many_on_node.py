@@ -1,5 +1,7 @@
 """On a node: an errand carried out there; words and files come back, as if it had been here."""
 
+import os
+import subprocess
 import sys
 import tempfile
 import threading
@@ -16,7 +18,6 @@ from specreg.many.errand import Done, Ended, Errand, Failure, Order, Shown, Term
 from specreg.many.luggage import pack
 from specreg.many.on_node import (
     PIECE_BYTES,
-    Begun,
     Carried,
     Left,
     Piece,
@@ -202,3 +203,14 @@ def test_a_node_says_what_it_is() -> None:
     assert said.site.cpu.kind == "cpu"
     assert len(said.boot_id) == 36
     assert said.cores > 0
+
+
+@pytest.mark.parametrize("given", [{}, {"OMP_NUM_THREADS": "7"}], ids=["ours", "the user's"])
+def test_threads_are_as_many_as_without_ray(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str]
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    with subprocess.Popen(("/bin/cat",), env=given, stdin=subprocess.PIPE) as starter:
+        on_node.forget_threads(starter.pid)
+        starter.communicate()
+    assert os.environ.get("OMP_NUM_THREADS") == ("3" if given else None)

@@ -88,9 +88,7 @@ def errand(name: str, *words: str, gpus: int = 1, weight: int = 1) -> Errand:
 def pool_in(folder: Path, *, most_workers: int = 99) -> Iterator[Pool]:
     """A pool on four GPUs, closed in the end."""
     one = Pool(
-        crew=Here(
-            machine=Machine(gpus=FOUR, cores=64), command=(sys.executable, "-c", WORKER)
-        ),
+        crew=Here(machine=Machine(gpus=FOUR, cores=64), command=(sys.executable, "-c", WORKER)),
         terms=Terms(
             root=str(folder),
             run_folder=str(folder),

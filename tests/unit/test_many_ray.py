@@ -1,4 +1,4 @@
-"""Ray's crew without Ray: what comes back is written, what is lost is told, what can't be, named."""
+"""Ray's crew without Ray: what comes back is written; what is lost or can't be is named."""
 
 import sys
 import tracemalloc
@@ -95,7 +95,7 @@ def _strategies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_files_are_written_and_words_passed_on(tmp_path: Path) -> None:
-    stream = [
+    stream: list[Carried] = [
         *(Begun(), Piece(path="parts/a.jsonl", content=b"one")),
         *(Piece(path="parts/a.jsonl", content=b" two"), Ended(), Left(how="ended with status 0")),
     ]
@@ -125,18 +125,14 @@ def test_one_that_ends_without_a_word_is_said(tmp_path: Path) -> None:
 
 
 def test_who_waits_for_others_says_so_once(tmp_path: Path) -> None:
-    coming = map(sent, [Begun(), Left(how="well")])
-    _, said = remote(tmp_path, FakeRay(coming=coming, late=True))
-    assert said == [
-        Shown(text="others have what it needs on node a; waiting for them", stays=True)
-    ]
+    stream: list[Carried] = [Begun(), Left(how="well")]
+    _, said = remote(tmp_path, FakeRay(coming=map(sent, stream), late=True))
+    assert said == [Shown(text="others have what it needs on node a; waiting for them", stays=True)]
 
 
 def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
     (tmp_path / "parts").write_text("in the way")
-    worker, _ = remote(
-        tmp_path, FakeRay(coming=map(sent, [Piece(path="parts/a", content=b"x")]))
-    )
+    worker, _ = remote(tmp_path, FakeRay(coming=map(sent, [Piece(path="parts/a", content=b"x")])))
     assert worker.how.startswith(f"left '{tmp_path}/parts")
     assert "which can't be written" in worker.how
 
@@ -169,7 +165,10 @@ def test_memory_does_not_depend_on_how_much_comes_back(tmp_path: Path) -> None:
         ("127.0.0.1:1", "--specreg-ray '127.0.0.1:1': nothing answers within 10 s ("),
         ("127.0.0.1:99999", "--specreg-ray '127.0.0.1:99999': nothing answers within 10 s ("),
         ("head", "--specreg-ray 'head': needs HOST:PORT of the cluster's head, or auto; run on"),
-        ("ray://head:10001", "needs HOST:PORT of the cluster's head, or auto; run on one of its nodes"),
+        (
+            "ray://head:10001",
+            "needs HOST:PORT of the cluster's head, or auto; run on one of its nodes",
+        ),
     ],
     ids=["nobody", "no port", "no address", "client"],
 )
