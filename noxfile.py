@@ -16,7 +16,7 @@ _PROJECT = nox.project.load_toml("pyproject.toml")
 _EXTRAS = _PROJECT["project"]["optional-dependencies"]
 _LOCK, _LOCK_WITH_CHANGES = "constraints.txt", "constraints-changes.txt"
 _LOCKED = {
-    _LOCK: (_PROJECT["dependency-groups"], ("datasets", "report")),
+    _LOCK: (_PROJECT["dependency-groups"], ("datasets", "ray", "report")),
     # Otava holds numpy back, and with it would hold all others.
     _LOCK_WITH_CHANGES: (("exports",), ("changes", "datasets", "report")),
 }
@@ -234,9 +234,10 @@ def record(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measures the client beside two plain ones, the judging and the sampler: nine minutes."""
+    """Measures the client beside two plain ones, judging, errands, the sampler: nine minutes."""
     _install(session, "tests")
     session.run("python", "-m", "tests.bench.run")
+    session.run("python", "-m", "tests.bench.many")
     session.run("python", "-m", "tests.bench.power")
 
 
@@ -266,6 +267,13 @@ def many(session: nox.Session) -> None:
     """Several servers at once on scripted GPUs; workers and runs are hurt; a long one."""
     _install(session, "tests")
     _pytest(session, "tests/many")
+
+
+@nox.session
+def cluster(session: nox.Session) -> None:
+    """Servers on the nodes of a real Ray cluster on this machine, and as jobs; some are killed."""
+    _install(session, "tests", extras=["ray", "slurm"])
+    _pytest(session, "tests/cluster")
 
 
 @nox.session

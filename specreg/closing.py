@@ -7,7 +7,6 @@ from pathlib import Path
 from specreg.baseline import Baseline
 from specreg.breakdown import categories_of, last_launches
 from specreg.comparison import differing_settings
-from specreg.environments import installed_version
 from specreg.errors import BaselineError, SpecregError
 from specreg.history import (
     Lived,
@@ -140,7 +139,8 @@ def _record(suite: Suite, case: Case, measurements: list[Measurement]) -> Record
         settings,
         suite.shelf,
         reason=suite.update_reason or "",
-        torch_version=installed_version(suite.provision.environment(case.server).python, "torch"),
+        torch_version=suite.provision.torch_version(case.server),
+        driver_version=suite.provision.found_gpus.driver_version,
         identical=identical_to(history.of(case.id), settings, first.engine_version, draft_sha256),
     )
 

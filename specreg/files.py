@@ -70,6 +70,17 @@ def append_lines(path: Path, content: bytes) -> None:
         write_lines(file, content)
 
 
+def append_piece(path: Path, content: bytes) -> None:
+    """Adds part of a file that comes in pieces, and makes its folder.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write(hide_bytes(content))
+
+
 def write_lines(file: BinaryIO, content: bytes) -> None:
     """The same to a file that is open, unbuffered, for reading and appending.
 

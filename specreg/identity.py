@@ -4,6 +4,7 @@ import functools
 import os
 import platform
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,15 +91,22 @@ class Gpus:
 
 def current_environment(*, needs_gpus: int) -> Environment:
     """This machine, as the environment of cases that use so many of its GPUs; 0 for none."""
-    gpus = find_gpus()
-    if needs_gpus and gpus.devices:
-        used = gpus.devices[:needs_gpus]
-        return Environment(
-            kind="gpu",
-            gpus=tuple(device.name for device in used),
-            gpu_memory_gb=round(used[0].memory_bytes / _BYTES_PER_GB),
-            power_limit_w=min((d.limit_w for d in used if d.limit_w), default=0.0),
-        )
+    gpus = find_gpus().devices
+    return gpu_environment(gpus[:needs_gpus]) if needs_gpus and gpus else cpu_environment()
+
+
+def gpu_environment(used: Sequence[Device]) -> Environment:
+    """The environment of cases that use these GPUs, one or more."""
+    return Environment(
+        kind="gpu",
+        gpus=tuple(device.name for device in used),
+        gpu_memory_gb=round(used[0].memory_bytes / _BYTES_PER_GB),
+        power_limit_w=min((d.limit_w for d in used if d.limit_w), default=0.0),
+    )
+
+
+def cpu_environment() -> Environment:
+    """This machine, as the environment of cases that use none."""
     cpu, instruction_set = _read_cpu(Path("/proc/cpuinfo"))
     return Environment(
         kind="cpu", cpu=cpu, instruction_set=instruction_set, cores=len(os.sched_getaffinity(0))

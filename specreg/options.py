@@ -20,6 +20,8 @@ _OF_ONE_RUN = frozenset(
         "resume",
         "verbose",
         "workers",
+        "ray",
+        "slurm",
     )
 )
 
@@ -102,6 +104,20 @@ class Options:
         "what runs a command on another of them and hands its input on, {host} standing for which"
         f" (default: {REACH})",
         metavar="COMMAND",
+    )
+    ray: str | None = _option(
+        "--specreg-ray",
+        None,
+        "measure on the nodes of a Ray cluster that this machine is a node of: its address,"
+        " HOST:PORT, or auto; needs specreg[ray]",
+        metavar="ADDRESS",
+    )
+    slurm: str | None = _option(
+        "--specreg-slurm",
+        None,
+        "measure each server as a job of Slurm: partition=NAME,time=MINUTES and what else"
+        " docs/many.md names; cluster=local for jobs on this machine; needs specreg[slurm]",
+        metavar="KEY=VALUE,…",
     )
     oracle: bool = _option(
         "--specreg-oracle",

@@ -28,8 +28,9 @@ from specreg.errors import DatasetError, MemoryHeldError, SpecregError, UnknownN
 from specreg.expectation import Shelf
 from specreg.identity import UNKNOWN_ENVIRONMENT, current_environment, find_gpus
 from specreg.journal import Journal, last_run, load_journal, parts_in
+from specreg.many.options import Cluster, Spread, form_team, reach
 from specreg.many.places import WORKERS_OPTION
-from specreg.many.team import AS_MANY_AS_FIT, Wanted, new_team
+from specreg.many.team import Wanted
 from specreg.matrix import Case, Tier, load_tier, with_prompts
 from specreg.metrics import METRICS, Family, Metric, check_tolerances, metrics_of
 from specreg.model_code import check_model_code
@@ -56,10 +57,12 @@ from specreg.report.tables import render_categories, render_speedups
 from specreg.report.terminal import render_next, render_notes, render_recorded, render_verdicts
 from specreg.reporting import report_of
 from specreg.spanning import NODES_OPTION, Nodes, parse_nodes
+from specreg.site import Site
 from specreg.suite import Away, Launch, Suite, launches_of
 
 SUITE = pytest.StashKey[Suite]()
 _PROGRESS = pytest.StashKey[Progress]()
+_CLUSTER = pytest.StashKey[Cluster | None]()
 _LINES = pytest.StashKey[list[str]]()
 _IS_ASKED = pytest.StashKey[bool]()
 """Whether tests of the suite were chosen, or would have been if anything had."""
@@ -86,11 +89,28 @@ def pytest_configure(config: pytest.Config) -> None:
         learn({}, config.invocation_params.args)
         progress = Progress()
         config.stash[_PROGRESS] = progress
-        config.stash[SUITE] = _new_suite(config.rootpath, read_options(config), progress)
+        options = read_options(config)
+        cluster = _reach(config, options, progress)
+        config.stash[_CLUSTER] = cluster
+        site = cluster.site if cluster is not None else None
+        config.stash[SUITE] = _new_suite(config.rootpath, options, progress, site)
         config.stash[_LINES] = []
         config.stash[_IS_ASKED] = False
     except SpecregError as error:
         raise pytest.UsageError(str(error)) from error
+
+
+def _reach(config: pytest.Config, options: Options, progress: Progress) -> Cluster | None:
+    """The cluster that measures, if any; nobody is asked where nothing is measured."""
+    shows = any(config.getoption(name) for name in ("help", "version", "collectonly"))
+    if options.attach is not None or shows:
+        return None
+
+    def widest() -> int:
+        tier = load_tier(config.rootpath / options.matrix, options.tier or "gpu")
+        return max(case.needs.gpus for case in tier.cases) if tier.needs_gpus else 0
+
+    return reach(_spread(options), widest, progress.tell)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -177,29 +197,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _check_runnable(suite, running)
         config.stash[_LINES].extend(_check_prompts(suite, running))
         config.stash[_LINES].extend(f"power wasn't measured: {why}" for why in dark)
-        config.stash[_LINES].extend(_form_team(suite, wanted, read_options(config).workers))
+        config.stash[_LINES].extend(_form_team(config, suite, wanted))
 
 
-def _form_team(suite: Suite, wanted: Sequence[Wanted], workers: str | None) -> Iterator[str]:
+def _form_team(config: pytest.Config, suite: Suite, wanted: Sequence[Wanted]) -> Iterator[str]:
     """Has others measure where the user wants that; yields what is to be said of it."""
-    if workers is None or not wanted:
-        return
     try:
-        team = new_team(suite, wanted, _most_workers(workers))
+        spread = _spread(read_options(config))
+        team = form_team(suite, wanted, spread, config.stash[_CLUSTER])
     except SpecregError as error:
         raise pytest.UsageError(str(error)) from error
     suite.away = team
-    if why := team.why_fewer():
+    if team is not None and (why := team.why_fewer()):
         yield why
 
 
-def _most_workers(given: str) -> int:
-    if given == "auto":
-        return AS_MANY_AS_FIT
-    if given.isdecimal() and int(given) > 0:
-        return int(given)
-    message = f"{WORKERS_OPTION} '{given}': needs a number, 1 or more, or auto"
-    raise SpecregError(f"{message}; leave it out to measure one after another")
+def _spread(options: Options) -> Spread:
+    return Spread(workers=options.workers, ray=options.ray, slurm=options.slurm)
 
 
 def _why_dark(suite: Suite, case: Case, what: Metric | Proof) -> str:
@@ -411,8 +425,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(hide_known("\n\n".join(filter(None, parts))))
 
 
-def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
-    tier = load_tier(root / options.matrix, options.tier or ("gpu" if find_gpus().names else "cpu"))
+def _new_suite(root: Path, options: Options, progress: Progress, site: Site | None) -> Suite:
+    gpus = find_gpus() if site is None else site.found
+    tier = load_tier(root / options.matrix, options.tier or ("gpu" if gpus.names else "cpu"))
     engines = {case.server.engine for case in tier.cases}
     if options.engine is not None and options.engine not in engines:
         raise UnknownNameError("engine", options.engine, engines, f"tier '{tier.name}'")
@@ -431,6 +446,7 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
         raise SpecregError(message)
     for case in tier.cases:
         check_tolerances(case, tier.places[case.id])
+    environment_of = current_environment if site is None else site.environment
     runs = root / options.runs
     began_at = dt.datetime.now(tz=dt.UTC)
     started = began_at.strftime("%Y%m%dT%H%M%S")
@@ -443,7 +459,7 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
         tier=tier,
         shelf=Shelf(
             folder=root / options.baselines,
-            environment=current_environment(needs_gpus=tier.gpus_used(find_gpus().memory_gib))
+            environment=environment_of(needs_gpus=tier.gpus_used(gpus.memory_gib))
             if options.attach is None
             else UNKNOWN_ENVIRONMENT,
         ),
@@ -459,6 +475,7 @@ def _new_suite(root: Path, options: Options, progress: Progress) -> Suite:
             tell=progress.tell,
             waits=not options.no_wait,
             nodes=_nodes(options),
+            site=site,
         ),
         ready_within_s=options.ready_within_s,
         run_folder=run_folder,
@@ -494,11 +511,12 @@ def _with_fewer_prompts(tier: Tier, options: Options) -> Tier:
 
 
 def _nodes(options: Options) -> Nodes:
-    """The nodes that servers may span; workers are of one machine."""
-    if options.nodes is not None and options.workers is not None:
+    """The nodes that servers may span; each worker is on one machine."""
+    spread = next((name for name, given in _spread(options).given.items() if given), "")
+    if options.nodes is not None and spread:
         message = (
-            f"{NODES_OPTION} with {WORKERS_OPTION}: workers share out the GPUs of this machine, and"
-            " a server that spans nodes takes those of others too; leave one of them out"
+            f"{NODES_OPTION} with {spread}: each worker measures on GPUs of one machine, and a"
+            " server that spans nodes takes those of others too; leave one of them out"
         )
         raise SpecregError(message)
     return parse_nodes(options.nodes, options.node_command)
@@ -521,7 +539,7 @@ def _check_attachable(options: Options) -> None:
         "--specreg-launches": options.launches is not None,
         "--specreg-engine-version": options.engine_version is not None,
         "--specreg-budget-gpu-min": options.budget_gpu_min is not None,
-        WORKERS_OPTION: options.workers is not None,
+        **_spread(options).given,
         NODES_OPTION: options.nodes is not None,
     }
     too_much = [name for name, is_given in given.items() if is_given]
@@ -543,11 +561,11 @@ def _ask(question: str) -> str:
 
 def _unmet_need(suite: Suite) -> str:
     """What the tier needs and the machine lacks, empty when nothing."""
-    gpus = find_gpus()
+    gpus = suite.provision.found_gpus
     if len(gpus.names) >= suite.tier.needs_gpus or suite.provision.url is not None:
         return ""
     return (
-        f"tier '{suite.tier.name}' needs {suite.tier.needs_gpus} GPU(s), this machine has"
+        f"tier '{suite.tier.name}' needs {suite.tier.needs_gpus} GPU(s), {_where(suite)} has"
         f" {len(gpus.names)} ({gpus.why_none}); run --specreg-tier cpu, or use a machine with one"
     )
 
@@ -558,7 +576,11 @@ def _unfit(suite: Suite) -> Mapping[str, str]:
         return {}
     if why := _unmet_need(suite):
         return {case.id: why for case in suite.tier.cases}
-    return suite.tier.unmet(find_gpus().memory_gib)
+    return suite.tier.unmet(suite.provision.found_gpus.memory_gib, _where(suite))
+
+
+def _where(suite: Suite) -> str:
+    return "this machine" if suite.provision.site is None else "the widest node"
 
 
 def _setups(suite: Suite) -> Iterator[tuple[Launch, Launch, Case]]:

@@ -17,11 +17,13 @@ from specreg.environments import (
     why_not,
 )
 from specreg.errors import SensorError, UnsupportedError
+from specreg.identity import Gpus, find_gpus
 from specreg.matrix import NO_LIMITS, Case, ServerSpec
 from specreg.methods import METHODS, is_older
 from specreg.power.devices import devices_of, why_unreadable
 from specreg.sensors import Device
 from specreg.spanning import HERE_ALONE, Nodes
+from specreg.site import Site
 
 VERSION_OPTION = "--specreg-engine-version"
 
@@ -37,6 +39,7 @@ class Provision:
         url: of a server that somebody else runs, None to start them.
         show: is told what goes on; tell: what must be heard, whoever is watching.
         waits: whether to wait for a GPU on which another run of specreg measures.
+        site: the machines that they run on; None for this one.
         version_option: what a user chooses a version by; empty where that goes without saying.
         nodes: that servers may span.
     """
@@ -50,6 +53,12 @@ class Provision:
     tell: Callable[[str], None] = print
     waits: bool = True
     nodes: Nodes = HERE_ALONE
+    site: Site | None = None
+
+    @property
+    def found_gpus(self) -> Gpus:
+        """The GPUs of the machine that they run on."""
+        return find_gpus() if self.site is None else self.site.found
 
     def check(self, cases: Collection[Case]) -> None:
         """Silent where each case could be measured, as far as one can tell beforehand.
@@ -142,6 +151,16 @@ class Provision:
             torch_source="as it is",
         )
 
+    def torch_version(self, spec: ServerSpec) -> str:
+        """What a server runs with; empty where that isn't known, as of one elsewhere.
+
+        Raises:
+            EnvironmentSetupError: its environment could not be made.
+        """
+        if self.site is not None:
+            return ""
+        return installed_version(self.environment(spec).python, "torch")
+
     def devices(self, spec: ServerSpec) -> tuple[Device, ...]:
         """What a server runs on.
 
@@ -153,6 +172,8 @@ class Provision:
         if spec.parallel.nodes > 1:
             raise SensorError("power: nobody here sees what a server draws on other nodes")
         gpus = spec.parallel.gpus if self.on_gpu else 0
+        if self.site is not None:
+            return self.site.devices(gpus)
         return devices_of(gpus, {**os.environ, **dict(spec.engine_env)})
 
     def claimed(self, spec: ServerSpec) -> contextlib.AbstractContextManager[None]:

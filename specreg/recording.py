@@ -25,7 +25,6 @@ from specreg.comparison import spreads_of, why_held_back
 from specreg.errors import BaselineError
 from specreg.expectation import Shelf
 from specreg.history import Lived, noise_of
-from specreg.identity import find_gpus
 from specreg.intervals import FEWEST_PROMPTS, change_of_ratio
 from specreg.measurement import Measurement
 from specreg.metrics import METRICS, Metric, ratio_parts
@@ -54,6 +53,7 @@ def record_measurements(
     *,
     reason: str,
     torch_version: str = "",
+    driver_version: str = "",
     identical: Sequence[Lived] = (),
 ) -> Recorded:
     """Writes the baseline of one case from the measurements of its launches.
@@ -65,6 +65,7 @@ def record_measurements(
         shelf: where to put it.
         reason: why it is recorded.
         torch_version: what the engine ran with, as far as is known.
+        driver_version: of the GPUs that it ran on, empty without.
         identical: earlier runs with the same settings, engine and draft.
 
     Raises:
@@ -95,7 +96,7 @@ def record_measurements(
             commit=commit_of(shelf.folder.parent),
             recorded_on=dt.datetime.now(tz=dt.UTC).date().isoformat(),
             reason=reason,
-            driver_version=find_gpus().driver_version,
+            driver_version=driver_version,
             torch_version=torch_version,
         ),
         acceptance=stored_acceptance(fullest.acceptance),

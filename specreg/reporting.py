@@ -16,7 +16,7 @@ from specreg.distribution import bars_of
 from specreg.errors import ReportError, SpecregError
 from specreg.figures import Figures
 from specreg.history import Lived, history_path, load_history
-from specreg.identity import Environment, find_gpus
+from specreg.identity import Environment
 from specreg.matrix import Case
 from specreg.measurement import Measurement
 from specreg.metrics import METRICS, acceptance_value, ttft_ms
@@ -69,7 +69,7 @@ def report_of(
             specreg_version=specreg.__version__,
             commit=commit_of(suite.root),
             python_version=platform.python_version(),
-            driver_version=find_gpus().driver_version,
+            driver_version=suite.provision.found_gpus.driver_version,
             options=options,
         ),
         cases=tuple(

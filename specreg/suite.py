@@ -25,7 +25,7 @@ from specreg.estimate import estimates_of, within_budget
 from specreg.expectation import Shelf, load_case_prompts, settings_in
 from specreg.figures import Figures, figures_of, record_figures
 from specreg.foresight import foresee
-from specreg.identity import Environment, find_gpus
+from specreg.identity import Environment
 from specreg.journal import Journal, Key
 from specreg.matrix import Case, ServerSpec, Tier
 from specreg.measurement import WHOLE, Extent, Measurement, measure
@@ -265,7 +265,7 @@ class Suite:
         cases = [case for case in self.tier.cases if case.id in self.asked]
         fewer = within_budget(
             cases,
-            estimates_of(self.tier, self.shelf, find_gpus(), self.root),
+            estimates_of(self.tier, self.shelf, self.provision.found_gpus, self.root),
             self.environment.kind,
             budget_min=self.budget_min,
             launches=self.launches,

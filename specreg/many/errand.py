@@ -99,12 +99,14 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         gpus: the UUIDs of those that are the worker's, none for a server without.
         cores: to stay on, none for any.
+        checks_files: whether prompts, models and engine may be others than the run's.
     """
 
     terms: Terms
     errand: Errand
     gpus: tuple[str, ...] = ()
     cores: tuple[int, ...] = ()
+    checks_files: bool = False
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True, tag=True):

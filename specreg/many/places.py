@@ -58,6 +58,11 @@ class Rule:
     takes: Callable[[Need], int]
 
 
+def cores_for(need: Need) -> int:
+    """How many cores a server's cases have when they are timed."""
+    return need.client_processes + need.gpus + 1
+
+
 RULES = (
     Rule(
         name="GPUs",
@@ -76,7 +81,7 @@ RULES = (
         why="a client or server that waits for a core looks slow: each client process, each GPU"
         " and the server's front have one; where nothing is timed, nobody minds",
         has=lambda machine: machine.cores,
-        takes=lambda need: need.client_processes + need.gpus + 1 if need.timed else 0,
+        takes=lambda need: cores_for(need) if need.timed else 0,
     ),
 )
 """What keeps measurements apart that would disturb one another, one row each."""
@@ -132,6 +137,11 @@ class Ground:
         """Somebody else may have it."""
         self._taken.remove(place)
 
+    @property
+    def busy(self) -> int:
+        """How many places are taken."""
+        return len(self._taken)
+
     def _leaves(self, rule: Rule, need: Need) -> bool:
         """Whether a rule leaves enough; who runs alone needs no more than there is."""
         used = sum(rule.takes(place.need) for place in self._taken)
@@ -158,34 +168,41 @@ def this_machine(gpus: Sequence[Device], sysfs: Path = _SYSFS) -> Machine:
     return Machine(gpus=tuple(gpus), cores=len(ours), near=near)
 
 
-def check_alike(machine: Machine) -> None:
+def check_alike(machine: Machine, option: str = WORKERS_OPTION) -> None:
     """Silent where it makes no difference which of the GPUs a case is measured on.
+
+    Args:
+        machine: with those that may be used.
+        option: what a user asks for several servers at once by.
 
     Raises:
         UnsupportedError: they are of several kinds, or slices of one.
     """
-    kinds: dict[tuple[object, ...], list[str]] = {}
-    for gpu in machine.gpus:
-        kind = (gpu.name, gpu.memory_bytes, gpu.limit_w)
-        kinds.setdefault(kind, []).append(str(gpu.number))
-    if len(kinds) > 1:
-        told = "; ".join(
-            f"{', '.join(numbers)}: {name}, {memory / 10**9:.0f} GB"
-            + (f", held to {limit_w:.0f} W" if limit_w else "")
-            for (name, memory, limit_w), numbers in kinds.items()
-            if isinstance(memory, int) and isinstance(limit_w, float)
-        )
+    if told := several_kinds([(str(gpu.number), gpu) for gpu in machine.gpus]):
         message = (
-            f"{WORKERS_OPTION}: the GPUs are of several kinds ({told}), and a baseline is of one;"
+            f"{option}: the GPUs are of several kinds ({told}), and a baseline is of one;"
             " choose those of one kind with CUDA_VISIBLE_DEVICES"
         )
         raise UnsupportedError(message)
     if any(gpu.id.startswith("MIG-") for gpu in machine.gpus):
         message = (
-            f"{WORKERS_OPTION}: slices of a GPU (MIG) share its power and its clocks, and can't be"
-            f" measured at once; leave {WORKERS_OPTION} out"
+            f"{option}: slices of a GPU (MIG) share its power and its clocks, and can't be"
+            f" measured at once; leave {option} out"
         )
         raise UnsupportedError(message)
+
+
+def several_kinds(named: Iterable[tuple[str, Device]]) -> str:
+    """The kinds of GPUs, each after the names of its own; empty where there is but one."""
+    kinds: dict[tuple[str, int, float], list[str]] = {}
+    for name, gpu in named:
+        kinds.setdefault((gpu.name, gpu.memory_bytes, gpu.limit_w), []).append(name)
+    told = [
+        f"{', '.join(names)}: {kind}, {memory_bytes / 10**9:.0f} GB"
+        + (f", held to {limit_w:.0f} W" if limit_w else "")
+        for (kind, memory_bytes, limit_w), names in kinds.items()
+    ]
+    return "; ".join(told) if len(told) > 1 else ""
 
 
 def at_once(machine: Machine, needs: Iterable[Need]) -> tuple[int, str]:

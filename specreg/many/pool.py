@@ -1,24 +1,18 @@
 """The pool: errands in; workers that do them, as many at once as fit; answers out as they come.
 
-Each errand has a process of its own and a thread here that listens to it. Those that wait stand in
+Each errand has a worker of its own and a thread here that listens to it. Those that wait stand in
 one line, the widest first and then the longest, and nobody overtakes: so a server that needs all
 GPUs gets them, and none waits for another while it holds any.
 """
 
-import contextlib
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
-from specreg.claims import is_held
 from specreg.errors import SpecregError
+from specreg.many.crew import Crew, Worker
 from specreg.many.errand import (
     Answer,
     Done,
@@ -26,40 +20,36 @@ from specreg.many.errand import (
     Errand,
     Failure,
     Order,
-    Said,
     Shown,
     Task,
     Terms,
+    failure_of,
 )
-from specreg.many.places import Ground, Machine, Place
+from specreg.many.places import Place
 
 _END_S = 60.0
-_COMMAND = (sys.executable, "-P", "-m", "specreg.many.worker")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Pool:
-    """Workers of one run, on one machine.
+    """Workers of one run.
 
     Attributes:
-        machine: it.
+        crew: who they are.
         terms: of all its errands.
         most_workers: how many may work at once, whatever fits.
         show, tell: see `Provision`.
-        command: what starts a worker.
         retried: what was begun a second time as its worker was gone, in words.
     """
 
-    machine: Machine
+    crew: Crew
     terms: Terms
     most_workers: int
     show: Callable[[str], None]
     tell: Callable[[str], None]
-    command: tuple[str, ...] = _COMMAND
     retried: list[str] = field(default_factory=list)
-    _ground: Ground = field(init=False)
     _waiting: list[Errand] = field(default_factory=list)
-    _workers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _workers: dict[str, Worker] = field(default_factory=dict)
     _threads: list[threading.Thread] = field(default_factory=list)
     _sent: set[Task] = field(default_factory=set)
     _answers: dict[Task, Answer] = field(default_factory=dict)
@@ -70,9 +60,6 @@ class Pool:
     _started_s: float | None = None
     _ended_s: float = 0.0
     _busy_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        self._ground = Ground(machine=self.machine)
 
     def send(self, errands: Iterable[Errand]) -> None:
         """Has errands done, as soon as there is a place for them."""
@@ -106,7 +93,7 @@ class Pool:
     @property
     def idle_frac(self) -> float | None:
         """Of the time of all GPUs until then, the part in which no worker had them; or None."""
-        all_s = self.wall_s * len(self.machine.gpus)
+        all_s = self.wall_s * self.crew.gpus
         return 1 - self._busy_s / all_s if all_s else None
 
     def wait(self) -> None:
@@ -132,46 +119,41 @@ class Pool:
             workers = list(self._workers.values())
         try:
             for worker in workers:
-                _hang_up(worker)
+                worker.hang_up()
             deadline = time.monotonic() + _END_S
             for thread in self._threads:
                 thread.join(max(deadline - time.monotonic(), 0.0))
         finally:
             for worker in workers:
                 worker.kill()
+            self.crew.close()
 
     def _start_all(self) -> None:
         """Starts what stands first in the line, and the next, as long as there are places."""
         while self._waiting and not self._closed and len(self._workers) < self.most_workers:
-            place = self._ground.take(self._waiting[0].need, is_held)
+            try:
+                place = self.crew.place(self._waiting[0].need)
+            except SpecregError as error:
+                self._give_up(self._waiting.pop(0), failure_of(error))
+                continue
             if place is None:
                 return
             errand = self._waiting.pop(0)
             try:
                 self._start(errand, place)
-            except OSError as error:
-                self._ground.give_back(place)
-                message = f"worker for '{errand.name}': can't be started, {error.strerror}"
-                self._give_up(errand, Failure(message=f"{message}; free memory, or run fewer"))
+            except (OSError, SpecregError) as error:
+                self.crew.give_back(place)
+                self._give_up(errand, _why_not_started(errand, error))
 
     def _start(self, errand: Errand, place: Place) -> None:
+        order = Order(
+            terms=self.terms,
+            errand=errand,
+            gpus=tuple(gpu.id for gpu in place.gpus),
+            cores=tuple(sorted(place.cores)),
+        )
         log_path = Path(self.terms.run_folder) / "workers" / f"{errand.name}.log"
-        log_path.parent.mkdir(parents=True, exist_ok=True)
-        visible = {"CUDA_VISIBLE_DEVICES": ",".join(gpu.id for gpu in place.gpus)}
-        with log_path.open("ab") as log:
-            # In a session of its own, so that Ctrl-C reaches the suite alone, which then ends it.
-            worker = subprocess.Popen(  # noqa: S603 - our own command
-                self.command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,
-                env={
-                    **os.environ,
-                    **(visible if place.gpus else {}),
-                    "PYTHONPATH": os.pathsep.join(sys.path),
-                },
-            )
+        worker = self.crew.start(order, place, log_path)
         started_s = time.monotonic()
         self._started_s = started_s if self._started_s is None else self._started_s
         self._workers[errand.name] = worker
@@ -181,56 +163,36 @@ class Pool:
         self._threads.append(thread)
         thread.start()
 
-    def _follow(
-        self, errand: Errand, place: Place, worker: subprocess.Popen[bytes], log_path: Path
-    ) -> None:
+    def _follow(self, errand: Errand, place: Place, worker: Worker, log_path: Path) -> None:
         """Hears a worker out, then gives its place to the next."""
         started_s, done = time.monotonic(), set[Task]()
         ended: Ended | None = None
         try:
-            with worker:
-                ended = self._listen(errand, place, worker, done)
+            ended = self._listen(errand, worker, done)
         finally:
-            _remove_if_empty(log_path)
             with self._changed:
                 self._ended_s = time.monotonic()
                 self._busy_s += (self._ended_s - started_s) * len(place.gpus)
                 del self._workers[errand.name]
-                self._ground.give_back(place)
-                self._settle(errand.without(done), ended, _how(worker.returncode), log_path)
+                self.crew.give_back(place)
+                self._settle(errand.without(done), ended, worker.how, log_path)
                 self._start_all()
                 self._changed.notify_all()
 
-    def _listen(
-        self, errand: Errand, place: Place, worker: subprocess.Popen[bytes], done: set[Task]
-    ) -> Ended | None:
+    def _listen(self, errand: Errand, worker: Worker, done: set[Task]) -> Ended | None:
         """Takes what a worker says until it says no more; None where it never said that it is."""
-        order = Order(
-            terms=self.terms,
-            errand=errand,
-            gpus=tuple(gpu.id for gpu in place.gpus),
-            cores=tuple(sorted(place.cores)),
-        )
-        if worker.stdin is None or worker.stdout is None:
-            return None
-        with contextlib.suppress(OSError):
-            worker.stdin.write(msgspec.json.encode(order) + b"\n")
-            worker.stdin.flush()
-        for line in worker.stdout:
-            try:
-                said: Said = msgspec.json.decode(line, type=Said)
-            except msgspec.DecodeError:  # it was killed in the midst of it
-                return None
+        ended = None
+        for said in worker:
             if isinstance(said, Ended):
-                return said
-            if isinstance(said, Done):
+                ended = said
+            elif isinstance(said, Done):
                 with self._changed:
                     done.add(said.task)
                     self._answers[said.task] = said.answer
                     self._changed.notify_all()
-            elif isinstance(said, Shown):
+            else:
                 self._pass_on(errand, said)
-        return None
+        return ended
 
     def _pass_on(self, errand: Errand, said: Shown) -> None:
         with self._changed:
@@ -278,20 +240,8 @@ class Pool:
         self._fatal, self._closed = failure, True
 
 
-def _hang_up(worker: subprocess.Popen[bytes]) -> None:
-    """Closes a worker's input, by which it knows that it is to end."""
-    if worker.stdin is not None:
-        with contextlib.suppress(OSError):
-            worker.stdin.close()
-
-
-def _remove_if_empty(path: Path) -> None:
-    """Keeps what a worker said of itself; the most say nothing."""
-    with contextlib.suppress(OSError):
-        if not path.stat().st_size:
-            path.unlink()
-
-
-def _how(status: int) -> str:
-    """How a process ended."""
-    return f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+def _why_not_started(errand: Errand, error: OSError | SpecregError) -> Failure:
+    if isinstance(error, SpecregError):
+        return failure_of(error)
+    message = f"worker for '{errand.name}': can't be started, {error.strerror}"
+    return Failure(message=f"{message}; free memory, or run fewer")

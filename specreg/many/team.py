@@ -4,16 +4,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from specreg.errors import SpecregError, UnsupportedError
-from specreg.identity import find_gpus
 from specreg.journal import Key, load_journal, parts_in
+from specreg.many.crew import Crew
 from specreg.many.errand import Asked, Errand, Failure, Measured, Proved, Task, Terms, part_path
-from specreg.many.places import (
-    WORKERS_OPTION,
-    Need,
-    at_once,
-    check_alike,
-    this_machine,
-)
+from specreg.many.places import Need
 from specreg.many.pool import Pool
 from specreg.matrix import Case
 from specreg.measurement import Measurement
@@ -22,7 +16,6 @@ from specreg.proving import Proof
 from specreg.suite import Launch, Suite, launches_of
 from specreg.verdict import Verdict
 
-AS_MANY_AS_FIT = 10**6
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 Wanted = tuple[Case, int, str]
@@ -129,15 +122,17 @@ class Team:
         """Why fewer servers run at once than were asked for; empty where as many do."""
         servers = {case.server: case for case, *_ in self.wanted}
         needs = [self._need([case]) for case in servers.values()]
-        fit, why = at_once(self.pool.machine, needs)
+        fit, why = self.pool.crew.at_once(needs)
         asked = min(self.pool.most_workers, len(needs))
-        return f"{WORKERS_OPTION}: {fit} at once, {why}" if why and fit < asked else ""
+        return f"{self.pool.crew.option}: {fit} at once, {why}" if why and fit < asked else ""
 
     def _said(self) -> str:
         if not self.pool.wall_s:
             return ""
-        took = f"{WORKERS_OPTION}: servers ran for {self.pool.wall_s:.0f} s from first to last"
-        idle_frac, gpus = self.pool.idle_frac, len(self.pool.machine.gpus)
+        took = (
+            f"{self.pool.crew.option}: servers ran for {self.pool.wall_s:.0f} s from first to last"
+        )
+        idle_frac, gpus = self.pool.idle_frac, self.pool.crew.gpus
         if idle_frac is None:
             return took
         idle_s = idle_frac * self.pool.wall_s * gpus
@@ -181,24 +176,22 @@ class Team:
         )
 
 
-def new_team(suite: Suite, wanted: Sequence[Wanted], most_workers: int) -> Team:
-    """A team for a suite on this machine.
+def new_team(suite: Suite, wanted: Sequence[Wanted], crew: Crew, most_workers: int) -> Team:
+    """A team for a suite.
 
     Args:
         suite: for which.
         wanted: all that its tests will ask for, in their order.
+        crew: who measures.
         most_workers: how many may work at once, 1 or more.
 
     Raises:
-        UnsupportedError: the machine's GPUs aren't alike, or a case names its own.
+        UnsupportedError: a case names its own GPUs.
     """
-    on_gpu = suite.provision.on_gpu
-    machine = this_machine(find_gpus().devices if on_gpu else ())
-    check_alike(machine)
     for case, *_ in wanted:
-        _check_names_no_gpu(case)
+        _check_names_no_gpu(case, crew.option)
     pool = Pool(
-        machine=machine,
+        crew=crew,
         terms=_terms(suite),
         most_workers=most_workers,
         show=suite.provision.show,
@@ -207,7 +200,7 @@ def new_team(suite: Suite, wanted: Sequence[Wanted], most_workers: int) -> Team:
     return Team(suite=suite, wanted=wanted, pool=pool)
 
 
-def _check_names_no_gpu(case: Case) -> None:
+def _check_names_no_gpu(case: Case, option: str) -> None:
     """Silent where a case leaves the choice of its GPUs to us.
 
     Raises:
@@ -215,7 +208,7 @@ def _check_names_no_gpu(case: Case) -> None:
     """
     if _VISIBLE in dict(case.server.engine_env):
         message = (
-            f"case '{case.id}': its engine_env sets {_VISIBLE}, and {WORKERS_OPTION} gives each"
+            f"case '{case.id}': its engine_env sets {_VISIBLE}, and {option} gives each"
             " server GPUs of its own; leave one of them out"
         )
         raise UnsupportedError(message)

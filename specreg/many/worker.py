@@ -5,6 +5,7 @@ input ends, the run is gone or wants no more of it: then it stops its servers an
 """
 
 import os
+import platform
 import signal
 import sys
 import threading
@@ -86,6 +87,8 @@ def do(order: Order, say: Say) -> Ended:
     suite.beside = launch.id
     gpus = find_gpus().devices if order.gpus else ()
     try:
+        if order.checks_files:
+            _check_files(suite, errand)
         with (
             lease(gpus, waits=suite.provision.waits, tell=suite.provision.tell),
             suite.start(control) as beside,
@@ -98,6 +101,30 @@ def do(order: Order, say: Say) -> Ended:
     except SpecregError as error:
         return Ended(failure=failure_of(error))
     return Ended()
+
+
+def _check_files(suite: Suite, errand: Errand) -> None:
+    """Silent where what is measured here is what the run means.
+
+    Raises:
+        SpecregError: the prompts, the models or the engine are others; or aren't here.
+    """
+    for asked in errand.cases:
+        if asked.key is None:
+            continue
+        found = suite.key(asked.case, asked.key.launch)
+        if found.files_sha256 != asked.key.files_sha256:
+            message = (
+                f"case '{asked.case.id}': its prompts or models on '{platform.node()}' aren't those"
+                " of the run; prepare the same prompts there, and put the same models there"
+            )
+            raise SpecregError(message)
+        if found.engine != asked.key.engine:
+            message = (
+                f"case '{asked.case.id}': its engine on '{platform.node()}' is '{found.engine}',"
+                f" the run's is '{asked.key.engine}'; install the same there"
+            )
+            raise SpecregError(message)
 
 
 def _done(

@@ -198,15 +198,16 @@ class Tier:
     cases: tuple[Case, ...]
     places: Mapping[str, str] = field(default_factory=dict)
 
-    def unmet(self, gpus_gib: Sequence[float]) -> dict[str, str]:
+    def unmet(self, gpus_gib: Sequence[float], where: str = "this machine") -> dict[str, str]:
         """By case's id what it needs and a machine lacks, in a sentence; none where all fit.
 
         Args:
             gpus_gib: the memory of each of the machine's GPUs.
+            where: what to call it.
         """
         if not self.needs_gpus:
             return {}
-        lacks = {case.id: case.needs.unmet(gpus_gib) for case in self.cases}
+        lacks = {case.id: case.needs.unmet(gpus_gib, where) for case in self.cases}
         return {case_id: f"{case_id} {lack}" for case_id, lack in lacks.items() if lack}
 
     def gpus_used(self, gpus_gib: Sequence[float]) -> int:

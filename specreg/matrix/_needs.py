@@ -59,14 +59,15 @@ class Needs:
         each = "" if self.memory_gib is None else f" of {math.ceil(self.memory_gib)} GiB"
         return f"{self.gpus} GPU(s){each}"
 
-    def unmet(self, gpus_gib: Sequence[float]) -> str:
+    def unmet(self, gpus_gib: Sequence[float], where: str = "this machine") -> str:
         """What of it a machine lacks, empty when nothing.
 
         Args:
             gpus_gib: the memory of each of its GPUs. The engines take the first ones.
+            where: what to call it.
         """
         taken = gpus_gib[: self.gpus]
         if len(taken) == self.gpus and min(taken) >= (self.memory_gib or 0.0):
             return ""
         there = ", ".join(f"{math.floor(each)} GiB" for each in gpus_gib) or "none"
-        return f"needs {self}, this machine has {there}"
+        return f"needs {self}, {where} has {there}"

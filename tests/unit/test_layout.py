@@ -26,7 +26,7 @@ ORDER = (
     ("errors", "paths", "catalog", "decoding", "processes", "spread", "acceptance.record"),
     ("distribution", "sensors", "outpost"),
     ("identity", "power"),
-    ("claims",),
+    ("claims", "site"),
     ("answers",),
     ("trace", "sse", "arrivals", "methods", "sequential", "lookup", "questions"),
     ("prompts", "replies"),
@@ -45,8 +45,10 @@ ORDER = (
     ("verdict", "breakdown"),
     ("confirming", "stopping", "history"),
     ("changes", "docket", "expectation", "report.json"),
-    ("many.places", "many.errand", "many.pool", "many"),
+    ("many.places", "many.errand", "many.crew", "many.here", "many.pool"),
+    ("many.slurm_settings", "many.slurm_queue", "many"),
     ("report.document",),
+    ("many.luggage", "many.nodes", "many.on_node", "many.desk", "many.job", "many.on_slurm"),
     ("context", "doctor"),
     ("consulting", "estimate"),
     ("proving",),
@@ -54,7 +56,8 @@ ORDER = (
     ("simulation",),
     ("selftest",),
     ("suite",),
-    ("many.team", "many.worker"),
+    ("many.team", "many.worker", "many.on_ray", "many.ray_survey", "many.slurm_cluster"),
+    ("many.options",),
     ("closing", "reporting"),
     ("report",),
     ("gate",),
@@ -422,6 +425,7 @@ def test_no_engine_names_a_method() -> None:
 
 WRITING = {"write_text", "write_bytes"}
 WRITERS = {
+    "many.desk": "an order, with the secrets that its server needs; gone when its job is",
     "files": "the place for it",
     "environments": "what uv reads, in a folder that isn't there before its mark",
     "models": "into a folder that gets its name once all is there",

@@ -14,6 +14,7 @@ import pytest
 from specreg.errors import MemoryHeldError
 from specreg.journal import Key
 from specreg.many.errand import Asked, Errand, Failure, Measured, Task, Terms
+from specreg.many.here import Here
 from specreg.many.places import Machine, Need
 from specreg.many.pool import Pool
 from tests.unit import builders
@@ -87,7 +88,7 @@ def errand(name: str, *words: str, gpus: int = 1, weight: int = 1) -> Errand:
 def pool_in(folder: Path, *, most_workers: int = 99) -> Iterator[Pool]:
     """A pool on four GPUs, closed in the end."""
     one = Pool(
-        machine=Machine(gpus=FOUR, cores=64),
+        crew=Here(machine=Machine(gpus=FOUR, cores=64), command=(sys.executable, "-c", WORKER)),
         terms=Terms(
             root=str(folder),
             run_folder=str(folder),
@@ -104,7 +105,6 @@ def pool_in(folder: Path, *, most_workers: int = 99) -> Iterator[Pool]:
         most_workers=most_workers,
         show=lambda _: None,
         tell=lambda _: None,
-        command=(sys.executable, "-c", WORKER),
     )
     try:
         yield one

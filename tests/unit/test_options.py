@@ -29,6 +29,7 @@ def test_what_is_given_arrives_in_its_type(pytester: pytest.Pytester) -> None:
         *("--specreg-no-wait", "--specreg-resume", "--specreg-inconclusive", "warn"),
         *("--specreg-attach", "http://h:1", "--engine", "sglang", "--specreg-oracle"),
         *("--specreg-verbose", "--specreg-history", "past", "--specreg-workers", "4"),
+        *("--specreg-ray", "auto", "--specreg-slurm", "partition=fast"),
         *("--num-prompts", "20", "--specreg-budget-gpu-min", "7.5"),
         *("--specreg-nodes", "a,b", "--specreg-node-command", "rsh {host}"),
     )
@@ -45,6 +46,8 @@ def test_what_is_given_arrives_in_its_type(pytester: pytest.Pytester) -> None:
         workers="4",
         nodes="a,b",
         node_command="rsh {host}",
+        ray="auto",
+        slurm="partition=fast",
         history="past",
         oracle=True,
         matrix="m",
