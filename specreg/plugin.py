@@ -56,8 +56,8 @@ from specreg.report.spreads import render_spreads
 from specreg.report.tables import render_categories, render_speedups
 from specreg.report.terminal import render_next, render_notes, render_recorded, render_verdicts
 from specreg.reporting import report_of
-from specreg.spanning import NODES_OPTION, Nodes, parse_nodes
 from specreg.site import Site
+from specreg.spanning import NODES_OPTION, Nodes, parse_nodes
 from specreg.suite import Away, Launch, Suite, launches_of
 
 SUITE = pytest.StashKey[Suite]()

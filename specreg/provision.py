@@ -22,8 +22,8 @@ from specreg.matrix import NO_LIMITS, Case, ServerSpec
 from specreg.methods import METHODS, is_older
 from specreg.power.devices import devices_of, why_unreadable
 from specreg.sensors import Device
-from specreg.spanning import HERE_ALONE, Nodes
 from specreg.site import Site
+from specreg.spanning import HERE_ALONE, Nodes
 
 VERSION_OPTION = "--specreg-engine-version"
 

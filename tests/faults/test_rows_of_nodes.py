@@ -94,7 +94,7 @@ def test_row_07_ctrl_c(run: Hurt) -> None:
         ((), "parallel.nodes = 2: --specreg-nodes names none; name as many, this one first"),
         (
             (*NODES, "--specreg-workers=auto"),
-            "--specreg-nodes with --specreg-workers: workers share out the GPUs of this machine",
+            "--specreg-nodes with --specreg-workers: each worker measures on GPUs of one machine",
         ),
         (
             ("--specreg-nodes=192.0.2.1,localhost", NODES[1]),
