@@ -247,12 +247,14 @@ def test_row_14_two_runs_at_once_on_one_gpu(run: Hurt) -> None:
     waiting, hasty = run.beside("waiting"), run.beside("hasty")
     with run.start() as first:
         wait_until(run.is_measuring())
+        first.send_signal(signal.SIGSTOP)  # it has the GPU for as long as the others take
         started = time.monotonic()
         with waiting.start() as second, hasty.start("--specreg-no-wait") as third:
             refused, _ = third.communicate(timeout=120)
             print_time(time.monotonic() - started, until="it was refused")
             assert first.poll() is None
             assert hasty.logs() == waiting.logs() == []
+            first.send_signal(signal.SIGCONT)
             said, _ = first.communicate(timeout=120)
             started = time.monotonic()
             waited, _ = second.communicate(timeout=120)
