@@ -222,10 +222,12 @@ class StartedServer(Server):
         return ended or ("" if status is None else f"ended with status {status}")
 
     def log_tail(self) -> str:
-        """The last lines of all that it has said so far, and of each part that ended."""
+        """The last lines of all that it has said so far, and each of its parts: one of them knows.
+
+        vLLM ends when a part of it that goes on couldn't do its share.
+        """
         settle_log(self.process)
-        ended = (part.log_tail() for part in self.parts if part.ended())
-        return "\n".join((log_tail(self.log_path), *ended))
+        return "\n".join((log_tail(self.log_path), *(part.log_tail() for part in self.parts)))
 
     def log_ends(self) -> Iterator[str]:
         """More of the same, to look for a cause in, one by one."""
