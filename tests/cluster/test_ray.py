@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,8 +60,10 @@ class Raylets:
     def add(self, visible: tuple[str, ...], **variables: str) -> Any:  # noqa: ANN401 - Ray's own
         """A node with these GPUs."""
         with of_raylets(self.base, CUDA_VISIBLE_DEVICES=",".join(visible), **variables):
-            return self.cluster.add_node(
-                num_cpus=2, num_gpus=len(visible), object_store_memory=STORE_BYTES
+            return patiently(
+                lambda: self.cluster.add_node(
+                    num_cpus=2, num_gpus=len(visible), object_store_memory=STORE_BYTES
+                )
             )
 
     def mend(self) -> None:
@@ -126,6 +128,14 @@ def _says(process: psutil.Process, word: str) -> bool:
     return False
 
 
+def patiently(start: Callable[[], Any]) -> Any:  # noqa: ANN401 - Ray's own
+    """What is started; Ray gives a node half a minute, which is little on a busy machine."""
+    for _ in range(3):
+        with contextlib.suppress(Exception):
+            return start()
+    return start()
+
+
 @contextlib.contextmanager
 def of_raylets(base: Hurt, **variables: str) -> Iterator[None]:
     """Whatever is started now has a raylet's variables."""
@@ -154,15 +164,8 @@ def raylets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Raylets]:
     with of_raylets(base, CUDA_VISIBLE_DEVICES=""):
         from ray.cluster_utils import Cluster  # noqa: PLC0415 - it warns
 
-        cluster = Cluster(
-            initialize_head=True,
-            head_node_args={
-                "num_cpus": 0,
-                "num_gpus": 0,
-                "object_store_memory": STORE_BYTES,
-                "include_dashboard": False,
-            },
-        )
+        head = {"num_cpus": 0, "num_gpus": 0, "object_store_memory": STORE_BYTES}
+        cluster = patiently(lambda: Cluster(initialize_head=True, head_node_args=head))
     one = Raylets(base=base, cluster=cluster)
     try:
         one.mend()
