@@ -18,9 +18,11 @@ _LOCK, _LOCK_WITH_CHANGES = "constraints.txt", "constraints-changes.txt"
 _LOCKED = {
     _LOCK: (_PROJECT["dependency-groups"], ("datasets", "ray", "report")),
     # Otava holds numpy back, and with it would hold all others.
-    _LOCK_WITH_CHANGES: (("exports",), ("changes", "datasets", "report")),
+    _LOCK_WITH_CHANGES: (("exports",), ("changes", "datasets", "ray", "report")),
 }
 """By file the groups and extras that it holds; engines have environments of their own."""
+_CLUSTERS = ("ray",)
+"""The extras that a session needs whose options name a cluster."""
 
 
 def _install(
@@ -160,7 +162,10 @@ def cpu_perf(session: nox.Session) -> None:
 @nox.session
 def gpu_perf(session: nox.Session) -> None:
     """The suite on a machine with a GPU; fails at once where there is none."""
-    _install(session, extras=["datasets", "report", "changes"])
+    clusters = [
+        name for name in _CLUSTERS if any(f"--specreg-{name}" in a for a in session.posargs)
+    ]
+    _install(session, extras=["datasets", "report", "changes", *clusters])
     _pytest(session, "tests/perf", "--specreg-tier=gpu", "--specreg-require-tier")
 
 

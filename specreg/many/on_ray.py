@@ -188,7 +188,7 @@ class Remote:
 
     def _node_answers(self) -> bool:
         """Whether it still does something; Ray notices that it doesn't only after a while."""
-        asked = self.ray.remote(bool).options(
+        asked = self.ray.remote(_nothing).options(
             num_cpus=0, max_retries=0, scheduling_strategy=pinned_to(self.node.id)
         )
         try:
@@ -196,6 +196,10 @@ class Remote:
         except self.ray.exceptions.RayError:
             return False
         return True
+
+
+def _nothing() -> None:
+    """What a node that still lives can do."""
 
 
 def pinned_to(node_id: str) -> Any:  # noqa: ANN401 - Ray's own

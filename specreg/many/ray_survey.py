@@ -123,7 +123,7 @@ def _survey(ray: Any) -> list[Node]:  # noqa: ANN401 - as above
     surveys = [
         _answer(ray, name, reference, ours) for name, reference in zip(names, asked, strict=True)
     ]
-    hosts = _hosts(surveys)
+    hosts = _hosts([said for said in surveys if said is not None])
     return [
         Node(
             id=one["NodeID"],
@@ -134,6 +134,7 @@ def _survey(ray: Any) -> list[Node]:  # noqa: ANN401 - as above
             host=hosts[said.boot_id],
         )
         for one, name, said in zip(living, names, surveys, strict=True)
+        if said is not None
     ]
 
 
@@ -174,8 +175,8 @@ def _question() -> Callable[[], bytes]:
     return ask
 
 
-def _answer(ray: Any, name: str, reference: Any, ours: str) -> Survey:  # noqa: ANN401 - as above
-    """What a node said.
+def _answer(ray: Any, name: str, reference: Any, ours: str) -> Survey | None:  # noqa: ANN401 - as above
+    """What a node said; None of one that is gone, as Ray notices only after a while.
 
     Raises:
         SpecregError: nothing, or it has another specreg.
@@ -186,10 +187,16 @@ def _answer(ray: Any, name: str, reference: Any, ours: str) -> Survey:  # noqa: 
     except ray.exceptions.GetTimeoutError as error:
         message = f"{RAY_OPTION}: node {name} says nothing for {_SURVEYED_WITHIN_S:g} s"
         raise SpecregError(f"{message}; look into Ray's logs there") from error
-    except (ray.exceptions.RayError, msgspec.MsgspecError) as error:
+    except (
+        ray.exceptions.RayTaskError,
+        ray.exceptions.RuntimeEnvSetupError,
+        msgspec.MsgspecError,
+    ) as error:
         last = str(error).strip().rpartition("\n")[2]
         message = f"{RAY_OPTION}: node {name} has another specreg, or none ({last})"
         raise SpecregError(f"{message}; {advice}") from error
+    except ray.exceptions.RayError:
+        return None
     if (said.version, said.sources_sha256) != (specreg.__version__, ours):
         message = (
             f"{RAY_OPTION}: node {name} has specreg {said.version} ({said.sources_sha256[:8]}),"

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,8 +60,10 @@ class Raylets:
     def add(self, visible: tuple[str, ...], **variables: str) -> Any:  # noqa: ANN401 - Ray's own
         """A node with these GPUs."""
         with of_raylets(self.base, CUDA_VISIBLE_DEVICES=",".join(visible), **variables):
-            return self.cluster.add_node(
-                num_cpus=2, num_gpus=len(visible), object_store_memory=STORE_BYTES
+            return patiently(
+                lambda: self.cluster.add_node(
+                    num_cpus=2, num_gpus=len(visible), object_store_memory=STORE_BYTES
+                )
             )
 
     def mend(self) -> None:
@@ -73,6 +75,15 @@ class Raylets:
             del self.nodes[visible]
         for visible in {FIRST, SECOND} - self.nodes.keys():
             self.nodes[visible] = self.add(visible)
+
+    def kill_raylet_of(self, process: psutil.Process) -> None:
+        """Kills the raylet that a process belongs to; unless we bury it, Ray takes it to live."""
+        ancestors = {one.pid for one in process.parents()}
+        for node in self.nodes.values():
+            raylet = node.all_processes["raylet"][0].process
+            if raylet.pid in ancestors:
+                raylet.kill()
+                raylet.wait()
 
     def remove(self, node: Any) -> None:  # noqa: ANN401 - Ray's own
         """Kills what is left of a node."""
@@ -117,6 +128,14 @@ def _says(process: psutil.Process, word: str) -> bool:
     return False
 
 
+def patiently(start: Callable[[], Any]) -> Any:  # noqa: ANN401 - Ray's own
+    """What is started; Ray gives a node half a minute, which is little on a busy machine."""
+    for _ in range(3):
+        with contextlib.suppress(Exception):
+            return start()
+    return start()
+
+
 @contextlib.contextmanager
 def of_raylets(base: Hurt, **variables: str) -> Iterator[None]:
     """Whatever is started now has a raylet's variables."""
@@ -145,15 +164,8 @@ def raylets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Raylets]:
     with of_raylets(base, CUDA_VISIBLE_DEVICES=""):
         from ray.cluster_utils import Cluster  # noqa: PLC0415 - it warns
 
-        cluster = Cluster(
-            initialize_head=True,
-            head_node_args={
-                "num_cpus": 0,
-                "num_gpus": 0,
-                "object_store_memory": STORE_BYTES,
-                "include_dashboard": False,
-            },
-        )
+        head = {"num_cpus": 0, "num_gpus": 0, "object_store_memory": STORE_BYTES}
+        cluster = patiently(lambda: Cluster(initialize_head=True, head_node_args=head))
     one = Raylets(base=base, cluster=cluster)
     try:
         one.mend()
@@ -223,8 +235,7 @@ def test_a_raylet_that_is_killed_loses_no_finished_case(raylets: Raylets, tmp_pa
             wait_until(lambda: raylets.measures(second) is not None)
             worker = raylets.measures(second)
             assert worker is not None
-            (raylet,) = [one for one in worker.parents() if one.name() == "raylet"]
-            raylet.kill()
+            raylets.kill_raylet_of(worker)
             started = time.monotonic()
             output, _ = pytest_run.communicate(timeout=180)
             print_time(time.monotonic() - started)
@@ -305,5 +316,5 @@ def test_what_is_no_cluster_is_named_in_time(tmp_path: Path) -> None:
         done = run.run(f"--specreg-ray=127.0.0.1:{silent.getsockname()[1]}")
         print_time(time.monotonic() - started)
     assert done.returncode == 4, done.stdout
-    assert "no cluster answers" in done.stdout
+    assert "nothing answers within 10 s (" in done.stdout
     assert "Traceback" not in done.stdout

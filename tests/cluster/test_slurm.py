@@ -1,7 +1,6 @@
 """Servers as jobs: of submitit's own local executor, and of a Slurm that is scripted.
 
-The scripted one takes what submitit gives to `sbatch`, `srun`, `sacct` and `scancel`; no real
-Slurm was ever asked.
+The scripted one takes what submitit gives to `sbatch`, `srun`, `sacct` and `scancel`.
 """
 
 import contextlib
@@ -22,6 +21,7 @@ from tests.scripted.nvml.device import ScriptedGpu, build, environment, write_sc
 
 LOCAL = "--specreg-slurm=cluster=local"
 PROGRAMS = ROOT / "tests" / "scripted" / "slurm"
+_TIMES = 3
 
 
 def running(run: Hurt, word: str) -> list[psutil.Process]:
@@ -82,9 +82,12 @@ def show_on_nodes(run: Hurt, queue: Path, *gpus: ScriptedGpu) -> None:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Hurt:
-    """A run without jobs, of two servers on one GPU."""
+    """A run without jobs, of two servers on one GPU; a busy machine may make its figures invalid."""
     run = hurt(tmp_path_factory.mktemp("plain"), 2, 1, FAST)
-    run.run()
+    for _ in range(_TIMES):
+        run.run()
+        if outcomes(run) == {"NO_BASELINE"}:
+            break
     return run
 
 

@@ -40,9 +40,13 @@ def test_what_a_case_reads_of_a_repository_is_the_same_elsewhere(tmp_path: Path)
 
 
 def test_models_that_lie_elsewhere_stay_there(tmp_path: Path) -> None:
-    elsewhere = [case("/models/llama", "some/hub-id"), case("../models/llama", None)]
-    there = unpack(pack(builders.ROOT, tmp_path / "none", elsewhere), tmp_path / "there")
-    assert {name.split("/")[1] for name in files(there.root)} == {"prompts"}
+    root = tmp_path / "repository"
+    for folder in (root / "fixtures/prompts", tmp_path / "llama"):
+        folder.mkdir(parents=True)
+        (folder / "file").write_text("x")
+    elsewhere = [case(str(tmp_path / "llama"), "some/hub-id"), case("../llama", None)]
+    there = unpack(pack(root, tmp_path / "none", elsewhere), tmp_path / "there")
+    assert files(tmp_path / "there") == {"root/fixtures/prompts/file"}
     assert files(there.baselines) == set()
 
 

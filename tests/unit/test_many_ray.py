@@ -1,5 +1,6 @@
 """Ray's crew without Ray: what comes back is written; what is lost or can't be is named."""
 
+import inspect
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
@@ -49,8 +50,9 @@ class FakeRay:
         del timeout
         return thing()
 
-    def remote(self, _: object) -> "FakeRay":
-        """See `ray.remote`."""
+    def remote(self, function: object) -> "FakeRay":
+        """See `ray.remote`; of a class it would make actors."""
+        assert inspect.isfunction(function)
         return self
 
     def options(self, **_: object) -> SimpleNamespace:
