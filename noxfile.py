@@ -16,12 +16,12 @@ _PROJECT = nox.project.load_toml("pyproject.toml")
 _EXTRAS = _PROJECT["project"]["optional-dependencies"]
 _LOCK, _LOCK_WITH_CHANGES = "constraints.txt", "constraints-changes.txt"
 _LOCKED = {
-    _LOCK: (_PROJECT["dependency-groups"], ("datasets", "ray", "report")),
+    _LOCK: (_PROJECT["dependency-groups"], ("datasets", "ray", "report", "slurm")),
     # Otava holds numpy back, and with it would hold all others.
-    _LOCK_WITH_CHANGES: (("exports",), ("changes", "datasets", "ray", "report")),
+    _LOCK_WITH_CHANGES: (("exports",), ("changes", "datasets", "ray", "report", "slurm")),
 }
 """By file the groups and extras that it holds; engines have environments of their own."""
-_CLUSTERS = ("ray",)
+_CLUSTERS = ("ray", "slurm")
 """The extras that a session needs whose options name a cluster."""
 
 

@@ -82,7 +82,7 @@ def show_on_nodes(run: Hurt, queue: Path, *gpus: ScriptedGpu) -> None:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Hurt:
-    """A run without jobs, of two servers on one GPU; a busy machine may make figures invalid."""
+    """A run without jobs, of two servers on one GPU; a busy machine may make it invalid."""
     run = hurt(tmp_path_factory.mktemp("plain"), 2, 1, FAST)
     for _ in range(_TIMES):
         run.run()
