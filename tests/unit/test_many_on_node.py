@@ -210,7 +210,13 @@ def test_threads_are_as_many_as_without_ray(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, str]
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    with subprocess.Popen(("/bin/cat",), env=given, stdin=subprocess.PIPE) as starter:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(("/bin/cat",), env=given, stdin=pipe, stdout=pipe) as starter:
+        assert starter.stdin is not None
+        assert starter.stdout is not None
+        starter.stdin.write(b"\n")
+        starter.stdin.flush()
+        starter.stdout.read(1)  # the system shows variables a moment after a program begins
         on_node.forget_threads(starter.pid)
         starter.communicate()
     assert os.environ.get("OMP_NUM_THREADS") == ("3" if given else None)
