@@ -8,8 +8,10 @@ import datetime as dt
 import os
 import shlex
 import signal
+import threading
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -70,6 +72,9 @@ _IS_ASKED = pytest.StashKey[bool]()
 _LAUNCHES_TO_RECORD = 3
 _SIGNALLED: list[int] = []
 """The signals that came, by number."""
+_OPENS_MODULES = "<frozen importlib._bootstrap_external>"
+"""An exception between its opening of a module's file and the `with` that closes it loses it."""
+_MOMENT_S = 0.01
 _WIDTH = 110
 
 
@@ -637,8 +642,11 @@ def _told(suite: Suite, head: str) -> bool:
     return any(verdict.reason == head for verdict in suite.verdicts)
 
 
-def _interrupt(number: int, frame: object) -> None:
-    del frame
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Ends the run; a moment later where it would leave a file open, for which pytest fails it."""
+    if frame is not None and frame.f_code.co_filename == _OPENS_MODULES:
+        threading.Timer(_MOMENT_S, signal.raise_signal, (number,)).start()
+        return
     _SIGNALLED.append(number)
     raise KeyboardInterrupt
 

@@ -1,0 +1,38 @@
+"""What the plugin does at a signal, asked of the handler itself."""
+
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from specreg import plugin
+
+
+@pytest.fixture
+def number(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A signal that the plugin handles."""
+    monkeypatch.setattr(plugin, "_SIGNALLED", [])
+    before = signal.signal(signal.SIGUSR1, plugin._interrupt)  # noqa: SLF001
+    yield signal.SIGUSR1
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize(
+    ("file", "opened"),
+    [("<frozen importlib._bootstrap_external>", ["closed"]), ("specreg/suite.py", [])],
+    ids=["an-import", "anything-else"],
+)
+def test_an_import_closes_its_file_before_it_is_interrupted(
+    number: int, file: str, opened: list[str]
+) -> None:
+    done: list[str] = []
+    code = compile("signal.raise_signal(number); done.append('closed')", file, "exec")
+
+    def go() -> None:
+        exec(code, {"signal": signal, "number": number, "done": done})  # noqa: S102
+        time.sleep(5)
+
+    with pytest.raises(KeyboardInterrupt):
+        go()
+    assert done == opened
