@@ -3,10 +3,12 @@
 import contextlib
 import signal
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from specreg.cli.options import HERE, MATRIX, WIDTH, MatrixOption, RootOption, TierOption, tier_of
@@ -118,6 +120,11 @@ def ending() -> Iterator[None]:
     except (SpecregError, OSError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(FAILED_STATUS) from error
+    except (typer.Exit, typer.Abort, typer.BadParameter):
+        raise
+    except Exception:  # noqa: BLE001 - a fault of ours is no answer either
+        typer.echo(hide(traceback.format_exc()), err=True)
+        raise typer.Exit(FAILED_STATUS) from None
 
 
 def _measured(opened: Opened) -> int:
@@ -130,11 +137,16 @@ def _measured(opened: Opened) -> int:
     except (SpecregError, OSError) as error:
         typer.echo(str(error), err=True)
         cut_short = FAILED_STATUS
+    except Exception:  # noqa: BLE001 - a fault of ours; what was measured is told all the same
+        typer.echo(hide(traceback.format_exc()), err=True)
+        cut_short = FAILED_STATUS
     report, folder = opened.report(), opened.gate.place.folder
+    if cut_short is not None:
+        report = msgspec.structs.replace(report, exit_status=cut_short)
     written = opened.record(report)  # first: a terminal that was closed takes nothing any more
     typer.echo(hide_known(render_terminal(report, width=WIDTH, color=sys.stdout.isatty())))
     if written:
         typer.echo(f"report: {folder / 'gate.html'}")
     if not report.complete:
         typer.echo(f"go on: type the same with --resume --out {folder}")
-    return report.exit_status if cut_short is None else cut_short
+    return report.exit_status

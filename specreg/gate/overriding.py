@@ -62,6 +62,12 @@ def parse_override(text: str) -> Override:
     if (key == "engine_env") != bool(name):
         message = f"override '{text}': a name after the dot is of engine_env, and it needs one"
         raise UnsupportedError(message)
+    if key == "engine_args":
+        try:
+            shlex.split(value)
+        except ValueError as error:
+            message = f"override '{text}': {error}; quote it as a shell wants it"
+            raise UnsupportedError(message) from error
     try:
         return Override(
             key=key,

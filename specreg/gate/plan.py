@@ -63,7 +63,7 @@ def pairs_of(
 
     Raises:
         UnknownNameError: no such case; see `overridden` too.
-        UnsupportedError: nothing would be compared.
+        UnsupportedError: nothing would be compared, or a side's overrides change none of its cases.
     """
     known = {case.id: case for case in tier.cases}
     for case_id in case_ids:
@@ -71,6 +71,11 @@ def pairs_of(
             raise UnknownNameError("case", case_id, known, f"tier '{tier.name}'")
     chosen = [known[case_id] for case_id in dict.fromkeys(case_ids)] or _fit(tier, unfit, show)
     pairs = tuple(_pair(case, overrides, drafts_of(tier, case), prompts) for case in chosen)
+    for option, given, cases in (
+        ("--a", overrides[0], [pair.a for pair in pairs]),
+        ("--b", overrides[1], [pair.b for pair in pairs]),
+    ):
+        _check_changes(option, given, chosen, cases)
     told = [pair for pair in pairs if subject_of(pair, of_server=False).deciding]
     for pair in pairs:
         if pair not in told:
@@ -82,6 +87,23 @@ def pairs_of(
         )
         raise UnsupportedError(message)
     return tuple(told)
+
+
+def _check_changes(
+    option: str, given: Sequence[Override], before: Sequence[Case], after: Sequence[Case]
+) -> None:
+    """Silent where a side's overrides change a case of it, if it has any.
+
+    Raises:
+        UnsupportedError: they change none, and a side would be compared with itself unawares.
+    """
+    if given and all(a.server == b.server for a, b in zip(before, after, strict=True)):
+        keys = ", ".join(dict.fromkeys(one.key for one in given))
+        message = (
+            f"{option} {keys}: changes none of {len(before)} cases, which are so already or have no"
+            " use for it; leave it out, or choose other cases"
+        )
+        raise UnsupportedError(message)
 
 
 def _fit(tier: Tier, unfit: Callable[[Case], str], show: Callable[[str], None]) -> list[Case]:

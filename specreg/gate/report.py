@@ -45,7 +45,8 @@ class GateReport(msgspec.Struct, frozen=True, kw_only=True):
     """`gate.json`.
 
     Attributes:
-        answer: see `Answer`; exit_status: 0, 1 or 10.
+        answer: see `Answer`; exit_status: 0, 1 or 10, and 130 where Ctrl-C or a
+            signal cut it short; the command's.
         a, b: the sides.
         environment: name of the kind of machine.
         tier: of the cases; cases: what was compared.

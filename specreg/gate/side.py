@@ -154,7 +154,10 @@ def _requirements(engine: str) -> list[Requirement]:
 def _at_place(text: str, engine: str, place: str) -> Side:
     if place.startswith("git+"):
         return Side(text=text, engine=engine, kind=Kind.GIT, place=place)
-    path = Path(place).expanduser()
+    try:
+        path = Path(place).expanduser()
+    except RuntimeError:  # nobody of that name has a home here
+        path = Path(place)
     if path.suffix == ".whl" and path.is_file():
         kind = Kind.WHEEL
     elif path.is_dir() and (path / "bin" / "python").exists():
@@ -343,7 +346,10 @@ def _of_checkout(place: str) -> Build:
 
 def _of_git(place: str) -> Build:
     """By its commit: a branch or tag may move before all is installed."""
-    url = urlsplit(place.removeprefix("git+"))
+    try:
+        url = urlsplit(place.removeprefix("git+"))
+    except ValueError as error:
+        raise UnsupportedError(f"is no URL, {error}; check it") from error
     path, at, revision = url.path.rpartition("@")
     path, revision = (path, revision) if at else (url.path, "HEAD")
     if not _COMMIT.fullmatch(revision):

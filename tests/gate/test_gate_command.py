@@ -194,6 +194,7 @@ def test_a_signal_ends_it_with_its_servers_and_what_it_had_is_told(
     assert started.returncode == 130, stdout + stderr
     assert "go on: type the same with --resume --out" in stdout
     assert gate.report().launches == 3
+    assert gate.report().exit_status == 130
     assert gate.servers() == []
 
 

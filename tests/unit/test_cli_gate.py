@@ -1,13 +1,16 @@
 """What the commands say of what they can't do, and with which status."""
 
+import sys
+
 import pytest
 from typer.testing import CliRunner
 
 from specreg.cli import app
+from specreg.gate.opening import Opened, Request
 from tests.unit import builders
 
 IN_ROOT = ("--root", str(builders.ROOT), "--tier", "cpu", "--matrix", "fixtures/matrix")
-CASE = "vllm-eagle3-tiny-toy-c1"
+CASE, PLAIN = "vllm-eagle3-tiny-toy-c1", "vllm-none-tiny-toy-c1"
 BISECT = ("bisect", CASE, "--good", "vllm==0.31.0", "--bad", "vllm==0.32.0")
 
 
@@ -18,6 +21,12 @@ BISECT = ("bisect", CASE, "--good", "vllm==0.31.0", "--bad", "vllm==0.32.0")
         (("gate", "vllm", "vllm", "--case", "nope"), "tier 'cpu': unknown case 'nope'"),
         (("gate", "vllm", "vllm", "--launches", "3"), "give an even number"),
         (("gate", "vllm", "vllm", "--tier", "nope"), "unknown tier 'nope'"),
+        (("gate", "vllm", "vllm@git+http://[x"), "is no URL, "),
+        (("gate", "vllm", "vllm@~nobody-of-this-name/x"), "~nobody-of-this-name/x"),
+        (
+            ("gate", "vllm", "vllm", "--case", PLAIN, "--b", "draft_tokens=5"),
+            "--b draft_tokens: changes none of 1 cases",
+        ),
         (("gate", "vllm", "vllm", "--case", CASE, "--pin", "nan"), "--pin nan: with 3 draft"),
         ((*BISECT, "--tier", "nope"), "unknown tier 'nope'"),
         ((*BISECT, "--versions", "foo"), "'foo': is no version"),
@@ -38,6 +47,16 @@ def test_it_is_said_with_status_10(arguments: tuple[str, ...], said: str) -> Non
     done = CliRunner().invoke(app, (arguments[0], *named, *IN_ROOT, *arguments[1:]))
     assert done.exit_code == 10
     assert said in done.output
+
+
+def test_a_fault_of_ours_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Request) -> Opened:
+        raise RuntimeError("nobody foresaw it")
+
+    monkeypatch.setattr(sys.modules["specreg.cli.gate"], "open_gate", fail)
+    done = CliRunner().invoke(app, ("gate", "vllm", "vllm", *IN_ROOT))
+    assert done.exit_code == 10
+    assert "RuntimeError: nobody foresaw it" in done.output
 
 
 @pytest.mark.parametrize("prompts", ["0", "-3"])

@@ -45,6 +45,7 @@ def test_what_is_of_speculation_leaves_a_server_without_it_as_it_is() -> None:
     ("text", "said"),
     [
         ("draft_tokens", "give KEY=VALUE"),
+        ("engine_args=--a 'b", "No closing quotation; quote it as a shell wants it"),
         ("draft_tokens=many", "Expected `int`, got `str`"),
         ("draft_tokens=0", "Expected `int` >= 1"),
         ("engine_env=1", "a name after the dot is of engine_env, and it needs one"),
