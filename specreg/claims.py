@@ -85,7 +85,8 @@ def is_held(device: Device) -> bool:
     """Whether another process has the lock of a GPU at this moment."""
     path = _lock_path(device)
     try:
-        with path.open("rb") as file:
+        # To write: over a network's disk (NFS) a lock that excludes others needs that.
+        with path.open("r+b") as file:
             return not _lock(file)
     except FileNotFoundError:
         return False

@@ -17,8 +17,9 @@ from specreg.many.crew import WorkerLog
 from specreg.many.errand import Order, Said
 from specreg.many.places import WORKERS_OPTION, Ground, Machine, Need, Place, at_once
 
-COMMAND = (sys.executable, "-P", "-m", "specreg.many.worker")
-"""What starts a worker."""
+_MAIN = "import sys; sys.path[:] = sys.argv[1:]; from specreg.many.worker import main; main()"
+COMMAND = (sys.executable, "-P", "-c", _MAIN)
+"""What starts a worker, with the folders of our own modules after it."""
 _PIECE_BYTES = 64 * 1024
 _LAST_WORDS_S = 5.0
 
@@ -91,7 +92,7 @@ class Process:
         keeper = threading.Thread(target=self._keep, args=(stderr,), daemon=True)
         keeper.start()
         try:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):  # it is gone, or was hung up on
                 stdin.write(msgspec.json.encode(self.order) + b"\n")
                 stdin.flush()
             with contextlib.suppress(msgspec.DecodeError):
@@ -140,13 +141,14 @@ def start_process(
         OSError: it can't be started.
     """
     # In a session of its own, so that Ctrl-C reaches the suite alone, which then ends it.
+    # Our own modules' folders are no variable: the engines would look for theirs in them, too.
     popen = subprocess.Popen(  # noqa: S603 - our own command
-        command,
+        (*command, *sys.path),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
-        env={**os.environ, **(variables or {}), "PYTHONPATH": os.pathsep.join(sys.path)},
+        env={**os.environ, **(variables or {})},
     )
     return Process(popen=popen, order=order, log=WorkerLog(log_path))
 

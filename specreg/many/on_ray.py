@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from specreg.files import append_piece
+from specreg.files import append_lines, append_piece
 from specreg.many.errand import Order, Said, Shown
 from specreg.many.luggage import pack
 from specreg.many.nodes import Node, Nodes, Spot, nodes_for, spot_of
@@ -135,12 +135,16 @@ class Remote:
 
     def __iter__(self) -> Iterator[Said]:
         """See `Worker`; files are written on the way."""
+        seen: set[str] = set()
         try:
             for carried in self._carried():
                 if isinstance(carried, Begun):
                     self._has_begun.set()
                 elif isinstance(carried, Piece):
-                    append_piece(self.folder / carried.path, carried.content)
+                    # Of a worker that was lost before, a line may be torn: ours begin anew.
+                    add = append_piece if carried.path in seen else append_lines
+                    add(self.folder / carried.path, carried.content)
+                    seen.add(carried.path)
                 elif isinstance(carried, Left):
                     self.how = carried.how
                 else:

@@ -133,15 +133,18 @@ class Pool:
         while self._waiting and not self._closed and len(self._workers) < self.most_workers:
             try:
                 place = self.crew.place(self._waiting[0].need)
-            except SpecregError as error:
-                self._give_up(self._waiting.pop(0), failure_of(error))
+            except Exception as error:  # noqa: BLE001 - see below
+                errand = self._waiting.pop(0)
+                self._give_up(errand, _why_not_started(errand, error))
                 continue
             if place is None:
                 return
             errand = self._waiting.pop(0)
             try:
                 self._start(errand, place)
-            except (OSError, SpecregError) as error:
+            except Exception as error:  # noqa: BLE001 - whoever waits for it would wait for ever
+                if worker := self._workers.pop(errand.name, None):  # and no thread for it
+                    worker.kill()
                 self.crew.give_back(place)
                 self._give_up(errand, _why_not_started(errand, error))
 
@@ -175,9 +178,11 @@ class Pool:
                 self._busy_s += (self._ended_s - started_s) * len(place.gpus)
                 del self._workers[errand.name]
                 self.crew.give_back(place)
-                self._settle(errand.without(done), ended, worker.how, log_path)
-                self._start_all()
-                self._changed.notify_all()
+                try:
+                    self._settle(errand.without(done), ended, worker.how, log_path)
+                    self._start_all()
+                finally:
+                    self._changed.notify_all()
 
     def _listen(self, errand: Errand, worker: Worker, done: set[Task]) -> Ended | None:
         """Takes what a worker says until it says no more; None where it never said that it is."""
@@ -240,8 +245,9 @@ class Pool:
         self._fatal, self._closed = failure, True
 
 
-def _why_not_started(errand: Errand, error: OSError | SpecregError) -> Failure:
+def _why_not_started(errand: Errand, error: Exception) -> Failure:
     if isinstance(error, SpecregError):
         return failure_of(error)
-    message = f"worker for '{errand.name}': can't be started, {error.strerror}"
+    why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+    message = f"worker for '{errand.name}': can't be started, {why}"
     return Failure(message=f"{message}; free memory, or run fewer")

@@ -1,7 +1,7 @@
 """A worker: an order in, one server's cases measured, what came of them out as JSON lines.
 
-`python -m specreg.many.worker` measures as the run itself would, in a suite of its own. When its
-input ends, the run is gone or wants no more of it: then it stops its servers and ends.
+What `here` starts measures as the run itself would, in a suite of its own. When its input ends,
+the run is gone or wants no more of it: then it stops its servers and ends.
 """
 
 import os
@@ -190,7 +190,3 @@ def _suite(order: Order, say: Say) -> Suite:
         show=lambda text: say(Shown(text=text)),
         asked={one.case.id: one.metrics for one in asked},
     )
-
-
-if __name__ == "__main__":
-    main()

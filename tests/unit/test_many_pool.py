@@ -13,9 +13,9 @@ import pytest
 
 from specreg.errors import MemoryHeldError
 from specreg.journal import Key
-from specreg.many.errand import Asked, Errand, Failure, Measured, Task, Terms
-from specreg.many.here import Here
-from specreg.many.places import Machine, Need
+from specreg.many.errand import Asked, Errand, Failure, Measured, Order, Task, Terms
+from specreg.many.here import Here, Process
+from specreg.many.places import Machine, Need, Place
 from specreg.many.pool import Pool
 from tests.unit import builders
 from tests.unit.test_many_places import FOUR
@@ -207,6 +207,43 @@ def test_a_server_that_does_not_start_is_the_failure_of_its_cases(tmp_path: Path
         assert pool.answer(of("fails")) == pool.answer(of("b")) == Failure(message="no server")
         assert isinstance(pool.answer(of("c")), Measured)
         pool.wait()
+
+
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+class Unwell(Here):
+    """A crew that fails as nobody foresaw, of errands of one name."""
+
+    def start(self, order: Order, place: Place, log_path: Path) -> Process:
+        if order.errand.name == "unwell":
+            raise RuntimeError("can't start new thread")
+        return Here.start(self, order, place, log_path)
+
+
+def test_a_crew_that_fails_as_nobody_foresaw_fails_its_errand_alone(tmp_path: Path) -> None:
+    with pool_in(tmp_path, most_workers=1) as pool:
+        pool.crew = Unwell(machine=pool.crew.machine, command=pool.crew.command)  # type: ignore[attr-defined]
+        pool.send([errand("first", "a", weight=9), errand("unwell", "b"), errand("last", "c")])
+        found = pool.answer(of("b"))
+        assert isinstance(found, Failure)
+        assert found.message.startswith(
+            "worker for 'unwell': can't be started, RuntimeError: can't start new thread"
+        )
+        assert isinstance(pool.answer(of("c")), Measured)
+        pool.wait()
+
+
+def test_an_engine_does_not_look_for_its_modules_among_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    shown = tmp_path / "shown"
+    show = f"open({str(shown)!r}, 'w').write(repr((os.environ['PYTHONPATH'], sys.argv[1:])))"
+    command = (sys.executable, "-c", f"import os, sys; {show}")
+    with pool_in(tmp_path) as pool:
+        pool.crew.command = command  # type: ignore[attr-defined]
+        pool.send([errand("server", "a")])
+        pool.wait()
+    assert shown.read_text() == repr(("/mine", sys.path))
 
 
 def test_memory_that_is_not_back_ends_the_run(tmp_path: Path) -> None:

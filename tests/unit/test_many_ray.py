@@ -107,6 +107,14 @@ def test_files_are_written_and_words_passed_on(tmp_path: Path) -> None:
     assert worker.how == "ended with status 0"
 
 
+def test_what_was_torn_when_a_node_was_lost_spoils_no_line_of_the_next(tmp_path: Path) -> None:
+    torn = [sent(Piece(path="parts/a.jsonl", content=b'{"whole": 1}\n{"to')), lost]
+    remote(tmp_path, FakeRay(coming=iter(torn)))
+    whole = [Piece(path="parts/a.jsonl", content=part) for part in (b'{"beg', b'un": 2}\n')]
+    remote(tmp_path, FakeRay(coming=map(sent, whole)))
+    assert (tmp_path / "parts/a.jsonl").read_bytes() == b'{"whole": 1}\n{"to\n{"begun": 2}\n'
+
+
 def test_an_actor_that_is_lost_says_so_and_its_node_goes_on(tmp_path: Path) -> None:
     worker, said = remote(tmp_path, FakeRay(coming=iter([sent(Begun()), lost])))
     assert said == []
@@ -149,7 +157,7 @@ def test_hanging_up_on_who_has_not_begun_ends_it_at_once(tmp_path: Path) -> None
 def test_memory_does_not_depend_on_how_much_comes_back(tmp_path: Path) -> None:
     def stream(count: int) -> Iterator[Callable[[], bytes]]:
         for _ in range(count):
-            yield sent(Piece(path="parts/a.jsonl", content=bytes(PIECE_BYTES)))
+            yield sent(Piece(path="parts/a.jsonl", content=bytes(PIECE_BYTES - 1) + b"\n"))
 
     most = {}
     for count in (8, 160):
