@@ -228,7 +228,7 @@ def _placed(order: Order) -> Order | None:
     need = order.errand.need
     gpus = find_gpus().devices if need.gpus else ()
     place = Ground(machine=this_machine(gpus)).take(need)
-    if place is None or len(place.gpus) < need.gpus:
+    if place is None:
         return None
     return msgspec.structs.replace(
         order, gpus=tuple(gpu.id for gpu in place.gpus), cores=tuple(sorted(place.cores))

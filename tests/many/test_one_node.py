@@ -64,7 +64,7 @@ def cases(servers: int) -> list[str]:
 
 def workers(run: Hurt) -> list[psutil.Process]:
     """Its workers."""
-    return [one for one in run.processes() if "specreg.many.worker" in one.cmdline()]
+    return [one for one in run.processes() if "specreg.many.worker" in " ".join(one.cmdline())]
 
 
 def seen_gpus(run: Hurt) -> list[str]:
