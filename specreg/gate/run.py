@@ -34,7 +34,8 @@ from specreg.gate.texts import (
 )
 from specreg.matrix import Case
 from specreg.models import model_sha256, resolve_model
-from specreg.server import StartedServer, start_server
+from specreg.server import StartedServer
+from specreg.starting import start_server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
