@@ -96,12 +96,12 @@ def decide(
 
 
 def cause_of(judged: Sequence[Judged]) -> str:
-    """What a case's loss comes from, in words; empty where nothing was lost.
+    """What a case's loss comes from, in words; empty where nothing was lost that decides.
 
     Output is lost by what it is made of: its own row names the cause only where none of the others
-    was proven.
+    was proven. Of sides that draft in different ways a longer step is no loss by itself.
     """
-    lost = [one for one in judged if one.outcome is Outcome.REGRESSED]
+    lost = [one for one in judged if one.decides and one.outcome is Outcome.REGRESSED]
     own = [str(one.cause) for one in lost if one.cause is not Cause.OUTPUT]
     if own:
         return ", ".join(own)

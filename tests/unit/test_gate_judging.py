@@ -11,6 +11,7 @@ from specreg.gate.answer import Answer, Decision, cause_of, decide
 from specreg.gate.judging import DIFFERS, Judged, Rules, Subject, judge_quantity
 from specreg.gate.launched import Arm, Launched
 from specreg.gate.quantities import ACCEPTANCE, OUTPUT, QUANTITIES, Cause
+from specreg.gate.report import sections
 from specreg.gate.texts import TextsJudged
 from specreg.verdict import Outcome
 
@@ -208,3 +209,27 @@ def test_a_loss_of_output_is_of_what_it_is_made_of() -> None:
     )
     assert cause_of([one]) == "the cost of a step"
     assert cause_of([]) == ""
+
+
+def test_only_what_decides_names_a_cause() -> None:
+    """With more drafts a step takes longer and output is better all the same."""
+    step = Judged(
+        case_id="case",
+        quantity="step_p50_ms",
+        cause=Cause.STEP,
+        outcome=Outcome.REGRESSED,
+        decides=False,
+        tolerance_frac=0.03,
+    )
+    output = Judged(
+        case_id="case",
+        quantity=OUTPUT,
+        cause=Cause.OUTPUT,
+        outcome=Outcome.IMPROVED,
+        tolerance_frac=0.03,
+    )
+    assert cause_of([step, output]) == ""
+    assert [one.heading for one in sections([step, output])] == ["case"]
+    parts = {"acceptance": -0.02, "the cost of a step": 0.01}
+    lost = msgspec.structs.replace(output, outcome=Outcome.REGRESSED, parts_frac=parts)
+    assert cause_of([step, lost]) == "acceptance"
