@@ -117,9 +117,8 @@ class Search:
 
     @property
     def _fingerprint(self) -> str:
-        """Of all that makes the gates of one search others than those of another."""
-        asked = self.request
-        made_of = repr((self.case, asked.prompts, asked.launches, tuple(asked.tolerances)))
+        """Of what is measured; how many launches there may be, and how they are judged, is not."""
+        made_of = repr((self.case, self.request.prompts))
         return hashlib.sha256(made_of.encode()).hexdigest()[:8]
 
 

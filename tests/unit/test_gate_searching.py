@@ -129,3 +129,12 @@ def test_an_unknown_case_is_said_before_anything_is_installed(started: Search) -
     request = dataclasses.replace(started.request, case_ids=("nope",))
     with pytest.raises(UnknownNameError, match="tier 'cpu': unknown case 'nope'"):
         search("vllm==0.29.0", "vllm==0.32.0", (), request, started.folder)
+
+
+@pytest.mark.parametrize("changes", [{"launches": 32}, {"tolerances": ("step_p50_ms=0.1",)}])
+def test_more_launches_and_other_tolerances_go_on_with_what_was_measured(
+    started: Search, changes: dict[str, object]
+) -> None:
+    asked = dataclasses.replace(started.request, **changes)  # type: ignore[arg-type]
+    other = dataclasses.replace(started, request=asked)
+    assert started._fingerprint == other._fingerprint  # noqa: SLF001 - of the folder's name
