@@ -88,7 +88,7 @@ class Opened:
     def report(self) -> GateReport:
         """What the gate says so far."""
         gate, decision = self.gate, self.gate.decide()
-        numbers = {(one.number, one.arm) for one in gate.launches}
+        numbers = {(one.number, one.arm) for one in gate.all_launches}
         return GateReport(
             specreg_version=specreg.__version__,
             answer=decision.answer,
@@ -103,10 +103,10 @@ class Opened:
             complete=gate.finished,
             finished_on=dt.datetime.now(tz=dt.UTC).date().isoformat(),
             decision=decision,
-            break_evens=break_evens(self.pairs, gate.launches),
+            break_evens=break_evens(self.pairs, gate.all_launches),
             failed=tuple(
                 Failed(case_id=one.case_id, arm=one.arm, block=one.block, reason=one.invalid)
-                for one in gate.launches
+                for one in gate.all_launches
                 if one.invalid
             ),
         )

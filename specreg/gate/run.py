@@ -70,6 +70,7 @@ class Gate:
         journal: of this gate.
         launches, said, texts, rehearsed, spent_s: so far; earlier_s: of that, before it was cut
             off.
+        failed_before: launches that came to nothing then; they are tried again.
         unheard: why answers couldn't be compared; the next launch tries again.
         out_of_time, finished: how it ended; neither where it was cut short.
     """
@@ -81,6 +82,7 @@ class Gate:
     minutes: float | None
     journal: Journal
     launches: tuple[Launched, ...] = ()
+    failed_before: tuple[Launched, ...] = ()
     said: dict[str, TextsSaid] = field(default_factory=dict)
     texts: dict[str, TextsJudged] = field(default_factory=dict)
     unheard: dict[str, TextsJudged] = field(default_factory=dict)
@@ -91,8 +93,10 @@ class Gate:
     finished: bool = False
 
     def take_over(self, lines: Sequence[object]) -> None:
-        """What a gate that was cut off had measured."""
-        self.launches = tuple(one for one in lines if isinstance(one, Launched))
+        """What a gate that was cut off had measured; what failed is no verdict on a side yet."""
+        launches = [one for one in lines if isinstance(one, Launched)]
+        self.launches = tuple(one for one in launches if not one.invalid)
+        self.failed_before = tuple(one for one in launches if one.invalid)
         self.said = {one.case_id: one for one in lines if isinstance(one, TextsSaid)}
         self.texts = {one.case_id: one for one in lines if isinstance(one, TextsJudged)}
         self.rehearsed = any(isinstance(one, Rehearsed) for one in lines)
@@ -152,7 +156,7 @@ class Gate:
             [shared.group for shared in self.shared],
             self.launch,
             self.rules,
-            earlier=self.launches,
+            earlier=self.all_launches,
             may_go_on=self._has_time,
             has_questions=lambda group: any(
                 subject.case_id in self._untold for subject in group.subjects
@@ -160,6 +164,11 @@ class Gate:
         )
         self.finished = not self.out_of_time
         return self.decide()
+
+    @property
+    def all_launches(self) -> tuple[Launched, ...]:
+        """Those that count, and those that failed before it was cut off."""
+        return (*self.failed_before, *self.launches)
 
     def decide(self) -> Decision:
         """What the launches so far say."""

@@ -254,6 +254,19 @@ def test_what_dies_on_one_side_leaves_it_undecided_and_is_told(gate: Gate) -> No
     assert "side B: server 'vllm-eagle3-tiny': ended with status 1" in done.stdout
 
 
+def test_what_failed_is_tried_again_where_it_is_resumed(gate: Gate) -> None:
+    gate.write_tier(speed=False)
+    planted = Script(fault=Fault.CRASH_MID_RUN, fault_after_requests=12)
+    failed = gate.run("--launches", "2", b=planted)
+    assert failed.returncode == 10, failed.stdout + failed.stderr
+    lines = (gate.out / "gate.jsonl").read_bytes()
+    again = gate.run("--launches", "2", "--resume", b=Script())
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert gate.report().answer == "upgrade"
+    assert {one.arm for one in gate.report().failed} == {"B"}  # still told
+    assert (gate.out / "gate.jsonl").read_bytes().startswith(lines)
+
+
 def test_no_time_left_ends_it_and_says_how_to_go_on(gate: Gate) -> None:
     done = gate.run("--minutes", "0.02")
     assert done.returncode == 10, done.stdout + done.stderr
