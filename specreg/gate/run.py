@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,9 +17,9 @@ from specreg.errors import HungError, InvalidMeasurementError, ServerError, Spec
 from specreg.expectation import load_case_prompts
 from specreg.gate.answer import Decision, decide
 from specreg.gate.beside import SideError, blaming, measure_beside
-from specreg.gate.going import Slot, go_on
+from specreg.gate.going import Group, Slot, go_on
 from specreg.gate.journal import Begun, Journal, Rehearsed, Spent
-from specreg.gate.judging import Rules
+from specreg.gate.judging import LAUNCHES_PER_BLOCK, Rules
 from specreg.gate.launched import Arm, Launched, values_beside
 from specreg.gate.memory import held_bytes
 from specreg.gate.pinning import plain_case, record_answers, recording_of, why_not_pinned
@@ -35,6 +36,8 @@ from specreg.gate.texts import (
 from specreg.matrix import Case
 from specreg.models import model_sha256, resolve_model
 from specreg.server import StartedServer, start_server
+
+_MOST_BLOCKS_ASKED = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +75,8 @@ class Gate:
             off.
         failed_before: launches that came to nothing then; they are tried again.
         unheard: why answers couldn't be compared; the next launch tries again.
+        asked_in: by case, the blocks in which its answers were to be compared since it began or
+            went on.
         out_of_time, finished: how it ended; neither where it was cut short.
     """
 
@@ -86,6 +91,7 @@ class Gate:
     said: dict[str, TextsSaid] = field(default_factory=dict)
     texts: dict[str, TextsJudged] = field(default_factory=dict)
     unheard: dict[str, TextsJudged] = field(default_factory=dict)
+    asked_in: dict[str, set[int]] = field(default_factory=dict)
     rehearsed: bool = False
     spent_s: list[float] = field(default_factory=list)
     earlier_s: float = 0.0
@@ -158,9 +164,7 @@ class Gate:
             self.rules,
             earlier=self.all_launches,
             may_go_on=self._has_time,
-            has_questions=lambda group: any(
-                subject.case_id in self._untold for subject in group.subjects
-            ),
+            has_questions=self._has_questions,
         )
         self.finished = not self.out_of_time
         return self.decide()
@@ -170,13 +174,37 @@ class Gate:
         """Those that count, and those that failed before it was cut off."""
         return (*self.failed_before, *self.launches)
 
+    def _has_questions(self, group: Group) -> bool:
+        """Whether a further block may tell of answers what those before couldn't.
+
+        Answers that couldn't be compared twice, and a side that never came so far, aren't asked for
+        until the launches are used up.
+        """
+        return any(
+            subject.case_id in self._untold
+            and len(self.asked_in.get(subject.case_id, ())) < _MOST_BLOCKS_ASKED
+            for subject in group.subjects
+        )
+
     def decide(self) -> Decision:
         """What the launches so far say."""
         subjects = list(
             itertools.chain.from_iterable(shared.group.subjects for shared in self.shared)
         )
         texts = (*self.texts.values(), *self._untold.values())
-        return decide(subjects, self.launches, self.rules, texts)
+        return decide(subjects, self.launches, self.rules, texts, self._launch_minutes)
+
+    @property
+    def _launch_minutes(self) -> Mapping[str, float]:
+        """Where no time was left, how long a launch more of each side takes, by case."""
+        if not self.out_of_time:
+            return {}
+        sitting = statistics.fmean(self.spent_s) / 60
+        return {
+            subject.case_id: sitting * len(shared.group.block) / LAUNCHES_PER_BLOCK
+            for shared in self.shared
+            for subject in shared.group.subjects
+        }
 
     @property
     def _untold(self) -> Mapping[str, TextsJudged]:
@@ -197,6 +225,8 @@ class Gate:
         shared = next(one for one in self.shared if one.group == slot.group)
         said = f"side {slot.arms[0]}" if len(slot.arms) == 1 else f"sides {', '.join(slot.arms)}"
         self.place.show(f"block {slot.block}, {said}: {slot.group.name}")
+        for case_id in self._untold.keys() & {pair.id for pair in shared.pairs}:
+            self.asked_in.setdefault(case_id, set()).add(slot.block)
         started = time.monotonic()
         done: list[list[Launched]] = []
         try:

@@ -233,3 +233,19 @@ def test_only_what_decides_names_a_cause() -> None:
     parts = {"acceptance": -0.02, "the cost of a step": 0.01}
     lost = msgspec.structs.replace(output, outcome=Outcome.REGRESSED, parts_frac=parts)
     assert cause_of([step, lost]) == "acceptance"
+
+
+def test_what_the_time_ended_names_the_minutes_and_not_the_launches() -> None:
+    some = launches(0.0, noise=5)
+    enough = Rules(blocks=500, figures=3)
+    [said] = decide((SUBJECT,), some, enough, (), {"case": 2.5}).takes
+    needed = judge(some, enough).needed_launches
+    assert needed is not None
+    more = f"--resume, and --minutes for about {2.5 * (needed - 8):.0f} more"
+    assert said.endswith(f"instead of 8 ({more}), or a quieter machine")
+    [said] = decide((SUBJECT,), some, RULES, (), {"case": 2.5}).takes
+    assert "instead of 8 (--launches, --resume, and --minutes for about" in said
+    [said] = decide((SUBJECT,), some, enough).takes  # somebody cut it off
+    assert "instead of 8 (--resume), or a quieter machine" in said
+    [said] = decide((SUBJECT,), some[:2], RULES, (), {"case": 2.5}).takes
+    assert said.endswith("it was --minutes that ended it, --resume goes on")
