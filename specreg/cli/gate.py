@@ -13,7 +13,7 @@ import typer
 
 from specreg.cli.options import HERE, MATRIX, WIDTH, MatrixOption, RootOption, TierOption, tier_of
 from specreg.errors import SpecregError
-from specreg.gate.opening import Opened, Request, open_gate
+from specreg.gate.opening import Opened, Request, open_gate, set_aside
 from specreg.gate.pages import render_terminal
 from specreg.redaction import hide, hide_known
 
@@ -74,6 +74,8 @@ def gate(  # noqa: PLR0913, PLR0917 - an option each
     Exit status: 0 upgrade, 1 don't, 10 undecided or not to be measured.
     """
     with ending():
+        if out is not None:
+            set_aside(out)
         asked = Request(
             a=a,
             b=b,

@@ -32,6 +32,23 @@ from specreg.matrix import Case, Tier
 from specreg.models import resolve_model
 
 
+PAGES = ("gate.json", "gate.md", "gate.html")
+
+
+def set_aside(folder: Path, names: Sequence[str] = PAGES) -> None:
+    """Renames what an earlier run left in a folder, so that nobody takes it for this one's answer.
+
+    Args:
+        folder: of a gate; it needn't be there.
+        names: of the files; `gate.json` becomes `earlier-gate.json`.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    for path in filter(Path.is_file, (folder / name for name in names)):
+        path.replace(path.with_name(f"earlier-{path.name}"))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """What somebody asks a gate; texts are as they were typed.
@@ -123,13 +140,13 @@ class Opened:
 
     def record(self, report: GateReport) -> bool:
         """Writes `gate.json`, `gate.md` and `gate.html`; says which it couldn't, False then."""
-        pages = {
-            "gate.json": encode_report(report),
-            "gate.md": render_markdown(report).encode(),
-            "gate.html": render_html(report).encode(),
-        }
-        lost = [name for name in pages if not self._written(name, pages[name])]
-        return not lost
+        pages = (
+            encode_report(report),
+            render_markdown(report).encode(),
+            render_html(report).encode(),
+        )
+        written = [self._written(*named) for named in zip(PAGES, pages, strict=True)]
+        return all(written)
 
     def _written(self, name: str, page: bytes) -> bool:
         path = self.gate.place.folder / name

@@ -17,7 +17,7 @@ from specreg.gate.answer import Answer, Decision
 from specreg.gate.beside import SideError
 from specreg.gate.bisecting import Bisected, Step, Tried, bisect_versions, versions_between
 from specreg.gate.launched import Arm
-from specreg.gate.opening import Request, open_gate
+from specreg.gate.opening import Request, open_gate, set_aside
 from specreg.gate.plan import Shared
 from specreg.gate.releases import released_versions
 from specreg.gate.side import Kind, Side, parse_side, source_of
@@ -92,6 +92,7 @@ class Search:
             out=folder,
             resume=(folder / "gate.jsonl").exists(),
         )
+        set_aside(folder)
         try:
             source = source_of(
                 parse_side(request.b), on_gpu=request.tier.needs_gpus > 0, show=request.show

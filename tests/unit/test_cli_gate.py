@@ -1,6 +1,7 @@
 """What the commands say of what they can't do, and with which status."""
 
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -65,3 +66,24 @@ def test_no_prompts_are_refused(command: tuple[str, ...], prompts: str) -> None:
     done = CliRunner().invoke(app, (*command, *IN_ROOT, "--prompts", prompts))
     assert done.exit_code == 2
     assert not isinstance(done.exception, ValueError)
+
+
+@pytest.mark.parametrize(
+    "refused", [("--tier", "nope"), ("--case", "nope"), ("--launches", "3")], ids=str
+)
+def test_a_start_that_is_refused_leaves_no_answer_of_an_earlier_run(
+    tmp_path: Path, refused: tuple[str, ...]
+) -> None:
+    for name in ("gate.json", "gate.md", "gate.html", "gate.jsonl"):
+        (tmp_path / name).write_text(name)
+    done = CliRunner().invoke(
+        app, ("gate", "vllm", "vllm", *IN_ROOT, "--out", str(tmp_path), *refused)
+    )
+    assert done.exit_code == 10
+    left = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert left == {
+        "earlier-gate.json": "gate.json",
+        "earlier-gate.md": "gate.md",
+        "earlier-gate.html": "gate.html",
+        "gate.jsonl": "gate.jsonl",
+    }
