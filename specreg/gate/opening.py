@@ -24,7 +24,7 @@ from specreg.gate.pages import render_html, render_markdown
 from specreg.gate.pinning import pinned_pairs
 from specreg.gate.plan import Pair, check_prompts, pairs_of, shared_launches
 from specreg.gate.quantities import QUANTITIES
-from specreg.gate.report import Failed, GateReport, SideReport, encode_report
+from specreg.gate.report import Failed, GateReport, How, SideReport, encode_report
 from specreg.gate.run import Gate, Place, begun_of
 from specreg.gate.side import Side, Source, parse_side, source_of
 from specreg.identity import current_environment, find_gpus
@@ -120,12 +120,25 @@ class Opened:
             complete=gate.finished,
             finished_on=dt.datetime.now(tz=dt.UTC).date().isoformat(),
             decision=decision,
+            how=self._how,
             break_evens=break_evens(self.pairs, gate.all_launches),
             failed=tuple(
                 Failed(case_id=one.case_id, arm=one.arm, block=one.block, reason=one.invalid)
                 for one in gate.all_launches
                 if one.invalid
             ),
+        )
+
+    @property
+    def _how(self) -> How:
+        gate = self.gate
+        return How(
+            together=any(shared.group.together for shared in gate.shared),
+            with_control=self.request.with_control,
+            least_s=gate.place.least_s,
+            level_frac=gate.rules.level,
+            loss_level_frac=gate.rules.loss_level,
+            tolerances=dict(gate.rules.tolerances),
         )
 
     @property
