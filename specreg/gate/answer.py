@@ -13,6 +13,7 @@ from specreg.gate.texts import TextsJudged
 from specreg.verdict import Outcome
 
 _SOUND = {Outcome.PASS, Outcome.IMPROVED}
+_FEW_EQUAL_FRAC = 0.5
 _NO_MINUTES: Mapping[str, float] = MappingProxyType({})
 
 
@@ -82,7 +83,13 @@ def decide(
     wrong = [one for one in texts if one.outcome is Outcome.WRONG]
     unclear = [one for one in judged if one.decides and one.outcome not in _SOUND]
     untold = [one for one in texts if one.outcome is Outcome.INVALID]
-    reasons = (*(_of_texts(one) for one in (*wrong, *untold)), *_reasons(lost), *_moved(moved))
+    rounded = [one for one in texts if one.outcome is Outcome.PASS and _is_rounded(one)]
+    reasons = (
+        *(_of_texts(one) for one in (*wrong, *untold)),
+        *_reasons(lost),
+        *_moved(moved),
+        *(_of_texts(one) for one in rounded),
+    )
     if wrong or lost:
         answer = Answer.DONT
     elif moved or unclear or untold or not judged:
@@ -134,6 +141,11 @@ def _reasons(lost: Sequence[Judged]) -> list[str]:
 
 def _of_texts(one: TextsJudged) -> str:
     return f"{one.case_id}: {one.reason}"
+
+
+def _is_rounded(one: TextsJudged) -> bool:
+    """Whether most answers part, if only by rounding: somebody should know."""
+    return one.equal_frac is not None and one.equal_frac < _FEW_EQUAL_FRAC
 
 
 def _moved(moved: Sequence[Judged]) -> list[str]:

@@ -31,7 +31,9 @@ from specreg.gate.texts import (
     can_be_compared,
     compare_texts,
     hear,
+    not_compared,
     untold,
+    why_not_compared,
 )
 from specreg.matrix import Case
 from specreg.models import model_sha256, resolve_model
@@ -191,7 +193,11 @@ class Gate:
         subjects = list(
             itertools.chain.from_iterable(shared.group.subjects for shared in self.shared)
         )
-        texts = (*self.texts.values(), *self._untold.values())
+        pairs = (pair for shared in self.shared for pair in shared.pairs)
+        others = (
+            not_compared(pair.id, why) for pair in pairs if (why := why_not_compared(pair.a, pair.b))
+        )
+        texts = (*self.texts.values(), *self._untold.values(), *others)
         return decide(subjects, self.launches, self.rules, texts, self._launch_minutes)
 
     @property
@@ -299,17 +305,24 @@ class Gate:
         for arm in sorted(servers):
             with blaming(arm):
                 try:
-                    self._hear_side(pair, arm, servers[arm], prompts)
+                    self._hear_side(pair, arm, servers, prompts)
                 except InvalidMeasurementError as error:
                     servers[arm].check_alive()
                     self.unheard[pair.id] = untold(pair.id, str(error))
 
     def _hear_side(
-        self, pair: Pair, arm: Arm, server: StartedServer, prompts: Sequence[Prompt]
+        self,
+        pair: Pair,
+        arm: Arm,
+        servers: Mapping[Arm, StartedServer],
+        prompts: Sequence[Prompt],
     ) -> None:
+        server, a = servers[arm], servers.get(Arm.A)
         if arm is Arm.B and pair.id in self.said:
             self.place.show(f"{pair.id}: comparing the answers")
-            self.texts[pair.id] = compare_texts(pair.b, server, prompts, self.said[pair.id])
+            self.texts[pair.id] = compare_texts(
+                pair.b, server, prompts, self.said[pair.id], a
+            )
             self.journal.write(self.texts[pair.id])
         elif arm is not Arm.B and pair.id not in self.said:
             self.said[pair.id] = hear(pair.a, pair.id, server, prompts)

@@ -249,3 +249,18 @@ def test_what_the_time_ended_names_the_minutes_and_not_the_launches() -> None:
     assert "instead of 8 (--resume), or a quieter machine" in said
     [said] = decide((SUBJECT,), some[:2], RULES, (), {"case": 2.5}).takes
     assert said.endswith("it was --minutes that ended it, --resume goes on")
+
+
+def test_answers_of_which_few_are_equal_pass_but_not_in_silence() -> None:
+    said = "0.0% of 5 answers are equal; 5 part where B holds both tokens within 0.25 nats"
+    none = TextsJudged(
+        case_id="case", outcome=Outcome.PASS, reason=said, asked=5, equal_frac=0.0
+    )
+    found = answer(launches(0.0), none)
+    assert (found.answer, found.reasons) == (Answer.UPGRADE, (f"case: {said}",))
+    most = msgspec.structs.replace(none, equal_frac=0.8)
+    assert answer(launches(0.0), most).reasons == ()
+
+
+def test_answers_that_neednt_be_the_same_are_in_nobodys_way() -> None:
+    assert answer(launches(0.0), texts(Outcome.NOT_COMPARABLE)).answer is Answer.UPGRADE
