@@ -21,7 +21,7 @@ from specreg.gate.judging import LAUNCHES_PER_BLOCK, Rules, count_figures
 from specreg.gate.launched import Arm
 from specreg.gate.overriding import parse_override
 from specreg.gate.pages import render_html, render_markdown
-from specreg.gate.pinning import pinned_pairs
+from specreg.gate.pinning import forget_recordings, pinned_pairs
 from specreg.gate.plan import Pair, check_prompts, pairs_of, shared_launches
 from specreg.gate.quantities import QUANTITIES
 from specreg.gate.report import Failed, GateReport, How, SideReport, encode_report
@@ -32,6 +32,7 @@ from specreg.matrix import Case, Tier
 from specreg.models import resolve_model
 
 
+_RECORDINGS = "recordings"
 PAGES = ("gate.json", "gate.md", "gate.html")
 
 
@@ -211,7 +212,7 @@ def open_gate(asked: Request) -> Opened:
         unfit=_unfit(tier, sides),
     )
     if asked.pin_length_tokens is not None:
-        pairs += pinned_pairs(pairs, asked.pin_length_tokens, folder / "recordings")
+        pairs += pinned_pairs(pairs, asked.pin_length_tokens, folder / _RECORDINGS)
     sources = (
         source_of(sides[0], on_gpu=on_gpu, show=asked.show, waits=asked.waits),
         source_of(sides[1], on_gpu=on_gpu, show=asked.show, waits=asked.waits),
@@ -228,6 +229,8 @@ def open_gate(asked: Request) -> Opened:
         least_s=asked.least_s,
     )
     journal, lines = resumed(folder / "gate.jsonl", begun, resume=asked.resume)
+    if not lines:
+        forget_recordings(folder / _RECORDINGS)
     gate = Gate(
         place=Place(
             root=root,

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from specreg.errors import SpecregError, UnsupportedError
+from specreg.gate.launched import Arm, Launched
 from specreg.gate.opening import Request, open_gate
 from specreg.identity import Gpus
 from specreg.matrix import load_tier
@@ -95,3 +96,35 @@ def test_of_a_tier_the_cases_that_nobody_named_and_that_dont_fit_are_left_out(
     named = dataclasses.replace(request, case_ids=(too_big,))
     with pytest.raises(UnsupportedError, match=f"{too_big} needs 1 .*choose other cases"):
         open_gate(named)
+
+
+@pytest.fixture
+def here(asked: Request, tmp_path: Path) -> Request:
+    """Sides that are there: the scripted server, which this interpreter finds as vLLM."""
+    (tmp_path / "cpu.toml").write_text(
+        'needs_gpus = 0\n[models.tiny]\ntarget = "fixtures/models/tiny/target"\n'
+        '[[cases]]\nengine = "vllm"\nmethods = ["none"]\nmodels = "tiny"\ndataset = "toy"\n'
+        "concurrency = [1]\nprompts = 5\n"
+    )
+    there = f"engine_env.PYTHONPATH={record_script(Script(), tmp_path)['PYTHONPATH']}"
+    side = f"vllm@{sys.executable}"
+    tier = load_tier(tmp_path, "cpu")
+    return dataclasses.replace(
+        asked, a=side, b=side, a_overrides=(there,), b_overrides=(there,), tier=tier, case_ids=()
+    )
+
+
+def test_recordings_of_another_gate_are_forgotten_and_those_of_this_one_kept(
+    here: Request,
+) -> None:
+    """They know the answers of their own versions and models alone."""
+    assert here.out is not None
+    recording = here.out / "recordings" / "A-vllm-tiny.json"
+    recording.parent.mkdir(parents=True)
+    recording.write_text("[]")
+    opened = open_gate(here)
+    assert not recording.exists()
+    opened.gate.journal.write(Launched(case_id="case", arm=Arm.A, block=1, number=1))
+    recording.write_text("[]")
+    open_gate(dataclasses.replace(here, resume=True, tolerances=("step_p50_ms=0.5",)))
+    assert recording.exists()

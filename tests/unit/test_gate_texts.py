@@ -64,6 +64,6 @@ def test_why_answers_arent_compared_is_told(b: Case, said: str) -> None:
 
 
 def test_what_tells_no_ids_is_told_too() -> None:
-    of_triton = dataclasses.replace(builders.SPEC, engine="tensorrt-llm")
-    case = dataclasses.replace(builders.CASE, server=of_triton)
+    of_tensorrt = dataclasses.replace(builders.SPEC, engine="tensorrt_llm")
+    case = dataclasses.replace(builders.CASE, server=of_tensorrt)
     assert "tells no token ids" in why_not_compared(case, case)
