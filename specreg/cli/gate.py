@@ -39,7 +39,7 @@ def gate(  # noqa: PLR0913, PLR0917 - an option each
     ] = None,
     launches: Annotated[int, typer.Option(help="the most of each side; even", min=2)] = 16,
     minutes: Annotated[
-        float | None, typer.Option(help="the most that the launches may take", min=0)
+        float | None, typer.Option(help="the most that the launches may take")
     ] = None,
     prompts: Annotated[int | None, typer.Option(help="how many each case replays", min=1)] = None,
     tolerance: Annotated[
@@ -54,7 +54,7 @@ def gate(  # noqa: PLR0913, PLR0917 - an option each
         ),
     ] = None,
     seconds: Annotated[
-        float, typer.Option(help="how long a launch is asked, at least, where speed counts", min=0)
+        float, typer.Option(help="how long a launch is asked, at least, where speed counts")
     ] = 20.0,
     rehearse: Annotated[bool, typer.Option(help="start each server once beforehand")] = True,  # noqa: FBT002 - an option
     resume: Annotated[bool, typer.Option("--resume", help="go on with what lies in --out")] = False,  # noqa: FBT002 - an option

@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime as dt
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,8 +23,8 @@ from specreg.gate.launched import Arm
 from specreg.gate.overriding import parse_override
 from specreg.gate.pages import render_html, render_markdown
 from specreg.gate.pinning import forget_recordings, pinned_pairs
-from specreg.gate.plan import Pair, check_prompts, pairs_of, shared_launches
-from specreg.gate.quantities import QUANTITIES
+from specreg.gate.plan import Pair, Shared, check_prompts, pairs_of, shared_launches
+from specreg.gate.quantities import ACCEPTANCE, QUANTITIES
 from specreg.gate.report import Failed, GateReport, How, SideReport, encode_report
 from specreg.gate.run import Gate, Place, begun_of
 from specreg.gate.side import Side, Source, parse_side, source_of
@@ -33,6 +34,8 @@ from specreg.models import resolve_model
 
 
 _RECORDINGS = "recordings"
+_SPEED_BLOCKS = 2
+_SPEED_LAUNCHES = _SPEED_BLOCKS * LAUNCHES_PER_BLOCK
 PAGES = ("gate.json", "gate.md", "gate.html")
 
 
@@ -192,6 +195,7 @@ def open_gate(asked: Request) -> Opened:
     Raises:
         SpecregError: something can't be measured as it is asked for; nothing was.
     """
+    _check_numbers(asked)
     tier, root = asked.tier, asked.root
     on_gpu = tier.needs_gpus > 0
     sides = parse_side(asked.a), parse_side(asked.b)
@@ -220,6 +224,12 @@ def open_gate(asked: Request) -> Opened:
     together = not on_gpu if asked.together is None else asked.together
     shared = shared_launches(pairs, with_control=asked.with_control, together=together)
     rules = _rules([one.group for one in shared], asked.launches, tolerances)
+    if rules.blocks < _SPEED_BLOCKS and _has_speeds(shared):
+        asked.show(
+            f"--launches {asked.launches}: a speed is decided by {_SPEED_LAUNCHES} launches of each"
+            f" side at least, so these will stay undecided; give --launches {_SPEED_LAUNCHES} or"
+            " more"
+        )
     _check(asked, sources, pairs)
     environment = current_environment(needs_gpus=tier.gpus_used(find_gpus().memory_gib)).name
     begun = msgspec.structs.replace(
@@ -288,6 +298,27 @@ def _check(asked: Request, sources: tuple[Source, Source], pairs: Sequence[Pair]
     for arm in (Arm.A, Arm.B):
         for said in check_contexts(asked.root, [pair.of(arm) for pair in pairs]):
             asked.show(said)
+
+
+def _check_numbers(asked: Request) -> None:
+    """Silent where what has to be a time is one.
+
+    Raises:
+        UnsupportedError: it is not above 0, or no number.
+    """
+    for option, value in (
+        ("--seconds", asked.least_s),
+        ("--minutes", asked.minutes),
+        ("--ready-within-s", asked.ready_within_s),
+    ):
+        if value is not None and not 0 < value < math.inf:
+            raise UnsupportedError(f"{option} {value:g}: is no time; give a number above 0")
+
+
+def _has_speeds(shared: Sequence[Shared]) -> bool:
+    """Whether the answer rests on something else than acceptance."""
+    subjects = (subject for one in shared for subject in one.group.subjects)
+    return any(subject.deciding - {ACCEPTANCE} for subject in subjects if not subject.is_control)
 
 
 def _tolerances(texts: Sequence[str]) -> Mapping[str, float]:

@@ -29,6 +29,8 @@ BISECT = ("bisect", CASE, "--good", "vllm==0.31.0", "--bad", "vllm==0.32.0")
             "--b draft_tokens: changes none of 1 cases",
         ),
         (("gate", "vllm", "vllm", "--case", CASE, "--pin", "nan"), "--pin nan: with 3 draft"),
+        (("gate", "vllm", "vllm", "--seconds", "-1"), "--seconds -1: is no time"),
+        (("gate", "vllm", "vllm", "--minutes", "nan"), "--minutes nan: is no time"),
         ((*BISECT, "--tier", "nope"), "unknown tier 'nope'"),
         ((*BISECT, "--versions", "foo"), "'foo': is no version"),
         (

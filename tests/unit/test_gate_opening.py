@@ -1,6 +1,7 @@
 """What can't be measured as it is asked for is said before anything is."""
 
 import dataclasses
+import math
 import sys
 from pathlib import Path
 
@@ -45,6 +46,11 @@ def asked(tmp_path: Path) -> Request:
         ({"tolerances": ("speed=0.1",)}, "--tolerance speed=0.1: unknown quantity 'speed'"),
         ({"tolerances": ("step_p50_ms=3%",)}, "'3%' is no fraction between 0 and 1"),
         ({"pin_length_tokens": 9.0}, "--pin 9: with 3 draft tokens per step"),
+        ({"least_s": math.inf}, "--seconds inf: is no time; give a number above 0"),
+        ({"least_s": 0.0}, "--seconds 0: is no time"),
+        ({"minutes": math.nan}, "--minutes nan: is no time"),
+        ({"minutes": -1.0}, "--minutes -1: is no time"),
+        ({"ready_within_s": 0.0}, "--ready-within-s 0: is no time"),
         ({"prompts": 100_000}, "dataset 'toy': has .* prompts, .* asks for 100000"),
         ({"b": sys.executable}, "has no module 'vllm'; install vllm there"),
     ],
@@ -128,3 +134,10 @@ def test_recordings_of_another_gate_are_forgotten_and_those_of_this_one_kept(
     recording.write_text("[]")
     open_gate(dataclasses.replace(here, resume=True, tolerances=("step_p50_ms=0.5",)))
     assert recording.exists()
+
+
+@pytest.mark.parametrize(("launches", "told"), [(2, True), (4, False)])
+def test_too_few_launches_for_a_speed_are_said(here: Request, launches: int, told: bool) -> None:  # noqa: FBT001 - a parameter
+    said: list[str] = []
+    open_gate(dataclasses.replace(here, launches=launches, show=said.append))
+    assert any("--launches 2: a speed is decided by 4 launches" in one for one in said) is told
