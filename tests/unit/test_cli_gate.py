@@ -89,3 +89,15 @@ def test_a_start_that_is_refused_leaves_no_answer_of_an_earlier_run(
         "earlier-gate.html": "gate.html",
         "gate.jsonl": "gate.jsonl",
     }
+
+
+def test_a_bisect_that_is_refused_leaves_no_answer_of_an_earlier_one(tmp_path: Path) -> None:
+    page = tmp_path / CASE / "bisect.json"
+    page.parent.mkdir()
+    page.write_text("old")
+    done = CliRunner().invoke(
+        app, (*BISECT, *IN_ROOT, "--out", str(tmp_path), "--bad", "sglang==0.5.23")
+    )
+    assert done.exit_code == 10
+    assert not page.exists()
+    assert page.with_name("earlier-bisect.json").read_text() == "old"
