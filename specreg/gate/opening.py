@@ -32,7 +32,6 @@ from specreg.identity import current_environment, find_gpus
 from specreg.matrix import Case, Tier
 from specreg.models import resolve_model
 
-
 _RECORDINGS = "recordings"
 _SPEED_BLOCKS = 2
 _SPEED_LAUNCHES = _SPEED_BLOCKS * LAUNCHES_PER_BLOCK

@@ -228,9 +228,9 @@ def legend() -> str:
     return (
         "Better is positive. What stands in brackets decides nothing. The change of"
         f" {ACCEPTANCE} is that of AL − 1. PASS: proven within the tolerance. IMPROVED: proven"
-        " better by more. REGRESSED: proven worse than A, the interval at the level that all figures"
-        " share being below 0, by an estimate beyond the tolerance. INCONCLUSIVE: none of these."
-        " The control is side A against itself: a difference there is the machine's."
+        " better by more. REGRESSED: proven worse than A, the interval at the level that all"
+        " figures share being below 0, by an estimate beyond the tolerance. INCONCLUSIVE: none of"
+        " these. The control is side A against itself: a difference there is the machine's."
     )
 
 

@@ -195,7 +195,9 @@ class Gate:
         )
         pairs = (pair for shared in self.shared for pair in shared.pairs)
         others = (
-            not_compared(pair.id, why) for pair in pairs if (why := why_not_compared(pair.a, pair.b))
+            not_compared(pair.id, why)
+            for pair in pairs
+            if (why := why_not_compared(pair.a, pair.b))
         )
         texts = (*self.texts.values(), *self._untold.values(), *others)
         return decide(subjects, self.launches, self.rules, texts, self._launch_minutes)
@@ -320,9 +322,7 @@ class Gate:
         server, a = servers[arm], servers.get(Arm.A)
         if arm is Arm.B and pair.id in self.said:
             self.place.show(f"{pair.id}: comparing the answers")
-            self.texts[pair.id] = compare_texts(
-                pair.b, server, prompts, self.said[pair.id], a
-            )
+            self.texts[pair.id] = compare_texts(pair.b, server, prompts, self.said[pair.id], a)
             self.journal.write(self.texts[pair.id])
         elif arm is not Arm.B and pair.id not in self.said:
             self.said[pair.id] = hear(pair.a, pair.id, server, prompts)

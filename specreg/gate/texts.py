@@ -1,7 +1,7 @@
 """Texts: what side A answered and side B's server in, whether B changes a token out.
 
-Nothing here is timed. Where two greedy answers part, B says how likely both tokens were, and so does
-A where its server is up as well: two that are as good as equally likely may change places by
+Nothing here is timed. Where two greedy answers part, B says how likely both tokens were, and so
+does A where its server is up as well: two that are as good as equally likely may change places by
 rounding, in other kernels for instance.
 """
 
@@ -177,7 +177,8 @@ def doubted_by_a(
     Returns:
         Their `gap_nats` is A's: how much likelier A's own token is to it.
     """
-    texts = dict(zip((one.id for one in prompts), zip(said.prompts, said.answers), strict=True))
+    answered = zip(said.prompts, said.answers, strict=True)
+    texts = dict(zip((one.id for one in prompts), answered, strict=True))
     rounded = [one for one in found.partings if one.is_rounding(found.bound_nats)]
     questions = []
     for one in rounded:

@@ -30,7 +30,6 @@ def test_a_curve_above_1_pays_everywhere_and_one_below_nowhere() -> None:
     assert "pays nowhere from 1 to 4" in break_even("x", Arm.A, curve((1, 0.9), (4, 0.5))).said
 
 
-
 def told(*points: tuple[int, float, float, float]) -> str:
     """What is said of loads with their ratio and its interval."""
     found = [

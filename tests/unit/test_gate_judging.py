@@ -243,7 +243,8 @@ def test_what_the_time_ended_names_the_minutes_and_not_the_launches() -> None:
     assert needed is not None
     more = f"--resume, and --minutes for about {2.5 * (needed - 8):.0f} more"
     assert said.endswith(f"instead of 8 ({more}), or a quieter machine")
-    [said] = decide((SUBJECT,), some, RULES, (), {"case": 2.5}).takes
+    fewer = Rules(blocks=4, figures=3)
+    [said] = decide((SUBJECT,), some, fewer, (), {"case": 2.5}).takes
     assert "instead of 8 (--launches, --resume, and --minutes for about" in said
     [said] = decide((SUBJECT,), some, enough).takes  # somebody cut it off
     assert "instead of 8 (--resume), or a quieter machine" in said
@@ -253,9 +254,7 @@ def test_what_the_time_ended_names_the_minutes_and_not_the_launches() -> None:
 
 def test_answers_of_which_few_are_equal_pass_but_not_in_silence() -> None:
     said = "0.0% of 5 answers are equal; 5 part where B holds both tokens within 0.25 nats"
-    none = TextsJudged(
-        case_id="case", outcome=Outcome.PASS, reason=said, asked=5, equal_frac=0.0
-    )
+    none = TextsJudged(case_id="case", outcome=Outcome.PASS, reason=said, asked=5, equal_frac=0.0)
     found = answer(launches(0.0), none)
     assert (found.answer, found.reasons) == (Answer.UPGRADE, (f"case: {said}",))
     most = msgspec.structs.replace(none, equal_frac=0.8)

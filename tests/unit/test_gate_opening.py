@@ -110,7 +110,7 @@ def here(asked: Request, tmp_path: Path) -> Request:
     (tmp_path / "cpu.toml").write_text(
         'needs_gpus = 0\n[models.tiny]\ntarget = "fixtures/models/tiny/target"\n'
         '[[cases]]\nengine = "vllm"\nmethods = ["none"]\nmodels = "tiny"\ndataset = "toy"\n'
-        "concurrency = [1]\nprompts = 5\n"
+        "concurrency = [1]\nprompts = 5\noutput_cap_tokens = 32\n"
     )
     there = f"engine_env.PYTHONPATH={record_script(Script(), tmp_path)['PYTHONPATH']}"
     side = f"vllm@{sys.executable}"
