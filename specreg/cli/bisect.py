@@ -7,7 +7,8 @@ import typer
 
 from specreg.cli.gate import ending
 from specreg.cli.options import HERE, MATRIX, MatrixOption, RootOption, TierOption, tier_of
-from specreg.gate.opening import Request, set_aside
+from specreg.gate.opening import set_aside
+from specreg.gate.request import Request
 from specreg.gate.searching import PAGE, render_bisected, search
 from specreg.redaction import hide
 

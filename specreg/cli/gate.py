@@ -13,8 +13,9 @@ import typer
 
 from specreg.cli.options import HERE, MATRIX, WIDTH, MatrixOption, RootOption, TierOption, tier_of
 from specreg.errors import SpecregError
-from specreg.gate.opening import Opened, Request, open_gate, set_aside
+from specreg.gate.opening import Opened, open_gate, set_aside
 from specreg.gate.pages import render_terminal
+from specreg.gate.request import Request
 from specreg.redaction import hide, hide_known
 
 FAILED_STATUS, INTERRUPTED_STATUS = 10, 130

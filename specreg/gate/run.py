@@ -11,13 +11,13 @@ from pathlib import Path
 
 import msgspec
 
-from specreg.datasets import Prompt
 from specreg.datasets._dataset import prompts_sha256
-from specreg.errors import HungError, InvalidMeasurementError, ServerError, SpecregError
+from specreg.errors import HungError, ServerError, SpecregError
 from specreg.expectation import load_case_prompts
 from specreg.gate.answer import Decision, decide
 from specreg.gate.beside import SideError, blaming, measure_beside
-from specreg.gate.going import Group, Slot, go_on
+from specreg.gate.going import Slot, go_on
+from specreg.gate.hearing import Hearing
 from specreg.gate.journal import Begun, Journal, Rehearsed, Spent
 from specreg.gate.judging import LAUNCHES_PER_BLOCK, Rules
 from specreg.gate.launched import Arm, Launched, values_beside
@@ -25,21 +25,9 @@ from specreg.gate.memory import held_bytes
 from specreg.gate.pinning import plain_case, record_answers, recording_of, why_not_pinned
 from specreg.gate.plan import Pair, Shared
 from specreg.gate.side import Source
-from specreg.gate.texts import (
-    TextsJudged,
-    TextsSaid,
-    can_be_compared,
-    compare_texts,
-    hear,
-    not_compared,
-    untold,
-    why_not_compared,
-)
 from specreg.matrix import Case
 from specreg.models import model_sha256, resolve_model
 from specreg.server import StartedServer, start_server
-
-_MOST_BLOCKS_ASKED = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +61,9 @@ class Gate:
         rules: how much evidence there may be, and how it is weighed.
         minutes: how long the launches from here on may take, None for as long as it takes.
         journal: of this gate.
-        launches, said, texts, rehearsed, spent_s: so far; earlier_s: of that, before it was cut
-            off.
+        hearing: of the answers' texts.
+        launches, rehearsed, spent_s: so far; earlier_s: of that, before it was cut off.
         failed_before: launches that came to nothing then; they are tried again.
-        unheard: why answers couldn't be compared; the next launch tries again.
-        asked_in: by case, the blocks in which its answers were to be compared since it began or
-            went on.
         out_of_time, finished: how it ended; neither where it was cut short.
     """
 
@@ -88,12 +73,9 @@ class Gate:
     rules: Rules
     minutes: float | None
     journal: Journal
+    hearing: Hearing
     launches: tuple[Launched, ...] = ()
     failed_before: tuple[Launched, ...] = ()
-    said: dict[str, TextsSaid] = field(default_factory=dict)
-    texts: dict[str, TextsJudged] = field(default_factory=dict)
-    unheard: dict[str, TextsJudged] = field(default_factory=dict)
-    asked_in: dict[str, set[int]] = field(default_factory=dict)
     rehearsed: bool = False
     spent_s: list[float] = field(default_factory=list)
     earlier_s: float = 0.0
@@ -105,8 +87,7 @@ class Gate:
         launches = [one for one in lines if isinstance(one, Launched)]
         self.launches = tuple(one for one in launches if not one.invalid)
         self.failed_before = tuple(one for one in launches if one.invalid)
-        self.said = {one.case_id: one for one in lines if isinstance(one, TextsSaid)}
-        self.texts = {one.case_id: one for one in lines if isinstance(one, TextsJudged)}
+        self.hearing.take_over(lines)
         self.rehearsed = any(isinstance(one, Rehearsed) for one in lines)
         self.spent_s = [one.launch_s for one in lines if isinstance(one, Spent)]
         self.earlier_s = sum(self.spent_s)
@@ -166,7 +147,7 @@ class Gate:
             self.rules,
             earlier=self.all_launches,
             may_go_on=self._has_time,
-            has_questions=self._has_questions,
+            has_questions=lambda group: self.hearing.wants(one.case_id for one in group.subjects),
         )
         self.finished = not self.out_of_time
         return self.decide()
@@ -176,30 +157,12 @@ class Gate:
         """Those that count, and those that failed before it was cut off."""
         return (*self.failed_before, *self.launches)
 
-    def _has_questions(self, group: Group) -> bool:
-        """Whether a further block may tell of answers what those before couldn't.
-
-        Answers that couldn't be compared twice, and a side that never came so far, aren't asked for
-        until the launches are used up.
-        """
-        return any(
-            subject.case_id in self._untold
-            and len(self.asked_in.get(subject.case_id, ())) < _MOST_BLOCKS_ASKED
-            for subject in group.subjects
-        )
-
     def decide(self) -> Decision:
         """What the launches so far say."""
         subjects = list(
             itertools.chain.from_iterable(shared.group.subjects for shared in self.shared)
         )
-        pairs = (pair for shared in self.shared for pair in shared.pairs)
-        others = (
-            not_compared(pair.id, why)
-            for pair in pairs
-            if (why := why_not_compared(pair.a, pair.b))
-        )
-        texts = (*self.texts.values(), *self._untold.values(), *others)
+        texts = self.hearing.judged
         return decide(subjects, self.launches, self.rules, texts, self._launch_minutes)
 
     @property
@@ -214,16 +177,6 @@ class Gate:
             for subject in shared.group.subjects
         }
 
-    @property
-    def _untold(self) -> Mapping[str, TextsJudged]:
-        """Of each case whose answers must be the same and aren't compared yet, why not."""
-        pairs = (pair for shared in self.shared for pair in shared.pairs)
-        return {
-            pair.id: self.unheard.get(pair.id, untold(pair.id, "nobody has compared the answers"))
-            for pair in pairs
-            if can_be_compared(pair.a, pair.b) and pair.id not in self.texts
-        }
-
     def launch(self, slot: Slot) -> Sequence[Launched]:
         """Starts the servers of a slot and measures all that share them.
 
@@ -233,8 +186,7 @@ class Gate:
         shared = next(one for one in self.shared if one.group == slot.group)
         said = f"side {slot.arms[0]}" if len(slot.arms) == 1 else f"sides {', '.join(slot.arms)}"
         self.place.show(f"block {slot.block}, {said}: {slot.group.name}")
-        for case_id in self._untold.keys() & {pair.id for pair in shared.pairs}:
-            self.asked_in.setdefault(case_id, set()).add(slot.block)
+        self.hearing.begin(shared.pairs, slot.block)
         started = time.monotonic()
         done: list[list[Launched]] = []
         try:
@@ -248,7 +200,7 @@ class Gate:
                     servers[arm], own[arm] = server, {"ready_s": ready_s}
                 for pair in shared.pairs:
                     done.append(self._measure(pair, slot, servers))
-                    self._hear(pair, servers)
+                    self.hearing.listen(pair, servers)
                 for arm, server in servers.items():
                     if memory := held_bytes(server, on_gpu=self.place.on_gpu):
                         own[arm]["memory_bytes"] = float(memory)
@@ -298,35 +250,6 @@ class Gate:
             )
             for arm, replay in replays.items()
         ]
-
-    def _hear(self, pair: Pair, servers: Mapping[Arm, StartedServer]) -> None:
-        """Side A's answers once, and side B's held against them once."""
-        if not can_be_compared(pair.a, pair.b) or pair.id in self.texts:
-            return
-        prompts = load_case_prompts(self.place.root, pair.a)[: pair.a.prompts]
-        for arm in sorted(servers):
-            with blaming(arm):
-                try:
-                    self._hear_side(pair, arm, servers, prompts)
-                except InvalidMeasurementError as error:
-                    servers[arm].check_alive()
-                    self.unheard[pair.id] = untold(pair.id, str(error))
-
-    def _hear_side(
-        self,
-        pair: Pair,
-        arm: Arm,
-        servers: Mapping[Arm, StartedServer],
-        prompts: Sequence[Prompt],
-    ) -> None:
-        server, a = servers[arm], servers.get(Arm.A)
-        if arm is Arm.B and pair.id in self.said:
-            self.place.show(f"{pair.id}: comparing the answers")
-            self.texts[pair.id] = compare_texts(pair.b, server, prompts, self.said[pair.id], a)
-            self.journal.write(self.texts[pair.id])
-        elif arm is not Arm.B and pair.id not in self.said:
-            self.said[pair.id] = hear(pair.a, pair.id, server, prompts)
-            self.journal.write(self.said[pair.id])
 
     @contextlib.contextmanager
     def _naming(self, arm: Arm) -> Iterator[None]:

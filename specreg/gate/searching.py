@@ -21,9 +21,10 @@ from specreg.gate.answer import Answer, Decision
 from specreg.gate.beside import SideError
 from specreg.gate.bisecting import Bisected, Step, Tried, bisect_versions, versions_between
 from specreg.gate.launched import Arm
-from specreg.gate.opening import Request, open_gate, set_aside
+from specreg.gate.opening import open_gate, set_aside
 from specreg.gate.plan import Shared
 from specreg.gate.releases import released_versions
+from specreg.gate.request import Request
 from specreg.gate.side import Kind, Side, parse_side, source_of
 from specreg.matrix import Case
 from specreg.verdict import Outcome

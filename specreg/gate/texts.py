@@ -54,11 +54,6 @@ class TextsJudged(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     equal_frac: float | None = None
 
 
-def can_be_compared(a: Case, b: Case) -> bool:
-    """Whether both sides must give the same answers: greedy ones, in ids, of the same target."""
-    return not why_not_compared(a, b)
-
-
 def why_not_compared(a: Case, b: Case) -> str:
     """Why both sides need not give the same answers, or nobody can tell; empty where they must."""
     protocol = engine_named(a.server.engine).protocol.name

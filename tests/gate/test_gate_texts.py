@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from specreg.environments import EngineEnvironment
-from specreg.gate.texts import TextsSaid, can_be_compared, compare_texts, hear
+from specreg.gate.texts import TextsSaid, compare_texts, hear, why_not_compared
 from specreg.server import StartedServer, start_server
 from specreg.verdict import Outcome
 from tests.scripted.vllm.script import Script
@@ -90,6 +90,6 @@ def test_only_greedy_answers_of_one_target_are_compared() -> None:
     drawn = dataclasses.replace(case, temperature=1.0)
     other = dataclasses.replace(case, server=dataclasses.replace(case.server, target="else"))
     deeper = dataclasses.replace(case, server=dataclasses.replace(case.server, draft_tokens=5))
-    assert can_be_compared(case, deeper)
-    assert not can_be_compared(drawn, drawn)
-    assert not can_be_compared(case, other)
+    assert not why_not_compared(case, deeper)
+    assert why_not_compared(drawn, drawn)
+    assert why_not_compared(case, other)

@@ -7,7 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from specreg.cli import app
-from specreg.gate.opening import Opened, Request
+from specreg.gate.opening import Opened
+from specreg.gate.request import Request
 from tests.unit import builders
 
 IN_ROOT = ("--root", str(builders.ROOT), "--tier", "cpu", "--matrix", "fixtures/matrix")

@@ -9,7 +9,8 @@ import pytest
 
 from specreg.errors import SpecregError, UnsupportedError
 from specreg.gate.launched import Arm, Launched
-from specreg.gate.opening import Request, open_gate
+from specreg.gate.opening import open_gate
+from specreg.gate.request import Request
 from specreg.identity import Gpus
 from specreg.matrix import load_tier
 from specreg.sensors import Device, Scope

@@ -12,8 +12,8 @@ from specreg.gate import searching
 from specreg.gate.answer import Answer, Decision
 from specreg.gate.bisecting import Step
 from specreg.gate.judging import Judged
-from specreg.gate.opening import Request
 from specreg.gate.quantities import QUANTITIES
+from specreg.gate.request import Request
 from specreg.gate.searching import TEXTS, Search, search, step_of
 from specreg.gate.texts import TextsJudged
 from specreg.matrix import load_tier
