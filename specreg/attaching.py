@@ -16,7 +16,8 @@ from specreg.matrix import Case, ServerSpec, Tier
 from specreg.methods import METHODS
 from specreg.models import resolve_model
 from specreg.provision import check_version
-from specreg.server import Server, generates
+from specreg.readiness import generates
+from specreg.server import Server
 
 _TIMEOUT_S = 10.0
 _KEYLESS = {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}

@@ -23,7 +23,7 @@ from specreg.models import resolve_model
 from specreg.oracle import Foresight, foresee_lookup, foresee_model, walk
 from specreg.protocols import Endpoint
 from specreg.questions import Foreseen, Question, Text
-from specreg.server import start_server
+from specreg.starting import start_server
 from specreg.transcribing import encode_prompts, transcribe
 
 _UNSEEN_TOKENS: Mapping[tuple[str, str], int] = {

@@ -4,19 +4,17 @@ The only module besides `options.py` that knows pytest; what happens is in `suit
 """
 
 import contextlib
-import datetime as dt
 import os
 import shlex
 import signal
 import threading
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
 
-from specreg.attaching import alone, check_attached
+from specreg.attaching import check_attached
 from specreg.breakdown import last_launches
 from specreg.closing import (
     record_baselines,
@@ -26,20 +24,18 @@ from specreg.closing import (
     why_nothing,
 )
 from specreg.context import check_contexts
-from specreg.errors import DatasetError, MemoryHeldError, SpecregError, UnknownNameError
-from specreg.expectation import Shelf
-from specreg.identity import UNKNOWN_ENVIRONMENT, current_environment, find_gpus
-from specreg.journal import Journal, last_run, load_journal, parts_in
-from specreg.many.options import Cluster, Spread, form_team, reach
+from specreg.errors import DatasetError, MemoryHeldError, SpecregError
+from specreg.launch import Launch, launches_of
+from specreg.many.options import Cluster, form_team, reach
 from specreg.many.places import WORKERS_OPTION
 from specreg.many.team import Wanted
-from specreg.matrix import Case, Tier, load_tier, with_prompts
-from specreg.metrics import METRICS, Family, Metric, check_tolerances, metrics_of
+from specreg.matrix import Case, load_tier
+from specreg.metrics import METRICS, Family, Metric, metrics_of
 from specreg.model_code import check_model_code
+from specreg.opening import open_suite, spread_of, why_unfit
 from specreg.options import Options, add_options, options_to_repeat, read_options
 from specreg.processes import kill_running
 from specreg.proving import PROOFS, Proof, proofs_of
-from specreg.provision import Provision
 from specreg.redaction import hide_known, learn
 from specreg.report.document import FILE_NAME, record_report
 from specreg.report.engines import render_gauges, render_side_by_side
@@ -58,9 +54,7 @@ from specreg.report.spreads import render_spreads
 from specreg.report.tables import render_categories, render_speedups
 from specreg.report.terminal import render_next, render_notes, render_recorded, render_verdicts
 from specreg.reporting import report_of
-from specreg.site import Site
-from specreg.spanning import NODES_OPTION, Nodes, parse_nodes
-from specreg.suite import Away, Launch, Suite, launches_of
+from specreg.suite import Away, Suite
 
 SUITE = pytest.StashKey[Suite]()
 _PROGRESS = pytest.StashKey[Progress]()
@@ -69,7 +63,6 @@ _LINES = pytest.StashKey[list[str]]()
 _IS_ASKED = pytest.StashKey[bool]()
 """Whether tests of the suite were chosen, or would have been if anything had."""
 
-_LAUNCHES_TO_RECORD = 3
 _SIGNALLED: list[int] = []
 """The signals that came, by number."""
 _OPENS_MODULES = "<frozen importlib._bootstrap_external>"
@@ -98,7 +91,7 @@ def pytest_configure(config: pytest.Config) -> None:
         cluster = _reach(config, options, progress)
         config.stash[_CLUSTER] = cluster
         site = cluster.site if cluster is not None else None
-        config.stash[SUITE] = _new_suite(config.rootpath, options, progress, site)
+        config.stash[SUITE] = open_suite(config.rootpath, options, progress, site)
         config.stash[_LINES] = []
         config.stash[_IS_ASKED] = False
     except SpecregError as error:
@@ -115,7 +108,7 @@ def _reach(config: pytest.Config, options: Options, progress: Progress) -> Clust
         tier = load_tier(config.rootpath / options.matrix, options.tier or "gpu")
         return max(case.needs.gpus for case in tier.cases) if tier.needs_gpus else 0
 
-    return reach(_spread(options), widest, progress.tell)
+    return reach(spread_of(options), widest, progress.tell)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -168,7 +161,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return (setups[params["server"].id, params["case"].id], names[_what(params).name])
 
     items.sort(key=place)
-    unfit = _unfit(suite)
+    unfit = why_unfit(suite)
     if hasattr(config, "workerinput") and any(place(item)[0] >= 0 for item in items):
         message = (
             "pytest-xdist: cases measured at the same time disturb one another; leave out -n, and"
@@ -208,17 +201,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _form_team(config: pytest.Config, suite: Suite, wanted: Sequence[Wanted]) -> Iterator[str]:
     """Has others measure where the user wants that; yields what is to be said of it."""
     try:
-        spread = _spread(read_options(config))
+        spread = spread_of(read_options(config))
         team = form_team(suite, wanted, spread, config.stash[_CLUSTER])
     except SpecregError as error:
         raise pytest.UsageError(str(error)) from error
     suite.away = team
     if team is not None and (why := team.why_fewer()):
         yield why
-
-
-def _spread(options: Options) -> Spread:
-    return Spread(workers=options.workers, ray=options.ray, slurm=options.slurm)
 
 
 def _why_dark(suite: Suite, case: Case, what: Metric | Proof) -> str:
@@ -428,164 +417,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     pages = [suite.run_folder / f"report.{kind}" for kind in ("html", "md")]
     parts.append(next((f"report: {page}" for page in pages if page.exists()), ""))
     terminalreporter.write_line(hide_known("\n\n".join(filter(None, parts))))
-
-
-def _new_suite(root: Path, options: Options, progress: Progress, site: Site | None) -> Suite:
-    gpus = find_gpus() if site is None else site.found
-    tier = load_tier(root / options.matrix, options.tier or ("gpu" if gpus.names else "cpu"))
-    engines = {case.server.engine for case in tier.cases}
-    if options.engine is not None and options.engine not in engines:
-        raise UnknownNameError("engine", options.engine, engines, f"tier '{tier.name}'")
-    if options.attach is not None:
-        _check_attachable(options)
-        tier = alone(tier, options.attach)
-    reason = (options.reason or "").strip()
-    if options.update_baselines and not reason and progress.watched:
-        reason = _ask("why do the baselines change? ").strip()
-    if options.update_baselines and not reason:
-        message = '--update-baselines: --reason "…" is missing; say why the baselines change'
-        raise SpecregError(message)
-    tier = _with_fewer_prompts(tier, options)
-    if options.launches is not None and options.launches < 1:
-        message = f"--specreg-launches: got {options.launches}, needed 1 or more; leave it out"
-        raise SpecregError(message)
-    for case in tier.cases:
-        check_tolerances(case, tier.places[case.id])
-    environment_of = current_environment if site is None else site.environment
-    runs = root / options.runs
-    began_at = dt.datetime.now(tz=dt.UTC)
-    started = began_at.strftime("%Y%m%dT%H%M%S")
-    run_folder = last_run(runs) if options.resume else runs / f"{started}-{os.getpid()}"
-    journal = Journal(run_folder / "journal.jsonl")
-    for part in parts_in(run_folder):
-        journal.take(part)
-    suite = Suite(
-        root=root,
-        tier=tier,
-        shelf=Shelf(
-            folder=root / options.baselines,
-            environment=environment_of(needs_gpus=tier.gpus_used(gpus.memory_gib))
-            if options.attach is None
-            else UNKNOWN_ENVIRONMENT,
-        ),
-        launches=options.launches or (_LAUNCHES_TO_RECORD if options.update_baselines else 1),
-        update_reason=reason if options.update_baselines else None,
-        began_at=began_at,
-        provision=Provision(
-            on_gpu=tier.needs_gpus > 0,
-            version=options.engine_version,
-            python=options.engine_python,
-            url=options.attach.rstrip("/") if options.attach else None,
-            show=progress.show,
-            tell=progress.tell,
-            waits=not options.no_wait,
-            nodes=_nodes(options),
-            site=site,
-        ),
-        ready_within_s=options.ready_within_s,
-        run_folder=run_folder,
-        history=root / options.history if options.history else runs.parent / "history",
-        softened=_softened(options.inconclusive),
-        engine=options.engine,
-        with_oracle=options.oracle,
-        journal=journal,
-        earlier=load_journal(journal.path) if options.resume else {},
-        show=progress.show,
-        budget_min=options.budget_gpu_min,
-        verbose=options.verbose,
-    )
-    if options.require_tier and _unmet_need(suite):
-        raise SpecregError(_unmet_need(suite))
-    return suite
-
-
-def _with_fewer_prompts(tier: Tier, options: Options) -> Tier:
-    """The tier with the prompts that the user asks for; a baseline is of those of the matrix."""
-    fewer = {
-        "--num-prompts": options.num_prompts,
-        "--specreg-budget-gpu-min": options.budget_gpu_min,
-    }
-    for name in [name for name, given in fewer.items() if given is not None]:
-        if options.update_baselines:
-            message = (
-                f"--update-baselines with {name}: a baseline is of as many prompts as the matrix"
-                " says; leave one of them out"
-            )
-            raise SpecregError(message)
-    return tier if options.num_prompts is None else with_prompts(tier, options.num_prompts)
-
-
-def _nodes(options: Options) -> Nodes:
-    """The nodes that servers may span; each worker is on one machine."""
-    spread = next((name for name, given in _spread(options).given.items() if given), "")
-    if options.nodes is not None and spread:
-        message = (
-            f"{NODES_OPTION} with {spread}: each worker measures on GPUs of one machine, and a"
-            " server that spans nodes takes those of others too; leave one of them out"
-        )
-        raise SpecregError(message)
-    return parse_nodes(options.nodes, options.node_command)
-
-
-def _softened(inconclusive: str) -> frozenset[str]:
-    """The metrics that `--specreg-inconclusive` names."""
-    return frozenset(
-        metric.name
-        for metric in METRICS.values()
-        if inconclusive == "warn" or (inconclusive == "warn-speed" and metric.by_launch)
-    )
-
-
-def _check_attachable(options: Options) -> None:
-    """A server that somebody else runs is measured and judged, and that is all."""
-    given = {
-        "--update-baselines": options.update_baselines,
-        "--specreg-resume": options.resume,
-        "--specreg-launches": options.launches is not None,
-        "--specreg-engine-version": options.engine_version is not None,
-        "--specreg-budget-gpu-min": options.budget_gpu_min is not None,
-        **_spread(options).given,
-        NODES_OPTION: options.nodes is not None,
-    }
-    too_much = [name for name, is_given in given.items() if is_given]
-    if too_much:
-        message = (
-            f"--specreg-attach with {', '.join(too_much)}: nobody here knows how that server was"
-            " started, or starts it anew; leave one of them out"
-        )
-        raise SpecregError(message)
-
-
-def _ask(question: str) -> str:
-    """What the user at the terminal answers; past pytest, which has the streams by now."""
-    with Path("/dev/tty").open("w") as screen, Path("/dev/tty").open() as keyboard:
-        screen.write(question)
-        screen.flush()
-        return keyboard.readline()
-
-
-def _unmet_need(suite: Suite) -> str:
-    """What the tier needs and the machine lacks, empty when nothing."""
-    gpus = suite.provision.found_gpus
-    if len(gpus.names) >= suite.tier.needs_gpus or suite.provision.url is not None:
-        return ""
-    return (
-        f"tier '{suite.tier.name}' needs {suite.tier.needs_gpus} GPU(s), {_where(suite)} has"
-        f" {len(gpus.names)} ({gpus.why_none}); run --specreg-tier cpu, or use a machine with one"
-    )
-
-
-def _unfit(suite: Suite) -> Mapping[str, str]:
-    """By case what it needs and the machine lacks; what the tier needs, where that is missing."""
-    if suite.provision.url is not None:
-        return {}
-    if why := _unmet_need(suite):
-        return {case.id: why for case in suite.tier.cases}
-    return suite.tier.unmet(suite.provision.found_gpus.memory_gib, _where(suite))
-
-
-def _where(suite: Suite) -> str:
-    return "this machine" if suite.provision.site is None else "the widest node"
 
 
 def _setups(suite: Suite) -> Iterator[tuple[Launch, Launch, Case]]:

@@ -17,6 +17,7 @@ from specreg.errors import ReportError, SpecregError
 from specreg.figures import Figures
 from specreg.history import Lived, history_path, load_history
 from specreg.identity import Environment
+from specreg.launch import launches_of
 from specreg.matrix import Case
 from specreg.measurement import Measurement
 from specreg.metrics import METRICS, acceptance_value, ttft_ms
@@ -36,7 +37,7 @@ from specreg.report.document import (
 )
 from specreg.report.json import RunVerdict, load_verdict
 from specreg.spread import Histogram
-from specreg.suite import Suite, launches_of
+from specreg.suite import Suite
 
 _LAST_RUNS = 60
 _NS_PER_MS = 10**6

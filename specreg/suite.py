@@ -27,7 +27,8 @@ from specreg.figures import Figures, figures_of, record_figures
 from specreg.foresight import foresee
 from specreg.identity import Environment
 from specreg.journal import Journal, Key
-from specreg.matrix import Case, ServerSpec, Tier
+from specreg.launch import Launch, Starting, launches_of
+from specreg.matrix import Case, Tier
 from specreg.measurement import WHOLE, Extent, Measurement, measure
 from specreg.metrics import METRICS, Family, Metric
 from specreg.models import model_sha256, resolve_model
@@ -36,96 +37,12 @@ from specreg.proving import Plain, Proof, Scene
 from specreg.provision import Provision
 from specreg.redaction import hide_known
 from specreg.sequential import PARTS, Look
-from specreg.server import Server, start_server
+from specreg.server import Server
+from specreg.starting import start_server
 from specreg.stopping import enough_for
 from specreg.verdict import Outcome, Verdict
 
 _ATTEMPTS = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
-    """One start of a server.
-
-    Attributes:
-        spec: what is started.
-        number: the how-manieth time, from 1.
-        only_for: the id of the one case that is measured on it; empty for all that share it.
-    """
-
-    spec: ServerSpec
-    number: int
-    only_for: str = ""
-
-    @property
-    def id(self) -> str:
-        """`vllm-eagle3-tiny`, or the case that it is for; from the second on with `-launch2`."""
-        return (self.only_for or self.spec.id) + self._suffix
-
-    def case_id(self, case: Case) -> str:
-        """The same of a case on this launch."""
-        return case.id + self._suffix
-
-    @property
-    def _suffix(self) -> str:
-        return f"-launch{self.number}" if self.number > 1 else ""
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Starting:
-    """A server that starts when it is first asked for; one that failed to isn't tried again."""
-
-    launch: Launch
-    start: Callable[[], contextlib.AbstractContextManager[Server]]
-    _running: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    _server: Server | None = None
-    _error: SpecregError | None = None
-
-    @property
-    def server(self) -> Server:
-        """The running server.
-
-        Raises:
-            SpecregError: it didn't start.
-        """
-        if self._error is not None:
-            raise self._error
-        if self._server is None:
-            try:
-                self._server = self._running.enter_context(self.start())
-            except SpecregError as error:
-                self._error = error
-                raise
-        return self._server
-
-    @property
-    def running(self) -> bool:
-        """Whether it runs."""
-        return self._server is not None
-
-    def stop_if_dead(self) -> None:
-        """Stops what is left of it if it went away, so that the next who asks gets a fresh one.
-
-        Raises:
-            MemoryHeldError: its GPU hasn't got its memory back.
-        """
-        try:
-            if self._server is not None:
-                self._server.check_alive()
-        except ServerDiedError:
-            self.stop()
-
-    def stop(self) -> None:
-        """Stops it, if it runs."""
-        self._server = None
-        self._running.close()
-
-
-def launches_of(case: Case, number: int) -> tuple[Launch, Launch]:
-    """The how-manieth launch of a case's control and of its server."""
-    only_for = case.id if case.needs_fresh_server else ""
-    server = Launch(spec=case.server, number=number, only_for=only_for)
-    return Launch(spec=case.control, number=number) if case.control else server, server
 
 
 class Away(Protocol):

@@ -12,7 +12,7 @@ from specreg.doctor.inputs import lacking_gib
 from specreg.environments import installed_environment
 from specreg.hub import hub_cache_dir
 from specreg.paths import cache_dir
-from specreg.server import free_port
+from specreg.starting import free_port
 
 _GIB = 2**30
 _ENVIRONMENT_GIB = 7.0

@@ -27,7 +27,8 @@ from specreg.gate.plan import Pair, Shared
 from specreg.gate.side import Source
 from specreg.matrix import Case
 from specreg.models import model_sha256, resolve_model
-from specreg.server import StartedServer, start_server
+from specreg.server import StartedServer
+from specreg.starting import start_server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

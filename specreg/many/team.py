@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from specreg.errors import SpecregError, UnsupportedError
 from specreg.journal import Key, load_journal, parts_in
+from specreg.launch import Launch, launches_of
 from specreg.many.crew import Crew
 from specreg.many.errand import Asked, Errand, Failure, Measured, Proved, Task, Terms, part_path
 from specreg.many.places import Need
@@ -13,7 +14,7 @@ from specreg.matrix import Case
 from specreg.measurement import Measurement
 from specreg.metrics import METRICS
 from specreg.proving import Proof
-from specreg.suite import Launch, Suite, launches_of
+from specreg.suite import Suite
 from specreg.verdict import Verdict
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"

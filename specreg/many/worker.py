@@ -19,6 +19,7 @@ from specreg.errors import MemoryHeldError, SpecregError
 from specreg.expectation import Shelf
 from specreg.identity import find_gpus
 from specreg.journal import Journal
+from specreg.launch import Starting, launches_of
 from specreg.many.errand import (
     Answer,
     Asked,
@@ -37,7 +38,7 @@ from specreg.matrix import Tier
 from specreg.measurement import Measurement
 from specreg.proving import PROOFS
 from specreg.provision import Provision
-from specreg.suite import Starting, Suite, launches_of
+from specreg.suite import Suite
 
 Say = Callable[[Said], None]
 

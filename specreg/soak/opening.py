@@ -11,11 +11,11 @@ from specreg.expectation import load_case_prompts
 from specreg.gate.side import Source, parse_side, source_of
 from specreg.identity import find_gpus
 from specreg.matrix import Case, Tier
-from specreg.server import start_server
 from specreg.soak.drift import Look, State
 from specreg.soak.journal import Begun, Journal, line_of
 from specreg.soak.run import Soak
 from specreg.soak.table import render_soak
+from specreg.starting import start_server
 
 _STEADY_STATUS, _DRIFTS_STATUS, _UNTOLD_STATUS = 0, 1, 10
 

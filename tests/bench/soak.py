@@ -4,6 +4,10 @@ One process runs the whole suite again and again, on scripted servers: it collec
 a server, measures case after case, keeps its journal, judges against baselines that it recorded at
 first, and writes its report. After each run it looks at itself. Ctrl-C ends it early and well.
 
+What is judged is memory of its own (anonymous, swapped out or not). Resident memory is shown beside
+it: of programs and libraries the kernel drops what nobody reads and loads it again, so that it
+falls and rises by a tenth in hours in which nothing is kept or freed.
+
 Exit status: 0 nothing grows, 1 something does, 10 too few runs for telling, or one that broke.
 """
 
@@ -17,6 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -25,7 +30,7 @@ import psutil
 import pytest
 
 from tests.faults.running import ROOT, Hurt
-from tests.scripted.vllm.script import Script
+from tests.scripted.vllm.script import Fault, Script
 
 MOST_GROWTH_FRAC = 0.05
 LEAD_IN_FRAC = 0.1
@@ -34,6 +39,9 @@ _PARTS = 10
 """Held against one another are the means of the first and the last tenth after the lead-in."""
 _FEWEST_RUNS = 20
 _EVERY_S = 60.0
+_JUMP = 200
+"""Objects; that many more after one run are worth a line that says of which classes."""
+FAULTS = (Fault.CRASH_MID_RUN, Fault.HTTP_500, Fault.TRUNCATED_STREAM, Fault.COUNTERS_RESET)
 _JUDGED = {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, 10, 11}
 _PER_MIB = 2**20
 
@@ -44,15 +52,16 @@ class Sample:
 
     Attributes:
         at_s: since the first run began.
-        rss_mib, pss_mib: its memory, resident and with what it shares counted by halves.
+        own_mib: memory that is no file's, whether it is resident or swapped out.
+        rss_mib: resident memory, with the files that the kernel happens to hold for it.
         objects: that Python's collector knows.
         descriptors: open files and sockets; threads, children: its own.
         files: that lie in its folder for temporary ones.
     """
 
     at_s: float
+    own_mib: float
     rss_mib: float
-    pss_mib: float
     objects: int
     descriptors: int
     threads: int
@@ -60,8 +69,10 @@ class Sample:
     files: int
 
 
-GROWING = ("rss_mib", "pss_mib")
+GROWING = ("own_mib",)
 """May grow by a twentieth; of the others nothing may be left over."""
+SHOWN = ("rss_mib", "objects")
+"""Isn't judged: caches of bounded size fill with objects, and the kernel with pages of files."""
 COUNTED = ("descriptors", "threads", "children", "files")
 
 
@@ -69,17 +80,24 @@ def sample(started_s: float, temporary: Path) -> Sample:
     """The process as it is now, after everything that can be freed was."""
     gc.collect()
     process = psutil.Process()
-    memory = process.memory_full_info()
     return Sample(
         at_s=time.monotonic() - started_s,
-        rss_mib=memory.rss / _PER_MIB,
-        pss_mib=memory.pss / _PER_MIB,
+        own_mib=own_bytes(process.pid) / _PER_MIB,
+        rss_mib=process.memory_info().rss / _PER_MIB,
         objects=len(gc.get_objects()),
         descriptors=process.num_fds(),
         threads=process.num_threads(),
         children=len(process.children(recursive=True)),
         files=sum(1 for _ in temporary.rglob("*")),
     )
+
+
+def own_bytes(pid: int) -> int:
+    """Memory of a process that no file holds: `RssAnon` and `VmSwap` of proc_pid_status(5)."""
+    lines = dict(
+        line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+    )
+    return sum(int(lines[name].split()[0]) * 1024 for name in ("RssAnon", "VmSwap"))
 
 
 def run_suite(hurt: Hurt, *arguments: str) -> int:
@@ -94,23 +112,45 @@ def run_suite(hurt: Hurt, *arguments: str) -> int:
         status = int(pytest.main(list(command[3:])))
     if status not in _JUDGED:
         raise RuntimeError(f"the suite ended with status {status}:\n{said.getvalue()}")
+    # What lies on disk is for others; its history, which a run reads, would grow with it.
+    shutil.rmtree(hurt.runs, ignore_errors=True)
+    shutil.rmtree(hurt.runs.parent / "history", ignore_errors=True)
     return status
+
+
+def meet_faults(hurt: Hurt) -> None:
+    """A run with each fault that a busy machine brings about sooner or later.
+
+    What Python loads and keeps for them once is there then, before anybody looks.
+    """
+    for fault in FAULTS:
+        hurt.script = Script(step_ms=0.5, fault=fault, fault_after_requests=30)
+        os.environ.update(hurt.environment())
+        run_suite(hurt)
+    hurt.script = Script(step_ms=0.5)
+    os.environ.update(hurt.environment())
 
 
 def soak(hurt: Hurt, minutes: float) -> list[Sample]:
     """Runs the suite for so long; what the process was after each run."""
     started_s, samples, told_s = time.monotonic(), list[Sample](), 0.0
+    kinds = kinds_of_objects()
     with contextlib.suppress(KeyboardInterrupt):
         while time.monotonic() - started_s < 60 * minutes:
             run_suite(hurt, "--specreg-inconclusive=warn")
-            # What lies on disk is for others; its history, which a run reads, would grow with it.
-            shutil.rmtree(hurt.runs)
-            shutil.rmtree(hurt.runs.parent / "history", ignore_errors=True)
             samples.append(sample(started_s, hurt.temporary))
             if samples[-1].at_s >= told_s:
                 told_s += _EVERY_S
                 show(render(samples[-1]))
+            before, kinds = kinds, kinds_of_objects()
+            if kinds.total() > before.total() + _JUMP:
+                show(f"since the run before: {(kinds - before).most_common(8)}")
     return samples
+
+
+def kinds_of_objects() -> Counter[str]:
+    """How many objects of each class Python's collector knows."""
+    return Counter(type(one).__qualname__ for one in gc.get_objects())
 
 
 def growth_of(samples: Sequence[Sample], name: str) -> tuple[float, float]:
@@ -126,11 +166,11 @@ def conclude(samples: Sequence[Sample]) -> int:
         show(f"{len(samples)} runs: no telling from fewer than {_FEWEST_RUNS}; soak longer")
         return 10
     grown = False
-    for name in (*GROWING, "objects", *COUNTED):
+    for name in (*GROWING, *SHOWN, *COUNTED):
         before, after = growth_of(samples, name)
         change_frac = after / before - 1 if before else after
         bound_frac = MOST_GROWTH_FRAC if name in GROWING else 0.0
-        judged = name != "objects"
+        judged = name not in SHOWN
         bad = judged and change_frac > bound_frac
         grown = grown or bad
         bound = f", at most {bound_frac:+.0%}" if judged else ""
@@ -163,6 +203,7 @@ def main() -> None:
         run_suite(hurt, "--update-baselines", "--reason=soak", "--specreg-launches=1")
         if not list(hurt.folder.glob("baselines/*/*.json")):
             raise SystemExit("no baseline was recorded to judge by; run it by hand")
+        meet_faults(hurt)
         samples = soak(hurt, minutes)
     raise SystemExit(conclude(samples))
 

@@ -20,7 +20,8 @@ from specreg.environments import engine_environment
 from specreg.expectation import load_case_prompts
 from specreg.matrix import load_tier
 from specreg.measurement import Measurement, measure
-from specreg.server import Server, start_server
+from specreg.server import Server
+from specreg.starting import start_server
 
 ROOT = Path(__file__).parents[2]
 TIER = load_tier(ROOT / "fixtures/matrix", "cpu")

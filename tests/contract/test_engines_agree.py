@@ -22,7 +22,8 @@ from specreg.expectation import load_case_prompts
 from specreg.lane import with_exported
 from specreg.matrix import Case, load_tier
 from specreg.measurement import measure
-from specreg.server import Server, start_server
+from specreg.server import Server
+from specreg.starting import start_server
 from tests.unit import builders
 
 ROOT = builders.ROOT

@@ -20,7 +20,8 @@ from specreg.gate.drafter import scheduled
 from specreg.gate.drafter.scheduled import SCHEDULE
 from specreg.matrix import Case, load_tier
 from specreg.measurement import Measurement, measure
-from specreg.server import Server, start_server
+from specreg.server import Server
+from specreg.starting import start_server
 
 ROOT = Path(__file__).parents[2]
 PAST_THE_END = 8

@@ -20,7 +20,8 @@ from specreg.matrix import Case, load_tier
 from specreg.measurement import Measurement, measure
 from specreg.protocols import Form
 from specreg.provision import Provision
-from specreg.server import Server, start_server
+from specreg.server import Server
+from specreg.starting import start_server
 from specreg.talk import Finished
 from tests.triton_server.install import install_tritonserver
 from tests.unit import builders

@@ -16,7 +16,7 @@ import pytest
 
 from specreg.errors import ServerStartError
 from specreg.journal import load_journal
-from specreg.server import free_port
+from specreg.starting import free_port
 from tests.faults.running import (
     CASES,
     Hurt,

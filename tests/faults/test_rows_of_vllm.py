@@ -21,7 +21,8 @@ from specreg.environments import EngineEnvironment, engine_environment
 from specreg.errors import ServerStartError
 from specreg.journal import load_journal
 from specreg.matrix import ServerSpec
-from specreg.server import StartedServer, free_port, start_server
+from specreg.server import StartedServer
+from specreg.starting import free_port, start_server
 from tests.faults.running import (
     CASES,
     MARK,

@@ -9,7 +9,8 @@ import pytest
 
 from specreg.environments import EngineEnvironment
 from specreg.gate.texts import TextsSaid, compare_texts, hear, why_not_compared
-from specreg.server import StartedServer, start_server
+from specreg.server import StartedServer
+from specreg.starting import start_server
 from specreg.verdict import Outcome
 from tests.scripted.vllm.script import Script
 from tests.scripted.vllm.steps import likeliest

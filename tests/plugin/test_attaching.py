@@ -8,7 +8,7 @@ import pytest
 
 from specreg.environments import EngineEnvironment
 from specreg.matrix import load_tier
-from specreg.server import start_server
+from specreg.starting import start_server
 from tests.plugin.conftest import ROOT, Suite
 from tests.scripted.vllm.script import Fault, Script
 from tests.unit import builders

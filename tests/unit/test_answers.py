@@ -13,7 +13,7 @@ import pytest
 
 from specreg.answers import MOST_BYTES, Answer, ask
 from specreg.errors import AnswerError, ServerDiedError
-from specreg.server import generates
+from specreg.readiness import generates
 from tests.unit import builders
 
 OK = b"HTTP/1.1 200 OK\r\n"

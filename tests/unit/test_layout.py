@@ -37,7 +37,9 @@ ORDER = (
     ("matrix", "models", "environments", "sampling", "spanning"),
     ("model_code",),
     ("server", "talk", "provision", "transcribing", "foresight"),
-    ("replay", "meter", "attaching"),
+    ("start_failures", "launch"),
+    ("readiness",),
+    ("replay", "meter", "starting", "attaching"),
     ("metrics", "crew"),
     ("lane",),
     ("measurement", "baseline", "published"),
@@ -63,6 +65,7 @@ ORDER = (
     ("gate",),
     ("soak",),
     ("options", "cli"),
+    ("opening",),
     ("plugin", "__main__"),
 )
 """Who may import whom: what is further up, or a module of the same folder."""
@@ -430,7 +433,7 @@ WRITERS = {
     "environments": "what uv reads, in a folder that isn't there before its mark",
     "models": "into a folder that gets its name once all is there",
     "processes": "a log begins empty",
-    "server": "what an engine reads, in a folder that goes with it",
+    "starting": "what an engine reads, in a folder that goes with it",
 }
 
 

@@ -41,8 +41,9 @@ from specreg.protocols import Form
 from specreg.protocols.vllm import VllmProtocol
 from specreg.replay import Round
 from specreg.sequential import Look
-from specreg.server import Server, StartedServer, start_server
+from specreg.server import Server, StartedServer
 from specreg.spread import Histogram
+from specreg.starting import start_server
 from specreg.talk import Record
 from tests.scripted.protocols.sglang import ScriptedOldSglang, ScriptedSglang
 from tests.scripted.vllm.launch import Launch, Level, Speculation

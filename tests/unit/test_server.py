@@ -19,7 +19,9 @@ import pytest
 from specreg.environments import EngineEnvironment
 from specreg.errors import ModelError, ServerDiedError, ServerStartError
 from specreg.matrix import ServerSpec
-from specreg.server import StartedServer, _start_error, free_port, start_server
+from specreg.server import StartedServer
+from specreg.start_failures import start_error
+from specreg.starting import free_port, start_server
 from tests.scripted.vllm.script import VARIABLE, Fault, Script
 from tests.unit import builders
 
@@ -294,7 +296,7 @@ CODE = (
 def test_a_failure_is_told_by_its_last_words(tmp_path: Path, line: str, failure: str) -> None:
     log_path = tmp_path / "log"
     log_path.write_text(f"INFO starting\n{line}\n")
-    error = _start_error(builders.server(log_path=log_path), "ended with status 1")
+    error = start_error(builders.server(log_path=log_path), "ended with status 1")
     assert error.failure == f"ended with status 1: {failure}"
     assert line in str(error)
 
@@ -311,19 +313,19 @@ def test_the_cause_may_stand_far_above_the_last_words(
         f'  File "core.py", line {number:05} in step\n' for number in range(lines_after)
     )
     log_path.write_text(f"torch.OutOfMemoryError: CUDA out of memory.\n{frames}")
-    error = _start_error(builders.server(log_path=log_path), "ended with status 1")
+    error = start_error(builders.server(log_path=log_path), "ended with status 1")
     assert error.failure == f"ended with status 1: {failure}"
     assert len(error.log_tail.splitlines()) == 40
     assert "OutOfMemoryError" not in error.log_tail
 
 
 def test_a_status_that_says_killed_is_told_as_that(tmp_path: Path) -> None:
-    error = _start_error(builders.server(), "ended with status -9")
+    error = start_error(builders.server(), "ended with status -9")
     assert error.failure == "ended with status -9: killed"
     assert "free memory if the log says nothing else" in str(error)
     log_path = tmp_path / "log"
     log_path.write_text("ModuleNotFoundError: No module named 'sglang'\n")
-    known = _start_error(builders.server(log_path=log_path), "ended with status -9")
+    known = start_error(builders.server(log_path=log_path), "ended with status -9")
     assert known.failure == "ended with status -9: broken engine environment"
 
 

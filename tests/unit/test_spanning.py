@@ -13,8 +13,9 @@ import pytest
 from specreg.engines import Parallel
 from specreg.environments import EngineEnvironment
 from specreg.errors import ServerDiedError, ServerStartError, UnsupportedError
-from specreg.server import StartedServer, start_server
+from specreg.server import StartedServer
 from specreg.spanning import Nodes, parse_nodes
+from specreg.starting import start_server
 from tests.scripted.vllm.script import Script
 from tests.unit import builders
 

@@ -15,6 +15,7 @@ from specreg.errors import ServerDiedError
 from specreg.expectation import Shelf, settings_in
 from specreg.history import history_path, load_history
 from specreg.journal import Begun, Journal, Key
+from specreg.launch import Launch, Starting, launches_of
 from specreg.matrix import Case, Tier
 from specreg.measurement import Measurement
 from specreg.metrics import METRICS
@@ -22,7 +23,7 @@ from specreg.plugin import _LINES, SUITE, pytest_terminal_summary
 from specreg.provision import Provision
 from specreg.recording import record_measurements
 from specreg.server import Server
-from specreg.suite import Launch, Starting, Suite, launches_of
+from specreg.suite import Suite
 from specreg.verdict import Outcome
 from tests.unit import builders
 from tests.unit.test_support import on

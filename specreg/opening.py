@@ -1,0 +1,197 @@
+"""Opening: what a user asked for in; a run that may begin, or what is wrong with it, out."""
+
+import datetime as dt
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from specreg.attaching import alone
+from specreg.errors import SpecregError, UnknownNameError
+from specreg.expectation import Shelf
+from specreg.identity import UNKNOWN_ENVIRONMENT, current_environment, find_gpus
+from specreg.journal import Journal, last_run, load_journal, parts_in
+from specreg.many.options import Spread
+from specreg.matrix import Tier, load_tier, with_prompts
+from specreg.metrics import METRICS, check_tolerances
+from specreg.options import Options
+from specreg.provision import Provision
+from specreg.report.progress import Progress
+from specreg.site import Site
+from specreg.spanning import NODES_OPTION, Nodes, parse_nodes
+from specreg.suite import Suite
+
+_LAUNCHES_TO_RECORD = 3
+
+
+def spread_of(options: Options) -> Spread:
+    """Over what a run is spread, if anything."""
+    return Spread(workers=options.workers, ray=options.ray, slurm=options.slurm)
+
+
+def open_suite(root: Path, options: Options, progress: Progress, site: Site | None) -> Suite:
+    """A run in which nothing was measured yet, but for what it goes on with.
+
+    Args:
+        root: the repository's root.
+        options: what the user asked for.
+        progress: is told what goes on.
+        site: the cluster's nodes; None for this machine.
+
+    Raises:
+        SpecregError: an option, the tier or the machine doesn't fit; the message names it.
+    """
+    gpus = find_gpus() if site is None else site.found
+    tier = load_tier(root / options.matrix, options.tier or ("gpu" if gpus.names else "cpu"))
+    engines = {case.server.engine for case in tier.cases}
+    if options.engine is not None and options.engine not in engines:
+        raise UnknownNameError("engine", options.engine, engines, f"tier '{tier.name}'")
+    if options.attach is not None:
+        _check_attachable(options)
+        tier = alone(tier, options.attach)
+    reason = (options.reason or "").strip()
+    if options.update_baselines and not reason and progress.watched:
+        reason = _ask("why do the baselines change? ").strip()
+    if options.update_baselines and not reason:
+        message = '--update-baselines: --reason "…" is missing; say why the baselines change'
+        raise SpecregError(message)
+    tier = _with_fewer_prompts(tier, options)
+    if options.launches is not None and options.launches < 1:
+        message = f"--specreg-launches: got {options.launches}, needed 1 or more; leave it out"
+        raise SpecregError(message)
+    for case in tier.cases:
+        check_tolerances(case, tier.places[case.id])
+    environment_of = current_environment if site is None else site.environment
+    runs = root / options.runs
+    began_at = dt.datetime.now(tz=dt.UTC)
+    started = began_at.strftime("%Y%m%dT%H%M%S")
+    run_folder = last_run(runs) if options.resume else runs / f"{started}-{os.getpid()}"
+    journal = Journal(run_folder / "journal.jsonl")
+    for part in parts_in(run_folder):
+        journal.take(part)
+    suite = Suite(
+        root=root,
+        tier=tier,
+        shelf=Shelf(
+            folder=root / options.baselines,
+            environment=environment_of(needs_gpus=tier.gpus_used(gpus.memory_gib))
+            if options.attach is None
+            else UNKNOWN_ENVIRONMENT,
+        ),
+        launches=options.launches or (_LAUNCHES_TO_RECORD if options.update_baselines else 1),
+        update_reason=reason if options.update_baselines else None,
+        began_at=began_at,
+        provision=Provision(
+            on_gpu=tier.needs_gpus > 0,
+            version=options.engine_version,
+            python=options.engine_python,
+            url=options.attach.rstrip("/") if options.attach else None,
+            show=progress.show,
+            tell=progress.tell,
+            waits=not options.no_wait,
+            nodes=_nodes(options),
+            site=site,
+        ),
+        ready_within_s=options.ready_within_s,
+        run_folder=run_folder,
+        history=root / options.history if options.history else runs.parent / "history",
+        softened=_softened(options.inconclusive),
+        engine=options.engine,
+        with_oracle=options.oracle,
+        journal=journal,
+        earlier=load_journal(journal.path) if options.resume else {},
+        show=progress.show,
+        budget_min=options.budget_gpu_min,
+        verbose=options.verbose,
+    )
+    if options.require_tier and unmet_need(suite):
+        raise SpecregError(unmet_need(suite))
+    return suite
+
+
+def _with_fewer_prompts(tier: Tier, options: Options) -> Tier:
+    """The tier with the prompts that the user asks for; a baseline is of those of the matrix."""
+    fewer = {
+        "--num-prompts": options.num_prompts,
+        "--specreg-budget-gpu-min": options.budget_gpu_min,
+    }
+    for name in [name for name, given in fewer.items() if given is not None]:
+        if options.update_baselines:
+            message = (
+                f"--update-baselines with {name}: a baseline is of as many prompts as the matrix"
+                " says; leave one of them out"
+            )
+            raise SpecregError(message)
+    return tier if options.num_prompts is None else with_prompts(tier, options.num_prompts)
+
+
+def _nodes(options: Options) -> Nodes:
+    """The nodes that servers may span; each worker is on one machine."""
+    spread = next((name for name, given in spread_of(options).given.items() if given), "")
+    if options.nodes is not None and spread:
+        message = (
+            f"{NODES_OPTION} with {spread}: each worker measures on GPUs of one machine, and a"
+            " server that spans nodes takes those of others too; leave one of them out"
+        )
+        raise SpecregError(message)
+    return parse_nodes(options.nodes, options.node_command)
+
+
+def _softened(inconclusive: str) -> frozenset[str]:
+    """The metrics that `--specreg-inconclusive` names."""
+    return frozenset(
+        metric.name
+        for metric in METRICS.values()
+        if inconclusive == "warn" or (inconclusive == "warn-speed" and metric.by_launch)
+    )
+
+
+def _check_attachable(options: Options) -> None:
+    """A server that somebody else runs is measured and judged, and that is all."""
+    given = {
+        "--update-baselines": options.update_baselines,
+        "--specreg-resume": options.resume,
+        "--specreg-launches": options.launches is not None,
+        "--specreg-engine-version": options.engine_version is not None,
+        "--specreg-budget-gpu-min": options.budget_gpu_min is not None,
+        **spread_of(options).given,
+        NODES_OPTION: options.nodes is not None,
+    }
+    too_much = [name for name, is_given in given.items() if is_given]
+    if too_much:
+        message = (
+            f"--specreg-attach with {', '.join(too_much)}: nobody here knows how that server was"
+            " started, or starts it anew; leave one of them out"
+        )
+        raise SpecregError(message)
+
+
+def _ask(question: str) -> str:
+    """What the user at the terminal answers; past pytest, which has the streams by now."""
+    with Path("/dev/tty").open("w") as screen, Path("/dev/tty").open() as keyboard:
+        screen.write(question)
+        screen.flush()
+        return keyboard.readline()
+
+
+def unmet_need(suite: Suite) -> str:
+    """What the tier needs and the machine lacks, empty when nothing."""
+    gpus = suite.provision.found_gpus
+    if len(gpus.names) >= suite.tier.needs_gpus or suite.provision.url is not None:
+        return ""
+    return (
+        f"tier '{suite.tier.name}' needs {suite.tier.needs_gpus} GPU(s), {_where(suite)} has"
+        f" {len(gpus.names)} ({gpus.why_none}); run --specreg-tier cpu, or use a machine with one"
+    )
+
+
+def why_unfit(suite: Suite) -> Mapping[str, str]:
+    """By case what it needs and the machine lacks; what the tier needs, where that is missing."""
+    if suite.provision.url is not None:
+        return {}
+    if why := unmet_need(suite):
+        return {case.id: why for case in suite.tier.cases}
+    return suite.tier.unmet(suite.provision.found_gpus.memory_gib, _where(suite))
+
+
+def _where(suite: Suite) -> str:
+    return "this machine" if suite.provision.site is None else "the widest node"

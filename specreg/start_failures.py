@@ -1,0 +1,73 @@
+"""Why a server doesn't start: what it said in; the kind of failure and what to do out."""
+
+import re
+
+from specreg.errors import ServerStartError
+from specreg.server import StartedServer
+
+PORT_IN_USE = "port in use"
+
+# Kind of failure, how to know it, what to do. The first that matches wins.
+_FAILURES = (
+    (
+        "out of memory",
+        r"out of memory|annot allocate|OutOfMemoryError|No available memory",
+        "free memory, or lower gpu_memory_frac or max_model_len_tokens in the matrix",
+    ),
+    (
+        "a model brings code of its own",
+        r"the argument `trust_remote_code=True`|requires you to execute the",  # in transformers
+        "name another model, or read that code and set trust_remote_code = true in the matrix",
+    ),
+    (
+        "unknown or refused argument",
+        r"unrecognized arg|invalid choice|error: arg|(?<!HF)ValidationError|unexpected keyword arg",
+        "look at engine_args and the method's settings; another version may spell them otherwise",
+    ),
+    (
+        PORT_IN_USE,
+        r"already in use|Errno 98",
+        "run again: another program took its port each time",
+    ),
+    (
+        "its kernels are missing",
+        r"No module named 'sgl_kernel'",
+        "SGLang's are for GPUs; without one set engine_env as fixtures/matrix/sglang_cpu.toml",
+    ),
+    (
+        "the stand-in for its kernels is of another version",
+        r"ImportError: sgl_kernel: the stand-in",
+        "leave --specreg-engine-version out, or take the one that the log names",
+    ),
+    (
+        "broken engine environment",
+        # SGLang says "Ignore import error" of the models that it does without.
+        r"(?m)^(?!.*Ignore import).*(No module named|ModuleNotFound|ImportError|undefined symbol)",
+        "delete its folder in the cache (README, 'Where things are'), or mend it if it is your own",
+    ),
+    (
+        "model not found",
+        r"not a valid model|does not appear to have|(Repository|Entry)NotFound|Gated|offline mode",
+        "check the model's name or folder, and HF_TOKEN where it is gated",
+    ),
+)
+
+
+def start_error(server: StartedServer, what: str) -> ServerStartError:
+    """The error of a start that came to nothing, with the kind of failure that its logs show."""
+    tail = server.log_tail()
+    # The cause may stand far above the traceback of whoever noticed.
+    texts = (f"{what}\n{tail}", *server.log_ends())
+    known = (
+        (failure, advice)
+        for text in texts
+        for failure, pattern, advice in _FAILURES
+        if re.search(pattern, text)
+    )
+    # SGLang kills itself so too when a part of it fails.
+    killed = ("killed", "free memory if the log says nothing else")
+    unknown = killed if "status -9" in what else ("unknown cause", "read the log")
+    failure, advice = next(known, unknown)
+    return ServerStartError(
+        f"server '{server.spec.id}'", f"{what}: {failure}", advice, server.log_path, tail
+    )
