@@ -7,8 +7,9 @@ import typer
 
 from specreg.cli.gate import ending
 from specreg.cli.options import HERE, MATRIX, MatrixOption, RootOption, TierOption, tier_of
-from specreg.gate.opening import Request
-from specreg.gate.searching import render_bisected, search
+from specreg.gate.opening import set_aside
+from specreg.gate.request import Request
+from specreg.gate.searching import PAGE, render_bisected, search
 from specreg.redaction import hide
 
 
@@ -34,6 +35,8 @@ def bisect(  # noqa: PLR0913, PLR0917 - an option each
     Exit status: 0 found, 10 not to be found.
     """
     with ending():
+        folder = (root / out).resolve()
+        set_aside(folder / case, (PAGE,))
         request = Request(
             a=good,
             b=bad,
@@ -47,5 +50,5 @@ def bisect(  # noqa: PLR0913, PLR0917 - an option each
             show=lambda text: typer.echo(hide(text), err=True),
         )
         named = tuple(filter(None, versions.split(",")))
-        found = search(good, bad, named, request, (root / out).resolve()).run()
+        found = search(good, bad, named, request, folder).run()
         typer.echo(render_bisected(found))

@@ -13,8 +13,9 @@ import typer
 
 from specreg.cli.options import HERE, MATRIX, WIDTH, MatrixOption, RootOption, TierOption, tier_of
 from specreg.errors import SpecregError
-from specreg.gate.opening import Opened, Request, open_gate
+from specreg.gate.opening import Opened, open_gate, set_aside
 from specreg.gate.pages import render_terminal
+from specreg.gate.request import Request
 from specreg.redaction import hide, hide_known
 
 FAILED_STATUS, INTERRUPTED_STATUS = 10, 130
@@ -39,7 +40,7 @@ def gate(  # noqa: PLR0913, PLR0917 - an option each
     ] = None,
     launches: Annotated[int, typer.Option(help="the most of each side; even", min=2)] = 16,
     minutes: Annotated[
-        float | None, typer.Option(help="the most that the launches may take", min=0)
+        float | None, typer.Option(help="the most that the launches may take")
     ] = None,
     prompts: Annotated[int | None, typer.Option(help="how many each case replays", min=1)] = None,
     tolerance: Annotated[
@@ -54,7 +55,7 @@ def gate(  # noqa: PLR0913, PLR0917 - an option each
         ),
     ] = None,
     seconds: Annotated[
-        float, typer.Option(help="how long a launch is asked, at least, where speed counts", min=0)
+        float, typer.Option(help="how long a launch is asked, at least, where speed counts")
     ] = 20.0,
     rehearse: Annotated[bool, typer.Option(help="start each server once beforehand")] = True,  # noqa: FBT002 - an option
     resume: Annotated[bool, typer.Option("--resume", help="go on with what lies in --out")] = False,  # noqa: FBT002 - an option
@@ -74,6 +75,8 @@ def gate(  # noqa: PLR0913, PLR0917 - an option each
     Exit status: 0 upgrade, 1 don't, 10 undecided or not to be measured.
     """
     with ending():
+        if out is not None:
+            set_aside(out)
         asked = Request(
             a=a,
             b=b,

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from types import MappingProxyType
 
 import msgspec
 
@@ -12,6 +13,8 @@ from specreg.gate.texts import TextsJudged
 from specreg.verdict import Outcome
 
 _SOUND = {Outcome.PASS, Outcome.IMPROVED}
+_FEW_EQUAL_FRAC = 0.5
+_NO_MINUTES: Mapping[str, float] = MappingProxyType({})
 
 
 class Answer(StrEnum):
@@ -50,6 +53,7 @@ def decide(
     launches: Sequence[Launched],
     rules: Rules,
     texts: Sequence[TextsJudged] = (),
+    launch_minutes: Mapping[str, float] = _NO_MINUTES,
 ) -> Decision:
     """The answer that some launches give.
 
@@ -58,6 +62,8 @@ def decide(
         launches: so far, of all cases and arms.
         rules: see there.
         texts: what became of the answers' texts, of each case whose answers must be the same.
+        launch_minutes: where it was the time that ended it, about how long one launch more of each
+            side would take, by case.
     """
     controls = [subject for subject in subjects if subject.is_control]
     strict = rules.of_control(sum(len(subject.deciding) for subject in controls))
@@ -77,7 +83,13 @@ def decide(
     wrong = [one for one in texts if one.outcome is Outcome.WRONG]
     unclear = [one for one in judged if one.decides and one.outcome not in _SOUND]
     untold = [one for one in texts if one.outcome is Outcome.INVALID]
-    reasons = (*(_of_texts(one) for one in (*wrong, *untold)), *_reasons(lost), *_moved(moved))
+    rounded = [one for one in texts if one.outcome is Outcome.PASS and _is_rounded(one)]
+    reasons = (
+        *(_of_texts(one) for one in (*wrong, *untold)),
+        *_reasons(lost),
+        *_moved(moved),
+        *(_of_texts(one) for one in rounded),
+    )
     if wrong or lost:
         answer = Answer.DONT
     elif moved or unclear or untold or not judged:
@@ -88,7 +100,9 @@ def decide(
     return Decision(
         answer=answer,
         reasons=reasons,
-        takes=tuple(map(_takes, undecided)) if answer is Answer.UNDECIDED else (),
+        takes=tuple(_takes(one, rules, launch_minutes) for one in undecided)
+        if answer is Answer.UNDECIDED
+        else (),
         judged=judged,
         control=control,
         texts=tuple(texts),
@@ -96,12 +110,12 @@ def decide(
 
 
 def cause_of(judged: Sequence[Judged]) -> str:
-    """What a case's loss comes from, in words; empty where nothing was lost.
+    """What a case's loss comes from, in words; empty where nothing was lost that decides.
 
     Output is lost by what it is made of: its own row names the cause only where none of the others
-    was proven.
+    was proven. Of sides that draft in different ways a longer step is no loss by itself.
     """
-    lost = [one for one in judged if one.outcome is Outcome.REGRESSED]
+    lost = [one for one in judged if one.decides and one.outcome is Outcome.REGRESSED]
     own = [str(one.cause) for one in lost if one.cause is not Cause.OUTPUT]
     if own:
         return ", ".join(own)
@@ -129,6 +143,11 @@ def _of_texts(one: TextsJudged) -> str:
     return f"{one.case_id}: {one.reason}"
 
 
+def _is_rounded(one: TextsJudged) -> bool:
+    """Whether most answers part, if only by rounding: somebody should know."""
+    return one.equal_frac is not None and one.equal_frac < _FEW_EQUAL_FRAC
+
+
 def _moved(moved: Sequence[Judged]) -> list[str]:
     return [
         f"the machine moved: side A differs from itself in {one.quantity} of {one.case_id} by"
@@ -137,15 +156,21 @@ def _moved(moved: Sequence[Judged]) -> list[str]:
     ]
 
 
-def _takes(one: Judged) -> str:
-    what = f"{one.case_id}, {one.quantity}"
+def _takes(one: Judged, rules: Rules, launch_minutes: Mapping[str, float]) -> str:
+    what, needed = f"{one.case_id}, {one.quantity}", one.needed_launches
+    minutes = launch_minutes.get(one.case_id)
     if one.outcome is Outcome.INVALID:
         return f"{what}: {one.reason}"
-    if one.needed_launches is not None:
+    if needed is not None:
+        options = ["--launches"] if needed > rules.launches else []
+        if minutes is not None:
+            more = minutes * (needed - one.launches)
+            options.append(f"--resume, and --minutes for about {more:.0f} more")
         return (
-            f"{what}: about {one.needed_launches} launches of each side instead of {one.launches}"
-            " (--launches), or a quieter machine"
+            f"{what}: about {needed} launches of each side instead of {one.launches}"
+            f" ({', '.join(options) or '--resume'}), or a quieter machine"
         )
     if one.needed_prompts is not None:
         return f"{what}: about {one.needed_prompts} prompts (--prompts)"
-    return f"{what}: {one.reason or 'nobody can tell'}"
+    ended = "" if minutes is None else "; it was --minutes that ended it, --resume goes on"
+    return f"{what}: {one.reason or 'nobody can tell'}{ended}"

@@ -4,6 +4,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -28,6 +29,13 @@ class Speedup(msgspec.Struct, frozen=True, kw_only=True):
     low_ratio: float | None = None
     high_ratio: float | None = None
 
+    @property
+    def is_proven(self) -> bool:
+        """Whether its interval tells that speculation pays, or that it doesn't."""
+        if self.low_ratio is None or self.high_ratio is None:
+            return False
+        return self.low_ratio > 1 or self.high_ratio < 1
+
 
 class BreakEven(msgspec.Struct, frozen=True, kw_only=True):
     """Where speculation stops paying on a side.
@@ -35,9 +43,11 @@ class BreakEven(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         server: whose, with its dataset; arm: the side.
         speedups: by load, two at least.
-        at_requests, low_requests, high_requests: the concurrency at which the speedup falls to 1,
-            by its estimate and the ends of its interval; null (?) where that is outside the loads.
-        said: the same in words.
+        at_requests, low_requests, high_requests: the concurrency at which the speedup first falls
+            to 1, by its estimate and the ends of its interval; null (?) where that is outside the
+            loads, or there is no interval.
+        said: the same in words, with all places where the speedup is 1, and each load of which
+            nobody can tell whether speculation pays.
     """
 
     server: str
@@ -74,45 +84,98 @@ def break_evens(pairs: Sequence[Pair], launches: Sequence[Launched]) -> tuple[Br
     return tuple(found)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Crossing:
+    """Where a curve goes through 1.
+
+    Attributes:
+        falls: whether speculation stops paying there, or starts to.
+        at_requests: by the estimate.
+        low_requests, high_requests: by the nearest ends of its interval that do so; None where
+            there are none within the loads.
+    """
+
+    falls: bool
+    at_requests: float
+    low_requests: float | None
+    high_requests: float | None
+
+    def __str__(self) -> str:
+        ends = (self.low_requests, self.high_requests)
+        between = " to ".join("?" if one is None else f"{one:.2g}" for one in ends)
+        verb = "stops" if self.falls else "starts"
+        return f"{verb} paying at about {self.at_requests:.2g} requests in flight ({between})"
+
+
 def break_even(server: str, arm: Arm, speedups: Sequence[Speedup]) -> BreakEven:
-    """Where a curve falls to 1: straight lines of log(ratio) over log(concurrency).
+    """Where a curve goes through 1: straight lines of log(ratio) over log(concurrency).
 
     Args:
         server: a name for it.
         arm: the side.
         speedups: by rising concurrency, two at least.
     """
-    at = _crossing([(one.concurrency, one.ratio) for one in speedups])
-    low = _crossing([(one.concurrency, one.low_ratio or one.ratio) for one in speedups])
-    high = _crossing([(one.concurrency, one.high_ratio or one.ratio) for one in speedups])
-    first, last = speedups[0], speedups[-1]
-    if at is not None:
-        between = " to ".join("?" if one is None else f"{one:.2g}" for one in (low, high))
-        said = f"stops paying at about {at:.2g} requests in flight ({between})"
-    elif first.ratio <= 1:
-        said = f"pays nowhere from {first.concurrency} to {last.concurrency} requests in flight"
-    else:
-        said = (
-            f"pays at every load from {first.concurrency} to {last.concurrency} requests in flight"
-        )
+    crossings = _crossings(speedups)
+    fall = next((one for one in crossings if one.falls), None)
     return BreakEven(
         server=server,
         arm=arm,
         speedups=tuple(speedups),
-        at_requests=at,
-        low_requests=low,
-        high_requests=high,
-        said=said,
+        at_requests=fall.at_requests if fall else None,
+        low_requests=fall.low_requests if fall else None,
+        high_requests=fall.high_requests if fall else None,
+        said=_in_words(speedups, crossings),
     )
 
 
-def _crossing(curve: Sequence[tuple[int, float]]) -> float | None:
-    """The first load at which a curve that begins above 1 falls to it."""
-    for (before, above), (after, below) in itertools.pairwise(curve):
-        if above > 1 >= below:
-            share = math.log(above) / (math.log(above) - math.log(below))
-            return math.exp(math.log(before) + share * (math.log(after) - math.log(before)))
-    return None
+def _in_words(speedups: Sequence[Speedup], crossings: Sequence[_Crossing]) -> str:
+    """What a curve shows; proven is only a load whose interval lies off 1."""
+    loads = f"from {speedups[0].concurrency} to {speedups[-1].concurrency} requests in flight"
+    if crossings:
+        said = ", ".join(map(str, crossings))
+    else:
+        said = f"pays {'at every load' if speedups[0].ratio > 1 else 'nowhere'} {loads}"
+    untold = ", ".join(_one_in_words(one) for one in speedups if not one.is_proven)
+    return f"{said}, as far as can be told: {untold}" if untold else said
+
+
+def _one_in_words(one: Speedup) -> str:
+    known = one.low_ratio is not None and one.high_ratio is not None
+    interval = f" ({one.low_ratio:.2f}..{one.high_ratio:.2f})" if known else ""
+    return f"{one.ratio:.2f}{interval} at {one.concurrency}"
+
+
+def _crossings(speedups: Sequence[Speedup]) -> list[_Crossing]:
+    """All places where the speedup is 1, by rising load."""
+    loads = [one.concurrency for one in speedups]
+    low = _through_1(loads, [one.low_ratio for one in speedups])
+    high = _through_1(loads, [one.high_ratio for one in speedups])
+    found = []
+    for at, falls in _through_1(loads, [one.ratio for one in speedups]):
+        # The lower end falls to 1 at a lower load than the estimate does, and rises at a higher.
+        sooner, later = (low, high) if falls else (high, low)
+        crossing = _Crossing(
+            falls=falls,
+            at_requests=at,
+            low_requests=max((x for x, so in sooner if so is falls and x <= at), default=None),
+            high_requests=min((x for x, so in later if so is falls and x >= at), default=None),
+        )
+        found.append(crossing)
+    return found
+
+
+def _through_1(loads: Sequence[int], ratios: Sequence[float | None]) -> list[tuple[float, bool]]:
+    """The loads at which a curve falls to 1 or rises above it, and whether it falls."""
+    known = [(load, ratio) for load, ratio in zip(loads, ratios, strict=True) if ratio is not None]
+    if len(known) < len(loads):
+        return []
+    found = []
+    for (before, one), (after, other) in itertools.pairwise(known):
+        if (one > 1) != (other > 1):
+            share = math.log(one) / (math.log(one) - math.log(other))
+            at = math.exp(math.log(before) + share * (math.log(after) - math.log(before)))
+            found.append((at, one > 1))
+    return found
 
 
 def _plain_of(pair: Pair, pairs: Sequence[Pair], arm: Arm) -> Pair | None:

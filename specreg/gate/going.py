@@ -1,6 +1,7 @@
 """Going on: what is compared in, launches in ABBA order until all is decided out."""
 
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specreg.gate.judging import Rules, Subject, is_decided, judge_subject
@@ -38,11 +39,6 @@ class Group:
         return tuple((arm,) for way in there_and_back for arm in way)
 
     @property
-    def at_once(self) -> int:
-        """How many sides are up at the same time."""
-        return len(self.block[0])
-
-    @property
     def launches(self) -> int:
         """Of a block, all sides together."""
         return sum(map(len, self.block))
@@ -77,37 +73,47 @@ def go_on(
         groups: what is compared.
         launch: measures; is asked for what is up at the same time.
         rules: how many blocks there may be, and what decides.
-        earlier: what a gate that was cut off had measured; it isn't measured again.
+        earlier: what a gate that was cut off had measured. It isn't measured again; what had failed
+            is, once more.
         may_go_on: asked before each launch; whether there is time for one more.
         has_questions: asked before each further block; whether something is to be told of a group
             beside its figures.
 
     Returns:
-        All launches, the earlier ones first.
+        All launches, the earlier ones first, without those that had failed.
     """
-    done = list(earlier)
+    done = [one for one in earlier if not one.invalid]
     for block in range(1, rules.blocks + 1):
         for group in groups:
             if block > 1 and _all_decided(group, done, rules) and not has_questions(group):
                 continue
-            for slot in _left(group, block, done):
+            before = max((one.number for one in (*earlier, *done)), default=0)
+            for number, arms in enumerate(_left(group, block, done), start=before + 1):
                 if not may_go_on():
                     return tuple(done)
-                done.extend(launch(slot))
+                done.extend(launch(Slot(group=group, arms=arms, block=block, number=number)))
     return tuple(done)
 
 
-def _left(group: Group, block: int, done: Sequence[Launched]) -> Iterable[Slot]:
-    """The launches of a block that are due; those of a gate that was cut off are among `done`."""
-    mine = {subject.case_id for subject in group.subjects}
-    here = [one for one in done if one.block == block and one.case_id in mine]
-    # Of a sitting whose line is torn one side may be missing; one that failed stands alone.
-    told = {one.number: {other.arm for other in here if other.number == one.number} for one in here}
-    failed = {one.number for one in here if one.invalid}
-    had = [number for number in told if number in failed or len(told[number]) == group.at_once]
-    number = max((one.number for one in done), default=0)
-    for place, arms in enumerate(group.block[len(had) :], start=1):
-        yield Slot(group=group, arms=arms, block=block, number=number + place)
+def _left(group: Group, block: int, done: Sequence[Launched]) -> list[tuple[Arm, ...]]:
+    """The sittings of a block that are due: those that aren't whole among `done`.
+
+    Of one whose line is torn, or that failed for a side or a case, something is missing.
+    """
+    cases = {subject.case_id for subject in group.subjects}
+    told: dict[int, set[tuple[str, Arm]]] = {}
+    for one in done:
+        if one.block == block and one.case_id in cases:
+            told.setdefault(one.number, set()).add((one.case_id, one.arm))
+    left = []
+    for arms in group.block:
+        wanted = set(itertools.product(cases, arms))
+        number = next((number for number, had in told.items() if had >= wanted), None)
+        if number is None:
+            left.append(arms)
+        else:
+            del told[number]
+    return left
 
 
 def _all_decided(group: Group, done: Sequence[Launched], rules: Rules) -> bool:

@@ -93,6 +93,11 @@ class Rules:
         return self.tolerances.get(quantity.name, quantity.tolerance_frac)
 
     @property
+    def launches(self) -> int:
+        """The most of each side."""
+        return LAUNCHES_PER_BLOCK * self.blocks
+
+    @property
     def level(self) -> float:
         """How often a look may call something proven that isn't."""
         return LEVEL / self.blocks

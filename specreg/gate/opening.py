@@ -3,76 +3,48 @@
 import dataclasses
 import datetime as dt
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 import msgspec
 
 import specreg
 from specreg.context import check_contexts
-from specreg.errors import UnknownNameError, UnsupportedError
+from specreg.errors import UnsupportedError
 from specreg.files import replace_file
 from specreg.gate.break_even import break_evens
-from specreg.gate.going import Group
+from specreg.gate.hearing import Hearing
 from specreg.gate.journal import resumed
-from specreg.gate.judging import LAUNCHES_PER_BLOCK, Rules, count_figures
 from specreg.gate.launched import Arm
 from specreg.gate.overriding import parse_override
 from specreg.gate.pages import render_html, render_markdown
-from specreg.gate.pinning import pinned_pairs
+from specreg.gate.pinning import forget_recordings, pinned_pairs
 from specreg.gate.plan import Pair, check_prompts, pairs_of, shared_launches
-from specreg.gate.quantities import QUANTITIES
-from specreg.gate.report import Failed, GateReport, SideReport, encode_report
+from specreg.gate.report import Failed, GateReport, How, SideReport, encode_report
+from specreg.gate.request import Request, check_times, rules_of
 from specreg.gate.run import Gate, Place, begun_of
 from specreg.gate.side import Side, Source, parse_side, source_of
 from specreg.identity import current_environment, find_gpus
 from specreg.matrix import Case, Tier
 from specreg.models import resolve_model
 
+_RECORDINGS = "recordings"
+PAGES = ("gate.json", "gate.md", "gate.html")
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What somebody asks a gate; texts are as they were typed.
 
-    Attributes:
-        a, b: the sides; a_overrides, b_overrides: what their cases have otherwise.
-        tier: of which; case_ids: which of its cases, none for all.
-        pin_length_tokens: the acceptance length of further cases, None for none.
-        launches: the most of each side; minutes: the most that all of them may take.
-        prompts: how many each case replays, None for its own number.
-        tolerances: `QUANTITY=FRACTION`.
-        with_control: whether side A is measured against itself.
-        together: whether the servers of all sides are up at the same time, None for where no GPU
-            has to hold them.
-        least_s: how long a launch is asked, at least, where speed counts.
-        resume: whether to go on with what lies in the folder.
-        root: the repository's root; out: the folder of the gate, None for a new one in `.specreg`.
-        ready_within_s: how long a server may take to its first token.
-        show: is told what goes on.
+def set_aside(folder: Path, names: Sequence[str] = PAGES) -> None:
+    """Renames what an earlier run left in a folder, so that nobody takes it for this one's answer.
+
+    Args:
+        folder: of a gate; it needn't be there.
+        names: of the files; `gate.json` becomes `earlier-gate.json`.
+
+    Raises:
+        OSError: the disk refuses.
     """
-
-    a: str
-    b: str
-    a_overrides: Sequence[str] = ()
-    b_overrides: Sequence[str] = ()
-    tier: Tier
-    case_ids: Sequence[str] = ()
-    pin_length_tokens: float | None = None
-    launches: int = 16
-    minutes: float | None = None
-    prompts: int | None = None
-    tolerances: Sequence[str] = ()
-    with_control: bool = True
-    together: bool | None = None
-    least_s: float = 20.0
-    resume: bool = False
-    root: Path
-    out: Path | None = None
-    ready_within_s: float = 600.0
-    waits: bool = True
-    show: Callable[[str], None]
+    for path in filter(Path.is_file, (folder / name for name in names)):
+        path.replace(path.with_name(f"earlier-{path.name}"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +60,7 @@ class Opened:
     def report(self) -> GateReport:
         """What the gate says so far."""
         gate, decision = self.gate, self.gate.decide()
-        numbers = {(one.number, one.arm) for one in gate.launches}
+        numbers = {(one.number, one.arm) for one in gate.all_launches}
         return GateReport(
             specreg_version=specreg.__version__,
             answer=decision.answer,
@@ -103,12 +75,25 @@ class Opened:
             complete=gate.finished,
             finished_on=dt.datetime.now(tz=dt.UTC).date().isoformat(),
             decision=decision,
-            break_evens=break_evens(self.pairs, gate.launches),
+            how=self._how,
+            break_evens=break_evens(self.pairs, gate.all_launches),
             failed=tuple(
                 Failed(case_id=one.case_id, arm=one.arm, block=one.block, reason=one.invalid)
-                for one in gate.launches
+                for one in gate.all_launches
                 if one.invalid
             ),
+        )
+
+    @property
+    def _how(self) -> How:
+        gate = self.gate
+        return How(
+            together=any(shared.group.together for shared in gate.shared),
+            with_control=self.request.with_control,
+            least_s=gate.place.least_s,
+            level_frac=gate.rules.level,
+            loss_level_frac=gate.rules.loss_level,
+            tolerances=dict(gate.rules.tolerances),
         )
 
     @property
@@ -123,13 +108,13 @@ class Opened:
 
     def record(self, report: GateReport) -> bool:
         """Writes `gate.json`, `gate.md` and `gate.html`; says which it couldn't, False then."""
-        pages = {
-            "gate.json": encode_report(report),
-            "gate.md": render_markdown(report).encode(),
-            "gate.html": render_html(report).encode(),
-        }
-        lost = [name for name in pages if not self._written(name, pages[name])]
-        return not lost
+        pages = (
+            encode_report(report),
+            render_markdown(report).encode(),
+            render_html(report).encode(),
+        )
+        written = [self._written(*named) for named in zip(PAGES, pages, strict=True)]
+        return all(written)
 
     def _written(self, name: str, page: bytes) -> bool:
         path = self.gate.place.folder / name
@@ -161,6 +146,7 @@ def open_gate(asked: Request) -> Opened:
     Raises:
         SpecregError: something can't be measured as it is asked for; nothing was.
     """
+    check_times(asked)
     tier, root = asked.tier, asked.root
     on_gpu = tier.needs_gpus > 0
     sides = parse_side(asked.a), parse_side(asked.b)
@@ -168,7 +154,6 @@ def open_gate(asked: Request) -> Opened:
         tuple(map(parse_override, asked.a_overrides)),
         tuple(map(parse_override, asked.b_overrides)),
     )
-    tolerances = _tolerances(asked.tolerances)
     folder = (
         asked.out or root / ".specreg" / "gates" / time.strftime("%Y-%m-%dT%H-%M-%S")
     ).resolve()
@@ -181,14 +166,14 @@ def open_gate(asked: Request) -> Opened:
         unfit=_unfit(tier, sides),
     )
     if asked.pin_length_tokens is not None:
-        pairs += pinned_pairs(pairs, asked.pin_length_tokens, folder / "recordings")
+        pairs += pinned_pairs(pairs, asked.pin_length_tokens, folder / _RECORDINGS)
     sources = (
         source_of(sides[0], on_gpu=on_gpu, show=asked.show, waits=asked.waits),
         source_of(sides[1], on_gpu=on_gpu, show=asked.show, waits=asked.waits),
     )
     together = not on_gpu if asked.together is None else asked.together
     shared = shared_launches(pairs, with_control=asked.with_control, together=together)
-    rules = _rules([one.group for one in shared], asked.launches, tolerances)
+    rules = rules_of(asked, [one.group for one in shared])
     _check(asked, sources, pairs)
     environment = current_environment(needs_gpus=tier.gpus_used(find_gpus().memory_gib)).name
     begun = msgspec.structs.replace(
@@ -198,6 +183,8 @@ def open_gate(asked: Request) -> Opened:
         least_s=asked.least_s,
     )
     journal, lines = resumed(folder / "gate.jsonl", begun, resume=asked.resume)
+    if not lines:
+        forget_recordings(folder / _RECORDINGS)
     gate = Gate(
         place=Place(
             root=root,
@@ -212,6 +199,7 @@ def open_gate(asked: Request) -> Opened:
         rules=rules,
         minutes=asked.minutes,
         journal=journal,
+        hearing=Hearing(pairs=pairs, root=root, journal=journal, show=asked.show),
     )
     gate.take_over(lines)
     return Opened(
@@ -255,33 +243,3 @@ def _check(asked: Request, sources: tuple[Source, Source], pairs: Sequence[Pair]
     for arm in (Arm.A, Arm.B):
         for said in check_contexts(asked.root, [pair.of(arm) for pair in pairs]):
             asked.show(said)
-
-
-def _tolerances(texts: Sequence[str]) -> Mapping[str, float]:
-    found = {}
-    for text in texts:
-        name, _, frac = text.partition("=")
-        if name not in QUANTITIES:
-            raise UnknownNameError("quantity", name, QUANTITIES, f"--tolerance {text}")
-        try:
-            found[name] = float(frac)
-        except ValueError:
-            found[name] = -1.0
-        if not 0 < found[name] < 1:
-            message = f"--tolerance {text}: '{frac}' is no fraction between 0 and 1; 0.03 is 3 %"
-            raise UnsupportedError(message)
-    return MappingProxyType(found)
-
-
-def _rules(groups: Sequence[Group], launches: int, tolerances: Mapping[str, float]) -> Rules:
-    subjects = [subject for group in groups for subject in group.subjects]
-    if launches < LAUNCHES_PER_BLOCK or launches % LAUNCHES_PER_BLOCK:
-        message = (
-            f"--launches {launches}: a block of ABBA has two of each side; give an even number"
-        )
-        raise UnsupportedError(message)
-    return Rules(
-        blocks=launches // LAUNCHES_PER_BLOCK,
-        figures=count_figures(subjects),
-        tolerances=tolerances,
-    )

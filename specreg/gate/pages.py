@@ -16,6 +16,7 @@ from specreg.gate.report import (
     Section,
     facts,
     headline,
+    how_in_words,
     legend,
     notes,
     sections,
@@ -86,6 +87,7 @@ def _said(report: GateReport) -> Iterable[tuple[str, Sequence[str]]]:
         ("What it would take", decision.takes),
         ("Sides", (f"A: {report.a.installed}", f"B: {report.b.installed}")),
         ("Answers", tuple(map(_of_texts, decision.texts))),
+        ("How", tuple(how_in_words(report))),
         ("Break-even", tuple(map(_of_break_even, report.break_evens))),
         ("Launches that failed", tuple(map(_of_failed, report.failed))),
     )

@@ -133,6 +133,16 @@ def record_answers(case: Case, server: Server, prompts: Sequence[Prompt], path: 
     replace_file(path, recording.encode())
 
 
+def forget_recordings(folder: Path) -> None:
+    """Removes the recordings in a folder: a gate that begins has those of its own sides and models.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    for path in folder.glob("*.json"):
+        path.unlink()
+
+
 def why_not_pinned(case: Case, acceptance: AcceptanceRecord | None) -> str:
     """Why a drafter of known success had another one, empty where it hadn't or isn't one.
 

@@ -8,9 +8,10 @@ import msgspec
 
 from specreg.gate.answer import Answer, Decision, cause_of
 from specreg.gate.break_even import BreakEven
-from specreg.gate.judging import Judged
+from specreg.gate.judging import DIFFERS, Judged
 from specreg.gate.launched import Arm
 from specreg.gate.quantities import ACCEPTANCE
+from specreg.verdict import Outcome
 
 SCHEMA_VERSION = 1
 NOTHING = "–"
@@ -41,6 +42,26 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class How(msgspec.Struct, frozen=True, kw_only=True):
+    """How a gate measured and judged.
+
+    Attributes:
+        together: whether the servers of all sides were up at the same time.
+        with_control: whether side A was launched once more.
+        least_s: how long a launch was asked, at least, where speed counts.
+        level_frac: how often an interval misses the truth on either side.
+        loss_level_frac: the same where a loss is to be proven, which all figures share.
+        tolerances: by quantity, those that somebody set.
+    """
+
+    together: bool
+    with_control: bool
+    least_s: float
+    level_frac: float
+    loss_level_frac: float
+    tolerances: dict[str, float] = {}
+
+
 class GateReport(msgspec.Struct, frozen=True, kw_only=True):
     """`gate.json`.
 
@@ -55,6 +76,7 @@ class GateReport(msgspec.Struct, frozen=True, kw_only=True):
             it was cut short or there was no time left.
         finished_on: the day.
         decision: all outcomes.
+        how: it measured and judged; null in reports that didn't say so yet.
         break_evens: where speculation stops paying, of each side.
         failed: what couldn't be measured; the figures are without it.
     """
@@ -73,6 +95,7 @@ class GateReport(msgspec.Struct, frozen=True, kw_only=True):
     complete: bool
     finished_on: str
     decision: Decision
+    how: How | None = None
     break_evens: tuple[BreakEven, ...] = ()
     failed: tuple[Failed, ...] = ()
 
@@ -170,13 +193,44 @@ def facts(report: GateReport) -> str:
     )
 
 
+def how_in_words(report: GateReport) -> Iterator[str]:
+    """How it was measured and judged, in sentences; none of a report that doesn't say."""
+    how = report.how
+    if how is None:
+        return
+    place = "at the same time, asked by turns" if how.together else "one after another"
+    yield f"servers: {place}; a launch was asked for {how.least_s:g} s at least"
+    yield f"control: {_control(report.decision.control) if how.with_control else 'none'}"
+    yield (
+        f"intervals: each end is missed in {100 * how.level_frac:.3g} % of looks; a loss must stand"
+        f" at {100 * how.loss_level_frac:.3g} %"
+    )
+    if how.tolerances:
+        tolerances = ", ".join(f"{name} {frac:.1%}" for name, frac in how.tolerances.items())
+        yield f"tolerances set by hand: {tolerances}"
+
+
+def _control(control: Sequence[Judged]) -> str:
+    """What it said, in words."""
+    deciding = [one for one in control if one.decides]
+    moved = [
+        f"{one.quantity} of {one.case_id} by {_frac(one.change_frac)}"
+        for one in deciding
+        if one.outcome in DIFFERS
+    ]
+    untold = sum(one.outcome is Outcome.INVALID for one in deciding)
+    said = f"the machine moved {', '.join(moved)}" if moved else "no difference was proven"
+    return f"{said}, in {len(deciding)} figures{f'; {untold} INVALID' if untold else ''}"
+
+
 def legend() -> str:
     """How to read the tables."""
     return (
         "Better is positive. What stands in brackets decides nothing. The change of"
         f" {ACCEPTANCE} is that of AL − 1. PASS: proven within the tolerance. IMPROVED: proven"
-        " better by more. REGRESSED: proven worse, and by more than the tolerance. INCONCLUSIVE:"
-        " none of these. The control is side A against itself: a difference there is the machine's."
+        " better by more. REGRESSED: proven worse than A, the interval at the level that all"
+        " figures share being below 0, by an estimate beyond the tolerance. INCONCLUSIVE: none of"
+        " these. The control is side A against itself: a difference there is the machine's."
     )
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,28 +11,20 @@ from pathlib import Path
 
 import msgspec
 
-from specreg.datasets import Prompt
 from specreg.datasets._dataset import prompts_sha256
-from specreg.errors import HungError, InvalidMeasurementError, ServerError, SpecregError
+from specreg.errors import HungError, ServerError, SpecregError
 from specreg.expectation import load_case_prompts
 from specreg.gate.answer import Decision, decide
 from specreg.gate.beside import SideError, blaming, measure_beside
 from specreg.gate.going import Slot, go_on
+from specreg.gate.hearing import Hearing
 from specreg.gate.journal import Begun, Journal, Rehearsed, Spent
-from specreg.gate.judging import Rules
+from specreg.gate.judging import LAUNCHES_PER_BLOCK, Rules
 from specreg.gate.launched import Arm, Launched, values_beside
 from specreg.gate.memory import held_bytes
 from specreg.gate.pinning import plain_case, record_answers, recording_of, why_not_pinned
 from specreg.gate.plan import Pair, Shared
 from specreg.gate.side import Source
-from specreg.gate.texts import (
-    TextsJudged,
-    TextsSaid,
-    can_be_compared,
-    compare_texts,
-    hear,
-    untold,
-)
 from specreg.matrix import Case
 from specreg.models import model_sha256, resolve_model
 from specreg.server import StartedServer
@@ -69,9 +62,9 @@ class Gate:
         rules: how much evidence there may be, and how it is weighed.
         minutes: how long the launches from here on may take, None for as long as it takes.
         journal: of this gate.
-        launches, said, texts, rehearsed, spent_s: so far; earlier_s: of that, before it was cut
-            off.
-        unheard: why answers couldn't be compared; the next launch tries again.
+        hearing: of the answers' texts.
+        launches, rehearsed, spent_s: so far; earlier_s: of that, before it was cut off.
+        failed_before: launches that came to nothing then; they are tried again.
         out_of_time, finished: how it ended; neither where it was cut short.
     """
 
@@ -81,10 +74,9 @@ class Gate:
     rules: Rules
     minutes: float | None
     journal: Journal
+    hearing: Hearing
     launches: tuple[Launched, ...] = ()
-    said: dict[str, TextsSaid] = field(default_factory=dict)
-    texts: dict[str, TextsJudged] = field(default_factory=dict)
-    unheard: dict[str, TextsJudged] = field(default_factory=dict)
+    failed_before: tuple[Launched, ...] = ()
     rehearsed: bool = False
     spent_s: list[float] = field(default_factory=list)
     earlier_s: float = 0.0
@@ -92,10 +84,11 @@ class Gate:
     finished: bool = False
 
     def take_over(self, lines: Sequence[object]) -> None:
-        """What a gate that was cut off had measured."""
-        self.launches = tuple(one for one in lines if isinstance(one, Launched))
-        self.said = {one.case_id: one for one in lines if isinstance(one, TextsSaid)}
-        self.texts = {one.case_id: one for one in lines if isinstance(one, TextsJudged)}
+        """What a gate that was cut off had measured; what failed is no verdict on a side yet."""
+        launches = [one for one in lines if isinstance(one, Launched)]
+        self.launches = tuple(one for one in launches if not one.invalid)
+        self.failed_before = tuple(one for one in launches if one.invalid)
+        self.hearing.take_over(lines)
         self.rehearsed = any(isinstance(one, Rehearsed) for one in lines)
         self.spent_s = [one.launch_s for one in lines if isinstance(one, Spent)]
         self.earlier_s = sum(self.spent_s)
@@ -153,31 +146,36 @@ class Gate:
             [shared.group for shared in self.shared],
             self.launch,
             self.rules,
-            earlier=self.launches,
+            earlier=self.all_launches,
             may_go_on=self._has_time,
-            has_questions=lambda group: any(
-                subject.case_id in self._untold for subject in group.subjects
-            ),
+            has_questions=lambda group: self.hearing.wants(one.case_id for one in group.subjects),
         )
         self.finished = not self.out_of_time
         return self.decide()
+
+    @property
+    def all_launches(self) -> tuple[Launched, ...]:
+        """Those that count, and those that failed before it was cut off."""
+        return (*self.failed_before, *self.launches)
 
     def decide(self) -> Decision:
         """What the launches so far say."""
         subjects = list(
             itertools.chain.from_iterable(shared.group.subjects for shared in self.shared)
         )
-        texts = (*self.texts.values(), *self._untold.values())
-        return decide(subjects, self.launches, self.rules, texts)
+        texts = self.hearing.judged
+        return decide(subjects, self.launches, self.rules, texts, self._launch_minutes)
 
     @property
-    def _untold(self) -> Mapping[str, TextsJudged]:
-        """Of each case whose answers must be the same and aren't compared yet, why not."""
-        pairs = (pair for shared in self.shared for pair in shared.pairs)
+    def _launch_minutes(self) -> Mapping[str, float]:
+        """Where no time was left, how long a launch more of each side takes, by case."""
+        if not self.out_of_time:
+            return {}
+        sitting = statistics.fmean(self.spent_s) / 60
         return {
-            pair.id: self.unheard.get(pair.id, untold(pair.id, "nobody has compared the answers"))
-            for pair in pairs
-            if can_be_compared(pair.a, pair.b) and pair.id not in self.texts
+            subject.case_id: sitting * len(shared.group.block) / LAUNCHES_PER_BLOCK
+            for shared in self.shared
+            for subject in shared.group.subjects
         }
 
     def launch(self, slot: Slot) -> Sequence[Launched]:
@@ -189,6 +187,7 @@ class Gate:
         shared = next(one for one in self.shared if one.group == slot.group)
         said = f"side {slot.arms[0]}" if len(slot.arms) == 1 else f"sides {', '.join(slot.arms)}"
         self.place.show(f"block {slot.block}, {said}: {slot.group.name}")
+        self.hearing.begin(shared.pairs, slot.block)
         started = time.monotonic()
         done: list[list[Launched]] = []
         try:
@@ -202,7 +201,7 @@ class Gate:
                     servers[arm], own[arm] = server, {"ready_s": ready_s}
                 for pair in shared.pairs:
                     done.append(self._measure(pair, slot, servers))
-                    self._hear(pair, servers)
+                    self.hearing.listen(pair, servers)
                 for arm, server in servers.items():
                     if memory := held_bytes(server, on_gpu=self.place.on_gpu):
                         own[arm]["memory_bytes"] = float(memory)
@@ -252,30 +251,6 @@ class Gate:
             )
             for arm, replay in replays.items()
         ]
-
-    def _hear(self, pair: Pair, servers: Mapping[Arm, StartedServer]) -> None:
-        """Side A's answers once, and side B's held against them once."""
-        if not can_be_compared(pair.a, pair.b) or pair.id in self.texts:
-            return
-        prompts = load_case_prompts(self.place.root, pair.a)[: pair.a.prompts]
-        for arm in sorted(servers):
-            with blaming(arm):
-                try:
-                    self._hear_side(pair, arm, servers[arm], prompts)
-                except InvalidMeasurementError as error:
-                    servers[arm].check_alive()
-                    self.unheard[pair.id] = untold(pair.id, str(error))
-
-    def _hear_side(
-        self, pair: Pair, arm: Arm, server: StartedServer, prompts: Sequence[Prompt]
-    ) -> None:
-        if arm is Arm.B and pair.id in self.said:
-            self.place.show(f"{pair.id}: comparing the answers")
-            self.texts[pair.id] = compare_texts(pair.b, server, prompts, self.said[pair.id])
-            self.journal.write(self.texts[pair.id])
-        elif arm is not Arm.B and pair.id not in self.said:
-            self.said[pair.id] = hear(pair.a, pair.id, server, prompts)
-            self.journal.write(self.said[pair.id])
 
     @contextlib.contextmanager
     def _naming(self, arm: Arm) -> Iterator[None]:

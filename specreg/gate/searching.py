@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
+import specreg
 from specreg.engines import engine_named
 from specreg.errors import (
     EnvironmentSetupError,
@@ -13,21 +16,49 @@ from specreg.errors import (
     UnknownNameError,
     UnsupportedError,
 )
+from specreg.files import replace_file
 from specreg.gate.answer import Answer, Decision
 from specreg.gate.beside import SideError
 from specreg.gate.bisecting import Bisected, Step, Tried, bisect_versions, versions_between
 from specreg.gate.launched import Arm
-from specreg.gate.opening import Request, open_gate
+from specreg.gate.opening import open_gate, set_aside
 from specreg.gate.plan import Shared
 from specreg.gate.releases import released_versions
+from specreg.gate.request import Request
 from specreg.gate.side import Kind, Side, parse_side, source_of
 from specreg.matrix import Case
 from specreg.verdict import Outcome
 
+PAGE = "bisect.json"
+_INTERRUPTED_STATUS = 130
 TEXTS = "texts"
 """Beside the quantities: whether the answers are the same."""
 _WORSE = frozenset({Outcome.REGRESSED, Outcome.WRONG})
 _SOUND = frozenset({Outcome.PASS, Outcome.IMPROVED})
+
+
+class Searched(msgspec.Struct, kw_only=True):
+    """`bisect.json`.
+
+    Attributes:
+        case_id: what became worse; good, bad: between which releases, as they were typed.
+        exit_status: the command's: 0, 10 where it isn't to be found, 130 where a signal ended it.
+        reason: why it wasn't found, empty where it was.
+        last_good, first_bad, between: see `Bisected`; empty where it wasn't found.
+        tried: in order, as far as it came.
+    """
+
+    schema_version: int = 1
+    specreg_version: str = specreg.__version__
+    case_id: str
+    good: str
+    bad: str
+    exit_status: int = 10
+    reason: str = "cut short"
+    last_good: str = ""
+    first_bad: str = ""
+    between: tuple[str, ...] = ()
+    tried: list[Tried] = []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +81,30 @@ class Search:
     folder: Path
 
     def run(self) -> Bisected:
-        """Searches on from the gates that lie in the folder.
+        """Searches on from the gates that lie in the folder; `bisect.json` says what came of it.
 
         Raises:
             SpecregError: there is nothing to find, or the good release can't be measured; the
                 message says why.
         """
+        searched = Searched(case_id=self.case.id, good=self.good.text, bad=self.bad.text)
+        try:
+            found = self._run(searched.tried)
+            searched.exit_status, searched.reason = 0, ""
+            searched.last_good, searched.first_bad = found.last_good, found.first_bad
+            searched.between = found.between
+        except KeyboardInterrupt:
+            searched.exit_status = _INTERRUPTED_STATUS
+            raise
+        except SpecregError as error:
+            searched.reason = str(error)
+            raise
+        finally:
+            self._record(searched)
+        return found
+
+    def _run(self, tried: list[Tried]) -> Bisected:
+        """The same; what was tried is told as it comes."""
         versions = versions_between(self.good.place, self.bad.place, self._released())
         self.request.show(f"between {', '.join(versions)}")
         lost: frozenset[str] | None = None
@@ -71,9 +120,22 @@ class Search:
                 step = step_of(decision, lost)
                 found = Tried(version=version, step=step, why=_why(decision))
             self.request.show(f"{version}: {found.step}{f', {found.why}' if found.why else ''}")
+            tried.append(found)
             return found
 
         return bisect_versions(versions, compare)
+
+    def _record(self, searched: "Searched") -> None:
+        path = self._folder / PAGE
+        try:
+            replace_file(path, msgspec.json.format(msgspec.json.encode(searched), indent=1) + b"\n")
+        except OSError as error:
+            self.request.show(f"'{path}': can't be written, {error.strerror}")
+
+    @property
+    def _folder(self) -> Path:
+        """Of the case's gates, and of what came of them."""
+        return self.folder / self.case.id
 
     def _released(self) -> Sequence[str]:
         if self.versions:
@@ -83,8 +145,8 @@ class Search:
 
     def _decision(self, good: str, version: str, lost: frozenset[str] | None) -> Decision | str:
         """What a gate of the good release against another says, or why that can't be measured."""
-        engine, root = self.good.engine, self.folder
-        folder = root / self.case.id / f"{good}..{version}-{self._fingerprint}"
+        engine = self.good.engine
+        folder = self._folder / f"{good}..{version}-{self._fingerprint}"
         request = dataclasses.replace(
             self.request,
             a=f"{engine}=={good}",
@@ -92,6 +154,7 @@ class Search:
             out=folder,
             resume=(folder / "gate.jsonl").exists(),
         )
+        set_aside(folder)
         try:
             source = source_of(
                 parse_side(request.b), on_gpu=request.tier.needs_gpus > 0, show=request.show
@@ -117,9 +180,8 @@ class Search:
 
     @property
     def _fingerprint(self) -> str:
-        """Of all that makes the gates of one search others than those of another."""
-        asked = self.request
-        made_of = repr((self.case, asked.prompts, asked.launches, tuple(asked.tolerances)))
+        """Of what is measured; how many launches there may be, and how they are judged, is not."""
+        made_of = repr((self.case, self.request.prompts))
         return hashlib.sha256(made_of.encode()).hexdigest()[:8]
 
 

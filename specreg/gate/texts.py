@@ -1,9 +1,12 @@
 """Texts: what side A answered and side B's server in, whether B changes a token out.
 
-Nothing here is timed. Where two greedy answers part, B says how likely both tokens were: two that
-are as good as equally likely may change places by rounding, in other kernels for instance.
+Nothing here is timed. Where two greedy answers part, B says how likely both tokens were, and so
+does A where its server is up as well: two that are as good as equally likely may change places by
+rounding, in other kernels for instance.
 """
 
+import dataclasses
+import functools
 from collections.abc import Sequence
 
 import msgspec
@@ -13,7 +16,7 @@ from specreg.datasets import Prompt
 from specreg.dialects import DIALECTS, Transcript
 from specreg.engines import engine_named
 from specreg.errors import InvalidMeasurementError
-from specreg.lossless import ROUNDING_NATS, Losslessness, Parting, check_lossless
+from specreg.lossless import ROUNDING_NATS, Losslessness, Parting, Score, check_lossless
 from specreg.matrix import Case
 from specreg.server import Server
 from specreg.transcribing import encode_prompts, score, transcribe
@@ -39,7 +42,8 @@ class TextsJudged(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     Attributes:
         case_id: whose.
-        outcome: PASS, WRONG, or INVALID where it couldn't be told; `reason`: in a sentence.
+        outcome: PASS, WRONG, INVALID where it couldn't be told, NOT_COMPARABLE where the answers
+            needn't be the same; `reason`: in a sentence.
         asked: how many prompts; equal_frac: the share whose answers are equal to the last token.
     """
 
@@ -50,18 +54,24 @@ class TextsJudged(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     equal_frac: float | None = None
 
 
-def can_be_compared(a: Case, b: Case) -> bool:
-    """Whether both sides must give the same answers: greedy ones, in ids, of the same target."""
-    alike = [
-        (
-            *(case.server.target, case.server.padding_layers, case.server.dtype),
-            *(case.dataset, case.prompts, case.output_cap_tokens, case.ignore_eos),
-        )
-        for case in (a, b)
-    ]
-    greedy = a.temperature == b.temperature == 0
-    told = engine_named(a.server.engine).protocol.name in DIALECTS
-    return greedy and told and alike[0] == alike[1]
+def why_not_compared(a: Case, b: Case) -> str:
+    """Why both sides need not give the same answers, or nobody can tell; empty where they must."""
+    protocol = engine_named(a.server.engine).protocol.name
+    if protocol not in DIALECTS:
+        return f"protocol '{protocol}' tells no token ids"
+    if not a.temperature == b.temperature == 0:
+        return "the answers are drawn at a temperature"
+    if _target_of(a) != _target_of(b):
+        return "the targets of both sides differ, or their number formats"
+    return "" if _asked_of(a) == _asked_of(b) else "the sides are asked otherwise"
+
+
+def _target_of(case: Case) -> tuple[object, ...]:
+    return case.server.target, case.server.padding_layers, case.server.dtype
+
+
+def _asked_of(case: Case) -> tuple[object, ...]:
+    return case.dataset, case.prompts, case.output_cap_tokens, case.ignore_eos
 
 
 def hear(case: Case, case_id: str, server: Server, prompts: Sequence[Prompt]) -> TextsSaid:
@@ -78,9 +88,20 @@ def hear(case: Case, case_id: str, server: Server, prompts: Sequence[Prompt]) ->
 
 
 def compare_texts(
-    case: Case, server: Server, prompts: Sequence[Prompt], said: TextsSaid
+    case: Case,
+    server: Server,
+    prompts: Sequence[Prompt],
+    said: TextsSaid,
+    other: Server | None = None,
 ) -> TextsJudged:
     """Holds what a server answers against what side A said; asks it how likely both were.
+
+    Args:
+        case: as side B runs it.
+        server: of side B.
+        prompts: what both are asked.
+        said: by side A.
+        other: the server of side A, None where it isn't up.
 
     Raises:
         InvalidMeasurementError: it doesn't answer in ids, or parts from itself.
@@ -123,13 +144,53 @@ def compare_texts(
         if error.reason == "CONTROL_UNSTEADY":
             raise InvalidMeasurementError(error.reason, _UNSTEADY) from error
         raise
+    doubted = (
+        doubted_by_a(found, said, prompts, functools.partial(score, other.endpoint))
+        if other is not None
+        else None
+    )
     return TextsJudged(
         case_id=said.case_id,
-        outcome=Outcome.WRONG if found.failures else Outcome.PASS,
-        reason=_in_words(found),
+        outcome=Outcome.WRONG if found.failures or doubted else Outcome.PASS,
+        reason=_in_words(found, doubted, prompts),
         asked=found.prompts,
         equal_frac=found.equal_frac,
     )
+
+
+def doubted_by_a(
+    found: Losslessness, said: TextsSaid, prompts: Sequence[Prompt], score: Score
+) -> tuple[Parting, ...]:
+    """The partings that B finds rounding and A doesn't.
+
+    Args:
+        found: by B's word.
+        said: by A.
+        prompts: of both.
+        score: asks A's server.
+
+    Returns:
+        Their `gap_nats` is A's: how much likelier A's own token is to it.
+    """
+    answered = zip(said.prompts, said.answers, strict=True)
+    texts = dict(zip((one.id for one in prompts), answered, strict=True))
+    rounded = [one for one in found.partings if one.is_rounding(found.bound_nats)]
+    questions = []
+    for one in rounded:
+        prompt, answer = texts[one.prompt_id]
+        tokens = tuple(token for token in (one.other, one.plain) if token is not None)
+        questions.append(((*prompt, *answer[: one.position]), tokens))
+    scores = score(questions) if questions else ()
+    asked = [
+        dataclasses.replace(one, gap_nats=ours - theirs)
+        for one, (ours, theirs) in zip(rounded, scores, strict=True)
+    ]
+    return tuple(one for one in asked if not one.is_rounding(found.bound_nats))
+
+
+def not_compared(case_id: str, reason: str) -> TextsJudged:
+    """What is told of texts that need not be the same."""
+    return TextsJudged(case_id=case_id, outcome=Outcome.NOT_COMPARABLE, reason=reason, asked=0)
 
 
 def untold(case_id: str, reason: str) -> TextsJudged:
@@ -137,19 +198,25 @@ def untold(case_id: str, reason: str) -> TextsJudged:
     return TextsJudged(case_id=case_id, outcome=Outcome.INVALID, reason=reason, asked=0)
 
 
-def _in_words(found: Losslessness) -> str:
+def _in_words(
+    found: Losslessness, doubted: Sequence[Parting] | None, prompts: Sequence[Prompt]
+) -> str:
     """In `Losslessness` the plain answers are B's here, and the others A's."""
-    said = [f"{found.equal_frac:.1%} of {found.prompts} answers are equal"]
-    rounded = len(found.partings) - len(found.failures)
+    turns = " of first turns" if any(len(one.turns) > 1 for one in prompts) else ""
+    said = [f"{found.equal_frac:.1%} of {found.prompts} answers{turns} are equal"]
+    rounded = len(found.partings) - len(found.failures) - len(doubted or ())
     if rounded:
-        said.append(f"{rounded} part where both tokens lie within {found.bound_nats:.2f} nats")
-    said.extend(map(_parting_in_words, found.failures[:_MOST_NAMED]))
+        whose = "B holds" if doubted is None else "both sides hold"
+        said.append(f"{rounded} part where {whose} both tokens within {found.bound_nats:.2f} nats")
+    said.extend(_parting_in_words(one, "B") for one in found.failures[:_MOST_NAMED])
+    said.extend(_parting_in_words(one, "A") for one in (doubted or ())[:_MOST_NAMED])
     return "; ".join(said)
 
 
-def _parting_in_words(one: Parting) -> str:
+def _parting_in_words(one: Parting, judge: str) -> str:
     where = f"prompt '{one.prompt_id}', token {one.position + 1}"
     if one.plain is None or one.other is None:
         ended, on = ("B", "A") if one.plain is None else ("A", "B")
         return f"{where}: the answer of {ended} has ended, that of {on} goes on"
-    return f"{where}: {one.other} of A, {one.plain} of B, {one.gap_nats:.2f} nats likelier to B"
+    tokens = f"{one.other} of A, {one.plain} of B"
+    return f"{where}: {tokens}, {one.gap_nats:.2f} nats likelier to {judge}"

@@ -146,6 +146,17 @@ def test_what_changes_a_token_now_and_then_is_no_upgrade(gate: Gate) -> None:
     assert "B's answers differ from A's" in texts.reason
 
 
+def test_answers_that_cant_be_compared_dont_use_up_the_launches(gate: Gate) -> None:
+    """All else is proven after the first block of eight; a second one asks again."""
+    gate.write_tier(speed=False)
+    planted = Script(fault=Fault.CHANGED_TOKEN, fault_after_requests=BEFORE_THE_TEXTS)
+    done = gate.run("--launches", "16", "--no-control", "--case", EAGLE3, b=planted)
+    assert done.returncode == 10, done.stdout + done.stderr
+    report = gate.report()
+    assert {one.outcome for one in report.decision.judged if one.decides} == {"PASS"}
+    assert report.launches == 8
+
+
 def test_a_side_that_cant_start_is_said_before_anything_is_measured(gate: Gate) -> None:
     planted = Script(fault=Fault.EXIT_AT_START, exit_log="error: unrecognized arguments: --nope")
     done = gate.run(b=planted)
@@ -254,10 +265,24 @@ def test_what_dies_on_one_side_leaves_it_undecided_and_is_told(gate: Gate) -> No
     assert "side B: server 'vllm-eagle3-tiny': ended with status 1" in done.stdout
 
 
+def test_what_failed_is_tried_again_where_it_is_resumed(gate: Gate) -> None:
+    gate.write_tier(speed=False)
+    planted = Script(fault=Fault.CRASH_MID_RUN, fault_after_requests=12)
+    failed = gate.run("--launches", "2", b=planted)
+    assert failed.returncode == 10, failed.stdout + failed.stderr
+    lines = (gate.out / "gate.jsonl").read_bytes()
+    again = gate.run("--launches", "2", "--resume", b=Script())
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert gate.report().answer == "upgrade"
+    assert {one.arm for one in gate.report().failed} == {"B"}  # still told
+    assert (gate.out / "gate.jsonl").read_bytes().startswith(lines)
+
+
 def test_no_time_left_ends_it_and_says_how_to_go_on(gate: Gate) -> None:
     done = gate.run("--minutes", "0.02")
     assert done.returncode == 10, done.stdout + done.stderr
     assert "go on: type the same with --resume --out" in done.stdout
+    assert "it was --minutes that ended it" in done.stdout
     assert not gate.report().complete
     before = gate.report().launches
     gate.run("--minutes", "0.25", "--resume")

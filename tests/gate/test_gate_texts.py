@@ -8,11 +8,12 @@ import msgspec
 import pytest
 
 from specreg.environments import EngineEnvironment
-from specreg.gate.texts import TextsSaid, can_be_compared, compare_texts, hear
+from specreg.gate.texts import TextsSaid, compare_texts, hear, why_not_compared
 from specreg.server import StartedServer
 from specreg.starting import start_server
 from specreg.verdict import Outcome
 from tests.scripted.vllm.script import Script
+from tests.scripted.vllm.steps import likeliest
 from tests.unit import builders
 
 ENVIRONMENT = EngineEnvironment(
@@ -59,6 +60,17 @@ def test_a_token_that_b_would_never_say_is_wrong(server: StartedServer, said: Te
     assert f"prompt 'chat-0', token 4: 7 of A, {said.answers[0][3]} of B" in found.reason
 
 
+def test_where_it_is_up_side_a_is_asked_as_well(server: StartedServer, said: TextsSaid) -> None:
+    """The scripted server says of the second likeliest token that it is 1 nat less likely."""
+    case = dataclasses.replace(builders.CASE, rounding_nats=1.5)
+    rounded = changed(said, 3, likeliest(said.answers[0][3])[1])
+    alone = compare_texts(case, server, builders.PROMPTS, rounded)
+    assert alone.outcome is Outcome.PASS
+    assert alone.reason.endswith("1 part where B holds both tokens within 1.50 nats")
+    both = compare_texts(case, server, builders.PROMPTS, rounded, server)
+    assert both.reason.endswith("1 part where both sides hold both tokens within 1.50 nats")
+
+
 def test_an_answer_that_ends_sooner_is_wrong(server: StartedServer, said: TextsSaid) -> None:
     found = compare_texts(builders.CASE, server, builders.PROMPTS, changed(said, 3, None))
     assert found.outcome is Outcome.WRONG
@@ -79,6 +91,6 @@ def test_only_greedy_answers_of_one_target_are_compared() -> None:
     drawn = dataclasses.replace(case, temperature=1.0)
     other = dataclasses.replace(case, server=dataclasses.replace(case.server, target="else"))
     deeper = dataclasses.replace(case, server=dataclasses.replace(case.server, draft_tokens=5))
-    assert can_be_compared(case, deeper)
-    assert not can_be_compared(drawn, drawn)
-    assert not can_be_compared(case, other)
+    assert not why_not_compared(case, deeper)
+    assert why_not_compared(drawn, drawn)
+    assert why_not_compared(case, other)

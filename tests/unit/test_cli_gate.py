@@ -1,12 +1,14 @@
 """What the commands say of what they can't do, and with which status."""
 
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from specreg.cli import app
-from specreg.gate.opening import Opened, Request
+from specreg.gate.opening import Opened
+from specreg.gate.request import Request
 from tests.unit import builders
 
 IN_ROOT = ("--root", str(builders.ROOT), "--tier", "cpu", "--matrix", "fixtures/matrix")
@@ -28,6 +30,8 @@ BISECT = ("bisect", CASE, "--good", "vllm==0.31.0", "--bad", "vllm==0.32.0")
             "--b draft_tokens: changes none of 1 cases",
         ),
         (("gate", "vllm", "vllm", "--case", CASE, "--pin", "nan"), "--pin nan: with 3 draft"),
+        (("gate", "vllm", "vllm", "--seconds", "-1"), "--seconds -1: is no time"),
+        (("gate", "vllm", "vllm", "--minutes", "nan"), "--minutes nan: is no time"),
         ((*BISECT, "--tier", "nope"), "unknown tier 'nope'"),
         ((*BISECT, "--versions", "foo"), "'foo': is no version"),
         (
@@ -65,3 +69,36 @@ def test_no_prompts_are_refused(command: tuple[str, ...], prompts: str) -> None:
     done = CliRunner().invoke(app, (*command, *IN_ROOT, "--prompts", prompts))
     assert done.exit_code == 2
     assert not isinstance(done.exception, ValueError)
+
+
+@pytest.mark.parametrize(
+    "refused", [("--tier", "nope"), ("--case", "nope"), ("--launches", "3")], ids=str
+)
+def test_a_start_that_is_refused_leaves_no_answer_of_an_earlier_run(
+    tmp_path: Path, refused: tuple[str, ...]
+) -> None:
+    for name in ("gate.json", "gate.md", "gate.html", "gate.jsonl"):
+        (tmp_path / name).write_text(name)
+    done = CliRunner().invoke(
+        app, ("gate", "vllm", "vllm", *IN_ROOT, "--out", str(tmp_path), *refused)
+    )
+    assert done.exit_code == 10
+    left = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert left == {
+        "earlier-gate.json": "gate.json",
+        "earlier-gate.md": "gate.md",
+        "earlier-gate.html": "gate.html",
+        "gate.jsonl": "gate.jsonl",
+    }
+
+
+def test_a_bisect_that_is_refused_leaves_no_answer_of_an_earlier_one(tmp_path: Path) -> None:
+    page = tmp_path / CASE / "bisect.json"
+    page.parent.mkdir()
+    page.write_text("old")
+    done = CliRunner().invoke(
+        app, (*BISECT, *IN_ROOT, "--out", str(tmp_path), "--bad", "sglang==0.5.23")
+    )
+    assert done.exit_code == 10
+    assert not page.exists()
+    assert page.with_name("earlier-bisect.json").read_text() == "old"

@@ -30,6 +30,45 @@ def test_a_curve_above_1_pays_everywhere_and_one_below_nowhere() -> None:
     assert "pays nowhere from 1 to 4" in break_even("x", Arm.A, curve((1, 0.9), (4, 0.5))).said
 
 
+def told(*points: tuple[int, float, float, float]) -> str:
+    """What is said of loads with their ratio and its interval."""
+    found = [
+        Speedup(concurrency=load, ratio=ratio, low_ratio=low, high_ratio=high)
+        for load, ratio, low, high in points
+    ]
+    return break_even("x", Arm.A, found).said
+
+
+def test_a_curve_that_rises_above_1_later_isnt_called_nowhere() -> None:
+    found = break_even("x", Arm.A, curve((1, 0.5), (4, 2.0), (16, 2.0), (64, 0.5)))
+    assert found.said.startswith("starts paying at about 2 requests in flight (1.8 to 2.2), stops")
+    assert "stops paying at about 32 requests in flight (" in found.said
+    assert found.at_requests == pytest.approx(32.0)
+    assert found.low_requests is not None
+    assert 16 < found.low_requests < 32  # not where the lower end is below 1 at first
+
+
+def test_a_load_whose_interval_holds_1_is_never_called_proven() -> None:
+    every = told((1, 2.0, 1.9, 2.1), (4, 1.02, 0.95, 1.1))
+    assert every == (
+        "pays at every load from 1 to 4 requests in flight, as far as can be told:"
+        " 1.02 (0.95..1.10) at 4"
+    )
+    nowhere = told((1, 0.5, 0.4, 0.6), (4, 0.98, 0.91, 1.06))
+    assert nowhere.endswith("as far as can be told: 0.98 (0.91..1.06) at 4")
+    assert told((1, 2.0, 1.9, 2.1), (4, 1.2, 1.1, 1.3)).endswith("requests in flight")
+
+
+def test_one_launch_proves_nothing() -> None:
+    single = [Speedup(concurrency=load, ratio=ratio) for load, ratio in ((1, 2.0), (4, 0.5))]
+    found = break_even("x", Arm.A, single)
+    assert (found.low_requests, found.high_requests) == (None, None)
+    assert found.said == (
+        "stops paying at about 2 requests in flight (? to ?), as far as can be told: 2.00 at 1,"
+        " 0.50 at 4"
+    )
+
+
 def test_speedups_come_from_launches_at_the_same_place_of_a_block() -> None:
     pairs = []
     launches = []

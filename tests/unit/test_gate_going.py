@@ -137,3 +137,62 @@ def test_a_block_more_is_launched_where_something_else_is_to_be_told() -> None:
     machine = Machine()
     go_on([group("x")], machine.launch, rules(5), has_questions=lambda _: len(machine.slots) < 12)
     assert {slot.block for slot in machine.slots} == {1, 2, 3}
+
+
+def failed(slot: Slot, arm: Arm, case_id: str = "x") -> Launched:
+    """A side's launch of which nothing came."""
+    return Launched(
+        case_id=case_id, arm=arm, block=slot.block, number=slot.number, invalid="it died"
+    )
+
+
+def test_where_it_goes_on_what_had_failed_is_tried_again() -> None:
+    """In its own place: the second of four."""
+    first, second = Machine(), Machine()
+
+    def launch(slot: Slot) -> Sequence[Launched]:
+        done = first.launch(slot)
+        return [failed(slot, Arm.B)] if slot.number == 2 else done
+
+    earlier = go_on([group("x")], launch, rules(1))
+    assert first.said == "xA1 xB1 xB1 xA1"
+    whole = go_on([group("x")], second.launch, rules(1), earlier=earlier)
+    assert second.said == "xB1"
+    assert [(one.number, one.arm) for one in whole] == [(1, "A"), (3, "B"), (4, "A"), (5, "B")]
+
+
+def test_a_sitting_in_which_one_of_two_cases_failed_is_made_again() -> None:
+    slots: list[Slot] = []
+    cases = ("x", "y")
+    subjects = (*group("x").subjects, *group("y").subjects)
+    both = Group(name="both", subjects=subjects, together=True)
+
+    def launch(slot: Slot, failing: int) -> Sequence[Launched]:
+        slots.append(slot)
+        return [
+            failed(slot, arm, case)
+            if (case, arm, slot.number) == ("y", Arm.B, failing)
+            else Launched(case_id=case, arm=arm, block=slot.block, number=slot.number)
+            for case in cases
+            for arm in slot.arms
+        ]
+
+    earlier = go_on([both], lambda slot: launch(slot, 1), rules(1))
+    assert [slot.number for slot in slots] == [1, 2]
+    go_on([both], lambda slot: launch(slot, 0), rules(1), earlier=earlier)
+    assert [(slot.number, slot.block) for slot in slots[2:]] == [(3, 1)]
+
+
+def test_what_fails_again_counts_again_and_no_more() -> None:
+    """The failures of the run before don't: each run may fail twice before a side is given up."""
+    calls: list[Slot] = []
+
+    def fail(slot: Slot) -> Sequence[Launched]:
+        calls.append(slot)
+        return [failed(slot, arm) for arm in slot.arms]
+
+    earlier = go_on([group("x")], fail, rules(5))
+    assert len(calls) == 4
+    whole = go_on([group("x")], fail, rules(5), earlier=earlier)
+    assert [one.number for one in whole] == [5, 6, 7, 8]
+    assert len(calls) == 8

@@ -11,6 +11,7 @@ from specreg.gate.answer import Answer, Decision, cause_of, decide
 from specreg.gate.judging import DIFFERS, Judged, Rules, Subject, judge_quantity
 from specreg.gate.launched import Arm, Launched
 from specreg.gate.quantities import ACCEPTANCE, OUTPUT, QUANTITIES, Cause
+from specreg.gate.report import sections
 from specreg.gate.texts import TextsJudged
 from specreg.verdict import Outcome
 
@@ -208,3 +209,57 @@ def test_a_loss_of_output_is_of_what_it_is_made_of() -> None:
     )
     assert cause_of([one]) == "the cost of a step"
     assert cause_of([]) == ""
+
+
+def test_only_what_decides_names_a_cause() -> None:
+    """With more drafts a step takes longer and output is better all the same."""
+    step = Judged(
+        case_id="case",
+        quantity="step_p50_ms",
+        cause=Cause.STEP,
+        outcome=Outcome.REGRESSED,
+        decides=False,
+        tolerance_frac=0.03,
+    )
+    output = Judged(
+        case_id="case",
+        quantity=OUTPUT,
+        cause=Cause.OUTPUT,
+        outcome=Outcome.IMPROVED,
+        tolerance_frac=0.03,
+    )
+    assert cause_of([step, output]) == ""
+    assert [one.heading for one in sections([step, output])] == ["case"]
+    parts = {"acceptance": -0.02, "the cost of a step": 0.01}
+    lost = msgspec.structs.replace(output, outcome=Outcome.REGRESSED, parts_frac=parts)
+    assert cause_of([step, lost]) == "acceptance"
+
+
+def test_what_the_time_ended_names_the_minutes_and_not_the_launches() -> None:
+    some = launches(0.0, noise=5)
+    enough = Rules(blocks=500, figures=3)
+    [said] = decide((SUBJECT,), some, enough, (), {"case": 2.5}).takes
+    needed = judge(some, enough).needed_launches
+    assert needed is not None
+    more = f"--resume, and --minutes for about {2.5 * (needed - 8):.0f} more"
+    assert said.endswith(f"instead of 8 ({more}), or a quieter machine")
+    fewer = Rules(blocks=4, figures=3)
+    [said] = decide((SUBJECT,), some, fewer, (), {"case": 2.5}).takes
+    assert "instead of 8 (--launches, --resume, and --minutes for about" in said
+    [said] = decide((SUBJECT,), some, enough).takes  # somebody cut it off
+    assert "instead of 8 (--resume), or a quieter machine" in said
+    [said] = decide((SUBJECT,), some[:2], RULES, (), {"case": 2.5}).takes
+    assert said.endswith("it was --minutes that ended it, --resume goes on")
+
+
+def test_answers_of_which_few_are_equal_pass_but_not_in_silence() -> None:
+    said = "0.0% of 5 answers are equal; 5 part where B holds both tokens within 0.25 nats"
+    none = TextsJudged(case_id="case", outcome=Outcome.PASS, reason=said, asked=5, equal_frac=0.0)
+    found = answer(launches(0.0), none)
+    assert (found.answer, found.reasons) == (Answer.UPGRADE, (f"case: {said}",))
+    most = msgspec.structs.replace(none, equal_frac=0.8)
+    assert answer(launches(0.0), most).reasons == ()
+
+
+def test_answers_that_neednt_be_the_same_are_in_nobodys_way() -> None:
+    assert answer(launches(0.0), texts(Outcome.NOT_COMPARABLE)).answer is Answer.UPGRADE

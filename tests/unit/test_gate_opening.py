@@ -1,13 +1,16 @@
 """What can't be measured as it is asked for is said before anything is."""
 
 import dataclasses
+import math
 import sys
 from pathlib import Path
 
 import pytest
 
 from specreg.errors import SpecregError, UnsupportedError
-from specreg.gate.opening import Request, open_gate
+from specreg.gate.launched import Arm, Launched
+from specreg.gate.opening import open_gate
+from specreg.gate.request import Request
 from specreg.identity import Gpus
 from specreg.matrix import load_tier
 from specreg.sensors import Device, Scope
@@ -44,6 +47,11 @@ def asked(tmp_path: Path) -> Request:
         ({"tolerances": ("speed=0.1",)}, "--tolerance speed=0.1: unknown quantity 'speed'"),
         ({"tolerances": ("step_p50_ms=3%",)}, "'3%' is no fraction between 0 and 1"),
         ({"pin_length_tokens": 9.0}, "--pin 9: with 3 draft tokens per step"),
+        ({"least_s": math.inf}, "--seconds inf: is no time; give a number above 0"),
+        ({"least_s": 0.0}, "--seconds 0: is no time"),
+        ({"minutes": math.nan}, "--minutes nan: is no time"),
+        ({"minutes": -1.0}, "--minutes -1: is no time"),
+        ({"ready_within_s": 0.0}, "--ready-within-s 0: is no time"),
         ({"prompts": 100_000}, "dataset 'toy': has .* prompts, .* asks for 100000"),
         ({"b": sys.executable}, "has no module 'vllm'; install vllm there"),
     ],
@@ -95,3 +103,42 @@ def test_of_a_tier_the_cases_that_nobody_named_and_that_dont_fit_are_left_out(
     named = dataclasses.replace(request, case_ids=(too_big,))
     with pytest.raises(UnsupportedError, match=f"{too_big} needs 1 .*choose other cases"):
         open_gate(named)
+
+
+@pytest.fixture
+def here(asked: Request, tmp_path: Path) -> Request:
+    """Sides that are there: the scripted server, which this interpreter finds as vLLM."""
+    (tmp_path / "cpu.toml").write_text(
+        'needs_gpus = 0\n[models.tiny]\ntarget = "fixtures/models/tiny/target"\n'
+        '[[cases]]\nengine = "vllm"\nmethods = ["none"]\nmodels = "tiny"\ndataset = "toy"\n'
+        "concurrency = [1]\nprompts = 5\noutput_cap_tokens = 32\n"
+    )
+    there = f"engine_env.PYTHONPATH={record_script(Script(), tmp_path)['PYTHONPATH']}"
+    side = f"vllm@{sys.executable}"
+    tier = load_tier(tmp_path, "cpu")
+    return dataclasses.replace(
+        asked, a=side, b=side, a_overrides=(there,), b_overrides=(there,), tier=tier, case_ids=()
+    )
+
+
+def test_recordings_of_another_gate_are_forgotten_and_those_of_this_one_kept(
+    here: Request,
+) -> None:
+    """They know the answers of their own versions and models alone."""
+    assert here.out is not None
+    recording = here.out / "recordings" / "A-vllm-tiny.json"
+    recording.parent.mkdir(parents=True)
+    recording.write_text("[]")
+    opened = open_gate(here)
+    assert not recording.exists()
+    opened.gate.journal.write(Launched(case_id="case", arm=Arm.A, block=1, number=1))
+    recording.write_text("[]")
+    open_gate(dataclasses.replace(here, resume=True, tolerances=("step_p50_ms=0.5",)))
+    assert recording.exists()
+
+
+@pytest.mark.parametrize(("launches", "told"), [(2, True), (4, False)])
+def test_too_few_launches_for_a_speed_are_said(here: Request, launches: int, told: bool) -> None:  # noqa: FBT001 - a parameter
+    said: list[str] = []
+    open_gate(dataclasses.replace(here, launches=launches, show=said.append))
+    assert any("--launches 2: a speed is decided by 4 launches" in one for one in said) is told

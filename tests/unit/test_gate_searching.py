@@ -1,6 +1,7 @@
 """A search is for what the bad release lost; only what the other release can't do is unknown."""
 
 import dataclasses
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,8 +12,8 @@ from specreg.gate import searching
 from specreg.gate.answer import Answer, Decision
 from specreg.gate.bisecting import Step
 from specreg.gate.judging import Judged
-from specreg.gate.opening import Request
 from specreg.gate.quantities import QUANTITIES
+from specreg.gate.request import Request
 from specreg.gate.searching import TEXTS, Search, search, step_of
 from specreg.gate.texts import TextsJudged
 from specreg.matrix import load_tier
@@ -99,6 +100,13 @@ def test_each_figure_is_traced_to_the_version_that_lost_it(
     assert (found.last_good, found.first_bad) == ("0.31.0", "0.32.0")
     step = frozenset({"step_p50_ms"})
     assert asked == [("0.29.0", "0.32.0", None), ("0.29.0", "0.31.0", step)]
+    page = json.loads((started.folder / CASE / "bisect.json").read_text())
+    assert (page["exit_status"], page["reason"]) == (0, "")
+    assert (page["last_good"], page["first_bad"]) == ("0.31.0", "0.32.0")
+    assert [(one["version"], one["step"]) for one in page["tried"]] == [
+        ("0.32.0", "bad"),
+        ("0.31.0", "good"),
+    ]
 
 
 def test_what_nobody_could_mend_by_another_version_ends_the_search(
@@ -129,3 +137,37 @@ def test_an_unknown_case_is_said_before_anything_is_installed(started: Search) -
     request = dataclasses.replace(started.request, case_ids=("nope",))
     with pytest.raises(UnknownNameError, match="tier 'cpu': unknown case 'nope'"):
         search("vllm==0.29.0", "vllm==0.32.0", (), request, started.folder)
+
+
+@pytest.mark.parametrize("changes", [{"launches": 32}, {"tolerances": ("step_p50_ms=0.1",)}])
+def test_more_launches_and_other_tolerances_go_on_with_what_was_measured(
+    started: Search, changes: dict[str, object]
+) -> None:
+    asked = dataclasses.replace(started.request, **changes)  # type: ignore[arg-type]
+    other = dataclasses.replace(started, request=asked)
+    assert started._fingerprint == other._fingerprint  # noqa: SLF001 - of the folder's name
+
+
+def test_a_search_that_finds_nothing_leaves_a_page_that_says_so(
+    started: Search, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Search, "_decision", lambda *_: decision(Answer.UPGRADE))
+    with pytest.raises(UnsupportedError, match="there is nothing to find"):
+        started.run()
+    page = json.loads((started.folder / CASE / "bisect.json").read_text())
+    assert (page["exit_status"], page["first_bad"]) == (10, "")
+    assert "0.32.0: isn't worse than 0.29.0" in page["reason"]
+    assert [one["step"] for one in page["tried"]] == ["good"]
+
+
+def test_a_search_that_is_cut_off_says_so_too(
+    started: Search, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut_off(*_: object) -> Decision:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Search, "_decision", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        started.run()
+    page = json.loads((started.folder / CASE / "bisect.json").read_text())
+    assert (page["exit_status"], page["reason"], page["tried"]) == (130, "cut short", [])

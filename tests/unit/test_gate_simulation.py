@@ -111,7 +111,7 @@ def test_a_slower_start_is_told_and_decides_nothing() -> None:
     assert answers(found) == {Answer.UPGRADE}
     told = {one.outcome for d in found for one in d.judged if one.quantity == "ready_s"}
     assert told == {Outcome.REGRESSED}
-    assert causes(found) == {"start-up"}
+    assert causes(found) == {""}
 
 
 def test_a_control_that_differs_from_itself_leaves_speeds_undecided() -> None:

@@ -1,0 +1,36 @@
+"""Which answers a gate still wants to hear, and for how long."""
+
+from pathlib import Path
+
+import pytest
+
+from specreg.gate.hearing import Hearing
+from specreg.gate.journal import Journal
+from specreg.gate.plan import Pair
+from specreg.gate.texts import TextsJudged
+from specreg.verdict import Outcome
+from tests.unit import builders
+
+PAIR = Pair(a=builders.CASE, b=builders.CASE)
+
+
+@pytest.fixture
+def hearing(tmp_path: Path) -> Hearing:
+    journal = Journal(path=tmp_path / "gate.jsonl")
+    return Hearing(pairs=(PAIR,), root=tmp_path, journal=journal, show=lambda _: None)
+
+
+def test_what_nobody_could_compare_in_two_blocks_is_wanted_no_more(hearing: Hearing) -> None:
+    assert hearing.wants([PAIR.id])
+    for block in (1, 1, 2):
+        assert hearing.wants([PAIR.id])
+        hearing.begin([PAIR], block)
+    assert not hearing.wants([PAIR.id])
+    assert [one.outcome for one in hearing.judged] == [Outcome.INVALID]
+
+
+def test_what_was_compared_before_isnt_wanted_again(hearing: Hearing) -> None:
+    compared = TextsJudged(case_id=PAIR.id, outcome=Outcome.PASS, reason="", asked=4)
+    hearing.take_over([compared])
+    assert not hearing.wants([PAIR.id])
+    assert hearing.judged == (compared,)
