@@ -6,10 +6,7 @@ The only module besides `options.py` that knows pytest; what happens is in `suit
 import contextlib
 import os
 import shlex
-import signal
-import threading
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -25,6 +22,7 @@ from specreg.closing import (
 )
 from specreg.context import check_contexts
 from specreg.errors import DatasetError, MemoryHeldError, SpecregError
+from specreg.interrupting import SIGNALLED, interrupt_on_signals
 from specreg.launch import Launch, launches_of
 from specreg.many.options import Cluster, form_team, reach
 from specreg.many.places import WORKERS_OPTION
@@ -63,11 +61,6 @@ _LINES = pytest.StashKey[list[str]]()
 _IS_ASKED = pytest.StashKey[bool]()
 """Whether tests of the suite were chosen, or would have been if anything had."""
 
-_SIGNALLED: list[int] = []
-"""The signals that came, by number."""
-_OPENS_MODULES = "<frozen importlib._bootstrap_external>"
-"""An exception between its opening of a module's file and the `with` that closes it loses it."""
-_MOMENT_S = 0.01
 _WIDTH = 110
 
 
@@ -78,11 +71,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Loads the tier, so that a wrong name or file ends the run before anything starts."""
-    # A cancelled job or a closed terminal ends a run like Ctrl-C: with its servers. Not under
-    # nohup, which has the signal ignored. Of two in a row asyncio, if it were asked, made one.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) in {signal.SIG_DFL, signal.default_int_handler}:
-            signal.signal(number, _interrupt)
+    interrupt_on_signals()
     try:
         learn({}, config.invocation_params.args)
         progress = Progress()
@@ -247,7 +236,7 @@ def _check_prompts(suite: Suite, cases: Collection[Case]) -> Sequence[str]:
 
 def pytest_runtest_setup() -> None:
     """Stops where a signal said so; Python drops an exception that is raised in a finalizer."""
-    if _SIGNALLED:
+    if SIGNALLED:
         raise KeyboardInterrupt
 
 
@@ -275,7 +264,7 @@ def pytest_runtest_makereport(
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Records what the run did: its baselines where that was asked for, verdicts, history."""
     suite, lines = session.config.stash[SUITE], session.config.stash[_LINES]
-    if len(_SIGNALLED) > 1 and suite.away is None:  # which ends its workers by itself
+    if len(SIGNALLED) > 1 and suite.away is None:  # which ends its workers by itself
         kill_running()
         raise KeyboardInterrupt
     cut_short = bool(session.shouldstop or session.shouldfail) or exitstatus in {
@@ -471,15 +460,6 @@ def _is_empty(item: pytest.Item) -> bool:
 def _told(suite: Suite, head: str) -> bool:
     """Whether a failure that begins like this has been told in full."""
     return any(verdict.reason == head for verdict in suite.verdicts)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Ends the run; a moment later where it would leave a file open, for which pytest fails it."""
-    if frame is not None and frame.f_code.co_filename == _OPENS_MODULES:
-        threading.Timer(_MOMENT_S, signal.raise_signal, (number,)).start()
-        return
-    _SIGNALLED.append(number)
-    raise KeyboardInterrupt
 
 
 def _color(config: pytest.Config) -> bool:

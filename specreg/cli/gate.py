@@ -1,7 +1,6 @@
 """`specreg gate`: may B take the place of A?"""
 
 import contextlib
-import signal
 import sys
 import traceback
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from specreg.errors import SpecregError
 from specreg.gate.opening import Opened, open_gate, set_aside
 from specreg.gate.pages import render_terminal
 from specreg.gate.request import Request
+from specreg.interrupting import interrupt_on_signals
 from specreg.redaction import hide, hide_known
 
 FAILED_STATUS, INTERRUPTED_STATUS = 10, 130
@@ -109,13 +109,8 @@ def gate(  # noqa: PLR0913, PLR0917 - an option each
 
 @contextlib.contextmanager
 def ending() -> Iterator[None]:
-    """Ends a command that can't go on with a status of its own: 1 is an answer.
-
-    A cancelled job or a closed terminal ends it like Ctrl-C, unless that is ignored.
-    """
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, signal.default_int_handler)
+    """Ends a command that can't go on with a status of its own: 1 is an answer."""
+    interrupt_on_signals()
     try:
         yield
     except KeyboardInterrupt:

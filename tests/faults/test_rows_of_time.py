@@ -248,6 +248,19 @@ def test_row_23_ctrl_c_keeps_what_was_soaked(soak: Hurt) -> None:
     assert soak.left() == []
 
 
+def test_row_07_ctrl_c_twice_ends_a_soak_at_once(soak: Hurt) -> None:
+    """Its server would take its five seconds."""
+    soak.script = Script(step_ms=8.0, ignore_sigterm=True, shares_memory=True)
+    journal = Journal(path=soak.soaked / "soak.jsonl")
+    with soak.start_soak("--minutes=10", "--prompts=2") as soaking:
+        wait_until(lambda: journal.path.exists() and len(journal.lines()) > 4)
+        soaking.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+        soaking.send_signal(signal.SIGINT)
+        took_s = wait_until(lambda: soak.left() == [])
+    print_time(took_s, 4)
+
+
 def test_row_23_a_soak_that_is_killed_keeps_what_was_soaked(soak: Hurt) -> None:
     journal = Journal(path=soak.soaked / "soak.jsonl")
     with soak.start_soak("--minutes=10", "--prompts=2") as soaking:

@@ -22,7 +22,7 @@ FIXTURES = builders.ROOT / "fixtures"
 
 ORDER = (
     ("redaction", "logs", "shared_memory"),
-    ("watchdog", "files"),
+    ("watchdog", "files", "interrupting"),
     ("errors", "paths", "catalog", "decoding", "processes", "spread", "acceptance.record"),
     ("distribution", "sensors", "outpost"),
     ("identity", "power"),

@@ -1,4 +1,4 @@
-"""What the plugin does at a signal, asked of the handler itself."""
+"""What a signal does, asked of its handler itself."""
 
 import signal
 import time
@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from specreg import plugin
+from specreg import interrupting
 
 
 @pytest.fixture
 def number(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """A signal that the plugin handles."""
-    monkeypatch.setattr(plugin, "_SIGNALLED", [])
-    before = signal.signal(signal.SIGUSR1, plugin._interrupt)  # noqa: SLF001
+    """A signal that ends what runs."""
+    monkeypatch.setattr(interrupting, "SIGNALLED", [])
+    before = signal.signal(signal.SIGUSR1, interrupting._interrupt)  # noqa: SLF001
     yield signal.SIGUSR1
     signal.signal(signal.SIGUSR1, before)
 

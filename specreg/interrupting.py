@@ -1,0 +1,31 @@
+"""Interrupting: signals that end what runs in, a `KeyboardInterrupt` for each of them out."""
+
+import signal
+import threading
+from types import FrameType
+
+SIGNALLED: list[int] = []
+"""The signals that came, by number."""
+_OPENS_MODULES = "<frozen importlib._bootstrap_external>"
+"""An exception between its opening of a module's file and the `with` that closes it loses it."""
+_MOMENT_S = 0.01
+
+
+def interrupt_on_signals() -> None:
+    """Has a cancelled job or a closed terminal end what runs like Ctrl-C: with its servers.
+
+    Not under nohup, which has the signal ignored. Of two in a row asyncio, which takes Ctrl-C for
+    itself where nobody else did, made one: the second must find the first's cleaning up.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) in {signal.SIG_DFL, signal.default_int_handler}:
+            signal.signal(number, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Ends the run; a moment later where it would leave a file open, for which pytest fails it."""
+    if frame is not None and frame.f_code.co_filename == _OPENS_MODULES:
+        threading.Timer(_MOMENT_S, signal.raise_signal, (number,)).start()
+        return
+    SIGNALLED.append(number)
+    raise KeyboardInterrupt
