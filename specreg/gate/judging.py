@@ -206,9 +206,13 @@ def _look(
         tolerance_frac=rules.tolerance_frac(quantity),
         launches=min(sum(one.arm is arm for one in valid) for arm in (Arm.A, other)),
     )
-    broken = _why_invalid(launches, other)
+    broken = why_broken(launches, Arm.A) or why_broken(launches, other)
     if broken:
         return msgspec.structs.replace(judged, outcome=Outcome.INVALID, reason=broken)
+    absent = {Arm.A, other} - {one.arm for one in valid}
+    if absent:
+        reason = f"side {min(absent)} has no launch yet"
+        return msgspec.structs.replace(judged, reason=reason)
     if by_prompt:
         change = change_of_acceptance(valid, other)
         if isinstance(change, str):
@@ -293,14 +297,16 @@ def _growing(count: int) -> Iterator[int]:
         yield 2 * math.ceil(number / 2)
 
 
-def _why_invalid(launches: Sequence[Launched], other: Arm) -> str:
-    """Why a side can't be measured, empty where it can: most of its launches were invalid."""
-    for arm in (Arm.A, other):
-        broken = [one.invalid for one in launches if one.arm is arm and one.invalid]
-        sound = sum(one.arm is arm and not one.invalid for one in launches)
-        if len(broken) >= _MOST_INVALID and len(broken) >= sound:
-            return f"side {arm}: {broken[-1]}"
-    return ""
+def why_broken(launches: Sequence[Launched], arm: Arm) -> str:
+    """Why an arm can't be measured, empty where it can: most of its launches were invalid.
+
+    Args:
+        launches: of one case.
+        arm: which.
+    """
+    broken = [one.invalid for one in launches if one.arm is arm and one.invalid]
+    sound = sum(one.arm is arm and not one.invalid for one in launches)
+    return f"side {arm}: {broken[-1]}" if len(broken) >= max(_MOST_INVALID, sound) else ""
 
 
 def _to_frac(direction: Direction, change: float) -> float:

@@ -14,6 +14,7 @@ from specreg.gate.quantities import ACCEPTANCE, OUTPUT, QUANTITIES, Cause
 from specreg.gate.report import sections
 from specreg.gate.texts import TextsJudged
 from specreg.verdict import Outcome
+from tests.unit import builders
 
 ORDER = (Arm.A, Arm.B, Arm.B, Arm.A)
 SUBJECT = Subject(case_id="case", quantities=(QUANTITIES[OUTPUT],), deciding=frozenset({OUTPUT}))
@@ -148,6 +149,37 @@ def test_one_launch_that_failed_is_left_out() -> None:
     some = launches(0.0)
     some[1] = Launched(case_id="case", arm=Arm.B, block=1, number=2, invalid="it died")
     assert judge(some).outcome is Outcome.PASS
+
+
+def died(arm: Arm, block: int, number: int) -> Launched:
+    return Launched(case_id="case", arm=arm, block=block, number=number, invalid="it died")
+
+
+def accepted(arm: Arm, number: int) -> Launched:
+    record = builders.acceptance(builders.counts(0, 0, 10), prompts=6)
+    block = 1 + (number - 1) // 2
+    return Launched(case_id="case", arm=arm, block=block, number=number, acceptance=record)
+
+
+@pytest.mark.parametrize("quantity", [ACCEPTANCE, OUTPUT])
+def test_a_failure_of_each_side_in_the_first_block_decides_nothing(quantity: str) -> None:
+    """Side by side the first sitting fails by A, the second by B."""
+    subject = dataclasses.replace(SUBJECT, quantities=(QUANTITIES[quantity],))
+    some = [died(Arm.A, 1, 1), died(Arm.B, 1, 2)]
+    found = judge_quantity(QUANTITIES[quantity], subject, some, RULES)
+    assert (found.outcome, found.reason) == (Outcome.INCONCLUSIVE, "side A has no launch yet")
+
+
+def test_what_isnt_there_yet_is_no_reason_against_what_comes() -> None:
+    """As in turn, where it was cut off after A's first launch."""
+    subject = dataclasses.replace(SUBJECT, quantities=(QUANTITIES[ACCEPTANCE],))
+    some = [accepted(Arm.A, 1)]
+    found = judge_quantity(QUANTITIES[ACCEPTANCE], subject, some, RULES)
+    assert (found.outcome, found.reason) == (Outcome.INCONCLUSIVE, "side B has no launch yet")
+    failed = [died(Arm.A, 1, 1), died(Arm.B, 1, 2)]
+    later = [accepted(arm, number) for number in range(3, 17) for arm in (Arm.A, Arm.B)]
+    found = judge_quantity(QUANTITIES[ACCEPTANCE], subject, [*failed, *later], RULES)
+    assert found.outcome is Outcome.PASS
 
 
 def test_a_tolerance_may_be_another() -> None:
