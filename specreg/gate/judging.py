@@ -6,6 +6,7 @@ no more often than one would be; what a look has decided stays decided.
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -178,8 +179,8 @@ def judge_quantity(
         rules: see there.
     """
     decided = None
-    for block in sorted({one.block for one in launches}):
-        judged = _look(quantity, subject, [one for one in launches if one.block <= block], rules)
+    for some in _looks(launches):
+        judged = _look(quantity, subject, some, rules)
         # Proven within the tolerance is soon proven; that it is better by more may show later, and
         # so may that the machine moved.
         if judged.outcome in subject.told_later or (decided is None and judged.outcome in DECIDED):
@@ -187,6 +188,18 @@ def judge_quantity(
         if decided is not None and decided.outcome is not Outcome.PASS:
             return decided
     return decided or _look(quantity, subject, launches, rules)
+
+
+def _looks(launches: Sequence[Launched]) -> Iterator[list[Launched]]:
+    """What was there at each look, block by block.
+
+    What was launched once more in a block that had failed counts from the block on that was the
+    last by then: it changes no look before.
+    """
+    in_order = sorted(launches, key=lambda one: one.number)
+    told_at = list(itertools.accumulate((one.block for one in in_order), max))
+    for look in sorted(set(told_at)):
+        yield [one for one, at in zip(in_order, told_at, strict=True) if at <= look]
 
 
 def _look(

@@ -295,3 +295,14 @@ def test_answers_of_which_few_are_equal_pass_but_not_in_silence() -> None:
 
 def test_answers_that_neednt_be_the_same_are_in_nobodys_way() -> None:
     assert answer(launches(0.0), texts(Outcome.NOT_COMPARABLE)).answer is Answer.UPGRADE
+
+
+def test_what_is_launched_once_more_later_changes_no_look_that_was_made() -> None:
+    """The second sitting failed; made up for after the fourth block, it counts there."""
+    some = launches(0.0)
+    first = judge([one for one in some if one.number != 2])
+    late = msgspec.structs.replace(some[1], number=17, values={OUTPUT: 50.0})
+    again = judge([*(one for one in some if one.number != 2), late])
+    assert first.outcome is Outcome.PASS
+    assert first.launches < 7
+    assert (again.low_frac, again.launches) == (first.low_frac, first.launches)
