@@ -14,6 +14,7 @@ from specreg.context import check_contexts
 from specreg.errors import UnsupportedError
 from specreg.files import replace_file
 from specreg.gate.break_even import break_evens
+from specreg.gate.going import why_no_control
 from specreg.gate.hearing import Hearing
 from specreg.gate.journal import resumed
 from specreg.gate.launched import Arm
@@ -87,6 +88,7 @@ class Opened:
     @property
     def _how(self) -> How:
         gate = self.gate
+        whys = (why_no_control(shared.group, gate.all_launches) for shared in gate.shared)
         return How(
             together=any(shared.group.together for shared in gate.shared),
             with_control=self.request.with_control,
@@ -94,6 +96,7 @@ class Opened:
             level_frac=gate.rules.level,
             loss_level_frac=gate.rules.loss_level,
             tolerances=dict(gate.rules.tolerances),
+            control_failed=next(filter(None, whys), ""),
         )
 
     @property

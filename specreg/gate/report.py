@@ -47,7 +47,8 @@ class How(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         together: whether the servers of all sides were up at the same time.
-        with_control: whether side A was launched once more.
+        with_control: whether side A was launched once more; control_failed: why no longer, empty
+            where it was to the end.
         least_s: how long a launch was asked, at least, where speed counts.
         level_frac: how often an interval misses the truth on either side.
         loss_level_frac: the same where a loss is to be proven, which all figures share.
@@ -60,6 +61,7 @@ class How(msgspec.Struct, frozen=True, kw_only=True):
     level_frac: float
     loss_level_frac: float
     tolerances: dict[str, float] = {}
+    control_failed: str = ""
 
 
 class GateReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,7 +202,7 @@ def how_in_words(report: GateReport) -> Iterator[str]:
         return
     place = "at the same time, asked by turns" if how.together else "one after another"
     yield f"servers: {place}; a launch was asked for {how.least_s:g} s at least"
-    yield f"control: {_control(report.decision.control) if how.with_control else 'none'}"
+    yield f"control: {_control(how, report.decision.control)}"
     yield (
         f"intervals: each end is missed in {100 * how.level_frac:.3g} % of looks; a loss must stand"
         f" at {100 * how.loss_level_frac:.3g} %"
@@ -210,14 +212,18 @@ def how_in_words(report: GateReport) -> Iterator[str]:
         yield f"tolerances set by hand: {tolerances}"
 
 
-def _control(control: Sequence[Judged]) -> str:
+def _control(how: How, control: Sequence[Judged]) -> str:
     """What it said, in words."""
+    if not how.with_control:
+        return "none"
     deciding = [one for one in control if one.decides]
     moved = [
         f"{one.quantity} of {one.case_id} by {_frac(one.change_frac)}"
         for one in deciding
         if one.outcome in DIFFERS
     ]
+    if how.control_failed and not moved:
+        return f"none, as it failed and was given up: {how.control_failed}"
     untold = sum(one.outcome is Outcome.INVALID for one in deciding)
     said = f"the machine moved {', '.join(moved)}" if moved else "no difference was proven"
     return f"{said}, in {len(deciding)} figures{f'; {untold} INVALID' if untold else ''}"

@@ -142,3 +142,15 @@ def test_too_few_launches_for_a_speed_are_said(here: Request, launches: int, tol
     said: list[str] = []
     open_gate(dataclasses.replace(here, launches=launches, show=said.append))
     assert any("--launches 2: a speed is decided by 4 launches" in one for one in said) is told
+
+
+def test_a_report_says_that_the_control_was_given_up(here: Request) -> None:
+    opened = open_gate(here)
+    [case_id] = (pair.id for pair in opened.pairs)
+    opened.gate.launches = tuple(
+        Launched(case_id=case_id, arm=Arm.A2, block=1, number=number, invalid="it died")
+        for number in (1, 2)
+    )
+    how = opened.report().how
+    assert how is not None
+    assert how.control_failed == "side A2: it died"

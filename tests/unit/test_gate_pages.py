@@ -189,6 +189,13 @@ def test_a_control_that_differs_is_told_and_none_too() -> None:
     assert len(said) == 3
 
 
+def test_a_control_that_failed_is_told_as_none() -> None:
+    assert REPORT.how is not None
+    failed = msgspec.structs.replace(REPORT.how, control_failed="side A2: it died")
+    said = list(how_in_words(msgspec.structs.replace(REPORT, how=failed)))
+    assert said[1] == "control: none, as it failed and was given up: side A2: it died"
+
+
 def test_a_report_of_before_is_read(tmp_path: Path) -> None:
     old = json.loads(encode_report(REPORT))
     del old["how"]
