@@ -23,7 +23,7 @@ from specreg.gate.pages import render_html, render_markdown
 from specreg.gate.pinning import forget_recordings, pinned_pairs
 from specreg.gate.plan import Pair, check_prompts, pairs_of, shared_launches
 from specreg.gate.report import Failed, GateReport, How, SideReport, encode_report
-from specreg.gate.request import Request, check_times, rules_of
+from specreg.gate.request import Request, check_times, rules_after, rules_of
 from specreg.gate.run import Gate, Place, begun_of
 from specreg.gate.side import Side, Source, parse_side, source_of
 from specreg.identity import current_environment, find_gpus
@@ -186,6 +186,7 @@ def open_gate(asked: Request) -> Opened:
         least_s=asked.least_s,
     )
     journal, lines = resumed(folder / "gate.jsonl", begun, resume=asked.resume)
+    rules = rules_after(rules, lines, asked.show)
     if not lines:
         forget_recordings(folder / _RECORDINGS)
     gate = Gate(

@@ -154,3 +154,17 @@ def test_a_report_says_that_the_control_was_given_up(here: Request) -> None:
     how = opened.report().how
     assert how is not None
     assert how.control_failed == "side A2: it died"
+
+
+def test_fewer_launches_than_there_are_make_no_look_cheaper(here: Request) -> None:
+    opened = open_gate(here)
+    assert opened.gate.rules.blocks == 8
+    opened.gate.journal.write(Launched(case_id="case", arm=Arm.A, block=8, number=16))
+    said: list[str] = []
+    fewer = open_gate(dataclasses.replace(here, resume=True, launches=4, show=said.append))
+    assert fewer.gate.rules == opened.gate.rules
+    assert said == [
+        "--launches 4: up to 16 of each side were begun before; all are judged as with --launches 16"
+    ]
+    more = open_gate(dataclasses.replace(here, resume=True, launches=20))
+    assert more.gate.rules.blocks == 10
