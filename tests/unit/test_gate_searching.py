@@ -14,7 +14,7 @@ from specreg.gate.bisecting import Step
 from specreg.gate.judging import Judged
 from specreg.gate.quantities import QUANTITIES
 from specreg.gate.request import Request
-from specreg.gate.searching import TEXTS, Search, search, step_of
+from specreg.gate.searching import TEXTS, Search, render_searched, search, step_of
 from specreg.gate.texts import TextsJudged
 from specreg.matrix import load_tier
 from specreg.verdict import Outcome
@@ -96,13 +96,14 @@ def test_each_figure_is_traced_to_the_version_that_lost_it(
         )
 
     monkeypatch.setattr(Search, "_decision", decided)
-    found = started.run()
+    found = started.run().found
+    assert found is not None
     assert (found.last_good, found.first_bad) == ("0.31.0", "0.32.0")
     step = frozenset({"step_p50_ms"})
     assert asked == [("0.29.0", "0.32.0", None), ("0.29.0", "0.31.0", step)]
     page = json.loads((started.folder / CASE / "bisect.json").read_text())
     assert (page["exit_status"], page["reason"]) == (0, "")
-    assert (page["last_good"], page["first_bad"]) == ("0.31.0", "0.32.0")
+    assert page["found"] == {"last_good": "0.31.0", "first_bad": "0.32.0", "between": []}
     assert [(one["version"], one["step"]) for one in page["tried"]] == [
         ("0.32.0", "bad"),
         ("0.31.0", "good"),
@@ -155,7 +156,7 @@ def test_a_search_that_finds_nothing_leaves_a_page_that_says_so(
     with pytest.raises(UnsupportedError, match="there is nothing to find"):
         started.run()
     page = json.loads((started.folder / CASE / "bisect.json").read_text())
-    assert (page["exit_status"], page["first_bad"]) == (10, "")
+    assert (page["exit_status"], page["found"]) == (10, None)
     assert "0.32.0: isn't worse than 0.29.0" in page["reason"]
     assert [one["step"] for one in page["tried"]] == ["good"]
 
@@ -171,3 +172,20 @@ def test_a_search_that_is_cut_off_says_so_too(
         started.run()
     page = json.loads((started.folder / CASE / "bisect.json").read_text())
     assert (page["exit_status"], page["reason"], page["tried"]) == (130, "cut short", [])
+
+
+def test_a_change_between_which_somebody_is_unknown_isnt_found(
+    started: Search, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decided(_: Search, __: str, version: str, ___: frozenset[str] | None) -> Decision:
+        last = version == "0.32.0"
+        outcome = Outcome.REGRESSED if last else Outcome.INCONCLUSIVE
+        return decision(Answer.DONT if last else Answer.UNDECIDED, step_p50_ms=outcome)
+
+    monkeypatch.setattr(Search, "_decision", decided)
+    searched = started.run()
+    page = json.loads((started.folder / CASE / "bisect.json").read_text())
+    assert (page["exit_status"], page["reason"]) == (10, "nobody can tell of 0.31.0")
+    assert page["found"]["between"] == ["0.31.0"]
+    said = render_searched(searched).splitlines()[-1]
+    assert said == "it changed after 0.29.0 and by 0.32.0; unknown: 0.31.0"
