@@ -21,7 +21,7 @@ from specreg.gate.answer import Answer, Decision
 from specreg.gate.beside import SideError
 from specreg.gate.bisecting import Bisected, Step, Tried, bisect_versions, versions_between
 from specreg.gate.launched import Arm
-from specreg.gate.opening import open_gate, set_aside
+from specreg.gate.opening import Opened, open_gate, set_aside
 from specreg.gate.plan import Shared
 from specreg.gate.releases import released_versions
 from specreg.gate.request import Request
@@ -162,8 +162,6 @@ class Search:
         except (UnsupportedError, EnvironmentSetupError) as error:
             return _first_line(error)
         opened = open_gate(request)
-        if lost is not None:
-            opened.gate.shared = tuple(_only(shared, lost) for shared in opened.gate.shared)
         try:
             opened.gate.record()
             opened.gate.rehearse()
@@ -171,10 +169,7 @@ class Search:
             if error.arm is not Arm.B:
                 raise
             return _first_line(error)
-        opened.gate.measure()
-        report = opened.report()
-        opened.record(report)
-        return report.decision
+        return _measured(opened, lost)
 
     @property
     def _fingerprint(self) -> str:
@@ -232,6 +227,30 @@ def _lost(decision: Decision) -> frozenset[str]:
     figures = {one.quantity for one in decision.judged if one.decides and one.outcome in _WORSE}
     texts = {TEXTS for one in decision.texts if one.outcome in _WORSE}
     return frozenset(figures | texts)
+
+
+def _measured(opened: Opened, lost: frozenset[str] | None) -> Decision:
+    """What a gate says of some figures, None for all; what it measured of all is in its report.
+
+    The report is left whatever cuts it short, too.
+    """
+    whole = opened.gate.shared
+    if lost is not None:
+        opened.gate.shared = tuple(_only(shared, lost) for shared in whole)
+    status: int | None = _FAILED_STATUS
+    try:
+        decision = opened.gate.measure()
+        status = None
+    except KeyboardInterrupt:
+        status = _INTERRUPTED_STATUS
+        raise
+    finally:
+        opened.gate.shared = whole
+        report = opened.report()
+        if status is not None:
+            report = msgspec.structs.replace(report, exit_status=status)
+        opened.record(report)
+    return decision
 
 
 def _only(shared: Shared, quantities: frozenset[str]) -> Shared:
