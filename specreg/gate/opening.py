@@ -168,8 +168,10 @@ def open_gate(asked: Request) -> Opened:
         show=asked.show,
         unfit=_unfit(tier, sides),
     )
+    pinned: tuple[Pair, ...] = ()
     if asked.pin_length_tokens is not None:
-        pairs += pinned_pairs(pairs, asked.pin_length_tokens, folder / _RECORDINGS)
+        pinned = pinned_pairs(pairs, asked.pin_length_tokens, folder / _RECORDINGS)
+        pairs += pinned
     sources = (
         source_of(sides[0], on_gpu=on_gpu, show=asked.show, waits=asked.waits),
         source_of(sides[1], on_gpu=on_gpu, show=asked.show, waits=asked.waits),
@@ -188,7 +190,7 @@ def open_gate(asked: Request) -> Opened:
     journal, lines = resumed(folder / "gate.jsonl", begun, resume=asked.resume)
     rules = rules_after(rules, lines, asked.show)
     if not lines:
-        forget_recordings(folder / _RECORDINGS)
+        forget_recordings(pinned)
     gate = Gate(
         place=Place(
             root=root,

@@ -10,6 +10,7 @@ import pytest
 from specreg.errors import SpecregError, UnsupportedError
 from specreg.gate.launched import Arm, Launched
 from specreg.gate.opening import open_gate
+from specreg.gate.pinning import recording_of
 from specreg.gate.request import Request
 from specreg.identity import Gpus
 from specreg.matrix import load_tier
@@ -125,15 +126,30 @@ def test_recordings_of_another_gate_are_forgotten_and_those_of_this_one_kept(
     here: Request,
 ) -> None:
     """They know the answers of their own versions and models alone."""
+    pinning = dataclasses.replace(here, tier=TIER, case_ids=(CASE,), pin_length_tokens=2.5)
+    opened = open_gate(pinning)
+    recordings = [recording_of(opened.pairs[-1].of(arm)) for arm in (Arm.A, Arm.B)]
+    other = opened.gate.place.folder / "recordings" / "A-notes.json"
+    for path in (*recordings, other):
+        assert path is not None
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("[]")
+    opened = open_gate(pinning)
+    assert list(other.parent.iterdir()) == [other]
+    opened.gate.journal.write(Launched(case_id="case", arm=Arm.A, block=1, number=1))
+    assert recordings[0] is not None
+    recordings[0].write_text("[]")
+    open_gate(dataclasses.replace(pinning, resume=True, tolerances=("step_p50_ms=0.5",)))
+    assert recordings[0].exists()
+
+
+def test_without_pin_a_gate_removes_nothing(here: Request) -> None:
+    """Not even what an override names as the recording of a drafter."""
     assert here.out is not None
     recording = here.out / "recordings" / "A-vllm-tiny.json"
     recording.parent.mkdir(parents=True)
     recording.write_text("[]")
-    opened = open_gate(here)
-    assert not recording.exists()
-    opened.gate.journal.write(Launched(case_id="case", arm=Arm.A, block=1, number=1))
-    recording.write_text("[]")
-    open_gate(dataclasses.replace(here, resume=True, tolerances=("step_p50_ms=0.5",)))
+    open_gate(here)
     assert recording.exists()
 
 
