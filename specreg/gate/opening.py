@@ -77,7 +77,7 @@ class Opened:
             finished_on=dt.datetime.now(tz=dt.UTC).date().isoformat(),
             decision=decision,
             how=self._how,
-            break_evens=break_evens(self.pairs, gate.all_launches),
+            break_evens=break_evens(self.pairs, gate.launches),
             failed=tuple(
                 Failed(case_id=one.case_id, arm=one.arm, block=one.block, reason=one.invalid)
                 for one in gate.all_launches

@@ -11,6 +11,8 @@ from specreg.errors import SpecregError, UnsupportedError
 from specreg.gate.launched import Arm, Launched
 from specreg.gate.opening import open_gate
 from specreg.gate.pinning import recording_of
+from specreg.gate.plan import Pair
+from specreg.gate.quantities import OUTPUT
 from specreg.gate.request import Request
 from specreg.identity import Gpus
 from specreg.matrix import load_tier
@@ -184,3 +186,31 @@ def test_fewer_launches_than_there_are_make_no_look_cheaper(here: Request) -> No
     ]
     more = open_gate(dataclasses.replace(here, resume=True, launches=20))
     assert more.gate.rules.blocks == 10
+
+
+def test_a_break_even_rests_on_the_launches_that_count(here: Request) -> None:
+    """What had failed before was launched once more; its old place isn't kept beside that."""
+    opened = open_gate(here)
+    pairs = []
+    for load in (1, 4):
+        fast = builders.with_concurrency(load)
+        slow = builders.with_concurrency(load, builders.PLAIN_CASE)
+        pairs += [Pair(a=fast, b=fast), Pair(a=slow, b=slow)]
+    opened.gate.failed_before = tuple(
+        Launched(case_id=pair.id, arm=Arm.A, block=1, number=1, invalid="it died")
+        for pair in pairs
+        if pair.a.speculates
+    )
+    opened.gate.launches = tuple(
+        Launched(
+            case_id=pair.id,
+            arm=Arm.A,
+            block=1,
+            number=number,
+            values={OUTPUT: 200.0 if pair.a.speculates else 100.0},
+        )
+        for pair in pairs
+        for number in ((2, 3) if pair.a.speculates else (1, 2))
+    )
+    [found] = dataclasses.replace(opened, pairs=tuple(pairs)).report().break_evens
+    assert [one.low_ratio for one in found.speedups] == [pytest.approx(2.0)] * 2
