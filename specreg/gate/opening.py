@@ -87,14 +87,19 @@ class Opened:
 
     @property
     def _how(self) -> How:
-        gate = self.gate
+        asked, gate = self.request, self.gate
         whys = (why_no_control(shared.group, gate.all_launches) for shared in gate.shared)
         return How(
             together=any(shared.group.together for shared in gate.shared),
-            with_control=self.request.with_control,
+            with_control=asked.with_control,
             least_s=gate.place.least_s,
             level_frac=gate.rules.level,
             loss_level_frac=gate.rules.loss_level,
+            blocks=gate.rules.blocks,
+            launches=gate.rules.launches,
+            minutes=asked.minutes,
+            prompts=asked.prompts,
+            pin_length_tokens=asked.pin_length_tokens,
             tolerances=dict(gate.rules.tolerances),
             control_failed=next(filter(None, whys), ""),
         )

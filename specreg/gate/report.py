@@ -52,6 +52,10 @@ class How(msgspec.Struct, frozen=True, kw_only=True):
         least_s: how long a launch was asked, at least, where speed counts.
         level_frac: how often an interval misses the truth on either side.
         loss_level_frac: the same where a loss is to be proven, which all figures share.
+        blocks: among how many looks the level is shared; launches: the most of each side.
+        minutes: the most that the launches might take, null for as long as it took.
+        prompts: how many each case replayed, null for its own number.
+        pin_length_tokens: the acceptance length of the pinned cases, null for none.
         tolerances: by quantity, those that somebody set.
     """
 
@@ -60,6 +64,11 @@ class How(msgspec.Struct, frozen=True, kw_only=True):
     least_s: float
     level_frac: float
     loss_level_frac: float
+    blocks: int | None = None
+    launches: int | None = None
+    minutes: float | None = None
+    prompts: int | None = None
+    pin_length_tokens: float | None = None
     tolerances: dict[str, float] = {}
     control_failed: str = ""
 
@@ -207,9 +216,23 @@ def how_in_words(report: GateReport) -> Iterator[str]:
         f"intervals: each end is missed in {100 * how.level_frac:.3g} % of looks; a loss must stand"
         f" at {100 * how.loss_level_frac:.3g} %"
     )
+    yield from _limits(how)
     if how.tolerances:
         tolerances = ", ".join(f"{name} {frac:.1%}" for name, frac in how.tolerances.items())
         yield f"tolerances set by hand: {tolerances}"
+
+
+def _limits(how: How) -> Iterator[str]:
+    """How much there might be of it; nothing of a report that doesn't say."""
+    if how.launches is None:
+        return
+    minutes = "" if how.minutes is None else f" and {how.minutes:g} minutes"
+    looks = f"; the level is shared among {how.blocks} looks, one after each block"
+    yield f"at most: {how.launches} launches of each side{minutes}{looks}"
+    if how.prompts is not None:
+        yield f"prompts: {how.prompts} of each case"
+    if how.pin_length_tokens is not None:
+        yield f"pinned: to an acceptance length of {how.pin_length_tokens:g}"
 
 
 def _control(how: How, control: Sequence[Judged]) -> str:

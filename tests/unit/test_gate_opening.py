@@ -214,3 +214,11 @@ def test_a_break_even_rests_on_the_launches_that_count(here: Request) -> None:
     )
     [found] = dataclasses.replace(opened, pairs=tuple(pairs)).report().break_evens
     assert [one.low_ratio for one in found.speedups] == [pytest.approx(2.0)] * 2
+
+
+def test_a_report_says_how_much_was_asked_for(here: Request) -> None:
+    pinned = dataclasses.replace(here, tier=TIER, case_ids=(CASE,), pin_length_tokens=2.5)
+    how = open_gate(dataclasses.replace(pinned, minutes=7.0, prompts=6)).report().how
+    assert how is not None
+    assert (how.blocks, how.launches, how.minutes, how.prompts) == (8, 16, 7.0, 6)
+    assert how.pin_length_tokens == 2.5
