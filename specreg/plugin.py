@@ -75,6 +75,10 @@ _SIGNALLED: list[int] = []
 _OPENS_MODULES = "<frozen importlib._bootstrap_external>"
 """An exception between its opening of a module's file and the `with` that closes it loses it."""
 _MOMENT_S = 0.01
+_NO_XDIST = (
+    "pytest-xdist: cases measured at the same time disturb one another; leave out -n, and give"
+    f" {WORKERS_OPTION} auto for as many as don't"
+)
 _WIDTH = 110
 
 
@@ -95,10 +99,12 @@ def pytest_configure(config: pytest.Config) -> None:
         progress = Progress()
         config.stash[_PROGRESS] = progress
         options = read_options(config)
+        _check_options(config.rootpath, options)
+        reason = _reason(options, progress)
         cluster = _reach(config, options, progress)
         config.stash[_CLUSTER] = cluster
         site = cluster.site if cluster is not None else None
-        config.stash[SUITE] = _new_suite(config.rootpath, options, progress, site)
+        config.stash[SUITE] = _new_suite(config.rootpath, options, progress, site, reason)
         config.stash[_LINES] = []
         config.stash[_IS_ASKED] = False
     except SpecregError as error:
@@ -106,16 +112,23 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _reach(config: pytest.Config, options: Options, progress: Progress) -> Cluster | None:
-    """The cluster that measures, if any; nobody is asked where nothing is measured."""
+    """The cluster that measures, if any; nobody is asked where nothing is measured.
+
+    Raises:
+        SpecregError: there is none, or each of several processes would ask for it.
+    """
     shows = any(config.getoption(name) for name in ("help", "version", "collectonly"))
     if options.attach is not None or shows:
         return None
+    spread = _spread(options)
+    if config.getoption("dist", "no") != "no" and (spread.ray, spread.slurm) != (None, None):
+        raise SpecregError(_NO_XDIST)
 
     def widest() -> int:
         tier = load_tier(config.rootpath / options.matrix, options.tier or "gpu")
         return max(case.needs.gpus for case in tier.cases) if tier.needs_gpus else 0
 
-    return reach(_spread(options), widest, progress.tell)
+    return reach(spread, widest, progress.tell)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -170,11 +183,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=place)
     unfit = _unfit(suite)
     if hasattr(config, "workerinput") and any(place(item)[0] >= 0 for item in items):
-        message = (
-            "pytest-xdist: cases measured at the same time disturb one another; leave out -n, and"
-            f" give {WORKERS_OPTION} auto for as many as don't"
-        )
-        raise pytest.UsageError(message)
+        raise pytest.UsageError(_NO_XDIST)
     ours = [item for item in items if place(item)[0] >= 0]
     # Where a selection leaves nothing at all, nobody can say that it meant other tests.
     config.stash[_IS_ASKED] = bool(ours) or (config.stash[_IS_ASKED] and not items)
@@ -430,27 +439,54 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(hide_known("\n\n".join(filter(None, parts))))
 
 
-def _new_suite(root: Path, options: Options, progress: Progress, site: Site | None) -> Suite:
-    gpus = find_gpus() if site is None else site.found
-    tier = load_tier(root / options.matrix, options.tier or ("gpu" if gpus.names else "cpu"))
+def _check_options(root: Path, options: Options) -> None:
+    """Silent where what was typed can be, as far as that is known before anybody is waited for.
+
+    Raises:
+        SpecregError: it can't.
+    """
+    if options.attach is not None:
+        _check_attachable(options)
+    _nodes(options)
+    if options.launches is not None and options.launches < 1:
+        message = f"--specreg-launches: got {options.launches}, needed 1 or more; leave it out"
+        raise SpecregError(message)
+    if options.tier is not None:
+        _tier(root, options, options.tier)
+    if options.resume:
+        last_run(root / options.runs)
+
+
+def _tier(root: Path, options: Options, name: str) -> Tier:
+    """What is to be measured."""
+    tier = load_tier(root / options.matrix, name)
     engines = {case.server.engine for case in tier.cases}
     if options.engine is not None and options.engine not in engines:
         raise UnknownNameError("engine", options.engine, engines, f"tier '{tier.name}'")
     if options.attach is not None:
-        _check_attachable(options)
         tier = alone(tier, options.attach)
+    tier = _with_fewer_prompts(tier, options)
+    for case in tier.cases:
+        check_tolerances(case, tier.places[case.id])
+    return tier
+
+
+def _reason(options: Options, progress: Progress) -> str:
+    """Why the baselines change; empty where they don't."""
     reason = (options.reason or "").strip()
     if options.update_baselines and not reason and progress.watched:
         reason = _ask("why do the baselines change? ").strip()
     if options.update_baselines and not reason:
         message = '--update-baselines: --reason "…" is missing; say why the baselines change'
         raise SpecregError(message)
-    tier = _with_fewer_prompts(tier, options)
-    if options.launches is not None and options.launches < 1:
-        message = f"--specreg-launches: got {options.launches}, needed 1 or more; leave it out"
-        raise SpecregError(message)
-    for case in tier.cases:
-        check_tolerances(case, tier.places[case.id])
+    return reason
+
+
+def _new_suite(
+    root: Path, options: Options, progress: Progress, site: Site | None, reason: str
+) -> Suite:
+    gpus = find_gpus() if site is None else site.found
+    tier = _tier(root, options, options.tier or ("gpu" if gpus.names else "cpu"))
     environment_of = current_environment if site is None else site.environment
     runs = root / options.runs
     began_at = dt.datetime.now(tz=dt.UTC)
