@@ -149,12 +149,7 @@ class Pool:
                 self._give_up(errand, _why_not_started(errand, error))
 
     def _start(self, errand: Errand, place: Place) -> None:
-        order = Order(
-            terms=self.terms,
-            errand=errand,
-            gpus=tuple(gpu.id for gpu in place.gpus),
-            cores=tuple(sorted(place.cores)),
-        )
+        order = Order(terms=self.terms, errand=errand).at(place)
         log_path = Path(self.terms.run_folder) / "workers" / f"{errand.name}.log"
         worker = self.crew.start(order, place, log_path)
         started_s = time.monotonic()

@@ -87,6 +87,11 @@ def lines_of(run: Hurt) -> list[str]:
     return [path.name for path in run.runs.glob("*/parts/*")]
 
 
+def is_part_of(path: Path, case_id: str) -> bool:
+    """Whether a file is what an attempt at a case writes."""
+    return path.suffix == ".jsonl" and path.name.startswith(f"{case_id}.")
+
+
 def alone_s(run: Hurt) -> float:
     """How long the only server of a run was measured: from the first case's begin to the end."""
     (journal,) = run.runs.glob("*/journal.jsonl")
@@ -260,5 +265,5 @@ def _servers(count: int) -> tuple[list[str], list[int]]:
 def _measures(worker: psutil.Process, case_id: str) -> bool:
     """Whether the part of the journal that a worker has open is a case's."""
     with contextlib.suppress(psutil.Error):
-        return any(Path(one.path).stem == case_id for one in worker.open_files())
+        return any(is_part_of(Path(one.path), case_id) for one in worker.open_files())
     return False
