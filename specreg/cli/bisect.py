@@ -9,7 +9,7 @@ from specreg.cli.gate import ending
 from specreg.cli.options import HERE, MATRIX, MatrixOption, RootOption, TierOption, tier_of
 from specreg.gate.opening import set_aside
 from specreg.gate.request import Request
-from specreg.gate.searching import PAGE, render_bisected, search
+from specreg.gate.searching import PAGE, render_searched, search
 from specreg.redaction import hide
 
 
@@ -32,7 +32,7 @@ def bisect(  # noqa: PLR0913, PLR0917 - an option each
 ) -> None:
     """Find the release in which a case became worse, by gates against the good one.
 
-    Exit status: 0 found, 10 not to be found.
+    Exit status: 0 found, 10 not to be found, or only between which releases.
     """
     with ending():
         folder = (root / out).resolve()
@@ -50,5 +50,6 @@ def bisect(  # noqa: PLR0913, PLR0917 - an option each
             show=lambda text: typer.echo(hide(text), err=True),
         )
         named = tuple(filter(None, versions.split(",")))
-        found = search(good, bad, named, request, folder).run()
-        typer.echo(render_bisected(found))
+        searched = search(good, bad, named, request, folder).run()
+        typer.echo(render_searched(searched))
+        raise typer.Exit(searched.exit_status)

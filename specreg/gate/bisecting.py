@@ -36,13 +36,11 @@ class Bisected(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         last_good, first_bad: the neighbours between which it changed, as far as could be told.
         between: versions between both of which nobody could tell.
-        tried: in order.
     """
 
     last_good: str
     first_bad: str
     between: tuple[str, ...]
-    tried: tuple[Tried, ...]
 
 
 Compare = Callable[[str], Tried]
@@ -61,15 +59,8 @@ def bisect_versions(versions: Sequence[str], compare: Compare) -> Bisected:
     Raises:
         UnsupportedError: the last version is not worse than the first, or nobody can tell.
     """
-    tried: list[Tried] = []
-
-    def step_of(version: str) -> Step:
-        found = compare(version)
-        tried.append(found)
-        return found.step
-
-    if step_of(versions[-1]) is not Step.BAD:
-        one = tried[-1]
+    one = compare(versions[-1])
+    if one.step is not Step.BAD:
         verb = "nobody can tell whether it is" if one.step is Step.UNKNOWN else "isn't"
         message = (
             f"{one.version}: {verb} worse than {versions[0]},"
@@ -79,7 +70,7 @@ def bisect_versions(versions: Sequence[str], compare: Compare) -> Bisected:
         raise UnsupportedError(message)
     low, high, unknown = 0, len(versions) - 1, set[int]()
     while (middle := _middle(low, high, unknown)) is not None:
-        step = step_of(versions[middle])
+        step = compare(versions[middle]).step
         if step is Step.UNKNOWN:
             unknown.add(middle)
         elif step is Step.BAD:
@@ -90,7 +81,6 @@ def bisect_versions(versions: Sequence[str], compare: Compare) -> Bisected:
         last_good=versions[low],
         first_bad=versions[high],
         between=tuple(versions[place] for place in range(low + 1, high)),
-        tried=tuple(tried),
     )
 
 

@@ -30,8 +30,11 @@ class Speedup(msgspec.Struct, frozen=True, kw_only=True):
     high_ratio: float | None = None
 
     @property
-    def is_proven(self) -> bool:
-        """Whether its interval tells that speculation pays, or that it doesn't."""
+    def is_clear(self) -> bool:
+        """Whether its interval lies off 1.
+
+        No proof: each end may err by 1 %, which no looks, loads or servers share.
+        """
         if self.low_ratio is None or self.high_ratio is None:
             return False
         return self.low_ratio > 1 or self.high_ratio < 1
@@ -129,14 +132,14 @@ def break_even(server: str, arm: Arm, speedups: Sequence[Speedup]) -> BreakEven:
 
 
 def _in_words(speedups: Sequence[Speedup], crossings: Sequence[_Crossing]) -> str:
-    """What a curve shows; proven is only a load whose interval lies off 1."""
+    """What a curve shows; clear is only a load whose interval lies off 1."""
     loads = f"from {speedups[0].concurrency} to {speedups[-1].concurrency} requests in flight"
     if crossings:
         said = ", ".join(map(str, crossings))
     else:
         said = f"pays {'at every load' if speedups[0].ratio > 1 else 'nowhere'} {loads}"
-    untold = ", ".join(_one_in_words(one) for one in speedups if not one.is_proven)
-    return f"{said}, as far as can be told: {untold}" if untold else said
+    untold = ", ".join(_one_in_words(one) for one in speedups if not one.is_clear)
+    return f"{said} by the estimates; unclear: {untold}" if untold else said
 
 
 def _one_in_words(one: Speedup) -> str:

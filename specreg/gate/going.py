@@ -1,10 +1,11 @@
 """Going on: what is compared in, launches in ABBA order until all is decided out."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from specreg.gate.judging import Rules, Subject, is_decided, judge_subject
+from specreg.gate.judging import Rules, Subject, is_decided, judge_subject, why_broken
 from specreg.gate.launched import Arm, Launched
 
 _ARMS = (Arm.A, Arm.B)
@@ -37,6 +38,12 @@ class Group:
         if self.together:
             return there_and_back
         return tuple((arm,) for way in there_and_back for arm in way)
+
+    @property
+    def alone(self) -> "Group":
+        """The same without its control."""
+        ours = tuple(subject for subject in self.subjects if not subject.is_control)
+        return dataclasses.replace(self, subjects=ours)
 
     @property
     def launches(self) -> int:
@@ -74,7 +81,7 @@ def go_on(
         launch: measures; is asked for what is up at the same time.
         rules: how many blocks there may be, and what decides.
         earlier: what a gate that was cut off had measured. It isn't measured again; what had failed
-            is, once more.
+            is, once more, but no control that was given up.
         may_go_on: asked before each launch; whether there is time for one more.
         has_questions: asked before each further block; whether something is to be told of a group
             beside its figures.
@@ -83,12 +90,14 @@ def go_on(
         All launches, the earlier ones first, without those that had failed.
     """
     done = [one for one in earlier if not one.invalid]
+    failed = [one for one in earlier if one.invalid]
     for block in range(1, rules.blocks + 1):
         for group in groups:
             if block > 1 and _all_decided(group, done, rules) and not has_questions(group):
                 continue
             before = max((one.number for one in (*earlier, *done)), default=0)
-            for number, arms in enumerate(_left(group, block, done), start=before + 1):
+            due = group.alone if why_no_control(group, (*failed, *done)) else group
+            for number, arms in enumerate(_left(due, block, done), start=before + 1):
                 if not may_go_on():
                     return tuple(done)
                 done.extend(launch(Slot(group=group, arms=arms, block=block, number=number)))
@@ -114,6 +123,19 @@ def _left(group: Group, block: int, done: Sequence[Launched]) -> list[tuple[Arm,
         else:
             del told[number]
     return left
+
+
+def why_no_control(group: Group, launches: Sequence[Launched]) -> str:
+    """Why side A isn't launched once more any more, empty where it is: that failed too often.
+
+    Where all sides are up at the same time, it takes the others with it.
+    """
+    cases = {subject.case_id for subject in group.subjects if subject.is_control}
+    whys = (
+        why_broken([one for one in launches if one.case_id == case_id], Arm.A2)
+        for case_id in sorted(cases)
+    )
+    return next(filter(None, whys), "")
 
 
 def _all_decided(group: Group, done: Sequence[Launched], rules: Rules) -> bool:

@@ -6,6 +6,7 @@ no more often than one would be; what a look has decided stays decided.
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -178,8 +179,8 @@ def judge_quantity(
         rules: see there.
     """
     decided = None
-    for block in sorted({one.block for one in launches}):
-        judged = _look(quantity, subject, [one for one in launches if one.block <= block], rules)
+    for some in _looks(launches):
+        judged = _look(quantity, subject, some, rules)
         # Proven within the tolerance is soon proven; that it is better by more may show later, and
         # so may that the machine moved.
         if judged.outcome in subject.told_later or (decided is None and judged.outcome in DECIDED):
@@ -187,6 +188,18 @@ def judge_quantity(
         if decided is not None and decided.outcome is not Outcome.PASS:
             return decided
     return decided or _look(quantity, subject, launches, rules)
+
+
+def _looks(launches: Sequence[Launched]) -> Iterator[list[Launched]]:
+    """What was there at each look, block by block.
+
+    What was launched once more in a block that had failed counts from the block on that was the
+    last by then: it changes no look before.
+    """
+    in_order = sorted(launches, key=lambda one: one.number)
+    told_at = list(itertools.accumulate((one.block for one in in_order), max))
+    for look in sorted(set(told_at)):
+        yield [one for one, at in zip(in_order, told_at, strict=True) if at <= look]
 
 
 def _look(
@@ -206,9 +219,13 @@ def _look(
         tolerance_frac=rules.tolerance_frac(quantity),
         launches=min(sum(one.arm is arm for one in valid) for arm in (Arm.A, other)),
     )
-    broken = _why_invalid(launches, other)
+    broken = why_broken(launches, Arm.A) or why_broken(launches, other)
     if broken:
         return msgspec.structs.replace(judged, outcome=Outcome.INVALID, reason=broken)
+    absent = {Arm.A, other} - {one.arm for one in valid}
+    if absent:
+        reason = f"side {min(absent)} has no launch yet"
+        return msgspec.structs.replace(judged, reason=reason)
     if by_prompt:
         change = change_of_acceptance(valid, other)
         if isinstance(change, str):
@@ -293,14 +310,16 @@ def _growing(count: int) -> Iterator[int]:
         yield 2 * math.ceil(number / 2)
 
 
-def _why_invalid(launches: Sequence[Launched], other: Arm) -> str:
-    """Why a side can't be measured, empty where it can: most of its launches were invalid."""
-    for arm in (Arm.A, other):
-        broken = [one.invalid for one in launches if one.arm is arm and one.invalid]
-        sound = sum(one.arm is arm and not one.invalid for one in launches)
-        if len(broken) >= _MOST_INVALID and len(broken) >= sound:
-            return f"side {arm}: {broken[-1]}"
-    return ""
+def why_broken(launches: Sequence[Launched], arm: Arm) -> str:
+    """Why an arm can't be measured, empty where it can: most of its launches were invalid.
+
+    Args:
+        launches: of one case.
+        arm: which.
+    """
+    broken = [one.invalid for one in launches if one.arm is arm and one.invalid]
+    sound = sum(one.arm is arm and not one.invalid for one in launches)
+    return f"side {arm}: {broken[-1]}" if len(broken) >= max(_MOST_INVALID, sound) else ""
 
 
 def _to_frac(direction: Direction, change: float) -> float:

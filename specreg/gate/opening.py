@@ -14,6 +14,7 @@ from specreg.context import check_contexts
 from specreg.errors import UnsupportedError
 from specreg.files import replace_file
 from specreg.gate.break_even import break_evens
+from specreg.gate.going import why_no_control
 from specreg.gate.hearing import Hearing
 from specreg.gate.journal import resumed
 from specreg.gate.launched import Arm
@@ -22,7 +23,7 @@ from specreg.gate.pages import render_html, render_markdown
 from specreg.gate.pinning import forget_recordings, pinned_pairs
 from specreg.gate.plan import Pair, check_prompts, pairs_of, shared_launches
 from specreg.gate.report import Failed, GateReport, How, SideReport, encode_report
-from specreg.gate.request import Request, check_times, rules_of
+from specreg.gate.request import Request, check_times, rules_after, rules_of
 from specreg.gate.run import Gate, Place, begun_of
 from specreg.gate.side import Side, Source, parse_side, source_of
 from specreg.identity import current_environment, find_gpus
@@ -76,7 +77,7 @@ class Opened:
             finished_on=dt.datetime.now(tz=dt.UTC).date().isoformat(),
             decision=decision,
             how=self._how,
-            break_evens=break_evens(self.pairs, gate.all_launches),
+            break_evens=break_evens(self.pairs, gate.launches),
             failed=tuple(
                 Failed(case_id=one.case_id, arm=one.arm, block=one.block, reason=one.invalid)
                 for one in gate.all_launches
@@ -86,14 +87,21 @@ class Opened:
 
     @property
     def _how(self) -> How:
-        gate = self.gate
+        asked, gate = self.request, self.gate
+        whys = (why_no_control(shared.group, gate.all_launches) for shared in gate.shared)
         return How(
             together=any(shared.group.together for shared in gate.shared),
-            with_control=self.request.with_control,
+            with_control=asked.with_control,
             least_s=gate.place.least_s,
             level_frac=gate.rules.level,
             loss_level_frac=gate.rules.loss_level,
+            blocks=gate.rules.blocks,
+            launches=gate.rules.launches,
+            minutes=asked.minutes,
+            prompts=asked.prompts,
+            pin_length_tokens=asked.pin_length_tokens,
             tolerances=dict(gate.rules.tolerances),
+            control_failed=next(filter(None, whys), ""),
         )
 
     @property
@@ -165,8 +173,10 @@ def open_gate(asked: Request) -> Opened:
         show=asked.show,
         unfit=_unfit(tier, sides),
     )
+    pinned: tuple[Pair, ...] = ()
     if asked.pin_length_tokens is not None:
-        pairs += pinned_pairs(pairs, asked.pin_length_tokens, folder / _RECORDINGS)
+        pinned = pinned_pairs(pairs, asked.pin_length_tokens, folder / _RECORDINGS)
+        pairs += pinned
     sources = (
         source_of(sides[0], on_gpu=on_gpu, show=asked.show, waits=asked.waits),
         source_of(sides[1], on_gpu=on_gpu, show=asked.show, waits=asked.waits),
@@ -183,8 +193,9 @@ def open_gate(asked: Request) -> Opened:
         least_s=asked.least_s,
     )
     journal, lines = resumed(folder / "gate.jsonl", begun, resume=asked.resume)
+    rules = rules_after(rules, lines, asked.show)
     if not lines:
-        forget_recordings(folder / _RECORDINGS)
+        forget_recordings(pinned)
     gate = Gate(
         place=Place(
             root=root,

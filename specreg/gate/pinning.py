@@ -133,14 +133,14 @@ def record_answers(case: Case, server: Server, prompts: Sequence[Prompt], path: 
     replace_file(path, recording.encode())
 
 
-def forget_recordings(folder: Path) -> None:
-    """Removes the recordings in a folder: a gate that begins has those of its own sides and models.
+def forget_recordings(pairs: Iterable[Pair]) -> None:
+    """Removes the recordings of pinned pairs: a gate that begins has those of its own sides and models.
 
     Raises:
         OSError: the disk refuses.
     """
-    for path in folder.glob("*.json"):
-        path.unlink()
+    for path in filter(None, (recording_of(case) for pair in pairs for case in (pair.a, pair.b))):
+        path.unlink(missing_ok=True)
 
 
 def why_not_pinned(case: Case, acceptance: AcceptanceRecord | None) -> str:

@@ -47,10 +47,15 @@ class How(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         together: whether the servers of all sides were up at the same time.
-        with_control: whether side A was launched once more.
+        with_control: whether side A was launched once more; control_failed: why no longer, empty
+            where it was to the end.
         least_s: how long a launch was asked, at least, where speed counts.
         level_frac: how often an interval misses the truth on either side.
         loss_level_frac: the same where a loss is to be proven, which all figures share.
+        blocks: among how many looks the level is shared; launches: the most of each side.
+        minutes: the most that the launches might take, null for as long as it took.
+        prompts: how many each case replayed, null for its own number.
+        pin_length_tokens: the acceptance length of the pinned cases, null for none.
         tolerances: by quantity, those that somebody set.
     """
 
@@ -59,7 +64,13 @@ class How(msgspec.Struct, frozen=True, kw_only=True):
     least_s: float
     level_frac: float
     loss_level_frac: float
+    blocks: int | None = None
+    launches: int | None = None
+    minutes: float | None = None
+    prompts: int | None = None
+    pin_length_tokens: float | None = None
     tolerances: dict[str, float] = {}
+    control_failed: str = ""
 
 
 class GateReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,24 +211,42 @@ def how_in_words(report: GateReport) -> Iterator[str]:
         return
     place = "at the same time, asked by turns" if how.together else "one after another"
     yield f"servers: {place}; a launch was asked for {how.least_s:g} s at least"
-    yield f"control: {_control(report.decision.control) if how.with_control else 'none'}"
+    yield f"control: {_control(how, report.decision.control)}"
     yield (
         f"intervals: each end is missed in {100 * how.level_frac:.3g} % of looks; a loss must stand"
         f" at {100 * how.loss_level_frac:.3g} %"
     )
+    yield from _limits(how)
     if how.tolerances:
         tolerances = ", ".join(f"{name} {frac:.1%}" for name, frac in how.tolerances.items())
         yield f"tolerances set by hand: {tolerances}"
 
 
-def _control(control: Sequence[Judged]) -> str:
+def _limits(how: How) -> Iterator[str]:
+    """How much there might be of it; nothing of a report that doesn't say."""
+    if how.launches is None:
+        return
+    minutes = "" if how.minutes is None else f" and {how.minutes:g} minutes"
+    looks = f"; the level is shared among {how.blocks} looks, one after each block"
+    yield f"at most: {how.launches} launches of each side{minutes}{looks}"
+    if how.prompts is not None:
+        yield f"prompts: {how.prompts} of each case"
+    if how.pin_length_tokens is not None:
+        yield f"pinned: to an acceptance length of {how.pin_length_tokens:g}"
+
+
+def _control(how: How, control: Sequence[Judged]) -> str:
     """What it said, in words."""
+    if not how.with_control:
+        return "none"
     deciding = [one for one in control if one.decides]
     moved = [
         f"{one.quantity} of {one.case_id} by {_frac(one.change_frac)}"
         for one in deciding
         if one.outcome in DIFFERS
     ]
+    if how.control_failed and not moved:
+        return f"none, as it failed and was given up: {how.control_failed}"
     untold = sum(one.outcome is Outcome.INVALID for one in deciding)
     said = f"the machine moved {', '.join(moved)}" if moved else "no difference was proven"
     return f"{said}, in {len(deciding)} figures{f'; {untold} INVALID' if untold else ''}"

@@ -1,5 +1,6 @@
 """Requests: what somebody asks of a gate in, the rules that it is judged by out."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from types import MappingProxyType
 from specreg.errors import UnknownNameError, UnsupportedError
 from specreg.gate.going import Group
 from specreg.gate.judging import LAUNCHES_PER_BLOCK, Rules, count_figures
+from specreg.gate.launched import Launched
 from specreg.gate.quantities import ACCEPTANCE, QUANTITIES
 from specreg.matrix import Tier
 
@@ -99,6 +101,25 @@ def rules_of(asked: Request, groups: Sequence[Group]) -> Rules:
             f" at least, so these will stay undecided; give --launches {_SPEED_LAUNCHES} or more"
         )
     return rules
+
+
+def rules_after(rules: Rules, lines: Sequence[object], show: Callable[[str], None]) -> Rules:
+    """Rules that share the level among the looks of an earlier run too, of which it may be more.
+
+    Args:
+        rules: as they were asked for.
+        lines: of the journal.
+        show: is told where these launches are more.
+    """
+    begun = max((one.block for one in lines if isinstance(one, Launched)), default=0)
+    if begun <= rules.blocks:
+        return rules
+    launches = LAUNCHES_PER_BLOCK * begun
+    show(
+        f"--launches {rules.launches}: up to {launches} of each side were begun before; all are judged"
+        f" as with --launches {launches}"
+    )
+    return dataclasses.replace(rules, blocks=begun)
 
 
 def tolerances_of(texts: Sequence[str]) -> Mapping[str, float]:

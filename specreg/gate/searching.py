@@ -21,7 +21,7 @@ from specreg.gate.answer import Answer, Decision
 from specreg.gate.beside import SideError
 from specreg.gate.bisecting import Bisected, Step, Tried, bisect_versions, versions_between
 from specreg.gate.launched import Arm
-from specreg.gate.opening import open_gate, set_aside
+from specreg.gate.opening import Opened, open_gate, set_aside
 from specreg.gate.plan import Shared
 from specreg.gate.releases import released_versions
 from specreg.gate.request import Request
@@ -30,7 +30,7 @@ from specreg.matrix import Case
 from specreg.verdict import Outcome
 
 PAGE = "bisect.json"
-_INTERRUPTED_STATUS = 130
+_FAILED_STATUS, _INTERRUPTED_STATUS = 10, 130
 TEXTS = "texts"
 """Beside the quantities: whether the answers are the same."""
 _WORSE = frozenset({Outcome.REGRESSED, Outcome.WRONG})
@@ -42,10 +42,10 @@ class Searched(msgspec.Struct, kw_only=True):
 
     Attributes:
         case_id: what became worse; good, bad: between which releases, as they were typed.
-        exit_status: the command's: 0, 10 where it isn't to be found, 130 where a signal ended it.
+        exit_status: the command's: 0, 10 where it isn't to be found or only between which releases,
+            130 where a signal ended it.
         reason: why it wasn't found, empty where it was.
-        last_good, first_bad, between: see `Bisected`; empty where it wasn't found.
-        tried: in order, as far as it came.
+        tried: in order, as far as it came; found: in the end, null where nothing was.
     """
 
     schema_version: int = 1
@@ -53,12 +53,10 @@ class Searched(msgspec.Struct, kw_only=True):
     case_id: str
     good: str
     bad: str
-    exit_status: int = 10
+    exit_status: int = _FAILED_STATUS
     reason: str = "cut short"
-    last_good: str = ""
-    first_bad: str = ""
-    between: tuple[str, ...] = ()
     tried: list[Tried] = []
+    found: Bisected | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +78,7 @@ class Search:
     request: Request
     folder: Path
 
-    def run(self) -> Bisected:
+    def run(self) -> Searched:
         """Searches on from the gates that lie in the folder; `bisect.json` says what came of it.
 
         Raises:
@@ -89,10 +87,10 @@ class Search:
         """
         searched = Searched(case_id=self.case.id, good=self.good.text, bad=self.bad.text)
         try:
-            found = self._run(searched.tried)
-            searched.exit_status, searched.reason = 0, ""
-            searched.last_good, searched.first_bad = found.last_good, found.first_bad
-            searched.between = found.between
+            searched.found = self._run(searched.tried)
+            unknown = ", ".join(searched.found.between)
+            searched.exit_status = _FAILED_STATUS if unknown else 0
+            searched.reason = f"nobody can tell of {unknown}" if unknown else ""
         except KeyboardInterrupt:
             searched.exit_status = _INTERRUPTED_STATUS
             raise
@@ -101,7 +99,7 @@ class Search:
             raise
         finally:
             self._record(searched)
-        return found
+        return searched
 
     def _run(self, tried: list[Tried]) -> Bisected:
         """The same; what was tried is told as it comes."""
@@ -125,7 +123,7 @@ class Search:
 
         return bisect_versions(versions, compare)
 
-    def _record(self, searched: "Searched") -> None:
+    def _record(self, searched: Searched) -> None:
         path = self._folder / PAGE
         try:
             replace_file(path, msgspec.json.format(msgspec.json.encode(searched), indent=1) + b"\n")
@@ -164,8 +162,6 @@ class Search:
         except (UnsupportedError, EnvironmentSetupError) as error:
             return _first_line(error)
         opened = open_gate(request)
-        if lost is not None:
-            opened.gate.shared = tuple(_only(shared, lost) for shared in opened.gate.shared)
         try:
             opened.gate.record()
             opened.gate.rehearse()
@@ -173,10 +169,7 @@ class Search:
             if error.arm is not Arm.B:
                 raise
             return _first_line(error)
-        opened.gate.measure()
-        report = opened.report()
-        opened.record(report)
-        return report.decision
+        return _measured(opened, lost)
 
     @property
     def _fingerprint(self) -> str:
@@ -236,6 +229,30 @@ def _lost(decision: Decision) -> frozenset[str]:
     return frozenset(figures | texts)
 
 
+def _measured(opened: Opened, lost: frozenset[str] | None) -> Decision:
+    """What a gate says of some figures, None for all; what it measured of all is in its report.
+
+    The report is left whatever cuts it short, too.
+    """
+    whole = opened.gate.shared
+    if lost is not None:
+        opened.gate.shared = tuple(_only(shared, lost) for shared in whole)
+    status: int | None = _FAILED_STATUS
+    try:
+        decision = opened.gate.measure()
+        status = None
+    except KeyboardInterrupt:
+        status = _INTERRUPTED_STATUS
+        raise
+    finally:
+        opened.gate.shared = whole
+        report = opened.report()
+        if status is not None:
+            report = msgspec.structs.replace(report, exit_status=status)
+        opened.record(report)
+    return decision
+
+
 def _only(shared: Shared, quantities: frozenset[str]) -> Shared:
     """The same, going on only until these are decided."""
     subjects = tuple(
@@ -253,12 +270,15 @@ def _first_line(error: SpecregError) -> str:
     return str(error).splitlines()[0]
 
 
-def render_bisected(found: Bisected) -> str:
-    """What was found, in lines."""
+def render_searched(searched: Searched) -> str:
+    """What was tried and found, in lines."""
     lines = [
-        f"  {one.version}: {one.step}{f', {one.why}' if one.why else ''}" for one in found.tried
+        f"  {one.version}: {one.step}{f', {one.why}' if one.why else ''}" for one in searched.tried
     ]
-    if found.between:
+    found = searched.found
+    if found is None:
+        said = searched.reason
+    elif found.between:
         among = ", ".join(found.between)
         said = f"it changed after {found.last_good} and by {found.first_bad}; unknown: {among}"
     else:

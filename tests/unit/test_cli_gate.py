@@ -7,8 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from specreg.cli import app
+from specreg.gate.bisecting import Bisected
 from specreg.gate.opening import Opened
 from specreg.gate.request import Request
+from specreg.gate.searching import Search, Searched
 from tests.unit import builders
 
 IN_ROOT = ("--root", str(builders.ROOT), "--tier", "cpu", "--matrix", "fixtures/matrix")
@@ -102,3 +104,16 @@ def test_a_bisect_that_is_refused_leaves_no_answer_of_an_earlier_one(tmp_path: P
     assert done.exit_code == 10
     assert not page.exists()
     assert page.with_name("earlier-bisect.json").read_text() == "old"
+
+
+def test_a_bisect_ends_with_the_status_of_what_it_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    between = Bisected(last_good="0.30.0", first_bad="0.32.0", between=("0.31.0",))
+    searched = Searched(case_id=CASE, good="", bad="", exit_status=10, found=between)
+    monkeypatch.setattr(Search, "run", lambda _: searched)
+    done = CliRunner().invoke(app, (*BISECT, *IN_ROOT, "--out", str(tmp_path)))
+    assert done.exit_code == 10
+    assert "it changed after 0.30.0 and by 0.32.0; unknown: 0.31.0" in done.output
+    searched.exit_status = 0
+    assert CliRunner().invoke(app, (*BISECT, *IN_ROOT, "--out", str(tmp_path))).exit_code == 0

@@ -48,14 +48,14 @@ def test_a_curve_that_rises_above_1_later_isnt_called_nowhere() -> None:
     assert 16 < found.low_requests < 32  # not where the lower end is below 1 at first
 
 
-def test_a_load_whose_interval_holds_1_is_never_called_proven() -> None:
+def test_a_load_whose_interval_holds_1_is_called_unclear() -> None:
     every = told((1, 2.0, 1.9, 2.1), (4, 1.02, 0.95, 1.1))
     assert every == (
-        "pays at every load from 1 to 4 requests in flight, as far as can be told:"
+        "pays at every load from 1 to 4 requests in flight by the estimates; unclear:"
         " 1.02 (0.95..1.10) at 4"
     )
     nowhere = told((1, 0.5, 0.4, 0.6), (4, 0.98, 0.91, 1.06))
-    assert nowhere.endswith("as far as can be told: 0.98 (0.91..1.06) at 4")
+    assert nowhere.endswith("by the estimates alone, unclear: 0.98 (0.91..1.06) at 4")
     assert told((1, 2.0, 1.9, 2.1), (4, 1.2, 1.1, 1.3)).endswith("requests in flight")
 
 
@@ -64,8 +64,8 @@ def test_one_launch_proves_nothing() -> None:
     found = break_even("x", Arm.A, single)
     assert (found.low_requests, found.high_requests) == (None, None)
     assert found.said == (
-        "stops paying at about 2 requests in flight (? to ?), as far as can be told: 2.00 at 1,"
-        " 0.50 at 4"
+        "stops paying at about 2 requests in flight (? to ?) by the estimates; unclear:"
+        " 2.00 at 1, 0.50 at 4"
     )
 
 

@@ -1,6 +1,6 @@
 from collections.abc import Sequence
 
-from specreg.gate.going import Group, Slot, go_on
+from specreg.gate.going import Group, Slot, go_on, why_no_control
 from specreg.gate.judging import Rules, Subject
 from specreg.gate.launched import Arm, Launched
 from specreg.gate.quantities import OUTPUT, QUANTITIES
@@ -196,3 +196,47 @@ def test_what_fails_again_counts_again_and_no_more() -> None:
     whole = go_on([group("x")], fail, rules(5), earlier=earlier)
     assert [one.number for one in whole] == [5, 6, 7, 8]
     assert len(calls) == 8
+
+
+class WithoutControl(Machine):
+    """Side A's second server dies each time; up together, nothing is told of the others then."""
+
+    def launch(self, slot: Slot) -> Sequence[Launched]:
+        done = super().launch(slot)
+        return [failed(slot, Arm.A2)] if Arm.A2 in slot.arms else done
+
+
+def test_a_control_that_fails_twice_is_launched_no_more() -> None:
+    """Up together it took both sides with it, to the last block."""
+    machine = WithoutControl()
+    done = go_on([group("x", Arm.B, Arm.A2, together=True)], machine.launch, rules(8))
+    assert machine.said == "xA+B+A21 xA2+B+A1 xA+B2 xB+A2 xA+B3 xB+A3"
+    assert why_no_control(machine.slots[0].group, done) == "side A2: it died"
+
+
+def test_in_turn_a_control_that_fails_twice_is_launched_no_more() -> None:
+    machine = WithoutControl()
+    go_on([group("x", Arm.B, Arm.A2)], machine.launch, rules(8))
+    assert machine.said == "xA1 xB1 xA21 xA21 xB1 xA1 xA2 xB2 xB2 xA2"
+
+
+def test_where_it_goes_on_a_control_that_was_given_up_stays_so() -> None:
+    first, second = WithoutControl(), WithoutControl()
+    x = group("x", Arm.B, Arm.A2, together=True)
+    earlier = go_on([x], first.launch, rules(2))
+    go_on([x], second.launch, rules(2), earlier=earlier)
+    assert second.said == "xA+B1 xB+A1"
+
+
+def test_a_control_that_failed_once_is_launched_again() -> None:
+    first, second = Machine(), Machine()
+    x = group("x", Arm.B, Arm.A2, together=True)
+
+    def launch(slot: Slot) -> Sequence[Launched]:
+        done = first.launch(slot)
+        return [failed(slot, Arm.A2)] if slot.number == 1 else done
+
+    earlier = go_on([x], launch, rules(1))
+    go_on([x], second.launch, rules(1), earlier=earlier)
+    assert second.said == "xA2+B+A1"
+    assert why_no_control(x, earlier) == ""

@@ -14,6 +14,7 @@ from specreg.gate.quantities import ACCEPTANCE, OUTPUT, QUANTITIES, Cause
 from specreg.gate.report import sections
 from specreg.gate.texts import TextsJudged
 from specreg.verdict import Outcome
+from tests.unit import builders
 
 ORDER = (Arm.A, Arm.B, Arm.B, Arm.A)
 SUBJECT = Subject(case_id="case", quantities=(QUANTITIES[OUTPUT],), deciding=frozenset({OUTPUT}))
@@ -150,6 +151,37 @@ def test_one_launch_that_failed_is_left_out() -> None:
     assert judge(some).outcome is Outcome.PASS
 
 
+def died(arm: Arm, block: int, number: int) -> Launched:
+    return Launched(case_id="case", arm=arm, block=block, number=number, invalid="it died")
+
+
+def accepted(arm: Arm, number: int) -> Launched:
+    record = builders.acceptance(builders.counts(0, 0, 10), prompts=6)
+    block = 1 + (number - 1) // 2
+    return Launched(case_id="case", arm=arm, block=block, number=number, acceptance=record)
+
+
+@pytest.mark.parametrize("quantity", [ACCEPTANCE, OUTPUT])
+def test_a_failure_of_each_side_in_the_first_block_decides_nothing(quantity: str) -> None:
+    """Side by side the first sitting fails by A, the second by B."""
+    subject = dataclasses.replace(SUBJECT, quantities=(QUANTITIES[quantity],))
+    some = [died(Arm.A, 1, 1), died(Arm.B, 1, 2)]
+    found = judge_quantity(QUANTITIES[quantity], subject, some, RULES)
+    assert (found.outcome, found.reason) == (Outcome.INCONCLUSIVE, "side A has no launch yet")
+
+
+def test_what_isnt_there_yet_is_no_reason_against_what_comes() -> None:
+    """As in turn, where it was cut off after A's first launch."""
+    subject = dataclasses.replace(SUBJECT, quantities=(QUANTITIES[ACCEPTANCE],))
+    some = [accepted(Arm.A, 1)]
+    found = judge_quantity(QUANTITIES[ACCEPTANCE], subject, some, RULES)
+    assert (found.outcome, found.reason) == (Outcome.INCONCLUSIVE, "side B has no launch yet")
+    failed = [died(Arm.A, 1, 1), died(Arm.B, 1, 2)]
+    later = [accepted(arm, number) for number in range(3, 17) for arm in (Arm.A, Arm.B)]
+    found = judge_quantity(QUANTITIES[ACCEPTANCE], subject, [*failed, *later], RULES)
+    assert found.outcome is Outcome.PASS
+
+
 def test_a_tolerance_may_be_another() -> None:
     rules = Rules(blocks=5, figures=3, tolerances={OUTPUT: 0.2})
     assert judge(launches(-0.1), rules).outcome is Outcome.PASS
@@ -265,3 +297,14 @@ def test_answers_of_which_few_are_equal_pass_but_not_in_silence() -> None:
 
 def test_answers_that_neednt_be_the_same_are_in_nobodys_way() -> None:
     assert answer(launches(0.0), texts(Outcome.NOT_COMPARABLE)).answer is Answer.UPGRADE
+
+
+def test_what_is_launched_once_more_later_changes_no_look_that_was_made() -> None:
+    """The second sitting failed; made up for after the fourth block, it counts there."""
+    some = launches(0.0)
+    first = judge([one for one in some if one.number != 2])
+    late = msgspec.structs.replace(some[1], number=17, values={OUTPUT: 50.0})
+    again = judge([*(one for one in some if one.number != 2), late])
+    assert first.outcome is Outcome.PASS
+    assert first.launches < 7
+    assert (again.low_frac, again.launches) == (first.low_frac, first.launches)

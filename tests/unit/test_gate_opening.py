@@ -10,6 +10,9 @@ import pytest
 from specreg.errors import SpecregError, UnsupportedError
 from specreg.gate.launched import Arm, Launched
 from specreg.gate.opening import open_gate
+from specreg.gate.pinning import recording_of
+from specreg.gate.plan import Pair
+from specreg.gate.quantities import OUTPUT
 from specreg.gate.request import Request
 from specreg.identity import Gpus
 from specreg.matrix import load_tier
@@ -125,15 +128,30 @@ def test_recordings_of_another_gate_are_forgotten_and_those_of_this_one_kept(
     here: Request,
 ) -> None:
     """They know the answers of their own versions and models alone."""
+    pinning = dataclasses.replace(here, tier=TIER, case_ids=(CASE,), pin_length_tokens=2.5)
+    opened = open_gate(pinning)
+    recordings = [recording_of(opened.pairs[-1].of(arm)) for arm in (Arm.A, Arm.B)]
+    other = opened.gate.place.folder / "recordings" / "A-notes.json"
+    for path in (*recordings, other):
+        assert path is not None
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("[]")
+    opened = open_gate(pinning)
+    assert list(other.parent.iterdir()) == [other]
+    opened.gate.journal.write(Launched(case_id="case", arm=Arm.A, block=1, number=1))
+    assert recordings[0] is not None
+    recordings[0].write_text("[]")
+    open_gate(dataclasses.replace(pinning, resume=True, tolerances=("step_p50_ms=0.5",)))
+    assert recordings[0].exists()
+
+
+def test_without_pin_a_gate_removes_nothing(here: Request) -> None:
+    """Not even what an override names as the recording of a drafter."""
     assert here.out is not None
     recording = here.out / "recordings" / "A-vllm-tiny.json"
     recording.parent.mkdir(parents=True)
     recording.write_text("[]")
-    opened = open_gate(here)
-    assert not recording.exists()
-    opened.gate.journal.write(Launched(case_id="case", arm=Arm.A, block=1, number=1))
-    recording.write_text("[]")
-    open_gate(dataclasses.replace(here, resume=True, tolerances=("step_p50_ms=0.5",)))
+    open_gate(here)
     assert recording.exists()
 
 
@@ -142,3 +160,65 @@ def test_too_few_launches_for_a_speed_are_said(here: Request, launches: int, tol
     said: list[str] = []
     open_gate(dataclasses.replace(here, launches=launches, show=said.append))
     assert any("--launches 2: a speed is decided by 4 launches" in one for one in said) is told
+
+
+def test_a_report_says_that_the_control_was_given_up(here: Request) -> None:
+    opened = open_gate(here)
+    [case_id] = (pair.id for pair in opened.pairs)
+    opened.gate.launches = tuple(
+        Launched(case_id=case_id, arm=Arm.A2, block=1, number=number, invalid="it died")
+        for number in (1, 2)
+    )
+    how = opened.report().how
+    assert how is not None
+    assert how.control_failed == "side A2: it died"
+
+
+def test_fewer_launches_than_there_are_make_no_look_cheaper(here: Request) -> None:
+    opened = open_gate(here)
+    assert opened.gate.rules.blocks == 8
+    opened.gate.journal.write(Launched(case_id="case", arm=Arm.A, block=8, number=16))
+    said: list[str] = []
+    fewer = open_gate(dataclasses.replace(here, resume=True, launches=4, show=said.append))
+    assert fewer.gate.rules == opened.gate.rules
+    assert said == [
+        "--launches 4: up to 16 of each side were begun before; all are judged as with --launches 16"
+    ]
+    more = open_gate(dataclasses.replace(here, resume=True, launches=20))
+    assert more.gate.rules.blocks == 10
+
+
+def test_a_break_even_rests_on_the_launches_that_count(here: Request) -> None:
+    """What had failed before was launched once more; its old place isn't kept beside that."""
+    opened = open_gate(here)
+    pairs = []
+    for load in (1, 4):
+        fast = builders.with_concurrency(load)
+        slow = builders.with_concurrency(load, builders.PLAIN_CASE)
+        pairs += [Pair(a=fast, b=fast), Pair(a=slow, b=slow)]
+    opened.gate.failed_before = tuple(
+        Launched(case_id=pair.id, arm=Arm.A, block=1, number=1, invalid="it died")
+        for pair in pairs
+        if pair.a.speculates
+    )
+    opened.gate.launches = tuple(
+        Launched(
+            case_id=pair.id,
+            arm=Arm.A,
+            block=1,
+            number=number,
+            values={OUTPUT: 200.0 if pair.a.speculates else 100.0},
+        )
+        for pair in pairs
+        for number in ((2, 3) if pair.a.speculates else (1, 2))
+    )
+    [found] = dataclasses.replace(opened, pairs=tuple(pairs)).report().break_evens
+    assert [one.low_ratio for one in found.speedups] == [pytest.approx(2.0)] * 2
+
+
+def test_a_report_says_how_much_was_asked_for(here: Request) -> None:
+    pinned = dataclasses.replace(here, tier=TIER, case_ids=(CASE,), pin_length_tokens=2.5)
+    how = open_gate(dataclasses.replace(pinned, minutes=7.0, prompts=6)).report().how
+    assert how is not None
+    assert (how.blocks, how.launches, how.minutes, how.prompts) == (8, 16, 7.0, 6)
+    assert how.pin_length_tokens == 2.5

@@ -82,6 +82,11 @@ REPORT = GateReport(
         least_s=20.0,
         level_frac=0.00125,
         loss_level_frac=0.0000417,
+        blocks=8,
+        launches=16,
+        minutes=90,
+        prompts=20,
+        pin_length_tokens=2.5,
         tolerances={"step_p50_ms": 0.05},
     ),
     failed=(
@@ -112,6 +117,9 @@ SAID = (
     "servers: at the same time, asked by turns; a launch was asked for 20 s at least",
     "control: no difference was proven, in 1 figures",
     "each end is missed in 0.125 % of looks; a loss must stand at 0.00417 %",
+    "at most: 16 launches of each side and 90 minutes; the level is shared among 8 looks, one",
+    "prompts: 20 of each case",
+    "pinned: to an acceptance length of 2.5",
     "tolerances set by hand: step_p50_ms 5.0%",
     "side A against itself",
     "side B, block 2, vllm-eagle3-tiny-toy-c1: server: died, a | b",
@@ -182,11 +190,24 @@ def test_a_control_that_differs_is_told_and_none_too() -> None:
     case = "vllm-eagle3-tiny-toy-c1"
     assert said[1] == f"control: the machine moved step_p50_ms of {case} by +4.0%, in 1 figures"
     assert REPORT.how is not None
-    alone = msgspec.structs.replace(REPORT.how, together=False, with_control=False, tolerances={})
+    alone = How(
+        together=False,
+        with_control=False,
+        least_s=20.0,
+        level_frac=0.00125,
+        loss_level_frac=0.0000417,
+    )
     said = list(how_in_words(msgspec.structs.replace(REPORT, how=alone)))
     assert said[0].startswith("servers: one after another")
     assert said[1:2] == ["control: none"]
     assert len(said) == 3
+
+
+def test_a_control_that_failed_is_told_as_none() -> None:
+    assert REPORT.how is not None
+    failed = msgspec.structs.replace(REPORT.how, control_failed="side A2: it died")
+    said = list(how_in_words(msgspec.structs.replace(REPORT, how=failed)))
+    assert said[1] == "control: none, as it failed and was given up: side A2: it died"
 
 
 def test_a_report_of_before_is_read(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,13 +12,18 @@ from specreg.errors import UnknownNameError, UnsupportedError
 from specreg.gate import searching
 from specreg.gate.answer import Answer, Decision
 from specreg.gate.bisecting import Step
+from specreg.gate.journal import Rehearsed
 from specreg.gate.judging import Judged
+from specreg.gate.launched import Arm, Launched
+from specreg.gate.opening import Opened, open_gate
 from specreg.gate.quantities import QUANTITIES
+from specreg.gate.report import load_report
 from specreg.gate.request import Request
-from specreg.gate.searching import TEXTS, Search, search, step_of
+from specreg.gate.searching import TEXTS, Search, render_searched, search, step_of
 from specreg.gate.texts import TextsJudged
 from specreg.matrix import load_tier
 from specreg.verdict import Outcome
+from tests.scripted.vllm.script import Script, record_script
 from tests.unit import builders
 
 TIER = load_tier(builders.ROOT / "fixtures/matrix", "cpu")
@@ -96,13 +102,14 @@ def test_each_figure_is_traced_to_the_version_that_lost_it(
         )
 
     monkeypatch.setattr(Search, "_decision", decided)
-    found = started.run()
+    found = started.run().found
+    assert found is not None
     assert (found.last_good, found.first_bad) == ("0.31.0", "0.32.0")
     step = frozenset({"step_p50_ms"})
     assert asked == [("0.29.0", "0.32.0", None), ("0.29.0", "0.31.0", step)]
     page = json.loads((started.folder / CASE / "bisect.json").read_text())
     assert (page["exit_status"], page["reason"]) == (0, "")
-    assert (page["last_good"], page["first_bad"]) == ("0.31.0", "0.32.0")
+    assert page["found"] == {"last_good": "0.31.0", "first_bad": "0.32.0", "between": []}
     assert [(one["version"], one["step"]) for one in page["tried"]] == [
         ("0.32.0", "bad"),
         ("0.31.0", "good"),
@@ -155,7 +162,7 @@ def test_a_search_that_finds_nothing_leaves_a_page_that_says_so(
     with pytest.raises(UnsupportedError, match="there is nothing to find"):
         started.run()
     page = json.loads((started.folder / CASE / "bisect.json").read_text())
-    assert (page["exit_status"], page["first_bad"]) == (10, "")
+    assert (page["exit_status"], page["found"]) == (10, None)
     assert "0.32.0: isn't worse than 0.29.0" in page["reason"]
     assert [one["step"] for one in page["tried"]] == ["good"]
 
@@ -171,3 +178,87 @@ def test_a_search_that_is_cut_off_says_so_too(
         started.run()
     page = json.loads((started.folder / CASE / "bisect.json").read_text())
     assert (page["exit_status"], page["reason"], page["tried"]) == (130, "cut short", [])
+
+
+def test_a_change_between_which_somebody_is_unknown_isnt_found(
+    started: Search, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decided(_: Search, __: str, version: str, ___: frozenset[str] | None) -> Decision:
+        last = version == "0.32.0"
+        outcome = Outcome.REGRESSED if last else Outcome.INCONCLUSIVE
+        return decision(Answer.DONT if last else Answer.UNDECIDED, step_p50_ms=outcome)
+
+    monkeypatch.setattr(Search, "_decision", decided)
+    searched = started.run()
+    page = json.loads((started.folder / CASE / "bisect.json").read_text())
+    assert (page["exit_status"], page["reason"]) == (10, "nobody can tell of 0.31.0")
+    assert page["found"]["between"] == ["0.31.0"]
+    said = render_searched(searched).splitlines()[-1]
+    assert said == "it changed after 0.29.0 and by 0.32.0; unknown: 0.31.0"
+
+
+@pytest.fixture
+def between(started: Search, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
+    """The gate of the good release against one in between, both of them the scripted server."""
+    there = f"engine_env.PYTHONPATH={record_script(Script(), tmp_path)['PYTHONPATH']}"
+    side = f"vllm@{sys.executable}"
+    opened = open_gate(
+        dataclasses.replace(
+            started.request,
+            a=side,
+            b=side,
+            a_overrides=(there,),
+            b_overrides=(there,),
+            launches=4,
+            with_control=False,
+            out=tmp_path / "between",
+        )
+    )
+    opened.gate.rehearsed = True
+    source = SimpleNamespace(check=lambda _: None, environment=lambda _: None)
+    monkeypatch.setattr(searching, "source_of", lambda *_, **__: source)
+    monkeypatch.setattr(searching, "open_gate", lambda _: opened)
+    return opened
+
+
+def slower_step(number: int, arm: Arm) -> Launched:
+    """Of a side B whose steps take a tenth more, and nothing else."""
+    values = {"throughput_tokens_per_s": 100.0, "ttft_p50_ms": 10.0}
+    return Launched(
+        case_id=CASE,
+        arm=arm,
+        block=1 + (number - 1) // 2,
+        number=number,
+        values={**values, "step_p50_ms": 11.0 if arm is Arm.B else 10.0},
+        acceptance=builders.acceptance(builders.counts(0, 0, 10), prompts=6),
+    )
+
+
+def test_a_gate_in_between_goes_on_for_some_figures_and_reports_all(
+    started: Search, between: Opened
+) -> None:
+    """Its answers are the same, which is what is searched for; a step takes longer."""
+    same = TextsJudged(case_id=CASE, outcome=Outcome.PASS, reason="", asked=5)
+    lines = [slower_step(number, arm) for number in range(1, 5) for arm in (Arm.A, Arm.B)]
+    between.gate.take_over([*lines, same, Rehearsed()])
+    found = started._decision("0.29.0", "0.31.0", frozenset({TEXTS}))  # noqa: SLF001 - of two that are there
+    assert isinstance(found, Decision)
+    assert step_of(found, frozenset({TEXTS})) is Step.GOOD
+    report = load_report(between.gate.place.folder / "gate.json")
+    assert (report.answer, report.exit_status) == (Answer.DONT, 1)
+    assert report.decision.reasons == (
+        f"{CASE} is worse by the cost of a step: step_p50_ms -10.0%",
+    )
+
+
+def test_a_gate_that_is_cut_off_leaves_its_report(
+    started: Search, between: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(between.gate), "launch", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        started._decision("0.29.0", "0.31.0", None)  # noqa: SLF001 - of two that are there
+    report = load_report(between.gate.place.folder / "gate.json")
+    assert (report.answer, report.exit_status) == (Answer.UNDECIDED, 130)
