@@ -273,7 +273,9 @@ def pytest_runtest_makereport(
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Records what the run did: its baselines where that was asked for, verdicts, history."""
     suite, lines = session.config.stash[SUITE], session.config.stash[_LINES]
-    if len(SIGNALLED) > 1 and suite.away is None:  # which ends its workers by itself
+    if len(SIGNALLED) > 1:
+        if suite.away is not None:
+            suite.away.kill()
         kill_running()
         raise KeyboardInterrupt
     cut_short = bool(session.shouldstop or session.shouldfail) or exitstatus in {

@@ -118,6 +118,10 @@ class Team:
                 self.suite.journal.take(part)
         return self._said()
 
+    def kill(self) -> None:
+        """Ends the workers at once."""
+        self.pool.kill()
+
     def why_fewer(self) -> str:
         """Why fewer servers run at once than were asked for; empty where as many do."""
         servers = {case.server: case for case, *_ in self.wanted}

@@ -189,12 +189,13 @@ def test_ctrl_c_once(tmp_path: Path) -> None:
     assert all(run.attempts(case) == 1 for case in measured)
 
 
-def test_ctrl_c_twice(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pause_s", [0.1, 1.0])
+def test_ctrl_c_twice(tmp_path: Path, pause_s: float) -> None:
     run = hurt(tmp_path, 2, 2, Script(step_ms=16.0, ignore_sigterm=True))
     with run.start("--specreg-workers=auto") as pytest_run:
         wait_until(run.is_measuring(cases(2)[0]))
         pytest_run.send_signal(signal.SIGINT)
-        time.sleep(1)
+        time.sleep(pause_s)
         pytest_run.send_signal(signal.SIGINT)
         print_time(wait_until(lambda: run.left() == [], 15.0))
 
