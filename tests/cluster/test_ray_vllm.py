@@ -1,7 +1,7 @@
 """Real vLLM on a node of a real Ray cluster, without a GPU: the verdicts of a plain run.
 
-It takes two runs of some minutes each. `SPECREG_PLAIN_REPORT=…/report.json` saves the plain one:
-a run of the tier, or of these cases, that was made before on this machine.
+It takes two runs of the tier `cpu`, of some minutes each. `SPECREG_PLAIN_REPORT=…/report.json` saves the plain one:
+one that was made before on this machine.
 """
 
 import os
@@ -26,7 +26,6 @@ pytestmark = pytest.mark.vllm
 Figures = dict[tuple[str, str], tuple[str, float | None]]
 
 PLAIN_REPORT = "SPECREG_PLAIN_REPORT"
-METHODS = ("eagle3", "none")
 UNJUDGED = {Outcome.NOT_COMPARABLE.value, Outcome.NO_BASELINE.value}
 
 
@@ -41,7 +40,7 @@ class OfTheTier(Hurt):
         """See `Hurt`."""
         return (
             *(sys.executable, "-m", "pytest", "tests/perf", "-q", "-p", "no:cacheprovider"),
-            *("-k", " or ".join(METHODS), "--specreg-tier=cpu", f"--specreg-runs={self.runs}"),
+            *("--specreg-tier=cpu", f"--specreg-runs={self.runs}"),
             *arguments,
         )
 
@@ -62,11 +61,6 @@ def plain(tmp_path: Path) -> RunVerdict:
     done = run.run()
     assert run.runs.exists(), done.stdout
     return run.verdict()
-
-
-def of_the_methods(found: Figures) -> Figures:
-    """What was said of the cases that are compared, as `-k` takes them."""
-    return {key: told for key, told in found.items() if any(one in key[0] for one in METHODS)}
 
 
 def exact(found: Figures) -> Figures:
@@ -96,7 +90,7 @@ def test_the_verdicts_of_real_vllm_on_a_node_are_those_of_a_plain_run(
         done = run.run(f"--specreg-ray={cluster.address}")
         assert run.runs.exists(), done.stdout
         assert [one for one in raylets.processes() if says(one, "vllm.entrypoints")] == []
-    here, there = of_the_methods(figures(plain)), figures(run.verdict())
+    here, there = figures(plain), figures(run.verdict())
     print(f"plain: {here}\non Ray: {there}")  # noqa: T201 - pytest -rP shows it
     assert list(there) == list(here), done.stdout
     assert exact(there) == exact(here), done.stdout
