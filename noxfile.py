@@ -276,7 +276,10 @@ def many(session: nox.Session) -> None:
 
 @nox.session
 def cluster(session: nox.Session) -> None:
-    """Servers on the nodes of a real Ray cluster on this machine, and as jobs; some are killed."""
+    """Servers on the nodes of a real Ray cluster on this machine, and as jobs; some are killed.
+
+    `-- -m "not vllm"` leaves out the one on a real engine.
+    """
     _install(session, "tests", extras=["ray", "slurm"])
     _pytest(session, "tests/cluster")
 

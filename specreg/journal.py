@@ -205,7 +205,8 @@ class _Open:
 def load_journal(path: Path) -> Mapping[Key, Measurement]:
     """The complete measurements of a journal; what a cut-off run left incomplete isn't among them.
 
-    A torn last line is left out; so is a measurement that an unreadable line is part of.
+    A torn last line is left out; so is a measurement that an unreadable line is part of. Of one
+    that was made twice the first counts: who was given up may end after who took its place.
 
     Raises:
         SpecregError: the file can't be read.
@@ -223,7 +224,7 @@ def load_journal(path: Path) -> Mapping[Key, Measurement]:
             # A case that another version wrote may have another form; nobody asks for it then.
             # Nor for one with a look that this version doesn't know.
             with contextlib.suppress(msgspec.ValidationError, KeyError):
-                found[begun.key] = begun.close(line)
+                found.setdefault(begun.key, begun.close(line))
             begun = None
         else:
             begun = None
@@ -250,8 +251,15 @@ def last_run(runs: Path) -> Path:
 
 
 def parts_in(run_folder: Path) -> Sequence[Path]:
-    """The journals of workers that a run was cut off before it took them into its own."""
-    return sorted((run_folder / PARTS_FOLDER).glob("*.jsonl"))
+    """The journals of workers that a run hasn't taken into its own, in the order of their ends."""
+    return sorted((run_folder / PARTS_FOLDER).glob("*.jsonl"), key=_changed_ns)
+
+
+def _changed_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:  # somebody has just taken it
+        return 0
 
 
 def _written_ns(folder: Path) -> int:

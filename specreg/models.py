@@ -12,6 +12,7 @@ from specreg.errors import ModelError
 from specreg.files import passing_folder
 from specreg.hub import fetch_model_file
 from specreg.paths import cache_dir
+from specreg.sums import file_sha256
 
 _WEIGHTS = "model.safetensors"
 _OLDER_WEIGHTS = "pytorch_model.bin"
@@ -122,9 +123,9 @@ def model_sha256(reference: str) -> str:
     if not folder.is_dir():
         return ""
     digest = hashlib.sha256()
-    for path in (folder / _CONFIG, *sorted(folder.glob("*.safetensors"))):
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
+    digest.update(hashlib.sha256((folder / _CONFIG).read_bytes()).digest())
+    for path in sorted(folder.glob("*.safetensors")):
+        digest.update(bytes.fromhex(file_sha256(path)))
     return digest.hexdigest()
 
 

@@ -28,7 +28,52 @@ def spread_of(options: Options) -> Spread:
     return Spread(workers=options.workers, ray=options.ray, slurm=options.slurm)
 
 
-def open_suite(root: Path, options: Options, progress: Progress, site: Site | None) -> Suite:
+def check_options(root: Path, options: Options) -> None:
+    """Silent where what was typed can be, as far as that is known before anybody is waited for.
+
+    Raises:
+        SpecregError: it can't.
+    """
+    if options.attach is not None:
+        _check_attachable(options)
+    _nodes(options)
+    if options.launches is not None and options.launches < 1:
+        message = f"--specreg-launches: got {options.launches}, needed 1 or more; leave it out"
+        raise SpecregError(message)
+    if options.tier is not None:
+        _tier(root, options, options.tier)
+    if options.resume:
+        last_run(root / options.runs)
+
+
+def _tier(root: Path, options: Options, name: str) -> Tier:
+    """What is to be measured."""
+    tier = load_tier(root / options.matrix, name)
+    engines = {case.server.engine for case in tier.cases}
+    if options.engine is not None and options.engine not in engines:
+        raise UnknownNameError("engine", options.engine, engines, f"tier '{tier.name}'")
+    if options.attach is not None:
+        tier = alone(tier, options.attach)
+    tier = _with_fewer_prompts(tier, options)
+    for case in tier.cases:
+        check_tolerances(case, tier.places[case.id])
+    return tier
+
+
+def reason_of(options: Options, progress: Progress) -> str:
+    """Why the baselines change; empty where they don't."""
+    reason = (options.reason or "").strip()
+    if options.update_baselines and not reason and progress.watched:
+        reason = _ask("why do the baselines change? ").strip()
+    if options.update_baselines and not reason:
+        message = '--update-baselines: --reason "…" is missing; say why the baselines change'
+        raise SpecregError(message)
+    return reason
+
+
+def open_suite(
+    root: Path, options: Options, progress: Progress, site: Site | None, reason: str
+) -> Suite:
     """A run in which nothing was measured yet, but for what it goes on with.
 
     Args:
@@ -36,30 +81,13 @@ def open_suite(root: Path, options: Options, progress: Progress, site: Site | No
         options: what the user asked for.
         progress: is told what goes on.
         site: the cluster's nodes; None for this machine.
+        reason: why baselines change; empty where they don't.
 
     Raises:
         SpecregError: an option, the tier or the machine doesn't fit; the message names it.
     """
     gpus = find_gpus() if site is None else site.found
-    tier = load_tier(root / options.matrix, options.tier or ("gpu" if gpus.names else "cpu"))
-    engines = {case.server.engine for case in tier.cases}
-    if options.engine is not None and options.engine not in engines:
-        raise UnknownNameError("engine", options.engine, engines, f"tier '{tier.name}'")
-    if options.attach is not None:
-        _check_attachable(options)
-        tier = alone(tier, options.attach)
-    reason = (options.reason or "").strip()
-    if options.update_baselines and not reason and progress.watched:
-        reason = _ask("why do the baselines change? ").strip()
-    if options.update_baselines and not reason:
-        message = '--update-baselines: --reason "…" is missing; say why the baselines change'
-        raise SpecregError(message)
-    tier = _with_fewer_prompts(tier, options)
-    if options.launches is not None and options.launches < 1:
-        message = f"--specreg-launches: got {options.launches}, needed 1 or more; leave it out"
-        raise SpecregError(message)
-    for case in tier.cases:
-        check_tolerances(case, tier.places[case.id])
+    tier = _tier(root, options, options.tier or ("gpu" if gpus.names else "cpu"))
     environment_of = current_environment if site is None else site.environment
     runs = root / options.runs
     began_at = dt.datetime.now(tz=dt.UTC)

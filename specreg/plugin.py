@@ -30,7 +30,7 @@ from specreg.many.team import Wanted
 from specreg.matrix import Case, load_tier
 from specreg.metrics import METRICS, Family, Metric, metrics_of
 from specreg.model_code import check_model_code
-from specreg.opening import open_suite, spread_of, why_unfit
+from specreg.opening import check_options, open_suite, reason_of, spread_of, why_unfit
 from specreg.options import Options, add_options, options_to_repeat, read_options
 from specreg.processes import kill_running
 from specreg.proving import PROOFS, Proof, proofs_of
@@ -61,6 +61,10 @@ _LINES = pytest.StashKey[list[str]]()
 _IS_ASKED = pytest.StashKey[bool]()
 """Whether tests of the suite were chosen, or would have been if anything had."""
 
+_NO_XDIST = (
+    "pytest-xdist: cases measured at the same time disturb one another; leave out -n, and give"
+    f" {WORKERS_OPTION} auto for as many as don't"
+)
 _WIDTH = 110
 
 
@@ -77,10 +81,12 @@ def pytest_configure(config: pytest.Config) -> None:
         progress = Progress()
         config.stash[_PROGRESS] = progress
         options = read_options(config)
+        check_options(config.rootpath, options)
+        reason = reason_of(options, progress)
         cluster = _reach(config, options, progress)
         config.stash[_CLUSTER] = cluster
         site = cluster.site if cluster is not None else None
-        config.stash[SUITE] = open_suite(config.rootpath, options, progress, site)
+        config.stash[SUITE] = open_suite(config.rootpath, options, progress, site, reason)
         config.stash[_LINES] = []
         config.stash[_IS_ASKED] = False
     except SpecregError as error:
@@ -88,16 +94,23 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _reach(config: pytest.Config, options: Options, progress: Progress) -> Cluster | None:
-    """The cluster that measures, if any; nobody is asked where nothing is measured."""
+    """The cluster that measures, if any; nobody is asked where nothing is measured.
+
+    Raises:
+        SpecregError: there is none, or each of several processes would ask for it.
+    """
     shows = any(config.getoption(name) for name in ("help", "version", "collectonly"))
     if options.attach is not None or shows:
         return None
+    spread = spread_of(options)
+    if config.getoption("dist", "no") != "no" and (spread.ray, spread.slurm) != (None, None):
+        raise SpecregError(_NO_XDIST)
 
     def widest() -> int:
         tier = load_tier(config.rootpath / options.matrix, options.tier or "gpu")
         return max(case.needs.gpus for case in tier.cases) if tier.needs_gpus else 0
 
-    return reach(spread_of(options), widest, progress.tell)
+    return reach(spread, widest, progress.tell)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -152,11 +165,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=place)
     unfit = why_unfit(suite)
     if hasattr(config, "workerinput") and any(place(item)[0] >= 0 for item in items):
-        message = (
-            "pytest-xdist: cases measured at the same time disturb one another; leave out -n, and"
-            f" give {WORKERS_OPTION} auto for as many as don't"
-        )
-        raise pytest.UsageError(message)
+        raise pytest.UsageError(_NO_XDIST)
     ours = [item for item in items if place(item)[0] >= 0]
     # Where a selection leaves nothing at all, nobody can say that it meant other tests.
     config.stash[_IS_ASKED] = bool(ours) or (config.stash[_IS_ASKED] and not items)
@@ -264,7 +273,9 @@ def pytest_runtest_makereport(
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Records what the run did: its baselines where that was asked for, verdicts, history."""
     suite, lines = session.config.stash[SUITE], session.config.stash[_LINES]
-    if len(SIGNALLED) > 1 and suite.away is None:  # which ends its workers by itself
+    if len(SIGNALLED) > 1:
+        if suite.away is not None:
+            suite.away.kill()
         kill_running()
         raise KeyboardInterrupt
     cut_short = bool(session.shouldstop or session.shouldfail) or exitstatus in {

@@ -68,6 +68,10 @@ class Away(Protocol):
         """
         ...
 
+    def kill(self) -> None:
+        """Ends them at once, whatever they are at; their watchdogs end the servers."""
+        ...
+
     def close(self, *, early: bool) -> str:
         """Ends them, or waits until they are done; what to say of it.
 

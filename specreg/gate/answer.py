@@ -100,7 +100,10 @@ def decide(
     return Decision(
         answer=answer,
         reasons=reasons,
-        takes=tuple(_takes(one, rules, launch_minutes) for one in undecided)
+        takes=(
+            *(_takes(one, rules, launch_minutes) for one in undecided),
+            *(f"{one.case_id}, the answers: --resume compares them once more" for one in untold),
+        )
         if answer is Answer.UNDECIDED
         else (),
         judged=judged,

@@ -24,7 +24,7 @@ from specreg.gate.texts import (
     untold,
     why_not_compared,
 )
-from specreg.server import StartedServer
+from specreg.server import Server
 
 _MOST_BLOCKS = 2
 
@@ -88,7 +88,7 @@ class Hearing:
         for case_id in self._untold.keys() & {pair.id for pair in pairs}:
             self.asked_in.setdefault(case_id, set()).add(block)
 
-    def listen(self, pair: Pair, servers: Mapping[Arm, StartedServer]) -> None:
+    def listen(self, pair: Pair, servers: Mapping[Arm, Server]) -> None:
         """Side A's answers once, and side B's held against them once.
 
         Raises:
@@ -102,14 +102,14 @@ class Hearing:
                 try:
                     self._listen(pair, arm, servers, prompts)
                 except InvalidMeasurementError as error:
+                    self.unheard[pair.id] = untold(pair.id, f"side {arm}: {error}")
                     servers[arm].check_alive()
-                    self.unheard[pair.id] = untold(pair.id, str(error))
 
     def _listen(
         self,
         pair: Pair,
         arm: Arm,
-        servers: Mapping[Arm, StartedServer],
+        servers: Mapping[Arm, Server],
         prompts: Sequence[Prompt],
     ) -> None:
         server, said = servers[arm], self.said.get(pair.id)
@@ -118,6 +118,9 @@ class Hearing:
             found = compare_texts(pair.b, server, prompts, said, servers.get(Arm.A))
             self.texts[pair.id] = found
             self.journal.write(found)
+            if Arm.A in servers:  # which was asked too
+                with blaming(Arm.A):
+                    servers[Arm.A].check_alive()
         elif arm is not Arm.B and said is None:
             self.said[pair.id] = hear(pair.a, pair.id, server, prompts)
             self.journal.write(self.said[pair.id])

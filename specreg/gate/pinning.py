@@ -134,7 +134,7 @@ def record_answers(case: Case, server: Server, prompts: Sequence[Prompt], path: 
 
 
 def forget_recordings(pairs: Iterable[Pair]) -> None:
-    """Removes the recordings of pinned pairs: a gate that begins makes its own.
+    """Removes recordings of pinned pairs: a gate that begins has those of its own sides and models.
 
     Raises:
         OSError: the disk refuses.

@@ -116,8 +116,8 @@ def rules_after(rules: Rules, lines: Sequence[object], show: Callable[[str], Non
         return rules
     launches = LAUNCHES_PER_BLOCK * begun
     show(
-        f"--launches {rules.launches}: up to {launches} of each side were begun before; all are"
-        f" judged as with --launches {launches}"
+        f"--launches {rules.launches}: {launches} of each side were begun before; all are judged as"
+        f" with --launches {launches}"
     )
     return dataclasses.replace(rules, blocks=begun)
 

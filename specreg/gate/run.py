@@ -190,9 +190,10 @@ class Gate:
         self.hearing.begin(shared.pairs, slot.block)
         started = time.monotonic()
         done: list[list[Launched]] = []
+        own: dict[Arm, dict[str, float]] = {}
         try:
             with contextlib.ExitStack() as stack:
-                servers, own = {}, {}
+                servers = {}
                 for arm in slot.arms:
                     case = shared.pairs[0].of(arm)
                     with blaming(arm):
@@ -205,13 +206,14 @@ class Gate:
                 for arm, server in servers.items():
                     if memory := held_bytes(server, on_gpu=self.place.on_gpu):
                         own[arm]["memory_bytes"] = float(memory)
-            done[0] = [
-                msgspec.structs.replace(one, values={**one.values, **own[one.arm]})
-                for one in done[0]
-            ]
         except SideError as error:
             self.place.show(f"block {slot.block}, side {error.arm}: {error}")
             done += [[_failed(pair, slot, error)] for pair in shared.pairs[len(done) :]]
+        # What a server says of itself stands with the first of the cases that it was measured on.
+        done[0] = [
+            msgspec.structs.replace(one, values={**one.values, **own.get(one.arm, {})})
+            for one in done[0]
+        ]
         launches = list(itertools.chain.from_iterable(done))
         self.spent_s.append(time.monotonic() - started)
         self.launches = (*self.launches, *launches)

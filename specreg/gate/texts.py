@@ -101,7 +101,7 @@ def compare_texts(
         server: of side B.
         prompts: what both are asked.
         said: by side A.
-        other: the server of side A, None where it isn't up.
+        other: the server of side A, None where it isn't up; one that can't say leaves it to B.
 
     Raises:
         InvalidMeasurementError: it doesn't answer in ids, or parts from itself.
@@ -144,11 +144,7 @@ def compare_texts(
         if error.reason == "CONTROL_UNSTEADY":
             raise InvalidMeasurementError(error.reason, _UNSTEADY) from error
         raise
-    doubted = (
-        doubted_by_a(found, said, prompts, functools.partial(score, other.endpoint))
-        if other is not None
-        else None
-    )
+    doubted = _asked_of_a(found, said, prompts, other)
     return TextsJudged(
         case_id=said.case_id,
         outcome=Outcome.WRONG if found.failures or doubted else Outcome.PASS,
@@ -156,6 +152,18 @@ def compare_texts(
         asked=found.prompts,
         equal_frac=found.equal_frac,
     )
+
+
+def _asked_of_a(
+    found: Losslessness, said: TextsSaid, prompts: Sequence[Prompt], a: Server | None
+) -> tuple[Parting, ...] | None:
+    """What A doubts; None where it needn't be asked, isn't up, or can't say."""
+    if a is None or found.failures:
+        return None
+    try:
+        return doubted_by_a(found, said, prompts, functools.partial(score, a.endpoint))
+    except InvalidMeasurementError:
+        return None
 
 
 def doubted_by_a(
@@ -185,7 +193,8 @@ def doubted_by_a(
         dataclasses.replace(one, gap_nats=ours - theirs)
         for one, (ours, theirs) in zip(rounded, scores, strict=True)
     ]
-    return tuple(one for one in asked if not one.is_rounding(found.bound_nats))
+    # Where A finds B's token likelier than its own, B does no worse.
+    return tuple(one for one in asked if one.gap_nats is None or one.gap_nats > found.bound_nats)
 
 
 def not_compared(case_id: str, reason: str) -> TextsJudged:

@@ -7,7 +7,6 @@ then a network's disk (NFS) shows what another node wrote, and doesn't say that 
 
 import contextlib
 import os
-import platform
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,9 +15,8 @@ from pathlib import Path
 import msgspec
 
 import specreg
-from specreg.errors import UnsupportedError
 from specreg.many.errand import Order, Said
-from specreg.many.on_node import sources_sha256
+from specreg.many.on_node import check_same, sources_sha256
 
 PATIENCE_S = 120.0
 """How long nobody may be heard of: longer than a network's disk keeps old times for."""
@@ -111,7 +109,7 @@ class Desk:
             UnsupportedError: another specreg gave it.
         """
         sent = msgspec.json.decode(self._order_path.read_bytes(), type=Sent)
-        check_same(sent.version, sent.sources_sha256)
+        check_same("the run", sent.version, sent.sources_sha256)
         return msgspec.json.decode(sent.order, type=Order), Path(sent.log_path)
 
     def say(self, line: Line) -> None:
@@ -150,26 +148,6 @@ class Desk:
             return True
         except OSError:  # a disk that is away for a moment says nothing
             return False
-
-
-def check_same(version: str, sha256: str) -> None:
-    """Silent where another specreg, on the other side of a job, is the same as this one.
-
-    Args:
-        version: of the other.
-        sha256: of its files.
-
-    Raises:
-        UnsupportedError: it isn't.
-    """
-    if (version, sha256) == (specreg.__version__, sources_sha256()):
-        return
-    other = version if version != specreg.__version__ else "the same with other files"
-    message = (
-        f"node '{platform.node()}': has specreg {specreg.__version__}, the other side of the job"
-        f" has {other}; install one and the same on all nodes, and begin the run again"
-    )
-    raise UnsupportedError(message)
 
 
 @dataclass(slots=True)

@@ -1,5 +1,6 @@
 """An errand: one server's cases that a worker is to measure; and what it says of them, in JSON."""
 
+import uuid
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import NamedTuple
@@ -9,7 +10,7 @@ import msgspec
 from specreg.errors import MemoryHeldError, SpecregError
 from specreg.identity import Environment
 from specreg.journal import PARTS_FOLDER, Key
-from specreg.many.places import Need
+from specreg.many.places import Need, Place
 from specreg.matrix import Case
 from specreg.verdict import Verdict
 
@@ -27,19 +28,21 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         case: with as many prompts as it is to replay.
-        key: of its measurement, None where that is there already.
+        key: of its measurement.
         metrics: that the run judges of it.
+        measures: whether that is to be made; not where it is there already, or nobody asks for it.
         proofs: the names of those to make.
     """
 
     case: Case
-    key: Key | None
+    key: Key
     metrics: frozenset[str]
+    measures: bool = True
     proofs: tuple[str, ...] = ()
 
     def tasks(self, launch: int) -> tuple[Task, ...]:
         """What is to be done on a launch, in order."""
-        measured = ("",) if self.key is not None else ()
+        measured = ("",) if self.measures else ()
         return tuple(Task(self.case.id, launch, name) for name in (*measured, *self.proofs))
 
 
@@ -87,9 +90,9 @@ class Errand(msgspec.Struct, frozen=True, kw_only=True):
         for asked in self.cases:
             tasks = asked.tasks(self.launch)
             proofs = tuple(task.proof for task in tasks if task.proof and task not in done)
-            key = None if Task(asked.case.id, self.launch) in done else asked.key
-            if key is not None or proofs:
-                left.append(msgspec.structs.replace(asked, key=key, proofs=proofs))
+            measures = asked.measures and Task(asked.case.id, self.launch) not in done
+            if measures or proofs:
+                left.append(msgspec.structs.replace(asked, measures=measures, proofs=proofs))
         return msgspec.structs.replace(self, cases=tuple(left))
 
 
@@ -100,6 +103,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
         gpus: the UUIDs of those that are the worker's, none for a server without.
         cores: to stay on, none for any.
         checks_files: whether prompts, models and engine may be others than the run's.
+        remark: what is to be said of that, empty where nothing is.
+        attempt: names what this one writes: one that was given up may still be at it.
     """
 
     terms: Terms
@@ -107,6 +112,13 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[str, ...] = ()
     cores: tuple[int, ...] = ()
     checks_files: bool = False
+    remark: str = ""
+    attempt: str = msgspec.field(default_factory=lambda: uuid.uuid4().hex)
+
+    def at(self, place: Place) -> "Order":
+        """The same, done at a place."""
+        gpus, cores = tuple(gpu.id for gpu in place.gpus), tuple(sorted(place.cores))
+        return msgspec.structs.replace(self, gpus=gpus, cores=cores, remark=place.remark)
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -131,10 +143,12 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A measurement that is in the journal; or that is invalid, so it isn't.
 
     Attributes:
+        part: the name of the file with its journal, see `part_path`.
         invalid: why; the others: see `Measurement`.
         retried: what was measured a second time, in words.
     """
 
+    part: str
     engine_version: str
     target: str
     draft: str | None
@@ -173,7 +187,10 @@ def failure_of(error: SpecregError) -> Failure:
     return Failure(message=str(error), ends_run=isinstance(error, MemoryHeldError))
 
 
-def part_path(run_folder: Path, key: Key) -> Path:
-    """Where a worker leaves the journal of a measurement until the run takes it into its own."""
+def part_path(run_folder: Path, key: Key, attempt: str) -> Path:
+    """Where a worker leaves the journal of a measurement until the run takes it into its own.
+
+    Each attempt has its own: where nodes share a disk, two would tear each other's lines.
+    """
     name = key.case_id if key.launch == 1 else f"{key.case_id}-launch{key.launch}"
-    return run_folder / PARTS_FOLDER / f"{name}.jsonl"
+    return run_folder / PARTS_FOLDER / f"{name}.{attempt}.jsonl"

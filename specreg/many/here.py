@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import platform
 import subprocess
 import sys
 import threading
@@ -13,9 +14,20 @@ from typing import IO
 import msgspec
 
 from specreg.claims import is_held
+from specreg.errors import UnsupportedError
+from specreg.identity import find_gpus
 from specreg.many.crew import WorkerLog
 from specreg.many.errand import Order, Said
-from specreg.many.places import WORKERS_OPTION, Ground, Machine, Need, Place, at_once
+from specreg.many.places import (
+    WORKERS_OPTION,
+    Ground,
+    Machine,
+    Need,
+    Place,
+    at_once,
+    check_alike,
+    this_machine,
+)
 
 _MAIN = "import sys; sys.path[:] = sys.argv[1:]; from specreg.many.worker import main; main()"
 COMMAND = (sys.executable, "-P", "-c", _MAIN)
@@ -151,6 +163,28 @@ def start_process(
         env={**os.environ, **(variables or {})},
     )
     return Process(popen=popen, order=order, log=WorkerLog(log_path))
+
+
+def given_place(order: Order) -> Order:
+    """An order with the GPUs that a cluster shows to this process, and the cores near them.
+
+    Raises:
+        UnsupportedError: they are too few, or of several kinds.
+    """
+    find_gpus.cache_clear()
+    need, node = order.errand.need, f"node '{platform.node()}'"
+    gpus = find_gpus()
+    machine = this_machine(gpus.devices if need.gpus else ())
+    check_alike(machine, node)
+    place = Ground(machine=machine).take(need, is_held)
+    if place is None:
+        found = f"{len(machine.gpus)}" + (f" ({gpus.why_none})" if gpus.why_none else "")
+        message = (
+            f"{node}: '{order.errand.name}' needs {need.gpus} GPU(s), and is given {found}; choose"
+            " nodes that have them, of Slurm with partition=…"
+        )
+        raise UnsupportedError(message)
+    return order.at(place)
 
 
 def how_ended(status: int) -> str:

@@ -16,16 +16,13 @@ from pathlib import Path
 
 import msgspec
 
-from specreg.claims import is_held
 from specreg.errors import SpecregError, UnsupportedError
-from specreg.identity import Environment, current_environment, find_gpus
+from specreg.identity import Environment, current_environment
 from specreg.many.crew import Worker
 from specreg.many.desk import PATIENCE_S, Began, Desk, Gone, Pulse
 from specreg.many.errand import Ended, Order, failure_of
-from specreg.many.here import start_process
+from specreg.many.here import given_place, start_process
 from specreg.many.on_node import survey
-from specreg.many.places import Ground, check_alike, this_machine
-from specreg.many.slurm_settings import SLURM_OPTION
 
 _LOOK_S = 1.0
 _ENDED_BY = {
@@ -55,7 +52,8 @@ def run(folder: str) -> None:
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     try:
         order, log_path = desk.take()
-        order = placed(order)
+        order = given_place(order)
+        check_kind(order)
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(order.gpus)} if order.gpus else {}
         worker = start_process(order, log_path, variables=visible)
     except SpecregError as error:
@@ -90,31 +88,19 @@ def watch(desk: Desk, worker: Worker, why: Sequence[str], patience_s: float = PA
     worker.hang_up()
 
 
-def placed(order: Order) -> Order:
-    """An order with the GPUs and cores that the queue gave to the job.
+def check_kind(order: Order) -> None:
+    """Silent where this node is of the kind that the run's figures are of.
 
     Raises:
-        UnsupportedError: they are too few, or others than the run's.
+        UnsupportedError: it isn't.
     """
-    need, expected = order.errand.need, order.terms.environment
-    gpus = find_gpus()
-    machine = this_machine(gpus.devices if need.gpus else ())
-    check_alike(machine, SLURM_OPTION)
-    place = Ground(machine=machine).take(need, is_held)
-    if place is None:
-        has = f"has {len(machine.gpus)}" + (f" ({gpus.why_none})" if gpus.why_none else "")
-        raise UnsupportedError(
-            f"node '{platform.node()}': '{order.errand.name}' needs {need.gpus} GPU(s), the job"
-            f" {has}; ask sinfo which partition has them, and name it: partition=…"
-        )
-    here = current_environment(needs_gpus=need.gpus)
+    expected = order.terms.environment
+    here = current_environment(needs_gpus=order.errand.need.gpus)
     if not _are_alike(here, expected):
         raise UnsupportedError(
             f"node '{platform.node()}': it is '{here.name}', the run's figures are of"
             f" '{expected.name}'; choose nodes of one kind: partition=…, constraint=… or gpu_type=…"
         )
-    gpu_ids = tuple(gpu.id for gpu in place.gpus)
-    return msgspec.structs.replace(order, gpus=gpu_ids, cores=tuple(sorted(place.cores)))
 
 
 def _are_alike(here: Environment, expected: Environment) -> bool:

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import hashlib
 import os
+import platform
 import shutil
 import tempfile
 import threading
@@ -18,21 +19,21 @@ from pathlib import Path
 import msgspec
 
 import specreg
+from specreg.errors import UnsupportedError
 from specreg.identity import find_gpus
 from specreg.many.errand import (
     Done,
     Ended,
-    Errand,
     Failure,
     Order,
     Said,
     Shown,
     Task,
+    failure_of,
     part_path,
 )
-from specreg.many.here import COMMAND, Process, start_process
+from specreg.many.here import COMMAND, Process, given_place, start_process
 from specreg.many.luggage import unpack
-from specreg.many.places import Ground, this_machine
 from specreg.site import Site, this_site
 
 PIECE_BYTES = 64 * 2**10
@@ -99,6 +100,28 @@ def sources_sha256() -> str:
     return digest.hexdigest()
 
 
+def check_same(who: str, version: str, sha256: str) -> None:
+    """Silent where another process has the specreg that this one has.
+
+    Args:
+        who: it is.
+        version: of its specreg.
+        sha256: of the files of that.
+
+    Raises:
+        UnsupportedError: it has another.
+    """
+    ours = sources_sha256()
+    if (version, sha256) == (specreg.__version__, ours):
+        return
+    message = (
+        f"{who} has specreg {version} ({sha256[:8]}), '{platform.node()}' has"
+        f" {specreg.__version__} ({ours[:8]}); install one and the same on each node, with the same"
+        " Python"
+    )
+    raise UnsupportedError(message)
+
+
 class Runner:
     """Does one errand on this node; one thread asks what comes of it, another may hang up."""
 
@@ -153,12 +176,11 @@ class Runner:
                 (str(unpacked.baselines), terms.baselines),
             ),
         )
-        here = _placed(order)
-        if here is None:
-            needed = order.errand.need.gpus
-            message = f"worker for '{order.errand.name}': its node was to give it {needed} GPU(s)"
-            yield Ended(failure=Failure(message=f"{message}, and shows fewer; look at the node"))
-            return "had no GPU"
+        try:
+            here = given_place(order)
+        except UnsupportedError as error:
+            yield Ended(failure=failure_of(error))
+            return "had no place"
         there = msgspec.structs.replace(
             here,
             checks_files=True,
@@ -180,7 +202,7 @@ class Runner:
             )
         for said in self._process:
             if isinstance(said, Done):
-                yield from back.pieces(_part_of(order.errand, said.task, run_folder))
+                yield from back.pieces(_part_of(order, said.task, run_folder))
             yield back.said(said)
         for path in sorted(run_folder.rglob("*")):
             yield from back.pieces(path)
@@ -222,24 +244,12 @@ class _Back:
         return text
 
 
-def _placed(order: Order) -> Order | None:
-    """The order with the GPUs that this process sees, and the cores near them; None if too few."""
-    find_gpus.cache_clear()
-    need = order.errand.need
-    gpus = find_gpus().devices if need.gpus else ()
-    place = Ground(machine=this_machine(gpus)).take(need)
-    if place is None:
-        return None
-    return msgspec.structs.replace(
-        order, gpus=tuple(gpu.id for gpu in place.gpus), cores=tuple(sorted(place.cores))
-    )
-
-
-def _part_of(errand: Errand, task: Task, run_folder: Path) -> Path | None:
+def _part_of(order: Order, task: Task, run_folder: Path) -> Path | None:
     """The journal of what was measured, None of a proof."""
-    keys = {Task(one.case.id, errand.launch): one.key for one in errand.cases}
-    key = keys.get(task)
-    return part_path(run_folder, key) if key is not None else None
+    if task.proof:
+        return None
+    (key,) = (one.key for one in order.errand.cases if one.case.id == task.case_id)
+    return part_path(run_folder, key, order.attempt)
 
 
 def forget_threads(starter: int) -> None:

@@ -72,6 +72,7 @@ class Slurm:
             desk=desk,
             log_path=log_path,
             submit=lambda: self.queue.submit(name, order.errand.need, run, desk.folder),
+            is_over=self.queue.is_over,
         )
 
     def close(self) -> None:
@@ -107,7 +108,7 @@ class Queued:
         name: of its errand.
         desk: where it leaves word.
         log_path: gets what was said of the job, where that is lost.
-        submit: puts it into the queue.
+        submit: puts it into the queue; is_over: says whether it has ended.
         patience_s: how long it may give no sign of life once it has begun.
     """
 
@@ -115,6 +116,7 @@ class Queued:
     desk: Desk
     log_path: Path
     submit: Callable[[], Job]
+    is_over: Callable[[Job], bool]
     patience_s: float = PATIENCE_S
     how: str = ""
     _job: Job | None = None
@@ -155,7 +157,7 @@ class Queued:
         pulse = Pulse(self.desk.said_path, self.patience_s)
         while True:
             # Looked at first: what was said before that is heard then.
-            over, hung_up = job.done(), self._hung_up
+            over, hung_up = self.is_over(job), self._hung_up
             for line in self.desk.heard():
                 if isinstance(line, Began):
                     self._node = f" on node '{line.node}'"

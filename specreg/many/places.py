@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from specreg.errors import UnsupportedError
+from specreg.many.cores import SYSFS, near_cores, own_cores
 from specreg.sensors import Device
 
 WORKERS_OPTION = "--specreg-workers"
-_SYSFS = Path("/sys")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +36,13 @@ class Machine:
         gpus: that may be used, in the driver's order; none where servers run on processors.
         cores: that we may use.
         near: by GPU's id the cores on its side of the machine; nothing of one that isn't known.
+        own: the share of those that is the GPU's alone.
     """
 
     gpus: tuple[Device, ...]
     cores: int
     near: Mapping[str, AbstractSet[int]] = field(default_factory=dict)
+    own: Mapping[str, AbstractSet[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +96,14 @@ class Place:
     Attributes:
         need: of those.
         gpus: theirs alone.
-        cores: near those; none where nobody knows, and any may be used.
+        cores: near those, and theirs alone; none where any may be used.
+        remark: what is to be said of it, empty where nothing is.
     """
 
     need: Need
     gpus: tuple[Device, ...] = ()
     cores: AbstractSet[int] = frozenset()
+    remark: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -127,9 +131,8 @@ class Ground:
         if len(ready) < need.gpus:
             return None
         gpus = self._together(ready, need.gpus)
-        near = [self.machine.near.get(gpu.id, frozenset()) for gpu in gpus]
-        cores = frozenset[int]().union(*near) if all(near) else frozenset[int]()
-        place = Place(need=need, gpus=gpus, cores=cores)
+        cores, remark = self._cores(gpus, need)
+        place = Place(need=need, gpus=gpus, cores=cores, remark=remark)
         self._taken.append(place)
         return place
 
@@ -147,6 +150,23 @@ class Ground:
         used = sum(rule.takes(place.need) for place in self._taken)
         return not used or used + rule.takes(need) <= rule.has(self.machine)
 
+    def _cores(self, gpus: Sequence[Device], need: Need) -> tuple[AbstractSet[int], str]:
+        """The cores that are these GPUs' own, and what is to be said of them.
+
+        Any where nobody knows which are near, or where they are fewer than a server needs: then one
+        that has to make do with them would look slower than others that disturb it.
+        """
+        if not gpus or not all(self.machine.near.get(gpu.id) for gpu in gpus):
+            return frozenset(), ""
+        own = frozenset[int]().union(*(self.machine.own.get(gpu.id, ()) for gpu in gpus))
+        if len(own) >= cores_for(need):
+            return own, ""
+        remark = (
+            f"{len(own)} core(s) near its GPU(s) are its own, and {cores_for(need)} are needed; it"
+            " may use any, and others may disturb it: let the run have more cores"
+        )
+        return frozenset(), remark if need.timed else ""
+
     def _together(self, free: Sequence[Device], count: int) -> tuple[Device, ...]:
         """The first so many GPUs of one side of the machine, of the fullest that has them."""
         sides: dict[AbstractSet[int], list[Device]] = {}
@@ -156,7 +176,7 @@ class Ground:
         return tuple(min(fitting, key=len, default=list(free))[:count])
 
 
-def this_machine(gpus: Sequence[Device], sysfs: Path = _SYSFS) -> Machine:
+def this_machine(gpus: Sequence[Device], sysfs: Path = SYSFS) -> Machine:
     """This machine, with the GPUs that a run may use.
 
     Args:
@@ -164,8 +184,13 @@ def this_machine(gpus: Sequence[Device], sysfs: Path = _SYSFS) -> Machine:
         sysfs: where Linux says which cores are near which device.
     """
     ours = os.sched_getaffinity(0)
-    near = {gpu.id: _near(gpu, sysfs) & ours for gpu in gpus}
-    return Machine(gpus=tuple(gpus), cores=len(ours), near=near)
+    own = own_cores([gpu.bus_id for gpu in gpus], ours, sysfs)
+    return Machine(
+        gpus=tuple(gpus),
+        cores=len(ours),
+        near={gpu.id: near_cores(gpu.bus_id, sysfs) & ours for gpu in gpus},
+        own={gpu.id: own[gpu.bus_id] for gpu in gpus},
+    )
 
 
 def check_alike(machine: Machine, option: str = WORKERS_OPTION) -> None:
@@ -215,25 +240,3 @@ def at_once(machine: Machine, needs: Iterable[Need]) -> tuple[int, str]:
         if fit < fewest:
             fewest, why = fit, f"because of the {rule.name}: {rule.why}"
     return fewest, why
-
-
-def _near(gpu: Device, sysfs: Path) -> AbstractSet[int]:
-    """The cores on a GPU's side of the machine; none where nobody says."""
-    path = sysfs / "bus/pci/devices" / gpu.bus_id / "local_cpulist"
-    try:
-        return parse_cores(path.read_text()) if gpu.bus_id else frozenset()
-    except (OSError, ValueError):
-        return frozenset()
-
-
-def parse_cores(text: str) -> AbstractSet[int]:
-    """The cores of Linux's lists, `0-3,8` for instance.
-
-    Raises:
-        ValueError: it is no such list.
-    """
-    found: set[int] = set()
-    for part in filter(None, text.strip().split(",")):
-        first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return frozenset(found)

@@ -7,7 +7,7 @@ GPUs gets them, and none waits for another while it holds any.
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -113,20 +113,27 @@ class Pool:
 
         The servers of one that is killed are their watchdog's.
         """
-        with self._changed:
-            self._closed = True
-            self._waiting.clear()
-            workers = list(self._workers.values())
         try:
-            for worker in workers:
+            for worker in self._last_workers():
                 worker.hang_up()
             deadline = time.monotonic() + _END_S
             for thread in self._threads:
                 thread.join(max(deadline - time.monotonic(), 0.0))
         finally:
-            for worker in workers:
-                worker.kill()
-            self.crew.close()
+            self.kill()
+
+    def kill(self) -> None:
+        """Ends all workers at once; see `close`."""
+        for worker in self._last_workers():
+            worker.kill()
+        self.crew.close()
+
+    def _last_workers(self) -> Sequence[Worker]:
+        """Those that are at work, after whom no others come."""
+        with self._changed:
+            self._closed = True
+            self._waiting.clear()
+            return tuple(self._workers.values())
 
     def _start_all(self) -> None:
         """Starts what stands first in the line, and the next, as long as there are places."""
@@ -149,12 +156,7 @@ class Pool:
                 self._give_up(errand, _why_not_started(errand, error))
 
     def _start(self, errand: Errand, place: Place) -> None:
-        order = Order(
-            terms=self.terms,
-            errand=errand,
-            gpus=tuple(gpu.id for gpu in place.gpus),
-            cores=tuple(sorted(place.cores)),
-        )
+        order = Order(terms=self.terms, errand=errand).at(place)
         log_path = Path(self.terms.run_folder) / "workers" / f"{errand.name}.log"
         worker = self.crew.start(order, place, log_path)
         started_s = time.monotonic()

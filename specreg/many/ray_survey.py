@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import logging
 import os
+import re
 import signal
 import socket
 import warnings
@@ -13,10 +14,9 @@ from typing import Any
 
 import msgspec
 
-import specreg
 from specreg.errors import SpecregError
 from specreg.many.nodes import Node
-from specreg.many.on_node import Survey, sources_sha256
+from specreg.many.on_node import Survey, check_same
 from specreg.many.on_ray import RAY_OPTION, RayCluster, pinned_to
 from specreg.many.places import Ground, Machine
 
@@ -27,6 +27,8 @@ _HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + _SETTINGS + bytes(5)
 """What gRPC begins with, being HTTP/2, and what answers it: a frame of settings (RFC 9113, 3.4)."""
 _SHOWS_GPUS = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
 """Has Ray leave CUDA_VISIBLE_DEVICES alone for who asks for no GPU (ray-project/ray#54928)."""
+_VERSION = re.compile(r"^\s*(Ray|Python): (\S+)$", re.MULTILINE)
+"""What Ray says of the cluster, then of this process, where they don't go together."""
 
 
 def connect(address: str) -> RayCluster:
@@ -45,13 +47,24 @@ def connect(address: str) -> RayCluster:
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
         except Exception as error:
-            first = str(error).strip().partition("\n")[0]
-            message = (
-                f"{RAY_OPTION} '{address}': no cluster answers, {type(error).__name__}: {first};"
-                " start one with `ray start --head`, and run on one of its nodes"
-            )
-            raise SpecregError(message) from error
+            raise SpecregError(f"{RAY_OPTION} '{address}': {why_not(error)}") from error
         return RayCluster(ray=ray, nodes=_survey(ray))
+
+
+def why_not(error: Exception) -> str:
+    """Why a cluster that answers doesn't take this process, and what to do."""
+    versions = _VERSION.findall(str(error))
+    if [name for name, _ in versions] == ["Ray", "Python"] * 2:
+        (_, its_ray), (_, its_python), (_, our_ray), (_, our_python) = versions
+        return (
+            f"the cluster runs Ray {its_ray} on Python {its_python}, this machine Ray {our_ray} on"
+            f" Python {our_python}; install Ray {its_ray} here, on Python {its_python}"
+        )
+    first = str(error).strip().partition("\n")[0]
+    return (
+        f"no cluster answers, {type(error).__name__}: {first}; start one with `ray start --head`,"
+        " and run on one of its nodes"
+    )
 
 
 def _load_ray() -> Any:  # noqa: ANN401 - it says nothing of its types
@@ -119,10 +132,8 @@ def _survey(ray: Any) -> list[Node]:  # noqa: ANN401 - as above
         for one in living
     ]
     ray.wait(asked, num_returns=len(asked), timeout=_SURVEYED_WITHIN_S)
-    ours, names = sources_sha256(), _names(living)
-    surveys = [
-        _answer(ray, name, reference, ours) for name, reference in zip(names, asked, strict=True)
-    ]
+    names = _names(living)
+    surveys = [_answer(ray, name, reference) for name, reference in zip(names, asked, strict=True)]
     hosts = _hosts([said for said in surveys if said is not None])
     return [
         Node(
@@ -175,13 +186,12 @@ def _question() -> Callable[[], bytes]:
     return ask
 
 
-def _answer(ray: Any, name: str, reference: Any, ours: str) -> Survey | None:  # noqa: ANN401 - as above
+def _answer(ray: Any, name: str, reference: Any) -> Survey | None:  # noqa: ANN401 - as above
     """What a node said; None of one that is gone, as Ray notices only after a while.
 
     Raises:
         SpecregError: nothing, or it has another specreg.
     """
-    advice = f"install specreg {specreg.__version__} with the same Python on each node"
     try:
         said = msgspec.msgpack.decode(ray.get(reference, timeout=1), type=Survey)
     except ray.exceptions.GetTimeoutError as error:
@@ -194,13 +204,10 @@ def _answer(ray: Any, name: str, reference: Any, ours: str) -> Survey | None:  #
     ) as error:
         last = str(error).strip().rpartition("\n")[2]
         message = f"{RAY_OPTION}: node {name} has another specreg, or none ({last})"
-        raise SpecregError(f"{message}; {advice}") from error
+        raise SpecregError(
+            f"{message}; install this one on each node, on the same Python"
+        ) from error
     except ray.exceptions.RayError:
         return None
-    if (said.version, said.sources_sha256) != (specreg.__version__, ours):
-        message = (
-            f"{RAY_OPTION}: node {name} has specreg {said.version} ({said.sources_sha256[:8]}),"
-            f" this machine {specreg.__version__} ({ours[:8]})"
-        )
-        raise SpecregError(f"{message}; {advice}")
+    check_same(f"{RAY_OPTION}: node {name}", said.version, said.sources_sha256)
     return said

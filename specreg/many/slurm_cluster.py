@@ -15,9 +15,8 @@ from pathlib import Path
 import msgspec
 
 from specreg.errors import UnsupportedError
-from specreg.many.desk import check_same
 from specreg.many.job import look
-from specreg.many.on_node import Survey
+from specreg.many.on_node import Survey, check_same
 from specreg.many.on_slurm import JOBS_FOLDER, Slurm
 from specreg.many.places import Need
 from specreg.many.slurm_queue import Queue, last_words, open_queue
@@ -111,5 +110,5 @@ def parse_survey(said: bytes) -> Survey:
         UnsupportedError: another specreg said it.
     """
     told = msgspec.json.decode(said)
-    check_same(told["version"], told["sources_sha256"])
+    check_same(f"{SLURM_OPTION}: a node", told["version"], told["sources_sha256"])
     return msgspec.json.decode(said, type=Survey)

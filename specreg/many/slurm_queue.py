@@ -5,7 +5,9 @@ import importlib
 import logging
 import os
 import re
+import shlex
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,10 +16,15 @@ from typing import Any, Protocol
 
 from specreg.errors import SpecregError, UnsupportedError
 from specreg.many.places import Need
-from specreg.many.slurm_settings import LOCAL, SLURM_OPTION, Settings, parameters
+from specreg.many.slurm_settings import CLUSTERS, LOCAL, SLURM_OPTION, Settings, parameters
 
 _PROGRAMS = ("sbatch", "srun", "scancel")
 _RULE = re.compile(r"^-{5,}$", re.MULTILINE)
+_MAIN = (
+    "import runpy, sys; *sys.path[:], _, _, name, folder = sys.argv[1:]; sys.argv[1:] = [folder];"
+    ' runpy.run_module(name, run_name="__main__", alter_sys=True)'
+)
+"""Runs what submitit adds, `-u -m MODULE FOLDER`, with the folders that stand before it."""
 
 
 class Job(Protocol):
@@ -67,6 +74,7 @@ class Queue:
     settings: Settings
     submitit: Any
     _submitting: threading.Lock = field(default_factory=threading.Lock)
+    _asking: threading.Lock = field(default_factory=threading.Lock)
 
     def submit(self, name: str, need: Need, function: Callable[..., object], folder: Path) -> Job:
         """A job that calls a function with a folder.
@@ -84,7 +92,10 @@ class Queue:
         # One at a time: a job gets our own environment, which all threads share.
         with self._submitting, _outside_of_jobs(self.submitit):
             try:
-                executor = self.submitit.AutoExecutor(folder, cluster=self.settings.cluster)
+                pythons = {f"{name}_python": python_command() for name in CLUSTERS}
+                executor = self.submitit.AutoExecutor(
+                    folder, cluster=self.settings.cluster, **pythons
+                )
                 executor.update_parameters(**asked)
                 job: Job = executor.submit(function, str(folder))
             except (OSError, RuntimeError) as error:
@@ -94,6 +105,27 @@ class Queue:
                 )
                 raise SpecregError(message) from error
         return job
+
+    def is_over(self, job: Job) -> bool:
+        """Whether a job has ended, as far as anybody knows.
+
+        One asks at a time, as submitit asks Slurm for all jobs at once, each few seconds; whoever
+        comes meanwhile hears nothing new, and isn't held up by a Slurm that is slow to answer.
+        """
+        if not self._asking.acquire(blocking=False):
+            return False
+        try:
+            return job.done()
+        finally:
+            self._asking.release()
+
+
+def python_command() -> str:
+    """What runs Python on a node, for a shell, with our own modules' folders.
+
+    They are no variable: the engines that the job starts would look for theirs in them, too.
+    """
+    return shlex.join((sys.executable, "-u", "-P", "-c", _MAIN, *sys.path))
 
 
 def last_words(error: Exception) -> str:

@@ -1,9 +1,6 @@
 """What is asked of Slurm: `KEY=VALUE,…` in, what submitit is to ask for out."""
 
-import os
 import re
-import shlex
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -13,7 +10,7 @@ from specreg.many.places import Need, cores_for
 SLURM_OPTION = "--specreg-slurm"
 LOCAL = "local"
 """The cluster that is this machine."""
-_CLUSTERS = ("slurm", LOCAL)
+CLUSTERS = ("slurm", LOCAL)
 _TIME_MIN = 240
 _FURTHER = (
     *("account", "comment", "constraint", "exclude", "licenses", "nodelist", "partition", "qos"),
@@ -67,9 +64,9 @@ def parse_settings(text: str) -> Settings:
             raise UnknownNameError("setting", name, _KNOWN, SLURM_OPTION)
         given[name] = value
     numbers = {name: _number(name, given[name]) for name in _NUMBERS if name in given}
-    cluster = given.get("cluster", _CLUSTERS[0])
-    if cluster not in _CLUSTERS:
-        raise UnknownNameError("cluster", cluster, _CLUSTERS, SLURM_OPTION)
+    cluster = given.get("cluster", CLUSTERS[0])
+    if cluster not in CLUSTERS:
+        raise UnknownNameError("cluster", cluster, CLUSTERS, SLURM_OPTION)
     return Settings(
         cluster=cluster,
         time_min=numbers.get("time", _TIME_MIN),
@@ -109,7 +106,6 @@ def parameters(settings: Settings, need: Need, name: str) -> dict[str, object]:
         "gpus_per_node": need.gpus or None,
         # A server without a GPU computes on all processors of its node.
         "slurm_exclusive": None if need.gpus else True,
-        "slurm_setup": [f"export PYTHONPATH={shlex.quote(os.pathsep.join(sys.path))}"],
         "slurm_additional_parameters": further,
         # From 22.05 on srun no longer takes over how many cores the job has: it would bind to one.
         "slurm_srun_args": ["--cpu-bind=none"],

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from specreg.errors import SpecregError, UnsupportedError
-from specreg.journal import Key, load_journal, parts_in
+from specreg.journal import PARTS_FOLDER, Key, load_journal, parts_in
 from specreg.launch import Launch, launches_of
 from specreg.many.crew import Crew
-from specreg.many.errand import Asked, Errand, Failure, Measured, Proved, Task, Terms, part_path
+from specreg.many.errand import Asked, Errand, Failure, Measured, Proved, Task, Terms
 from specreg.many.places import Need
 from specreg.many.pool import Pool
 from specreg.matrix import Case
@@ -69,10 +69,9 @@ class Team:
         """
         self.begin()
         answer = self.pool.answer(Task(case.id, launch))
-        part = part_path(self.suite.run_folder, key)
         if not isinstance(answer, Measured):
-            self.suite.journal.take(part)
             raise _error(answer)
+        part = self.suite.run_folder / PARTS_FOLDER / answer.part
         self.suite.retried.extend(answer.retried)
         found = load_journal(part).get(key) if answer.invalid is None else None
         self.suite.journal.take(part)
@@ -119,6 +118,10 @@ class Team:
                 self.suite.journal.take(part)
         return self._said()
 
+    def kill(self) -> None:
+        """Ends the workers at once."""
+        self.pool.kill()
+
     def why_fewer(self) -> str:
         """Why fewer servers run at once than were asked for; empty where as many do."""
         servers = {case.server: case for case, *_ in self.wanted}
@@ -162,7 +165,8 @@ class Team:
         measures = any(name in METRICS for name in names) and key not in self.suite.earlier
         return Asked(
             case=case,
-            key=key if measures else None,
+            key=key,
+            measures=measures,
             metrics=frozenset(metric.name for metric in self.suite.asked_of(case)),
             proofs=tuple(name for name in names if name not in METRICS),
         )

@@ -86,6 +86,8 @@ def do(order: Order, say: Say) -> Ended:
     suite, errand = _suite(order, say), order.errand
     control, launch = launches_of(errand.cases[0].case, errand.launch)
     suite.beside = launch.id
+    if order.remark:
+        say(Shown(text=order.remark, stays=True))
     gpus = find_gpus().devices if order.gpus else ()
     try:
         if order.checks_files:
@@ -97,7 +99,7 @@ def do(order: Order, say: Say) -> Ended:
         ):
             for asked in errand.cases:
                 plain = beside if asked.case.control else None
-                for done in _done(suite, asked, errand, server, plain):
+                for done in _done(suite, asked, order, server, plain):
                     say(done)
     except SpecregError as error:
         return Ended(failure=failure_of(error))
@@ -111,8 +113,6 @@ def _check_files(suite: Suite, errand: Errand) -> None:
         SpecregError: the prompts, the models or the engine are others; or aren't here.
     """
     for asked in errand.cases:
-        if asked.key is None:
-            continue
         found = suite.key(asked.case, asked.key.launch)
         if found.files_sha256 != asked.key.files_sha256:
             message = (
@@ -129,15 +129,16 @@ def _check_files(suite: Suite, errand: Errand) -> None:
 
 
 def _done(
-    suite: Suite, asked: Asked, errand: Errand, server: Starting, control: Starting | None
+    suite: Suite, asked: Asked, order: Order, server: Starting, control: Starting | None
 ) -> Iterator[Done]:
-    for task in asked.tasks(errand.launch):
+    for task in asked.tasks(order.errand.launch):
         try:
             if task.proof:
                 verdict = suite.prove(PROOFS[task.proof], asked.case, server, control)
                 answer: Answer = Proved(verdict=verdict)
             else:
-                answer = _measured(suite, asked, server, control)
+                part = part_path(suite.run_folder, asked.key, order.attempt)
+                answer = _measured(suite, asked, part, server, control)
         except MemoryHeldError:
             raise
         except SpecregError as error:
@@ -145,16 +146,17 @@ def _done(
         yield Done(task=task, answer=answer)
 
 
-def _measured(suite: Suite, asked: Asked, server: Starting, control: Starting | None) -> Measured:
-    if asked.key is None:
-        raise SpecregError(f"case '{asked.case.id}': asked for without a key; report this")
-    suite.journal = Journal(part_path(suite.run_folder, asked.key))
+def _measured(
+    suite: Suite, asked: Asked, part: Path, server: Starting, control: Starting | None
+) -> Measured:
+    suite.journal = Journal(part)
     suite.retried.clear()
     try:
         found: Measurement = suite.measure_twice(asked.case, asked.key, server, control)
     finally:
         suite.journal.close()
     return Measured(
+        part=part.name,
         engine_version=found.engine_version,
         target=found.target,
         draft=found.draft,

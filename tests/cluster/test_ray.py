@@ -5,7 +5,9 @@ Its GPUs are scripted, and so are the servers; what Ray starts has the variables
 
 import contextlib
 import dataclasses
+import importlib.metadata
 import os
+import platform
 import signal
 import socket
 import threading
@@ -19,6 +21,7 @@ from typing import Any
 import psutil
 import pytest
 
+from specreg.many.ray_survey import why_not
 from tests.faults.running import ROOT, Hurt, print_time, wait_until
 from tests.many.test_one_node import (
     FAST,
@@ -27,6 +30,7 @@ from tests.many.test_one_node import (
     figures,
     gpus,
     hurt,
+    is_part_of,
     lines_of,
     seen_gpus,
 )
@@ -107,24 +111,25 @@ class Raylets:
 
     def servers(self) -> list[psutil.Process]:
         """Those that run on its nodes."""
-        return [one for one in self.base.processes() if _says(one, "vllm.entrypoints")]
+        return [one for one in self.base.processes() if says(one, "vllm.entrypoints")]
 
     def workers(self) -> list[psutil.Process]:
         """The workers that run on its nodes."""
-        return [one for one in self.base.processes() if _says(one, "specreg.many.worker")]
+        return [one for one in self.base.processes() if says(one, "specreg.many.worker")]
 
     def measures(self, case_id: str) -> psutil.Process | None:
         """The worker that measures a case now."""
         for one in self.workers():
             with contextlib.suppress(psutil.Error):
-                if any(Path(file.path).stem == case_id for file in one.open_files()):
+                if any(is_part_of(Path(file.path), case_id) for file in one.open_files()):
                     return one
         return None
 
 
-def _says(process: psutil.Process, word: str) -> bool:
+def says(process: psutil.Process, word: str) -> bool:
+    """Whether a process has a word in its command."""
     with contextlib.suppress(psutil.Error):
-        return word in process.cmdline() or word in " ".join(process.cmdline())
+        return word in " ".join(process.cmdline())
     return False
 
 
@@ -146,6 +151,26 @@ def of_raylets(base: Hurt, **variables: str) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def cluster_of(base: Hurt, **head: float) -> Iterator[Any]:
+    """A cluster of one raylet, the head, which may give something away; nothing of it is left."""
+    with of_raylets(base, CUDA_VISIBLE_DEVICES=""):
+        from ray.cluster_utils import Cluster  # noqa: PLC0415 - it warns
+
+        given = {"object_store_memory": STORE_BYTES, **head}
+        cluster = patiently(lambda: Cluster(initialize_head=True, head_node_args=given))
+    try:
+        yield cluster
+    finally:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            cluster.shutdown()
+        for process in base.processes():
+            if process.pid != os.getpid():
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+
+
 @pytest.fixture(scope="module")
 def raylets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Raylets]:
     """A head that gives nothing away, and two nodes with two GPUs each."""
@@ -161,23 +186,10 @@ def raylets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Raylets]:
             "RAY_USAGE_STATS_ENABLED": "0",
         },
     )
-    with of_raylets(base, CUDA_VISIBLE_DEVICES=""):
-        from ray.cluster_utils import Cluster  # noqa: PLC0415 - it warns
-
-        head = {"num_cpus": 0, "num_gpus": 0, "object_store_memory": STORE_BYTES}
-        cluster = patiently(lambda: Cluster(initialize_head=True, head_node_args=head))
-    one = Raylets(base=base, cluster=cluster)
-    try:
+    with cluster_of(base, num_cpus=0, num_gpus=0) as cluster:
+        one = Raylets(base=base, cluster=cluster)
         one.mend()
         yield one
-    finally:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            cluster.shutdown()
-        for process in base.processes():
-            if process.pid != os.getpid():
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
 
 
 def test_the_verdicts_are_those_of_a_plain_run(raylets: Raylets, tmp_path: Path) -> None:
@@ -318,3 +330,16 @@ def test_what_is_no_cluster_is_named_in_time(tmp_path: Path) -> None:
     assert done.returncode == 4, done.stdout
     assert "nothing answers within 10 s (" in done.stdout
     assert "Traceback" not in done.stdout
+
+
+def test_another_ray_on_the_cluster_is_named_with_both_versions() -> None:
+    from ray._private.utils import check_version_info  # noqa: PLC0415 - it warns
+
+    cluster = {"ray_version": "2.0.0", "python_version": "3.9.1"}
+    with pytest.raises(RuntimeError) as caught:
+        check_version_info(cluster, "node 127.0.0.1")
+    ours = f"Ray {importlib.metadata.version('ray')} on Python {platform.python_version()}"
+    assert why_not(caught.value) == (
+        f"the cluster runs Ray 2.0.0 on Python 3.9.1, this machine {ours}; install Ray 2.0.0 here,"
+        " on Python 3.9.1"
+    )

@@ -83,12 +83,12 @@ def show_on_nodes(run: Hurt, queue: Path, *gpus: ScriptedGpu) -> None:
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Hurt:
     """A run without jobs, of two servers on one GPU; a busy machine may make it invalid."""
-    run = hurt(tmp_path_factory.mktemp("plain"), 2, 1, FAST)
+    run, seen = hurt(tmp_path_factory.mktemp("plain"), 2, 1, FAST), set[str]()
     for _ in range(_TIMES):
-        run.run()
-        if outcomes(run) == {"NO_BASELINE"}:
-            break
-    return run
+        done = run.run()
+        if (seen := outcomes(run)) == {"NO_BASELINE"}:
+            return run
+    pytest.fail(f"{_TIMES} plain runs, and the last one said {sorted(seen)}:\n{done.stdout}")
 
 
 def test_the_verdicts_are_those_of_a_plain_run(tmp_path: Path, plain: Hurt) -> None:
@@ -212,6 +212,38 @@ def test_a_job_asks_slurm_for_what_its_server_needs_and_the_user_says(
         "#SBATCH --signal=USR2@90",
     } <= asked
     assert not any("--exclusive" in line for line in asked)
+
+
+def test_an_engine_does_not_look_for_its_modules_among_ours(tmp_path: Path, queue: Path) -> None:
+    run = on_slurm(hurt(tmp_path, 1, 1, SLOW), queue)
+    with run.start("--specreg-slurm=partition=fast"):
+        wait_until(lambda: len(running(run, "vllm.entrypoints")) == 1)
+        (server,) = running(run, "vllm.entrypoints")
+        assert server.environ()["PYTHONPATH"] == run.environment()["PYTHONPATH"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--specreg-launches=0", "--specreg-launches: got 0, needed 1 or more"),
+        ("--engine=sglang", "unknown engine 'sglang'"),
+        ("--update-baselines --num-prompts=3 --reason=x", "--update-baselines with --num-prompts"),
+        ("--update-baselines", '--reason "…" is missing'),
+        ("--specreg-resume", "--specreg-resume: there is no run in"),
+        ("--specreg-nodes=a,b", "--specreg-nodes with --specreg-slurm"),
+        ("-n 2", "pytest-xdist: cases measured at the same time disturb one another; leave out -n"),
+    ],
+    ids=["launches", "engine", "prompts", "reason", "resume", "nodes", "xdist"],
+)
+def test_nobody_waits_in_a_queue_for_what_cannot_be(
+    tmp_path: Path, queue: Path, arguments: str, said: str
+) -> None:
+    run = on_slurm(hurt(tmp_path, 1, 1, FAST), queue)
+    done = run.run("--specreg-slurm=partition=fast", *arguments.split())
+    assert said in done.stdout
+    assert done.returncode == 4
+    assert "Traceback" not in done.stdout
+    assert list(queue.glob("*.sh")) == []
 
 
 def test_no_more_jobs_than_workers(tmp_path: Path, queue: Path) -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from specreg.journal import parts_in
 from specreg.report.json import RunVerdict, load_verdict
 from specreg.shared_memory import shared_files, used_by, used_by_anybody
 from tests.scripted.nvml.device import ScriptedGpu, build, environment, write_script
@@ -233,16 +234,17 @@ class Hurt:
     def journal(self) -> list[dict[str, object]]:
         """The whole lines of all its runs' journals."""
         texts = []
-        for path in sorted(self._journals()):
+        for path in self._journals():
             with contextlib.suppress(FileNotFoundError):  # a run has just taken it
                 texts.append(path.read_bytes())
         whole = [line for text in texts for line in text.splitlines(keepends=True)]
         return [msgspec.json.decode(line) for line in whole if line.endswith(b"\n")]
 
     def _journals(self) -> Iterator[Path]:
-        """The runs' own, and those of their workers that no run has taken yet."""
-        for pattern in ("*/journal.jsonl", "*/parts/*.jsonl"):
-            yield from self.runs.glob(pattern)
+        """The runs' own, each with those of its workers that it hasn't taken yet, in order."""
+        for run in sorted(self.runs.glob("*")):
+            yield run / "journal.jsonl"
+            yield from parts_in(run)
 
     def verdict(self) -> RunVerdict:
         """What the last run decided."""

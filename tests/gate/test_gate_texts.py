@@ -71,6 +71,17 @@ def test_where_it_is_up_side_a_is_asked_as_well(server: StartedServer, said: Tex
     assert both.reason.endswith("1 part where both sides hold both tokens within 1.50 nats")
 
 
+def test_a_side_a_that_cant_say_leaves_it_to_b(server: StartedServer, said: TextsSaid) -> None:
+    case = dataclasses.replace(builders.CASE, rounding_nats=1.5)
+    mute = dataclasses.replace(server, model="another")
+    rounded = changed(said, 3, likeliest(said.answers[0][3])[1])
+    found = compare_texts(case, server, builders.PROMPTS, rounded, mute)
+    assert found.outcome is Outcome.PASS
+    assert found.reason.endswith("1 part where B holds both tokens within 1.50 nats")
+    wrong = compare_texts(case, server, builders.PROMPTS, changed(said, 3, 7), mute)
+    assert wrong.outcome is Outcome.WRONG
+
+
 def test_an_answer_that_ends_sooner_is_wrong(server: StartedServer, said: TextsSaid) -> None:
     found = compare_texts(builders.CASE, server, builders.PROMPTS, changed(said, 3, None))
     assert found.outcome is Outcome.WRONG

@@ -87,6 +87,11 @@ def lines_of(run: Hurt) -> list[str]:
     return [path.name for path in run.runs.glob("*/parts/*")]
 
 
+def is_part_of(path: Path, case_id: str) -> bool:
+    """Whether a file is what an attempt at a case writes."""
+    return path.suffix == ".jsonl" and path.name.startswith(f"{case_id}.")
+
+
 def alone_s(run: Hurt) -> float:
     """How long the only server of a run was measured: from the first case's begin to the end."""
     (journal,) = run.runs.glob("*/journal.jsonl")
@@ -184,12 +189,13 @@ def test_ctrl_c_once(tmp_path: Path) -> None:
     assert all(run.attempts(case) == 1 for case in measured)
 
 
-def test_ctrl_c_twice(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pause_s", [0.1, 1.0])
+def test_ctrl_c_twice(tmp_path: Path, pause_s: float) -> None:
     run = hurt(tmp_path, 2, 2, Script(step_ms=16.0, ignore_sigterm=True))
     with run.start("--specreg-workers=auto") as pytest_run:
         wait_until(run.is_measuring(cases(2)[0]))
         pytest_run.send_signal(signal.SIGINT)
-        time.sleep(1)
+        time.sleep(pause_s)
         pytest_run.send_signal(signal.SIGINT)
         print_time(wait_until(lambda: run.left() == [], 15.0))
 
@@ -260,5 +266,5 @@ def _servers(count: int) -> tuple[list[str], list[int]]:
 def _measures(worker: psutil.Process, case_id: str) -> bool:
     """Whether the part of the journal that a worker has open is a case's."""
     with contextlib.suppress(psutil.Error):
-        return any(Path(one.path).stem == case_id for one in worker.open_files())
+        return any(is_part_of(Path(one.path), case_id) for one in worker.open_files())
     return False

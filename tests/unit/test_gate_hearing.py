@@ -4,20 +4,25 @@ from pathlib import Path
 
 import pytest
 
+from specreg.engines import engine_named
+from specreg.gate.beside import SideError
 from specreg.gate.hearing import Hearing
 from specreg.gate.journal import Journal
+from specreg.gate.launched import Arm
 from specreg.gate.plan import Pair
 from specreg.gate.texts import TextsJudged
+from specreg.server import Server
 from specreg.verdict import Outcome
 from tests.unit import builders
 
+ROOT = Path(__file__).parents[2]
 PAIR = Pair(a=builders.CASE, b=builders.CASE)
 
 
 @pytest.fixture
 def hearing(tmp_path: Path) -> Hearing:
     journal = Journal(path=tmp_path / "gate.jsonl")
-    return Hearing(pairs=(PAIR,), root=tmp_path, journal=journal, show=lambda _: None)
+    return Hearing(pairs=(PAIR,), root=ROOT, journal=journal, show=lambda _: None)
 
 
 def test_what_nobody_could_compare_in_two_blocks_is_wanted_no_more(hearing: Hearing) -> None:
@@ -34,3 +39,19 @@ def test_what_was_compared_before_isnt_wanted_again(hearing: Hearing) -> None:
     hearing.take_over([compared])
     assert not hearing.wants([PAIR.id])
     assert hearing.judged == (compared,)
+
+
+def test_a_server_that_dies_while_it_is_heard_is_told(hearing: Hearing) -> None:
+    gone = Server(
+        spec=builders.SPEC,
+        engine=engine_named("vllm"),
+        base_url="http://127.0.0.1:9",
+        model="model",
+        target="target",
+        draft=None,
+        engine_version="1.0",
+    )
+    with pytest.raises(SideError, match="answers no more"):
+        hearing.listen(PAIR, {Arm.A: gone})
+    [untold] = hearing.judged
+    assert untold.reason.startswith("side A: ")

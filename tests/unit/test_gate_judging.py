@@ -208,7 +208,9 @@ def test_a_changed_text_is_no_upgrade_however_fast() -> None:
     assert answer(launches(0.1), texts(Outcome.PASS)).answer is Answer.UPGRADE
     wrong = answer(launches(0.1), texts(Outcome.WRONG))
     assert (wrong.answer, wrong.reasons) == (Answer.DONT, ("case: token 4",))
-    assert answer(launches(0.1), texts(Outcome.INVALID)).answer is Answer.UNDECIDED
+    untold = answer(launches(0.1), texts(Outcome.INVALID))
+    assert untold.answer is Answer.UNDECIDED
+    assert untold.takes == ("case, the answers: --resume compares them once more",)
 
 
 def test_a_control_that_differs_blames_the_machine_and_no_side() -> None:

@@ -43,6 +43,10 @@ def test_what_b_calls_rounding_a_is_asked_of() -> None:
     assert doubted.gap_nats == pytest.approx(3.0)
 
 
+def test_a_token_of_b_that_a_finds_likelier_too_is_no_loss() -> None:
+    assert not doubted_by_a(FOUND, SAID, PROMPTS, lambda _: [(-0.7, -0.8), (-3.1, -0.1)])
+
+
 @pytest.mark.parametrize(
     ("b", "said"),
     [

@@ -1,6 +1,8 @@
 """Jobs: what a node says that isn't the run's, and how each side sees that the other is gone."""
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,11 +18,12 @@ from specreg.errors import UnsupportedError
 from specreg.identity import Environment, current_environment
 from specreg.many.desk import Began, Desk, Gone, Pulse, Sent
 from specreg.many.errand import Ended, Errand, Order, Said, Shown, Terms
-from specreg.many.job import look, placed, run, watch
+from specreg.many.here import given_place
+from specreg.many.job import check_kind, look, run, watch
 from specreg.many.on_slurm import Queued
 from specreg.many.places import Need
 from specreg.many.slurm_cluster import parse_survey
-from specreg.many.slurm_queue import last_words
+from specreg.many.slurm_queue import Queue, last_words, python_command
 from specreg.many.slurm_settings import Settings, parameters, parse_settings
 from tests.unit import builders
 
@@ -106,14 +109,17 @@ def test_another_specreg_is_named_before_it_measures(tmp_path: Path) -> None:
     assert isinstance(began, Began)
     assert isinstance(ended, Ended)
     assert ended.failure is not None
-    assert "the other side of the job has 9.9; install one and the same" in ended.failure.message
+    assert ended.failure.message.startswith("the run has specreg 9.9 (")
+    assert "install one and the same on each node" in ended.failure.message
 
 
 def test_a_node_of_another_specreg_is_named() -> None:
     said = msgspec.json.decode(look(""))
     assert parse_survey(msgspec.json.encode(said)).version == specreg.__version__
     other = msgspec.json.encode({**said, "sources_sha256": "ab", "site": "what it means by it"})
-    with pytest.raises(UnsupportedError, match="has the same with other files; install one"):
+    with pytest.raises(
+        UnsupportedError, match=r"^--specreg-slurm: a node has specreg \S+ \(ab\), '"
+    ):
         parse_survey(other)
 
 
@@ -129,13 +135,14 @@ def test_another_kind_of_machine_is_named(tmp_path: Path) -> None:
 
 
 def test_too_few_gpus_are_named() -> None:
-    with pytest.raises(UnsupportedError, match=r"'server' needs 64 GPU\(s\), the job has \d+"):
-        placed(order(builders.ENVIRONMENT, gpus=64))
+    with pytest.raises(UnsupportedError, match=r"'server' needs 64 GPU\(s\), and is given \d+"):
+        given_place(order(builders.ENVIRONMENT, gpus=64))
 
 
 def test_the_same_machine_is_taken() -> None:
     one = order(current_environment(needs_gpus=0))
-    assert placed(one) == one
+    assert given_place(one) == one
+    check_kind(one)
 
 
 def test_a_job_that_is_to_end_before_it_began_starts_nothing(tmp_path: Path) -> None:
@@ -207,7 +214,12 @@ def test_a_job_that_falls_silent_is_lost(tmp_path: Path) -> None:
     desk, job = given(tmp_path, order(builders.ENVIRONMENT)), Job()
     desk.say(Began(node="n1"))
     queued = Queued(
-        name="server", desk=desk, log_path=tmp_path / "log", submit=lambda: job, patience_s=0.2
+        name="server",
+        desk=desk,
+        log_path=tmp_path / "log",
+        submit=lambda: job,
+        is_over=lambda one: one.done(),
+        patience_s=0.2,
     )
     said = [one.text for one in queued if isinstance(one, Shown)]
     assert said == ["server: job 7 is in the queue", "server: job 7 runs on node 'n1'"]
@@ -222,7 +234,12 @@ def test_a_job_that_never_began_asks_for_a_shared_disk(tmp_path: Path) -> None:
     words.write_text("srun: error: no such folder\n")
     job = Job(over=True, state="FAILED", paths=SimpleNamespace(stdout=tmp_path, stderr=words))
     queued = Queued(
-        name="server", desk=desk, log_path=tmp_path / "log", submit=lambda: job, patience_s=9
+        name="server",
+        desk=desk,
+        log_path=tmp_path / "log",
+        submit=lambda: job,
+        is_over=lambda one: one.done(),
+        patience_s=9,
     )
     assert [one for one in queued if not isinstance(one, Shown)] == []
     assert queued.how == f"is gone: job 7 is FAILED and never began; is '{tmp_path}' on every node?"
@@ -248,3 +265,52 @@ def test_of_what_submitit_says_the_end_of_what_it_quotes_is_told() -> None:
     assert last_words(RuntimeError(words)) == "ModuleNotFoundError: No module named 'x'"
     assert last_words(RuntimeError("sbatch: error: a\nsbatch: error: b\n")) == "sbatch: error: b"
     assert last_words(RuntimeError()) == "RuntimeError"
+
+
+def test_a_job_finds_our_modules_and_says_nothing_of_them_to_its_engines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = "print((os.environ['PYTHONPATH'], sys.path, sys.argv[1:], __name__))"
+    (tmp_path / "shows.py").write_text(f"import os, sys\n{shown}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    asked = parameters(Settings(), Need(gpus=1), "server")
+    setup = asked.get("slurm_setup", [])
+    assert isinstance(setup, list)
+    lines = [*setup, f"{python_command()} -u -m shows /a/folder"]
+    done = subprocess.run(
+        ("/bin/bash", "-c", "\n".join(lines)), check=True, capture_output=True, text=True
+    )
+    assert done.stdout == f"{('/mine', sys.path, ['/a/folder'], '__main__')}\n"
+
+
+def test_one_asks_slurm_at_a_time_for_all() -> None:
+    asking, most = set[int](), 0
+
+    class Slow(Job):
+        def done(self) -> bool:
+            nonlocal most
+            asking.add(threading.get_ident())
+            most = max(most, len(asking))
+            time.sleep(0.05)
+            asking.discard(threading.get_ident())
+            return self.over
+
+    queue = Queue(settings=Settings(), submitit=None)
+    said = list[bool]()
+
+    def ask(job: Job) -> None:
+        deadline = time.monotonic() + 20
+        while not queue.is_over(job):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        said.append(True)
+
+    jobs = [Slow(over=True) for _ in range(8)]
+    threads = [threading.Thread(target=ask, args=(job,)) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert said == [True] * 8
+    assert most == 1

@@ -23,7 +23,7 @@ from tests.unit.test_many_pool import errand, of
 CPU = builders.ENVIRONMENT
 OPTION = "--specreg-cluster"
 WITHOUT = Need(gpus=0, timed=False)
-MEASURED = Measured(engine_version="1", target="t", draft=None, invalid=None)
+MEASURED = Measured(part="", engine_version="1", target="t", draft=None, invalid=None)
 
 
 def ground(name: str, count: int = 4, cores: int = 64) -> Ground:

@@ -44,7 +44,8 @@ def write(path, text):
 for asked in order["errand"]["cases"]:
     word, *more = asked["case"]["dataset"].split()
     case_id = asked["key"]["case_id"]
-    write(f"parts/{case_id}.jsonl", f"{terms['root']}/fixtures\\n" * int(*more or (1,)))
+    part = f"{case_id}.{order['attempt']}.jsonl"
+    write(f"parts/{part}", f"{terms['root']}/fixtures\\n" * int(*more or (1,)))
     if word == "dies":
         print("last words", file=sys.stderr)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -55,7 +56,7 @@ for asked in order["errand"]["cases"]:
     if word == "tells":
         say(type="Shown", text=json.dumps([order["checks_files"], terms["baselines"]]))
     write("parts/next.jsonl", "not yet whole")
-    done = {"type": "Measured", "engine_version": "1", "target": terms["root"] + "/t",
+    done = {"type": "Measured", "part": part, "engine_version": "1", "target": terms["root"] + "/t",
             "draft": None, "invalid": None}
     say(type="Done", task=[case_id, 1, ""], answer=done)
 write("logs/server.log", f"see {folder}/logs/server.log\\n")
@@ -167,7 +168,7 @@ def test_gpus_that_are_not_there_are_named() -> None:
     came = list(run(runner("a", gpus=3)))
     (ended,) = [one for one in came if isinstance(one, Ended)]
     assert ended.failure is not None
-    assert "its node was to give it 3 GPU(s), and shows fewer" in ended.failure.message
+    assert "'server' needs 3 GPU(s), and is given 0" in ended.failure.message
 
 
 def test_what_a_killed_errand_left_is_removed_by_the_next(home: Path) -> None:

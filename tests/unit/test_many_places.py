@@ -14,13 +14,13 @@ from specreg.many.places import (
     Place,
     at_once,
     check_alike,
-    parse_cores,
     this_machine,
 )
 from specreg.sensors import Device, Scope
 
 ONE, PAIR, ALL = (Need(gpus=gpus, timed=False) for gpus in (1, 2, 4))
-LEFT, RIGHT = frozenset({0, 1}), frozenset({2, 3})
+TIMED = Need(gpus=1)
+LEFT, RIGHT = frozenset(range(10)), frozenset(range(10, 20))
 
 
 def gpu(number: int, name: str = "H100", limit_w: float = 0.0, uuid: str = "GPU-") -> Device:
@@ -39,11 +39,17 @@ def gpu(number: int, name: str = "H100", limit_w: float = 0.0, uuid: str = "GPU-
 
 FOUR = tuple(map(gpu, range(4)))
 SIDES = {"GPU-0": LEFT, "GPU-1": LEFT, "GPU-2": RIGHT, "GPU-3": RIGHT}
+OWN = {
+    "GPU-0": frozenset(range(5)),
+    "GPU-1": frozenset(range(5, 10)),
+    "GPU-2": frozenset({10, 11}),
+    "GPU-3": frozenset({12, 13}),
+}
 
 
 def ground(*, cores: int = 64, gpus: tuple[Device, ...] = FOUR) -> Ground:
     """An empty machine with two sides."""
-    return Ground(machine=Machine(gpus=gpus, cores=cores, near=SIDES))
+    return Ground(machine=Machine(gpus=gpus, cores=cores, near=SIDES, own=OWN))
 
 
 def taken(one: Ground, need: Need) -> Place:
@@ -82,14 +88,31 @@ def test_the_side_that_is_fuller_is_filled_first() -> None:
     assert taken(one, ONE).gpus == (FOUR[1],)
 
 
-def test_cores_are_those_near_the_gpus() -> None:
+def test_cores_near_a_gpu_are_one_servers_alone() -> None:
     one = ground()
-    assert taken(one, ONE).cores == LEFT
-    assert taken(one, PAIR).cores == RIGHT
+    first, second = taken(one, TIMED), taken(one, TIMED)
+    assert (first.cores, second.cores) == (OWN["GPU-0"], OWN["GPU-1"])
+    assert first.remark == second.remark == ""
+    assert taken(one, Need(gpus=2)).cores == OWN["GPU-2"] | OWN["GPU-3"]
+
+
+def test_too_few_cores_of_its_own_are_said_and_hold_no_server() -> None:
+    one = ground(gpus=FOUR[2:])
+    place = taken(one, TIMED)
+    assert place.cores == frozenset()
+    assert place.remark == (
+        "2 core(s) near its GPU(s) are its own, and 3 are needed; it may use any, and others may"
+        " disturb it: let the run have more cores"
+    )
+
+
+def test_where_nothing_is_timed_nobody_is_told_of_cores() -> None:
+    place = taken(ground(gpus=FOUR[2:]), ONE)
+    assert (place.cores, place.remark) == (frozenset(), "")
 
 
 def test_where_nobody_knows_what_is_near_any_core_may_be_used() -> None:
-    half_known = Machine(gpus=FOUR[:2], cores=8, near={"GPU-0": LEFT})
+    half_known = Machine(gpus=FOUR[:2], cores=8, near={"GPU-0": LEFT}, own=OWN)
     assert taken(Ground(machine=half_known), PAIR).cores == frozenset()
 
 
@@ -191,22 +214,13 @@ def test_gpus_that_are_alike_are_taken() -> None:
     check_alike(Machine(gpus=(), cores=8))
 
 
-@pytest.mark.parametrize(
-    ("text", "cores"),
-    [("0-3,8\n", {0, 1, 2, 3, 8}), ("5", {5}), ("\n", set())],
-    ids=["ranges", "one", "none"],
-)
-def test_linux_lists_of_cores_are_read(text: str, cores: set[int]) -> None:
-    assert parse_cores(text) == cores
-
-
 def test_a_machine_knows_which_cores_are_near_which_gpu(tmp_path: Path) -> None:
     ours = sorted(os.sched_getaffinity(0))
     device = tmp_path / "bus/pci/devices/0000:01:00.0"
     device.mkdir(parents=True)
     (device / "local_cpulist").write_text(f"{ours[0]},100000\n")
     machine = this_machine((gpu(0), gpu(1)), sysfs=tmp_path)
-    assert machine.near == {"GPU-0": frozenset(), "GPU-1": {ours[0]}}
+    assert machine.near == machine.own == {"GPU-0": frozenset(), "GPU-1": {ours[0]}}
     assert machine.cores == len(ours)
 
 

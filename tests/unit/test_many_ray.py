@@ -195,3 +195,45 @@ def test_ray_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(SpecregError, match=r"Ray can't be imported, .*pip install specreg\[ray\]"):
         connect("auto")
+
+
+MISMATCH = """Version mismatch: The cluster was started with:
+    Ray: 2.50.0
+    Python: 3.12.3
+This process on node 10.0.0.2 was started with:
+    Ray: 2.60.0
+    Python: 3.11.7
+"""
+"""As Ray 2.60 says it; tests/cluster asks it."""
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (
+            MISMATCH,
+            (
+                "the cluster runs Ray 2.50.0 on Python 3.12.3, this machine Ray 2.60.0 on Python"
+                " 3.11.7; install Ray 2.50.0 here, on Python 3.12.3"
+            ),
+        ),
+        (
+            "no head\nmore",
+            (
+                "no cluster answers, RuntimeError: no head; start one with `ray start --head`, and"
+                " run on one of its nodes"
+            ),
+        ),
+    ],
+    ids=["versions", "none"],
+)
+def test_why_ray_takes_no_driver_is_said(
+    monkeypatch: pytest.MonkeyPatch, raised: str, said: str
+) -> None:
+    def init(**_: object) -> None:
+        raise RuntimeError(raised)
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init))
+    with pytest.raises(SpecregError) as caught:
+        connect("auto")
+    assert str(caught.value) == f"--specreg-ray 'auto': {said}"

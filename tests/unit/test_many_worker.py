@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from specreg.many.errand import Asked, Ended, Errand, Order, Said, Terms
+from specreg.journal import Key
+from specreg.many.errand import Asked, Ended, Errand, Order, Said, Shown, Terms
 from specreg.many.places import Need
 from specreg.many.worker import _suite, do
 from specreg.matrix import Case
@@ -19,9 +20,14 @@ SPEC = dataclasses.replace(
 CASE: Case = dataclasses.replace(builders.CASE, server=SPEC, control=None, prompts=3)
 
 
-def order(folder: Path, **changes: str) -> Order:
-    """To measure the case, where its key has these words; nothing can be started."""
-    asked = Asked(case=CASE, key=None, metrics=frozenset())
+NO_KEY = Key(
+    case="", case_id=CASE.id, launch=1, asked="all", environment="", engine="", files_sha256=""
+)
+
+
+def order(folder: Path, *, measures: bool = True, **changes: str) -> Order:
+    """To measure the case, or only to prove it, where its key has these words; nothing starts."""
+    asked = Asked(case=CASE, key=NO_KEY, metrics=frozenset())
     errand = Errand(
         name="server", launch=1, cases=(asked,), need=Need(gpus=0, timed=False), weight_tokens=1
     )
@@ -40,7 +46,8 @@ def order(folder: Path, **changes: str) -> Order:
     )
     plain = Order(terms=terms, errand=errand, checks_files=True)
     key = msgspec.structs.replace(_suite(plain, lambda _: None).key(CASE, 1), **changes)
-    cases = (msgspec.structs.replace(asked, key=key),)
+    proofs = () if measures else ("lossless_frac",)
+    cases = (msgspec.structs.replace(asked, key=key, measures=measures, proofs=proofs),)
     return msgspec.structs.replace(plain, errand=msgspec.structs.replace(errand, cases=cases))
 
 
@@ -50,6 +57,7 @@ def ended(one: Order) -> tuple[Ended, list[Said]]:
     return do(one, said.append), said
 
 
+@pytest.mark.parametrize("task", ["measured", "proved"])
 @pytest.mark.parametrize(
     ("field", "words"),
     [
@@ -58,9 +66,9 @@ def ended(one: Order) -> tuple[Ended, list[Said]]:
     ],
 )
 def test_what_is_not_that_of_the_run_is_named_before_anything_starts(
-    tmp_path: Path, field: str, words: str
+    tmp_path: Path, field: str, words: str, task: str
 ) -> None:
-    found, said = ended(order(tmp_path, **{field: "other"}))
+    found, said = ended(order(tmp_path, measures=task == "measured", **{field: "other"}))
     assert found.failure is not None
     with pytest.raises(Exception, match=f"^case '{CASE.id}': {words}"):
         raise found.failure.error()
@@ -72,3 +80,9 @@ def test_on_the_runs_own_machine_nobody_looks(tmp_path: Path) -> None:
     one = order(tmp_path, files_sha256="other")
     found, _ = ended(msgspec.structs.replace(one, checks_files=False))
     assert found.failure is None or "aren't those of the run" not in found.failure.message
+
+
+def test_what_is_to_be_said_of_its_place_is_heard_first(tmp_path: Path) -> None:
+    one = msgspec.structs.replace(order(tmp_path, engine="other"), remark="few cores")
+    _, said = ended(one)
+    assert said == [Shown(text="few cores", stays=True)]

@@ -11,12 +11,17 @@ import pytest
 
 from specreg.shared_memory import FOLDER, remove_shared, shared_files, used_by
 
-# Has a file there: open, or mapped alone; says so, and waits.
+# Has a file there: open, mapped alone, or as glibc makes a semaphore: mapped under another name,
+# which is then taken away. Says so, and waits.
 SHARING = """
-import mmap, sys
-file = open(sys.argv[1], "w+b")
+import mmap, os, sys
+name = sys.argv[1] + ("-first" if sys.argv[2] == "linked" else "")
+file = open(name, "w+b")
 file.truncate(mmap.PAGESIZE)
-if sys.argv[2] == "mapped":
+if sys.argv[2] == "linked":
+    os.link(name, sys.argv[1])
+    os.unlink(name)
+if sys.argv[2] != "open":
     held = mmap.mmap(file.fileno(), mmap.PAGESIZE)
     file.close()
 print(flush=True)
@@ -42,7 +47,7 @@ def sharing(path: Path, how: str) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-@pytest.mark.parametrize("how", ["open", "mapped"])
+@pytest.mark.parametrize("how", ["open", "mapped", "linked"])
 def test_what_is_left_of_a_process_goes_and_not_before(path: Path, how: str) -> None:
     with sharing(path, how) as process:
         assert path.name in shared_files()

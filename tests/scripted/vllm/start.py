@@ -114,11 +114,17 @@ def _flood(flood_bytes: int) -> None:
 
 
 def _share_memory() -> tuple[mmap.mmap, ...]:
-    """A block and a semaphore, named as Python and glibc name theirs; nobody ever removes them."""
+    """A block and a semaphore, named as Python and glibc name theirs; nobody ever removes them.
+
+    glibc maps a semaphore before it has its name: what the system tells of that is another one.
+    """
+    folder, name = Path("/dev/shm"), uuid.uuid4().hex[:8]  # noqa: S108 - that is where they are
+    block, nameless = folder / f"psm_{name}", folder / f"sem.{name[:6]}"
     shared = []
-    for kind in ("psm_", "sem."):
-        path = Path(f"/dev/shm/{kind}{uuid.uuid4().hex[:8]}")  # noqa: S108 - that is where they are
+    for path in (block, nameless):
         with path.open("w+b") as file:
             file.truncate(mmap.PAGESIZE)
             shared.append(mmap.mmap(file.fileno(), mmap.PAGESIZE))
+    (folder / f"sem.mp-{name}").hardlink_to(nameless)
+    nameless.unlink()
     return tuple(shared)
