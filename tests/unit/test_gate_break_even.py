@@ -55,7 +55,7 @@ def test_a_load_whose_interval_holds_1_is_called_unclear() -> None:
         " 1.02 (0.95..1.10) at 4"
     )
     nowhere = told((1, 0.5, 0.4, 0.6), (4, 0.98, 0.91, 1.06))
-    assert nowhere.endswith("by the estimates alone, unclear: 0.98 (0.91..1.06) at 4")
+    assert nowhere.endswith("by the estimates; unclear: 0.98 (0.91..1.06) at 4")
     assert told((1, 2.0, 1.9, 2.1), (4, 1.2, 1.1, 1.3)).endswith("requests in flight")
 
 
