@@ -1,7 +1,7 @@
 """Real vLLM on a node of a real Ray cluster, without a GPU: the verdicts of a plain run.
 
-It takes two runs of the tier `cpu`, of some minutes each. `SPECREG_PLAIN_REPORT=…/report.json` saves the plain one:
-one that was made before on this machine.
+It takes two runs of the tier `cpu`, of some minutes each. `SPECREG_PLAIN_REPORT=…/report.json` is
+taken for the plain one: a run that was made before on this machine.
 """
 
 import os
