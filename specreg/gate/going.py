@@ -26,15 +26,20 @@ class Group:
     subjects: tuple[Subject, ...]
     together: bool = False
 
-    @property
-    def block(self) -> tuple[tuple[Arm, ...], ...]:
+    def block(self, number: int) -> tuple[tuple[Arm, ...], ...]:
         """Which sides are launched, in order; in brackets those that are up at the same time.
 
-        The same forwards and backwards, so that no side has the better half of it.
+        The same forwards and backwards, so that no side has the better half of it. Of three one
+        stands in the middle, each of them in its turn.
+
+        Args:
+            number: of the block, from 1.
         """
         with_control = any(subject.is_control for subject in self.subjects)
         arms = _WITH_CONTROL if with_control else _ARMS
-        there_and_back = (arms, arms[::-1])
+        first = (number - 1) % len(arms) if with_control else 0
+        turned = (*arms[first:], *arms[:first])
+        there_and_back = (turned, turned[::-1])
         if self.together:
             return there_and_back
         return tuple((arm,) for way in there_and_back for arm in way)
@@ -48,7 +53,7 @@ class Group:
     @property
     def launches(self) -> int:
         """Of a block, all sides together."""
-        return sum(map(len, self.block))
+        return sum(map(len, self.block(1)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +120,7 @@ def _left(group: Group, block: int, done: Sequence[Launched]) -> list[tuple[Arm,
         if one.block == block and one.case_id in cases:
             told.setdefault(one.number, set()).add((one.case_id, one.arm))
     left = []
-    for arms in group.block:
+    for arms in group.block(block):
         wanted = set(itertools.product(cases, arms))
         number = next((number for number, had in told.items() if had >= wanted), None)
         if number is None:

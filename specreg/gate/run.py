@@ -105,7 +105,7 @@ class Gate:
         if self.rehearsed:
             return
         for shared in self.shared:
-            for arms in dict.fromkeys(tuple(sorted(arms)) for arms in shared.group.block):
+            for arms in dict.fromkeys(tuple(sorted(arms)) for arms in shared.group.block(1)):
                 if arms == (Arm.A2,):  # what A can start, it can
                     continue
                 with contextlib.ExitStack() as stack:
@@ -173,7 +173,7 @@ class Gate:
             return {}
         sitting = statistics.fmean(self.spent_s) / 60
         return {
-            subject.case_id: sitting * len(shared.group.block) / LAUNCHES_PER_BLOCK
+            subject.case_id: sitting * len(shared.group.block(1)) / LAUNCHES_PER_BLOCK
             for shared in self.shared
             for subject in shared.group.subjects
         }

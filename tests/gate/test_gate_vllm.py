@@ -138,7 +138,7 @@ def test_5_percent_of_a_step_are_found(tmp_path: Path) -> None:
     there = f"engine_env.PYTHONPATH={PLANTED}"
     status, said, report = run(
         tmp_path,
-        *("--matrix", "fixtures/matrix", "--case", PADDED, "--no-rehearse", "--seconds", "60"),
+        *("--matrix", "fixtures/matrix", "--case", PADDED, "--no-rehearse", "--seconds", "30"),
         *("--a", there, "--b", there, "--b", "engine_env.PLANTED_FAULT=sleep"),
         *("--b", "engine_env.PLANTED_SLEEP_S=0.0006"),
         speed=True,

@@ -76,6 +76,17 @@ def test_sides_that_are_up_together_start_there_and_back() -> None:
     assert [one.launches for one in groups] == [6, 4]
 
 
+def test_with_a_control_each_side_is_the_first_as_often() -> None:
+    machine = Machine()
+    go_on(
+        [group("x", Arm.B, Arm.A2, together=True)],
+        machine.launch,
+        rules(3),
+        has_questions=lambda _: True,
+    )
+    assert machine.said == "xA+B+A21 xA2+B+A1 xB+A2+A2 xA+A2+B2 xA2+A+B3 xB+A+A23"
+
+
 def test_together_too_it_goes_on_where_it_was_cut_off() -> None:
     first, second = Machine(), Machine()
     left = iter((True, False))
