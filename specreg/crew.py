@@ -25,11 +25,12 @@ from specreg.matrix import Case
 from specreg.protocols import Endpoint
 from specreg.replay import Round, Share, Tally, replay_round
 from specreg.spread import Histogram
-from specreg.talk import Clock, Finished, Record, new_client
+from specreg.talk import Clock, Finished, Hear, Record, check_heard, new_client
 
 _HEAD_START_NS = 50 * 10**6
 """What an order takes to reach all processes; then they begin together."""
 _SCRAPE_S = 30.0
+_TOKEN_S = 60.0
 _LINE_BYTES = 256 * 2**20
 
 
@@ -43,15 +44,13 @@ class _Order(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A request that ended; or, at the end of a share, how late the process was.
-
-    Attributes:
-        silent_s: for how long the server has been when the process gave its share up.
+    """A request that ended; each second, when the server last showed the process life; or, at the
+    end of a share, how late the process was.
     """
 
     finished: Finished | None = None
+    heard_ns: int | None = None
     lags: Histogram | None = None
-    silent_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +60,7 @@ class Crew:
     Attributes:
         client: of this process.
         workers: the further processes; none unless the case asks for two or more.
+        token_within_s: a server that doesn't hang generates a token.
     """
 
     case: Case
@@ -68,23 +68,51 @@ class Crew:
     clock: Clock
     client: httpx.AsyncClient
     workers: tuple[asyncio.subprocess.Process, ...]
+    token_within_s: float = _TOKEN_S
 
     async def replay(self, prompts: Sequence[Prompt], record: Record | None = None) -> Round:
         """One round; see `replay_round`.
 
+        Where a request's time was up in it, the server is asked for a token more: it may hang, and
+        the round may have been too short to show it.
+
         Raises:
             InvalidMeasurementError: `CLIENT_DIED`, one of the further processes did; `HUNG`.
         """
+        late: list[int] = []
+
+        def keep(finished: Finished) -> None:
+            if finished.late:
+                late.append(finished.place)
+            if record is not None:
+                record(finished)
+
         if self.workers:
-            return await self._replay_shares(tuple(prompts), record)
+            done = await self._replay_shares(tuple(prompts), keep)
+        else:
+            done = await self._replay_here(self.case, prompts, keep)
+        if late:
+            await self._check_generates(prompts)
+        return done
+
+    async def _replay_here(self, case: Case, prompts: Sequence[Prompt], record: Record) -> Round:
         return await replay_round(
-            self.case,
-            self.endpoint,
-            prompts,
-            client=self.client,
-            clock=self.clock,
-            record=record,
+            case, self.endpoint, prompts, client=self.client, clock=self.clock, record=record
         )
+
+    async def _check_generates(self, prompts: Sequence[Prompt]) -> None:
+        """Silent where the server answers the first prompt, with a token or a refusal."""
+        case = dataclasses.replace(
+            self.case,
+            load=Load(concurrency=1),
+            turns=1,
+            output_cap_tokens=1,
+            request_timeout_s=self.token_within_s,
+        )
+        ended: list[Finished] = []
+        await self._replay_here(case, prompts[:1], ended.append)
+        if any(one.late for one in ended):
+            raise HungError(self.token_within_s)
 
     async def replay_under(self, load: Load, prompts: Sequence[Prompt]) -> Round:
         """The same under another load, as for the warm-up; nobody records it."""
@@ -109,17 +137,25 @@ class Crew:
             raise InvalidMeasurementError("METRICS_MISSING", message) from error
         return page.text
 
-    async def _replay_shares(self, prompts: tuple[Prompt, ...], record: Record | None) -> Round:
+    async def _replay_shares(self, prompts: tuple[Prompt, ...], record: Record) -> Round:
         started_ns, tally = self.clock() + _HEAD_START_NS, Tally()
+        last_ns = started_ns
+
+        def hear(heard_ns: int) -> None:
+            # A server that one process hears nothing from may be busy with another's requests.
+            nonlocal last_ns
+            last_ns = max(last_ns, heard_ns)
+            check_heard(self.case, last_ns, self.clock())
 
         async def follow(number: int, worker: asyncio.subprocess.Process) -> None:
             share = Share(number=number, of=len(self.workers), started_ns=started_ns)
             order = _Order(case=self.case, endpoint=self.endpoint, prompts=prompts, share=share)
             await _send(worker, order)
-            async for finished in _replies(worker, tally.lags):
+            async for finished in _replies(worker, tally.lags, hear):
                 tally.take(finished)
-                if record is not None:
-                    record(finished)
+                record(finished)
+                if not finished.late:
+                    hear(self.clock())
 
         await asyncio.gather(*(follow(*pair) for pair in enumerate(self.workers)))
         return tally.as_round()
@@ -174,13 +210,15 @@ async def _send(worker: asyncio.subprocess.Process, order: _Order) -> None:
             await worker.stdin.drain()
 
 
-async def _replies(worker: asyncio.subprocess.Process, lags: Histogram) -> AsyncIterator[Finished]:
+async def _replies(
+    worker: asyncio.subprocess.Process, lags: Histogram, hear: Hear
+) -> AsyncIterator[Finished]:
     """The requests of a share as they end; `lags` takes the process's own at the end."""
     decoder = msgspec.json.Decoder(_Reply)
     while worker.stdout is not None and (line := await worker.stdout.readline()):
         reply = decoder.decode(line)
-        if reply.silent_s is not None:
-            raise HungError(reply.silent_s)
+        if reply.heard_ns is not None:
+            hear(reply.heard_ns)
         if reply.lags is not None:
             lags.merge(reply.lags)
             return
@@ -196,19 +234,16 @@ async def _work() -> None:
         order = msgspec.json.decode(line, type=_Order)
         connections = order.case.load.concurrency or None
         async with new_client(order.endpoint, connections=connections) as client:
-            try:
-                done = await replay_round(
-                    order.case,
-                    order.endpoint,
-                    order.prompts,
-                    client=client,
-                    clock=time.monotonic_ns,
-                    record=lambda finished: _say(_Reply(finished=finished)),
-                    share=order.share,
-                )
-            except HungError as error:
-                _say(_Reply(silent_s=error.silent_s))
-                continue
+            done = await replay_round(
+                order.case,
+                order.endpoint,
+                order.prompts,
+                client=client,
+                clock=time.monotonic_ns,
+                record=lambda finished: _say(_Reply(finished=finished)),
+                share=order.share,
+                hear=lambda heard_ns: _say(_Reply(heard_ns=heard_ns)),
+            )
         _say(_Reply(lags=done.lags))
 
 

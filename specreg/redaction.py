@@ -1,11 +1,13 @@
 """Redaction: what we write and say in, the same without secrets out.
 
-Known secrets are the values of environment variables and options whose names say so, and the
-passwords in URLs. Of what others say, an answer or a log, what has the form of one is hidden too.
+Known secrets are the values of environment variables, options, pairs and JSON keys whose names say
+so, and the passwords in URLs. Of what others say, an answer or a log, what has the form of one is
+hidden too.
 
 The standard library alone: the watchdog, who writes the logs, has nothing else.
 """
 
+import contextlib
 import functools
 import html
 import json
@@ -23,8 +25,15 @@ _SHORT = r"(?:^|_)(?:pass|pwd|pat)"
 _VARIABLE = re.compile(rf"(?:{_WORDS}|{_SHORT})(?=_|\d*$)", re.IGNORECASE)
 _PLACE = re.compile(r"(?:path|file|dir|folder|url|uri|name|type)$", re.IGNORECASE)
 _OPTION = re.compile(rf"(?:-|^)[\w.-]*{_WORDS}$", re.IGNORECASE)
-_ORDINARY = re.compile(r"[\d.,:+-]*|true|false|none|null", re.IGNORECASE)
-"""Numbers are never hidden: a file of ours couldn't be read without them."""
+_KEY = re.compile(rf"(?:{_WORDS}|{_SHORT})\d*$", re.IGNORECASE)
+"""Of settings: `speculative_token_tree`, with the word in its middle, is none."""
+_ORDINARY = re.compile(r"[\d.,:+-]*|true|false|none|null|<\|[\w ]+\|>", re.IGNORECASE)
+"""Numbers are never hidden: a file of ours couldn't be read without them. Nor is `<|endoftext|>`."""
+
+_PAIR = re.compile(
+    r"(?<![\w.-])([\w.-]+)(?:[\"']?\s*=|[\"']\s*:)\s*(?=[\"']?([^\s\"',;&\])}]{8,}))"
+)
+"""A name and, yet to be read, its value, which may be a pair too: `a=1,b=2`, `--a=b=2`, `'a': 1`."""
 
 _URL = r"(://[^\s/:@'\"]*:)[^\s/@'\"]+(?=@)"
 _USER = r"(://)[^\s/:@'\"]{16,}(?=@)"
@@ -73,12 +82,13 @@ def secrets_in(environment: Mapping[str, str], arguments: Sequence[str] = ()) ->
 
     Args:
         environment: variables, as `HF_TOKEN`; a number or a path that exists is no secret.
-        arguments: of a command line, as `--api-key X`, `--api-key=X` and `api_key=X`.
+        arguments: of a command line, as `--api-key X`, `--api-key=X` and `api_key=X`; the
+            latter also among other pairs, and JSON, as `--loader {"api_key": "X"}`.
     """
     values = [value for name, value in environment.items() if _says_so(name)]
     named = [part for value in values for part in (value, *value.split(","))]  # of several keys
     texts = (*environment.values(), *arguments)
-    within = [secret for text in texts for secret in _passwords(text)]
+    within = [secret for text in texts for secret in _within(text)]
     return frozenset(filter(_is_secret, (*named, *_of_options(arguments), *within)))
 
 
@@ -128,6 +138,10 @@ def _says_so(name: str) -> bool:
     return bool(_VARIABLE.search(name)) and not _PLACE.search(name)
 
 
+def _setting_says_so(name: str) -> bool:
+    return bool(_KEY.search(re.sub("[.-]", "_", name))) and not _PLACE.search(name)
+
+
 def _of_options(arguments: Sequence[str]) -> Iterator[str]:
     """The values of options whose names say so; several may follow one."""
     takes = False
@@ -140,6 +154,30 @@ def _of_options(arguments: Sequence[str]) -> Iterator[str]:
             takes = bool(_OPTION.search(argument))
         elif takes:
             yield argument
+
+
+def _within(text: str) -> Iterator[str]:
+    """Those in the URLs, headers and pairs of a text, and in its JSON, with or without a name."""
+    yield from _passwords(text)
+    yield from (found[2] for found in _PAIR.finditer(text) if _setting_says_so(found[1]))
+    for said in (text, text.partition("=")[2]):
+        if said.lstrip().startswith(("{", "[")):
+            with contextlib.suppress(ValueError, RecursionError):  # it is none
+                yield from _of_json(json.loads(said), named=False)
+
+
+def _of_json(value: object, *, named: bool) -> Iterator[str]:
+    """Those in a value, as they are meant and as they stand there; all, if its name says so."""
+    if isinstance(value, str):
+        spelled = {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
+        yield from spelled if named else _within(value)
+    elif isinstance(value, dict):
+        for name, one in value.items():
+            yield from _of_json(one, named=named or _setting_says_so(name))
+    elif isinstance(value, list):
+        yield from _of_options([one for one in value if isinstance(one, str)])
+        for one in value:
+            yield from _of_json(one, named=named)
 
 
 def _passwords(text: str) -> Iterator[str]:

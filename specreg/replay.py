@@ -18,7 +18,7 @@ from specreg.datasets import Prompt
 from specreg.matrix import Case
 from specreg.protocols import Endpoint
 from specreg.spread import Histogram
-from specreg.talk import Clock, Finished, Record, Talk
+from specreg.talk import Clock, Finished, Hear, Record, Talk, check_heard
 from specreg.trace import RequestTrace
 
 _BEAT_NS = 20 * 10**6
@@ -95,6 +95,7 @@ async def replay_round(
     clock: Clock,
     record: Record | None = None,
     share: Share | None = None,
+    hear: Hear | None = None,
 ) -> Round:
     """Replays prompts as the case's load says; each conversation's turns one after another.
 
@@ -109,9 +110,10 @@ async def replay_round(
         clock: monotonic, in nanoseconds.
         record: is told of each request as it ends.
         share: which part of the round is ours; None for all of it, from now on.
+        hear: judges the server's silence; None for this process alone.
 
     Raises:
-        HungError: for 60 s no token came on any stream.
+        HungError: for 60 s of requests on their way no token came on any stream.
     """
     share = share or Share(started_ns=clock())
     tally = Tally()
@@ -132,7 +134,14 @@ async def replay_round(
                 finish(ended.get_nowait())
             await asyncio.sleep(0)
 
-    talk = Talk(case=case, endpoint=endpoint, client=client, clock=clock, end=ended.put_nowait)
+    talk = Talk(
+        case=case,
+        endpoint=endpoint,
+        client=client,
+        clock=clock,
+        end=ended.put_nowait,
+        hear=hear or (lambda heard_ns: check_heard(case, heard_ns, clock())),
+    )
     due = _due(case, prompts, share, clock)
     closed = case.load.arrivals is Arrivals.CLOSED
     asking, watching, finishing, feeling = [

@@ -21,7 +21,8 @@ from specreg.sse import DONE, splitter_for
 from specreg.trace import Chunk, RequestTrace, StreamEvent, chunk_sizes
 
 _SILENCE_S = 60.0
-"""How long a stream may be silent before its request counts as failed."""
+"""How long a stream may be silent before its request counts as failed, and all before the server
+counts as hung."""
 _WATCH_S = 1.0
 _ERROR_BYTES = 300
 _MORE_TOKENS = 1024
@@ -34,22 +35,39 @@ _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 Clock = Callable[[], int]
 
 
-class Finished(msgspec.Struct, frozen=True, kw_only=True):
+class Finished(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A request that has ended, with all that was seen of it.
 
     Attributes:
         place: of its conversation in the round, from 0.
         trace: what the figures are made from.
         chunks: each chunk with a token; text: all that was generated.
+        late: whether its time was up.
     """
 
     place: int
     trace: RequestTrace
     chunks: tuple[Chunk, ...]
     text: str
+    late: bool = False
 
 
 Record = Callable[[Finished], None]
+Hear = Callable[[int], None]
+"""Is told each second, while requests are on their way, when the server last showed life."""
+
+
+def check_heard(case: Case, heard_ns: int, now_ns: int) -> None:
+    """A server that is asked something shows life within 60 s.
+
+    Where answers come whole, and the time of a request is longer, within that.
+
+    Raises:
+        HungError: it showed none.
+    """
+    most_s = _SILENCE_S if case.stream else max(_SILENCE_S, case.request_timeout_s)
+    if now_ns - heard_ns > most_s * _NS_PER_S:
+        raise HungError(most_s)
 
 
 def new_client(endpoint: Endpoint, *, connections: int | None) -> httpx.AsyncClient:
@@ -84,6 +102,7 @@ class _Gathered:
     Attributes:
         sent_ns: when it was asked for; heard_ns: when anything last came.
         most_tokens: that it may have.
+        late: whether its time was up, so that its end is no sign of life.
     """
 
     sent_ns: int
@@ -92,6 +111,7 @@ class _Gathered:
     tokens: int = 0
     characters: int = 0
     error: str | None = None
+    late: bool = False
     chunks: list[Chunk] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     finish_reason: str | None = None
@@ -132,9 +152,15 @@ class _Gathered:
 
 @dataclass(slots=True, eq=False)
 class _Pulse:
-    """When a token last came on any stream that has ended."""
+    """The life that a server showed on what has ended: a token, or an end before its time was up.
 
-    token_ns: int = 0
+    Attributes:
+        heard_ns: when; moved on by the time in which nothing was on its way, which is no silence.
+        idle_ns: since when nothing is, where nothing is.
+    """
+
+    heard_ns: int = 0
+    idle_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,29 +172,42 @@ class Talk:
     client: httpx.AsyncClient
     clock: Clock
     end: Record
+    hear: Hear
     running: dict[_Gathered, asyncio.Timeout] = field(default_factory=dict)
     pulse: _Pulse = field(default_factory=_Pulse)
 
     async def watch(self) -> None:
-        """Ends the streams that have been silent for too long.
+        """Tells of life, and ends the streams that have been silent for too long.
 
         Raises:
-            HungError: all were, and nothing came on those that ended either.
+            HungError: whoever hears it may.
         """
         while True:
             await asyncio.sleep(_WATCH_S)
+            if not self.running:
+                continue
+            tokens_ns = [one.chunks[-1].at_ns for one in self.running if one.chunks]
+            self.hear(max([self.pulse.heard_ns, *tokens_ns]))
             now_ns = self.clock()
-            if self.running and now_ns - self._since_ns() > _SILENCE_S * _NS_PER_S:
-                raise HungError(_SILENCE_S)
-            for gathered, timeout in self.running.items():
+            for gathered, timeout in self.running.items() if self.case.stream else ():
                 if now_ns - gathered.heard_ns > _SILENCE_S * _NS_PER_S and not timeout.expired():
                     gathered.error = f"nothing came for {_SILENCE_S:g} s"
                     timeout.reschedule(asyncio.get_running_loop().time())
 
-    def _since_ns(self) -> int:
-        """When a token last came on any stream, or the first of those that run was sent."""
-        tokens_ns = [one.chunks[-1].at_ns for one in self.running if one.chunks]
-        return max(min(one.sent_ns for one in self.running), self.pulse.token_ns, *tokens_ns)
+    def _begin(self, gathered: _Gathered, timeout: asyncio.Timeout) -> None:
+        if not self.running:
+            self.pulse.heard_ns += gathered.sent_ns - self.pulse.idle_ns
+        self.running[gathered] = timeout
+
+    def _end(self, gathered: _Gathered) -> None:
+        self.running.pop(gathered)
+        now_ns = self.clock()
+        if not gathered.late:
+            self.pulse.heard_ns = now_ns
+        elif gathered.chunks:
+            self.pulse.heard_ns = max(self.pulse.heard_ns, gathered.chunks[-1].at_ns)
+        if not self.running:
+            self.pulse.idle_ns = now_ns
 
     async def replay(self, place: int, prompt: Prompt, planned_ns: int) -> None:
         """One conversation, each turn with the model's own replies before it."""
@@ -205,22 +244,20 @@ class Talk:
         gathered = _Gathered(sent_ns=sent_ns, heard_ns=sent_ns, most_tokens=most_tokens)
         try:
             async with asyncio.timeout(case.request_timeout_s) as timeout:
-                if case.stream:  # without one there is silence until the end
-                    self.running[gathered] = timeout
+                self._begin(gathered, timeout)
                 await self._stream(path, body, gathered, protocol.new_decoder(ask))
         # The transport leaves some of aiohttp's as they are, of what is no HTTP for instance.
         except (httpx.HTTPError, aiohttp.ClientError) as failure:
             gathered.error = ": ".join(filter(None, (type(failure).__name__, shortly(failure))))
+            gathered.late = isinstance(failure, httpx.TimeoutException | TimeoutError)
         except TimeoutError:
-            late = f"no end within request_timeout_s = {case.request_timeout_s:g}"
-            gathered.error = gathered.error or late
+            message = f"no end within request_timeout_s = {case.request_timeout_s:g}"
+            gathered.error, gathered.late = gathered.error or message, True
         except InvalidMeasurementError as failure:
             gathered.error = str(failure)
         finally:
-            self.running.pop(gathered, None)
+            self._end(gathered)
         chunks = gathered.chunks
-        if chunks:
-            self.pulse.token_ns = max(self.pulse.token_ns, chunks[-1].at_ns)
         trace = RequestTrace(
             prompt_id=prompt.id,
             category=prompt.category,
@@ -238,7 +275,11 @@ class Talk:
             error=gathered.error,
         )
         return Finished(
-            place=place, trace=trace, chunks=tuple(chunks), text="".join(gathered.texts)
+            place=place,
+            trace=trace,
+            chunks=tuple(chunks),
+            text="".join(gathered.texts),
+            late=gathered.late,
         )
 
     async def _stream(

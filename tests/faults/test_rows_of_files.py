@@ -115,9 +115,15 @@ PLANTED = {
     "PIP_INDEX_URL": "https://me:planted-in-a-url@127.0.0.1:9/simple",
 }
 SECRETS = ("hf_plantedinvariables", 'planted"in/quotes', 'planted\\"in/quotes', "planted-in-a-url")
-ARGUMENTS = ("--api-key", "planted-in-arguments", "--seed", "12345678")
+ARGUMENTS = (
+    *("--model-loader-extra-config", '{"secret_key": "planted-in-json"}'),
+    *("--api-key", "planted-in-arguments", "--seed", "12345678"),
+)
 SAYING = "INFO 'Authorization': 'Bearer planted-in-a-header', GET /x?token=planted-in-a-query"
-ALL = (*SECRETS, ARGUMENTS[1], "planted-in-a-header", "planted-in-a-query")
+ALL = (
+    *SECRETS,
+    *("planted-in-arguments", "planted-in-json", "planted-in-a-header", "planted-in-a-query"),
+)
 
 
 def leaks(folder: Path, *said: str) -> list[str]:

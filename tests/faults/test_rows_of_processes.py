@@ -101,6 +101,30 @@ def test_row_03_a_server_that_hangs_in_the_run(run: Hurt) -> None:
     assert run.left() == []
 
 
+@pytest.mark.parametrize(
+    "settings",
+    ["request_timeout_s = 5.0", "request_timeout_s = 5.0\nstream = false"],
+    ids=["streams", "whole-answers"],
+)
+def test_row_03_a_server_that_hangs_while_its_requests_have_little_time(
+    run: Hurt, settings: str
+) -> None:
+    """A round may be over before a minute is: what is left of it is one token more to ask for."""
+    run.settings = settings
+    with run.start() as pytest_run:
+        wait_until(run.is_measuring())
+        server = run.server()
+        server.send_signal(signal.SIGSTOP)
+        took_s = wait_until(lambda: not lives(server))
+        output, _ = pytest_run.communicate(timeout=120)
+    print_time(took_s, 4 * 5 + 60 + 10)  # a round's requests first, and row 5's time to be gone
+    outcomes = {one.case_id: (one.outcome, one.reason) for one in run.verdict().verdicts}
+    assert outcomes[CASES[0]][1].startswith("HUNG: no token came on any stream for 60 s"), output
+    assert [outcomes[case][0] for case in CASES[1:]] == ["NO_BASELINE", "NO_BASELINE"], output
+    assert len(run.logs()) == 2
+    assert run.left() == []
+
+
 def test_row_04_a_server_that_crashes_in_the_run(run: Hurt) -> None:
     with run.start() as pytest_run:
         wait_until(run.is_measuring())

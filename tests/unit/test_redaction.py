@@ -70,7 +70,23 @@ def test_an_ordinary_value_is_none(name: str, value: str) -> None:
         (("--attach", "http://someone:planted-1@host:8000/v1"), {"planted-1"}),
         (("git+https://planted-planted-1@github.com/a/b",), {"planted-planted-1"}),
         (("https://host/x?a=1&access_token=planted-1&b=2",), {"planted-1"}),
+        (("--loader", '{"secret_key": "of two words"}'), {"of two words"}),
+        (('--loader={"a": [{"api-keys": ["planted-1", "planted-2"]}]}',), {"planted-1", "planted-2"}),
+        (("--loader", '{"credentials": {"user": {"id": "planted-1"}}}'), {"planted-1"}),
+        (("--loader", '{"args": ["--api-key", "planted-1", "--seed"]}'), {"planted-1"}),
+        (("--loader", '{"more": "{\\\"password\\\": \\\"of two words\\\"}"}'), {"of two words"}),
+        (("--loader", '{"endpoint": "http://me:planted-1@host"}'), {"planted-1"}),
+        (("--loader", "{'secret_key': 'planted-1'}"), {"planted-1"}),
+        (("--loader", "bucket=somewhere,secret_key=planted-1,seed=12345678"), {"planted-1"}),
+        (("--loader=bucket=somewhere;secret_key=planted-1",), {"planted-1"}),
+        (("--loader=secret_key=planted-1==",), {"planted-1=="}),
         (("--model", "fixtures/models/tiny/target", "--seed", "12345678"), set()),
+        (("--loader", '{"secret_key": "planted'), set()),
+        (("--loader", "[" * 100_000), set()),
+        (("--loader", '{"token_path": "/nowhere/planted", "max_tokens": 12345678}'), set()),
+        (("--config", '{"speculative_token_tree": "[(0,), (0, 0)]", "k": "long-word"}'), set()),
+        (("--config", '{"mask_token": "<|a mask|>"}', "--eos-token=<|endoftext|>"), set()),
+        (("--token-map=thunlp/some/freqs.pt", "some/secret-key:long-word"), set()),
         (("--speculative-token-map", "thunlp/some/freqs.pt", "--tokenizer", "some/model"), set()),
         (("--max-num-batched-tokens", "16384000"), set()),
         (("git@github.com:a/b", "ssh://git@github.com/a/b"), set()),
@@ -78,6 +94,19 @@ def test_an_ordinary_value_is_none(name: str, value: str) -> None:
 )
 def test_secrets_stand_in_options_and_urls(arguments: tuple[str, ...], secrets: set[str]) -> None:
     assert secrets_in({}, arguments) == secrets
+
+
+def test_a_secret_in_the_json_of_a_variable_is_secret() -> None:
+    assert secrets_in({"ENGINE_SETTINGS": '{"secret_key": "of two words"}'}) == {"of two words"}
+
+
+@pytest.mark.parametrize("ensure_ascii", [False, True])
+def test_a_secret_in_json_is_hidden_where_the_json_is_quoted(*, ensure_ascii: bool) -> None:
+    argument = json.dumps({"secret_key": ODD, "port": 1}, ensure_ascii=ensure_ascii)
+    learn({}, ("--loader", argument))
+    hidden = json.dumps({"secret_key": HIDDEN, "port": 1})
+    assert hide_known(argument) == hidden
+    assert json.loads(hide_known(json.dumps([argument], ensure_ascii=False))) == [hidden]
 
 
 def test_a_password_in_the_url_of_any_variable_is_secret() -> None:
