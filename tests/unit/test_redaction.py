@@ -74,7 +74,7 @@ def test_an_ordinary_value_is_none(name: str, value: str) -> None:
         (('--loader={"a": [{"api-keys": ["planted-1", "planted-2"]}]}',), {"planted-1", "planted-2"}),
         (("--loader", '{"credentials": {"user": {"id": "planted-1"}}}'), {"planted-1"}),
         (("--loader", '{"args": ["--api-key", "planted-1", "--seed"]}'), {"planted-1"}),
-        (("--loader", '{"more": "{\\\"password\\\": \\\"of two words\\\"}"}'), {"of two words"}),
+        (("--loader", '{"more": "{\\"password\\": \\"of two words\\"}"}'), {"of two words"}),
         (("--loader", '{"endpoint": "http://me:planted-1@host"}'), {"planted-1"}),
         (("--loader", "{'secret_key': 'planted-1'}"), {"planted-1"}),
         (("--loader", "bucket=somewhere,secret_key=planted-1,seed=12345678"), {"planted-1"}),
