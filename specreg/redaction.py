@@ -28,12 +28,12 @@ _OPTION = re.compile(rf"(?:-|^)[\w.-]*{_WORDS}$", re.IGNORECASE)
 _KEY = re.compile(rf"(?:{_WORDS}|{_SHORT})\d*$", re.IGNORECASE)
 """Of settings: `speculative_token_tree`, with the word in its middle, is none."""
 _ORDINARY = re.compile(r"[\d.,:+-]*|true|false|none|null|<\|[\w ]+\|>", re.IGNORECASE)
-"""Numbers are never hidden: a file of ours couldn't be read without them. Nor is `<|endoftext|>`."""
-
+"""Numbers are never hidden, nor are words as `<|endoftext|>`: a file of ours couldn't be read without
+them."""
 _PAIR = re.compile(
     r"(?<![\w.-])([\w.-]+)(?:[\"']?\s*=|[\"']\s*:)\s*(?=[\"']?([^\s\"',;&\])}]{8,}))"
 )
-"""A name and, yet to be read, its value, which may be a pair too: `a=1,b=2`, `--a=b=2`, `'a': 1`."""
+"""A name and, yet to be read, its value, which may be a pair: `a=1,b=2`, `--a=b=2`, `'a': 1`."""
 
 _URL = r"(://[^\s/:@'\"]*:)[^\s/@'\"]+(?=@)"
 _USER = r"(://)[^\s/:@'\"]{16,}(?=@)"
