@@ -28,8 +28,8 @@ _OPTION = re.compile(rf"(?:-|^)[\w.-]*{_WORDS}$", re.IGNORECASE)
 _KEY = re.compile(rf"(?:{_WORDS}|{_SHORT})\d*$", re.IGNORECASE)
 """Of settings: `speculative_token_tree`, with the word in its middle, is none."""
 _ORDINARY = re.compile(r"[\d.,:+-]*|true|false|none|null|<\|[\w ]+\|>", re.IGNORECASE)
-"""Numbers are never hidden, nor are words as `<|endoftext|>`: a file of ours couldn't be read without
-them."""
+"""Numbers are never hidden, nor is `<|endoftext|>`: no file of ours could be read without them."""
+
 _PAIR = re.compile(
     r"(?<![\w.-])([\w.-]+)(?:[\"']?\s*=|[\"']\s*:)\s*(?=[\"']?([^\s\"',;&\])}]{8,}))"
 )
