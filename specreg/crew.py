@@ -44,9 +44,7 @@ class _Order(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A request that ended; each second, when the server last showed the process life; or, at the
-    end of a share, how late the process was.
-    """
+    """A request that ended; when the server last showed life; or, at the end, how late we were."""
 
     finished: Finished | None = None
     heard_ns: int | None = None

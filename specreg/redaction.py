@@ -87,8 +87,9 @@ def secrets_in(environment: Mapping[str, str], arguments: Sequence[str] = ()) ->
     """
     values = [value for name, value in environment.items() if _says_so(name)]
     named = [part for value in values for part in (value, *value.split(","))]  # of several keys
-    texts = (*environment.values(), *arguments)
-    within = [secret for text in texts for secret in _within(text)]
+    for value in environment.values():  # others than settings have words that look like pairs
+        named += (*_passwords(value), *_in_json(value))
+    within = [secret for argument in arguments for secret in _within(argument)]
     return frozenset(filter(_is_secret, (*named, *_of_options(arguments), *within)))
 
 
@@ -157,13 +158,17 @@ def _of_options(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _within(text: str) -> Iterator[str]:
-    """Those in the URLs, headers and pairs of a text, and in its JSON, with or without a name."""
+    """Those in the URLs, headers and pairs of a setting, and in its JSON, with or without a name."""
     yield from _passwords(text)
     yield from (found[2] for found in _PAIR.finditer(text) if _setting_says_so(found[1]))
-    for said in (text, text.partition("=")[2]):
-        if said.lstrip().startswith(("{", "[")):
-            with contextlib.suppress(ValueError, RecursionError):  # it is none
-                yield from _of_json(json.loads(said), named=False)
+    yield from _in_json(text)
+    yield from _in_json(text.partition("=")[2])
+
+
+def _in_json(text: str) -> Iterator[str]:
+    if text.lstrip().startswith(("{", "[")):
+        with contextlib.suppress(ValueError, RecursionError):  # it is none
+            yield from _of_json(json.loads(text), named=False)
 
 
 def _of_json(value: object, *, named: bool) -> Iterator[str]:

@@ -86,7 +86,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     started_ns: int
 
 
-async def replay_round(
+async def replay_round(  # noqa: PLR0913 - most of them by name, each with a use of its own
     case: Case,
     endpoint: Endpoint,
     prompts: Sequence[Prompt],
