@@ -158,7 +158,7 @@ def _of_options(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _within(text: str) -> Iterator[str]:
-    """Those in the URLs, headers and pairs of a setting, and in its JSON, with or without a name."""
+    """Those in a setting's URLs, headers, pairs and JSON, with or without a name before it."""
     yield from _passwords(text)
     yield from (found[2] for found in _PAIR.finditer(text) if _setting_says_so(found[1]))
     yield from _in_json(text)
