@@ -132,9 +132,7 @@ def claim(devices: Sequence[Device], *, waits: bool, tell: Callable[[str], None]
     waits = waits and not _OURS
     with contextlib.ExitStack() as stack:
         devices = sorted(devices, key=lambda device: device.id)
-        locks = [
-            stack.enter_context(_locked(device, waits=waits, tell=tell)) for device in devices
-        ]
+        locks = [stack.enter_context(_locked(device, waits=waits, tell=tell)) for device in devices]
         wait_until_free(tuple(devices), our_ids())
         claims = [_Claim(_used_bytes(device)) for device in devices]
         for lock, mine in zip(locks, claims, strict=True):

@@ -3,6 +3,7 @@
 They are read by `specreg.reference.foreseeing`, in the reference engine's environment.
 """
 
+import contextlib
 import os
 import signal
 import tempfile
@@ -79,6 +80,9 @@ def _run(command: Sequence[str], question: Question, temporary: Path) -> tuple[i
         status = process.popen.wait()
     finally:
         stop_marked(process)
+        with contextlib.suppress(BrokenPipeError):  # it may have ended before it read all of it
+            if process.popen.stdin is not None:
+                process.popen.stdin.close()
     return status, log_tail(log_path).strip().splitlines()
 
 

@@ -87,6 +87,9 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 PARTS_FOLDER = "parts"
 """The folder of the journals that workers write, one for each measurement."""
 
+_LOCK = "journal.lock"
+"""Beside the journal; held by whoever writes it."""
+
 Line = Begun | Replayed | Ended
 
 
@@ -108,7 +111,7 @@ class Journal:
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            lock = filelock.FileLock(self.path.with_suffix(".lock"))
+            lock = filelock.FileLock(self.path.with_name(_LOCK))
             lock.acquire(blocking=False)
         except filelock.Timeout as error:
             message = (
@@ -272,9 +275,10 @@ def last_run(runs: Path) -> Path:
     if not folders:
         raise SpecregError(f"--specreg-resume: there is no run in '{runs}'; run without it")
     last = max(folders, key=_written_ns)
-    asked = Journal(last / "journal.jsonl")
-    asked.hold()
-    asked.close()
+    if (last / _LOCK).exists():
+        asked = Journal(last / "journal.jsonl")
+        asked.hold()
+        asked.close()
     if not (last / "journal.jsonl").exists() and not parts_in(last):
         message = (
             f"--specreg-resume: the last run, '{last}', has no journal: it was cut off before it"
@@ -297,7 +301,9 @@ def _changed_ns(path: Path) -> int:
 
 
 def _written_ns(folder: Path) -> int:
-    return max(path.stat().st_mtime_ns for path in (folder, *folder.rglob("*")))
+    """Whoever only asks whether a run still goes on writes nothing."""
+    written = (path for path in folder.rglob("*") if path.name != _LOCK)
+    return max(path.stat().st_mtime_ns for path in (folder, *written))
 
 
 def _lines(path: Path) -> Iterator[Line | None]:

@@ -73,7 +73,7 @@ def is_proving(run: Hurt) -> bool:
     """Whether the control is asked while what it stands beside is there."""
     both = servers(run)
     with contextlib.suppress(psutil.Error):
-        if len(both) == 2:  # noqa: PLR2004 - both
+        if len(both) == 2:
             asked = [one.status for one in both[0].net_connections("tcp")]
             return psutil.CONN_ESTABLISHED in asked and bool(ports_of(both[1]))
     return False
