@@ -29,11 +29,32 @@ _SLACK_BYTES = 2**30
 
 
 @dataclass(slots=True, eq=False)
+class _Claim:
+    """Of a server of ours: how much of its GPU was taken before; None where nobody can tell."""
+
+    before_bytes: int | None = None
+
+
+@dataclass(slots=True, eq=False)
 class _Lock:
     """Of a GPU that we hold; `claims`: of our servers on it, in the order of their starts."""
 
     file: BinaryIO
-    claims: list[object] = field(default_factory=list)
+    claims: list[_Claim] = field(default_factory=list)
+
+    def give_back(self, claim: _Claim) -> int | None:
+        """How much of the GPU may be taken from now on; None where that can't be told yet.
+
+        What a server of ours took that started later nobody knows: it answers for both at its end.
+        """
+        at = self.claims.index(claim)
+        self.claims.remove(claim)
+        if at == len(self.claims):
+            return claim.before_bytes
+        later = self.claims[at]
+        if claim.before_bytes is not None and later.before_bytes is not None:
+            later.before_bytes = min(claim.before_bytes, later.before_bytes)
+        return None
 
 
 _OURS: dict[str, _Lock] = {}
@@ -76,8 +97,9 @@ def lease(devices: Sequence[Device], *, waits: bool, tell: Callable[[str], None]
     with contextlib.ExitStack() as stack:
         for device in sorted(devices, key=lambda device: device.id):
             lock = stack.enter_context(_locked(device, waits=waits, tell=tell))
-            lock.claims.append(stack)
-            stack.callback(lock.claims.remove, stack)
+            whole = _Claim()
+            lock.claims.append(whole)
+            stack.callback(lock.claims.remove, whole)
         yield
 
 
@@ -109,26 +131,21 @@ def claim(devices: Sequence[Device], *, waits: bool, tell: Callable[[str], None]
     """
     waits = waits and not _OURS
     with contextlib.ExitStack() as stack:
-        locks = [
-            stack.enter_context(_locked(device, waits=waits, tell=tell))
-            for device in sorted(devices, key=lambda device: device.id)
-        ]
+        devices = sorted(devices, key=lambda device: device.id)
+        locks = [stack.enter_context(_locked(device, waits=waits, tell=tell)) for device in devices]
         wait_until_free(tuple(devices), our_ids())
-        mine = object()
-        before = [_used_bytes(device) for device in devices]
-        for lock in locks:
+        claims = [_Claim(_used_bytes(device)) for device in devices]
+        for lock, mine in zip(locks, claims, strict=True):
             lock.claims.append(mine)
+        is_judged = True
         try:
             yield
         except KeyboardInterrupt:
-            before = []
+            is_judged = False
             raise
         finally:
-            # What a server of ours took that started later isn't ours to judge.
-            alone = all(lock.claims[-1] is mine for lock in locks)
-            for lock in locks:
-                lock.claims.remove(mine)
-            for device, used_bytes in zip(devices, before if alone else (), strict=False):
+            after = [lock.give_back(mine) for lock, mine in zip(locks, claims, strict=True)]
+            for device, used_bytes in zip(devices, after if is_judged else (), strict=False):
                 _await_memory(device, used_bytes)
 
 

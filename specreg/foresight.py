@@ -3,9 +3,10 @@
 They are read by `specreg.reference.foreseeing`, in the reference engine's environment.
 """
 
+import contextlib
 import os
 import signal
-import subprocess
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import msgspec
 from specreg.engines import engine_named
 from specreg.environments import engine_environment
 from specreg.errors import ModelError
+from specreg.logs import log_tail
+from specreg.processes import start_marked, stop_marked
 from specreg.questions import REFUSED, Foreseen, Question
 
 _HERE = str(Path(__file__).parents[1])
@@ -40,21 +43,47 @@ def foresee(question: Question, *, on_gpu: bool, show: Callable[[str], None]) ->
     environment = engine_environment(
         engine_named("reference").requirement(on_gpu=on_gpu), show=show
     )
-    offline = {"HF_HUB_OFFLINE": "1"} if all(map(_is_folder, _models(question))) else {}
     # As the engine has it: without a name it takes the machine's first GPU, or its CPU.
     device = () if on_gpu else ("cpu",)
-    done = subprocess.run(  # noqa: S603 - our own arguments, no shell
-        (environment.python, "-m", "specreg.reference.foreseeing", *device),
-        input=msgspec.json.encode(question),
-        capture_output=True,
-        check=False,
-        env={**os.environ, **offline, "PYTHONPATH": _HERE},
-    )
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        message = f"oracle of method '{question.method}': {explain_end(done.returncode, said)}"
-        raise ModelError(message)
-    return msgspec.json.decode(done.stdout, type=Foreseen)
+    with tempfile.TemporaryDirectory(prefix="specreg-", ignore_cleanup_errors=True) as temporary:
+        answer = Path(temporary) / "answer.json"
+        command = (environment.python, "-m", "specreg.reference.foreseeing", str(answer), *device)
+        status, said = _run(command, question, Path(temporary))
+        if status:
+            message = f"oracle of method '{question.method}': {explain_end(status, said)}"
+            raise ModelError(message)
+        return msgspec.json.decode(answer.read_bytes(), type=Foreseen)
+
+
+def _run(command: Sequence[str], question: Question, temporary: Path) -> tuple[int, list[str]]:
+    """How it ended, and the last lines that it said; nothing of it outlives us, as of a server.
+
+    Raises:
+        ModelError: it can't be run.
+    """
+    offline = {"HF_HUB_OFFLINE": "1"} if all(map(_is_folder, _models(question))) else {}
+    log_path = temporary / "log"
+    try:
+        process = start_marked(
+            command,
+            environment={**os.environ, **offline, "PYTHONPATH": _HERE},
+            log_path=log_path,
+            cwd=Path.cwd(),
+            temporary=[temporary],
+            order=msgspec.json.encode(question) + b"\n",
+        )
+    except OSError as error:
+        message = f"oracle of method '{question.method}': can't be run, {error.strerror}:"
+        advice = "delete the reference engine's folder in the cache"
+        raise ModelError(f"{message} '{error.filename}'; {advice}") from error
+    try:
+        status = process.popen.wait()
+    finally:
+        stop_marked(process)
+        with contextlib.suppress(BrokenPipeError):  # it may have ended before it read all of it
+            if process.popen.stdin is not None:
+                process.popen.stdin.close()
+    return status, log_tail(log_path).strip().splitlines()
 
 
 def explain_end(status: int, said: Sequence[str]) -> str:

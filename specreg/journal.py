@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+import filelock
 import msgspec
 
 from specreg.acceptance.record import AcceptanceRecord, Gauges
@@ -86,6 +87,9 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 PARTS_FOLDER = "parts"
 """The folder of the journals that workers write, one for each measurement."""
 
+_LOCK = "journal.lock"
+"""Beside the journal; held by whoever writes it."""
+
 Line = Begun | Replayed | Ended
 
 
@@ -95,6 +99,30 @@ class Journal:
 
     path: Path
     _file: BinaryIO | None = None
+    _lock: filelock.BaseFileLock | None = None
+
+    def hold(self) -> None:
+        """Has nobody else go on with the run until we close this, or are gone: the system frees it.
+
+        Raises:
+            SpecregError: a run that lives writes it; or the disk refuses.
+        """
+        if self._lock is not None:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            lock = filelock.FileLock(self.path.with_name(_LOCK))
+            lock.acquire(blocking=False)
+        except filelock.Timeout as error:
+            message = (
+                f"--specreg-resume: the last run, '{self.path.parent}', still goes on; wait until"
+                " it has ended, or end it first"
+            )
+            raise SpecregError(message) from error
+        except OSError as error:
+            message = f"journal '{self.path}': {error.strerror}; make room or mend its rights"
+            raise SpecregError(message) from error
+        self._lock = lock
 
     def begin(self, key: Key) -> None:
         """A measurement begins."""
@@ -143,7 +171,13 @@ class Journal:
             raise SpecregError(message) from error
 
     def close(self) -> None:
-        """Closes the file, if anything was written."""
+        """Closes the file, if anything was written; whoever wants to may go on with the run."""
+        self._close_file()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _close_file(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -158,7 +192,7 @@ class Journal:
                 self._file = self.path.open("a+b", buffering=0)
             write_lines(self._file, content)
         except OSError as error:
-            self.close()
+            self._close_file()
             message = f"journal '{self.path}': {error.strerror}; make room or mend its rights"
             raise SpecregError(message) from error
 
@@ -235,12 +269,16 @@ def last_run(runs: Path) -> Path:
     """The folder of the last run, which is the one that was written to last.
 
     Raises:
-        SpecregError: there is none, or it has no journal.
+        SpecregError: there is none, it still goes on, or it has no journal.
     """
     folders = [path for path in runs.glob("*") if path.is_dir()]
     if not folders:
         raise SpecregError(f"--specreg-resume: there is no run in '{runs}'; run without it")
     last = max(folders, key=_written_ns)
+    if (last / _LOCK).exists():
+        asked = Journal(last / "journal.jsonl")
+        asked.hold()
+        asked.close()
     if not (last / "journal.jsonl").exists() and not parts_in(last):
         message = (
             f"--specreg-resume: the last run, '{last}', has no journal: it was cut off before it"
@@ -263,7 +301,9 @@ def _changed_ns(path: Path) -> int:
 
 
 def _written_ns(folder: Path) -> int:
-    return max(path.stat().st_mtime_ns for path in (folder, *folder.rglob("*")))
+    """Whoever only asks whether a run still goes on writes nothing."""
+    written = (path for path in folder.rglob("*") if path.name != _LOCK)
+    return max(path.stat().st_mtime_ns for path in (folder, *written))
 
 
 def _lines(path: Path) -> Iterator[Line | None]:

@@ -94,6 +94,8 @@ def open_suite(
     started = began_at.strftime("%Y%m%dT%H%M%S")
     run_folder = last_run(runs) if options.resume else runs / f"{started}-{os.getpid()}"
     journal = Journal(run_folder / "journal.jsonl")
+    if options.resume:
+        journal.hold()  # before anything of it is taken
     for part in parts_in(run_folder):
         journal.take(part)
     suite = Suite(

@@ -191,6 +191,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         cases = {_params(item)["case"].id: _params(item)["case"] for item in ours}
         running = [case for case_id, case in cases.items() if case_id not in suite.skipped]
         _check_runnable(suite, running)
+        _hold(suite, wanted)
         config.stash[_LINES].extend(_check_prompts(suite, running))
         config.stash[_LINES].extend(f"power wasn't measured: {why}" for why in dark)
         config.stash[_LINES].extend(_form_team(config, suite, wanted))
@@ -235,6 +236,15 @@ def _check_runnable(suite: Suite, cases: Collection[Case]) -> None:
         raise pytest.UsageError(str(error)) from error
 
 
+def _hold(suite: Suite, wanted: Collection[Wanted]) -> None:
+    """Has nobody else go on with the run for as long as this one measures."""
+    try:
+        if wanted:
+            suite.journal.hold()
+    except SpecregError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
 def _check_prompts(suite: Suite, cases: Collection[Case]) -> Sequence[str]:
     """What can't be told of the prompts; ends the run where a case can't be asked them."""
     try:
@@ -256,12 +266,15 @@ def pytest_runtest_makereport(
     """Shows an error of specreg as its message alone, once, and keeps it for the table."""
     item.config.stash[_PROGRESS].clear()
     report = yield
-    if call.excinfo is None or not isinstance(call.excinfo.value, SpecregError):
+    errors = _leaves(call.excinfo.value) if call.excinfo is not None else ()
+    held = next((error for error in errors if isinstance(error, MemoryHeldError)), None)
+    if held is not None:
+        item.session.shouldstop = _head(held)
+    if not errors or not all(isinstance(error, SpecregError) for error in errors):
         return report
-    suite, params, message = item.config.stash[SUITE], _params(item), str(call.excinfo.value)
-    head = message.splitlines()[0]
-    if isinstance(call.excinfo.value, MemoryHeldError):
-        item.session.shouldstop = head
+    suite, params = item.config.stash[SUITE], _params(item)
+    message = "\n".join(dict.fromkeys(map(str, errors)))
+    head = _head(held or errors[0])
     report.longrepr = f"{head}\n(as above)" if _told(suite, head) else message
     if params and call.when != "teardown":
         suite.errors.setdefault(params["case"].id, message)
@@ -466,6 +479,17 @@ def _what(params: Mapping[str, Any]) -> Metric | Proof:
 def _is_empty(item: pytest.Item) -> bool:
     params = _params(item)
     return bool(params) and not isinstance(params["case"], Case)
+
+
+def _leaves(error: BaseException) -> tuple[BaseException, ...]:
+    """What was raised: of several servers that couldn't be ended well pytest makes a group."""
+    if not isinstance(error, BaseExceptionGroup):
+        return (error,)
+    return tuple(leaf for one in error.exceptions for leaf in _leaves(one))
+
+
+def _head(error: BaseException) -> str:
+    return str(error).splitlines()[0]
 
 
 def _told(suite: Suite, head: str) -> bool:

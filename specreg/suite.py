@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -20,7 +20,14 @@ from specreg.baseline import CaseSettings
 from specreg.comparison import Known
 from specreg.datasets._dataset import prompts_sha256
 from specreg.docket import Docket
-from specreg.errors import BaselineError, HungError, ServerDiedError, SpecregError
+from specreg.errors import (
+    BaselineError,
+    HungError,
+    InvalidMeasurementError,
+    MemoryHeldError,
+    ServerDiedError,
+    SpecregError,
+)
 from specreg.estimate import estimates_of, within_budget
 from specreg.expectation import Shelf, load_case_prompts, settings_in
 from specreg.figures import Figures, figures_of, record_figures
@@ -43,6 +50,7 @@ from specreg.stopping import enough_for
 from specreg.verdict import Outcome, Verdict
 
 _ATTEMPTS = 2
+_DoneT = TypeVar("_DoneT")
 
 
 class Away(Protocol):
@@ -266,24 +274,45 @@ class Suite:
             SpecregError: a server didn't start, or went away twice.
         """
         control = control if self.asks_speed(case) else None
+        asked = tuple(filter(None, (server, control)))
+        measurement = self._twice(
+            lambda: self._measure_once(case, key, server, control),
+            asked,
+            again=f"{server.launch.case_id(case)}: measured again",
+        )
+        if measurement.invalid is not None and measurement.invalid.startswith(HungError.name):
+            for starting in asked:
+                starting.stop()
+        return measurement
+
+    def _twice(
+        self, attempt: Callable[[], _DoneT], asked: Sequence[Starting], *, again: str
+    ) -> _DoneT:
+        """What an attempt gives; once more, on a fresh server, where one went away meanwhile.
+
+        Args:
+            attempt: asks servers.
+            asked: which.
+            again: what to say of the second one, before its reason.
+
+        Raises:
+            SpecregError: the attempt's; or a server went away twice.
+        """
         attempts = 1 if self.provision.url is not None else _ATTEMPTS
         while True:
             try:
-                measurement = self._measure_once(case, key, server, control)
+                return attempt()
             except ServerDiedError as error:
                 attempts -= 1
-                for starting in filter(None, (server, control)):
+                for starting in asked:
                     starting.stop_if_dead()
                 if not attempts:
                     raise
-                name = server.launch.case_id(case)
-                self.retried.append(f"{name}: measured again, {str(error).splitlines()[0]}")
-            else:
-                break
-        if measurement.invalid is not None and measurement.invalid.startswith(HungError.name):
-            for starting in filter(None, (server, control)):
-                starting.stop()
-        return measurement
+                self.retried.append(f"{again}, {str(error).splitlines()[0]}")
+            except HungError:
+                for starting in asked:
+                    starting.stop()
+                raise
 
     def _measure_once(
         self, case: Case, key: Key, server: Starting, control: Starting | None
@@ -316,6 +345,9 @@ class Suite:
 
         Returns:
             By case's id what was measured, or why it couldn't be.
+
+        Raises:
+            MemoryHeldError: a GPU hasn't got its memory back, so nothing more may be measured.
         """
         self.stop()
         if self.away is not None:
@@ -332,6 +364,8 @@ class Suite:
                         found[case.id] = self.measure(
                             case, server, beside if case.control else None
                         )
+                    except MemoryHeldError:
+                        raise
                     except SpecregError as error:
                         found[case.id] = str(error).splitlines()[0]
         return found
@@ -364,7 +398,7 @@ class Suite:
     def prove(
         self, proof: Proof, case: Case, server: Starting, control: Starting | None
     ) -> Verdict:
-        """Proves what must hold of a case, on running servers.
+        """Proves what must hold of a case; once more, on a fresh server, where one went away.
 
         Args:
             proof: what.
@@ -373,29 +407,42 @@ class Suite:
             control: the one beside it, None where there is none.
 
         Raises:
-            SpecregError: a server didn't start, or it couldn't be proved.
+            SpecregError: a server didn't start or went away twice, or it couldn't be proved.
         """
         if self.away is not None:
             verdict = self.away.verdict(proof, case, server.launch.number)
-            self.docket.note(verdict)
-            return verdict
-        spec = case.server
-        verdict = proof.prove(
-            Scene(
-                case=case,
-                server=server.server,
-                control=control.server if control else None,
-                prompts=load_case_prompts(self.root, case)[: case.prompts],
-                foresee=functools.partial(foresee, on_gpu=self.provision.on_gpu, show=self.show),
-                models=(
-                    resolve_model(self.root, spec.target),
-                    resolve_model(self.root, spec.draft) if spec.draft else None,
-                ),
-                plain=self._plain,
+        else:
+            verdict = self._twice(
+                lambda: self._prove_once(proof, case, server, control),
+                tuple(filter(None, (server, control))),
+                again=f"{server.launch.case_id(case)}: {proof.name} proved again",
             )
-        )
         self.docket.note(verdict)
         return verdict
+
+    def _prove_once(
+        self, proof: Proof, case: Case, server: Starting, control: Starting | None
+    ) -> Verdict:
+        spec = case.server
+        beside = control.server if control is not None else None
+        scene = Scene(
+            case=case,
+            server=server.server,
+            control=beside,
+            prompts=load_case_prompts(self.root, case)[: case.prompts],
+            foresee=functools.partial(foresee, on_gpu=self.provision.on_gpu, show=self.show),
+            models=(
+                resolve_model(self.root, spec.target),
+                resolve_model(self.root, spec.draft) if spec.draft else None,
+            ),
+            plain=self._plain,
+        )
+        try:
+            return proof.prove(scene)
+        except InvalidMeasurementError:
+            for one in filter(None, (scene.server, scene.control)):
+                one.check_alive()
+            raise
 
     def note_failure(self, case: Case, what: Metric | Proof, reason: str) -> Verdict:
         """Remembers that a metric could not be judged, so that no table leaves it out."""

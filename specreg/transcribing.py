@@ -10,12 +10,17 @@ import msgspec
 from specreg.answers import read
 from specreg.datasets import Prompt
 from specreg.dialects import DIALECTS, Call, Dialect, Transcript, Wanted
-from specreg.errors import AnswerError, InvalidMeasurementError, UnsupportedError
+from specreg.errors import AnswerError, HungError, InvalidMeasurementError, UnsupportedError
 from specreg.matrix import Case
 from specreg.protocols import Ask, Endpoint, Message, Role
 
+PATIENCE_S = 60.0
+"""How long no answer may come. They come whole and may be long, so a token is asked for then, which
+has as much time."""
 _TIMEOUT_S = 600.0
 _ANSWER_CHARACTERS = 300
+_A_TEXT = (1,)
+"""In ids; there is no vocabulary without that one."""
 AnswerT = TypeVar("AnswerT")
 
 
@@ -67,6 +72,7 @@ def transcribe(
     wanted: Sequence[Wanted],
     *,
     in_flight: int,
+    patience_s: float = PATIENCE_S,
 ) -> tuple[Transcript, ...]:
     """The continuation of each text.
 
@@ -75,9 +81,11 @@ def transcribe(
         texts: in ids, one at least.
         wanted: of each text.
         in_flight: how many at once.
+        patience_s: see `PATIENCE_S`.
 
     Raises:
         UnsupportedError: it knows no ids.
+        HungError: nothing is generated any more.
         InvalidMeasurementError: `HTTP_ERROR`, `ANSWER_UNREADABLE`.
     """
     dialect = dialect_of(endpoint)
@@ -86,7 +94,8 @@ def transcribe(
         answer = await post(dialect.complete(endpoint.model, *one))
         return dialect.parse_transcript(answer, one[0])
 
-    return _ask_all(endpoint, tuple(zip(texts, wanted, strict=True)), complete, in_flight)
+    questions = tuple(zip(texts, wanted, strict=True))
+    return _ask_all(endpoint, questions, complete, in_flight, patience_s=patience_s)
 
 
 def score(
@@ -124,23 +133,58 @@ def _ask_all(
     questions: Sequence[_OneT],
     ask: Callable[[_OneT, _Post], Awaitable[AnswerT]],
     in_flight: int,
+    *,
+    patience_s: float = PATIENCE_S,
 ) -> tuple[AnswerT, ...]:
     """The answers in the order of the questions."""
 
     async def all_of_them() -> list[AnswerT]:
-        free = asyncio.Semaphore(in_flight)
+        free, heard = asyncio.Semaphore(in_flight), asyncio.Event()
         async with httpx.AsyncClient(base_url=endpoint.base_url, trust_env=False) as client:
 
             async def post(call: Call) -> bytes:
-                return await _post(client, call)
+                answer = await _post(client, call)
+                heard.set()
+                return answer
 
             async def one(question: _OneT) -> AnswerT:
                 async with free:
                     return await ask(question, post)
 
-            return await asyncio.gather(*map(one, questions))
+            asking = asyncio.gather(*map(one, questions))
+            watching = asyncio.create_task(_watch(client, endpoint, heard, patience_s))
+            try:
+                await asyncio.wait((asking, watching), return_when=asyncio.FIRST_COMPLETED)
+                if not asking.done():
+                    watching.result()
+                return await asking
+            finally:
+                watching.cancel()
+                asking.cancel()
 
     return tuple(asyncio.run(all_of_them()))
+
+
+async def _watch(
+    client: httpx.AsyncClient, endpoint: Endpoint, heard: asyncio.Event, patience_s: float
+) -> None:
+    """Goes on for as long as anything is generated.
+
+    Raises:
+        HungError: no answer came, and then no token either.
+    """
+    call = dialect_of(endpoint).complete(endpoint.model, _A_TEXT, Wanted(output_cap_tokens=1))
+    body = msgspec.json.encode(call.body)
+    while True:
+        heard.clear()
+        try:
+            await asyncio.wait_for(heard.wait(), patience_s)
+        except TimeoutError:
+            try:
+                await read(client, "POST", call.path, within_s=patience_s, body=body)
+            except AnswerError as error:
+                if error.late and not heard.is_set():
+                    raise HungError(2 * patience_s) from error
 
 
 async def _post(client: httpx.AsyncClient, call: Call) -> bytes:

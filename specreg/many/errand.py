@@ -157,9 +157,10 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Proved(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What came of a proof."""
+    """What came of a proof; `retried`: what was proved a second time, in words."""
 
     verdict: Verdict
+    retried: tuple[str, ...] = ()
 
 
 Answer = Measured | Proved | Failure

@@ -96,6 +96,7 @@ class Team:
         answer = self.pool.answer(Task(case.id, launch, proof.name))
         if not isinstance(answer, Proved):
             raise _error(answer)
+        self.suite.retried.extend(answer.retried)
         return answer.verdict
 
     def close(self, *, early: bool) -> str:

@@ -132,10 +132,11 @@ def _done(
     suite: Suite, asked: Asked, order: Order, server: Starting, control: Starting | None
 ) -> Iterator[Done]:
     for task in asked.tasks(order.errand.launch):
+        suite.retried.clear()
         try:
             if task.proof:
                 verdict = suite.prove(PROOFS[task.proof], asked.case, server, control)
-                answer: Answer = Proved(verdict=verdict)
+                answer: Answer = Proved(verdict=verdict, retried=tuple(suite.retried))
             else:
                 part = part_path(suite.run_folder, asked.key, order.attempt)
                 answer = _measured(suite, asked, part, server, control)
@@ -150,7 +151,6 @@ def _measured(
     suite: Suite, asked: Asked, part: Path, server: Starting, control: Starting | None
 ) -> Measured:
     suite.journal = Journal(part)
-    suite.retried.clear()
     try:
         found: Measurement = suite.measure_twice(asked.case, asked.key, server, control)
     finally:

@@ -1,6 +1,6 @@
 """Foreseeing: texts and their models in, what these would have said and drafted out.
 
-    python -m specreg.reference.foreseeing [DEVICE] < question.json > answer.json
+    python -m specreg.reference.foreseeing ANSWER.json [DEVICE] < question.json
 
 A draft counts as long as all before it were the text, and up to there the drafter has seen the
 text: one pass over it tells what would have been proposed at each of its places, as far as that
@@ -10,6 +10,7 @@ matters. Runs in the reference engine's environment, on its device.
 import itertools
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 import torch
@@ -126,14 +127,15 @@ def _leading(right: Sequence[bool]) -> int:
 
 
 def main() -> None:
-    """A question on the standard input, its answer on the standard output."""
+    """A question in a line of the standard input, its answer in a file."""
+    path, *devices = sys.argv[1:]
     try:
-        device, *_ = choose_devices(sys.argv[1:], devices_there())
-        answer = foresee(msgspec.json.decode(sys.stdin.buffer.read(), type=Question), device)
+        device, *_ = choose_devices(devices, devices_there())
+        answer = foresee(msgspec.json.decode(sys.stdin.buffer.readline(), type=Question), device)
     except SpecregError as error:
         print(error, file=sys.stderr)  # noqa: T201 - a program's own words
         raise SystemExit(REFUSED) from error
-    sys.stdout.buffer.write(msgspec.json.encode(answer))
+    Path(path).write_bytes(msgspec.json.encode(answer))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ Each sees that nothing is left, within the row's time: no process, port, lock, t
 shared memory; and that no request is lost which had ended.
 """
 
+import contextlib
 import dataclasses
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from specreg.journal import load_journal
 from specreg.starting import free_port
 from tests.faults.running import (
     CASES,
+    ROOT,
     Hurt,
     end_of_leader,
     is_free,
@@ -33,6 +35,48 @@ from tests.unit.test_server import at_most, left_of, port_of, start
 
 GIB = 2**30
 IDLE = ScriptedGpu(uuid="GPU-a", memory_used_bytes=GIB // 2)
+
+
+PAIR = """
+[models.{pair}]
+target = "fixtures/models/tiny/{target}"
+
+[[cases]]
+engine = "vllm"
+methods = ["none", "ngram"]
+models = "{pair}"
+dataset = "toy"
+concurrency = [1, 2]
+prompts = 6
+output_cap_tokens = 32
+dtype = "float32"
+"""
+PAIRS = "needs_gpus = {needs_gpus}\n" + "".join(
+    PAIR.format(pair=pair, target=target)
+    for pair, target in (("tiny", "target"), ("other", "draft"))
+)
+"""Two servers that speculate, each with a control of its own."""
+PROVED = tuple(f"vllm-ngram-{pair}-toy-c{load}" for pair in ("tiny", "other") for load in (1, 2))
+
+
+def servers(run: Hurt) -> list[psutil.Process]:
+    """Those that run, in the order of their starts: a control, then what it stands beside."""
+    found = {}
+    for one in run.processes():
+        with contextlib.suppress(psutil.Error):
+            if "vllm.entrypoints" in " ".join(one.cmdline()):
+                found[one] = one.create_time()
+    return sorted(found, key=lambda one: found[one])
+
+
+def is_proving(run: Hurt) -> bool:
+    """Whether the control is asked while what it stands beside is there."""
+    both = servers(run)
+    with contextlib.suppress(psutil.Error):
+        if len(both) == 2:
+            asked = [one.status for one in both[0].net_connections("tcp")]
+            return psutil.CONN_ESTABLISHED in asked and bool(ports_of(both[1]))
+    return False
 
 
 @pytest.fixture
@@ -118,6 +162,23 @@ def test_row_03_a_server_that_hangs_while_its_requests_have_little_time(run: Hur
     assert run.left() == []
 
 
+def test_row_03_a_server_that_hangs_in_a_proof(run: Hurt) -> None:
+    """Its answers have no stream: after a minute it is asked for one token, for another minute."""
+    run.matrix, run.script = PAIRS, Script(step_ms=20.0)
+    with run.start("-k", "lossless and tiny") as pytest_run:
+        wait_until(lambda: is_proving(run))
+        _, server = servers(run)
+        server.send_signal(signal.SIGSTOP)
+        took_s = wait_until(lambda: not lives(server))
+        output, _ = pytest_run.communicate(timeout=120)
+    print_time(took_s, 2 * 60 + 20)  # and the control's answers before, and row 5's time to be gone
+    hung, sound = run.verdict().verdicts
+    assert (hung.case_id, hung.outcome) == (PROVED[0], "INVALID"), output
+    assert hung.reason.startswith("HUNG: no token came on any stream for 120 s"), output
+    assert (sound.case_id, sound.outcome) == (PROVED[1], "PASS"), output
+    assert run.left() == []
+
+
 def test_row_04_a_server_that_crashes_in_the_run(run: Hurt) -> None:
     with run.start() as pytest_run:
         wait_until(run.is_measuring())
@@ -143,6 +204,24 @@ def test_row_04_a_server_that_crashes_each_time_is_tried_twice(run: Hurt) -> Non
     done = run.run()
     assert run.attempts(CASES[0]) == 2, done.stdout
     assert {one.outcome for one in run.verdict().verdicts} == {"INVALID"}
+    assert run.left() == []
+
+
+def test_row_04_a_server_that_crashes_in_a_proof(run: Hurt) -> None:
+    run.matrix, run.script = PAIRS, Script(step_ms=20.0)
+    with run.start("-k", "lossless and tiny") as pytest_run:
+        wait_until(lambda: is_proving(run))
+        _, server = servers(run)
+        server.kill()
+        log = "vllm-ngram-tiny-2.log"
+        print_time(wait_until(lambda: log in run.logs()), until="the next attempt")
+        output, _ = pytest_run.communicate(timeout=120)
+    said = f"{PROVED[0]}: lossless_frac proved again, server 'vllm-ngram-tiny': ended with status"
+    assert said in output
+    assert [(one.case_id, one.outcome) for one in run.verdict().verdicts] == [
+        (PROVED[0], "PASS"),
+        (PROVED[1], "PASS"),
+    ], output
     assert run.left() == []
 
 
@@ -174,6 +253,22 @@ def test_row_05_gpu_memory_that_is_not_back_stops_the_run(run: Hurt) -> None:
     assert "server's end 40.5 GiB are still taken" in output
     assert run.attempts(CASES[0]) == 1
     assert run.logs() == ["vllm-ngram-tiny.log"]
+    assert run.left() == []
+
+
+def test_row_05_gpu_memory_that_is_not_back_of_two_servers_at_once(run: Hurt) -> None:
+    """Of a server and its control pytest makes one error, with two in it."""
+    run.gpus, run.matrix, run.script = (IDLE,), PAIRS, Script(step_ms=20.0)
+    with run.start("-k", "lossless") as pytest_run:
+        wait_until(lambda: is_proving(run))
+        run.show_gpus(dataclasses.replace(IDLE, memory_used_bytes=41 * GIB))
+        output, _ = pytest_run.communicate(timeout=120)
+    assert pytest_run.returncode == pytest.ExitCode.INTERRUPTED, output
+    assert "server's end 40.5 GiB are still taken" in output
+    assert run.logs() == ["vllm-ngram-tiny.log", "vllm-none-tiny.log"]
+    assert {one.case_id for one in run.verdict().verdicts if one.outcome == "PASS"} <= set(
+        PROVED[:2]
+    )
     assert run.left() == []
 
 
@@ -307,6 +402,32 @@ def test_row_15_a_killed_run_is_gone_on_with(run: Hurt) -> None:
     done = run.run("--specreg-resume")
     assert f"taken over from the run that was cut off: {CASES[0]}\n" in done.stdout
     assert [run.attempts(case) for case in CASES] == [1, 2, 1]
+    assert run.left() == []
+
+
+def test_row_15_a_run_that_still_goes_on_is_left_alone(run: Hurt) -> None:
+    with run.start() as pytest_run:
+        wait_until(run.is_measuring(CASES[1]))
+        pytest_run.send_signal(signal.SIGSTOP)  # it goes on for as long as the other takes
+        started = time.monotonic()
+        refused = subprocess.run(
+            run.command("--specreg-resume"),
+            check=False,
+            cwd=ROOT,
+            env=run.environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        print_time(time.monotonic() - started)
+        pytest_run.send_signal(signal.SIGCONT)
+        output, _ = pytest_run.communicate(timeout=120)
+    assert refused.returncode == pytest.ExitCode.USAGE_ERROR, refused.stdout
+    (folder,) = run.runs.iterdir()
+    said = f"--specreg-resume: the last run, '{folder}', still goes on; wait until it has ended"
+    assert said in refused.stderr
+    assert {one.case_id for one in run.verdict().verdicts} == set(CASES), output
+    assert [run.attempts(case) for case in CASES] == [1, 1, 1]
     assert run.left() == []
 
 

@@ -227,3 +227,40 @@ def test_a_lease_outlasts_the_servers_on_it(machine: Machine) -> None:
             assert heard(one) == "given back 0"
             assert heard(other) == "leased 2"
             end(other)
+
+
+# Two servers on a GPU, of which the first ends first.
+CROSSED = """
+import contextlib, os, sys
+from specreg.claims import claimed_gpus
+from specreg.errors import SensorError
+first, second = contextlib.ExitStack(), contextlib.ExitStack()
+first.enter_context(claimed_gpus(1, os.environ, tell=print))
+print("first", flush=True)
+sys.stdin.readline()
+second.enter_context(claimed_gpus(1, os.environ, tell=print))
+first.close()
+print("second alone", flush=True)
+sys.stdin.readline()
+try:
+    second.close()
+    print("given back", flush=True)
+except SensorError as error:
+    print(f"{type(error).__name__}: {error}", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("afterwards", "words"), [(BUSY, "40.5 GiB are still taken"), (IDLE, "given back")]
+)
+def test_what_a_server_left_that_ended_first_is_missed_when_the_last_one_ends(
+    machine: Machine, afterwards: ScriptedGpu, words: str
+) -> None:
+    with machine.running(code=CROSSED) as run:
+        assert heard(run) == "first"
+        machine.play(BUSY, OTHER)
+        end(run)
+        assert heard(run) == "second alone"
+        machine.play(afterwards, OTHER)
+        end(run)
+        assert words in heard(run)

@@ -3,8 +3,12 @@
 Another program stands in the place of the reference engine's interpreter, which needs torch.
 """
 
+import os
+import signal
 import stat
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +21,8 @@ from specreg.errors import ModelError
 from specreg.foresight import explain_end, foresee
 from specreg.questions import REFUSED, Foreseen, Question, Text
 from tests.unit import builders
+from tests.unit.test_processes import await_pid, lives
+from tests.unit.test_server import at_most
 
 PROGRESS = "Loading weights: 100%|##########| 47/47"
 Install = Callable[[str], None]
@@ -30,11 +36,11 @@ QUESTION = Question(
 )
 ANSWERS = """
 import json, os, pathlib, sys
-question = json.load(sys.stdin)
+question = json.loads(sys.stdin.readline())  # the input stays open
 variables = {name: os.environ.get(name) for name in ("PYTHONPATH", "HF_HUB_OFFLINE")}
 asked = {"arguments": sys.argv[1:], "question": question, "variables": variables}
 pathlib.Path(__file__).with_name("asked.json").write_text(json.dumps(asked))
-print(json.dumps({"accepted": [[0, 1, 2]], "gaps_nats": [0.5]}))
+pathlib.Path(sys.argv[3]).write_text(json.dumps({"accepted": [[0, 1, 2]], "gaps_nats": [0.5]}))
 """
 
 
@@ -69,7 +75,9 @@ def test_the_models_are_asked_in_their_own_environment(install: Install, tmp_pat
     assert ask() == Foreseen(accepted=((0, 1, 2),), gaps_nats=(0.5,))
 
     asked = msgspec.json.decode((tmp_path / "asked.json").read_bytes())
-    assert asked["arguments"] == ["-m", "specreg.reference.foreseeing", "cpu"]
+    *named, answer, device = asked["arguments"]
+    assert (named, device) == (["-m", "specreg.reference.foreseeing"], "cpu")
+    assert not Path(answer).parent.exists()
     assert msgspec.convert(asked["question"], Question) == QUESTION
     assert asked["variables"]["PYTHONPATH"] == str(builders.ROOT)
 
@@ -152,3 +160,39 @@ def test_any_other_end_is_told_with_its_last_words() -> None:
     assert explain_end(-15, []) == (
         "its process ended by signal 15; its last words say why:\n(nothing)"
     )
+
+
+# Says its process id beside itself, and takes its time.
+SLOW = """
+import os, pathlib, time
+pathlib.Path(__file__).with_name("asked.pid").write_text(f"{os.getpid()}\\n")
+time.sleep(120)
+"""
+ASKING = """
+import sys
+import msgspec
+from specreg.foresight import foresee
+from specreg.questions import Question
+foresee(msgspec.json.decode(sys.argv[1], type=Question), on_gpu=False, show=print)
+"""
+
+
+def test_nothing_of_it_is_left_when_we_are_killed(install: Install, tmp_path: Path) -> None:
+    install(SLOW)
+    (tmp_path / "asked.pid").touch()
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    with subprocess.Popen(
+        (sys.executable, "-c", ASKING, msgspec.json.encode(QUESTION).decode()),
+        cwd=builders.ROOT,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    ) as run:
+        reads = await_pid(tmp_path / "asked.pid")
+        try:
+            run.send_signal(signal.SIGKILL)
+            with at_most(5):
+                while lives(reads) or any(temporary.iterdir()):
+                    time.sleep(0.01)
+        finally:
+            if lives(reads):
+                os.kill(reads, signal.SIGKILL)

@@ -384,3 +384,31 @@ def test_a_journal_takes_the_lines_of_another_which_is_gone_then(path: Path) -> 
 def test_a_run_whose_workers_alone_wrote_is_gone_on_with(tmp_path: Path) -> None:
     write(tmp_path / "run" / PARTS_FOLDER, at_s=1000.0, name="case.jsonl")
     assert last_run(tmp_path) == tmp_path / "run"
+
+
+def test_nobody_goes_on_with_a_run_that_still_goes_on(path: Path) -> None:
+    living, other = Journal(path), Journal(path)
+    living.hold()
+    living.begin(KEY)
+    words = r"--specreg-resume: the last run, '.*', still goes on; wait until it has ended, or end"
+    for ask in (other.hold, lambda: last_run(path.parent.parent)):
+        with pytest.raises(SpecregError, match=words):
+            ask()
+    living.close()
+    assert last_run(path.parent.parent) == path.parent
+    other.hold()
+    other.close()
+
+
+def test_a_run_that_has_measured_nothing_yet_still_goes_on(path: Path) -> None:
+    living = Journal(path)
+    living.hold()
+    with pytest.raises(SpecregError, match="still goes on"):
+        last_run(path.parent.parent)
+    living.close()
+
+
+def test_a_folder_that_nobody_may_write_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SpecregError, match=r"journal '.*': .*; make room or mend its rights"):
+        Journal(tmp_path / "file" / "journal.jsonl").hold()

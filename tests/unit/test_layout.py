@@ -435,6 +435,7 @@ WRITERS = {
     "models": "into a folder that gets its name once all is there",
     "processes": "a log begins empty",
     "starting": "what an engine reads, in a folder that goes with it",
+    "reference.foreseeing": "its answer, in a folder that goes with it",
 }
 
 

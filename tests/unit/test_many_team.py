@@ -11,11 +11,13 @@ import msgspec
 import pytest
 
 from specreg.journal import Journal, Key, load_journal, parts_in
-from specreg.many.errand import Done, Ended, Measured, Order, Said, part_path
+from specreg.many.errand import Done, Ended, Measured, Order, Proved, Said, part_path
 from specreg.many.places import Need, Place
 from specreg.many.team import Team, new_team
 from specreg.many.worker import _suite
 from specreg.measurement import Measurement
+from specreg.proving import LOSSLESS, PROOFS
+from specreg.verdict import Outcome, Verdict
 from tests.unit import builders
 from tests.unit.test_journal import finished
 from tests.unit.test_many_worker import CASE
@@ -182,3 +184,34 @@ def test_a_run_that_was_cut_off_between_them_takes_what_was_measured_first(
         team.suite.journal.take(part)
     team.suite.journal.close()
     assert load_journal(team.suite.journal.path)[key].engine_version == "of attempt 2"
+
+
+EQUAL = Verdict(case_id=CASE.id, metric=LOSSLESS, outcome=Outcome.PASS)
+
+
+@dataclass(kw_only=True, eq=False)
+class Prover(Attempt):
+    """A worker whose server died once."""
+
+    def __iter__(self) -> Iterator[Said]:
+        """See `Worker`."""
+        proved = Proved(verdict=EQUAL, retried=("proved again",))
+        yield Done(task=self.order.errand.tasks[0], answer=proved)
+        yield Ended()
+
+
+class Provers(Silent):
+    """A crew of these."""
+
+    def start(self, order: Order, place: Place, log_path: Path) -> Attempt:
+        """See `Crew`."""
+        del place, log_path
+        return Prover(order=order, before=[], number=1)
+
+
+def test_what_a_worker_proved_twice_is_said(tmp_path: Path) -> None:
+    suite = _suite(order_in(tmp_path), lambda _: None)
+    team = new_team(suite, [(CASE, 1, LOSSLESS)], Provers(), 1)
+    assert team.verdict(PROOFS[LOSSLESS], CASE, 1) == EQUAL
+    team.close(early=False)
+    assert suite.retried == ["proved again"]

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,7 +11,13 @@ import pytest
 
 from specreg.acceptance.record import Source
 from specreg.closing import record_baselines, record_lived
-from specreg.errors import ServerDiedError
+from specreg.errors import (
+    HungError,
+    InvalidMeasurementError,
+    MemoryHeldError,
+    ServerDiedError,
+    SpecregError,
+)
 from specreg.expectation import Shelf, settings_in
 from specreg.history import history_path, load_history
 from specreg.journal import Begun, Journal, Key
@@ -20,12 +26,14 @@ from specreg.matrix import Case, Tier
 from specreg.measurement import Measurement
 from specreg.metrics import METRICS
 from specreg.plugin import _LINES, SUITE, pytest_terminal_summary
+from specreg.proving import LOSSLESS, Proof, Scene
 from specreg.provision import Provision
 from specreg.recording import record_measurements
 from specreg.server import Server
 from specreg.suite import Suite
-from specreg.verdict import Outcome
+from specreg.verdict import Outcome, Verdict
 from tests.unit import builders
+from tests.unit.answering import answering
 from tests.unit.test_support import on
 
 LENGTH = METRICS["acceptance_length_tokens"]
@@ -395,3 +403,107 @@ def test_changed_prompts_and_models_are_noticed_and_a_moved_folder_is_not(
     )
     assert moved == first
     assert len({first, asked, trained}) == 3
+
+
+@dataclasses.dataclass
+class Elsewhere:
+    """Who measures in other processes, and can't."""
+
+    error: SpecregError
+
+    def send(self, cases: Sequence[Case], launch: int) -> None:
+        """Takes them."""
+
+    def measurement(self, *_: object, **__: object) -> Measurement:
+        """There is none."""
+        raise self.error
+
+    def verdict(self, *_: object, **__: object) -> Verdict:
+        """Nor that."""
+        raise self.error
+
+    def kill(self) -> None:
+        """Nothing runs."""
+
+    def close(self, *, early: bool) -> str:
+        """Nothing is to be said."""
+        return f"{early}"
+
+
+def test_a_second_look_goes_on_after_what_cannot_be_measured(tmp_path: Path) -> None:
+    one = suite(tmp_path)
+    one.away = Elsewhere(SpecregError("server 'x': ended\nits log"))
+    assert one.measure_afresh([builders.CASE], 1) == {builders.CASE.id: "server 'x': ended"}
+
+
+def test_a_second_look_ends_where_memory_is_not_back(tmp_path: Path) -> None:
+    one = suite(tmp_path)
+    one.away = Elsewhere(MemoryHeldError("GPU 0: 40 GiB are still taken"))
+    with pytest.raises(MemoryHeldError):
+        one.measure_afresh([builders.CASE], 1)
+
+
+EQUAL = Verdict(case_id=builders.CASE.id, metric=LOSSLESS, outcome=Outcome.PASS)
+
+
+def proof(*came: Verdict | SpecregError) -> Proof:
+    """A proof of which this comes, one by one."""
+    left = iter(came)
+
+    def prove(_: Scene) -> Verdict:
+        one = next(left)
+        if isinstance(one, SpecregError):
+            raise one
+        return one
+
+    return Proof(name=LOSSLESS, applies_to=lambda _: True, prove=prove)
+
+
+def test_what_was_asked_of_a_server_that_died_is_proved_once_more_on_a_fresh_one(
+    tmp_path: Path,
+) -> None:
+    one, starts = suite(tmp_path), list[Server]()
+    starting = Starting(launch=LAUNCH, start=lambda: running(starts))
+    gone = InvalidMeasurementError("HTTP_ERROR", "connection refused")
+    assert one.prove(proof(gone, EQUAL), builders.CASE, starting, None) is EQUAL
+    assert len(starts) == 2
+    assert one.verdicts == [EQUAL]
+    (said,) = one.retried
+    assert said.startswith(f"{builders.CASE.id}: lossless_frac proved again, server '")
+    assert "ended with status 1" in said
+
+
+def test_it_is_proved_twice_at_most(tmp_path: Path) -> None:
+    one, starts = suite(tmp_path), list[Server]()
+    starting = Starting(launch=LAUNCH, start=lambda: running(starts))
+    gone = InvalidMeasurementError("HTTP_ERROR", "connection refused")
+    with pytest.raises(ServerDiedError, match="ended with status 1"):
+        one.prove(proof(gone, gone, EQUAL), builders.CASE, starting, None)
+    assert len(starts) == 2
+    assert not starting.running
+
+
+@pytest.mark.parametrize(
+    ("error", "stays"),
+    [(HungError(120.0), False), (InvalidMeasurementError("CONTROL_UNSTEADY", "it parts"), True)],
+    ids=["hung", "unsteady"],
+)
+def test_a_server_that_hangs_in_a_proof_is_ended_and_no_other(
+    tmp_path: Path, error: SpecregError, *, stays: bool
+) -> None:
+    with answering(lambda _, __: {}) as url:
+        alive = Server(
+            spec=builders.SPEC,
+            engine=builders.server().engine,
+            base_url=url,
+            model="toy",
+            target="some/target",
+            draft=None,
+            engine_version="1",
+        )
+        starting, control = (
+            Starting(launch=LAUNCH, start=lambda: contextlib.nullcontext(alive)) for _ in range(2)
+        )
+        with pytest.raises(type(error)):
+            suite(tmp_path).prove(proof(error), builders.CASE, starting, control)
+    assert (starting.running, control.running) == (stays, stays)

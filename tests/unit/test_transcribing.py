@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import threading
 import time
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ import pytest
 
 from specreg.datasets import Prompt
 from specreg.dialects import Transcript, Wanted
-from specreg.errors import InvalidMeasurementError, UnsupportedError
+from specreg.errors import HungError, InvalidMeasurementError, UnsupportedError
 from specreg.protocols import Endpoint, Form
 from specreg.transcribing import dialect_of, encode_prompts, score, transcribe
 from tests.unit import builders
@@ -185,3 +186,39 @@ def test_a_protocol_without_ids_is_named_with_those_that_have_them() -> None:
         "protocol 'triton': its answers are no token ids, so nothing can be said of their tokens;"
         " these have them: reference, sglang, vllm"
     )
+
+
+def test_a_server_that_answers_nothing_hangs_and_one_that_still_generates_does_not() -> None:
+    """Whoever takes long over an answer is asked for one token."""
+    done = threading.Event()
+
+    def answer(path: str, body: Json, *, hangs: bool) -> Json:
+        asked_for_a_token = body["sampling_params"]["max_new_tokens"] == 1
+        if hangs or not asked_for_a_token:
+            done.wait(5 if hangs else 1)
+        return echoes(path, body)
+
+    with answering(functools.partial(answer, hangs=False)) as url:
+        (found,) = transcribe(at(url), [(5,)], [TWO], in_flight=1, patience_s=0.2)
+    assert found.output == (5, 2)
+
+    with answering(functools.partial(answer, hangs=True)) as url:
+        try:
+            with pytest.raises(HungError, match=r"HUNG: no token came on any stream for 0.4 s"):
+                transcribe(at(url), [(1,), (2,)], [TWO] * 2, in_flight=1, patience_s=0.2)
+        finally:
+            done.set()
+
+
+def test_answers_that_keep_coming_are_not_asked_after() -> None:
+    asked: list[int] = []
+
+    def answer(path: str, body: Json) -> Json:
+        asked.extend(body["input_ids"])
+        time.sleep(0.1)
+        return echoes(path, body)
+
+    with answering(answer) as url:
+        transcribe(at(url), [(n,) for n in range(5, 10)], [TWO] * 5, in_flight=1, patience_s=0.3)
+
+    assert asked == [5, 6, 7, 8, 9]
