@@ -30,9 +30,16 @@ _SLACK_BYTES = 2**30
 
 @dataclass(slots=True, eq=False)
 class _Lock:
-    """Of a GPU that we hold; `claims`: of our servers on it, in the order of their starts."""
+    """Of a GPU that we hold.
+
+    Attributes:
+        file: that is locked.
+        leases: of those in which servers claim it.
+        claims: of our servers on it, in the order of their starts.
+    """
 
     file: BinaryIO
+    leases: list[object] = field(default_factory=list)
     claims: list[object] = field(default_factory=list)
 
 
@@ -76,8 +83,8 @@ def lease(devices: Sequence[Device], *, waits: bool, tell: Callable[[str], None]
     with contextlib.ExitStack() as stack:
         for device in sorted(devices, key=lambda device: device.id):
             lock = stack.enter_context(_locked(device, waits=waits, tell=tell))
-            lock.claims.append(stack)
-            stack.callback(lock.claims.remove, stack)
+            lock.leases.append(stack)
+            stack.callback(lock.leases.remove, stack)
         yield
 
 
@@ -113,7 +120,8 @@ def claim(devices: Sequence[Device], *, waits: bool, tell: Callable[[str], None]
             stack.enter_context(_locked(device, waits=waits, tell=tell))
             for device in sorted(devices, key=lambda device: device.id)
         ]
-        wait_until_free(tuple(devices), our_ids())
+        taken = {device.id for device in devices if _OURS[device.id].claims}
+        wait_until_free(tuple(devices), our_ids(), taken)
         mine = object()
         before = [_used_bytes(device) for device in devices]
         for lock in locks:
@@ -141,7 +149,7 @@ def _locked(device: Device, *, waits: bool, tell: Callable[[str], None]) -> Iter
     try:
         yield lock
     finally:
-        if not lock.claims:
+        if not (lock.leases or lock.claims):
             del _OURS[device.id]
             lock.file.truncate(0)
             lock.file.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripted.nvml.device import ScriptedGpu, build, environment, write_script
+from tests.scripted.nvml.device import Process, ScriptedGpu, build, environment, write_script
 from tests.unit import builders
 from tests.unit.test_server import at_most
 
@@ -227,3 +227,36 @@ def test_a_lease_outlasts_the_servers_on_it(machine: Machine) -> None:
             assert heard(one) == "given back 0"
             assert heard(other) == "leased 2"
             end(other)
+
+
+# A server of a run on one GPU, and a second GPU that the run wants.
+BESIDE = """
+import os, pathlib, sys
+from specreg.claims import claimed_gpus
+from specreg.errors import SensorError
+from specreg.processes import start_marked, stop_marked
+folder, sleep = pathlib.Path(sys.argv[1]), ("/bin/sleep", "120")
+with claimed_gpus(1, os.environ, tell=print):
+    ours = start_marked(sleep, environment=os.environ, log_path=folder / "log", cwd=folder)
+    try:
+        with claimed_gpus(1, os.environ | {"CUDA_VISIBLE_DEVICES": sys.argv[2]}, tell=print):
+            print("claimed", flush=True)
+    except SensorError as error:
+        print(error, flush=True)
+    finally:
+        stop_marked(ours)
+"""
+
+
+def test_a_stranger_is_refused_where_ours_are_on_another_gpu(machine: Machine) -> None:
+    """On the same the driver may number ours otherwise."""
+    with subprocess.Popen(("/bin/sleep", "120")) as stranger:
+        theirs = (Process(stranger.pid, GIB),)
+        machine.play(IDLE, dataclasses.replace(OTHER, processes=theirs))
+        with machine.running(str(machine.folder), "1", code=BESIDE) as run:
+            said = heard(run)
+        with machine.running(str(machine.folder), "0", code=BESIDE) as run:
+            assert heard(run) == "claimed"
+        stranger.kill()
+    assert said.startswith("DEVICE_SHARED: Scripted NVIDIA H100, number 1: used by process")
+    assert f"process {stranger.pid} (sleep, user " in said
