@@ -58,7 +58,12 @@ def run(tmp_path: Path) -> Hurt:
             "look at engine_args",
         ),
         ("GatedRepoError: 401 Client Error", 1, "model not found", "HF_TOKEN"),
-        ("RepositoryNotFoundError: 404 Client Error", 1, "model not found", "check the model's name"),
+        (
+            "RepositoryNotFoundError: 404 Client Error",
+            1,
+            "model not found",
+            "check the model's name",
+        ),
         ("INFO done", 0, "unknown cause", "read the log"),
     ],
     ids=["out-of-memory", "bad-flag", "gated", "missing", "status-0"],

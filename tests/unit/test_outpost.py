@@ -92,8 +92,8 @@ def test_a_command_that_nobody_wants_any_more_is_ended(
 
 
 def test_a_command_that_cannot_be_killed_is_named() -> None:
-    own = {"UNKILLABLE": "SIG_IGN", "PYTHONPATH": f"{UNKILLABLE}:{builders.ROOT}"}
-    with outpost(sys.executable, "-c", DEAF, **own) as process:
+    path = f"{UNKILLABLE}:{builders.ROOT}"
+    with outpost(sys.executable, "-c", DEAF, PYTHONPATH=path, UNKILLABLE="SIG_IGN") as process:
         command = psutil.Process(int(stream(process.stdout).readline()))
         stream(process.stdin).close()
         try:
