@@ -321,7 +321,7 @@ def test_row_14_two_runs_at_once_without_a_gpu(run: Hurt) -> None:
         outcomes = {(verdict.case_id, verdict.outcome) for verdict in one.verdict().verdicts}
         assert outcomes == {(case, "NO_BASELINE") for case in CASES}, said
         assert [one.attempts(case) for case in CASES] == [1, 1, 1], said
-    assert not run.cache.exists()
+    assert not (run.cache / "gpus").exists()
     assert run.left() == other.left() == []
 
 

@@ -257,7 +257,7 @@ def test_row_07_ctrl_c_twice(tmp_path: Path) -> None:
         time.sleep(0.3)
         pytest_run.send_signal(signal.SIGINT)
         took_s = wait_until(lambda: run.left() == [])
-    print_time(took_s, 4)
+    print_time(took_s, 5)
 
 
 def test_row_18_nothing_listens_elsewhere(told: Told) -> None:
