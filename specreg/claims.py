@@ -37,9 +37,16 @@ class _Claim:
 
 @dataclass(slots=True, eq=False)
 class _Lock:
-    """Of a GPU that we hold; `claims`: of our servers on it, in the order of their starts."""
+    """Of a GPU that we hold.
+
+    Attributes:
+        file: that is locked.
+        leases: of those in which servers claim it.
+        claims: of our servers on it, in the order of their starts.
+    """
 
     file: BinaryIO
+    leases: list[object] = field(default_factory=list)
     claims: list[_Claim] = field(default_factory=list)
 
     def give_back(self, claim: _Claim) -> int | None:
@@ -97,9 +104,8 @@ def lease(devices: Sequence[Device], *, waits: bool, tell: Callable[[str], None]
     with contextlib.ExitStack() as stack:
         for device in sorted(devices, key=lambda device: device.id):
             lock = stack.enter_context(_locked(device, waits=waits, tell=tell))
-            whole = _Claim()
-            lock.claims.append(whole)
-            stack.callback(lock.claims.remove, whole)
+            lock.leases.append(stack)
+            stack.callback(lock.leases.remove, stack)
         yield
 
 
@@ -133,7 +139,8 @@ def claim(devices: Sequence[Device], *, waits: bool, tell: Callable[[str], None]
     with contextlib.ExitStack() as stack:
         devices = sorted(devices, key=lambda device: device.id)
         locks = [stack.enter_context(_locked(device, waits=waits, tell=tell)) for device in devices]
-        wait_until_free(tuple(devices), our_ids())
+        taken = {device.id for device in devices if _OURS[device.id].claims}
+        wait_until_free(tuple(devices), our_ids(), taken)
         claims = [_Claim(_used_bytes(device)) for device in devices]
         for lock, mine in zip(locks, claims, strict=True):
             lock.claims.append(mine)
@@ -158,7 +165,7 @@ def _locked(device: Device, *, waits: bool, tell: Callable[[str], None]) -> Iter
     try:
         yield lock
     finally:
-        if not lock.claims:
+        if not (lock.leases or lock.claims):
             del _OURS[device.id]
             lock.file.truncate(0)
             lock.file.close()

@@ -16,6 +16,7 @@ SpecregError
 ├── SensorError             a device whose power can't be read, or that is gone
 │   ├── DeviceHeldError     a GPU on which another run of specreg measures
 │   └── MemoryHeldError     a GPU that hasn't got its memory back; nothing may be measured any more
+│       └── UnkillableError processes of a server that live after they were killed; the same
 ├── InvalidMeasurementError the meter was not in order; the figures mean nothing
 │   └── HungError           a server that takes requests and generates nothing; it is ended
 ├── BaselineError           a baseline file that can't be read, or must not be written
@@ -139,6 +140,10 @@ class DeviceHeldError(SensorError):
 
 class MemoryHeldError(SensorError):
     """A GPU whose memory isn't back after its server's end; it ends the run."""
+
+
+class UnkillableError(MemoryHeldError):
+    """Processes that live after they were killed; the message has their ids. It ends the run."""
 
 
 class InvalidMeasurementError(SpecregError):

@@ -3,7 +3,7 @@
 Run as `python -m specreg.outpost` through `ssh` or the like. Input: a line of JSON, `Order`; then
 nothing, for as long as the command is wanted. When the input ends, because who gave the order said
 so or was killed, or because the connection broke, the command is ended with all its descendants; a
-watchdog does it where somebody kills us. The command's status is ours.
+watchdog does it where somebody kills us. The command's status is ours, unless some of it lives on.
 """
 
 import os
@@ -15,9 +15,12 @@ from pathlib import Path
 
 import msgspec
 
+from specreg.errors import UnkillableError
 from specreg.processes import MarkedProcess, start_marked, stop_marked
 from specreg.watchdog import VARIABLE
 
+LIVES_ON = 123
+"""Our status where what we started can't be ended."""
 _CANNOT_RUN, _SIGNALLED = 127, 128
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -47,6 +50,9 @@ def main() -> int:
         return _run(msgspec.json.decode(line, type=Order)) if line else 0
     except KeyboardInterrupt:
         return _SIGNALLED + signal.SIGTERM
+    except UnkillableError as error:
+        sys.stdout.write(f"{error}\n")
+        return LIVES_ON
 
 
 def _run(order: Order) -> int:

@@ -24,12 +24,14 @@ from typing import IO
 import psutil
 
 from specreg import watchdog
+from specreg.errors import UnkillableError
 from specreg.redaction import known_secrets, learn
 from specreg.shared_memory import remove_shared, shared_files
 from specreg.watchdog import NOBODY, Given, Leader, ask_all, kill_all, leader_of, living, shared_by
 
 _TERM_S = 5.0
 _KILL_S = 5.0
+_REAPED_S = 5.0
 _EXEC_S = 0.2
 _PIPE_BYTES = 2**20
 _HELD_KIB = re.compile(r"^Pss_(?:Anon|Shmem): *(\d+) kB", re.MULTILINE)
@@ -50,7 +52,8 @@ class MarkedProcess:
         mark: by which its descendants are known.
         leader: the process, as the leader of its session.
         watchdog: writes its log, and ends all of them when we are killed.
-        last_resort: kills all that is left of them; runs at our own end too.
+        last_resort: kills all that is left of them, and gives the ids of those that live all the
+            same; runs at our own end too.
         shared_before: what lay in /dev/shm before; shared: what they had there since, as far as
             was seen.
     """
@@ -59,7 +62,7 @@ class MarkedProcess:
     mark: str
     leader: Leader
     watchdog: subprocess.Popen[bytes]
-    last_resort: Callable[[], None]
+    last_resort: Callable[[], list[int]]
     shared_before: Collection[str] = ()
     shared: set[str] = field(default_factory=set)
 
@@ -139,6 +142,9 @@ def stop_marked(process: MarkedProcess) -> None:
     """Ends the process and all its descendants: asked first, killed 5 s later, then waited for.
 
     All that they said is on disk afterwards. Ctrl-C meanwhile kills whatever else runs, too.
+
+    Raises:
+        UnkillableError: some of them live all the same.
     """
     try:
         note_shared(process)
@@ -148,11 +154,20 @@ def stop_marked(process: MarkedProcess) -> None:
         kill_running()
         raise
     finally:
-        process.last_resort()
+        left = process.last_resort()
         atexit.unregister(process.last_resort)
-        process.popen.wait()
+        # One that waits in the kernel, or that a debugger holds, can't be waited for.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.popen.wait(_REAPED_S)
         _RUNNING.pop(process.mark, None)
         _dismiss(process.watchdog)
+    if left:
+        message = (
+            f"{_described(left)}: still there {_KILL_S:g} s after it was killed, and nothing can be"
+            " measured beside it; see what it waits for in the kernel's log (dmesg), and end it, or"
+            " start the machine anew"
+        )
+        raise UnkillableError(message)
 
 
 def kill_running() -> None:
@@ -175,9 +190,23 @@ def settle_log(process: MarkedProcess) -> None:
         guard.stdout.readline()
 
 
-def _end(mark: str, leader: Leader, shared: Collection[str]) -> None:
-    kill_all(mark, leader, _KILL_S)
+def _end(mark: str, leader: Leader, shared: Collection[str]) -> list[int]:
+    left = kill_all(mark, leader, _KILL_S)
     remove_shared(shared)
+    return left
+
+
+def _described(pids: Sequence[int]) -> str:
+    """Processes and what they do: `process 4242 (python, disk-sleep)`."""
+    return ", ".join(f"process {pid} ({_state(pid)})" for pid in pids)
+
+
+def _state(pid: int) -> str:
+    try:
+        process = psutil.Process(pid)
+        return f"{process.name()}, {process.status()}"
+    except psutil.Error:
+        return "of another user"
 
 
 @contextlib.contextmanager

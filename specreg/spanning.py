@@ -16,10 +16,16 @@ from pathlib import Path
 import msgspec
 
 from specreg.engines._parallel import Meeting, Part
-from specreg.errors import UnsupportedError
+from specreg.errors import UnkillableError, UnsupportedError
 from specreg.logs import log_tail
-from specreg.outpost import Order
-from specreg.processes import MarkedProcess, settle_log, start_marked, stop_marked
+from specreg.outpost import LIVES_ON, Order
+from specreg.processes import (
+    MarkedProcess,
+    kill_running,
+    settle_log,
+    start_marked,
+    stop_marked,
+)
 
 NODES_OPTION, REACH_OPTION = "--specreg-nodes", "--specreg-node-command"
 REACH = "ssh -o BatchMode=yes {host}"
@@ -194,6 +200,7 @@ def running_parts(parts: Sequence[Part], around: Surroundings) -> Iterator[tuple
 
     Raises:
         OSError: one can't be started.
+        UnkillableError: one can't be ended, here or there.
     """
     running: list[RunningPart] = []
     try:
@@ -223,20 +230,42 @@ def _await_listening(meeting: Meeting, part: RunningPart) -> None:
 
 
 def _end(running: Sequence[RunningPart]) -> None:
-    """Tells all at once that they aren't wanted any more, and waits until each has ended."""
+    """Tells all at once that they aren't wanted any more, and waits until each has ended.
+
+    Raises:
+        UnkillableError: one hasn't, here or there.
+    """
     with contextlib.ExitStack() as stack:
         for part in running:
             stack.callback(stop_marked, part.process)
-        away = [(popen, popen.stdin) for popen in (part.process.popen for part in running)]
-        for _, pipe in away:
-            with contextlib.suppress(OSError):  # what wasn't taken before it ended
-                if pipe is not None:
-                    pipe.close()
-        for popen, pipe in away:
-            # What is at the far end ends first; ending what holds the connection wouldn't wait.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                if pipe is not None:
-                    popen.wait(_ENDING_S)
+        try:
+            left = _left_away(running)
+        except KeyboardInterrupt:  # once more, as a rule: then nobody waits, or asks again
+            kill_running()
+            raise
+    if left:
+        hosts = ", ".join(part.host for part in left)
+        message = f"part on {hosts}: may still run; see what it says, and end it there"
+        raise UnkillableError("\n".join((message, *(part.log_tail() for part in left))))
+
+
+def _left_away(running: Sequence[RunningPart]) -> list[RunningPart]:
+    """Ends those on other nodes, and gives those that haven't ended there.
+
+    What is at the far end ends first; ending what holds the connection wouldn't wait.
+    """
+    away = [(part, pipe) for part in running if (pipe := part.process.popen.stdin) is not None]
+    for _, pipe in away:
+        with contextlib.suppress(OSError):  # what wasn't taken before it ended
+            pipe.close()
+    return [part for part, _ in away if _status(part.process.popen) in {None, LIVES_ON}]
+
+
+def _status(popen: subprocess.Popen[bytes]) -> int | None:
+    """The status of one that holds a connection; None where it doesn't end in time."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return popen.wait(_ENDING_S)
+    return None
 
 
 def free_port(host: str) -> int:

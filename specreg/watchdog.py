@@ -55,6 +55,7 @@ NOBODY = Leader(-1, -1)
 class _Stat(NamedTuple):
     state: str
     session: int
+    threads: int
     started: int
 
 
@@ -87,33 +88,35 @@ def shared_by(mark: str, leader: Leader, before: Collection[str]) -> set[str]:
     return {name for name in names if name.partition("/")[0] not in before}
 
 
-def kill_all(mark: str, leader: Leader, within_s: float) -> None:
-    """Kills what is left, and what is born meanwhile."""
-    _signal_all(mark, leader, signal.SIGKILL, within_s)
+def kill_all(mark: str, leader: Leader, within_s: float) -> list[int]:
+    """Kills what is left, and what is born meanwhile, again and again; who lives all the same."""
+    deadline = time.monotonic() + within_s
+    while (pids := living(mark, leader)) and time.monotonic() < deadline:
+        _signal(pids, signal.SIGKILL)
+        time.sleep(_POLL_S)
+    return pids
 
 
 def ask_all(mark: str, leader: Leader, within_s: float) -> None:
-    """Asks what runs to end, once, and waits for it."""
-    _signal_all(mark, leader, signal.SIGTERM, within_s, once=True)
-
-
-def _signal_all(
-    mark: str, leader: Leader, number: signal.Signals, within_s: float, *, once: bool = False
-) -> None:
-    deadline, told = time.monotonic() + within_s, set[int]()
+    """Asks each that runs, or is born meanwhile, to end, once; and waits for them."""
+    deadline, asked = time.monotonic() + within_s, set[int]()
     while (pids := living(mark, leader)) and time.monotonic() < deadline:
-        for pid in pids:
-            if not (once and pid in told):
-                with contextlib.suppress(OSError):  # it ended, or runs as somebody else
-                    os.kill(pid, number)
-        told.update(pids)
+        _signal(set(pids) - asked, signal.SIGTERM)
+        asked.update(pids)
         time.sleep(_POLL_S)
+
+
+def _signal(pids: Collection[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it ended, or runs as somebody else
+            os.kill(pid, number)
 
 
 def _is_ours(pid: int, marked: bytes, leader: Leader) -> bool:
     try:
         stat = _stat(pid)
-        if stat.state in _DEAD:
+        # Its first thread may have ended: the others go on, and hold what they hold.
+        if stat.state in _DEAD and stat.threads <= 1:
             return False
         if stat.session == leader.pid:
             return True
@@ -125,7 +128,8 @@ def _is_ours(pid: int, marked: bytes, leader: Leader) -> bool:
 def _stat(pid: int) -> _Stat:
     """As proc_pid_stat(5) numbers them; the name, in brackets, may hold any character."""
     fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    return _Stat(fields[0].decode(), int(fields[3]), int(fields[19]))
+    session, threads, started = (int(fields[at]) for at in (3, 17, 19))
+    return _Stat(fields[0].decode(), session, threads, started)
 
 
 class Given(NamedTuple):

@@ -90,12 +90,15 @@ def check_alone(
             raise InvalidMeasurementError("DEVICE_SHARED", message)
 
 
-def check_free(devices: Sequence[Device], ours: AbstractSet[int]) -> None:
+def check_free(
+    devices: Sequence[Device], ours: AbstractSet[int], taken: AbstractSet[str] = frozenset()
+) -> None:
     """Nobody else computes on the devices, and none is too hot already; asked before a start.
 
     Args:
         devices: that are to be used.
         ours: the processes of our servers.
+        taken: the ids of those devices on which a server of ours is already.
 
     Raises:
         SensorError: somebody does, with the process and its user, or one is; or one is gone.
@@ -103,8 +106,10 @@ def check_free(devices: Sequence[Device], ours: AbstractSet[int]) -> None:
     for device in devices:
         probe = SENSORS[device.sensor].open(device)
         seen = set(probe.pids() or ())
-        # Where none is ours though we run some, the driver numbers them otherwise: see check_alone.
-        strangers = set() if ours and not seen & ours else seen - ours
+        strangers = seen - ours
+        # Where none is ours though one must be, the driver numbers them otherwise: see check_alone.
+        if device.id in taken and not seen & ours:
+            strangers = set()
         if strangers:
             raise SensorError(
                 f"DEVICE_SHARED: {device.name}, number {device.number}: used by"

@@ -42,12 +42,15 @@ def why_unreadable(devices: tuple[Device, ...]) -> str:
     return "; ".join(dict.fromkeys(device.why_not for device in devices if device.why_not))
 
 
-def wait_until_free(devices: tuple[Device, ...], ours: AbstractSet[int]) -> None:
+def wait_until_free(
+    devices: tuple[Device, ...], ours: AbstractSet[int], taken: AbstractSet[str]
+) -> None:
     """Returns once nobody else computes on the devices; a server that just ended takes a moment.
 
     Args:
         devices: that are to be used.
         ours: the processes of our servers.
+        taken: the ids of those devices on which a server of ours is already.
 
     Raises:
         SensorError: somebody still does after 10 s.
@@ -55,7 +58,7 @@ def wait_until_free(devices: tuple[Device, ...], ours: AbstractSet[int]) -> None
     deadline = time.monotonic() + _FREE_WITHIN_S
     while True:
         try:
-            check_free(devices, ours)
+            check_free(devices, ours, taken)
         except SensorError:
             if time.monotonic() > deadline:
                 raise

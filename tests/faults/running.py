@@ -207,6 +207,15 @@ class Hurt:
         workers = [one for one in api.children() if "EngineCore" in " ".join(one.cmdline())]
         return workers[0] if workers else api
 
+    def listening(self) -> list[str]:
+        """The addresses that its processes listen on, one for each socket."""
+        found: list[str] = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                sockets = process.net_connections("inet")
+                found += [one.laddr[0] for one in sockets if one.status == psutil.CONN_LISTEN]
+        return found
+
     def finished(self, case_id: str, attempt: int = -1) -> int:
         """How many requests of an attempt at a case are in the journal; of the last one, or from 0.
 

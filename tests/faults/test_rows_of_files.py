@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from specreg.baseline import record_baseline
@@ -221,12 +220,7 @@ def test_row_18_nothing_listens_elsewhere(run: Hurt) -> None:
     started = time.monotonic()
     with run.start() as pytest_run:
         wait_until(run.is_measuring())
-        found = [
-            connection.laddr[0]
-            for process in run.processes()
-            for connection in process.net_connections("inet")
-            if connection.status == psutil.CONN_LISTEN
-        ]
+        found = run.listening()
         pytest_run.communicate(timeout=120)
     print_time(time.monotonic() - started)
     assert found == ["127.0.0.1"]

@@ -1,6 +1,7 @@
 """The faults of servers that span nodes, here two of one machine; each test is named by its row."""
 
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -86,6 +87,20 @@ def test_row_07_ctrl_c(run: Hurt) -> None:
     assert "--specreg-resume" in output
     assert not lives(part)
     assert run.left() == []
+
+
+def test_row_07_ctrl_c_twice(run: Hurt) -> None:
+    """Each is asked for 5 s by the first alone."""
+    run.script = Script(step_ms=8.0, ignore_sigterm=True)
+    with run.start(*NODES) as pytest_run:
+        wait_until(run.is_measuring())
+        part = part_of(run)
+        pytest_run.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        pytest_run.send_signal(signal.SIGINT)
+        took_s = wait_until(lambda: not run.left())
+    print_time(took_s, 5)
+    assert not lives(part)
 
 
 @pytest.mark.parametrize(

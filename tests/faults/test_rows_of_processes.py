@@ -86,20 +86,36 @@ def run(tmp_path: Path) -> Hurt:
 
 
 @pytest.mark.parametrize(
-    ("said", "status", "failure"),
+    ("said", "status", "failure", "hint"),
     [
-        ("torch.OutOfMemoryError: CUDA out of memory.", 1, "out of memory"),
-        ("api_server.py: error: unrecognized arguments: --spec", 2, "unknown or refused argument"),
-        ("GatedRepoError: 401 Client Error", 1, "model not found"),
-        ("RepositoryNotFoundError: 404 Client Error", 1, "model not found"),
-        ("INFO done", 0, "unknown cause"),
+        (
+            "torch.OutOfMemoryError: CUDA out of memory.",
+            1,
+            "out of memory",
+            "lower gpu_memory_frac",
+        ),
+        (
+            "api_server.py: error: unrecognized arguments: --spec",
+            2,
+            "unknown or refused argument",
+            "look at engine_args",
+        ),
+        ("GatedRepoError: 401 Client Error", 1, "model not found", "HF_TOKEN"),
+        (
+            "RepositoryNotFoundError: 404 Client Error",
+            1,
+            "model not found",
+            "check the model's name",
+        ),
+        ("INFO done", 0, "unknown cause", "read the log"),
     ],
     ids=["out-of-memory", "bad-flag", "gated", "missing", "status-0"],
 )
 @pytest.mark.usefixtures("empty_afterwards")
 def test_row_01_a_server_that_exits_at_start(
-    tmp_path: Path, said: str, status: int, failure: str
+    tmp_path: Path, said: str, status: int, failure: str, hint: str
 ) -> None:
+    """Of a port that is in use it is started on another: row 9."""
     log = "\n".join([*(f"line {number}" for number in range(100)), said])
     script = Script(fault=Fault.EXIT_AT_START, exit_status=status, exit_log=log, ready_after_s=1.0)
     with ThreadPoolExecutor() as beside:
@@ -108,6 +124,7 @@ def test_row_01_a_server_that_exits_at_start(
             pytest.fail("it never started")
         print_time(time.monotonic() - ended.result(), 2)
     assert error.value.failure == f"ended with status {status}: {failure}"
+    assert hint in str(error.value).splitlines()[0]
     assert error.value.log_tail.splitlines() == log.splitlines()[-40:]
     assert str(error.value.log_path) in str(error.value)
     assert left_of(tmp_path) == []
@@ -272,6 +289,27 @@ def test_row_05_gpu_memory_that_is_not_back_of_two_servers_at_once(run: Hurt) ->
     assert run.left() == []
 
 
+def test_row_05_a_worker_that_cannot_be_killed_ends_the_run(run: Hurt) -> None:
+    run.script = Script(step_ms=8.0, fault=Fault.SURVIVOR, survivor_s=600.0)
+    path = f"{ROOT / 'tests/faults/unkillable'}:{ROOT / 'tests/scripted'}"
+    run.variables = {"PYTHONPATH": path, "UNKILLABLE": "SIG_IGN"}
+    with run.start() as pytest_run:
+        wait_until(run.is_measuring())
+        server = run.server()
+        (worker,) = server.children()
+        server.kill()
+        started = time.monotonic()
+        output, _ = pytest_run.communicate(timeout=60)
+        assert lives(worker)
+    print_time(time.monotonic() - started)
+    assert pytest_run.returncode == pytest.ExitCode.INTERRUPTED, output
+    assert f"process {worker.pid} (" in output
+    assert "): still there 5 s after it was killed, and nothing can be measured beside it" in output
+    assert run.attempts(CASES[0]) == 1
+    assert run.logs() == ["vllm-ngram-tiny.log"]
+    wait_until(lambda: run.left() == [])
+
+
 def test_row_06_pytest_is_killed(run: Hurt) -> None:
     run.gpus = (IDLE,)
     run.script = Script(step_ms=8.0, fault=Fault.SURVIVOR, survivor_s=600.0, shares_memory=True)
@@ -387,10 +425,14 @@ def test_row_14_two_runs_at_once_without_a_gpu(run: Hurt) -> None:
     with run.start() as first, other.start() as second:
         wait_until(lambda: run.is_measuring()() and other.is_measuring()())
         started = time.monotonic()
-        first.communicate(timeout=120)
-        second.communicate(timeout=120)
+        said = [one.communicate(timeout=120)[0] for one in (first, second)]
         print_time(time.monotonic() - started)
-    assert not run.cache.exists()
+    assert [first.returncode, second.returncode] == [11, 11], said
+    for one in (run, other):
+        outcomes = {(verdict.case_id, verdict.outcome) for verdict in one.verdict().verdicts}
+        assert outcomes == {(case, "NO_BASELINE") for case in CASES}, said
+        assert [one.attempts(case) for case in CASES] == [1, 1, 1], said
+    assert not (run.cache / "gpus").exists()
     assert run.left() == other.left() == []
 
 

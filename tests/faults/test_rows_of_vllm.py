@@ -150,12 +150,14 @@ class Told:
         hung_s: from when a server was stopped until all of it was gone.
         retried_s: from when a worker was killed until its case was begun anew.
         orphan_s: from when a server was killed until its worker was gone.
+        listening: the addresses that the first server listened on, of all its processes.
         ended_s: from Ctrl-C until the run had ended, and left: what there was then.
     """
 
     run: Hurt
     output: str = ""
     finished: dict[str, int] = dataclasses.field(default_factory=dict)
+    listening: list[str] = dataclasses.field(default_factory=list)
     hung_s: float = 0.0
     retried_s: float = 0.0
     orphan_s: float = 0.0
@@ -173,6 +175,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
         told.finished[CASES[0]] = run.finished(CASES[0])
         api, worker = run.server(), run.worker()
         assert api != worker
+        told.listening = run.listening()
         worker.send_signal(signal.SIGSTOP)
         told.hung_s = wait_until(lambda: not lives(api) and not lives(worker))
 
@@ -244,14 +247,21 @@ def test_row_06_pytest_is_killed(tmp_path: Path) -> None:
 
 
 def test_row_07_ctrl_c_twice(tmp_path: Path) -> None:
+    """Of a server that has stopped, for which one alone would wait for 5 s."""
     run = Hurt(folder=tmp_path, script=None, variables=SLOW)
     with run.start() as pytest_run:
         wait_until(run.is_measuring())
+        for process in (run.server(), run.worker()):
+            process.send_signal(signal.SIGSTOP)
         pytest_run.send_signal(signal.SIGINT)
         time.sleep(0.3)
         pytest_run.send_signal(signal.SIGINT)
         took_s = wait_until(lambda: run.left() == [])
     print_time(took_s, 5)
+
+
+def test_row_18_nothing_listens_elsewhere(told: Told) -> None:
+    assert set(told.listening) == {"127.0.0.1"}
 
 
 @pytest.mark.usefixtures("empty_afterwards")

@@ -275,7 +275,7 @@ def server(
             mark="none",
             leader=NOBODY,
             watchdog=process,
-            last_resort=lambda: None,
+            last_resort=list,
         ),
         log_path=log_path,
         private=Path("/nowhere"),

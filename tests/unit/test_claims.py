@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripted.nvml.device import ScriptedGpu, build, environment, write_script
+from tests.scripted.nvml.device import Process, ScriptedGpu, build, environment, write_script
 from tests.unit import builders
 from tests.unit.test_server import at_most
 
@@ -264,3 +264,51 @@ def test_what_a_server_left_that_ended_first_is_missed_when_the_last_one_ends(
         machine.play(afterwards, OTHER)
         end(run)
         assert words in heard(run)
+
+
+# A server of a run on one GPU, and a second GPU that the run wants.
+BESIDE = """
+import os, pathlib, sys
+from specreg.claims import claimed_gpus
+from specreg.errors import SensorError
+from specreg.processes import start_marked, stop_marked
+folder, sleep = pathlib.Path(sys.argv[1]), ("/bin/sleep", "120")
+with claimed_gpus(1, os.environ, tell=print):
+    ours = start_marked(sleep, environment=os.environ, log_path=folder / "log", cwd=folder)
+    print("ours", flush=True)
+    sys.stdin.readline()
+    try:
+        with claimed_gpus(1, os.environ | {"CUDA_VISIBLE_DEVICES": sys.argv[2]}, tell=print):
+            print("claimed", flush=True)
+    except SensorError as error:
+        print(error, flush=True)
+    finally:
+        stop_marked(ours)
+"""
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ("0", "claimed"),
+        ("1", "DEVICE_SHARED: Scripted NVIDIA H100, number 1: used by process {pid} (sleep, user "),
+    ],
+    ids=["the-same", "another"],
+)
+def test_only_on_a_gpu_that_ours_are_on_may_a_number_that_is_not_known_be_ours(
+    machine: Machine, wanted: str, words: str
+) -> None:
+    """As in a container, whose driver may number processes as the host does."""
+    with (
+        subprocess.Popen(("/bin/sleep", "120")) as stranger,
+        machine.running(str(machine.folder), wanted, code=BESIDE) as run,
+    ):
+        assert heard(run) == "ours"
+        machine.play(
+            dataclasses.replace(IDLE, processes=(Process(4_000_000, GIB),)),
+            dataclasses.replace(OTHER, processes=(Process(stranger.pid, GIB),)),
+        )
+        end(run)
+        said = heard(run)
+        stranger.kill()
+    assert said.startswith(words.format(pid=stranger.pid))

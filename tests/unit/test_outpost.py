@@ -12,20 +12,24 @@ import msgspec
 import psutil
 import pytest
 
-from specreg.outpost import Order
+from specreg.outpost import LIVES_ON, Order
 from tests.unit import builders
 
 SLEEPS = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
 DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEPS}"
 SAYS = "import json, os, sys; print(json.dumps(dict(os.environ)))"
+UNKILLABLE = builders.ROOT / "tests/faults/unkillable"
 Outpost = subprocess.Popen[bytes]
 
 
 @contextlib.contextmanager
 def outpost(
-    *command: str, folder: Path = builders.ROOT, variables: Mapping[str, str] | None = None
+    *command: str,
+    folder: Path = builders.ROOT,
+    variables: Mapping[str, str] | None = None,
+    **own: str,
 ) -> Iterator[Outpost]:
-    """An outpost that has its order; killed in the end."""
+    """An outpost that has its order, and `own` in its environment; killed in the end."""
     order = Order(
         command=command, variables=dict(variables or {}), path="/of/engine", folder=str(folder)
     )
@@ -33,7 +37,7 @@ def outpost(
         (sys.executable, "-P", "-m", "specreg.outpost"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={"PYTHONPATH": str(builders.ROOT), "PATH": "/usr/bin", "OF_THIS_NODE": "1"},
+        env={"PYTHONPATH": str(builders.ROOT), "PATH": "/usr/bin", "OF_THIS_NODE": "1"} | own,
     ) as process:
         stream(process.stdin).write(msgspec.json.encode(order) + b"\n")
         stream(process.stdin).flush()
@@ -85,6 +89,18 @@ def test_a_command_that_nobody_wants_any_more_is_ended(
         gone, _ = psutil.wait_procs([command], timeout=8)
         assert gone == [command]
         assert process.wait(timeout=8) != 0
+
+
+def test_a_command_that_cannot_be_killed_is_named() -> None:
+    path = f"{UNKILLABLE}:{builders.ROOT}"
+    with outpost(sys.executable, "-c", DEAF, PYTHONPATH=path, UNKILLABLE="SIG_IGN") as process:
+        command = psutil.Process(int(stream(process.stdout).readline()))
+        stream(process.stdin).close()
+        try:
+            assert process.wait(timeout=20) == LIVES_ON
+            assert stream(process.stdout).readline().startswith(b"process %d (" % command.pid)
+        finally:
+            command.kill()
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from specreg.power.devices import devices_of
 try:
     devices = devices_of(int(sys.argv[1]), os.environ)
     print(*[device.id for device in devices])
-    check_free(devices, set(map(int, sys.argv[2:])))
+    check_free(devices, set(map(int, sys.argv[2:])), {os.environ.get("TAKEN", "")})
     print("free")
 except SensorError as error:
     print(error)
@@ -82,11 +82,12 @@ def test_a_stranger_on_any_of_them_is_named_and_ours_are_not(library: Path) -> N
 def test_where_the_driver_numbers_processes_otherwise_ours_are_not_strangers(
     library: Path,
 ) -> None:
-    """In a container none of ours is among them, though we run some."""
+    """In a container none of ours is among them, though one of ours is on that device."""
     taken = dataclasses.replace(THREE[0], processes=(Process(4_000_000, 2**30),))
-    assert asked(library, (taken,), 1, os.getpid()) == ["GPU-a", "free"]
-    (_, said) = asked(library, (taken,), 1)
-    assert "used by process 4000000 (of another user or container)" in said
+    assert asked(library, (taken,), 1, os.getpid(), TAKEN="GPU-a") == ["GPU-a", "free"]
+    for ours in ((), (os.getpid(),)):
+        (_, said) = asked(library, (taken,), 1, *ours, TAKEN="GPU-b")
+        assert "used by process 4000000 (of another user or container)" in said
 
 
 def test_a_gpu_that_is_held_back_already_is_refused(library: Path) -> None:

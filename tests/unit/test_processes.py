@@ -41,6 +41,13 @@ child = subprocess.Popen(("env", "-i", "/bin/sleep", "120"))
 print(child.pid, flush=True)
 time.sleep(float(sys.argv[1]))
 """
+# Its first thread ends, and another goes on.
+HEADLESS = """
+import ctypes, os, threading, time
+threading.Thread(target=time.sleep, args=(120,)).start()
+print(os.getpid(), flush=True)
+ctypes.CDLL(None).pthread_exit(None)
+"""
 # Starts a program and ends without stopping it.
 ABANDONING = """
 import os, pathlib, sys, time
@@ -107,6 +114,58 @@ def test_a_child_that_wrote_over_its_environment_is_gone(tmp_path: Path, marked_
     stop_marked(process)
     assert not lives(child)
     assert process.popen.returncode is not None
+
+
+def test_a_process_whose_first_thread_ended_is_gone(tmp_path: Path) -> None:
+    """It looks like one that only waits to be reaped, and can't be before its last thread ends."""
+    process = start_marked(
+        (sys.executable, "-c", HEADLESS),
+        environment=os.environ,
+        log_path=tmp_path / "log",
+        cwd=tmp_path,
+    )
+    process_id = await_pid(tmp_path / "log")
+    while psutil.Process(process_id).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    assert process.popen.poll() is None
+    assert process_ids(process) == {process_id}
+    with at_most(8):
+        stop_marked(process)
+    assert process.popen.returncode is not None
+
+
+# Stops a program that can't be killed, and says what comes of it.
+SPARING = """
+import os, pathlib, sys
+from specreg.errors import UnkillableError
+from specreg.processes import start_marked, stop_marked
+log_path = pathlib.Path(sys.argv[1])
+command = (sys.executable, "-c", sys.argv[2])
+process = start_marked(command, environment=os.environ, log_path=log_path, cwd=log_path.parent)
+while not log_path.read_text().endswith("\\n"):
+    pass
+try:
+    stop_marked(process)
+except UnkillableError as error:
+    print(error)
+"""
+
+
+def test_what_cannot_be_killed_is_named_and_not_waited_for(tmp_path: Path) -> None:
+    path = f"{builders.ROOT / 'tests/faults/unkillable'}:{builders.ROOT}"
+    done = subprocess.run(
+        (sys.executable, "-c", SPARING, str(tmp_path / "log"), DEAF),
+        env=os.environ | {"PYTHONPATH": path, "UNKILLABLE": "SIG_IGN"},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=40,
+    )
+    process_id = await_pid(tmp_path / "log")
+    assert lives(process_id)
+    os.kill(process_id, signal.SIGKILL)
+    said = f"process {process_id} ({psutil.Process().name()}, sleeping): still there 5 s after"
+    assert done.stdout.startswith(said)
 
 
 def test_what_is_left_is_killed_at_our_own_end(tmp_path: Path) -> None:

@@ -3,7 +3,10 @@
 import contextlib
 import dataclasses
 import re
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +14,17 @@ import psutil
 import pytest
 
 from specreg.engines import Parallel
+from specreg.engines._parallel import Part
 from specreg.environments import EngineEnvironment
-from specreg.errors import ServerDiedError, ServerStartError, UnsupportedError
+from specreg.errors import (
+    ServerDiedError,
+    ServerStartError,
+    UnkillableError,
+    UnsupportedError,
+)
+from specreg.outpost import LIVES_ON
 from specreg.server import StartedServer
-from specreg.spanning import Nodes, parse_nodes
+from specreg.spanning import Nodes, Surroundings, parse_nodes, running_parts
 from specreg.starting import start_server
 from tests.scripted.vllm.script import Script
 from tests.unit import builders
@@ -261,3 +271,65 @@ def test_too_few_nodes_or_another_one_first_are_refused(hosts: tuple[str, ...], 
     with pytest.raises(UnsupportedError, match=words):
         Nodes(hosts=hosts).check(2)
     Nodes(hosts=HOSTS).check(2)
+
+
+# What reaches another node: heeds nobody.
+DEAF = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("deaf", flush=True)
+time.sleep(120)
+"""
+# Two parts on other nodes for as long as nobody says Ctrl-C.
+APART = """
+import os, pathlib, sys, time
+from specreg.engines._parallel import Part
+from specreg.spanning import Nodes, Surroundings, running_parts
+folder = pathlib.Path(sys.argv[1])
+nodes = Nodes(hosts=("127.0.0.1", "b", "c"), reach=(sys.executable, "-c", sys.argv[2], "{host}"))
+around = Surroundings(
+    nodes=nodes, meeting=None, here={}, there={}, path="", folder=folder, log_path=folder / "log"
+)
+with running_parts([Part(node=node, command=()) for node in (1, 2)], around) as parts:
+    while not all(part.log_path.read_text() for part in parts):
+        time.sleep(0.01)
+    print(*(part.process.popen.pid for part in parts), flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_second_ctrl_c_waits_for_no_node(tmp_path: Path) -> None:
+    """Each has 15 s to end, and is asked for 5 s, else."""
+    with subprocess.Popen(
+        (sys.executable, "-c", APART, str(tmp_path), DEAF),
+        cwd=builders.ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as run:
+        assert run.stdout is not None
+        parts = [psutil.Process(int(pid)) for pid in run.stdout.readline().split()]
+        run.send_signal(signal.SIGINT)
+        time.sleep(1)
+        assert [part.is_running() for part in parts] == [True, True]
+        run.send_signal(signal.SIGINT)
+        run.wait(timeout=4)
+    assert [part.is_running() for part in parts] == [False, False]
+
+
+def test_a_part_that_cannot_be_ended_there_is_an_error_that_names_it(tmp_path: Path) -> None:
+    code = f"import sys; sys.stdin.read(); print('process 7 is there'); sys.exit({LIVES_ON})"
+    around = Surroundings(
+        nodes=Nodes(hosts=("127.0.0.1", "b"), reach=(sys.executable, "-c", code, "{host}")),
+        meeting=None,
+        here={},
+        there={},
+        path="",
+        folder=tmp_path,
+        log_path=tmp_path / "log",
+    )
+    said = r"part on b: may still run; .*\nlast lines of .*log-node1, on b:\nprocess 7 is there"
+    with (
+        pytest.raises(UnkillableError, match=said),
+        running_parts([Part(node=1, command=())], around),
+    ):
+        pass

@@ -81,7 +81,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--model", required=True)
     parser.add_argument("--served-model-name")
-    parser.add_argument("--host", default="127.0.0.1")
+    # As the real one, which listens everywhere unless it is told where.
+    parser.add_argument("--host", default="0.0.0.0")  # noqa: S104
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--speculative-config")
     parser.add_argument("--per-request-spec-decode-metrics", type=Level, default=Level.NONE)
