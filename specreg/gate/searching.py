@@ -20,11 +20,13 @@ from specreg.files import replace_file
 from specreg.gate.answer import Answer, Decision
 from specreg.gate.beside import SideError
 from specreg.gate.bisecting import Bisected, Step, Tried, bisect_versions, versions_between
+from specreg.gate.judging import why_broken
 from specreg.gate.launched import Arm
 from specreg.gate.opening import Opened, open_gate, set_aside
 from specreg.gate.plan import Shared
 from specreg.gate.releases import released_versions
 from specreg.gate.request import Request
+from specreg.gate.run import Gate
 from specreg.gate.side import Kind, Side, parse_side, source_of
 from specreg.matrix import Case
 from specreg.verdict import Outcome
@@ -169,7 +171,11 @@ class Search:
             if error.arm is not Arm.B:
                 raise
             return _first_line(error)
-        return _measured(opened, lost)
+        decision = _measured(opened, lost)
+        searched = _lost(decision) if lost is None else lost
+        if step_of(decision, searched) is Step.UNKNOWN:
+            _check_good(opened.gate, self.case.id, searched)
+        return decision
 
     @property
     def _fingerprint(self) -> str:
@@ -239,7 +245,9 @@ def _measured(opened: Opened, lost: frozenset[str] | None) -> Decision:
         opened.gate.shared = tuple(_only(shared, lost) for shared in whole)
     status: int | None = _FAILED_STATUS
     try:
-        decision = opened.gate.measure()
+        decision = opened.gate.measure(
+            lambda so_far: lost is not None and step_of(so_far, lost) is not Step.UNKNOWN
+        )
         status = None
     except KeyboardInterrupt:
         status = _INTERRUPTED_STATUS
@@ -251,6 +259,24 @@ def _measured(opened: Opened, lost: frozenset[str] | None) -> Decision:
             report = msgspec.structs.replace(report, exit_status=status)
         opened.record(report)
     return decision
+
+
+def _check_good(gate: Gate, case_id: str, lost: frozenset[str]) -> None:
+    """Silent where the good release could be measured: another bad one would change nothing.
+
+    Raises:
+        SideError: it failed; the message says why.
+    """
+    why = why_broken([one for one in gate.launches if one.case_id == case_id], Arm.A)
+    if not why and TEXTS in lost and case_id not in gate.hearing.said:
+        unheard = gate.hearing.unheard.get(case_id)
+        why = unheard.reason if unheard is not None else ""
+    if why:
+        message = (
+            f"the good release can't be measured, {why}; see '{gate.place.folder / 'logs'}', and"
+            " type the same again, or another --good"
+        )
+        raise SideError(Arm.A, message)
 
 
 def _only(shared: Shared, quantities: frozenset[str]) -> Shared:
