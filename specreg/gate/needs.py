@@ -16,10 +16,10 @@ _S_PER_MINUTE = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How long one launch more of each side takes; case_ids: of those that share it."""
+    """How long one launch more of each side takes; `case_ids`: of those that share it."""
 
     case_ids: frozenset[str]
-    launch_minutes: float
+    launch_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,15 +58,15 @@ def _resumed(undecided: Sequence[Judged], rules: Rules, time: Time) -> Iterator[
     most = max((_needed_launches(one) or 0 for one in wanting), default=0)
     if not most:
         return
-    minutes = sum(pace.launch_minutes * _missing_launches(wanting, pace) for pace in time.paces)
+    more_s = sum(pace.launch_s * _missing_launches(wanting, pace) for pace in time.paces)
     # A launch is begun only where one as long as the longest so far would still end in time.
-    whole = math.ceil(minutes + time.longest_s / _S_PER_MINUTE)
+    minutes = math.ceil((more_s + time.longest_s) / _S_PER_MINUTE)
     options = ["--resume"]
     options += [f"--launches {most}"] if most > rules.launches else []
-    options += [f"--minutes {whole}"] if time.is_up else []
+    options += [f"--minutes {minutes}"] if time.is_up else []
     # What has no interval yet may need more than those to the first one.
     word = "about" if all(one.needed_launches is not None for one in wanting) else "at least"
-    more = f", {whole} minutes more" if time.paces else ""
+    more = f", {minutes} minutes more" if time.paces else ""
     yield (
         f"{word} {most} launches of each side{more}: type the same with {' '.join(options)};"
         " a quieter machine needs fewer"

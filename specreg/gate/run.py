@@ -167,8 +167,8 @@ class Gate:
             own_s = [one_s for case_id in case_ids for one_s in spent_s.get(case_id, ())]
             if some_s := own_s or self.spent_s:
                 sittings = len(shared.group.block(1)) / LAUNCHES_PER_BLOCK
-                minutes = statistics.fmean(some_s) / 60 * sittings
-                paces.append(Pace(case_ids=case_ids, launch_minutes=minutes))
+                launch_s = statistics.fmean(some_s) * sittings
+                paces.append(Pace(case_ids=case_ids, launch_s=launch_s))
         longest_s = max(self.spent_s, default=0.0)
         return Time(paces=tuple(paces), longest_s=longest_s, is_up=self.out_of_time)
 

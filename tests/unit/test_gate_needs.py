@@ -10,8 +10,8 @@ RULES = Rules(blocks=8, figures=3)
 X1, X4, Y = "x-c1", "x-c4", "y-c1"
 TIME = Time(
     paces=(
-        Pace(case_ids=frozenset({X1, X4}), launch_minutes=3.0),
-        Pace(case_ids=frozenset({Y}), launch_minutes=5.0),
+        Pace(case_ids=frozenset({X1, X4}), launch_s=180.0),
+        Pace(case_ids=frozenset({Y}), launch_s=300.0),
     ),
     longest_s=90.0,
 )

@@ -148,8 +148,8 @@ def test_a_launch_takes_as_long_as_those_of_its_own_servers_did(opened: Opened) 
     opened.gate.take_over(lines)
     time = opened.gate._time  # noqa: SLF001 - what its answer is told
     assert set(time.paces) == {
-        Pace(case_ids=frozenset(plain), launch_minutes=1.5),
-        Pace(case_ids=frozenset({C1, C2}), launch_minutes=5.0),
+        Pace(case_ids=frozenset(plain), launch_s=90.0),
+        Pace(case_ids=frozenset({C1, C2}), launch_s=300.0),
     }
     assert (time.longest_s, time.is_up) == (300.0, False)
 
@@ -160,5 +160,5 @@ def test_of_servers_that_had_no_launch_yet_it_is_as_long_as_all_did(opened: Open
     opened.gate.journal.write(*lines)
     opened.gate.take_over(lines)
     gate = dataclasses.replace(opened.gate, out_of_time=True)
-    assert {one.launch_minutes for one in gate._time.paces} == {1.0}  # noqa: SLF001 - the same
+    assert {one.launch_s for one in gate._time.paces} == {60.0}  # noqa: SLF001 - the same
     assert gate._time.is_up  # noqa: SLF001 - the same
