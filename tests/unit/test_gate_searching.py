@@ -14,6 +14,7 @@ from specreg.errors import UnknownNameError, UnsupportedError
 from specreg.gate import searching
 from specreg.gate.answer import Answer, Decision
 from specreg.gate.beside import SideError
+from specreg.gate.between import TEXTS, step_of
 from specreg.gate.bisecting import Step
 from specreg.gate.going import Slot
 from specreg.gate.hearing import Hearing
@@ -25,7 +26,7 @@ from specreg.gate.quantities import QUANTITIES
 from specreg.gate.report import load_report
 from specreg.gate.request import Request
 from specreg.gate.run import Gate
-from specreg.gate.searching import TEXTS, Search, render_searched, search, step_of
+from specreg.gate.searching import Search, render_searched, search
 from specreg.gate.texts import TextsJudged, untold
 from specreg.matrix import load_tier
 from specreg.verdict import Outcome
