@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from specreg.gate.answer import Decision, decide
 from specreg.gate.beside import SideError
 from specreg.gate.going import Group, Slot, go_on, is_settled
 from specreg.gate.hearing import Hearing
-from specreg.gate.journal import Begun, Journal, Line, Rehearsed, Spent
+from specreg.gate.journal import Begun, Journal, Rehearsed, Spent
 from specreg.gate.judging import LAUNCHES_PER_BLOCK, Rules
 from specreg.gate.launched import Arm, Launched
 from specreg.gate.needs import Pace, Time
@@ -45,7 +45,8 @@ class Gate:
         minutes: how long the launches from here on may take, None for as long as it takes.
         journal: of this gate.
         hearing: of the answers' texts.
-        launches, rehearsed, spent_s: so far; earlier_s: of that, before it was cut off.
+        launches, rehearsed, spent_s: so far; earlier_s: of that, before it was cut off;
+            spent_by_case_s: the same by the last case that was measured in a sitting.
         failed_before: launches that came to nothing then; they are tried again.
         out_of_time, finished: how it ended; neither where it was cut short.
     """
@@ -61,6 +62,7 @@ class Gate:
     failed_before: tuple[Launched, ...] = ()
     rehearsed: bool = False
     spent_s: list[float] = field(default_factory=list)
+    spent_by_case_s: dict[str, list[float]] = field(default_factory=dict)
     earlier_s: float = 0.0
     out_of_time: bool = False
     finished: bool = False
@@ -73,6 +75,7 @@ class Gate:
         self.hearing.take_over(lines)
         self.rehearsed = any(isinstance(one, Rehearsed) for one in lines)
         self.spent_s = [one.launch_s for one in lines if isinstance(one, Spent)]
+        self.spent_by_case_s = sittings_s(lines)
         self.earlier_s = sum(self.spent_s)
 
     def rehearse(self) -> None:
@@ -160,7 +163,7 @@ class Gate:
     @property
     def _time(self) -> Time:
         """How long launches take: of each group what its own took, of a new one what all did."""
-        spent_s = sittings_s(self.journal.lines())
+        spent_s = self.spent_by_case_s
         paces = []
         for shared in self.shared:
             case_ids = frozenset(pair.id for pair in shared.pairs)
@@ -197,6 +200,7 @@ class Gate:
         if not launches:
             return
         self.spent_s.append(launch_s)
+        self.spent_by_case_s.setdefault(launches[-1].case_id, []).append(launch_s)
         self.launches = (*self.launches, *launches)
         self.journal.write(*launches, Spent(launch_s=launch_s))
 
@@ -238,7 +242,7 @@ class Gate:
         return not self.out_of_time
 
 
-def sittings_s(lines: Iterable[Line]) -> Mapping[str, Sequence[float]]:
+def sittings_s(lines: Iterable[object]) -> dict[str, list[float]]:
     """How long each sitting in a journal took, by the last case that was measured in it."""
     spent_s: dict[str, list[float]] = {}
     case_id = ""

@@ -19,7 +19,9 @@ from specreg.gate.plan import Pair, Shared
 from specreg.matrix import Case
 from specreg.server import StartedServer
 
-StartServer = Callable[[Case, Arm, str], contextlib.AbstractContextManager[tuple[StartedServer, float]]]
+StartServer = Callable[
+    [Case, Arm, str], contextlib.AbstractContextManager[tuple[StartedServer, float]]
+]
 """A case, a side and a name for the log in; the server, and after how many seconds it was ready."""
 
 

@@ -17,7 +17,7 @@ TIME = Time(
 )
 
 
-def left(  # noqa: PLR0913 - by name
+def left(
     case_id: str,
     quantity: str,
     *,
@@ -60,8 +60,10 @@ def test_launches_and_minutes_are_summed_over_what_shares_them() -> None:
         " --minutes 42; a quieter machine needs fewer"
     )
     assert lines == [
-        "x-c1: about 10 launches instead of 4 (throughput_tokens_per_s);"
-        " about 8 launches instead of 4 (step_p50_ms, ttft_p50_ms)",
+        (
+            "x-c1: about 10 launches instead of 4 (throughput_tokens_per_s);"
+            " about 8 launches instead of 4 (step_p50_ms, ttft_p50_ms)"
+        ),
         "x-c4: about 14 launches instead of 4 (ttft_p50_ms)",
         "y-c1: too few launches (step_p50_ms)",
     ]

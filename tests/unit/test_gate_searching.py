@@ -274,7 +274,7 @@ def test_a_gate_that_is_cut_off_leaves_its_report(
 def test_a_gate_in_between_ends_when_what_is_searched_for_is_decided(
     started: Search, between: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its output is lost; that nobody can tell of its prefill, which the bad one lost too, is fine."""
+    """Its output is lost; its prefill, which the bad one lost as well, may stay undecided."""
     lines = [
         msgspec.structs.replace(
             slower_step(number, arm),

@@ -144,7 +144,6 @@ def test_a_launch_takes_as_long_as_those_of_its_own_servers_did(opened: Opened) 
         Spent(launch_s=120.0),
     ]
     assert sittings_s(lines) == {plain[1]: [60.0, 120.0], C2: [300.0]}
-    opened.gate.journal.write(*lines)
     opened.gate.take_over(lines)
     time = opened.gate._time  # noqa: SLF001 - what its answer is told
     assert set(time.paces) == {
@@ -157,7 +156,6 @@ def test_a_launch_takes_as_long_as_those_of_its_own_servers_did(opened: Opened) 
 def test_of_servers_that_had_no_launch_yet_it_is_as_long_as_all_did(opened: Opened) -> None:
     assert opened.gate._time.paces == ()  # noqa: SLF001 - the same
     lines = [launched(C2, Arm.A), Spent(launch_s=60.0)]
-    opened.gate.journal.write(*lines)
     opened.gate.take_over(lines)
     gate = dataclasses.replace(opened.gate, out_of_time=True)
     assert {one.launch_s for one in gate._time.paces} == {60.0}  # noqa: SLF001 - the same
