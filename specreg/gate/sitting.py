@@ -53,6 +53,7 @@ class Sitting:
         place: see there; hearing: of the answers' texts.
         shared: what is measured; slot: on which sides, in which block.
         start: starts a server.
+        values: of each server itself, by its side.
     """
 
     place: Place
@@ -61,7 +62,7 @@ class Sitting:
     slot: Slot
     start: StartServer
     _measured: list[Launched] = field(default_factory=list)
-    _own: dict[Arm, dict[str, float]] = field(default_factory=dict)
+    values: dict[Arm, dict[str, float]] = field(default_factory=dict)
 
     def run(self, stack: contextlib.ExitStack) -> None:
         """Measures all that share the servers, which end with the stack.
@@ -76,7 +77,7 @@ class Sitting:
                 self.hearing.listen(pair, servers)
             for arm, server in servers.items():
                 if memory := held_bytes(server, on_gpu=self.place.on_gpu):
-                    self._own[arm]["memory_bytes"] = float(memory)
+                    self.values[arm]["memory_bytes"] = float(memory)
         except SideError as error:
             self.place.show(f"block {self.slot.block}, side {error.arm}: {error}")
             told = {one.case_id for one in self._measured}
@@ -89,7 +90,7 @@ class Sitting:
         """What is there so far; what a server says of itself stands with its first case."""
         first = self.shared.pairs[0].id
         return [
-            msgspec.structs.replace(one, values={**one.values, **self._own.get(one.arm, {})})
+            msgspec.structs.replace(one, values={**one.values, **self.values.get(one.arm, {})})
             if one.case_id == first
             else one
             for one in self._measured
@@ -100,7 +101,7 @@ class Sitting:
         with blaming(arm):
             name = f"{self.slot.number:03}-{arm}-{case.server.id}"
             server, ready_s = stack.enter_context(self.start(case, arm, name))
-        self._own[arm] = {"ready_s": ready_s}
+        self.values[arm] = {"ready_s": ready_s}
         return server
 
     def _measure(self, pair: Pair, servers: Mapping[Arm, StartedServer]) -> list[Launched]:
