@@ -31,7 +31,7 @@ target = "fixtures/models/tiny/target"
 drafts = { eagle3 = "fixtures/models/tiny/eagle3" }
 [[cases]]
 engine = "vllm"
-methods = ["none", "eagle3"]
+methods = ["ngram", "eagle3"]
 models = "tiny"
 dataset = "toy"
 concurrency = [1, 2]
@@ -134,20 +134,20 @@ def launched(case_id: str, arm: Arm) -> Launched:
 
 def test_a_launch_takes_as_long_as_those_of_its_own_servers_did(opened: Opened) -> None:
     """Both sides at the same time twice in a block: a launch more of each takes a sitting."""
-    plain = [one.replace("eagle3", "none") for one in (C1, C2)]
+    others = [one.replace("eagle3", "ngram") for one in (C1, C2)]
     lines = [
-        *(launched(case_id, arm) for case_id in plain for arm in (Arm.A, Arm.B)),
+        *(launched(case_id, arm) for case_id in others for arm in (Arm.A, Arm.B)),
         Spent(launch_s=60.0),
         *(launched(case_id, arm) for case_id in (C1, C2) for arm in (Arm.A, Arm.B)),
         Spent(launch_s=300.0),
-        *(launched(case_id, Arm.A) for case_id in plain),
+        *(launched(case_id, Arm.A) for case_id in others),
         Spent(launch_s=120.0),
     ]
-    assert sittings_s(lines) == {plain[1]: [60.0, 120.0], C2: [300.0]}
+    assert sittings_s(lines) == {others[1]: [60.0, 120.0], C2: [300.0]}
     opened.gate.take_over(lines)
     time = opened.gate._time  # noqa: SLF001 - what its answer is told
     assert set(time.paces) == {
-        Pace(case_ids=frozenset(plain), launch_s=90.0),
+        Pace(case_ids=frozenset(others), launch_s=90.0),
         Pace(case_ids=frozenset({C1, C2}), launch_s=300.0),
     }
     assert (time.longest_s, time.is_up) == (300.0, False)
