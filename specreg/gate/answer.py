@@ -1,20 +1,30 @@
 """The answer: outcomes in; upgrade, don't, or undecided and what it would take out."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from types import MappingProxyType
 
 import msgspec
 
-from specreg.gate.judging import DIFFERS, Judged, Rules, Subject, as_moved, judge_subject
+from specreg.gate.judging import (
+    DIFFERS,
+    Judged,
+    Rules,
+    Subject,
+    as_moved,
+    is_lost,
+    judge_subject,
+)
 from specreg.gate.launched import Launched
+from specreg.gate.needs import Time, takes_of
 from specreg.gate.quantities import Cause
 from specreg.gate.texts import TextsJudged
 from specreg.verdict import Outcome
 
 _SOUND = {Outcome.PASS, Outcome.IMPROVED}
 _FEW_EQUAL_FRAC = 0.5
-_NO_MINUTES: Mapping[str, float] = MappingProxyType({})
+_LEFT_OPEN = "left open, as the case is lost already"
+_NO_TIME = Time()
 
 
 class Answer(StrEnum):
@@ -53,7 +63,7 @@ def decide(
     launches: Sequence[Launched],
     rules: Rules,
     texts: Sequence[TextsJudged] = (),
-    launch_minutes: Mapping[str, float] = _NO_MINUTES,
+    time: Time = _NO_TIME,
 ) -> Decision:
     """The answer that some launches give.
 
@@ -62,8 +72,7 @@ def decide(
         launches: so far, of all cases and arms.
         rules: see there.
         texts: what became of the answers' texts, of each case whose answers must be the same.
-        launch_minutes: where it was the time that ended it, about how long one launch more of each
-            side would take, by case.
+        time: what launches take of it, and whether it was up.
     """
     controls = [subject for subject in subjects if subject.is_control]
     strict = rules.of_control(sum(len(subject.deciding) for subject in controls))
@@ -73,14 +82,18 @@ def decide(
     }
     control = tuple(one for subject, judged in each.items() if subject.is_control for one in judged)
     moved = [one for one in control if one.outcome in DIFFERS and one.decides]
+    wrong = [one for one in texts if one.outcome is Outcome.WRONG]
+    wrong_ids = {one.case_id for one in wrong}
     judged = tuple(
-        _unless_moved(one, moved)
-        for subject, ones in each.items()
-        if not subject.is_control
-        for one in ones
+        itertools.chain.from_iterable(
+            _left_open(
+                [_unless_moved(one, moved) for one in ones], lost=subject.case_id in wrong_ids
+            )
+            for subject, ones in each.items()
+            if not subject.is_control
+        )
     )
     lost = [one for one in judged if one.decides and one.outcome is Outcome.REGRESSED]
-    wrong = [one for one in texts if one.outcome is Outcome.WRONG]
     unclear = [one for one in judged if one.decides and one.outcome not in _SOUND]
     untold = [one for one in texts if one.outcome is Outcome.INVALID]
     rounded = [one for one in texts if one.outcome is Outcome.PASS and _is_rounded(one)]
@@ -101,7 +114,7 @@ def decide(
         answer=answer,
         reasons=reasons,
         takes=(
-            *(_takes(one, rules, launch_minutes) for one in undecided),
+            *takes_of(undecided, rules, time),
             *(f"{one.case_id}, the answers: --resume compares them once more" for one in untold),
         )
         if answer is Answer.UNDECIDED
@@ -131,6 +144,18 @@ def _unless_moved(one: Judged, moved: Sequence[Judged]) -> Judged:
     return as_moved(one) if one.quantity in {other.quantity for other in moved} else one
 
 
+def _left_open(judged: Sequence[Judged], *, lost: bool) -> Sequence[Judged]:
+    """A case's figures; of what is undecided where the case is lost, that nobody goes on for it."""
+    if not (lost or is_lost(judged)):
+        return judged
+    return [
+        msgspec.structs.replace(one, reason=one.reason or _LEFT_OPEN)
+        if one.decides and one.outcome is Outcome.INCONCLUSIVE
+        else one
+        for one in judged
+    ]
+
+
 def _reasons(lost: Sequence[Judged]) -> list[str]:
     by_case: dict[str, list[Judged]] = {}
     for one in lost:
@@ -157,23 +182,3 @@ def _moved(moved: Sequence[Judged]) -> list[str]:
         f" {one.change_frac:+.1%}"
         for one in moved
     ]
-
-
-def _takes(one: Judged, rules: Rules, launch_minutes: Mapping[str, float]) -> str:
-    what, needed = f"{one.case_id}, {one.quantity}", one.needed_launches
-    minutes = launch_minutes.get(one.case_id)
-    if one.outcome is Outcome.INVALID:
-        return f"{what}: {one.reason}"
-    if needed is not None:
-        options = ["--launches"] if needed > rules.launches else []
-        if minutes is not None:
-            more = minutes * (needed - one.launches)
-            options.append(f"--resume, and --minutes for about {more:.0f} more")
-        return (
-            f"{what}: about {needed} launches of each side instead of {one.launches}"
-            f" ({', '.join(options) or '--resume'}), or a quieter machine"
-        )
-    if one.needed_prompts is not None:
-        return f"{what}: about {one.needed_prompts} prompts (--prompts)"
-    ended = "" if minutes is None else "; it was --minutes that ended it, --resume goes on"
-    return f"{what}: {one.reason or 'nobody can tell'}{ended}"

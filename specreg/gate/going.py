@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from specreg.gate.judging import Rules, Subject, is_decided, judge_subject, why_broken
@@ -77,9 +77,9 @@ def go_on(
     *,
     earlier: Sequence[Launched] = (),
     may_go_on: Callable[[], bool] = lambda: True,
-    has_questions: Callable[[Group], bool] = lambda _: False,
+    is_done: Callable[[Group, Sequence[Launched]], bool] | None = None,
 ) -> tuple[Launched, ...]:
-    """Launches of each group, block by block, as long as something of it is undecided.
+    """Launches of each group, block by block, as long as it needs them.
 
     Args:
         groups: what is compared.
@@ -88,17 +88,18 @@ def go_on(
         earlier: what a gate that was cut off had measured. It isn't measured again; what had failed
             is, once more, but no control that was given up.
         may_go_on: asked before each launch; whether there is time for one more.
-        has_questions: asked before each further block; whether something is to be told of a group
-            beside its figures.
+        is_done: asked before each further block; whether a group needs no launches beyond those so
+            far. Without it, `is_settled`.
 
     Returns:
         All launches, the earlier ones first, without those that had failed.
     """
     done = [one for one in earlier if not one.invalid]
     failed = [one for one in earlier if one.invalid]
+    enough = is_done or (lambda group, some: is_settled(group, some, rules))
     for block in range(1, rules.blocks + 1):
         for group in groups:
-            if block > 1 and _all_decided(group, done, rules) and not has_questions(group):
+            if block > 1 and enough(group, done):
                 continue
             before = max((one.number for one in (*earlier, *done)), default=0)
             due = group.alone if why_no_control(group, (*failed, *done)) else group
@@ -143,7 +144,21 @@ def why_no_control(group: Group, launches: Sequence[Launched]) -> str:
     return next(filter(None, whys), "")
 
 
-def _all_decided(group: Group, done: Sequence[Launched], rules: Rules) -> bool:
-    """Whether the sides are; the control has nothing to prove, it must only not differ."""
+def is_settled(
+    group: Group, launches: Sequence[Launched], rules: Rules, *, wrong: Collection[str] = ()
+) -> bool:
+    """Whether no further launch would change the answer on a group's cases.
+
+    The control has nothing to prove, it must only not differ.
+
+    Args:
+        group: which.
+        launches: so far.
+        rules: see there.
+        wrong: cases that are lost by their answers.
+    """
     ours = [subject for subject in group.subjects if not subject.is_control]
-    return all(is_decided(judge_subject(subject, done, rules)) for subject in ours)
+    return all(
+        is_decided(judge_subject(subject, launches, rules), lost=subject.case_id in wrong)
+        for subject in ours
+    )

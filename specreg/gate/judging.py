@@ -329,9 +329,25 @@ def _to_frac(direction: Direction, change: float) -> float:
     return math.expm1(change) if direction is Direction.UP else -math.expm1(-change)
 
 
-def is_decided(judged: Sequence[Judged]) -> bool:
-    """Whether no further launch would change what the answer rests on."""
-    return all(one.outcome in DECIDED for one in judged if one.decides)
+def is_lost(judged: Sequence[Judged]) -> bool:
+    """Whether a loss of a case is proven, and by what: output alone is lost by something else."""
+    lost = (one for one in judged if one.decides and one.outcome is Outcome.REGRESSED)
+    return any(one.cause is not Cause.OUTPUT for one in lost)
+
+
+def is_decided(judged: Sequence[Judged], *, lost: bool = False) -> bool:
+    """Whether no further launch would change the answer on a case.
+
+    Args:
+        judged: its figures. Where one is a proven loss, the others need but an interval.
+        lost: whether the case is lost by something else.
+    """
+    lost = lost or is_lost(judged)
+    return all(
+        one.outcome in DECIDED or (lost and one.low_frac is not None)
+        for one in judged
+        if one.decides
+    )
 
 
 def as_moved(judged: Judged) -> Judged:

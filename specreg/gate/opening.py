@@ -24,8 +24,9 @@ from specreg.gate.pinning import forget_recordings, pinned_pairs
 from specreg.gate.plan import Pair, check_prompts, pairs_of, shared_launches
 from specreg.gate.report import Failed, GateReport, How, SideReport, encode_report
 from specreg.gate.request import Request, check_times, rules_after, rules_of
-from specreg.gate.run import Gate, Place, begun_of
+from specreg.gate.run import Gate, begun_of
 from specreg.gate.side import Side, Source, parse_side, source_of
+from specreg.gate.sitting import Place
 from specreg.identity import current_environment, find_gpus
 from specreg.matrix import Case, Tier
 from specreg.models import resolve_model

@@ -5,50 +5,32 @@ import dataclasses
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from specreg.datasets._dataset import prompts_sha256
-from specreg.errors import HungError, ServerError, SpecregError
+from specreg.errors import SpecregError
 from specreg.expectation import load_case_prompts
 from specreg.gate.answer import Decision, decide
-from specreg.gate.beside import SideError, blaming, measure_beside
-from specreg.gate.going import Slot, go_on
+from specreg.gate.beside import SideError
+from specreg.gate.going import Group, Slot, go_on, is_settled
 from specreg.gate.hearing import Hearing
 from specreg.gate.journal import Begun, Journal, Rehearsed, Spent
 from specreg.gate.judging import LAUNCHES_PER_BLOCK, Rules
-from specreg.gate.launched import Arm, Launched, values_beside
-from specreg.gate.memory import held_bytes
-from specreg.gate.pinning import plain_case, record_answers, recording_of, why_not_pinned
+from specreg.gate.launched import Arm, Launched
+from specreg.gate.needs import Pace, Time
+from specreg.gate.pinning import plain_case, record_answers, recording_of
 from specreg.gate.plan import Pair, Shared
 from specreg.gate.side import Source
+from specreg.gate.sitting import Place, Sitting
 from specreg.matrix import Case
 from specreg.models import model_sha256, resolve_model
 from specreg.server import StartedServer
 from specreg.starting import start_server
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where and how a gate runs.
-
-    Attributes:
-        root: the repository's root; folder: of what the gate leaves.
-        on_gpu: whether the engines run on a GPU.
-        ready_within_s: how long a server may take to its first token.
-        least_s: how long a launch is asked, at least, where speed counts.
-        show: is told what goes on.
-    """
-
-    root: Path
-    folder: Path
-    on_gpu: bool
-    ready_within_s: float
-    least_s: float
-    show: Callable[[str], None]
+from specreg.verdict import Outcome
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,7 +45,8 @@ class Gate:
         minutes: how long the launches from here on may take, None for as long as it takes.
         journal: of this gate.
         hearing: of the answers' texts.
-        launches, rehearsed, spent_s: so far; earlier_s: of that, before it was cut off.
+        launches, rehearsed, spent_s: so far; earlier_s: of that, before it was cut off;
+            spent_by_case_s: the same by the last case that was measured in a sitting.
         failed_before: launches that came to nothing then; they are tried again.
         out_of_time, finished: how it ended; neither where it was cut short.
     """
@@ -79,6 +62,7 @@ class Gate:
     failed_before: tuple[Launched, ...] = ()
     rehearsed: bool = False
     spent_s: list[float] = field(default_factory=list)
+    spent_by_case_s: dict[str, list[float]] = field(default_factory=dict)
     earlier_s: float = 0.0
     out_of_time: bool = False
     finished: bool = False
@@ -91,6 +75,7 @@ class Gate:
         self.hearing.take_over(lines)
         self.rehearsed = any(isinstance(one, Rehearsed) for one in lines)
         self.spent_s = [one.launch_s for one in lines if isinstance(one, Spent)]
+        self.spent_by_case_s = sittings_s(lines)
         self.earlier_s = sum(self.spent_s)
 
     def rehearse(self) -> None:
@@ -140,18 +125,28 @@ class Gate:
             ):
                 record_answers(case, server, prompts, path)
 
-    def measure(self) -> Decision:
-        """Launches until all is decided, or there is no time left."""
+    def measure(self, is_known: Callable[[Decision], bool] = lambda _: False) -> Decision:
+        """Launches until all is decided, or there is no time left.
+
+        Args:
+            is_known: asked before each further block; whether what this gate is for is known.
+        """
         go_on(
             [shared.group for shared in self.shared],
             self.launch,
             self.rules,
             earlier=self.all_launches,
             may_go_on=self._has_time,
-            has_questions=lambda group: self.hearing.wants(one.case_id for one in group.subjects),
+            is_done=lambda group, done: self._is_done(group, done) or is_known(self.decide()),
         )
         self.finished = not self.out_of_time
         return self.decide()
+
+    def _is_done(self, group: Group, done: Sequence[Launched]) -> bool:
+        """Whether a group has told all that it can, of its figures and of its answers."""
+        wrong = {one.case_id for one in self.hearing.judged if one.outcome is Outcome.WRONG}
+        wanted = self.hearing.wants(one.case_id for one in group.subjects)
+        return not wanted and is_settled(group, done, self.rules, wrong=wrong)
 
     @property
     def all_launches(self) -> tuple[Launched, ...]:
@@ -163,96 +158,51 @@ class Gate:
         subjects = list(
             itertools.chain.from_iterable(shared.group.subjects for shared in self.shared)
         )
-        texts = self.hearing.judged
-        return decide(subjects, self.launches, self.rules, texts, self._launch_minutes)
+        return decide(subjects, self.launches, self.rules, self.hearing.judged, self._time)
 
     @property
-    def _launch_minutes(self) -> Mapping[str, float]:
-        """Where no time was left, how long a launch more of each side takes, by case."""
-        if not self.out_of_time:
-            return {}
-        sitting = statistics.fmean(self.spent_s) / 60
-        return {
-            subject.case_id: sitting * len(shared.group.block(1)) / LAUNCHES_PER_BLOCK
-            for shared in self.shared
-            for subject in shared.group.subjects
-        }
+    def _time(self) -> Time:
+        """How long launches take: of each group what its own took, of a new one what all did."""
+        spent_s = self.spent_by_case_s
+        paces = []
+        for shared in self.shared:
+            case_ids = frozenset(pair.id for pair in shared.pairs)
+            own_s = [one_s for case_id in case_ids for one_s in spent_s.get(case_id, ())]
+            if some_s := own_s or self.spent_s:
+                sittings = len(shared.group.block(1)) / LAUNCHES_PER_BLOCK
+                launch_s = statistics.fmean(some_s) * sittings
+                paces.append(Pace(case_ids=case_ids, launch_s=launch_s))
+        longest_s = max(self.spent_s, default=0.0)
+        return Time(paces=tuple(paces), longest_s=longest_s, is_up=self.out_of_time)
 
     def launch(self, slot: Slot) -> Sequence[Launched]:
-        """Starts the servers of a slot and measures all that share them.
+        """Starts the servers of a slot and measures all that share them; see `Sitting`.
 
-        What fails is told, not raised: of the side that failed, while nothing is told of those that
-        were up with it.
+        What was measured, or failed, is kept however the servers end.
         """
         shared = next(one for one in self.shared if one.group == slot.group)
         said = f"side {slot.arms[0]}" if len(slot.arms) == 1 else f"sides {', '.join(slot.arms)}"
         self.place.show(f"block {slot.block}, {said}: {slot.group.name}")
         self.hearing.begin(shared.pairs, slot.block)
+        sitting = Sitting(
+            place=self.place, hearing=self.hearing, shared=shared, slot=slot, start=self._server
+        )
         started = time.monotonic()
-        done: list[list[Launched]] = []
-        own: dict[Arm, dict[str, float]] = {}
         try:
             with contextlib.ExitStack() as stack:
-                servers = {}
-                for arm in slot.arms:
-                    case = shared.pairs[0].of(arm)
-                    with blaming(arm):
-                        name = f"{slot.number:03}-{arm}-{case.server.id}"
-                        server, ready_s = stack.enter_context(self._server(case, arm, name))
-                    servers[arm], own[arm] = server, {"ready_s": ready_s}
-                for pair in shared.pairs:
-                    done.append(self._measure(pair, slot, servers))
-                    self.hearing.listen(pair, servers)
-                for arm, server in servers.items():
-                    if memory := held_bytes(server, on_gpu=self.place.on_gpu):
-                        own[arm]["memory_bytes"] = float(memory)
-        except SideError as error:
-            self.place.show(f"block {slot.block}, side {error.arm}: {error}")
-            done += [[_failed(pair, slot, error)] for pair in shared.pairs[len(done) :]]
-        # What a server says of itself stands with the first of the cases that it was measured on.
-        done[0] = [
-            msgspec.structs.replace(one, values={**one.values, **own.get(one.arm, {})})
-            for one in done[0]
-        ]
-        launches = list(itertools.chain.from_iterable(done))
-        self.spent_s.append(time.monotonic() - started)
-        self.launches = (*self.launches, *launches)
-        self.journal.write(*launches, Spent(launch_s=self.spent_s[-1]))
-        return launches
+                sitting.run(stack)
+        finally:
+            self._keep(sitting.launches, time.monotonic() - started)
+        return sitting.launches
 
-    def _measure(
-        self, pair: Pair, slot: Slot, servers: Mapping[Arm, StartedServer]
-    ) -> list[Launched]:
-        prompts = load_case_prompts(self.place.root, pair.a)
-        sides = {arm: (pair.of(arm), server) for arm, server in servers.items()}
-        try:
-            replays = measure_beside(
-                sides,
-                prompts,
-                least_s=self.place.least_s,
-                # An engine on a GPU is held up by its host now and then; nobody crowds it here.
-                apart=not self.place.on_gpu,
-                show=lambda _: None,
-            )
-        except SideError as error:
-            if isinstance(error.__cause__, ServerError | HungError):
-                raise
-            self.place.show(f"block {slot.block}, side {error.arm}, {pair.id}: {error}")
-            return [_failed(pair, slot, error)]
-        values = values_beside({arm: (sides[arm][0], one) for arm, one in replays.items()})
-        return [
-            Launched(
-                case_id=pair.id,
-                arm=arm,
-                block=slot.block,
-                number=slot.number,
-                values=values[arm],
-                acceptance=replay.acceptance,
-                engine_version=servers[arm].engine_version,
-                invalid=why_not_pinned(sides[arm][0], replay.acceptance),
-            )
-            for arm, replay in replays.items()
-        ]
+    def _keep(self, launches: Sequence[Launched], launch_s: float) -> None:
+        """Notes what came of a sitting, here and in the journal; nothing where nothing did."""
+        if not launches:
+            return
+        self.spent_s.append(launch_s)
+        self.spent_by_case_s.setdefault(launches[-1].case_id, []).append(launch_s)
+        self.launches = (*self.launches, *launches)
+        self.journal.write(*launches, Spent(launch_s=launch_s))
 
     @contextlib.contextmanager
     def _naming(self, arm: Arm) -> Iterator[None]:
@@ -292,14 +242,16 @@ class Gate:
         return not self.out_of_time
 
 
-def _failed(pair: Pair, slot: Slot, error: SideError) -> Launched:
-    return Launched(
-        case_id=pair.id,
-        arm=error.arm,
-        block=slot.block,
-        number=slot.number,
-        invalid=str(error),
-    )
+def sittings_s(lines: Iterable[object]) -> dict[str, list[float]]:
+    """How long each sitting in a journal took, by the last case that was measured in it."""
+    spent_s: dict[str, list[float]] = {}
+    case_id = ""
+    for line in lines:
+        if isinstance(line, Launched):
+            case_id = line.case_id
+        elif isinstance(line, Spent):
+            spent_s.setdefault(case_id, []).append(line.launch_s)
+    return spent_s
 
 
 def begun_of(

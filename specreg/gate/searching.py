@@ -17,24 +17,25 @@ from specreg.errors import (
     UnsupportedError,
 )
 from specreg.files import replace_file
-from specreg.gate.answer import Answer, Decision
+from specreg.gate.answer import Decision
 from specreg.gate.beside import SideError
+from specreg.gate.between import (
+    FAILED_STATUS,
+    INTERRUPTED_STATUS,
+    check_good,
+    decision_between,
+    lost_of,
+    step_of,
+)
 from specreg.gate.bisecting import Bisected, Step, Tried, bisect_versions, versions_between
 from specreg.gate.launched import Arm
-from specreg.gate.opening import Opened, open_gate, set_aside
-from specreg.gate.plan import Shared
+from specreg.gate.opening import open_gate, set_aside
 from specreg.gate.releases import released_versions
 from specreg.gate.request import Request
 from specreg.gate.side import Kind, Side, parse_side, source_of
 from specreg.matrix import Case
-from specreg.verdict import Outcome
 
 PAGE = "bisect.json"
-_FAILED_STATUS, _INTERRUPTED_STATUS = 10, 130
-TEXTS = "texts"
-"""Beside the quantities: whether the answers are the same."""
-_WORSE = frozenset({Outcome.REGRESSED, Outcome.WRONG})
-_SOUND = frozenset({Outcome.PASS, Outcome.IMPROVED})
 
 
 class Searched(msgspec.Struct, kw_only=True):
@@ -53,7 +54,7 @@ class Searched(msgspec.Struct, kw_only=True):
     case_id: str
     good: str
     bad: str
-    exit_status: int = _FAILED_STATUS
+    exit_status: int = FAILED_STATUS
     reason: str = "cut short"
     tried: list[Tried] = []
     found: Bisected | None = None
@@ -89,10 +90,10 @@ class Search:
         try:
             searched.found = self._run(searched.tried)
             unknown = ", ".join(searched.found.between)
-            searched.exit_status = _FAILED_STATUS if unknown else 0
+            searched.exit_status = FAILED_STATUS if unknown else 0
             searched.reason = f"nobody can tell of {unknown}" if unknown else ""
         except KeyboardInterrupt:
-            searched.exit_status = _INTERRUPTED_STATUS
+            searched.exit_status = INTERRUPTED_STATUS
             raise
         except SpecregError as error:
             searched.reason = str(error)
@@ -114,7 +115,7 @@ class Search:
                 found = Tried(version=version, step=Step.UNKNOWN, why=decision)
             else:
                 # The last version comes first: what it lost is what is searched for.
-                lost = _lost(decision) if lost is None else lost
+                lost = lost_of(decision) if lost is None else lost
                 step = step_of(decision, lost)
                 found = Tried(version=version, step=step, why=_why(decision))
             self.request.show(f"{version}: {found.step}{f', {found.why}' if found.why else ''}")
@@ -169,7 +170,11 @@ class Search:
             if error.arm is not Arm.B:
                 raise
             return _first_line(error)
-        return _measured(opened, lost)
+        decision = decision_between(opened, lost)
+        searched = lost_of(decision) if lost is None else lost
+        if step_of(decision, searched) is Step.UNKNOWN:
+            check_good(opened.gate, self.case.id, searched)
+        return decision
 
     @property
     def _fingerprint(self) -> str:
@@ -205,61 +210,6 @@ def search(good: str, bad: str, versions: Sequence[str], request: Request, folde
         request=request,
         folder=folder,
     )
-
-
-def step_of(decision: Decision, lost: frozenset[str]) -> Step:
-    """What a version is by the figures that the last one lost; what else it lost is another matter.
-
-    Args:
-        decision: of a gate of the good version against it.
-        lost: names of quantities, and `TEXTS`.
-    """
-    if not lost:
-        return Step.GOOD if decision.answer is Answer.UPGRADE else Step.UNKNOWN
-    judged = [one.outcome for one in decision.judged if one.quantity in lost]
-    outcomes = {*judged, *(one.outcome for one in decision.texts if TEXTS in lost)}
-    if outcomes & _WORSE:
-        return Step.BAD
-    return Step.GOOD if outcomes and outcomes <= _SOUND else Step.UNKNOWN
-
-
-def _lost(decision: Decision) -> frozenset[str]:
-    figures = {one.quantity for one in decision.judged if one.decides and one.outcome in _WORSE}
-    texts = {TEXTS for one in decision.texts if one.outcome in _WORSE}
-    return frozenset(figures | texts)
-
-
-def _measured(opened: Opened, lost: frozenset[str] | None) -> Decision:
-    """What a gate says of some figures, None for all; what it measured of all is in its report.
-
-    The report is left whatever cuts it short, too.
-    """
-    whole = opened.gate.shared
-    if lost is not None:
-        opened.gate.shared = tuple(_only(shared, lost) for shared in whole)
-    status: int | None = _FAILED_STATUS
-    try:
-        decision = opened.gate.measure()
-        status = None
-    except KeyboardInterrupt:
-        status = _INTERRUPTED_STATUS
-        raise
-    finally:
-        opened.gate.shared = whole
-        report = opened.report()
-        if status is not None:
-            report = msgspec.structs.replace(report, exit_status=status)
-        opened.record(report)
-    return decision
-
-
-def _only(shared: Shared, quantities: frozenset[str]) -> Shared:
-    """The same, going on only until these are decided."""
-    subjects = tuple(
-        dataclasses.replace(one, deciding=one.deciding & quantities)
-        for one in shared.group.subjects
-    )
-    return dataclasses.replace(shared, group=dataclasses.replace(shared.group, subjects=subjects))
 
 
 def _why(decision: Decision) -> str:

@@ -1,6 +1,9 @@
+import math
 from collections.abc import Sequence
 
-from specreg.gate.going import Group, Slot, go_on, why_no_control
+import pytest
+
+from specreg.gate.going import Group, Slot, go_on, is_settled, why_no_control
 from specreg.gate.judging import Rules, Subject
 from specreg.gate.launched import Arm, Launched
 from specreg.gate.quantities import OUTPUT, QUANTITIES
@@ -82,7 +85,7 @@ def test_with_a_control_each_side_is_the_first_as_often() -> None:
         [group("x", Arm.B, Arm.A2, together=True)],
         machine.launch,
         rules(3),
-        has_questions=lambda _: True,
+        is_done=lambda *_: False,
     )
     assert machine.said == "xA+B+A21 xA2+B+A1 xB+A2+A2 xA+A2+B2 xA2+A+B3 xB+A+A23"
 
@@ -144,9 +147,9 @@ def test_what_has_failed_twice_isnt_tried_again() -> None:
     assert len(calls) == 4
 
 
-def test_a_block_more_is_launched_where_something_else_is_to_be_told() -> None:
+def test_blocks_more_are_launched_until_somebody_says_that_it_is_done() -> None:
     machine = Machine()
-    go_on([group("x")], machine.launch, rules(5), has_questions=lambda _: len(machine.slots) < 12)
+    go_on([group("x")], machine.launch, rules(5), is_done=lambda *_: len(machine.slots) == 12)
     assert {slot.block for slot in machine.slots} == {1, 2, 3}
 
 
@@ -251,3 +254,54 @@ def test_a_control_that_failed_once_is_launched_again() -> None:
     go_on([x], second.launch, rules(1), earlier=earlier)
     assert second.said == "xA2+B+A1"
     assert why_no_control(x, earlier) == ""
+
+
+STEP, PREFILL = "step_p50_ms", "ttft_p50_ms"
+
+
+def lossy(number: int, arm: Arm, quantity: str) -> Launched:
+    """A quantity of which B loses a fifth, and a prefill of which nobody can tell."""
+    values = {STEP: 12.0 if arm is Arm.B else 10.0, OUTPUT: 80.0 if arm is Arm.B else 100.0}
+    return Launched(
+        case_id="x",
+        arm=arm,
+        block=(number + 3) // 4,
+        number=number,
+        values={quantity: values[quantity], PREFILL: 10 * math.exp(0.4 * math.sin(7 * number))},
+    )
+
+
+def of_two(quantity: str) -> Group:
+    """One case of two quantities."""
+    names = (quantity, PREFILL)
+    subject = Subject(
+        case_id="x",
+        quantities=tuple(QUANTITIES[name] for name in names),
+        deciding=frozenset(names),
+    )
+    return Group(name="x", subjects=(subject,))
+
+
+@pytest.mark.parametrize(("quantity", "blocks"), [(STEP, 2), (OUTPUT, 8)])
+def test_a_case_is_done_once_it_is_lost_by_something_that_is_its_own_cause(
+    quantity: str, blocks: int
+) -> None:
+    """What output is lost by, the other figures have yet to say."""
+    slots: list[Slot] = []
+
+    def launch(slot: Slot) -> Sequence[Launched]:
+        slots.append(slot)
+        return [lossy(slot.number, arm, quantity) for arm in slot.arms]
+
+    go_on([of_two(quantity)], launch, rules(8))
+    assert {slot.block for slot in slots} == set(range(1, blocks + 1))
+
+
+def test_a_case_with_other_answers_is_done_once_each_figure_has_an_interval() -> None:
+    x = of_two(OUTPUT)
+    arms = (Arm.A, Arm.B, Arm.B, Arm.A) * 2
+    some = [lossy(number, arm, OUTPUT) for number, arm in enumerate(arms, start=1)]
+    assert not is_settled(x, some, rules(8))
+    assert is_settled(x, some, rules(8), wrong={"x"})
+    assert not is_settled(x, some[:4], rules(8), wrong={"x"})
+    assert not is_settled(x, some, rules(8), wrong={"y"})

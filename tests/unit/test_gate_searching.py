@@ -3,15 +3,21 @@
 import dataclasses
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from specreg.errors import UnknownNameError, UnsupportedError
 from specreg.gate import searching
 from specreg.gate.answer import Answer, Decision
+from specreg.gate.beside import SideError
+from specreg.gate.between import TEXTS, step_of
 from specreg.gate.bisecting import Step
+from specreg.gate.going import Slot
+from specreg.gate.hearing import Hearing
 from specreg.gate.journal import Rehearsed
 from specreg.gate.judging import Judged
 from specreg.gate.launched import Arm, Launched
@@ -19,8 +25,9 @@ from specreg.gate.opening import Opened, open_gate
 from specreg.gate.quantities import QUANTITIES
 from specreg.gate.report import load_report
 from specreg.gate.request import Request
-from specreg.gate.searching import TEXTS, Search, render_searched, search, step_of
-from specreg.gate.texts import TextsJudged
+from specreg.gate.run import Gate
+from specreg.gate.searching import Search, render_searched, search
+from specreg.gate.texts import TextsJudged, untold
 from specreg.matrix import load_tier
 from specreg.verdict import Outcome
 from tests.scripted.vllm.script import Script, record_script
@@ -262,3 +269,81 @@ def test_a_gate_that_is_cut_off_leaves_its_report(
         started._decision("0.29.0", "0.31.0", None)  # noqa: SLF001 - of two that are there
     report = load_report(between.gate.place.folder / "gate.json")
     assert (report.answer, report.exit_status) == (Answer.UNDECIDED, 130)
+
+
+def test_a_gate_in_between_ends_when_what_is_searched_for_is_decided(
+    started: Search, between: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its output is lost; its prefill, which the bad one lost as well, may stay undecided."""
+    lines = [
+        msgspec.structs.replace(
+            slower_step(number, arm),
+            values={
+                "throughput_tokens_per_s": 80.0 if arm is Arm.B else 100.0,
+                "ttft_p50_ms": 10.0 * (1 + number % 3) if arm is Arm.B else 20.0,
+            },
+        )
+        for number in range(1, 5)
+        for arm in (Arm.A, Arm.B)
+    ]
+    between.gate.take_over([*lines, Rehearsed()])
+    between.gate.rules = dataclasses.replace(between.gate.rules, blocks=8)
+    slots: list[Slot] = []
+
+    def launch(_: Gate, slot: Slot) -> list[Launched]:
+        slots.append(slot)
+        return []
+
+    monkeypatch.setattr(Gate, "launch", launch)
+    monkeypatch.setattr(Hearing, "wants", lambda *_: False)
+    lost = frozenset({"throughput_tokens_per_s", "ttft_p50_ms"})
+    found = started._decision("0.29.0", "0.31.0", lost)  # noqa: SLF001 - of two that are there
+    assert isinstance(found, Decision)
+    outcomes = {one.quantity: one.outcome for one in found.judged}
+    assert outcomes["throughput_tokens_per_s"] is Outcome.REGRESSED
+    assert outcomes["ttft_p50_ms"] is Outcome.INCONCLUSIVE
+    assert step_of(found, lost) is Step.BAD
+    assert slots == []
+
+
+def dying(arm: Arm) -> Callable[[Gate, Slot], list[Launched]]:
+    """A gate's launches, of which one side always comes to nothing."""
+
+    def launch(gate: Gate, slot: Slot) -> list[Launched]:
+        died = Launched(
+            case_id=CASE, arm=arm, block=slot.block, number=slot.number, invalid="it died"
+        )
+        gate.launches = (*gate.launches, died)
+        return [died]
+
+    return launch
+
+
+def test_a_good_release_that_dies_ends_the_search(
+    started: Search, between: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would die beside each of the others, too; one that dies itself is unknown."""
+    step = frozenset({"step_p50_ms"})
+    monkeypatch.setattr(Gate, "launch", dying(Arm.A))
+    with pytest.raises(SideError, match="the good release can't be measured, side A: it died; see"):
+        started._decision("0.29.0", "0.31.0", step)  # noqa: SLF001 - of two that are there
+    assert load_report(between.gate.place.folder / "gate.json").failed
+    between.gate.launches = ()
+    monkeypatch.setattr(Gate, "launch", dying(Arm.B))
+    found = started._decision("0.29.0", "0.31.0", step)  # noqa: SLF001 - the same
+    assert isinstance(found, Decision)
+    assert step_of(found, step) is Step.UNKNOWN
+
+
+def test_a_good_release_whose_answers_nobody_hears_ends_a_search_for_answers(
+    started: Search, between: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def launch(gate: Gate, slot: Slot) -> list[Launched]:
+        gate.hearing.begin(gate.shared[0].pairs, slot.block)
+        gate.hearing.unheard[CASE] = untold(CASE, "side A: it tells no ids")
+        return [slower_step(slot.number, arm) for arm in slot.arms]
+
+    monkeypatch.setattr(Gate, "launch", launch)
+    with pytest.raises(SideError, match="can't be measured, side A: it tells no ids; see"):
+        started._decision("0.29.0", "0.31.0", frozenset({TEXTS}))  # noqa: SLF001 - of two that are there
+    assert between.gate.hearing.asked_in == {CASE: {1, 2}}

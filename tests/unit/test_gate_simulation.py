@@ -125,5 +125,5 @@ def test_a_control_that_differs_from_itself_leaves_speeds_undecided() -> None:
 def test_a_noisy_machine_is_undecided_and_says_what_it_takes() -> None:
     found = decisions(launch_spread_frac=0.04)
     assert answers(found) == {Answer.UNDECIDED}
-    assert all("launches of each side instead of 16" in d.takes[0] for d in found)
+    assert all("type the same with --resume --launches " in d.takes[0] for d in found)
     assert Outcome.REGRESSED not in outcomes(found)
