@@ -25,7 +25,8 @@ from specreg.gate.plan import Pair, check_prompts, pairs_of, shared_launches
 from specreg.gate.report import Failed, GateReport, How, SideReport, encode_report
 from specreg.gate.request import Request, check_times, rules_after, rules_of
 from specreg.gate.run import Gate, Place, begun_of
-from specreg.gate.side import Side, Source, parse_side, source_of
+from specreg.gate.side import Side, parse_side
+from specreg.gate.source import Source, source_of
 from specreg.identity import current_environment, find_gpus
 from specreg.matrix import Case, Tier
 from specreg.models import resolve_model

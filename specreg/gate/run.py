@@ -24,7 +24,7 @@ from specreg.gate.launched import Arm, Launched, values_beside
 from specreg.gate.memory import held_bytes
 from specreg.gate.pinning import plain_case, record_answers, recording_of, why_not_pinned
 from specreg.gate.plan import Pair, Shared
-from specreg.gate.side import Source
+from specreg.gate.source import Source
 from specreg.matrix import Case
 from specreg.models import model_sha256, resolve_model
 from specreg.server import StartedServer
