@@ -17,7 +17,7 @@ from specreg.gate.break_even import break_evens
 from specreg.gate.going import why_no_control
 from specreg.gate.hearing import Hearing
 from specreg.gate.journal import resumed
-from specreg.gate.launched import Arm
+from specreg.gate.launched import Arm, versions_of
 from specreg.gate.overriding import parse_override
 from specreg.gate.pages import render_html, render_markdown
 from specreg.gate.pinning import forget_recordings, pinned_pairs
@@ -99,6 +99,7 @@ class Opened:
             blocks=gate.rules.blocks,
             launches=gate.rules.launches,
             minutes=asked.minutes,
+            went_on=gate.earlier_s > 0,
             prompts=asked.prompts,
             pin_length_tokens=asked.pin_length_tokens,
             tolerances=dict(gate.rules.tolerances),
@@ -136,16 +137,11 @@ class Opened:
 
     def _side(self, arm: Arm) -> SideReport:
         asked, place = self.request, int(arm is Arm.B)
-        versions = {
-            one.engine_version
-            for one in self.gate.launches
-            if (one.arm is Arm.B) == (arm is Arm.B) and one.engine_version
-        }
         return SideReport(
             text=(asked.a, asked.b)[place],
             overrides=tuple((asked.a_overrides, asked.b_overrides)[place]),
             installed=self.installed[place],
-            engine_versions=tuple(sorted(versions)),
+            engine_versions=versions_of(self.gate.launches, arm),
         )
 
 

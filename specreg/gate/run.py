@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from specreg.datasets._dataset import prompts_sha256
-from specreg.errors import HungError, ServerError, SpecregError
+from specreg.errors import HungError, ServerError, SpecregError, UnsupportedError
 from specreg.expectation import load_case_prompts
 from specreg.gate.answer import Decision, decide
 from specreg.gate.beside import SideError, blaming, measure_beside
@@ -20,7 +20,7 @@ from specreg.gate.going import Slot, go_on
 from specreg.gate.hearing import Hearing
 from specreg.gate.journal import Begun, Journal, Rehearsed, Spent
 from specreg.gate.judging import LAUNCHES_PER_BLOCK, Rules
-from specreg.gate.launched import Arm, Launched, values_beside
+from specreg.gate.launched import Arm, Launched, values_beside, versions_of
 from specreg.gate.memory import held_bytes
 from specreg.gate.pinning import plain_case, record_answers, recording_of, why_not_pinned
 from specreg.gate.plan import Pair, Shared
@@ -84,7 +84,11 @@ class Gate:
     finished: bool = False
 
     def take_over(self, lines: Sequence[object]) -> None:
-        """What a gate that was cut off had measured; what failed is no verdict on a side yet."""
+        """What a gate that was cut off had measured; what failed is no verdict on a side yet.
+
+        Raises:
+            UnsupportedError: launches of one side were of two versions.
+        """
         launches = [one for one in lines if isinstance(one, Launched)]
         self.launches = tuple(one for one in launches if not one.invalid)
         self.failed_before = tuple(one for one in launches if one.invalid)
@@ -92,6 +96,8 @@ class Gate:
         self.rehearsed = any(isinstance(one, Rehearsed) for one in lines)
         self.spent_s = [one.launch_s for one in lines if isinstance(one, Spent)]
         self.earlier_s = sum(self.spent_s)
+        for arm in (Arm.A, Arm.B):
+            self._check_version(arm)
 
     def rehearse(self) -> None:
         """Starts every server once; together those that will be up together.
@@ -223,6 +229,8 @@ class Gate:
     def _measure(
         self, pair: Pair, slot: Slot, servers: Mapping[Arm, StartedServer]
     ) -> list[Launched]:
+        for arm, server in servers.items():
+            self._check_version(arm, server.engine_version)
         prompts = load_case_prompts(self.place.root, pair.a)
         sides = {arm: (pair.of(arm), server) for arm, server in servers.items()}
         try:
@@ -253,6 +261,21 @@ class Gate:
             )
             for arm, replay in replays.items()
         ]
+
+    def _check_version(self, arm: Arm, now: str = "") -> None:
+        """Silent where all launches of a side are of one version, by its servers' own word.
+
+        An interpreter that is taken as it is may hold another one by the time that a gate goes on.
+        """
+        before = versions_of(self.all_launches, arm)
+        versions = dict.fromkeys(filter(None, (*before, now)))
+        if len(versions) > 1:
+            side = self._source(arm).side.text
+            message = (
+                f"side {arm} ('{side}'): its servers said {', '.join(versions)}, so its launches"
+                " aren't of one version; bring the one it had back, or begin another gate with --out"
+            )
+            raise UnsupportedError(message)
 
     @contextlib.contextmanager
     def _naming(self, arm: Arm) -> Iterator[None]:
@@ -311,9 +334,10 @@ def begun_of(
     for case in cases:
         spec = case.server
         files[prompts_sha256(load_case_prompts(root, case))] = None
-        for name in (spec.target, spec.draft):
-            if name is not None and spec.method != "custom_class":
-                files[model_sha256(resolve_model(root, name))] = None
+        # A drafter of one's own is a class, no model.
+        draft = None if spec.method == "custom_class" else spec.draft
+        for name in filter(None, (spec.target, draft)):
+            files[model_sha256(resolve_model(root, name))] = None
     a, b = (
         ", ".join(dict.fromkeys(source.installed(pair.of(arm)) for pair in pairs))
         for source, arm in zip(sources, (Arm.A, Arm.B), strict=True)
