@@ -20,7 +20,7 @@ from specreg.gate.journal import resumed
 from specreg.gate.launched import Arm, versions_of
 from specreg.gate.overriding import parse_override
 from specreg.gate.pages import render_html, render_markdown
-from specreg.gate.pinning import forget_recordings, pinned_pairs
+from specreg.gate.pinning import forget_recordings, pinnable, pinned_pairs
 from specreg.gate.plan import Pair, check_prompts, pairs_of, shared_launches
 from specreg.gate.report import Failed, GateReport, How, SideReport, encode_report
 from specreg.gate.request import Request, check_times, rules_after, rules_of
@@ -31,7 +31,7 @@ from specreg.identity import current_environment, find_gpus
 from specreg.matrix import Case, Tier
 from specreg.models import resolve_model
 
-_RECORDINGS = "recordings"
+_JOURNAL, _RECORDINGS = "gate.jsonl", "recordings"
 PAGES = ("gate.json", "gate.md", "gate.html")
 
 
@@ -152,6 +152,7 @@ def open_gate(asked: Request) -> Opened:
         SpecregError: something can't be measured as it is asked for; nothing was.
     """
     check_times(asked)
+    folder = _folder_of(asked)
     tier, root = asked.tier, asked.root
     on_gpu = tier.needs_gpus > 0
     sides = parse_side(asked.a), parse_side(asked.b)
@@ -159,9 +160,6 @@ def open_gate(asked: Request) -> Opened:
         tuple(map(parse_override, asked.a_overrides)),
         tuple(map(parse_override, asked.b_overrides)),
     )
-    folder = (
-        asked.out or root / ".specreg" / "gates" / time.strftime("%Y-%m-%dT%H-%M-%S")
-    ).resolve()
     pairs = pairs_of(
         tier,
         asked.case_ids,
@@ -172,7 +170,8 @@ def open_gate(asked: Request) -> Opened:
     )
     pinned: tuple[Pair, ...] = ()
     if asked.pin_length_tokens is not None:
-        pinned = pinned_pairs(pairs, asked.pin_length_tokens, folder / _RECORDINGS)
+        able = pinnable(pairs, root, asked.show)
+        pinned = pinned_pairs(able, asked.pin_length_tokens, folder / _RECORDINGS)
         pairs += pinned
     sources = (
         source_of(sides[0], on_gpu=on_gpu, show=asked.show, waits=asked.waits),
@@ -189,7 +188,7 @@ def open_gate(asked: Request) -> Opened:
         with_control=asked.with_control,
         least_s=asked.least_s,
     )
-    journal, lines = resumed(folder / "gate.jsonl", begun, resume=asked.resume)
+    journal, lines = resumed(folder / _JOURNAL, begun, resume=asked.resume)
     rules = rules_after(rules, lines, asked.show)
     if not lines:
         forget_recordings(pinned)
@@ -217,6 +216,19 @@ def open_gate(asked: Request) -> Opened:
         installed=(begun.a, begun.b),
         environment=environment,
     )
+
+
+def _folder_of(asked: Request) -> Path:
+    """Where a gate goes, or goes on.
+
+    Raises:
+        UnsupportedError: it is to go on where nothing lies.
+    """
+    if asked.resume and (asked.out is None or not (asked.out / _JOURNAL).exists()):
+        where = f"in '{asked.out}'" if asked.out is not None else "without a folder"
+        raise UnsupportedError(f"--resume: nothing to go on with {where}; name its --out")
+    gates = asked.root / ".specreg" / "gates"
+    return (asked.out or gates / time.strftime("%Y-%m-%dT%H-%M-%S")).resolve()
 
 
 def _unfit(tier: Tier, sides: tuple[Side, Side]) -> Callable[[Case], str]:

@@ -273,7 +273,7 @@ class Gate:
             side = self._source(arm).side.text
             message = (
                 f"side {arm} ('{side}'): its servers said {', '.join(versions)}, so its launches"
-                " aren't of one version; bring the one it had back, or begin another gate with --out"
+                " aren't of one version; bring back the one it had, or begin another gate"
             )
             raise UnsupportedError(message)
 
