@@ -8,7 +8,7 @@ import typer
 from specreg.cli.gate import ending
 from specreg.cli.options import HERE, MATRIX, MatrixOption, RootOption, TierOption, tier_of
 from specreg.gate.opening import set_aside
-from specreg.gate.request import Request
+from specreg.gate.request import Request, check_extent
 from specreg.gate.searching import PAGE, render_searched, search
 from specreg.redaction import hide
 
@@ -49,6 +49,7 @@ def bisect(  # noqa: PLR0913, PLR0917 - an option each
             root=root.resolve(),
             show=lambda text: typer.echo(hide(text), err=True),
         )
+        check_extent(request)
         named = tuple(filter(None, versions.split(",")))
         searched = search(good, bad, named, request, folder).run()
         typer.echo(render_searched(searched))

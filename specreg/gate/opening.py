@@ -23,7 +23,7 @@ from specreg.gate.pages import render_html, render_markdown
 from specreg.gate.pinning import forget_recordings, pinnable, pinned_pairs
 from specreg.gate.plan import Pair, check_prompts, pairs_of, shared_launches
 from specreg.gate.report import Failed, GateReport, How, SideReport, encode_report
-from specreg.gate.request import Request, check_times, rules_after, rules_of
+from specreg.gate.request import Request, check_extent, rules_after, rules_of
 from specreg.gate.run import Gate, Place, begun_of
 from specreg.gate.side import Side, parse_side
 from specreg.gate.source import Source, source_of
@@ -151,7 +151,7 @@ def open_gate(asked: Request) -> Opened:
     Raises:
         SpecregError: something can't be measured as it is asked for; nothing was.
     """
-    check_times(asked)
+    check_extent(asked)
     folder = _folder_of(asked)
     tier, root = asked.tier, asked.root
     on_gpu = tier.needs_gpus > 0

