@@ -62,7 +62,7 @@ def _why_not_recorded(case: Case, prompts: Sequence[Prompt]) -> str:
     if case.temperature > 0:
         return f"its answers are drawn at temperature {case.temperature:g}"
     if case.turns != 1 and any(len(prompt.turns) > 1 for prompt in prompts[: case.prompts]):
-        return "its conversations have further turns than the first, which is what is recorded"
+        return "its conversations have further turns than the recorded one"
     return ""
 
 

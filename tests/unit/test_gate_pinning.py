@@ -161,8 +161,7 @@ def test_what_a_recording_cant_know_isnt_pinned(monkeypatch: pytest.MonkeyPatch)
     assert pinnable(pairs, builders.ROOT, said.append) == (pairs[0], pairs[3])
     assert said == [
         f"not pinned: {drawn.id}, its answers are drawn at temperature 0.7",
-        f"not pinned: {pairs[2].id}, its conversations have further turns than the first, which is"
-        " what is recorded",
+        f"not pinned: {pairs[2].id}, its conversations have further turns than the recorded one",
     ]
 
 
