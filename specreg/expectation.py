@@ -44,7 +44,7 @@ def load_case_prompts(root: Path, case: Case) -> tuple[Prompt, ...]:
     if len(prompts) < case.prompts:
         message = (
             f"dataset '{case.dataset}': has {len(prompts)} prompts, '{case.id}' asks for"
-            f" {case.prompts}; lower prompts in the matrix, or --num-prompts"
+            f" {case.prompts}; lower prompts in the matrix, or ask for fewer"
         )
         raise DatasetError(message)
     if case.needs_fresh_server and len(prompts) <= 2 * case.prompts:

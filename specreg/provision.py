@@ -40,7 +40,8 @@ class Provision:
         show: is told what goes on; tell: what must be heard, whoever is watching.
         waits: whether to wait for a GPU on which another run of specreg measures.
         site: the machines that they run on; None for this one.
-        version_option: what a user chooses a version by; empty where that goes without saying.
+        version_option: what a user chooses a version by; empty for a side of a gate, which has none
+            of a run's options.
         nodes: that servers may span.
     """
 
@@ -101,9 +102,10 @@ class Provision:
             variables = {**os.environ, **dict(spec.engine_env)}
             why = why_not(self.python, engine.module, variables=variables)
             if why:
+                own = "leave it out: then specreg makes an environment"
                 message = (
-                    f"--specreg-engine-python '{self.python}': {why}; install {engine.name} there,"
-                    " or leave it out: then specreg makes an environment"
+                    f"{self._named('python', self.python)}: {why}; install {engine.name} there, or"
+                    f" {own if self.version_option else 'name another place'}"
                 )
                 raise UnsupportedError(message)
 
@@ -112,16 +114,21 @@ class Provision:
         for option, given in (("version", self.version), ("python", self.python)):
             if given is not None:
                 message = (
-                    f"--specreg-engine-{option} '{given}': engine '{engine}' is the program"
+                    f"{self._named(option, given)}: engine '{engine}' is the program"
                     f" '{program}' on PATH; leave it out"
                 )
                 raise UnsupportedError(message)
         if shutil.which(program) is None:
+            others = f"leave the engine out: -k 'not {engine}'"
             message = (
                 f"engine '{engine}': no program '{program}' on PATH; run where it is installed,"
-                f" or leave the engine out: -k 'not {engine}'"
+                f" or {others if self.version_option else 'choose other cases'}"
             )
             raise UnsupportedError(message)
+
+    def _named(self, option: str, given: str) -> str:
+        """What was given, as who gave it knows it: by an option of a run, or in a side."""
+        return f"{'--specreg-engine-' if self.version_option else ''}{option} '{given}'"
 
     def _check_nodes(self, spec: ServerSpec) -> None:
         """Silent where an engine can be started on as many nodes as a server spans."""
@@ -205,9 +212,15 @@ class Provision:
         if self.url is not None:
             return Requirement(package=self.url, version="")
         wanted = engine.requirement(on_gpu=self.on_gpu)
-        if engine.program is None and self.python is not None:
-            found = installed_version(self.python, wanted.package)
-            return dataclasses.replace(wanted, version=found)
+        python = self.python
+        if engine.program is None and python is not None:
+            # Built from source, an engine for CPUs too is called as its module.
+            packages = (wanted.package, engine.module)
+            there = (one for one in packages if installed_version(python, one))
+            package = next(there, engine.module)
+            return dataclasses.replace(
+                wanted, package=package, version=installed_version(python, package)
+            )
         return dataclasses.replace(
             wanted,
             version=self.version or wanted.version,

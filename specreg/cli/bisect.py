@@ -8,7 +8,7 @@ import typer
 from specreg.cli.gate import ending
 from specreg.cli.options import HERE, MATRIX, MatrixOption, RootOption, TierOption, tier_of
 from specreg.gate.opening import set_aside
-from specreg.gate.request import Request
+from specreg.gate.request import Request, check_extent
 from specreg.gate.searching import PAGE, render_searched, search
 from specreg.redaction import hide
 
@@ -18,7 +18,7 @@ def bisect(  # noqa: PLR0913, PLR0917 - an option each
     good: Annotated[str, typer.Option(help="the release that was well: vllm==0.29.0")],
     bad: Annotated[str, typer.Option(help="a later one that isn't: vllm==0.32.0")],
     versions: Annotated[str, typer.Option(help="0.30.0,0.31.0,…: search among these alone")] = "",
-    launches: Annotated[int, typer.Option(help="the most of each side; even", min=2)] = 16,
+    launches: Annotated[int, typer.Option(help="the most of each side; even")] = 16,
     prompts: Annotated[int | None, typer.Option(help="how many the case replays", min=1)] = None,
     tolerance: Annotated[
         list[str], typer.Option(help="QUANTITY=FRACTION, a loss that is fine")
@@ -49,6 +49,7 @@ def bisect(  # noqa: PLR0913, PLR0917 - an option each
             root=root.resolve(),
             show=lambda text: typer.echo(hide(text), err=True),
         )
+        check_extent(request)
         named = tuple(filter(None, versions.split(",")))
         searched = search(good, bad, named, request, folder).run()
         typer.echo(render_searched(searched))

@@ -38,7 +38,7 @@ def gate(  # noqa: PLR0913, PLR0917 - an option each
             help="also compare the cost of a step, at an acceptance length that is pinned"
         ),
     ] = None,
-    launches: Annotated[int, typer.Option(help="the most of each side; even", min=2)] = 16,
+    launches: Annotated[int, typer.Option(help="the most of each side; even")] = 16,
     minutes: Annotated[
         float | None, typer.Option(help="the most that the launches may take")
     ] = None,
@@ -99,11 +99,13 @@ def gate(  # noqa: PLR0913, PLR0917 - an option each
             waits=wait,
             show=lambda text: typer.echo(hide(text), err=True),
         )
-        opened = open_gate(asked)
+        with _going_on("type the same again"):
+            opened = open_gate(asked)
         asked.show(opened.extent)
-        opened.gate.record()
-        if rehearse:
-            opened.gate.rehearse()
+        with _going_on(_resume(opened)):
+            opened.gate.record()
+            if rehearse:
+                opened.gate.rehearse()
         raise typer.Exit(_measured(opened))
 
 
@@ -125,6 +127,20 @@ def ending() -> Iterator[None]:
         raise typer.Exit(FAILED_STATUS) from None
 
 
+@contextlib.contextmanager
+def _going_on(how: str) -> Iterator[None]:
+    """Says how to go on with what is interrupted before it measures."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"go on: {how}")
+        raise
+
+
+def _resume(opened: Opened) -> str:
+    return f"type the same with --resume --out {opened.gate.place.folder}"
+
+
 def _measured(opened: Opened) -> int:
     """The exit status; what was measured is told, whatever cuts it short."""
     cut_short = None
@@ -138,13 +154,13 @@ def _measured(opened: Opened) -> int:
     except Exception:  # noqa: BLE001 - a fault of ours; what was measured is told all the same
         typer.echo(hide(traceback.format_exc()), err=True)
         cut_short = FAILED_STATUS
-    report, folder = opened.report(), opened.gate.place.folder
+    report = opened.report()
     if cut_short is not None:
         report = msgspec.structs.replace(report, exit_status=cut_short)
     written = opened.record(report)  # first: a terminal that was closed takes nothing any more
     typer.echo(hide_known(render_terminal(report, width=WIDTH, color=sys.stdout.isatty())))
     if written:
-        typer.echo(f"report: {folder / 'gate.html'}")
+        typer.echo(f"report: {opened.gate.place.folder / 'gate.html'}")
     if not report.complete:
-        typer.echo(f"go on: type the same with --resume --out {folder}")
+        typer.echo(f"go on: {_resume(opened)}")
     return report.exit_status

@@ -4,9 +4,10 @@
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import filelock
 import msgspec
 
 from specreg.decoding import UNREADABLE
@@ -54,9 +55,14 @@ Line = Begun | Rehearsed | Launched | TextsSaid | TextsJudged | Spent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Journal:
-    """One gate's journal; a line is on its way to disk when the call returns."""
+    """One gate's journal; a line is on its way to disk when the call returns.
+
+    Attributes:
+        path: of the file; lock: of its folder, for as long as somebody holds this.
+    """
 
     path: Path
+    lock: filelock.BaseFileLock | None = field(default=None, compare=False, repr=False)
 
     def write(self, *lines: Line) -> None:
         """Adds lines, all at once.
@@ -93,9 +99,10 @@ def resumed(path: Path, begun: Begun, *, resume: bool) -> tuple[Journal, tuple[L
     What measured nothing yet, as its rehearsal failed, is in nobody's way.
 
     Raises:
-        SpecregError: something else lies there, or something where nothing should be resumed.
+        SpecregError: something else lies there, or something where nothing should be resumed; or
+            another process is at work there, or the disk refuses.
     """
-    journal = Journal(path=path)
+    journal = Journal(path=path, lock=_locked(path))
     begun = msgspec.json.decode(hide_bytes(msgspec.json.encode(begun)), type=Begun)
     lines = tuple(journal.lines())
     goes_on = resume and lines[:1] == (begun,)
@@ -115,6 +122,24 @@ def resumed(path: Path, begun: Begun, *, resume: bool) -> tuple[Journal, tuple[L
         )
         raise SpecregError(message)
     return journal, lines[1:]
+
+
+def _locked(path: Path) -> filelock.BaseFileLock:
+    """The lock of a journal's folder, free again when nobody has it or its process any more."""
+    lock = filelock.FileLock(path.with_suffix(".lock"), blocking=False, is_singleton=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except filelock.Timeout as error:
+        message = (
+            f"'{path.parent}': another gate is at work there; wait for its end, or name another"
+            " --out"
+        )
+        raise SpecregError(message) from error
+    except OSError as error:
+        message = f"'{lock.lock_file}': {error.strerror}; make room or mend its rights"
+        raise SpecregError(message) from error
+    return lock
 
 
 def _difference(was: Line, now: Begun) -> str:

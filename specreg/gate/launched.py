@@ -4,7 +4,7 @@ import dataclasses
 import math
 import operator
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -50,6 +50,12 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     acceptance: AcceptanceRecord | None = None
     engine_version: str = ""
     invalid: str = ""
+
+
+def versions_of(launches: Iterable[Launched], arm: Arm) -> tuple[str, ...]:
+    """What the servers of a side said that they are, each once; of A2 too where it is A's."""
+    told = (one.engine_version for one in launches if (one.arm is Arm.B) == (arm is Arm.B))
+    return tuple(sorted(set(filter(None, told))))
 
 
 def values_beside(

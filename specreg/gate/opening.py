@@ -17,21 +17,22 @@ from specreg.gate.break_even import break_evens
 from specreg.gate.going import why_no_control
 from specreg.gate.hearing import Hearing
 from specreg.gate.journal import resumed
-from specreg.gate.launched import Arm
+from specreg.gate.launched import Arm, versions_of
 from specreg.gate.overriding import parse_override
 from specreg.gate.pages import render_html, render_markdown
-from specreg.gate.pinning import forget_recordings, pinned_pairs
+from specreg.gate.pinning import forget_recordings, pinnable, pinned_pairs
 from specreg.gate.plan import Pair, check_prompts, pairs_of, shared_launches
 from specreg.gate.report import Failed, GateReport, How, SideReport, encode_report
-from specreg.gate.request import Request, check_times, rules_after, rules_of
+from specreg.gate.request import Request, check_extent, rules_after, rules_of
 from specreg.gate.run import Gate, begun_of
-from specreg.gate.side import Side, Source, parse_side, source_of
+from specreg.gate.side import Side, parse_side
 from specreg.gate.sitting import Place
+from specreg.gate.source import Source, source_of
 from specreg.identity import current_environment, find_gpus
 from specreg.matrix import Case, Tier
 from specreg.models import resolve_model
 
-_RECORDINGS = "recordings"
+_JOURNAL, _RECORDINGS = "gate.jsonl", "recordings"
 PAGES = ("gate.json", "gate.md", "gate.html")
 
 
@@ -99,6 +100,7 @@ class Opened:
             blocks=gate.rules.blocks,
             launches=gate.rules.launches,
             minutes=asked.minutes,
+            went_on=gate.earlier_s > 0,
             prompts=asked.prompts,
             pin_length_tokens=asked.pin_length_tokens,
             tolerances=dict(gate.rules.tolerances),
@@ -136,16 +138,11 @@ class Opened:
 
     def _side(self, arm: Arm) -> SideReport:
         asked, place = self.request, int(arm is Arm.B)
-        versions = {
-            one.engine_version
-            for one in self.gate.launches
-            if (one.arm is Arm.B) == (arm is Arm.B) and one.engine_version
-        }
         return SideReport(
             text=(asked.a, asked.b)[place],
             overrides=tuple((asked.a_overrides, asked.b_overrides)[place]),
             installed=self.installed[place],
-            engine_versions=tuple(sorted(versions)),
+            engine_versions=versions_of(self.gate.launches, arm),
         )
 
 
@@ -155,7 +152,8 @@ def open_gate(asked: Request) -> Opened:
     Raises:
         SpecregError: something can't be measured as it is asked for; nothing was.
     """
-    check_times(asked)
+    check_extent(asked)
+    folder = _folder_of(asked)
     tier, root = asked.tier, asked.root
     on_gpu = tier.needs_gpus > 0
     sides = parse_side(asked.a), parse_side(asked.b)
@@ -163,9 +161,6 @@ def open_gate(asked: Request) -> Opened:
         tuple(map(parse_override, asked.a_overrides)),
         tuple(map(parse_override, asked.b_overrides)),
     )
-    folder = (
-        asked.out or root / ".specreg" / "gates" / time.strftime("%Y-%m-%dT%H-%M-%S")
-    ).resolve()
     pairs = pairs_of(
         tier,
         asked.case_ids,
@@ -176,7 +171,8 @@ def open_gate(asked: Request) -> Opened:
     )
     pinned: tuple[Pair, ...] = ()
     if asked.pin_length_tokens is not None:
-        pinned = pinned_pairs(pairs, asked.pin_length_tokens, folder / _RECORDINGS)
+        able = pinnable(pairs, root, asked.show)
+        pinned = pinned_pairs(able, asked.pin_length_tokens, folder / _RECORDINGS)
         pairs += pinned
     sources = (
         source_of(sides[0], on_gpu=on_gpu, show=asked.show, waits=asked.waits),
@@ -193,7 +189,7 @@ def open_gate(asked: Request) -> Opened:
         with_control=asked.with_control,
         least_s=asked.least_s,
     )
-    journal, lines = resumed(folder / "gate.jsonl", begun, resume=asked.resume)
+    journal, lines = resumed(folder / _JOURNAL, begun, resume=asked.resume)
     rules = rules_after(rules, lines, asked.show)
     if not lines:
         forget_recordings(pinned)
@@ -221,6 +217,19 @@ def open_gate(asked: Request) -> Opened:
         installed=(begun.a, begun.b),
         environment=environment,
     )
+
+
+def _folder_of(asked: Request) -> Path:
+    """Where a gate goes, or goes on.
+
+    Raises:
+        UnsupportedError: it is to go on where nothing lies.
+    """
+    if asked.resume and (asked.out is None or not (asked.out / _JOURNAL).exists()):
+        where = f"in '{asked.out}'" if asked.out is not None else "without a folder"
+        raise UnsupportedError(f"--resume: nothing to go on with {where}; name its --out")
+    gates = asked.root / ".specreg" / "gates"
+    return (asked.out or gates / time.strftime("%Y-%m-%dT%H-%M-%S")).resolve()
 
 
 def _unfit(tier: Tier, sides: tuple[Side, Side]) -> Callable[[Case], str]:

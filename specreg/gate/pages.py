@@ -20,6 +20,7 @@ from specreg.gate.report import (
     legend,
     notes,
     sections,
+    sides,
 )
 from specreg.gate.texts import TextsJudged
 from specreg.report.terminal import render_table
@@ -85,7 +86,7 @@ def _said(report: GateReport) -> Iterable[tuple[str, Sequence[str]]]:
     found = (
         ("Why", decision.reasons),
         ("What it would take", decision.takes),
-        ("Sides", (f"A: {report.a.installed}", f"B: {report.b.installed}")),
+        ("Sides", sides(report)),
         ("Answers", tuple(map(_of_texts, decision.texts))),
         ("How", tuple(how_in_words(report))),
         ("Break-even", tuple(map(_of_break_even, report.break_evens))),

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from specreg.consulting import in_flight
 from specreg.datasets import Prompt
 from specreg.dialects import Wanted
 from specreg.errors import UnsupportedError
+from specreg.expectation import load_case_prompts
 from specreg.files import replace_file
 from specreg.gate.drafter import scheduled
 from specreg.gate.launched import Arm
@@ -35,11 +36,41 @@ _OFF_FRAC = 0.01
 """So far the steps may be off; without anything else at work they are exact."""
 
 
+def pinnable(pairs: Iterable[Pair], root: Path, show: Callable[[str], None]) -> tuple[Pair, ...]:
+    """Those that speculate and whose answers a recording can know: greedy ones, to one question.
+
+    Args:
+        pairs: what is compared.
+        root: the repository's root.
+        show: is told which aren't pinned, and why.
+
+    Raises:
+        DatasetError: the prompts can't be read, or are too few.
+    """
+    found = []
+    for pair in pairs:
+        if not (pair.a.speculates and pair.b.speculates):
+            continue
+        if why := _why_not_recorded(pair.a, load_case_prompts(root, pair.a)):
+            show(f"not pinned: {pair.id}, {why}")
+        else:
+            found.append(pair)
+    return tuple(found)
+
+
+def _why_not_recorded(case: Case, prompts: Sequence[Prompt]) -> str:
+    if case.temperature > 0:
+        return f"its answers are drawn at temperature {case.temperature:g}"
+    if case.turns != 1 and any(len(prompt.turns) > 1 for prompt in prompts[: case.prompts]):
+        return "its conversations have further turns than the recorded one"
+    return ""
+
+
 def pinned_pairs(pairs: Iterable[Pair], length_tokens: float, folder: Path) -> tuple[Pair, ...]:
     """A pair of known acceptance for each load and models that are speculated on.
 
     Args:
-        pairs: what is compared.
+        pairs: what is compared, see `pinnable`.
         length_tokens: the acceptance length that both sides are to have.
         folder: where the recordings go.
 
@@ -55,7 +86,10 @@ def pinned_pairs(pairs: Iterable[Pair], length_tokens: float, folder: Path) -> t
             pinned = Pair(a=a, b=b)
             found.setdefault(pinned.id, pinned)
     if not found:
-        message = f"--pin {length_tokens:g}: no case speculates; choose one that does"
+        message = (
+            f"--pin {length_tokens:g}: no case speculates in greedy answers to first turns alone;"
+            " choose one that does"
+        )
         raise UnsupportedError(message)
     return tuple(found.values())
 

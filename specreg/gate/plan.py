@@ -13,6 +13,7 @@ from specreg.gate.judging import Subject
 from specreg.gate.launched import Arm
 from specreg.gate.overriding import Override, overridden
 from specreg.gate.quantities import ACCEPTANCE, OUTPUT, QUANTITIES, Cause, Quantity
+from specreg.intervals import FEWEST_PROMPTS
 from specreg.matrix import Case, ServerSpec, Tier
 
 
@@ -58,7 +59,7 @@ def pairs_of(
         case_ids: which of its cases, none for all.
         overrides: of A and of B.
         prompts: how many each case replays, None for its own number.
-        show: is told what is left out.
+        show: is told what is left out, and what too few prompts can't decide.
         unfit: why a case that nobody named can't be compared, empty where it can.
 
     Raises:
@@ -76,10 +77,15 @@ def pairs_of(
         ("--b", overrides[1], [pair.b for pair in pairs]),
     ):
         _check_changes(option, given, chosen, cases)
-    told = [pair for pair in pairs if subject_of(pair, of_server=False).deciding]
+    told = [pair for pair in pairs if _deciding(pair)]
     for pair in pairs:
         if pair not in told:
             show(f"left out: {pair.id} says nothing that could be compared")
+        elif pair.a.prompts < FEWEST_PROMPTS and ACCEPTANCE in _deciding(pair):
+            show(
+                f"{pair.id}: acceptance is decided by {FEWEST_PROMPTS} prompts at least, so with"
+                f" {pair.a.prompts} it will stay undecided; give --prompts {FEWEST_PROMPTS} or more"
+            )
     if not told:
         message = (
             f"tier '{tier.name}': none of {len(pairs)} cases can be compared: they measure no"
@@ -87,6 +93,10 @@ def pairs_of(
         )
         raise UnsupportedError(message)
     return tuple(told)
+
+
+def _deciding(pair: Pair) -> frozenset[str]:
+    return subject_of(pair, of_server=False).deciding
 
 
 def _check_changes(

@@ -54,6 +54,7 @@ class How(msgspec.Struct, frozen=True, kw_only=True):
         loss_level_frac: the same where a loss is to be proven, which all figures share.
         blocks: among how many looks the level is shared; launches: the most of each side.
         minutes: the most that the launches might take, null for as long as it took.
+        went_on: whether a gate that had been cut off went on; the minutes are those since then.
         prompts: how many each case replayed, null for its own number.
         pin_length_tokens: the acceptance length of the pinned cases, null for none.
         tolerances: by quantity, those that somebody set.
@@ -67,6 +68,7 @@ class How(msgspec.Struct, frozen=True, kw_only=True):
     blocks: int | None = None
     launches: int | None = None
     minutes: float | None = None
+    went_on: bool = False
     prompts: int | None = None
     pin_length_tokens: float | None = None
     tolerances: dict[str, float] = {}
@@ -204,6 +206,19 @@ def facts(report: GateReport) -> str:
     )
 
 
+def sides(report: GateReport) -> tuple[str, ...]:
+    """What was installed on each side, and what its servers said that they are."""
+    return tuple(
+        f"{name}: {side.installed}{_own_word(side)}"
+        for name, side in ((Arm.A, report.a), (Arm.B, report.b))
+    )
+
+
+def _own_word(side: SideReport) -> str:
+    versions = ", ".join(side.engine_versions)
+    return f"; its servers said {versions}" if versions else ""
+
+
 def how_in_words(report: GateReport) -> Iterator[str]:
     """How it was measured and judged, in sentences; none of a report that doesn't say."""
     how = report.how
@@ -226,7 +241,8 @@ def _limits(how: How) -> Iterator[str]:
     """How much there might be of it; nothing of a report that doesn't say."""
     if how.launches is None:
         return
-    minutes = "" if how.minutes is None else f" and {how.minutes:g} minutes"
+    since = " from where it went on" if how.went_on else ""
+    minutes = "" if how.minutes is None else f" and {how.minutes:g} minutes{since}"
     looks = f"; the level is shared among {how.blocks} looks, one after each block"
     yield f"at most: {how.launches} launches of each side{minutes}{looks}"
     if how.prompts is not None:

@@ -60,11 +60,11 @@ class Request:
     show: Callable[[str], None]
 
 
-def check_times(asked: Request) -> None:
-    """Silent where what has to be a time is one.
+def check_extent(asked: Request) -> None:
+    """Silent where what has to be a time is one, and launches are whole blocks.
 
     Raises:
-        UnsupportedError: it is not above 0, or no number.
+        UnsupportedError: a time is not above 0, or no number; or launches are of no whole block.
     """
     for option, value in (
         ("--seconds", asked.least_s),
@@ -73,21 +73,22 @@ def check_times(asked: Request) -> None:
     ):
         if value is not None and not 0 < value < math.inf:
             raise UnsupportedError(f"{option} {value:g}: is no time; give a number above 0")
+    if asked.launches < LAUNCHES_PER_BLOCK or asked.launches % LAUNCHES_PER_BLOCK:
+        message = (
+            f"--launches {asked.launches}: a block of ABBA has two of each side; give an even"
+            " number from 2 on"
+        )
+        raise UnsupportedError(message)
 
 
 def rules_of(asked: Request, groups: Sequence[Group]) -> Rules:
     """How much evidence there may be, and how it is weighed; says what that can't decide.
 
     Raises:
-        UnsupportedError: launches of no whole block, or a tolerance that is none.
+        UnsupportedError: a tolerance that is none.
         UnknownNameError: a tolerance of no quantity.
     """
     launches = asked.launches
-    if launches < LAUNCHES_PER_BLOCK or launches % LAUNCHES_PER_BLOCK:
-        message = (
-            f"--launches {launches}: a block of ABBA has two of each side; give an even number"
-        )
-        raise UnsupportedError(message)
     subjects = [subject for group in groups for subject in group.subjects]
     rules = Rules(
         blocks=launches // LAUNCHES_PER_BLOCK,

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from specreg.datasets._dataset import prompts_sha256
-from specreg.errors import SpecregError
+from specreg.errors import SpecregError, UnsupportedError
 from specreg.expectation import load_case_prompts
 from specreg.gate.answer import Decision, decide
 from specreg.gate.beside import SideError
@@ -20,12 +20,12 @@ from specreg.gate.going import Group, Slot, go_on, is_settled
 from specreg.gate.hearing import Hearing
 from specreg.gate.journal import Begun, Journal, Rehearsed, Spent
 from specreg.gate.judging import LAUNCHES_PER_BLOCK, Rules
-from specreg.gate.launched import Arm, Launched
+from specreg.gate.launched import Arm, Launched, versions_of
 from specreg.gate.needs import Pace, Time
 from specreg.gate.pinning import plain_case, record_answers, recording_of
 from specreg.gate.plan import Pair, Shared
-from specreg.gate.side import Source
 from specreg.gate.sitting import Place, Sitting
+from specreg.gate.source import Source
 from specreg.matrix import Case
 from specreg.models import model_sha256, resolve_model
 from specreg.server import StartedServer
@@ -68,7 +68,11 @@ class Gate:
     finished: bool = False
 
     def take_over(self, lines: Sequence[object]) -> None:
-        """What a gate that was cut off had measured; what failed is no verdict on a side yet."""
+        """What a gate that was cut off had measured; what failed is no verdict on a side yet.
+
+        Raises:
+            UnsupportedError: launches of one side were of two versions.
+        """
         launches = [one for one in lines if isinstance(one, Launched)]
         self.launches = tuple(one for one in launches if not one.invalid)
         self.failed_before = tuple(one for one in launches if one.invalid)
@@ -77,6 +81,8 @@ class Gate:
         self.spent_s = [one.launch_s for one in lines if isinstance(one, Spent)]
         self.spent_by_case_s = sittings_s(lines)
         self.earlier_s = sum(self.spent_s)
+        for arm in (Arm.A, Arm.B):
+            self._check_version(arm)
 
     def rehearse(self) -> None:
         """Starts every server once; together those that will be up together.
@@ -204,6 +210,21 @@ class Gate:
         self.launches = (*self.launches, *launches)
         self.journal.write(*launches, Spent(launch_s=launch_s))
 
+    def _check_version(self, arm: Arm, now: str = "") -> None:
+        """Silent where all launches of a side are of one version, by its servers' own word.
+
+        An interpreter that is taken as it is may hold another one by the time that a gate goes on.
+        """
+        before = versions_of(self.all_launches, arm)
+        versions = dict.fromkeys(filter(None, (*before, now)))
+        if len(versions) > 1:
+            side = self._source(arm).side.text
+            message = (
+                f"side {arm} ('{side}'): its servers said {', '.join(versions)}, so its launches"
+                " aren't of one version; bring back the one it had, or begin another gate"
+            )
+            raise UnsupportedError(message)
+
     @contextlib.contextmanager
     def _naming(self, arm: Arm) -> Iterator[None]:
         """Says of an error whose it is."""
@@ -231,6 +252,7 @@ class Gate:
                 ready_within_s=self.place.ready_within_s,
                 show=lambda _: None,
             ) as server:
+                self._check_version(arm, server.engine_version)
                 yield server, time.monotonic() - started
 
     def _has_time(self) -> bool:
@@ -263,9 +285,10 @@ def begun_of(
     for case in cases:
         spec = case.server
         files[prompts_sha256(load_case_prompts(root, case))] = None
-        for name in (spec.target, spec.draft):
-            if name is not None and spec.method != "custom_class":
-                files[model_sha256(resolve_model(root, name))] = None
+        # A drafter of one's own is a class, no model.
+        draft = None if spec.method == "custom_class" else spec.draft
+        for name in filter(None, (spec.target, draft)):
+            files[model_sha256(resolve_model(root, name))] = None
     a, b = (
         ", ".join(dict.fromkeys(source.installed(pair.of(arm)) for pair in pairs))
         for source, arm in zip(sources, (Arm.A, Arm.B), strict=True)

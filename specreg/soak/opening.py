@@ -8,7 +8,8 @@ from pathlib import Path
 from specreg.context import check_contexts
 from specreg.errors import UnsupportedError
 from specreg.expectation import load_case_prompts
-from specreg.gate.side import Source, parse_side, source_of
+from specreg.gate.side import parse_side
+from specreg.gate.source import Source, source_of
 from specreg.identity import find_gpus
 from specreg.matrix import Case, Tier
 from specreg.soak.drift import Look, State

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -24,6 +25,13 @@ BISECT = ("bisect", CASE, "--good", "vllm==0.31.0", "--bad", "vllm==0.32.0")
         (("gate", "vllm==0.31.0", "vlm==0.32.0"), "unknown engine 'vlm'; did you mean 'vllm'"),
         (("gate", "vllm", "vllm", "--case", "nope"), "tier 'cpu': unknown case 'nope'"),
         (("gate", "vllm", "vllm", "--launches", "3"), "give an even number"),
+        (("gate", "vllm", "vllm", "--launches", "1"), "--launches 1: a block of ABBA has two of"),
+        (("gate", "vllm", "vllm", "--launches", "0"), "give an even number from 2 on"),
+        (("gate", "vllm", "vllm", "--resume"), "nothing to go on with without a folder; name its"),
+        (
+            ("gate", "vllm", "vllm", "--resume", "--out", "no/where"),
+            "--resume: nothing to go on with in 'no/where'; name its --out",
+        ),
         (("gate", "vllm", "vllm", "--tier", "nope"), "unknown tier 'nope'"),
         (("gate", "vllm", "vllm@git+http://[x"), "is no URL, "),
         (("gate", "vllm", "vllm@~nobody-of-this-name/x"), "~nobody-of-this-name/x"),
@@ -35,6 +43,7 @@ BISECT = ("bisect", CASE, "--good", "vllm==0.31.0", "--bad", "vllm==0.32.0")
         (("gate", "vllm", "vllm", "--seconds", "-1"), "--seconds -1: is no time"),
         (("gate", "vllm", "vllm", "--minutes", "nan"), "--minutes nan: is no time"),
         ((*BISECT, "--tier", "nope"), "unknown tier 'nope'"),
+        ((*BISECT, "--launches", "1"), "--launches 1: a block of ABBA has two of each side"),
         ((*BISECT, "--versions", "foo"), "'foo': is no version"),
         (
             ("bisect", CASE, "--good", "vllm==0.31.0", "--bad", "sglang==0.5.23"),
@@ -63,6 +72,29 @@ def test_a_fault_of_ours_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     done = CliRunner().invoke(app, ("gate", "vllm", "vllm", *IN_ROOT))
     assert done.exit_code == 10
     assert "RuntimeError: nobody foresaw it" in done.output
+
+
+def test_an_interruption_before_anything_is_measured_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is being installed has no folder yet; what is rehearsed has one."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    command = sys.modules["specreg.cli.gate"]
+    monkeypatch.setattr(command, "open_gate", interrupt)
+    done = CliRunner().invoke(app, ("gate", "vllm", "vllm", *IN_ROOT))
+    assert (done.exit_code, done.stdout) == (130, "go on: type the same again\n")
+
+    gate = SimpleNamespace(
+        place=SimpleNamespace(folder=tmp_path), record=lambda: None, rehearse=interrupt
+    )
+    opened = SimpleNamespace(gate=gate, extent="")
+    monkeypatch.setattr(command, "open_gate", lambda _: opened)
+    done = CliRunner().invoke(app, ("gate", "vllm", "vllm", *IN_ROOT))
+    said = f"go on: type the same with --resume --out {tmp_path}\n"
+    assert (done.exit_code, done.stdout) == (130, said)
 
 
 @pytest.mark.parametrize("prompts", ["0", "-3"])

@@ -533,7 +533,7 @@ def test_a_case_that_asks_for_more_prompts_than_there_are_is_refused() -> None:
         load_case_prompts(builders.ROOT, greedy)
     assert str(error.value) == (
         f"dataset 'toy': has 160 prompts, '{greedy.id}' asks for 161; lower prompts in the matrix,"
-        " or --num-prompts"
+        " or ask for fewer"
     )
 
 

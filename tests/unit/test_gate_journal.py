@@ -1,3 +1,6 @@
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -86,3 +89,35 @@ def test_a_folder_that_cant_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SpecregError, match="make room or mend its rights"):
         Journal(path=tmp_path / "file" / "gate.jsonl").write(BEGUN)
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from specreg.gate.journal import resumed
+from tests.unit.test_gate_journal import BEGUN
+held = resumed(Path(sys.argv[1]), BEGUN, resume=True)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_two_gates_dont_share_a_folder(tmp_path: Path) -> None:
+    """Resumed at once, each would write its launches between those of the other."""
+    path = tmp_path / "gate.jsonl"
+    other = subprocess.Popen(
+        (sys.executable, "-c", HOLDER, path),
+        cwd=builders.ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        before = path.read_bytes()
+        said = f"'{tmp_path}': another gate is at work there; wait for its end, or name another"
+        with pytest.raises(SpecregError, match=re.escape(said)):
+            resumed(path, BEGUN, resume=True)
+        assert path.read_bytes() == before
+    resumed(path, BEGUN, resume=True)

@@ -2,12 +2,15 @@
 
 import dataclasses
 import math
+import re
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from specreg.errors import SpecregError, UnsupportedError
+from specreg.gate.journal import Spent
 from specreg.gate.launched import Arm, Launched
 from specreg.gate.opening import open_gate
 from specreg.gate.pinning import recording_of
@@ -17,6 +20,7 @@ from specreg.gate.request import Request
 from specreg.identity import Gpus
 from specreg.matrix import load_tier
 from specreg.sensors import Device, Scope
+from tests.scripted.vllm import __version__ as scripted_version
 from tests.scripted.vllm.script import Script, record_script
 from tests.unit import builders
 
@@ -56,7 +60,11 @@ def asked(tmp_path: Path) -> Request:
         ({"minutes": -1.0}, "--minutes -1: is no time"),
         ({"ready_within_s": 0.0}, "--ready-within-s 0: is no time"),
         ({"prompts": 100_000}, "dataset 'toy': has .* prompts, .* asks for 100000"),
-        ({"b": sys.executable}, "has no module 'vllm'; install vllm there"),
+        (
+            {"b": sys.executable},
+            f": python '{sys.executable}': has no module 'vllm'; install vllm there, or name",
+        ),
+        ({"resume": True}, "--resume: nothing to go on with in '.*gate'; name its --out"),
     ],
     ids=str,
 )
@@ -222,3 +230,68 @@ def test_a_report_says_how_much_was_asked_for(here: Request) -> None:
     assert how is not None
     assert (how.blocks, how.launches, how.minutes, how.prompts) == (8, 16, 7.0, 6)
     assert how.pin_length_tokens == 2.5
+
+
+def test_a_gate_that_goes_on_says_since_when_its_minutes_count(here: Request) -> None:
+    opened = open_gate(here)
+    opened.gate.journal.write(
+        Launched(case_id="case", arm=Arm.A, block=1, number=1), Spent(launch_s=60.0)
+    )
+    hows = [
+        open_gate(request).report().how
+        for request in (
+            dataclasses.replace(here, resume=True, minutes=0.1),
+            dataclasses.replace(here, out=opened.gate.place.folder / "another", minutes=0.1),
+        )
+    ]
+    assert [how and (how.minutes, how.went_on) for how in hows] == [(0.1, True), (0.1, False)]
+
+
+def test_a_side_is_of_one_version(here: Request) -> None:
+    """What lies at an interpreter's path may be another engine by the time that a gate goes on."""
+    opened = open_gate(here)
+    [pair] = opened.pairs
+    before = [
+        Launched(case_id=pair.id, arm=arm, block=1, number=number, engine_version=version)
+        for number, (arm, version) in enumerate(
+            [(Arm.A, "0.31.0"), (Arm.B, "0.32.0"), (Arm.A2, "0.31.0"), (Arm.B, "")], start=1
+        )
+    ]
+    opened.gate.journal.write(*before)
+    resumed = open_gate(dataclasses.replace(here, resume=True))
+    report = resumed.report()
+    assert (report.a.engine_versions, report.b.engine_versions) == (("0.31.0",), ("0.32.0",))
+
+    gate = resumed.gate
+    gate.rehearsed = True
+    said = f"side A ('{here.a}'): its servers said 0.31.0, {scripted_version}, so its launches"
+    with pytest.raises(UnsupportedError, match=re.escape(said)):
+        gate.measure()
+    assert gate.all_launches == tuple(before)
+
+    opened.gate.journal.write(msgspec.structs.replace(before[1], engine_version="0.33.0"))
+    with pytest.raises(UnsupportedError, match=r"side B .*: its servers said 0\.32\.0, 0\.33\.0"):
+        open_gate(dataclasses.replace(here, resume=True))
+
+
+def test_a_gate_with_a_drafter_of_ones_own_knows_its_target(
+    here: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only such a draft is no model; other weights of the target are another gate's."""
+    drafter = ("method=custom_class", "draft=own.Drafter")
+    pinned = dataclasses.replace(
+        here,
+        tier=TIER,
+        case_ids=(CASE,),
+        a_overrides=(*here.a_overrides, *drafter),
+        b_overrides=(*here.b_overrides, *drafter),
+    )
+    asked_of: list[str] = []
+
+    def sha256(folder: str) -> str:
+        asked_of.append(folder)
+        return "sha256"
+
+    monkeypatch.setattr("specreg.gate.run.model_sha256", sha256)
+    open_gate(pinned)
+    assert {Path(folder).name for folder in asked_of} == {"target"}

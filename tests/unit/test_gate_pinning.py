@@ -12,11 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specreg.acceptance.record import AcceptanceRecord, StepCounts
+from specreg.datasets import Prompt
 from specreg.dialects import Transcript
 from specreg.errors import UnknownNameError, UnsupportedError
 from specreg.gate import pinning
 from specreg.gate.drafter.scheduled import Drafter
 from specreg.gate.pinning import (
+    pinnable,
     pinned_case,
     pinned_pairs,
     plain_case,
@@ -138,6 +140,29 @@ def test_nothing_to_pin_and_an_engine_that_takes_no_drafter_are_said(tmp_path: P
     )
     with pytest.raises(UnknownNameError, match="--pin"):
         pinned_case(of_sglang, 2.5, tmp_path / "a.json")
+
+
+def test_what_a_recording_cant_know_isnt_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds greedy answers to first turns; said before a server starts, not by its steps."""
+    prompts = [Prompt(id="a", category="c", turns=("Hi",))]
+    talks = [*prompts, Prompt(id="b", category="c", turns=("Hi", "And?"))]
+    monkeypatch.setattr(
+        pinning,
+        "load_case_prompts",
+        lambda _, case: talks if case.dataset == "talks" else prompts,
+    )
+    greedy = dataclasses.replace(builders.CASE, temperature=0.0, turns=None)
+    drawn = dataclasses.replace(greedy, temperature=0.7)
+    talking = dataclasses.replace(greedy, dataset="talks")
+    first = dataclasses.replace(talking, turns=1)
+    cases = (greedy, drawn, talking, first, builders.PLAIN_CASE)
+    pairs = tuple(Pair(a=one, b=one) for one in cases)
+    said: list[str] = []
+    assert pinnable(pairs, builders.ROOT, said.append) == (pairs[0], pairs[3])
+    assert said == [
+        f"not pinned: {drawn.id}, its answers are drawn at temperature 0.7",
+        f"not pinned: {pairs[2].id}, its conversations have further turns than the recorded one",
+    ]
 
 
 def test_the_drafter_is_right_for_as_many_tokens_as_its_schedule_says(

