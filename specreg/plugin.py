@@ -191,10 +191,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         cases = {_params(item)["case"].id: _params(item)["case"] for item in ours}
         running = [case for case_id, case in cases.items() if case_id not in suite.skipped]
         _check_runnable(suite, running)
-        _hold(suite, wanted)
         config.stash[_LINES].extend(_check_prompts(suite, running))
         config.stash[_LINES].extend(f"power wasn't measured: {why}" for why in dark)
         config.stash[_LINES].extend(_form_team(config, suite, wanted))
+        _hold(suite, wanted)
 
 
 def _form_team(config: pytest.Config, suite: Suite, wanted: Sequence[Wanted]) -> Iterator[str]:
