@@ -23,7 +23,8 @@ FIXTURES = builders.ROOT / "fixtures"
 ORDER = (
     ("redaction", "logs", "shared_memory"),
     ("watchdog", "files", "interrupting"),
-    ("errors", "paths", "catalog", "decoding", "processes", "spread", "acceptance.record"),
+    ("errors", "paths", "catalog", "decoding", "spread", "acceptance.record"),
+    ("processes",),
     ("distribution", "sensors", "outpost"),
     ("identity", "power"),
     ("claims", "site"),
