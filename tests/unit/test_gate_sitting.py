@@ -3,8 +3,9 @@
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -64,6 +65,24 @@ def opened(tmp_path: Path) -> Opened:
             show=lambda _: None,
         )
     )
+
+
+@pytest.fixture(autouse=True)
+def servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers that are none: a busy machine can't disturb what is measured on them."""
+
+    @contextlib.contextmanager
+    def start(*_: object, **__: object) -> Iterator[SimpleNamespace]:
+        yield SimpleNamespace(engine_version="1.0")
+
+    def measure(sides: Mapping[Arm, object], *_: object, **__: object) -> dict[Arm, object]:
+        return {arm: SimpleNamespace(acceptance=None) for arm in sides}
+
+    monkeypatch.setattr("specreg.gate.run.start_server", start)
+    monkeypatch.setattr("specreg.gate.sitting.measure_beside", measure)
+    monkeypatch.setattr("specreg.gate.sitting.values_beside", lambda of: {arm: {} for arm in of})
+    monkeypatch.setattr("specreg.gate.sitting.held_bytes", lambda *_, **__: 0)
+    monkeypatch.setattr(Hearing, "listen", lambda *_: None)
 
 
 @pytest.fixture
