@@ -258,7 +258,7 @@ def test_a_side_is_of_one_version(here: Request) -> None:
         )
     ]
     opened.gate.journal.write(*before)
-    resumed = open_gate(dataclasses.replace(here, resume=True))
+    resumed = open_gate(dataclasses.replace(here, resume=True, launches=2))
     report = resumed.report()
     assert (report.a.engine_versions, report.b.engine_versions) == (("0.31.0",), ("0.32.0",))
 
