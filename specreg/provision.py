@@ -215,11 +215,10 @@ class Provision:
         python = self.python
         if engine.program is None and python is not None:
             # Built from source, an engine for CPUs too is called as its module.
-            packages = (wanted.package, engine.module)
-            there = (one for one in packages if installed_version(python, one))
-            package = next(there, engine.module)
+            usual = installed_version(python, wanted.package)
+            package = wanted.package if usual else engine.module
             return dataclasses.replace(
-                wanted, package=package, version=installed_version(python, package)
+                wanted, package=package, version=usual or installed_version(python, package)
             )
         return dataclasses.replace(
             wanted,

@@ -249,7 +249,8 @@ def test_a_gate_that_goes_on_says_since_when_its_minutes_count(here: Request) ->
 
 def test_a_side_is_of_one_version(here: Request) -> None:
     """What lies at an interpreter's path may be another engine by the time that a gate goes on."""
-    opened = open_gate(here)
+    quick = dataclasses.replace(here, least_s=0.1, launches=2)
+    opened = open_gate(quick)
     [pair] = opened.pairs
     before = [
         Launched(case_id=pair.id, arm=arm, block=1, number=number, engine_version=version)
@@ -258,7 +259,7 @@ def test_a_side_is_of_one_version(here: Request) -> None:
         )
     ]
     opened.gate.journal.write(*before)
-    resumed = open_gate(dataclasses.replace(here, resume=True))
+    resumed = open_gate(dataclasses.replace(quick, resume=True))
     report = resumed.report()
     assert (report.a.engine_versions, report.b.engine_versions) == (("0.31.0",), ("0.32.0",))
 
@@ -271,7 +272,7 @@ def test_a_side_is_of_one_version(here: Request) -> None:
 
     opened.gate.journal.write(msgspec.structs.replace(before[1], engine_version="0.33.0"))
     with pytest.raises(UnsupportedError, match=r"side B .*: its servers said 0\.32\.0, 0\.33\.0"):
-        open_gate(dataclasses.replace(here, resume=True))
+        open_gate(dataclasses.replace(quick, resume=True))
 
 
 def test_a_gate_with_a_drafter_of_ones_own_knows_its_target(
