@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from specreg.errors import DeviceHeldError, MemoryHeldError
+from specreg.errors import DeviceHeldError, MemoryHeldError, UnkillableError
 from specreg.paths import cache_dir
 from specreg.power.checks import describe
 from specreg.power.devices import devices_of, wait_until_free
@@ -147,7 +147,7 @@ def claim(devices: Sequence[Device], *, waits: bool, tell: Callable[[str], None]
         is_judged = True
         try:
             yield
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, UnkillableError):  # whose memory it is is said already
             is_judged = False
             raise
         finally:

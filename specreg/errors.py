@@ -169,7 +169,7 @@ class HungError(InvalidMeasurementError):
 
     def __init__(self, silent_s: float) -> None:
         self.silent_s = silent_s
-        message = f"no token came on any stream for {silent_s:g} s; look at the server's log"
+        message = f"no token came for {silent_s:g} s; look at the server's log"
         super().__init__(self.name, message)
 
 

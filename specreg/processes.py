@@ -31,7 +31,11 @@ from specreg.watchdog import NOBODY, Given, Leader, ask_all, kill_all, leader_of
 
 _TERM_S = 5.0
 _KILL_S = 5.0
+_GONE_S = 25.0
+"""What was killed may yet have much memory to give back; only then is it beyond us."""
 _REAPED_S = 5.0
+STOPPED_WITHIN_S = _TERM_S + _KILL_S + _GONE_S + _REAPED_S
+"""The most that `stop_marked` takes."""
 _EXEC_S = 0.2
 _PIPE_BYTES = 2**20
 _HELD_KIB = re.compile(r"^Pss_(?:Anon|Shmem): *(\d+) kB", re.MULTILINE)
@@ -122,7 +126,6 @@ def start_marked(
             kill_all(mark, NOBODY, _KILL_S)
             _dismiss(guard)
             raise
-    _write(popen.stdin, order)
     # A second Ctrl-C may cut the orderly way short; what is left then goes with us.
     last_resort = functools.partial(_end, mark, leader, shared)
     atexit.register(last_resort)
@@ -135,6 +138,7 @@ def start_marked(
         shared_before=before,
         shared=shared,
     )
+    _write(popen.stdin, order)
     return _RUNNING[mark]
 
 
@@ -162,10 +166,13 @@ def stop_marked(process: MarkedProcess) -> None:
         _RUNNING.pop(process.mark, None)
         _dismiss(process.watchdog)
     if left:
+        left = kill_all(process.mark, process.leader, _GONE_S)
+        process.popen.poll()  # so that it is no zombie
+    if left:
         message = (
-            f"{_described(left)}: still there {_KILL_S:g} s after it was killed, and nothing can be"
-            " measured beside it; see what it waits for in the kernel's log (dmesg), and end it, or"
-            " start the machine anew"
+            f"{_described(left)}: still there {_KILL_S + _GONE_S:g} s after it was killed, and"
+            " nothing can be measured beside it; see what it waits for in the kernel's log (dmesg),"
+            " and end it, or start the machine anew"
         )
         raise UnkillableError(message)
 

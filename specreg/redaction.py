@@ -25,9 +25,21 @@ _SHORT = r"(?:^|_)(?:pass|pwd|pat)"
 _VARIABLE = re.compile(rf"(?:{_WORDS}|{_SHORT})(?=_|\d*$)", re.IGNORECASE)
 _PLACE = re.compile(r"(?:path|file|dir|folder|url|uri|name|type)$", re.IGNORECASE)
 _OPTION = re.compile(rf"(?:-|^)[\w.-]*{_WORDS}$", re.IGNORECASE)
-_KEY = re.compile(rf"(?:{_WORDS}|{_SHORT})\d*$", re.IGNORECASE)
-"""Of settings: `speculative_token_tree`, with the word in its middle, is none."""
-_ORDINARY = re.compile(r"[\d.,:+-]*|true|false|none|null|<\|[\w ]+\|>", re.IGNORECASE)
+_WHOSE = (
+    r"(?:access|account|admin|api|auth|client|encryption|hf|hub|license|master|private|refresh"
+    r"|secret|service|session|signing|storage)"
+)
+_KEY = re.compile(
+    rf"(?:{_WHOSE}_?keys?|(?:token|secret|password|passwd|passphrase|credential|authorization"
+    rf"|cookie)s?|{_SHORT})\d*$",
+    re.IGNORECASE,
+)
+"""Of settings: `speculative_token_tree`, with the word in its middle, is none, nor `sort_key`."""
+_VOCABULARY = re.compile(
+    r"(?:^|_)(?:audio|bos|cls|end|eos|image|mask|pad|sep|special|start|stop|unk)_tokens?$",
+    re.IGNORECASE,
+)
+_ORDINARY = re.compile(r"[\d.,:+-]*|true|false|none|null|<[^<>]*>", re.IGNORECASE)
 """Numbers are never hidden, nor is `<|endoftext|>`: no file of ours could be read without them."""
 
 _PAIR = re.compile(
@@ -140,7 +152,8 @@ def _says_so(name: str) -> bool:
 
 
 def _setting_says_so(name: str) -> bool:
-    return bool(_KEY.search(re.sub("[.-]", "_", name))) and not _PLACE.search(name)
+    name = re.sub("[.-]", "_", name)
+    return bool(_KEY.search(name)) and not (_PLACE.search(name) or _VOCABULARY.search(name))
 
 
 def _of_options(arguments: Sequence[str]) -> Iterator[str]:

@@ -20,6 +20,7 @@ from specreg.errors import UnkillableError, UnsupportedError
 from specreg.logs import log_tail
 from specreg.outpost import LIVES_ON, Order
 from specreg.processes import (
+    STOPPED_WITHIN_S,
     MarkedProcess,
     kill_running,
     settle_log,
@@ -33,7 +34,9 @@ REACH = "ssh -o BatchMode=yes {host}"
 _HOST = "{host}"
 _HERE = str(Path(__file__).parents[1])
 """The folder that holds specreg, on each node."""
-_ENDING_S, _LISTENING_S, _POLL_S = 15.0, 60.0, 0.1
+_ENDING_S = STOPPED_WITHIN_S + 15.0
+"""The far end stops its part first, and the connection takes its time."""
+_LISTENING_S, _POLL_S = 60.0, 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

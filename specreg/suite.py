@@ -228,8 +228,9 @@ class Suite:
         Raises:
             MemoryHeldError: a GPU hasn't got its memory back.
         """
-        for starting in reversed(self._startings):
-            starting.stop()
+        with contextlib.ExitStack() as stack:  # one that can't be stopped keeps no other up
+            for starting in self._startings:
+                stack.callback(starting.stop)
 
     def measure(self, case: Case, server: Starting, control: Starting | None) -> Measurement:
         """Measures a case on a launch, once; or takes over what the run that is resumed has.

@@ -1,26 +1,23 @@
 """Transcribing: whom to ask and what in, answers in token ids out. Nothing here is timed."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import httpx
 import msgspec
 
-from specreg.answers import read
+from specreg.answers import Answer, read
 from specreg.datasets import Prompt
 from specreg.dialects import DIALECTS, Call, Dialect, Transcript, Wanted
 from specreg.errors import AnswerError, HungError, InvalidMeasurementError, UnsupportedError
 from specreg.matrix import Case
 from specreg.protocols import Ask, Endpoint, Message, Role
 
-PATIENCE_S = 60.0
-"""How long no answer may come. They come whole and may be long, so a token is asked for then, which
-has as much time."""
 _TIMEOUT_S = 600.0
+"""How long an answer may take. It comes whole, and may wait until others are there."""
 _ANSWER_CHARACTERS = 300
-_A_TEXT = (1,)
-"""In ids; there is no vocabulary without that one."""
 AnswerT = TypeVar("AnswerT")
 
 
@@ -72,7 +69,7 @@ def transcribe(
     wanted: Sequence[Wanted],
     *,
     in_flight: int,
-    patience_s: float = PATIENCE_S,
+    within_s: float = _TIMEOUT_S,
 ) -> tuple[Transcript, ...]:
     """The continuation of each text.
 
@@ -81,11 +78,11 @@ def transcribe(
         texts: in ids, one at least.
         wanted: of each text.
         in_flight: how many at once.
-        patience_s: see `PATIENCE_S`.
+        within_s: how long an answer may take.
 
     Raises:
         UnsupportedError: it knows no ids.
-        HungError: nothing is generated any more.
+        HungError: no answer came in that time.
         InvalidMeasurementError: `HTTP_ERROR`, `ANSWER_UNREADABLE`.
     """
     dialect = dialect_of(endpoint)
@@ -95,7 +92,7 @@ def transcribe(
         return dialect.parse_transcript(answer, one[0])
 
     questions = tuple(zip(texts, wanted, strict=True))
-    return _ask_all(endpoint, questions, complete, in_flight, patience_s=patience_s)
+    return _ask_all(endpoint, questions, complete, in_flight, within_s=within_s)
 
 
 def score(
@@ -134,66 +131,38 @@ def _ask_all(
     ask: Callable[[_OneT, _Post], Awaitable[AnswerT]],
     in_flight: int,
     *,
-    patience_s: float = PATIENCE_S,
+    within_s: float = _TIMEOUT_S,
 ) -> tuple[AnswerT, ...]:
     """The answers in the order of the questions."""
 
     async def all_of_them() -> list[AnswerT]:
-        free, heard = asyncio.Semaphore(in_flight), asyncio.Event()
+        free, heard_s = asyncio.Semaphore(in_flight), time.monotonic()
         async with httpx.AsyncClient(base_url=endpoint.base_url, trust_env=False) as client:
 
             async def post(call: Call) -> bytes:
-                answer = await _post(client, call)
-                heard.set()
-                return answer
+                nonlocal heard_s
+                sent_s, body = time.monotonic(), msgspec.json.encode(call.body)
+                try:
+                    answer = await read(client, "POST", call.path, within_s=within_s, body=body)
+                except AnswerError as error:
+                    # If others came meanwhile, it is this one alone.
+                    if error.late and heard_s <= sent_s:
+                        raise HungError(within_s) from error
+                    message = f"{error}; look at the server's log"
+                    raise InvalidMeasurementError("HTTP_ERROR", message) from error
+                heard_s = time.monotonic()
+                return _content(answer, call)
 
             async def one(question: _OneT) -> AnswerT:
                 async with free:
                     return await ask(question, post)
 
-            asking = asyncio.gather(*map(one, questions))
-            watching = asyncio.create_task(_watch(client, endpoint, heard, patience_s))
-            try:
-                await asyncio.wait((asking, watching), return_when=asyncio.FIRST_COMPLETED)
-                if not asking.done():
-                    watching.result()
-                return await asking
-            finally:
-                watching.cancel()
-                asking.cancel()
+            return await asyncio.gather(*map(one, questions))
 
     return tuple(asyncio.run(all_of_them()))
 
 
-async def _watch(
-    client: httpx.AsyncClient, endpoint: Endpoint, heard: asyncio.Event, patience_s: float
-) -> None:
-    """Goes on for as long as anything is generated.
-
-    Raises:
-        HungError: no answer came, and then no token either.
-    """
-    call = dialect_of(endpoint).complete(endpoint.model, _A_TEXT, Wanted(output_cap_tokens=1))
-    body = msgspec.json.encode(call.body)
-    while True:
-        heard.clear()
-        try:
-            await asyncio.wait_for(heard.wait(), patience_s)
-        except TimeoutError:
-            try:
-                await read(client, "POST", call.path, within_s=patience_s, body=body)
-            except AnswerError as error:
-                if error.late and not heard.is_set():
-                    raise HungError(2 * patience_s) from error
-
-
-async def _post(client: httpx.AsyncClient, call: Call) -> bytes:
-    body = msgspec.json.encode(call.body)
-    try:
-        answer = await read(client, "POST", call.path, within_s=_TIMEOUT_S, body=body)
-    except AnswerError as error:
-        message = f"{error}; look at the server's log"
-        raise InvalidMeasurementError("HTTP_ERROR", message) from error
+def _content(answer: Answer, call: Call) -> bytes:
     if answer.status != httpx.codes.OK:
         said = answer.text[:_ANSWER_CHARACTERS]
         message = f"HTTP {answer.status} from {call.path}: {said}"

@@ -55,7 +55,8 @@ def decision_between(opened: Opened, lost: frozenset[str] | None) -> Decision:
     status: int | None = FAILED_STATUS
     try:
         decision = opened.gate.measure(
-            lambda so_far: lost is not None and step_of(so_far, lost) is not Step.UNKNOWN
+            lambda so_far: lost is not None and step_of(so_far, lost) is not Step.UNKNOWN,
+            whole=lost is None,  # all that the bad release lost is searched for
         )
         status = None
     except KeyboardInterrupt:

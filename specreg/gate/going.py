@@ -145,7 +145,12 @@ def why_no_control(group: Group, launches: Sequence[Launched]) -> str:
 
 
 def is_settled(
-    group: Group, launches: Sequence[Launched], rules: Rules, *, wrong: Collection[str] = ()
+    group: Group,
+    launches: Sequence[Launched],
+    rules: Rules,
+    *,
+    wrong: Collection[str] = (),
+    whole: bool = False,
 ) -> bool:
     """Whether no further launch would change the answer on a group's cases.
 
@@ -156,9 +161,12 @@ def is_settled(
         launches: so far.
         rules: see there.
         wrong: cases that are lost by their answers.
+        whole: whether each figure is to be decided, also of a case that is lost.
     """
     ours = [subject for subject in group.subjects if not subject.is_control]
     return all(
-        is_decided(judge_subject(subject, launches, rules), lost=subject.case_id in wrong)
+        is_decided(
+            judge_subject(subject, launches, rules), lost=subject.case_id in wrong, whole=whole
+        )
         for subject in ours
     )

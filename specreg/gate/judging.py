@@ -335,14 +335,15 @@ def is_lost(judged: Sequence[Judged]) -> bool:
     return any(one.cause is not Cause.OUTPUT for one in lost)
 
 
-def is_decided(judged: Sequence[Judged], *, lost: bool = False) -> bool:
+def is_decided(judged: Sequence[Judged], *, lost: bool = False, whole: bool = False) -> bool:
     """Whether no further launch would change the answer on a case.
 
     Args:
         judged: its figures. Where one is a proven loss, the others need but an interval.
         lost: whether the case is lost by something else.
+        whole: whether each figure is to be decided all the same.
     """
-    lost = lost or is_lost(judged)
+    lost = not whole and (lost or is_lost(judged))
     return all(
         one.outcome in DECIDED or (lost and one.low_frac is not None)
         for one in judged

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from specreg.datasets._dataset import prompts_sha256
-from specreg.errors import SpecregError, UnsupportedError
+from specreg.errors import MemoryHeldError, SpecregError, UnsupportedError
 from specreg.expectation import load_case_prompts
 from specreg.gate.answer import Decision, decide
 from specreg.gate.beside import SideError
@@ -131,11 +131,14 @@ class Gate:
             ):
                 record_answers(case, server, prompts, path)
 
-    def measure(self, is_known: Callable[[Decision], bool] = lambda _: False) -> Decision:
+    def measure(
+        self, is_known: Callable[[Decision], bool] = lambda _: False, *, whole: bool = False
+    ) -> Decision:
         """Launches until all is decided, or there is no time left.
 
         Args:
             is_known: asked before each further block; whether what this gate is for is known.
+            whole: whether each figure is to be decided, also of a case that is lost.
         """
         go_on(
             [shared.group for shared in self.shared],
@@ -143,16 +146,18 @@ class Gate:
             self.rules,
             earlier=self.all_launches,
             may_go_on=self._has_time,
-            is_done=lambda group, done: self._is_done(group, done) or is_known(self.decide()),
+            is_done=lambda group, done: (
+                self._is_done(group, done, whole=whole) or is_known(self.decide())
+            ),
         )
         self.finished = not self.out_of_time
         return self.decide()
 
-    def _is_done(self, group: Group, done: Sequence[Launched]) -> bool:
+    def _is_done(self, group: Group, done: Sequence[Launched], *, whole: bool) -> bool:
         """Whether a group has told all that it can, of its figures and of its answers."""
         wrong = {one.case_id for one in self.hearing.judged if one.outcome is Outcome.WRONG}
         wanted = self.hearing.wants(one.case_id for one in group.subjects)
-        return not wanted and is_settled(group, done, self.rules, wrong=wrong)
+        return not wanted and is_settled(group, done, self.rules, wrong=wrong, whole=whole)
 
     @property
     def all_launches(self) -> tuple[Launched, ...]:
@@ -230,6 +235,8 @@ class Gate:
         """Says of an error whose it is."""
         try:
             yield
+        except MemoryHeldError:  # it is the machine's, whosever server it was
+            raise
         except SpecregError as error:
             side = self._source(arm).side.text
             raise SideError(arm, f"side {arm} ('{side}'): {error}") from error

@@ -156,7 +156,7 @@ def test_row_03_a_server_that_hangs_in_the_run(run: Hurt) -> None:
     assert run.finished(CASES[0], attempt=0) >= finished
     outcomes = {one.case_id: (one.outcome, one.reason) for one in run.verdict().verdicts}
     assert outcomes[CASES[0]][0] == "INVALID", output
-    assert outcomes[CASES[0]][1].startswith("HUNG: no token came on any stream for 60 s"), output
+    assert outcomes[CASES[0]][1].startswith("HUNG: no token came for 60 s"), output
     assert [outcomes[case][0] for case in CASES[1:]] == ["NO_BASELINE", "NO_BASELINE"], output
     assert len(run.logs()) == 2
     assert run.left() == []
@@ -173,26 +173,9 @@ def test_row_03_a_server_that_hangs_while_its_requests_have_little_time(run: Hur
         output, _ = pytest_run.communicate(timeout=120)
     print_time(took_s, 4 * 5 + 60 + 10)  # a round's requests first, and row 5's time to be gone
     outcomes = {one.case_id: (one.outcome, one.reason) for one in run.verdict().verdicts}
-    assert outcomes[CASES[0]][1].startswith("HUNG: no token came on any stream for 60 s"), output
+    assert outcomes[CASES[0]][1].startswith("HUNG: no token came for 60 s"), output
     assert [outcomes[case][0] for case in CASES[1:]] == ["NO_BASELINE", "NO_BASELINE"], output
     assert len(run.logs()) == 2
-    assert run.left() == []
-
-
-def test_row_03_a_server_that_hangs_in_a_proof(run: Hurt) -> None:
-    """Its answers have no stream: after a minute it is asked for one token, for another minute."""
-    run.matrix, run.script = PAIRS, Script(step_ms=20.0)
-    with run.start("-k", "lossless and tiny") as pytest_run:
-        wait_until(lambda: is_proving(run))
-        _, server = servers(run)
-        server.send_signal(signal.SIGSTOP)
-        took_s = wait_until(lambda: not lives(server))
-        output, _ = pytest_run.communicate(timeout=120)
-    print_time(took_s, 2 * 60 + 20)  # and the control's answers before, and row 5's time to be gone
-    hung, sound = run.verdict().verdicts
-    assert (hung.case_id, hung.outcome) == (PROVED[0], "INVALID"), output
-    assert hung.reason.startswith("HUNG: no token came on any stream for 120 s"), output
-    assert (sound.case_id, sound.outcome) == (PROVED[1], "PASS"), output
     assert run.left() == []
 
 
@@ -299,12 +282,14 @@ def test_row_05_a_worker_that_cannot_be_killed_ends_the_run(run: Hurt) -> None:
         (worker,) = server.children()
         server.kill()
         started = time.monotonic()
-        output, _ = pytest_run.communicate(timeout=60)
+        output, _ = pytest_run.communicate(timeout=120)
         assert lives(worker)
     print_time(time.monotonic() - started)
     assert pytest_run.returncode == pytest.ExitCode.INTERRUPTED, output
     assert f"process {worker.pid} (" in output
-    assert "): still there 5 s after it was killed, and nothing can be measured beside it" in output
+    assert (
+        "): still there 30 s after it was killed, and nothing can be measured beside it" in output
+    )
     assert run.attempts(CASES[0]) == 1
     assert run.logs() == ["vllm-ngram-tiny.log"]
     wait_until(lambda: run.left() == [])

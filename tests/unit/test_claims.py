@@ -229,6 +229,29 @@ def test_a_lease_outlasts_the_servers_on_it(machine: Machine) -> None:
             end(other)
 
 
+# A server of which a process can't be killed, with what it holds of the GPU.
+UNKILLED = """
+import os, sys
+from specreg.claims import claimed_gpus
+from specreg.errors import SensorError, UnkillableError
+try:
+    with claimed_gpus(1, os.environ, tell=print):
+        print("claimed", flush=True)
+        sys.stdin.readline()
+        raise UnkillableError("process 7 lives")
+except SensorError as error:
+    print(f"{type(error).__name__}: {error}", flush=True)
+"""
+
+
+def test_of_memory_that_is_not_back_whose_it_is_is_said(machine: Machine) -> None:
+    with machine.running(code=UNKILLED) as run:
+        assert heard(run) == "claimed"
+        machine.play(BUSY, OTHER)
+        end(run)
+        assert heard(run) == "UnkillableError: process 7 lives"
+
+
 # Two servers on a GPU, of which the first ends first.
 CROSSED = """
 import contextlib, os, sys

@@ -14,7 +14,7 @@ from specreg.errors import UnknownNameError, UnsupportedError
 from specreg.gate import searching
 from specreg.gate.answer import Answer, Decision
 from specreg.gate.beside import SideError
-from specreg.gate.between import TEXTS, step_of
+from specreg.gate.between import TEXTS, lost_of, step_of
 from specreg.gate.bisecting import Step
 from specreg.gate.going import Slot
 from specreg.gate.hearing import Hearing
@@ -304,6 +304,32 @@ def test_a_gate_in_between_ends_when_what_is_searched_for_is_decided(
     assert outcomes["ttft_p50_ms"] is Outcome.INCONCLUSIVE
     assert step_of(found, lost) is Step.BAD
     assert slots == []
+
+
+def test_the_first_gate_of_a_search_decides_all_figures(
+    started: Search, between: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The case is lost by a step; what it lost besides is searched for as well."""
+    steps = [slower_step(number, arm) for number in range(1, 5) for arm in (Arm.A, Arm.B)]
+    prefills = (10.0, 20.0, 10.0, 10.0, 10.0, 20.0, 10.0, 10.0)
+    lines = [
+        msgspec.structs.replace(one, values={**one.values, "ttft_p50_ms": prefill})
+        for one, prefill in zip(steps, prefills, strict=True)
+    ]
+    between.gate.take_over([*lines, Rehearsed()])
+    between.gate.rules = dataclasses.replace(between.gate.rules, blocks=3)
+    slots: list[Slot] = []
+
+    def launch(_: Gate, slot: Slot) -> list[Launched]:
+        slots.append(slot)
+        return []
+
+    monkeypatch.setattr(Gate, "launch", launch)
+    monkeypatch.setattr(Hearing, "wants", lambda *_: False)
+    found = started._decision("0.29.0", "0.32.0", None)  # noqa: SLF001 - of two that are there
+    assert isinstance(found, Decision)
+    assert lost_of(found) >= {"step_p50_ms"}
+    assert {slot.block for slot in slots} == {3}
 
 
 def dying(arm: Arm) -> Callable[[Gate, Slot], list[Launched]]:

@@ -118,6 +118,20 @@ def test_what_was_measured_stays_where_a_server_leaves_its_memory_held(
     assert ready == {C1}  # of the server, and so with the first of its cases
 
 
+def test_memory_that_is_not_back_is_no_sides_fault(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search would go on with another version of that side."""
+
+    def held(*_: object) -> contextlib.AbstractContextManager[None]:
+        message = "GPU 0: its memory isn't back"
+        raise MemoryHeldError(message)
+
+    monkeypatch.setattr(Source, "claimed", held)
+    with pytest.raises(MemoryHeldError):
+        opened.gate.rehearse()
+
+
 def test_a_side_that_dies_as_the_last_answers_are_compared_has_failed(
     opened: Opened, slot: Slot, monkeypatch: pytest.MonkeyPatch
 ) -> None:

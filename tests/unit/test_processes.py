@@ -137,8 +137,10 @@ def test_a_process_whose_first_thread_ended_is_gone(tmp_path: Path) -> None:
 # Stops a program that can't be killed, and says what comes of it.
 SPARING = """
 import os, pathlib, sys
+from specreg import processes
 from specreg.errors import UnkillableError
 from specreg.processes import start_marked, stop_marked
+processes._GONE_S = 1.0
 log_path = pathlib.Path(sys.argv[1])
 command = (sys.executable, "-c", sys.argv[2])
 process = start_marked(command, environment=os.environ, log_path=log_path, cwd=log_path.parent)
@@ -164,7 +166,7 @@ def test_what_cannot_be_killed_is_named_and_not_waited_for(tmp_path: Path) -> No
     process_id = await_pid(tmp_path / "log")
     assert lives(process_id)
     os.kill(process_id, signal.SIGKILL)
-    said = f"process {process_id} ({psutil.Process().name()}, sleeping): still there 5 s after"
+    said = f"process {process_id} ({psutil.Process().name()}, sleeping): still there 6 s after"
     assert done.stdout.startswith(said)
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import threading
 import time
 from collections.abc import Iterator
@@ -188,37 +187,26 @@ def test_a_protocol_without_ids_is_named_with_those_that_have_them() -> None:
     )
 
 
-def test_a_server_that_answers_nothing_hangs_and_one_that_still_generates_does_not() -> None:
-    """Whoever takes long over an answer is asked for one token."""
+@pytest.mark.parametrize(
+    ("slow_id", "error"),
+    [(1, "HUNG: no token came for 0.5 s"), (2, "HTTP_ERROR: ")],
+    ids=["nothing", "others"],
+)
+def test_a_server_that_answers_nothing_hangs(slow_id: int, error: str) -> None:
+    """One that answers others meanwhile doesn't."""
     done = threading.Event()
-
-    def answer(path: str, body: Json, *, hangs: bool) -> Json:
-        asked_for_a_token = body["sampling_params"]["max_new_tokens"] == 1
-        if hangs or not asked_for_a_token:
-            done.wait(5 if hangs else 1)
-        return echoes(path, body)
-
-    with answering(functools.partial(answer, hangs=False)) as url:
-        (found,) = transcribe(at(url), [(5,)], [TWO], in_flight=1, patience_s=0.2)
-    assert found.output == (5, 2)
-
-    with answering(functools.partial(answer, hangs=True)) as url:
-        try:
-            with pytest.raises(HungError, match=r"HUNG: no token came on any stream for 0.4 s"):
-                transcribe(at(url), [(1,), (2,)], [TWO] * 2, in_flight=1, patience_s=0.2)
-        finally:
-            done.set()
-
-
-def test_answers_that_keep_coming_are_not_asked_after() -> None:
-    asked: list[int] = []
+    texts = [(1,)] if slow_id == 1 else [(2,), *((n,) for n in range(3, 6))]
 
     def answer(path: str, body: Json) -> Json:
-        asked.extend(body["input_ids"])
-        time.sleep(0.1)
+        if body["input_ids"][0] == slow_id:
+            done.wait(5)
         return echoes(path, body)
 
     with answering(answer) as url:
-        transcribe(at(url), [(n,) for n in range(5, 10)], [TWO] * 5, in_flight=1, patience_s=0.3)
-
-    assert asked == [5, 6, 7, 8, 9]
+        try:
+            with pytest.raises(InvalidMeasurementError) as caught:
+                transcribe(at(url), texts, [TWO] * len(texts), in_flight=2, within_s=0.5)
+        finally:
+            done.set()
+    assert str(caught.value).startswith(error)
+    assert isinstance(caught.value, HungError) == (slow_id == 1)
