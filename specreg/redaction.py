@@ -39,8 +39,8 @@ _VOCABULARY = re.compile(
     r"(?:^|_)(?:audio|bos|cls|end|eos|image|mask|pad|sep|special|start|stop|unk)_tokens?$",
     re.IGNORECASE,
 )
-_ORDINARY = re.compile(r"[\d.,:+-]*|true|false|none|null|<[^<>]*>", re.IGNORECASE)
-"""Numbers are never hidden, nor is `<|endoftext|>`: no file of ours could be read without them."""
+_ORDINARY = re.compile(r"[\d.,:+-]*|true|false|none|null", re.IGNORECASE)
+"""Numbers are never hidden: a file of ours couldn't be read without them."""
 
 _PAIR = re.compile(
     r"(?<![\w.-])([\w.-]+)(?:[\"']?\s*=|[\"']\s*:)\s*(?=[\"']?([^\s\"',;&\])}]{8,}))"

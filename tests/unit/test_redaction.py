@@ -89,7 +89,7 @@ def test_an_ordinary_value_is_none(name: str, value: str) -> None:
         (("--loader", "[" * 100_000), set()),
         (("--loader", '{"token_path": "/nowhere/planted", "max_tokens": 12345678}'), set()),
         (("--config", '{"speculative_token_tree": "[(0,), (0, 0)]", "k": "long-word"}'), set()),
-        (("--config", '{"mask_token": "<|a mask|>"}', "--eos-token=<|endoftext|>"), set()),
+        (("--config", '{"mask_token": "<|a mask|>"}'), set()),
         (("--token-map=thunlp/some/freqs.pt", "some/secret-key:long-word"), set()),
         (("--speculative-token-map", "thunlp/some/freqs.pt", "--tokenizer", "some/model"), set()),
         (("--max-num-batched-tokens", "16384000"), set()),
