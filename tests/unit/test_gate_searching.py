@@ -271,8 +271,22 @@ def test_a_gate_that_is_cut_off_leaves_its_report(
     assert (report.answer, report.exit_status) == (Answer.UNDECIDED, 130)
 
 
+@pytest.fixture
+def slots(monkeypatch: pytest.MonkeyPatch) -> list[Slot]:
+    """What a gate would launch; nothing comes of it, and nobody asks for answers."""
+    asked: list[Slot] = []
+
+    def launch(_: Gate, slot: Slot) -> list[Launched]:
+        asked.append(slot)
+        return []
+
+    monkeypatch.setattr(Gate, "launch", launch)
+    monkeypatch.setattr(Hearing, "wants", lambda *_: False)
+    return asked
+
+
 def test_a_gate_in_between_ends_when_what_is_searched_for_is_decided(
-    started: Search, between: Opened, monkeypatch: pytest.MonkeyPatch
+    started: Search, between: Opened, slots: list[Slot]
 ) -> None:
     """Its output is lost; its prefill, which the bad one lost as well, may stay undecided."""
     lines = [
@@ -288,14 +302,6 @@ def test_a_gate_in_between_ends_when_what_is_searched_for_is_decided(
     ]
     between.gate.take_over([*lines, Rehearsed()])
     between.gate.rules = dataclasses.replace(between.gate.rules, blocks=8)
-    slots: list[Slot] = []
-
-    def launch(_: Gate, slot: Slot) -> list[Launched]:
-        slots.append(slot)
-        return []
-
-    monkeypatch.setattr(Gate, "launch", launch)
-    monkeypatch.setattr(Hearing, "wants", lambda *_: False)
     lost = frozenset({"throughput_tokens_per_s", "ttft_p50_ms"})
     found = started._decision("0.29.0", "0.31.0", lost)  # noqa: SLF001 - of two that are there
     assert isinstance(found, Decision)
@@ -307,7 +313,7 @@ def test_a_gate_in_between_ends_when_what_is_searched_for_is_decided(
 
 
 def test_the_first_gate_of_a_search_decides_all_figures(
-    started: Search, between: Opened, monkeypatch: pytest.MonkeyPatch
+    started: Search, between: Opened, slots: list[Slot]
 ) -> None:
     """The case is lost by a step; what it lost besides is searched for as well."""
     steps = [slower_step(number, arm) for number in range(1, 5) for arm in (Arm.A, Arm.B)]
@@ -318,14 +324,6 @@ def test_the_first_gate_of_a_search_decides_all_figures(
     ]
     between.gate.take_over([*lines, Rehearsed()])
     between.gate.rules = dataclasses.replace(between.gate.rules, blocks=3)
-    slots: list[Slot] = []
-
-    def launch(_: Gate, slot: Slot) -> list[Launched]:
-        slots.append(slot)
-        return []
-
-    monkeypatch.setattr(Gate, "launch", launch)
-    monkeypatch.setattr(Hearing, "wants", lambda *_: False)
     found = started._decision("0.29.0", "0.32.0", None)  # noqa: SLF001 - of two that are there
     assert isinstance(found, Decision)
     assert lost_of(found) >= {"step_p50_ms"}
