@@ -102,7 +102,7 @@ def resumed(path: Path, begun: Begun, *, resume: bool) -> tuple[Journal, tuple[L
         SpecregError: something else lies there, or something where nothing should be resumed; or
             another process is at work there, or the disk refuses.
     """
-    journal = Journal(path=path, lock=_locked(path))
+    journal = Journal(path=path, lock=only_one(path, "gate"))
     begun = msgspec.json.decode(hide_bytes(msgspec.json.encode(begun)), type=Begun)
     lines = tuple(journal.lines())
     goes_on = resume and lines[:1] == (begun,)
@@ -124,15 +124,23 @@ def resumed(path: Path, begun: Begun, *, resume: bool) -> tuple[Journal, tuple[L
     return journal, lines[1:]
 
 
-def _locked(path: Path) -> filelock.BaseFileLock:
-    """The lock of a journal's folder, free again when nobody has it or its process any more."""
+def only_one(path: Path, work: str) -> filelock.BaseFileLock:
+    """The lock of a file's folder, free again when nobody has it or its process any more.
+
+    Args:
+        path: of the file that two would write; its folder is made where it isn't there.
+        work: what goes on there, for people: gate.
+
+    Raises:
+        SpecregError: another process is at work there, or the disk refuses.
+    """
     lock = filelock.FileLock(path.with_suffix(".lock"), blocking=False, is_singleton=True)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except filelock.Timeout as error:
         message = (
-            f"'{path.parent}': another gate is at work there; wait for its end, or name another"
+            f"'{path.parent}': another {work} is at work there; wait for its end, or name another"
             " --out"
         )
         raise SpecregError(message) from error

@@ -28,6 +28,7 @@ from specreg.gate.between import (
     step_of,
 )
 from specreg.gate.bisecting import Bisected, Step, Tried, bisect_versions, versions_between
+from specreg.gate.journal import only_one
 from specreg.gate.launched import Arm
 from specreg.gate.opening import open_gate, set_aside
 from specreg.gate.releases import released_versions
@@ -84,9 +85,14 @@ class Search:
         """Searches on from the gates that lie in the folder; `bisect.json` says what came of it.
 
         Raises:
-            SpecregError: there is nothing to find, or the good release can't be measured; the
-                message says why.
+            SpecregError: there is nothing to find, or the good release can't be measured, or
+                another search is at work there; the message says why.
         """
+        with only_one(self._folder / PAGE, "search"):
+            return self._recorded()
+
+    def _recorded(self) -> Searched:
+        """The same, in a folder of its own."""
         searched = Searched(case_id=self.case.id, good=self.good.text, bad=self.bad.text)
         try:
             searched.found = self._run(searched.tried)

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import filelock
 import msgspec
 import pytest
 
-from specreg.errors import UnknownNameError, UnsupportedError
+from specreg.errors import SpecregError, UnknownNameError, UnsupportedError
 from specreg.gate import searching
 from specreg.gate.answer import Answer, Decision
 from specreg.gate.beside import SideError
@@ -185,6 +186,20 @@ def test_a_search_that_is_cut_off_says_so_too(
         started.run()
     page = json.loads((started.folder / CASE / "bisect.json").read_text())
     assert (page["exit_status"], page["reason"], page["tried"]) == (130, "cut short", [])
+
+
+def test_a_search_where_another_is_at_work_leaves_what_that_one_writes(
+    started: Search, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Search, "_decision", lambda *_: pytest.fail("it measured"))
+    page = started.folder / CASE / "bisect.json"
+    page.parent.mkdir(parents=True)
+    with filelock.FileLock(page.with_suffix(".lock")), pytest.raises(SpecregError) as refused:
+        started.run()
+    assert str(refused.value) == (
+        f"'{page.parent}': another search is at work there; wait for its end, or name another --out"
+    )
+    assert not page.exists()
 
 
 def test_a_change_between_which_somebody_is_unknown_isnt_found(
