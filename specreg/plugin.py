@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from specreg.attaching import check_attached
+from specreg.away import Away
 from specreg.breakdown import last_launches
 from specreg.closing import (
     record_baselines,
@@ -52,7 +53,7 @@ from specreg.report.spreads import render_spreads
 from specreg.report.tables import render_categories, render_speedups
 from specreg.report.terminal import render_next, render_notes, render_recorded, render_verdicts
 from specreg.reporting import report_of
-from specreg.suite import Away, Suite
+from specreg.suite import Suite
 
 SUITE = pytest.StashKey[Suite]()
 _PROGRESS = pytest.StashKey[Progress]()
@@ -296,7 +297,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         pytest.ExitCode.INTERNAL_ERROR,
     }
     with _kept(lines):  # first of all: a report takes its time, and a second Ctrl-C must find none
-        suite.stop()
+        suite.servers.stop()
     if suite.away is not None:
         lines.extend(_end_team(session, suite.away, early=cut_short))
     skipped = suite.docket.give_up()

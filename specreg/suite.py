@@ -7,15 +7,15 @@ import contextlib
 import datetime as dt
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from specreg.attaching import attach_server
+from specreg.away import Away
 from specreg.baseline import CaseSettings
 from specreg.comparison import Known
 from specreg.datasets._dataset import prompts_sha256
@@ -44,49 +44,12 @@ from specreg.proving import Plain, Proof, Scene
 from specreg.provision import Provision
 from specreg.redaction import hide_known
 from specreg.sequential import PARTS, Look
-from specreg.server import Server
-from specreg.starting import start_server
+from specreg.servers import Servers
 from specreg.stopping import enough_for
 from specreg.verdict import Outcome, Verdict
 
 _ATTEMPTS = 2
 _DoneT = TypeVar("_DoneT")
-
-
-class Away(Protocol):
-    """What measures in other processes, several servers at once."""
-
-    def send(self, cases: Sequence[Case], launch: int) -> None:
-        """Has cases measured on the how-manieth launch of their servers."""
-        ...
-
-    def measurement(self, case: Case, launch: int, key: Key) -> Measurement:
-        """What was measured of a case; waits for it.
-
-        Raises:
-            SpecregError: it couldn't be.
-        """
-        ...
-
-    def verdict(self, proof: Proof, case: Case, launch: int) -> Verdict:
-        """What came of a proof; waits for it.
-
-        Raises:
-            SpecregError: it couldn't be made.
-        """
-        ...
-
-    def kill(self) -> None:
-        """Ends them at once, whatever they are at; their watchdogs end the servers."""
-        ...
-
-    def close(self, *, early: bool) -> str:
-        """Ends them, or waits until they are done; what to say of it.
-
-        Raises:
-            SpecregError: a server left something behind.
-        """
-        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,7 +76,7 @@ class Suite:
         budget_min: minutes of a GPU that the run may take, None for any.
         verbose: whether the percentiles of all cases are shown.
         away: who measures elsewhere, None where this process does.
-        beside: the id of the launch beside which controls stand, where several of one may run.
+        servers: those that it starts.
         docket: the verdicts; taken_over: what an earlier run had measured; retried: what was
             measured a second time, as its server had gone away.
         figures: of each measurement so far.
@@ -141,21 +104,27 @@ class Suite:
     budget_min: float | None = None
     verbose: bool = False
     away: Away | None = None
-    beside: str = ""
     taken_over: list[str] = field(default_factory=list)
     retried: list[str] = field(default_factory=list)
+    servers: Servers = field(init=False)
     docket: Docket = field(init=False)
     figures: list[Figures] = field(default_factory=list)
     errors: dict[str, str] = field(default_factory=dict)
     began_at: dt.datetime = field(default_factory=lambda: dt.datetime.now(tz=dt.UTC))
     began_ns: int = field(default_factory=time.monotonic_ns)
     _measured: dict[tuple[str, int], Measurement] = field(default_factory=dict)
-    _startings: list[Starting] = field(default_factory=list)
     _plain: Plain = field(default_factory=dict)
     _known: tuple[Case, Known] | None = None
     _budgeted: Mapping[str, Case] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.servers = Servers(
+            root=self.root,
+            provision=self.provision,
+            ready_within_s=self.ready_within_s,
+            logs=self.run_folder / "logs",
+            show=self.show,
+        )
         self.docket = Docket(
             known_of=self.known_of,
             measure_afresh=self.measure_afresh,
@@ -204,33 +173,6 @@ class Suite:
     def budgeted(self, case: Case) -> Case:
         """The case with the prompts that the budget allows; as it is without one."""
         return self._budgeted.get(case.id, case)
-
-    @contextlib.contextmanager
-    def start(self, launch: Launch, beside: "Starting | None" = None) -> Iterator["Starting"]:
-        """The server of a launch for as long as the context lasts; it starts when first asked for.
-
-        One that runs beside it already is taken if it is the same.
-        """
-        if beside is not None and beside.launch == launch:
-            yield beside
-            return
-        starting = Starting(launch=launch, start=lambda: self._server(launch))
-        self._startings.append(starting)
-        try:
-            yield starting
-        finally:
-            starting.stop()
-            self._startings.remove(starting)
-
-    def stop(self) -> None:
-        """Stops all servers that run, the last one first; who asks for one again gets a fresh one.
-
-        Raises:
-            MemoryHeldError: a GPU hasn't got its memory back.
-        """
-        with contextlib.ExitStack() as stack:  # one that can't be stopped keeps no other up
-            for starting in self._startings:
-                stack.callback(starting.stop)
 
     def measure(self, case: Case, server: Starting, control: Starting | None) -> Measurement:
         """Measures a case on a launch, once; or takes over what the run that is resumed has.
@@ -350,7 +292,7 @@ class Suite:
         Raises:
             MemoryHeldError: a GPU hasn't got its memory back, so nothing more may be measured.
         """
-        self.stop()
+        self.servers.stop()
         if self.away is not None:
             self.away.send(cases, self.launches + further)
         found: dict[str, Measurement | str] = {}
@@ -359,7 +301,10 @@ class Suite:
             control, launch = launches_of(case, self.launches + further)
             groups.setdefault((control, launch), []).append(case)
         for (control, launch), together in groups.items():
-            with self.start(control) as beside, self.start(launch, beside=beside) as server:
+            with (
+                self.servers.start(control) as beside,
+                self.servers.start(launch, beside=beside) as server,
+            ):
                 for case in together:
                     try:
                         found[case.id] = self.measure(
@@ -527,52 +472,6 @@ class Suite:
         return watch(
             self.provision.devices(case.server), self.run_folder / "power" / f"{name}.jsonl"
         )
-
-    @contextlib.contextmanager
-    def _server(self, launch: Launch) -> Iterator[Server]:
-        spec, provision = launch.spec, self.provision
-        if provision.url is not None:
-            within_s = self.ready_within_s
-            with attach_server(
-                spec, provision.url, root=self.root, ready_within_s=within_s
-            ) as attached:
-                yield attached
-            return
-        environment = provision.environment(spec)
-        with (
-            provision.claimed(spec),
-            start_server(
-                spec,
-                environment,
-                root=self.root,
-                log_path=self.log_path(launch),
-                on_gpu=provision.on_gpu,
-                ready_within_s=self.ready_within_s,
-                show=self.show,
-                nodes=provision.nodes,
-            ) as started,
-        ):
-            yield started
-
-    def log_path(self, launch: Launch) -> Path:
-        """Where the server of a launch says what it says."""
-        beside = f"-beside-{self.beside}" if self.beside not in {"", launch.id} else ""
-        return self.run_folder / "logs" / f"{launch.id}{beside}.log"
-
-    def log_paths(self, launch: Launch, server: Launch) -> Sequence[Path]:
-        """What was said there, in further attempts too, also by one of its own beside a server."""
-        logs = self.run_folder / "logs"
-        names = (launch.id, f"{launch.id}-beside-{server.id}")
-        paths = (
-            path
-            for name in names
-            for path in (
-                logs / f"{name}.log",
-                *sorted(logs.glob(f"{name}-node[0-9]*.log")),
-                *sorted(logs.glob(f"{name}-[0-9]*.log")),
-            )
-        )
-        return [path for path in paths if path.is_file()]
 
     def key(self, case: Case, launch: int) -> Key:
         """What has to be equal for an earlier run's measurement to be taken over."""

@@ -85,7 +85,7 @@ def do(order: Order, say: Say) -> Ended:
     """
     suite, errand = _suite(order, say), order.errand
     control, launch = launches_of(errand.cases[0].case, errand.launch)
-    suite.beside = launch.id
+    suite.servers.beside = launch.id
     if order.remark:
         say(Shown(text=order.remark, stays=True))
     gpus = find_gpus().devices if order.gpus else ()
@@ -94,8 +94,8 @@ def do(order: Order, say: Say) -> Ended:
             _check_files(suite, errand)
         with (
             lease(gpus, waits=suite.provision.waits, tell=suite.provision.tell),
-            suite.start(control) as beside,
-            suite.start(launch, beside=beside) as server,
+            suite.servers.start(control) as beside,
+            suite.servers.start(launch, beside=beside) as server,
         ):
             for asked in errand.cases:
                 plain = beside if asked.case.control else None

@@ -58,6 +58,7 @@ ORDER = (
     ("recording",),
     ("simulation",),
     ("selftest",),
+    ("servers", "away"),
     ("suite",),
     ("many.team", "many.worker", "many.on_ray", "many.ray_survey", "many.slurm_cluster"),
     ("many.options",),

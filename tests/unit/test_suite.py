@@ -107,14 +107,6 @@ def test_a_run_shows_what_a_case_did_on_several_engines(tmp_path: Path) -> None:
     assert "sglang_request" in shown.text
 
 
-def test_the_same_server_beside_it_is_taken(tmp_path: Path) -> None:
-    beside = Starting(launch=LAUNCH, start=unneeded)
-    with suite(tmp_path).start(LAUNCH, beside=beside) as started:
-        assert started is beside
-    with suite(tmp_path).start(dataclasses.replace(LAUNCH, number=2), beside=beside) as started:
-        assert started is not beside
-
-
 def spoken_for(engine: str, method: str, load: int) -> Case:
     """A case of an engine and a method under a load."""
     server = dataclasses.replace(builders.SPEC, engine=engine, method=method)
@@ -147,12 +139,6 @@ def test_its_control_is_shared() -> None:
     control, server = launches_of(case, 1)
     assert (control.id, control.only_for) == ("vllm-none-toy", "")
     assert server.only_for == case.id
-
-
-def test_a_server_that_nobody_asks_for_does_not_start(tmp_path: Path) -> None:
-    with suite(tmp_path).start(LAUNCH) as started:
-        assert started.launch == LAUNCH
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_server_starts_when_it_is_first_asked_for_and_once() -> None:

@@ -1,0 +1,106 @@
+"""Servers: launches in, the servers of a run out, and where each says what it says."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from specreg.attaching import attach_server
+from specreg.launch import Launch, Starting
+from specreg.provision import Provision
+from specreg.server import Server
+from specreg.starting import start_server
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Servers:
+    """The servers of a run.
+
+    Attributes:
+        root: the repository's root.
+        provision: where the engines come from.
+        ready_within_s: how long a server may take to its first token.
+        logs: the folder of what they say.
+        show: is told what goes on.
+        beside: the id of the launch beside which controls stand, where several of one may run.
+    """
+
+    root: Path
+    provision: Provision
+    ready_within_s: float
+    logs: Path
+    show: Callable[[str], None]
+    beside: str = ""
+    _startings: list[Starting] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def start(self, launch: Launch, beside: Starting | None = None) -> Iterator[Starting]:
+        """The server of a launch for as long as the context lasts; it starts when first asked for.
+
+        One that runs beside it already is taken if it is the same.
+        """
+        if beside is not None and beside.launch == launch:
+            yield beside
+            return
+        starting = Starting(launch=launch, start=lambda: self._server(launch))
+        self._startings.append(starting)
+        try:
+            yield starting
+        finally:
+            starting.stop()
+            self._startings.remove(starting)
+
+    def stop(self) -> None:
+        """Stops all servers that run, the last one first; who asks for one again gets a fresh one.
+
+        Raises:
+            MemoryHeldError: a GPU hasn't got its memory back.
+        """
+        with contextlib.ExitStack() as stack:  # one that can't be stopped keeps no other up
+            for starting in self._startings:
+                stack.callback(starting.stop)
+
+    def log_paths(self, launch: Launch, server: Launch) -> Sequence[Path]:
+        """What was said there, in further attempts too, also by one of its own beside a server."""
+        names = (launch.id, f"{launch.id}-beside-{server.id}")
+        paths = (
+            path
+            for name in names
+            for path in (
+                self.logs / f"{name}.log",
+                *sorted(self.logs.glob(f"{name}-node[0-9]*.log")),
+                *sorted(self.logs.glob(f"{name}-[0-9]*.log")),
+            )
+        )
+        return [path for path in paths if path.is_file()]
+
+    def _log_path(self, launch: Launch) -> Path:
+        """Where the server of a launch says what it says."""
+        beside = f"-beside-{self.beside}" if self.beside not in {"", launch.id} else ""
+        return self.logs / f"{launch.id}{beside}.log"
+
+    @contextlib.contextmanager
+    def _server(self, launch: Launch) -> Iterator[Server]:
+        spec, provision = launch.spec, self.provision
+        if provision.url is not None:
+            within_s = self.ready_within_s
+            with attach_server(
+                spec, provision.url, root=self.root, ready_within_s=within_s
+            ) as attached:
+                yield attached
+            return
+        environment = provision.environment(spec)
+        with (
+            provision.claimed(spec),
+            start_server(
+                spec,
+                environment,
+                root=self.root,
+                log_path=self._log_path(launch),
+                on_gpu=provision.on_gpu,
+                ready_within_s=self.ready_within_s,
+                show=self.show,
+                nodes=provision.nodes,
+            ) as started,
+        ):
+            yield started
