@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from specreg.cli.gate import ending
+from specreg.cli.gate import ending, going_on
 from specreg.cli.options import HERE, MATRIX, MatrixOption, RootOption, TierOption, tier_of
 from specreg.gate.opening import set_aside
 from specreg.gate.request import Request, check_extent
@@ -23,9 +23,19 @@ def bisect(  # noqa: PLR0913, PLR0917 - an option each
     tolerance: Annotated[
         list[str], typer.Option(help="QUANTITY=FRACTION, a loss that is fine")
     ] = [],  # noqa: B006
+    seconds: Annotated[
+        float, typer.Option(help="how long a launch is asked, at least, where speed counts")
+    ] = 20.0,
     out: Annotated[
-        Path, typer.Option(help="where all gates go; a search goes on with what lies there")
-    ] = Path(".specreg/bisect"),
+        Path | None,
+        typer.Option(help="where all gates go; a search goes on with what lies there"),
+    ] = None,
+    ready_within_s: Annotated[
+        float, typer.Option(help="how long a server may take to start")
+    ] = 600.0,
+    wait: Annotated[  # noqa: FBT002 - an option
+        bool, typer.Option(help="wait for a GPU on which another run of specreg measures")
+    ] = True,
     tier: TierOption = None,
     root: RootOption = HERE,
     matrix: MatrixOption = MATRIX,
@@ -35,7 +45,7 @@ def bisect(  # noqa: PLR0913, PLR0917 - an option each
     Exit status: 0 found, 10 not to be found, or only between which releases.
     """
     with ending():
-        folder = (root / out).resolve()
+        folder = (out or root / ".specreg" / "bisect").resolve()
         set_aside(folder / case, (PAGE,))
         request = Request(
             a=good,
@@ -46,11 +56,19 @@ def bisect(  # noqa: PLR0913, PLR0917 - an option each
             prompts=prompts,
             tolerances=tolerance,
             with_control=False,
+            least_s=seconds,
+            ready_within_s=ready_within_s,
+            waits=wait,
             root=root.resolve(),
             show=lambda text: typer.echo(hide(text), err=True),
         )
         check_extent(request)
-        named = tuple(filter(None, versions.split(",")))
-        searched = search(good, bad, named, request, folder).run()
+        named = tuple(filter(None, map(str.strip, versions.split(","))))
+        asked = search(good, bad, named, request, folder)
+        try:
+            with going_on("type the same again"):
+                searched = asked.run()
+        finally:
+            typer.echo(f"gates: {asked.gates}")
         typer.echo(render_searched(searched))
         raise typer.Exit(searched.exit_status)

@@ -99,10 +99,10 @@ def gate(  # noqa: PLR0913, PLR0917 - an option each
             waits=wait,
             show=lambda text: typer.echo(hide(text), err=True),
         )
-        with _going_on("type the same again"):
+        with going_on("type the same again"):
             opened = open_gate(asked)
         asked.show(opened.extent)
-        with _going_on(_resume(opened)):
+        with going_on(_resume(opened)):
             opened.gate.record()
             if rehearse:
                 opened.gate.rehearse()
@@ -128,8 +128,8 @@ def ending() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _going_on(how: str) -> Iterator[None]:
-    """Says how to go on with what is interrupted before it measures."""
+def going_on(how: str) -> Iterator[None]:
+    """Says how to go on with what is interrupted."""
     try:
         yield
     except KeyboardInterrupt:

@@ -1,16 +1,19 @@
 """A gate of a search: what the bad release lost in, what a release in between lost of that out."""
 
 import dataclasses
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from specreg.gate.answer import Answer, Decision
 from specreg.gate.beside import SideError
 from specreg.gate.bisecting import Step
-from specreg.gate.judging import why_broken
+from specreg.gate.judging import Judged, why_broken
 from specreg.gate.launched import Arm
+from specreg.gate.needs import launches_for, wants_of
 from specreg.gate.opening import Opened
 from specreg.gate.plan import Shared
+from specreg.gate.quantities import QUANTITIES
 from specreg.gate.run import Gate
 from specreg.verdict import Outcome
 
@@ -42,6 +45,41 @@ def lost_of(decision: Decision) -> frozenset[str]:
     figures = {one.quantity for one in decision.judged if one.decides and one.outcome in _WORSE}
     texts = {TEXTS for one in decision.texts if one.outcome in _WORSE}
     return frozenset(figures | texts)
+
+
+def why_of(decision: Decision, step: Step, lost: frozenset[str]) -> str:
+    """Why a version is what it is: what it lost; or what it would take to tell, as a search has it.
+
+    Args:
+        decision: see `step_of`.
+        step: what came of it.
+        lost: see `step_of`.
+    """
+    if step is not Step.UNKNOWN:
+        return "; ".join(decision.reasons) if step is Step.BAD else ""
+    sought = lost or {*QUANTITIES, TEXTS}
+    figures = [
+        one
+        for one in decision.judged
+        if one.decides and one.quantity in sought and one.outcome not in _SOUND | _WORSE
+    ]
+    texts = [
+        one.reason for one in decision.texts if TEXTS in sought and one.outcome is Outcome.INVALID
+    ]
+    whys = (wants_of(figures) if figures else "", *texts, *_typed(figures))
+    return "; ".join(filter(None, whys))
+
+
+def _typed(figures: Sequence[Judged]) -> Iterator[str]:
+    """What to type, as far as more evidence would tell."""
+    each = {
+        "--launches": [launches_for(one) for one in figures],
+        "--prompts": [one.needed_prompts for one in figures],
+    }
+    told = {name: max(filter(None, needed), default=0) for name, needed in each.items()}
+    options = [f"{name} {most}" for name, most in told.items() if most]
+    if options:
+        yield f"type the same with {' '.join(options)}"
 
 
 def decision_between(opened: Opened, lost: frozenset[str] | None) -> Decision:

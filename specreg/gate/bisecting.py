@@ -59,13 +59,14 @@ def bisect_versions(versions: Sequence[str], compare: Compare) -> Bisected:
     Raises:
         UnsupportedError: the last version is not worse than the first, or nobody can tell.
     """
-    one = compare(versions[-1])
-    if one.step is not Step.BAD:
-        verb = "nobody can tell whether it is" if one.step is Step.UNKNOWN else "isn't"
+    good, last = versions[0], compare(versions[-1])
+    if last.step is Step.UNKNOWN:
+        message = f"{last.version}: nobody can tell whether it is worse than {good}, {last.why}"
+        raise UnsupportedError(message)
+    if last.step is Step.GOOD:
         message = (
-            f"{one.version}: {verb} worse than {versions[0]},"
-            f" {one.why or 'nothing was lost'}; there is nothing to find, or --launches and"
-            " --tolerance say what would be"
+            f"{last.version}: isn't worse than {good}; there is nothing to find, or --tolerance"
+            " says what would be"
         )
         raise UnsupportedError(message)
     low, high, unknown = 0, len(versions) - 1, set[int]()

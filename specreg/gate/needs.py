@@ -48,14 +48,14 @@ def takes_of(undecided: Sequence[Judged], rules: Rules, time: Time) -> tuple[str
     by_case: dict[str, list[Judged]] = {}
     for one in undecided:
         by_case.setdefault(one.case_id, []).append(one)
-    lines = (f"{case_id}: {_wants(ones)}" for case_id, ones in by_case.items())
+    lines = (f"{case_id}: {wants_of(ones)}" for case_id, ones in by_case.items())
     return (*_resumed(undecided, rules, time), *_anew(undecided), *lines)
 
 
 def _resumed(undecided: Sequence[Judged], rules: Rules, time: Time) -> Iterator[str]:
     """How to go on, where launches would help: for how many of each side, and minutes in all."""
     wanting = [one for one in undecided if _by_launches(one)]
-    most = max((_needed_launches(one) or 0 for one in wanting), default=0)
+    most = max((launches_for(one) or 0 for one in wanting), default=0)
     if not most:
         return
     more_s = sum(pace.launch_s * _missing_launches(wanting, pace) for pace in time.paces)
@@ -76,7 +76,7 @@ def _resumed(undecided: Sequence[Judged], rules: Rules, time: Time) -> Iterator[
 def _missing_launches(wanting: Sequence[Judged], pace: Pace) -> int:
     """How many more of each side the cases that share them need."""
     ours = [one for one in wanting if one.case_id in pace.case_ids]
-    return max(((_needed_launches(one) or one.launches) - one.launches for one in ours), default=0)
+    return max(((launches_for(one) or one.launches) - one.launches for one in ours), default=0)
 
 
 def _anew(undecided: Sequence[Judged]) -> Iterator[str]:
@@ -94,15 +94,19 @@ def _by_launches(one: Judged) -> bool:
     return one.outcome is not Outcome.INVALID and one.needed_prompts is None
 
 
-def _needed_launches(one: Judged) -> int | None:
-    """Of each side; None where an interval is there and nobody can tell."""
-    if one.needed_launches is not None or one.low_frac is not None:
+def launches_for(one: Judged) -> int | None:
+    """About how many launches of each side would decide a figure; two blocks for an interval.
+
+    Returns:
+        None where no launch would, or nobody can tell.
+    """
+    if one.needed_launches is not None or one.low_frac is not None or not _by_launches(one):
         return one.needed_launches
     blocks = 1 if one.quantity == ACCEPTANCE else _LEAST_BLOCKS
     return max(blocks * LAUNCHES_PER_BLOCK, one.launches + LAUNCHES_PER_BLOCK)
 
 
-def _wants(judged: Sequence[Judged]) -> str:
+def wants_of(judged: Sequence[Judged]) -> str:
     """What the figures of a case need, those that need the same together."""
     in_order = sorted(judged, key=_want)
     return "; ".join(

@@ -26,6 +26,7 @@ from specreg.gate.between import (
     decision_between,
     lost_of,
     step_of,
+    why_of,
 )
 from specreg.gate.bisecting import Bisected, Step, Tried, bisect_versions, versions_between
 from specreg.gate.journal import only_one
@@ -88,11 +89,14 @@ class Search:
             SpecregError: there is nothing to find, or the good release can't be measured, or
                 another search is at work there; the message says why.
         """
-        with only_one(self._folder / PAGE, "search"):
+        lock = only_one(self.gates / PAGE, "search")
+        try:
             return self._recorded()
+        finally:
+            lock.release()
 
     def _recorded(self) -> Searched:
-        """The same, in a folder of its own."""
+        """The same, while nobody else is at work there."""
         searched = Searched(case_id=self.case.id, good=self.good.text, bad=self.bad.text)
         try:
             searched.found = self._run(searched.tried)
@@ -124,7 +128,7 @@ class Search:
                 # The last version comes first: what it lost is what is searched for.
                 lost = lost_of(decision) if lost is None else lost
                 step = step_of(decision, lost)
-                found = Tried(version=version, step=step, why=_why(decision))
+                found = Tried(version=version, step=step, why=why_of(decision, step, lost))
             self.request.show(f"{version}: {found.step}{f', {found.why}' if found.why else ''}")
             tried.append(found)
             return found
@@ -132,15 +136,15 @@ class Search:
         return bisect_versions(versions, compare)
 
     def _record(self, searched: Searched) -> None:
-        path = self._folder / PAGE
+        path = self.gates / PAGE
         try:
             replace_file(path, msgspec.json.format(msgspec.json.encode(searched), indent=1) + b"\n")
         except OSError as error:
             self.request.show(f"'{path}': can't be written, {error.strerror}")
 
     @property
-    def _folder(self) -> Path:
-        """Of the case's gates, and of what came of them."""
+    def gates(self) -> Path:
+        """The folder of the case's gates, and of what came of them."""
         return self.folder / self.case.id
 
     def _released(self) -> Sequence[str]:
@@ -152,7 +156,7 @@ class Search:
     def _decision(self, good: str, version: str, lost: frozenset[str] | None) -> Decision | str:
         """What a gate of the good release against another says, or why that can't be measured."""
         engine = self.good.engine
-        folder = self._folder / f"{good}..{version}-{self._fingerprint}"
+        folder = self.gates / f"{good}..{version}-{self._fingerprint}"
         request = dataclasses.replace(
             self.request,
             a=f"{engine}=={good}",
@@ -166,10 +170,14 @@ class Search:
                 parse_side(request.b), on_gpu=request.tier.needs_gpus > 0, show=request.show
             )
             source.check((self.case,))
+            source.check_released(self.case.server)
+        except UnsupportedError as error:
+            return _first_line(error)
+        opened = open_gate(request)
+        try:
             source.environment(self.case)
         except (UnsupportedError, EnvironmentSetupError) as error:
             return _first_line(error)
-        opened = open_gate(request)
         try:
             opened.gate.record()
             opened.gate.rehearse()
@@ -186,7 +194,7 @@ class Search:
     @property
     def _fingerprint(self) -> str:
         """Of what is measured; how many launches there may be, and how they are judged, is not."""
-        made_of = repr((self.case, self.request.prompts))
+        made_of = repr((self.case, self.request.prompts, self.request.least_s))
         return hashlib.sha256(made_of.encode()).hexdigest()[:8]
 
 
@@ -217,10 +225,6 @@ def search(good: str, bad: str, versions: Sequence[str], request: Request, folde
         request=request,
         folder=folder,
     )
-
-
-def _why(decision: Decision) -> str:
-    return "; ".join(decision.reasons or decision.takes)
 
 
 def _first_line(error: SpecregError) -> str:

@@ -147,5 +147,40 @@ def test_a_bisect_ends_with_the_status_of_what_it_found(
     done = CliRunner().invoke(app, (*BISECT, *IN_ROOT, "--out", str(tmp_path)))
     assert done.exit_code == 10
     assert "it changed after 0.30.0 and by 0.32.0; unknown: 0.31.0" in done.output
+    assert f"gates: {tmp_path / CASE}" in done.output
     searched.exit_status = 0
     assert CliRunner().invoke(app, (*BISECT, *IN_ROOT, "--out", str(tmp_path))).exit_code == 0
+
+
+def test_a_bisect_that_is_interrupted_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut_off(_: Search) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Search, "run", cut_off)
+    done = CliRunner().invoke(app, (*BISECT, *IN_ROOT, "--out", str(tmp_path)))
+    assert done.exit_code == 130
+    assert "go on: type the same again" in done.output
+
+
+def test_a_bisect_hands_its_options_to_its_gates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Search] = []
+
+    def noted(one: Search) -> Searched:
+        asked.append(one)
+        return Searched(case_id=CASE, good="", bad="")
+
+    monkeypatch.setattr(Search, "run", noted)
+    monkeypatch.chdir(tmp_path)
+    options = ("--seconds", "40", "--ready-within-s", "1800", "--no-wait", "--out", "here")
+    versions = ("--versions", "0.31.1, 0.31.2")
+    CliRunner().invoke(app, (*BISECT, *IN_ROOT, *options, *versions))
+    CliRunner().invoke(app, (*BISECT, *IN_ROOT))
+    request = asked[0].request
+    assert (request.least_s, request.ready_within_s, request.waits) == (40.0, 1800.0, False)
+    assert asked[0].versions == ("0.31.1", "0.31.2")
+    assert asked[0].folder == tmp_path / "here"  # as of a gate
+    assert asked[1].folder == builders.ROOT / ".specreg" / "bisect"

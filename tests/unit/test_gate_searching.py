@@ -6,16 +6,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import filelock
 import msgspec
 import pytest
 
-from specreg.errors import SpecregError, UnknownNameError, UnsupportedError
+from specreg.errors import ModelError, SpecregError, UnknownNameError, UnsupportedError
 from specreg.gate import searching
 from specreg.gate.answer import Answer, Decision
 from specreg.gate.beside import SideError
-from specreg.gate.between import TEXTS, lost_of, step_of
+from specreg.gate.between import TEXTS, lost_of, step_of, why_of
 from specreg.gate.bisecting import Step
 from specreg.gate.going import Slot
 from specreg.gate.hearing import Hearing
@@ -28,6 +29,7 @@ from specreg.gate.report import load_report
 from specreg.gate.request import Request
 from specreg.gate.run import Gate
 from specreg.gate.searching import Search, render_searched, search
+from specreg.gate.source import Source
 from specreg.gate.texts import TextsJudged, untold
 from specreg.matrix import load_tier
 from specreg.verdict import Outcome
@@ -36,6 +38,8 @@ from tests.unit import builders
 
 TIER = load_tier(builders.ROOT / "fixtures/matrix", "cpu")
 CASE = "vllm-eagle3-tiny-toy-c1"
+ASKED = ("check", "check_released", "environment")
+"""What a search asks of a source."""
 
 
 def decision(
@@ -77,6 +81,55 @@ def test_texts_are_looked_at_where_the_last_one_changed_them() -> None:
 def test_a_last_version_that_lost_nothing_is_good_only_where_that_is_proven() -> None:
     assert step_of(decision(Answer.UPGRADE), frozenset()) is Step.GOOD
     assert step_of(decision(Answer.UNDECIDED), frozenset()) is Step.UNKNOWN
+
+
+def judged(quantity: str, **told: Any) -> Judged:  # noqa: ANN401 - of any field
+    """One that is open after six launches."""
+    return Judged(
+        case_id=CASE,
+        quantity=quantity,
+        cause=QUANTITIES[quantity].cause,
+        tolerance_frac=0.03,
+        launches=6,
+        **{"outcome": Outcome.INCONCLUSIVE, **told},
+    )
+
+
+def test_of_an_unknown_version_it_says_what_a_search_would_take() -> None:
+    """A search has no --resume; and what isn't searched for, nobody needs."""
+    found = msgspec.structs.replace(
+        decision(Answer.UNDECIDED, texts=Outcome.INVALID),
+        reasons=("30 % of 40 answers are equal",),
+        takes=("type the same with --resume --launches 90",),
+        judged=(
+            judged("step_p50_ms", needed_launches=32, low_frac=-0.1),
+            judged("ttft_p50_ms", needed_launches=90, low_frac=-0.1),
+            judged("acceptance_length_tokens", needed_prompts=400),
+            judged("throughput_tokens_per_s", outcome=Outcome.PASS),
+        ),
+    )
+    step = frozenset({"step_p50_ms", "throughput_tokens_per_s"})
+    assert why_of(found, Step.UNKNOWN, step) == (
+        "about 32 launches instead of 6 (step_p50_ms); type the same with --launches 32"
+    )
+    assert why_of(found, Step.UNKNOWN, frozenset({"acceptance_length_tokens"})) == (
+        "about 400 prompts (acceptance_length_tokens); type the same with --prompts 400"
+    )
+    few = msgspec.structs.replace(found, judged=(judged("step_p50_ms", reason="too few launches"),))
+    assert why_of(few, Step.UNKNOWN, step) == (
+        "too few launches (step_p50_ms); type the same with --launches 8"
+    )
+    texts = msgspec.structs.replace(found.texts[0], reason="nobody heard them")
+    unheard = msgspec.structs.replace(found, texts=(texts,))
+    assert why_of(unheard, Step.UNKNOWN, frozenset({TEXTS})) == "nobody heard them"
+    for one in ("--launches 90 --prompts 400", "nobody heard them", "about 90 launches"):
+        assert one in why_of(unheard, Step.UNKNOWN, frozenset())
+
+
+def test_of_a_bad_version_it_says_what_was_lost_and_of_a_good_one_nothing() -> None:
+    found = msgspec.structs.replace(decision(Answer.DONT), reasons=("a", "b"), takes=("c",))
+    assert why_of(found, Step.BAD, frozenset({"step_p50_ms"})) == "a; b"
+    assert not why_of(found, Step.GOOD, frozenset({"step_p50_ms"}))
 
 
 @pytest.fixture
@@ -128,7 +181,7 @@ def test_what_nobody_could_mend_by_another_version_ends_the_search(
     started: Search, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     odd = dataclasses.replace(started, request=dataclasses.replace(started.request, launches=3))
-    source = SimpleNamespace(check=lambda _: None, environment=lambda _: None)
+    source = SimpleNamespace(**dict.fromkeys(ASKED, lambda _: None))
     monkeypatch.setattr(searching, "source_of", lambda *_, **__: source)
     with pytest.raises(UnsupportedError, match="--launches 3: a block of ABBA"):
         odd._decision("0.29.0", "0.31.0", None)  # noqa: SLF001 - nothing is installed for it
@@ -140,8 +193,24 @@ def test_a_version_that_cant_be_measured_is_unknown(started: Search) -> None:
     assert "engine 'vllm' 0.20.0: needs 0.27 or newer" in found
 
 
-def test_searches_with_other_options_lie_apart(started: Search) -> None:
-    other = dataclasses.replace(started.request, prompts=5)
+def test_a_model_that_isnt_there_is_said_before_anything_is_installed(
+    started: Search, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = dataclasses.replace(started.case.server, draft="fixtures/models/gone")
+    case = dataclasses.replace(started.case, server=spec)
+    tier = dataclasses.replace(started.request.tier, cases=(case,))
+    gone = dataclasses.replace(
+        started, case=case, request=dataclasses.replace(started.request, tier=tier)
+    )
+    monkeypatch.setattr(Source, "check_released", lambda *_: None)
+    monkeypatch.setattr(Source, "environment", lambda *_: pytest.fail("it installed"))
+    with pytest.raises(ModelError, match="gone"):
+        gone._decision("0.29.0", "0.31.0", None)  # noqa: SLF001 - nothing is installed for it
+
+
+@pytest.mark.parametrize("changes", [{"prompts": 5}, {"least_s": 30.0}], ids=str)
+def test_searches_with_other_options_lie_apart(started: Search, changes: dict[str, object]) -> None:
+    other = dataclasses.replace(started.request, **changes)  # type: ignore[arg-type]
     assert (
         started._fingerprint  # noqa: SLF001 - of the folder's name
         != dataclasses.replace(started, request=other)._fingerprint  # noqa: SLF001
@@ -237,7 +306,7 @@ def between(started: Search, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         )
     )
     opened.gate.rehearsed = True
-    source = SimpleNamespace(check=lambda _: None, environment=lambda _: None)
+    source = SimpleNamespace(**dict.fromkeys(ASKED, lambda _: None))
     monkeypatch.setattr(searching, "source_of", lambda *_, **__: source)
     monkeypatch.setattr(searching, "open_gate", lambda _: opened)
     return opened
