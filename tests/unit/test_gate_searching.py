@@ -284,6 +284,7 @@ def test_a_change_between_which_somebody_is_unknown_isnt_found(
     page = json.loads((started.folder / CASE / "bisect.json").read_text())
     assert (page["exit_status"], page["reason"]) == (10, "nobody can tell of 0.31.0")
     assert page["found"]["between"] == ["0.31.0"]
+    assert page["tried"][1]["why"].endswith("; type the same with --launches 4")
     said = render_searched(searched).splitlines()[-1]
     assert said == "it changed after 0.29.0 and by 0.32.0; unknown: 0.31.0"
 
