@@ -22,7 +22,8 @@ from specreg.start_failures import start_error
 _POLL_S = 0.2
 _PROBE_TIMEOUT_S = 60.0
 _IDENTITY_TIMEOUT_S, _VERSION_TIMEOUT_S = 1.0, 5.0
-_HEALTH_TIMEOUT_S = 1.0
+_HEALTH_TIMEOUT_S = 10.0
+"""SGLang generates a token for it, and looks whether that came after a second, or another."""
 _ANSWER_BYTES = 300
 
 
@@ -90,7 +91,9 @@ def generates(server: Server, *, timeout_s: float, output_cap_tokens: int = 1) -
     path, body = protocol.path(probe), msgspec.json.encode(protocol.body(probe))
     within_s = min(_PROBE_TIMEOUT_S, max(_POLL_S, timeout_s))
     try:
-        health = ask(url, "GET", server.engine.health_path, within_s=_HEALTH_TIMEOUT_S)
+        health = ask(
+            url, "GET", server.engine.health_path, within_s=min(_HEALTH_TIMEOUT_S, within_s)
+        )
         if health.status != httpx.codes.OK:
             return False
         answer = ask(url, "POST", path, within_s=within_s, body=body)

@@ -17,6 +17,11 @@ from specreg.readiness import generates
 from tests.unit import builders
 
 OK = b"HTTP/1.1 200 OK\r\n"
+TOKEN = (
+    b'Connection: close\r\n\r\ndata: {"choices": [{"text": "a", "token_ids": [1]}]}\n\n'
+    b"data: [DONE]\n\n"
+)
+"""Of an answer, as vLLM streams it."""
 Say = Callable[[socket.socket], None]
 
 
@@ -165,6 +170,21 @@ def test_what_cannot_be_read_is_no_token(answer: bytes) -> None:
     with saying(said(answer)) as url:
         server = dataclasses.replace(builders.server(), base_url=url)
         assert not generates(server, timeout_s=5.0)
+
+
+def test_a_server_that_takes_seconds_to_say_that_it_is_healthy_is_ready() -> None:
+    """SGLang generates a token for that, and looks for it once a second."""
+    answers = iter([b"Content-Length: 0\r\n\r\n", TOKEN])
+
+    def say(client: socket.socket) -> None:
+        answer = next(answers)
+        if answer is not TOKEN:
+            time.sleep(1.2)
+        client.sendall(OK + answer)
+
+    with saying(say) as url:
+        server = dataclasses.replace(builders.server(), base_url=url)
+        assert generates(server, timeout_s=30.0)
 
 
 def test_a_probe_is_waited_for_no_longer_than_is_said() -> None:
