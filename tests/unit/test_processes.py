@@ -269,6 +269,7 @@ def test_a_session_that_another_leads_meanwhile_is_another_s() -> None:
         assert living("no-such-mark", earlier) == []
         assert living("no-such-mark", NOBODY) == []
         stranger.kill()
+        os.waitid(os.P_PID, stranger.pid, os.WEXITED | os.WNOWAIT)  # dead, and not yet taken away
         assert living("no-such-mark", leader) == []
 
 
