@@ -6,7 +6,17 @@ from typing import Annotated
 import typer
 
 from specreg.cli.gate import ending, going_on
-from specreg.cli.options import HERE, MATRIX, MatrixOption, RootOption, TierOption, tier_of
+from specreg.cli.options import (
+    HERE,
+    MATRIX,
+    MatrixOption,
+    ReadyOption,
+    RootOption,
+    SecondsOption,
+    TierOption,
+    WaitOption,
+    tier_of,
+)
 from specreg.gate.opening import set_aside
 from specreg.gate.request import Request, check_extent
 from specreg.gate.searching import PAGE, render_searched, search
@@ -23,19 +33,13 @@ def bisect(  # noqa: PLR0913, PLR0917 - an option each
     tolerance: Annotated[
         list[str], typer.Option(help="QUANTITY=FRACTION, a loss that is fine")
     ] = [],  # noqa: B006
-    seconds: Annotated[
-        float, typer.Option(help="how long a launch is asked, at least, where speed counts")
-    ] = 20.0,
+    seconds: SecondsOption = 20.0,
     out: Annotated[
         Path | None,
         typer.Option(help="where all gates go; a search goes on with what lies there"),
     ] = None,
-    ready_within_s: Annotated[
-        float, typer.Option(help="how long a server may take to start")
-    ] = 600.0,
-    wait: Annotated[  # noqa: FBT002 - an option
-        bool, typer.Option(help="wait for a GPU on which another run of specreg measures")
-    ] = True,
+    ready_within_s: ReadyOption = 600.0,
+    wait: WaitOption = True,  # noqa: FBT002 - an option
     tier: TierOption = None,
     root: RootOption = HERE,
     matrix: MatrixOption = MATRIX,

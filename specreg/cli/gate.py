@@ -10,7 +10,18 @@ from typing import Annotated
 import msgspec
 import typer
 
-from specreg.cli.options import HERE, MATRIX, WIDTH, MatrixOption, RootOption, TierOption, tier_of
+from specreg.cli.options import (
+    HERE,
+    MATRIX,
+    WIDTH,
+    MatrixOption,
+    ReadyOption,
+    RootOption,
+    SecondsOption,
+    TierOption,
+    WaitOption,
+    tier_of,
+)
 from specreg.errors import SpecregError
 from specreg.gate.opening import Opened, open_gate, set_aside
 from specreg.gate.pages import render_terminal
@@ -54,18 +65,12 @@ def gate(  # noqa: PLR0913, PLR0917 - an option each
             help="have the servers of all sides up at the same time; without a GPU they are",
         ),
     ] = None,
-    seconds: Annotated[
-        float, typer.Option(help="how long a launch is asked, at least, where speed counts")
-    ] = 20.0,
+    seconds: SecondsOption = 20.0,
     rehearse: Annotated[bool, typer.Option(help="start each server once beforehand")] = True,  # noqa: FBT002 - an option
     resume: Annotated[bool, typer.Option("--resume", help="go on with what lies in --out")] = False,  # noqa: FBT002 - an option
     out: Annotated[Path | None, typer.Option(help="where the report goes")] = None,
-    ready_within_s: Annotated[
-        float, typer.Option(help="how long a server may take to start")
-    ] = 600.0,
-    wait: Annotated[  # noqa: FBT002 - an option
-        bool, typer.Option(help="wait for a GPU on which another run of specreg measures")
-    ] = True,
+    ready_within_s: ReadyOption = 600.0,
+    wait: WaitOption = True,  # noqa: FBT002 - an option
     tier: TierOption = None,
     root: RootOption = HERE,
     matrix: MatrixOption = MATRIX,

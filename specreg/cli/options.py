@@ -18,6 +18,19 @@ FolderOption = Annotated[Path, typer.Option("--baselines", help="their folder, f
 MatrixOption = Annotated[Path, typer.Option("--matrix", help="the tiers' folder, from the root")]
 RunsOption = Annotated[Path, typer.Option("--runs", help="the runs' folder, from the root")]
 TierOption = Annotated[str | None, typer.Option("--tier", help="gpu where there is one, else cpu")]
+SecondsOption = Annotated[
+    float,
+    typer.Option("--seconds", help="how long a launch is asked, at least, where speed counts"),
+]
+ReadyOption = Annotated[
+    float, typer.Option("--ready-within-s", help="how long a server may take to start")
+]
+WaitOption = Annotated[
+    bool,
+    typer.Option(
+        "--wait/--no-wait", help="wait for a GPU on which another run of specreg measures"
+    ),
+]
 
 HERE = Path()
 BASELINES = Path("baselines")

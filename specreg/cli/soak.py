@@ -12,8 +12,10 @@ from specreg.cli.options import (
     MATRIX,
     WIDTH,
     MatrixOption,
+    ReadyOption,
     RootOption,
     TierOption,
+    WaitOption,
     case_of,
     tier_of,
 )
@@ -39,12 +41,8 @@ def soak(  # noqa: PLR0913, PLR0917 - an option each
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="where soak.jsonl and the log go")] = None,
-    ready_within_s: Annotated[
-        float, typer.Option(help="how long the server may take to start")
-    ] = 600.0,
-    wait: Annotated[  # noqa: FBT002 - an option
-        bool, typer.Option(help="wait for a GPU on which another run of specreg measures")
-    ] = True,
+    ready_within_s: ReadyOption = 600.0,
+    wait: WaitOption = True,  # noqa: FBT002 - an option
     tier: TierOption = None,
     root: RootOption = HERE,
     matrix: MatrixOption = MATRIX,
