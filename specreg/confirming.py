@@ -15,6 +15,7 @@ from specreg.verdict import Outcome, Verdict, log_to_frac, own_tolerance_frac
 
 _FEWEST_CASES = 4
 """With fewer there is no telling what most of them do."""
+_MACHINE_MOVED = "MACHINE_MOVED"
 
 
 def confirm(first: Verdict, second: Verdict) -> Verdict:
@@ -115,6 +116,18 @@ def blame_machine(
     )
 
 
+def blame_control(verdict: Verdict, comparison: Comparison) -> Verdict:
+    """The same of one case, by the server without speculation that ran beside it.
+
+    Args:
+        verdict: on a speed.
+        comparison: with the launch that the verdict is about.
+    """
+    if verdict.outcome is not Outcome.REGRESSED or not _of_machine(verdict):
+        return verdict
+    return _blamed(verdict, "", comparison)
+
+
 def _of_machine(verdict: Verdict) -> bool:
     """Whether a slow machine would show in it: the speedup has its control in the same minute."""
     return _by_launch(verdict) and METRICS[verdict.metric].family is not Family.SPEEDUP
@@ -125,13 +138,17 @@ def _moved_alike(verdicts: Sequence[Verdict]) -> Mapping[str, str]:
     found = {}
     for name in dict.fromkeys(v.metric for v in verdicts if _of_machine(v)):
         judged = [v for v in verdicts if v.metric == name and v.change_frac is not None]
-        lost = [v for v in judged if v.outcome is Outcome.REGRESSED]
+        lost = [v for v in judged if v.outcome is Outcome.REGRESSED or _is_blamed(v)]
         # What shall stay as it is may have moved either way; alike is one of them.
         up = [v for v in lost if (v.change_frac or 0) > 0]
         worse = max(up, [v for v in lost if v not in up], key=len)
         if len(judged) >= _FEWEST_CASES and len(worse) > len(judged) / 2:
             found[name] = f"{len(worse)} of {len(judged)} cases became worse alike"
     return found
+
+
+def _is_blamed(verdict: Verdict) -> bool:
+    return verdict.reason.startswith(_MACHINE_MOVED)
 
 
 def _blamed(verdict: Verdict, alike: str, comparison: Comparison | None) -> Verdict:
@@ -144,8 +161,8 @@ def _blamed(verdict: Verdict, alike: str, comparison: Comparison | None) -> Verd
     if not why:
         return verdict
     reason = (
-        f"MACHINE_MOVED: {why}, so it isn't this case's doing; quieten the machine and run again,"
-        " or compare two engines side by side"
+        f"{_MACHINE_MOVED}: {why}, so it isn't this case's doing; quieten the machine and run"
+        " again, or compare two engines side by side"
     )
     return dataclasses.replace(verdict, outcome=Outcome.INVALID, reason=reason)
 

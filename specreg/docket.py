@@ -1,4 +1,4 @@
-"""The docket of one run: measured launches in, verdicts out, at once or after a second look."""
+"""The docket of one run: measured launches in, verdicts out, after a second look where needed."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from specreg.comparison import Comparison, Known, compare
-from specreg.confirming import blame_machine, confirm, hold_together
+from specreg.confirming import blame_control, blame_machine, confirm, hold_together
 from specreg.errors import BaselineError
 from specreg.matrix import Case
 from specreg.measurement import Measurement
@@ -20,7 +20,7 @@ Place = tuple[str, str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Postponed:
-    """A figure that is looked at once more, on a fresh launch at the end of the run.
+    """A figure that is looked at once more, on a fresh launch of its server group.
 
     Attributes:
         metric: which.
@@ -48,63 +48,81 @@ class Docket:
         measure_afresh: measures cases on the how-manieth launch more, from 1; by case's id, what
             came of it or why nothing did.
         softened: the metrics whose tests pass where there is no telling.
-        verdicts: so far, in the order of the run; one that is postponed is among them as it
-            looked at first.
+        verdicts: so far, in the order of the run; one that is to be confirmed is among them as
+            it looked at first.
     """
 
     known_of: Callable[[Case], Known]
     measure_afresh: Callable[[Sequence[Case], int], Mapping[str, Measurement | str]]
     softened: AbstractSet[str] = frozenset()
     verdicts: list[Verdict] = field(default_factory=list)
-    _postponed: dict[Place, Postponed] = field(default_factory=dict)
+    _waiting: dict[Place, Postponed] = field(default_factory=dict)
+    _confirmed: list[Postponed] = field(default_factory=list)
     _last: Comparison | None = None
-    _settled: bool = False
 
     def note(self, verdict: Verdict) -> None:
         """Takes a verdict that needs no comparison."""
         self.verdicts.append(verdict)
 
-    def judge(self, metric: Metric, launches: Sequence[Measurement]) -> Verdict | None:
+    def judge(self, metric: Metric, launches: Sequence[Measurement]) -> None:
         """Judges a metric of a case's launches.
 
-        What looks worse, and a speed that these launches can't tell, is looked at again on a fresh
-        launch at the end of the run: there is no verdict then, and one when asked a second time.
+        What looks worse, and a speed that these launches can't tell, waits for `confirm`.
 
         Args:
             metric: what to judge.
             launches: of one case; acceptance is judged by the last, a speed by all.
         """
-        place = (launches[-1].case.id, metric.name, len(launches))
-        if place in self._postponed:
-            self._settle()
-            return self.verdicts[self._postponed[place].row]
         verdict = self._look(metric, launches, Look.LAUNCH)
-        again = verdict.outcome is Outcome.REGRESSED or _undecided(metric, verdict)
         self.verdicts.append(verdict)
-        if not again:
-            return verdict
-        self._postponed[place] = Postponed(
-            metric=metric, launches=tuple(launches), said=verdict, row=len(self.verdicts) - 1
-        )
-        return None
+        if verdict.outcome is Outcome.REGRESSED or _undecided(metric, verdict):
+            place = (launches[-1].case.id, metric.name, len(launches))
+            self._waiting[place] = Postponed(
+                metric=metric, launches=tuple(launches), said=verdict, row=len(self.verdicts) - 1
+            )
 
-    def give_up(self) -> int:
-        """What was to be looked at again and wasn't, the run being cut short, is INCONCLUSIVE.
+    def confirm(self) -> None:
+        """Looks at what waits on fresh launches, MORE_LAUNCHES at most.
 
-        Returns:
-            How many figures that were.
+        What the server without speculation beside a case did too is the machine's doing.
         """
-        if self._settled:
-            return 0
-        for one in self._postponed.values():
+        for further in range(1, MORE_LAUNCHES + 1):
+            cases = list({one.case.id: one.case for one in self._waiting.values()}.values())
+            fresh = self.measure_afresh(cases, further) if cases else {}
+            for place, one in tuple(self._waiting.items()):
+                again, waits = self._again(one, fresh[one.case.id])
+                self.verdicts[again.row] = again.said
+                self._waiting[place] = again
+                if not waits:
+                    self._settle(place)
+        for place, one in tuple(self._waiting.items()):
+            if one.said.outcome is Outcome.REGRESSED:
+                self._leave_open(one, "no launch was left to confirm it")
+            self._settle(place)
+
+    def conclude(self) -> None:
+        """Looks at all verdicts of the run together: never makes a red one green.
+
+        What still waits, the run being cut short, is INCONCLUSIVE.
+        """
+        for one in self._waiting.values():
             self._leave_open(one, "the run ended before another")
-        return len(self._postponed)
+        held = hold_together(blame_machine(self.verdicts, self._compared()))
+        self.verdicts[:] = [self._soften(verdict) for verdict in held]
+
+    def _settle(self, place: Place) -> None:
+        """Takes a figure off those that wait."""
+        one = self._waiting.pop(place)
+        self._confirmed.append(one)
+        if one.metric.by_launch:
+            comparison = compare(one.launches[-1:], self.known_of(one.case))
+            self.verdicts[one.row] = blame_control(self.verdicts[one.row], comparison)
 
     def _leave_open(self, postponed: Postponed, why: str) -> None:
         said = postponed.said
         reason = f"{said.outcome} at a look, and {why}"
-        self.verdicts[postponed.row] = dataclasses.replace(
-            said, outcome=Outcome.INCONCLUSIVE, reason=reason
+        self.verdicts[postponed.row] = self._soften(
+            dataclasses.replace(said, outcome=Outcome.INCONCLUSIVE, reason=reason)
         )
 
     def _look(self, metric: Metric, launches: Sequence[Measurement], look: Look) -> Verdict:
@@ -136,27 +154,6 @@ class Docket:
             self._last = compare(launches, self.known_of(launches[-1].case))
         return self._last
 
-    def _settle(self) -> None:
-        """Looks at what was postponed on fresh launches, then at all verdicts together."""
-        if self._settled:
-            return
-        waiting = dict(self._postponed)
-        for further in range(1, MORE_LAUNCHES + 1):
-            cases = list({one.case.id: one.case for one in waiting.values()}.values())
-            fresh = self.measure_afresh(cases, further) if cases else {}
-            for place, one in tuple(waiting.items()):
-                again, waits = self._again(one, fresh[one.case.id])
-                self.verdicts[one.row] = again.said
-                self._postponed[place] = waiting[place] = again
-                if not waits:
-                    del waiting[place]
-        for one in waiting.values():
-            if one.said.outcome is Outcome.REGRESSED:
-                self._leave_open(one, "no launch was left to confirm it")
-        held = hold_together(blame_machine(self.verdicts, self._compared()))
-        self.verdicts[:] = [self._soften(verdict) for verdict in held]
-        self._settled = True
-
     def _again(self, postponed: Postponed, fresh: Measurement | str) -> tuple[Postponed, bool]:
         """What a fresh launch says, and whether another is to be asked.
 
@@ -184,7 +181,7 @@ class Docket:
         """By case and metric, the last launch of the speeds that were looked at again."""
         return {
             (one.case.id, one.metric.name): compare(one.launches[-1:], self.known_of(one.case))
-            for one in self._postponed.values()
+            for one in self._confirmed
             if one.metric.by_launch
         }
 

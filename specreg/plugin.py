@@ -6,7 +6,7 @@ The only module besides `options.py` that knows pytest; what happens is in `suit
 import contextlib
 import os
 import shlex
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -56,9 +56,13 @@ from specreg.reporting import report_of
 from specreg.suite import Suite
 
 SUITE = pytest.StashKey[Suite]()
+RECORD_PROPERTY = pytest.StashKey[Callable[[str, object], None]]()
+"""Takes a property of the whole run for JUnit's file."""
 _PROGRESS = pytest.StashKey[Progress]()
 _CLUSTER = pytest.StashKey[Cluster | None]()
 _LINES = pytest.StashKey[list[str]]()
+_OTHERS = pytest.StashKey[bool]()
+"""Whether a test failed otherwise than by its verdict."""
 _IS_ASKED = pytest.StashKey[bool]()
 """Whether tests of the suite were chosen, or would have been if anything had."""
 
@@ -90,6 +94,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[SUITE] = open_suite(config.rootpath, options, progress, site, reason)
         config.stash[_LINES] = []
         config.stash[_IS_ASKED] = False
+        config.stash[_OTHERS] = False
     except SpecregError as error:
         raise pytest.UsageError(str(error)) from error
 
@@ -272,6 +277,8 @@ def pytest_runtest_makereport(
     if held is not None:
         item.session.shouldstop = _head(held)
     if not errors or not all(isinstance(error, SpecregError) for error in errors):
+        judged = bool(report.user_properties) and call.when != "teardown"
+        item.config.stash[_OTHERS] |= report.failed and not judged
         return report
     suite, params = item.config.stash[SUITE], _params(item)
     message = "\n".join(dict.fromkeys(map(str, errors)))
@@ -281,9 +288,12 @@ def pytest_runtest_makereport(
         suite.errors.setdefault(params["case"].id, message)
         verdict = suite.note_failure(params["case"], _what(params), head)
         report.user_properties.extend(properties(verdict))
+    else:
+        item.config.stash[_OTHERS] = True
     return report
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Records what the run did: its baselines where that was asked for, verdicts, history."""
     suite, lines = session.config.stash[SUITE], session.config.stash[_LINES]
@@ -300,19 +310,27 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         suite.servers.stop()
     if suite.away is not None:
         lines.extend(_end_team(session, suite.away, early=cut_short))
-    skipped = suite.docket.give_up()
+    _conclude(session.config, suite)
     if suite.measurements and exitstatus == pytest.ExitCode.INTERRUPTED:
         lines.append("to go on from here, type the same again with --specreg-resume")
     if suite.update_reason is not None and suite.measurements:
         lines.extend(_record_baselines(session, cut_short=cut_short))
-    only_ours = session.testsfailed == sum(verdict.fails for verdict in suite.verdicts) - skipped
-    if exitstatus == pytest.ExitCode.OK or (
-        exitstatus == pytest.ExitCode.TESTS_FAILED and only_ours
-    ):
+    only_ours = exitstatus == pytest.ExitCode.TESTS_FAILED and not session.config.stash[_OTHERS]
+    if exitstatus == pytest.ExitCode.OK or only_ours:
         session.exitstatus = exit_status(suite.verdicts) or session.exitstatus
     if suite.verdicts or _ended_without(session, suite):
         run = run_verdict(suite, int(session.exitstatus), cut_short=cut_short)
         _record_run(session.config, suite, run)
+
+
+def _conclude(config: pytest.Config, suite: Suite) -> None:
+    """Looks at all verdicts together; JUnit's tests are told by then, so its file is told here."""
+    looked = tuple(suite.verdicts)
+    suite.docket.conclude()
+    for before, after in zip(looked, suite.verdicts, strict=True):
+        if after.outcome is not before.outcome:
+            name = f"specreg.final.{after.case_id}.{after.metric}"
+            config.stash[RECORD_PROPERTY](name, f"{after.outcome}: {after.reason}")
 
 
 def _end_team(session: pytest.Session, away: Away, *, early: bool) -> Iterator[str]:

@@ -211,14 +211,11 @@ def _judged(
     )
     for verdict in among:
         docket.note(verdict)
-    postponed = [
-        (metric, launch)
-        for launch in launches
-        for metric in metrics
-        if docket.judge(metric, (launch,)) is None
-    ]
-    for metric, launch in postponed:
-        docket.judge(metric, (launch,))
+    for launch in launches:
+        for metric in metrics:
+            docket.judge(metric, (launch,))
+    docket.confirm()
+    docket.conclude()
     return docket.verdicts
 
 

@@ -40,7 +40,7 @@ from specreg.measurement import WHOLE, Extent, Measurement, measure
 from specreg.metrics import METRICS, Family, Metric
 from specreg.models import model_sha256, resolve_model
 from specreg.power.watch import Watch, watch
-from specreg.proving import Plain, Proof, Scene
+from specreg.proving import Plain, Proof, Scene, proofs_of
 from specreg.provision import Provision
 from specreg.redaction import hide_known
 from specreg.sequential import PARTS, Look
@@ -113,6 +113,9 @@ class Suite:
     began_at: dt.datetime = field(default_factory=lambda: dt.datetime.now(tz=dt.UTC))
     began_ns: int = field(default_factory=time.monotonic_ns)
     _measured: dict[tuple[str, int], Measurement] = field(default_factory=dict)
+    _proven: dict[tuple[str, str], Verdict] = field(default_factory=dict)
+    _failed: dict[str, SpecregError] = field(default_factory=dict)
+    _rows: dict[tuple[str, str, int], int] = field(default_factory=dict)
     _plain: Plain = field(default_factory=dict)
     _known: tuple[Case, Known] | None = None
     _budgeted: Mapping[str, Case] = field(default_factory=dict)
@@ -181,11 +184,30 @@ class Suite:
             case: what to measure.
             server: the case's.
             control: the one beside it, None for no speedup.
+
+        Raises:
+            SpecregError: a server didn't start, or went away twice; the same when asked again.
         """
         number = server.launch.number
-        if (case.id, number) in self._measured:
-            return self._measured[case.id, number]
-        name = server.launch.case_id(case)
+        if (case.id, number) not in self._measured:
+            self._measured[case.id, number] = self._at_most_once(
+                server.launch.case_id(case), lambda: self._measure(case, server, control)
+            )
+        return self._measured[case.id, number]
+
+    def _at_most_once(self, name: str, attempt: Callable[[], _DoneT]) -> _DoneT:
+        """What an attempt gives; one that failed isn't made again, and fails as it did."""
+        if name in self._failed:
+            raise self._failed[name]
+        try:
+            return attempt()
+        except SpecregError as error:
+            self._failed[name] = error
+            raise
+
+    def _measure(self, case: Case, server: Starting, control: Starting | None) -> Measurement:
+        """Measures a case, or takes it over, and leaves its figures in the run's folder."""
+        number, name = server.launch.number, server.launch.case_id(case)
         key = self.key(case, number)
         measurement = self.earlier.get(key)
         if measurement is not None:
@@ -197,7 +219,6 @@ class Suite:
         figures = figures_of(measurement, number)
         self.figures.append(figures)
         record_figures(self.run_folder / "figures" / f"{name}.json", figures)
-        self._measured[case.id, number] = measurement
         return measurement
 
     def measure_twice(
@@ -316,16 +337,55 @@ class Suite:
                         found[case.id] = str(error).splitlines()[0]
         return found
 
-    def judge(self, metric: Metric, case: Case, launch: int) -> Verdict | None:
-        """Judges a metric of a launch that was measured; None while a second look is to come.
+    def judge(
+        self, metric: Metric, case: Case, server: Starting, control: Starting | None
+    ) -> Verdict:
+        """Judges a metric of a case that was measured, and with it all of its server group.
 
-        Speeds are judged with the last launch, on all of them. While recording, only validity
-        counts.
+        The group is all cases that share the server: they are measured and proved, and what looks
+        worse or undecided is measured again on fresh launches, before the first test says anything.
 
         Args:
             metric: what to judge.
             case: of which.
-            launch: the how-manieth, from 1.
+            server: the case's.
+            control: the one beside it, None for no speedup.
+
+        Raises:
+            MemoryHeldError: a GPU hasn't got its memory back, so nothing more may be measured.
+        """
+        place = case.id, metric.name, server.launch.number
+        if place not in self._rows:
+            self._judge_group(server, control)
+        return self.verdicts[self._rows[place]]
+
+    def _judge_group(self, server: Starting, control: Starting | None) -> None:
+        number = server.launch.number
+        asked = (self.budgeted(case) for case in self.tier.cases if case.id in self.asked)
+        for case in asked:
+            if launches_of(case, number)[1] != server.launch:
+                continue
+            beside = control if case.control else None
+            proofs = proofs_of(case, with_torch=self.with_oracle) if number == 1 else ()
+            try:
+                self.measure(case, server, beside)
+                for metric in self.asked_of(case):
+                    self._rows[case.id, metric.name, number] = len(self.verdicts)
+                    self._look(metric, case, number)
+                for proof in proofs:
+                    if proof.name in self.asked[case.id]:
+                        self.prove(proof, case, server, beside)
+            except MemoryHeldError:
+                raise
+            except SpecregError:  # the case's own tests say so
+                continue
+        self.docket.confirm()
+
+    def _look(self, metric: Metric, case: Case, launch: int) -> None:
+        """Judges a metric of a launch, which may wait for a fresh one.
+
+        Speeds are judged with the last launch, on all of them. While recording, only validity
+        counts.
         """
         measurement = self._measured[case.id, launch]
         value = measurement.values.get(metric.name)
@@ -335,16 +395,16 @@ class Suite:
                 case_id=case.id, metric=metric.name, outcome=Outcome.MEASURED, value=value
             )
             self.docket.note(verdict)
-            return verdict
+            return
         numbers = range(1, launch + 1)
         launches = [self._measured[case.id, n] for n in numbers if (case.id, n) in self._measured]
         valid = [one for one in launches if one.invalid is None or one is measurement]
-        return self.docket.judge(metric, valid)
+        self.docket.judge(metric, valid)
 
     def prove(
         self, proof: Proof, case: Case, server: Starting, control: Starting | None
     ) -> Verdict:
-        """Proves what must hold of a case; once more, on a fresh server, where one went away.
+        """Proves what must hold of a case, once.
 
         Args:
             proof: what.
@@ -353,8 +413,20 @@ class Suite:
             control: the one beside it, None where there is none.
 
         Raises:
-            SpecregError: a server didn't start or went away twice, or it couldn't be proved.
+            SpecregError: a server didn't start or went away twice, or it couldn't be proved; the
+                same when asked again.
         """
+        place = case.id, proof.name
+        if place not in self._proven:
+            self._proven[place] = self._at_most_once(
+                " ".join(place), lambda: self._prove(proof, case, server, control)
+            )
+        return self._proven[place]
+
+    def _prove(
+        self, proof: Proof, case: Case, server: Starting, control: Starting | None
+    ) -> Verdict:
+        """Proves it; once more, on a fresh server, where one went away."""
         if self.away is not None:
             verdict = self.away.verdict(proof, case, server.launch.number)
         else:

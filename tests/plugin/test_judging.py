@@ -31,7 +31,7 @@ def test_a_worse_drafter_turns_its_cases_red_and_names_them(recorded_suite: Suit
 
     assert done.returncode == 1
     assert done.stdout.count("; seen on two launches, a first launch had") == 4  # and the notes
-    assert "2 failed, 2 skipped" in done.stdout
+    assert "\n2 failed, 34 deselected in " in done.stdout
     assert "REGRESSED: acceptance_length_tokens of 'vllm-eagle3-tiny-toy-c1'" in done.stdout
     assert "REGRESSED: acceptance_length_tokens of 'vllm-eagle3-tiny-toy-c4'" in done.stdout
     assert "by category: coding 2." in done.stdout
@@ -59,6 +59,24 @@ def test_a_slower_step_turns_speed_red_and_leaves_acceptance_green(recorded_suit
     assert "INVALID: throughput_tokens_per_s of 'vllm-eagle3-tiny-toy-c4'" in done.stdout
     assert "MACHINE_MOVED: the server without speculation beside it became" in done.stdout
     assert "REGRESSED: acceptance" not in done.stdout
+
+
+def test_what_all_cases_together_change_is_said_where_the_run_ends(recorded_suite: Suite) -> None:
+    """The tests of the servers without speculation were told before the others were measured."""
+    recorded_suite.script = Script(step_ms=6.0)
+    junit = recorded_suite.folder / "junit.xml"
+
+    done = recorded_suite.run("tests/perf", "-q", "-k", "throughput", f"--junitxml={junit}")
+
+    assert done.returncode == 10, done.stdout
+    assert "\n4 failed, 32 deselected in " in done.stdout
+    assert {one.outcome for one in recorded_suite.verdict().verdicts} == {Outcome.INVALID}
+    suite = ET.parse(junit).getroot()[0]  # noqa: S314 - ours
+    final = {one.attrib["name"]: one.attrib["value"] for one in suite.findall("properties/*")}
+    assert set(final) == {
+        f"specreg.final.vllm-none-tiny-toy-c{load}.throughput_tokens_per_s" for load in (1, 4)
+    }
+    assert all(said.startswith("INVALID: MACHINE_MOVED: ") for said in final.values())
 
 
 def test_what_nobody_can_tell_is_red_unless_it_is_softened(recorded_suite: Suite) -> None:
@@ -118,6 +136,8 @@ def test_programs_read_the_same_as_people(recorded_suite: Suite) -> None:
     assert "no case asks for these baselines: vllm-gone-tiny-toy-c1; " in done.stdout
     verdict = recorded_suite.verdict()
     assert len(verdict.verdicts) == 26
+    tests = [one.attrib["name"] for one in ET.parse(junit).iter("testcase")]  # noqa: S314
+    assert len(set(tests)) == len(tests) == 34  # with those of power, which are skipped
     proved = [one for one in verdict.verdicts if one.metric == "lossless_frac"]
     assert [one.case_id for one in proved] == ["vllm-eagle3-tiny-toy-c1", "vllm-eagle3-tiny-toy-c4"]
     assert {(one.outcome, one.value) for one in proved} == {(Outcome.PASS, 1.0)}

@@ -1,4 +1,4 @@
-"""The docket: final at once, or after a second look at the end of the run."""
+"""The docket: final at once, or after a second look on a fresh launch."""
 
 import dataclasses
 import math
@@ -72,12 +72,21 @@ class Run:
         self.asked.append((list(cases), further))
         return {case.id: self.fresh[case][further - 1] for case in cases}
 
-    def judge_twice(self, metric: Metric, *launches: Measurement) -> Verdict:
-        """The verdict on what has none at once."""
-        assert self.docket.judge(metric, launches) is None
-        found = self.docket.judge(metric, launches)
-        assert found is not None
-        return found
+    def look(self, metric: Metric, *launches: Measurement) -> Verdict:
+        """The verdict as it looks at first."""
+        self.docket.judge(metric, launches)
+        return self.docket.verdicts[-1]
+
+    def conclude(self) -> list[Verdict]:
+        """All verdicts, after fresh launches and the look at the whole run."""
+        self.docket.confirm()
+        self.docket.conclude()
+        return self.docket.verdicts
+
+    def judge(self, metric: Metric, *launches: Measurement) -> Verdict:
+        """The last word on what is judged after all else."""
+        self.docket.judge(metric, launches)
+        return self.conclude()[-1]
 
 
 @pytest.mark.parametrize(
@@ -93,10 +102,9 @@ def test_what_is_no_loss_is_final_at_once(
     metric: Metric, measured: Measurement, outcome: Outcome
 ) -> None:
     run = Run()
-    verdict = run.docket.judge(metric, [measured])
-    assert verdict is not None
+    verdict = run.look(metric, measured)
     assert verdict.outcome is outcome
-    assert run.docket.verdicts == [verdict]
+    assert run.conclude() == [verdict]
     assert run.asked == []
 
 
@@ -105,9 +113,9 @@ def test_acceptance_that_nobody_can_tell_has_had_its_second_look() -> None:
     four = dataclasses.replace(
         launch(), replay=Replay(rounds=(), control_rounds=(), acceptance=builders.acceptance(BAD))
     )
-    verdict = Run().docket.judge(LENGTH, [four])
-    assert verdict is not None
-    assert verdict.outcome is Outcome.INCONCLUSIVE
+    run = Run()
+    assert run.judge(LENGTH, four).outcome is Outcome.INCONCLUSIVE
+    assert run.asked == []
 
 
 @pytest.mark.parametrize(
@@ -120,7 +128,7 @@ def test_acceptance_that_nobody_can_tell_has_had_its_second_look() -> None:
 )
 def test_a_loss_is_one_when_a_fresh_launch_repeats_it(metric: Metric, worse: Measurement) -> None:
     run = Run({ONE: [worse]})
-    verdict = run.judge_twice(metric, worse)
+    verdict = run.judge(metric, worse)
     assert verdict.outcome is Outcome.REGRESSED
     assert f"seen on two launches, a first launch had {worse.values[metric.name]:.4g}" in (
         verdict.reason
@@ -139,7 +147,7 @@ def test_a_loss_that_a_fresh_launch_does_not_repeat_is_what_that_says(
     fresh: Measurement, outcome: Outcome
 ) -> None:
     """By the fresh launch alone: with the first one it would be worse still."""
-    verdict = Run({ONE: [fresh]}).judge_twice(SPEED, launch(speed=70.0))
+    verdict = Run({ONE: [fresh]}).judge(SPEED, launch(speed=70.0))
     assert (verdict.outcome, verdict.launches) == (outcome, 1)
     assert verdict.value == pytest.approx(fresh.values[SPEED.name])
     assert verdict.reason.endswith("a first launch had 70, which a fresh one didn't confirm")
@@ -148,7 +156,7 @@ def test_a_loss_that_a_fresh_launch_does_not_repeat_is_what_that_says(
 def test_acceptance_that_a_fresh_launch_does_not_repeat_is_not_told() -> None:
     """Nothing else on the machine changes what is accepted, so it isn't green; nor once more."""
     run = Run({ONE: [launch()]})
-    verdict = run.judge_twice(LENGTH, launch(of=BAD))
+    verdict = run.judge(LENGTH, launch(of=BAD))
     assert (verdict.outcome, verdict.fails) == (Outcome.INCONCLUSIVE, True)
     assert verdict.value == pytest.approx(2.8)
     assert verdict.reason == "a first launch had 1.8, which a fresh one didn't confirm"
@@ -160,37 +168,45 @@ def test_all_that_looked_worse_is_measured_afresh_once_and_each_case_once() -> N
     run = Run({ONE: [launch(ONE, speed=80.0, time_ms=12.0)], TWO: [launch(TWO)]})
     judged = [(metric, case) for case in (ONE, TWO) for metric in (SPEED, TIME, LENGTH)]
     for metric, case in judged:
-        assert run.docket.judge(metric, [worse[case]]) is None
+        run.look(metric, worse[case])
     assert run.asked == []
-    found = [run.docket.judge(metric, [worse[case]]) for metric, case in judged]
+    found = run.conclude()
     assert run.asked == [([ONE, TWO], 1)]
     regressed, passed, disagrees = Outcome.REGRESSED, Outcome.PASS, Outcome.INCONCLUSIVE
-    assert [one and one.outcome for one in found] == [
+    assert [one.outcome for one in found] == [
         *(regressed, regressed, disagrees),
         *(passed, passed, disagrees),
     ]
-    assert run.docket.verdicts == found
 
 
 def test_verdicts_keep_the_order_of_the_run() -> None:
     run = Run({TWO: [launch(TWO)]})
     noted = Verdict(case_id="case", metric=TIME.name, outcome=Outcome.MEASURED)
     run.docket.note(noted)
-    first = run.docket.judge(SPEED, [launch()])
-    run.docket.judge(SPEED, [launch(TWO, speed=80.0)])
+    first = run.look(SPEED, launch())
+    worse = run.look(SPEED, launch(TWO, speed=80.0))
+    last = run.look(TIME, launch())
     looked = [one.outcome for one in run.docket.verdicts]
-    assert looked == [Outcome.MEASURED, Outcome.PASS, Outcome.REGRESSED]
-    last = run.docket.judge(TIME, [launch()])
-    settled = run.docket.judge(SPEED, [launch(TWO, speed=80.0)])
-    assert run.docket.verdicts == [noted, first, settled, last]
-    assert settled is not None
-    assert settled.outcome is Outcome.PASS
+    assert looked == [Outcome.MEASURED, Outcome.PASS, Outcome.REGRESSED, Outcome.PASS]
+    run.conclude()
+    (confirmed,) = [one for one in run.docket.verdicts if one.case_id == TWO.id]
+    assert (worse.outcome, confirmed.outcome) == (Outcome.REGRESSED, Outcome.PASS)
+    assert run.docket.verdicts == [noted, first, confirmed, last]
+
+
+def test_a_group_that_is_confirmed_asks_for_nothing_again() -> None:
+    run = Run({ONE: [launch(speed=80.0)], TWO: [launch(TWO, speed=80.0)]})
+    for case in (ONE, TWO):
+        run.look(SPEED, launch(case, speed=80.0))
+        run.docket.confirm()
+    assert run.asked == [([ONE], 1), ([TWO], 1)]
+    assert [one.outcome for one in run.conclude()] == [Outcome.REGRESSED] * 2
 
 
 def test_a_speed_that_nobody_can_tell_is_pooled_with_a_fresh_launch() -> None:
     """4 % less where launches differ by 1 %: nobody can tell. With 102 beside it, it holds."""
     run = Run({ONE: [launch(speed=102.0)]}, known(0.01))
-    verdict = run.judge_twice(SPEED, launch(speed=96.0))
+    verdict = run.judge(SPEED, launch(speed=96.0))
     assert run.asked == [([ONE], 1)]
     assert (verdict.outcome, verdict.launches) == (Outcome.PASS, 2)
     assert verdict.value == pytest.approx((96 * 102) ** 0.5)
@@ -198,29 +214,21 @@ def test_a_speed_that_nobody_can_tell_is_pooled_with_a_fresh_launch() -> None:
 
 def test_a_first_look_has_the_greatest_share_of_the_level() -> None:
     """At that of a further launch this would be undecided."""
-    verdict = Run(of=known(0.01)).docket.judge(SPEED, [launch(speed=98.45)])
+    verdict = Run(of=known(0.01)).look(SPEED, launch(speed=98.45))
     estimate, error = math.log(0.9845), 0.01 * math.sqrt(1 + 1 / 3)
     first, further = (
         math.expm1(estimate - t_quantile(look.value, 20) * error)
         for look in (Look.LAUNCH, Look.FURTHER_LAUNCH)
     )
-    assert verdict is not None
     assert verdict.outcome is Outcome.PASS
     assert verdict.low_frac == pytest.approx(first)
     assert further < -0.05 < first
 
 
-def test_a_case_with_one_launch_more_is_another_question() -> None:
-    run = Run()
-    assert run.docket.judge(SPEED, [launch(speed=80.0)]) is None
-    assert run.docket.judge(SPEED, [launch(speed=80.0), launch(speed=81.0)]) is None
-    assert run.asked == []
-
-
 def test_three_launches_more_are_all_there_are() -> None:
     """At 4 % less every time, the interval of four launches still reaches beyond 5 %."""
     run = Run({ONE: [launch(speed=96.0)] * 3}, known(0.01))
-    verdict = run.judge_twice(SPEED, launch(speed=96.0))
+    verdict = run.judge(SPEED, launch(speed=96.0))
     assert run.asked == [([ONE], 1), ([ONE], 2), ([ONE], 3)]
     assert (verdict.outcome, verdict.launches) == (Outcome.INCONCLUSIVE, 4)
 
@@ -228,7 +236,7 @@ def test_three_launches_more_are_all_there_are() -> None:
 def test_each_launch_more_has_its_share_of_the_level() -> None:
     """At that of the first look two would pass; it takes a third."""
     run = Run({ONE: [launch(speed=99.5), launch(speed=98.0)]}, known(0.01))
-    verdict = run.judge_twice(SPEED, launch(speed=96.0))
+    verdict = run.judge(SPEED, launch(speed=96.0))
     estimate, error = math.log(0.96 * 0.995) / 2, 0.01 * math.sqrt(1 / 2 + 1 / 3)
     first, further = (
         math.expm1(estimate - t_quantile(look.value, 20) * error)
@@ -246,17 +254,16 @@ def test_only_what_is_still_undecided_is_measured_again() -> None:
     fresh = {ONE: [launch(ONE, speed=96.0)] * 3, TWO: [launch(TWO, speed=102.0)]}
     run = Run(fresh, known(0.01))
     for case in (ONE, TWO):
-        assert run.docket.judge(SPEED, [launch(case, speed=96.0)]) is None
-    run.docket.judge(SPEED, [launch(ONE, speed=96.0)])
+        run.look(SPEED, launch(case, speed=96.0))
+    found = [(one.case_id, one.outcome) for one in run.conclude()]
     assert run.asked == [([ONE, TWO], 1), ([ONE], 2), ([ONE], 3)]
-    found = [(one.case_id, one.outcome) for one in run.docket.verdicts]
     assert found == [(ONE.id, Outcome.INCONCLUSIVE), (TWO.id, Outcome.PASS)]
 
 
 def test_a_launch_that_was_picked_for_its_loss_is_forgotten() -> None:
     """A stall in the first launch, and healthy ones after it that can't tell alone."""
     run = Run({ONE: [launch(), launch(), launch()]}, known(0.016))
-    verdict = run.judge_twice(SPEED, launch(speed=70.0))
+    verdict = run.judge(SPEED, launch(speed=70.0))
     assert (verdict.outcome, verdict.launches) == (Outcome.PASS, 2)
     assert verdict.value == pytest.approx(100.0)
 
@@ -265,28 +272,28 @@ def test_a_loss_that_several_launches_show_together_must_be_repeated() -> None:
     """One further launch stalls: the next one alone says what the verdict is."""
     stalled, healthy = launch(speed=70.0), launch()
     run = Run({ONE: [stalled, healthy]}, known(0.01))
-    verdict = run.judge_twice(SPEED, launch(speed=96.0))
+    verdict = run.judge(SPEED, launch(speed=96.0))
     assert run.asked == [([ONE], 1), ([ONE], 2)]
     assert (verdict.outcome, verdict.launches) == (Outcome.PASS, 1)
 
 
 def test_a_loss_that_shows_late_and_is_repeated_is_one() -> None:
     run = Run({ONE: [launch(speed=80.0), launch(speed=80.0)]}, known(0.01))
-    verdict = run.judge_twice(SPEED, launch(speed=96.0))
+    verdict = run.judge(SPEED, launch(speed=96.0))
     assert verdict.outcome is Outcome.REGRESSED
     assert "seen on two launches" in verdict.reason
 
 
 def test_a_loss_that_no_launch_is_left_to_repeat_is_not_told() -> None:
     fresh = [launch(speed=96.0), launch(speed=96.0), launch(speed=50.0)]
-    verdict = Run({ONE: fresh}, known(0.01)).judge_twice(SPEED, launch(speed=96.0))
+    verdict = Run({ONE: fresh}, known(0.01)).judge(SPEED, launch(speed=96.0))
     assert verdict.outcome is Outcome.INCONCLUSIVE
     assert verdict.reason == "REGRESSED at a look, and no launch was left to confirm it"
 
 
 def test_launches_that_were_measured_anyway_are_pooled_too() -> None:
     run = Run({ONE: [launch(speed=102.0)]}, known(0.01))
-    verdict = run.judge_twice(SPEED, launch(speed=94.0), launch(speed=97.0))
+    verdict = run.judge(SPEED, launch(speed=94.0), launch(speed=97.0))
     assert verdict.launches == 3
 
 
@@ -295,7 +302,7 @@ def test_launches_that_were_measured_anyway_are_pooled_too() -> None:
 )
 def test_a_fresh_launch_that_does_not_start_leaves_no_verdict(speed: float, looked: str) -> None:
     run = Run({ONE: ["the server died, see its log"]}, known(0.01))
-    verdict = run.judge_twice(SPEED, launch(speed=speed))
+    verdict = run.judge(SPEED, launch(speed=speed))
     assert verdict.outcome is Outcome.INVALID
     assert (
         verdict.reason
@@ -309,7 +316,7 @@ def test_a_fresh_launch_whose_meter_was_out_of_order_leaves_no_verdict(speed: fl
     broken = dataclasses.replace(
         launch(), replay=None, values={}, invalid="REQUEST_FAILED: prompt 'a'"
     )
-    verdict = Run({ONE: [broken]}, known(0.01)).judge_twice(SPEED, launch(speed=speed))
+    verdict = Run({ONE: [broken]}, known(0.01)).judge(SPEED, launch(speed=speed))
     assert verdict.outcome is Outcome.INVALID
     assert verdict.reason == "REQUEST_FAILED: prompt 'a'"
 
@@ -321,19 +328,18 @@ def unreadable(_: Case) -> Known:
 
 def test_a_baseline_that_can_not_be_read_is_none() -> None:
     docket = Docket(known_of=unreadable, measure_afresh=Run().measure)
-    verdict = docket.judge(SPEED, [launch()])
-    assert verdict is not None
+    docket.judge(SPEED, [launch()])
+    (verdict,) = docket.verdicts
     assert verdict.outcome is Outcome.NO_BASELINE
     assert verdict.reason == "baseline 'a.json': not JSON; restore it with git"
     assert verdict.value == 100.0
-    assert docket.verdicts == [verdict]
 
 
 def test_an_invalid_measurement_is_invalid_whatever_its_baseline() -> None:
     docket = Docket(known_of=unreadable, measure_afresh=Run().measure)
     broken = dataclasses.replace(launch(), replay=None, values={}, invalid="SPEC_DISABLED: x")
-    verdict = docket.judge(SPEED, [broken])
-    assert verdict is not None
+    docket.judge(SPEED, [broken])
+    (verdict,) = docket.verdicts
     assert (verdict.outcome, verdict.reason) == (Outcome.INVALID, "SPEC_DISABLED: x")
 
 
@@ -343,17 +349,15 @@ def test_where_there_is_no_telling_a_test_passes_only_if_told_so(*, softened: bo
     fresh = {ONE: [launch(ONE, speed=96.0)] * 3, TWO: [launch(TWO, speed=80.0)]}
     run = Run(fresh, known(0.01), softened=softened)
     undecided, loss = launch(speed=96.0), launch(TWO, speed=80.0)
-    assert run.docket.judge(SPEED, [loss]) is None
-    verdict = run.judge_twice(SPEED, undecided)
+    run.look(SPEED, loss)
+    run.look(SPEED, undecided)
+    confirmed, verdict = run.conclude()
     assert (verdict.outcome, verdict.holds) == (Outcome.INCONCLUSIVE, softened)
-    confirmed = run.docket.judge(SPEED, [loss])
-    assert confirmed is not None
     assert (confirmed.outcome, confirmed.fails) == (Outcome.REGRESSED, True)
     few = dataclasses.replace(
         launch(), replay=Replay(rounds=(), control_rounds=(), acceptance=builders.acceptance(BAD))
     )
-    at_once = run.docket.judge(LENGTH, [few])
-    assert at_once is not None
+    at_once = run.look(LENGTH, few)
     assert (at_once.outcome, at_once.holds) == (Outcome.INCONCLUSIVE, softened)
 
 
@@ -362,10 +366,10 @@ def test_what_chance_confirms_among_many_is_no_loss() -> None:
     fresh = {case: [launch(case, speed=110.0)] for case in CASES} | {ONE: [launch(ONE, speed=93.1)]}
     alone, among = Run(fresh, known(0.02)), Run(fresh, known(0.02))
     for case in CASES[1:]:
-        assert among.docket.judge(SPEED, [launch(case, speed=80.0)]) is None
+        among.look(SPEED, launch(case, speed=80.0))
     first = launch(ONE, speed=80.0)
-    assert alone.judge_twice(SPEED, first).outcome is Outcome.REGRESSED
-    assert among.judge_twice(SPEED, first).outcome is Outcome.INCONCLUSIVE
+    assert alone.judge(SPEED, first).outcome is Outcome.REGRESSED
+    assert among.judge(SPEED, first).outcome is Outcome.INCONCLUSIVE
 
 
 def test_cases_that_all_became_slower_had_a_slow_machine() -> None:
@@ -373,10 +377,9 @@ def test_cases_that_all_became_slower_had_a_slow_machine() -> None:
     run = Run({case: [again] for case, again in slow.items()})
     for metric in (SPEED, LENGTH):
         for case in CASES[:4]:
-            assert run.docket.judge(metric, [slow[case]]) is None
-    assert run.docket.judge(SPEED, [launch(CASES[4])]) is not None
-    run.docket.judge(SPEED, [slow[ONE]])
-    outcomes = [(one.metric, one.outcome) for one in run.docket.verdicts]
+            run.look(metric, slow[case])
+    run.look(SPEED, launch(CASES[4]))
+    outcomes = [(one.metric, one.outcome) for one in run.conclude()]
     assert outcomes == [
         *[(SPEED.name, Outcome.INVALID)] * 4,
         *[(LENGTH.name, Outcome.REGRESSED)] * 4,
@@ -394,8 +397,11 @@ def test_a_control_that_became_slower_too_had_a_slow_machine(tokens: int, outcom
     beside = dataclasses.replace(
         worse, replay=dataclasses.replace(worse.replay, control_rounds=(second,))
     )
-    verdict = Run({ONE: [beside]}, known(control=True)).judge_twice(SPEED, beside)
-    assert verdict.outcome is outcome
+    run = Run({ONE: [beside]}, known(control=True))
+    run.look(SPEED, beside)
+    run.docket.confirm()  # its test is told then, before the run has ended
+    assert run.docket.verdicts[-1].outcome is outcome
+    assert run.conclude()[-1].outcome is outcome
 
 
 def test_a_second_look_needs_the_same_settings() -> None:
@@ -403,15 +409,14 @@ def test_a_second_look_needs_the_same_settings() -> None:
     assert of.exact is not None
     other = msgspec.structs.replace(builders.SETTINGS, concurrency=99)
     exact = msgspec.structs.replace(of.exact, case=other)
-    verdict = Run(of=dataclasses.replace(of, exact=exact)).docket.judge(SPEED, [launch()])
-    assert verdict is not None
+    verdict = Run(of=dataclasses.replace(of, exact=exact)).look(SPEED, launch())
     assert verdict.outcome is Outcome.NO_BASELINE
 
 
 def test_a_loss_that_the_run_had_no_time_to_look_at_again_is_not_told() -> None:
     run = Run()
-    assert run.docket.judge(SPEED, [launch(speed=80.0)]) is None
-    assert run.docket.give_up() == 1
+    run.look(SPEED, launch(speed=80.0))
+    run.docket.conclude()
     (verdict,) = run.docket.verdicts
     assert verdict.outcome is Outcome.INCONCLUSIVE
     assert verdict.reason == "REGRESSED at a look, and the run ended before another"
@@ -424,17 +429,8 @@ def test_a_run_that_is_cut_off_in_its_second_looks_leaves_nothing_unconfirmed() 
         raise KeyboardInterrupt
 
     docket = Docket(known_of=lambda _: known(), measure_afresh=interrupted)
-    slow = [launch(speed=80.0)]
-    assert docket.judge(SPEED, slow) is None
+    docket.judge(SPEED, [launch(speed=80.0)])
     with pytest.raises(KeyboardInterrupt):
-        docket.judge(SPEED, slow)
-    docket.give_up()
+        docket.confirm()
+    docket.conclude()
     assert [one.outcome for one in docket.verdicts] == [Outcome.INCONCLUSIVE]
-
-
-def test_what_was_looked_at_again_is_not_given_up() -> None:
-    run = Run({launch().case: [launch(speed=80.0)]})
-    verdict = run.judge_twice(SPEED, launch(speed=80.0))
-    assert run.docket.give_up() == 0
-    assert run.docket.verdicts == [verdict]
-    assert verdict.outcome is Outcome.REGRESSED

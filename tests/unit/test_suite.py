@@ -24,7 +24,7 @@ from specreg.journal import Begun, Journal, Key
 from specreg.launch import Launch, Starting, launches_of
 from specreg.matrix import Case, Tier
 from specreg.measurement import Measurement
-from specreg.metrics import METRICS
+from specreg.metrics import METRICS, Metric
 from specreg.plugin import _LINES, SUITE, pytest_terminal_summary
 from specreg.proving import LOSSLESS, Proof, Scene
 from specreg.provision import Provision
@@ -66,9 +66,19 @@ def measured(one: Suite, *launches: Measurement) -> Suite:
     keys = [one.key(launch.case, number) for launch, number in zip(launches, numbers, strict=True)]
     one.earlier = dict(zip(keys, launches, strict=True))
     for launch, number in zip(launches, numbers, strict=True):
-        start = Starting(launch=dataclasses.replace(LAUNCH, number=number), start=unneeded)
-        one.measure(launch.case, start, None)
+        one.measure(launch.case, started(number), None)
     return one
+
+
+def started(number: int = 1) -> Starting:
+    """A launch whose server is not needed."""
+    return Starting(launch=dataclasses.replace(LAUNCH, number=number), start=unneeded)
+
+
+def judged(one: Suite, metric: Metric, number: int = 1) -> Verdict:
+    """The verdict on a metric of the case, which alone the run asks for."""
+    one.asked = {builders.CASE.id: {*one.asked.get(builders.CASE.id, ()), metric.name}}
+    return one.judge(metric, builders.CASE, started(number), None)
 
 
 LAUNCH = Launch(spec=builders.SPEC, number=1)
@@ -185,8 +195,7 @@ def test_a_measurement_is_judged_unless_it_is_recorded(
     tmp_path: Path, reason: str | None, outcome: Outcome
 ) -> None:
     one = measured(suite(tmp_path, update_reason=reason), MEASURED)
-    verdict = one.judge(LENGTH, builders.CASE, 1)
-    assert verdict is not None
+    verdict = judged(one, LENGTH)
     assert (verdict.outcome, verdict.value) == (outcome, 2.5)
     assert one.verdicts == [verdict]
 
@@ -195,8 +204,7 @@ def test_what_is_invalid_stays_so_while_it_is_recorded(tmp_path: Path) -> None:
     broken = dataclasses.replace(builders.measurement({}), invalid="SPEC_DISABLED: x")
     for launch in (broken, builders.measurement({})):
         one = measured(suite(tmp_path, update_reason="first run"), launch)
-        verdict = one.judge(LENGTH, builders.CASE, 1)
-        assert verdict is not None
+        verdict = judged(one, LENGTH)
         assert verdict.outcome is Outcome.INVALID
 
 
@@ -207,8 +215,7 @@ def test_a_file_that_cannot_be_read_does_not_hinder_its_replacement_being_measur
     path = one.shelf.path(builders.CASE.id)
     path.parent.mkdir(parents=True)
     path.write_text("{")
-    verdict = one.judge(LENGTH, builders.CASE, 1)
-    assert verdict is not None
+    verdict = judged(one, LENGTH)
     assert verdict.outcome is Outcome.MEASURED
 
 
@@ -221,11 +228,12 @@ def test_a_speed_waits_for_all_launches_and_acceptance_does_not(tmp_path: Path) 
         launches, settings_in(builders.ROOT, builders.CASE), suite(tmp_path).shelf, reason="first"
     )
     one = measured(suite(tmp_path, launches=2), *launches)
+    one.asked = {builders.CASE.id: {LENGTH.name, SPEED.name}}
     outcomes = [
         (verdict.outcome, verdict.launches)
         for launch in (1, 2)
         for metric in (LENGTH, SPEED)
-        if (verdict := one.judge(metric, builders.CASE, launch))
+        for verdict in (judged(one, metric, launch),)
     ]
     assert outcomes == [
         (Outcome.PASS, 1),
@@ -264,7 +272,7 @@ def test_a_case_with_lists_among_its_settings_is_recorded_too(tmp_path: Path) ->
 
 def test_what_a_run_did_is_history_and_only_if_it_judged(tmp_path: Path) -> None:
     one = measured(suite(tmp_path), MEASURED)
-    one.judge(LENGTH, builders.CASE, 1)
+    judged(one, LENGTH)
     record_lived(one)
     path = history_path(tmp_path / "history", builders.ENVIRONMENT.name)
     (lived,) = load_history(path).of(builders.CASE.id)
@@ -272,7 +280,7 @@ def test_what_a_run_did_is_history_and_only_if_it_judged(tmp_path: Path) -> None
     assert lived.values == {LENGTH.name: 2.5}
     assert lived.engine_version == "0.32.0"
     recording = measured(suite(tmp_path, update_reason="again"), MEASURED)
-    recording.judge(LENGTH, builders.CASE, 1)
+    judged(recording, LENGTH)
     record_lived(recording)
     assert len(load_history(path).of(builders.CASE.id)) == 1
 
@@ -302,7 +310,7 @@ def begun_key(one: Suite, case: Case = builders.CASE, *, launch: int = 1) -> Key
 def resumed(one: Suite, *keys: Key) -> Suite:
     """The suite after it was cut off with these measurements complete."""
     return dataclasses.replace(
-        one, earlier=dict.fromkeys(keys, MEASURED), taken_over=[], _measured={}
+        one, earlier=dict.fromkeys(keys, MEASURED), taken_over=[], _measured={}, _failed={}
     )
 
 
