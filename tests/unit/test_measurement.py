@@ -589,7 +589,7 @@ def test_a_client_that_falls_behind_makes_no_server_look_slow(behind: Round, wor
 
 
 STEPS = Path(__file__).parents[2] / "fixtures/recordings/h100/steps.jsonl.gz"
-STEP_S = 0.1
+BATCH_S = 0.1
 """How long a batch of the tests takes that names no other time."""
 
 
@@ -603,7 +603,7 @@ class Batch:
     """
 
     step_ms: float
-    lasts_s: float = STEP_S
+    lasts_s: float = BATCH_S
 
 
 def warmed_up(batches: Iterable[Batch], case: Case = builders.CASE) -> tuple[list[Load], float]:
