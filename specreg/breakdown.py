@@ -8,6 +8,7 @@ import msgspec
 from specreg.decoding import UNREADABLE
 from specreg.errors import SpecregError
 from specreg.figures import ArmFigures, Figures
+from specreg.metrics import Family
 
 
 class CategoryFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,13 +49,24 @@ def categories_of(figures: Figures) -> Mapping[str, CategoryFigures]:
 
 
 def last_launches(figures: Iterable[Figures]) -> tuple[Figures, ...]:
-    """Of each case the figures of its last valid launch, the cases in the order given."""
+    """Of each case the figures of the last of its launches that are valid in most.
+
+    The cases are in the order given; one that is valid in nothing isn't there.
+    """
     found: dict[str, Figures] = {}
     for one in figures:
         before = found.get(one.case_id)
-        if one.invalid is None and (before is None or one.launch > before.launch):
+        if len(_invalid(one)) < len(Family) and (before is None or _rank(one) > _rank(before)):
             found[one.case_id] = one
     return tuple(found.values())
+
+
+def _invalid(figures: Figures) -> Mapping[Family, str]:
+    return figures.invalid or {}
+
+
+def _rank(figures: Figures) -> tuple[int, int]:
+    return -len(_invalid(figures)), figures.launch
 
 
 def load_figures(run_folder: Path) -> tuple[Figures, ...]:

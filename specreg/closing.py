@@ -30,14 +30,15 @@ def record_baselines(suite: Suite) -> tuple[tuple[Recorded, ...], tuple[str, ...
     """Writes the baselines of the cases whose launches were all measured.
 
     Returns:
-        What was written, and in words what was not and why.
+        What was written, and in words what was not, or not as a whole, and why.
     """
     written: list[Recorded] = []
     refused: list[str] = []
     for case in _cases(suite):
         measurements = [one for one in suite.measurements if one.case == case]
         try:
-            written.append(_record(suite, case, measurements))
+            written.append(recorded := _record(suite, case, measurements))
+            refused += [recorded.left_out] if recorded.left_out else []
         except SpecregError as error:
             refused.append(str(error))
     return tuple(written), tuple(refused)
@@ -53,7 +54,7 @@ def record_lived(suite: Suite) -> None:
         return
     lived = []
     for case in _cases(suite):
-        launches = [m for m in suite.measurements if m.case == case and m.invalid is None]
+        launches = [m for m in suite.measurements if m.case == case and m.values]
         verdicts = [v for v in suite.verdicts if v.case_id == case.id]
         if launches and verdicts:
             run = suite.run_folder.name
@@ -96,6 +97,7 @@ def remarks(suite: Suite, matrix: Path) -> Iterator[str]:
         matrix: the folder of all tiers.
     """
     yield from suite.retried
+    yield from suite.tier.remarks
     fewer = [case for case in _cases(suite) if case.matrix_prompts]
     if fewer:
         least, most = (chosen(case.prompts for case in fewer) for chosen in (min, max))

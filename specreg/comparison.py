@@ -15,7 +15,7 @@ from specreg.baseline import Baseline, CaseSettings, LaunchesOnly, load_table
 from specreg.identity import Environment
 from specreg.intervals import FEWEST_PROMPTS, Change, Spread, change_of_launches, change_of_ratio
 from specreg.measurement import Measurement
-from specreg.metrics import METRICS, Metric, ratio_parts
+from specreg.metrics import METRICS, Family, Metric, ratio_parts
 from specreg.power.record import DeviceRecord
 from specreg.published import Published
 from specreg.sensors import Scope
@@ -55,7 +55,8 @@ class Comparison:
     """A case's launches beside what is known of it.
 
     Attributes:
-        launches: its valid measurements, the last one being judged by prompt.
+        launches: its measurements, valid in what they are compared for; the last one is judged by
+            prompt.
         known: see there.
         ours, theirs: what each prompt did that both have; None where there are no prompts.
         run_ids: the prompts of the case; further ones are of its extension.
@@ -84,7 +85,7 @@ class Comparison:
 
     @property
     def held_back(self) -> str:
-        """Why nothing of the launches counts: a GPU ran slower than when it was recorded.
+        """Why no speed of the launches counts: a GPU ran slower than when it was recorded.
 
         Empty where none did, or nobody knows.
         """
@@ -164,6 +165,8 @@ class Comparison:
 
         Held against its own case's baseline: whatever moved it didn't come from speculation.
         """
+        if Family.SPEEDUP in self.measurement.invalid:  # it may be the control's rounds that aren't
+            return None
         replay, spread = self.measurement.replay, self.known.spreads.get(metric.name)
         theirs = self.known.control.launch_values(metric) if self.known.control else ()
         value = metric.function(replay.of_control) if replay and replay.control_rounds else None
@@ -278,7 +281,7 @@ def of_any_number(settings: CaseSettings) -> CaseSettings:
 
 
 def why_held_back(launches: Iterable[Measurement], recorded: Baseline | None) -> str:
-    """Why nothing of some launches counts: a GPU ran slower than when it was recorded.
+    """Why no speed of some launches counts: a GPU ran slower than when it was recorded.
 
     Empty where none did, or nobody knows.
     """

@@ -131,11 +131,12 @@ class Docket:
             comparison = self._compare(launches)
         except BaselineError as error:
             last = launches[-1]
+            invalid = last.invalid.get(metric.family)
             return Verdict(
                 case_id=last.case.id,
                 metric=metric.name,
-                outcome=Outcome.INVALID if last.invalid else Outcome.NO_BASELINE,
-                reason=last.invalid or str(error),
+                outcome=Outcome.INVALID if invalid else Outcome.NO_BASELINE,
+                reason=invalid or str(error),
                 value=last.values.get(metric.name),
             )
         verdict = (
@@ -166,9 +167,10 @@ class Docket:
             reason = f"{said.outcome} at a first look, and no further launch: {fresh}"
             invalid = dataclasses.replace(said, outcome=Outcome.INVALID, reason=reason)
             return dataclasses.replace(postponed, said=invalid), False
-        if said.outcome is Outcome.REGRESSED or fresh.invalid is not None:
+        broken = metric.family in fresh.invalid
+        if said.outcome is Outcome.REGRESSED or broken:
             verdict = self._look(metric, (fresh,), Look.LAUNCH)
-            if fresh.invalid is None:
+            if not broken:
                 verdict = confirm(said, verdict)
             again = dataclasses.replace(postponed, launches=(fresh,), said=verdict)
             return again, _undecided(metric, verdict)

@@ -30,8 +30,8 @@ PREFILL_FLOP_PER_S = 2e14
 """What one GPU is guessed to reach on a prompt; two operations for each parameter and token."""
 _BYTES_PER_GIB = 2**30
 _BYTES_PER_PARAMETER = 2
-_WARM_UP_BATCHES = 5
-"""Of as many requests as are in flight; a measurement takes 3 to 20."""
+_WARM_UP_BATCHES = 7
+"""Of as many requests as are in flight; that is the fewest that a measurement takes."""
 _S_PER_MIN = 60.0
 _STEPS = 100
 """Into how many steps the prompts of a case are divided to lower them evenly."""

@@ -15,6 +15,7 @@ from specreg.matrix import Case
 from specreg.measurement import Measurement
 from specreg.methods import METHODS
 from specreg.metrics import (
+    Family,
     Replay,
     e2e_ms,
     is_good,
@@ -149,11 +150,11 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         case_id, launch: of what; engine_version: by the server's own word.
-        invalid: why there are none, null when there are.
+        invalid: by family why there are none, null where there are all.
         judged: the metrics that are held against baselines.
         acceptance: null without speculation.
         gauges: the server's own, of its last iterations at the end; null where it has none.
-        timing: of the case's server; control: of the one beside it.
+        timing: of the case's server, null where a speed is invalid; control: of the one beside it.
         speedup: of one over the other; null without a control, and where speeds mean nothing.
         power: what the devices drew; null where nobody watched.
     """
@@ -161,7 +162,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     case_id: str
     launch: int
     engine_version: str
-    invalid: str | None
+    invalid: dict[Family, str] | None
     judged: dict[str, float]
     acceptance: AcceptanceFigures | None
     gauges: Gauges | None
@@ -172,23 +173,25 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def figures_of(measurement: Measurement, launch: int) -> Figures:
-    """The figures of a measurement; of an invalid one only why it is."""
-    replay = measurement.replay
+    """The figures of a measurement; of an invalid family only why it is."""
+    replay, invalid = measurement.replay, measurement.invalid
     acceptance = measurement.acceptance
-    timing = _arm(replay, control=False) if replay else None
-    control = _arm(replay, control=True) if replay and replay.control_rounds else None
+    timed = replay if invalid.keys().isdisjoint({Family.THROUGHPUT, Family.LATENCY}) else None
+    timing = _arm(timed, control=False) if timed else None
+    compares = timed is not None and timed.control_rounds and Family.SPEEDUP not in invalid
+    control = _arm(timed, control=True) if timed and compares else None
     return Figures(
         case_id=measurement.case.id,
         launch=launch,
         engine_version=measurement.engine_version,
-        invalid=measurement.invalid,
+        invalid=dict(invalid) or None,
         judged=dict(measurement.values),
         acceptance=_acceptance(acceptance, measurement.case) if acceptance else None,
         gauges=replay.gauges if replay else None,
         timing=timing,
         control=control,
         speedup=_speedup(measurement, timing, control),
-        power=_power(replay) if replay else None,
+        power=_power(replay) if replay and Family.POWER not in invalid else None,
     )
 
 

@@ -36,7 +36,7 @@ class Lived(msgspec.Struct, frozen=True, kw_only=True):
         case_id: of the case; settings_sha256: of all that must be equal to compare.
         engine_version, draft_sha256: what was judged.
         values: by metric that was judged, the geometric mean over the launches that had some
-            of it, 0 where none had; launches: how many.
+            of it, 0 where none had; launches: how many had a speed, or were measured without.
         outcomes: by metric, the word; changes: by metric, against the baseline, better positive.
         baseline_sha256: of that baseline; empty without one.
     """
@@ -90,7 +90,7 @@ def lived_through(
     settings: CaseSettings,
     baseline: Baseline | None,
 ) -> Lived:
-    """What a run did with a case: its valid launches, one at least, and the verdicts on them.
+    """What a run did with a case: its launches with a valid value, one at least, and the verdicts.
 
     Only what was judged is kept: speeds that nobody asked for were measured without their control,
     or on fewer prompts.
@@ -112,7 +112,8 @@ def lived_through(
         outcomes={verdict.metric: str(verdict.outcome) for verdict in verdicts},
         changes={v.metric: v.change_frac for v in verdicts if v.change_frac is not None},
         baseline_sha256=baseline_sha256(baseline),
-        launches=len(launches),
+        launches=sum(any(METRICS[name].by_launch for name in one.values) for one in launches)
+        or len(launches),
     )
 
 

@@ -19,7 +19,7 @@ from specreg.errors import SpecregError
 from specreg.files import write_lines
 from specreg.matrix import Case
 from specreg.measurement import Measurement, values_of
-from specreg.metrics import Replay
+from specreg.metrics import Family, Replay
 from specreg.power.record import PowerRecord
 from specreg.replay import Round, Tally
 from specreg.sequential import Look
@@ -71,7 +71,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         lags: of each round, the case's first, then the control's.
         acceptance: as it was read, the server's counters agreeing.
         look: the name of the one at which it was enough.
-        gauges, power: see `Replay`.
+        gauges, power: see `Replay`; invalid: see `Measurement`.
     """
 
     engine_version: str
@@ -82,6 +82,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     look: str = Look.FULL.name
     gauges: Gauges | None = None
     power: PowerRecord | None = None
+    invalid: dict[Family, str] = {}
 
 
 PARTS_FOLDER = "parts"
@@ -135,7 +136,7 @@ class Journal:
         )
 
     def end(self, measurement: Measurement) -> None:
-        """The measurement is complete; an invalid one never is."""
+        """The measurement is complete; one of which nothing is valid never is."""
         replay = measurement.replay
         if replay is None:
             return
@@ -152,6 +153,7 @@ class Journal:
                 look=measurement.look.name,
                 gauges=replay.gauges,
                 power=replay.power,
+                invalid=dict(measurement.invalid),
             )
         )
 
@@ -223,7 +225,8 @@ class _Open:
             target=line.target,
             draft=line.draft,
             replay=replay,
-            values=values_of(case, replay),
+            values=values_of(case, replay, line.invalid),
+            invalid=line.invalid,
             look=Look[line.look],
         )
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import math
+import statistics
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,7 +15,6 @@ from specreg.acceptance.record import AcceptanceRecord, Counters, Gauges, StepCo
 from specreg.arrivals import Load
 from specreg.crew import Crew, open_crew
 from specreg.datasets import Prompt
-from specreg.errors import InvalidMeasurementError
 from specreg.matrix import Case
 from specreg.meter import read_acceptance
 from specreg.replay import Round
@@ -22,8 +22,12 @@ from specreg.server import Server
 from specreg.talk import Clock, Record
 from specreg.trace import RequestTrace
 
-_STABLE_BATCHES = 3
-_MOST_BATCHES = 20
+_WARM_UP_NS = 10 * 10**9
+_COMPARED = 3
+"""Batches that are held against as many before them."""
+_SILENT_BATCHES = 3
+_CLEAR = 2.5
+"""Errors by which the earlier batches are slower than the later ones where a trend is left."""
 _EXPORT_LOOKS, _EXPORT_S = 50, 0.1
 
 ReplayBatch = Callable[[Load, Sequence[Prompt]], Awaitable[Round]]
@@ -101,11 +105,11 @@ async def open_lane(case: Case, server: Server, *, clock: Clock) -> AsyncIterato
 
 
 async def warm_up(case: Case, prompts: Sequence[Prompt], replay_batch: ReplayBatch) -> None:
-    """Replays batches until step time is stable: the first requests pay for what is made on demand.
+    """Replay batches until their steps get no faster, for 10 s at most.
 
-    Stable is when the median step times of three batches in a row lie within the case's
-    `warm_up_stable_frac` of one another. A batch is a prompt for each request in flight; for a
-    rate, for each that comes in a second, as far as the server takes them on at once.
+    What is made on demand slows the first requests. A batch is a prompt for each request in flight;
+    for a rate, for each that comes in a second, as far as the server takes them on at once. Once 10
+    s have passed, the batch that ends then is the last.
 
     Args:
         case: what it is for.
@@ -113,29 +117,41 @@ async def warm_up(case: Case, prompts: Sequence[Prompt], replay_batch: ReplayBat
         replay_batch: replays some prompts under a load.
 
     Raises:
-        InvalidMeasurementError: `NEVER_STABLE`, not after 20 batches; or a request failed.
+        InvalidMeasurementError: a request failed.
     """
     rate = math.ceil(case.load.requests_per_s)
     size = case.load.concurrency or min(rate, case.server.max_sequences)
     in_turn = itertools.cycle(prompts)
-    medians: list[float] = []
-    for batch in range(_MOST_BATCHES):
+    began_ns, step_times_ns = None, []
+    for batch in itertools.count(1):
         done = await replay_batch(Load(concurrency=size), list(itertools.islice(in_turn, size)))
         check_requests(done.traces)
-        if done.gaps.size:  # answers of one token have no steps, so they say nothing of them
-            medians.append(done.gaps.quantile_ns(0.5))
-        last = medians[-_STABLE_BATCHES:]
-        if len(last) == _STABLE_BATCHES and max(last) <= min(last) * (1 + case.warm_up_stable_frac):
+        began_ns = done.started_ns if began_ns is None else began_ns
+        if step_time_ns := done.gaps.quantile_ns(0.5):  # answers of one token have no steps
+            step_times_ns.append(step_time_ns)
+        silent = not step_times_ns and batch == _SILENT_BATCHES
+        if silent or done.ended_ns - began_ns >= _WARM_UP_NS or is_warm(step_times_ns):
             return
-        if not medians and batch + 1 == _STABLE_BATCHES:
-            return
-    shown = ", ".join(f"{median / 1e6:.2f}" for median in medians[-_STABLE_BATCHES:])
-    message = (
-        f"after {_MOST_BATCHES} batches of warm-up the step time still moves, at last {shown} ms,"
-        f" more than {case.warm_up_stable_frac:.0%} apart; quieten the machine, or raise"
-        " warm_up_stable_frac in the matrix"
-    )
-    raise InvalidMeasurementError("NEVER_STABLE", message)
+
+
+def is_warm(step_times_ns: Sequence[float]) -> bool:
+    """Whether batches have stopped getting faster; seven or more can tell.
+
+    The first one pays for most of what is made on demand, and isn't looked at. Of the last six
+    others, the logarithms of the later three lie below those of the earlier three by no more than
+    2.5 times the error of that difference, which their spread within the threes gives: steady steps
+    look otherwise once in thirty times.
+
+    Args:
+        step_times_ns: the median of each batch, in order.
+    """
+    recent = [math.log(one) for one in step_times_ns[1:][-2 * _COMPARED :]]
+    if len(recent) < 2 * _COMPARED:
+        return False
+    halves = recent[:_COMPARED], recent[_COMPARED:]
+    error = math.sqrt(sum(map(statistics.variance, halves)) / _COMPARED)
+    earlier, later = map(statistics.fmean, halves)
+    return earlier - later <= _CLEAR * error
 
 
 async def with_exported(server: Server, traces: Sequence[RequestTrace]) -> list[RequestTrace]:

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -12,12 +12,12 @@ from types import MappingProxyType
 import uvloop
 
 from specreg.acceptance.checks import check_requests
-from specreg.acceptance.record import AcceptanceRecord
+from specreg.acceptance.record import AcceptanceRecord, Gauges
 from specreg.datasets import Prompt
 from specreg.errors import InvalidMeasurementError, SensorError
 from specreg.lane import open_lane, warm_up
 from specreg.matrix import Case
-from specreg.metrics import METRICS, Replay
+from specreg.metrics import METRICS, Family, Replay
 from specreg.power.checks import check_alone, check_held_back
 from specreg.power.energy import Span
 from specreg.power.record import PowerRecord, record_power
@@ -27,11 +27,14 @@ from specreg.sequential import Look
 from specreg.server import Server
 from specreg.spread import Histogram, percentile
 from specreg.talk import Clock, Record
+from specreg.validity import ALL, Invalid, all_invalid, noting
 
 _LATE_NS = 5 * 10**6
 _LATE_FRAC = 0.05
 _ENOUGH_BEATS = 20
 _SETTLE_S, _IDLE_S = 1.0, 4.0
+_OF_CONTROL = frozenset({Family.SPEEDUP})
+"""What the control's rounds say something of."""
 
 RecordRound = Callable[[bool, int], Record]
 """Whether a round is the control's and its number from 0 in; what takes its requests out."""
@@ -78,9 +81,9 @@ class Measurement:
         case: what was measured.
         engine_version: by the server's own word.
         target, draft: what was served: folders or hub ids.
-        replay: all rounds; None when the measurement is invalid.
-        values: by metric's name; a metric without a value isn't there.
-        invalid: why the figures mean nothing, None when they do.
+        replay: all rounds; None where no family's figures mean anything.
+        values: by metric's name; a metric without a value that means something isn't there.
+        invalid: see there.
         look: at which it was enough: early, all prompts of the case, or with the extension.
     """
 
@@ -90,12 +93,12 @@ class Measurement:
     draft: str | None
     replay: Replay | None = None
     values: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    invalid: str | None = None
+    invalid: Invalid = field(default_factory=lambda: MappingProxyType({}))
     look: Look = Look.FULL
 
     @property
     def acceptance(self) -> AcceptanceRecord | None:
-        """The acceptance of a valid measurement of a case that speculates."""
+        """The acceptance of a case that speculates, where it is valid."""
         return self.replay.acceptance if self.replay else None
 
 
@@ -113,7 +116,8 @@ def measure(  # noqa: PLR0913 - half of them by name, each with a use of its own
 ) -> Measurement:
     """Measures a case: warm-up, then its prompts in rounds, each beside a round of the control.
 
-    A check that breaks makes the measurement invalid; it is no error of this function.
+    A check that breaks makes the families invalid that it spoils, the others are measured; it is
+    no error of this function.
 
     Args:
         case: what to measure.
@@ -137,21 +141,34 @@ def measure(  # noqa: PLR0913 - half of them by name, each with a use of its own
         draft=server.draft,
     )
     ours = server.pids() | (control.pids() if control is not None else frozenset())
+    invalid: dict[Family, str] = {}
     try:
         idle = rest(watching, show)
         replay, look = uvloop.run(
-            _measure(case, server, control, prompts, extent, show=show, clock=clock, record=record)
+            _measure(
+                case,
+                server,
+                control,
+                prompts,
+                extent,
+                invalid,
+                show=show,
+                clock=clock,
+                record=record,
+            )
         )
         ours |= server.pids() | (control.pids() if control is not None else frozenset())
         if watching is not None:
-            replay = dataclasses.replace(replay, power=power_of(replay, watching, idle, ours))
+            power = power_of(replay, watching, idle, ours, invalid)
+            replay = dataclasses.replace(replay, power=power)
+        values = values_of(case, replay, invalid)
+        measurement = dataclasses.replace(measurement, replay=replay, values=values, look=look)
     except InvalidMeasurementError as error:
-        for one in (server, control):
-            if one is not None:
-                one.check_alive()
-        return dataclasses.replace(measurement, invalid=str(error))
-    values = values_of(case, replay)
-    return dataclasses.replace(measurement, replay=replay, values=values, look=look)
+        invalid.update(all_invalid(str(error)))
+    for one in (server, control) if invalid else ():
+        if one is not None:
+            one.check_alive()
+    return dataclasses.replace(measurement, invalid=MappingProxyType(invalid))
 
 
 def rest(watching: Watch | None, show: Callable[[str], None]) -> Span:
@@ -165,7 +182,13 @@ def rest(watching: Watch | None, show: Callable[[str], None]) -> Span:
     return start_ns, time.monotonic_ns()
 
 
-def power_of(replay: Replay, watching: Watch, idle: Span, ours: AbstractSet[int]) -> PowerRecord:
+def power_of(
+    replay: Replay,
+    watching: Watch,
+    idle: Span,
+    ours: AbstractSet[int],
+    invalid: MutableMapping[Family, str],
+) -> PowerRecord:
     """What the devices drew while each server had requests.
 
     Args:
@@ -173,30 +196,35 @@ def power_of(replay: Replay, watching: Watch, idle: Span, ours: AbstractSet[int]
         watching: what sampled them.
         idle: when the servers had nothing to do.
         ours: the processes of the servers.
-
-    Raises:
-        InvalidMeasurementError: `THROTTLED` or `DEVICE_SHARED`: then no figure means anything.
+        invalid: takes what `THROTTLED` and `DEVICE_SHARED` spoil.
     """
     case, control = (
         [(part.started_ns, part.ended_ns) for part in rounds]
         for rounds in (replay.rounds, replay.control_rounds)
     )
-    invalid = ""
+    broken = ""
     try:
         traces = watching.traces(until_ns=max(end_ns for _, end_ns in (*case, *control)))
     except SensorError as error:
-        traces, invalid = watching.left(), f"POWER_INVALID: {error}"
-    check_held_back(traces, [*case, *control])
-    check_alone(traces, [*case, *control], ours)
-    if invalid:
-        return PowerRecord(invalid=invalid)
+        traces, broken = watching.left(), f"POWER_INVALID: {error}"
+    for spans, within in ((case, ALL), (control, _OF_CONTROL)):
+        with noting(invalid, within):
+            check_held_back(traces, spans)
+        with noting(invalid, within):
+            check_alone(traces, spans, ours)
+    if broken:
+        return PowerRecord(invalid=broken)
     return record_power(traces, idle=idle, case=case, control=control)
 
 
-def values_of(case: Case, replay: Replay) -> Mapping[str, float]:
-    """The metrics that have a value, by name."""
+def values_of(
+    case: Case, replay: Replay, invalid: Invalid = MappingProxyType({})
+) -> Mapping[str, float]:
+    """The metrics that have a value that means something, by name."""
     values = {
-        name: metric.function(replay) for name, metric in METRICS.items() if metric.applies_to(case)
+        name: metric.function(replay)
+        for name, metric in METRICS.items()
+        if metric.applies_to(case) and metric.family not in invalid
     }
     return MappingProxyType({name: v for name, v in values.items() if v is not None})
 
@@ -207,6 +235,7 @@ async def _measure(  # noqa: PLR0913 - as above
     control: Server | None,
     prompts: Sequence[Prompt],
     extent: Extent,
+    invalid: MutableMapping[Family, str],
     *,
     show: Callable[[str], None],
     clock: Clock,
@@ -222,10 +251,19 @@ async def _measure(  # noqa: PLR0913 - as above
             await stack.enter_async_context(open_lane(case, one, clock=clock)) for one in servers
         ]
         ours = lanes[0]
+
+        async def accepted(*further: Round) -> tuple[AcceptanceRecord | None, Gauges | None]:
+            with noting(invalid):
+                found = await ours.acceptance(*further)
+                if Family.ACCEPTANCE not in invalid:
+                    return found
+            return None, None
+
         show(f"{case.id}: warming up")
         for lane in lanes:
             await warm_up(case, spare, lane.crew.replay_under)
-        await ours.begin()
+        with noting(invalid):
+            await ours.begin()
         found, gauges, look = None, None, Look.EARLY
         for index, part in enumerate(parts):
             show(f"{case.id}: round {index + 1} of {len(parts)}")
@@ -233,19 +271,20 @@ async def _measure(  # noqa: PLR0913 - as above
             for lane in lanes if index % 2 == 0 else reversed(lanes):
                 await lane.replay(part, record(lane is not ours, index))
             look = Look.EARLY if index + 1 < len(parts) else Look.FULL
-            found, gauges = await ours.acceptance()
+            found, gauges = await accepted()
             if extent.enough(found, look):
                 break
         else:
-            if case.speculates and extension:
+            if found is not None and extension:
                 show(f"{case.id}: undecided, {len(extension)} prompts more")
                 keep = record(False, len(parts))  # noqa: FBT003 - not the control's
                 more = await ours.crew.replay(extension, keep)
                 check_requests(more.traces)
-                found, gauges = await ours.acceptance(more)
+                found, gauges = await accepted(more)
                 look = Look.EXTENDED
     for lane in lanes:
-        check_client(lane.rounds)
+        with noting(invalid, ALL if lane is ours else _OF_CONTROL):
+            check_client(lane.rounds)
     replay = Replay(
         rounds=tuple(ours.rounds),
         control_rounds=tuple(lanes[1].rounds) if control is not None else (),

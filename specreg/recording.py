@@ -3,7 +3,7 @@
 import datetime as dt
 import statistics
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,12 +26,14 @@ from specreg.errors import BaselineError
 from specreg.expectation import Shelf
 from specreg.history import Lived, noise_of
 from specreg.intervals import FEWEST_PROMPTS, change_of_ratio
+from specreg.matrix import Case
 from specreg.measurement import Measurement
-from specreg.metrics import METRICS, Metric, ratio_parts
+from specreg.metrics import METRICS, Family, Metric, ratio_parts
 from specreg.models import model_sha256
 from specreg.power.record import DeviceRecord
 from specreg.sensors import SCRIPTED
 from specreg.sequential import Look
+from specreg.validity import Invalid, render_invalid, spoiled_by
 from specreg.verdict import own_tolerance_frac
 
 _SAME_AL_FRAC = 0.005
@@ -39,11 +41,16 @@ _SAME_AL_FRAC = 0.005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """A baseline that was written: its path, the one it replaced (None if new) and itself."""
+    """A baseline that was written: its path, the one it replaced (None if new) and itself.
+
+    Attributes:
+        left_out: what of its launches isn't in it and why, in a sentence; empty where all is.
+    """
 
     path: Path
     old: Baseline | None
     new: Baseline
+    left_out: str = ""
 
 
 def record_measurements(
@@ -58,6 +65,8 @@ def record_measurements(
 ) -> Recorded:
     """Writes the baseline of one case from the measurements of its launches.
 
+    Where a launch has speeds that mean nothing, what was recorded of them before is kept.
+
     Args:
         measurements: one at least, of one case, one for each launch; the acceptance of the one
             with the most prompts is kept.
@@ -69,20 +78,22 @@ def record_measurements(
         identical: earlier runs with the same settings, engine and draft.
 
     Raises:
-        BaselineError: a measurement is invalid, a GPU ran slower than when what is there was
-            recorded, the launches disagree, or the file that is there can't be read. Nothing is
-            written then.
+        BaselineError: nothing of a measurement may be recorded, the launches disagree, or the file
+            that is there can't be read. Nothing is written then.
     """
     first = measurements[0]
-    _check_valid(measurements)
     path = shelf.path(first.case.id)
     old = load_replaceable(path)
-    _check_clocks(measurements, old)
+    invalid = _invalid_of(measurements, old)
+    if Family.ACCEPTANCE in invalid or (invalid and first.acceptance is None):
+        message = f"baseline of '{first.case.id}': not written, {next(iter(invalid.values()))}"
+        raise BaselineError(message)
     _check_real(measurements, shelf)
     _check_acceptance_agrees(measurements)
-    _check_speeds_agree(measurements)
+    speeds = _speeds_of(measurements, invalid)
+    _check_speeds_agree(first.case, speeds)
     kept = old if old is not None and old.case == settings else None
-    launches = _launches_of(measurements, kept)
+    launches = speeds or (kept.launches if kept is not None else ())
     fullest = max(measurements, key=_prompts_measured)
     noise = noise_of(identical, spreads_of((LaunchesOnly(launches=launches),)))
     baseline = Baseline(
@@ -103,54 +114,55 @@ def record_measurements(
         launches=launches,
         # How hours differ is the machine's: what is known of it outlives an engine's version.
         noise={**(kept.noise if kept else {}), **noise},
-        devices=_devices_of(measurements, kept),
+        devices=_devices_of(measurements) if speeds else kept.devices if kept else (),
     )
     record_baseline(path, baseline)
-    return Recorded(path=path, old=old, new=baseline)
+    why = render_invalid(invalid)
+    left_out = f"baseline of '{first.case.id}': written without {why}" if why else ""
+    return Recorded(path=path, old=old, new=baseline, left_out=left_out)
 
 
-def _launches_of(
-    measurements: Sequence[Measurement], kept: Baseline | None
+def _invalid_of(measurements: Sequence[Measurement], old: Baseline | None) -> Invalid:
+    """By family why nothing of it is recorded: one launch in which it means nothing is enough."""
+    found = {family: why for one in measurements for family, why in one.invalid.items()}
+    low = why_held_back(measurements, old)
+    if low:
+        why = f"{low}; if it is to run so from now on, remove the baseline first"
+        found = {**dict.fromkeys(spoiled_by("CLOCK_LOW"), why), **found}
+    return found
+
+
+def _speeds_of(
+    measurements: Sequence[Measurement], invalid: Invalid
 ) -> tuple[dict[str, float], ...]:
-    """The speeds of the launches. One launch alone tells none: acceptance is recorded then.
+    """The speeds of the launches; none where one of them has none that means anything.
+
+    One launch alone tells none: acceptance is recorded then.
 
     Raises:
         BaselineError: there is no acceptance to record either.
     """
     if len(measurements) > 1:
-        return tuple(
-            {name: v for name, v in one.values.items() if METRICS[name].by_launch}
+        rows = [
+            {
+                name: value
+                for name, value in one.values.items()
+                if METRICS[name].by_launch and METRICS[name].family not in invalid
+            }
             for one in measurements
-        )
+        ]
+        return tuple(rows) if all(rows) or not invalid else ()
     if measurements[0].acceptance is None:
         message = (
             f"baseline of '{measurements[0].case.id}': not written, one launch tells no speed, and"
             " there is no acceptance; leave out --specreg-launches"
         )
         raise BaselineError(message)
-    return kept.launches if kept is not None else ()
+    return ()
 
 
 def _prompts_measured(measurement: Measurement) -> int:
     return len(measurement.acceptance.prompts) if measurement.acceptance else 0
-
-
-def _check_valid(measurements: Sequence[Measurement]) -> None:
-    for measurement in measurements:
-        if measurement.invalid is not None:
-            case_id = measurement.case.id
-            raise BaselineError(f"baseline of '{case_id}': not written, {measurement.invalid}")
-
-
-def _check_clocks(measurements: Sequence[Measurement], old: Baseline | None) -> None:
-    """No GPU ran slower than when what is there was recorded."""
-    why = why_held_back(measurements, old)
-    if why:
-        message = (
-            f"baseline of '{measurements[0].case.id}': not written, {why}; if it is to run so"
-            " from now on, remove the baseline first"
-        )
-        raise BaselineError(message)
 
 
 def _check_real(measurements: Sequence[Measurement], shelf: Shelf) -> None:
@@ -166,12 +178,8 @@ def _check_real(measurements: Sequence[Measurement], shelf: Shelf) -> None:
         raise BaselineError(message)
 
 
-def _devices_of(
-    measurements: Sequence[Measurement], kept: Baseline | None
-) -> tuple[RecordedDevice, ...]:
-    """The devices of the launches, each at the median of its clocks; of those kept, theirs."""
-    if len(measurements) == 1:
-        return kept.devices if kept is not None else ()
+def _devices_of(measurements: Sequence[Measurement]) -> tuple[RecordedDevice, ...]:
+    """The devices of the launches, each at the median of its clocks."""
     clocks: dict[str, list[float]] = {}
     found: dict[str, DeviceRecord] = {}
     for one in measurements:
@@ -228,11 +236,10 @@ def _lengths(
     return 1 + accepted[0], 1 + accepted[1]
 
 
-def _check_speeds_agree(measurements: Sequence[Measurement]) -> None:
+def _check_speeds_agree(case: Case, launches: Sequence[Mapping[str, float]]) -> None:
     """The launches lie no further apart than the tolerance: else they could not keep it."""
-    case = measurements[0].case
     for metric in (metric for metric in METRICS.values() if metric.by_launch):
-        values = [one.values[metric.name] for one in measurements if metric.name in one.values]
+        values = [one[metric.name] for one in launches if metric.name in one]
         if min(values, default=1.0) <= 0:
             message = f"{metric.name} is 0 in a launch; such a baseline could never be missed"
             raise BaselineError(

@@ -20,7 +20,7 @@ from specreg.identity import Environment
 from specreg.launch import launches_of
 from specreg.matrix import Case
 from specreg.measurement import Measurement
-from specreg.metrics import METRICS, acceptance_value, ttft_ms
+from specreg.metrics import METRICS, Family, acceptance_value, ttft_ms
 from specreg.power.curve import PowerCurve, curve_of
 from specreg.power.samples import load_traces
 from specreg.recording import commit_of
@@ -107,7 +107,7 @@ def _case_report(
     suite: Suite, case: Case, lived: Sequence[Lived], options: tuple[str, ...]
 ) -> CaseReport:
     measured = [one for one in suite.measurements if one.case.id == case.id]
-    valid = [one for one in measured if one.invalid is None]
+    valid = [one for one in measured if one.values]
     settings: CaseSettings | None = None
     expected: Expected | None = None
     with contextlib.suppress(SpecregError):  # the case is red for it, and says why
@@ -228,7 +228,7 @@ def _expected(suite: Suite, case: Case, measured: Sequence[Measurement]) -> Expe
 
 def _spreads(measurement: Measurement) -> Spreads:
     replay = measurement.replay
-    if replay is None or not measurement.case.speed:
+    if replay is None or not measurement.case.speed or Family.LATENCY in measurement.invalid:
         return Spreads()
     waits = Histogram()
     waits.add_all([round(ms * _NS_PER_MS) for t in replay.traces if (ms := ttft_ms(t)) is not None])

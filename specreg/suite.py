@@ -244,7 +244,7 @@ class Suite:
             asked,
             again=f"{server.launch.case_id(case)}: measured again",
         )
-        if measurement.invalid is not None and measurement.invalid.startswith(HungError.name):
+        if any(reason.startswith(HungError.name) for reason in measurement.invalid.values()):
             for starting in asked:
                 starting.stop()
         return measurement
@@ -390,7 +390,7 @@ class Suite:
         measurement = self._measured[case.id, launch]
         value = measurement.values.get(metric.name)
         waits = self.update_reason is not None or (metric.by_launch and launch < self.launches)
-        if waits and measurement.invalid is None and value is not None:
+        if waits and value is not None:
             verdict = Verdict(
                 case_id=case.id, metric=metric.name, outcome=Outcome.MEASURED, value=value
             )
@@ -398,7 +398,7 @@ class Suite:
             return
         numbers = range(1, launch + 1)
         launches = [self._measured[case.id, n] for n in numbers if (case.id, n) in self._measured]
-        valid = [one for one in launches if one.invalid is None or one is measurement]
+        valid = [m for m in launches if metric.family not in m.invalid or m is measurement]
         self.docket.judge(metric, valid)
 
     def prove(

@@ -17,6 +17,7 @@ from specreg.methods import METHODS
 from specreg.metrics import Direction, Family, Metric, acceptance_value
 from specreg.power.record import PowerRecord
 from specreg.sequential import Look
+from specreg.validity import spoiled_by
 
 _OTHER_CARD_FRAC = 0.1
 """What cards of one kind differ by in what their sensors say: ±5 % each."""
@@ -128,9 +129,11 @@ def judge(metric: Metric, comparison: Comparison, look: Look) -> Verdict:
         value=value,
         launches=len(comparison.launches) if metric.by_launch else 1,
     )
-    held_back = measurement.invalid or comparison.held_back
-    if held_back:
-        return say(outcome=Outcome.INVALID, reason=held_back)
+    invalid = measurement.invalid.get(metric.family, "")
+    if not invalid and metric.family in spoiled_by("CLOCK_LOW"):
+        invalid = comparison.held_back
+    if invalid:
+        return say(outcome=Outcome.INVALID, reason=invalid)
     power = measurement.replay.power if measurement.replay else None
     if metric.family is Family.POWER and (power is None or power.invalid or power.too_short):
         return _say_no_power(power, say)

@@ -9,6 +9,7 @@ from specreg.cli.options import HERE, RUNS, WIDTH, RootOption, RunsOption
 from specreg.errors import SpecregError, UnknownNameError
 from specreg.report.spreads import render_spreads
 from specreg.report.tables import render_categories, render_speedups
+from specreg.validity import render_invalid
 
 
 def tables(
@@ -34,6 +35,6 @@ def tables(
         render_speedups(figures, width=WIDTH, color=False),
         render_categories(figures, width=WIDTH, color=False),
         render_spreads(figures, width=WIDTH, color=False) if percentiles else "",
-        *(f"{one.case_id}: {one.invalid}" for one in every if one.invalid is not None),
+        *(f"{one.case_id}: {render_invalid(one.invalid)}" for one in every if one.invalid),
     ]
     typer.echo("\n\n".join(filter(None, parts)) or f"run '{name}': nothing in it speculates")

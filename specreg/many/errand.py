@@ -12,6 +12,7 @@ from specreg.identity import Environment
 from specreg.journal import PARTS_FOLDER, Key
 from specreg.many.places import Need, Place
 from specreg.matrix import Case
+from specreg.metrics import Family
 from specreg.verdict import Verdict
 
 
@@ -140,11 +141,11 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A measurement that is in the journal; or that is invalid, so it isn't.
+    """A measurement that is in the journal; or of which nothing is valid, so it isn't.
 
     Attributes:
         part: the name of the file with its journal, see `part_path`.
-        invalid: why; the others: see `Measurement`.
+        invalid: by family why; the others: see `Measurement`.
         retried: what was measured a second time, in words.
     """
 
@@ -152,7 +153,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     engine_version: str
     target: str
     draft: str | None
-    invalid: str | None
+    invalid: dict[Family, str]
     retried: tuple[str, ...] = ()
 
 

@@ -160,7 +160,7 @@ def _measured(
         engine_version=found.engine_version,
         target=found.target,
         draft=found.draft,
-        invalid=found.invalid,
+        invalid=dict(found.invalid),
         retried=tuple(suite.retried),
     )
 

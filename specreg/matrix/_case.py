@@ -109,7 +109,6 @@ class Case:
         stream: whether replies come as they are made, not at once.
         request_timeout_s: how long a request may take; one that takes longer failed.
         limits: what a request must keep to count as good.
-        warm_up_stable_frac: how far the step times of the last warm-up batches may lie apart.
         client_processes: how many processes send the requests.
         speed: whether the time that the server takes means anything.
         rounding_nats: two tokens whose log-probabilities lie closer may change places by rounding;
@@ -134,7 +133,6 @@ class Case:
     stream: bool = True
     request_timeout_s: float = 600.0
     limits: Limits = NO_LIMITS
-    warm_up_stable_frac: float = 0.03
     client_processes: int = 1
     speed: bool = True
     rounding_nats: float = ROUNDING_NATS
@@ -191,12 +189,14 @@ class Tier:
         needs_gpus: how many GPUs a machine must have for the tier to run at all, 0 for none.
         cases: in the order of the file.
         places: by case, where its table stands, for errors.
+        remarks: what the file says to no effect, a sentence each.
     """
 
     name: str
     needs_gpus: int
     cases: tuple[Case, ...]
     places: Mapping[str, str] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
 
     def unmet(self, gpus_gib: Sequence[float], where: str = "this machine") -> dict[str, str]:
         """By case's id what it needs and a machine lacks, in a sentence; none where all fit.

@@ -20,6 +20,8 @@ from specreg.matrix._tables import CasesTable, ModelsTable, PairsFile, TierFile
 _TableT = TypeVar("_TableT", bound=msgspec.Struct)
 
 _ADVICE = "docs/matrix.md shows the tables and keys"
+_OF_NO_EFFECT = ("warm_up_stable_frac",)
+"""Keys of an earlier specreg; a file that has them is read without."""
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 _WHERE = re.compile(r"^(.*?)(?: - at `\$\.?(.*)`)?$", re.DOTALL)
@@ -33,11 +35,13 @@ class Written:
         needs_gpus: see `TierFile`.
         models: its pairs by name.
         cases: its tables of cases, each with its place.
+        remarks: what of it is of no effect, a sentence each.
     """
 
     needs_gpus: int
     models: Mapping[str, tuple[ModelsTable, Place]]
     cases: tuple[tuple[CasesTable, Place], ...]
+    remarks: tuple[str, ...]
 
 
 def load_tier_file(path: Path) -> Written:
@@ -49,15 +53,23 @@ def load_tier_file(path: Path) -> Written:
     """
     text, raw = _load_toml(path)
     cases, models = raw.get("cases"), raw.get("models")
+    listed = cases if isinstance(cases, list) else []
+    every = [raw, *(table for table in listed if isinstance(table, dict))]
+    remarks = tuple(
+        f"matrix file '{path}': {name} is of no effect any more; remove it"
+        for name in _OF_NO_EFFECT
+        if [one.pop(name) for one in every if name in one]
+    )
     # Table by table, so that an error can say of which. What is no table is left to the whole.
     if isinstance(cases, list):
         raw = raw | {"cases": []}
     if isinstance(models, dict):
         raw = raw | {"models": {}}
     head = _convert(raw, TierFile, whole_file(path, text))
-    tables = enumerate(cases if isinstance(cases, list) else (), start=1)
+    tables = enumerate(listed, start=1)
     places = [(table, case_table(path, text, number)) for number, table in tables]
     return Written(
+        remarks=remarks,
         needs_gpus=head.needs_gpus,
         models=_models_of(models, path, text),
         cases=tuple((_convert(table, CasesTable, place), place) for table, place in places),

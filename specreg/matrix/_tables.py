@@ -78,7 +78,6 @@ class CasesTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     request_timeout_s: _AboveZero = 600.0
     ttft_limit_ms: _AboveZero | None = None
     tpot_limit_ms: _AboveZero | None = None
-    warm_up_stable_frac: _AboveZero = 0.03
     client_processes: _Positive = 1
     speed: bool = True
     rounding_nats: Annotated[float, msgspec.Meta(ge=0)] = ROUNDING_NATS

@@ -52,7 +52,13 @@ def load_tier(folder: Path, name: str) -> Tier:
     places = {case.id: place.at() for case, place in found}
     if file.needs_gpus:
         _check_shares(cases, places)
-    return Tier(name=name, needs_gpus=file.needs_gpus, cases=cases, places=places)
+    return Tier(
+        name=name,
+        needs_gpus=file.needs_gpus,
+        cases=cases,
+        places=places,
+        remarks=file.remarks,
+    )
 
 
 def tier_names(folder: Path) -> tuple[str, ...]:
@@ -141,7 +147,6 @@ def _cases_of(table: CasesTable, pairs: Pairs, place: Place) -> Iterator[Case]:
             stream=table.stream,
             request_timeout_s=table.request_timeout_s,
             limits=Limits(ttft_ms=table.ttft_limit_ms, tpot_ms=table.tpot_limit_ms),
-            warm_up_stable_frac=table.warm_up_stable_frac,
             client_processes=table.client_processes,
             speed=table.speed,
             rounding_nats=table.rounding_nats,

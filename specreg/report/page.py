@@ -17,6 +17,7 @@ from specreg.report.overview import MEANINGS, SYMBOLS, cells_of, columns_of
 from specreg.report.quantities import label_of, render_value
 from specreg.report.spreads import COLUMNS, spreads_of
 from specreg.report.terminal import NOTHING, format_number, render_next, render_notes
+from specreg.validity import render_invalid
 from specreg.verdict import Verdict
 
 _MOST_BYTES = 2_000_000
@@ -159,6 +160,11 @@ _TEMPLATES = Environment(
     lstrip_blocks=True,
 )
 _TEMPLATES.filters.update(
-    number=format_number, frac=_frac, interval=_interval, label=label_of, values=_values
+    number=format_number,
+    frac=_frac,
+    interval=_interval,
+    invalid=render_invalid,
+    label=label_of,
+    values=_values,
 )
 _TEMPLATES.globals.update(symbols=SYMBOLS, meanings=MEANINGS, spread_columns=COLUMNS)

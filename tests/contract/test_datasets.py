@@ -31,7 +31,6 @@ form = "{form}"
 dtype = "float32"
 engine_env = {{ OMP_NUM_THREADS = "1" }}
 speed = false
-warm_up_stable_frac = 1e9
 """
 MODELS = """
 needs_gpus = 0

@@ -74,7 +74,7 @@ def observe(engine: str, method: str, folder: Path) -> tuple[StepCounts, Answers
     ) as server:
         said = answers(server, case, prompts)
         measurement = measure(case, server, None, prompts, show=lambda _: None)
-    assert measurement.invalid is None
+    assert not measurement.invalid
     assert measurement.acceptance is not None
     return measurement.acceptance.total, said
 
@@ -123,7 +123,7 @@ def test_what_is_exported_is_what_the_answers_tell(tmp_path: Path) -> None:
         show=print,
     ) as server:
         measurement = measure(case, server, None, prompts, show=lambda _: None)
-        assert measurement.invalid is None
+        assert not measurement.invalid
         assert measurement.replay is not None
         traces = measurement.replay.traces
         mute = [msgspec.structs.replace(trace, acceptance=None) for trace in traces]

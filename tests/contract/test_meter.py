@@ -142,7 +142,7 @@ def test_a_scheduled_acceptance_is_read_back_exactly(
     recording: Recording,
 ) -> None:
     measurement = measurements[concurrency]
-    assert measurement.invalid is None
+    assert not measurement.invalid
     assert measurement.acceptance is not None
     for prompt in measurement.acceptance.prompts:
         steps = scheduled_steps(recording[prompt.prompt_id][2])

@@ -48,7 +48,6 @@ output_cap_tokens = 64
 dtype = "float32"
 engine_env = {{ OMP_NUM_THREADS = "1" }}
 engine_args = {engine_args}
-warm_up_stable_frac = {stable_frac}
 {settings}
 """
 CASES = tuple(f"vllm-ngram-tiny-toy-c{load}" for load in (1, 2, 3))
@@ -65,7 +64,6 @@ class Hurt:
         folder: of all that is its own.
         script: of the scripted server; None for real vLLM.
         gpus: that the machine has, none for a machine without.
-        stable_frac: how stable step times must be before a case is measured.
         engine_args: further ones of its servers.
         matrix: the tier, with places for what is above and below.
         variables: further ones, for it and its servers.
@@ -78,7 +76,6 @@ class Hurt:
     folder: Path
     script: Script | None = field(default_factory=lambda: Script(step_ms=8.0, shares_memory=True))
     gpus: tuple[ScriptedGpu, ...] = ()
-    stable_frac: float = 1e9
     engine_args: tuple[str, ...] = ()
     matrix: str = MATRIX
     variables: dict[str, str] = field(default_factory=dict)
@@ -113,7 +110,6 @@ class Hurt:
         """`pytest` with the arguments."""
         text = self.matrix.format(
             needs_gpus=len(self.gpus),
-            stable_frac=self.stable_frac,
             settings=self.settings,
             dataset=self.dataset,
             engine_args=list(self.engine_args),

@@ -38,7 +38,6 @@ prompts = 20
 output_cap_tokens = 64
 dtype = "float32"
 engine_env = {{ OMP_NUM_THREADS = "1" }}
-warm_up_stable_frac = 1e9 # nothing here is a speed, so a busy machine's steps may move
 """
 
 # Without padding a step takes about 5 ms, so that 5 ms more can't be lost in a machine's noise.
@@ -61,7 +60,6 @@ rounds = 4
 output_cap_tokens = 64
 dtype = "float32"
 engine_env = { OMP_NUM_THREADS = "1" }
-warm_up_stable_frac = 0.5
 [cases.tolerances] # this machine's neighbours are no fault
 speedup_ratio = 0.25
 throughput_tokens_per_s = 0.9

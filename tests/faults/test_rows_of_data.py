@@ -16,10 +16,8 @@ import pytest
 from specreg.baseline import SCHEMA_VERSION, baseline_path
 from specreg.identity import current_environment
 from tests.faults.running import CASES, ROOT, Hurt, print_time
-from tests.scripted.vllm.script import Fault, Script
+from tests.scripted.vllm.script import BEFORE_ROUNDS, SLOWING, Fault, Script
 
-WARM_UP = 1 + 3
-"""The probe of the start, and three batches of warm-up with one request each."""
 REQUESTS_OF_A_PART = 4
 """Acceptance alone is looked at in five parts."""
 
@@ -49,7 +47,9 @@ def reasons(run: Hurt) -> Mapping[str, str]:
 def test_row_10_a_request_that_fails(run: Hurt, fault: Fault, words: str) -> None:
     """It would go well if it were sent again: the fault hits one."""
     # Of steps that come at once a warm-up has no times, and goes on.
-    run.script = Script(fault=fault, fault_after_requests=WARM_UP + 2, step_ms=4.0)
+    run.script = Script(
+        fault=fault, fault_after_requests=BEFORE_ROUNDS + 2, step_ms=4.0, stretches=SLOWING
+    )
     done = run.run()
     found = reasons(run)
     failed = f"INVALID: REQUEST_FAILED: 1 of {REQUESTS_OF_A_PART} requests failed, first prompt '"
@@ -94,7 +94,12 @@ def test_row_11_counters_that_cannot_be_read(
 
 
 def test_row_11_counters_that_begin_again(run: Hurt) -> None:
-    run.script = Script(fault=Fault.COUNTERS_RESET, fault_after_requests=WARM_UP + 6, step_ms=4.0)
+    run.script = Script(
+        fault=Fault.COUNTERS_RESET,
+        fault_after_requests=BEFORE_ROUNDS + 6,
+        step_ms=4.0,
+        stretches=SLOWING,
+    )
     done = run.run()
     found = reasons(run)
     assert found[CASES[0]].startswith("INVALID: COUNTERS_FELL: S moved by -"), done.stdout

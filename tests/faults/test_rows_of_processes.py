@@ -464,7 +464,6 @@ COLD = (40.0, 25.0, 16.0, 10.0, 6.0, 4.0, 2.5, 1.6)
 def test_row_22_slow_first_requests(run: Hurt) -> None:
     """The one that shows that it is ready is the first of them."""
     run.script = Script(step_ms=10.0, stretches=COLD)
-    run.stable_frac = 0.3
     done = run.run()
     assert {one.outcome for one in run.verdict().verdicts} == {"NO_BASELINE"}, done.stdout
     (journal,) = run.runs.glob("*/journal.jsonl")
@@ -476,10 +475,8 @@ def test_row_22_slow_first_requests(run: Hurt) -> None:
     assert run.left() == []
 
 
-def test_row_22_steps_that_are_never_stable(run: Hurt) -> None:
+def test_row_22_steps_that_are_never_steady(run: Hurt) -> None:
     run.script = Script(step_ms=4.0, stretches=(1.0, 1.0, 2.0, 4.0) * 20)
-    run.stable_frac = 0.3
     done = run.run()
-    reasons = {one.case_id: one.reason for one in run.verdict().verdicts}
-    assert reasons[CASES[0]].startswith("NEVER_STABLE: after 20 batches"), done.stdout
+    assert {one.outcome for one in run.verdict().verdicts} == {"NO_BASELINE"}, done.stdout
     assert run.left() == []

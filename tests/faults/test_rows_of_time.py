@@ -24,6 +24,7 @@ from specreg.baseline import (
 from specreg.expectation import settings_in
 from specreg.identity import Environment
 from specreg.matrix import load_tier
+from specreg.metrics import METRICS, Family
 from specreg.sensors import Scope
 from specreg.soak.block import Block
 from specreg.soak.drift import State
@@ -38,6 +39,7 @@ HOT = dataclasses.replace(GPU, throttle=(Throttle(0x20),), temperature_c=92, sm_
 SLOW = dataclasses.replace(GPU, sm_clock_mhz=1_500)
 _TIMES = 3
 RECORD = ("-k", "toy-c1", "--update-baselines", "--reason", "test", "--specreg-launches=1")
+ORDER = ("acceptance_length_tokens", "throughput_tokens_per_s", "power_w")
 
 
 @pytest.fixture
@@ -106,20 +108,26 @@ def baseline_of(run: Hurt) -> Path:
 
 
 def test_row_19_a_gpu_that_gets_too_hot(run: Hurt) -> None:
-    run_while_it_gets_hot(run, "-k", "toy-c1 and throughput")
-    (verdict,) = run.verdict().verdicts
-    assert verdict.outcome == "INVALID"
-    assert verdict.reason.startswith("THROTTLED: Scripted NVIDIA H100 was held back in 100% of")
-    assert "software thermal slowdown, 92 °C at 1200 MHz; cool it" in verdict.reason
+    said = run_while_it_gets_hot(run, "-k", "toy-c1 and (throughput or power_w or length)")
+    counted, speed, watts = sorted(run.verdict().verdicts, key=lambda one: ORDER.index(one.metric))
+    for one in (speed, watts):
+        assert one.outcome == "INVALID"
+        assert one.reason.startswith("THROTTLED: Scripted NVIDIA H100 was held back in 100% of")
+        assert "software thermal slowdown, 92 °C at 1200 MHz; cool it" in one.reason
+    assert counted.outcome == "NO_BASELINE", said
+    assert counted.value is not None
     assert run.left() == []
 
 
-def test_row_19_nothing_is_recorded_from_a_gpu_that_is_too_hot(run: Hurt) -> None:
+def test_row_19_no_speed_is_recorded_from_a_gpu_that_is_too_hot(run: Hurt) -> None:
+    """What it accepts would be, were the GPU no scripted one."""
     path = baseline_of(run)
     before = path.read_bytes()
-    said = run_while_it_gets_hot(run, *RECORD)
-    assert f"baseline of '{CASES[0]}': not written, THROTTLED: " in said
-    assert "92 °C at 1200 MHz" in said
+    run_while_it_gets_hot(run, *RECORD)
+    for one in run.verdict().verdicts:
+        counted = METRICS[one.metric].family is Family.ACCEPTANCE
+        assert one.outcome == ("MEASURED" if counted else "INVALID")
+        assert counted or one.reason.startswith("THROTTLED: "), one.reason
     assert path.read_bytes() == before
     assert [one.name for one in (run.folder / "baselines").rglob("*.json")] == [path.name]
     assert run.left() == []
@@ -136,18 +144,16 @@ def test_row_19_a_gpu_that_is_too_hot_already_is_refused(run: Hurt) -> None:
 
 def test_row_19_a_gpu_at_a_lower_clock(run: Hurt) -> None:
     """Nobody says that it throttles; it is slower than when it was recorded."""
-    path = baseline_of(run)
-    before = path.read_bytes()
+    baseline_of(run)
     run.gpus = (SLOW,)
-    done = run.run("-k", "toy-c1 and throughput")
+    done = run.run("-k", "toy-c1 and (throughput or acceptance_length)")
     assert done.returncode == 10, done.stdout
-    (verdict,) = run.verdict().verdicts
+    found = {one.metric: one for one in run.verdict().verdicts}
+    assert found["acceptance_length_tokens"].outcome == "NO_BASELINE"
+    verdict = found["throughput_tokens_per_s"]
     assert verdict.outcome == "INVALID"
     low = "CLOCK_LOW: Scripted NVIDIA H100 ran at 1500 MHz, it was recorded at 1980"
     assert verdict.reason.startswith(low)
-    done = run.run(*RECORD)
-    assert f"baseline of '{CASES[0]}': not written, {low}" in done.stdout
-    assert path.read_bytes() == before
     assert run.left() == []
 
 

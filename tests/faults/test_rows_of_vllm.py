@@ -295,7 +295,7 @@ def test_row_12_speculation_that_is_silently_off(tmp_path: Path) -> None:
 
 
 def test_row_22_slow_first_requests(tmp_path: Path) -> None:
-    run = Hurt(folder=tmp_path, script=None, stable_frac=0.5, variables=planted("cold"))
+    run = Hurt(folder=tmp_path, script=None, variables=planted("cold"))
     done = run.run("-k", f"acceptance_length and {CASES[0]}")
     assert {one.outcome for one in run.verdict().verdicts} == {"NO_BASELINE"}, done.stdout
     (journal,) = run.runs.glob("*/journal.jsonl")
@@ -306,9 +306,8 @@ def test_row_22_slow_first_requests(tmp_path: Path) -> None:
     assert run.left() == []
 
 
-def test_row_22_steps_that_are_never_stable(tmp_path: Path) -> None:
-    run = Hurt(folder=tmp_path, script=None, stable_frac=0.5, variables=planted("restless"))
+def test_row_22_steps_that_are_never_steady(tmp_path: Path) -> None:
+    run = Hurt(folder=tmp_path, script=None, variables=planted("restless"))
     done = run.run("-k", f"acceptance_length and {CASES[0]}")
-    (verdict,) = run.verdict().verdicts
-    assert verdict.reason.startswith("NEVER_STABLE: after 20 batches"), done.stdout
+    assert {one.outcome for one in run.verdict().verdicts} == {"NO_BASELINE"}, done.stdout
     assert run.left() == []

@@ -13,7 +13,7 @@ import pytest
 from specreg.gate.journal import Journal
 from specreg.gate.launched import Launched
 from specreg.gate.report import GateReport, load_report
-from tests.scripted.vllm.script import Fault, Script, record_script
+from tests.scripted.vllm.script import BEFORE_ROUNDS, SLOWING, Fault, Script, record_script
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,14 +34,16 @@ MATRIX = """
     rounds = 2
     output_cap_tokens = 32
     speed = SPEED
-    warm_up_stable_frac = 1e9
 """
 EAGLE3 = "vllm-eagle3-tiny-toy-c1"
 SERVER = "vllm-eagle3-tiny"
 PROMPTS = 10
-BEFORE_THE_TEXTS = 1 + 3 + 2 * PROMPTS
+BEFORE_THE_TEXTS = BEFORE_ROUNDS + 2 * PROMPTS
 """Requests of a launch before those whose texts are compared: the first token, the warm-up, the
 measurement, and the prompts' own tokens."""
+CHANGES_ONE = Script(
+    fault=Fault.CHANGED_TOKEN, fault_after_requests=BEFORE_THE_TEXTS, step_ms=4.0, stretches=SLOWING
+)
 
 
 class Gate:
@@ -138,8 +140,7 @@ def test_what_accepts_less_is_refused_for_its_acceptance(gate: Gate) -> None:
 def test_what_changes_a_token_now_and_then_is_no_upgrade(gate: Gate) -> None:
     gate.write_tier(speed=False)
     # The first of the answers; asked again, it is what it should be.
-    planted = Script(fault=Fault.CHANGED_TOKEN, fault_after_requests=BEFORE_THE_TEXTS)
-    done = gate.run("--launches", "2", b=planted)
+    done = gate.run("--launches", "2", b=CHANGES_ONE)
     assert done.returncode == 10, done.stdout + done.stderr
     [texts] = gate.report().decision.texts
     assert texts.outcome == "INVALID"
@@ -149,8 +150,7 @@ def test_what_changes_a_token_now_and_then_is_no_upgrade(gate: Gate) -> None:
 def test_answers_that_cant_be_compared_dont_use_up_the_launches(gate: Gate) -> None:
     """All else is proven after the first block of eight; a second one asks again."""
     gate.write_tier(speed=False)
-    planted = Script(fault=Fault.CHANGED_TOKEN, fault_after_requests=BEFORE_THE_TEXTS)
-    done = gate.run("--launches", "16", "--no-control", "--case", EAGLE3, b=planted)
+    done = gate.run("--launches", "16", "--no-control", "--case", EAGLE3, b=CHANGES_ONE)
     assert done.returncode == 10, done.stdout + done.stderr
     report = gate.report()
     assert {one.outcome for one in report.decision.judged if one.decides} == {"PASS"}
@@ -259,7 +259,7 @@ def test_a_disk_that_is_full_ends_it_with_what_it_had_and_no_answer(gate: Gate) 
 
 def test_what_dies_on_one_side_leaves_it_undecided_and_is_told(gate: Gate) -> None:
     gate.write_tier(speed=False)
-    planted = Script(fault=Fault.CRASH_MID_RUN, fault_after_requests=12)
+    planted = Script(fault=Fault.CRASH_MID_RUN, fault_after_requests=BEFORE_ROUNDS + PROMPTS)
     done = gate.run("--launches", "2", b=planted)
     assert done.returncode == 10, done.stdout + done.stderr
     assert "side B: server 'vllm-eagle3-tiny': ended with status 1" in done.stdout
@@ -267,7 +267,7 @@ def test_what_dies_on_one_side_leaves_it_undecided_and_is_told(gate: Gate) -> No
 
 def test_what_failed_is_tried_again_where_it_is_resumed(gate: Gate) -> None:
     gate.write_tier(speed=False)
-    planted = Script(fault=Fault.CRASH_MID_RUN, fault_after_requests=12)
+    planted = Script(fault=Fault.CRASH_MID_RUN, fault_after_requests=BEFORE_ROUNDS + PROMPTS)
     failed = gate.run("--launches", "2", b=planted)
     assert failed.returncode == 10, failed.stdout + failed.stderr
     lines = (gate.out / "gate.jsonl").read_bytes()

@@ -39,7 +39,6 @@ prompts = 12
 output_cap_tokens = CAP_TOKENS
 dtype = "float32"
 engine_env = { OMP_NUM_THREADS = "1" }
-warm_up_stable_frac = 1e9 # a busy machine's steps may move
 speed = SPEED
 """
 CASE = "vllm-draft_model-tiny-toy-c1"

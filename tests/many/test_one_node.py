@@ -34,7 +34,6 @@ concurrency = [1, 2, 3]
 prompts = 20
 output_cap_tokens = 64
 dtype = "float32"
-warm_up_stable_frac = 1e9
 """
 FAST, SLOW = Script(step_ms=2.0), Script(step_ms=16.0)
 MOST = 1.25

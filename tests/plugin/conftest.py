@@ -32,7 +32,6 @@ MATRIX = """
     prompts = 10
     rounds = 2
     output_cap_tokens = {output_cap_tokens}
-    warm_up_stable_frac = 1e9
     [cases.tolerances]
     throughput_tokens_per_s = 0.5
     ttft_p50_ms = 4.0

@@ -11,7 +11,14 @@ import msgspec
 
 from specreg.verdict import Outcome
 from tests.plugin.conftest import Suite
-from tests.scripted.vllm.script import VARIABLE, Fault, Script, record_script
+from tests.scripted.vllm.script import (
+    BEFORE_ROUNDS,
+    SLOWING,
+    VARIABLE,
+    Fault,
+    Script,
+    record_script,
+)
 
 # The scripted server's steps are seeded, so acceptance repeats exactly; its times don't.
 ACCEPTANCE = ("tests/perf", "-q", "-k", "acceptance_length")
@@ -169,20 +176,28 @@ def test_changed_settings_are_no_baseline_and_are_named(recorded_suite: Suite) -
     assert "output_cap_tokens: 32 -> 31" in done.stdout
 
 
-BEFORE_ROUNDS = 1 + 3
-"""The probe of the start, and three batches of warm-up with one request each."""
 # By the numbers of the checks in DEFINITIONS.md; merged chunks harm no answer with a record.
 FAULTS = {
     "check3": ("FOREIGN_TRAFFIC", Script(fault=Fault.COUNTERS_TOO_HIGH)),
     "check4": (
         "COUNTERS_FELL",
-        Script(fault=Fault.COUNTERS_RESET, fault_after_requests=BEFORE_ROUNDS + 3),
+        Script(
+            fault=Fault.COUNTERS_RESET,
+            fault_after_requests=BEFORE_ROUNDS + 3,
+            step_ms=4.0,
+            stretches=SLOWING,
+        ),
     ),
     "check5": ("NO_BASELINE", Script(fault=Fault.MERGED_CHUNKS)),
     "check7": ("SPEC_DISABLED", Script(fault=Fault.SPEC_DISABLED)),
     "check8": (
         "REQUEST_FAILED",
-        Script(fault=Fault.TRUNCATED_STREAM, fault_after_requests=BEFORE_ROUNDS + 1),
+        Script(
+            fault=Fault.TRUNCATED_STREAM,
+            fault_after_requests=BEFORE_ROUNDS + 1,
+            step_ms=4.0,
+            stretches=SLOWING,
+        ),
     ),
 }
 
@@ -208,7 +223,6 @@ def test_each_fault_of_a_server_is_named_and_leaves_the_other_cases_alone(suite:
             prompts = 4
             rounds = 2
             output_cap_tokens = 12
-            warm_up_stable_frac = 1e9
             engine_env = {{ {VARIABLE} = "{record_script(script, folder)[VARIABLE]}" }}
             """
         )

@@ -32,7 +32,6 @@ SIZED = """
     prompts = 10
     rounds = 2
     output_cap_tokens = 8
-    warm_up_stable_frac = 1e9
 
     [[cases]]
     engine = "vllm"

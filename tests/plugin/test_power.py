@@ -28,7 +28,6 @@ TIER = """
     prompts = 10
     rounds = 2
     output_cap_tokens = 8
-    warm_up_stable_frac = 1e9
 """
 CASE = "vllm-none-tiny-toy-c1"
 

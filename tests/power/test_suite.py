@@ -41,7 +41,6 @@ TIER = """
     rounds = 1
     duration_s = 31
     output_cap_tokens = 64
-    warm_up_stable_frac = 1e9
     [cases.tolerances]
     energy_j_per_token = 0.5
 """

@@ -10,8 +10,9 @@ from specreg.breakdown import CategoryFigures, categories_of, last_launches, loa
 from specreg.errors import SpecregError
 from specreg.figures import Figures, figures_of, record_figures
 from specreg.measurement import Measurement, values_of
-from specreg.metrics import Replay
+from specreg.metrics import Family, Replay
 from specreg.replay import Round
+from specreg.validity import all_invalid
 from tests.unit import builders
 
 MS = 10**6
@@ -93,7 +94,7 @@ def test_a_case_without_speculation_has_no_breakdown() -> None:
 
 
 def test_the_last_valid_launch_of_each_case_is_shown() -> None:
-    broken = dataclasses.replace(measured(), replay=None, invalid="X: y")
+    broken = dataclasses.replace(measured(), replay=None, invalid=all_invalid("X: y"))
     first, second, other = (
         figures_of(measured(), 1),
         figures_of(measured(), 2),
@@ -101,6 +102,13 @@ def test_the_last_valid_launch_of_each_case_is_shown() -> None:
     )
     every = [second, first, other, figures_of(broken, 3)]
     assert last_launches(every) == (second, other)
+
+
+def test_a_launch_whose_speed_means_nothing_is_shown_where_there_is_no_other() -> None:
+    slow = dataclasses.replace(measured(), invalid={Family.LATENCY: "THROTTLED: 92 °C"})
+    first, second = figures_of(measured(), 1), figures_of(slow, 2)
+    assert last_launches([first, second]) == (first,)
+    assert last_launches([second]) == (second,)
 
 
 def test_what_a_run_left_is_read_again(tmp_path: Path) -> None:

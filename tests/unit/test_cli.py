@@ -19,6 +19,7 @@ from specreg.identity import current_environment
 from specreg.matrix import Case, load_tier
 from specreg.measurement import Measurement
 from specreg.report.json import RunVerdict, record_verdict
+from specreg.validity import all_invalid
 from tests.unit import builders
 from tests.unit.test_breakdown import a_round, measured
 
@@ -305,7 +306,8 @@ def test_tables_shows_what_the_last_run_or_a_named_one_gained(root: Path) -> Non
 
 
 def test_tables_shows_the_last_launch_and_names_what_is_invalid(root: Path) -> None:
-    broken = dataclasses.replace(measured(), replay=None, invalid="SPEC_DISABLED: nothing")
+    invalid = all_invalid("SPEC_DISABLED: nothing")
+    broken = dataclasses.replace(measured(), replay=None, invalid=invalid)
     finished(root, "20260101T000000-1", measured(), measured(a_round(10, 30)), broken)
 
     done = specreg(root, "tables")

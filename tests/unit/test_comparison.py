@@ -19,7 +19,7 @@ from specreg.comparison import (
 )
 from specreg.intervals import Change, Spread
 from specreg.measurement import Measurement
-from specreg.metrics import METRICS, Replay
+from specreg.metrics import METRICS, Family, Replay
 from specreg.published import Published
 from tests.unit import builders
 
@@ -325,8 +325,9 @@ def test_a_control_says_nothing_without_a_baseline_rounds_or_a_spread() -> None:
     assert compare([beside], known(of_control)).control_change(THROUGHPUT) is None
     assert compare([beside], no_spread).control_change(THROUGHPUT) is None
     assert compare([measured(None)], known(control=of_control)).control_change(THROUGHPUT) is None
-    invalid = dataclasses.replace(beside, replay=None, values={}, invalid="SPEC_DISABLED: x")
-    assert compare([invalid], known(control=of_control)).control_change(THROUGHPUT) is None
+    invalid = {Family.SPEEDUP: "CLIENT_BEHIND: in the control's rounds"}
+    broken = dataclasses.replace(beside, invalid=invalid)
+    assert compare([broken], known(control=of_control)).control_change(THROUGHPUT) is None
 
 
 def launched(*values: float, noise: Noise | None = None) -> LaunchesOnly:

@@ -16,6 +16,7 @@ from specreg.matrix import Case
 from specreg.measurement import Measurement
 from specreg.metrics import METRICS, Metric, Replay
 from specreg.sequential import Look
+from specreg.validity import all_invalid
 from specreg.verdict import Outcome, Verdict
 from tests.unit import builders
 
@@ -314,7 +315,7 @@ def test_a_fresh_launch_that_does_not_start_leaves_no_verdict(speed: float, look
 @pytest.mark.parametrize("speed", [80.0, 96.0], ids=["loss", "no-telling"])
 def test_a_fresh_launch_whose_meter_was_out_of_order_leaves_no_verdict(speed: float) -> None:
     broken = dataclasses.replace(
-        launch(), replay=None, values={}, invalid="REQUEST_FAILED: prompt 'a'"
+        launch(), replay=None, values={}, invalid=all_invalid("REQUEST_FAILED: prompt 'a'")
     )
     verdict = Run({ONE: [broken]}, known(0.01)).judge(SPEED, launch(speed=speed))
     assert verdict.outcome is Outcome.INVALID
@@ -337,10 +338,18 @@ def test_a_baseline_that_can_not_be_read_is_none() -> None:
 
 def test_an_invalid_measurement_is_invalid_whatever_its_baseline() -> None:
     docket = Docket(known_of=unreadable, measure_afresh=Run().measure)
-    broken = dataclasses.replace(launch(), replay=None, values={}, invalid="SPEC_DISABLED: x")
+    invalid = all_invalid("SPEC_DISABLED: x")
+    broken = dataclasses.replace(launch(), replay=None, values={}, invalid=invalid)
     docket.judge(SPEED, [broken])
     (verdict,) = docket.verdicts
     assert (verdict.outcome, verdict.reason) == (Outcome.INVALID, "SPEC_DISABLED: x")
+
+
+def test_a_fresh_launch_confirms_the_acceptance_though_its_speed_means_nothing() -> None:
+    bad = builders.counts(500, 300, 150, 50)
+    slow = dataclasses.replace(launch(of=bad), invalid={SPEED.family: "THROTTLED: 92 °C"})
+    run = Run({ONE: [slow]})
+    assert run.judge(LENGTH, launch(of=bad)).outcome is Outcome.REGRESSED
 
 
 @pytest.mark.parametrize("softened", [False, True], ids=["strict", "softened"])

@@ -69,7 +69,7 @@ def test_what_was_recorded_is_tokens_of_an_answer_over_their_speed(tmp_path: Pat
     assert found is not None
     assert found.own_s == pytest.approx(0.1)
     assert found.beside_s == 20 / 40  # its baseline says no tokens, so they are as many as may be
-    assert (found.fixed_s, found.extra_prompts, found.source) == (0.0, 5 * 2, "recorded")
+    assert (found.fixed_s, found.extra_prompts, found.source) == (0.0, 7 * 2, "recorded")
 
 
 def test_each_turn_of_a_conversation_has_an_answer(tmp_path: Path) -> None:

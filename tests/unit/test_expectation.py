@@ -34,11 +34,12 @@ from specreg.identity import Environment
 from specreg.matrix import Case, Limits
 from specreg.measurement import Measurement
 from specreg.methods import Tree
-from specreg.metrics import Replay
+from specreg.metrics import Family, Replay
 from specreg.models import model_sha256
 from specreg.protocols import Form
 from specreg.published import Published, record_published
 from specreg.recording import record_measurements
+from specreg.validity import Invalid, all_invalid, spoiled_by
 from tests.unit import builders
 
 COUNTS = builders.counts(8, 0, 6, 6)
@@ -69,11 +70,11 @@ def look_up(folder: Path, case: Case = builders.CASE) -> Known:
 
 
 def launch(
-    of: StepCounts = COUNTS, *, speedup: float = 1.5, invalid: str | None = None
+    of: StepCounts = COUNTS, *, speedup: float = 1.5, invalid: Invalid | None = None
 ) -> Measurement:
     """The measurement of a launch."""
     measurement = builders.measurement({"speedup_ratio": speedup}, of=of)
-    return dataclasses.replace(measurement, invalid=invalid)
+    return dataclasses.replace(measurement, invalid=invalid or {})
 
 
 def test_the_baseline_of_this_machine_is_found(tmp_path: Path) -> None:
@@ -320,7 +321,6 @@ def test_a_run_of_fewer_prompts_knows_the_likest_machine_too(tmp_path: Path) -> 
     [
         {"client_processes": 2},
         {"request_timeout_s": 1.0},
-        {"warm_up_stable_frac": 1.0},
         {"tolerances": (("tpot_p50_ms", 0.2),)},
     ],
     ids=",".join,
@@ -358,7 +358,7 @@ def test_the_baseline_that_is_replaced_is_handed_back(tmp_path: Path) -> None:
     ("launches", "words"),
     [
         pytest.param(
-            [launch(), launch(invalid="SPEC_DISABLED: nothing")],
+            [launch(), launch(invalid=all_invalid("SPEC_DISABLED: nothing"))],
             "not written, SPEC_DISABLED: nothing",
             id="invalid",
         ),
@@ -383,6 +383,42 @@ def test_launches_that_cannot_be_trusted_are_not_recorded(
     assert str(error.value).startswith("baseline of 'vllm-draft_model-toy-toy-c2': not written, ")
     assert words in str(error.value)
     assert list(tmp_path.iterdir()) == []
+
+
+THROTTLED: Invalid = dict.fromkeys(spoiled_by("THROTTLED"), "THROTTLED: 92 °C")
+
+
+def test_of_a_throttled_launch_the_acceptance_alone_is_recorded(tmp_path: Path) -> None:
+    speeds = recorded(tmp_path, launch(), launch()).launches
+    better = builders.counts(8, 4, 4, 4)
+    slow = dataclasses.replace(launch(better, invalid=THROTTLED), values={})
+    found = record_measurements(
+        [launch(better, speedup=3.0), slow], builders.SETTINGS, shelf(tmp_path), reason="again"
+    )
+    assert found.new.launches == speeds
+    assert found.new.acceptance == builders.stored(better)
+    assert found.left_out == (
+        "baseline of 'vllm-draft_model-toy-toy-c2': written without throughput, latency, speedup,"
+        " power: THROTTLED: 92 °C"
+    )
+
+
+def test_of_a_throttled_launch_without_acceptance_nothing_is_recorded(tmp_path: Path) -> None:
+    slow = dataclasses.replace(builders.measurement({}), invalid=THROTTLED)
+    with pytest.raises(BaselineError, match="not written, THROTTLED: 92 °C"):
+        recorded(tmp_path, slow, slow)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_speed_that_means_nothing_in_one_launch_is_recorded_of_none(tmp_path: Path) -> None:
+    one, other = (
+        builders.measurement({"speedup_ratio": 1.5, "tpot_p50_ms": 5.0}, of=COUNTS)
+        for _ in range(2)
+    )
+    late = dataclasses.replace(
+        other, values={"tpot_p50_ms": 5.0}, invalid={Family.SPEEDUP: "CLIENT_BEHIND: x"}
+    )
+    assert recorded(tmp_path, one, late).launches == ({"tpot_p50_ms": 5.0},) * 2
 
 
 def extended(prompts: int) -> Measurement:

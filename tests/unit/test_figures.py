@@ -20,9 +20,10 @@ from specreg.figures import (
 )
 from specreg.matrix import Case, Limits
 from specreg.measurement import Measurement, values_of
-from specreg.metrics import Replay
+from specreg.metrics import Family, Replay
 from specreg.replay import Round
 from specreg.spread import Histogram
+from specreg.validity import all_invalid
 from tests.unit import builders
 
 MS = 10**6
@@ -283,14 +284,32 @@ def test_without_speculation_there_is_no_acceptance(tmp_path: Path) -> None:
 
 
 def test_figures_of_what_is_invalid_say_why_and_nothing_else(tmp_path: Path) -> None:
-    broken = dataclasses.replace(builders.measurement({}), replay=None, invalid="X: y")
+    broken = dataclasses.replace(builders.measurement({}), replay=None, invalid=all_invalid("X: y"))
     figures = on_disk(tmp_path, broken)
     assert {name: value for name, value in figures.items() if value} == {
         "case_id": builders.CASE.id,
         "launch": 2,
         "engine_version": "0.32.0",
-        "invalid": "X: y",
+        "invalid": dict.fromkeys(Family, "X: y"),
     }
+
+
+@pytest.mark.parametrize(
+    ("family", "gone"),
+    [
+        (Family.LATENCY, {"timing", "control", "speedup"}),
+        (Family.SPEEDUP, {"control", "speedup"}),
+        (Family.POWER, set[str]()),
+    ],
+)
+def test_figures_of_an_invalid_family_alone_are_not_there(
+    tmp_path: Path, family: Family, gone: set[str]
+) -> None:
+    one = measured(record())
+    whole = on_disk(tmp_path, one)
+    part = on_disk(tmp_path, dataclasses.replace(one, invalid={family: "X: y"}))
+    assert part["invalid"] == {family: "X: y"}
+    assert {name for name in part if whole[name] and not part[name]} == gone
 
 
 def test_a_disk_that_refuses_costs_no_verdict(tmp_path: Path) -> None:

@@ -14,13 +14,11 @@ from specreg.gate.launched import Arm
 from specreg.matrix import Case
 from specreg.metrics import Replay
 from specreg.server import StartedServer
-from tests.scripted.vllm.script import Fault, Script
+from tests.scripted.vllm.script import BEFORE_ROUNDS, SLOWING, Fault, Script
 from tests.unit import builders
-from tests.unit.test_measurement import BEFORE_ROUNDS, start
+from tests.unit.test_measurement import start
 
-CASE = dataclasses.replace(
-    builders.with_concurrency(1), prompts=4, rounds=2, warm_up_stable_frac=1e9
-)
+CASE = dataclasses.replace(builders.with_concurrency(1), prompts=4, rounds=2)
 
 
 @contextlib.contextmanager
@@ -94,7 +92,9 @@ def test_a_drafter_that_learns_is_asked_once(tmp_path: Path) -> None:
 def test_what_breaks_says_on_which_side(
     tmp_path: Path, fault: Fault, words: str, broken: Arm
 ) -> None:
-    planted = Script(fault=fault, fault_after_requests=BEFORE_ROUNDS)
+    planted = Script(
+        fault=fault, fault_after_requests=BEFORE_ROUNDS, step_ms=4.0, stretches=SLOWING
+    )
     scripts = [planted if arm is broken else Script() for arm in (Arm.A, Arm.B)]
     with up(tmp_path, scripts) as servers, pytest.raises(SideError, match=words) as error:
         measured(servers)

@@ -40,7 +40,6 @@ prompts = 5
 rounds = 1
 output_cap_tokens = 8
 speed = false
-warm_up_stable_frac = 1e9
 """
 C1, C2 = "vllm-eagle3-tiny-toy-c1", "vllm-eagle3-tiny-toy-c2"
 

@@ -24,10 +24,11 @@ from specreg.journal import PARTS_FOLDER, Journal, Key, last_run, load_journal, 
 from specreg.matrix import Case, Limits
 from specreg.measurement import Measurement, values_of
 from specreg.methods import Tree
-from specreg.metrics import Replay
+from specreg.metrics import Family, Replay
 from specreg.protocols import Endpoint
 from specreg.replay import Tally
 from specreg.talk import Finished
+from specreg.validity import all_invalid
 from tests.scripted.vllm.app import ScriptedServer
 from tests.scripted.vllm.launch import Launch, Level, Speculation
 from tests.scripted.vllm.script import Script
@@ -284,10 +285,34 @@ def test_an_invalid_measurement_is_never_complete(path: Path) -> None:
     journal = Journal(path)
     journal.begin(KEY)
     journal.record_round(control=False, number=0)(finished("one"))
-    journal.end(dataclasses.replace(builders.measurement({}), replay=None, invalid="X: y"))
+    invalid = all_invalid("X: y")
+    journal.end(dataclasses.replace(builders.measurement({}), replay=None, invalid=invalid))
     journal.close()
     assert dict(load_journal(path)) == {}
     assert [line["type"] for line in lines_of(path)] == ["Begun", "Replayed"]
+
+
+def test_what_is_invalid_in_some_families_comes_back_as_it_was(path: Path) -> None:
+    measured = journaled(path)
+    assert measured.replay is not None
+    invalid = {Family.LATENCY: "THROTTLED: 92 °C", Family.POWER: "THROTTLED: 92 °C"}
+    values = values_of(CASE, measured.replay, invalid)
+    assert 0 < len(values) < len(measured.values)
+    part = dataclasses.replace(measured, invalid=invalid, values=values)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-1]))
+    journal = Journal(path)
+    journal.end(part)
+    journal.close()
+    assert dict(load_journal(path)) == {KEY: part}
+
+
+def test_a_journal_of_an_earlier_specreg_is_read(path: Path) -> None:
+    measured = journaled(path)
+    before, ours, after = path.read_bytes().partition(b',"invalid":{}')
+    assert ours
+    path.write_bytes(before + after)
+    assert dict(load_journal(path)) == {KEY: measured}
 
 
 def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:

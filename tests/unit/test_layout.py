@@ -42,7 +42,7 @@ ORDER = (
     ("readiness",),
     ("replay", "meter", "starting", "attaching"),
     ("metrics", "crew"),
-    ("lane",),
+    ("lane", "validity"),
     ("measurement", "baseline", "published"),
     ("figures", "journal", "comparison", "importing"),
     ("verdict", "breakdown"),

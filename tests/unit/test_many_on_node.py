@@ -57,7 +57,7 @@ for asked in order["errand"]["cases"]:
         say(type="Shown", text=json.dumps([order["checks_files"], terms["baselines"]]))
     write("parts/next.jsonl", "not yet whole")
     done = {"type": "Measured", "part": part, "engine_version": "1", "target": terms["root"] + "/t",
-            "draft": None, "invalid": None}
+            "draft": None, "invalid": {}}
     say(type="Done", task=[case_id, 1, ""], answer=done)
 write("logs/server.log", f"see {folder}/logs/server.log\\n")
 say(type="Ended", failure={"type": "Failure", "message": f"look into {folder}/logs"})

@@ -59,7 +59,7 @@ for asked in errand["cases"]:
         sys.stdin.read()
         (folder / "told to end").touch()
         sys.exit()
-    done(asked, type="Measured", part="", engine_version="1", target="t", draft=None, invalid=None)
+    done(asked, type="Measured", part="", engine_version="1", target="t", draft=None, invalid={})
 say(type="Ended", failure=None)
 """
 

@@ -85,7 +85,7 @@ class Attempt:
             engine_version=measured.engine_version,
             target=measured.target,
             draft=measured.draft,
-            invalid=None,
+            invalid={},
         )
         yield Done(task=self.order.errand.tasks[0], answer=answer)
         yield Ended()

@@ -249,11 +249,24 @@ stream = false
 request_timeout_s = 5
 ttft_limit_ms = 200
 tpot_limit_ms = 50
-warm_up_stable_frac = 0.2
 client_processes = 2
 [cases.chat_template_args]
 enable_thinking = false
 """
+
+
+@pytest.mark.parametrize("where", ["the file", "each table", "nowhere"])
+def test_a_key_of_no_effect_any_more_is_one_line_and_no_error(tmp_path: Path, where: str) -> None:
+    key = "warm_up_stable_frac = 0.1\n"
+    text = MODELS + CASES
+    if where == "the file":
+        text = key + text
+    elif where == "each table":
+        text += key + CASES.replace("[1, 4]", "[2]") + key
+    tier = load(tmp_path, text)
+    assert len(tier.cases) == (6 if where == "each table" else 4)
+    said = f"matrix file '{tmp_path / 'cpu.toml'}': warm_up_stable_frac is of no effect any more"
+    assert tier.remarks == (() if where == "nowhere" else (f"{said}; remove it",))
 
 
 def test_a_rate_is_a_load_with_all_that_its_table_says(tmp_path: Path) -> None:
@@ -269,7 +282,7 @@ def test_a_rate_is_a_load_with_all_that_its_table_says(tmp_path: Path) -> None:
     assert (case.turns, case.form, case.ignore_eos) == (2, Form.COMPLETIONS, True)
     assert not case.stream
     assert case.limits == Limits(ttft_ms=200.0, tpot_ms=50.0)
-    assert (case.request_timeout_s, case.warm_up_stable_frac, case.client_processes) == (5, 0.2, 2)
+    assert (case.request_timeout_s, case.client_processes) == (5, 2)
     assert case.chat_template_args == (("enable_thinking", False),)
     assert "vllm-none-tiny-toy-gamma10" in {other.id for other in tier.cases}
 
@@ -304,7 +317,6 @@ def test_the_server_may_be_asked_for_all_that_it_takes_on(tmp_path: Path) -> Non
         ("burstiness", "0"),
         ("turns", "0"),
         ("request_timeout_s", "0"),
-        ("warm_up_stable_frac", "0"),
         ("client_processes", "0"),
         ("prompts", "0"),
         ("output_cap_tokens", "0"),

@@ -9,6 +9,7 @@ import pytest
 
 from specreg.distribution import Bar
 from specreg.figures import Figures
+from specreg.metrics import Family
 from specreg.power.curve import PowerCurve, PowerPoint
 from specreg.report.charts import charts_of
 from specreg.report.document import CaseReport, Report, Spreads
@@ -303,10 +304,8 @@ def test_what_could_not_be_read_is_said_and_the_rest_is_shown() -> None:
 
 
 def test_an_invalid_measurement_says_why_in_place_of_figures() -> None:
-    broken = msgspec.structs.replace(
-        figures(), invalid="SPEC_DISABLED: x", acceptance=None, timing=None, control=None
-    )
-    assert "SPEC_DISABLED: x" in Page(render_page(reports.with_case(figures=broken))).text
+    broken = msgspec.structs.replace(figures(), invalid={Family.POWER: "THROTTLED: x"}, power=None)
+    assert "power: THROTTLED: x" in Page(render_page(reports.with_case(figures=broken))).text
 
 
 def many(number: int) -> Report:

@@ -31,6 +31,7 @@ from specreg.provision import Provision
 from specreg.recording import record_measurements
 from specreg.server import Server
 from specreg.suite import Suite
+from specreg.validity import all_invalid
 from specreg.verdict import Outcome, Verdict
 from tests.unit import builders
 from tests.unit.answering import answering
@@ -201,7 +202,7 @@ def test_a_measurement_is_judged_unless_it_is_recorded(
 
 
 def test_what_is_invalid_stays_so_while_it_is_recorded(tmp_path: Path) -> None:
-    broken = dataclasses.replace(builders.measurement({}), invalid="SPEC_DISABLED: x")
+    broken = dataclasses.replace(builders.measurement({}), invalid=all_invalid("SPEC_DISABLED: x"))
     for launch in (broken, builders.measurement({})):
         one = measured(suite(tmp_path, update_reason="first run"), launch)
         verdict = judged(one, LENGTH)

@@ -12,6 +12,7 @@ from specreg.metrics import Replay
 from specreg.replay import Round
 from specreg.report.engines import render_gauges, render_side_by_side, render_support
 from specreg.sequential import Look
+from specreg.validity import all_invalid
 from tests.unit import builders
 
 ROWS = {
@@ -114,7 +115,7 @@ def test_what_a_server_says_of_itself_is_said_to_be_its_own() -> None:
     assert silent.replay is not None
     gauges = Gauges(acceptance_length_tokens=1.525, acceptance_rate_frac=0.175)
     told = dataclasses.replace(silent, replay=dataclasses.replace(silent.replay, gauges=gauges))
-    broken = dataclasses.replace(silent, replay=None, invalid="SPEC_DISABLED: x")
+    broken = dataclasses.replace(silent, replay=None, invalid=all_invalid("SPEC_DISABLED: x"))
     assert render_gauges([silent, broken]) == ""
     assert render_gauges([told]) == (
         "vllm-draft_model-toy-toy-c2: the server's own gauges, of its last 40 decode iterations and"

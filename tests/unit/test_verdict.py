@@ -13,9 +13,10 @@ from specreg.comparison import Known, compare, differing_settings, expected_valu
 from specreg.intervals import Spread, t_quantile
 from specreg.matrix import Case
 from specreg.measurement import Measurement
-from specreg.metrics import METRICS, Metric, Replay, better_frac
+from specreg.metrics import METRICS, Family, Metric, Replay, better_frac
 from specreg.published import Published
 from specreg.sequential import Look
+from specreg.validity import all_invalid
 from specreg.verdict import (
     Outcome,
     Verdict,
@@ -500,12 +501,23 @@ def test_a_baseline_without_the_metric_is_none() -> None:
 
 @pytest.mark.parametrize("baseline", [None, builders.baseline(of=of_length(2.0))])
 def test_an_invalid_measurement_is_neither_good_nor_bad(baseline: Baseline | None) -> None:
-    broken = dataclasses.replace(
-        builders.measurement({LENGTH.name: 2.0}), invalid="SPEC_DISABLED: nothing was drafted"
-    )
+    invalid = all_invalid("SPEC_DISABLED: nothing was drafted")
+    broken = dataclasses.replace(builders.measurement({LENGTH.name: 2.0}), invalid=invalid)
     verdict = judged(LENGTH, broken, known(baseline))
     assert verdict.outcome is Outcome.INVALID
     assert verdict.reason == "SPEC_DISABLED: nothing was drafted"
+
+
+def test_what_spoils_speed_leaves_acceptance_to_be_judged() -> None:
+    of = of_length(2.0)
+    values = {LENGTH.name: 2.0}
+    slow = dataclasses.replace(
+        builders.measurement(values, of=of), invalid={Family.LATENCY: "THROTTLED: 92 °C"}
+    )
+    baseline = known(builders.baseline({TPOT.name: 5.0}, {TPOT.name: 5.0}, of=of))
+    assert judged(LENGTH, slow, baseline).outcome is Outcome.PASS
+    verdict = judged(TPOT, slow, baseline)
+    assert (verdict.outcome, verdict.reason) == (Outcome.INVALID, "THROTTLED: 92 °C")
 
 
 def test_a_metric_without_a_value_is_invalid_and_no_pass() -> None:

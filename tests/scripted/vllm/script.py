@@ -87,6 +87,13 @@ LASTING = frozenset(
 """Faults that hit every request once they have begun; the others of a request hit one."""
 
 
+BEFORE_ROUNDS = 1 + 7
+"""Generation requests before the rounds of a case at c1: the probe of the start, and the fewest
+batches that a warm-up takes."""
+SLOWING = tuple(1 + number / 4 for number in range(BEFORE_ROUNDS))
+"""As `stretches`: steps get slower before the rounds, so no chance makes the warm-up longer."""
+
+
 class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the server does; the file that SCRIPTED_SERVER names holds it as JSON.
 
