@@ -15,12 +15,13 @@ from specreg.acceptance.checks import check_requests
 from specreg.acceptance.record import AcceptanceRecord
 from specreg.datasets import Prompt
 from specreg.errors import InvalidMeasurementError, SensorError
-from specreg.lane import open_lane, warm_up
+from specreg.lane import Lane, open_lane, warm_up
 from specreg.matrix import Case
 from specreg.metrics import METRICS, Replay
 from specreg.power.checks import check_alone, check_held_back
 from specreg.power.energy import Span
-from specreg.power.record import PowerRecord, record_power
+from specreg.power.record import Block, PowerRecord, record_power
+from specreg.power.samples import PowerTrace
 from specreg.power.watch import Watch
 from specreg.replay import Round
 from specreg.sequential import Look
@@ -31,6 +32,7 @@ from specreg.talk import Clock, Record
 _LATE_NS = 5 * 10**6
 _LATE_FRAC = 0.05
 _ENOUGH_BEATS = 20
+_NS_PER_S = 10**9
 _SETTLE_S, _IDLE_S = 1.0, 4.0
 
 RecordRound = Callable[[bool, int], Record]
@@ -61,10 +63,13 @@ class Extent:
         parts: how many the prompts are dealt into, None for the case's rounds.
         enough: asked after each part; where all of them weren't, as many prompts more follow, for
             the acceptance alone.
+        power_s: how long each server is kept under load for its power, where that is watched and
+            none of its rounds took as long.
     """
 
     parts: int | None = None
     enough: Enough = all_prompts
+    power_s: float = 0.0
 
 
 WHOLE = Extent()
@@ -139,12 +144,22 @@ def measure(  # noqa: PLR0913 - half of them by name, each with a use of its own
     ours = server.pids() | (control.pids() if control is not None else frozenset())
     try:
         idle = rest(watching, show)
-        replay, look = uvloop.run(
-            _measure(case, server, control, prompts, extent, show=show, clock=clock, record=record)
+        replay, look, blocks = uvloop.run(
+            _measure(
+                case,
+                server,
+                control,
+                prompts,
+                extent if watching else dataclasses.replace(extent, power_s=0.0),
+                show=show,
+                clock=clock,
+                record=record,
+            )
         )
         ours |= server.pids() | (control.pids() if control is not None else frozenset())
         if watching is not None:
-            replay = dataclasses.replace(replay, power=power_of(replay, watching, idle, ours))
+            power = power_of(replay, watching, idle, ours, blocks)
+            replay = dataclasses.replace(replay, power=power)
     except InvalidMeasurementError as error:
         for one in (server, control):
             if one is not None:
@@ -165,32 +180,57 @@ def rest(watching: Watch | None, show: Callable[[str], None]) -> Span:
     return start_ns, time.monotonic_ns()
 
 
-def power_of(replay: Replay, watching: Watch, idle: Span, ours: AbstractSet[int]) -> PowerRecord:
+def power_of(
+    replay: Replay,
+    watching: Watch,
+    idle: Span,
+    ours: AbstractSet[int],
+    blocks: Sequence[Round],
+) -> PowerRecord:
     """What the devices drew while each server had requests.
 
     Args:
-        replay: whose rounds they are; its clock is the monotonic one.
+        replay: of the case; its clock is the monotonic one.
         watching: what sampled them.
         idle: when the servers had nothing to do.
         ours: the processes of the servers.
+        blocks: an uninterrupted stretch under load of the case's server, and of the control's.
 
     Raises:
         InvalidMeasurementError: `THROTTLED` or `DEVICE_SHARED`: then no figure means anything.
     """
-    case, control = (
-        [(part.started_ns, part.ended_ns) for part in rounds]
-        for rounds in (replay.rounds, replay.control_rounds)
-    )
+    parts = (*replay.rounds, *replay.control_rounds, *blocks)
+    spans = [(part.started_ns, part.ended_ns) for part in parts]
+    traces: Sequence[PowerTrace] = ()
     invalid = ""
     try:
-        traces = watching.traces(until_ns=max(end_ns for _, end_ns in (*case, *control)))
-    except SensorError as error:
-        traces, invalid = watching.left(), f"POWER_INVALID: {error}"
-    check_held_back(traces, [*case, *control])
-    check_alone(traces, [*case, *control], ours)
+        traces = watching.traces(until_ns=max(end_ns for _, end_ns in spans))
+        for block in blocks:
+            check_requests(block.traces)
+    except (SensorError, InvalidMeasurementError) as error:
+        traces, invalid = traces or watching.left(), f"POWER_INVALID: {error}"
+    check_held_back(traces, spans)
+    check_alone(traces, spans, ours)
     if invalid:
         return PowerRecord(invalid=invalid)
-    return record_power(traces, idle=idle, case=case, control=control)
+    case, *control = (
+        Block(
+            span_ns=(part.started_ns, part.ended_ns),
+            tokens=sum(trace.tokens for trace in part.traces),
+            accepted_frac=accepted_frac,
+        )
+        for part, accepted_frac in zip(blocks, (_accepted_frac(replay), 0.0), strict=False)
+    )
+    return record_power(traces, idle=idle, case=case, control=control[0] if control else None)
+
+
+def _accepted_frac(replay: Replay) -> float:
+    """Accepted drafts / tokens of the rounds, 0..1; an extension's requests are no part of them."""
+    tokens = sum(trace.tokens for trace in replay.traces)
+    timed = {(trace.prompt_id, trace.turn) for trace in replay.traces}
+    prompts = replay.acceptance.prompts if replay.acceptance else ()
+    accepted = sum(one.counts.accepted for one in prompts if (one.prompt_id, one.turn) in timed)
+    return accepted / tokens if tokens else 0.0
 
 
 def values_of(case: Case, replay: Replay) -> Mapping[str, float]:
@@ -211,7 +251,7 @@ async def _measure(  # noqa: PLR0913 - as above
     show: Callable[[str], None],
     clock: Clock,
     record: RecordRound,
-) -> tuple[Replay, Look]:
+) -> tuple[Replay, Look, Sequence[Round]]:
     taken, extension = prompts[: case.prompts], prompts[case.prompts : 2 * case.prompts]
     # A drafter that learns from what it serves mustn't have seen what it is measured on.
     spare = prompts[2 * case.prompts :] or taken
@@ -244,6 +284,10 @@ async def _measure(  # noqa: PLR0913 - as above
                 check_requests(more.traces)
                 found, gauges = await ours.acceptance(more)
                 look = Look.EXTENDED
+        if extent.power_s:
+            show(f"{case.id}: power, {extent.power_s:g} s of load for each server")
+        turn = 1 if index % 2 else -1  # as if it were one round more
+        blocks = [await _block(lane, taken, extent.power_s) for lane in lanes[::turn]][::turn]
     for lane in lanes:
         check_client(lane.rounds)
     replay = Replay(
@@ -253,7 +297,16 @@ async def _measure(  # noqa: PLR0913 - as above
         limits=case.limits,
         gauges=gauges,
     )
-    return replay, look
+    return replay, look, blocks
+
+
+async def _block(lane: Lane, prompts: Sequence[Prompt], least_s: float) -> Round:
+    """Load without a pause: the longest round, or where that is too short, prompts in a cycle."""
+    longest = max(lane.rounds, key=lambda part: part.ended_ns - part.started_ns)
+    if longest.ended_ns - longest.started_ns >= least_s * _NS_PER_S:
+        return longest
+    load = dataclasses.replace(lane.case.load, duration_s=least_s)
+    return await lane.crew.replay_under(load, prompts)
 
 
 def check_client(rounds: Sequence[Round]) -> None:

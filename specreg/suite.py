@@ -4,6 +4,7 @@ The pytest plugin and the fixtures hold one of these and do nothing by themselve
 """
 
 import contextlib
+import dataclasses
 import datetime as dt
 import functools
 import time
@@ -271,7 +272,9 @@ class Suite:
                 load_case_prompts(self.root, case),
                 show=self.show,
                 record=self.journal.record_round,
-                extent=self._extent(case, server.launch.number),
+                extent=dataclasses.replace(
+                    self._extent(case, server.launch.number), power_s=self._power_s(case)
+                ),
                 watching=watching,
             )
         self.journal.end(measurement)
@@ -464,6 +467,12 @@ class Suite:
             parts=PARTS if alone else None,
             enough=enough_for(case, metrics, known, may_stop_early=alone),
         )
+
+    def _power_s(self, case: Case) -> float:
+        """How long each server of a case is kept under load for its power, if that is judged."""
+        recording = self.update_reason is not None
+        judged = recording or any(one.family is Family.POWER for one in self.asked_of(case))
+        return case.power_s if judged else 0.0
 
     def _watching(self, case: Case, name: str) -> contextlib.AbstractContextManager[Watch | None]:
         """What samples the power of a case that is timed, if anything can."""

@@ -112,6 +112,7 @@ class Case:
         warm_up_stable_frac: how far the step times of the last warm-up batches may lie apart.
         client_processes: how many processes send the requests.
         speed: whether the time that the server takes means anything.
+        power_s: how long each server is kept under load for its power; 0 for the rounds alone.
         rounding_nats: two tokens whose log-probabilities lie closer may change places by rounding;
             0 demands that speculation changes none.
         tolerances: by metric, a relative change that overrides the metric's own.
@@ -137,6 +138,7 @@ class Case:
     warm_up_stable_frac: float = 0.03
     client_processes: int = 1
     speed: bool = True
+    power_s: float = 0.0
     rounding_nats: float = ROUNDING_NATS
     tolerances: tuple[tuple[str, float], ...] = ()
 

@@ -81,6 +81,7 @@ class CasesTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     warm_up_stable_frac: _AboveZero = 0.03
     client_processes: _Positive = 1
     speed: bool = True
+    power_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
     rounding_nats: Annotated[float, msgspec.Meta(ge=0)] = ROUNDING_NATS
     dtype: str = "auto"
     max_model_len_tokens: _Positive = 1024

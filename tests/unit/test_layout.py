@@ -82,8 +82,6 @@ UNITS = (
 PLAIN = {
     # Plurals: they count the noun.
     "tokens": "tokens",
-    "_missed_ticks": "ticks of a counter",
-    "_counted_ticks": "ticks of a counter",
     "steps": "verify steps, S",
     "accepted": "draft tokens that were accepted, A; the field's letter in DEFINITIONS.md",
     "drafted": "draft tokens of a step",
