@@ -209,7 +209,7 @@ def datasets(session: nox.Session) -> None:
 
 @nox.session
 def power(session: nox.Session) -> None:
-    """Samples scripted GPUs whose true energy is known, and judges a case on one: four minutes."""
+    """Samples scripted GPUs whose true energy is known, and judges a case on one: three minutes."""
     _install(session, "tests")
     _pytest(session, "tests/power")
 

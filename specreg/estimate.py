@@ -46,6 +46,7 @@ class Estimate:
         fixed_s: what the rounds take whatever there is to replay; 0 where the prompts say it.
         extra_prompts: how many more than its own are replayed, to warm up.
         source: `recorded`, `recorded on` another machine, or `guess`.
+        power_s: what the time under load for power alone takes.
     """
 
     own_s: float
@@ -53,6 +54,7 @@ class Estimate:
     fixed_s: float
     extra_prompts: int
     source: str
+    power_s: float = 0.0
 
     def case_s(self, prompts: int) -> float:
         """What so many prompts take; without the start of a server.
@@ -61,7 +63,7 @@ class Estimate:
         """
         both_s = self.own_s + self.beside_s
         measured_s = self.fixed_s or both_s * prompts
-        return measured_s + both_s * self.extra_prompts + self.own_s * prompts
+        return measured_s + both_s * self.extra_prompts + self.own_s * prompts + self.power_s
 
 
 Estimates = Mapping[str, Estimate | None]
@@ -190,6 +192,7 @@ def _estimate(
         fixed_s=len(found) * case.rounds * duration_s,
         extra_prompts=_WARM_UP_BATCHES * (case.load.concurrency or 1),
         source=" and ".join(sources),
+        power_s=len(found) * case.power_s,
     )
 
 

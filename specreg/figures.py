@@ -25,7 +25,7 @@ from specreg.metrics import (
     tpot_ms,
     ttft_ms,
 )
-from specreg.power.figures import PowerFigures, power_figures
+from specreg.power.record import PowerRecord
 from specreg.spread import Histogram, Summary, summarize
 from specreg.trace import RequestTrace
 
@@ -169,7 +169,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     timing: ArmFigures | None
     control: ArmFigures | None
     speedup: SpeedupFigures | None
-    power: PowerFigures | None
+    power: PowerRecord | None
 
 
 def figures_of(measurement: Measurement, launch: int) -> Figures:
@@ -191,7 +191,7 @@ def figures_of(measurement: Measurement, launch: int) -> Figures:
         timing=timing,
         control=control,
         speedup=_speedup(measurement, timing, control),
-        power=_power(replay) if replay and Family.POWER not in invalid else None,
+        power=replay.power if replay and Family.POWER not in invalid else None,
     )
 
 
@@ -301,21 +301,6 @@ def _speedup(
             for name, pace in timing.by_category.items()
             if name in control.by_category
         },
-    )
-
-
-def _power(replay: Replay) -> PowerFigures | None:
-    """Of the rounds: an extension's requests are no part of the window, nor are its drafts."""
-    if replay.power is None:
-        return None
-    timed = {(trace.prompt_id, trace.turn) for trace in replay.traces}
-    prompts = replay.acceptance.prompts if replay.acceptance else ()
-    accepted = sum(p.counts.accepted for p in prompts if (p.prompt_id, p.turn) in timed)
-    return power_figures(
-        replay.power,
-        tokens=sum(trace.tokens for trace in replay.traces),
-        control_tokens=sum(trace.tokens for trace in replay.of_control.traces),
-        accepted=accepted,
     )
 
 

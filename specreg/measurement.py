@@ -15,12 +15,13 @@ from specreg.acceptance.checks import check_requests
 from specreg.acceptance.record import AcceptanceRecord, Gauges
 from specreg.datasets import Prompt
 from specreg.errors import InvalidMeasurementError, SensorError
-from specreg.lane import open_lane, warm_up
+from specreg.lane import Lane, open_lane, warm_up
 from specreg.matrix import Case
 from specreg.metrics import METRICS, Family, Replay
 from specreg.power.checks import check_alone, check_held_back
 from specreg.power.energy import Span
-from specreg.power.record import PowerRecord, record_power
+from specreg.power.record import Block, PowerRecord, record_power
+from specreg.power.samples import PowerTrace
 from specreg.power.watch import Watch
 from specreg.replay import Round
 from specreg.sequential import Look
@@ -32,6 +33,7 @@ from specreg.validity import ALL, Invalid, all_invalid, noting
 _LATE_NS = 5 * 10**6
 _LATE_FRAC = 0.05
 _ENOUGH_BEATS = 20
+_NS_PER_S = 10**9
 _SETTLE_S, _IDLE_S = 1.0, 4.0
 _OF_CONTROL = frozenset({Family.SPEEDUP})
 """What the control's rounds say something of."""
@@ -64,10 +66,13 @@ class Extent:
         parts: how many the prompts are dealt into, None for the case's rounds.
         enough: asked after each part; where all of them weren't, as many prompts more follow, for
             the acceptance alone.
+        power_s: how long each server is kept under load for its power, where that is watched and
+            none of its rounds took as long.
     """
 
     parts: int | None = None
     enough: Enough = all_prompts
+    power_s: float = 0.0
 
 
 WHOLE = Extent()
@@ -144,13 +149,13 @@ def measure(  # noqa: PLR0913 - half of them by name, each with a use of its own
     invalid: dict[Family, str] = {}
     try:
         idle = rest(watching, show)
-        replay, look = uvloop.run(
+        replay, look, blocks = uvloop.run(
             _measure(
                 case,
                 server,
                 control,
                 prompts,
-                extent,
+                extent if watching else dataclasses.replace(extent, power_s=0.0),
                 invalid,
                 show=show,
                 clock=clock,
@@ -159,7 +164,7 @@ def measure(  # noqa: PLR0913 - half of them by name, each with a use of its own
         )
         ours |= server.pids() | (control.pids() if control is not None else frozenset())
         if watching is not None:
-            power = power_of(replay, watching, idle, ours, invalid)
+            power = power_of(replay, watching, idle, ours, blocks, invalid)
             replay = dataclasses.replace(replay, power=power)
         values = values_of(case, replay, invalid)
         measurement = dataclasses.replace(measurement, replay=replay, values=values, look=look)
@@ -187,34 +192,58 @@ def power_of(
     watching: Watch,
     idle: Span,
     ours: AbstractSet[int],
+    blocks: Sequence[Round],
     invalid: MutableMapping[Family, str],
 ) -> PowerRecord:
     """What the devices drew while each server had requests.
 
     Args:
-        replay: whose rounds they are; its clock is the monotonic one.
+        replay: of the case; its clock is the monotonic one.
         watching: what sampled them.
         idle: when the servers had nothing to do.
         ours: the processes of the servers.
+        blocks: an uninterrupted stretch under load of the case's server, and of the control's.
         invalid: takes what `THROTTLED` and `DEVICE_SHARED` spoil.
     """
-    case, control = (
-        [(part.started_ns, part.ended_ns) for part in rounds]
-        for rounds in (replay.rounds, replay.control_rounds)
+    looked = (
+        (replay.rounds, ALL),
+        (replay.control_rounds, _OF_CONTROL),
+        (blocks, frozenset({Family.POWER})),
     )
+    traces: Sequence[PowerTrace] = ()
     broken = ""
     try:
-        traces = watching.traces(until_ns=max(end_ns for _, end_ns in (*case, *control)))
-    except SensorError as error:
-        traces, broken = watching.left(), f"POWER_INVALID: {error}"
-    for spans, within in ((case, ALL), (control, _OF_CONTROL)):
+        traces = watching.traces(until_ns=max(one.ended_ns for some, _ in looked for one in some))
+        for block in blocks:
+            check_requests(block.traces)
+    except (SensorError, InvalidMeasurementError) as error:
+        traces, broken = traces or watching.left(), f"POWER_INVALID: {error}"
+    for parts, within in looked:
+        spans = [(part.started_ns, part.ended_ns) for part in parts]
         with noting(invalid, within):
             check_held_back(traces, spans)
         with noting(invalid, within):
             check_alone(traces, spans, ours)
     if broken:
         return PowerRecord(invalid=broken)
-    return record_power(traces, idle=idle, case=case, control=control)
+    case, *control = (
+        Block(
+            span_ns=(part.started_ns, part.ended_ns),
+            tokens=sum(trace.tokens for trace in part.traces),
+            accepted_frac=accepted_frac,
+        )
+        for part, accepted_frac in zip(blocks, (_accepted_frac(replay), 0.0), strict=False)
+    )
+    return record_power(traces, idle=idle, case=case, control=control[0] if control else None)
+
+
+def _accepted_frac(replay: Replay) -> float:
+    """Accepted drafts / tokens of the rounds, 0..1; an extension's requests are no part of them."""
+    tokens = sum(trace.tokens for trace in replay.traces)
+    timed = {(trace.prompt_id, trace.turn) for trace in replay.traces}
+    prompts = replay.acceptance.prompts if replay.acceptance else ()
+    accepted = sum(one.counts.accepted for one in prompts if (one.prompt_id, one.turn) in timed)
+    return accepted / tokens if tokens else 0.0
 
 
 def values_of(
@@ -240,7 +269,7 @@ async def _measure(  # noqa: PLR0913 - as above
     show: Callable[[str], None],
     clock: Clock,
     record: RecordRound,
-) -> tuple[Replay, Look]:
+) -> tuple[Replay, Look, Sequence[Round]]:
     taken, extension = prompts[: case.prompts], prompts[case.prompts : 2 * case.prompts]
     # A drafter that learns from what it serves mustn't have seen what it is measured on.
     spare = prompts[2 * case.prompts :] or taken
@@ -282,6 +311,10 @@ async def _measure(  # noqa: PLR0913 - as above
                 check_requests(more.traces)
                 found, gauges = await accepted(more)
                 look = Look.EXTENDED
+        if extent.power_s:
+            show(f"{case.id}: power, {extent.power_s:g} s of load for each server")
+        turn = 1 if index % 2 else -1  # as if it were one round more
+        blocks = [await _block(lane, taken, extent.power_s) for lane in lanes[::turn]][::turn]
     for lane in lanes:
         with noting(invalid, ALL if lane is ours else _OF_CONTROL):
             check_client(lane.rounds)
@@ -292,7 +325,16 @@ async def _measure(  # noqa: PLR0913 - as above
         limits=case.limits,
         gauges=gauges,
     )
-    return replay, look
+    return replay, look, blocks
+
+
+async def _block(lane: Lane, prompts: Sequence[Prompt], least_s: float) -> Round:
+    """Load without a pause: the longest round, or where that is too short, prompts in a cycle."""
+    longest = max(lane.rounds, key=lambda part: part.ended_ns - part.started_ns)
+    if longest.ended_ns - longest.started_ns >= least_s * _NS_PER_S:
+        return longest
+    load = dataclasses.replace(lane.case.load, duration_s=least_s)
+    return await lane.crew.replay_under(load, prompts)
 
 
 def check_client(rounds: Sequence[Round]) -> None:

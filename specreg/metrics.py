@@ -17,7 +17,7 @@ from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, Gauges, StepCo
 from specreg.acceptance.table import Countable
 from specreg.errors import MatrixError, UnknownNameError
 from specreg.matrix import MOST_DRAFT_TOKENS, NO_LIMITS, Case, Limits
-from specreg.power.record import PowerRecord
+from specreg.power.record import ArmPower, PowerRecord
 from specreg.replay import Round
 from specreg.trace import RequestTrace
 
@@ -26,7 +26,6 @@ _CountT = TypeVar("_CountT")
 _NS_PER_MS = 10**6
 _NS_PER_S = 10**9
 _MS_PER_S = 10**3
-_MJ_PER_J = 10**3
 
 
 class Family(StrEnum):
@@ -216,25 +215,22 @@ def speedup_ratio(replay: Replay) -> float | None:
     return statistics.median(ratios) if ratios else None
 
 
-def energy_j(replay: Replay) -> float | None:
-    """What all devices drew while the case had requests; None where it can't be judged."""
+def _power(replay: Replay) -> ArmPower | None:
+    """What all devices did while the case was under load; None where it can't be judged."""
     power = replay.power
-    if power is None or power.case is None or power.invalid or power.too_short:
-        return None
-    energy_mj = power.case.energy_mj
-    return None if energy_mj is None else energy_mj / _MJ_PER_J
+    return None if power is None or power.invalid or power.too_short else power.case
 
 
 def energy_j_per_token(replay: Replay) -> float | None:
-    """Energy / Σ N, both of all rounds: a token's share of all that was drawn, idle power too."""
-    energy, tokens = energy_j(replay), sum(trace.tokens for trace in replay.traces)
-    return energy / tokens if energy is not None and tokens else None
+    """Energy / Σ N, both of one block: a token's share of all that was drawn, idle power too."""
+    power = _power(replay)
+    return power.energy_j_per_token if power else None
 
 
 def power_w(replay: Replay) -> float | None:
-    """Energy / time, of all devices, while the case had requests."""
-    energy, power = energy_j(replay), replay.power
-    return energy / power.case.window_s if energy and power and power.case else None
+    """Energy / time of that block, of all devices."""
+    power = _power(replay)
+    return power.mean_w if power else None
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -21,8 +21,6 @@ from specreg.launch import launches_of
 from specreg.matrix import Case
 from specreg.measurement import Measurement
 from specreg.metrics import METRICS, Family, acceptance_value, ttft_ms
-from specreg.power.curve import PowerCurve, curve_of
-from specreg.power.samples import load_traces
 from specreg.recording import commit_of
 from specreg.replay import Round
 from specreg.report.document import (
@@ -129,7 +127,6 @@ def _case_report(
         expected=expected,
         history=tuple(lived[-_LAST_RUNS:]),
         reproduce=render_command((case.id,), _with_version(options, figures)),
-        power=_power(suite.run_folder, case),
         logs=tuple(_logs(suite, case)),
         error=suite.errors.get(case.id, ""),
     )
@@ -153,29 +150,6 @@ def _logs(suite: Suite, case: Case) -> Iterator[str]:
         if not paths:
             return
         yield from (path.relative_to(suite.run_folder).as_posix() for path in paths)
-
-
-def _power(run_folder: Path, case: Case) -> tuple[PowerCurve, ...]:
-    """What the devices drew on the last launch of a case; nothing where nobody watched."""
-    launches = {
-        number: path
-        for path in (run_folder / "power").glob(f"{case.id}*.jsonl")
-        if (number := _launch_of(path.stem, case)) is not None
-    }
-    with contextlib.suppress(SpecregError):
-        if launches:
-            curves = map(curve_of, load_traces(launches[max(launches)]))
-            return tuple(curve for curve in curves if curve.points)
-    return ()
-
-
-def _launch_of(name: str, case: Case) -> int | None:
-    """The how-manieth launch of a case a file is of, None of another case's."""
-    rest = name.removeprefix(case.id)
-    if not rest:
-        return 1
-    number = rest.removeprefix("-launch")
-    return int(number) if number != rest and number.isdigit() else None
 
 
 def _without_requests(figures: Figures) -> Figures:

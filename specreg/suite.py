@@ -4,6 +4,7 @@ The pytest plugin and the fixtures hold one of these and do nothing by themselve
 """
 
 import contextlib
+import dataclasses
 import datetime as dt
 import functools
 import time
@@ -115,7 +116,7 @@ class Suite:
     _measured: dict[tuple[str, int], Measurement] = field(default_factory=dict)
     _proven: dict[tuple[str, str], Verdict] = field(default_factory=dict)
     _failed: dict[str, SpecregError] = field(default_factory=dict)
-    _rows: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    _verdict_rows: dict[tuple[str, str, int], int] = field(default_factory=dict)
     _plain: Plain = field(default_factory=dict)
     _known: tuple[Case, Known] | None = None
     _budgeted: Mapping[str, Case] = field(default_factory=dict)
@@ -292,7 +293,9 @@ class Suite:
                 load_case_prompts(self.root, case),
                 show=self.show,
                 record=self.journal.record_round,
-                extent=self._extent(case, server.launch.number),
+                extent=dataclasses.replace(
+                    self._extent(case, server.launch.number), power_s=self._power_s(case)
+                ),
                 watching=watching,
             )
         self.journal.end(measurement)
@@ -355,9 +358,9 @@ class Suite:
             MemoryHeldError: a GPU hasn't got its memory back, so nothing more may be measured.
         """
         place = case.id, metric.name, server.launch.number
-        if place not in self._rows:
+        if place not in self._verdict_rows:
             self._judge_group(server, control)
-        return self.verdicts[self._rows[place]]
+        return self.verdicts[self._verdict_rows[place]]
 
     def _judge_group(self, server: Starting, control: Starting | None) -> None:
         number = server.launch.number
@@ -370,7 +373,7 @@ class Suite:
             try:
                 self.measure(case, server, beside)
                 for metric in self.asked_of(case):
-                    self._rows[case.id, metric.name, number] = len(self.verdicts)
+                    self._verdict_rows[case.id, metric.name, number] = len(self.verdicts)
                     self._look(metric, case, number)
                 for proof in proofs:
                     if proof.name in self.asked[case.id]:
@@ -536,6 +539,12 @@ class Suite:
             parts=PARTS if alone else None,
             enough=enough_for(case, metrics, known, may_stop_early=alone),
         )
+
+    def _power_s(self, case: Case) -> float:
+        """How long each server of a case is kept under load for its power, if that is judged."""
+        recording = self.update_reason is not None
+        judged = recording or any(one.family is Family.POWER for one in self.asked_of(case))
+        return case.power_s if judged else 0.0
 
     def _watching(self, case: Case, name: str) -> contextlib.AbstractContextManager[Watch | None]:
         """What samples the power of a case that is timed, if anything can."""

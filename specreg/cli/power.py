@@ -3,6 +3,8 @@
 import os
 import shutil
 import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,11 +14,18 @@ from specreg.cli.options import WIDTH
 from specreg.errors import SensorError
 from specreg.identity import find_gpus
 from specreg.power.devices import devices_of, why_unreadable
-from specreg.power.survey import survey_devices
-from specreg.report.survey import render_surveys
+from specreg.power.energy import Span
+from specreg.power.record import record_device
+from specreg.power.samples import PowerTrace
+from specreg.power.watch import watch
+from specreg.report.power import render_devices
 from specreg.sensors import Device
 
 _SUFFIX = ".jsonl"
+_LEAD_NS = 10**9
+"""The sampler runs this long before the time begins, so that there are reads around its start."""
+_NS_PER_S = 10**9
+_NOT_IDLE = (0, 0)
 
 
 def power(
@@ -38,13 +47,39 @@ def power(
     typer.echo(f"watching {len(devices)} device(s) for {seconds:g} s", err=True)
     # Kept where the sampler fails: its message says where the samples are.
     path = _checked(output) if output else Path(tempfile.mkdtemp("-specreg")) / f"power{_SUFFIX}"
-    surveys = survey_devices(devices, path, for_s=seconds)
+    traces, span = _watch(devices, path, for_s=seconds)
     if not output:
         shutil.rmtree(path.parent)
-    typer.echo(render_surveys(surveys, width=WIDTH))
+    records = [record_device(trace, span, _NOT_IDLE) for trace in traces]
+    users = [
+        {pid for one in trace.within(*span).users for pid in one.pids} if trace.users else None
+        for trace in traces
+    ]
+    typer.echo(render_devices(records, users, (span[1] - span[0]) / _NS_PER_S, width=WIDTH))
     if output:
         typer.echo(f"samples: {output}", err=True)
-    raise typer.Exit(1 if any(one.wrong for one in surveys) else 0)
+    raise typer.Exit(1 if any(one.invalid for one in records) else 0)
+
+
+def _watch(
+    devices: Sequence[Device], path: Path, *, for_s: float
+) -> tuple[Sequence[PowerTrace], Span]:
+    """Samples devices for a while, which Ctrl-C ends early; the traces, and the time they are of.
+
+    Raises:
+        SensorError: the sampler couldn't run, or was ended before the time began.
+    """
+    with watch(devices, path) as watching:
+        start_ns = time.monotonic_ns() + _LEAD_NS
+        end_ns = start_ns + round(for_s * _NS_PER_S)
+        try:
+            traces = watching.traces(end_ns)
+        except KeyboardInterrupt:
+            end_ns = time.monotonic_ns()
+            traces = watching.traces(end_ns)
+    if end_ns <= start_ns:
+        raise SensorError("power: ended before anything was seen; let it watch for some seconds")
+    return traces, (start_ns, end_ns)
 
 
 def _devices(gpus: int | None) -> tuple[Device, ...]:

@@ -111,6 +111,7 @@ class Case:
         limits: what a request must keep to count as good.
         client_processes: how many processes send the requests.
         speed: whether the time that the server takes means anything.
+        power_s: how long each server is kept under load for its power; 0 for the rounds alone.
         rounding_nats: two tokens whose log-probabilities lie closer may change places by rounding;
             0 demands that speculation changes none.
         tolerances: by metric, a relative change that overrides the metric's own.
@@ -135,6 +136,7 @@ class Case:
     limits: Limits = NO_LIMITS
     client_processes: int = 1
     speed: bool = True
+    power_s: float = 0.0
     rounding_nats: float = ROUNDING_NATS
     tolerances: tuple[tuple[str, float], ...] = ()
 

@@ -80,6 +80,7 @@ class CasesTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     tpot_limit_ms: _AboveZero | None = None
     client_processes: _Positive = 1
     speed: bool = True
+    power_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
     rounding_nats: Annotated[float, msgspec.Meta(ge=0)] = ROUNDING_NATS
     dtype: str = "auto"
     max_model_len_tokens: _Positive = 1024

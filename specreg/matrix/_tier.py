@@ -22,6 +22,7 @@ PAIRS = Path("models/pairs.toml")
 """The model pairs that all tiers share, from the folder that holds the tiers' own."""
 _MOST_BESIDE_FRAC = 0.5
 """Of a GPU's memory, what a server may take beside which another stands."""
+_POWER_S = 30.0
 
 Pairs = Mapping[str, tuple[ModelsTable, Place]]
 
@@ -45,7 +46,9 @@ def load_tier(folder: Path, name: str) -> Tier:
     for pair, place in pairs.values():
         _check_pair(pair, place)
     found = [
-        (case, place) for table, place in file.cases for case in _cases_of(table, pairs, place)
+        (case, place)
+        for table, place in file.cases
+        for case in _cases_of(table, pairs, place, on_gpu=bool(file.needs_gpus))
     ]
     _refuse_twins(found)
     cases = _with_controls(case for case, _ in found)
@@ -107,7 +110,7 @@ def _check_pair(pair: ModelsTable, place: Place) -> None:
             raise UnknownNameError("draft", name, pair.drafts, place.at("drafts_gib"))
 
 
-def _cases_of(table: CasesTable, pairs: Pairs, place: Place) -> Iterator[Case]:
+def _cases_of(table: CasesTable, pairs: Pairs, place: Place, *, on_gpu: bool) -> Iterator[Case]:
     if table.models not in pairs:
         raise UnknownNameError("model pair", table.models, pairs, place.at("models"))
     dataset_named(table.dataset, place.at("dataset"))
@@ -125,6 +128,7 @@ def _cases_of(table: CasesTable, pairs: Pairs, place: Place) -> Iterator[Case]:
         raise MatrixError(f"{place.at('parallel')}: {why}")
     _check_rounds(table, place)
     pair, _ = pairs[table.models]
+    power_s = (_POWER_S if on_gpu else 0.0) if table.power_s is None else table.power_s
     servers = dict.fromkeys(
         _server_of(table, method, draft_tokens, pair, place)
         for method, draft_tokens in itertools.product(table.methods, table.each_draft_tokens)
@@ -149,6 +153,7 @@ def _cases_of(table: CasesTable, pairs: Pairs, place: Place) -> Iterator[Case]:
             limits=Limits(ttft_ms=table.ttft_limit_ms, tpot_ms=table.tpot_limit_ms),
             client_processes=table.client_processes,
             speed=table.speed,
+            power_s=power_s,
             rounding_nats=table.rounding_nats,
             tolerances=tuple(sorted(table.tolerances.items())),
         )

@@ -5,7 +5,6 @@ started it closes it or dies; what was written stays, line by line.
 """
 
 import contextlib
-import heapq
 import os
 import select
 import sys
@@ -17,15 +16,17 @@ from typing import BinaryIO
 import msgspec
 
 from specreg.errors import SensorError
-from specreg.power.hunt import Hunt
 from specreg.power.samples import Failed, Head, Line, Sample, Users
 from specreg.sensors import SENSORS, Device, Probe
 
-EVERY_NS = 49 * 10**6
-"""About 20 a second, and never in step with a counter that ticks every 100 ms."""
+EVERY_NS = 97 * 10**6
+"""About 10 a second, and never in step with a load that repeats every 100 ms.
 
-_USERS_EVERY = 10
-"""Listing processes takes a driver milliseconds, so only every tenth sample does it."""
+An H100 takes 6 ms for the counter and both power fields of one GPU, so eight fit in.
+"""
+
+_USERS_EVERY = 5
+"""Listing processes may take a driver milliseconds, so only every fifth sample does it."""
 
 _NS_PER_S = 10**9
 _EARLIER = -10
@@ -49,56 +50,36 @@ def sample(
         clock: monotonic, in nanoseconds.
     """
     write(Head(devices=tuple(devices), every_ns=EVERY_NS))
-    now_ns = clock()
-    hunts = [Hunt(device=i, due_ns=now_ns) for i in range(len(probes))]
-    # Moment, place of the device, and of a sample its number; -1 for a look at the counter. The
-    # devices are sampled one after another, so that no look has to wait for all of them.
-    apart_ns = EVERY_NS // len(probes)
-    due = [(now_ns + i * apart_ns, i, number) for i in range(len(probes)) for number in (0, -1)]
-    heapq.heapify(due)
-    while due and not wait_until(due[0][0]):
-        at_ns, place, number = heapq.heappop(due)
-        try:
-            if number < 0:
-                at_ns = _look(hunts[place], probes[place], write, clock)
-                if at_ns:
-                    heapq.heappush(due, (at_ns, place, -1))
-                continue
-            _sample(place, number, probes[place], write, clock)
-        except SensorError as error:
-            write(Failed(device=place, at_ns=clock(), why=str(error)))
-            due = [one for one in due if one[1] != place]
-            heapq.heapify(due)
-            continue
-        # A beat that comes too late for the next one leaves that out.
-        missed = max(0, (clock() - at_ns) // EVERY_NS)
-        heapq.heappush(due, (at_ns + (missed + 1) * EVERY_NS, place, number + 1))
-
-
-def _look(hunt: Hunt, probe: Probe, write: Callable[[Line], None], clock: Callable[[], int]) -> int:
-    """Looks at a counter; when to look again, 0 where there is none."""
-    energy_mj = probe.energy_mj()
-    if energy_mj is None:
-        return 0
-    tick = hunt.look(clock(), energy_mj)
-    if tick is not None:
-        write(tick)
-    return hunt.due_ns
+    left = dict(enumerate(probes))
+    due_ns, number = clock(), 0
+    while left and not wait_until(due_ns):
+        for place, probe in tuple(left.items()):
+            try:
+                _sample(place, probe, write, clock, lists_users=number % _USERS_EVERY == 0)
+            except SensorError as error:
+                write(Failed(device=place, at_ns=clock(), why=str(error)))
+                del left[place]
+        # One that is late is followed at once; by whole times too late, those are left out.
+        due_ns += max(1, (clock() - due_ns) // EVERY_NS) * EVERY_NS
+        number += 1
 
 
 def _sample(
     place: int,
-    number: int,
     probe: Probe,
     write: Callable[[Line], None],
     clock: Callable[[], int],
+    *,
+    lists_users: bool,
 ) -> None:
-    at_ns = clock()
-    write(Sample(device=place, at_ns=at_ns, energy_mj=probe.energy_mj(), state=probe.state()))
-    if number % _USERS_EVERY == 0:
-        pids = probe.pids()
-        if pids is not None:
-            write(Users(device=place, at_ns=at_ns, pids=tuple(pids)))
+    """Writes what a device says; its counter is as of the middle of the time that reading took."""
+    asked_ns = clock()
+    energy_mj = probe.energy_mj()
+    at_ns = (asked_ns + clock()) // 2
+    write(Sample(device=place, at_ns=at_ns, energy_mj=energy_mj, state=probe.state()))
+    pids = probe.pids() if lists_users else None
+    if pids is not None:
+        write(Users(device=place, at_ns=at_ns, pids=tuple(pids)))
 
 
 def _wait_until(moment_ns: int) -> bool:

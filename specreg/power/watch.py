@@ -19,7 +19,7 @@ _START_S = 10.0
 _STOP_S = 5.0
 _POLL_S = 0.02
 _AFTER_S = 0.6
-"""So long after a window there is a tick of the counter for its end, and the samples are there."""
+"""So long after a window there is a sample behind its end, of a busy machine too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

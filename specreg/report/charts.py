@@ -8,7 +8,7 @@ from specreg.changes import Turn, can_find_shifts, comparable, turns_in
 from specreg.distribution import Bar
 from specreg.history import Lived
 from specreg.report.document import CaseReport, began_at
-from specreg.report.drawing import ALONE, BASE, INK, LINES, NOW, Chart, Spec, quantity, svg
+from specreg.report.drawing import ALONE, BASE, INK, NOW, Chart, Spec, quantity, svg
 from specreg.report.quantities import axis_of, label_of
 
 _HISTORY = ("acceptance_length_tokens", "throughput_tokens_per_s", "speedup_ratio")
@@ -23,7 +23,7 @@ _FEWEST_TICKS = 3
 
 def charts_of(case: CaseReport) -> Iterator[Chart]:
     """All that can be drawn of a case; a part that isn't known has no chart."""
-    for draw in (_positions, _categories, _histogram, _first_tokens, _steps, _power):
+    for draw in (_positions, _categories, _histogram, _first_tokens, _steps):
         chart = draw(case)
         if chart is not None:
             yield chart
@@ -130,25 +130,6 @@ def _steps(case: CaseReport) -> Chart | None:
         note="Between two chunks of an answer. A step with speculation may bring several tokens.",
         svg=svg((*layers, _duration_layer(bars, NOW, ticks, 0.8))),
         colors=("now", "alone") if alone else ("now",),
-    )
-
-
-def _power(case: CaseReport) -> Chart | None:
-    rows = [
-        {"at": point.at_s, "drawn": point.power_w, "device": f"{number + 1}: {curve.device}"}
-        for number, curve in enumerate(case.power)
-        for point in curve.points
-    ]
-    if not rows:
-        return None
-    x = {"field": "at", "type": "quantitative", "title": "seconds"}
-    legend = {"title": None, "labelColor": INK, "orient": "top", "columns": 1}
-    color = {"field": "device", "type": "nominal", "scale": {"range": LINES}, "legend": legend}
-    encoding = {"x": x, "y": quantity("drawn", "watts", zero=True), "color": color}
-    return Chart(
-        title="Power over time",
-        note="Of each device while the case was measured: idle first, then both servers in turns.",
-        svg=svg(({"data": {"values": rows}, "mark": {"type": "line"}, "encoding": encoding},)),
     )
 
 

@@ -19,7 +19,6 @@ from specreg.figures import Figures
 from specreg.files import replace_file
 from specreg.history import Lived
 from specreg.identity import Environment
-from specreg.power.curve import PowerCurve
 from specreg.report.json import RunVerdict
 
 SCHEMA_VERSION = 1
@@ -85,7 +84,7 @@ class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
         settings: all that must be equal to compare; null where it couldn't be told.
         figures: of its last valid launch, else of the last one; null where none was measured. What
             each request did is in the run's folder `figures`.
-        spreads: of that launch; power: what each device drew meanwhile, if anybody watched.
+        spreads: of that launch.
         expected: null without a baseline.
         history: what earlier runs on this machine and this one did, the oldest first.
         reproduce: what to type.
@@ -106,7 +105,6 @@ class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
     expected: Expected | None
     history: tuple[Lived, ...]
     reproduce: str
-    power: tuple[PowerCurve, ...] = ()
     logs: tuple[str, ...] = ()
     error: str = ""
 

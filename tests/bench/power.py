@@ -28,8 +28,8 @@ from tests.scripted.nvml.device import (
 )
 
 NS_PER_S = 10**9
-WATCHED_S = 64.0
-WINDOWS = 500
+WATCHED_S = 36.0
+BLOCKS = 500
 LOADS: Mapping[str, Load] = {
     "constant": constant(400.0),
     "square wave, 100 ms": Load(low_w=100.0, high_w=700.0, period_ms=100.0),
@@ -45,24 +45,24 @@ def main() -> None:
         library = build(Path(folder))
         gpus = [scripted(number, load) for number, load in enumerate(LOADS.values())]
         traces, _ = watched(library, gpus, WATCHED_S)
-        table = Table("load", "window", "worst error", "windows without an edge")
+        table = Table("load", "block", "worst error", "blocks without a figure")
         for name, gpu, trace in zip(LOADS, gpus, traces, strict=True):
-            for length_s in (0.55, 30.0, 60.0):
+            for length_s in (10.0, 30.0):
                 errors = list(errors_of(gpu, trace, length_s))
                 worst = f"{max(errors):.3%}" if errors else "–"
-                table.add_row(name, f"{length_s} s", worst, str(WINDOWS - len(errors)))
+                table.add_row(name, f"{length_s} s", worst, str(BLOCKS - len(errors)))
         console.print(table)
         for count in (1, 8):
             few = [scripted(number, LOADS["square wave, 130 ms"]) for number in range(count)]
             traces, share = watched(library, few, 20.0)
             first = traces[0]
             span = (first.samples[0].at_ns, first.samples[-1].at_ns)
-            missing = missing_frac(first, [span])
+            missing = missing_frac(first, span)
             console.print(f"{count} GPU(s): {share:.2%} of a core, {missing:.1%} missing")
 
 
 def scripted(number: int, load: Load) -> ScriptedGpu:
-    """A GPU under a load, with ticks every 100 ms."""
+    """A GPU under a load, whose counter moves every 100 ms."""
     return ScriptedGpu(uuid=f"GPU-{number:08d}-0000-4000-8000-000000000000", load=load)
 
 
@@ -88,15 +88,15 @@ def watched(
 
 
 def errors_of(gpu: ScriptedGpu, trace: PowerTrace, length_s: float) -> Iterator[float]:
-    """The relative errors of windows anywhere in a recording, of those that have their edges."""
-    draw = random.Random(1)  # noqa: S311 - windows, not keys
+    """The relative errors of blocks anywhere in a recording, of those that have a figure."""
+    draw = random.Random(1)  # noqa: S311 - moments, not keys
     first_ns, last_ns = trace.samples[0].at_ns + NS_PER_S, trace.samples[-1].at_ns - NS_PER_S
     length_ns = round(length_s * NS_PER_S)
-    for _ in range(WINDOWS):
+    for _ in range(BLOCKS):
         start_ns = draw.randint(first_ns, last_ns - length_ns)
         span = (start_ns, start_ns + length_ns)
         with contextlib.suppress(SensorError):
-            yield abs(energy_of(trace, [span]).energy_mj / 1e3 / true_energy_j(gpu, *span) - 1)
+            yield abs(energy_of(trace, span).energy_j / true_energy_j(gpu, *span) - 1)
 
 
 if __name__ == "__main__":

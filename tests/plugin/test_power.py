@@ -27,6 +27,7 @@ TIER = """
     concurrency = [1]
     prompts = 10
     rounds = 2
+    power_s = 0
     output_cap_tokens = 8
 """
 CASE = "vllm-none-tiny-toy-c1"
@@ -60,7 +61,7 @@ def test_a_window_that_is_too_short_is_said_and_shown(suite: Suite) -> None:
     done = on(suite, GPU).run("tests/perf", "-q", "-rs", "-k", POWER)
     verdict = suite.verdict()
     assert verdict.outcomes == {"NOT_COMPARABLE": 2}
-    assert all("and 30 s are needed" in one.reason for one in verdict.verdicts)
+    assert all("and 10 s are needed" in one.reason for one in verdict.verdicts)
     (row,) = [line for line in done.stdout.splitlines() if line.startswith(CASE)][-1:]
     assert " 400 " in row  # W, mean, peak and idle
     samples = list(suite.runs.glob(f"*/power/{CASE}.jsonl"))

@@ -95,20 +95,6 @@ def test_without_the_extra_the_summary_is_what_is_left(recorded_suite: Suite) ->
     assert not (folder / "report.html").exists()
 
 
-def test_what_a_gpu_drew_is_drawn_over_time(suite: Suite) -> None:
-    on(suite, GPU).run("tests/perf", "-q", "-k", POWER)
-
-    (folder,) = suite.runs.iterdir()
-    (case,) = load_report(folder / "report.json").cases
-    (curve,) = case.power
-    assert curve.device == GPU.name
-    assert {round(point.power_w) for point in curve.points} == {400}
-    assert curve.points[-1].at_s > 1
-    page = (folder / "report.html").read_text()
-    assert "Power over time" in page
-    assert "30 s are needed" in page
-
-
 def test_a_history_that_refuses_is_said_and_takes_no_verdict_with_it(
     recorded_suite: Suite, tmp_path: Path
 ) -> None:

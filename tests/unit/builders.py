@@ -34,7 +34,7 @@ from specreg.identity import Environment, Gpus
 from specreg.matrix import Case, ServerSpec
 from specreg.measurement import Measurement
 from specreg.metrics import Replay
-from specreg.power.record import ArmPower, DeviceRecord, PowerRecord
+from specreg.power.record import Block, DeviceRecord, PowerRecord, arm_power
 from specreg.processes import MarkedProcess
 from specreg.replay import Round
 from specreg.sensors import Device, Scope
@@ -329,26 +329,31 @@ def power(
     energy_j: float = 12_000.0,
     *,
     window_s: float = 60.0,
+    tokens: int = 6000,
+    accepted_frac: float = 0.0,
     of: Device | None = None,
     from_counter: bool = True,
     sm_clock_mhz: float | None = 1980.0,
 ) -> PowerRecord:
-    """What one GPU drew, idle at 100 W."""
+    """What one GPU drew, idle at 100 W, for so many tokens."""
     record = DeviceRecord(
         device=of or device(),
-        energy_mj=energy_j * 1000,
+        energy_j=energy_j,
+        mean_w=energy_j / window_s,
         from_counter=from_counter,
-        error_frac=1e-4,
-        idle_mw=100_000.0,
-        peak_mw=450_000,
+        error_frac=1e-3,
+        average_w=energy_j / window_s,
+        instant_w=energy_j / window_s,
+        idle_w=100.0,
+        peak_w=450.0,
         sm_clock_mhz=sm_clock_mhz,
         memory_clock_mhz=2619.0,
         temperature_c=61,
         used_bytes=10**10,
         utilisation_frac=0.9,
-        throttle_mask=0x4,
-        tick_ms=100.0,
+        throttled=("power cap",),
         counter_ratio=1.001,
         missing_frac=0.0,
     )
-    return PowerRecord(case=ArmPower(window_s=window_s, devices=(record,)))
+    block = Block(span_ns=(0, round(window_s * 10**9)), tokens=tokens, accepted_frac=accepted_frac)
+    return PowerRecord(case=arm_power(block, [record]))

@@ -21,7 +21,7 @@ from tests.scripted.nvml.device import Process, ScriptedGpu, build, constant, wr
 from tests.unit.playing import Player, running
 
 _TRIES = 4
-_KEPT = re.compile("too busy|the sampler was kept")
+_KEPT = re.compile("the sampler was kept|no samples at an end")
 """What is said where a machine has no time for the sampler: other tests run beside this one."""
 
 FIRST = ScriptedGpu(uuid="GPU-00", load=constant(400.0))
@@ -59,7 +59,7 @@ def off_frac(block: str, truth_w: float) -> tuple[float, float]:
 def check_mean(block: str, truth_w: float) -> None:
     off, bound = off_frac(block, truth_w)
     assert off <= bound + 0.05 / truth_w  # it has one decimal
-    assert bound < 0.02
+    assert bound < 0.2
 
 
 def test_all_gpus_in_sight_are_watched_and_summed(player: Player) -> None:
@@ -72,10 +72,33 @@ def test_all_gpus_in_sight_are_watched_and_summed(player: Player) -> None:
     assert f"process {os.getpid()} (" in first
     check_mean(second, 300.0)
     assert "processes       none" in second
-    assert float(total.split()[1]) == pytest.approx(700, rel=0.02)
+    assert float(total.split()[1]) == pytest.approx(700, rel=0.1)
     assert "2 of 2 device(s) in 2.0 s" in total
     assert [trace.device.id for trace in load_traces(output)] == ["GPU-00", "GPU-01"]
     assert list(output.parent.iterdir()) == [output]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "why"),
+    [
+        (FIRST, ""),
+        (dataclasses.replace(FIRST, counter_factor=1.7), "its energy counter says 1.7"),
+        (dataclasses.replace(FIRST, counter_sticks_after_s=3_600.0), "stood still for "),
+    ],
+    ids=["in order", "off", "stuck"],
+)
+def test_a_gpu_that_answers_as_slowly_as_an_h100_is_measured_and_a_wrong_counter_is_said(
+    player: Player, gpu: ScriptedGpu, why: str
+) -> None:
+    done = power(player, gpu, options=("--seconds", "3" if why else "12"))
+    assert done.returncode == (1 if why else 0), done.stdout
+    assert re.search(r"average field +400\.0 W", done.stdout)
+    if why:
+        assert re.search(rf"INVALID +.*{why}", done.stdout)
+    else:
+        assert "INVALID" not in done.stdout
+        off, bound = off_frac(done.stdout, 400.0)
+        assert off <= bound <= 0.02
 
 
 def test_as_many_gpus_are_watched_as_are_asked_for(player: Player) -> None:

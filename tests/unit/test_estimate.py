@@ -172,6 +172,7 @@ def test_a_case_is_measured_beside_its_control_and_then_proved() -> None:
     one = Estimate(own_s=1.0, beside_s=2.0, fixed_s=0.0, extra_prompts=10, source="guess")
     assert one.case_s(8) == 3 * 18 + 8
     assert dataclasses.replace(one, fixed_s=100.0).case_s(8) == 100 + 3 * 10 + 8
+    assert dataclasses.replace(one, power_s=60.0).case_s(8) == one.case_s(8) + 60
 
 
 def test_a_rate_takes_its_time_and_a_duration_too(tmp_path: Path) -> None:

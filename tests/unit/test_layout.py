@@ -82,8 +82,6 @@ UNITS = (
 PLAIN = {
     # Plurals: they count the noun.
     "tokens": "tokens",
-    "_missed_ticks": "ticks of a counter",
-    "_counted_ticks": "ticks of a counter",
     "steps": "verify steps, S",
     "accepted": "draft tokens that were accepted, A; the field's letter in DEFINITIONS.md",
     "drafted": "draft tokens of a step",
@@ -140,6 +138,7 @@ PLAIN = {
     "tokens_per_kwh": "tokens per kilowatt-hour",
     "p_worse": "a probability",
     "rows": "rows of a file",
+    "verdict_rows": "places among the verdicts",
     "left_out_rows": "rows of a file",
     "left_out": "rows of a file",
     "asked": "prompts",

@@ -287,6 +287,17 @@ def test_a_rate_is_a_load_with_all_that_its_table_says(tmp_path: Path) -> None:
     assert "vllm-none-tiny-toy-gamma10" in {other.id for other in tier.cases}
 
 
+@pytest.mark.parametrize(
+    ("gpus", "said", "power_s"),
+    [(1, "", 30), (0, "", 0), (1, "power_s = 12\n", 12), (0, "power_s = 12\n", 12)],
+)
+def test_power_has_half_a_minute_of_load_on_a_gpu_and_none_without_unless_told_otherwise(
+    tmp_path: Path, gpus: int, said: str, power_s: float
+) -> None:
+    models = MODELS.replace("needs_gpus = 0", f"needs_gpus = {gpus}")
+    assert {case.power_s for case in load(tmp_path, models + CASES + said).cases} == {power_s}
+
+
 def test_a_rate_comes_at_random_unless_told_otherwise(tmp_path: Path) -> None:
     text = CASES.replace("concurrency = [1, 4]", "requests_per_s = [4]")
     assert {case.load.id for case in load(tmp_path, MODELS + text).cases} == {"poisson4"}
@@ -318,6 +329,7 @@ def test_the_server_may_be_asked_for_all_that_it_takes_on(tmp_path: Path) -> Non
         ("turns", "0"),
         ("request_timeout_s", "0"),
         ("client_processes", "0"),
+        ("power_s", "-1"),
         ("prompts", "0"),
         ("output_cap_tokens", "0"),
     ],

@@ -16,6 +16,7 @@ from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import httpx
 import msgspec
@@ -41,9 +42,12 @@ from specreg.measurement import (
     measure,
 )
 from specreg.metrics import Family, metrics_of
+from specreg.power.samples import PowerTrace, Sample
+from specreg.power.watch import Watch
 from specreg.protocols import Form
 from specreg.protocols.vllm import VllmProtocol
 from specreg.replay import Round
+from specreg.sensors import State
 from specreg.sequential import Look
 from specreg.server import Server, StartedServer
 from specreg.spread import Histogram
@@ -321,6 +325,50 @@ def test_case_and_control_take_turns_at_being_first(valid: Measurement) -> None:
         *(True, False)
     ]
     assert [len(part.traces) for part in ours] == [2, 2]
+
+
+class Meter:
+    """Says of one GPU that it draws 400 W."""
+
+    def traces(self, until_ns: int) -> Sequence[PowerTrace]:
+        moments = range(until_ns - 60 * 10**9, until_ns + 10**9, 97 * MS)
+        samples = [
+            Sample(device=0, at_ns=at_ns, energy_mj=400 * at_ns // MS, state=State())
+            for at_ns in moments
+        ]
+        return (PowerTrace(device=builders.device(), every_ns=97 * MS, samples=samples),)
+
+
+@pytest.mark.parametrize("power_s", [0.0, 1.0])
+def test_the_power_of_each_server_is_of_one_uninterrupted_stretch_of_load(
+    servers: tuple[Server, Server], power_s: float
+) -> None:
+    """Of the longest round, or, where that is too short, of prompts that come again and again."""
+    found = measure(
+        BESIDE_CONTROL,
+        *servers,
+        builders.PROMPTS,
+        show=lambda _: None,
+        extent=Extent(power_s=power_s),
+        watching=cast("Watch", Meter()),
+    )
+    assert found.replay is not None
+    assert found.replay.power is not None
+    power, both = found.replay.power, (found.replay.rounds, found.replay.control_rounds)
+    for arm, rounds in zip((power.case, power.control), both, strict=True):
+        assert arm is not None
+        longest = max(rounds, key=lambda part: part.ended_ns - part.started_ns)
+        longest_s = (longest.ended_ns - longest.started_ns) / 1e9
+        tokens = sum(trace.tokens for trace in longest.traces)
+        assert longest_s < 1.0
+        if power_s:
+            assert arm.window_s > longest_s
+            assert arm.tokens > tokens
+        else:
+            assert (arm.window_s, arm.tokens) == (longest_s, tokens)
+        assert arm.mean_w == pytest.approx(400.0)
+        assert arm.energy_j_per_token == pytest.approx(400.0 * arm.window_s / arm.tokens)
+    assert "without a pause, and 10 s are needed; raise power_s" in power.too_short
 
 
 def test_a_case_without_speculation_has_no_acceptance(servers: tuple[Server, Server]) -> None:

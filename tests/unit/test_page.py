@@ -10,7 +10,6 @@ import pytest
 from specreg.distribution import Bar
 from specreg.figures import Figures
 from specreg.metrics import Family
-from specreg.power.curve import PowerCurve, PowerPoint
 from specreg.report.charts import charts_of
 from specreg.report.document import CaseReport, Report, Spreads
 from specreg.report.loads import break_even, speed_over_load
@@ -258,7 +257,6 @@ def hostile_reports() -> dict[str, Report]:
     changed = msgspec.structs.replace(acceptance, by_category=parts)
     lost = dataclasses.replace(reports.LOST, reason=HOSTILE)
     other = dataclasses.replace(reports.LOST, case_id=HOSTILE)
-    points = tuple(PowerPoint(at_s=float(n), power_w=100.0) for n in range(9))
     loads = [msgspec.structs.replace(at_load(load, 3, 1.5), models=HOSTILE) for load in (1, 8)]
     replace = msgspec.structs.replace
     return {
@@ -267,7 +265,6 @@ def hostile_reports() -> dict[str, Report]:
         "remark": replace(report, remarks=(HOSTILE,)),
         "target": reports.with_case(target=HOSTILE),
         "engine_version": reports.with_case(figures=replace(figures(), engine_version=HOSTILE)),
-        "device": reports.with_case(power=(PowerCurve(device=HOSTILE, points=points),)),
         "tier": replace(report, run=replace(report.run, tier=HOSTILE)),
         "case_id": replace(reports.with_case(case_id=HOSTILE), run=reports.run_of(other)),
         "models": replace(report, cases=tuple(loads)),
@@ -366,15 +363,3 @@ def test_of_several_positions_the_worst_is_shown() -> None:
     overview = Page(render_page(report)).text.partition("Overview")[2].partition("The cases")[0]
     assert "▼ -30.0%" in overview
     assert overview.count("▼ -") == 1
-
-
-def test_power_is_drawn_where_somebody_watched() -> None:
-    points = tuple(PowerPoint(at_s=float(n), power_w=100.0 + n) for n in range(9))
-    curve = PowerCurve(device="H100", points=points)
-    (chart,) = [
-        chart
-        for chart in charts_of(msgspec.structs.replace(reports.CASE_REPORT, power=(curve,)))
-        if chart.title == "Power over time"
-    ]
-    assert "1: H100" in chart.svg
-    assert "Power over time" not in titles(reports.CASE_REPORT)

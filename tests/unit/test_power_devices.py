@@ -11,7 +11,7 @@ import pytest
 
 from specreg.errors import InvalidMeasurementError
 from specreg.power.checks import check_alone
-from specreg.power.record import ArmPower
+from specreg.power.record import Block, arm_power
 from specreg.power.samples import PowerTrace, Users
 from tests.scripted.nvml.device import (
     Process,
@@ -103,7 +103,7 @@ def listed(*pids: tuple[int, ...]) -> PowerTrace:
     """Who was there, second by second."""
     return PowerTrace(
         device=builders.device(),
-        every_ns=49 * 10**6,
+        every_ns=97 * 10**6,
         users=[Users(device=0, at_ns=at * 10**9, pids=each) for at, each in enumerate(pids)],
     )
 
@@ -116,11 +116,15 @@ def test_where_none_is_known_for_ours_a_newcomer_is_the_stranger() -> None:
 
 
 def test_the_energy_of_two_gpus_is_that_of_both_or_of_none() -> None:
-    one, other = (builders.power(energy_j).case for energy_j in (1000.0, 500.0))
-    assert one is not None
-    assert other is not None
-    both = ArmPower(window_s=60.0, devices=(*one.devices, *other.devices))
-    assert both.energy_mj == 1_500_000
-    assert both.idle_mw == 200_000
-    untold = msgspec.structs.replace(other.devices[0], energy_mj=None)
-    assert ArmPower(window_s=60.0, devices=(*one.devices, untold)).energy_mj is None
+    one, other = (
+        device
+        for energy_j in (1000.0, 500.0)
+        if (arm := builders.power(energy_j).case) is not None
+        for device in arm.devices
+    )
+    block = Block(span_ns=(0, 60 * 10**9), tokens=100)
+    both = arm_power(block, [one, other])
+    assert (both.energy_j, both.mean_w, both.idle_w) == (1500.0, 25.0, 200.0)
+    assert both.energy_j_per_token == 15.0
+    untold = msgspec.structs.replace(other, energy_j=None)
+    assert arm_power(block, [one, untold]).energy_j is None

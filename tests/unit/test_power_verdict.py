@@ -131,10 +131,10 @@ def test_a_broken_meter_makes_power_invalid_and_nothing_else(name: str) -> None:
 
 
 def test_a_short_window_is_not_comparable() -> None:
-    short = msgspec.structs.replace(builders.power(), too_short="12 s, and 30 s are needed")
+    short = msgspec.structs.replace(builders.power(), too_short="7 s, and 10 s are needed")
     verdict = judged(ENERGY.name, short)
     assert verdict.outcome is Outcome.NOT_COMPARABLE
-    assert verdict.reason == "12 s, and 30 s are needed"
+    assert verdict.reason == "7 s, and 10 s are needed"
     assert ENERGY.name not in measured(short).values
 
 
@@ -192,31 +192,25 @@ def test_a_baseline_without_devices_has_no_card_to_differ_from() -> None:
 
 
 def test_figures_tell_what_a_token_costs_and_what_speculation_saves() -> None:
-    power = builders.power()
-    alone = builders.power(18_000)
-    both = msgspec.structs.replace(power, control=alone.case)
-    one = measured(both)
-    assert one.replay is not None
-    replay = dataclasses.replace(
-        one.replay,
-        control_rounds=(builders.replayed(0, 60 * 10**9, 3000),),
-        acceptance=builders.acceptance(builders.counts(10, 10, 5, 5)),
+    power = builders.power(accepted_frac=0.4)
+    both = msgspec.structs.replace(
+        power, control=builders.power(18_000, tokens=3000).case, energy_ratio=3.0
     )
-    found = figures_of(dataclasses.replace(one, replay=replay), 1)
+    found = figures_of(measured(both), 1)
     assert found.power is not None
     assert found.power.case is not None
     case = found.power.case
     assert case.energy_j_per_token == pytest.approx(2.0)
     assert case.above_idle_j_per_token == pytest.approx((12_000 - 60 * 100) / 6000)
     assert case.tokens_per_kwh == pytest.approx(3.6e6 / 2.0)
-    assert case.energy_j_per_accepted_token == pytest.approx(12_000 / 35)
+    assert case.energy_j_per_accepted_token == pytest.approx(12_000 / (0.4 * 6000))
     assert case.mean_w == pytest.approx(200)
     assert case.idle_w == pytest.approx(100)
     assert case.devices[0].throttled == ("power cap",)
-    assert found.power.energy_ratio == pytest.approx(3.0)
-    shown = render_power([found], width=110, color=False)
+    shown = render_power([found], width=140, color=False)
     assert "+67%" in shown
     assert "at its power cap" in shown
+    assert "±0.1%" in shown
 
 
 def test_there_is_no_table_where_nobody_watched() -> None:
@@ -234,7 +228,7 @@ def test_a_slow_gpu_is_seen_though_its_meter_is_out_of_order() -> None:
     assert slow.case is not None
     (device,) = slow.case.devices
     arm = msgspec.structs.replace(
-        slow.case, devices=(msgspec.structs.replace(device, energy_mj=None),)
+        slow.case, devices=(msgspec.structs.replace(device, energy_j=None),)
     )
     broken = msgspec.structs.replace(slow, case=arm, invalid="POWER_INVALID: 1.7 times")
     for name in (ENERGY.name, "throughput_tokens_per_s"):
@@ -266,13 +260,26 @@ def test_watts_that_go_the_other_way_on_a_fresh_launch_confirm_nothing(
     assert confirm(first, second).outcome is outcome
 
 
-class Sampler:
-    """One that ended, and what it left."""
+def test_a_request_that_fails_under_load_for_power_makes_power_alone_invalid() -> None:
+    replay = measured(None).replay
+    assert replay is not None
+    (part,) = replay.rounds
+    failed = msgspec.structs.replace(part.traces[0], error="HTTP 500")
+    blocks = (dataclasses.replace(part, traces=(failed,)),)
+    alive = Sampler(PowerTrace(device=CARD, every_ns=97 * 10**6), ended=False)
+    found = power_of(replay, cast("Watch", alive), (0, 0), {17}, blocks, {})
+    assert found.invalid.startswith("POWER_INVALID: REQUEST_FAILED: 1 of 1 requests failed")
 
-    def __init__(self, trace: PowerTrace) -> None:
-        self.trace = trace
+
+class Sampler:
+    """One that ended, or didn't, and what it left."""
+
+    def __init__(self, trace: PowerTrace, *, ended: bool = True) -> None:
+        self.trace, self.ended = trace, ended
 
     def traces(self, until_ns: int) -> Sequence[PowerTrace]:
+        if not self.ended:
+            return (self.trace,)
         raise SensorError(f"the sampler of power ended before {until_ns}")
 
     def left(self) -> Sequence[PowerTrace]:
@@ -286,7 +293,7 @@ def test_what_a_dead_sampler_had_seen_counts(mask: int, pid: int, reason: str) -
     state = State(throttle_mask=mask, temperature_c=90)
     trace = PowerTrace(
         device=CARD,
-        every_ns=49 * 10**6,
+        every_ns=97 * 10**6,
         samples=[Sample(device=0, at_ns=10**9, energy_mj=None, state=state)],
         users=[Users(device=0, at_ns=10**9, pids=(17, pid))],
     )
@@ -294,7 +301,7 @@ def test_what_a_dead_sampler_had_seen_counts(mask: int, pid: int, reason: str) -
     assert replay is not None
     sampler = cast("Watch", Sampler(trace))
     invalid: dict[Family, str] = {}
-    found = power_of(replay, sampler, (0, 0), {17}, invalid)
+    found = power_of(replay, sampler, (0, 0), {17}, replay.rounds, invalid)
     assert found.invalid.startswith("POWER_INVALID: the sampler of power ended")
     assert {why.partition(":")[0] for why in invalid.values()} == ({reason} if reason else set())
     assert invalid.keys() == (set(Family) - {Family.ACCEPTANCE} if reason else set())

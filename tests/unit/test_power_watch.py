@@ -55,14 +55,13 @@ def ends_within(pid: int, seconds: float) -> bool:
     return False
 
 
-def test_samples_and_ticks_are_on_disk_as_they_come(samples: Path) -> None:
+def test_samples_are_on_disk_as_they_come(samples: Path) -> None:
     with watch([DEVICE], samples) as watching:
         time.sleep(1.0)
         (trace,) = watching.traces(until_ns=time.monotonic_ns())
         pid = watching.popen.pid
     assert trace.device == DEVICE
-    assert len(trace.samples) >= 10
-    assert trace.ticks
+    assert len(trace.samples) >= 5
     assert ends_within(pid, 1.0)
 
 

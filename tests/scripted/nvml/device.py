@@ -87,6 +87,8 @@ class ScriptedGpu:
         sampled_frac: of each 100 ms, the first part that the power sensor looks at: a quarter on
             A100 and H100 (arXiv 2312.02741). The energy counter sees all, unless counter_sampled.
         tick_ms: the counter's, from the origin; it holds the true energy up to its last tick.
+        read_ms, slow_read_ms: what the counter and the fields take to read, as a rule and each 50th
+            time: the median and the 99th percentile of an H100 (fixtures/recordings/nvml/h100).
         counter_factor: times the truth; `counter_sticks_after_s`: its last tick;
             `counter_resets_at_s`: where it begins at 0 again, as when a driver is loaded anew.
         default_power_limit_w: the vendor's, power_limit_w: what somebody set it to.
@@ -106,6 +108,8 @@ class ScriptedGpu:
     sampled_frac: float = 1.0
     has_energy_counter: bool = True
     tick_ms: float = 100.0
+    read_ms: float = 3.0
+    slow_read_ms: float = 18.0
     counter_factor: float = 1.0
     counter_sampled: bool = False
     counter_sticks_after_s: float = NEVER

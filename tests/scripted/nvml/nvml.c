@@ -39,7 +39,7 @@ enum { MOST_GPUS = 16, MOST_ROWS = 32, LONGEST = 96 };
     X(low_w) X(high_w) X(period_ms) X(duty_frac) X(drift_w_per_s)                                  \
     X(scope) X(permission) X(lost_at_s) X(sampled_frac)                                            \
     X(has_energy_counter) X(tick_ms) X(counter_factor) X(counter_sampled)                          \
-    X(counter_sticks_after_s) X(counter_resets_at_s)                                               \
+    X(counter_sticks_after_s) X(counter_resets_at_s) X(read_ms) X(slow_read_ms)                    \
     X(sm_clock_mhz) X(later_sm_clock_mhz) X(sm_clock_changes_at_s) X(max_sm_clock_mhz)             \
     X(memory_clock_mhz) X(max_memory_clock_mhz) X(memory_bus_bits)                                 \
     X(memory_total_bytes) X(memory_used_bytes) X(utilisation_percent) X(temperature_c)             \
@@ -134,6 +134,17 @@ static int look(void *handle, struct gpu *gpu) {
     clock_gettime(CLOCK_MONOTONIC, &now);
     gpu->now_ns = now.tv_sec * NS_PER_S + now.tv_nsec - gpu->started_ns;
     return gpu->now_ns >= gpu->lost_at_s * NS_PER_S ? GPU_IS_LOST : SUCCESS;
+}
+
+/* The same for what an H100 takes milliseconds to read, energy and fields; each 50th read is slow. */
+static int look_slowly(void *handle, struct gpu *gpu) {
+    static unsigned reads;
+    int answer = look(handle, gpu);
+    if (answer != SUCCESS) return answer;
+    unsigned number = __atomic_add_fetch(&reads, 1, __ATOMIC_RELAXED);
+    long long wait_ns = llround((number % 50 ? gpu->read_ms : gpu->slow_read_ms) * 1e6);
+    nanosleep(&(struct timespec){wait_ns / NS_PER_S, wait_ns % NS_PER_S}, NULL);
+    return look(handle, gpu);
 }
 
 /* ---- The truth, and what the sensors make of it. Times are of the GPU, in ns. -------------- */
@@ -275,12 +286,13 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) {
 
 /* ---- A device. `says` answers, once the device is known to be there. ------------------------ */
 
-#define ASKED(function, says, ...)                                                                 \
+#define LOOKED(looks, function, says, ...)                                                         \
     int function(void *handle, __VA_ARGS__) {                                                      \
         struct gpu gpu;                                                                            \
-        int answer = look(handle, &gpu);                                                           \
+        int answer = looks(handle, &gpu);                                                          \
         return answer == SUCCESS ? (says) : answer;                                                \
     }
+#define ASKED(function, says, ...) LOOKED(look, function, says, __VA_ARGS__)
 #define ONE(function, type, value) ASKED(function, (*out = value, SUCCESS), type *out)
 #define TWO(function, type, value, other)                                                          \
     ASKED(function, (*out = value, *second = other, SUCCESS), type *out, type *second)
@@ -307,7 +319,7 @@ ONE(nvmlDeviceGetPowerManagementDefaultLimit, unsigned, gpu.default_power_limit_
 ONE(nvmlDeviceGetEnforcedPowerLimit, unsigned, gpu.power_limit_w * 1e3)
 TWO(nvmlDeviceGetPowerManagementLimitConstraints, unsigned, 1e5, gpu.default_power_limit_w * 1e3)
 ASKED(nvmlDeviceGetPowerUsage, power_mw(&gpu, 0, 0, out), unsigned *out)
-ASKED(nvmlDeviceGetTotalEnergyConsumption, counter_mj(&gpu, out), u64 *out)
+LOOKED(look_slowly, nvmlDeviceGetTotalEnergyConsumption, counter_mj(&gpu, out), u64 *out)
 
 /* Graphics and SM clock are one, then memory's; a GPU for computing has no video clock. */
 static int clock_of(unsigned kind, double sm_mhz, double memory_mhz, unsigned *out) {
@@ -425,7 +437,7 @@ static void read_field(const struct gpu *gpu, struct field *field) {
 
 int nvmlDeviceGetFieldValues(void *handle, int count, struct field *fields) {
     struct gpu gpu;
-    int answer = look(handle, &gpu);
+    int answer = look_slowly(handle, &gpu);
     for (int place = 0; answer == SUCCESS && place < count; place++)
         read_field(&gpu, &fields[place]);
     return answer;
