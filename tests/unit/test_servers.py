@@ -4,13 +4,14 @@ import contextlib
 import dataclasses
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from specreg.errors import ServerStartError
 from specreg.launch import Launch, Poll, Starting
-from specreg.matrix import Sizes
+from specreg.matrix import ServerSpec, Sizes
 from specreg.provision import Provision
 from specreg.server_memory import fit_together, gpu_memory
 from specreg.servers import Servers
@@ -117,22 +118,25 @@ def test_on_a_gpu_each_of_a_pair_is_told_its_cache_and_both_fit(tmp_path: Path) 
     assert fit_together(builders.ROOT, specs, ["0.32.0"] * 2, (80.0,))
 
 
+OWN_SHARE = ("--gpu-memory-utilization=0.3",)
+
+
 @pytest.mark.parametrize(
-    ("changes", "version", "gpu_gib"),
+    ("change", "version", "gpu_gib"),
     [
-        ({}, "0.10.1", 80.0),
-        ({}, "0.32.0", 4.0),
-        ({"engine_args": ("--gpu-memory-utilization=0.3",)}, "0.32.0", 80.0),
-        ({"engine": "triton"}, "", 80.0),
-        ({"target": "some/target"}, "0.32.0", 80.0),
+        (lambda spec: spec, "0.10.1", 80.0),
+        (lambda spec: spec, "0.32.0", 4.0),
+        (lambda spec: dataclasses.replace(spec, engine_args=OWN_SHARE), "0.32.0", 80.0),
+        (lambda spec: dataclasses.replace(spec, engine="triton"), "", 80.0),
+        (lambda spec: dataclasses.replace(spec, target="some/target"), "0.32.0", 80.0),
     ],
-    ids=["too-old", "no-room", "the-case-says-it", "no-flag", "nobody-knows"],
+    ids=["too-old", "no-room", "the-case-says-it", "no-flag", "unknown-weights"],
 )
 def test_two_that_would_count_one_anothers_memory_start_one_after_the_other(
-    tmp_path: Path, changes: dict[str, str], version: str, gpu_gib: float
+    tmp_path: Path, change: Callable[[ServerSpec], ServerSpec], version: str, gpu_gib: float
 ) -> None:
     plain = launch(tmp_path, "none", Script()).spec
-    spec = dataclasses.replace(plain, **changes)  # type: ignore[arg-type] - by the table above
+    spec = change(plain)
     assert gpu_memory(builders.ROOT, spec, version, (gpu_gib,)) is None
     assert not fit_together(builders.ROOT, [plain, spec], [version] * 2, (gpu_gib,))
 
