@@ -72,7 +72,7 @@ class Servers:
         if provision.url is not None:
             return False
         versions = [provision.requirement(spec).version for spec in specs]
-        gpus_gib = provision.found_gpus.memory_gib if provision.on_gpu else ()
+        gpus_gib = (provision.found_gpus.memory_gib or (0.0,)) if provision.on_gpu else ()
         return fit_together(self.root, specs, versions, gpus_gib)
 
     def stop(self) -> None:
