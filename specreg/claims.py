@@ -59,8 +59,8 @@ class _Lock:
         if at == len(self.claims):
             return claim.before_bytes
         later = self.claims[at]
-        if claim.before_bytes is not None and later.before_bytes is not None:
-            later.before_bytes = min(claim.before_bytes, later.before_bytes)
+        known = [one.before_bytes for one in (claim, later) if one.before_bytes is not None]
+        later.before_bytes = min(known, default=None)
         return None
 
 
@@ -69,7 +69,12 @@ _OURS: dict[str, _Lock] = {}
 
 
 def claimed_gpus(
-    gpus: int, variables: Mapping[str, str], *, tell: Callable[[str], None], waits: bool = True
+    gpus: int,
+    variables: Mapping[str, str],
+    *,
+    tell: Callable[[str], None],
+    waits: bool = True,
+    beside_starting: bool = False,
 ) -> contextlib.AbstractContextManager[None]:
     """A server's GPUs for as long as the context lasts; nothing of one that takes none.
 
@@ -78,13 +83,15 @@ def claimed_gpus(
         variables: the environment that it is started with.
         tell: is told whom we wait for.
         waits: see `claim`.
+        beside_starting: see `claim`.
 
     Raises:
         SensorError: nothing shows them; or as `claim` says, once it is entered.
     """
     if not gpus:
         return contextlib.nullcontext()
-    return claim(devices_of(gpus, variables), waits=waits, tell=tell)
+    devices = devices_of(gpus, variables)
+    return claim(devices, waits=waits, tell=tell, beside_starting=beside_starting)
 
 
 @contextlib.contextmanager
@@ -121,7 +128,13 @@ def is_held(device: Device) -> bool:
 
 
 @contextlib.contextmanager
-def claim(devices: Sequence[Device], *, waits: bool, tell: Callable[[str], None]) -> Iterator[None]:
+def claim(
+    devices: Sequence[Device],
+    *,
+    waits: bool,
+    tell: Callable[[str], None],
+    beside_starting: bool = False,
+) -> Iterator[None]:
     """GPUs for as long as the context lasts, in which a server starts and ends.
 
     Args:
@@ -129,6 +142,8 @@ def claim(devices: Sequence[Device], *, waits: bool, tell: Callable[[str], None]
         waits: whether to wait where another run of specreg holds one. Who holds one already never
             does: two that wait for one another would wait for ever.
         tell: is told whom we wait for.
+        beside_starting: whether another server of ours is taking its memory meanwhile: then nobody
+            can tell the two apart, and the last of them answers for both at its end.
 
     Raises:
         DeviceHeldError: another run holds one.
@@ -141,7 +156,7 @@ def claim(devices: Sequence[Device], *, waits: bool, tell: Callable[[str], None]
         locks = [stack.enter_context(_locked(device, waits=waits, tell=tell)) for device in devices]
         taken = {device.id for device in devices if _OURS[device.id].claims}
         wait_until_free(tuple(devices), our_ids(), taken)
-        claims = [_Claim(_used_bytes(device)) for device in devices]
+        claims = [_Claim(None if beside_starting else _used_bytes(device)) for device in devices]
         for lock, mine in zip(locks, claims, strict=True):
             lock.claims.append(mine)
         is_judged = True

@@ -183,17 +183,25 @@ class Provision:
             return self.site.devices(gpus)
         return devices_of(gpus, {**os.environ, **dict(spec.engine_env)})
 
-    def claimed(self, spec: ServerSpec) -> contextlib.AbstractContextManager[None]:
+    def claimed(
+        self, spec: ServerSpec, *, beside_starting: bool = False
+    ) -> contextlib.AbstractContextManager[None]:
         """A server's GPUs for as long as the context lasts; nothing of one that has none of ours.
 
         Those on other nodes are nobody's to claim here.
+
+        Args:
+            spec: of the server.
+            beside_starting: see `claim`.
 
         Raises:
             SensorError: nothing shows them; or as `claim` says, once it is entered.
         """
         gpus = spec.parallel.gpus_by_node if self.on_gpu and self.url is None else 0
         variables = {**os.environ, **dict(spec.engine_env)}
-        return claimed_gpus(gpus, variables, waits=self.waits, tell=self.tell)
+        return claimed_gpus(
+            gpus, variables, waits=self.waits, tell=self.tell, beside_starting=beside_starting
+        )
 
     def why_no_power(self, spec: ServerSpec) -> str:
         """Why nobody can say what a server draws; empty where somebody can."""

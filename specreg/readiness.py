@@ -1,4 +1,4 @@
-"""Readiness: a server that was started in; its first token, or why there is none, out."""
+"""Readiness: a server that was started in; whether it generates, or why it never will, out."""
 
 import time
 
@@ -19,7 +19,8 @@ from specreg.server import Server, StartedServer
 from specreg.sse import DONE, splitter_for
 from specreg.start_failures import start_error
 
-_POLL_S = 0.2
+POLL_S = 0.2
+"""How long to wait between two looks at a server that isn't ready."""
 _PROBE_TIMEOUT_S = 60.0
 _IDENTITY_TIMEOUT_S, _VERSION_TIMEOUT_S = 1.0, 5.0
 _HEALTH_TIMEOUT_S = 10.0
@@ -27,21 +28,22 @@ _HEALTH_TIMEOUT_S = 10.0
 _ANSWER_BYTES = 300
 
 
-def wait_until_ready(server: StartedServer, deadline: float) -> None:
-    """Returns once one token was generated: a healthy server may still hang (vllm#39863)."""
-    while True:
-        _check_identity(server)
-        try:
-            ready = generates(server, timeout_s=deadline - time.monotonic())
-        except ServerRefusedError as error:
-            raise start_error(server, str(error)) from error
-        if how := server.ended():  # then whoever generated was another server
-            raise start_error(server, how)
-        if ready:
-            return
-        if time.monotonic() > deadline:
-            raise start_error(server, "generated no token in time")
-        time.sleep(_POLL_S)
+def is_ready(server: StartedServer, deadline: float) -> bool:
+    """Whether it generates a token: a healthy server may still hang (vllm#39863).
+
+    Raises:
+        ServerStartError: it ended, refused, or generated none by the deadline.
+    """
+    _check_identity(server)
+    try:
+        ready = generates(server, timeout_s=deadline - time.monotonic())
+    except ServerRefusedError as error:
+        raise start_error(server, str(error)) from error
+    if how := server.ended():  # then whoever generated was another server
+        raise start_error(server, how)
+    if not ready and time.monotonic() > deadline:
+        raise start_error(server, "generated no token in time")
+    return ready
 
 
 def _check_identity(server: StartedServer) -> None:
@@ -89,7 +91,7 @@ def generates(server: Server, *, timeout_s: float, output_cap_tokens: int = 1) -
     )
     url, protocol = server.base_url, server.engine.protocol
     path, body = protocol.path(probe), msgspec.json.encode(protocol.body(probe))
-    within_s = min(_PROBE_TIMEOUT_S, max(_POLL_S, timeout_s))
+    within_s = min(_PROBE_TIMEOUT_S, max(POLL_S, timeout_s))
     try:
         health = ask(
             url, "GET", server.engine.health_path, within_s=min(_HEALTH_TIMEOUT_S, within_s)

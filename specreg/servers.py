@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from specreg.attaching import attach_server
-from specreg.launch import Launch, Starting
+from specreg.launch import Launch, Poll, Starting, wait_until_ready
+from specreg.matrix import ServerSpec
 from specreg.provision import Provision
-from specreg.server import Server
-from specreg.starting import start_server
+from specreg.server_memory import fit_together
+from specreg.starting import begin_server
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -50,6 +51,30 @@ class Servers:
             starting.stop()
             self._startings.remove(starting)
 
+    def start_all(self, startings: Sequence[Starting]) -> None:
+        """Start servers, at once where memory allows, and return when all are ready.
+
+        Raises:
+            SpecregError: one didn't start. What else was begun goes on, until it is asked for or
+                its context ends.
+        """
+        idle = [one for one in startings if not one.running]
+        if len(idle) > 1 and self._fit_together([one.launch.spec for one in idle]):
+            for one in idle:  # installed before the first of them starts
+                self.provision.environment(one.launch.spec)
+            wait_until_ready(idle)
+        for one in idle:
+            wait_until_ready([one])
+
+    def _fit_together(self, specs: Sequence[ServerSpec]) -> bool:
+        """Whether there are servers to start, which may take their memory at the same time."""
+        provision = self.provision
+        if provision.url is not None:
+            return False
+        versions = [provision.requirement(spec).version for spec in specs]
+        gpus_gib = (provision.found_gpus.memory_gib or (0.0,)) if provision.on_gpu else ()
+        return fit_together(self.root, specs, versions, gpus_gib)
+
     def stop(self) -> None:
         """Stops all servers that run, the last one first; who asks for one again gets a fresh one.
 
@@ -80,19 +105,21 @@ class Servers:
         return self.logs / f"{launch.id}{beside}.log"
 
     @contextlib.contextmanager
-    def _server(self, launch: Launch) -> Iterator[Server]:
+    def _server(self, launch: Launch) -> Iterator[Poll]:
         spec, provision = launch.spec, self.provision
         if provision.url is not None:
             within_s = self.ready_within_s
             with attach_server(
                 spec, provision.url, root=self.root, ready_within_s=within_s
             ) as attached:
-                yield attached
+                yield lambda: attached
             return
         environment = provision.environment(spec)
         with (
-            provision.claimed(spec),
-            start_server(
+            provision.claimed(
+                spec, beside_starting=any(one.is_starting for one in self._startings)
+            ),
+            begin_server(
                 spec,
                 environment,
                 root=self.root,
@@ -101,6 +128,6 @@ class Servers:
                 ready_within_s=self.ready_within_s,
                 show=self.show,
                 nodes=provision.nodes,
-            ) as started,
+            ) as poll,
         ):
-            yield started
+            yield poll

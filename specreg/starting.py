@@ -1,4 +1,4 @@
-"""Starting: a spec in, a server that has generated a token out; it leaves nothing behind."""
+"""Starting: a spec in, a server out once it has generated a token; it leaves nothing behind."""
 
 import contextlib
 import dataclasses
@@ -8,27 +8,31 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ParamSpec
 
 from specreg.engines import engine_named
 from specreg.engines._engine import LaunchOptions
 from specreg.environments import EngineEnvironment
 from specreg.errors import ServerStartError
 from specreg.files import replace_file
+from specreg.identity import find_gpus
 from specreg.matrix import ServerSpec
 from specreg.methods import METHODS
 from specreg.model_code import check_model_code
 from specreg.models import resolve_model
 from specreg.paths import cache_dir
 from specreg.processes import MarkedProcess, note_shared, start_marked, stop_marked
-from specreg.readiness import check_age, scrape_version, wait_until_ready
+from specreg.readiness import POLL_S, check_age, is_ready, scrape_version
 from specreg.redaction import hide
 from specreg.server import StartedServer
+from specreg.server_memory import gpu_memory
 from specreg.spanning import HERE_ALONE, Nodes, RunningPart, Surroundings, running_parts
 from specreg.spanning import free_port as free_port_of
 from specreg.start_failures import PORT_IN_USE
 
+_Settings = ParamSpec("_Settings")
 _PORTS = 3
 _NONCE_DIGITS = 8
 _SOCKET_FOLDER_BYTES = 64
@@ -36,7 +40,7 @@ _SOCKET_FOLDER_BYTES = 64
 
 
 @contextlib.contextmanager
-def start_server(  # noqa: PLR0913 - by name, the most of them facts of the run
+def begin_server(  # noqa: PLR0913 - by name, the most of them facts of the run
     spec: ServerSpec,
     environment: EngineEnvironment,
     *,
@@ -47,10 +51,11 @@ def start_server(  # noqa: PLR0913 - by name, the most of them facts of the run
     show: Callable[[str], None],
     choose_port: Callable[[], int] | None = None,
     nodes: Nodes = HERE_ALONE,
-) -> Iterator[StartedServer]:
-    """A server for as long as the context lasts; every process of it is gone afterwards.
+) -> Iterator[Callable[[], StartedServer | None]]:
+    """Start a server, which takes a while; every process of it is gone after the context.
 
-    One whose port another program takes meanwhile is started again, on another port.
+    Gives what to ask for it: the server once it has generated a token, None before. One whose port
+    another program takes meanwhile is started again, on another port.
 
     Args:
         spec: what to start.
@@ -66,33 +71,58 @@ def start_server(  # noqa: PLR0913 - by name, the most of them facts of the run
 
     Raises:
         ModelError: a model folder is missing, or brings code that the case doesn't trust.
-        ServerStartError: the server ended, or generated nothing in time.
+        ServerStartError: it can't be started; where it is asked for, the server ended, or generated
+            nothing in time.
     """
     check_model_code(root, spec)
     target = resolve_model(root, spec.target, padding_layers=spec.padding_layers)
     draft = resolve_model(root, spec.draft) if spec.draft is not None else None
-    start = _Start(
-        spec=spec,
-        environment=environment,
-        root=root,
-        log_path=log_path,
-        on_gpu=on_gpu,
-        ready_within_s=ready_within_s,
-        target=target,
-        draft=draft,
-        nodes=nodes,
-    )
+    chosen = choose_port or free_port
     with (
         tempfile.TemporaryDirectory(prefix="specreg-", ignore_cleanup_errors=True) as folder,
-        contextlib.ExitStack() as stack,
+        contextlib.ExitStack() as attempt,
     ):
+        start = _Start(
+            spec=spec,
+            environment=environment,
+            root=root,
+            log_path=log_path,
+            on_gpu=on_gpu,
+            ready_within_s=ready_within_s,
+            target=target,
+            draft=draft,
+            nodes=nodes,
+            ports=(chosen() for _ in range(_PORTS)),
+            temporary=Path(folder),
+            attempt=attempt,
+        )
         show(f"starting {spec.id}")
-        yield start.run(Path(folder), choose_port or free_port, stack)
+        start.begin(next(start.ports))
+        yield start.poll
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def _waiting(
+    begin: Callable[
+        _Settings, contextlib.AbstractContextManager[Callable[[], StartedServer | None]]
+    ],
+) -> Callable[_Settings, contextlib.AbstractContextManager[StartedServer]]:
+    @contextlib.contextmanager
+    def start(*given: _Settings.args, **named: _Settings.kwargs) -> Iterator[StartedServer]:
+        with begin(*given, **named) as poll:
+            while (server := poll()) is None:
+                time.sleep(POLL_S)
+            yield server
+
+    return start
+
+
+start_server = _waiting(begin_server)
+"""As `begin_server`, and waits: gives the server that has generated a token."""
+
+
+@dataclass(slots=True, kw_only=True)
 class _Start:
-    """What a server is started from; see `start_server`."""
+    """What a server is started from, see `begin_server`; its processes end with `attempt`."""
 
     spec: ServerSpec
     environment: EngineEnvironment
@@ -103,51 +133,60 @@ class _Start:
     target: str
     draft: str | None
     nodes: Nodes
+    ports: Iterator[int]
+    temporary: Path
+    attempt: contextlib.ExitStack
+    _deadline_s: float = field(init=False)
+    _server: StartedServer = field(init=False)
 
-    def run(
-        self, temporary: Path, choose_port: Callable[[], int], stack: contextlib.ExitStack
-    ) -> StartedServer:
-        """A server that has generated a token, on the first port that is its own.
+    def begin(self, port: int) -> None:
+        """Start its processes; it answers at the port.
 
-        It is gone once the stack is closed; at once where it didn't start.
+        Raises:
+            ServerStartError: they can't be.
         """
-        for _ in range(_PORTS - 1):
-            try:
-                return self._run(temporary, choose_port(), stack)
-            except ServerStartError as error:
-                if not error.failure.endswith(PORT_IN_USE):
-                    raise
-        return self._run(temporary, choose_port(), stack)
-
-    def _run(self, temporary: Path, port: int, stack: contextlib.ExitStack) -> StartedServer:
-        """The same on a port."""
-        log_path = _unused(self.log_path or temporary / "server.log")
-        private = temporary / "private"
+        log_path = _unused(self.log_path or self.temporary / "server.log")
+        private = self.temporary / "private"
         private.mkdir(exist_ok=True, mode=0o700)
-        options = self._options(private, port, temporary / f"files-{port}")
-        started = time.monotonic()
-        with contextlib.ExitStack() as attempt:
-            parts, process = self._start(options, log_path, temporary, attempt)
-            for part in parts:
-                part.takes_along(process)
-            starting = StartedServer(
-                spec=self.spec,
-                engine=engine_named(self.spec.engine),
-                base_url=f"http://127.0.0.1:{options.port}",
-                model=options.served_name,
-                target=self.target,
-                draft=self.draft,
-                engine_version="",
-                process=process,
-                log_path=log_path,
-                private=private,
-                parts=parts,
-            )
-            wait_until_ready(starting, started + self.ready_within_s)
-            running = dataclasses.replace(starting, engine_version=scrape_version(starting))
-            check_age(running)
-            note_shared(process)
-            stack.enter_context(attempt.pop_all())
+        options = self._options(private, port, self.temporary / f"files-{port}")
+        self._deadline_s = time.monotonic() + self.ready_within_s
+        parts, process = self._start(options, log_path)
+        for part in parts:
+            part.takes_along(process)
+        self._server = StartedServer(
+            spec=self.spec,
+            engine=engine_named(self.spec.engine),
+            base_url=f"http://127.0.0.1:{options.port}",
+            model=options.served_name,
+            target=self.target,
+            draft=self.draft,
+            engine_version="",
+            process=process,
+            log_path=log_path,
+            private=private,
+            parts=parts,
+        )
+
+    def poll(self) -> StartedServer | None:
+        """The server once it has generated a token, None before.
+
+        Raises:
+            ServerStartError: it ended, or generated nothing in time.
+        """
+        server = self._server
+        try:
+            if not is_ready(server, self._deadline_s):
+                return None
+        except ServerStartError as error:
+            another = next(self.ports, None) if error.failure.endswith(PORT_IN_USE) else None
+            if another is None:
+                raise
+            self.attempt.close()
+            self.begin(another)
+            return None
+        running = dataclasses.replace(server, engine_version=scrape_version(server))
+        check_age(running)
+        note_shared(running.process)
         return running
 
     def _options(self, private: Path, port: int, folder: Path) -> LaunchOptions:
@@ -174,22 +213,21 @@ class _Start:
             version=version,
             trust_remote_code=spec.trust_remote_code,
             meeting=self.nodes.meeting() if spec.parallel.nodes > 1 else None,
+            memory=gpu_memory(self.root, spec, version, find_gpus().memory_gib)
+            if self.on_gpu
+            else None,
         )
 
     def _start(
-        self,
-        options: LaunchOptions,
-        log_path: Path,
-        temporary: Path,
-        attempt: contextlib.ExitStack,
+        self, options: LaunchOptions, log_path: Path
     ) -> tuple[tuple[RunningPart, ...], MarkedProcess]:
-        """Its parts, if it has any, and the process that answers; they end with the stack."""
+        """Its parts, if it has any, and the process that answers."""
         engine, python = engine_named(self.spec.engine), self.environment.python
         command = engine.command(Path(python), options)
         folder = str(Path(python).parent) if python else ""
         path = os.pathsep.join((folder, os.environ.get("PATH", "")))
         # As if its environment were active: SGLang calls ninja.
-        own = {**_own_temporary(temporary), **({"PATH": path} if python else {})}
+        own = {**_own_temporary(self.temporary), **({"PATH": path} if python else {})}
         case = dict(self.spec.engine_env)
         variables = {**os.environ, **own, **engine.environment(options), **case}
         # Parts are told on their command lines where they meet.
@@ -213,19 +251,19 @@ class _Start:
             raise ServerStartError(subject, what, advice, log_path, "") from error
         try:
             parts = engine.parts(Path(python), options)
-            running = attempt.enter_context(running_parts(parts, around))
+            running = self.attempt.enter_context(running_parts(parts, around))
             process = start_marked(
                 command,
                 environment=variables,
                 log_path=log_path,
                 cwd=self.root,
-                temporary=[temporary],
+                temporary=[self.temporary],
             )
         except OSError as error:
             what = f"can't be run, {error.strerror}: '{error.filename}'"
             advice = "check the interpreter, or delete the engine's folder in the cache"
             raise ServerStartError(subject, what, advice, log_path, "") from error
-        attempt.callback(stop_marked, process)
+        self.attempt.callback(stop_marked, process)
         return running, process
 
 

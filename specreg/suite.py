@@ -45,6 +45,7 @@ from specreg.proving import Plain, Proof, Scene, proofs_of
 from specreg.provision import Provision
 from specreg.redaction import hide_known
 from specreg.sequential import PARTS, Look
+from specreg.server import Server
 from specreg.servers import Servers
 from specreg.stopping import enough_for
 from specreg.verdict import Outcome, Verdict
@@ -282,8 +283,7 @@ class Suite:
     def _measure_once(
         self, case: Case, key: Key, server: Starting, control: Starting | None
     ) -> Measurement:
-        beside = control.server if control is not None else None
-        running = server.server
+        running, beside = self._started(server, control)
         self.journal.begin(key)
         with self._watching(case, server.launch.case_id(case)) as watching:
             measurement = measure(
@@ -300,6 +300,11 @@ class Suite:
             )
         self.journal.end(measurement)
         return measurement
+
+    def _started(self, server: Starting, control: Starting | None) -> tuple[Server, Server | None]:
+        """A case's server and its control, if there is one, both ready."""
+        self.servers.start_all([one for one in (control, server) if one is not None])
+        return server.server, control.server if control is not None else None
 
     def measure_afresh(
         self, cases: Sequence[Case], further: int
@@ -445,10 +450,10 @@ class Suite:
         self, proof: Proof, case: Case, server: Starting, control: Starting | None
     ) -> Verdict:
         spec = case.server
-        beside = control.server if control is not None else None
+        running, beside = self._started(server, control)
         scene = Scene(
             case=case,
-            server=server.server,
+            server=running,
             control=beside,
             prompts=load_case_prompts(self.root, case)[: case.prompts],
             foresee=functools.partial(foresee, on_gpu=self.provision.on_gpu, show=self.show),

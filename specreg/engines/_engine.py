@@ -12,8 +12,22 @@ import msgspec
 from specreg.answers import Name
 from specreg.decoding import UNREADABLE
 from specreg.engines._parallel import Meeting, Parallel, Part
-from specreg.methods import Setting
+from specreg.methods import Setting, is_older
 from specreg.protocols import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What a server is given of each of its GPUs.
+
+    Attributes:
+        cache_bytes: for its KV cache; cache_tokens: the same of one copy, in tokens.
+        share_frac: of the GPU's memory, for weights, KV cache and 2 GiB beside them, 0..1.
+    """
+
+    cache_bytes: int
+    cache_tokens: int
+    share_frac: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +46,7 @@ class LaunchOptions:
         version: of the engine; empty where it isn't known beforehand.
         trust_remote_code: whether the models may bring code.
         meeting: where the parts of a server that spans nodes meet; None for a server of one node.
+        memory: what it is given of a GPU; None for what it finds within `gpu_memory_frac`.
     """
 
     target: str
@@ -51,6 +66,7 @@ class LaunchOptions:
     version: str = ""
     trust_remote_code: bool = False
     meeting: Meeting | None = None
+    memory: Memory | None = None
 
     def at(self, node: int) -> "LaunchOptions":
         """The same for the part on another node."""
@@ -136,6 +152,8 @@ class Engine(ABC):
         serves_names: whether it serves its model under the name that it is given.
         runs_model_code: whether it can run code that a model brings.
         spans_nodes: whether specreg can start it on several nodes.
+        memory_flags: how the flags begin that say what it takes of a GPU; empty where none says how
+            large its KV cache is. first_told: the first version that has them.
     """
 
     name: ClassVar[str]
@@ -149,6 +167,8 @@ class Engine(ABC):
     serves_names: ClassVar[bool] = True
     runs_model_code: ClassVar[bool] = True
     spans_nodes: ClassVar[bool] = False
+    memory_flags: ClassVar[tuple[str, ...]] = ()
+    first_told: ClassVar[str] = ""
 
     @abstractmethod
     def requirement(self, *, on_gpu: bool) -> Requirement:
@@ -157,6 +177,11 @@ class Engine(ABC):
         Raises:
             UnsupportedError: it doesn't run there.
         """
+
+    def takes_cache(self, version: str, arguments: tuple[str, ...]) -> bool:
+        """Whether a version can be told how large its KV cache is, and the case doesn't say."""
+        own = any(argument.startswith(self.memory_flags) for argument in arguments)
+        return bool(self.memory_flags) and not own and not is_older(version, self.first_told)
 
     def check_arguments(self, arguments: tuple[str, ...]) -> None:
         """Silent where a case's `engine_args` can be handed on, as far as one can tell.

@@ -16,6 +16,7 @@ from specreg.decoding import UNREADABLE
 from specreg.engines._engine import Engine, Fetch, Identity, LaunchOptions, Requirement
 from specreg.engines._parallel import Parallel
 from specreg.errors import UnsupportedError
+from specreg.methods import is_older
 from specreg.protocols import sglang as sglang_protocol
 
 _VERSION = "0.5.23"
@@ -74,6 +75,7 @@ class Sglang(Engine):
     version_path: ClassVar = "/server_info"
     protocol: ClassVar = sglang_protocol.PROTOCOL
     spans_nodes: ClassVar = True
+    memory_flags: ClassVar = ("--max-total-tokens", "--mem-fraction-static")
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
         """`sglang`; without a GPU on a CPU's torch, and without its kernels."""
@@ -165,8 +167,28 @@ _CPU_FLAGS = (
 )
 
 
+_PREFILL_GRAPHS = "0.5.14"
+"""Since then the graphs of prefills have a flag of their own; before, one of piecewise graphs."""
+_MOST_STATIC_FRAC = 0.95
+
+
 def _gpu_flags(options: LaunchOptions) -> tuple[str, ...]:
-    return ("--mem-fraction-static", str(options.gpu_memory_frac))
+    """How much memory it may take; and graphs of prefills as long as one prompt can be, no longer.
+
+    SGLang takes as its own all that went since its start, so the share must hold what a server
+    beside it takes meanwhile. The cache is no larger for that.
+    """
+    old = is_older(options.version, _PREFILL_GRAPHS)
+    graphs = "--piecewise-cuda-graph-max-tokens" if old else "--cuda-graph-max-bs-prefill"
+    longest = (graphs, str(options.max_model_len_tokens))
+    if options.memory is None:
+        return ("--mem-fraction-static", str(options.gpu_memory_frac), *longest)
+    share_frac = min(options.memory.share_frac + options.gpu_memory_frac, _MOST_STATIC_FRAC)
+    return (
+        *("--max-total-tokens", str(options.memory.cache_tokens)),
+        *("--mem-fraction-static", f"{share_frac:.4f}"),
+        *longest,
+    )
 
 
 def _export_flags(options: LaunchOptions) -> tuple[str, ...]:

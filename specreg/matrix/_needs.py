@@ -35,12 +35,22 @@ class Sizes:
             parallel: how the models are spread.
             tokens: in the KV caches of all copies.
         """
+        weights_gib = self.weights_gib(parallel)
+        if weights_gib is None:
+            return None
+        return weights_gib + self.cache_gib(parallel, tokens) + RESERVE_GIB
+
+    def weights_gib(self, parallel: Parallel) -> float | None:
+        """The weights alone on each GPU; None where nobody said what the draft takes."""
         if self.draft_gib is None:
             return None
-        cache_gib = self.token_kib * tokens / parallel.data / _KIB_PER_GIB
         draft_gib = self.draft_gib / (parallel.draft_tensor or parallel.tensor)
-        split = parallel.tensor * parallel.pipeline
-        return (self.target_gib + cache_gib) / split + draft_gib + RESERVE_GIB
+        return self.target_gib / (parallel.tensor * parallel.pipeline) + draft_gib
+
+    def cache_gib(self, parallel: Parallel, tokens: int) -> float:
+        """So many tokens in the KV caches of all copies, on each GPU."""
+        split = parallel.tensor * parallel.pipeline * parallel.data
+        return self.token_kib * tokens / split / _KIB_PER_GIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from specreg.engines import Parallel, engine_named
-from specreg.engines._engine import LaunchOptions
+from specreg.engines._engine import LaunchOptions, Memory
 from specreg.engines._parallel import Meeting
 from specreg.environments import EngineEnvironment, engine_environment
 from specreg.methods import METHODS, Tree
@@ -31,6 +31,7 @@ VERSIONS = [
 ]
 SPREAD = Parallel(tensor=2, data=2, expert=True, draft_tensor=2)
 ACROSS = Parallel(tensor=2, nodes=2)
+MEMORY = Memory(cache_bytes=2**30, cache_tokens=9216, share_frac=0.03)
 MEETING = Meeting(host="node1", port=4711)
 TREE = Tree(branches=2, drafted_tokens=6)
 
@@ -61,6 +62,7 @@ def launches(engine: str, version: str) -> Mapping[str, LaunchOptions]:
             methods["eagle3"], version=engine_named(engine).oldest
         ),
         "on a GPU": dataclasses.replace(plain, on_gpu=True),
+        "told its memory": dataclasses.replace(plain, on_gpu=True, memory=MEMORY),
         "over GPUs": dataclasses.replace(methods["eagle3"], on_gpu=True, parallel=SPREAD),
         "over nodes": dataclasses.replace(
             methods["eagle3"], on_gpu=True, parallel=ACROSS, meeting=MEETING

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.plugin.conftest import ROOT, Suite
-from tests.scripted.vllm.script import Script, record_script
+from tests.scripted.vllm.script import Fault, Script, record_script
 
 SLOW = Script(step_ms=20.0)
 """A run takes long enough to be cut short."""
@@ -75,6 +75,17 @@ def test_no_server_outlives_a_run_that_is_interrupted(suite: Suite, number: sign
         output, _ = run.communicate(timeout=60)
 
     # CPython ends by SIGINT itself where the interrupt came through an `exec`, caught or not.
+    assert run.returncode in {pytest.ExitCode.INTERRUPTED, -signal.SIGINT}, output
+    assert not marked(suite)
+
+
+def test_a_run_that_is_interrupted_while_a_pair_starts_leaves_neither(suite: Suite) -> None:
+    suite.script = Script(fault=Fault.NEVER_READY)
+    with start(suite, "-k", "eagle3 and c1") as run:
+        wait_until(lambda: servers(suite) > 1)  # so the second began before the first was ready
+        run.send_signal(signal.SIGINT)
+        output, _ = run.communicate(timeout=60)
+
     assert run.returncode in {pytest.ExitCode.INTERRUPTED, -signal.SIGINT}, output
     assert not marked(suite)
 

@@ -289,6 +289,43 @@ def test_what_a_server_left_that_ended_first_is_missed_when_the_last_one_ends(
         assert words in heard(run)
 
 
+# Two servers that take their memory at the same time, of which the second ends first.
+TOGETHER = """
+import contextlib, os, sys
+from specreg.claims import claimed_gpus
+from specreg.errors import SensorError
+first, second = contextlib.ExitStack(), contextlib.ExitStack()
+first.enter_context(claimed_gpus(1, os.environ, tell=print))
+second.enter_context(claimed_gpus(1, os.environ, tell=print, beside_starting=True))
+print("both", flush=True)
+sys.stdin.readline()
+second.close()
+print("first alone", flush=True)
+sys.stdin.readline()
+try:
+    first.close()
+    print("given back", flush=True)
+except SensorError as error:
+    print(f"{type(error).__name__}: {error}", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("afterwards", "words"), [(BUSY, "40.5 GiB are still taken"), (IDLE, "given back")]
+)
+def test_of_two_that_started_at_once_the_last_one_answers_for_both(
+    machine: Machine, afterwards: ScriptedGpu, words: str
+) -> None:
+    with machine.running(code=TOGETHER) as run:
+        assert heard(run) == "both"
+        machine.play(BUSY, OTHER)  # what the first one holds is no debt of the second's
+        end(run)
+        assert heard(run) == "first alone"
+        machine.play(afterwards, OTHER)
+        end(run)
+        assert words in heard(run)
+
+
 # A server of a run on one GPU, and a second GPU that the run wants.
 BESIDE = """
 import os, pathlib, sys

@@ -1,14 +1,23 @@
-"""The servers of a run: shared where they are the same, and none that nobody asks for."""
+"""The servers of a run: shared where they are the same, started at once, and none unasked."""
 
 import contextlib
 import dataclasses
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
-from specreg.launch import Launch, Starting
+import pytest
+
+from specreg.errors import ServerStartError
+from specreg.launch import Launch, Poll, Starting
+from specreg.matrix import ServerSpec, Sizes
 from specreg.provision import Provision
-from specreg.server import Server
+from specreg.server_memory import fit_together, gpu_memory
 from specreg.servers import Servers
+from tests.scripted.vllm.script import Fault, Script
 from tests.unit import builders
+from tests.unit.test_server import left_of
 
 LAUNCH = Launch(spec=builders.SPEC, number=1)
 
@@ -24,7 +33,7 @@ def servers(folder: Path) -> Servers:
     )
 
 
-def unneeded() -> contextlib.AbstractContextManager[Server]:
+def unneeded() -> contextlib.AbstractContextManager[Poll]:
     """A server that nobody should start."""
     raise AssertionError
 
@@ -41,3 +50,115 @@ def test_a_server_that_nobody_asks_for_does_not_start(tmp_path: Path) -> None:
     with servers(tmp_path).start(LAUNCH) as started:
         assert started.launch == LAUNCH
     assert list(tmp_path.iterdir()) == []
+
+
+def scripted_servers(folder: Path) -> Servers:
+    """Those of a run on the scripted engine."""
+    one = servers(folder)
+    return dataclasses.replace(
+        one,
+        provision=dataclasses.replace(one.provision, python=sys.executable),
+        ready_within_s=30.0,
+    )
+
+
+def launch(folder: Path, method: str, script: Script) -> Launch:
+    """A launch of the tiny models on the scripted engine."""
+    spec = builders.SPEC if method != "none" else builders.PLAIN_SPEC
+    tiny = "fixtures/models/tiny"
+    spec = dataclasses.replace(
+        spec, target=f"{tiny}/target", draft=spec.draft and f"{tiny}/draft", models=folder.name
+    )
+    own = folder / method
+    own.mkdir()
+    return Launch(spec=builders.scripted(spec, script, own), number=1)
+
+
+def test_a_pair_starts_at_once_and_each_says_how_long_it_took(tmp_path: Path) -> None:
+    run, slow = scripted_servers(tmp_path), Script(ready_after_s=1.0)
+    plain, drafting = (launch(tmp_path, method, slow) for method in ("none", "draft_model"))
+    began_ns = time.monotonic_ns()
+    with run.start(plain) as control, run.start(drafting) as server:
+        assert (control.ready_s, server.ready_s) == (None, None)
+        run.start_all([control, server])
+        took_s = (time.monotonic_ns() - began_ns) / 10**9
+        assert control.running
+        assert server.running
+        assert control.ready_s
+        assert server.ready_s
+        # One after the other they take their sum; each begins before the other is ready.
+        assert max(control.ready_s, server.ready_s) <= took_s < control.ready_s + server.ready_s
+    assert not left_of(tmp_path)
+
+
+def test_what_starts_beside_one_that_fails_goes_on_and_ends_with_its_context(
+    tmp_path: Path,
+) -> None:
+    run = scripted_servers(tmp_path)
+    plain = launch(tmp_path, "none", Script(ready_after_s=1.0))
+    broken = launch(tmp_path, "draft_model", Script(fault=Fault.EXIT_AT_START))
+    with run.start(plain) as control, run.start(broken) as server:
+        for _ in range(2):
+            with pytest.raises(ServerStartError, match="ended with status"):
+                run.start_all([control, server])
+        assert control.server.spec == plain.spec
+    assert not left_of(tmp_path)
+
+
+def test_on_a_gpu_each_of_a_pair_is_told_its_cache_and_both_fit(tmp_path: Path) -> None:
+    specs = [launch(tmp_path, method, Script()).spec for method in ("none", "draft_model")]
+    plain, drafting = (gpu_memory(builders.ROOT, spec, "0.32.0", (80.0,)) for spec in specs)
+    assert plain is not None
+    assert drafting is not None
+    # 4 layers of 4 heads of 32, keys and values of 4 bytes each, for 8 sequences of 1024 and more.
+    assert plain.cache_bytes == 8 * (1024 + 128) * (2 * 4 * 4 * 32 * 4)
+    assert plain.cache_tokens == drafting.cache_tokens == 8 * (1024 + 128)
+    assert plain.cache_bytes < drafting.cache_bytes < 2**30
+    assert plain.share_frac * 80 == pytest.approx(2.1, abs=0.1)
+    assert fit_together(builders.ROOT, specs, ["0.32.0"] * 2, (80.0,))
+
+
+OWN_SHARE = ("--gpu-memory-utilization=0.3",)
+
+
+@pytest.mark.parametrize(
+    ("change", "version", "gpu_gib"),
+    [
+        (lambda spec: spec, "0.10.1", 80.0),
+        (lambda spec: spec, "0.32.0", 4.0),
+        (lambda spec: dataclasses.replace(spec, engine_args=OWN_SHARE), "0.32.0", 80.0),
+        (lambda spec: dataclasses.replace(spec, engine="triton"), "", 80.0),
+        (lambda spec: dataclasses.replace(spec, target="some/target"), "0.32.0", 80.0),
+    ],
+    ids=["too-old", "no-room", "the-case-says-it", "no-flag", "unknown-weights"],
+)
+def test_two_that_would_count_one_anothers_memory_start_one_after_the_other(
+    tmp_path: Path, change: Callable[[ServerSpec], ServerSpec], version: str, gpu_gib: float
+) -> None:
+    plain = launch(tmp_path, "none", Script()).spec
+    spec = change(plain)
+    assert gpu_memory(builders.ROOT, spec, version, (gpu_gib,)) is None
+    assert not fit_together(builders.ROOT, [plain, spec], [version] * 2, (gpu_gib,))
+
+
+def test_a_cache_is_cut_to_the_share_of_its_server() -> None:
+    sizes = Sizes(target_gib=16.0, draft_gib=0.0, token_kib=1024.0)
+    spec = dataclasses.replace(builders.PLAIN_SPEC, sizes=sizes, max_sequences=64)
+    given = gpu_memory(builders.ROOT, spec, "", (80.0,))
+    assert given is not None
+    assert given.share_frac == pytest.approx(0.4, abs=0.001)
+    assert given.cache_bytes == pytest.approx((0.4 * 80 - 16 - 2) * 2**30, rel=0.001)
+
+
+def test_without_a_gpu_two_start_at_once_where_their_weights_are_known_and_fit(
+    tmp_path: Path,
+) -> None:
+    tiny = launch(tmp_path, "none", Script()).spec
+    huge = Sizes(target_gib=1e6, draft_gib=0.0, token_kib=1.0)
+    unknown = builders.PLAIN_SPEC
+    for spec, fits in (
+        (tiny, True),
+        (unknown, False),
+        (dataclasses.replace(unknown, sizes=huge), False),
+    ):
+        assert fit_together(builders.ROOT, [spec, spec], ["", ""], ()) == fits

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from specreg.engines import Parallel, engine_named
+from specreg.engines._engine import Memory
 from specreg.engines._parallel import Meeting
 from specreg.errors import UnsupportedError
 from specreg.methods import METHODS
@@ -74,6 +75,29 @@ def test_on_a_gpu_the_share_of_its_memory_is_given() -> None:
     assert flag(command, "--mem-fraction-static") == "0.4"
     assert "--device" not in command
     assert "SGLANG_USE_CPU_ENGINE" not in SGLANG.environment(on_gpu)
+
+
+def test_on_a_gpu_it_takes_the_cache_that_it_is_given_whatever_one_beside_it_takes() -> None:
+    given = Memory(cache_bytes=2**30, cache_tokens=9216, share_frac=0.03)
+    on_gpu = dataclasses.replace(OPTIONS, on_gpu=True, memory=given)
+    assert flag(SGLANG.command(PYTHON, on_gpu), "--max-total-tokens") == "9216"
+    assert flag(SGLANG.command(PYTHON, on_gpu), "--mem-fraction-static") == "0.4300"
+
+
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [
+        ("0.5.9", "--piecewise-cuda-graph-max-tokens"),
+        ("0.5.13", "--piecewise-cuda-graph-max-tokens"),
+        ("0.5.14", "--cuda-graph-max-bs-prefill"),
+        ("", "--cuda-graph-max-bs-prefill"),
+    ],
+)
+def test_on_a_gpu_graphs_of_prefills_are_captured_up_to_the_longest_prompt(
+    version: str, name: str
+) -> None:
+    on_gpu = dataclasses.replace(OPTIONS, on_gpu=True, version=version)
+    assert flag(SGLANG.command(PYTHON, on_gpu), name) == str(OPTIONS.max_model_len_tokens)
 
 
 def test_without_a_gpu_its_kernels_are_left_out() -> None:

@@ -21,7 +21,7 @@ from specreg.errors import (
 from specreg.expectation import Shelf, settings_in
 from specreg.history import history_path, load_history
 from specreg.journal import Begun, Journal, Key
-from specreg.launch import Launch, Starting, launches_of
+from specreg.launch import Launch, Poll, Starting, launches_of
 from specreg.matrix import Case, Tier
 from specreg.measurement import Measurement
 from specreg.metrics import METRICS, Metric
@@ -171,16 +171,17 @@ def test_a_server_that_was_stopped_starts_afresh() -> None:
 
 
 @contextlib.contextmanager
-def running(starts: list[Server]) -> Iterator[Server]:
-    """A server; it is added to those that were started."""
-    starts.append(builders.server())
-    yield starts[-1]
+def running(starts: list[Server]) -> Iterator[Poll]:
+    """A server that is ready at once; it is added to those that were started."""
+    server = builders.server()
+    starts.append(server)
+    yield lambda: server
 
 
 def test_a_server_that_failed_to_start_is_not_tried_again() -> None:
     tries = iter([ServerDiedError("first"), ServerDiedError("second")])
 
-    def start() -> contextlib.AbstractContextManager[Server]:
+    def start() -> contextlib.AbstractContextManager[Poll]:
         raise next(tries)
 
     starting = Starting(launch=LAUNCH, start=start)
@@ -289,7 +290,7 @@ def test_what_a_run_did_is_history_and_only_if_it_judged(tmp_path: Path) -> None
 MEASURED = builders.measurement({LENGTH.name: 2.5}, of=COUNTS)
 
 
-def unneeded() -> contextlib.AbstractContextManager[Server]:
+def unneeded() -> contextlib.AbstractContextManager[Poll]:
     """A server that nobody should start."""
     raise AssertionError
 
@@ -497,7 +498,8 @@ def test_a_server_that_hangs_in_a_proof_is_ended_and_no_other(
             engine_version="1",
         )
         starting, control = (
-            Starting(launch=LAUNCH, start=lambda: contextlib.nullcontext(alive)) for _ in range(2)
+            Starting(launch=LAUNCH, start=lambda: contextlib.nullcontext(lambda: alive))
+            for _ in range(2)
         )
         with pytest.raises(type(error)):
             suite(tmp_path).prove(proof(error), builders.CASE, starting, control)

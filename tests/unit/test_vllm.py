@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specreg.engines import Parallel, engine_named
-from specreg.engines._engine import LaunchOptions
+from specreg.engines._engine import LaunchOptions, Memory
 from specreg.engines._parallel import Meeting
 from specreg.methods import Setting
 from tests.unit import builders
@@ -72,6 +72,15 @@ def test_on_a_gpu_the_share_of_its_memory_is_given() -> None:
     command = VLLM.command(PYTHON, dataclasses.replace(OPTIONS, on_gpu=True))
     assert flag(command, "--gpu-memory-utilization") == "0.4"
     assert "--enforce-eager" not in command
+
+
+def test_on_a_gpu_it_takes_the_cache_that_it_is_given_and_checks_for_no_more_than_its_share() -> (
+    None
+):
+    given = Memory(cache_bytes=2**30, cache_tokens=9216, share_frac=0.03721)
+    command = VLLM.command(PYTHON, dataclasses.replace(OPTIONS, on_gpu=True, memory=given))
+    assert flag(command, "--kv-cache-memory-bytes") == "1073741824"
+    assert flag(command, "--gpu-memory-utilization") == "0.0372"
 
 
 def test_without_a_gpu_nothing_is_said_of_its_memory() -> None:
