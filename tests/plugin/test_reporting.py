@@ -7,7 +7,6 @@ import pytest
 
 from specreg.report.document import load_report
 from tests.plugin.conftest import Suite
-from tests.plugin.test_power import GPU, POWER, on
 from tests.scripted.vllm.script import Script
 
 FILE = "report.json"

@@ -138,7 +138,7 @@ PLAIN = {
     "tokens_per_kwh": "tokens per kilowatt-hour",
     "p_worse": "a probability",
     "rows": "rows of a file",
-    "verdict_rows": "places among the verdicts",
+    "_verdict_rows": "places among the verdicts",
     "left_out_rows": "rows of a file",
     "left_out": "rows of a file",
     "asked": "prompts",

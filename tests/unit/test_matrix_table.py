@@ -57,7 +57,7 @@ def row(text: str, case_id: str) -> list[str]:
 
 
 def test_a_case_says_what_it_needs_and_about_how_long_it_takes(tmp_path: Path) -> None:
-    """44 prompts, each 64 steps of 16 GiB at 1560 GiB/s for 4 at once, and 82 ms: 11 s; 30 of power."""
+    """44 prompts, 64 steps of 16 GiB at 1560 GiB/s for 4 at once, 82 ms: 11 s; power: 30 s."""
     text = printed(write(tmp_path, TIER))
     assert row(text, "vllm-none-eight-gsm8k-c4") == [
         *("vllm-none-eight-gsm8k-c4", "1", "80", "8"),
