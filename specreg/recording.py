@@ -75,8 +75,8 @@ def record_measurements(
     """
     first = measurements[0]
     _check_valid(measurements)
-    path = shelf.path(first.case.id)
-    old = load_replaceable(path)
+    path, there = shelf.path(first.case.id), shelf.found(first.case.id)
+    old = load_replaceable(there)
     _check_clocks(measurements, old)
     _check_real(measurements, shelf)
     _check_acceptance_agrees(measurements)
@@ -106,6 +106,8 @@ def record_measurements(
         devices=_devices_of(measurements, kept),
     )
     record_baseline(path, baseline)
+    if there != path:  # in a folder of the old form, which is no longer read then
+        there.unlink(missing_ok=True)
     return Recorded(path=path, old=old, new=baseline)
 
 
