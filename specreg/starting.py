@@ -13,7 +13,7 @@ from pathlib import Path
 
 from specreg.engines import engine_named
 from specreg.engines._engine import LaunchOptions
-from specreg.environments import EngineEnvironment
+from specreg.environments import EngineEnvironment, flags_of
 from specreg.errors import ServerStartError
 from specreg.files import replace_file
 from specreg.matrix import ServerSpec
@@ -22,7 +22,7 @@ from specreg.model_code import check_model_code
 from specreg.models import resolve_model
 from specreg.paths import cache_dir
 from specreg.processes import MarkedProcess, note_shared, start_marked, stop_marked
-from specreg.readiness import check_age, scrape_version, wait_until_ready
+from specreg.readiness import scrape_version, wait_until_ready
 from specreg.redaction import hide
 from specreg.server import StartedServer
 from specreg.spanning import HERE_ALONE, Nodes, RunningPart, Surroundings, running_parts
@@ -145,7 +145,6 @@ class _Start:
             )
             wait_until_ready(starting, started + self.ready_within_s)
             running = dataclasses.replace(starting, engine_version=scrape_version(starting))
-            check_age(running)
             note_shared(process)
             stack.enter_context(attempt.pop_all())
         return running
@@ -153,6 +152,7 @@ class _Start:
     def _options(self, private: Path, port: int, folder: Path) -> LaunchOptions:
         spec, version = self.spec, self.environment.version
         engine = engine_named(spec.engine)
+        asks = engine.help_command(Path(self.environment.python), version)
         return LaunchOptions(
             target=self.target,
             # Nobody else's is called so: a request that reaches another server fails there.
@@ -172,6 +172,7 @@ class _Start:
             folder=folder,
             private=private,
             version=version,
+            flags=flags_of(self.environment.python, asks) if asks else None,
             trust_remote_code=spec.trust_remote_code,
             meeting=self.nodes.meeting() if spec.parallel.nodes > 1 else None,
         )
