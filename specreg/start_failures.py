@@ -50,6 +50,11 @@ _FAILURES = (
         "take the version that the log names",
     ),
     (
+        r"needs a newer system library, one with \1",
+        r"version `(\S+)' not found \(required by",
+        "run it on a newer system, or take another version of the engine",
+    ),
+    (
         r"lacks the module '\1'",
         # SGLang says "Ignore import error" of the models that it does without.
         r"(?m)^(?!.*Ignore import).*(?:NotFoundError|python[\d.]*): No module named '?([\w.]+)",

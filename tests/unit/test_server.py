@@ -296,6 +296,10 @@ WORKER = (
         ),
         ("error: Socket '127.0.0.1:8000' already in use", "port in use"),
         ("TypeError: unexpected keyword argument 'x'", "unknown or refused argument"),
+        (
+            "libstdc++.so.6: version `CXXABI_1.3.15' not found (required by vllm/_C.abi3.so)",
+            "needs a newer system library, one with CXXABI_1.3.15",
+        ),
         (WORKER, "its worker failed, too many values to unpack (expected 2)"),
         ("HFValidationError: Repo id must use", "unknown cause"),
         ("Ignore import error when loading m: No module named 'cutlass'", "unknown cause"),
