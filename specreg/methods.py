@@ -71,7 +71,7 @@ class Method:
         learns_on: the engines on which it drafts from what it has served to others before, so that
             what it accepts depends on that.
         since: by engine, its first version that has the method and tells what it accepts; one that
-            isn't there had it before the oldest that is supported.
+            isn't there had it in the oldest that is tested.
         until: by engine, the version that lost it; one that isn't there still has it.
     """
 

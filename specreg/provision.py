@@ -66,8 +66,8 @@ class Provision:
 
         Raises:
             UnsupportedError: an engine doesn't run here or isn't installed; its version is too
-                old, for a method too, or doesn't tell the acceptance of such prompts; its
-                arguments can't be handed on, or its models spread so; or a version or interpreter
+                old for a method, or doesn't tell the acceptance of such prompts; its arguments
+                can't be handed on, or its models spread so; or a version or interpreter
                 is to be that of several engines, or of one that has its own.
         """
         engines = sorted({case.server.engine for case in cases})
@@ -83,9 +83,13 @@ class Provision:
             engine_named(spec.engine).check_parallel(spec.parallel)
             if spec.parallel.nodes > 1:
                 self._check_nodes(spec)
+        notes = []
         for case in cases:
             version = self.requirement(case.server).version
             check_version(case, version, ours=True, option=self.version_option)
+            notes.append(_untested(case.server.engine, version))
+        for note in filter(None, dict.fromkeys(notes)):
+            self.tell(note)
 
     def _check_installed(self, spec: ServerSpec) -> None:
         """Silent where an engine is there, or specreg is to install it."""
@@ -239,6 +243,17 @@ class Provision:
         )
 
 
+def _untested(engine: str, version: str) -> str:
+    """A note on a version that is older than those that specreg was tested with, else empty."""
+    oldest = engine_named(engine).oldest
+    if not is_older(version, oldest):
+        return ""
+    return (
+        f"engine '{engine}' {version}: older than {oldest}, the oldest that specreg is tested with;"
+        " what it takes and tells is read from its own help, metrics and answers"
+    )
+
+
 def check_version(case: Case, version: str, *, ours: bool, option: str = VERSION_OPTION) -> None:
     """Silent where a version of a case's engine can measure it; "" is any version.
 
@@ -249,18 +264,12 @@ def check_version(case: Case, version: str, *, ours: bool, option: str = VERSION
         option: what a user chooses a version by then; empty where that goes without saying.
 
     Raises:
-        UnsupportedError: it is too old, for the method too, or too new for that, or doesn't tell
-            the acceptance of such prompts.
+        UnsupportedError: it is too old or too new for the method, or doesn't tell the acceptance of
+            such prompts.
     """
     engine, method = engine_named(case.server.engine), METHODS[case.server.method]
     first, lost = method.since.get(engine.name, ""), method.until.get(engine.name, "")
     how = f" with {option}" if ours and option else ""
-    if is_older(version, engine.oldest):
-        message = (
-            f"engine '{engine.name}' {version}: needs {engine.oldest} or newer;"
-            f" {'choose' if ours else 'attach to'} another{how}"
-        )
-        raise UnsupportedError(message)
     if is_older(version, first):
         message = (
             f"method '{method.name}': {engine.name} {version} lacks it, or doesn't tell what"

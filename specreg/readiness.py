@@ -11,9 +11,7 @@ from specreg.errors import (
     AttachError,
     InvalidMeasurementError,
     ServerRefusedError,
-    ServerStartError,
 )
-from specreg.methods import is_older
 from specreg.protocols import Ask, Form, Message, Protocol, Role
 from specreg.server import Server, StartedServer
 from specreg.sse import DONE, splitter_for
@@ -58,18 +56,6 @@ def _check_identity(server: StartedServer) -> None:
         return
     if server.engine.serves_names and found not in {"", server.model}:
         raise start_error(server, f"its port is already in use by a server of '{found}'")
-
-
-def check_age(server: StartedServer) -> None:
-    """Silent where a server isn't too old; of a program on PATH nobody knew before."""
-    if is_older(server.engine_version, server.engine.oldest):
-        raise ServerStartError(
-            f"server '{server.spec.id}'",
-            f"says that it is {server.engine_version}",
-            f"take {server.engine.oldest} or newer",
-            server.log_path,
-            server.log_tail(),
-        )
 
 
 def generates(server: Server, *, timeout_s: float, output_cap_tokens: int = 1) -> bool:

@@ -82,8 +82,8 @@ def record_measurements(
             that is there can't be read. Nothing is written then.
     """
     first = measurements[0]
-    path = shelf.path(first.case.id)
-    old = load_replaceable(path)
+    path, there = shelf.path(first.case.id), shelf.found(first.case.id)
+    old = load_replaceable(there)
     invalid = _invalid_of(measurements, old)
     if Family.ACCEPTANCE in invalid or (invalid and first.acceptance is None):
         message = f"baseline of '{first.case.id}': not written, {next(iter(invalid.values()))}"
@@ -117,6 +117,8 @@ def record_measurements(
         devices=_devices_of(measurements) if speeds else kept.devices if kept else (),
     )
     record_baseline(path, baseline)
+    if there != path:  # in a folder of the old form, which is no longer read then
+        there.unlink(missing_ok=True)
     why = render_invalid(invalid)
     left_out = f"baseline of '{first.case.id}': written without {why}" if why else ""
     return Recorded(path=path, old=old, new=baseline, left_out=left_out)

@@ -20,6 +20,16 @@ _FAILURES = (
         "name another model, or read that code and set trust_remote_code = true in the matrix",
     ),
     (
+        "it refuses speculation",
+        r"spec decode is not supported",  # vLLM's runner for CPUs, up to 0.16
+        "take a newer version, or measure without: -k none",
+    ),
+    (
+        r"its worker failed, \1",  # vLLM's API server sees no more of it
+        r"Worker failed with error '((?!No module).+?)', please check",
+        "the log has more of it; if it is the engine's own fault, take another version",
+    ),
+    (
         "unknown or refused argument",
         r"unrecognized arg|invalid choice|error: arg|(?<!HF)ValidationError|unexpected keyword arg",
         "look at engine_args and the method's settings; another version may spell them otherwise",
@@ -40,8 +50,18 @@ _FAILURES = (
         "take the version that the log names",
     ),
     (
-        "broken engine environment",
+        r"needs a newer system library, one with \1",
+        r"version `(\S+)' not found \(required by",
+        "run it on a newer system, or take another version of the engine",
+    ),
+    (
+        r"lacks the module '\1'",
         # SGLang says "Ignore import error" of the models that it does without.
+        r"(?m)^(?!.*Ignore import).*(?:NotFoundError|python[\d.]*): No module named '?([\w.]+)",
+        "install its package there, or delete the folder in the cache (README, 'Where things are')",
+    ),
+    (
+        "broken engine environment",
         r"(?m)^(?!.*Ignore import).*(No module named|ModuleNotFound|ImportError|undefined symbol)",
         "delete its folder in the cache (README, 'Where things are'), or mend it if it is your own",
     ),
@@ -59,10 +79,10 @@ def start_error(server: StartedServer, what: str) -> ServerStartError:
     # The cause may stand far above the traceback of whoever noticed.
     texts = (f"{what}\n{tail}", *server.log_ends())
     known = (
-        (failure, advice)
+        (match.expand(failure), advice)
         for text in texts
         for failure, pattern, advice in _FAILURES
-        if re.search(pattern, text)
+        for match in [*re.finditer(pattern, text)][-1:]  # above it stands what it did without
     )
     # SGLang kills itself so too when a part of it fails.
     killed = ("killed", "free memory if the log says nothing else")

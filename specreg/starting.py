@@ -14,7 +14,7 @@ from typing import ParamSpec
 
 from specreg.engines import engine_named
 from specreg.engines._engine import LaunchOptions
-from specreg.environments import EngineEnvironment
+from specreg.environments import EngineEnvironment, flags_of
 from specreg.errors import ServerStartError
 from specreg.files import replace_file
 from specreg.identity import find_gpus
@@ -24,7 +24,7 @@ from specreg.model_code import check_model_code
 from specreg.models import resolve_model
 from specreg.paths import cache_dir
 from specreg.processes import MarkedProcess, note_shared, start_marked, stop_marked
-from specreg.readiness import POLL_S, check_age, is_ready, scrape_version
+from specreg.readiness import POLL_S, is_ready, scrape_version
 from specreg.redaction import hide
 from specreg.server import StartedServer
 from specreg.server_memory import gpu_memory
@@ -185,13 +185,13 @@ class _Start:
             self.begin(another)
             return None
         running = dataclasses.replace(server, engine_version=scrape_version(server))
-        check_age(running)
         note_shared(running.process)
         return running
 
     def _options(self, private: Path, port: int, folder: Path) -> LaunchOptions:
         spec, version = self.spec, self.environment.version
         engine = engine_named(spec.engine)
+        asks = engine.help_command(Path(self.environment.python), version)
         return LaunchOptions(
             target=self.target,
             # Nobody else's is called so: a request that reaches another server fails there.
@@ -211,6 +211,7 @@ class _Start:
             folder=folder,
             private=private,
             version=version,
+            flags=flags_of(self.environment.python, asks, spec.engine_env) if asks else None,
             trust_remote_code=spec.trust_remote_code,
             meeting=self.nodes.meeting() if spec.parallel.nodes > 1 else None,
             memory=gpu_memory(self.root, spec, version, find_gpus().memory_gib)

@@ -120,7 +120,7 @@ def learn(
     if history.wrong:
         typer.echo(history.wrong, err=True)
     for path in _paths(root / folder):
-        if path.parent.name != shelf.environment.name:
+        if path.parent.name not in shelf.environment.names:
             continue
         old = _readable(path)
         if isinstance(old, str):

@@ -12,6 +12,7 @@ from specreg.cli.options import (
     MATRIX,
     RUNS,
     WIDTH,
+    EnginePythonOption,
     FolderOption,
     MatrixOption,
     RootOption,
@@ -31,6 +32,7 @@ def doctor(
     matrix: MatrixOption = MATRIX,
     folder: FolderOption = BASELINES,
     runs: RunsOption = RUNS,
+    engine_python: EnginePythonOption = None,
 ) -> None:
     """Print what this machine is, what can be measured on it, and what is in the way of a tier.
 
@@ -42,6 +44,7 @@ def doctor(
         runs=root / runs,
         baselines=root / folder,
         variables=os.environ,
+        engine_python=engine_python,
     )
     found = examine(scene)
     color = sys.stdout.isatty() and "NO_COLOR" not in os.environ

@@ -54,6 +54,7 @@ def scene_of(
     runs: Path,
     baselines: Path,
     variables: Mapping[str, str],
+    engine_python: str | None = None,
 ) -> Scene:
     """This machine, with the tier that is to run on it.
 
@@ -63,6 +64,7 @@ def scene_of(
         runs: the folder of runs.
         baselines: theirs.
         variables: the environment.
+        engine_python: an interpreter that has the engine, None where a run makes an environment.
     """
     tier, why_no_tier, gpus = None, "", find_gpus()
     try:
@@ -83,7 +85,12 @@ def scene_of(
         why_no_devices=why_no_devices,
         sensors=SENSORS,
         provision=Provision(
-            on_gpu=on_gpu, version=None, python=None, url=None, show=lambda _: None
+            on_gpu=on_gpu,
+            version=None,
+            python=engine_python,
+            url=None,
+            show=lambda _: None,
+            tell=lambda _: None,
         ),
         variables=variables,
     )

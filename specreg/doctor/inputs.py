@@ -18,12 +18,16 @@ _ON = {"1", "ON", "YES", "TRUE"}
 
 
 def examine_engines(scene: Scene) -> Iterator[Finding]:
-    """Which engines are installed, and which a run would install."""
+    """Which engines are installed, and which a run would install or takes from an interpreter."""
     programs = {engine_named(spec.engine).program for spec in scene.servers}
+    python = scene.provision.python
     for requirement in scene.requirements:
         if requirement.package in programs:  # as the finding on its cases says
             continue
-        if installed_environment(requirement) is not None:
+        if python is not None:
+            if requirement.version:  # else the finding on its cases says that it isn't there
+                yield ok("engine", f"{python} has {requirement.package} {requirement.version}")
+        elif installed_environment(requirement) is not None:
             yield ok("engine", f"{requirement.pin} is installed")
         else:
             yield note(

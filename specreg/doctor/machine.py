@@ -16,9 +16,9 @@ _LOADED_FRAC = 0.5
 def examine_environment(scene: Scene) -> Iterator[Finding]:
     """The name under which baselines are kept, and how many there are."""
     used = scene.tier.gpus_used(scene.gpus.memory_gib) if scene.tier else len(scene.gpus.devices)
-    name = current_environment(needs_gpus=used).name
-    recorded = len(list((scene.baselines / name).glob("*.json")))
-    yield ok("environment", f"{name}, {recorded} baseline(s) recorded")
+    here = current_environment(needs_gpus=used)
+    recorded = sum(len(list((scene.baselines / name).glob("*.json"))) for name in here.names)
+    yield ok("environment", f"{here.name}, {recorded} baseline(s) recorded")
 
 
 def examine_processor(scene: Scene) -> Iterator[Finding]:

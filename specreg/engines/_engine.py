@@ -44,6 +44,7 @@ class LaunchOptions:
         folder: an empty one, for what `Engine.files` writes.
         private: an empty one for what the server writes of prompts; it goes when the server does.
         version: of the engine; empty where it isn't known beforehand.
+        flags: that its own help names; None where it takes all that specreg knows.
         trust_remote_code: whether the models may bring code.
         meeting: where the parts of a server that spans nodes meet; None for a server of one node.
         memory: what it is given of a GPU; None for what it finds within `gpu_memory_frac`.
@@ -64,9 +65,14 @@ class LaunchOptions:
     folder: Path
     private: Path
     version: str = ""
+    flags: frozenset[str] | None = None
     trust_remote_code: bool = False
     meeting: Meeting | None = None
     memory: Memory | None = None
+
+    def takes(self, flag: str) -> bool:
+        """Whether the engine takes a flag that specreg can do without."""
+        return self.flags is None or flag in self.flags
 
     def at(self, node: int) -> "LaunchOptions":
         """The same for the part on another node."""
@@ -144,7 +150,7 @@ class Engine(ABC):
         name: what users write, and part of a case's id.
         spelling: the engine whose words its methods are spelt in; its own name but for a server
             around another engine.
-        oldest: the oldest version that specreg can start and read.
+        oldest: the oldest version that specreg was tested with; an older one gets a note.
         program: the program that must be on PATH, None for an engine that specreg installs.
         module: what an interpreter that has the engine can import; empty where there is a program.
         health_path, version_path: what to GET.
@@ -207,6 +213,16 @@ class Engine(ABC):
     @abstractmethod
     def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
         """The command line that starts the server with `python`, its environment's interpreter."""
+
+    def help_command(self, python: Path, version: str) -> tuple[str, ...]:
+        """The command that prints the flags of a version; empty where specreg knows what it takes.
+
+        Args:
+            python: the interpreter of the engine's environment.
+            version: "" where it isn't known, which is taken for one that specreg knows.
+        """
+        del python, version
+        return ()
 
     @abstractmethod
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:

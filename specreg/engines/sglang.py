@@ -65,7 +65,7 @@ class _ServerInfo(msgspec.Struct, frozen=True):
 
 
 class Sglang(Engine):
-    """SGLang, 0.5.9 or newer: 0.5.4 tells no counts of an answer's steps."""
+    """SGLang."""
 
     name: ClassVar = "sglang"
     spelling: ClassVar = "sglang"

@@ -12,16 +12,18 @@ from specreg.methods import Setting, is_older
 from specreg.protocols import vllm as vllm_protocol
 
 _VERSION = "0.32.0"
-_FIRST_THAT_COUNTS_REQUESTS = "0.29"
+# Between these each flag below was seen to be taken; others are asked by `--help`.
+_FLAGS_KNOWN_FROM, _FLAGS_KNOWN_BEFORE = "0.29", "0.33"
+_SERVER = "vllm.entrypoints.openai.api_server"
 _RAY = "ray[cgraph]>=2.48"
 
 
 class Vllm(Engine):
-    """vLLM, 0.27 or newer; from 0.29 on it counts acceptance per request."""
+    """vLLM; from 0.29 on it counts acceptance per request."""
 
     name: ClassVar = "vllm"
     spelling: ClassVar = "vllm"
-    oldest: ClassVar = "0.27"
+    oldest: ClassVar = "0.26"
     module: ClassVar = "vllm"
     health_path: ClassVar = "/health"
     version_path: ClassVar = "/version"
@@ -51,10 +53,16 @@ class Vllm(Engine):
     def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
         """The API server's module, which works in every build; the `vllm` command doesn't."""
         return (
-            *(str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", options.target),
+            *(str(python), "-m", _SERVER, "--model", options.target),
             *("--host", "127.0.0.1", "--port", str(options.port)),
             *_flags(options),
         )
+
+    def help_command(self, python: Path, version: str) -> tuple[str, ...]:
+        """The server's own help, for a version that wasn't tested."""
+        old = is_older(version, _FLAGS_KNOWN_FROM)
+        known = not version or (not old and is_older(version, _FLAGS_KNOWN_BEFORE))
+        return () if known else (str(python), "-m", _SERVER, "--help")
 
     def parts(self, python: Path, options: LaunchOptions) -> tuple[Part, ...]:
         """Of the nodes that vLLM joins itself, headless servers; of Ray, its processes.
@@ -179,8 +187,8 @@ def _speculation_flags(options: LaunchOptions) -> tuple[str, ...]:
     settings = speculative_config(options)
     if not settings:
         return ()
-    old = is_older(options.version, _FIRST_THAT_COUNTS_REQUESTS)
-    counted = () if old else ("--per-request-spec-decode-metrics", "summary")
+    counts = "--per-request-spec-decode-metrics"
+    counted = (counts, "summary") if options.takes(counts) else ()
     return ("--speculative-config", json.dumps(settings), *counted)
 
 

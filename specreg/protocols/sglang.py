@@ -33,6 +33,7 @@ _CALLS = "sglang:spec_verify_calls_total"
 _LENGTH, _RATE = "sglang:spec_accept_length", "sglang:spec_accept_rate"
 _FIRST_WHOSE_CHAT_TELLS = "0.5.19"
 _FIRST_THAT_COUNTS = "0.5.13"
+_FIRST_THAT_TELLS = "0.5.9"
 _FIRST_THAT_EXPORTS = "0.5.11"  # 0.5.9 does too, and two requests may write at the same time
 
 
@@ -102,11 +103,17 @@ class SglangProtocol(Protocol):
     counters_flag: ClassVar = "--enable-metrics"
 
     def check(self, form: Form, version: str, *, ours: bool) -> None:
-        """By the form of the prompt.
+        """By the version, and the form of the prompt.
 
         Raises:
             UnsupportedError: this version doesn't tell its acceptance.
         """
+        if is_older(version, _FIRST_THAT_TELLS):
+            message = (
+                f"acceptance of SGLang {version}: its answers don't count their steps; take"
+                f" {_FIRST_THAT_TELLS} or newer"
+            )
+            raise UnsupportedError(message)
         first = _FIRST_THAT_EXPORTS if ours else _FIRST_WHOSE_CHAT_TELLS
         if form is Form.CHAT and is_older(version, first):
             message = (

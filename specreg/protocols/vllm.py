@@ -55,7 +55,7 @@ class _Decoder(StreamDecoder):
 
 
 class VllmProtocol(Protocol):
-    """vLLM, 0.27 or newer; acceptance per request from 0.29 on."""
+    """vLLM; acceptance per request from 0.29 on, before it by counters alone."""
 
     name: ClassVar = "vllm"
     request_source: ClassVar[Source | None] = Source.VLLM_REQUEST

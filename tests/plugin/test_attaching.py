@@ -1,6 +1,7 @@
 """The suite on a server that somebody else runs."""
 
 import contextlib
+import dataclasses
 import sys
 from collections.abc import Iterator
 
@@ -18,14 +19,15 @@ EAGLE3 = ("tests/perf", "-q", "-k", "eagle3")
 
 @contextlib.contextmanager
 def running(
-    suite: Suite, script: Script, method: str = "eagle3", version: str = ""
+    suite: Suite, script: Script, method: str = "eagle3", own_arguments: tuple[str, ...] = ()
 ) -> Iterator[str]:
-    """The URL of a scripted server with a method of the suite's tier, started as a version is."""
+    """The URL of a scripted server with a method of the suite's tier."""
     cases = load_tier(suite.folder, "cpu").cases
     spec = next(case.server for case in cases if case.server.method == method)
+    spec = dataclasses.replace(spec, engine_args=own_arguments)
     with start_server(
         builders.scripted(spec, script, suite.folder),
-        EngineEnvironment(python=sys.executable, package="", version=version, torch_source=""),
+        EngineEnvironment(python=sys.executable, package="", version="", torch_source=""),
         root=ROOT,
         log_path=suite.folder / "theirs.log",
         on_gpu=False,
@@ -61,11 +63,17 @@ def test_a_worse_drafter_is_asked_again_on_the_same_server(recorded_suite: Suite
     assert "\n2 failed, 32 deselected in " in done.stdout
 
 
-@pytest.mark.parametrize("version", ["", "0.28.0"], ids=["answers-tell", "counters-alone"])
-def test_traffic_of_others_is_noticed(recorded_suite: Suite, version: str) -> None:
+@pytest.mark.parametrize(
+    "own_arguments",
+    [(), ("--per-request-spec-decode-metrics", "none")],
+    ids=["answers-tell", "counters-alone"],
+)
+def test_traffic_of_others_is_noticed(
+    recorded_suite: Suite, own_arguments: tuple[str, ...]
+) -> None:
     """Without `--per-request-spec-decode-metrics`, vLLM's default, by the requests that ended."""
     script = Script(fault=Fault.COUNTERS_TOO_HIGH)
-    with running(recorded_suite, script, version=version) as url:
+    with running(recorded_suite, script, own_arguments=own_arguments) as url:
         done = recorded_suite.run(
             *EAGLE3[:3], "eagle3 and c1 and acceptance_length", f"--specreg-attach={url}"
         )

@@ -1,6 +1,7 @@
 """`specreg doctor`, as a user types it."""
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,11 +58,33 @@ def test_status_0_where_the_tier_can_run(root: Path) -> None:
     assert "nothing is in the way" in done.output
 
 
+def test_an_interpreter_that_is_named_is_said_to_have_what_it_has(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(root / "cache")
+    without = doctor(root, "--tier", "cpu", "--engine-python", sys.executable)
+    assert without.exit_code == 1
+    assert "has no module 'vllm'" in " ".join(without.output.split())
+    assert "isn't installed yet" not in without.output
+
+    metadata = root / "site/vllm-0.26.0.dist-info/METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.26.0\n")
+    (root / "site/vllm").mkdir()
+    (root / "site/vllm/__init__.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(root / "site"))
+    python = root / "python"  # another name: what an interpreter has is asked once
+    python.symlink_to(sys.executable)
+    found = doctor(root, "--tier", "cpu", "--engine-python", str(python))
+    assert found.exit_code == 0, found.output
+    assert f"{python}hasvllm0.26.0" in "".join(found.output.split())
+
+
 def test_status_1_where_something_stands_in_its_way(root: Path) -> None:
     (root / "target/config.json").unlink()
     done = doctor(root, "--tier", "cpu")
     assert done.exit_code == 1
-    assert "config.json is missing" in done.output
+    assert "config.jsonismissing" in "".join(done.output.split())
     assert "→ check the path in the matrix" in done.output
     assert done.output.endswith("thing(s) in the way\n") or "1 thing(s) in the way, " in done.output
 

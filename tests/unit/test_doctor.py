@@ -146,7 +146,7 @@ def test_a_gpu_that_is_well_has_nothing_in_its_way(root: Path, library: Path) ->
     assert free.says == "free, nobody computes on it"
     assert clocks.says == "SM clock 1980 MHz, held by nothing"
     assert seen(found["driver"][0]) == (State.OK, "580.scripted shows 1 GPU(s)")
-    assert found["environment"][0].says.startswith("gpu-scripted-nvidia-h100-86gb-x1, ")
+    assert found["environment"][0].says.startswith("scripted-h100-80gb-x1, ")
     assert seen(found["power"][0]) == (
         State.OK,
         "Scripted NVIDIA H100, gpu scope, by nvml: energy counter, average field, instant field",

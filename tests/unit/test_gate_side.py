@@ -71,11 +71,12 @@ def test_a_side_of_another_engine_than_the_cases_is_said() -> None:
         source.check((builders.CASE,))
 
 
-def test_a_version_that_is_too_old_is_said_before_anything_is_installed() -> None:
-    source = Source(side=parse_side("vllm==0.9.0"), on_gpu=False, show=silent)
-    said = r"side 'vllm==0.9.0': engine 'vllm' 0.9.0: needs 0.27 or newer; choose another$"
+def test_a_version_that_tells_no_acceptance_is_said_before_anything_is_installed() -> None:
+    source = Source(side=parse_side("sglang==0.5.4"), on_gpu=False, show=silent)
+    said = r"side 'sglang==0\.5\.4': acceptance of SGLang 0\.5\.4: .*; take 0\.5\.9 or newer$"
+    spec = dataclasses.replace(builders.SPEC, engine="sglang")
     with pytest.raises(UnsupportedError, match=said):
-        source.check((builders.CASE,))
+        source.check((dataclasses.replace(builders.CASE, server=spec),))
 
 
 def test_an_interpreter_is_taken_as_it_is() -> None:

@@ -128,7 +128,12 @@ def test_an_environment_without_a_gpu_is_named_by_its_processor() -> None:
 
 def test_an_environment_with_gpus_is_named_by_them() -> None:
     environment = Environment(kind="gpu", gpus=("NVIDIA H200", "NVIDIA H200"), gpu_memory_gb=151)
-    assert environment.name == "gpu-nvidia-h200-151gb-x2"
+    assert environment.name == "h200-141gb-x2"
+
+
+def test_a_gpu_whose_name_tells_its_memory_has_it_once() -> None:
+    h100 = Environment(kind="gpu", gpus=("NVIDIA H100 80GB HBM3",), gpu_memory_gb=86)
+    assert h100.names == ("h100-80gb-hbm3-x1", "gpu-nvidia-h100-80gb-hbm3-86gb-x1")
 
 
 def test_what_is_known_of_a_gpu_is_in_its_name() -> None:
@@ -196,7 +201,7 @@ def test_a_power_limit_that_somebody_lowered_makes_another_machine(library: Path
     said = said_with(library, (lowered,), program, "1", "1")
     found = msgspec.json.decode(said, type=Environment)
     assert found.power_limit_w == 500.0
-    assert found.name == "gpu-scripted-nvidia-h200-151gb-500w-x1"
+    assert found.name == "scripted-h200-141gb-500w-x1"
 
 
 def test_a_machine_without_gpus_says_why() -> None:

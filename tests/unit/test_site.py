@@ -29,7 +29,7 @@ def test_this_machine_is_what_it_is_asked_for_elsewhere() -> None:
 
 
 def test_the_environment_is_that_of_the_gpus_in_use() -> None:
-    assert SITE.environment(needs_gpus=2).name == "gpu-h100-80gb-x2"
+    assert SITE.environment(needs_gpus=2).name == "h100-75gb-x2"
     assert SITE.environment(needs_gpus=0) == builders.ENVIRONMENT
     assert WITHOUT.environment(needs_gpus=1) == builders.ENVIRONMENT
 

@@ -122,20 +122,38 @@ def test_a_cpu_gets_the_cpu_build_without_the_friends_of_cuda() -> None:
     ]
 
 
+COUNTS = "--per-request-spec-decode-metrics"
+
+
 @pytest.mark.parametrize(
-    ("version", "counts"),
-    [("0.27.1", False), ("0.28.3", False), ("0.29.0", True), ("0.32.0", True), ("1.0", True)],
+    ("flags", "counts"),
+    [(None, True), (frozenset({COUNTS}), True), (frozenset({"--dtype"}), False)],
+    ids=["all", "has it", "lacks it"],
 )
-def test_a_version_that_counts_its_requests_is_asked_to(version: str, *, counts: bool) -> None:
-    command = VLLM.command(PYTHON, dataclasses.replace(OPTIONS, version=version))
-    assert ("--per-request-spec-decode-metrics" in command) is counts
+def test_a_version_that_counts_its_requests_is_asked_to(
+    flags: frozenset[str] | None, *, counts: bool
+) -> None:
+    command = VLLM.command(PYTHON, dataclasses.replace(OPTIONS, flags=flags))
+    assert (COUNTS in command) is counts
     assert "--speculative-config" in command
 
 
-@pytest.mark.parametrize("version", ["", "nightly"])
-def test_a_version_that_cannot_be_told_is_taken_for_a_new_one(version: str) -> None:
-    command = VLLM.command(PYTHON, dataclasses.replace(OPTIONS, version=version))
-    assert "--per-request-spec-decode-metrics" in command
+@pytest.mark.parametrize(
+    ("version", "asked"),
+    [
+        ("0.26.0", True),
+        ("0.29.0", False),
+        ("0.32.0", False),
+        ("0.33.0", True),
+        ("nightly", True),
+        ("0.1.dev1+g1234", True),
+        ("", False),
+    ],
+)
+def test_a_version_whose_flags_nobody_saw_is_asked_for_them(version: str, *, asked: bool) -> None:
+    command = VLLM.help_command(PYTHON, version)
+    server = "vllm.entrypoints.openai.api_server"
+    assert command == ((str(PYTHON), "-m", server, "--help") if asked else ())
 
 
 def test_a_model_is_spread_as_the_case_says_and_a_small_one_not_at_all() -> None:
