@@ -88,6 +88,8 @@ def open_suite(
     """
     gpus = find_gpus() if site is None else site.found
     tier = _tier(root, options, options.tier or ("gpu" if gpus.names else "cpu"))
+    if options.attach is None:
+        tier = tier.chosen(gpus.memory_gib)
     environment_of = current_environment if site is None else site.environment
     runs = root / options.runs
     began_at = dt.datetime.now(tz=dt.UTC)

@@ -54,6 +54,7 @@ from specreg.report.tables import render_categories, render_speedups
 from specreg.report.terminal import render_next, render_notes, render_recorded, render_verdicts
 from specreg.reporting import report_of
 from specreg.suite import Suite
+from specreg.widening import check_room
 
 SUITE = pytest.StashKey[Suite]()
 _PROGRESS = pytest.StashKey[Progress]()
@@ -229,8 +230,10 @@ def _check_runnable(suite: Suite, cases: Collection[Case]) -> None:
     try:
         if suite.provision.url is None:
             suite.provision.check(cases)
-            for spec in dict.fromkeys(case.server for case in cases):
+            specs = dict.fromkeys(case.server for case in cases)
+            for spec in specs:
                 check_model_code(suite.root, spec)
+            check_room(suite.root, specs)
         else:
             check_attached(cases, suite.provision.url, root=suite.root)
     except SpecregError as error:

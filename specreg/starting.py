@@ -19,7 +19,6 @@ from specreg.files import replace_file
 from specreg.matrix import ServerSpec
 from specreg.methods import METHODS
 from specreg.model_code import check_model_code
-from specreg.models import resolve_model
 from specreg.paths import cache_dir
 from specreg.processes import MarkedProcess, note_shared, start_marked, stop_marked
 from specreg.readiness import check_age, scrape_version, wait_until_ready
@@ -28,6 +27,7 @@ from specreg.server import StartedServer
 from specreg.spanning import HERE_ALONE, Nodes, RunningPart, Surroundings, running_parts
 from specreg.spanning import free_port as free_port_of
 from specreg.start_failures import PORT_IN_USE
+from specreg.widening import served_models, widen_models
 
 _PORTS = 3
 _NONCE_DIGITS = 8
@@ -69,8 +69,8 @@ def start_server(  # noqa: PLR0913 - by name, the most of them facts of the run
         ServerStartError: the server ended, or generated nothing in time.
     """
     check_model_code(root, spec)
-    target = resolve_model(root, spec.target, padding_layers=spec.padding_layers)
-    draft = resolve_model(root, spec.draft) if spec.draft is not None else None
+    target, draft = served_models(root, spec)
+    widen_models(root, spec, show=show)
     start = _Start(
         spec=spec,
         environment=environment,
