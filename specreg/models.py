@@ -15,7 +15,8 @@ import filelock
 
 from specreg.errors import ModelError
 from specreg.files import passing_folder
-from specreg.hub import fetch_model_file
+from specreg.hub import cached_model, check_access, fetch_model_file, is_offline
+from specreg.matrix import ServerSpec
 from specreg.paths import cache_dir
 from specreg.sums import file_sha256
 
@@ -31,6 +32,7 @@ _TOKENIZER_FILES = (
 
 _UNFIT = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """What is raised of JSON that is none, or not of the form that it should have."""
+_HUB_SETTING = re.compile(r"-*download[-_]dir|HF_|HUGGING_?FACE_|.*_USE_MODELSCOPE")
 _FIRST_LAYER = "model.layers.0."
 BFLOAT16 = "BF16"
 _WIDENED = re.compile(r".+-wide-\w+-([0-9a-f]{64})")
@@ -80,6 +82,43 @@ def missing_files(folder: Path) -> tuple[str, ...]:
             return lacking + _missing_parts(index)
     alone = any(any(folder.glob(pattern)) for pattern in ("*.safetensors", _OLDER_WEIGHTS))
     return lacking if alone else (*lacking, _WEIGHTS)
+
+
+def missing_of_hub(repo: str, variables: Mapping[str, str]) -> tuple[str, ...]:
+    """What of a hub's model isn't in its cache."""
+    folder = cached_model(repo, variables)
+    return ("all of it",) if folder is None else missing_files(folder)
+
+
+def why_unfetchable(spec: ServerSpec, variables: Mapping[str, str]) -> str:
+    """Why a server's models can't be had, empty where they are at hand or the hub would give them.
+
+    Left to the engine, and so empty, where the case has it look elsewhere than we would.
+
+    Args:
+        spec: of the server.
+        variables: the environment, which may name the hub's cache, or forbid to ask the hub.
+    """
+    settings = (*spec.engine_args, *(name for name, _ in spec.engine_env))
+    if any(map(_HUB_SETTING.match, settings)):
+        return ""
+    models = [name for name in (spec.target, spec.draft) if name and "/" in name]
+    lacking = [name for name in models if is_hub_id(name) and missing_of_hub(name, variables)]
+    if lacking and is_offline(variables):
+        return (
+            f"hub model '{lacking[0]}': not in the hub's cache, and HF_HUB_OFFLINE is set; unset"
+            " it, or fetch the model where there is a network"
+        )
+    return next(filter(None, map(_why_refused, lacking)), "")
+
+
+@functools.cache  # the servers of a tier share their models
+def _why_refused(repo: str) -> str:
+    try:
+        check_access(repo)
+    except ModelError as error:
+        return str(error)
+    return ""
 
 
 def _missing_parts(index: Path) -> tuple[str, ...]:

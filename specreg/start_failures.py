@@ -6,6 +6,7 @@ from specreg.errors import ServerStartError
 from specreg.server import StartedServer
 
 PORT_IN_USE = "port in use"
+NOT_FETCHED = "model can't be fetched"
 
 # Kind of failure, how to know it, what to do. The first that matches wins.
 _FAILURES = (
@@ -46,9 +47,14 @@ _FAILURES = (
         "delete its folder in the cache (README, 'Where things are'), or mend it if it is your own",
     ),
     (
+        NOT_FETCHED,
+        r"(Repository|Entry)NotFound|[Gg]ated ?[Rr]epo|offline mode|(connect to|reach) .?https?://",
+        "check the model's name, the network, and HF_TOKEN where it is gated or private",
+    ),
+    (
         "model not found",
-        r"not a valid model|does not appear to have|(Repository|Entry)NotFound|Gated|offline mode",
-        "check the model's name or folder, and HF_TOKEN where it is gated",
+        r"not a valid model|does not appear to have",
+        "check the model's name or folder",
     ),
 )
 
