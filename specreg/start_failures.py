@@ -48,12 +48,16 @@ _FAILURES = (
     ),
     (
         NOT_FETCHED,
-        r"(Repository|Entry)NotFound|[Gg]ated ?[Rr]epo|offline mode|(connect to|reach) .?https?://",
+        # The words of huggingface_hub, transformers and, of any trouble with the hub, vLLM 0.32.0.
+        (
+            r"(Repository|Entry)NotFound|[Gg]ated ?[Rr]epo|offline mode|not a valid model"
+            r"|(connect to|reach) .?https?://|Invalid repository ID"
+        ),
         "check the model's name, the network, and HF_TOKEN where it is gated or private",
     ),
     (
         "model not found",
-        r"not a valid model|does not appear to have",
+        r"does not appear to have",
         "check the model's name or folder",
     ),
 )

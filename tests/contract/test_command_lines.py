@@ -60,7 +60,10 @@ def launches(engine: str, version: str) -> Mapping[str, LaunchOptions]:
         "of the oldest": dataclasses.replace(
             methods["eagle3"], version=engine_named(engine).oldest
         ),
-        "on a GPU": dataclasses.replace(plain, on_gpu=True),
+        **{
+            f"{name} on a GPU": dataclasses.replace(one, on_gpu=True, dtype="bfloat16")
+            for name, one in methods.items()
+        },
         "over GPUs": dataclasses.replace(methods["eagle3"], on_gpu=True, parallel=SPREAD),
         "over nodes": dataclasses.replace(
             methods["eagle3"], on_gpu=True, parallel=ACROSS, meeting=MEETING

@@ -108,7 +108,7 @@ def run(tmp_path: Path) -> Hurt:
             "check the model's name",
         ),
         (
-            "OSError: We couldn't connect to 'https://huggingface.co' to load the files, and",
+            "ValueError: Invalid repository ID or local directory specified: 'org/model'.",
             1,
             "model can't be fetched",
             "the network",

@@ -280,7 +280,11 @@ CODE = (
         ("pydantic_core.ValidationError: 1 error", "unknown or refused argument"),
         (CODE, "a model brings code of its own"),
         ("OSError: [Errno 98] error while attempting to bind", "port in use"),
-        ("OSError: x is not a local folder and is not a valid model identifier", "model not found"),
+        (
+            "OSError: x is not a local folder and is not a valid model identifier",
+            "model can't be fetched",
+        ),
+        ("OSError: ./x does not appear to have a file named config.json", "model not found"),
         ("ModuleNotFoundError: No module named 'vllm'", "broken engine environment"),
         (
             "ImportError: sgl_kernel: the stand-in for CPUs is written for SGLang 0.5.23, not for…",
