@@ -216,9 +216,10 @@ def power(session: nox.Session) -> None:
 
 @nox.session
 def contract(session: nox.Session) -> None:
-    """Measures a real engine whose acceptance is known beforehand: about three minutes."""
+    """Measures a real engine whose acceptance is known beforehand: about five minutes."""
     _install(session, "tests")
-    _pytest(session, "tests/contract/test_meter.py", "tests/contract/test_cross_check.py")
+    names = ("meter", "cross_check", "widening")
+    _pytest(session, *(f"tests/contract/test_{name}.py" for name in names))
 
 
 @nox.session

@@ -14,10 +14,10 @@ from specreg.engines._engine import Identity
 from specreg.errors import AnswerError, AttachError, InvalidMeasurementError, ServerRefusedError
 from specreg.matrix import Case, ServerSpec, Tier
 from specreg.methods import METHODS
-from specreg.models import resolve_model
 from specreg.provision import check_version
 from specreg.readiness import generates
 from specreg.server import Server
+from specreg.widening import served_models
 
 _TIMEOUT_S = 10.0
 _KEYLESS = {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}
@@ -83,13 +83,14 @@ def attach_server(
         AttachError: nothing answers there, or something else than asked for, or without counters.
     """
     found = _identified(spec, url, root)
+    target, draft = served_models(root, spec)
     server = Server(
         spec=spec,
         engine=engine_named(spec.engine),
         base_url=url,
         model=found.model,
-        target=resolve_model(root, spec.target, padding_layers=spec.padding_layers),
-        draft=resolve_model(root, spec.draft) if spec.draft is not None else None,
+        target=target,
+        draft=draft,
         engine_version=found.version,
     )
     try:
@@ -122,8 +123,7 @@ def _check_counters(server: Server) -> None:
 def _identified(spec: ServerSpec, url: str, root: Path) -> Identity:
     """What is at a URL, where that is what is asked for."""
     found = _identify(engine_named(spec.engine), url)
-    target = resolve_model(root, spec.target, padding_layers=spec.padding_layers)
-    for what, is_it, asked in _facts(spec, target, found):
+    for what, is_it, asked in _facts(spec, served_models(root, spec), found):
         if is_it != asked:
             message = (
                 f"server at {url}: {what} is '{is_it}', the case asks for '{asked}'; check the URL"
@@ -149,8 +149,11 @@ def _identify(engine: Engine, url: str) -> Identity:
         raise AttachError(f"server at {url}: {message}") from error
 
 
-def _facts(spec: ServerSpec, target: str, found: Identity) -> Iterator[tuple[str, str, str]]:
+def _facts(
+    spec: ServerSpec, models: tuple[str, str | None], found: Identity
+) -> Iterator[tuple[str, str, str]]:
     """What the server says of itself, by name, and what it should say. Of paths the last part."""
+    target, draft = models
     yield "its engine", found.engine or "unknown", spec.engine
     if found.target:
         yield "its model", Path(found.target).name, Path(target).name
@@ -158,7 +161,7 @@ def _facts(spec: ServerSpec, target: str, found: Identity) -> Iterator[tuple[str
         asked = "off" if spec.method == "none" else "on"
         yield "its speculation", "on" if found.speculates else "off", asked
     spelling = engine_named(spec.engine).spelling
-    settings = METHODS[spec.method].settings(spelling, spec.draft, spec.draft_tokens, spec.tree)
+    settings = METHODS[spec.method].settings(spelling, draft, spec.draft_tokens, spec.tree)
     for name, value in settings.items():
         if name in found.speculation:
             yield f"its {name}", Path(found.speculation[name]).name, Path(str(value)).name

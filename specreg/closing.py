@@ -76,7 +76,7 @@ def run_verdict(suite: Suite, status: int, *, cut_short: bool) -> RunVerdict:
         tier=suite.tier.name,
         environment=suite.environment.name,
         attached=suite.provision.url or "",
-        complete=not cut_short and suite.asks_for_all,
+        complete=not cut_short and not suite.skipped and suite.asks_for_all,
         exit_status=status,
         outcomes=count_outcomes(suite.verdicts),
         verdicts=tuple(suite.verdicts),

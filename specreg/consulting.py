@@ -153,6 +153,7 @@ def expected_steps(
         draft=None,
         draft_tokens=0,
         padding_layers=0,
+        widen=None,
         parallel=ALONE,
         engine_args=(),
         engine_env=(),

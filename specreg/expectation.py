@@ -30,6 +30,7 @@ from specreg.models import model_sha256, resolve_model, vocabulary_of
 from specreg.protocols import Form
 from specreg.published import Published, load_published, published_for
 from specreg.redaction import hide_known
+from specreg.widening import served_models
 
 
 def load_case_prompts(root: Path, case: Case) -> tuple[Prompt, ...]:
@@ -82,8 +83,7 @@ def check_form(case: Case, prompts: Iterable[Prompt]) -> None:
 
 def settings_in(root: Path, case: Case) -> CaseSettings:
     """The settings of a case, with the files of a repository."""
-    spec = case.server
-    target = resolve_model(root, spec.target, padding_layers=spec.padding_layers)
+    target, _ = served_models(root, case.server)
     return settings_of(case, target, load_case_prompts(root, case))
 
 

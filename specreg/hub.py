@@ -6,15 +6,19 @@
 import contextlib
 import hashlib
 import importlib
+import importlib.util
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from specreg.errors import DatasetError, ModelError, SpecregError
 
 _BRANCH = "main"
 _SHA256, _SHA1 = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
+_ON = {"1", "ON", "YES", "TRUE"}
+"""What huggingface_hub takes for yes."""
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
@@ -74,6 +78,24 @@ def fetch_model_file(repo: str, file: str) -> Path:
     return _download(ModelError, f"hub model '{repo}': {file}", "name a folder", **asked)
 
 
+def check_access(repo: str) -> None:
+    """Silent where the hub would give a model, or huggingface_hub isn't there to ask it.
+
+    One request of no content. The hub answers an expired token as it does a model that isn't there.
+
+    Raises:
+        ModelError: it wouldn't, or can't be reached.
+    """
+    if importlib.util.find_spec("huggingface_hub") is None:
+        return
+    with (
+        _hub(ModelError, f"hub model '{repo}'", "name a folder") as hub,
+        # A model in another form than transformers' has none, and its engine knows.
+        contextlib.suppress(hub.errors.EntryNotFoundError),
+    ):
+        hub.get_hf_file_metadata(hub.hf_hub_url(repo, "config.json"))
+
+
 def cached_model(repo: str, variables: Mapping[str, str]) -> Path | None:
     """The folder of a model's newest commit in the hub's cache, None where it was never fetched.
 
@@ -89,6 +111,11 @@ def cached_model(repo: str, variables: Mapping[str, str]) -> Path | None:
         snapshot = folder / "snapshots" / (folder / "refs" / _BRANCH).read_text().strip()
         return snapshot if snapshot.is_dir() else None
     return None
+
+
+def is_offline(variables: Mapping[str, str]) -> bool:
+    """Whether the hub isn't to be asked, by HF_HUB_OFFLINE."""
+    return variables.get("HF_HUB_OFFLINE", "").upper() in _ON
 
 
 def hub_cache_dir(variables: Mapping[str, str]) -> Path:
@@ -114,6 +141,16 @@ def _download(
     kind: type[SpecregError], subject: str, otherwise: str, **asked: str | Path | bool | None
 ) -> Path:
     """Where the file lies that `hf_hub_download` is asked for, or an error of a kind."""
+    with _hub(kind, subject, otherwise) as hub:
+        found = Path(hub.hf_hub_download(**asked))
+    if wrong := _why_torn(found):
+        raise kind(f"{subject}: {wrong}")
+    return found
+
+
+@contextlib.contextmanager
+def _hub(kind: type[SpecregError], subject: str, otherwise: str) -> Iterator[Any]:
+    """`huggingface_hub`, whose errors become those of a kind."""
     try:
         hub = importlib.import_module("huggingface_hub")
         errors = importlib.import_module("huggingface_hub.errors")
@@ -124,7 +161,7 @@ def _download(
         )
         raise kind(message) from error
     try:
-        found = Path(hub.hf_hub_download(**asked))
+        yield hub
     except errors.GatedRepoError as error:
         message = f"{subject}: its terms must be accepted at the hub first; then run hf auth login"
         raise kind(message) from error
@@ -132,9 +169,6 @@ def _download(
         said = str(error).strip().splitlines() or [type(error).__name__]
         again = f"run it again where the hub can be reached, or {otherwise}"
         raise kind(f"{subject}: {said[0]}; {again}") from error
-    if wrong := _why_torn(found):
-        raise kind(f"{subject}: {wrong}")
-    return found
 
 
 def _why_torn(path: Path) -> str:

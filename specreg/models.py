@@ -5,14 +5,19 @@ import dataclasses
 import functools
 import hashlib
 import json
+import re
 import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import filelock
+
 from specreg.errors import ModelError
 from specreg.files import passing_folder
-from specreg.hub import fetch_model_file
+from specreg.hub import cached_model, check_access, fetch_model_file, is_offline
+from specreg.matrix import ServerSpec
 from specreg.paths import cache_dir
 from specreg.sums import file_sha256
 
@@ -30,7 +35,11 @@ _GIB, _KIB = 2**30, 2**10
 
 _UNFIT = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """What is raised of JSON that is none, or not of the form that it should have."""
+_HUB_SETTING = re.compile(r"-*download[-_]dir|HF_|HUGGING_?FACE_|.*_USE_MODELSCOPE")
 _FIRST_LAYER = "model.layers.0."
+BFLOAT16 = "BF16"
+_WIDENED = re.compile(r".+-wide-\w+-([0-9a-f]{64})")
+"""The folder of a widened model, by its name: it ends with what it is made from."""
 # One and zero in bfloat16, little-endian: it is the upper half of a float32.
 _ONE, _ZERO = b"\x80\x3f", b"\x00\x00"
 
@@ -76,6 +85,43 @@ def missing_files(folder: Path) -> tuple[str, ...]:
             return lacking + _missing_parts(index)
     alone = any(any(folder.glob(pattern)) for pattern in ("*.safetensors", _OLDER_WEIGHTS))
     return lacking if alone else (*lacking, _WEIGHTS)
+
+
+def missing_of_hub(repo: str, variables: Mapping[str, str]) -> tuple[str, ...]:
+    """What of a hub's model isn't in its cache."""
+    folder = cached_model(repo, variables)
+    return ("all of it",) if folder is None else missing_files(folder)
+
+
+def why_unfetchable(spec: ServerSpec, variables: Mapping[str, str]) -> str:
+    """Why a server's models can't be had, empty where they are at hand or the hub would give them.
+
+    Left to the engine, and so empty, where the case has it look elsewhere than we would.
+
+    Args:
+        spec: of the server.
+        variables: the environment, which may name the hub's cache, or forbid to ask the hub.
+    """
+    settings = (*spec.engine_args, *(name for name, _ in spec.engine_env))
+    if any(map(_HUB_SETTING.match, settings)):
+        return ""
+    models = [name for name in (spec.target, spec.draft) if name and "/" in name]
+    lacking = [name for name in models if is_hub_id(name) and missing_of_hub(name, variables)]
+    if lacking and is_offline(variables):
+        return (
+            f"hub model '{lacking[0]}': not in the hub's cache, and HF_HUB_OFFLINE is set; unset"
+            " it, or fetch the model where there is a network"
+        )
+    return next(filter(None, map(_why_refused, lacking)), "")
+
+
+@functools.cache  # the servers of a tier share their models
+def _why_refused(repo: str) -> str:
+    try:
+        check_access(repo)
+    except ModelError as error:
+        return str(error)
+    return ""
 
 
 def _missing_parts(index: Path) -> tuple[str, ...]:
@@ -155,9 +201,13 @@ def _value_bytes(dtype: str) -> int:
 def model_sha256(reference: str) -> str:
     """A checksum of a model folder's weights and configuration; empty for a hub id.
 
-    Read once per run: nobody should change a model while it is served.
+    Read once per run: nobody should change a model while it is served. That of a widened model is
+    of what it is made from: it is known before it is made, and 17 GB aren't read for it.
     """
     folder = Path(reference)
+    widened = _WIDENED.fullmatch(folder.name)
+    if widened and folder.parent == models_dir():
+        return widened[1]
     if not folder.is_dir():
         return ""
     digest = hashlib.sha256()
@@ -169,21 +219,54 @@ def model_sha256(reference: str) -> str:
 
 def _padded(folder: Path, layers: int) -> Path:
     """A copy of the model with identity layers appended, from the cache if it is there."""
+    padded = models_dir() / f"{folder.name}-{layers}-{content_sha256(folder)[:16]}"
+    make_folder(padded, lambda made: write_padded_model(folder, made, layers))
+    return padded
+
+
+def models_dir() -> Path:
+    """The folder of padded and widened models."""
+    return cache_dir() / "models"
+
+
+def content_sha256(folder: Path, *more: object) -> str:
+    """A checksum of a model and its tokenizer, and of whatever else decides what is made of it."""
     content = hashlib.sha256(model_sha256(str(folder)).encode())
     for name in _TOKENIZER_FILES:
         if (folder / name).is_file():
             content.update((folder / name).read_bytes())
-    padded = cache_dir() / "models" / f"{folder.name}-{layers}-{content.hexdigest()[:16]}"
-    if padded.is_dir():
-        return padded
-    with passing_folder(padded) as made:
-        write_padded_model(folder, made, layers)
-        try:
-            made.rename(padded)
-        except OSError:
-            if not padded.is_dir():  # where another run made it meanwhile, that one is as good
-                raise
-    return padded
+    for one in more:
+        content.update(repr(one).encode())
+    return content.hexdigest()
+
+
+def make_folder(folder: Path, write: Callable[[Path], None]) -> None:
+    """Makes a folder of the cache once, whole or not at all, whoever else wants it.
+
+    Raises:
+        ModelError: the disk refuses; or as `write` says.
+    """
+    if folder.is_dir():
+        return
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(folder.parent.with_suffix(".lock")):
+            if not folder.is_dir():
+                with passing_folder(folder) as made:
+                    write(made)
+                    made.rename(folder)
+    except OSError as error:
+        message = f"model folder '{folder}': can't be written, {error.strerror}; make room, or name"
+        raise ModelError(f"{message} another cache with SPECREG_CACHE") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """A tensor as a safetensors file has it: the name of its number format, and its bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes | memoryview
 
 
 def write_padded_model(source: Path, target: Path, layers: int) -> None:
@@ -195,22 +278,14 @@ def write_padded_model(source: Path, target: Path, layers: int) -> None:
     Raises:
         ModelError: the weights aren't those of a dense bfloat16 Llama.
     """
-    if not (source / _WEIGHTS).is_file():
-        message = f"model folder '{source}': has no {_WEIGHTS}, a sharded one can't be padded"
-        raise ModelError(f"{message}; set padding_layers = 0")
-    try:
-        config = json.loads((source / _CONFIG).read_bytes())
-        first = int(config["num_hidden_layers"])
-        tensors = _read_tensors(source / _WEIGHTS)
-    except _UNFIT as error:
-        message = f"model folder '{source}': {type(error).__name__} in its files, {error}; fetch it"
-        raise ModelError(f"{message} anew") from error
+    config, tensors = read_model(source, "padded; set padding_layers = 0")
+    first = int(config["num_hidden_layers"])
     template = {
         name.removeprefix(_FIRST_LAYER): tensor
         for name, tensor in tensors.items()
         if name.startswith(_FIRST_LAYER)
     }
-    if not template or any(tensor.dtype != "BF16" for tensor in template.values()):
+    if not template or any(tensor.dtype != BFLOAT16 for tensor in template.values()):
         message = f"model folder '{source}': only a dense bfloat16 Llama can be padded"
         raise ModelError(message)
     for layer in range(first, first + layers):
@@ -218,19 +293,38 @@ def write_padded_model(source: Path, target: Path, layers: int) -> None:
             fill = _ONE if "norm" in name else _ZERO
             data = fill * (len(tensor.data) // len(fill))
             tensors[f"model.layers.{layer}.{name}"] = dataclasses.replace(tensor, data=data)
-    config["num_hidden_layers"] = first + layers
-    _write_tensors(tensors, target / _WEIGHTS)
+    write_tensors(tensors, target / _WEIGHTS)
+    write_config(source, target, config | {"num_hidden_layers": first + layers})
+
+
+def read_model(source: Path, use: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The configuration of a model folder, and its weights, of one file.
+
+    Args:
+        source: the folder.
+        use: what it can't be where the weights are several files, and what to do.
+
+    Raises:
+        ModelError: they aren't one file, or can't be read.
+    """
+    if not (source / _WEIGHTS).is_file():
+        message = f"model folder '{source}': has no {_WEIGHTS}, a sharded one can't be {use}"
+        raise ModelError(message)
+    try:
+        config = json.loads((source / _CONFIG).read_bytes())
+        int(config["num_hidden_layers"])
+        return config, read_tensors(source / _WEIGHTS)
+    except _UNFIT as error:
+        message = f"model folder '{source}': {type(error).__name__} in its files, {error}; fetch it"
+        raise ModelError(f"{message} anew") from error
+
+
+def write_config(source: Path, target: Path, config: Mapping[str, object]) -> None:
+    """Writes a configuration, and copies the tokenizer of `source` beside it."""
     (target / _CONFIG).write_text(json.dumps(config, indent=2))
     for name in _TOKENIZER_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tensor:
-    dtype: str
-    shape: tuple[int, ...]
-    data: bytes
 
 
 # The format: the header's length in 8 bytes, little-endian; a JSON header; the data
@@ -239,13 +333,14 @@ class _Tensor:
 _LENGTH_BYTES = 8
 
 
-def _read_tensors(path: Path) -> dict[str, _Tensor]:
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file, by name."""
     content = path.read_bytes()
     start = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
     header = json.loads(content[_LENGTH_BYTES:start])
     header.pop("__metadata__", None)
     return {
-        name: _Tensor(
+        name: Tensor(
             dtype=entry["dtype"],
             shape=tuple(entry["shape"]),
             data=content[start + entry["data_offsets"][0] : start + entry["data_offsets"][1]],
@@ -254,7 +349,8 @@ def _read_tensors(path: Path) -> dict[str, _Tensor]:
     }
 
 
-def _write_tensors(tensors: dict[str, _Tensor], path: Path) -> None:
+def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Writes tensors into a file."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, tensor in tensors.items():
@@ -268,4 +364,5 @@ def _write_tensors(tensors: dict[str, _Tensor], path: Path) -> None:
     encoded = json.dumps(header).encode()
     encoded += b" " * (-len(encoded) % _LENGTH_BYTES)
     length = len(encoded).to_bytes(_LENGTH_BYTES, "little")
-    path.write_bytes(b"".join((length, encoded, *(t.data for t in tensors.values()))))
+    with path.open("wb") as file:
+        file.writelines((length, encoded, *(tensor.data for tensor in tensors.values())))

@@ -2,17 +2,19 @@
 
 import datetime as dt
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from specreg.attaching import alone
 from specreg.errors import SpecregError, UnknownNameError
 from specreg.expectation import Shelf
+from specreg.hub import is_offline
 from specreg.identity import UNKNOWN_ENVIRONMENT, current_environment, find_gpus
 from specreg.journal import Journal, last_run, load_journal, parts_in
 from specreg.many.options import Spread
-from specreg.matrix import Tier, load_tier, with_prompts
+from specreg.matrix import Case, Tier, load_tier, with_prompts
 from specreg.metrics import METRICS, check_tolerances
+from specreg.models import why_unfetchable
 from specreg.options import Options
 from specreg.provision import Provision
 from specreg.report.progress import Progress
@@ -88,6 +90,8 @@ def open_suite(
     """
     gpus = find_gpus() if site is None else site.found
     tier = _tier(root, options, options.tier or ("gpu" if gpus.names else "cpu"))
+    if options.attach is None:
+        tier = tier.chosen(gpus.memory_gib)
     environment_of = current_environment if site is None else site.environment
     runs = root / options.runs
     began_at = dt.datetime.now(tz=dt.UTC)
@@ -132,6 +136,7 @@ def open_suite(
         show=progress.show,
         budget_min=options.budget_gpu_min,
         verbose=options.verbose,
+        skips_unfetched=not options.require_tier or is_offline(os.environ),
     )
     if options.require_tier and unmet_need(suite):
         raise SpecregError(unmet_need(suite))
@@ -221,6 +226,15 @@ def why_unfit(suite: Suite) -> Mapping[str, str]:
     if why := unmet_need(suite):
         return {case.id: why for case in suite.tier.cases}
     return suite.tier.unmet(suite.provision.found_gpus.memory_gib, _where(suite))
+
+
+def why_unfetched(suite: Suite, cases: Collection[Case]) -> Mapping[str, str]:
+    """By case why its models can't be fetched, as far as the hub tells before a server starts."""
+    provision = suite.provision
+    if provision.url is not None or provision.site is not None:
+        return {}
+    found = {case.id: why_unfetchable(case.server, os.environ) for case in cases}
+    return {case_id: why for case_id, why in found.items() if why}
 
 
 def _where(suite: Suite) -> str:

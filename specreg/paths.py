@@ -10,7 +10,7 @@ import platformdirs
 
 
 def cache_dir() -> Path:
-    """The folder of engine environments and padded models; shared by all checkouts of a user."""
+    """The folder of environments and of models made larger; shared by all checkouts of a user."""
     given = os.environ.get("SPECREG_CACHE")
     return Path(given) if given else Path(platformdirs.user_cache_dir("specreg"))
 

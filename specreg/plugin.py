@@ -22,7 +22,13 @@ from specreg.closing import (
     why_nothing,
 )
 from specreg.context import check_contexts
-from specreg.errors import DatasetError, MemoryHeldError, SpecregError
+from specreg.errors import (
+    DatasetError,
+    MemoryHeldError,
+    ModelError,
+    ServerStartError,
+    SpecregError,
+)
 from specreg.interrupting import SIGNALLED, interrupt_on_signals
 from specreg.launch import Launch, launches_of
 from specreg.many.options import Cluster, form_team, reach
@@ -31,7 +37,14 @@ from specreg.many.team import Wanted
 from specreg.matrix import Case, load_tier
 from specreg.metrics import METRICS, Family, Metric, metrics_of
 from specreg.model_code import check_model_code
-from specreg.opening import check_options, open_suite, reason_of, spread_of, why_unfit
+from specreg.opening import (
+    check_options,
+    open_suite,
+    reason_of,
+    spread_of,
+    why_unfetched,
+    why_unfit,
+)
 from specreg.options import Options, add_options, options_to_repeat, read_options
 from specreg.processes import kill_running
 from specreg.proving import PROOFS, Proof, proofs_of
@@ -53,7 +66,9 @@ from specreg.report.spreads import render_spreads
 from specreg.report.tables import render_categories, render_speedups
 from specreg.report.terminal import render_next, render_notes, render_recorded, render_verdicts
 from specreg.reporting import report_of
+from specreg.start_failures import NOT_FETCHED
 from specreg.suite import Suite
+from specreg.widening import check_room
 
 SUITE = pytest.StashKey[Suite]()
 RECORD_PROPERTY = pytest.StashKey[Callable[[str, object], None]]()
@@ -169,12 +184,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return (setups[params["server"].id, params["case"].id], names[_what(params).name])
 
     items.sort(key=place)
-    unfit = why_unfit(suite)
     if hasattr(config, "workerinput") and any(place(item)[0] >= 0 for item in items):
         raise pytest.UsageError(_NO_XDIST)
     ours = [item for item in items if place(item)[0] >= 0]
     # Where a selection leaves nothing at all, nobody can say that it meant other tests.
     config.stash[_IS_ASKED] = bool(ours) or (config.stash[_IS_ASKED] and not items)
+    cases = {_params(item)["case"].id: _params(item)["case"] for item in ours}
+    unfit = {**_note_unfetched(config, suite, cases.values()), **why_unfit(suite)}
     asked: dict[str, set[str]] = {}
     skipped: dict[str, str] = {}
     dark: dict[str, None] = {}
@@ -190,12 +206,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         else:
             name = _what(_params(item)).name
             asked.setdefault(case.id, set()).add(name)
-            wanted.append((case, _params(item)["server"].number, name))
+            if case.id not in suite.unfetched:
+                wanted.append((case, _params(item)["server"].number, name))
     suite.asked, suite.skipped = asked, skipped
     if not config.getoption("collectonly"):
         _fit_budget(suite)
-        cases = {_params(item)["case"].id: _params(item)["case"] for item in ours}
-        running = [case for case_id, case in cases.items() if case_id not in suite.skipped]
+        without = {*suite.skipped, *suite.unfetched}
+        running = [case for case_id, case in cases.items() if case_id not in without]
         _check_runnable(suite, running)
         config.stash[_LINES].extend(_check_prompts(suite, running))
         config.stash[_LINES].extend(f"power wasn't measured: {why}" for why in dark)
@@ -213,6 +230,19 @@ def _form_team(config: pytest.Config, suite: Suite, wanted: Sequence[Wanted]) ->
     suite.away = team
     if team is not None and (why := team.why_fewer()):
         yield why
+
+
+def _note_unfetched(
+    config: pytest.Config, suite: Suite, cases: Collection[Case]
+) -> Mapping[str, str]:
+    """By case that is to be skipped why its models can't be fetched; else the suite keeps it."""
+    if config.getoption("collectonly"):
+        return {}
+    unfetched = why_unfetched(suite, cases)
+    if suite.skips_unfetched:
+        return unfetched
+    suite.unfetched = unfetched
+    return {}
 
 
 def _why_dark(suite: Suite, case: Case, what: Metric | Proof) -> str:
@@ -234,8 +264,10 @@ def _check_runnable(suite: Suite, cases: Collection[Case]) -> None:
     try:
         if suite.provision.url is None:
             suite.provision.check(cases)
-            for spec in dict.fromkeys(case.server for case in cases):
+            specs = dict.fromkeys(case.server for case in cases)
+            for spec in specs:
                 check_model_code(suite.root, spec)
+            check_room(suite.root, specs)
         else:
             check_attached(cases, suite.provision.url, root=suite.root)
     except SpecregError as error:
@@ -259,10 +291,16 @@ def _check_prompts(suite: Suite, cases: Collection[Case]) -> Sequence[str]:
         raise pytest.UsageError(str(error)) from error
 
 
-def pytest_runtest_setup() -> None:
-    """Stops where a signal said so; Python drops an exception that is raised in a finalizer."""
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Stops where a signal said so; Python drops an exception that is raised in a finalizer.
+
+    No server is started whose models can't be fetched.
+    """
     if SIGNALLED:
         raise KeyboardInterrupt
+    params, unfetched = _params(item), item.config.stash[SUITE].unfetched
+    if params and params["case"].id in unfetched:
+        raise ModelError(unfetched[params["case"].id])
 
 
 @pytest.hookimpl(wrapper=True)
@@ -283,6 +321,11 @@ def pytest_runtest_makereport(
     suite, params = item.config.stash[SUITE], _params(item)
     message = "\n".join(dict.fromkeys(map(str, errors)))
     head = _head(held or errors[0])
+    if params and suite.skips_unfetched and all(map(_is_unfetched, errors)):
+        report.outcome = "skipped"
+        report.longrepr = (str(item.path), item.location[1] or 0, f"Skipped: {head}")
+        suite.skipped[params["case"].id] = head
+        return report
     report.longrepr = f"{head}\n(as above)" if _told(suite, head) else message
     if params and call.when != "teardown":
         suite.errors.setdefault(params["case"].id, message)
@@ -505,6 +548,11 @@ def _leaves(error: BaseException) -> tuple[BaseException, ...]:
     if not isinstance(error, BaseExceptionGroup):
         return (error,)
     return tuple(leaf for one in error.exceptions for leaf in _leaves(one))
+
+
+def _is_unfetched(error: BaseException) -> bool:
+    """Whether a server didn't start because the hub didn't give its model."""
+    return isinstance(error, ServerStartError) and error.failure.endswith(NOT_FETCHED)
 
 
 def _head(error: BaseException) -> str:

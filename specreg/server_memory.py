@@ -84,12 +84,12 @@ def fit_together(
 
 
 def _sizes(root: Path, spec: ServerSpec) -> Sizes | None:
-    """What a server's models take: by their folders, or, of the hub's, by the matrix.
+    """What a server's models take: by their folders; of the hub's and widened ones by the matrix.
 
     A draft of the hub is taken to need no more cache than its target.
     """
     sizes = spec.sizes
-    if not is_hub_id(spec.target):
+    if spec.widen is None and not is_hub_id(spec.target):
         target = Path(resolve_model(root, spec.target, padding_layers=spec.padding_layers))
         weights_gib, token_kib = folder_sizes(target, spec.dtype)
         sizes = Sizes(
@@ -99,7 +99,7 @@ def _sizes(root: Path, spec: ServerSpec) -> Sizes | None:
         )
     if sizes is None or spec.draft is None:
         return sizes and dataclasses.replace(sizes, draft_gib=0.0)
-    if is_hub_id(spec.draft):
+    if spec.widen is not None or is_hub_id(spec.draft):
         return dataclasses.replace(sizes, token_kib=2 * sizes.token_kib)
     draft_gib, draft_kib = folder_sizes(Path(resolve_model(root, spec.draft)), spec.dtype)
     return dataclasses.replace(

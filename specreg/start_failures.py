@@ -6,6 +6,7 @@ from specreg.errors import ServerStartError
 from specreg.server import StartedServer
 
 PORT_IN_USE = "port in use"
+NOT_FETCHED = "model can't be fetched"
 
 # Kind of failure, how to know it, what to do. The first that matches wins.
 _FAILURES = (
@@ -66,9 +67,18 @@ _FAILURES = (
         "delete its folder in the cache (README, 'Where things are'), or mend it if it is your own",
     ),
     (
+        NOT_FETCHED,
+        # The words of huggingface_hub, transformers and, of any trouble with the hub, vLLM 0.32.0.
+        (
+            r"(Repository|Entry)NotFound|[Gg]ated ?[Rr]epo|offline mode|not a valid model"
+            r"|(connect to|reach) .?https?://|Invalid repository ID"
+        ),
+        "check the model's name, the network, and HF_TOKEN where it is gated or private",
+    ),
+    (
         "model not found",
-        r"not a valid model|does not appear to have|(Repository|Entry)NotFound|Gated|offline mode",
-        "check the model's name or folder, and HF_TOKEN where it is gated",
+        r"does not appear to have",
+        "check the model's name or folder",
     ),
 )
 

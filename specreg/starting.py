@@ -21,7 +21,6 @@ from specreg.identity import find_gpus
 from specreg.matrix import ServerSpec
 from specreg.methods import METHODS
 from specreg.model_code import check_model_code
-from specreg.models import resolve_model
 from specreg.paths import cache_dir
 from specreg.processes import MarkedProcess, note_shared, start_marked, stop_marked
 from specreg.readiness import POLL_S, is_ready, scrape_version
@@ -31,6 +30,7 @@ from specreg.server_memory import gpu_memory
 from specreg.spanning import HERE_ALONE, Nodes, RunningPart, Surroundings, running_parts
 from specreg.spanning import free_port as free_port_of
 from specreg.start_failures import PORT_IN_USE
+from specreg.widening import served_models, widen_models
 
 _Settings = ParamSpec("_Settings")
 _PORTS = 3
@@ -75,8 +75,8 @@ def begin_server(  # noqa: PLR0913 - by name, the most of them facts of the run
             nothing in time.
     """
     check_model_code(root, spec)
-    target = resolve_model(root, spec.target, padding_layers=spec.padding_layers)
-    draft = resolve_model(root, spec.draft) if spec.draft is not None else None
+    target, draft = served_models(root, spec)
+    widen_models(root, spec, show=show)
     chosen = choose_port or free_port
     with (
         tempfile.TemporaryDirectory(prefix="specreg-", ignore_cleanup_errors=True) as folder,

@@ -75,6 +75,8 @@ class Suite:
         with_oracle: whether the models themselves are asked, which takes torch.
         asked: by case, the metrics that this run judges; one that isn't there is asked for all.
         skipped: by case that was asked for and can't run here, what it needs.
+        unfetched: by case that isn't skipped, why its models can't be fetched; skips_unfetched:
+            whether such a case is skipped, not INVALID.
         budget_min: minutes of a GPU that the run may take, None for any.
         verbose: whether the percentiles of all cases are shown.
         away: who measures elsewhere, None where this process does.
@@ -102,7 +104,9 @@ class Suite:
     engine: str | None = None
     with_oracle: bool = False
     asked: Mapping[str, AbstractSet[str]] = field(default_factory=dict)
-    skipped: Mapping[str, str] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+    unfetched: Mapping[str, str] = field(default_factory=dict)
+    skips_unfetched: bool = True
     budget_min: float | None = None
     verbose: bool = False
     away: Away | None = None

@@ -15,7 +15,7 @@ from specreg.cli.options import (
     SecondsOption,
     TierOption,
     WaitOption,
-    tier_of,
+    fitting_tier_of,
 )
 from specreg.gate.opening import set_aside
 from specreg.gate.request import Request, check_extent
@@ -54,7 +54,7 @@ def bisect(  # noqa: PLR0913, PLR0917 - an option each
         request = Request(
             a=good,
             b=bad,
-            tier=tier_of(root / matrix, tier),
+            tier=fitting_tier_of(root / matrix, tier),
             case_ids=(case,),
             launches=launches,
             prompts=prompts,

@@ -18,7 +18,7 @@ from specreg.cli.options import (
     RootOption,
     RunsOption,
     TierOption,
-    tier_of,
+    fitting_tier_of,
 )
 from specreg.doctor import State, examine, scene_of
 from specreg.errors import MatrixError
@@ -62,4 +62,4 @@ def _tier_of(matrix: Path, name: str | None) -> Tier:
     if not matrix.is_dir():
         message = f"tiers '{matrix}': no such folder; run this in the repository, or give --root"
         raise MatrixError(message)
-    return tier_of(matrix, name)
+    return fitting_tier_of(matrix, name)

@@ -20,7 +20,7 @@ from specreg.cli.options import (
     SecondsOption,
     TierOption,
     WaitOption,
-    tier_of,
+    fitting_tier_of,
 )
 from specreg.errors import SpecregError
 from specreg.gate.opening import Opened, open_gate, set_aside
@@ -87,7 +87,7 @@ def gate(  # noqa: PLR0913, PLR0917 - an option each
             b=b,
             a_overrides=a_set,
             b_overrides=b_set,
-            tier=tier_of(root / matrix, tier),
+            tier=fitting_tier_of(root / matrix, tier),
             case_ids=case,
             pin_length_tokens=pin,
             launches=launches,

@@ -13,8 +13,8 @@ from specreg.cli.options import (
     MatrixOption,
     RootOption,
     TierOption,
+    fitting_tier_of,
     shelf_of,
-    tier_of,
 )
 from specreg.estimate import estimates_of
 from specreg.identity import find_gpus
@@ -37,7 +37,7 @@ def matrix(
     if schema:
         typer.echo(render_schema(), nl=False)
         return
-    found = tier_of(root / files, tier)
+    found = fitting_tier_of(root / files, tier)
     for case in found.cases:
         check_tolerances(case, found.places[case.id])
     gpus = find_gpus()

@@ -47,6 +47,11 @@ def tier_of(matrix: Path, name: str | None) -> Tier:
     return load_tier(matrix, name or ("gpu" if find_gpus().names else "cpu"))
 
 
+def fitting_tier_of(matrix: Path, name: str | None) -> Tier:
+    """The same with those of several model pairs that this machine's GPUs hold."""
+    return tier_of(matrix, name).chosen(find_gpus().memory_gib)
+
+
 def shelf_of(folder: Path, tier: Tier) -> Shelf:
     """The baselines that apply to a tier on this machine."""
     used = tier.gpus_used(find_gpus().memory_gib)

@@ -9,12 +9,9 @@ from specreg.engines import engine_named
 from specreg.environments import installed_environment
 from specreg.errors import DatasetError, ModelError
 from specreg.expectation import load_case_prompts
-from specreg.hub import cached_model, has_token
+from specreg.hub import has_token, is_offline
 from specreg.matrix import Case
-from specreg.models import is_hub_id, missing_files, resolve_model
-
-_ON = {"1", "ON", "YES", "TRUE"}
-"""What huggingface_hub takes for yes."""
+from specreg.models import is_hub_id, missing_files, missing_of_hub, resolve_model
 
 
 def examine_engines(scene: Scene) -> Iterator[Finding]:
@@ -51,7 +48,7 @@ def lacking_gib(scene: Scene) -> float:
     return sum(
         size_gib
         for reference, size_gib in _models(scene).items()
-        if is_hub_id(reference) and _lacks(reference, scene.variables)
+        if is_hub_id(reference) and missing_of_hub(reference, scene.variables)
     )
 
 
@@ -77,19 +74,13 @@ def _models(scene: Scene) -> Mapping[str, float]:
     return found
 
 
-def _lacks(reference: str, variables: Mapping[str, str]) -> tuple[str, ...]:
-    """What of a hub's model isn't in its cache."""
-    folder = cached_model(reference, variables)
-    return ("all of it",) if folder is None else missing_files(folder)
-
-
 def _of_hub(reference: str, size_gib: float, variables: Mapping[str, str]) -> Finding:
-    lacks = _lacks(reference, variables)
+    lacks = missing_of_hub(reference, variables)
     if not lacks:
         return ok("model", f"{reference}: in the hub's cache")
     size = f", about {size_gib:.1f} GiB" if size_gib else ""
     says = f"{reference}: not in the hub's cache ({', '.join(lacks)}{size})"
-    if variables.get("HF_HUB_OFFLINE", "").upper() in _ON:
+    if is_offline(variables):
         advice = "unset HF_HUB_OFFLINE, or fetch it where there is a network"
         return in_the_way("model", says, advice)
     if has_token(variables):

@@ -1,5 +1,6 @@
 """What a run takes of the machine besides devices: a port, room on disks, memory."""
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -10,9 +11,11 @@ import psutil
 from specreg.doctor._finding import Finding, Scene, in_the_way, ok
 from specreg.doctor.inputs import lacking_gib
 from specreg.environments import installed_environment
+from specreg.errors import ModelError
 from specreg.hub import hub_cache_dir
 from specreg.paths import cache_dir
 from specreg.starting import free_port
+from specreg.widening import lacking_bytes
 
 _GIB = 2**30
 _ENVIRONMENT_GIB = 7.0
@@ -89,6 +92,9 @@ def _wanted(scene: Scene) -> Iterator[tuple[str, Path, float]]:
     if scene.tier is not None:
         new = [one for one in scene.requirements if installed_environment(one) is None]
         yield "engines", cache_dir(), _ENVIRONMENT_GIB * len(new)
+        with contextlib.suppress(ModelError):  # as the finding on it says
+            if needed_bytes := lacking_bytes(scene.root, scene.servers):
+                yield "widened models", cache_dir(), needed_bytes / _GIB
         yield "models", hub_cache_dir(scene.variables), lacking_gib(scene)
     yield "runs", scene.runs, _RUN_GIB
 

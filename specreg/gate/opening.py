@@ -30,7 +30,7 @@ from specreg.gate.sitting import Place
 from specreg.gate.source import Source, source_of
 from specreg.identity import current_environment, find_gpus
 from specreg.matrix import Case, Tier
-from specreg.models import resolve_model
+from specreg.widening import served_models
 
 _JOURNAL, _RECORDINGS = "gate.jsonl", "recordings"
 PAGES = ("gate.json", "gate.md", "gate.html")
@@ -254,9 +254,7 @@ def _check(asked: Request, sources: tuple[Source, Source], pairs: Sequence[Pair]
     for source, arm in zip(sources, (Arm.A, Arm.B), strict=True):
         source.check(tuple(pair.of(arm) for pair in pairs))
     for spec in {case.server for pair in pairs for case in (pair.a, pair.b)}:
-        resolve_model(asked.root, spec.target, padding_layers=spec.padding_layers)
-        if spec.draft is not None:
-            resolve_model(asked.root, spec.draft)
+        served_models(asked.root, spec)
     check_prompts(asked.root, pairs)
     for source, arm in zip(sources, (Arm.A, Arm.B), strict=True):
         for spec in {pair.of(arm).server.engine: pair.of(arm).server for pair in pairs}.values():

@@ -67,7 +67,8 @@ def why_not_compared(a: Case, b: Case) -> str:
 
 
 def _target_of(case: Case) -> tuple[object, ...]:
-    return case.server.target, case.server.padding_layers, case.server.dtype
+    server = case.server
+    return server.target, server.padding_layers, server.widen, server.dtype
 
 
 def _asked_of(case: Case) -> tuple[object, ...]:

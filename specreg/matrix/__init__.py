@@ -2,7 +2,7 @@
 
 from specreg.matrix._case import NO_LIMITS, Case, Limits, ServerSpec, Tier
 from specreg.matrix._needs import Needs, Sizes
-from specreg.matrix._tables import MOST_DRAFT_TOKENS, render_schema
+from specreg.matrix._tables import MOST_DRAFT_TOKENS, Width, render_schema
 from specreg.matrix._tier import all_case_ids, load_tier, tier_names, with_prompts
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "ServerSpec",
     "Sizes",
     "Tier",
+    "Width",
     "all_case_ids",
     "load_tier",
     "render_schema",

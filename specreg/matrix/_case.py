@@ -8,7 +8,7 @@ from specreg.arrivals import Load
 from specreg.engines import ALONE, Parallel, engine_named
 from specreg.lossless import ROUNDING_NATS
 from specreg.matrix._needs import Needs, Sizes
-from specreg.matrix._tables import USUAL_DRAFT_TOKENS
+from specreg.matrix._tables import USUAL_DRAFT_TOKENS, Width
 from specreg.methods import METHODS, Tree
 from specreg.protocols import Form
 from specreg.redaction import learn
@@ -24,6 +24,7 @@ class ServerSpec:
         models: the name of the model pair.
         target, draft: folders or hub ids; `draft` is None where the method needs none.
         padding_layers: identity layers appended to the target.
+        widen: how large the models are made, None for as they are.
         draft_tokens: the most drafts that a step can accept, which are all that it drafts where
             there is no tree; 0 without speculation.
         tree: how the drafts branch, None for one continuation.
@@ -55,6 +56,7 @@ class ServerSpec:
     trust_remote_code: bool = False
     tree: Tree | None = None
     sizes: Sizes | None = None
+    widen: Width | None = None
 
     def __post_init__(self) -> None:
         """From here on nothing that we write or say has the secrets among them."""
@@ -192,6 +194,7 @@ class Tier:
         cases: in the order of the file.
         places: by case, where its table stands, for errors.
         remarks: what the file says to no effect, a sentence each.
+        choices: by case of a table that names several pairs, their names, the preferred one first.
     """
 
     name: str
@@ -199,6 +202,33 @@ class Tier:
     cases: tuple[Case, ...]
     places: Mapping[str, str] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def chosen(self, gpus_gib: Sequence[float]) -> "Tier":
+        """The tier as a machine runs it: of several pairs the first all of whose cases fit.
+
+        Where none fits that is the last one.
+
+        Args:
+            gpus_gib: the memory of each of the machine's GPUs; none for a machine that isn't there
+                yet, which is taken to hold all.
+        """
+        unmet = self.unmet(gpus_gib) if gpus_gib else {}
+        too_large = {
+            (self.choices.get(case.id), case.server.models)
+            for case in self.cases
+            if case.id in unmet
+        }
+        taken = {
+            names: next((name for name in names if (names, name) not in too_large), names[-1])
+            for names in self.choices.values()
+        }
+        cases = tuple(
+            case
+            for case in self.cases
+            if case.id not in self.choices or taken[self.choices[case.id]] == case.server.models
+        )
+        return dataclasses.replace(self, cases=cases)
 
     def unmet(self, gpus_gib: Sequence[float], where: str = "this machine") -> dict[str, str]:
         """By case's id what it needs and a machine lacks, in a sentence; none where all fit.

@@ -1,6 +1,7 @@
 """The tables of a matrix file, as they are written."""
 
 import json
+from enum import StrEnum
 from typing import Annotated
 
 import msgspec
@@ -22,6 +23,14 @@ _AboveZero = Annotated[float, msgspec.Meta(gt=0)]
 _DraftTokens = Annotated[int, msgspec.Meta(ge=1, le=MOST_DRAFT_TOKENS)]
 
 
+class Width(StrEnum):
+    """How large a pair is made, by about the parameters of its target."""
+
+    EIGHT_BILLION = "8b"
+    ONE_BILLION = "1b"
+    THIRTY_MILLION = "30m"
+
+
 class ModelsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[models.NAME]`: a target and its drafts.
 
@@ -30,6 +39,8 @@ class ModelsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         drafts: by method, the draft model or head.
         padding_layers: identity layers appended to the target at set-up, 0 or more; a tiny target
             then costs enough per step for speculation to save something.
+        widen: how large models are made at set-up of those in the folders, which then say the same
+            and cost as much as others of that size; left out, they are taken as they are.
         target_gib: what the target's weights take, as they are served; None where nobody said, and
             then nobody checks whether a GPU holds it.
         drafts_gib: by method, what the weights of its draft take.
@@ -39,6 +50,7 @@ class ModelsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     target: str
     drafts: dict[str, str] = {}
     padding_layers: Annotated[int, msgspec.Meta(ge=0)] = 0
+    widen: Width | None = None
     target_gib: _AboveZero | None = None
     drafts_gib: dict[str, _AboveZero] = {}
     token_kib: Annotated[float, msgspec.Meta(ge=0)] = 0.0
@@ -48,12 +60,12 @@ class CasesTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """`[[cases]]`: one case for each of `methods` × `draft_tokens` × the loads.
 
     The loads are `concurrency` or `requests_per_s`. The fields are those of `Case`, `Load` and
-    `ServerSpec`.
+    `ServerSpec`. Of several `models` a machine runs the first that its GPUs hold.
     """
 
     engine: str
     methods: Annotated[list[str], msgspec.Meta(min_length=1)]
-    models: str
+    models: str | Annotated[list[str], msgspec.Meta(min_length=1)]
     dataset: str
     prompts: _Positive
     output_cap_tokens: _Positive
@@ -97,6 +109,11 @@ class CasesTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """The tokens drafted per step, each once."""
         written = self.draft_tokens
         return tuple(dict.fromkeys(written)) if isinstance(written, list) else (written,)
+
+    @property
+    def each_models(self) -> tuple[str, ...]:
+        """The names of the pairs, the one that is preferred first."""
+        return tuple(self.models) if isinstance(self.models, list) else (self.models,)
 
 
 class TierFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

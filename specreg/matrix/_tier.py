@@ -45,11 +45,14 @@ def load_tier(folder: Path, name: str) -> Tier:
     pairs = {**load_pairs_file(folder.parent / PAIRS), **file.models}
     for pair, place in pairs.values():
         _check_pair(pair, place)
-    found = [
-        (case, place)
-        for table, place in file.cases
-        for case in _cases_of(table, pairs, place, on_gpu=bool(file.needs_gpus))
-    ]
+    choices: dict[str, tuple[str, ...]] = {}
+    found: list[tuple[Case, Place]] = []
+    for table, place in file.cases:
+        for models in table.each_models:
+            cases_of = tuple(_cases_of(table, models, pairs, place, on_gpu=bool(file.needs_gpus)))
+            found.extend((case, place) for case in cases_of)
+            if len(table.each_models) > 1:
+                choices |= {case.id: table.each_models for case in cases_of}
     _refuse_twins(found)
     cases = _with_controls(case for case, _ in found)
     places = {case.id: place.at() for case, place in found}
@@ -61,6 +64,7 @@ def load_tier(folder: Path, name: str) -> Tier:
         cases=cases,
         places=places,
         remarks=file.remarks,
+        choices=choices,
     )
 
 
@@ -100,7 +104,14 @@ def _check_pair(pair: ModelsTable, place: Place) -> None:
 
     Raises:
         UnknownNameError: one isn't.
+        MatrixError: the target is to be padded and widened.
     """
+    if pair.widen and pair.padding_layers:
+        message = (
+            f"{place.at('padding_layers')}: padding_layers = {pair.padding_layers} with"
+            f' widen = "{pair.widen}", which says how many layers there are; leave one of them out'
+        )
+        raise MatrixError(message)
     takers = [name for name, method in METHODS.items() if method.needs_draft]
     for name in pair.drafts:
         if name not in takers:
@@ -110,9 +121,11 @@ def _check_pair(pair: ModelsTable, place: Place) -> None:
             raise UnknownNameError("draft", name, pair.drafts, place.at("drafts_gib"))
 
 
-def _cases_of(table: CasesTable, pairs: Pairs, place: Place, *, on_gpu: bool) -> Iterator[Case]:
-    if table.models not in pairs:
-        raise UnknownNameError("model pair", table.models, pairs, place.at("models"))
+def _cases_of(
+    table: CasesTable, models: str, pairs: Pairs, place: Place, *, on_gpu: bool
+) -> Iterator[Case]:
+    if models not in pairs:
+        raise UnknownNameError("model pair", models, pairs, place.at("models"))
     dataset_named(table.dataset, place.at("dataset"))
     if table.history_reply not in REPLIES:
         where = place.at("history_reply")
@@ -127,10 +140,10 @@ def _cases_of(table: CasesTable, pairs: Pairs, place: Place, *, on_gpu: bool) ->
     if why := table.parallel.why_not():
         raise MatrixError(f"{place.at('parallel')}: {why}")
     _check_rounds(table, place)
-    pair, _ = pairs[table.models]
+    pair, _ = pairs[models]
     power_s = (_POWER_S if on_gpu else 0.0) if table.power_s is None else table.power_s
     servers = dict.fromkeys(
-        _server_of(table, method, draft_tokens, pair, place)
+        _server_of(table, method, draft_tokens, (models, pair), place)
         for method, draft_tokens in itertools.product(table.methods, table.each_draft_tokens)
     )
     for server, load in itertools.product(servers, loads):
@@ -217,13 +230,18 @@ def _loads_of(table: CasesTable, place: Place) -> tuple[Load, ...]:
 
 
 def _server_of(
-    table: CasesTable, method: str, draft_tokens: int, pair: ModelsTable, place: Place
+    table: CasesTable,
+    method: str,
+    draft_tokens: int,
+    named: tuple[str, ModelsTable],
+    place: Place,
 ) -> ServerSpec:
+    models, pair = named
     if method not in METHODS:
         raise UnknownNameError("method", method, METHODS, place.at("methods"))
     if METHODS[method].needs_draft and method not in pair.drafts:
         raise UnknownNameError(
-            f"draft in [models.{table.models}] for method", method, pair.drafts, place.at("models")
+            f"draft in [models.{models}] for method", method, pair.drafts, place.at("models")
         )
     spelling = engine_named(table.engine, place.at("engine")).spelling
     METHODS[method].check_engine(spelling, place.at("methods"))
@@ -233,10 +251,11 @@ def _server_of(
     spec = ServerSpec(
         engine=table.engine,
         method=method,
-        models=table.models,
+        models=models,
         target=pair.target,
         draft=draft,
         padding_layers=pair.padding_layers,
+        widen=pair.widen,
         draft_tokens=draft_tokens,
         dtype=table.dtype,
         max_model_len_tokens=table.max_model_len_tokens,

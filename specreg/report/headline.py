@@ -125,4 +125,4 @@ def _notes(report: Report) -> Iterator[str]:
     if run.attached:
         yield f"The server at {run.attached} is one that somebody else runs."
     if run.skipped:
-        yield f"Cases that did not fit this machine: {len(run.skipped)}."
+        yield f"Cases that were skipped: {len(run.skipped)}."

@@ -61,7 +61,10 @@ def launches(engine: str, version: str) -> Mapping[str, LaunchOptions]:
         "of the oldest": dataclasses.replace(
             methods["eagle3"], version=engine_named(engine).oldest
         ),
-        "on a GPU": dataclasses.replace(plain, on_gpu=True),
+        **{
+            f"{name} on a GPU": dataclasses.replace(one, on_gpu=True, dtype="bfloat16")
+            for name, one in methods.items()
+        },
         "told its memory": dataclasses.replace(plain, on_gpu=True, memory=MEMORY),
         "over GPUs": dataclasses.replace(methods["eagle3"], on_gpu=True, parallel=SPREAD),
         "over nodes": dataclasses.replace(

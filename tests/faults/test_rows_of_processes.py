@@ -100,16 +100,22 @@ def run(tmp_path: Path) -> Hurt:
             "unknown or refused argument",
             "look at engine_args",
         ),
-        ("GatedRepoError: 401 Client Error", 1, "model not found", "HF_TOKEN"),
+        ("GatedRepoError: 401 Client Error", 1, "model can't be fetched", "HF_TOKEN"),
         (
             "RepositoryNotFoundError: 404 Client Error",
             1,
-            "model not found",
+            "model can't be fetched",
             "check the model's name",
+        ),
+        (
+            "ValueError: Invalid repository ID or local directory specified: 'org/model'.",
+            1,
+            "model can't be fetched",
+            "the network",
         ),
         ("INFO done", 0, "unknown cause", "read the log"),
     ],
-    ids=["out-of-memory", "bad-flag", "gated", "missing", "status-0"],
+    ids=["out-of-memory", "bad-flag", "gated", "missing", "no-network", "status-0"],
 )
 @pytest.mark.usefixtures("empty_afterwards")
 def test_row_01_a_server_that_exits_at_start(

@@ -100,7 +100,7 @@ def hub(folder: Path) -> Mapping[str, str]:
     ("changes", "status", "failure"),
     [
         ({"engine_args": ("--no-such-flag",)}, 2, "unknown or refused argument"),
-        ({"target": "nobody/has-such-a-model"}, 1, "model not found"),
+        ({"target": "nobody/has-such-a-model"}, 1, "model can't be fetched"),
         ({"target": "nobody/brings-code"}, 1, "a model brings code of its own"),
         ({"engine_args": ("--help",)}, 0, "unknown cause"),
     ],

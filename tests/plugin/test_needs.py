@@ -1,14 +1,18 @@
 """What the machine lacks, and what a budget leaves."""
 
 import textwrap
+from pathlib import Path
 
 import msgspec
+import pytest
 
 from specreg.baseline import baseline_path, record_baseline
 from specreg.figures import Figures
 from specreg.identity import current_environment
+from specreg.verdict import Outcome
 from tests.plugin.conftest import Suite
 from tests.scripted.nvml.device import ScriptedGpu
+from tests.scripted.vllm.script import Fault, Script
 from tests.unit import builders
 
 H100 = ScriptedGpu(memory_total_bytes=80 * 2**30)
@@ -131,3 +135,109 @@ def test_a_budget_chooses_the_prompts_of_what_is_asked_for(suite: Suite) -> None
     assert figures.timing is not None
     assert figures.timing.requests == 6
     assert not suite.verdict().complete
+
+
+HUB = """
+    needs_gpus = 0
+
+    [models.far]
+    target = "org/target"
+
+    [models.near]
+    target = "fixtures/models/tiny/target"
+
+    [[cases]]
+    engine = "vllm"
+    methods = ["none"]
+    models = "far"
+    dataset = "toy"
+    concurrency = [1]
+    prompts = 10
+    rounds = 2
+    output_cap_tokens = 8
+    warm_up_stable_frac = 1e9
+
+    [[cases]]
+    engine = "vllm"
+    methods = ["none"]
+    models = "near"
+    dataset = "toy"
+    concurrency = [1]
+    prompts = 10
+    rounds = 2
+    output_cap_tokens = 8
+    warm_up_stable_frac = 1e9
+"""
+FAR = "vllm-none-far-toy-c1"
+REFUSED = "Connection refused"
+OFFLINE = "not in the hub's cache, and HF_HUB_OFFLINE is set; unset it, or fetch the model where"
+
+
+@pytest.fixture
+def of_hub(suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Suite:
+    """The suite with a model of a hub that can't be reached, and one of a folder."""
+    suite.write_tier(textwrap.dedent(HUB))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    return suite
+
+
+@pytest.mark.parametrize(
+    ("offline", "options", "words"),
+    [
+        ("", (), REFUSED),
+        ("1", (), OFFLINE),
+        ("1", ("--specreg-require-tier",), OFFLINE),
+    ],
+)
+def test_a_case_whose_model_cannot_be_fetched_is_skipped_before_a_server_starts(
+    of_hub: Suite,
+    monkeypatch: pytest.MonkeyPatch,
+    offline: str,
+    options: tuple[str, ...],
+    words: str,
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", offline)
+
+    done = of_hub.run("tests/perf", "-q", "-rs", "-k", "acceptance or throughput", *options)
+
+    assert done.returncode == 11, done.stdout
+    assert "hub model 'org/target': " in done.stdout
+    assert words in done.stdout.replace("\n", "")
+    verdict = of_hub.verdict()
+    assert set(verdict.skipped) == {FAR}
+    assert {one.case_id for one in verdict.verdicts} == {"vllm-none-near-toy-c1"}
+    assert not verdict.complete
+    assert not list(of_hub.runs.rglob("*far*.log"))
+
+
+def test_a_required_tier_is_invalid_where_a_model_cannot_be_fetched(of_hub: Suite) -> None:
+    done = of_hub.run("tests/perf", "-q", "-k", "throughput", "--specreg-require-tier")
+
+    assert done.returncode == 10, done.stdout
+    verdict = of_hub.verdict()
+    (far,) = (one for one in verdict.verdicts if one.case_id == FAR)
+    assert far.outcome is Outcome.INVALID
+    assert far.reason.startswith("hub model 'org/target': ")
+    assert verdict.skipped == {}
+    assert not list(of_hub.runs.rglob("*far*.log"))
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "outcomes"),
+    [((), 0, {}), (("--specreg-require-tier",), 10, {"INVALID": 1})],
+    ids=["any-tier", "required"],
+)
+def test_a_model_that_the_server_cannot_fetch_is_known_by_its_log(
+    suite: Suite, options: tuple[str, ...], status: int, outcomes: dict[str, int]
+) -> None:
+    said = "huggingface_hub.errors.GatedRepoError: 401 Client Error."
+    suite.script = Script(fault=Fault.EXIT_AT_START, exit_log=said)
+
+    done = suite.run("tests/perf", "-q", "-rs", "-k", "throughput and none and c1", *options)
+
+    assert done.returncode == status, done.stdout
+    assert "model can't be fetched; check the model's name" in done.stdout.replace("\n", "")
+    assert suite.verdict().outcomes == outcomes
+    assert not suite.verdict().complete
+    assert set(suite.verdict().skipped) == (set() if status else {"vllm-none-tiny-toy-c1"})

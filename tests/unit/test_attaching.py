@@ -316,7 +316,7 @@ def test_another_number_of_drafts_is_named() -> None:
         speculates=True,
         speculation={"speculative-draft-model-path": "/m/draft", "speculative-num-steps": "8"},
     )
-    wrong = [fact for fact in _facts(spec, "tiny/target", said) if fact[1] != fact[2]]
+    wrong = [fact for fact in _facts(spec, ("tiny/target", "d/draft"), said) if fact[1] != fact[2]]
     assert wrong == [("its speculative-num-steps", "8", "3")]
 
 

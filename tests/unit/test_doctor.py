@@ -351,6 +351,14 @@ def test_there_is_room_for_what_is_missing_or_there_is_not(root: Path) -> None:
     assert "SPECREG_CACHE" in full.advice
 
 
+def test_widened_models_take_room_too(root: Path) -> None:
+    shutil.copytree(builders.ROOT / "fixtures/models/tiny", root / "tiny")
+    target_gib = '15.9\nwiden = "8b"'
+    here = scene(root, target="./tiny/target", target_gib=target_gib, methods='["none"]')
+    found = only(examine_disks(here))
+    assert "free for engines, widened models, models, runs; about 23.4 GiB needed" in found.says
+
+
 def test_models_that_fit_no_memory_are_in_the_way(root: Path) -> None:
     assert only(examine_memory(scene(root))).state == State.OK
     full = only(examine_memory(scene(root, target_gib=1e6)))

@@ -104,7 +104,8 @@ def test_of_a_tier_the_cases_that_nobody_named_and_that_dont_fit_are_left_out(
     )
     opened = open_gate(request)
     assert {(pair.a.server.engine, pair.a.server.models) for pair in opened.pairs} == {
-        ("vllm", "tiny")
+        ("vllm", "tiny"),
+        ("vllm", "wide-1b"),
     }
     assert "left out: 'sglang-none-tiny-toy-c1' is of engine 'sglang'" in said
     too_big = "vllm-none-qwen3-8b-toy-c1"

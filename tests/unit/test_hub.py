@@ -173,6 +173,66 @@ def test_what_the_hub_refuses_is_said(
     assert str(status) in str(error.value) or code == "GatedRepo"
 
 
+def asked_for_access(hub: Hub, folder: Path, **environment: str) -> str:
+    """What a model whose weights aren't in the cache is told to be by the hub, of a process."""
+    code = (
+        "import dataclasses, os; from specreg.models import why_unfetchable;"
+        "from tests.unit.builders import CASE;"
+        "spec = dataclasses.replace(CASE.server, target='org/model', draft=None);"
+        "print(why_unfetchable(spec, os.environ))"
+    )
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    own = {"HF_HOME": str(folder), "HF_ENDPOINT": f"http://127.0.0.1:{hub.port}"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=builders.ROOT,
+        env={**kept, **own, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "words"),
+    [
+        (200, "", ""),
+        (404, "EntryNotFound", ""),
+        (403, "GatedRepo", "its terms must be accepted at the hub first; then run hf auth login"),
+        (401, "RepoNotFound", "401"),
+        (503, "", "503"),
+    ],
+)
+def test_the_hub_is_asked_whether_it_would_give_a_model(
+    hub: Hub, tmp_path: Path, status: int, code: str, words: str
+) -> None:
+    hub.status, hub.code = status, code
+    said = asked_for_access(hub, tmp_path)
+    assert bool(said) == bool(words)
+    assert words in said
+    assert said.startswith("hub model 'org/model': " if words else "")
+    heads = [path for method, path, _ in hub.asked if method == "HEAD"]
+    assert heads == ["/org/model/resolve/main/config.json"]
+
+
+def test_the_hub_is_not_asked_for_what_is_there_or_where_it_must_not(
+    hub: Hub, tmp_path: Path
+) -> None:
+    hub.status = 503
+    said = asked_for_access(hub, tmp_path, HF_HUB_OFFLINE="1")
+    assert "HF_HUB_OFFLINE is set" in said
+    model = tmp_path / "hub/models--org--model"
+    (model / "refs").mkdir(parents=True)
+    (model / "refs/main").write_text(COMMIT)
+    (model / "snapshots" / COMMIT).mkdir(parents=True)
+    for name in ("config.json", "model.safetensors"):
+        (model / "snapshots" / COMMIT / name).touch()
+    assert asked_for_access(hub, tmp_path) == ""
+    assert not [path for method, path, _ in hub.asked if method == "HEAD"]
+
+
 def test_a_user_fetches_a_set_once(hub: Hub, tmp_path: Path) -> None:
     environment = {
         "HF_ENDPOINT": f"http://127.0.0.1:{hub.port}",

@@ -358,6 +358,41 @@ def test_the_bounds_of_the_draft_are_within_them(tmp_path: Path, draft_tokens: i
     assert case.server.draft_tokens == draft_tokens
 
 
+def test_of_several_pairs_a_machine_runs_the_first_that_fits_with_all_its_cases(
+    tmp_path: Path,
+) -> None:
+    sized = "\n".join(
+        f'[models.{name}]\ntarget = "fixtures/{name}"\ntarget_gib = {size}\ntoken_kib = 1024'
+        for name, size in (("large", 20), ("small", 2))
+    )
+    cases = with_key("models", '["large", "small"]').replace('"none", "eagle3"', '"none"')
+    tier = load(tmp_path, f"{MODELS.replace('= 0', '= 1')}\n{sized}\n{cases}")
+    ids = {
+        name: [f"vllm-none-{name}-toy-c{load}" for load in (1, 4)] for name in ("large", "small")
+    }
+
+    def chosen(*gpus_gib: float) -> list[str]:
+        return [case.id for case in tier.chosen(gpus_gib).cases]
+
+    # (20 + 4 + the caches of 1 and 4 requests) / 0.4
+    assert [case.needs.memory_gib for case in tier.cases] == [62.5, 70, 17.5, 25]
+    assert chosen(70.0) == chosen() == ids["large"]
+    assert chosen(69.9) == chosen(25.0) == chosen(8.0) == ids["small"]
+
+
+def test_a_widened_pair_says_so_to_its_servers_and_is_not_padded(tmp_path: Path) -> None:
+    wide = MODELS.replace("padding_layers = 2", 'widen = "30m"')
+    assert {case.server.widen for case in load(tmp_path, wide + CASES).cases} == {"30m"}
+    both = MODELS.replace("padding_layers = 2", 'padding_layers = 2\nwiden = "30m"')
+    words = r'padding_layers = 2 with widen = "30m", which says how many layers there are; leave'
+    with pytest.raises(MatrixError, match=words):
+        load(tmp_path, both + CASES)
+    with pytest.raises(UnknownNameError, match=r"unknown widen '9b'; .*known: 1b, 30m, 8b"):
+        load(tmp_path, wide.replace("30m", "9b") + CASES)
+    with pytest.raises(UnknownNameError, match="unknown model pair 'tony'; did you mean 'tiny'"):
+        load(tmp_path, MODELS + with_key("models", '["tiny", "tony"]'))
+
+
 def test_two_cases_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(MatrixError, match="two cases are called 'vllm-none-tiny-toy-c1'"):
         load(tmp_path, MODELS + CASES + CASES)

@@ -12,15 +12,15 @@ import pytest
 
 from specreg.errors import ModelError
 from specreg.models import (
-    _read_tensors,
-    _Tensor,
-    _write_tensors,
+    Tensor,
     folder_sizes,
     missing_files,
     model_sha256,
+    read_tensors,
     resolve_model,
     vocabulary_of,
     write_padded_model,
+    write_tensors,
 )
 from tests.unit import builders
 
@@ -28,18 +28,18 @@ TINY = builders.ROOT / "fixtures/models/tiny/target"
 LAYER = {"self_attn.q_proj.weight": (2, 2), "input_layernorm.weight": (2,)}
 
 
-def bf16(*shape: int, fill: bytes = b"\x12\x34") -> _Tensor:
+def bf16(*shape: int, fill: bytes = b"\x12\x34") -> Tensor:
     """A tensor whose numbers are all the same."""
     numbers = 1
     for length in shape:
         numbers *= length
-    return _Tensor(dtype="BF16", shape=shape, data=fill * numbers)
+    return Tensor(dtype="BF16", shape=shape, data=fill * numbers)
 
 
-def write_model(folder: Path, tensors: dict[str, _Tensor]) -> Path:
+def write_model(folder: Path, tensors: dict[str, Tensor]) -> Path:
     """A model folder of one layer."""
     folder.mkdir()
-    _write_tensors(tensors, folder / "model.safetensors")
+    write_tensors(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text('{"num_hidden_layers": 1, "hidden_size": 2}')
     (folder / "tokenizer.json").write_text("{}")
     return folder
@@ -123,8 +123,8 @@ def test_a_hub_id_cannot_be_padded(tmp_path: Path) -> None:
 
 def test_tensors_read_back_as_they_were_written(tmp_path: Path) -> None:
     tensors = {"a": bf16(2, 3), "b": bf16(5, fill=b"\x01\x02"), "scalar": bf16()}
-    _write_tensors(tensors, tmp_path / "file")
-    assert _read_tensors(tmp_path / "file") == tensors
+    write_tensors(tensors, tmp_path / "file")
+    assert read_tensors(tmp_path / "file") == tensors
 
 
 @pytest.mark.parametrize(
@@ -149,25 +149,25 @@ def test_files_that_hold_no_model_cannot_be_padded(
 
 @pytest.mark.parametrize("letters", range(1, 9))
 def test_the_data_of_a_file_begins_at_a_multiple_of_eight(tmp_path: Path, letters: int) -> None:
-    _write_tensors({"a" * letters: bf16(2)}, tmp_path / "file")
+    write_tensors({"a" * letters: bf16(2)}, tmp_path / "file")
     assert int.from_bytes((tmp_path / "file").read_bytes()[:8], "little") % 8 == 0
 
 
 def test_padding_leaves_what_was_there(model: Path, padded: Path) -> None:
-    before = _read_tensors(model / "model.safetensors")
-    after = _read_tensors(padded / "model.safetensors")
+    before = read_tensors(model / "model.safetensors")
+    after = read_tensors(padded / "model.safetensors")
     assert {name: after[name] for name in before} == before
 
 
 def test_padding_adds_layers_of_the_first_ones_names_and_shapes(padded: Path) -> None:
-    after = _read_tensors(padded / "model.safetensors")
+    after = read_tensors(padded / "model.safetensors")
     assert {name: tensor.shape for name, tensor in after.items() if ".layers." in name} == {
         f"model.layers.{layer}.{name}": shape for layer in range(3) for name, shape in LAYER.items()
     }
 
 
 def test_an_added_layer_projects_to_zero_and_scales_by_one(padded: Path) -> None:
-    after = _read_tensors(padded / "model.safetensors")
+    after = read_tensors(padded / "model.safetensors")
     for layer in (1, 2):
         projection = after[f"model.layers.{layer}.self_attn.q_proj.weight"]
         norm = after[f"model.layers.{layer}.input_layernorm.weight"]
@@ -190,13 +190,13 @@ def test_the_tokenizer_comes_along(padded: Path) -> None:
     [
         pytest.param({"transformer.h.0.weight": bf16(2)}, id="no-llama"),
         pytest.param(
-            {"model.layers.0.weight": _Tensor(dtype="F32", shape=(1,), data=b"\0" * 4)},
+            {"model.layers.0.weight": Tensor(dtype="F32", shape=(1,), data=b"\0" * 4)},
             id="float32",
         ),
     ],
 )
 def test_what_is_no_bfloat16_llama_cannot_be_padded(
-    tmp_path: Path, tensors: dict[str, _Tensor]
+    tmp_path: Path, tensors: dict[str, Tensor]
 ) -> None:
     model = write_model(tmp_path / "other", tensors)
     with pytest.raises(ModelError, match=f"'{model}': only a dense bfloat16 Llama can be padded"):
@@ -207,7 +207,7 @@ def test_the_tiny_target_can_be_padded(tmp_path: Path) -> None:
     write_padded_model(TINY, tmp_path, 12)
     assert resolve_model(tmp_path, str(tmp_path)) == str(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["num_hidden_layers"] == 16
-    tensors = _read_tensors(tmp_path / "model.safetensors")
+    tensors = read_tensors(tmp_path / "model.safetensors")
     assert {name.split(".")[2] for name in tensors if ".layers." in name} == {
         str(layer) for layer in range(16)
     }
@@ -239,13 +239,13 @@ def test_a_padded_model_is_made_once_and_kept_in_the_cache(model: Path, tmp_path
         found.append((folder, folder.stat().st_ino))
     assert found[0] == found[1]
     assert list((cache / "models").iterdir()) == [found[0][0]]
-    assert len(_read_tensors(found[0][0] / "model.safetensors")) == 7
+    assert len(read_tensors(found[0][0] / "model.safetensors")) == 7
 
 
 KILLED = """
 import os, pathlib, signal, sys
 from specreg import models
-models._read_tensors = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+models.read_tensors = lambda _: os.kill(os.getpid(), signal.SIGKILL)
 models.resolve_model(pathlib.Path("/"), sys.argv[1], padding_layers=2)
 """
 

@@ -285,7 +285,11 @@ WORKER = (
         ("pydantic_core.ValidationError: 1 error", "unknown or refused argument"),
         (CODE, "a model brings code of its own"),
         ("OSError: [Errno 98] error while attempting to bind", "port in use"),
-        ("OSError: x is not a local folder and is not a valid model identifier", "model not found"),
+        (
+            "OSError: x is not a local folder and is not a valid model identifier",
+            "model can't be fetched",
+        ),
+        ("OSError: ./x does not appear to have a file named config.json", "model not found"),
         ("ModuleNotFoundError: No module named 'deep_gemm'", "lacks the module 'deep_gemm'"),
         ("/envs/bin/python: No module named sglang", "lacks the module 'sglang'"),
         ("ImportError: libcudart.so.13: undefined symbol: x", "broken engine environment"),

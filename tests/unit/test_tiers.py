@@ -5,6 +5,7 @@ import pytest
 from specreg.engines import engine_named
 from specreg.matrix import Case, Tier, load_tier, render_schema, tier_names
 from specreg.metrics import check_tolerances
+from specreg.models import is_hub_id
 from specreg.provision import check_version
 from tests.unit import builders
 
@@ -77,7 +78,44 @@ def test_a_case_of_several_tiers_is_the_same_case() -> None:
     ],
 )
 def test_what_fits_which_machine(name: str, gpus_gib: tuple[float, ...], skipped: int) -> None:
-    assert len(load_tier(FOLDER, name).unmet(gpus_gib)) == skipped
+    assert len(load_tier(FOLDER, name).chosen(gpus_gib).unmet(gpus_gib)) == skipped
+
+
+@pytest.mark.parametrize(
+    ("gpus_gib", "models"),
+    [
+        ((79.6,), "wide-8b"),
+        ((44.99,), "wide-8b"),  # what a card of 48 GB shows
+        ((39.4,), "wide-1b"),
+        ((14.6,), "wide-1b"),
+        ((8.0,), "wide-1b"),
+        ((), "wide-8b"),
+    ],
+)
+@pytest.mark.parametrize("name", ["gpu_smoke", "gpu"])
+def test_a_gpu_runs_the_largest_widened_pair_that_it_holds_for_all_cases(
+    name: str, gpus_gib: tuple[float, ...], models: str
+) -> None:
+    tier = load_tier(FOLDER, name).chosen(gpus_gib)
+    wide = [case for case in tier.cases if case.server.widen]
+    assert {case.server.models for case in wide} == {models}
+    assert tier.cases[: len(wide)] == tuple(wide)
+    assert [case.id for case in wide if case.server.method == "eagle3"] == [
+        f"{engine}-eagle3-{models}-toy-c{load}" for engine in ("vllm", "sglang") for load in (1, 16)
+    ]
+
+
+def test_the_smoke_tier_needs_nothing_but_a_gpu() -> None:
+    cases = cases_of("gpu_smoke")
+    assert {(case.server.engine, case.server.method) for case in cases} == {
+        *(("vllm", method) for method in ("none", "ngram", "draft_model", "eagle3")),
+        *(("sglang", method) for method in ("none", "draft_model", "eagle3")),
+    }
+    assert {case.load.concurrency for case in cases} == {1, 16}
+    assert {(case.dataset, case.server.dtype) for case in cases} == {("toy", "bfloat16")}
+    assert not any(is_hub_id(name) for case in cases for name in (case.server.target,))
+    assert all(case.control or not case.speculates for case in cases)
+    assert {case.id for case in cases} <= {case.id for case in cases_of("gpu")}
 
 
 def swept(tier: Tier, methods: set[str]) -> set[int]:
