@@ -96,6 +96,8 @@ PLAIN = {
     "rounds": "rounds",
     "launches": "launches; in a baseline a mapping whose keys say their unit",
     "cores": "processor cores",
+    "waiting": "processes and threads that want to run, on average",
+    "slowed": "speedups",
     "padding_layers": "layers",
     "max_sequences": "sequences",
     "needs_gpus": "GPUs",
