@@ -32,7 +32,7 @@ from specreg.estimate import estimates_of, within_budget
 from specreg.expectation import Shelf, load_case_prompts, settings_in
 from specreg.figures import Figures, figures_of, record_figures
 from specreg.foresight import foresee
-from specreg.identity import Environment
+from specreg.identity import Environment, ProcessorLoad
 from specreg.journal import Journal, Key
 from specreg.launch import Launch, Starting, launches_of
 from specreg.matrix import Case, Tier
@@ -73,6 +73,8 @@ class Suite:
         with_oracle: whether the models themselves are asked, which takes torch.
         asked: by case, the metrics that this run judges; one that isn't there is asked for all.
         skipped: by case that was asked for and can't run here, what it needs.
+        no_power: why power can't be measured, empty where it can or isn't asked for.
+        load: of the processor when the run began; None where others measure.
         budget_min: minutes of a GPU that the run may take, None for any.
         verbose: whether the percentiles of all cases are shown.
         away: who measures elsewhere, None where this process does.
@@ -101,6 +103,8 @@ class Suite:
     with_oracle: bool = False
     asked: Mapping[str, AbstractSet[str]] = field(default_factory=dict)
     skipped: Mapping[str, str] = field(default_factory=dict)
+    no_power: str = ""
+    load: ProcessorLoad | None = None
     budget_min: float | None = None
     verbose: bool = False
     away: Away | None = None
