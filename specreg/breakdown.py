@@ -1,5 +1,6 @@
 """Figures side by side: those of measurements in, what is shown of cases and categories out."""
 
+import statistics
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -67,6 +68,31 @@ def _invalid(figures: Figures) -> Mapping[Family, str]:
 
 def _rank(figures: Figures) -> tuple[int, int]:
     return -len(_invalid(figures)), figures.launch
+
+
+def slowed_of(figures: Iterable[Figures]) -> dict[str, float]:
+    """By case that speculation slows down, its speedup: the geometric mean over valid launches.
+
+    Only where each of several rounds of each launch was slower than any without speculation.
+    """
+    launches: dict[str, list[Figures]] = {}
+    for one in figures:
+        if one.speedup is not None and one.speedup.throughput_ratio:
+            launches.setdefault(one.case_id, []).append(one)
+    return {
+        case_id: statistics.geometric_mean(
+            one.speedup.throughput_ratio or 1.0 for one in found if one.speedup
+        )
+        for case_id, found in launches.items()
+        if all(map(_is_slower, found))
+    }
+
+
+def _is_slower(figures: Figures) -> bool:
+    ours, theirs = (
+        arm.throughput_tokens_per_s if arm else None for arm in (figures.timing, figures.control)
+    )
+    return ours is not None and theirs is not None and ours.count > 1 and ours.max < theirs.min
 
 
 def load_figures(run_folder: Path) -> tuple[Figures, ...]:

@@ -85,6 +85,6 @@ def turns_in(runs: Sequence[Lived], metric: str) -> tuple[Turn, ...]:
 
 
 def comparable(lived: Sequence[Lived], metric: str) -> tuple[Lived, ...]:
-    """The runs that have a metric, with the settings of the last one: others measured otherwise."""
-    having = [one for one in lived if metric in one.values]
+    """The runs that judged a metric, with the settings of the last one: others differ in more."""
+    having = [one for one in lived if metric in one.values and one.judged(metric)]
     return tuple(one for one in having if one.settings_sha256 == having[-1].settings_sha256)

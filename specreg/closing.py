@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from specreg.baseline import Baseline
-from specreg.breakdown import categories_of, last_launches
+from specreg.breakdown import categories_of, last_launches, slowed_of
 from specreg.comparison import differing_settings
 from specreg.errors import BaselineError, SpecregError
 from specreg.history import (
@@ -81,6 +81,9 @@ def run_verdict(suite: Suite, status: int, *, cut_short: bool) -> RunVerdict:
         outcomes=count_outcomes(suite.verdicts),
         verdicts=tuple(suite.verdicts),
         skipped=dict(suite.skipped),
+        no_power=suite.no_power,
+        slowed=slowed_of(suite.figures),
+        load=suite.load,
         categories={
             one.case_id: dict(categories_of(one))
             for one in last_launches(suite.figures)

@@ -26,6 +26,9 @@ from specreg.verdict import Verdict
 
 _FEWEST_RUNS = 5
 _LAST_RUNS = 7
+_FINE = {"PASS", "IMPROVED"}
+_JUDGED = _FINE | {"REGRESSED", "WRONG", "INCONCLUSIVE"}
+"""What is said of a value that was held against a baseline."""
 
 
 class Lived(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +54,14 @@ class Lived(msgspec.Struct, frozen=True, kw_only=True):
     changes: dict[str, float] = {}
     baseline_sha256: str = ""
     launches: int = 1
+
+    def judged(self, metric: str) -> bool:
+        """Whether the run held a metric against a baseline, and the measurement was in order."""
+        return self.outcomes.get(metric) in _JUDGED
+
+    def fine(self, metric: str) -> bool:
+        """Whether it did, and the metric held."""
+        return self.outcomes.get(metric) in _FINE
 
 
 @dataclass(frozen=True, slots=True)

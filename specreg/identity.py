@@ -4,11 +4,13 @@ import functools
 import os
 import platform
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from specreg.errors import SensorError
 from specreg.sensors import SENSORS, Device
@@ -18,6 +20,37 @@ _INSTRUCTION_SETS = ("amx_tile", "avx512f", "avx2", "asimd")
 _SHORT = {"amx_tile": "amx", "avx512f": "avx512"}
 _BYTES_PER_GB = 10**9
 _BYTES_PER_GIB = 2**30
+_LOADED_FRAC = 0.5
+"""Of the cores, what others may keep busy before a speed on processors means little."""
+_WATCHED_S = 0.2
+_MOST_NAMED = 3
+
+
+class ProcessorLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """What keeps the processor busy before a run has started anything.
+
+    Attributes:
+        waiting: how many processes and threads wanted to run, on average over the last minute.
+        cores: that we may use.
+        busiest_frac: by name of a process other than ours the share of a core that it took; the
+            three highest, where the load is high.
+    """
+
+    waiting: float
+    cores: int
+    busiest_frac: dict[str, float] = {}
+
+    @property
+    def is_high(self) -> bool:
+        """Whether more wants to run than half of the cores take."""
+        return self.waiting > _LOADED_FRAC * self.cores
+
+    def __str__(self) -> str:
+        named = ", ".join(
+            f"{name} {frac:.0%} of a core" for name, frac in self.busiest_frac.items()
+        )
+        told = f"a load of {self.waiting:.1f} on {self.cores} core(s) over the last minute"
+        return f"{told}, by {named}" if named else told
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,6 +181,36 @@ def find_gpus() -> Gpus:
         except SensorError as error:
             why.append(str(error))
     return Gpus(devices=(), why_none="; ".join(why))
+
+
+def processor_load() -> ProcessorLoad:
+    """The load of this machine now; a fifth of a second is watched where it is high."""
+    found = ProcessorLoad(waiting=os.getloadavg()[0], cores=len(os.sched_getaffinity(0)))
+    return msgspec.structs.replace(found, busiest_frac=busiest_frac()) if found.is_high else found
+
+
+def busiest_frac() -> dict[str, float]:
+    """By name the share of a core that the busiest processes besides this one take now."""
+    before, began = _spent_s(), time.monotonic()
+    time.sleep(_WATCHED_S)
+    after, took_s = _spent_s(), time.monotonic() - began
+    taken: dict[str, float] = {}
+    for key, spent_s in after.items():
+        share = (spent_s - before.get(key, spent_s)) / took_s
+        if share:
+            taken[key[1]] = taken.get(key[1], 0.0) + share
+    highest = sorted(taken.items(), key=lambda item: -item[1])
+    return dict(highest[:_MOST_NAMED])
+
+
+def _spent_s() -> dict[tuple[int, str], float]:
+    """By number and name the processor time of each process but this one."""
+    found = {}
+    for one in psutil.process_iter(["name", "cpu_times"]):
+        times = one.info["cpu_times"]
+        if times is not None and one.pid != os.getpid():
+            found[one.pid, str(one.info["name"])] = times.user + times.system
+    return found
 
 
 def _read_cpu(cpuinfo: Path) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from specreg.attaching import alone
 from specreg.errors import SpecregError, UnknownNameError
 from specreg.expectation import Shelf
 from specreg.hub import is_offline
-from specreg.identity import UNKNOWN_ENVIRONMENT, current_environment, find_gpus
+from specreg.identity import UNKNOWN_ENVIRONMENT, current_environment, find_gpus, processor_load
 from specreg.journal import Journal, last_run, load_journal, parts_in
 from specreg.many.options import Spread
 from specreg.matrix import Case, Tier, load_tier, with_prompts
@@ -114,6 +114,7 @@ def open_suite(
         launches=options.launches or (_LAUNCHES_TO_RECORD if options.update_baselines else 1),
         update_reason=reason if options.update_baselines else None,
         began_at=began_at,
+        load=processor_load() if site is None else None,
         provision=Provision(
             on_gpu=tier.needs_gpus > 0,
             version=options.engine_version,

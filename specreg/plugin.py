@@ -51,6 +51,7 @@ from specreg.proving import PROOFS, Proof, proofs_of
 from specreg.redaction import hide_known, learn
 from specreg.report.document import FILE_NAME, record_report
 from specreg.report.engines import render_gauges, render_side_by_side
+from specreg.report.headline import render_answers
 from specreg.report.json import RunVerdict, exit_status, properties, record_verdict
 from specreg.report.markdown import render_markdown
 from specreg.report.outputs import (
@@ -78,6 +79,7 @@ _CLUSTER = pytest.StashKey[Cluster | None]()
 _LINES = pytest.StashKey[list[str]]()
 _OTHERS = pytest.StashKey[bool]()
 """Whether a test failed otherwise than by its verdict."""
+_RUN = pytest.StashKey[RunVerdict]()
 _IS_ASKED = pytest.StashKey[bool]()
 """Whether tests of the suite were chosen, or would have been if anything had."""
 
@@ -208,14 +210,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             asked.setdefault(case.id, set()).add(name)
             if case.id not in suite.unfetched:
                 wanted.append((case, _params(item)["server"].number, name))
-    suite.asked, suite.skipped = asked, skipped
+    suite.asked, suite.skipped, suite.no_power = asked, skipped, "; ".join(dark)
     if not config.getoption("collectonly"):
         _fit_budget(suite)
         without = {*suite.skipped, *suite.unfetched}
         running = [case for case_id, case in cases.items() if case_id not in without]
         _check_runnable(suite, running)
         config.stash[_LINES].extend(_check_prompts(suite, running))
-        config.stash[_LINES].extend(f"power wasn't measured: {why}" for why in dark)
         config.stash[_LINES].extend(_form_team(config, suite, wanted))
         _hold(suite, wanted)
 
@@ -363,6 +364,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.exitstatus = exit_status(suite.verdicts) or session.exitstatus
     if suite.verdicts or _ended_without(session, suite):
         run = run_verdict(suite, int(session.exitstatus), cut_short=cut_short)
+        session.config.stash[_RUN] = run
         _record_run(session.config, suite, run)
 
 
@@ -487,10 +489,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     else:
         parts.append(render_notes(suite.verdicts, suite.environment.name))
         parts.extend(_remarks(config, suite))
-        cases = {case.id for case in suite.tier.cases}
-        parts.append(render_next(suite.verdicts, cases, _options(config, suite)))
     pages = [suite.run_folder / f"report.{kind}" for kind in ("html", "md")]
     parts.append(next((f"report: {page}" for page in pages if page.exists()), ""))
+    if _RUN in config.stash:
+        parts.append(render_answers(config.stash[_RUN], color=color))
+    if suite.update_reason is None:
+        cases = {case.id for case in suite.tier.cases}
+        parts.append(render_next(suite.verdicts, cases, _options(config, suite)))
     terminalreporter.write_line(hide_known("\n\n".join(filter(None, parts))))
 
 

@@ -34,7 +34,8 @@ class Round:
         traces: in the order of the prompts, a conversation's turns one after another.
         started_ns: the first send.
         ended_ns: the last chunk with a token; `started_ns` if there was none.
-        gaps: between the chunks of a request: with speculation the time of a verify step.
+        gaps: between the chunks of a request: with speculation the time of a verify step. Chunks
+            that were read at once aren't a step apart, so there is no gap of 0 ns.
         lags: how late the client's own event loop was, at a beat every 20 ms.
     """
 
@@ -57,7 +58,7 @@ class Tally:
         """Takes one more request."""
         self.traces[finished.place, finished.trace.turn] = finished.trace
         times_ns = [chunk.at_ns for chunk in finished.chunks]
-        self.gaps.add_all(list(map(operator.sub, times_ns[1:], times_ns)))
+        self.gaps.add_all(list(filter(None, map(operator.sub, times_ns[1:], times_ns))))
 
     def as_round(self) -> Round:
         """The round of all requests taken; from 0 to 0 without any."""

@@ -33,7 +33,7 @@ from specreg.estimate import estimates_of, within_budget
 from specreg.expectation import Shelf, load_case_prompts, settings_in
 from specreg.figures import Figures, figures_of, record_figures
 from specreg.foresight import foresee
-from specreg.identity import Environment
+from specreg.identity import Environment, ProcessorLoad
 from specreg.journal import Journal, Key
 from specreg.launch import Launch, Starting, launches_of
 from specreg.matrix import Case, Tier
@@ -77,6 +77,8 @@ class Suite:
         skipped: by case that was asked for and can't run here, what it needs.
         unfetched: by case that isn't skipped, why its models can't be fetched; skips_unfetched:
             whether such a case is skipped, not INVALID.
+        no_power: why power can't be measured, empty where it can or isn't asked for.
+        load: of the processor when the run began; None where others measure.
         budget_min: minutes of a GPU that the run may take, None for any.
         verbose: whether the percentiles of all cases are shown.
         away: who measures elsewhere, None where this process does.
@@ -107,6 +109,8 @@ class Suite:
     skipped: dict[str, str] = field(default_factory=dict)
     unfetched: Mapping[str, str] = field(default_factory=dict)
     skips_unfetched: bool = True
+    no_power: str = ""
+    load: ProcessorLoad | None = None
     budget_min: float | None = None
     verbose: bool = False
     away: Away | None = None

@@ -31,7 +31,7 @@ def history(
     ] = None,
     root: RootOption = HERE,
 ) -> None:
-    """Print how each case fared from run to run, and from when on it was otherwise."""
+    """Print how each case fared in the runs that judged it, and from when on it was otherwise."""
     for name in metric or ():
         if name not in METRICS:
             raise UnknownNameError("metric", name, METRICS, "specreg history")
@@ -42,7 +42,7 @@ def history(
     found = {name: runs for name, runs in lived.by_case.items() if case is None or case in name}
     if case is not None and not found:
         raise UnknownNameError("case", case, lived.by_case, f"history '{path}'")
-    nothing = f"history '{path}': no case has two runs with the same settings yet"
+    nothing = f"history '{path}': no case has two runs that judged it with the same settings yet"
     typer.echo(render_trends(found, metric or _USUAL, width=WIDTH) or nothing)
     if upload:
         typer.echo(f"added to {upload_histories(root / folder, upload)}")

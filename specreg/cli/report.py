@@ -1,13 +1,15 @@
 """`specreg report`: a finished run again, in the form that is asked for."""
 
+import functools
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from specreg.cli.options import HERE, RUNS, RootOption, RunsOption
+from specreg.cli.options import HERE, RUNS, RootOption, RunsOption, say_later
 from specreg.errors import ReportError, UnknownNameError
 from specreg.report.document import render_schema
+from specreg.report.json import load_verdict
 from specreg.report.outputs import ALWAYS, OUTPUTS, write_outputs
 from specreg.report.prometheus import push_metrics
 from specreg.report.uploading import upload_folder
@@ -18,7 +20,8 @@ _FORMS = "; ".join(f"{output.name}: {output.text}" for output in OUTPUTS.values(
 
 def report(  # noqa: PLR0913 - each is an option
     run: Annotated[
-        str | None, typer.Argument(help="its folder, or its name among the runs; else the last one")
+        str | None,
+        typer.Argument(help="its folder, or its name among the runs; else the last that judged"),
     ] = None,
     to: Annotated[list[str] | None, typer.Option(help=f"once for each form; {_FORMS}")] = None,
     folder: Annotated[Path | None, typer.Option(help="where to write; else the run's own")] = None,
@@ -41,10 +44,8 @@ def report(  # noqa: PLR0913 - each is an option
         if name not in OUTPUTS:
             raise UnknownNameError("form", name, OUTPUTS, "specreg report --to")
     found = _folder_of(root / runs, run)
-    last = max((path for path in (root / runs).glob("*") if path.is_dir()), default=found)
-    if run is None and last.name > found.name:
-        text = f"run '{last.name}' has no verdict: it was cut off, or recorded baselines"
-        typer.echo(f"{text}; this is '{found.name}'", err=True)
+    if run is None:
+        say_later(root / runs, found.name, "judged nothing")
     document, wrong = report_in(found)
     if wrong:
         typer.echo(wrong, err=True)
@@ -65,11 +66,16 @@ def _folder_of(runs: Path, run: str | None) -> Path:
     """The folder of a run: itself, by its name, or the last one."""
     if run is not None and Path(run).is_dir():
         return Path(run)
-    names = sorted(path.parent.name for path in runs.glob("*/verdict.json"))
+    names = sorted((path.parent.name for path in runs.glob("*/verdict.json")), reverse=True)
     if not names:
         message = f"report: no run in '{runs}' was judged; run the suite first, or name a folder"
         raise ReportError(message)
-    name = run or max(names)
-    if name not in names:
-        raise UnknownNameError("run", name, names, str(runs))
-    return runs / name
+    if run is not None and run not in names:
+        raise UnknownNameError("run", run, names, str(runs))
+    return runs / (run or next(filter(functools.partial(_judged, runs), names), names[0]))
+
+
+def _judged(runs: Path, name: str) -> bool:
+    """Whether a run came to any verdict; one that skipped all it was asked for has none."""
+    verdict = load_verdict(runs / name / "verdict.json")
+    return verdict is None or bool(verdict.verdicts)

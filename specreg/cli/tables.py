@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from specreg.breakdown import last_launches, load_figures
-from specreg.cli.options import HERE, RUNS, WIDTH, RootOption, RunsOption
+from specreg.cli.options import HERE, RUNS, WIDTH, RootOption, RunsOption, say_later
 from specreg.errors import SpecregError, UnknownNameError
 from specreg.report.spreads import render_spreads
 from specreg.report.tables import render_categories, render_speedups
@@ -13,7 +13,9 @@ from specreg.validity import render_invalid
 
 
 def tables(
-    run: Annotated[str | None, typer.Argument(help="its folder's name; else the last one")] = None,
+    run: Annotated[
+        str | None, typer.Argument(help="its folder's name; else the last with figures")
+    ] = None,
     root: RootOption = HERE,
     runs: RunsOption = RUNS,
     *,
@@ -22,13 +24,15 @@ def tables(
     ] = False,
 ) -> None:
     """Print the speedup over the target alone, and the categories, of a finished run."""
-    names = sorted(path.parent.name for path in (root / runs).glob("*/figures"))
+    names = sorted({path.parents[1].name for path in (root / runs).glob("*/figures/*.json")})
     if not names:
         message = f"tables: no run in '{root / runs}' left figures; run the suite first"
         raise SpecregError(message)
-    name = run or max(names)
+    name = run or names[-1]
     if name not in names:
         raise UnknownNameError("run", name, names, str(root / runs))
+    if run is None:
+        say_later(root / runs, name, "measured nothing")
     every = load_figures(root / runs / name)
     figures = last_launches(every)
     parts = [

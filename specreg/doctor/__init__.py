@@ -15,7 +15,12 @@ from specreg.doctor.machine import (
     examine_gpus,
     examine_processor,
 )
-from specreg.doctor.sensing import examine_acceptance, examine_power, examine_speed
+from specreg.doctor.sensing import (
+    examine_acceptance,
+    examine_load,
+    examine_power,
+    examine_speed,
+)
 from specreg.doctor.space import examine_disks, examine_memory, examine_port
 from specreg.errors import SensorError, SpecregError
 from specreg.identity import find_gpus
@@ -30,7 +35,7 @@ Check = Callable[[Scene], Iterator[Finding]]
 
 CHECKS: Mapping[str, tuple[Check, ...]] = {
     "this machine": (examine_environment, examine_processor, examine_gpus, examine_memory),
-    "what can be measured": (examine_acceptance, examine_speed, examine_power),
+    "what can be measured": (examine_acceptance, examine_speed, examine_load, examine_power),
     "what a run needs": (
         *(examine_driver, examine_use, examine_port, examine_disks),
         *(examine_engines, examine_models, examine_datasets, examine_cases),

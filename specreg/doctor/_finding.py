@@ -7,7 +7,7 @@ from pathlib import Path
 
 from specreg.engines._engine import Requirement
 from specreg.errors import SpecregError, UnsupportedError
-from specreg.identity import Gpus
+from specreg.identity import Environment, Gpus, current_environment
 from specreg.matrix import Case, ServerSpec, Tier
 from specreg.provision import Provision
 from specreg.sensors import Device, Sensor
@@ -90,6 +90,13 @@ class Scene:
     def on_gpu(self) -> bool:
         """Whether the engines run on GPUs."""
         return self.provision.on_gpu
+
+    @property
+    def environment(self) -> Environment:
+        """This machine, as its baselines name it."""
+        gpus = len(self.gpus.devices)
+        used = self.tier.gpus_used(self.gpus.memory_gib) if self.tier else gpus
+        return current_environment(needs_gpus=used)
 
     @property
     def skipped(self) -> Mapping[str, str]:

@@ -1,9 +1,11 @@
 """What can be measured here, by what, and why not."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from specreg.doctor._finding import Finding, Scene, State, note, of_error, ok
 from specreg.errors import SensorError
+from specreg.identity import ProcessorLoad, processor_load
+from specreg.matrix import Case
 from specreg.sensors import Device
 
 _TIER = "choose a tier that has one"
@@ -11,22 +13,57 @@ _OTHERWISE = "the other metrics are measured all the same"
 
 
 def examine_acceptance(scene: Scene) -> Iterator[Finding]:
-    """Whose counts tell the acceptance of what runs."""
+    """Whose counts tell the acceptance of what runs, and whether there is any to compare with."""
     speculating = [case for case in scene.running if case.speculates]
     if scene.tier and not speculating:
         yield note("acceptance", "no case that runs here speculates", _TIER)
         return
     engines = sorted({case.server.engine for case in speculating})
     of = f"{len(speculating)} case(s) by {', '.join(engines)}" if engines else "any engine"
-    yield ok("acceptance", f"of {of}: counted by the engine; any machine's baselines compare")
+    says = f"of {of}: counted by the engine"
+    yield _compared("acceptance", says, speculating, scene, ("*",))
 
 
 def examine_speed(scene: Scene) -> Iterator[Finding]:
-    """Whether the time that the servers take means anything."""
-    if scene.tier and not any(case.speed for case in scene.running):
+    """Whether the time that the servers take means anything, and what it is compared with."""
+    timed = [case for case in scene.running if case.speed]
+    if scene.tier and not timed:
         yield note("speed", "no case that runs here says anything of speed", _TIER)
-    else:
-        yield ok("speed", "by the monotonic clock; this environment's baselines compare")
+        return
+    yield _compared("speed", "by the monotonic clock", timed, scene, scene.environment.names)
+
+
+def examine_load(_: Scene) -> Iterator[Finding]:
+    """Whether others keep the processor busy."""
+    yield from disturbed(processor_load())
+
+
+def disturbed(load: ProcessorLoad) -> Iterator[Finding]:
+    """What a speed suffers from."""
+    if load.is_high:
+        advice = "that disturbs engines on the processor and the client; run when it is quiet"
+        yield note("speed", str(load), advice)
+
+
+def _compared(
+    subject: str, says: str, cases: Sequence[Case], scene: Scene, folders: Sequence[str]
+) -> Finding:
+    """What is measured, and how many of its cases have a baseline; "*" is any environment."""
+    whose = "any machine's" if "*" in folders else "this environment's"
+    known = [
+        case
+        for case in cases
+        if any(any(scene.baselines.glob(f"{name}/{case.id}.json")) for name in folders)
+    ]
+    if scene.tier is None or len(known) == len(cases):
+        return ok(subject, f"{says}; {whose} baselines compare")
+    where = "on any machine" if "*" in folders else f"in '{folders[0]}'"
+    many = len(known) or "none"
+    return note(
+        subject,
+        f"{says}; {many} of {len(cases)} case(s) have a baseline {where} to compare with",
+        f"record them: pytest tests/perf --specreg-tier={scene.tier.name} --update-baselines",
+    )
 
 
 def examine_power(scene: Scene) -> Iterator[Finding]:

@@ -9,9 +9,8 @@ from specreg.report.document import CaseReport, Report, began_at
 from specreg.report.headline import Tone, tone_of
 from specreg.report.quantities import label_of
 from specreg.report.terminal import NOTHING
-from specreg.verdict import Verdict
+from specreg.verdict import Outcome, Verdict
 
-_FINE = {"PASS", "IMPROVED", "MEASURED"}
 _MOST_CHARS = 6_000
 """Of an error; its end is the end of a server's log."""
 
@@ -79,6 +78,8 @@ def _facts(report: Report, case: CaseReport, failing: Sequence[Verdict]) -> Iter
         yield f"driver {_change(case.expected.driver_version, report.origin.driver_version)}"
     since: dict[str, list[str]] = {}
     for verdict in failing:
+        if verdict.outcome not in {Outcome.REGRESSED, Outcome.WRONG, Outcome.INCONCLUSIVE}:
+            continue
         since.setdefault(_since(case.history, verdict.metric), []).append(label_of(verdict.metric))
     for told, labels in since.items():
         if told:
@@ -95,14 +96,15 @@ def _change(before: str, now: str) -> str:
 
 
 def _since(history: Sequence[Lived], metric: str) -> str:
-    """From which run on a metric isn't fine; empty where no earlier run says anything of it."""
-    runs = [one for one in history if metric in one.outcomes]
+    """From which run on a metric isn't fine; empty where no earlier run judged it."""
+    runs = [one for one in history if one.judged(metric)]
     runs = [one for one in runs if one.settings_sha256 == runs[-1].settings_sha256]
-    streak = list(takewhile(lambda one: one.outcomes[metric] not in _FINE, reversed(runs)))
+    streak = list(takewhile(lambda one: not one.fine(metric), reversed(runs)))
     if not streak or len(runs) == 1:
         return ""
     first, fine = streak[-1], runs[: len(runs) - len(streak)]
-    told = f"not fine since {moment_of(first.run)}, {len(streak)} run(s) in a row"
+    many = f", {len(streak)} judged runs in a row" if len(streak) > 1 else ""
+    told = f"not fine since {moment_of(first.run)}{many}"
     if not fine:
         return f"{told}, and never before"
     return f"{told}; last fine {moment_of(fine[-1].run)} with {fine[-1].engine_version}"

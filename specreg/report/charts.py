@@ -14,8 +14,6 @@ from specreg.report.quantities import axis_of, label_of
 _HISTORY = ("acceptance_length_tokens", "throughput_tokens_per_s", "speedup_ratio")
 _FEWEST = 2
 """Runs, categories: one alone shows nothing."""
-_NOT_RED = frozenset({"PASS", "IMPROVED", "MEASURED", "NOT_COMPARABLE"})
-"""Outcomes that make no run fail."""
 _DECADE = 10
 _OF_A_DECADE = ((1,), (1, 3), (1, 2, 5))
 _FEWEST_TICKS = 3
@@ -141,8 +139,8 @@ def _history(case: CaseReport) -> Iterator[Chart]:
             base = " The dashed line is the baseline." if _expects(case, metric) else ""
             yield Chart(
                 title=f"History of {label_of(metric)}",
-                note=f"The last {len(runs)} runs on this machine; red is what was not fine.{base}"
-                f" {_told(turns)}",
+                note=f"The last {len(runs)} runs that judged it on this machine; red is what was"
+                f" not fine.{base} {_told(turns)}",
                 svg=svg(tuple(_history_layers(case, metric, runs, turns))),
             )
 
@@ -172,7 +170,7 @@ def _history_layers(
         {
             "at": moment.isoformat() if timed and moment else number,
             "value": run.values[metric],
-            "fine": run.outcomes.get(metric) in _NOT_RED,
+            "fine": run.fine(metric),
         }
         for number, (run, moment) in enumerate(zip(runs, moments, strict=True), start=1)
     ]

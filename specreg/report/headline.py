@@ -1,20 +1,23 @@
-"""What a run comes to, in one line and one colour: the page and the Markdown say the same.
+"""What a run comes to: acceptance, speed and power, each in one line and one colour.
 
-"Don't know" is never green.
+The page, the Markdown and the terminal say the same. "Don't know" is never green.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from rich.style import Style
+
 from specreg.metrics import METRICS, Family
 from specreg.report.document import Report
+from specreg.report.json import RunVerdict
 from specreg.report.quantities import label_of
 from specreg.verdict import Outcome, Verdict
 
 
 class Tone(StrEnum):
-    """A colour: all is well, nobody can tell or part is missing, something is wrong."""
+    """A colour: all is well, it can't be told or part is missing, something is wrong."""
 
     GOOD = "good"
     DOUBT = "doubt"
@@ -24,36 +27,54 @@ class Tone(StrEnum):
 _BAD = {Outcome.REGRESSED, Outcome.WRONG, Outcome.INVALID}
 _GOOD = {Outcome.PASS, Outcome.IMPROVED}
 _WORDS: Mapping[Outcome, str] = {
-    Outcome.REGRESSED: "regressed",
+    Outcome.REGRESSED: "worse",
     Outcome.WRONG: "wrong",
     Outcome.INVALID: "invalid",
     Outcome.INCONCLUSIVE: "undecided",
     Outcome.NO_BASELINE: "without a baseline",
     Outcome.NOT_COMPARABLE: "not comparable",
-    Outcome.MEASURED: "measured only",
+    Outcome.MEASURED: "measured, not judged",
 }
+"""The worst first."""
+_SUBJECTS: Mapping[str, frozenset[Family]] = {
+    "acceptance": frozenset({Family.ACCEPTANCE}),
+    "speed": frozenset({Family.THROUGHPUT, Family.LATENCY, Family.SPEEDUP}),
+    "power": frozenset({Family.POWER}),
+}
+MARKS: Mapping[Tone, str] = {Tone.GOOD: "✓", Tone.DOUBT: "?", Tone.BAD: "✗"}
+_STYLES = {Tone.GOOD: "green", Tone.DOUBT: "yellow", Tone.BAD: "bold red"}
+_MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Headline:
-    """What stands first. `notes` are sentences on what the line leaves open."""
+class Answer:
+    """What a run says of one subject.
 
+    Attributes:
+        subject: "acceptance", which what must hold (losslessness) belongs to, "speed" or "power".
+    """
+
+    subject: str
     tone: Tone
     text: str
-    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.subject}: {self.text}"
 
 
-def headline_of(report: Report) -> Headline:
-    """Green is a whole run that ended well, each verdict PASS or IMPROVED, and nothing else."""
-    verdicts, notes = report.run.verdicts, tuple(_notes(report))
-    outcomes = {verdict.outcome for verdict in verdicts}
-    if outcomes & _BAD:
-        tone = Tone.BAD
-    elif verdicts and outcomes <= _GOOD and report.run.complete and not report.run.exit_status:
-        tone = Tone.GOOD
-    else:
-        tone = Tone.DOUBT
-    return Headline(tone=tone, text=_text(verdicts, tone), notes=notes)
+def answers_of(run: RunVerdict) -> tuple[Answer, ...]:
+    """An answer for each subject, in the same order always.
+
+    Green is a whole run that ended well, and in it each verdict of the subject PASS or IMPROVED.
+    """
+    return tuple(_answer(run, subject, families) for subject, families in _SUBJECTS.items())
+
+
+def render_answers(run: RunVerdict, *, color: bool) -> str:
+    """The answers as lines of text."""
+    answers = answers_of(run)
+    styles = [Style.parse(_STYLES[one.tone] if color else "none") for one in answers]
+    return "\n".join(style.render(str(one)) for style, one in zip(styles, answers, strict=True))
 
 
 def tone_of(verdict: Verdict) -> Tone:
@@ -61,6 +82,21 @@ def tone_of(verdict: Verdict) -> Tone:
     if verdict.outcome in _BAD:
         return Tone.BAD
     return Tone.GOOD if verdict.outcome in _GOOD else Tone.DOUBT
+
+
+def notes_of(run: RunVerdict) -> Iterator[str]:
+    """Sentences on what the answers leave open."""
+    if not run.complete:
+        yield "This was not the whole tier: part of it was left out, or it was cut short."
+    if _broke(run):
+        yield (
+            f"The run ended with status {run.exit_status}, and not for a verdict: something else"
+            " failed or stopped it, and its output says what."
+        )
+    if run.attached:
+        yield f"The server at {run.attached} is one that somebody else runs."
+    if run.skipped:
+        yield f"Cases that were skipped: {len(run.skipped)}."
 
 
 def moved_alone(report: Report) -> str:
@@ -93,36 +129,83 @@ def moved_alone(report: Report) -> str:
     )
 
 
-def _text(verdicts: tuple[Verdict, ...], tone: Tone) -> str:
+def _answer(run: RunVerdict, subject: str, families: frozenset[Family]) -> Answer:
+    verdicts = [one for one in run.verdicts if _family(one) in families]
+    outcomes = {verdict.outcome for verdict in verdicts}
+    remarks = list(_remarks(run)) if verdicts and subject == "speed" else []
+    if outcomes & _BAD:
+        tone = Tone.BAD
+    elif verdicts and outcomes <= _GOOD and run.complete and not _broke(run):
+        # A speculation that costs speed may well equal its baseline; that is nothing to be glad of.
+        tone = Tone.DOUBT if subject == "speed" and run.slowed else Tone.GOOD
+    else:
+        tone = Tone.DOUBT
     if not verdicts:
-        return "Nothing was judged."
-    if tone is Tone.GOOD:
-        return f"All {len(verdicts)} verdicts hold"
-    failing = sum(verdict.fails for verdict in verdicts)
-    head = f"{failing} of {len(verdicts)} verdicts need a look: " if failing else ""
-    return head + ", ".join(_counts(verdicts))
+        text = _why_none(run, subject)
+    elif outcomes <= _GOOD:
+        text = _where_held(len({one.case_id for one in verdicts}), whole=run.complete)
+    else:
+        text = ", ".join(_counts(verdicts))
+    return Answer(subject=subject, tone=tone, text="; ".join((text, *remarks)))
 
 
-def _counts(verdicts: tuple[Verdict, ...]) -> Iterator[str]:
+def _family(verdict: Verdict) -> Family:
+    """Of its metric; a proof is of what speculation accepts."""
+    metric = METRICS.get(verdict.metric)
+    return metric.family if metric else Family.ACCEPTANCE
+
+
+def _broke(run: RunVerdict) -> bool:
+    """Whether the run ended badly, and not for a verdict."""
+    return bool(run.exit_status) and not any(verdict.fails for verdict in run.verdicts)
+
+
+def _why_none(run: RunVerdict, subject: str) -> str:
+    if not run.verdicts and run.skipped:
+        return f"not measured: {next(iter(run.skipped.values()))}"
+    if subject == "power" and run.no_power:
+        return f"not measured: {run.no_power}"
+    return "not judged: no test of it ran"
+
+
+def _where_held(cases: int, *, whole: bool) -> str:
+    if whole:
+        return f"holds in all {cases} cases" if cases > 1 else "holds in the one case"
+    return f"holds in the {cases} cases that ran" if cases > 1 else "holds in the case that ran"
+
+
+def _counts(verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """`3 of 12 figures worse (a-case: throughput -8.0%)`, `2 undecided`, `7 hold`."""
+    is_first, total = True, len(verdicts)
     for outcome, word in _WORDS.items():
-        count = sum(verdict.outcome is outcome for verdict in verdicts)
-        if count:
-            yield f"{count} {word}"
+        found = [verdict for verdict in verdicts if verdict.outcome is outcome]
+        if found and is_first:
+            many = f"all {total}" if len(found) == total > 1 else f"{len(found)} of {total}"
+            yield f"{many} figures {word} ({_example(found)})"
+        elif found:
+            yield f"{len(found)} {word}"
+        is_first = is_first and not found
     held = sum(verdict.outcome in _GOOD for verdict in verdicts)
     if held:
         yield f"{held} {'holds' if held == 1 else 'hold'}"
 
 
-def _notes(report: Report) -> Iterator[str]:
-    run = report.run
-    if not run.complete:
-        yield "This was not the whole tier: part of it was left out, or it was cut short."
-    if run.exit_status and not any(verdict.fails for verdict in run.verdicts):
-        yield (
-            f"The run ended with status {run.exit_status}, and not for a verdict: something else"
-            " failed or stopped it, and its output says what."
-        )
-    if run.attached:
-        yield f"The server at {run.attached} is one that somebody else runs."
-    if run.skipped:
-        yield f"Cases that were skipped: {len(run.skipped)}."
+def _example(found: Sequence[Verdict]) -> str:
+    """The one of several verdicts that changed most, or why it has the outcome that it has."""
+    most = max(found, key=lambda verdict: abs(verdict.change_frac or 0.0))
+    if most.change_frac is not None:
+        return f"{most.case_id}: {label_of(most.metric)} {most.change_frac:+.1%}"
+    reasons = {verdict.reason.partition("\n")[0].partition("; ")[0] for verdict in found}
+    why = min(reasons) or label_of(most.metric)
+    return why if len(found) > len(reasons) == 1 else f"{most.case_id}: {why}"
+
+
+def _remarks(run: RunVerdict) -> Iterator[str]:
+    """What must stand beside the speeds, whatever their verdicts are."""
+    if run.slowed:
+        worst = sorted(run.slowed.items(), key=lambda item: item[1])
+        named = ", ".join(f"'{name}' down: ×{ratio:.2f}" for name, ratio in worst[:_MOST_NAMED])
+        more = len(worst) - _MOST_NAMED
+        yield f"speculation slows {named} tokens/s{f', and {more} more' if more > 0 else ''}"
+    if run.load is not None and run.load.is_high:
+        yield f"the machine was busy when the run began: {run.load}"

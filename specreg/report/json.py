@@ -11,6 +11,7 @@ from specreg.breakdown import CategoryFigures
 from specreg.decoding import UNREADABLE
 from specreg.errors import ReportError
 from specreg.files import replace_file
+from specreg.identity import ProcessorLoad
 from specreg.verdict import Outcome, Verdict
 
 SCHEMA_VERSION = 1
@@ -31,6 +32,10 @@ class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
         exit_status: of the run.
         outcomes: how many verdicts of each; verdicts: in the order of the run.
         skipped: by case that didn't fit the machine, what it needs.
+        no_power: why power wasn't measured, empty where it was or wasn't asked for.
+        slowed: by case that speculation slows down for sure, its speedup, below 1.
+        load: of this machine's processor when the run began; null where others measured, and of a
+            run that an earlier specreg recorded.
         categories: by case and category, where a case that speculates has several.
     """
 
@@ -44,6 +49,9 @@ class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
     outcomes: dict[str, int]
     verdicts: tuple[Verdict, ...]
     skipped: dict[str, str] = {}
+    no_power: str = ""
+    slowed: dict[str, float] = {}
+    load: ProcessorLoad | None = None
     categories: dict[str, dict[str, CategoryFigures]] = {}
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from specreg.report.document import Report
-from specreg.report.headline import Tone, headline_of, moved_alone
+from specreg.report.headline import MARKS, answers_of, moved_alone, notes_of
 from specreg.report.terminal import format_number, render_next
 from specreg.verdict import Verdict
 
@@ -17,7 +17,6 @@ _LEAST_CHARS = 500
 _MOST_TEXT_CHARS = 600
 """Of one text that others wrote."""
 _FOLDED = "\n<details><summary>All verdicts</summary>\n{}\n</details>\n"
-_SYMBOLS = {Tone.GOOD: "✓", Tone.DOUBT: "?", Tone.BAD: "✗"}
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;"}
 # GitHub finds names and numbers in what is already plain text, where a backslash stops nothing.
 _APART = {"@": "@\u200b", "#": "\\#\u200b"}
@@ -54,12 +53,14 @@ def _table(last: str, rows: Sequence[str], room_chars: int) -> str:
 
 
 def _head(report: Report, wrong: str) -> Iterator[str]:
-    run, headline = report.run, headline_of(report)
+    run = report.run
     yield f"## specreg: tier {_plain(run.tier)} on {_plain(run.environment)}"
-    yield f"\n**{_SYMBOLS[headline.tone]} {headline.text}**"
+    yield ""
+    for one in answers_of(run):
+        yield f"- **{MARKS[one.tone]} {one.subject}:** {_plain(one.text)}"
     if wrong:
         yield f"\n> Not whole: {_plain(wrong)}"
-    told = (*headline.notes, moved_alone(report), *run.skipped.values(), *report.remarks)
+    told = (*notes_of(run), moved_alone(report), *run.skipped.values(), *report.remarks)
     lines = [f"- Note: {_plain(text)}" for text in told if text]
     if lines:
         yield "\n" + _fitting(lines, _MOST_ASIDE_CHARS).rstrip("\n")

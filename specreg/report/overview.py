@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from specreg.report.quantities import label_of, render_value
+from specreg.report.quantities import axis_of, render_value
 from specreg.verdict import Outcome, Verdict
 
 SYMBOLS: Mapping[Outcome, str] = {
@@ -48,7 +48,7 @@ class Cell:
 
 
 def columns_of(verdicts: Sequence[Verdict]) -> Sequence[str]:
-    """Their names, in the order of the run; all positions share one."""
+    """Their names and units, in the order of the run; all positions share one."""
     return list(dict.fromkeys(_column(verdict.metric) for verdict in verdicts))
 
 
@@ -63,12 +63,13 @@ def cells_of(verdicts: Sequence[Verdict], columns: Sequence[str]) -> Sequence[Ce
 
 
 def _column(metric: str) -> str:
-    return "acceptance by position" if metric.startswith("acceptance_pos") else label_of(metric)
+    return "acceptance by position" if metric.startswith("acceptance_pos") else axis_of(metric)
 
 
 def _cell(verdict: Verdict) -> Cell:
     change, tolerance = verdict.change_frac, verdict.tolerance_frac
     if change is None:
-        return Cell(verdict=verdict, text=render_value(verdict.metric, verdict.value), tolerated="")
+        value = render_value(verdict.metric, verdict.value)
+        return Cell(verdict=verdict, text=value.partition(" ")[0], tolerated="")
     tolerated = "" if tolerance is None else f"of {100 * tolerance:.3g}%"
     return Cell(verdict=verdict, text=f"{change:+.1%}", tolerated=tolerated)

@@ -9,9 +9,9 @@ from markupsafe import Markup
 
 from specreg.report.cards import cards_of, moment_of
 from specreg.report.charts import charts_of
-from specreg.report.document import CaseReport, Report, began_at
+from specreg.report.document import CaseReport, Report, began_at, render_command
 from specreg.report.drawing import Chart
-from specreg.report.headline import headline_of, moved_alone
+from specreg.report.headline import MARKS, answers_of, moved_alone, notes_of
 from specreg.report.loads import speed_over_load
 from specreg.report.overview import MEANINGS, SYMBOLS, cells_of, columns_of
 from specreg.report.quantities import label_of, render_value
@@ -45,7 +45,8 @@ def render_page(report: Report, *, wrong: str = "", most_bytes: int = _MOST_BYTE
         "report": report,
         "run": report.run,
         "wrong": wrong,
-        "headline": headline_of(report),
+        "answers": answers_of(report.run),
+        "open": list(notes_of(report.run)),
         "when": _when(report),
         "cards": list(cards_of(report, by_case)),
         "columns": columns,
@@ -54,7 +55,8 @@ def render_page(report: Report, *, wrong: str = "", most_bytes: int = _MOST_BYTE
         "moved": moved_alone(report),
         "loads": [_drawn(chart) for chart in speed_over_load(report.cases)],
         "notes": render_notes([one for one in verdicts if not one.fails], report.run.environment),
-        "next_steps": render_next(verdicts, set(report.tier_cases), report.options),
+        "next_steps": render_next(verdicts, set(report.tier_cases), report.options)
+        or f"nothing needs to be done; the same again:\n  {render_command((), report.options)}",
     }
     page = _TEMPLATES.get_template("page.html.jinja")
     # As heavy as the frame can be: each case is linked, and is named as one that was left out.
@@ -167,4 +169,4 @@ _TEMPLATES.filters.update(
     label=label_of,
     values=_values,
 )
-_TEMPLATES.globals.update(symbols=SYMBOLS, meanings=MEANINGS, spread_columns=COLUMNS)
+_TEMPLATES.globals.update(marks=MARKS, symbols=SYMBOLS, meanings=MEANINGS, spread_columns=COLUMNS)

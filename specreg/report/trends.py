@@ -18,7 +18,7 @@ _TICKS = "▁▂▃▄▅▆▇█"
 def render_trends(
     history: Mapping[str, Sequence[Lived]], metrics: Sequence[str], *, width: int
 ) -> str:
-    """A row for each case and metric that two comparable runs have, and its shifts below.
+    """A row for each case and metric that two comparable runs judged, and its shifts below.
 
     A change is as in every verdict: better is positive.
 

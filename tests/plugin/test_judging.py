@@ -167,6 +167,16 @@ def test_without_a_baseline_the_case_fails_with_the_command_that_records_one(sui
     assert 'pytest -k vllm-eagle3-tiny-toy-c1- --update-baselines --reason "…"' in done.stdout
 
 
+def test_a_run_ends_with_acceptance_speed_and_power_and_then_what_to_type(suite: Suite) -> None:
+    done = suite.run("tests/perf", "-q", "-k", "eagle3 and c4 and (acceptance or throughput)")
+
+    ends = ("\nacceptance: ", "\nspeed: ", "\npower: ", "\nrecord what this machine does:")
+    places = [done.stdout.rindex(part) for part in ends]
+    assert places == sorted(places)
+    assert places[0] > done.stdout.index("report: ")
+    assert "all 5 figures without a baseline (nothing recorded in" in done.stdout
+
+
 def test_changed_settings_are_no_baseline_and_are_named(recorded_suite: Suite) -> None:
     recorded_suite.write_matrix(output_cap_tokens=31)
 

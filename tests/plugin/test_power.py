@@ -45,13 +45,13 @@ def test_power_that_nobody_can_measure_is_skipped_with_the_reason(recorded_suite
     assert done.returncode == 0, done.stdout
     assert "4 skipped" in done.stdout
     assert "RAPL: no processor's energy counter" in done.stdout
-    assert "power wasn't measured: RAPL: " in done.stdout
+    assert "power: not measured: RAPL: " in done.stdout
     assert recorded_suite.verdict().verdicts == ()
 
 
 def test_a_run_without_power_is_complete_all_the_same(recorded_suite: Suite) -> None:
     done = recorded_suite.run("tests/perf", "-q", "--specreg-inconclusive=warn")
-    assert "power wasn't measured" in done.stdout
+    assert "power: not measured: " in done.stdout
     verdict = recorded_suite.verdict()
     assert verdict.complete
     assert not {one.metric for one in verdict.verdicts} & {"energy_j_per_token", "power_w"}
@@ -119,7 +119,7 @@ def test_a_gpu_that_tells_no_power_is_measured_without(
 ) -> None:
     done = on(suite, gpu).run("tests/perf", "-q", "-rs", "-k", f"{POWER} or throughput")
     assert "2 skipped" in done.stdout
-    assert f"power wasn't measured: NVML: {why}" in done.stdout
+    assert f"power: not measured: NVML: {why}" in done.stdout
     assert suite.verdict().outcomes == {"NO_BASELINE": 1}
 
 

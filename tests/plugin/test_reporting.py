@@ -30,6 +30,8 @@ def test_a_run_leaves_all_that_it_knows_in_its_folder(recorded_suite: Suite) -> 
     assert len(drafted.history) == 1
     assert "-k 'c4 and (acceptance or throughput)'" in report.origin.command
     assert report.ended_at
+    assert report.run.load is not None
+    assert report.run.load.cores == report.machine.cores
     assert set(drafted.logs) == {f"logs/{path.name}" for path in (folder / "logs").iterdir()}
     typed = shlex.split(drafted.reproduce)
     assert typed[:4] == ["pytest", "tests/perf", "-k", f"{drafted.case_id}-"]
@@ -115,7 +117,7 @@ def test_a_selection_of_nothing_leaves_a_report_of_nothing(suite: Suite, tmp_pat
     assert "nothing was judged: no test of a case came to a verdict" in done.stdout
     verdict = suite.verdict()
     assert (verdict.exit_status, verdict.complete, verdict.verdicts) == (5, False, ())
-    assert "Nothing was judged" in (tmp_path / "summary.md").read_text()
+    assert "acceptance:** not judged" in (tmp_path / "summary.md").read_text()
 
 
 def test_a_machine_that_nothing_fits_leaves_the_reasons(suite: Suite) -> None:

@@ -1,17 +1,20 @@
 """Figures side by side: picked from those of each measurement, and none made anew."""
 
 import dataclasses
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from specreg.breakdown import CategoryFigures, categories_of, last_launches, load_figures
+from specreg.breakdown import CategoryFigures, categories_of, last_launches, load_figures, slowed_of
 from specreg.errors import SpecregError
 from specreg.figures import Figures, figures_of, record_figures
 from specreg.measurement import Measurement, values_of
 from specreg.metrics import Family, Replay
 from specreg.replay import Round
+from specreg.spread import summarize
 from specreg.validity import all_invalid
 from tests.unit import builders
 
@@ -109,6 +112,35 @@ def test_a_launch_whose_speed_means_nothing_is_shown_where_there_is_no_other() -
     first, second = figures_of(measured(), 1), figures_of(slow, 2)
     assert last_launches([first, second]) == (first,)
     assert last_launches([second]) == (second,)
+
+
+def raced(ours: Sequence[float], alone: Sequence[float], launch: int = 1) -> Figures:
+    """Figures with such tokens per second of each round, with speculation and without."""
+    found = figures_of(measured(), launch)
+    assert found.timing is not None
+    assert found.control is not None
+    assert found.speedup is not None
+    ratio = statistics.median(a / b for a, b in zip(ours, alone, strict=True))
+    replace = msgspec.structs.replace
+    return replace(
+        found,
+        timing=replace(found.timing, throughput_tokens_per_s=summarize(ours)),
+        control=replace(found.control, throughput_tokens_per_s=summarize(alone)),
+        speedup=replace(found.speedup, throughput_ratio=ratio),
+    )
+
+
+def test_a_case_is_slowed_down_where_each_round_of_each_launch_says_so() -> None:
+    halved = raced((50.0, 52.0), (100.0, 104.0))
+    assert slowed_of([halved]) == {CASE.id: pytest.approx(0.5)}
+    assert slowed_of([halved, raced((49.0, 51.0), (98.0, 102.0), 2)]) == {
+        CASE.id: pytest.approx(0.5)
+    }
+    faster = raced((100.0, 104.0), (50.0, 52.0), 2)
+    assert slowed_of([halved, faster]) == {}
+    assert slowed_of([raced((50.0, 99.0), (98.0, 100.0))]) == {}
+    assert slowed_of([raced((50.0,), (100.0,))]) == {}
+    assert slowed_of([msgspec.structs.replace(halved, speedup=None)]) == {}  # INVALID
 
 
 def test_what_a_run_left_is_read_again(tmp_path: Path) -> None:

@@ -303,6 +303,17 @@ def test_tables_shows_what_the_last_run_or_a_named_one_gained(root: Path) -> Non
         ]
         assert gain in row
     assert "  math" in last.stdout
+    assert last.stderr == ""
+
+
+def test_tables_passes_over_a_run_that_measured_nothing_and_says_so(root: Path) -> None:
+    finished(root, "20260101T000000-1", measured())
+    (root / ".specreg/runs/20260102T000000-1/figures").mkdir(parents=True)
+    done = specreg(root, "tables")
+    assert "×2.67" in done.stdout
+    assert done.stderr == (
+        "the last run, '20260102T000000-1', measured nothing; this is '20260101T000000-1'\n"
+    )
 
 
 def test_tables_shows_the_last_launch_and_names_what_is_invalid(root: Path) -> None:

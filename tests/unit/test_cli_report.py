@@ -29,14 +29,24 @@ def test_the_last_judged_run_is_rendered_into_its_own_folder(root: Path) -> None
     done = specreg(root, "report")
     folder = root / ".specreg/runs" / RUN
     assert done.stdout.split() == [str(folder / "report.html"), str(folder / "report.md")]
-    assert "verdicts need a look" in (folder / "report.html").read_text()
+    assert "figures worse" in (folder / "report.html").read_text()
 
 
 def test_a_later_run_without_a_verdict_is_said(root: Path) -> None:
     done = specreg(root, "report")
-    said = "run '20270101T000000-1' has no verdict: it was cut off, or recorded baselines; this is"
+    said = "the last run, '20270101T000000-1', judged nothing; this is"
     assert done.stderr == f"{said} '{RUN}'\n"
     assert specreg(root, "report", RUN).stderr == ""
+
+
+def test_an_empty_run_is_not_the_last_one(root: Path) -> None:
+    empty = root / ".specreg/runs/20270201T000000-1"
+    record_verdict(empty / "verdict.json", reports.EMPTY.run)
+    record_report(empty / "report.json", reports.EMPTY)
+    done = specreg(root, "report")
+    assert done.stderr == f"the last run, '{empty.name}', judged nothing; this is '{RUN}'\n"
+    assert f"/{RUN}/" in done.stdout
+    assert f"/{empty.name}/" in specreg(root, "report", empty.name).stdout
 
 
 def test_a_run_is_named_or_pointed_at_and_goes_where_one_says(root: Path) -> None:
@@ -71,7 +81,7 @@ def test_an_older_report_is_said_and_the_rest_is_shown(root: Path) -> None:
     assert "schema version 0, this specreg reads 1" in done.stderr
     text = (path.parent / "report.md").read_text()
     assert "schema version 0" in text
-    assert "1 of 2 verdicts need a look" in text
+    assert "1 of 1 figures worse" in text
 
 
 def test_what_could_not_be_made_is_an_error_and_the_rest_is_there(root: Path) -> None:

@@ -11,9 +11,15 @@ import pytest
 from specreg.doctor import CHECKS, Finding, Scene, State, examine, scene_of
 from specreg.doctor.cases import examine_cases
 from specreg.doctor.inputs import examine_datasets, examine_engines, examine_models
-from specreg.doctor.machine import busy, examine_environment
-from specreg.doctor.sensing import examine_acceptance, examine_power, examine_speed
+from specreg.doctor.machine import examine_environment
+from specreg.doctor.sensing import (
+    disturbed,
+    examine_acceptance,
+    examine_power,
+    examine_speed,
+)
 from specreg.doctor.space import examine_disks, examine_memory, examine_port
+from specreg.identity import ProcessorLoad
 from specreg.matrix import load_tier
 from specreg.report.doctor import render_findings
 from specreg.sensors import Sensor
@@ -302,7 +308,6 @@ def test_a_machine_without_a_sensor_says_why(root: Path) -> None:
 def test_acceptance_and_speed_are_of_what_runs(root: Path) -> None:
     both = scene(root)
     assert only(examine_acceptance(both)).says.startswith("of 1 case(s) by vllm")
-    assert only(examine_speed(both)).state == State.OK
     plain = scene(root, methods='["none"]')
     assert only(examine_acceptance(plain)).state == State.NOTE
     slow = scene(root, dataset='toy"\nspeed = false\n#"')
@@ -318,11 +323,30 @@ def test_baselines_of_this_machine_are_counted(root: Path) -> None:
     assert only(examine_environment(here)).says == f"{name}, 1 baseline(s) recorded"
 
 
-def test_a_busy_processor_is_said() -> None:
-    assert list(busy(0.9, 2)) == []
-    one = only(busy(1.1, 2))
-    assert one.state == State.NOTE
-    assert one.says == "1.1 processes wanted to run on 2 core(s) over the last minute"
+def test_what_has_no_baseline_to_compare_with_is_not_ok_and_says_what_to_type(root: Path) -> None:
+    here = scene(root)
+    for examine_one, lacking in (
+        (examine_speed, f"none of 2 case(s) have a baseline in '{here.environment}'"),
+        (examine_acceptance, "none of 1 case(s) have a baseline on any machine"),
+    ):
+        one = only(examine_one(here))
+        assert one.state == State.NOTE
+        assert lacking in one.says
+        assert "--specreg-tier=here --update-baselines" in one.advice
+    foreign, own = (here.baselines / name for name in ("elsewhere", here.environment.name))
+    for folder, speed in ((foreign, State.NOTE), (own, State.OK)):
+        folder.mkdir(parents=True)
+        for case in here.running:
+            (folder / f"{case.id}.json").touch()
+        assert only(examine_acceptance(here)).state == State.OK
+        assert only(examine_speed(here)).state == speed
+
+
+def test_a_load_that_others_make_is_said_of_speed() -> None:
+    assert list(disturbed(ProcessorLoad(waiting=0.9, cores=2))) == []
+    one = only(disturbed(ProcessorLoad(waiting=4.0, cores=2, busiest_frac={"cc1plus": 0.5})))
+    assert (one.subject, one.state) == ("speed", State.NOTE)
+    assert one.says == "a load of 4.0 on 2 core(s) over the last minute, by cc1plus 50% of a core"
 
 
 def test_a_port_can_be_bound_here(root: Path) -> None:

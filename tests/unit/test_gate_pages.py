@@ -174,7 +174,7 @@ def test_a_page_fits_a_narrow_screen_and_runs_nothing() -> None:
     page = render_html(REPORT)
     assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in page
     assert "default-src 'none'; style-src 'unsafe-inline'" in page
-    assert page.count("<table>") == page.count('<div class="scroll"') == 2
+    assert page.count("<table>") == page.count('<div class="rows"') == 2
 
 
 def test_the_answer_stands_last_in_a_terminal_and_first_on_a_page() -> None:

@@ -95,6 +95,8 @@ PLAIN = {
     "rounds": "rounds",
     "launches": "launches; in a baseline a mapping whose keys say their unit",
     "cores": "processor cores",
+    "waiting": "processes and threads that want to run, on average",
+    "slowed": "speedups",
     "padding_layers": "layers",
     "length": "rows or columns",
     "reached": "rows or columns",

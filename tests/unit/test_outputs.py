@@ -77,7 +77,7 @@ def parsed(text: str) -> list[Token]:
 def test_markdown_says_first_what_needs_a_look_and_what_to_type() -> None:
     text = render_markdown(reports.REPORT)
     head, _, rest = text.partition("<details>")
-    assert "**✗ 1 of 2 verdicts need a look: 1 regressed, 1 holds**" in head
+    assert "- **✗ speed:** 1 of 1 figures worse" in head
     assert head.index("pytest tests/perf -k") < head.index("| **REGRESSED**")
     assert "| **REGRESSED** | 100 | 90 | -10.0% | -8.0% by acceptance" in head
     assert f"pytest tests/perf -k {CASE.id}- --specreg-tier=cpu" in head
@@ -89,8 +89,8 @@ def test_markdown_says_first_what_needs_a_look_and_what_to_type() -> None:
 
 def test_markdown_of_what_holds_and_of_nothing() -> None:
     held = msgspec.structs.replace(reports.REPORT, run=reports.run_of(reports.HELD))
-    assert "**✓ All 1 verdicts hold**" in render_markdown(held)
-    assert "**? Nothing was judged.**" in render_markdown(reports.EMPTY)
+    assert "- **✓ acceptance:** holds in the one case" in render_markdown(held)
+    assert "- **? speed:** not judged" in render_markdown(reports.EMPTY)
 
 
 def test_what_a_server_said_is_no_markup_in_markdown() -> None:

@@ -81,7 +81,8 @@ def titles(case: CaseReport) -> list[str]:
 
 def test_what_fails_stands_first_with_its_cause_and_what_to_type() -> None:
     text = Page(render_page(reports.REPORT)).text
-    order = ("1 of 2 verdicts need a look", "What needs a look", "Overview", "The cases")
+    headings = ("What to type next", "What needs a look", "Overview", "The cases")
+    order = ("1 of 1 figures worse", *headings)
     assert [text.index(part) for part in order] == sorted(text.index(part) for part in order)
     assert (
         "throughput: 100 → 90 tokens/s, -10.0% (between -12.0% and -8.0%; tolerated 5.0%)" in text
@@ -107,10 +108,24 @@ def test_a_card_says_since_when_with_what_and_where_to_look() -> None:
     )
     text = Page(render_page(report)).text.partition("Overview")[0]
     assert "vllm 0.31.0 → 0.32.0" in text
-    assert "throughput: not fine since 2026-11-13 02:00 UTC, 2 run(s) in a row" in text
+    assert "throughput: not fine since 2026-11-13 02:00 UTC, 2 judged runs in a row" in text
     assert "last fine 2026-11-12 02:00 UTC with 0.32.0" in text
     assert "what the servers said: logs/a.log" in text
     assert "CUDA says no" in text
+
+
+@pytest.mark.parametrize("outcome", ["NOT_COMPARABLE", "NO_BASELINE", "INVALID", "MEASURED"])
+def test_a_run_that_did_not_judge_a_figure_says_nothing_of_since_when(outcome: str) -> None:
+    name = "throughput_tokens_per_s"
+    days = [reports.lived(day, **{name: 90.0}) for day in (13, 14, 15)]
+    other = [msgspec.structs.replace(one, outcomes={name: outcome}) for one in days]
+    lost = msgspec.structs.replace(days[-1], run="20261116T020000-1", outcomes={name: "REGRESSED"})
+    report = reports.with_case(history=(*reports.CASE_REPORT.history, *other, lost))
+    told = "throughput: not fine since 2026-11-16 02:00 UTC; last fine 2026-11-12 02:00 UTC"
+    assert told in Page(render_page(report)).text
+    unjudged = dataclasses.replace(reports.LOST, outcome=Outcome.NO_BASELINE)
+    silent = msgspec.structs.replace(report, run=reports.run_of(unjudged))
+    assert "not fine since" not in Page(render_page(silent)).text
 
 
 def test_the_page_says_when_the_run_was_and_how_long_it_took() -> None:
@@ -287,9 +302,16 @@ def test_what_could_not_be_read_is_not_obeyed_either() -> None:
     assert HOSTILE in page.text
 
 
+def test_what_to_type_next_is_always_there() -> None:
+    held = msgspec.structs.replace(reports.REPORT, run=reports.run_of(reports.HELD))
+    for report in (reports.REPORT, held, reports.EMPTY):
+        told = Page(render_page(report)).text.partition("What to type next")[2]
+        assert "pytest tests/perf" in told.partition("--specreg-tier=cpu")[0]
+
+
 def test_a_run_without_cases_is_said() -> None:
     page = Page(render_page(reports.EMPTY))
-    assert "Nothing was judged." in page.text
+    assert "acceptance: not judged: no test of it ran" in page.text
     assert "pytest tests/perf --specreg-tier=cpu" in page.text
     assert page.all("table") == []
 

@@ -51,6 +51,20 @@ def test_runs_with_other_settings_are_not_part_of_a_trend() -> None:
     assert "9" not in render_trends({CASE.id: rows}, [LENGTH], width=110).partition("runs")[2]
 
 
+def test_only_runs_that_judged_the_figure_are_counted() -> None:
+    words = ("PASS", "NOT_COMPARABLE", "NO_BASELINE", "MEASURED", "INVALID", "REGRESSED")
+    rows = [
+        msgspec.structs.replace(one, outcomes={LENGTH: word})
+        for one, word in zip(row_of(*[2.0, 9.0, 9.0, 9.0, 9.0, 1.5]), words, strict=True)
+    ]
+    assert comparable(rows, LENGTH) == (rows[0], rows[-1])
+    shown = lines(render_trends({CASE.id: rows}, [LENGTH], width=110))
+    assert f"{LENGTH} 2 2 1.5 -50.0%" in shown[2]
+    case = msgspec.structs.replace(CASE_REPORT, history=tuple(rows))
+    (chart,) = [one for one in charts_of(case) if one.title == "History of acceptance length"]
+    assert "The last 2 runs that judged it" in chart.note
+
+
 def test_one_run_is_no_trend(tmp_path: Path) -> None:
     folder_of(tmp_path, 2.0)
     assert render_trends({CASE.id: row_of(2.0)}, [LENGTH], width=110) == ""
