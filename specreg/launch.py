@@ -1,6 +1,7 @@
 """Launches: a server and the how-manieth time in, a server that starts when it is needed out."""
 
 import contextlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -39,10 +40,16 @@ class Launch:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Starting:
-    """A server that starts when it is first asked for; one that failed to isn't tried again."""
+    """A server that starts when it is first asked for; one that failed to isn't tried again.
+
+    Attributes:
+        launch: of which; start: begins and ends it.
+        ready_s: from its start to its first token, None before.
+    """
 
     launch: Launch
     start: Callable[[], contextlib.AbstractContextManager[Server]]
+    ready_s: float | None = None
     _running: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _server: Server | None = None
     _error: SpecregError | None = None
@@ -57,8 +64,10 @@ class Starting:
         if self._error is not None:
             raise self._error
         if self._server is None:
+            began_s = time.monotonic()
             try:
                 self._server = self._running.enter_context(self.start())
+                self.ready_s = time.monotonic() - began_s
             except SpecregError as error:
                 self._error = error
                 raise

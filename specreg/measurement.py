@@ -27,6 +27,7 @@ from specreg.sequential import Look
 from specreg.server import Server
 from specreg.spread import Histogram, percentile
 from specreg.talk import Clock, Record
+from specreg.timeline import Phase
 
 _LATE_NS = 5 * 10**6
 _LATE_FRAC = 0.05
@@ -36,6 +37,9 @@ _SETTLE_S, _IDLE_S = 1.0, 4.0
 RecordRound = Callable[[bool, int], Record]
 """Whether a round is the control's and its number from 0 in; what takes its requests out."""
 
+
+TurnTo = Callable[[Phase], None]
+"""Is told which phase begins."""
 
 Enough = Callable[[AcceptanceRecord | None, Look], bool]
 """What was accepted so far and which look this is; whether no more prompts are needed."""
@@ -106,6 +110,7 @@ def measure(  # noqa: PLR0913 - half of them by name, each with a use of its own
     prompts: Sequence[Prompt],
     *,
     show: Callable[[str], None],
+    turn_to: TurnTo = lambda _: None,
     clock: Clock = time.monotonic_ns,
     record: RecordRound = no_record,
     extent: Extent = WHOLE,
@@ -122,6 +127,7 @@ def measure(  # noqa: PLR0913 - half of them by name, each with a use of its own
         prompts: the dataset's; the case takes its first ones, extends to the next ones, and warms
             up with those after, if there are any.
         show: is told what goes on.
+        turn_to: is told which phase begins.
         clock: monotonic, in nanoseconds.
         record: is asked, for each round, for what takes its requests as they end.
         extent: how many of the prompts to replay.
@@ -140,7 +146,13 @@ def measure(  # noqa: PLR0913 - half of them by name, each with a use of its own
     try:
         idle = rest(watching, show)
         replay, look = uvloop.run(
-            _measure(case, server, control, prompts, extent, show=show, clock=clock, record=record)
+            _measure(
+                *(case, server, control, prompts, extent),
+                show=show,
+                turn_to=turn_to,
+                clock=clock,
+                record=record,
+            )
         )
         ours |= server.pids() | (control.pids() if control is not None else frozenset())
         if watching is not None:
@@ -209,6 +221,7 @@ async def _measure(  # noqa: PLR0913 - as above
     extent: Extent,
     *,
     show: Callable[[str], None],
+    turn_to: TurnTo,
     clock: Clock,
     record: RecordRound,
 ) -> tuple[Replay, Look]:
@@ -222,9 +235,10 @@ async def _measure(  # noqa: PLR0913 - as above
             await stack.enter_async_context(open_lane(case, one, clock=clock)) for one in servers
         ]
         ours = lanes[0]
-        show(f"{case.id}: warming up")
+        turn_to(Phase.WARMING_UP)
         for lane in lanes:
             await warm_up(case, spare, lane.crew.replay_under)
+        turn_to(Phase.MEASURING)
         await ours.begin()
         found, gauges, look = None, None, Look.EARLY
         for index, part in enumerate(parts):

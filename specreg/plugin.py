@@ -50,7 +50,7 @@ from specreg.report.outputs import (
 from specreg.report.power import render_power
 from specreg.report.progress import Progress
 from specreg.report.spreads import render_spreads
-from specreg.report.tables import render_categories, render_speedups
+from specreg.report.tables import render_categories, render_speedups, render_times
 from specreg.report.terminal import render_next, render_notes, render_recorded, render_verdicts
 from specreg.reporting import report_of
 from specreg.suite import Suite
@@ -254,10 +254,16 @@ def _check_prompts(suite: Suite, cases: Collection[Case]) -> Sequence[str]:
         raise pytest.UsageError(str(error)) from error
 
 
-def pytest_runtest_setup() -> None:
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """Stops where a signal said so; Python drops an exception that is raised in a finalizer."""
+    item.config.stash[_PROGRESS].leave_line()
     if SIGNALLED:
         raise KeyboardInterrupt
+
+
+def pytest_report_teststatus(config: pytest.Config) -> None:
+    """Leaves the line to pytest, which is about to write on it."""
+    config.stash[_PROGRESS].leave_line()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -265,7 +271,6 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Shows an error of specreg as its message alone, once, and keeps it for the table."""
-    item.config.stash[_PROGRESS].clear()
     report = yield
     errors = _leaves(call.excinfo.value) if call.excinfo is not None else ()
     held = next((error for error in errors if isinstance(error, MemoryHeldError)), None)
@@ -417,6 +422,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     told = [one for one in figures if suite.verbose or one.case_id in failing]
     parts.append(render_spreads(told, width=_WIDTH, color=color))
     parts.append(render_power(figures, width=_WIDTH, color=color))
+    parts.append(render_times(suite.timeline.so_far(), width=_WIDTH, color=color))
     if not all(case.speed for case in suite.tier.cases):
         parts.append("the servers of this tier say nothing of speed, so none is shown")
     if suite.taken_over:

@@ -10,6 +10,7 @@ from specreg.launch import Launch, Starting
 from specreg.provision import Provision
 from specreg.server import Server
 from specreg.starting import start_server
+from specreg.timeline import Phase, Timeline
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -23,6 +24,7 @@ class Servers:
         logs: the folder of what they say.
         show: is told what goes on.
         beside: the id of the launch beside which controls stand, where several of one may run.
+        timeline: is told when one stops.
     """
 
     root: Path
@@ -31,6 +33,7 @@ class Servers:
     logs: Path
     show: Callable[[str], None]
     beside: str = ""
+    timeline: Timeline = field(default_factory=Timeline)
     _startings: list[Starting] = field(default_factory=list)
 
     @contextlib.contextmanager
@@ -47,7 +50,7 @@ class Servers:
         try:
             yield starting
         finally:
-            starting.stop()
+            self._stop(starting)
             self._startings.remove(starting)
 
     def stop(self) -> None:
@@ -58,7 +61,12 @@ class Servers:
         """
         with contextlib.ExitStack() as stack:  # one that can't be stopped keeps no other up
             for starting in self._startings:
-                stack.callback(starting.stop)
+                stack.callback(self._stop, starting)
+
+    def _stop(self, starting: Starting) -> None:
+        stopping = self.timeline.during(Phase.STOPPING, of=starting.launch.id)
+        with stopping if starting.running else contextlib.nullcontext():
+            starting.stop()
 
     def log_paths(self, launch: Launch, server: Launch) -> Sequence[Path]:
         """What was said there, in further attempts too, also by one of its own beside a server."""

@@ -28,7 +28,7 @@ from specreg.errors import (
     ServerDiedError,
     SpecregError,
 )
-from specreg.estimate import estimates_of, within_budget
+from specreg.estimate import START_S, Estimate, estimate_of, estimates_of, within_budget
 from specreg.expectation import Shelf, load_case_prompts, settings_in
 from specreg.figures import Figures, figures_of, record_figures
 from specreg.foresight import foresee
@@ -44,8 +44,10 @@ from specreg.proving import Plain, Proof, Scene
 from specreg.provision import Provision
 from specreg.redaction import hide_known
 from specreg.sequential import PARTS, Look
+from specreg.server import Server
 from specreg.servers import Servers
 from specreg.stopping import enough_for
+from specreg.timeline import Phase, Timeline
 from specreg.verdict import Outcome, Verdict
 
 _ATTEMPTS = 2
@@ -67,7 +69,7 @@ class Suite:
         run_folder: where this run leaves logs, figures and its journal.
         history: the folder of what all runs did.
         journal: of this run; earlier: what the run that is resumed had measured.
-        show: is told what goes on.
+        show: is told what goes on; timeline: which phase, for which server pair.
         softened: the metrics whose tests pass where there is no telling.
         engine: whose cases run; None for all.
         with_oracle: whether the models themselves are asked, which takes torch.
@@ -96,6 +98,7 @@ class Suite:
     journal: Journal
     earlier: Mapping[Key, Measurement]
     show: Callable[[str], None]
+    timeline: Timeline = field(default_factory=Timeline)
     softened: AbstractSet[str] = frozenset()
     engine: str | None = None
     with_oracle: bool = False
@@ -116,6 +119,7 @@ class Suite:
     _plain: Plain = field(default_factory=dict)
     _known: tuple[Case, Known] | None = None
     _budgeted: Mapping[str, Case] = field(default_factory=dict)
+    _estimates: dict[str, Estimate | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.servers = Servers(
@@ -124,6 +128,7 @@ class Suite:
             ready_within_s=self.ready_within_s,
             logs=self.run_folder / "logs",
             show=self.show,
+            timeline=self.timeline,
         )
         self.docket = Docket(
             known_of=self.known_of,
@@ -191,7 +196,8 @@ class Suite:
         if measurement is not None:
             self.taken_over.append(name)
         elif self.away is not None:
-            measurement = self.away.measurement(case, number, key)
+            with self.timeline.during(Phase.MEASURING, server.launch.id, of=name):
+                measurement = self.away.measurement(case, number, key)
         else:
             measurement = self.measure_twice(case, key, server, control)
         figures = figures_of(measurement, number)
@@ -260,22 +266,58 @@ class Suite:
     def _measure_once(
         self, case: Case, key: Key, server: Starting, control: Starting | None
     ) -> Measurement:
-        beside = control.server if control is not None else None
-        running = server.server
+        running, beside = self._start(server, control)
+        pair, name = server.launch.id, server.launch.case_id(case)
         self.journal.begin(key)
-        with self._watching(case, server.launch.case_id(case)) as watching:
+        with (
+            self.timeline.during(Phase.MEASURING, pair, of=name),
+            self._watching(case, name) as watching,
+        ):
             measurement = measure(
                 case,
                 running,
                 beside,
                 load_case_prompts(self.root, case),
                 show=self.show,
+                turn_to=lambda phase: self.timeline.turn_to(phase, self._phase_s(case, phase)),
                 record=self.journal.record_round,
                 extent=self._extent(case, server.launch.number),
                 watching=watching,
             )
         self.journal.end(measurement)
         return measurement
+
+    def _start(self, server: Starting, control: Starting | None) -> tuple[Server, Server | None]:
+        """The servers of a pair; those that don't run yet are started first.
+
+        Raises:
+            SpecregError: one didn't start.
+        """
+        pair, asked = server.launch.id, tuple(filter(None, (server, control)))
+        starting = [one for one in asked if not one.running]
+        during = self.timeline.during
+        for spec in [one.launch.spec for one in starting]:
+            with during(Phase.INSTALLING, pair, of=spec.engine):
+                self.provision.environment(spec)
+        guess_s = START_S.get(self.environment.kind)
+        estimate_s = self.timeline.start_s or guess_s
+        names = " beside ".join(one.launch.id for one in starting)
+        with contextlib.ExitStack() as stack:
+            if starting:
+                stack.enter_context(during(Phase.STARTING, pair, of=names, estimate_s=estimate_s))
+            beside = control.server if control is not None else None
+            running = server.server
+        self.timeline.note_ready(pair, {one.launch.id: one.ready_s or 0.0 for one in starting})
+        return running, beside
+
+    def _phase_s(self, case: Case, phase: Phase) -> float | None:
+        """About how long a phase of a case takes; None where nothing tells."""
+        if case.id not in self._estimates:
+            self._estimates[case.id] = estimate_of(
+                case, self.tier, self.shelf, self.provision.found_gpus, self.root
+            )
+        estimate = self._estimates[case.id]
+        return estimate and estimate.phase_s(phase, case.prompts)
 
     def measure_afresh(
         self, cases: Sequence[Case], further: int
@@ -302,6 +344,9 @@ class Suite:
             groups.setdefault((control, launch), []).append(case)
         for (control, launch), together in groups.items():
             with (
+                self.timeline.during(
+                    Phase.CONFIRMING, launch.id, of=f"{launch.id} on a fresh launch"
+                ),
                 self.servers.start(control) as beside,
                 self.servers.start(launch, beside=beside) as server,
             ):
@@ -327,6 +372,10 @@ class Suite:
             case: of which.
             launch: the how-manieth, from 1.
         """
+        with self.timeline.during(Phase.JUDGING, launches_of(case, launch)[1].id):
+            return self._judge(metric, case, launch)
+
+    def _judge(self, metric: Metric, case: Case, launch: int) -> Verdict | None:
         measurement = self._measured[case.id, launch]
         value = measurement.values.get(metric.name)
         waits = self.update_reason is not None or (metric.by_launch and launch < self.launches)
@@ -355,14 +404,18 @@ class Suite:
         Raises:
             SpecregError: a server didn't start or went away twice, or it couldn't be proved.
         """
-        if self.away is not None:
-            verdict = self.away.verdict(proof, case, server.launch.number)
-        else:
-            verdict = self._twice(
-                lambda: self._prove_once(proof, case, server, control),
-                tuple(filter(None, (server, control))),
-                again=f"{server.launch.case_id(case)}: {proof.name} proved again",
-            )
+        estimate_s = self._phase_s(case, Phase.PROVING)
+        with self.timeline.during(
+            Phase.PROVING, server.launch.id, of=case.id, estimate_s=estimate_s
+        ):
+            if self.away is not None:
+                verdict = self.away.verdict(proof, case, server.launch.number)
+            else:
+                verdict = self._twice(
+                    lambda: self._prove_once(proof, case, server, control),
+                    tuple(filter(None, (server, control))),
+                    again=f"{server.launch.case_id(case)}: {proof.name} proved again",
+                )
         self.docket.note(verdict)
         return verdict
 
@@ -370,10 +423,10 @@ class Suite:
         self, proof: Proof, case: Case, server: Starting, control: Starting | None
     ) -> Verdict:
         spec = case.server
-        beside = control.server if control is not None else None
+        running, beside = self._start(server, control)
         scene = Scene(
             case=case,
-            server=server.server,
+            server=running,
             control=beside,
             prompts=load_case_prompts(self.root, case)[: case.prompts],
             foresee=functools.partial(foresee, on_gpu=self.provision.on_gpu, show=self.show),

@@ -21,6 +21,7 @@ from specreg.history import Lived
 from specreg.identity import Environment
 from specreg.power.curve import PowerCurve
 from specreg.report.json import RunVerdict
+from specreg.timeline import RunTime
 
 SCHEMA_VERSION = 1
 FILE_NAME = "report.json"
@@ -122,6 +123,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         tier_cases: the ids of all cases of the tier.
         remarks: what a reader should know besides.
         ended_at: when it was done, in UTC by ISO 8601; empty of a run of an earlier specreg.
+        time: where it went until then; null of a run of an earlier specreg.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -132,6 +134,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     tier_cases: tuple[str, ...]
     remarks: tuple[str, ...] = ()
     ended_at: str = ""
+    time: RunTime | None = None
 
     @property
     def options(self) -> tuple[str, ...]:
