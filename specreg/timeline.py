@@ -123,10 +123,10 @@ class Timeline:
         now = self._book()
         step = Step(phase=phase, pair=pair, of=of or pair, estimate_s=estimate_s, began_ns=now)
         depth = len(self._steps)
-        self._steps.append(step)
-        self._spent_ns.setdefault(pair, {})
-        self.watch(tuple(self._steps))
-        try:
+        try:  # from here on: Ctrl-C may come before the context has begun
+            self._spent_ns.setdefault(pair, {})
+            self._steps.append(step)
+            self.watch(tuple(self._steps))
             yield
         finally:
             self._book()

@@ -3,12 +3,13 @@
 import contextlib
 import io
 import time
+from collections.abc import Sequence
 
 import pytest
 
 from specreg.report.progress import Progress
 from specreg.report.tables import render_times, time_rows
-from specreg.timeline import Phase, RunTime, Timeline, process_began_ns
+from specreg.timeline import Phase, RunTime, Step, Timeline, process_began_ns
 
 NS = 10**9
 
@@ -70,12 +71,19 @@ def test_each_moment_belongs_to_the_innermost_phase_and_all_of_them_to_the_run(
     assert sum(pair.total_s for pair in found.pairs) + found.idle_s == found.wall_s
 
 
-def test_a_phase_that_raises_ends_all_the_same(clock: Clock) -> None:
-    timeline = Timeline(clock=clock, began_ns=0)
+def test_a_phase_that_is_interrupted_as_it_begins_ends_all_the_same(clock: Clock) -> None:
+    seen: list[int] = []
+
+    def watch(steps: Sequence[Step]) -> None:
+        seen.append(len(steps))
+        if steps:
+            raise KeyboardInterrupt
+
+    timeline = Timeline(clock=clock, began_ns=0, watch=watch)
     with contextlib.suppress(KeyboardInterrupt), timeline.during(Phase.MEASURING, "eagle3"):
         clock.passes(5)
-        raise KeyboardInterrupt
     clock.passes(7)
+    assert seen == [1, 0]
     assert timeline.so_far().idle_s == 7
 
 
