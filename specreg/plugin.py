@@ -7,7 +7,7 @@ import contextlib
 import os
 import shlex
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -283,14 +283,14 @@ def pytest_runtest_makereport(
     given = getattr(item, "funcargs", {})
     verdict = given.get("verdict", given.get("proven")) if params else None
     if report.failed and call.when == "call" and verdict is not None and verdict.fails:
-        report.longrepr = failure_of(verdict)
+        report.longrepr = cast("Any", failure_of(verdict))
     if not errors or not all(isinstance(error, SpecregError) for error in errors):
         return report
     message = "\n".join(dict.fromkeys(map(str, errors)))
     head = _head(held or errors[0])
     case_id = params["case"].id if params and call.when != "teardown" else ""
     text = f"{head}\n(as above)" if _told(suite, head) else message
-    report.longrepr = Failure(message=head, text=text, case_id=case_id)
+    report.longrepr = cast("Any", Failure(message=head, text=text, case_id=case_id))
     if case_id:
         suite.errors.setdefault(params["case"].id, message)
         verdict = suite.note_failure(params["case"], _what(params), head)

@@ -317,7 +317,7 @@ class Suite:
                 case, self.tier, self.shelf, self.provision.found_gpus, self.root
             )
         estimate = self._estimates[case.id]
-        return estimate and estimate.phase_s(phase, case.prompts)
+        return None if estimate is None else estimate.phase_s(phase, case.prompts)
 
     def measure_afresh(
         self, cases: Sequence[Case], further: int

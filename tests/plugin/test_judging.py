@@ -52,7 +52,7 @@ def test_a_worse_drafter_turns_its_cases_red_and_names_them(recorded_suite: Suit
         assert reason.startswith("  by category: coding 2.")
     assert "Verdict(" not in done.stdout
     assert "AssertionError" not in done.stdout
-    assert "]" + " - REGRESSED: acc" in done.stdout
+    assert "-acceptance_length_tokens] - REGR" in done.stdout
     again = 'look again, on a fresh launch:\n  pytest tests/perf -k "vllm-eagle3-tiny-toy-c1- or'
     assert again in done.stdout
 
