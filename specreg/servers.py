@@ -97,7 +97,8 @@ class Servers:
             ) as attached:
                 yield attached
             return
-        environment = provision.environment(spec)
+        with self.timeline.during(Phase.INSTALLING, of=spec.engine):
+            environment = provision.environment(spec)
         with (
             provision.claimed(spec),
             start_server(

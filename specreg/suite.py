@@ -266,7 +266,7 @@ class Suite:
     def _measure_once(
         self, case: Case, key: Key, server: Starting, control: Starting | None
     ) -> Measurement:
-        running, beside = self._start(server, control)
+        running, beside = self._started(server, control)
         pair, name = server.launch.id, server.launch.case_id(case)
         self.journal.begin(key)
         with (
@@ -287,7 +287,7 @@ class Suite:
         self.journal.end(measurement)
         return measurement
 
-    def _start(self, server: Starting, control: Starting | None) -> tuple[Server, Server | None]:
+    def _started(self, server: Starting, control: Starting | None) -> tuple[Server, Server | None]:
         """The servers of a pair; those that don't run yet are started first.
 
         Raises:
@@ -296,9 +296,6 @@ class Suite:
         pair, asked = server.launch.id, tuple(filter(None, (server, control)))
         starting = [one for one in asked if not one.running]
         during = self.timeline.during
-        for spec in [one.launch.spec for one in starting]:
-            with during(Phase.INSTALLING, pair, of=spec.engine):
-                self.provision.environment(spec)
         guess_s = START_S.get(self.environment.kind)
         estimate_s = self.timeline.start_s or guess_s
         names = " beside ".join(one.launch.id for one in starting)
@@ -423,7 +420,7 @@ class Suite:
         self, proof: Proof, case: Case, server: Starting, control: Starting | None
     ) -> Verdict:
         spec = case.server
-        running, beside = self._start(server, control)
+        running, beside = self._started(server, control)
         scene = Scene(
             case=case,
             server=running,

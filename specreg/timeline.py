@@ -115,11 +115,13 @@ class Timeline:
 
         Args:
             phase: which.
-            pair: the server pair that it is for; empty for the last one.
+            pair: the server pair that it is for; empty for that of the phase around it, or the
+                last one.
             of: what it is about; empty for the pair.
             estimate_s: about how long it takes, None where nothing tells.
         """
-        pair = pair or next(reversed(self._spent_ns), "")
+        if not pair:
+            pair = self._steps[-1].pair if self._steps else next(reversed(self._spent_ns), "")
         now = self._book()
         step = Step(phase=phase, pair=pair, of=of or pair, estimate_s=estimate_s, began_ns=now)
         depth = len(self._steps)

@@ -1,5 +1,6 @@
 """What goes on: one line in place on a terminal; elsewhere a line as a phase begins and ends."""
 
+import contextlib
 import os
 import shutil
 import sys
@@ -94,7 +95,8 @@ class Progress:
         with self._lock:
             self.clear()
             if self._file is not None:
-                self._file.close()
+                with contextlib.suppress(OSError):
+                    self._file.close()
                 self._file = None
 
     def tick(self) -> None:
@@ -159,8 +161,9 @@ class Progress:
         if self._file is None:
             return
         before = _ERASE if self._drawn else "\n" if self._midline and text else ""
-        self._file.write(before + text)
-        self._file.flush()
+        with contextlib.suppress(OSError):  # the terminal was closed
+            self._file.write(before + text)
+            self._file.flush()
         self._drawn = False
         self._midline = self._midline and not text
 
