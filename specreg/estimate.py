@@ -16,6 +16,7 @@ from specreg.errors import BaselineError, SpecregError
 from specreg.expectation import Shelf, load_case_prompts
 from specreg.identity import Gpus
 from specreg.matrix import Case, Tier
+from specreg.timeline import Phase
 
 START_S = {"cpu": 30.0, "gpu": 120.0}
 """Of a server, by the kind of machine. Seen on a CPU; a guess on a GPU, where kernels are compiled
@@ -61,9 +62,16 @@ class Estimate:
 
         Each is measured on both servers, and asked of the case's own once more for what is proved.
         """
+        return sum(self.phase_s(phase, prompts) or 0.0 for phase in Phase)
+
+    def phase_s(self, phase: Phase, prompts: int) -> float | None:
+        """What a phase takes for so many prompts; None of one that asks a server nothing."""
         both_s = self.own_s + self.beside_s
-        measured_s = self.fixed_s or both_s * prompts
-        return measured_s + both_s * self.extra_prompts + self.own_s * prompts + self.power_s
+        return {
+            Phase.WARMING_UP: both_s * self.extra_prompts,
+            Phase.MEASURING: (self.fixed_s or both_s * prompts) + self.power_s,
+            Phase.PROVING: self.own_s * prompts,
+        }.get(phase)
 
 
 Estimates = Mapping[str, Estimate | None]
@@ -79,12 +87,14 @@ def estimates_of(tier: Tier, shelf: Shelf, gpus: Gpus, root: Path) -> Estimates:
         gpus: of this machine; none is as good, for a guess.
         root: the repository's, for the prompts.
     """
+    return {case.id: estimate_of(case, tier, shelf, gpus, root) for case in tier.cases}
+
+
+def estimate_of(case: Case, tier: Tier, shelf: Shelf, gpus: Gpus, root: Path) -> Estimate | None:
+    """The same of one case of a tier; None where nothing was recorded or can be guessed."""
     bandwidth = gpus.bandwidth_gib_per_s or USUAL_BANDWIDTH_GIB_PER_S
     kind = "gpu" if tier.needs_gpus else "cpu"
-    return {
-        case.id: _estimate(case, shelf, kind, bandwidth, turns_of(root, case))
-        for case in tier.cases
-    }
+    return _estimate(case, shelf, kind, bandwidth, turns_of(root, case))
 
 
 def turns_of(root: Path, case: Case) -> float:

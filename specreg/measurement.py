@@ -28,6 +28,7 @@ from specreg.sequential import Look
 from specreg.server import Server
 from specreg.spread import Histogram, percentile
 from specreg.talk import Clock, Record
+from specreg.timeline import Phase
 from specreg.validity import ALL, Invalid, all_invalid, noting
 
 _LATE_NS = 5 * 10**6
@@ -41,6 +42,9 @@ _OF_CONTROL = frozenset({Family.SPEEDUP})
 RecordRound = Callable[[bool, int], Record]
 """Whether a round is the control's and its number from 0 in; what takes its requests out."""
 
+
+TurnTo = Callable[[Phase], None]
+"""Is told which phase begins."""
 
 Enough = Callable[[AcceptanceRecord | None, Look], bool]
 """What was accepted so far and which look this is; whether no more prompts are needed."""
@@ -114,6 +118,7 @@ def measure(  # noqa: PLR0913 - half of them by name, each with a use of its own
     prompts: Sequence[Prompt],
     *,
     show: Callable[[str], None],
+    turn_to: TurnTo = lambda _: None,
     clock: Clock = time.monotonic_ns,
     record: RecordRound = no_record,
     extent: Extent = WHOLE,
@@ -131,6 +136,7 @@ def measure(  # noqa: PLR0913 - half of them by name, each with a use of its own
         prompts: the dataset's; the case takes its first ones, extends to the next ones, and warms
             up with those after, if there are any.
         show: is told what goes on.
+        turn_to: is told which phase begins.
         clock: monotonic, in nanoseconds.
         record: is asked, for each round, for what takes its requests as they end.
         extent: how many of the prompts to replay.
@@ -158,6 +164,7 @@ def measure(  # noqa: PLR0913 - half of them by name, each with a use of its own
                 extent if watching else dataclasses.replace(extent, power_s=0.0),
                 invalid,
                 show=show,
+                turn_to=turn_to,
                 clock=clock,
                 record=record,
             )
@@ -267,6 +274,7 @@ async def _measure(  # noqa: PLR0913 - as above
     invalid: MutableMapping[Family, str],
     *,
     show: Callable[[str], None],
+    turn_to: TurnTo,
     clock: Clock,
     record: RecordRound,
 ) -> tuple[Replay, Look, Sequence[Round]]:
@@ -288,9 +296,10 @@ async def _measure(  # noqa: PLR0913 - as above
                     return found
             return None, None
 
-        show(f"{case.id}: warming up")
+        turn_to(Phase.WARMING_UP)
         for lane in lanes:
             await warm_up(case, spare, lane.crew.replay_under)
+        turn_to(Phase.MEASURING)
         with noting(invalid):
             await ours.begin()
         found, gauges, look = None, None, Look.EARLY

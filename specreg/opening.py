@@ -21,6 +21,7 @@ from specreg.report.progress import Progress
 from specreg.site import Site
 from specreg.spanning import NODES_OPTION, Nodes, parse_nodes
 from specreg.suite import Suite
+from specreg.timeline import Timeline
 
 _LAUNCHES_TO_RECORD = 3
 
@@ -135,6 +136,7 @@ def open_suite(
         journal=journal,
         earlier=load_journal(journal.path) if options.resume else {},
         show=progress.show,
+        timeline=Timeline(watch=progress.watch),
         budget_min=options.budget_gpu_min,
         verbose=options.verbose,
         skips_unfetched=not options.require_tier or is_offline(os.environ),

@@ -81,7 +81,7 @@ class Options:
     verbose: bool = _option(
         "--specreg-verbose",
         default=False,
-        text="show the percentiles of all cases at the end, not only of those that fail",
+        text="show the percentiles of all cases at the end",
         action="store_true",
     )
     workers: str | None = _option(

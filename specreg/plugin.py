@@ -7,7 +7,7 @@ import contextlib
 import os
 import shlex
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -51,6 +51,7 @@ from specreg.proving import PROOFS, Proof, proofs_of
 from specreg.redaction import hide_known, learn
 from specreg.report.document import FILE_NAME, record_report
 from specreg.report.engines import render_gauges, render_side_by_side
+from specreg.report.failures import Failure, failure_of, render_blocks
 from specreg.report.headline import render_answers
 from specreg.report.json import RunVerdict, exit_status, properties, record_verdict
 from specreg.report.markdown import render_markdown
@@ -64,7 +65,7 @@ from specreg.report.outputs import (
 from specreg.report.power import render_power
 from specreg.report.progress import Progress
 from specreg.report.spreads import render_spreads
-from specreg.report.tables import render_categories, render_speedups
+from specreg.report.tables import render_categories, render_speedups, render_times
 from specreg.report.terminal import render_next, render_notes, render_recorded, render_verdicts
 from specreg.reporting import report_of
 from specreg.start_failures import NOT_FETCHED
@@ -80,6 +81,8 @@ _LINES = pytest.StashKey[list[str]]()
 _OTHERS = pytest.StashKey[bool]()
 """Whether a test failed otherwise than by its verdict."""
 _RUN = pytest.StashKey[RunVerdict]()
+_BLOCKS = pytest.StashKey[Mapping[str, str]]()
+"""By case that failed, what is told of it in place of pytest's own sections."""
 _IS_ASKED = pytest.StashKey[bool]()
 """Whether tests of the suite were chosen, or would have been if anything had."""
 
@@ -297,6 +300,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
     No server is started whose models can't be fetched.
     """
+    item.config.stash[_PROGRESS].leave_line()
     if SIGNALLED:
         raise KeyboardInterrupt
     params, unfetched = _params(item), item.config.stash[SUITE].unfetched
@@ -304,22 +308,30 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         raise ModelError(unfetched[params["case"].id])
 
 
+def pytest_report_teststatus(config: pytest.Config) -> None:
+    """Leaves the line to pytest, which is about to write on it."""
+    config.stash[_PROGRESS].leave_line()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Shows an error of specreg as its message alone, once, and keeps it for the table."""
-    item.config.stash[_PROGRESS].clear()
+    """Shows a verdict or an error of specreg in words alone, and keeps it for the table."""
     report = yield
     errors = _leaves(call.excinfo.value) if call.excinfo is not None else ()
     held = next((error for error in errors if isinstance(error, MemoryHeldError)), None)
     if held is not None:
         item.session.shouldstop = _head(held)
+    suite, params = item.config.stash[SUITE], _params(item)
+    given = getattr(item, "funcargs", {})
+    verdict = given.get("verdict", given.get("proven")) if params else None
+    if report.failed and call.when == "call" and verdict is not None and verdict.fails:
+        report.longrepr = cast("Any", failure_of(verdict))
     if not errors or not all(isinstance(error, SpecregError) for error in errors):
         judged = bool(report.user_properties) and call.when != "teardown"
         item.config.stash[_OTHERS] |= report.failed and not judged
         return report
-    suite, params = item.config.stash[SUITE], _params(item)
     message = "\n".join(dict.fromkeys(map(str, errors)))
     head = _head(held or errors[0])
     if params and suite.skips_unfetched and all(map(_is_unfetched, errors)):
@@ -327,8 +339,10 @@ def pytest_runtest_makereport(
         report.longrepr = (str(item.path), item.location[1] or 0, f"Skipped: {head}")
         suite.skipped[params["case"].id] = head
         return report
-    report.longrepr = f"{head}\n(as above)" if _told(suite, head) else message
-    if params and call.when != "teardown":
+    case_id = params["case"].id if params and call.when != "teardown" else ""
+    text = f"{head}\n(as above)" if _told(suite, head) else message
+    report.longrepr = cast("Any", Failure(message=head, text=text, case_id=case_id))
+    if case_id:
         suite.errors.setdefault(params["case"].id, message)
         verdict = suite.note_failure(params["case"], _what(params), head)
         report.user_properties.extend(properties(verdict))
@@ -366,6 +380,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         run = run_verdict(suite, int(session.exitstatus), cut_short=cut_short)
         session.config.stash[_RUN] = run
         _record_run(session.config, suite, run)
+    _put_into_blocks(session.config)
 
 
 def _conclude(config: pytest.Config, suite: Suite) -> None:
@@ -462,12 +477,34 @@ def _record_baselines(session: pytest.Session, *, cut_short: bool) -> Iterator[s
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+def _put_into_blocks(config: pytest.Config) -> None:
+    """Has a block for each case in place of one for each test, unless other tests failed too."""
+    reporter = config.pluginmanager.getplugin("terminalreporter")
+    if reporter is None or config.option.tbstyle == "no":
+        return
+    reports = [one for kind in ("failed", "error") for one in reporter.getreports(kind)]
+    if reports and all(getattr(one.longrepr, "case_id", "") for one in reports):
+        config.option.tbstyle = "no"
+        suite = config.stash[SUITE]
+        config.stash[_BLOCKS] = render_blocks(suite.verdicts, suite.errors)
+
+
+def _write_blocks(reporter: pytest.TerminalReporter, blocks: Mapping[str, str]) -> None:
+    reporter.write_sep("=", "FAILURES")
+    for case_id, block in blocks.items():
+        reporter.write_sep("_", case_id, red=True, bold=True)
+        reporter.write_line(hide_known(block))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """The table of the verdicts, what was recorded, and what to type next."""
+    """What failed, the table of the verdicts, what was recorded, and what to type next."""
     config = terminalreporter.config
     suite = config.stash[SUITE]
     if not suite.verdicts and not config.stash[_LINES]:
         return
+    blocks = config.stash.get(_BLOCKS, {})
+    if blocks:
+        _write_blocks(terminalreporter, blocks)
     terminalreporter.section(f"specreg: tier {suite.tier.name} on {suite.environment.name}")
     color = _color(config)
     parts = [render_verdicts(suite.verdicts, width=_WIDTH, color=color), *config.stash[_LINES]]
@@ -476,10 +513,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     figures = last_launches(suite.figures)
     parts.append(render_speedups(figures, width=_WIDTH, color=color))
     parts.append(render_categories(figures, width=_WIDTH, color=color))
-    failing = {verdict.case_id for verdict in suite.verdicts if verdict.fails}
-    told = [one for one in figures if suite.verbose or one.case_id in failing]
-    parts.append(render_spreads(told, width=_WIDTH, color=color))
+    parts.append(render_spreads(figures if suite.verbose else (), width=_WIDTH, color=color))
     parts.append(render_power(figures, width=_WIDTH, color=color))
+    parts.append(render_times(suite.timeline.so_far(), width=_WIDTH, color=color))
     if not all(case.speed for case in suite.tier.cases):
         parts.append("the servers of this tier say nothing of speed, so none is shown")
     if suite.taken_over:
@@ -487,7 +523,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if suite.update_reason is not None:
         parts.extend(suite.retried)
     else:
-        parts.append(render_notes(suite.verdicts, suite.environment.name))
+        untold = [one for one in suite.verdicts if not (blocks and one.fails)]
+        parts.append(render_notes(untold, suite.environment.name))
         parts.extend(_remarks(config, suite))
     pages = [suite.run_folder / f"report.{kind}" for kind in ("html", "md")]
     parts.append(next((f"report: {page}" for page in pages if page.exists()), ""))

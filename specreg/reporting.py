@@ -79,6 +79,7 @@ def report_of(
         tier_cases=tuple(case.id for case in suite.tier.cases),
         remarks=tuple(remarks),
         ended_at=suite.now.isoformat(timespec="seconds"),
+        time=suite.timeline.so_far(),
     )
 
 

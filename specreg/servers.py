@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from specreg.attaching import attach_server
+from specreg.environments import EngineEnvironment
 from specreg.launch import Launch, Poll, Starting, wait_until_ready
 from specreg.matrix import ServerSpec
 from specreg.provision import Provision
 from specreg.server_memory import fit_together
 from specreg.starting import begin_server
+from specreg.timeline import Phase, Timeline
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -24,6 +26,7 @@ class Servers:
         logs: the folder of what they say.
         show: is told what goes on.
         beside: the id of the launch beside which controls stand, where several of one may run.
+        timeline: is told when one stops.
     """
 
     root: Path
@@ -32,6 +35,7 @@ class Servers:
     logs: Path
     show: Callable[[str], None]
     beside: str = ""
+    timeline: Timeline = field(default_factory=Timeline)
     _startings: list[Starting] = field(default_factory=list)
 
     @contextlib.contextmanager
@@ -48,7 +52,7 @@ class Servers:
         try:
             yield starting
         finally:
-            starting.stop()
+            self._stop(starting)
             self._startings.remove(starting)
 
     def start_all(self, startings: Sequence[Starting]) -> None:
@@ -61,10 +65,15 @@ class Servers:
         idle = [one for one in startings if not one.running]
         if len(idle) > 1 and self._fit_together([one.launch.spec for one in idle]):
             for one in idle:  # installed before the first of them starts
-                self.provision.environment(one.launch.spec)
+                self._environment(one.launch.spec)
             wait_until_ready(idle)
         for one in idle:
             wait_until_ready([one])
+
+    def _environment(self, spec: ServerSpec) -> EngineEnvironment:
+        """What a server's engine runs in, installed where it isn't yet."""
+        with self.timeline.during(Phase.INSTALLING, of=spec.engine):
+            return self.provision.environment(spec)
 
     def _fit_together(self, specs: Sequence[ServerSpec]) -> bool:
         """Whether there are servers to start, which may take their memory at the same time."""
@@ -83,7 +92,12 @@ class Servers:
         """
         with contextlib.ExitStack() as stack:  # one that can't be stopped keeps no other up
             for starting in self._startings:
-                stack.callback(starting.stop)
+                stack.callback(self._stop, starting)
+
+    def _stop(self, starting: Starting) -> None:
+        stopping = self.timeline.during(Phase.STOPPING, of=starting.launch.id)
+        with stopping if starting.running else contextlib.nullcontext():
+            starting.stop()
 
     def log_paths(self, launch: Launch, server: Launch) -> Sequence[Path]:
         """What was said there, in further attempts too, also by one of its own beside a server."""
@@ -114,7 +128,7 @@ class Servers:
             ) as attached:
                 yield lambda: attached
             return
-        environment = provision.environment(spec)
+        environment = self._environment(spec)
         with (
             provision.claimed(
                 spec, beside_starting=any(one.is_starting for one in self._startings)

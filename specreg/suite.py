@@ -29,7 +29,7 @@ from specreg.errors import (
     ServerDiedError,
     SpecregError,
 )
-from specreg.estimate import estimates_of, within_budget
+from specreg.estimate import START_S, Estimate, estimate_of, estimates_of, within_budget
 from specreg.expectation import Shelf, load_case_prompts, settings_in
 from specreg.figures import Figures, figures_of, record_figures
 from specreg.foresight import foresee
@@ -48,6 +48,7 @@ from specreg.sequential import PARTS, Look
 from specreg.server import Server
 from specreg.servers import Servers
 from specreg.stopping import enough_for
+from specreg.timeline import Phase, Timeline
 from specreg.verdict import Outcome, Verdict
 
 _ATTEMPTS = 2
@@ -69,7 +70,7 @@ class Suite:
         run_folder: where this run leaves logs, figures and its journal.
         history: the folder of what all runs did.
         journal: of this run; earlier: what the run that is resumed had measured.
-        show: is told what goes on.
+        show: is told what goes on; timeline: which phase, for which server pair.
         softened: the metrics whose tests pass where there is no telling.
         engine: whose cases run; None for all.
         with_oracle: whether the models themselves are asked, which takes torch.
@@ -102,6 +103,7 @@ class Suite:
     journal: Journal
     earlier: Mapping[Key, Measurement]
     show: Callable[[str], None]
+    timeline: Timeline = field(default_factory=Timeline)
     softened: AbstractSet[str] = frozenset()
     engine: str | None = None
     with_oracle: bool = False
@@ -129,6 +131,7 @@ class Suite:
     _plain: Plain = field(default_factory=dict)
     _known: tuple[Case, Known] | None = None
     _budgeted: Mapping[str, Case] = field(default_factory=dict)
+    _estimates: dict[str, Estimate | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.servers = Servers(
@@ -137,6 +140,7 @@ class Suite:
             ready_within_s=self.ready_within_s,
             logs=self.run_folder / "logs",
             show=self.show,
+            timeline=self.timeline,
         )
         self.docket = Docket(
             known_of=self.known_of,
@@ -223,7 +227,8 @@ class Suite:
         if measurement is not None:
             self.taken_over.append(name)
         elif self.away is not None:
-            measurement = self.away.measurement(case, number, key)
+            with self.timeline.during(Phase.MEASURING, server.launch.id, of=name):
+                measurement = self.away.measurement(case, number, key)
         else:
             measurement = self.measure_twice(case, key, server, control)
         figures = figures_of(measurement, number)
@@ -292,14 +297,19 @@ class Suite:
         self, case: Case, key: Key, server: Starting, control: Starting | None
     ) -> Measurement:
         running, beside = self._started(server, control)
+        pair, name = server.launch.id, server.launch.case_id(case)
         self.journal.begin(key)
-        with self._watching(case, server.launch.case_id(case)) as watching:
+        with (
+            self.timeline.during(Phase.MEASURING, pair, of=name),
+            self._watching(case, name) as watching,
+        ):
             measurement = measure(
                 case,
                 running,
                 beside,
                 load_case_prompts(self.root, case),
                 show=self.show,
+                turn_to=lambda phase: self.timeline.turn_to(phase, self._phase_s(case, phase)),
                 record=self.journal.record_round,
                 extent=dataclasses.replace(
                     self._extent(case, server.launch.number), power_s=self._power_s(case)
@@ -310,9 +320,32 @@ class Suite:
         return measurement
 
     def _started(self, server: Starting, control: Starting | None) -> tuple[Server, Server | None]:
-        """A case's server and its control, if there is one, both ready."""
-        self.servers.start_all([one for one in (control, server) if one is not None])
+        """A case's server and its control, if there is one, both ready.
+
+        Raises:
+            SpecregError: one didn't start.
+        """
+        pair, asked = server.launch.id, tuple(filter(None, (control, server)))
+        starting = [one for one in asked if not one.running]
+        during = self.timeline.during
+        guess_s = START_S.get(self.environment.kind)
+        estimate_s = self.timeline.start_s or guess_s
+        names = " beside ".join(one.launch.id for one in reversed(starting))
+        with contextlib.ExitStack() as stack:
+            if starting:
+                stack.enter_context(during(Phase.STARTING, pair, of=names, estimate_s=estimate_s))
+            self.servers.start_all(starting)
+        self.timeline.note_ready(pair, {one.launch.id: one.ready_s or 0.0 for one in starting})
         return server.server, control.server if control is not None else None
+
+    def _phase_s(self, case: Case, phase: Phase) -> float | None:
+        """About how long a phase of a case takes; None where nothing tells."""
+        if case.id not in self._estimates:
+            self._estimates[case.id] = estimate_of(
+                case, self.tier, self.shelf, self.provision.found_gpus, self.root
+            )
+        estimate = self._estimates[case.id]
+        return None if estimate is None else estimate.phase_s(phase, case.prompts)
 
     def measure_afresh(
         self, cases: Sequence[Case], further: int
@@ -339,6 +372,9 @@ class Suite:
             groups.setdefault((control, launch), []).append(case)
         for (control, launch), together in groups.items():
             with (
+                self.timeline.during(
+                    Phase.CONFIRMING, launch.id, of=f"{launch.id} on a fresh launch"
+                ),
                 self.servers.start(control) as beside,
                 self.servers.start(launch, beside=beside) as server,
             ):
@@ -403,6 +439,10 @@ class Suite:
         Speeds are judged with the last launch, on all of them. While recording, only validity
         counts.
         """
+        with self.timeline.during(Phase.JUDGING, launches_of(case, launch)[1].id):
+            self._judge(metric, case, launch)
+
+    def _judge(self, metric: Metric, case: Case, launch: int) -> None:
         measurement = self._measured[case.id, launch]
         value = measurement.values.get(metric.name)
         waits = self.update_reason is not None or (metric.by_launch and launch < self.launches)
@@ -443,14 +483,18 @@ class Suite:
         self, proof: Proof, case: Case, server: Starting, control: Starting | None
     ) -> Verdict:
         """Proves it; once more, on a fresh server, where one went away."""
-        if self.away is not None:
-            verdict = self.away.verdict(proof, case, server.launch.number)
-        else:
-            verdict = self._twice(
-                lambda: self._prove_once(proof, case, server, control),
-                tuple(filter(None, (server, control))),
-                again=f"{server.launch.case_id(case)}: {proof.name} proved again",
-            )
+        estimate_s = self._phase_s(case, Phase.PROVING)
+        with self.timeline.during(
+            Phase.PROVING, server.launch.id, of=case.id, estimate_s=estimate_s
+        ):
+            if self.away is not None:
+                verdict = self.away.verdict(proof, case, server.launch.number)
+            else:
+                verdict = self._twice(
+                    lambda: self._prove_once(proof, case, server, control),
+                    tuple(filter(None, (server, control))),
+                    again=f"{server.launch.case_id(case)}: {proof.name} proved again",
+                )
         self.docket.note(verdict)
         return verdict
 

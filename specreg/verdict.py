@@ -80,19 +80,6 @@ class Verdict:
     softened: bool = False
     two_sided: bool = False
 
-    def __str__(self) -> str:
-        parts = [f"{self.outcome}: {self.metric} of '{self.case_id}'"]
-        if self.value is not None:
-            parts.append(f"measured {self.value:.4g}")
-        if self.change_frac is not None and self.tolerance_frac is not None:
-            words = ("more", "less") if self.two_sided else ("better", "worse")
-            better = words[self.change_frac < 0]
-            parts.append(f"baseline {self.expected:.4g}")
-            parts.append(f"{abs(self.change_frac):.1%} {better}")
-            parts.append(f"between {self.low_frac:+.1%} and {self.high_frac:+.1%}")
-            parts.append(f"tolerance {self.tolerance_frac:.1%}")
-        return "; ".join(filter(None, (", ".join(parts), self.cause, self.reason)))
-
     @property
     def holds(self) -> bool:
         """Whether the test of this verdict passes."""

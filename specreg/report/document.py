@@ -20,6 +20,7 @@ from specreg.files import replace_file
 from specreg.history import Lived
 from specreg.identity import Environment
 from specreg.report.json import RunVerdict
+from specreg.timeline import RunTime
 
 SCHEMA_VERSION = 1
 FILE_NAME = "report.json"
@@ -120,6 +121,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         tier_cases: the ids of all cases of the tier.
         remarks: what a reader should know besides.
         ended_at: when it was done, in UTC by ISO 8601; empty of a run of an earlier specreg.
+        time: where it went until then; null of a run of an earlier specreg.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -130,6 +132,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     tier_cases: tuple[str, ...]
     remarks: tuple[str, ...] = ()
     ended_at: str = ""
+    time: RunTime | None = None
 
     @property
     def options(self) -> tuple[str, ...]:

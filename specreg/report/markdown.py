@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from specreg.report.document import Report
 from specreg.report.headline import MARKS, answers_of, moved_alone, notes_of
+from specreg.report.tables import time_rows
 from specreg.report.terminal import format_number, render_next
 from specreg.verdict import Verdict
 
@@ -17,6 +18,7 @@ _LEAST_CHARS = 500
 _MOST_TEXT_CHARS = 600
 """Of one text that others wrote."""
 _FOLDED = "\n<details><summary>All verdicts</summary>\n{}\n</details>\n"
+_TIMES = "\n<details><summary>Where the time went</summary>\n\n{}\n</details>\n"
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;"}
 # GitHub finds names and numbers in what is already plain text, where a backslash stops nothing.
 _APART = {"@": "@\u200b", "#": "\\#\u200b"}
@@ -32,7 +34,7 @@ def render_markdown(report: Report, *, wrong: str = "") -> str:
         wrong: what couldn't be read of it, empty where all could.
     """
     head = "\n".join((*_head(report, wrong), ""))
-    foot = f"\n{_origin(report)}\n"
+    foot = f"{_times(report)}\n{_origin(report)}\n"
     verdicts = report.run.verdicts
     failing = [verdict for verdict in verdicts if verdict.fails]
     room_chars = _MOST_CHARS - len(head) - len(foot) - _LEAST_CHARS
@@ -41,6 +43,16 @@ def render_markdown(report: Report, *, wrong: str = "") -> str:
     room_chars += _LEAST_CHARS - len(first) - len(_FOLDED)
     rest = _FOLDED.format(_table("between; tolerated", rows, room_chars)) if rows else ""
     return head + first + rest + foot
+
+
+def _times(report: Report) -> str:
+    """A table of where the time went; empty of a run that doesn't know."""
+    if report.time is None or not report.time.pairs:
+        return ""
+    head, *rows = time_rows(report.time)
+    rule = ("---", *("---:" for _ in head[1:]))
+    lines = [f"| {' | '.join(row)} |" for row in (head, rule, *rows)]
+    return _TIMES.format(_fitting(lines, _MOST_ASIDE_CHARS).rstrip("\n"))
 
 
 def _table(last: str, rows: Sequence[str], room_chars: int) -> str:

@@ -16,6 +16,7 @@ from specreg.report.loads import speed_over_load
 from specreg.report.overview import MEANINGS, SYMBOLS, cells_of, columns_of
 from specreg.report.quantities import label_of, render_value
 from specreg.report.spreads import COLUMNS, spreads_of
+from specreg.report.tables import time_rows
 from specreg.report.terminal import NOTHING, format_number, render_next, render_notes
 from specreg.validity import render_invalid
 from specreg.verdict import Verdict
@@ -55,6 +56,7 @@ def render_page(report: Report, *, wrong: str = "", most_bytes: int = _MOST_BYTE
         "moved": moved_alone(report),
         "loads": [_drawn(chart) for chart in speed_over_load(report.cases)],
         "notes": render_notes([one for one in verdicts if not one.fails], report.run.environment),
+        "times": time_rows(report.time) if report.time and report.time.pairs else (),
         "next_steps": render_next(verdicts, set(report.tier_cases), report.options)
         or f"nothing needs to be done; the same again:\n  {render_command((), report.options)}",
     }

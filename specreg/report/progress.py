@@ -1,59 +1,182 @@
-"""One line that says what goes on; nothing where no terminal is watching."""
+"""What goes on: one line in place on a terminal; elsewhere a line as a phase begins and ends."""
 
+import contextlib
 import os
+import shutil
 import sys
 import threading
-
-from rich.console import Console
-from rich.status import Status
+import time
+from collections.abc import Callable, Sequence
+from typing import TextIO
 
 from specreg.redaction import hide
+from specreg.timeline import Phase, Step, process_began_ns
+
+_NS_PER_S = 10**9
+_TOLD_NS = _NS_PER_S
+"""A phase that is over sooner has no lines."""
+_AGAIN_NS = 60 * _NS_PER_S
+"""Of one that lasts, a line so often."""
+_TERMINAL_S, _LOG_S = 0.2, 0.5
+_FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+_ERASE = "\r\x1b[2K"
 
 
 class Progress:
-    """A line with a spinner on the real standard error, past pytest's capturing.
+    """Says on the real standard error, past pytest's capturing, what goes on.
 
     Must be made before capturing starts: it keeps a copy of the descriptor. Any thread may use it.
     """
 
-    def __init__(self) -> None:
-        self._file = os.fdopen(os.dup(sys.__stderr__.fileno()), "w") if sys.__stderr__ else None
-        self._console = Console(file=self._file) if self._file else None
-        self._status: Status | None = None
-        self._lock = threading.RLock()
+    def __init__(
+        self, file: TextIO | None = None, *, clock: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        """Begins with nothing to say.
+
+        Args:
+            file: where it says it; the standard error.
+            clock: monotonic, in nanoseconds, 0 or later than the moment the process began.
+        """
+        self._clock, self._began_ns = clock, process_began_ns() if file is None else 0
+        if file is None and sys.__stderr__:
+            file = os.fdopen(os.dup(sys.__stderr__.fileno()), "w")
+        self._file = file
+        self._steps: tuple[Step, ...] = ()
+        self._told: dict[Step, int] = {}
+        self._text, self._frame, self._drawn, self._midline = "", 0, False, False
+        self._lock, self._over = threading.RLock(), threading.Event()
+        self._thread: threading.Thread | None = None
 
     @property
     def watched(self) -> bool:
         """Whether somebody sits at a terminal."""
         return self._file is not None and self._file.isatty()
 
-    def show(self, text: str) -> None:
-        """Replaces the line; does nothing without a terminal."""
-        if self._console is None or not self.watched:
-            return
+    def watch(self, steps: Sequence[Step]) -> None:
+        """Says which phases go on from here, the innermost last."""
         with self._lock:
-            if self._status is None:
-                self._console.print()  # leaves pytest's own line alone
-                self._status = self._console.status(hide(text))
-                self._status.start()
-            self._status.update(hide(text))
+            now = self._clock()
+            for step in [step for step in self._told if step not in steps]:
+                del self._told[step]
+                took = render_time(now - step.began_ns)
+                self._print(f"{step.phase} {step.of} took {took}")
+            self._steps, self._text = tuple(steps), ""
+            self._go_on()
+
+    def show(self, text: str) -> None:
+        """Says what the innermost phase is at; without a terminal only once it has lasted."""
+        with self._lock:
+            self._text = text
+            self._go_on()
 
     def tell(self, text: str) -> None:
         """Prints a line that stays, with a terminal or without one."""
         with self._lock:
+            self._write(f"{hide(text)}\n")
+
+    def leave_line(self) -> None:
+        """Has the next line begin on one of its own: pytest has written on this one."""
+        with self._lock:
             self.clear()
-            if self._file is not None:
-                print(hide(text), file=self._file, flush=True)
+            self._midline = True
 
     def clear(self) -> None:
-        """Takes the line away; the next `show` brings it back."""
+        """Takes the line away; the next phase or `show` brings it back."""
         with self._lock:
-            if self._status is not None:
-                self._status.stop()
-                self._status = None
+            if self._drawn:
+                self._write("")
+            self._text, self._steps = "", () if self.watched else self._steps
 
     def close(self) -> None:
         """Takes the line away for good."""
-        self.clear()
-        if self._file is not None:
-            self._file.close()
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+        with self._lock:
+            self.clear()
+            if self._file is not None:
+                with contextlib.suppress(OSError):
+                    self._file.close()
+                self._file = None
+
+    def tick(self) -> None:
+        """Says what is due by now; a thread asks for it again and again."""
+        with self._lock:
+            if self.watched:
+                self._draw()
+                return
+            now = self._clock()
+            for step in self._steps:
+                lasted_ns = now - step.began_ns
+                if step not in self._told and lasted_ns >= _TOLD_NS and step.phase != Phase.JUDGING:
+                    self._told[step] = now
+                    about = f", {_about(step)}" if _about(step) else ""
+                    self._print(f"{step.phase} {step.of}{about}", at_ns=step.began_ns)
+            if self._steps and now - self._told.get(self._steps[-1], now) >= _AGAIN_NS:
+                self._told[self._steps[-1]] = now
+                self._print(self._line(now))
+
+    def _go_on(self) -> None:
+        """Shows at once what a terminal may see; the thread says the rest."""
+        if self._file is None or self._over.is_set():
+            return
+        if self.watched:
+            self._draw()
+        if self._thread is None and (self._steps or self._text):
+            self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while not self._over.wait(_TERMINAL_S if self.watched else _LOG_S):
+            self.tick()
+
+    def _line(self, now: int) -> str:
+        """`vllm-eagle3-tiny-toy-c4: round 3 of 8, 0:12 of about 0:30`."""
+        if not self._steps:
+            return self._text
+        step = self._steps[-1]
+        of = f" of {_about(step)}" if _about(step) else ""
+        passed = render_time(now - step.began_ns)
+        return f"{self._text or f'{step.phase} {step.of}'}, {passed}{of}"
+
+    def _draw(self) -> None:
+        """Replaces the line in place; takes it away where nothing goes on."""
+        if not (self._steps or self._text):
+            if self._drawn:
+                self._write("")
+            return
+        self._frame = (self._frame + 1) % len(_FRAMES)
+        width = shutil.get_terminal_size().columns - 1
+        line = f"{_FRAMES[self._frame]} {hide(self._line(self._clock()))}"
+        self._write(line[:width])
+        self._drawn = True
+
+    def _print(self, text: str, at_ns: int | None = None) -> None:
+        """A line of a log, with the time since the process began."""
+        since_ns = (self._clock() if at_ns is None else at_ns) - self._began_ns
+        self._write(f"specreg {render_time(since_ns)} {hide(text)}\n")
+
+    def _write(self, text: str) -> None:
+        """Writes in place of what is drawn, or below what pytest has written."""
+        if self._file is None:
+            return
+        before = _ERASE if self._drawn else "\n" if self._midline and text else ""
+        with contextlib.suppress(OSError):  # the terminal was closed
+            self._file.write(before + text)
+            self._file.flush()
+        self._drawn = False
+        self._midline = self._midline and not text
+
+
+def _about(step: Step) -> str:
+    """`about 0:30`; empty where there is no estimate, or one of less than a second."""
+    if step.estimate_s is None or step.estimate_s < 1:
+        return ""
+    return f"about {render_time(round(step.estimate_s * _NS_PER_S))}"
+
+
+def render_time(nanoseconds: int) -> str:
+    """`0:42`, `12:03`, `1:02:03`."""
+    minutes, seconds = divmod(nanoseconds // _NS_PER_S, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -1,4 +1,4 @@
-"""What speculation gains, as tables: against the target alone, and by category."""
+"""Tables of a run: the gain over the target alone, by category too, and where the time went."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -8,8 +8,11 @@ from specreg.breakdown import CategoryFigures, categories_of
 from specreg.figures import ArmFigures, Figures, PartFigures, SpeedupFigures
 from specreg.report.terminal import format_number, render_table
 from specreg.spread import Summary
+from specreg.timeline import PairTime, Phase, RunTime
 
 _ALL = "all"
+_SHOWN_S = 0.05
+"""Of a phase; one that took no pair longer has no column."""
 _GAP = 2
 """Columns that rich leaves between two cells."""
 
@@ -76,6 +79,48 @@ def _accepted_cells(total: PartFigures) -> Iterator[str]:
     yield _fixed(total.acceptance_length_tokens)
     yield _fixed(total.acceptance_rate_frac)
     yield " ".join(map(_fixed, total.marginal_frac))
+
+
+def time_rows(run_time: RunTime) -> Sequence[Sequence[str]]:
+    """Where the time of a run went, in seconds: a head, a row for each server pair, and the sum.
+
+    In brackets is what each server of the pair took by itself to its first token.
+    """
+    phases = [
+        phase
+        for phase in Phase
+        if any(pair.phases_s.get(phase, 0) >= _SHOWN_S for pair in run_time.pairs)
+    ]
+    rows = [[pair.pair, *(_phase_cell(pair, one) for one in phases)] for pair in run_time.pairs]
+    totals = [f"{pair.total_s:.1f}" for pair in run_time.pairs]
+    gaps = [""] * len(phases)
+    return (
+        ["where the time went, s", *phases, "total"],
+        *([*row, total] for row, total in zip(rows, totals, strict=True)),
+        ["for no pair", *gaps, f"{run_time.idle_s:.1f}"],
+        ["since the process began", *gaps, f"{run_time.wall_s:.1f}"],
+    )
+
+
+def render_times(run_time: RunTime, *, width: int, color: bool) -> str:
+    """The same as a table; empty where no server was asked for."""
+    if not run_time.pairs:
+        return ""
+    head, *rows = time_rows(run_time)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(head[0], overflow="fold")
+    for name in head[1:]:
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    return render_table(table, width, color=color)
+
+
+def _phase_cell(pair: PairTime, phase: Phase) -> str:
+    seconds = pair.phases_s.get(phase, 0.0)
+    if phase is not Phase.STARTING or not pair.ready_s:
+        return f"{seconds:.1f}"
+    return f"{seconds:.1f} ({', '.join(f'{one_s:.1f}' for one_s in pair.ready_s.values())})"
 
 
 def _categories_of_one(

@@ -126,7 +126,7 @@ def test_a_draft_with_shuffled_weights_turns_its_acceptance_red_and_no_other(
     done = run(tmp_path, matrix, "-k", "acceptance")
 
     assert done.returncode == 1, done.stdout
-    assert "REGRESSED: acceptance_length_tokens of 'vllm-draft_model-tiny-toy-c1'" in done.stdout
+    assert outcomes(done, tmp_path)["vllm-draft_model-tiny-toy-c1"] == {"REGRESSED"}
     assert outcomes(done, tmp_path)["vllm-ngram-tiny-toy-c1"] == {"PASS"}
 
 
@@ -136,7 +136,7 @@ def test_one_draft_token_fewer_turns_the_case_red(tmp_path: Path) -> None:
     done = run(tmp_path, matrix, "-k", "acceptance and draft_model", fault="fewer_drafts")
 
     assert done.returncode == 10, done.stdout
-    assert "INVALID: acceptance_length_tokens of 'vllm-draft_model-tiny-toy-c1'" in done.stdout
+    assert outcomes(done, tmp_path) == {"vllm-draft_model-tiny-toy-c1": {"INVALID"}}
     assert "the server drafts up to 2 tokens per step, up to 2 of them accepted" in done.stdout
     assert "the case asks for 3, up to 3" in done.stdout
 
@@ -153,6 +153,6 @@ def test_a_sleep_of_5_ms_per_step_turns_the_speedup_red(tmp_path: Path) -> None:
 
     assert sound.returncode == 0, sound.stdout
     assert slowed.returncode == 1, slowed.stdout
-    assert "REGRESSED: speedup_ratio of 'vllm-draft_model-tiny-toy-c1'" in slowed.stdout
+    assert "REGRESSED: speedup " in slowed.stdout
     assert "by the cost of a step" in slowed.stdout
     assert "REGRESSED: acceptance" not in slowed.stdout

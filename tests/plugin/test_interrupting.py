@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -33,8 +34,6 @@ def start(suite: Suite, *arguments: str) -> subprocess.Popen[str]:
         env=os.environ | script | {"TEST_MARK": str(suite.folder)},
         stdout=subprocess.PIPE,
         text=True,
-        # Under nohup these tests would hand on that the signal is ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # noqa: PLW1509 - no threads
     )
 
 
@@ -88,6 +87,56 @@ def test_a_run_that_is_interrupted_while_a_pair_starts_leaves_neither(suite: Sui
 
     assert run.returncode in {pytest.ExitCode.INTERRUPTED, -signal.SIGINT}, output
     assert not marked(suite)
+
+
+def test_a_run_under_nohup_goes_on_after_ctrl_c_and_is_ended_by_sigterm(suite: Suite) -> None:
+    """What a shell has ignored for it stays ignored, as POSIX wants of a job behind it."""
+    suite.script = SLOW
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        run = start(suite)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with run:
+        wait_until(lambda: servers(suite) > 0)
+        run.send_signal(signal.SIGINT)
+        wait_until(lambda: bool(list(suite.runs.glob("*/figures/*.json"))))
+        run.send_signal(signal.SIGTERM)
+        output, _ = run.communicate(timeout=60)
+
+    assert run.returncode == pytest.ExitCode.INTERRUPTED, output
+    assert not marked(suite)
+
+
+def interrupted_in_a_terminal(suite: Suite, *, once: str) -> str:
+    """What a run shows in a terminal of its own, where Ctrl-C is typed once a text is there."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(ROOT)
+        command = suite.command("tests/perf")
+        os.execve(command[0], command, suite.environment())  # noqa: S606 - no shell
+    shown, typed = b"", False
+    with contextlib.suppress(OSError):  # a terminal that everybody left
+        while part := os.read(terminal, 65536):
+            shown += part
+            if not typed and once.encode() in shown:
+                typed = bool(os.write(terminal, b"\x03"))
+    os.close(terminal)
+    os.waitpid(pid, 0)
+    return shown.decode()
+
+
+def test_ctrl_c_in_a_terminal_leaves_it_in_order(suite: Suite) -> None:
+    """Three times out of three the line in place went on, and ended in `lost sys.stderr`."""
+    suite.script = SLOW
+
+    shown = interrupted_in_a_terminal(suite, once="measuring vllm-none")
+
+    assert "stopping vllm-none-tiny" in shown
+    end = shown.partition("= specreg: tier cpu")[2]
+    assert "no tests ran" in end.splitlines()[-1]
+    assert "lost sys.stderr" not in end
+    assert "\x1b[2K" not in end
 
 
 DROPPED = """

@@ -1,6 +1,7 @@
 """A run against recorded baselines: what is green, what is red, and what it says."""
 
 import json
+import re
 import subprocess
 import sys
 import textwrap
@@ -24,6 +25,13 @@ from tests.scripted.vllm.script import (
 ACCEPTANCE = ("tests/perf", "-q", "-k", "acceptance_length")
 
 
+def blocks(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    """What is told of each case that failed."""
+    told = done.stdout.partition("= FAILURES =")[2].partition("= specreg: tier")[0]
+    heads = re.split(r"\n_+ (\S+) _+\n", told)[1:]
+    return dict(zip(heads[::2], (text.strip("=\n") for text in heads[1::2]), strict=True))
+
+
 def test_an_unchanged_server_holds(recorded_suite: Suite) -> None:
     done = recorded_suite.run(*ACCEPTANCE)
 
@@ -37,11 +45,21 @@ def test_a_worse_drafter_turns_its_cases_red_and_names_them(recorded_suite: Suit
     done = recorded_suite.run(*ACCEPTANCE)
 
     assert done.returncode == 1
-    assert done.stdout.count("; seen on two launches, a first launch had") == 4  # and the notes
+    assert done.stdout.count("; seen on two launches, a first launch had") == 2
     assert "\n2 failed, 34 deselected in " in done.stdout
-    assert "REGRESSED: acceptance_length_tokens of 'vllm-eagle3-tiny-toy-c1'" in done.stdout
-    assert "REGRESSED: acceptance_length_tokens of 'vllm-eagle3-tiny-toy-c4'" in done.stdout
-    assert "by category: coding 2." in done.stdout
+    told = blocks(done)
+    assert list(told) == ["vllm-eagle3-tiny-toy-c1", "vllm-eagle3-tiny-toy-c4"]
+    for block in told.values():
+        (line, reason) = block.splitlines()
+        assert re.fullmatch(
+            r"REGRESSED: acceptance length 2\.\d+ tokens, recorded 2\.\d+ tokens: worse by [\d.]+ %"
+            r" \([\d.]+ to [\d.]+ %\), tolerated are 5 %",
+            line,
+        )
+        assert reason.startswith("  by category: coding 2.")
+    assert "Verdict(" not in done.stdout
+    assert "AssertionError" not in done.stdout
+    assert "-acceptance_length_tokens] - REGR" in done.stdout
     again = 'look again, on a fresh launch:\n  pytest tests/perf -k "vllm-eagle3-tiny-toy-c1- or'
     assert again in done.stdout
 
@@ -62,9 +80,11 @@ def test_a_slower_step_turns_speed_red_and_leaves_acceptance_green(recorded_suit
     done = recorded_suite.run("tests/perf", "-q", "-k", "c4 and (throughput or acceptance)")
 
     assert done.returncode == 1
-    assert "REGRESSED: throughput_tokens_per_s of 'vllm-none-tiny-toy-c4'" in done.stdout
-    assert "INVALID: throughput_tokens_per_s of 'vllm-eagle3-tiny-toy-c4'" in done.stdout
-    assert "MACHINE_MOVED: the server without speculation beside it became" in done.stdout
+    told = blocks(done)
+    assert "REGRESSED: throughput " in told["vllm-none-tiny-toy-c4"]
+    assert "INVALID: throughput " in told["vllm-eagle3-tiny-toy-c4"]
+    moved = "  MACHINE_MOVED: the server without speculation beside it became"
+    assert moved in told["vllm-eagle3-tiny-toy-c4"]
     assert "REGRESSED: acceptance" not in done.stdout
 
 
@@ -94,7 +114,7 @@ def test_what_nobody_can_tell_is_red_unless_it_is_softened(recorded_suite: Suite
     done = recorded_suite.run(*command)
 
     assert done.returncode == 10
-    assert "INCONCLUSIVE: acceptance_length_tokens of 'vllm-eagle3-tiny-toy-c1'" in done.stdout
+    assert "INCONCLUSIVE: acceptance length " in blocks(done)["vllm-eagle3-tiny-toy-c1"]
     assert "with 20 prompts, its tolerance is 5.0%" in done.stdout  # 10, and the extension's
     assert (recorded_suite.verdict().exit_status, recorded_suite.verdict().complete) == (10, False)
 
@@ -119,7 +139,7 @@ def test_a_speed_that_nobody_can_tell_takes_more_launches(recorded_suite: Suite)
     done = recorded_suite.run("tests/perf", "-q", "-k", "speedup and c1")
 
     assert done.returncode == 10
-    assert "INCONCLUSIVE: speedup_ratio of 'vllm-eagle3-tiny-toy-c1'" in done.stdout
+    assert "INCONCLUSIVE: speedup " in blocks(done)["vllm-eagle3-tiny-toy-c1"]
     assert "with 4 launches against 2, its tolerance is 50.0%" in done.stdout
     logs = {path.stem for path in recorded_suite.runs.glob("*/logs/vllm-eagle3-*")}
     assert len(logs) == 4
@@ -242,12 +262,13 @@ def test_each_fault_of_a_server_is_named_and_leaves_the_other_cases_alone(suite:
 
     assert done.returncode == 10, done.stdout
     assert "Traceback" not in done.stdout
+    told = blocks(done)
     for name, (reason, _) in FAULTS.items():
         case_id = f"vllm-eagle3-{name}-toy-c1"
         if reason == "NO_BASELINE":
-            assert f"NO_BASELINE: acceptance_length_tokens of '{case_id}'" in done.stdout
+            assert told[case_id].startswith("NO_BASELINE: acceptance length ")
         else:
-            assert f"{case_id}: {reason}: " in done.stdout
+            assert told[case_id].startswith(f"INVALID: acceptance length\n  {reason}: ")
 
 
 def test_another_machine_judges_acceptance_and_skips_speed(recorded_suite: Suite) -> None:
@@ -262,8 +283,10 @@ def test_another_machine_judges_acceptance_and_skips_speed(recorded_suite: Suite
     done = recorded_suite.run("tests/perf", "-q", "-rs", "-k", "c4")
 
     assert done.returncode == 0, done.stdout
-    assert "NOT_COMPARABLE: throughput_tokens_per_s of 'vllm-none-tiny-toy-c4'" in done.stdout
-    assert "against 'cpu-some-other-avx2-8c'" not in done.stdout.split("short test summary")[0]
+    skipped = [line for line in done.stdout.splitlines() if line.startswith("SKIPPED")]
+    (why,) = (line for line in skipped if "vllm-none-tiny-toy-c4, throughput " in line)
+    assert " tokens/s: NOT_COMPARABLE, nothing recorded in" in why
+    assert all(len(line.split(": ", 2)) == 3 for line in skipped)
     assert "record what this machine does" in done.stdout
     assert done.stdout.count("PASS") == 6  # five of acceptance, and no token was changed
 

@@ -30,7 +30,7 @@ def test_a_token_that_speculation_changed_is_wrong_and_named_whatever_else_is_eq
     assert (sound.case_id, sound.outcome) == ("vllm-eagle3-tiny-toy-c4", Outcome.PASS)
     assert (changed.value, sound.value) == (0.9, 1.0)
     other = likeliest(answer[place])[-1]
-    assert "WRONG: lossless_frac of 'vllm-eagle3-tiny-toy-c1', measured 0.9; " in done.stdout
+    assert "WRONG: lossless 90%\n" in done.stdout
     assert (
         f"prompt '{prompt.id}', token {place + 1}: {other} with speculation, {answer[place]}"
         " without, 19.00 nats likelier" in done.stdout

@@ -1,6 +1,7 @@
 """What a run leaves behind for people and programs."""
 
 import shlex
+import time
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,28 @@ def test_a_run_leaves_all_that_it_knows_in_its_folder(recorded_suite: Suite) -> 
     assert done.returncode in {0, 1, 10}
 
 
-def test_percentiles_are_shown_of_what_fails_and_of_all_where_that_is_asked_for(
+def test_the_time_of_each_server_pair_and_none_is_that_of_the_process(suite: Suite) -> None:
+    before_s = time.monotonic()
+    done = suite.run("tests/perf", "-q", "-k", "eagle3 and c1 and (speedup or lossless)")
+    passed_s = time.monotonic() - before_s
+
+    (folder,) = suite.runs.iterdir()
+    spent = load_report(folder / FILE).time
+    assert spent is not None
+    (pair,) = spent.pairs
+    assert pair.total_s + spent.idle_s == pytest.approx(spent.wall_s)
+    assert 0 < pair.total_s < spent.wall_s < passed_s
+    assert set(pair.ready_s) == {"vllm-eagle3-tiny", "vllm-none-tiny"}
+    assert max(pair.ready_s.values()) <= pair.phases_s["starting"] + pair.phases_s["installing"]
+    assert {"warming up", "measuring", "proving", "judging", "stopping"} <= set(pair.phases_s)
+    table = done.stdout.partition("where the time went, s")[2].splitlines()
+    assert table[1].split()[0] == "vllm-eagle3-tiny"
+    assert table[1].split()[-1] == f"{pair.total_s:.1f}"
+    assert "Where the time went" in (folder / "report.html").read_text()
+    assert "| vllm-eagle3-tiny |" in (folder / "report.md").read_text()
+
+
+def test_percentiles_are_shown_where_they_are_asked_for(
     recorded_suite: Suite,
 ) -> None:
     speeds = ("tests/perf", "-q", "-k", "c1 and throughput", "--specreg-inconclusive=warn")
@@ -51,7 +73,7 @@ def test_percentiles_are_shown_of_what_fails_and_of_all_where_that_is_asked_for(
     recorded_suite.script = Script(step_ms=9.0)
     slow = recorded_suite.run(*speeds)
     assert slow.returncode == 1
-    assert "time to first token, ms" in slow.stdout
+    assert "time to first token, ms" not in slow.stdout
 
 
 def test_a_run_leaves_a_page_and_adds_to_the_summary_of_a_job(

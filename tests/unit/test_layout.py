@@ -25,7 +25,7 @@ ORDER = (
     ("watchdog", "files", "interrupting"),
     ("errors", "paths", "catalog", "decoding", "spread", "acceptance.record"),
     ("processes",),
-    ("distribution", "sensors", "outpost"),
+    ("distribution", "sensors", "outpost", "timeline"),
     ("identity", "power"),
     ("claims", "site"),
     ("answers",),

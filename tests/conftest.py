@@ -1,0 +1,24 @@
+"""What the project's own tests share; `tests/perf`, the product, takes signals as they come."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_PRODUCT = Path(__file__).parent / "perf"
+
+
+@pytest.fixture(autouse=True)
+def _ended_by_signals(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Has signals end the children of a test where nohup or `&` had us ignore them.
+
+    Children inherit what is ignored, and get the default for what is handled.
+    """
+    numbers = () if request.path.is_relative_to(_PRODUCT) else (signal.SIGINT, signal.SIGHUP)
+    ignored = [one for one in numbers if signal.getsignal(one) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, lambda *_: None)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
