@@ -2,7 +2,6 @@
 
 import contextlib
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from specreg.baseline import (
     Baseline,
+    baseline_files,
     load_baseline,
     parse_baseline,
     record_baseline,
@@ -43,10 +43,10 @@ app = typer.Typer(no_args_is_help=True, help="What was recorded.")
 
 @app.command("list")
 def list_baselines(root: RootOption = HERE, folder: FolderOption = BASELINES) -> None:
-    """Print all baselines: what was recorded where, when and why."""
-    typer.echo(
-        render_list([(path, _readable(path)) for path in _paths(root / folder)], width=WIDTH)
-    )
+    """Print all baselines: what was recorded where, when and why; status 1 if one can't be read."""
+    found = [(path, _readable(path)) for path in baseline_files(root / folder)]
+    typer.echo(render_list(found))
+    raise typer.Exit(1 if any(isinstance(one, str) for _, one in found) else 0)
 
 
 @app.command()
@@ -58,7 +58,7 @@ def diff(
     """Print what the baselines on disk change against those of a revision."""
     _check_revision(root, revision)
     changes, unreadable = [], []
-    for path in _paths(root / folder):
+    for path in baseline_files(root / folder):
         old, new = _baseline_at(revision, path), _readable(path)
         if isinstance(new, str):
             unreadable.append(new)
@@ -119,7 +119,7 @@ def learn(
     history = load_history(history_path((root / runs).parent / "history", shelf.environment.name))
     if history.wrong:
         typer.echo(history.wrong, err=True)
-    for path in _paths(root / folder):
+    for path in baseline_files(root / folder):
         if path.parent.name != shelf.environment.name:
             continue
         old = _readable(path)
@@ -180,11 +180,6 @@ def import_figures(
 def schema() -> None:
     """Print the JSON Schema of a baseline file."""
     typer.echo(render_schema(), nl=False)
-
-
-def _paths(folder: Path) -> Iterator[Path]:
-    """The files of baselines; published figures are none."""
-    yield from (path for path in sorted(folder.glob("*/*.json")) if path.parent.name != "published")
 
 
 def _readable(path: Path) -> Baseline | str:

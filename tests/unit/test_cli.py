@@ -82,7 +82,7 @@ def test_a_case_without_a_baseline_is_explained_by_how_to_record_one(root: Path)
     done = specreg(root, "explain", CASE_ID, "--tier", "cpu")
     assert done.exit_code == 0, done.output
     assert done.output.startswith(f"{CASE_ID} on {HERE.name}\n10 prompts of toy, c4, up to 64")
-    assert f"nothing is expected: record one with\n  pytest -k {CASE_ID}-" in done.output
+    assert f"nothing is expected: record one with\n  pytest tests/perf -k {CASE_ID}-" in done.output
 
 
 def test_a_case_is_explained_by_what_is_expected_and_what_it_can_see(root: Path) -> None:
@@ -129,12 +129,12 @@ def test_all_baselines_are_listed_and_one_that_cannot_be_read_says_why(root: Pat
     torn = baseline_path(root / "baselines", HERE.name, "torn")
     torn.write_text("{")
     done = specreg(root, "baselines", "list")
+    assert done.exit_code == 1
     (row,) = (line.split() for line in done.output.splitlines() if CASE_ID in line)
     assert row == [
-        CASE_ID,
+        f"{HERE.name}/{CASE_ID}",
         "2026-11-21",
-        "vllm",
-        "0.32.0",
+        "vllm==0.32.0",
         "6",
         "3",
         "2.5",
