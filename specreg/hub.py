@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from specreg.commands import install_command
 from specreg.errors import DatasetError, ModelError, SpecregError
 
 _BRANCH = "main"
@@ -120,7 +121,7 @@ def _download(
     except ImportError as error:
         message = (
             f"{subject}: fetching takes huggingface_hub, which isn't installed;"
-            f" pip install 'specreg[datasets]', or {otherwise}"
+            f" {install_command('datasets')}, or {otherwise}"
         )
         raise kind(message) from error
     try:

@@ -47,10 +47,14 @@ class Options:
     update_baselines: bool = _option(
         "--update-baselines",
         default=False,
-        text="record the baselines of the cases that run, and of no others; needs --reason",
+        text="record the baselines of the cases that run, and of no others",
         action="store_true",
     )
-    reason: str | None = _option("--reason", None, "why the baselines are recorded")
+    reason: str | None = _option(
+        "--reason",
+        None,
+        "why baselines are recorded (default: the engine, its version, the commit)",
+    )
     launches: int | None = _option(
         "--specreg-launches",
         None,
@@ -109,14 +113,14 @@ class Options:
         "--specreg-ray",
         None,
         "measure on the nodes of a Ray cluster that this machine is a node of: its address,"
-        " HOST:PORT, or auto; needs specreg[ray]",
+        " HOST:PORT, or auto; needs the extra ray",
         metavar="ADDRESS",
     )
     slurm: str | None = _option(
         "--specreg-slurm",
         None,
         "measure each server as a job of Slurm: partition=NAME,time=MINUTES and what else"
-        " docs/many.md names; cluster=local for jobs on this machine; needs specreg[slurm]",
+        " docs/many.md names; cluster=local for jobs on this machine; needs the extra slurm",
         metavar="KEY=VALUE,…",
     )
     oracle: bool = _option(

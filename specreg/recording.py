@@ -17,7 +17,7 @@ from specreg.baseline import (
     LaunchesOnly,
     Provenance,
     RecordedDevice,
-    load_replaceable,
+    load_baseline,
     record_baseline,
     stored_acceptance,
 )
@@ -63,7 +63,7 @@ def record_measurements(
             with the most prompts is kept.
         settings: of that case.
         shelf: where to put it.
-        reason: why it is recorded.
+        reason: why it is recorded; empty for the engine, its version and the commit.
         torch_version: what the engine ran with, as far as is known.
         driver_version: of the GPUs that it ran on, empty without.
         identical: earlier runs with the same settings, engine and draft.
@@ -76,7 +76,7 @@ def record_measurements(
     first = measurements[0]
     _check_valid(measurements)
     path = shelf.path(first.case.id)
-    old = load_replaceable(path)
+    old = load_baseline(path)
     _check_clocks(measurements, old)
     _check_real(measurements, shelf)
     _check_acceptance_agrees(measurements)
@@ -85,6 +85,8 @@ def record_measurements(
     launches = _launches_of(measurements, kept)
     fullest = max(measurements, key=_prompts_measured)
     noise = noise_of(identical, spreads_of((LaunchesOnly(launches=launches),)))
+    commit = commit_of(shelf.folder.parent)
+    of_engine = f"{settings.engine} {first.engine_version}"
     baseline = Baseline(
         schema_version=SCHEMA_VERSION,
         case=settings,
@@ -93,9 +95,9 @@ def record_measurements(
             engine_version=first.engine_version,
             draft_sha256=model_sha256(first.draft) if first.draft else "",
             specreg_version=specreg.__version__,
-            commit=commit_of(shelf.folder.parent),
+            commit=commit,
             recorded_on=dt.datetime.now(tz=dt.UTC).date().isoformat(),
-            reason=reason,
+            reason=reason or (f"{of_engine} at {commit[:7]}" if commit else of_engine),
             driver_version=driver_version,
             torch_version=torch_version,
         ),

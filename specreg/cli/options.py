@@ -46,7 +46,11 @@ def tier_of(matrix: Path, name: str | None) -> Tier:
 def shelf_of(folder: Path, tier: Tier) -> Shelf:
     """The baselines that apply to a tier on this machine."""
     used = tier.gpus_used(find_gpus().memory_gib)
-    return Shelf(folder=folder, environment=current_environment(needs_gpus=used))
+    return Shelf(
+        folder=folder,
+        environment=current_environment(needs_gpus=used),
+        options=(f"--specreg-tier={tier.name}",),
+    )
 
 
 def case_of(tier: Tier, case_id: str) -> Case:

@@ -21,7 +21,7 @@ LIBRARY = builders.ROOT / "specreg"
 FIXTURES = builders.ROOT / "fixtures"
 
 ORDER = (
-    ("redaction", "logs", "shared_memory"),
+    ("redaction", "logs", "shared_memory", "commands"),
     ("watchdog", "files", "interrupting"),
     ("errors", "paths", "catalog", "decoding", "spread", "acceptance.record"),
     ("processes",),
