@@ -129,6 +129,12 @@ def audit(session: nox.Session) -> None:
 
 
 @nox.session
+def readme(session: nox.Session) -> None:
+    """Types what README.md says in a fresh clone: two minutes; `-- --real` runs the five lines."""
+    session.run("python", ".ci/readme.py", *session.posargs)
+
+
+@nox.session
 def browser(session: nox.Session) -> None:
     """Clicks through the page of a run in a real browser; SPECREG_CHROMIUM names one."""
     _install(session, "browser")
