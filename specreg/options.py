@@ -1,7 +1,8 @@
 """The command line's options, each declared once: a field with its flag, default and help."""
 
 import dataclasses
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -184,8 +185,18 @@ class Options:
     )
 
 
-def add_options(parser: pytest.Parser) -> None:
-    """Declares every option to pytest."""
+def add_options(parser: pytest.Parser, typed: Sequence[str]) -> None:
+    """Declares every option to pytest, which says what may be meant where it takes none of them.
+
+    Args:
+        parser: pytest's.
+        typed: the arguments as they were typed.
+    """
+    flags = [field.metadata["flag"] for field in dataclasses.fields(Options)]
+    names = [one.partition("=")[0] for one in typed if one.startswith("--")]
+    close = [difflib.get_close_matches(one, flags, n=1) for one in names if one not in flags]
+    if any(close):
+        parser.extra_info["did you mean"] = ", ".join(one[0] for one in close if one)
     group = parser.getgroup(GROUP, "specreg: performance regressions of speculative decoding")
     for field in dataclasses.fields(Options):
         group.addoption(

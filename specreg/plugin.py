@@ -86,9 +86,10 @@ _NO_XDIST = (
 _WIDTH = 110
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Declares the options."""
-    add_options(parser)
+    config = pluginmanager.get_plugin("pytestconfig")
+    add_options(parser, tuple(map(str, config.invocation_params.args)) if config else ())
 
 
 def pytest_configure(config: pytest.Config) -> None:

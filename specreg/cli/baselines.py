@@ -1,4 +1,4 @@
-"""`specreg baselines`: what was recorded, looked after."""
+"""List, compare and look after what was recorded."""
 
 import contextlib
 import subprocess
@@ -38,10 +38,10 @@ from specreg.published import record_published
 from specreg.report.baselines import render_changes, render_list
 from specreg.report.json import RunVerdict, load_verdict
 
-app = typer.Typer(no_args_is_help=True, help="What was recorded.")
+baselines = typer.Typer(no_args_is_help=True, help=__doc__)
 
 
-@app.command("list")
+@baselines.command("list")
 def list_baselines(root: RootOption = HERE, folder: FolderOption = BASELINES) -> None:
     """Print all baselines: what was recorded where, when and why; status 1 if one can't be read."""
     found = [(path, _readable(path)) for path in baseline_files(root / folder)]
@@ -49,7 +49,7 @@ def list_baselines(root: RootOption = HERE, folder: FolderOption = BASELINES) ->
     raise typer.Exit(1 if any(isinstance(one, str) for _, one in found) else 0)
 
 
-@app.command()
+@baselines.command()
 def diff(
     revision: Annotated[str, typer.Argument(help="of git, to compare with")] = "HEAD",
     root: RootOption = HERE,
@@ -69,7 +69,7 @@ def diff(
     typer.echo("\n".join(unreadable) or ("" if changes else f"as in {revision}"), nl=not changes)
 
 
-@app.command()
+@baselines.command()
 def prune(
     tier: TierOption = None,
     root: RootOption = HERE,
@@ -103,7 +103,7 @@ def prune(
     typer.echo(f"{len(unused)} removed of {shelf.environment.name}")
 
 
-@app.command()
+@baselines.command()
 def learn(
     tier: TierOption = None,
     root: RootOption = HERE,
@@ -134,7 +134,7 @@ def learn(
         typer.echo(f"{path.stem}: {', '.join(shown)}")
 
 
-@app.command("import")
+@baselines.command("import")
 def import_figures(
     file: Annotated[Path, typer.Argument(help="what another tool wrote")],
     case: Annotated[str, typer.Option(help="the id of the case that it is of")],
@@ -176,7 +176,7 @@ def import_figures(
     typer.echo(f"wrote {path}")
 
 
-@app.command()
+@baselines.command()
 def schema() -> None:
     """Print the JSON Schema of a baseline file."""
     typer.echo(render_schema(), nl=False)
