@@ -198,7 +198,13 @@ def _bounds(metric: Metric, record: Recorded) -> tuple[float | None, float | Non
 
 def _interval(low: float | None, high: float | None) -> str:
     """`-1.2..+0.8%`: where a change lies."""
-    return NOTHING if low is None or high is None else f"{100 * low:+.1f}..{high:+.1%}"
+    return NOTHING if low is None or high is None else f"{_percent(low)}..{_percent(high)}%"
+
+
+def _percent(frac: float) -> str:
+    """Beyond a factor of ten, what two launches say for instance, no figure means anything."""
+    beyond = "<-999" if frac < 0 else ">999"
+    return f"{100 * frac:+.1f}" if abs(frac) < 10 else beyond  # noqa: PLR2004
 
 
 def format_number(value: float | None) -> str:

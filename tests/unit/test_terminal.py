@@ -148,3 +148,16 @@ def test_a_recorded_change_is_positive_when_better() -> None:
     (row,) = (line.split() for line in lines if "tpot_p50_ms" in line)
     assert row == ["tpot_p50_ms", "10", "9", "+10.0%", "+10.0..+10.0%", "0.0%", "2"]
     assert not [line for line in lines if "speedup_ratio" in line]
+
+
+def test_an_interval_beyond_a_factor_of_ten_takes_no_room() -> None:
+    wide = dataclasses.replace(verdict(Outcome.INCONCLUSIVE), low_frac=-2.6e15, high_frac=38.0)
+    assert "<-999..>999%" in render_verdicts([wide], width=100, color=False)
+
+
+def test_a_case_of_several_launches_is_shown_once() -> None:
+    measured = [verdict(Outcome.MEASURED), verdict(Outcome.MEASURED, case_id="b")]
+    shown = render_verdicts([*measured, *measured, verdict(Outcome.PASS)], width=100, color=False)
+    rows = [line.split() for line in shown.splitlines()[1:]]
+    assert [row[0] for row in rows] == ["case", "m", "b", "m"]
+    assert [row[-1] for row in rows if row[0] == "m"] == ["PASS", "MEASURED"]
