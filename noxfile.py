@@ -51,8 +51,15 @@ def _pytest(session: nox.Session, *arguments: str) -> None:
     )
 
 
+def _suite(session: nox.Session, *arguments: str) -> None:
+    """The suite, which is told what to type to run it again."""
+    session.env["SPECREG_LAUNCHER"] = f"nox -s {session.name} --"
+    _pytest(session, *arguments)
+
+
 def _specreg(session: nox.Session, *arguments: str) -> None:
     """One of specreg's commands. Ctrl-C reaches it too: it stops its server and keeps its lines."""
+    session.env["SPECREG_LAUNCHER"] = f"nox -s {session.name} --"
     session.run(
         *("python", "-m", "specreg", *arguments), interrupt_timeout=60.0, terminate_timeout=30.0
     )
@@ -122,6 +129,12 @@ def audit(session: nox.Session) -> None:
 
 
 @nox.session
+def readme(session: nox.Session) -> None:
+    """Types what README.md says in a fresh clone: two minutes; `-- --real` runs the five lines."""
+    session.run("python", ".ci/readme.py", *session.posargs)
+
+
+@nox.session
 def browser(session: nox.Session) -> None:
     """Clicks through the page of a run in a real browser; SPECREG_CHROMIUM names one."""
     _install(session, "browser")
@@ -156,7 +169,7 @@ def docs(session: nox.Session) -> None:
 def cpu_perf(session: nox.Session) -> None:
     """The suite on a real engine without a GPU, with tiny models: about six minutes."""
     _install(session, extras=["report"])
-    _pytest(session, "tests/perf", "--specreg-tier=cpu")
+    _suite(session, "tests/perf", "--specreg-tier=cpu")
 
 
 @nox.session
@@ -166,7 +179,7 @@ def gpu_perf(session: nox.Session) -> None:
         name for name in _CLUSTERS if any(f"--specreg-{name}" in a for a in session.posargs)
     ]
     _install(session, extras=["datasets", "report", "changes", *clusters])
-    _pytest(session, "tests/perf", "--specreg-tier=gpu", "--specreg-require-tier")
+    _suite(session, "tests/perf", "--specreg-tier=gpu", "--specreg-require-tier")
 
 
 @nox.session
@@ -174,7 +187,7 @@ def sglang_cpu(session: nox.Session) -> None:
     """Real SGLang beside real vLLM without a GPU: acceptance alone."""
     _install(session, "tests")
     session.run("python", "-m", "pytest", "tests/contract/test_engines_agree.py")
-    _pytest(session, "tests/perf", "--specreg-tier=sglang_cpu")
+    _suite(session, "tests/perf", "--specreg-tier=sglang_cpu")
 
 
 @nox.session
@@ -182,7 +195,7 @@ def reference(session: nox.Session) -> None:
     """The reference engine, the lightest real one, and its own tests: acceptance alone."""
     _install(session, "tests")
     session.run("python", "-m", "pytest", "tests/reference")
-    _pytest(session, "tests/perf", "--specreg-tier=reference", "--specreg-oracle")
+    _suite(session, "tests/perf", "--specreg-tier=reference", "--specreg-oracle")
 
 
 @nox.session
@@ -190,7 +203,7 @@ def oracle(session: nox.Session) -> None:
     """Holds real vLLM's text and steps against what its models give: about six minutes."""
     _install(session)
     files = ("tests/perf/test_lossless.py", "tests/perf/test_oracle.py")
-    _pytest(session, *files, "--specreg-tier=cpu", "--specreg-oracle")
+    _suite(session, *files, "--specreg-tier=cpu", "--specreg-oracle")
 
 
 @nox.session

@@ -7,13 +7,15 @@ read here; that stream is read by `specreg.talk`, and what may be in either has 
 import asyncio
 import os
 from dataclasses import dataclass
-from typing import Annotated
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Annotated
 
-import aiohttp
-import httpx
 import msgspec
 
 from specreg.errors import AnswerError
+
+if TYPE_CHECKING:
+    import httpx
 
 MOST_BYTES = 16 * 2**20
 """Of an answer, or of one line of a stream. Pages of metrics are the longest, some hundred KiB."""
@@ -54,13 +56,18 @@ class Answer:
         Raises:
             AnswerError: it is.
         """
-        if not httpx.codes.is_success(self.status):
+        if not HTTPStatus.OK <= self.status < HTTPStatus.MULTIPLE_CHOICES:
             raise AnswerError(f"HTTP {self.status} from {self.path}", status=self.status)
         return self.content
 
 
 async def read(
-    client: httpx.AsyncClient, method: str, path: str, *, within_s: float, body: bytes | None = None
+    client: "httpx.AsyncClient",
+    method: str,
+    path: str,
+    *,
+    within_s: float,
+    body: bytes | None = None,
 ) -> Answer:
     """An answer of any status, read to its end.
 
@@ -74,6 +81,9 @@ async def read(
     Raises:
         AnswerError: there is none, in time or at all; it is longer than `MOST_BYTES`, or no HTTP.
     """
+    import aiohttp  # noqa: PLC0415 - takes long, and few commands ask a server
+    import httpx  # noqa: PLC0415 - the same
+
     content = bytearray()
     try:
         async with (
@@ -110,6 +120,7 @@ def ask(
     Raises:
         AnswerError: see `read`.
     """
+    import httpx  # noqa: PLC0415 - takes long, and few commands ask a server
 
     async def once() -> Answer:
         # Without TLS the certificates would be loaded for nothing, which takes a while.

@@ -6,6 +6,8 @@
 import contextlib
 import json
 import math
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -24,7 +26,7 @@ from specreg.acceptance.table import CountsTable, table_of
 from specreg.arrivals import Arrivals
 from specreg.decoding import UNREADABLE
 from specreg.engines import ALONE, Parallel
-from specreg.errors import BaselineError, InvalidMeasurementError, OutdatedBaselineError
+from specreg.errors import BaselineError, InvalidMeasurementError
 from specreg.files import replace_file
 from specreg.identity import Environment
 from specreg.matrix import NO_LIMITS, Limits
@@ -189,7 +191,6 @@ def load_baseline(path: Path) -> Baseline | None:
     """The baseline in a file, None if there is no file.
 
     Raises:
-        OutdatedBaselineError: it is of an earlier form.
         BaselineError: the file can't be read, or is of a newer form. It is left as it is.
     """
     try:
@@ -202,20 +203,22 @@ def load_baseline(path: Path) -> Baseline | None:
 
 
 def parse_baseline(content: bytes, path: Path) -> Baseline:
-    """The baseline that a file's content says, checked.
+    """The baseline that a file's content says, checked; of an earlier form, in this one.
 
     Raises:
-        OutdatedBaselineError: it is of an earlier form.
         BaselineError: it can't be read, or is of a newer form.
     """
     try:
         version = msgspec.json.decode(content, type=_Version).schema_version
-        wrong = f"baseline '{path}': schema version {version}, this specreg reads {SCHEMA_VERSION}"
         if version > SCHEMA_VERSION:
-            raise BaselineError(f"{wrong}; use a newer specreg")
-        if version < SCHEMA_VERSION:
-            raise OutdatedBaselineError(f"{wrong}; record it anew, with --update-baselines")
+            line = _line_of(content, max(content.find(b'"schema_version"'), 0))
+            raise BaselineError(
+                f"baseline '{path}': schema version {version} at line {line}, this specreg reads"
+                f" {SCHEMA_VERSION}; use a newer specreg"
+            )
         baseline = msgspec.json.decode(content, type=Baseline)
+        # What version 2 has more than 1 may be left out.
+        baseline = msgspec.structs.replace(baseline, schema_version=SCHEMA_VERSION)
         _check_figures(baseline)
     except UNREADABLE as error:
         message = f"baseline '{path}': {_place(content, error)}; {_ADVICE}"
@@ -225,16 +228,20 @@ def parse_baseline(content: bytes, path: Path) -> Baseline:
     return baseline
 
 
-def load_replaceable(path: Path) -> Baseline | None:
-    """The baseline that a new one would replace; None without one, or of an earlier form.
+def baseline_files(folder: Path) -> Iterator[Path]:
+    """The files of baselines, of all machines; published figures are none."""
+    yield from (path for path in sorted(folder.glob("*/*.json")) if path.parent.name != "published")
 
-    Raises:
-        BaselineError: the file can't be read, or is of a newer form. It must not be replaced.
-    """
-    try:
-        return load_baseline(path)
-    except OutdatedBaselineError:
-        return None
+
+def check_baselines(paths: Iterable[Path]) -> tuple[str, ...]:
+    """What is wrong with each of the files that can't be read, in words."""
+    wrong = []
+    for path in paths:
+        try:
+            load_baseline(path)
+        except BaselineError as error:
+            wrong.append(str(error))
+    return tuple(wrong)
 
 
 def load_baselines(folder: Path, pattern: str) -> tuple[Baseline, ...]:
@@ -272,7 +279,7 @@ def record_baseline(path: Path, baseline: Baseline) -> None:
         BaselineError: the file that is there can't be read, so it isn't overwritten; this one
             couldn't be read either; or the disk refuses.
     """
-    load_replaceable(path)
+    load_baseline(path)
     try:
         _check_figures(baseline)
     except InvalidMeasurementError as error:
@@ -402,10 +409,15 @@ def _place(content: bytes, error: Exception) -> str:
     except json.JSONDecodeError as where:
         return f"not JSON at line {where.lineno}, column {where.colno} ({where.msg})"
     except UnicodeDecodeError as where:
-        return f"not text at byte {where.start}"
+        return f"not text at line {_line_of(content, where.start)} (byte {where.start})"
     except (ValueError, RecursionError) as beyond:  # numbers and brackets that Python doesn't read
         return str(beyond)
-    return str(error)
+    byte = re.search(r"\(byte (\d+)\)", str(error))  # NaN, which Python reads and JSON hasn't
+    return f"not JSON at line {_line_of(content, int(byte[1]))} ({error})" if byte else str(error)
+
+
+def _line_of(content: bytes, byte: int) -> int:
+    return content.count(b"\n", 0, byte) + 1
 
 
 def _render(value: object, indent: str) -> str:

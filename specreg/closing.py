@@ -1,11 +1,12 @@
 """What is done when a run ends: what it measured and decided in, files and remarks out."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from specreg.baseline import Baseline
 from specreg.breakdown import categories_of, last_launches, slowed_of
+from specreg.commands import specreg_command
 from specreg.comparison import differing_settings
 from specreg.errors import BaselineError, SpecregError
 from specreg.history import (
@@ -23,25 +24,26 @@ from specreg.models import model_sha256
 from specreg.recording import Recorded, record_measurements
 from specreg.report.json import RunVerdict, count_outcomes
 from specreg.suite import Suite
-from specreg.verdict import own_tolerance_frac
+from specreg.verdict import Outcome, own_tolerance_frac
 
 
-def record_baselines(suite: Suite) -> tuple[tuple[Recorded, ...], tuple[str, ...]]:
+def record_baselines(suite: Suite) -> tuple[tuple[Recorded, ...], Mapping[str, str]]:
     """Writes the baselines of the cases whose launches were all measured.
 
     Returns:
-        What was written, and in words what was not, or not as a whole, and why.
+        What was written, and by case in words what was not, or not as a whole, and why.
     """
     written: list[Recorded] = []
-    refused: list[str] = []
+    refused: dict[str, str] = {}
     for case in _cases(suite):
         measurements = [one for one in suite.measurements if one.case == case]
         try:
             written.append(recorded := _record(suite, case, measurements))
-            refused += [recorded.left_out] if recorded.left_out else []
+            if recorded.left_out:
+                refused[case.id] = recorded.left_out
         except SpecregError as error:
-            refused.append(str(error))
-    return tuple(written), tuple(refused)
+            refused[case.id] = str(error)
+    return tuple(written), refused
 
 
 def record_lived(suite: Suite) -> None:
@@ -120,7 +122,8 @@ def remarks(suite: Suite, matrix: Path) -> Iterator[str]:
             unused = suite.shelf.unused(all_case_ids(matrix))
             if unused:
                 names = ", ".join(path.stem for path in unused)
-                yield f"no case asks for these baselines: {names}; specreg baselines prune"
+                prune = specreg_command("baselines", "prune", "--tier", suite.tier.name)
+                yield f"no case asks for these baselines: {names}; {prune}"
 
 
 def _cases(suite: Suite) -> Iterable[Case]:
@@ -129,10 +132,13 @@ def _cases(suite: Suite) -> Iterable[Case]:
 
 
 def _record(suite: Suite, case: Case, measurements: list[Measurement]) -> Recorded:
+    for one in suite.verdicts:
+        if one.case_id == case.id and one.outcome is Outcome.WRONG:
+            raise BaselineError(f"baseline of '{case.id}': not written, WRONG: {one.reason}")
     if len(measurements) < suite.launches:
         message = (
             f"baseline of '{case.id}': not written, {len(measurements)} of {suite.launches}"
-            f" launches were measured; select the whole case: -k {case.id}-"
+            f" launches were measured; select the whole case"
         )
         raise SpecregError(message)
     first = measurements[0]

@@ -34,6 +34,7 @@ class Known:
         published: what somebody published of it, None if nobody did.
         control: the baseline of the same load without speculation, None if there is none.
         spreads: by metric, how launches of this environment differ.
+        options: with which pytest runs the case, the tier among them.
     """
 
     environment: Environment
@@ -43,6 +44,7 @@ class Known:
     published: Published | None = None
     control: Baseline | None = None
     spreads: Mapping[str, Spread]
+    options: tuple[str, ...] = ()
 
     @property
     def baseline(self) -> Baseline | None:

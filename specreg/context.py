@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from specreg.commands import install_command
 from specreg.datasets import Prompt
 from specreg.errors import DatasetError, ModelError
 from specreg.expectation import load_case_prompts
@@ -69,9 +70,7 @@ def _tokenizer(target: str) -> Any:  # noqa: ANN401 - of a library that may be m
     try:
         library = importlib.import_module("tokenizers")
     except ImportError as error:
-        message = (
-            "counting takes tokenizers, which isn't installed; pip install 'specreg[datasets]'"
-        )
+        message = f"counting takes tokenizers, which isn't installed; {install_command('datasets')}"
         raise ModelError(message) from error
     path = model_file(target, "tokenizer.json")
     try:

@@ -12,10 +12,9 @@ import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import httpx
 import msgspec
-import uvloop
 
 from specreg.answers import read
 from specreg.arrivals import Load
@@ -26,6 +25,9 @@ from specreg.protocols import Endpoint
 from specreg.replay import Round, Share, Tally, replay_round
 from specreg.spread import Histogram
 from specreg.talk import Clock, Finished, Hear, Record, check_heard, new_client
+
+if TYPE_CHECKING:
+    import httpx
 
 _HEAD_START_NS = 50 * 10**6
 """What an order takes to reach all processes; then they begin together."""
@@ -64,7 +66,7 @@ class Crew:
     case: Case
     endpoint: Endpoint
     clock: Clock
-    client: httpx.AsyncClient
+    client: "httpx.AsyncClient"
     workers: tuple[asyncio.subprocess.Process, ...]
     token_within_s: float = _TOKEN_S
 
@@ -252,6 +254,8 @@ def _say(reply: _Reply) -> None:
 
 if __name__ == "__main__":
     try:
+        import uvloop
+
         uvloop.run(_work())
     except BrokenPipeError:  # whoever asked was killed, and nobody is left to tell anything
         os._exit(1)

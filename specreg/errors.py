@@ -20,7 +20,6 @@ SpecregError
 ├── InvalidMeasurementError the meter was not in order; the figures mean nothing
 │   └── HungError           a server that takes requests and generates nothing; it is ended
 ├── BaselineError           a baseline file that can't be read, or must not be written
-│   └── OutdatedBaselineError   one that an earlier specreg wrote: it is recorded anew
 └── ReportError             a report that can't be read, made or sent
 
 A message reads `<subject>: <what is wrong, got and needed>; <what to do>`.
@@ -175,10 +174,6 @@ class HungError(InvalidMeasurementError):
 
 class BaselineError(SpecregError):
     """A baseline file that can't be read or must not be written; it is left as it is."""
-
-
-class OutdatedBaselineError(BaselineError):
-    """A baseline of an earlier form; recording its case anew replaces it."""
 
 
 class ReportError(SpecregError):

@@ -142,10 +142,12 @@ class Shelf:
     Attributes:
         folder: of all baselines.
         environment: where is measured.
+        options: with which pytest runs the cases that are looked up, the tier among them.
     """
 
     folder: Path
     environment: Environment
+    options: tuple[str, ...] = ()
 
     @functools.cached_property
     def spreads(self) -> Mapping[str, Spread]:
@@ -188,6 +190,19 @@ class Shelf:
             published=None if known else published_for(case, self.published),
             control=self._control(case, settings),
             spreads=self.spreads,
+            options=self.options,
+        )
+
+    def files(self, case_ids: Iterable[str]) -> tuple[Path, ...]:
+        """The files that say what is expected of the cases: this machine's, else all others'."""
+        return tuple(
+            path
+            for case_id in case_ids
+            for path in (
+                [self.path(case_id)]
+                if self.path(case_id).exists()
+                else sorted(self.folder.glob(f"*/{case_id}.json"))
+            )
         )
 
     def unused(self, case_ids: Iterable[str]) -> tuple[Path, ...]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specreg.commands import install_command
 from specreg.errors import DatasetError, ModelError, SpecregError
 
 _BRANCH = "main"
@@ -157,7 +158,7 @@ def _hub(kind: type[SpecregError], subject: str, otherwise: str) -> Iterator[Any
     except ImportError as error:
         message = (
             f"{subject}: fetching takes huggingface_hub, which isn't installed;"
-            f" pip install 'specreg[datasets]', or {otherwise}"
+            f" {install_command('datasets')}, or {otherwise}"
         )
         raise kind(message) from error
     try:

@@ -9,8 +9,6 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-import uvloop
-
 from specreg.acceptance.checks import check_requests
 from specreg.acceptance.record import AcceptanceRecord, Gauges
 from specreg.datasets import Prompt
@@ -152,6 +150,8 @@ def measure(  # noqa: PLR0913 - half of them by name, each with a use of its own
         draft=server.draft,
     )
     ours = server.pids() | (control.pids() if control is not None else frozenset())
+    import uvloop  # noqa: PLC0415 - only who measures needs it
+
     invalid: dict[Family, str] = {}
     try:
         idle = rest(watching, show)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from specreg.attaching import alone
+from specreg.commands import run_command
 from specreg.errors import SpecregError, UnknownNameError
 from specreg.expectation import Shelf
 from specreg.hub import is_offline
@@ -15,7 +16,7 @@ from specreg.many.options import Spread
 from specreg.matrix import Case, Tier, load_tier, with_prompts
 from specreg.metrics import METRICS, check_tolerances
 from specreg.models import why_unfetchable
-from specreg.options import Options
+from specreg.options import Options, options_to_repeat
 from specreg.provision import Provision
 from specreg.report.progress import Progress
 from specreg.site import Site
@@ -63,20 +64,7 @@ def _tier(root: Path, options: Options, name: str) -> Tier:
     return tier
 
 
-def reason_of(options: Options, progress: Progress) -> str:
-    """Why the baselines change; empty where they don't."""
-    reason = (options.reason or "").strip()
-    if options.update_baselines and not reason and progress.watched:
-        reason = _ask("why do the baselines change? ").strip()
-    if options.update_baselines and not reason:
-        message = '--update-baselines: --reason "…" is missing; say why the baselines change'
-        raise SpecregError(message)
-    return reason
-
-
-def open_suite(
-    root: Path, options: Options, progress: Progress, site: Site | None, reason: str
-) -> Suite:
+def open_suite(root: Path, options: Options, progress: Progress, site: Site | None) -> Suite:
     """A run in which nothing was measured yet, but for what it goes on with.
 
     Args:
@@ -84,7 +72,6 @@ def open_suite(
         options: what the user asked for.
         progress: is told what goes on.
         site: the cluster's nodes; None for this machine.
-        reason: why baselines change; empty where they don't.
 
     Raises:
         SpecregError: an option, the tier or the machine doesn't fit; the message names it.
@@ -111,9 +98,10 @@ def open_suite(
             environment=environment_of(needs_gpus=tier.gpus_used(gpus.memory_gib))
             if options.attach is None
             else UNKNOWN_ENVIRONMENT,
+            options=options_to_repeat(options, tier.name),
         ),
         launches=options.launches or (_LAUNCHES_TO_RECORD if options.update_baselines else 1),
-        update_reason=reason if options.update_baselines else None,
+        update_reason=(options.reason or "").strip() if options.update_baselines else None,
         began_at=began_at,
         load=processor_load() if site is None else None,
         provision=Provision(
@@ -203,14 +191,6 @@ def _check_attachable(options: Options) -> None:
         raise SpecregError(message)
 
 
-def _ask(question: str) -> str:
-    """What the user at the terminal answers; past pytest, which has the streams by now."""
-    with Path("/dev/tty").open("w") as screen, Path("/dev/tty").open() as keyboard:
-        screen.write(question)
-        screen.flush()
-        return keyboard.readline()
-
-
 def unmet_need(suite: Suite) -> str:
     """What the tier needs and the machine lacks, empty when nothing."""
     gpus = suite.provision.found_gpus
@@ -218,7 +198,8 @@ def unmet_need(suite: Suite) -> str:
         return ""
     return (
         f"tier '{suite.tier.name}' needs {suite.tier.needs_gpus} GPU(s), {_where(suite)} has"
-        f" {len(gpus.names)} ({gpus.why_none}); run --specreg-tier cpu, or use a machine with one"
+        f" {len(gpus.names)} ({gpus.why_none}); use a machine with one, or the CPU's tier:"
+        f" {run_command((), ['--specreg-tier=cpu'])}"
     )
 
 

@@ -1,7 +1,8 @@
 """The command line's options, each declared once: a field with its flag, default and help."""
 
 import dataclasses
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -47,10 +48,14 @@ class Options:
     update_baselines: bool = _option(
         "--update-baselines",
         default=False,
-        text="record the baselines of the cases that run, and of no others; needs --reason",
+        text="record the baselines of the cases that run, and of no others",
         action="store_true",
     )
-    reason: str | None = _option("--reason", None, "why the baselines are recorded")
+    reason: str | None = _option(
+        "--reason",
+        None,
+        "why baselines are recorded (default: the engine, its version, the commit)",
+    )
     launches: int | None = _option(
         "--specreg-launches",
         None,
@@ -109,14 +114,14 @@ class Options:
         "--specreg-ray",
         None,
         "measure on the nodes of a Ray cluster that this machine is a node of: its address,"
-        " HOST:PORT, or auto; needs specreg[ray]",
+        " HOST:PORT, or auto; needs the extra ray",
         metavar="ADDRESS",
     )
     slurm: str | None = _option(
         "--specreg-slurm",
         None,
         "measure each server as a job of Slurm: partition=NAME,time=MINUTES and what else"
-        " docs/many.md names; cluster=local for jobs on this machine; needs specreg[slurm]",
+        " docs/many.md names; cluster=local for jobs on this machine; needs the extra slurm",
         metavar="KEY=VALUE,…",
     )
     oracle: bool = _option(
@@ -180,8 +185,18 @@ class Options:
     )
 
 
-def add_options(parser: pytest.Parser) -> None:
-    """Declares every option to pytest."""
+def add_options(parser: pytest.Parser, typed: Sequence[str]) -> None:
+    """Declares every option to pytest, which says what may be meant where it takes none of them.
+
+    Args:
+        parser: pytest's.
+        typed: the arguments as they were typed.
+    """
+    flags = [field.metadata["flag"] for field in dataclasses.fields(Options)]
+    names = [one.partition("=")[0] for one in typed if one.startswith("--")]
+    close = [difflib.get_close_matches(one, flags, n=1) for one in names if one not in flags]
+    if any(close):
+        parser.extra_info["did you mean"] = ", ".join(one[0] for one in close if one)
     group = parser.getgroup(GROUP, "specreg: performance regressions of speculative decoding")
     for field in dataclasses.fields(Options):
         group.addoption(

@@ -13,6 +13,7 @@ import pytest
 
 from specreg.attaching import check_attached
 from specreg.away import Away
+from specreg.baseline import check_baselines
 from specreg.breakdown import last_launches
 from specreg.closing import (
     record_baselines,
@@ -21,6 +22,7 @@ from specreg.closing import (
     run_verdict,
     why_nothing,
 )
+from specreg.commands import record_command, specreg_command
 from specreg.context import check_contexts
 from specreg.errors import (
     DatasetError,
@@ -37,15 +39,8 @@ from specreg.many.team import Wanted
 from specreg.matrix import Case, load_tier
 from specreg.metrics import METRICS, Family, Metric, metrics_of
 from specreg.model_code import check_model_code
-from specreg.opening import (
-    check_options,
-    open_suite,
-    reason_of,
-    spread_of,
-    why_unfetched,
-    why_unfit,
-)
-from specreg.options import Options, add_options, options_to_repeat, read_options
+from specreg.opening import check_options, open_suite, spread_of, why_unfetched, why_unfit
+from specreg.options import Options, add_options, read_options
 from specreg.processes import kill_running
 from specreg.proving import PROOFS, Proof, proofs_of
 from specreg.redaction import hide_known, learn
@@ -53,7 +48,13 @@ from specreg.report.document import FILE_NAME, record_report
 from specreg.report.engines import render_gauges, render_side_by_side
 from specreg.report.failures import Failure, failure_of, render_blocks
 from specreg.report.headline import render_answers
-from specreg.report.json import RunVerdict, exit_status, properties, record_verdict
+from specreg.report.json import (
+    NO_BASELINE_STATUS,
+    RunVerdict,
+    exit_status,
+    properties,
+    record_verdict,
+)
 from specreg.report.markdown import render_markdown
 from specreg.report.outputs import (
     ALWAYS,
@@ -66,10 +67,17 @@ from specreg.report.power import render_power
 from specreg.report.progress import Progress
 from specreg.report.spreads import render_spreads
 from specreg.report.tables import render_categories, render_speedups, render_times
-from specreg.report.terminal import render_next, render_notes, render_recorded, render_verdicts
+from specreg.report.terminal import (
+    render_next,
+    render_notes,
+    render_recorded,
+    render_verdicts,
+    render_written,
+)
 from specreg.reporting import report_of
 from specreg.start_failures import NOT_FETCHED
 from specreg.suite import Suite
+from specreg.verdict import Outcome
 from specreg.widening import check_room
 
 SUITE = pytest.StashKey[Suite]()
@@ -85,6 +93,8 @@ _BLOCKS = pytest.StashKey[Mapping[str, str]]()
 """By case that failed, what is told of it in place of pytest's own sections."""
 _IS_ASKED = pytest.StashKey[bool]()
 """Whether tests of the suite were chosen, or would have been if anything had."""
+_UNREADABLE = pytest.StashKey[bool]()
+"""Whether the run ended before it began, as what is expected can't be read."""
 
 _NO_XDIST = (
     "pytest-xdist: cases measured at the same time disturb one another; leave out -n, and give"
@@ -93,9 +103,10 @@ _NO_XDIST = (
 _WIDTH = 110
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Declares the options."""
-    add_options(parser)
+    config = pluginmanager.get_plugin("pytestconfig")
+    add_options(parser, tuple(map(str, config.invocation_params.args)) if config else ())
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -107,11 +118,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_PROGRESS] = progress
         options = read_options(config)
         check_options(config.rootpath, options)
-        reason = reason_of(options, progress)
         cluster = _reach(config, options, progress)
         config.stash[_CLUSTER] = cluster
         site = cluster.site if cluster is not None else None
-        config.stash[SUITE] = open_suite(config.rootpath, options, progress, site, reason)
+        config.stash[SUITE] = open_suite(config.rootpath, options, progress, site)
         config.stash[_LINES] = []
         config.stash[_IS_ASKED] = False
         config.stash[_OTHERS] = False
@@ -219,6 +229,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         without = {*suite.skipped, *suite.unfetched}
         running = [case for case_id, case in cases.items() if case_id not in without]
         _check_runnable(suite, running)
+        _check_baselines(config, suite, running)
         config.stash[_LINES].extend(_check_prompts(suite, running))
         config.stash[_LINES].extend(_form_team(config, suite, wanted))
         _hold(suite, wanted)
@@ -276,6 +287,15 @@ def _check_runnable(suite: Suite, cases: Collection[Case]) -> None:
             check_attached(cases, suite.provision.url, root=suite.root)
     except SpecregError as error:
         raise pytest.UsageError(str(error)) from error
+
+
+def _check_baselines(config: pytest.Config, suite: Suite, cases: Collection[Case]) -> None:
+    """Ends the run before anything starts where what is expected of a case can't be read."""
+    wrong = check_baselines(suite.shelf.files(case.id for case in cases))
+    if wrong:
+        config.stash[_LINES].extend(wrong)
+        config.stash[_UNREADABLE] = True
+        pytest.exit("baselines can't be read, see below; no server was started")
 
 
 def _hold(suite: Suite, wanted: Collection[Wanted]) -> None:
@@ -376,6 +396,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     only_ours = exitstatus == pytest.ExitCode.TESTS_FAILED and not session.config.stash[_OTHERS]
     if exitstatus == pytest.ExitCode.OK or only_ours:
         session.exitstatus = exit_status(suite.verdicts) or session.exitstatus
+    if _UNREADABLE in session.config.stash:
+        session.exitstatus = NO_BASELINE_STATUS
     if suite.verdicts or _ended_without(session, suite):
         run = run_verdict(suite, int(session.exitstatus), cut_short=cut_short)
         session.config.stash[_RUN] = run
@@ -427,9 +449,12 @@ def _record_run(config: pytest.Config, suite: Suite, run: RunVerdict) -> None:
     said.extend(suite.retried if suite.update_reason is not None else _remarks(config, suite))
     names = [name for name in ALWAYS if can_make(OUTPUTS[name])]
     try:
-        options = _options(config, suite)
         report = report_of(
-            suite, run, command=_command(config), options=options, remarks=tuple(said)
+            suite,
+            run,
+            command=_command(config),
+            options=suite.shelf.options,
+            remarks=tuple(said),
         )
         append_job_summary(render_markdown(report))
         record_report(folder / FILE_NAME, report)
@@ -437,12 +462,8 @@ def _record_run(config: pytest.Config, suite: Suite, run: RunVerdict) -> None:
     except Exception as error:  # noqa: BLE001 - whatever it is, it must take no verdict with it
         config.stash[_LINES].append(
             f"report of '{folder}': not whole, {type(error).__name__}: {error}; the verdicts stand,"
-            " and specreg report makes it again"
+            f" and {specreg_command('report')} makes it again"
         )
-
-
-def _options(config: pytest.Config, suite: Suite) -> tuple[str, ...]:
-    return options_to_repeat(read_options(config), suite.tier.name)
 
 
 @contextlib.contextmanager
@@ -469,10 +490,17 @@ def _record_baselines(session: pytest.Session, *, cut_short: bool) -> Iterator[s
     if cut_short:
         yield "no baseline was written: the run was interrupted"
         return
-    written, refused = record_baselines(session.config.stash[SUITE])
+    suite = session.config.stash[SUITE]
+    written, refused = record_baselines(suite)
+    yield from refused.values()
     if written:
         yield render_recorded(written, width=_WIDTH, color=_color(session.config))
-    yield from refused
+        everything = {case.id for case in suite.tier.cases}
+        yield render_written(written, everything, suite.shelf.options)
+    failed = {verdict.case_id for verdict in suite.verdicts if verdict.fails}
+    again = tuple(case_id for case_id in refused if case_id not in failed)
+    if again:
+        yield f"record again what wasn't written:\n  {record_command(again, suite.shelf.options)}"
     if refused and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -507,7 +535,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         _write_blocks(terminalreporter, blocks)
     terminalreporter.section(f"specreg: tier {suite.tier.name} on {suite.environment.name}")
     color = _color(config)
-    parts = [render_verdicts(suite.verdicts, width=_WIDTH, color=color), *config.stash[_LINES]]
+    recording = suite.update_reason is not None
+    judged = [one for one in suite.verdicts if not recording or one.outcome is not Outcome.MEASURED]
+    table = render_verdicts(judged, width=_WIDTH, color=color) if judged else ""
+    parts = [table, *config.stash[_LINES]]
     parts.append(render_side_by_side(suite.measurements, width=_WIDTH, color=color))
     parts.append(render_gauges(suite.measurements))
     figures = last_launches(suite.figures)
@@ -520,7 +551,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         parts.append("the servers of this tier say nothing of speed, so none is shown")
     if suite.taken_over:
         parts.append(f"taken over from the run that was cut off: {', '.join(suite.taken_over)}")
-    if suite.update_reason is not None:
+    if recording:
         parts.extend(suite.retried)
     else:
         untold = [one for one in suite.verdicts if not (blocks and one.fails)]
@@ -530,9 +561,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     parts.append(next((f"report: {page}" for page in pages if page.exists()), ""))
     if _RUN in config.stash:
         parts.append(render_answers(config.stash[_RUN], color=color))
-    if suite.update_reason is None:
-        cases = {case.id for case in suite.tier.cases}
-        parts.append(render_next(suite.verdicts, cases, _options(config, suite)))
+    cases = {case.id for case in suite.tier.cases}
+    again = ("--update-baselines",) if recording else ()
+    parts.append(render_next(suite.verdicts, cases, (*suite.shelf.options, *again)))
     terminalreporter.write_line(hide_known("\n\n".join(filter(None, parts))))
 
 
@@ -549,11 +580,11 @@ def _setups(suite: Suite) -> Iterator[tuple[Launch, Launch, Case]]:
 def _asked(
     suite: Suite, marker: pytest.Mark, case: Case, server: Launch
 ) -> Sequence[Metric | Proof]:
-    """What a test of the suite asks of a case on a launch; recording proves nothing."""
+    """What a test of the suite asks of a case on a launch; one is enough for a proof."""
     (name,) = marker.args
     if marker.name == "family":
         return metrics_of(case, Family(name))
-    if server.number > 1 or suite.update_reason is not None:
+    if server.number > 1:
         return ()
     return [proof for proof in proofs_of(case, with_torch=suite.with_oracle) if proof.name == name]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from specreg.commands import specreg_command
 from specreg.datasets import Prompt, PromptSet, Source
 from specreg.datasets._prepared import (
     Prepared,
@@ -137,10 +138,8 @@ def _origin_of(one: PromptSet, source: Source, asked: Preparation) -> _Origin:
         path = _file_in(asked.given, one)
         return _Origin(path=path, source=path.name, revision="")
     if not source.repo:
-        message = (
-            f"dataset '{one.name}': isn't on the hub; get {source.url} and run specreg prepare"
-            f" {one.name} --from FILE"
-        )
+        command = specreg_command("prepare", one.name, "--from", "FILE")
+        message = f"dataset '{one.name}': isn't on the hub; get {source.url} and run {command}"
         raise DatasetError(message)
     asked.show(f"fetching {source.file} of {source.repo}")
     fetched = fetch_dataset_file(source.repo, source.file, asked.revision)

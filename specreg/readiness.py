@@ -1,8 +1,8 @@
 """Readiness: a server that was started in; whether it generates, or why it never will, out."""
 
 import time
+from http import HTTPStatus
 
-import httpx
 import msgspec
 
 from specreg.answers import ask
@@ -82,15 +82,15 @@ def generates(server: Server, *, timeout_s: float, output_cap_tokens: int = 1) -
         health = ask(
             url, "GET", server.engine.health_path, within_s=min(_HEALTH_TIMEOUT_S, within_s)
         )
-        if health.status != httpx.codes.OK:
+        if health.status != HTTPStatus.OK:
             return False
         answer = ask(url, "POST", path, within_s=within_s, body=body)
     except AnswerError:
         return False
-    if httpx.codes.is_client_error(answer.status):
+    if HTTPStatus.BAD_REQUEST <= answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:
         said = answer.content[:_ANSWER_BYTES].decode(errors="replace")
         raise ServerRefusedError(f"refused to generate, {said}")
-    return answer.status == httpx.codes.OK and _holds_tokens(protocol, probe, answer.content)
+    return answer.status == HTTPStatus.OK and _holds_tokens(protocol, probe, answer.content)
 
 
 def _holds_tokens(protocol: Protocol, probe: Ask, content: bytes) -> bool:

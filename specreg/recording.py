@@ -17,7 +17,7 @@ from specreg.baseline import (
     LaunchesOnly,
     Provenance,
     RecordedDevice,
-    load_replaceable,
+    load_baseline,
     record_baseline,
     stored_acceptance,
 )
@@ -72,7 +72,7 @@ def record_measurements(
             with the most prompts is kept.
         settings: of that case.
         shelf: where to put it.
-        reason: why it is recorded.
+        reason: why it is recorded; empty for the engine, its version and the commit.
         torch_version: what the engine ran with, as far as is known.
         driver_version: of the GPUs that it ran on, empty without.
         identical: earlier runs with the same settings, engine and draft.
@@ -83,7 +83,7 @@ def record_measurements(
     """
     first = measurements[0]
     path, there = shelf.path(first.case.id), shelf.found(first.case.id)
-    old = load_replaceable(there)
+    old = load_baseline(there)
     invalid = _invalid_of(measurements, old)
     if Family.ACCEPTANCE in invalid or (invalid and first.acceptance is None):
         message = f"baseline of '{first.case.id}': not written, {next(iter(invalid.values()))}"
@@ -96,6 +96,8 @@ def record_measurements(
     launches = speeds or (kept.launches if kept is not None else ())
     fullest = max(measurements, key=_prompts_measured)
     noise = noise_of(identical, spreads_of((LaunchesOnly(launches=launches),)))
+    commit = commit_of(shelf.folder.parent)
+    of_engine = f"{settings.engine} {first.engine_version}"
     baseline = Baseline(
         schema_version=SCHEMA_VERSION,
         case=settings,
@@ -104,9 +106,9 @@ def record_measurements(
             engine_version=first.engine_version,
             draft_sha256=model_sha256(first.draft) if first.draft else "",
             specreg_version=specreg.__version__,
-            commit=commit_of(shelf.folder.parent),
+            commit=commit,
             recorded_on=dt.datetime.now(tz=dt.UTC).date().isoformat(),
-            reason=reason,
+            reason=reason or (f"{of_engine} at {commit[:7]}" if commit else of_engine),
             driver_version=driver_version,
             torch_version=torch_version,
         ),

@@ -9,8 +9,8 @@ import itertools
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import httpx
 import msgspec
 
 from specreg.arrivals import Arrivals, due_after_ns
@@ -20,6 +20,9 @@ from specreg.protocols import Endpoint
 from specreg.spread import Histogram
 from specreg.talk import Clock, Finished, Hear, Record, Talk, check_heard
 from specreg.trace import RequestTrace
+
+if TYPE_CHECKING:
+    import httpx
 
 _BEAT_NS = 20 * 10**6
 _FINISHING_NS = 10**6
@@ -92,7 +95,7 @@ async def replay_round(  # noqa: PLR0913 - most of them by name, each with a use
     endpoint: Endpoint,
     prompts: Sequence[Prompt],
     *,
-    client: httpx.AsyncClient,
+    client: "httpx.AsyncClient",
     clock: Clock,
     record: Record | None = None,
     share: Share | None = None,

@@ -11,6 +11,7 @@ import msgspec
 import specreg
 from specreg.baseline import CaseSettings, load_acceptance
 from specreg.breakdown import last_launches, readable_figures
+from specreg.commands import run_command
 from specreg.comparison import expected_value
 from specreg.distribution import bars_of
 from specreg.errors import ReportError, SpecregError
@@ -31,7 +32,6 @@ from specreg.report.document import (
     Report,
     Spreads,
     load_report,
-    render_command,
 )
 from specreg.report.json import RunVerdict, load_verdict
 from specreg.spread import Histogram
@@ -127,7 +127,7 @@ def _case_report(
         spreads=_spreads(valid[-1]) if valid else Spreads(),
         expected=expected,
         history=tuple(lived[-_LAST_RUNS:]),
-        reproduce=render_command((case.id,), _with_version(options, figures)),
+        reproduce=run_command((case.id,), _with_version(options, figures)),
         logs=tuple(_logs(suite, case)),
         error=suite.errors.get(case.id, ""),
     )
@@ -257,5 +257,5 @@ def _bare_cases(
             spreads=Spreads(),
             expected=None,
             history=(),
-            reproduce=render_command((case_id,), (f"--specreg-tier={run.tier}",)),
+            reproduce=run_command((case_id,), (f"--specreg-tier={run.tier}",)),
         )

@@ -4,9 +4,8 @@ import contextlib
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
-
-import httpx
 
 from specreg.acceptance.record import StepCounts
 from specreg.answers import ask
@@ -160,5 +159,5 @@ class StartedServer(Server):
             answer = ask(self.base_url, "GET", path, within_s=_DYING_S)
         except AnswerError as error:
             return "" if error.late else f"no more, {error}"
-        failed = httpx.codes.is_server_error(answer.status)
+        failed = answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR
         return f"{answer.status} at {self.base_url}{path}" if failed else ""

@@ -64,7 +64,7 @@ class Suite:
         tier: what runs.
         shelf: the baselines of this machine.
         launches: how many launches of each server are measured.
-        update_reason: why baselines are recorded, None when they aren't.
+        update_reason: why baselines are recorded, empty for the usual; None when they aren't.
         provision: where the engines come from.
         ready_within_s: how long a server may take to its first token.
         run_folder: where this run leaves logs, figures and its journal.

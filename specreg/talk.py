@@ -3,12 +3,10 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NoReturn, cast
+from http import HTTPStatus
+from typing import TYPE_CHECKING, NoReturn, cast
 
-import aiohttp
-import httpx
 import msgspec
-from httpx_aiohttp import HttpxAiohttpClient
 
 from specreg.acceptance.record import StepCounts
 from specreg.answers import shortly
@@ -19,6 +17,9 @@ from specreg.protocols import PROTOCOLS, Ask, Endpoint, Message, Role, StreamDec
 from specreg.replies import REPLIES
 from specreg.sse import DONE, splitter_for
 from specreg.trace import Chunk, RequestTrace, StreamEvent, chunk_sizes
+
+if TYPE_CHECKING:
+    import httpx
 
 _SILENCE_S = 60.0
 """How long a stream may be silent before its request counts as failed, and all before the server
@@ -70,13 +71,16 @@ def check_heard(case: Case, heard_ns: int, now_ns: int) -> None:
         raise HungError(most_s)
 
 
-def new_client(endpoint: Endpoint, *, connections: int | None) -> httpx.AsyncClient:
+def new_client(endpoint: Endpoint, *, connections: int | None) -> "httpx.AsyncClient":
     """A client for one endpoint, over the aiohttp transport: it costs a third of httpx's own.
 
     Args:
         endpoint: whom to ask.
         connections: the most at once, None for any number.
     """
+    import httpx  # noqa: PLC0415 - takes long, and few commands ask a server
+    from httpx_aiohttp import HttpxAiohttpClient  # noqa: PLC0415 - the same
+
     # Servers drop an idle connection after 5 s; reusing it at that moment would fail a request.
     limits = httpx.Limits(
         max_connections=connections and connections + 1,
@@ -169,7 +173,7 @@ class Talk:
 
     case: Case
     endpoint: Endpoint
-    client: httpx.AsyncClient
+    client: "httpx.AsyncClient"
     clock: Clock
     end: Record
     hear: Hear
@@ -237,6 +241,9 @@ class Talk:
             chat_template_args=case.chat_template_args,
             stream=case.stream,
         )
+        import aiohttp  # noqa: PLC0415 - imported by then, see new_client
+        import httpx  # noqa: PLC0415 - the same
+
         protocol = PROTOCOLS[self.endpoint.protocol]
         path, body = protocol.path(ask), msgspec.json.encode(protocol.body(ask))
         sent_ns = self.clock()
@@ -287,7 +294,7 @@ class Talk:
     ) -> None:
         splitter, clock = splitter_for(stream=self.case.stream), self.clock
         async with self.client.stream("POST", path, content=body, headers=_HEADERS) as response:
-            if response.status_code != httpx.codes.OK:
+            if response.status_code != HTTPStatus.OK:
                 text = await _beginning(response)
                 raise InvalidMeasurementError(
                     "HTTP_ERROR", f"HTTP {response.status_code} from {path}: {text}"
@@ -302,7 +309,7 @@ class Talk:
             gathered.take(decoder.parse_event(event), gathered.heard_ns)
 
 
-async def _beginning(response: httpx.Response) -> str:
+async def _beginning(response: "httpx.Response") -> str:
     """The first bytes of an answer, however long it is."""
     content = b""
     async for piece in response.aiter_raw():

@@ -3,9 +3,9 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from http import HTTPStatus
 from typing import TypeVar
 
-import httpx
 import msgspec
 
 from specreg.answers import Answer, read
@@ -137,6 +137,8 @@ def _ask_all(
 
     async def all_of_them() -> list[AnswerT]:
         free, heard_s = asyncio.Semaphore(in_flight), time.monotonic()
+        import httpx  # noqa: PLC0415 - takes long, and few commands ask a server
+
         async with httpx.AsyncClient(base_url=endpoint.base_url, trust_env=False) as client:
 
             async def post(call: Call) -> bytes:
@@ -163,7 +165,7 @@ def _ask_all(
 
 
 def _content(answer: Answer, call: Call) -> bytes:
-    if answer.status != httpx.codes.OK:
+    if answer.status != HTTPStatus.OK:
         said = answer.text[:_ANSWER_CHARACTERS]
         message = f"HTTP {answer.status} from {call.path}: {said}"
         raise InvalidMeasurementError("HTTP_ERROR", message)

@@ -10,8 +10,9 @@ from enum import StrEnum
 
 from specreg.acceptance.record import AcceptanceRecord
 from specreg.baseline import load_acceptance
+from specreg.commands import ATTACH_OPTION, is_attached, record_command
 from specreg.comparison import Comparison, Known, differing_settings, of_any_number
-from specreg.intervals import Change, t_quantile
+from specreg.intervals import Change, change_of_launches, t_quantile
 from specreg.matrix import Case
 from specreg.methods import METHODS
 from specreg.metrics import Direction, Family, Metric, acceptance_value
@@ -21,6 +22,9 @@ from specreg.validity import spoiled_by
 
 _OTHER_CARD_FRAC = 0.1
 """What cards of one kind differ by in what their sensors say: ±5 % each."""
+
+_MOST_LAUNCHES = 12
+"""Of a case; each takes minutes."""
 
 _POWER_LEVEL = 0.1
 """What a case can see is what it proves nine times out of ten."""
@@ -58,6 +62,8 @@ class Verdict:
         against: whose baseline: an environment or a source, empty without one.
         cause: of a change in speed, how much is acceptance and how much the cost of a step.
         launches: how many were measured.
+        needed_launches: how many would tell, where this is undecided; 0 where no number would, None
+            where that isn't known.
         softened: whether the test passes where there is no telling.
         two_sided: whether a change either way is one for the worse; it is positive for more then.
     """
@@ -77,6 +83,7 @@ class Verdict:
     against: str = ""
     cause: str = ""
     launches: int = 1
+    needed_launches: int | None = None
     softened: bool = False
     two_sided: bool = False
 
@@ -129,12 +136,12 @@ def judge(metric: Metric, comparison: Comparison, look: Look) -> Verdict:
         return say(outcome=Outcome.INVALID, reason=reason)
     baseline = known.baseline
     if baseline is None and known.published is None:
-        reason = f"nothing recorded in '{known.environment.name}'; {record_hint(case_id)}"
+        reason = f"nothing recorded in '{known.environment.name}'; {record_hint(case_id, known)}"
         return say(outcome=Outcome.NO_BASELINE, reason=reason)
     settings = of_any_number(known.settings)
     differing = differing_settings(baseline.case, settings) if baseline else ""
     if differing:
-        reason = f"it was recorded with other settings: {differing}; {record_hint(case_id)}"
+        reason = f"it was recorded with other settings: {differing}; {record_hint(case_id, known)}"
         return say(outcome=Outcome.NO_BASELINE, reason=reason)
     by_number = metric.by_launch or measurement.case.needs_fresh_server
     if known.settings.num_prompts is not None and by_number:
@@ -184,9 +191,11 @@ def two_sided_outcome_of(
     return Outcome.REGRESSED if changed and abs(change_frac) > tolerance else Outcome.INCONCLUSIVE
 
 
-def record_hint(case_id: str) -> str:
+def record_hint(case_id: str, known: Known) -> str:
     """What to type to record a case's baseline."""
-    return f'record one with\n  pytest -k {case_id}- --update-baselines --reason "…"'
+    if is_attached(known.options):
+        return f"leave out {ATTACH_OPTION} to record one"
+    return f"record one with\n  {record_command((case_id,), known.options)}"
 
 
 def own_tolerance_frac(metric: Metric, case: Case) -> float:
@@ -229,13 +238,17 @@ def _judge_acceptance(metric: Metric, comparison: Comparison, look: Look, say: S
         return refused
     found = comparison.ratio_change(metric)
     if isinstance(found, str):
-        return say(outcome=Outcome.INCONCLUSIVE, tolerance_frac=tolerance, reason=found)
+        return say(
+            outcome=Outcome.INCONCLUSIVE, tolerance_frac=tolerance, reason=found, needed_launches=0
+        )
     value, expected, change = found
     say = functools.partial(say, value=value, expected=expected)
     verdict = _decide(metric, change, tolerance, look, say)
     if verdict.outcome is Outcome.INCONCLUSIVE:
         prompts = len(comparison.ours.prompt_ids) if comparison.ours is not None else 0
-        return _undecided(verdict, f"{prompts} prompts", "raise prompts in the matrix")
+        more = max(2.0, ((verdict.sight_frac or 0.0) / tolerance) ** 2) * prompts
+        remedy = f"raise prompts in the matrix to about {more:.0f}"
+        return _undecided(verdict, f"{prompts} prompts", remedy, needed_launches=0)
     if verdict.outcome is not Outcome.REGRESSED:
         return verdict
     theirs = load_acceptance(known.baseline.acceptance) if known.baseline else None
@@ -249,9 +262,10 @@ def _judge_acceptance(metric: Metric, comparison: Comparison, look: Look, say: S
 
 def _refuse_acceptance(metric: Metric, comparison: Comparison, say: Say) -> Verdict | None:
     """Why two acceptances are not of the same kind, None when they are."""
-    baseline, case_id = comparison.known.baseline, comparison.measurement.case.id
+    known, case_id = comparison.known, comparison.measurement.case.id
+    baseline = known.baseline
     ours = comparison.measurement.acceptance
-    nothing = f"the baseline holds no {metric.name}; {record_hint(case_id)}"
+    nothing = f"the baseline holds no {metric.name}; {record_hint(case_id, known)}"
     if baseline is None:
         told = comparison.known.published
         absent = told is None or told.value(metric.name) is None
@@ -265,7 +279,7 @@ def _refuse_acceptance(metric: Metric, comparison: Comparison, say: Say) -> Verd
         return None
     reason = (
         f"measured as {', '.join(tags)}, recorded as {', '.join(recorded_tags)};"
-        f" {record_hint(case_id)}"
+        f" {record_hint(case_id, known)}"
     )
     return say(outcome=Outcome.NOT_COMPARABLE, reason=reason)
 
@@ -276,18 +290,18 @@ def _judge_speed(metric: Metric, comparison: Comparison, look: Look, say: Say) -
         where = known.baseline.environment.name if known.baseline else "a published figure"
         reason = (
             f"nothing recorded in '{known.environment.name}', and speed doesn't carry over from"
-            f" '{where}'; {record_hint(case.id)}"
+            f" '{where}'; {record_hint(case.id, known)}"
         )
         return say(outcome=Outcome.NOT_COMPARABLE, reason=reason)
     recorded = known.exact.launch_values(metric)
     if not recorded or metric.name not in known.spreads:
         lacks = "its spread takes two launches or more" if recorded else "the baseline holds none"
-        return say(outcome=Outcome.NO_BASELINE, reason=f"{lacks}; {record_hint(case.id)}")
+        return say(outcome=Outcome.NO_BASELINE, reason=f"{lacks}; {record_hint(case.id, known)}")
     other_card = ""
     if metric.family is Family.POWER:
         unlike, other_card = comparison.unlike_devices, comparison.other_card
         if unlike:
-            reason = f"{unlike}; {record_hint(case.id)}"
+            reason = f"{unlike}; {record_hint(case.id, known)}"
             return say(outcome=Outcome.NOT_COMPARABLE, reason=reason)
     tolerance = own_tolerance_frac(metric, case)
     if other_card:
@@ -316,8 +330,9 @@ def _judge_speed(metric: Metric, comparison: Comparison, look: Look, say: Say) -
         reason = f"{other_card}, and cards of one kind differ by {_OTHER_CARD_FRAC:.0%}"
         return dataclasses.replace(verdict, outcome=Outcome.NOT_COMPARABLE, reason=reason)
     if verdict.outcome is Outcome.INCONCLUSIVE:
-        launches = f"{verdict.launches} launches against {len(recorded)}"
-        return _undecided(verdict, launches, "quieten the machine, or measure more launches")
+        launches = f"{_launches(verdict.launches)} against {len(recorded)}"
+        remedy, needed = _more_launches(metric, verdict, known, case, len(recorded))
+        return _undecided(verdict, launches, remedy, needed_launches=needed)
     return verdict
 
 
@@ -346,13 +361,39 @@ def _decide(metric: Metric, change: Change, tolerance: float, look: Look, say: S
     )
 
 
-def _undecided(verdict: Verdict, by_what: str, remedy: str) -> Verdict:
+def _more_launches(
+    metric: Metric, verdict: Verdict, known: Known, case: Case, recorded: int
+) -> tuple[str, int]:
+    """What would decide a speed, by how launches spread; in words and as launches of a run."""
+    tolerance, spread = verdict.tolerance_frac or 0.0, known.spreads[metric.name]
+
+    def seen(launches: int, against: int) -> float:
+        change = change_of_launches((1.0,) * launches, (1.0,) * against, spread, 1)
+        return -log_to_frac(metric, -sight_frac(change, Look.LAUNCH))
+
+    for more in range(verdict.launches + 1, _MOST_LAUNCHES + 1):
+        if seen(more, recorded) <= tolerance:
+            return f"measure {more} launches, which see {seen(more, recorded):.1%}", more
+    for more in range(recorded + 1, _MOST_LAUNCHES + 1):
+        if seen(more, more) <= tolerance:
+            anew = f"{record_command((case.id,), known.options)} --specreg-launches={more}"
+            return f"record it anew from {more} launches, and measure as many\n  {anew}", 0
+    most = seen(_MOST_LAUNCHES, _MOST_LAUNCHES)
+    advice = f"raise its tolerance in the matrix to {most:.1%}, or measure on a quieter machine"
+    return f"{_MOST_LAUNCHES} launches against as many would still be too few: {advice}", 0
+
+
+def _launches(count: int) -> str:
+    return f"{count} launch{'es' if count > 1 else ''}"
+
+
+def _undecided(verdict: Verdict, by_what: str, remedy: str, *, needed_launches: int) -> Verdict:
     """Says what the case can see: a tolerance finer than that can't be kept."""
     reason = (
         f"this case sees {verdict.sight_frac:.1%} with {by_what}, its tolerance is"
         f" {verdict.tolerance_frac:.1%}; {remedy}"
     )
-    return dataclasses.replace(verdict, reason=reason)
+    return dataclasses.replace(verdict, reason=reason, needed_launches=needed_launches)
 
 
 def _cause(metric: Metric, comparison: Comparison, change: Change) -> str:

@@ -1,45 +1,98 @@
 """`specreg`: what is done besides running the suite. A file for each group of commands."""
 
+import ast
+import importlib
 import sys
-from typing import Annotated
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-from specreg.cli.baselines import app as baselines
-from specreg.cli.bisect import bisect
-from specreg.cli.cases import explain, oracle
-from specreg.cli.datasets import convert, prepare
-from specreg.cli.doctor import doctor
-from specreg.cli.gate import gate
-from specreg.cli.history import history
-from specreg.cli.matrix import matrix
-from specreg.cli.power import power
-from specreg.cli.report import report
-from specreg.cli.soak import soak
-from specreg.cli.tables import tables
+import specreg
 from specreg.errors import SpecregError
 from specreg.redaction import learn
-from specreg.report.engines import render_support
+
+_COMMANDS: Mapping[str, str] = {
+    "explain": "cases",
+    "gate": "gate",
+    "bisect": "bisect",
+    "soak": "soak",
+    "oracle": "cases",
+    "prepare": "datasets",
+    "convert": "datasets",
+    "matrix": "matrix",
+    "engines": "matrix",
+    "doctor": "doctor",
+    "power": "power",
+    "tables": "tables",
+    "report": "report",
+    "history": "history",
+    "selftest": "cases",
+    "baselines": "baselines",
+}
+"""By command the file that it is in, which is imported once the command is typed."""
+
+
+class Commands(typer.core.TyperGroup):
+    """All commands; in a list of them each is its name and the first line of its docstring."""
+
+    _lists = False
+
+    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - Typer's own
+        super().__init__(**settings)
+        # Those that are typed wrongly are compared with these.
+        self.commands = {name: typer.core.TyperCommand(name) for name in _COMMANDS}
+
+    def get_command(self, ctx: typer.Context, name: str) -> "typer.core.TyperCommand | None":  # type: ignore[override]
+        """The command of a name, None where there is none."""
+        del ctx
+        if name not in _COMMANDS:
+            return None
+        if self._lists:
+            return typer.core.TyperCommand(name, help=_first_line(name))
+        found = getattr(importlib.import_module(f"specreg.cli.{_COMMANDS[name]}"), name)
+        if isinstance(found, typer.Typer):
+            return typer.main.get_group(found)  # type: ignore[return-value]
+        alone = typer.Typer(add_completion=False)
+        alone.command(name)(found)
+        return typer.main.get_command(alone)  # type: ignore[return-value]
+
+    def format_help(self, ctx: typer.Context, formatter: object) -> None:  # type: ignore[override]
+        """Writes the list, for which nothing is imported."""
+        self._lists = True
+        super().format_help(ctx, formatter)  # type: ignore[arg-type]
+
+
+def _first_line(name: str) -> str:
+    tree = ast.parse(Path(__file__).with_name(f"{_COMMANDS[name]}.py").read_bytes())
+    functions = [one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == name]
+    return (ast.get_docstring(functions[0] if functions else tree) or "").partition("\n")[0]
+
 
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Baselines of speculative decoding: what is expected, and what was recorded.",
 )
-app.command()(explain)
-app.command()(gate)
-app.command()(bisect)
-app.command()(soak)
-app.command()(oracle)
-app.command()(prepare)
-app.command()(convert)
-app.command()(matrix)
-app.command()(doctor)
-app.command()(power)
-app.command()(tables)
-app.command()(report)
-app.command()(history)
+
+
+def _print_version(wanted: bool) -> None:  # noqa: FBT001 - as Typer calls it
+    if wanted:
+        typer.echo(f"specreg {specreg.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", help="print the version", callback=_print_version)
+    ] = False,
+) -> None:
+    del version
 
 
 def main() -> None:
@@ -50,24 +103,3 @@ def main() -> None:
     except SpecregError as error:
         typer.echo(str(error), err=True)
         raise SystemExit(1) from error
-
-
-@app.command()
-def engines() -> None:
-    """Print which engine has which method, in Markdown."""
-    typer.echo(render_support())
-
-
-@app.command()
-def selftest(
-    nights: Annotated[int, typer.Option(help="identical nights to simulate")] = 200,
-) -> None:
-    """Plant known changes and simulate identical nights; print what was caught, and what wasn't."""
-    from specreg.selftest import run_selftest  # noqa: PLC0415 - seconds of simulation
-
-    text, holds = run_selftest(nights)
-    typer.echo(text)
-    raise typer.Exit(0 if holds else 1)
-
-
-app.add_typer(baselines, name="baselines")

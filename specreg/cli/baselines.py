@@ -1,8 +1,7 @@
-"""`specreg baselines`: what was recorded, looked after."""
+"""List, compare and look after what was recorded."""
 
 import contextlib
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from specreg.baseline import (
     Baseline,
+    baseline_files,
     load_baseline,
     parse_baseline,
     record_baseline,
@@ -38,18 +38,18 @@ from specreg.published import record_published
 from specreg.report.baselines import render_changes, render_list
 from specreg.report.json import RunVerdict, load_verdict
 
-app = typer.Typer(no_args_is_help=True, help="What was recorded.")
+baselines = typer.Typer(no_args_is_help=True, help=__doc__)
 
 
-@app.command("list")
+@baselines.command("list")
 def list_baselines(root: RootOption = HERE, folder: FolderOption = BASELINES) -> None:
-    """Print all baselines: what was recorded where, when and why."""
-    typer.echo(
-        render_list([(path, _readable(path)) for path in _paths(root / folder)], width=WIDTH)
-    )
+    """Print all baselines: what was recorded where, when and why; status 1 if one can't be read."""
+    found = [(path, _readable(path)) for path in baseline_files(root / folder)]
+    typer.echo(render_list(found))
+    raise typer.Exit(1 if any(isinstance(one, str) for _, one in found) else 0)
 
 
-@app.command()
+@baselines.command()
 def diff(
     revision: Annotated[str, typer.Argument(help="of git, to compare with")] = "HEAD",
     root: RootOption = HERE,
@@ -58,7 +58,7 @@ def diff(
     """Print what the baselines on disk change against those of a revision."""
     _check_revision(root, revision)
     changes, unreadable = [], []
-    for path in _paths(root / folder):
+    for path in baseline_files(root / folder):
         old, new = _baseline_at(revision, path), _readable(path)
         if isinstance(new, str):
             unreadable.append(new)
@@ -69,7 +69,7 @@ def diff(
     typer.echo("\n".join(unreadable) or ("" if changes else f"as in {revision}"), nl=not changes)
 
 
-@app.command()
+@baselines.command()
 def prune(
     tier: TierOption = None,
     root: RootOption = HERE,
@@ -103,7 +103,7 @@ def prune(
     typer.echo(f"{len(unused)} removed of {shelf.environment.name}")
 
 
-@app.command()
+@baselines.command()
 def learn(
     tier: TierOption = None,
     root: RootOption = HERE,
@@ -119,7 +119,7 @@ def learn(
     history = load_history(history_path((root / runs).parent / "history", shelf.environment.name))
     if history.wrong:
         typer.echo(history.wrong, err=True)
-    for path in _paths(root / folder):
+    for path in baseline_files(root / folder):
         if path.parent.name not in shelf.environment.names:
             continue
         old = _readable(path)
@@ -134,7 +134,7 @@ def learn(
         typer.echo(f"{path.stem}: {', '.join(shown)}")
 
 
-@app.command("import")
+@baselines.command("import")
 def import_figures(
     file: Annotated[Path, typer.Argument(help="what another tool wrote")],
     case: Annotated[str, typer.Option(help="the id of the case that it is of")],
@@ -176,15 +176,10 @@ def import_figures(
     typer.echo(f"wrote {path}")
 
 
-@app.command()
+@baselines.command()
 def schema() -> None:
     """Print the JSON Schema of a baseline file."""
     typer.echo(render_schema(), nl=False)
-
-
-def _paths(folder: Path) -> Iterator[Path]:
-    """The files of baselines; published figures are none."""
-    yield from (path for path in sorted(folder.glob("*/*.json")) if path.parent.name != "published")
 
 
 def _readable(path: Path) -> Baseline | str:

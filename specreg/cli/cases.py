@@ -1,4 +1,4 @@
-"""`specreg explain` and `specreg oracle`: what is expected of a case."""
+"""`specreg explain` and `specreg oracle`: what is expected of a case; `specreg selftest`."""
 
 from typing import Annotated
 
@@ -65,3 +65,14 @@ def oracle(
     )
     known = shelf_of(root / folder, found).look_up(one, settings_in(root, one))
     typer.echo(render_oracle(one, prompts, steps, known))
+
+
+def selftest(
+    nights: Annotated[int, typer.Option(help="identical nights to simulate")] = 200,
+) -> None:
+    """Plant known changes and simulate identical nights; print what was caught, and what wasn't."""
+    from specreg.selftest import run_selftest  # noqa: PLC0415 - seconds of simulation
+
+    text, holds = run_selftest(nights)
+    typer.echo(text)
+    raise typer.Exit(0 if holds else 1)

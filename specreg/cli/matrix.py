@@ -1,4 +1,4 @@
-"""`specreg matrix`: what a tier runs, what that needs, and about how long it takes."""
+"""`specreg matrix` and `specreg engines`: what a tier runs, needs and takes; who has a method."""
 
 from typing import Annotated
 
@@ -20,7 +20,13 @@ from specreg.estimate import estimates_of
 from specreg.identity import find_gpus
 from specreg.matrix import render_schema, tier_names
 from specreg.metrics import check_tolerances
+from specreg.report.engines import render_support
 from specreg.report.matrix import render_matrix
+
+
+def engines() -> None:
+    """Print which engine has which method, in Markdown."""
+    typer.echo(render_support())
 
 
 def matrix(

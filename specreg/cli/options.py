@@ -55,7 +55,11 @@ def fitting_tier_of(matrix: Path, name: str | None) -> Tier:
 def shelf_of(folder: Path, tier: Tier) -> Shelf:
     """The baselines that apply to a tier on this machine."""
     used = tier.gpus_used(find_gpus().memory_gib)
-    return Shelf(folder=folder, environment=current_environment(needs_gpus=used))
+    return Shelf(
+        folder=folder,
+        environment=current_environment(needs_gpus=used),
+        options=(f"--specreg-tier={tier.name}",),
+    )
 
 
 def say_later(runs: Path, shown: str, lacks: str) -> None:

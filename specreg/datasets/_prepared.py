@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from specreg.commands import specreg_command
 from specreg.datasets._dataset import Prompt, PromptSet, Wanted
 from specreg.decoding import UNREADABLE
 from specreg.errors import DatasetError
@@ -60,7 +61,7 @@ def load_record(folder: Path, name: str) -> Prepared | None:
     Raises:
         DatasetError: there is one that can't be read, or the prompts are others.
     """
-    path, remedy = record_path(folder, name), f"prepare it anew: specreg prepare {name}"
+    path, remedy = record_path(folder, name), f"prepare it anew: {specreg_command('prepare', name)}"
     try:
         record = msgspec.json.decode(path.read_bytes(), type=Prepared)
         got = file_sha256(prompts_path(folder, name))
@@ -86,7 +87,8 @@ def load_prepared(one: PromptSet, wanted: Wanted) -> tuple[Prompt, ...]:
     record = load_record(wanted.data_dir, one.name)
     if record is None:
         message = (
-            f"dataset '{one.name}': not prepared on this machine; run specreg prepare {one.name}"
+            f"dataset '{one.name}': not prepared on this machine; run"
+            f" {specreg_command('prepare', one.name)}"
         )
         raise DatasetError(message)
     return _prompts_of(prompts_path(wanted.data_dir, one.name), record.sha256)

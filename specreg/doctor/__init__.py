@@ -9,7 +9,12 @@ from pathlib import Path
 from specreg.doctor._finding import Finding, Scene, State, in_the_way
 from specreg.doctor.cases import examine_cases
 from specreg.doctor.devices import examine_driver, examine_use
-from specreg.doctor.inputs import examine_datasets, examine_engines, examine_models
+from specreg.doctor.inputs import (
+    examine_baselines,
+    examine_datasets,
+    examine_engines,
+    examine_models,
+)
 from specreg.doctor.machine import (
     examine_environment,
     examine_gpus,
@@ -38,7 +43,7 @@ CHECKS: Mapping[str, tuple[Check, ...]] = {
     "what can be measured": (examine_acceptance, examine_speed, examine_load, examine_power),
     "what a run needs": (
         *(examine_driver, examine_use, examine_port, examine_disks),
-        *(examine_engines, examine_models, examine_datasets, examine_cases),
+        *(examine_engines, examine_models, examine_datasets, examine_baselines, examine_cases),
     ),
 }
 """The checks, in the order in which their findings are shown, under headings."""

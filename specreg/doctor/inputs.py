@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from specreg.baseline import baseline_files, check_baselines
 from specreg.datasets import Prompt, dataset_named
 from specreg.doctor._finding import Finding, Scene, in_the_way, note, of_error, ok
 from specreg.engines import engine_named
@@ -12,6 +13,15 @@ from specreg.expectation import load_case_prompts
 from specreg.hub import has_token, is_offline
 from specreg.matrix import Case
 from specreg.models import is_hub_id, missing_files, missing_of_hub, resolve_model
+
+
+def examine_baselines(scene: Scene) -> Iterator[Finding]:
+    """Whether what was recorded can be read."""
+    files = tuple(baseline_files(scene.baselines))
+    wrong = check_baselines(files)
+    yield from (of_error("baselines", one) for one in wrong)
+    if not wrong:
+        yield ok("baselines", f"{len(files)} files can be read")
 
 
 def examine_engines(scene: Scene) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
+from specreg.commands import install_command
 from specreg.decoding import UNREADABLE
 from specreg.errors import DatasetError
 from specreg.files import replace_file
@@ -108,7 +109,7 @@ def _parquet_values(path: Path, columns: set[str]) -> list[dict[str, object]]:
     except ImportError as error:
         message = (
             f"prompt file '{path}': reading Parquet takes pyarrow, which isn't installed;"
-            " pip install 'specreg[datasets]'"
+            f" {install_command('datasets')}"
         )
         raise DatasetError(message) from error
     try:

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from specreg.commands import install_command
 from specreg.errors import SpecregError
 from specreg.many.nodes import Node
 from specreg.many.on_node import Survey, check_same
@@ -73,7 +74,7 @@ def _load_ray() -> Any:  # noqa: ANN401 - it says nothing of its types
             warnings.simplefilter("ignore")
             return importlib.import_module("ray")
     except ImportError as error:
-        message = f"{RAY_OPTION}: Ray can't be imported, {error}; pip install specreg[ray]"
+        message = f"{RAY_OPTION}: Ray can't be imported, {error}; {install_command('ray')}"
         raise SpecregError(message) from error
 
 

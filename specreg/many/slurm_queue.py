@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from specreg.commands import install_command
 from specreg.errors import SpecregError, UnsupportedError
 from specreg.many.places import Need
 from specreg.many.slurm_settings import CLUSTERS, LOCAL, SLURM_OPTION, Settings, parameters
@@ -147,7 +148,7 @@ def open_queue(settings: Settings) -> Queue:
         submitit = importlib.import_module("submitit")
     except ImportError as error:
         message = (
-            f"{SLURM_OPTION}: submitit isn't installed; pip install 'specreg[slurm]', here and"
+            f"{SLURM_OPTION}: submitit isn't installed; {install_command('slurm')}, here and"
             " where the jobs run"
         )
         raise UnsupportedError(message) from error

@@ -3,38 +3,25 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.table import Table
-from rich.text import Text
-
 from specreg.baseline import Baseline
 from specreg.comparison import expected_value
 from specreg.metrics import METRICS
 from specreg.recording import Recorded
-from specreg.report.terminal import format_number, render_recorded, render_table
+from specreg.report.terminal import format_number, render_recorded
+
+_COLUMNS = ("baseline", "recorded", "engine", "prompts", "launches", "AL", "tokens/s", "reason")
 
 
-def render_list(baselines: Sequence[tuple[Path, Baseline | str]], *, width: int) -> str:
-    """A row for each file, grouped by machine; one that can't be read says why.
+def render_list(baselines: Sequence[tuple[Path, Baseline | str]]) -> str:
+    """A line for each file, never wrapped; one that can't be read says why.
 
     Args:
         baselines: path and content, or why there is none.
-        width: columns of the text.
     """
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("baseline", overflow="fold")
-    for name in ("recorded", "engine", "prompts", "launches", "AL", "tokens/s"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("reason", overflow="fold")
-    machine, unreadable = None, []
-    for path, baseline in baselines:
-        if isinstance(baseline, str):
-            unreadable.append(baseline)
-            continue
-        if path.parent.name != machine:
-            machine = path.parent.name
-            table.add_row(Text(machine, style="bold"))
-        table.add_row(*map(Text, _cells(path, baseline)))
-    return "\n".join([render_table(table, width, color=False), *unreadable])
+    rows = [_COLUMNS, *(_cells(path, one) for path, one in baselines if not isinstance(one, str))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return "\n".join([*lines, *(one for _, one in baselines if isinstance(one, str))])
 
 
 def render_changes(changes: Sequence[tuple[Path, Baseline | None, Baseline]], *, width: int) -> str:
@@ -50,11 +37,11 @@ def _cells(path: Path, baseline: Baseline) -> tuple[str, ...]:
         for name in ("acceptance_length_tokens", "throughput_tokens_per_s")
     )
     return (
-        f"  {path.stem}",
+        f"{path.parent.name}/{path.stem}",
         baseline.provenance.recorded_on,
-        f"{baseline.case.engine} {baseline.provenance.engine_version}",
+        f"{baseline.case.engine}=={baseline.provenance.engine_version}",
         str(len(prompts)),
         str(len(baseline.launches)),
         *map(format_number, values),
-        baseline.provenance.reason,
+        " ".join(baseline.provenance.reason.split()),
     )

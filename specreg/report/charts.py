@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from specreg.changes import Turn, can_find_shifts, comparable, turns_in
+from specreg.commands import install_command
 from specreg.distribution import Bar
 from specreg.history import Lived
 from specreg.report.document import CaseReport, began_at
@@ -152,7 +153,7 @@ def _expects(case: CaseReport, metric: str) -> float | None:
 def _told(turns: Sequence[Turn]) -> str:
     """Where a history shifts, in words; none was looked for without the extra."""
     if not can_find_shifts():
-        return "Shifts weren't looked for: pip install 'specreg[changes]' first."
+        return f"Shifts weren't looked for: {install_command('changes')} first."
     if not turns:
         return "It shifted nowhere for good."
     told = (

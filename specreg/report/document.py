@@ -5,8 +5,6 @@
 
 import datetime as dt
 import json
-import shlex
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -175,16 +173,6 @@ def load_report(path: Path) -> Report:
         raise ReportError(f"report '{path}': {error.strerror}; {_ADVICE}") from error
     except UNREADABLE as error:
         raise ReportError(f"report '{path}': {error}; {_ADVICE}") from error
-
-
-def render_command(ids: Sequence[str], options: Sequence[str]) -> str:
-    """What runs exactly these cases, all of the tier where none is named.
-
-    A dash behind each keeps `…-c1` from meaning `…-c16` too.
-    """
-    names = " or ".join(f"{case_id}-" for case_id in ids)
-    chosen = [f"-k {names}" if len(ids) == 1 else f'-k "{names}"'] if ids else []
-    return " ".join(("pytest tests/perf", *chosen, shlex.join(options)))
 
 
 def began_at(run: str) -> dt.datetime | None:

@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specreg.baseline import load_table
+from specreg.commands import learn_command
 from specreg.comparison import Known, differing_settings, expected_value
 from specreg.history import Lived
 from specreg.intervals import FEWEST_PROMPTS, Change, Spread, change_of_launches, change_of_ratio
@@ -37,7 +38,7 @@ def render_explanation(case: Case, known: Known, lived: Sequence[Lived], *, widt
             table.add_row(*map(Text, _row(metric, case, known, lived)))
     parts = ["\n".join(_head(case, known)), render_table(table, width, color=False), _SIGHT]
     if known.exact is not None and not any(one.between_frac for one in known.spreads.values()):
-        parts.append(_HOURS)
+        parts.append(_HOURS.format(learn=learn_command(known.options)))
     return "\n\n".join(parts)
 
 
@@ -48,7 +49,7 @@ _SIGHT = (
 
 _HOURS = (
     "How hours differ isn't known of this machine: the doubt about speeds is that of launches of\n"
-    "one hour. After five identical runs or more: specreg baselines learn"
+    "one hour. After five identical runs or more: {learn}"
 )
 
 
@@ -70,11 +71,12 @@ def _head(case: Case, known: Known) -> Iterator[str]:
         )
         differing = differing_settings(baseline.case, known.settings)
         if differing:
-            yield f"it doesn't apply, the settings differ: {differing}; {record_hint(case.id)}"
+            hint = record_hint(case.id, known)
+            yield f"it doesn't apply, the settings differ: {differing}; {hint}"
     elif known.published is not None:
         yield f"expected: published by {known.published.source}; {known.published.conditions}"
     else:
-        yield f"nothing is expected: {record_hint(case.id)}"
+        yield f"nothing is expected: {record_hint(case.id, known)}"
 
 
 def _row(metric: Metric, case: Case, known: Known, lived: Sequence[Lived]) -> tuple[str, ...]:

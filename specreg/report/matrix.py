@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from rich.table import Table
 from rich.text import Text
 
+from specreg.commands import specreg_command
 from specreg.estimate import (
     START_S,
     USUAL_BANDWIDTH_GIB_PER_S,
@@ -63,7 +64,7 @@ def _notes(tier: Tier, estimates: Estimates, gpus: Gpus) -> Iterator[str]:
     datasets = sorted({case.dataset for case in tier.cases} - {"toy"})
     prepared = [name for name in datasets if not name.startswith("random-")]
     if prepared:
-        yield "to prepare: " + "; ".join(f"specreg prepare {name}" for name in prepared)
+        yield "to prepare: " + "; ".join(specreg_command("prepare", name) for name in prepared)
     if any(estimate is not None and "guess" in estimate.source for estimate in estimates.values()):
         yield _guess_note(gpus)
     lacking = tier.unmet(gpus.memory_gib)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from specreg.commands import install_command
 from specreg.errors import ReportError, SpecregError
 from specreg.files import replace_file
 from specreg.redaction import hide_known
@@ -137,7 +138,7 @@ def write_outputs(
             failed.append(f"{error}; what takes each request is left out")
     for output in chosen:
         if not can_make(output):
-            failed.append(f"report as {output.name}: not made; pip install 'specreg[report]' first")
+            failed.append(f"report as {output.name}: not made; {install_command('report')} first")
             continue
         files = output.files(Given(report=report, wrong=wrong, measured=measured))
         if not files:

@@ -7,9 +7,10 @@ import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from specreg.commands import run_command
 from specreg.report.cards import cards_of, moment_of
 from specreg.report.charts import charts_of
-from specreg.report.document import CaseReport, Report, began_at, render_command
+from specreg.report.document import CaseReport, Report, began_at
 from specreg.report.drawing import Chart
 from specreg.report.headline import MARKS, answers_of, moved_alone, notes_of
 from specreg.report.loads import speed_over_load
@@ -58,7 +59,7 @@ def render_page(report: Report, *, wrong: str = "", most_bytes: int = _MOST_BYTE
         "notes": render_notes([one for one in verdicts if not one.fails], report.run.environment),
         "times": time_rows(report.time) if report.time and report.time.pairs else (),
         "next_steps": render_next(verdicts, set(report.tier_cases), report.options)
-        or f"nothing needs to be done; the same again:\n  {render_command((), report.options)}",
+        or f"nothing needs to be done; the same again:\n  {run_command((), report.options)}",
     }
     page = _TEMPLATES.get_template("page.html.jinja")
     # As heavy as the frame can be: each case is linked, and is named as one that was left out.

@@ -1,17 +1,19 @@
 """The tables at the end of a run: verdicts, recorded baselines, and what to type next."""
 
 import io
+import shlex
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from specreg.commands import is_attached, record_command, run_command, specreg_command
 from specreg.comparison import change_of_baseline, expected_value, spreads_of
 from specreg.metrics import METRICS, Metric, better_frac
-from specreg.recording import Recorded
-from specreg.report.document import render_command
+from specreg.recording import Recorded, commit_of
 from specreg.verdict import Outcome, Verdict, first_look, log_to_frac
 
 _STYLES = {
@@ -23,24 +25,28 @@ _STYLES = {
 }
 NOTHING = "–"
 _FIVE_DIGITS = 9999.5
-_FEWER = ("--num-prompts", "--specreg-budget-gpu-min")
-"""A baseline is of all prompts."""
 _SAID = {Outcome.INVALID, Outcome.WRONG, Outcome.REGRESSED, Outcome.INCONCLUSIVE}
 
 
 def render_verdicts(verdicts: Sequence[Verdict], *, width: int, color: bool) -> str:
-    """A row for each verdict, in the order of the run, grouped by case."""
+    """A row for each verdict, in the order of the run, grouped by case.
+
+    What was measured with more launches to come is left out where it was judged.
+    """
+    by_case: dict[str, list[Verdict]] = {}
+    for verdict in {(one.case_id, one.metric, one.outcome): one for one in verdicts}.values():
+        by_case.setdefault(verdict.case_id, []).append(verdict)
+    judged = {(one.case_id, one.metric) for one in verdicts if one.outcome is not Outcome.MEASURED}
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("case and metric", overflow="fold")
     for name in ("value", "baseline", "change", "interval", "tolerance"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("outcome", no_wrap=True)
-    case_id = None
-    for verdict in verdicts:
-        if verdict.case_id != case_id:
-            case_id = verdict.case_id
-            table.add_row(Text(case_id, style="bold"))
-        table.add_row(*_cells(verdict), Text(verdict.outcome, _STYLES.get(verdict.outcome, "red")))
+    for case_id, rows in by_case.items():
+        table.add_row(Text(case_id, style="bold"))
+        for one in rows:
+            if one.outcome is not Outcome.MEASURED or (case_id, one.metric) not in judged:
+                table.add_row(*_cells(one), Text(one.outcome, _STYLES.get(one.outcome, "red")))
     return render_table(table, width, color=color)
 
 
@@ -80,25 +86,61 @@ def render_next(
         options: with which its cases run as they did.
     """
     # A server that somebody else runs is launched and recorded by nobody here.
-    ours = not any(option.startswith("--specreg-attach") for option in options)
+    ours = not is_attached(options)
     lines = []
     for outcome, what in (
         (Outcome.WRONG, "look again, on a fresh launch"),
         (Outcome.REGRESSED, "look again, on a fresh launch"),
-        (Outcome.INCONCLUSIVE, "measure more, until there is a telling"),
         (Outcome.INVALID, "measure again, once the reason above is mended"),
     ):
         ids = _case_ids(verdicts, outcome)
-        more = ("--specreg-launches=3",) if outcome is Outcome.INCONCLUSIVE and ours else ()
-        lines += [f"{what}:\n  {render_command(ids, (*options, *more))}"] if ids else []
+        lines += [f"{what}:\n  {run_command(ids, options)}"] if ids else []
+    open_ones = [verdict for verdict in verdicts if verdict.needed_launches != 0]
+    undecided = _case_ids(open_ones, Outcome.INCONCLUSIVE)
+    if undecided:
+        needed = max(verdict.needed_launches or 0 for verdict in open_ones)
+        more = (f"--specreg-launches={needed}",) if needed and ours else ()
+        lines.append(
+            f"measure again, until it is decided:\n  {run_command(undecided, (*options, *more))}"
+        )
     unlike = [verdict for verdict in verdicts if "record one" in verdict.reason]
     new = _case_ids(verdicts, Outcome.NO_BASELINE) or _case_ids(unlike, Outcome.NOT_COMPARABLE)
     if new and ours:
         chosen = () if set(new) == everything else new
-        whole = [option for option in options if not option.startswith(_FEWER)]
-        command = f'{render_command(chosen, whole)} --update-baselines --reason "…"'
-        lines.append(f"record what this machine does:\n  {command}")
+        lines.append(f"record what this machine does:\n  {record_command(chosen, options)}")
     return "\n".join(lines)
+
+
+def render_written(
+    recorded: Sequence[Recorded], everything: AbstractSet[str], options: Sequence[str]
+) -> str:
+    """The files of the baselines that were written, and what to type next.
+
+    Args:
+        recorded: of this run.
+        everything: the ids of all cases of the tier.
+        options: with which its cases run as they did.
+    """
+    paths = [_from_here(record.path) for record in recorded]
+    ids = [path.stem for path in paths]
+    folder = paths[0].parent
+    then = [run_command(() if set(ids) == everything else ids, options)]
+    if commit_of(folder):
+        diff = specreg_command("baselines", "diff", "--baselines", str(folder.parent))
+        then = [diff, *then, shlex.join(("git", "add", str(folder)))]
+    lines = (f"  {line}" for line in then)
+    return "\n".join(
+        [
+            "written:",
+            *(f"  {path}" for path in paths),
+            "look at it, run against it, keep it:",
+            *lines,
+        ]
+    )
+
+
+def _from_here(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _worth_saying(verdicts: Iterable[Verdict]) -> Iterable[Verdict]:
@@ -156,7 +198,13 @@ def _bounds(metric: Metric, record: Recorded) -> tuple[float | None, float | Non
 
 def _interval(low: float | None, high: float | None) -> str:
     """`-1.2..+0.8%`: where a change lies."""
-    return NOTHING if low is None or high is None else f"{100 * low:+.1f}..{high:+.1%}"
+    return NOTHING if low is None or high is None else f"{_percent(low)}..{_percent(high)}%"
+
+
+def _percent(frac: float) -> str:
+    """Beyond a factor of ten, what two launches say for instance, no figure means anything."""
+    beyond = "<-999" if frac < 0 else ">999"
+    return f"{100 * frac:+.1f}" if abs(frac) < 10 else beyond  # noqa: PLR2004
 
 
 def format_number(value: float | None) -> str:

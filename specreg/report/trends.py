@@ -6,6 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specreg.changes import can_find_shifts, comparable, turns_in
+from specreg.commands import install_command
 from specreg.history import Lived
 from specreg.metrics import METRICS, better_frac
 from specreg.report.terminal import format_number, render_table
@@ -40,7 +41,7 @@ def render_trends(
             table.add_row(*map(Text, row))
     parts = [render_table(table, width, color=False)] if table.row_count else []
     if parts and not can_find_shifts():
-        parts.append("change points aren't looked for: pip install 'specreg[changes]' first")
+        parts.append(f"change points aren't looked for: {install_command('changes')} first")
     return "\n\n".join(parts)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from specreg.commands import install_command
 from specreg.errors import ReportError
 from specreg.history import merge_histories
 
@@ -56,7 +57,7 @@ def _add_lines(storage: Any, path: Path, target: str) -> None:  # noqa: ANN401 -
 
 def _upload(folder: Path, to: str, send: _Send) -> str:
     if importlib.util.find_spec("fsspec") is None:
-        message = f"upload to '{to}': fsspec is missing; pip install 'specreg[upload]' first"
+        message = f"upload to '{to}': fsspec is missing; {install_command('upload')} first"
         raise ReportError(message)
     import fsspec  # noqa: PLC0415 - an extra
     from fsspec.implementations.local import LocalFileSystem  # noqa: PLC0415

@@ -23,7 +23,7 @@ from specreg.baseline import (
 from specreg.datasets import Wanted, dataset_named
 from specreg.datasets._dataset import prompts_sha256
 from specreg.datasets._prepared import prompts_path, record_path
-from specreg.errors import DatasetError, OutdatedBaselineError
+from specreg.errors import DatasetError
 from specreg.forms import FORMS, RowForm
 from specreg.matrix import load_tier
 from specreg.metrics import METRICS, check_tolerances
@@ -64,10 +64,7 @@ def read_baseline(folder: Path, content: bytes) -> None:
     path = folder / "case.json"
     path.write_bytes(content)
     load_launches(folder)
-    try:
-        baseline = load_baseline(path)
-    except OutdatedBaselineError:
-        return
+    baseline = load_baseline(path)
     assert baseline is not None
     for metric in METRICS.values():
         baseline.launch_values(metric)

@@ -1,8 +1,6 @@
 """Runs the suite as a user would, in a process of its own, against the scripted server."""
 
-import contextlib
 import os
-import pty
 import subprocess
 import sys
 import textwrap
@@ -107,22 +105,6 @@ class Suite:
             text=True,
             timeout=120,
         )
-
-    def run_in_terminal(self, *arguments: str, answer: str) -> str:
-        """The command in a terminal of its own, in which somebody types; what it shows."""
-        pid, terminal = pty.fork()
-        if pid == 0:
-            os.chdir(ROOT)
-            command = self.command(*arguments)
-            os.execve(command[0], command, self.environment())  # noqa: S606 - no shell
-        os.write(terminal, f"{answer}\n".encode())
-        shown = bytearray()
-        with contextlib.suppress(OSError):  # a terminal that everybody left
-            while part := os.read(terminal, 65536):
-                shown += part
-        os.close(terminal)
-        os.waitpid(pid, 0)
-        return shown.decode()
 
     def record(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Records baselines from two launches and insists that it worked.

@@ -1,5 +1,9 @@
 """`--update-baselines`: writes the cases that ran, says what changed, refuses what is unsound."""
 
+import shlex
+
+import pytest
+
 from tests.plugin.conftest import Suite
 from tests.scripted.vllm.script import Fault, Script
 
@@ -24,7 +28,7 @@ def test_all_other_baselines_stay_as_they_are(recorded_suite: Suite) -> None:
     assert done.returncode == 0, done.stdout
     assert set(after) == set(before)
     assert changed == {"vllm-eagle3-tiny-toy-c1"}
-    assert "lossless_frac" not in done.stdout  # what was can be recorded, what must be can't
+    assert "lossless_frac" in done.stdout  # what must be is proven, before what was is recorded
 
 
 def test_old_and_new_values_are_printed(recorded_suite: Suite) -> None:
@@ -41,23 +45,28 @@ def test_old_and_new_values_are_printed(recorded_suite: Suite) -> None:
     assert old > new > 1
 
 
-def test_a_reason_is_required(suite: Suite) -> None:
-    done = suite.run("tests/perf", "--update-baselines")
+def test_without_a_reason_the_engine_and_its_version_are_it(suite: Suite) -> None:
+    done = suite.run("tests/perf", "-q", "--update-baselines", "-k", "none and c1 and throughput")
 
-    assert done.returncode == 4
-    assert "--reason" in done.stderr
-    assert not suite.recorded()
-
-
-def test_in_a_terminal_the_reason_is_asked_for(suite: Suite) -> None:
-    done = suite.run_in_terminal(
-        *("tests/perf", "-q", "--update-baselines", "--specreg-launches=2", "-k", "none and c1"),
-        answer="new head",
-    )
-
-    assert "why do the baselines change?" in done
+    assert done.returncode == 0, done.stdout
     (content,) = suite.recorded().values()
-    assert '"reason": "new head"' in content
+    assert '"reason": "vllm 99.0+scripted"' in content
+    assert content.count('"throughput_tokens_per_s"') == 3
+
+
+def test_a_recording_ends_with_the_files_and_what_to_type(suite: Suite) -> None:
+    done = suite.record("-k", "c1")
+
+    (folder,) = suite.baselines.iterdir()
+    end = done.stdout[done.stdout.index("specreg: tier") :]
+    for method in ("none", "eagle3"):
+        assert f"  {folder}/vllm-{method}-tiny-toy-c1.json" in end.splitlines()
+        rows = [line.strip() for line in end.splitlines()]
+        assert rows.count(f"{folder.name}/vllm-{method}-tiny-toy-c1") == 1
+    (again,) = (line for line in end.splitlines() if line.startswith("  pytest tests/perf -k"))
+    listed = suite.run(*shlex.split(again)[1:], "--co", "-q")
+    assert listed.returncode == 0, listed.stdout
+    assert "vllm-eagle3-tiny-toy-c1-lossless_frac" in listed.stdout
 
 
 def test_an_invalid_measurement_is_not_written(recorded_suite: Suite) -> None:
@@ -71,11 +80,20 @@ def test_an_invalid_measurement_is_not_written(recorded_suite: Suite) -> None:
     assert recorded_suite.recorded() == before
 
 
-def test_a_corrupt_baseline_is_not_overwritten(recorded_suite: Suite) -> None:
+@pytest.mark.parametrize("arguments", [(), ("--update-baselines",)], ids=["judging", "recording"])
+def test_baselines_that_cannot_be_read_are_named_before_a_server_starts(
+    recorded_suite: Suite, arguments: tuple[str, ...]
+) -> None:
     (path,) = recorded_suite.baselines.glob("*/vllm-none-tiny-toy-c1.json")
+    (other,) = recorded_suite.baselines.glob("*/vllm-eagle3-tiny-toy-c4.json")
     path.write_text("<<<<<<< HEAD\n{}\n")
+    other.write_text("{")
 
-    done = recorded_suite.run(*UPDATE, "-k", "none and c1")
+    done = recorded_suite.run("tests/perf", "-q", *arguments, "-k", "c1")
 
-    assert done.returncode == 1
+    assert done.returncode == 11
+    wrong = f"baseline '{path}': holds both sides of a merge conflict, from line 1 on; restore it"
+    assert done.stdout.count(wrong) == 1
+    assert str(other) not in done.stdout
+    assert not list(recorded_suite.runs.glob("*/logs/*"))
     assert path.read_text() == "<<<<<<< HEAD\n{}\n"

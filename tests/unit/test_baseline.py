@@ -165,9 +165,16 @@ def edited(**changes: Any) -> str:  # noqa: ANN401 - JSON
         pytest.param(
             b'{"schema_version": 1,\n  oops', "not JSON at line 2, column 3", id="cut-off"
         ),
+        pytest.param(
+            edited(launches=[{"tpot_p50_ms": 2.0}]).replace(": 2.0}", ": \nNaN}").encode(),
+            "not JSON at line 2 (",
+            id="no-number",
+        ),
         pytest.param(b"", "not JSON at line 1, column 1", id="empty"),
         pytest.param(CONFLICT.encode(), "a merge conflict, from line 2 on", id="merge-conflict"),
-        pytest.param(b'{"schema_version": 2, "reason": "\xff"}', "not text at byte", id="no-text"),
+        pytest.param(
+            b'{"schema_version": 2, "reason": "\xff"}', "not text at line 1 (byte", id="no-text"
+        ),
         pytest.param(edited(case={}).encode(), "`$.case`", id="missing-field"),
         pytest.param(edited(extra=1).encode(), "`extra`", id="unknown-field"),
         pytest.param(b"[]", "Expected `object`", id="a-list"),
@@ -318,13 +325,13 @@ def test_a_committed_baseline_is_rendered_as_it_is() -> None:
 
 def test_a_newer_file_is_left_alone_and_takes_a_newer_specreg(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    newer = edited(schema_version=SCHEMA_VERSION + 1)
+    newer = edited(schema_version=SCHEMA_VERSION + 1).replace('"schema', '\n"schema')
     path.write_text(newer)
     with pytest.raises(BaselineError) as error:
         record_baseline(path, BASELINE)
     assert str(error.value) == (
-        f"baseline '{path}': schema version {SCHEMA_VERSION + 1}, this specreg reads"
-        f" {SCHEMA_VERSION}; use a newer specreg"
+        f"baseline '{path}': schema version {SCHEMA_VERSION + 1} at line 2, this specreg"
+        f" reads {SCHEMA_VERSION}; use a newer specreg"
     )
     assert path.read_text() == newer
 
@@ -375,3 +382,9 @@ def test_a_setting_is_written_when_it_is_no_default() -> None:
     required = {field.name for field in msgspec.structs.fields(CaseSettings) if field.required}
     assert set(rendered) == {*required, "prompts", "burstiness", "turns"}
     assert msgspec.json.decode(render_baseline(baseline), type=Baseline) == baseline
+
+
+def test_a_file_of_an_earlier_form_is_read_as_one_of_this(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(edited(schema_version=1))
+    assert load_baseline(path) == BASELINE

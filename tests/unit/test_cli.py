@@ -3,12 +3,14 @@
 import dataclasses
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
+from specreg import __version__ as specreg_version
 from specreg.baseline import Baseline, baseline_path, load_baseline, record_baseline
 from specreg.cli import app, main
 from specreg.errors import SpecregError, UnknownNameError
@@ -83,7 +85,7 @@ def test_a_case_without_a_baseline_is_explained_by_how_to_record_one(root: Path)
     done = specreg(root, "explain", CASE_ID, "--tier", "cpu")
     assert done.exit_code == 0, done.output
     assert done.output.startswith(f"{CASE_ID} on {HERE.name}\n10 prompts of toy, c4, up to 64")
-    assert f"nothing is expected: record one with\n  pytest -k {CASE_ID}-" in done.output
+    assert f"nothing is expected: record one with\n  pytest tests/perf -k {CASE_ID}-" in done.output
 
 
 def test_a_case_is_explained_by_what_is_expected_and_what_it_can_see(root: Path) -> None:
@@ -130,12 +132,12 @@ def test_all_baselines_are_listed_and_one_that_cannot_be_read_says_why(root: Pat
     torn = baseline_path(root / "baselines", HERE.name, "torn")
     torn.write_text("{")
     done = specreg(root, "baselines", "list")
+    assert done.exit_code == 1
     (row,) = (line.split() for line in done.output.splitlines() if CASE_ID in line)
     assert row == [
-        CASE_ID,
+        f"{HERE.name}/{CASE_ID}",
         "2026-11-21",
-        "vllm",
-        "0.32.0",
+        "vllm==0.32.0",
         "6",
         "3",
         "2.5",
@@ -344,3 +346,64 @@ def test_tables_of_a_run_without_speculation_says_so(root: Path) -> None:
     plain = builders.measurement({}, case=builders.PLAIN_CASE)
     finished(root, "20260101T000000-1", plain)
     assert "nothing in it speculates" in specreg(root, "tables").stdout
+
+
+READING = (
+    ("--help",),
+    ("--version",),
+    ("engines",),
+    ("baselines", "list"),
+    ("matrix", "--tier=cpu"),
+    ("history", "--help"),
+    ("tables", "--help"),
+    ("explain", CASE_ID, "--tier=cpu"),
+)
+IMPORTED = """
+import sys
+from specreg.cli import main
+try:
+    main()
+finally:
+    print([name for name in sys.argv_of_modules if name in sys.modules], file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("arguments", READING, ids=" ".join)
+def test_what_only_reads_imports_nothing_that_asks_a_server(arguments: tuple[str, ...]) -> None:
+    slow = ["aiohttp", "httpx", "uvloop", "pytest", "specreg.gate.run", "huggingface_hub"]
+    slow += ["numpy", "pynvml", "specreg.engines"] if arguments[0].startswith("--") else []
+    program = IMPORTED.replace("sys.argv_of_modules", repr(slow))
+    done = subprocess.run(
+        (sys.executable, "-c", program, *arguments),
+        check=False,
+        cwd=builders.ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_the_version_is_printed() -> None:
+    done = CliRunner().invoke(app, ["--version"])
+    assert done.output == f"specreg {specreg_version}\n"
+
+
+def test_every_command_is_listed_with_its_first_line() -> None:
+    shown = " ".join(CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output.split())
+    for name, words in (("baselines", "List, compare"), ("selftest", "Plant known")):
+        assert f"{name} " in shown
+        assert words in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [(("basline", "list"), "'baselines'"), (("matrix", "--teir=cpu"), "--tier")],
+    ids=["a-command", "an-option"],
+)
+def test_what_is_misspelled_is_answered_with_what_is_meant(
+    arguments: tuple[str, ...], meant: str
+) -> None:
+    done = CliRunner().invoke(app, [*arguments], env={"COLUMNS": "200"})
+    assert done.exit_code == 2
+    assert meant in done.output

@@ -1,16 +1,18 @@
 """The end of a run: what is said besides the verdicts, and what is kept of it."""
 
+import dataclasses
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from specreg.closing import remarks, run_verdict
+from specreg.closing import record_baselines, remarks, run_verdict
 from specreg.expectation import settings_in
 from specreg.history import Lived, baseline_sha256, history_path, record_history, settings_sha256
 from specreg.metrics import METRICS
 from specreg.recording import record_measurements
 from specreg.suite import Suite
+from specreg.verdict import Outcome, Verdict
 from tests.unit import builders
 from tests.unit.test_suite import COUNTS, LENGTH, SPEED, measured, suite
 
@@ -76,7 +78,27 @@ def test_what_nobody_asks_for_is_named_after_a_run_of_everything(tmp_path: Path)
     (tmp_path / "tier.toml").write_text("needs_gpus = 0\nmodels = {}\ncases = []\n")
     assert list(remarks(one, tmp_path)) == []
     one.asked = EVERYTHING
-    expected = f"no case asks for these baselines: {builders.CASE.id}; specreg baselines prune"
+    expected = (
+        f"no case asks for these baselines: {builders.CASE.id}; specreg baselines prune --tier cpu"
+    )
     assert list(remarks(one, tmp_path)) == [expected]
     (tmp_path / "torn.toml").write_text("[")
     assert list(remarks(one, tmp_path)) == []
+
+
+def test_a_case_that_is_wrong_is_not_recorded_and_one_that_holds_is(tmp_path: Path) -> None:
+    launch = builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0}, of=COUNTS)
+    one = measured(suite(tmp_path, update_reason="", launches=2), launch, launch)
+    proven = Verdict(case_id=builders.CASE.id, metric="lossless_frac", outcome=Outcome.WRONG)
+    one.docket.note(dataclasses.replace(proven, reason="token 3 differs"))
+    written, refused = record_baselines(one)
+    assert written == ()
+    assert refused == {
+        builders.CASE.id: f"baseline of '{builders.CASE.id}': not written, WRONG: token 3 differs"
+    }
+    assert not one.shelf.path(builders.CASE.id).exists()
+
+    one.docket.verdicts[:] = [dataclasses.replace(proven, outcome=Outcome.PASS)]
+    (recorded,), refused = record_baselines(one)
+    assert recorded.new.provenance.reason == "vllm 0.32.0"
+    assert refused == {}

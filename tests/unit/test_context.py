@@ -116,7 +116,7 @@ def test_what_nobody_can_count_is_said_once(root: Path, monkeypatch: pytest.Monk
     several = [case(), case(output_cap_tokens=10)]
     (remark,) = check_contexts(root, several)
     assert remark.startswith("dataset 'toy': whether its prompts fit into the context of 'fixtures")
-    assert remark.endswith("isn't installed; pip install 'specreg[datasets]'")
+    assert remark.endswith('isn\'t installed; uv pip install -e ".[datasets]"')
 
 
 def test_what_nobody_can_count_hides_no_other_error(

@@ -22,7 +22,7 @@ from specreg.baseline import (
 from specreg.comparison import Known, differing_settings
 from specreg.datasets import Prompt
 from specreg.engines import Parallel
-from specreg.errors import BaselineError, DatasetError, OutdatedBaselineError
+from specreg.errors import BaselineError, DatasetError
 from specreg.expectation import (
     Shelf,
     check_form,
@@ -551,21 +551,6 @@ def test_launches_may_differ_by_chance(tmp_path: Path) -> None:
     ]
     assert abs((lengths[0] or 0) / (lengths[1] or 1) - 1) > 0.005
     assert recorded(tmp_path, drawn(0), drawn(1)).acceptance is not None
-
-
-def test_a_baseline_of_an_earlier_form_is_replaced(tmp_path: Path) -> None:
-    path = shelf(tmp_path).path(builders.CASE.id)
-    path.parent.mkdir()
-    path.write_text('{"schema_version": 1}')
-    with pytest.raises(
-        OutdatedBaselineError, match=r"schema version 1, .* reads 2; record it anew"
-    ):
-        look_up(tmp_path)
-    recorded = record_measurements(
-        [launch()], builders.SETTINGS, shelf(tmp_path), reason="first run"
-    )
-    assert recorded.old is None
-    assert load_baseline(path) == recorded.new
 
 
 def test_a_file_that_cannot_be_read_is_not_overwritten(tmp_path: Path) -> None:

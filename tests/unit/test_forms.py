@@ -461,4 +461,4 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path) -> None:
         [sys.executable, "-c", code], cwd=builders.ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode
-    assert "takes pyarrow, which isn't installed; pip install 'specreg[datasets]'" in done.stderr
+    assert 'takes pyarrow, which isn\'t installed; uv pip install -e ".[datasets]"' in done.stderr

@@ -274,7 +274,7 @@ def test_without_huggingface_hub_it_says_what_to_install() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=builders.ROOT, capture_output=True, text=True, check=False
     )
-    assert "which isn't installed; pip install 'specreg[datasets]', or give --from" in done.stderr
+    assert 'which isn\'t installed; uv pip install -e ".[datasets]", or give --from' in done.stderr
 
 
 CACHES = [

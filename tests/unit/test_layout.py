@@ -10,6 +10,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import httpx
 import msgspec
 import pytest
 
@@ -21,7 +22,7 @@ LIBRARY = builders.ROOT / "specreg"
 FIXTURES = builders.ROOT / "fixtures"
 
 ORDER = (
-    ("redaction", "logs", "shared_memory"),
+    ("redaction", "logs", "shared_memory", "commands"),
     ("watchdog", "files", "interrupting"),
     ("errors", "paths", "catalog", "decoding", "spread", "acceptance.record"),
     ("processes",),
@@ -333,7 +334,7 @@ def numbers() -> Iterator[tuple[str, str]]:
             if kind.__module__ != module.__name__:
                 continue
             if dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct):
-                hints = typing.get_type_hints(kind)
+                hints = typing.get_type_hints(kind, localns={"httpx": httpx})
                 yield from (
                     (f"{module.__name__}.{name}", field)
                     for field, annotation in hints.items()

@@ -1,6 +1,8 @@
 """The options: each declared once, read back as given."""
 
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 
@@ -97,3 +99,29 @@ def test_what_repeats_a_run_is_all_but_what_was_of_it_alone() -> None:
         "--specreg-matrix=m",
         "--specreg-engine-version=0.31.0",
     )
+
+
+def test_an_option_that_is_misspelled_is_answered_with_the_one_that_is_meant() -> None:
+    done = subprocess.run(
+        (sys.executable, "-m", "pytest", "--co", "--specreg-teir=cpu"),
+        check=False,
+        cwd=builders.ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 4
+    assert "did you mean: --specreg-tier" in done.stderr
+
+
+def test_plain_pytest_collects_the_cases_and_nothing_else() -> None:
+    done = subprocess.run(
+        (sys.executable, "-m", "pytest", "--co", "-q", "-k", "eagle3 and c4"),
+        check=False,
+        cwd=builders.ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    listed = [line for line in done.stdout.splitlines() if "::" in line]
+    assert any("[vllm-eagle3-tiny-toy-c4-" in line for line in listed)
+    assert all(line.startswith("tests/perf/") for line in listed)

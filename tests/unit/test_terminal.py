@@ -87,8 +87,16 @@ def test_a_baseline_that_cannot_be_read_is_said_and_so_is_what_nobody_can_tell()
 
 
 def test_what_nobody_can_tell_takes_more_launches() -> None:
-    shown = render_next([verdict(Outcome.INCONCLUSIVE)], {"case"}, TIER)
-    assert shown.endswith("pytest tests/perf -k case- --specreg-tier=cpu --specreg-launches=3")
+    undecided = verdict(Outcome.INCONCLUSIVE)
+    shown = render_next(
+        [undecided, dataclasses.replace(undecided, needed_launches=7)], {"case"}, TIER
+    )
+    assert shown.endswith("pytest tests/perf -k case- --specreg-tier=cpu --specreg-launches=7")
+
+
+def test_what_no_launch_can_tell_is_not_measured_again() -> None:
+    undecided = dataclasses.replace(verdict(Outcome.INCONCLUSIVE), needed_launches=0)
+    assert render_next([undecided], {"case"}, TIER) == ""
 
 
 def test_what_no_recording_makes_comparable_is_not_recorded() -> None:
@@ -104,7 +112,7 @@ def test_what_to_type_runs_the_cases_as_they_ran() -> None:
     recorded = render_next([verdict(Outcome.NO_BASELINE)], {"case"}, options)
     assert shlex.split(recorded.splitlines()[-1])[2:] == [
         *options[:2],
-        *("--update-baselines", "--reason", "…"),
+        "--update-baselines",
     ]
 
 
@@ -123,7 +131,7 @@ def test_there_is_nothing_to_do_about_what_holds(outcome: Outcome) -> None:
 
 def test_the_whole_tier_is_recorded_only_when_all_of_it_is_new() -> None:
     new = [verdict(Outcome.NO_BASELINE)]
-    whole = 'pytest tests/perf --specreg-tier=cpu --update-baselines --reason "…"'
+    whole = "pytest tests/perf --specreg-tier=cpu --update-baselines"
     assert whole in render_next(new, {"case"}, TIER)
     part = render_next(new, {"case", "other"}, TIER)
     assert "pytest tests/perf -k case- --specreg-tier=cpu" in part
@@ -140,3 +148,16 @@ def test_a_recorded_change_is_positive_when_better() -> None:
     (row,) = (line.split() for line in lines if "tpot_p50_ms" in line)
     assert row == ["tpot_p50_ms", "10", "9", "+10.0%", "+10.0..+10.0%", "0.0%", "2"]
     assert not [line for line in lines if "speedup_ratio" in line]
+
+
+def test_an_interval_beyond_a_factor_of_ten_takes_no_room() -> None:
+    wide = dataclasses.replace(verdict(Outcome.INCONCLUSIVE), low_frac=-2.6e15, high_frac=38.0)
+    assert "<-999..>999%" in render_verdicts([wide], width=100, color=False)
+
+
+def test_a_case_of_several_launches_is_shown_once() -> None:
+    measured = [verdict(Outcome.MEASURED), verdict(Outcome.MEASURED, case_id="b")]
+    shown = render_verdicts([*measured, *measured, verdict(Outcome.PASS)], width=100, color=False)
+    rows = [line.split() for line in shown.splitlines()[1:]]
+    assert [row[0] for row in rows] == ["case", "m", "b", "m"]
+    assert [row[-1] for row in rows if row[0] == "m"] == ["PASS", "MEASURED"]

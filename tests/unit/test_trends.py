@@ -107,7 +107,7 @@ def test_without_the_extra_no_shift_is_looked_for_and_that_is_said() -> None:
     history = tuple(row_of(*[2.6] * 14, *[2.3] * 14))
     case = msgspec.structs.replace(CASE_REPORT, history=history)
     (chart,) = [one for one in charts_of(case) if one.title == "History of acceptance length"]
-    assert "Shifts weren't looked for: pip install 'specreg[changes]'" in chart.note
-    assert "pip install 'specreg[changes]'" in render_trends(
+    assert 'Shifts weren\'t looked for: uv pip install -e ".[changes]"' in chart.note
+    assert 'uv pip install -e ".[changes]"' in render_trends(
         {CASE.id: row_of(2.0, 3.0)}, [LENGTH], width=110
     )

@@ -31,7 +31,7 @@ LENGTH = METRICS["acceptance_length_tokens"]
 THROUGHPUT = METRICS["throughput_tokens_per_s"]
 TPOT = METRICS["tpot_p50_ms"]
 RATE = METRICS["acceptance_rate_frac"]
-HINT = "pytest -k vllm-draft_model-toy-toy-c2- --update-baselines"
+HINT = "pytest tests/perf -k vllm-draft_model-toy-toy-c2- --update-baselines"
 
 
 def known(
@@ -252,7 +252,7 @@ def test_an_inconclusive_verdict_says_what_the_case_can_see() -> None:
     reach = (t_quantile(Look.LAUNCH.value, 16) + t_quantile(0.1, 16)) * 0.03 * math.sqrt(1.5)
     assert verdict.sight_frac == pytest.approx(1 - math.exp(-reach))
     assert verdict.reason.startswith(
-        "this case sees 14.8% with 1 launches against 2, its tolerance is 5.0%; quieten"
+        "this case sees 14.8% with 1 launch against 2, its tolerance is 5.0%; 12 launches against"
     )
 
 
@@ -542,5 +542,45 @@ def test_only_what_nobody_can_tell_is_softened(outcome: Outcome) -> None:
     assert verdict.holds == (hard.holds or outcome is Outcome.INCONCLUSIVE)
 
 
-def test_the_hint_is_a_command() -> None:
-    assert "pytest -k case- --update-baselines --reason" in record_hint("case")
+@pytest.mark.parametrize(
+    ("within_frac", "launches", "recorded", "needed"),
+    [
+        pytest.param(0.01, 1, 6, 2, id="more-launches"),
+        pytest.param(0.02, 3, 3, 0, id="a-baseline-of-more"),
+        pytest.param(0.2, 1, 3, 0, id="a-wider-tolerance"),
+    ],
+)
+def test_how_many_launches_would_tell_comes_from_how_they_spread(
+    within_frac: float, launches: int, recorded: int, needed: int
+) -> None:
+    baseline = builders.baseline(*({THROUGHPUT.name: 100.0} for _ in range(recorded)))
+    measured = [builders.measurement({THROUGHPUT.name: 96.5})] * launches
+    verdict = judge(
+        THROUGHPUT, compare(measured, known(baseline, within_frac=within_frac)), Look.LAUNCH
+    )
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert verdict.needed_launches == needed
+    again = (
+        judge(
+            THROUGHPUT,
+            compare(measured[:1] * needed, known(baseline, within_frac=within_frac)),
+            Look.LAUNCH,
+        )
+        if needed
+        else None
+    )
+    assert again is None or (again.sight_frac or 1) <= (again.tolerance_frac or 0)
+
+
+def test_the_hint_is_a_command_with_the_options_of_the_run() -> None:
+    options = ("--specreg-tier=gpu", "--engine=vllm", "--num-prompts=9")
+    hint = record_hint("case", dataclasses.replace(known(), options=options))
+    assert hint == (
+        "record one with\n  pytest tests/perf -k case- --specreg-tier=gpu --engine=vllm"
+        " --update-baselines"
+    )
+
+
+def test_a_server_of_somebody_else_is_not_recorded() -> None:
+    attached = dataclasses.replace(known(), options=("--specreg-attach=http://h:1",))
+    assert record_hint("case", attached) == "leave out --specreg-attach to record one"

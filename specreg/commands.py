@@ -1,0 +1,67 @@
+"""Commands for the user to type, in the launcher that they used: nox, or pytest and specreg.
+
+Every hint that names a command has it from here, so that it works as printed.
+"""
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+LAUNCHER = "SPECREG_LAUNCHER"
+"""The variable in which a session of nox says how it was started: `nox -s cpu_perf --`."""
+
+ATTACH_OPTION = "--specreg-attach"
+_FEWER = ("--num-prompts", "--specreg-budget-gpu-min")
+"""A baseline is of all prompts."""
+
+
+def run_command(case_ids: Sequence[str], options: Sequence[str]) -> str:
+    """What runs exactly these cases, all of the tier where none is named.
+
+    A dash behind each keeps `…-c1` from meaning `…-c16` too.
+
+    Args:
+        case_ids: of one tier.
+        options: of the suite, the tier among them.
+    """
+    names = " or ".join(f"{case_id}-" for case_id in case_ids)
+    chosen = [f"-k {names}" if len(case_ids) == 1 else f'-k "{names}"'] if case_ids else []
+    launcher = os.environ.get(LAUNCHER) or "pytest tests/perf"
+    return " ".join(filter(None, (launcher, *chosen, shlex.join(options))))
+
+
+def record_command(case_ids: Sequence[str], options: Sequence[str]) -> str:
+    """What records the baselines of these cases, all of the tier where none is named."""
+    whole = [option for option in options if not option.startswith(_FEWER)]
+    return f"{run_command(case_ids, whole)} --update-baselines"
+
+
+def specreg_command(*arguments: str) -> str:
+    """One of specreg's commands; a session of nox has it in its own environment alone."""
+    program = (_python(), "-m", "specreg") if os.environ.get(LAUNCHER) else ("specreg",)
+    return shlex.join((*program, *arguments))
+
+
+def learn_command(options: Sequence[str]) -> str:
+    """What writes how hours differ into the baselines of the machine that a tier runs on."""
+    tiers = [one.removeprefix("--specreg-") for one in options if one.startswith("--specreg-tier=")]
+    return specreg_command("baselines", "learn", *(f"--{one}" for one in tiers))
+
+
+def install_command(extra: str) -> str:
+    """What installs one of the extras, into the environment that lacks it."""
+    where = f" --python {shlex.quote(_python())}" if os.environ.get(LAUNCHER) else ""
+    return f'uv pip install{where} -e ".[{extra}]"'
+
+
+def is_attached(options: Sequence[str]) -> bool:
+    """Whether the server is one that is neither launched nor recorded here."""
+    return any(option.startswith(ATTACH_OPTION) for option in options)
+
+
+def _python() -> str:
+    """This interpreter, as seen from the folder that the user is in."""
+    here, python = Path.cwd(), Path(sys.executable)
+    return str(python.relative_to(here)) if python.is_relative_to(here) else str(python)
