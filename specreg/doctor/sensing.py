@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from specreg.commands import record_command
 from specreg.doctor._finding import Finding, Scene, State, note, of_error, ok
 from specreg.errors import SensorError
 from specreg.identity import ProcessorLoad, processor_load
@@ -62,7 +63,7 @@ def _compared(
     return note(
         subject,
         f"{says}; {many} of {len(cases)} case(s) have a baseline {where} to compare with",
-        f"record them: pytest tests/perf --specreg-tier={scene.tier.name} --update-baselines",
+        f"record them: {record_command((), (f'--specreg-tier={scene.tier.name}',))}",
     )
 
 

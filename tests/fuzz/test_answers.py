@@ -232,8 +232,9 @@ _TRTLLM = b"".join(
 
 def pages() -> Iterable[Said]:
     """Counters."""
-    for folder in (*sorted(RECORDINGS.glob("vllm/*")), RECORDINGS / "sglang/0.5.23"):
-        before = (folder / "metrics_before.txt").read_bytes()
+    pages = (*sorted(RECORDINGS.glob("vllm/*/metrics_before.txt")),)
+    for page_before in (*pages, RECORDINGS / "sglang/0.5.23/metrics_before.txt"):
+        folder, before = page_before.parent, page_before.read_bytes()
         reading = functools.partial(read_page, folder.parent.name, before)
         yield Said(content=(folder / "metrics.txt").read_bytes(), wrong=page_of, read=reading)
     page = b"trtllm_request_success_total 1.0\n" + _TRTLLM

@@ -326,7 +326,7 @@ def test_baselines_of_this_machine_are_counted(root: Path) -> None:
 def test_what_has_no_baseline_to_compare_with_is_not_ok_and_says_what_to_type(root: Path) -> None:
     here = scene(root)
     for examine_one, lacking in (
-        (examine_speed, f"none of 2 case(s) have a baseline in '{here.environment}'"),
+        (examine_speed, f"none of 2 case(s) have a baseline in '{here.environment.name}'"),
         (examine_acceptance, "none of 1 case(s) have a baseline on any machine"),
     ):
         one = only(examine_one(here))

@@ -82,7 +82,7 @@ def test_what_was_recorded_is_said_to_be(tmp_path: Path) -> None:
     # 8 prompts and 28 to warm up, and 8 to prove, of 20 tokens at one per second.
     assert row(said, "vllm-none-eight-toy-c4")[1:] == ["–", "–", "8", "14.7", "recorded"]
     assert row(said, "vllm-eagle3-eight-toy-c4")[1:] == ["–", "–", "8", "–"]
-    assert "about 13 minutes in all" in said
+    assert "about 16 minutes in all" in said
     assert "and 1 case(s) of which nothing tells" in said
     assert "prepare" not in said
 
