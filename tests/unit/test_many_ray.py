@@ -193,7 +193,7 @@ def test_an_address_that_leads_nowhere_is_named(
 
 def test_ray_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(SpecregError, match=r'Ray can't be imported, .*uv pip install -e "\.\[ray\]"'):
+    with pytest.raises(SpecregError, match=r"Ray can.t be imported, .*uv pip install -e .*ray"):
         connect("auto")
 
 
