@@ -105,11 +105,11 @@ async def open_lane(case: Case, server: Server, *, clock: Clock) -> AsyncIterato
 
 
 async def warm_up(case: Case, prompts: Sequence[Prompt], replay_batch: ReplayBatch) -> None:
-    """Replay batches until their steps get no faster, for 10 s at most.
+    """Replay batches until their steps get no faster, for 10 s at most after the first one.
 
-    What is made on demand slows the first requests. A batch is a prompt for each request in flight;
-    for a rate, for each that comes in a second, as far as the server takes them on at once. Once 10
-    s have passed, the batch that ends then is the last.
+    What is made on demand slows the first requests, by minutes where kernels are compiled. A batch
+    is a prompt for each request in flight; for a rate, for each that comes in a second, as far as
+    the server takes them on at once. The batch that ends once 10 s have passed is the last.
 
     Args:
         case: what it is for.
@@ -126,7 +126,7 @@ async def warm_up(case: Case, prompts: Sequence[Prompt], replay_batch: ReplayBat
     for batch in itertools.count(1):
         done = await replay_batch(Load(concurrency=size), list(itertools.islice(in_turn, size)))
         check_requests(done.traces)
-        began_ns = done.started_ns if began_ns is None else began_ns
+        began_ns = done.ended_ns if began_ns is None else began_ns
         if step_time_ns := done.gaps.quantile_ns(0.5):  # answers of one token have no steps
             step_times_ns.append(step_time_ns)
         silent = not step_times_ns and batch == _SILENT_BATCHES

@@ -758,7 +758,13 @@ def test_warm_up_waits_for_a_server_that_gets_faster_for_its_first_seconds(settl
 
 def test_a_server_that_never_gets_warm_is_measured_after_ten_seconds() -> None:
     loads, lasted_s = warmed_up(Batch(100 * 0.98**number, 0.4) for number in range(1000))
-    assert (len(loads), lasted_s) == (25, 10)
+    assert (len(loads), lasted_s) == (26, 10.4)
+
+
+def test_a_first_batch_that_compiles_for_minutes_leaves_the_warm_up_its_time() -> None:
+    steady = [Batch(5.0, 0.4)] * 20
+    loads, lasted_s = warmed_up([Batch(1500.0, 120.0), *steady])
+    assert (len(loads), lasted_s) == (7, pytest.approx(122.4))
 
 
 @pytest.mark.parametrize(("rate", "in_flight"), [(2.5, 3), (1000.0, 8)])
