@@ -185,7 +185,8 @@ def test_without_a_baseline_the_case_fails_with_the_command_that_records_one(sui
 
     assert done.returncode == 11
     assert "NO_BASELINE" in done.stdout
-    record = "  pytest tests/perf -k vllm-eagle3-tiny-toy-c1- --specreg-tier=cpu "
+    both = '-k "vllm-eagle3-tiny-toy-c1- or vllm-eagle3-tiny-toy-c4-"'
+    record = f"  pytest tests/perf {both} --specreg-tier=cpu "
     (hint,) = {line for line in done.stdout.splitlines() if line.startswith(record)}
     assert hint.endswith(" --update-baselines")
     listed = suite.run(*shlex.split(hint)[1:], "--co", "-q")

@@ -86,7 +86,7 @@ def test_a_run_leaves_a_page_and_adds_to_the_summary_of_a_job(
     assert len(list((tmp_path / "past").glob("*.jsonl"))) == 1
     assert f"report: {folder / 'report.html'}" in done.stdout
     page = (folder / "report.html").read_text()
-    assert "<strong>1 holds</strong>" in page
+    assert "acceptance:</strong> holds in the case that ran" in page
     assert "This was not the whole tier" in page
     assert (tmp_path / "summary.md").read_text() == (folder / "report.md").read_text()
 
