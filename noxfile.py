@@ -167,7 +167,7 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def cpu_perf(session: nox.Session) -> None:
-    """The suite on a real engine without a GPU, with tiny models: about six minutes."""
+    """The suite on a real engine without a GPU, with tiny models: about four minutes."""
     _install(session, extras=["report"])
     _suite(session, "tests/perf", "--specreg-tier=cpu")
 
