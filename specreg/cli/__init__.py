@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +33,13 @@ _COMMANDS: Mapping[str, str] = {
     "baselines": "baselines",
 }
 """By command the file that it is in, which is imported once the command is typed."""
+
+_GONE: Mapping[str, str] = {
+    r"report\b.*--to[ =](?:speed-bench|nemo-skills|specdec-bench)\b": (
+        "report.json has acceptance by category and position, --to aiperf each request"
+    ),
+}
+"""What was there once, by how it is typed, and what to use instead."""
 
 
 class Commands(typer.core.TyperGroup):
@@ -95,10 +103,17 @@ def _options(
     del version
 
 
+def _check_gone(typed: str) -> None:
+    for gone, instead in _GONE.items():
+        if found := re.match(gone, typed):
+            raise SpecregError(f"specreg {found[0]}: no longer there; {instead}")
+
+
 def main() -> None:
     """The command line; an error of specreg is its message alone, with status 1."""
     try:
         learn({}, sys.argv[1:])
+        _check_gone(" ".join(sys.argv[1:]))
         app()
     except SpecregError as error:
         typer.echo(str(error), err=True)

@@ -1,7 +1,5 @@
 """What a run hands on, read back by the tools it is meant for; uv fetches them, once."""
 
-import csv
-import io
 import json
 import subprocess
 import sys
@@ -12,7 +10,7 @@ import pytest
 
 from specreg.changes import can_find_shifts, shifts_in, turns_in
 from specreg.report.charts import charts_of
-from specreg.report.exports import aiperf, speed_bench
+from specreg.report.exports import aiperf
 from specreg.report.trends import render_trends
 from tests.unit import reports
 from tests.unit.reports import lived
@@ -51,10 +49,9 @@ def tool(*command: str) -> str:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What is exported of a case with a prompt of chat and one of maths."""
     found = tmp_path_factory.mktemp("exported")
-    for export in (aiperf.export, speed_bench.export):
-        for name, text in export(reports.REPORT, MEASURED).items():
-            (found / name).parent.mkdir(parents=True, exist_ok=True)
-            (found / name).write_text(text)
+    for name, text in aiperf.export(reports.REPORT, MEASURED).items():
+        (found / name).parent.mkdir(parents=True, exist_ok=True)
+        (found / name).write_text(text)
     return found
 
 
@@ -83,17 +80,6 @@ def test_aiperf_reads_the_summary_of_a_case(folder: Path) -> None:
 def test_aiperf_draws_when_requests_ran(folder: Path) -> None:
     tool("aiperf", "analyze", "swim-lane", str(folder / f"aiperf/{CASE.id}"))
     assert (folder / f"aiperf/{CASE.id}/swim_lane.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_aiperf_makes_the_same_matrix_of_the_folders(folder: Path) -> None:
-    out = folder / "theirs.csv"
-    tool(
-        *("aiperf", "speed-bench-report", str(folder / "speed_bench")),
-        *("--output", str(out), "--format", "csv"),
-    )
-    ours = (folder / "speed_bench.csv").read_text()
-    rows = [list(csv.DictReader(io.StringIO(text))) for text in (out.read_text(), ours)]
-    assert rows[0] == rows[1]
 
 
 def test_otava_finds_where_a_case_became_worse() -> None:

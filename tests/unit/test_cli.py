@@ -127,6 +127,25 @@ def test_a_case_that_nobody_declared_is_answered_with_those_there_are(
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize(
+    ("typed", "instead"),
+    [
+        ("report --to nemo-skills", "--to aiperf"),
+        ("report some-run --to=speed-bench --folder x", "report.json"),
+    ],
+)
+def test_what_is_no_longer_there_is_said_in_a_line_with_what_to_use(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: str, instead: str
+) -> None:
+    monkeypatch.setattr("sys.argv", ["specreg", *typed.split()])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 1
+    assert "no longer there" in line
+    assert instead in line
+
+
 def test_all_baselines_are_listed_and_one_that_cannot_be_read_says_why(root: Path) -> None:
     recorded(root)
     torn = baseline_path(root / "baselines", HERE.name, "torn")
