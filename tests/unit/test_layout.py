@@ -49,7 +49,7 @@ ORDER = (
     ("figures", "journal", "comparison", "importing"),
     ("verdict", "breakdown"),
     ("confirming", "stopping", "history"),
-    ("changes", "docket", "expectation", "report.json"),
+    ("docket", "expectation", "report.json"),
     ("many.cores", "many.places", "many.errand", "many.crew", "many.here", "many.pool"),
     ("many.slurm_settings", "many.slurm_queue", "many"),
     ("report.document",),
