@@ -35,6 +35,7 @@ _COMMANDS: Mapping[str, str] = {
 """By command the file that it is in, which is imported once the command is typed."""
 
 _GONE: Mapping[str, str] = {
+    r"baselines import\b": "record the case with --update-baselines",
     r"report\b.*--to[ =](?:speed-bench|nemo-skills|specdec-bench)\b": (
         "report.json has acceptance by category and position, --to aiperf each request"
     ),
