@@ -21,7 +21,6 @@ _COMMANDS: Mapping[str, str] = {
     "soak": "soak",
     "oracle": "cases",
     "prepare": "datasets",
-    "convert": "datasets",
     "matrix": "matrix",
     "engines": "matrix",
     "doctor": "doctor",
@@ -35,6 +34,7 @@ _COMMANDS: Mapping[str, str] = {
 """By command the file that it is in, which is imported once the command is typed."""
 
 _GONE: Mapping[str, str] = {
+    r"convert\b": "prompts are JSON lines of id, category and turns, which jq or a script rewrites",
     r"baselines import\b": "record the case with --update-baselines",
     r"report\b.*--to[ =](?:speed-bench|nemo-skills|specdec-bench)\b": (
         "report.json has acceptance by category and position, --to aiperf each request"

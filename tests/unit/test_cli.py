@@ -131,6 +131,7 @@ def test_a_case_that_nobody_declared_is_answered_with_those_there_are(
 @pytest.mark.parametrize(
     ("typed", "instead"),
     [
+        ("convert a.jsonl b.jsonl --from specreg --to genai-perf", "JSON lines"),
         ("baselines import x.json --case a", "--update-baselines"),
         ("report --to nemo-skills", "--to aiperf"),
         ("report some-run --to=speed-bench --folder x", "report.json"),

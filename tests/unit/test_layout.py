@@ -35,7 +35,7 @@ ORDER = (
     ("acceptance", "reference", "forms", "hub", "sums"),
     ("protocols", "intervals", "oracle"),
     ("engines", "datasets", "dialects"),
-    ("lossless", "preparing", "converting"),
+    ("lossless", "preparing"),
     ("matrix", "environments", "sampling", "spanning"),
     ("models",),
     ("model_code", "widening", "server_memory"),
