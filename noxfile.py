@@ -14,13 +14,9 @@ nox.options.sessions = ["tests"]
 
 _PROJECT = nox.project.load_toml("pyproject.toml")
 _EXTRAS = _PROJECT["project"]["optional-dependencies"]
-_LOCK, _LOCK_WITH_CHANGES = "constraints.txt", "constraints-changes.txt"
-_LOCKED = {
-    _LOCK: (_PROJECT["dependency-groups"], ("datasets", "ray", "report", "slurm")),
-    # Otava holds numpy back, and with it would hold all others.
-    _LOCK_WITH_CHANGES: (("exports",), ("changes", "datasets", "ray", "report", "slurm")),
-}
-"""By file the groups and extras that it holds; engines have environments of their own."""
+_LOCK = "constraints.txt"
+_LOCKED_EXTRAS = ("datasets", "ray", "report", "slurm")
+"""What it holds beside all groups; engines have environments of their own."""
 _CLUSTERS = ("ray", "slurm")
 """The extras that a session needs whose options name a cluster."""
 
@@ -36,7 +32,7 @@ def _install(
     needed = _PROJECT["project"]["dependencies"] if project else []
     needed = [*needed, *nox.project.dependency_groups(_PROJECT, *groups)]
     needed += [one for extra in extras for one in _EXTRAS[extra]]
-    session.install("-c", _LOCK_WITH_CHANGES if "changes" in extras else _LOCK, *needed)
+    session.install("-c", _LOCK, *needed)
 
 
 def _pytest(session: nox.Session, *arguments: str) -> None:
@@ -104,28 +100,27 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def lock(session: nox.Session) -> None:
-    """Writes the locks anew: what sessions install, with checksums. `-- --upgrade` for newer.
+    """Writes the lock anew: what sessions install, with checksums. `-- --upgrade` for newer.
 
     For every Python that is supported; what stands there and still fits is kept. Where it came from
     isn't written, so that a mirror does.
     """
     _install(session)
-    for path, (groups, extras) in _LOCKED.items():
-        parts = [("--group", name) for name in groups] + [("--extra", name) for name in extras]
-        session.run(
-            *("uv", "pip", "compile", "pyproject.toml", "--output-file", path, "--quiet"),
-            *itertools.chain.from_iterable(parts),
-            *("--universal", "--python-version", "3.11", "--generate-hashes", "--no-annotate"),
-            *("--custom-compile-command", "nox -s lock", *session.posargs),
-        )
+    parts = [("--group", name) for name in _PROJECT["dependency-groups"]]
+    parts += [("--extra", name) for name in _LOCKED_EXTRAS]
+    session.run(
+        *("uv", "pip", "compile", "pyproject.toml", "--output-file", _LOCK, "--quiet"),
+        *itertools.chain.from_iterable(parts),
+        *("--universal", "--python-version", "3.11", "--generate-hashes", "--no-annotate"),
+        *("--custom-compile-command", "nox -s lock", *session.posargs),
+    )
 
 
 @nox.session
 def audit(session: nox.Session) -> None:
     """Looks what is locked up among the known vulnerabilities; red where nobody says, too."""
     _install(session, "audit", project=False)
-    for path in _LOCKED:
-        session.run("python", ".ci/audit.py", path, *session.posargs)
+    session.run("python", ".ci/audit.py", _LOCK, *session.posargs)
 
 
 @nox.session
@@ -145,8 +140,8 @@ def browser(session: nox.Session) -> None:
 
 @nox.session
 def exports(session: nox.Session) -> None:
-    """Has aiperf, Otava and an S3 server take what a run hands on; a minute, once fetched."""
-    _install(session, "exports", extras=["changes"])
+    """Has aiperf and an S3 server take what a run hands on; a minute, once fetched."""
+    _install(session, "exports")
     _pytest(session, "tests/exports")
 
 
@@ -178,7 +173,7 @@ def gpu_perf(session: nox.Session) -> None:
     clusters = [
         name for name in _CLUSTERS if any(f"--specreg-{name}" in a for a in session.posargs)
     ]
-    _install(session, extras=["datasets", "report", "changes", *clusters])
+    _install(session, extras=["datasets", "report", *clusters])
     _suite(session, "tests/perf", "--specreg-tier=gpu", "--specreg-require-tier")
 
 

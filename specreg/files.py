@@ -18,16 +18,14 @@ from specreg.redaction import hide_bytes
 _PART = ".part"
 
 
-def replace_file(path: Path, content: bytes, *, overwrites: bool = True) -> None:
+def replace_file(path: Path, content: bytes) -> None:
     """Writes a file, and makes its folder; what was there stays until all of this is on the disk.
 
     Args:
         path: of the file.
         content: all of it.
-        overwrites: whether a file that is there already gives way.
 
     Raises:
-        FileExistsError: it is there and doesn't.
         OSError: the disk refuses; the old file is as it was.
     """
     part = _new_part(path)
@@ -36,10 +34,7 @@ def replace_file(path: Path, content: bytes, *, overwrites: bool = True) -> None
             file.write(hide_bytes(content))
             file.flush()
             os.fsync(file.fileno())
-        if overwrites:
-            part.replace(path)
-        else:
-            path.hardlink_to(part)  # unlike a rename, it never overwrites
+        part.replace(path)
     finally:
         part.unlink(missing_ok=True)
 

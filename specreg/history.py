@@ -81,6 +81,12 @@ class History:
         return self.by_case.get(case_id, ())
 
 
+def comparable(lived: Sequence[Lived], metric: str) -> tuple[Lived, ...]:
+    """The runs that judged a metric, with the settings of the last one: others differ in more."""
+    having = [one for one in lived if metric in one.values and one.judged(metric)]
+    return tuple(one for one in having if one.settings_sha256 == having[-1].settings_sha256)
+
+
 def settings_sha256(settings: CaseSettings) -> str:
     """A checksum of all that must be equal to compare."""
     return hashlib.sha256(msgspec.json.encode(settings)).hexdigest()

@@ -18,8 +18,8 @@ from specreg.datasets._prepared import (
     record_path,
 )
 from specreg.errors import DatasetError
-from specreg.forms import Loaded, form_named
-from specreg.forms._rows import write_whole
+from specreg.files import replace_file
+from specreg.forms import Loaded
 from specreg.hub import fetch_dataset_file
 from specreg.prompts import interleaved
 
@@ -86,7 +86,7 @@ def _write(
     """Writes the prompts, then what is known of them: a set without a record is none."""
     prompts = interleaved(loaded.prompts)[: asked.prompts]
     path = prompts_path(asked.data_dir, one.name)
-    form_named("specreg").record(path, prompts)
+    _write_file(path, b"".join(msgspec.json.encode(prompt) + b"\n" for prompt in prompts))
     record = Prepared(
         dataset=one.name,
         source=origin.source,
@@ -102,9 +102,17 @@ def _write(
         sha256=file_sha256(path),
     )
     encoded = msgspec.json.format(msgspec.json.encode(record)) + b"\n"
-    write_whole(record_path(asked.data_dir, one.name), encoded)
+    _write_file(record_path(asked.data_dir, one.name), encoded)
     asked.show(f"wrote {_summary(record)} to {path}")
     return record
+
+
+def _write_file(path: Path, content: bytes) -> None:
+    try:
+        replace_file(path, content)
+    except OSError as error:
+        message = f"file '{path}': {error.strerror}; name a folder that can be written"
+        raise DatasetError(message) from error
 
 
 def _kept(one: PromptSet, asked: Preparation) -> Prepared | None:

@@ -5,7 +5,6 @@ machine; speed does, so there is none here.
 """
 
 import itertools
-import json
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,11 +13,10 @@ import msgspec
 
 from specreg.decoding import UNREADABLE
 from specreg.errors import BaselineError
-from specreg.files import replace_file
 from specreg.matrix import Case
 
-SCHEMA_VERSION = 1
-SUM_WITHIN_TOKENS = 0.02
+_SCHEMA_VERSION = 1
+_SUM_WITHIN_TOKENS = 0.02
 """How far AL may lie from 1 + Σ of the positions: both are published rounded."""
 
 
@@ -93,27 +91,7 @@ def _is_of(one: Published, case: Case) -> bool:
     )
 
 
-def record_published(path: Path, published: Published) -> None:
-    """Writes a figure where none is yet; never a torn one.
-
-    Raises:
-        BaselineError: a file is there already, the figure can't be true, or the disk refuses.
-    """
-    subject = f"published figure '{path}': not written"
-    if wrong := contradiction(published):
-        raise BaselineError(f"{subject}, {wrong}; look at its source again")
-    if path.exists():
-        raise BaselineError(f"{subject}, there is one; remove it first or choose another name")
-    content = msgspec.to_builtins(published)
-    text = json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False)
-    try:
-        replace_file(path, f"{text}\n".encode(), overwrites=False)
-    except OSError as error:
-        message = f"{subject}, {error.strerror}; make room or mend its rights"
-        raise BaselineError(message) from error
-
-
-def contradiction(published: Published) -> str | None:
+def _contradiction(published: Published) -> str | None:
     """What can't be true of a figure, got and needed; None when it hangs together."""
     return next(itertools.chain(_out_of_range(published), _at_odds(published)), None)
 
@@ -124,7 +102,7 @@ def _out_of_range(published: Published) -> Iterator[str]:
             yield f"{name} is empty"
     most = published.draft_tokens
     for name, got, least, greatest in (
-        ("schema_version", published.schema_version, SCHEMA_VERSION, SCHEMA_VERSION),
+        ("schema_version", published.schema_version, _SCHEMA_VERSION, _SCHEMA_VERSION),
         ("draft_tokens", most, 1, math.inf),
         ("temperature", published.temperature, 0, math.inf),
         ("acceptance_length_tokens", published.acceptance_length_tokens, 1, most + 1),
@@ -148,9 +126,9 @@ def _at_odds(published: Published) -> Iterator[str]:
     if length is None:
         return
     implied, least = 1 + sum(positions), (length - 1) / most
-    if positions and abs(implied - length) > SUM_WITHIN_TOKENS:
+    if positions and abs(implied - length) > _SUM_WITHIN_TOKENS:
         yield f"acceptance_length_tokens = {length}, by its positions it is {implied:.3f}"
-    if rate is not None and rate < least - SUM_WITHIN_TOKENS / most:
+    if rate is not None and rate < least - _SUM_WITHIN_TOKENS / most:
         yield f"acceptance_rate_frac = {rate}, at a length of {length} it is {least:.3f} or more"
 
 
@@ -159,15 +137,15 @@ def _load(path: Path) -> Published:
     try:
         content = path.read_bytes()
         version = msgspec.json.decode(content, type=_Version).schema_version
-        if version != SCHEMA_VERSION:
-            message = f"schema version {version}, this specreg reads {SCHEMA_VERSION}"
+        if version != _SCHEMA_VERSION:
+            message = f"schema version {version}, this specreg reads {_SCHEMA_VERSION}"
             raise BaselineError(f"published figure '{path}': {message}; {advice}")
         published = msgspec.json.decode(content, type=Published)
     except OSError as error:
         raise BaselineError(f"published figure '{path}': {error.strerror}; {advice}") from error
     except UNREADABLE as error:
         raise BaselineError(f"published figure '{path}': {error}; {advice}") from error
-    if wrong := contradiction(published):
+    if wrong := _contradiction(published):
         raise BaselineError(f"published figure '{path}': {wrong}; {advice}")
     return published
 

@@ -57,7 +57,6 @@ SPOILS: Mapping[str, AbstractSet[Family]] = MappingProxyType(
         "CONTEXT_FULL": ALL,
         "CONTROL_MISSING": ALL,
         "CONTROL_UNSTEADY": ALL,
-        "FIGURES_DISAGREE": ALL,
         "FIGURE_IMPOSSIBLE": ALL,
         "METRIC_ABSENT": ALL,
         "NOTHING_COMPARED": ALL,

@@ -135,7 +135,7 @@ class StepCounts:
 
     @property
     def joint_acceptance(self) -> tuple[float, ...]:
-        """The running product of the conditional acceptance; kept for readers of specdec_bench."""
+        """The running product of the conditional acceptance."""
         return tuple(itertools.accumulate(self.conditional_acceptance, operator.mul))
 
 

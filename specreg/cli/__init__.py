@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +21,6 @@ _COMMANDS: Mapping[str, str] = {
     "soak": "soak",
     "oracle": "cases",
     "prepare": "datasets",
-    "convert": "datasets",
     "matrix": "matrix",
     "engines": "matrix",
     "doctor": "doctor",
@@ -32,6 +32,15 @@ _COMMANDS: Mapping[str, str] = {
     "baselines": "baselines",
 }
 """By command the file that it is in, which is imported once the command is typed."""
+
+_GONE: Mapping[str, str] = {
+    r"convert\b": "prompts are JSON lines of id, category and turns, which jq or a script rewrites",
+    r"baselines import\b": "record the case with --update-baselines",
+    r"report\b.*--to[ =](?:speed-bench|nemo-skills|specdec-bench)\b": (
+        "report.json has acceptance by category and position, --to aiperf each request"
+    ),
+}
+"""What was there once, by how it is typed, and what to use instead."""
 
 
 class Commands(typer.core.TyperGroup):
@@ -95,10 +104,17 @@ def _options(
     del version
 
 
+def _check_gone(typed: str) -> None:
+    for gone, instead in _GONE.items():
+        if found := re.match(gone, typed):
+            raise SpecregError(f"specreg {found[0]}: no longer there; {instead}")
+
+
 def main() -> None:
     """The command line; an error of specreg is its message alone, with status 1."""
     try:
         learn({}, sys.argv[1:])
+        _check_gone(" ".join(sys.argv[1:]))
         app()
     except SpecregError as error:
         typer.echo(str(error), err=True)

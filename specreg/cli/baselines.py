@@ -26,15 +26,12 @@ from specreg.cli.options import (
     RootOption,
     RunsOption,
     TierOption,
-    case_of,
     shelf_of,
     tier_of,
 )
 from specreg.errors import BaselineError
 from specreg.history import history_path, learned, load_history
-from specreg.importing import ImportAbout, parse_import
 from specreg.matrix import all_case_ids
-from specreg.published import record_published
 from specreg.report.baselines import render_changes, render_list
 from specreg.report.json import RunVerdict, load_verdict
 
@@ -132,48 +129,6 @@ def learn(
         record_baseline(path, new)
         shown = (f"{name} {noise.between_frac:.1%}" for name, noise in new.noise.items())
         typer.echo(f"{path.stem}: {', '.join(shown)}")
-
-
-@baselines.command("import")
-def import_figures(
-    file: Annotated[Path, typer.Argument(help="what another tool wrote")],
-    case: Annotated[str, typer.Option(help="the id of the case that it is of")],
-    conditions: Annotated[str, typer.Option(help="prompts, sampling and machine, in a sentence")],
-    tier: TierOption = None,
-    root: RootOption = HERE,
-    folder: FolderOption = BASELINES,
-    matrix: MatrixOption = MATRIX,
-) -> None:
-    """Take the acceptance that another tool measured as a published figure of a case.
-
-    Reads the results of vllm bench serve, specdec_bench and aiperf, and {"expected",
-    "tolerance_pct"}. A figure is what a case is judged against where nothing was recorded.
-    """
-    one = case_of(tier_of(root / matrix, tier), case)
-    if one.server.tree is not None:
-        message = (
-            f"import for '{case}': a published figure doesn't say how the drafts branched; record"
-            " the case with --update-baselines"
-        )
-        raise BaselineError(message)
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise BaselineError(f"import '{file}': {error.strerror}; name a file") from error
-    about = ImportAbout(
-        method=one.server.method,
-        target=one.server.target,
-        draft=one.server.draft,
-        dataset=one.dataset,
-        draft_tokens=one.server.draft_tokens,
-        temperature=one.temperature,
-        conditions=conditions,
-        turns=one.turns,
-        output_cap_tokens=one.output_cap_tokens,
-    )
-    path = root / folder / "published" / f"{case}.json"
-    record_published(path, parse_import(content, str(file), about))
-    typer.echo(f"wrote {path}")
 
 
 @baselines.command()

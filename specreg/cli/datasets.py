@@ -1,20 +1,16 @@
-"""`specreg prepare` and `specreg convert`: prompts of the field, and in the field's forms."""
+"""`specreg prepare`: prompts of the field."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from specreg.converting import convert as convert_file
 from specreg.datasets import DATASETS, SETS, PromptSet, dataset_named
 from specreg.errors import DatasetError, UnknownNameError
-from specreg.forms import FORMS, form_named
 from specreg.paths import data_dir as default_data_dir
 from specreg.preparing import Preparation
 from specreg.preparing import prepare as prepare_set
 from specreg.redaction import hide
-
-_FORMS = ", ".join(sorted(FORMS))
 
 
 def prepare(
@@ -57,28 +53,6 @@ def prepare(
         raise DatasetError(message)
     for one in sets:
         prepare_set(one, asked)
-
-
-def convert(
-    source: Annotated[Path, typer.Argument(help="what to read: .jsonl, .json or .parquet")],
-    target: Annotated[Path, typer.Argument(help="what to write: .jsonl or .json")],
-    source_form: Annotated[str, typer.Option("--from", help=f"its form: {_FORMS}")],
-    target_form: Annotated[str, typer.Option("--to", help="the form to write, one of the same")],
-    turns: Annotated[
-        int | None, typer.Option(min=1, help="the most turns of a conversation to keep")
-    ] = None,
-) -> None:
-    """Write prompts in another form, for other clients to replay the same."""
-    loaded = convert_file(
-        source,
-        target,
-        source_form=form_named(source_form),
-        target_form=form_named(target_form),
-        turns=turns,
-    )
-    if loaded.left_out_rows:
-        typer.echo(f"{loaded.left_out_rows} rows left out: they ask nothing", err=True)
-    typer.echo(f"wrote {len(loaded.prompts)} prompts to {target}", err=True)
 
 
 def _sets_of(name: str, config: str | None) -> tuple[PromptSet, ...]:

@@ -31,7 +31,7 @@ def history(
     ] = None,
     root: RootOption = HERE,
 ) -> None:
-    """Print how each case fared in the runs that judged it, and from when on it was otherwise."""
+    """Print how each case fared in the runs that judged it."""
     for name in metric or ():
         if name not in METRICS:
             raise UnknownNameError("metric", name, METRICS, "specreg history")

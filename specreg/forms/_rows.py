@@ -2,7 +2,7 @@
 
 import codecs
 import importlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,7 +11,6 @@ import msgspec
 from specreg.commands import install_command
 from specreg.decoding import UNREADABLE
 from specreg.errors import DatasetError
-from specreg.files import replace_file
 
 RowT = TypeVar("RowT", bound=msgspec.Struct)
 
@@ -43,35 +42,6 @@ def read_rows(path: Path, row: type[RowT], advice: str) -> Iterator[tuple[str, R
             yield place, decoder.decode(line)
         except UNREADABLE as error:
             raise DatasetError(f"{place}: {error}; {advice}") from error
-
-
-def write_rows(path: Path, rows: Iterable[msgspec.Struct]) -> None:
-    """Writes rows as one array where the file ends in `.json`, as lines where in `.jsonl`.
-
-    Raises:
-        DatasetError: it ends in something else, or can't be written.
-    """
-    if path.suffix not in {".json", ".jsonl"}:
-        message = f"prompt file '{path}': ends in '{path.suffix}'; name it .jsonl or .json"
-        raise DatasetError(message)
-    if path.suffix == ".json":
-        content = msgspec.json.format(msgspec.json.encode(list(rows))) + b"\n"
-    else:
-        content = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
-    write_whole(path, content)
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file so that nobody ever sees a part of it; makes its folder.
-
-    Raises:
-        DatasetError: it can't be written.
-    """
-    try:
-        replace_file(path, content)
-    except OSError as error:
-        message = f"file '{path}': {error.strerror}; name a folder that can be written"
-        raise DatasetError(message) from error
 
 
 def _content(path: Path) -> bytes:

@@ -13,10 +13,5 @@ class GenaiPerfRow(Row, frozen=True, kw_only=True):
         """The text; rows have no ids, so their number is one."""
         return Prompt(id=f"genai-perf-{number}", category="own", turns=(self.text,))
 
-    @classmethod
-    def of(cls, prompt: Prompt) -> "GenaiPerfRow":
-        """The text; id and category are lost."""
-        return cls(text=prompt.turns[0])
 
-
-FORM = RowForm(name="genai-perf", row=GenaiPerfRow, needs="text (a text)", one_turn=True)
+FORM = RowForm(name="genai-perf", row=GenaiPerfRow, needs="text (a text)")

@@ -13,10 +13,5 @@ class Gsm8kRow(Row, frozen=True, kw_only=True):
         """The text; rows have no ids, so their number is one."""
         return Prompt(id=f"gsm8k-{number}", category="math", turns=(self.question,))
 
-    @classmethod
-    def of(cls, prompt: Prompt) -> "Gsm8kRow":
-        """The text; id and category are lost."""
-        return cls(question=prompt.turns[0])
 
-
-FORM = RowForm(name="gsm8k", row=Gsm8kRow, needs="question (a text)", one_turn=True)
+FORM = RowForm(name="gsm8k", row=Gsm8kRow, needs="question (a text)")

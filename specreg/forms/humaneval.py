@@ -19,12 +19,5 @@ class HumanEvalRow(Row, frozen=True, kw_only=True, rename={"text": "prompt"}):
         """The code as it stands."""
         return Prompt(id=self.task_id, category="coding", turns=(self.text,))
 
-    @classmethod
-    def of(cls, prompt: Prompt) -> "HumanEvalRow":
-        """The code; its category is lost."""
-        return cls(task_id=prompt.id, text=prompt.turns[0])
 
-
-FORM = RowForm(
-    name="humaneval", row=HumanEvalRow, needs="task_id and prompt (a text)", one_turn=True
-)
+FORM = RowForm(name="humaneval", row=HumanEvalRow, needs="task_id and prompt (a text)")

@@ -29,11 +29,6 @@ class QuestionRow(Row, frozen=True, kw_only=True, rename={"texts": "prompt"}):
             raise DatasetError(f"{field} is missing; a row of 'questions' needs {FORM.needs}")
         return Prompt(id=str(name), category=self.category, turns=turns)
 
-    @classmethod
-    def of(cls, prompt: Prompt) -> "QuestionRow":
-        """The question, by FastChat's names."""
-        return cls(question_id=prompt.id, category=prompt.category, turns=prompt.turns)
-
 
 FORM = RowForm(
     name="questions",

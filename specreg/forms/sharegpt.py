@@ -30,11 +30,6 @@ class SharegptRow(Row, frozen=True, kw_only=True):
             return None
         return Prompt(id=f"sharegpt-{number}", category="chat", turns=turns)
 
-    @classmethod
-    def of(cls, prompt: Prompt) -> "SharegptRow":
-        """What the user says, without answers; id and category are lost."""
-        return cls(conversations=tuple(Saying(who="human", value=text) for text in prompt.turns))
-
 
 FORM = RowForm(
     name="sharegpt",

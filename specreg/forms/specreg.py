@@ -1,7 +1,5 @@
 """Our own form: id, category, and turns or token ids. It holds all that a prompt is."""
 
-import msgspec
-
 from specreg.forms._form import Row, RowForm
 from specreg.prompts import Prompt
 
@@ -20,15 +18,9 @@ class SpecregRow(Row, frozen=True, kw_only=True, forbid_unknown_fields=True):
             id=self.id, category=self.category, turns=self.turns, token_ids=self.token_ids
         )
 
-    @classmethod
-    def of(cls, prompt: Prompt) -> "SpecregRow":
-        """The same."""
-        return cls(**msgspec.structs.asdict(prompt))
-
 
 FORM = RowForm(
     name="specreg",
     row=SpecregRow,
     needs="id, category and turns (a list of texts) or token_ids",
-    holds_ids=True,
 )

@@ -66,11 +66,6 @@ class SpeedRow(Row, frozen=True, kw_only=True):
             _check_turn(turn, f"prompt '{self.question_id}', turn {place}", self.source)
         return Prompt(id=self.question_id, category=self.category, turns=turns)
 
-    @classmethod
-    def of(cls, prompt: Prompt) -> "SpeedRow":
-        """The prompt, by NVIDIA's columns."""
-        return cls(question_id=prompt.id, category=prompt.category, turns=prompt.turns)
-
 
 def _check_turn(turn: str, subject: str, source: str) -> None:
     if turn.lstrip().startswith(_PLACEHOLDER):

@@ -4,10 +4,8 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from specreg.changes import Turn, can_find_shifts, comparable, turns_in
-from specreg.commands import install_command
 from specreg.distribution import Bar
-from specreg.history import Lived
+from specreg.history import Lived, comparable
 from specreg.report.document import CaseReport, began_at
 from specreg.report.drawing import ALONE, BASE, INK, NOW, Chart, Spec, quantity, svg
 from specreg.report.quantities import axis_of, label_of
@@ -136,13 +134,12 @@ def _history(case: CaseReport) -> Iterator[Chart]:
     for metric in _HISTORY:
         runs = comparable(case.history, metric)
         if len(runs) >= _FEWEST:
-            turns = turns_in(runs, metric)
             base = " The dashed line is the baseline." if _expects(case, metric) else ""
             yield Chart(
                 title=f"History of {label_of(metric)}",
                 note=f"The last {len(runs)} runs that judged it on this machine; red is what was"
-                f" not fine.{base} {_told(turns)}",
-                svg=svg(tuple(_history_layers(case, metric, runs, turns))),
+                f" not fine.{base}",
+                svg=svg(tuple(_history_layers(case, metric, runs))),
             )
 
 
@@ -150,21 +147,7 @@ def _expects(case: CaseReport, metric: str) -> float | None:
     return case.expected.values.get(metric) if case.expected else None
 
 
-def _told(turns: Sequence[Turn]) -> str:
-    """Where a history shifts, in words; none was looked for without the extra."""
-    if not can_find_shifts():
-        return f"Shifts weren't looked for: {install_command('changes')} first."
-    if not turns:
-        return "It shifted nowhere for good."
-    told = (
-        f"run {turn.run}, {' → '.join(turn.versions)}, {turn.change_frac:+.1%}" for turn in turns
-    )
-    return f"An upright line stands where it shifted for good: {'; '.join(told)}."
-
-
-def _history_layers(
-    case: CaseReport, metric: str, runs: Sequence[Lived], turns: Sequence[Turn]
-) -> Iterator[Spec]:
+def _history_layers(case: CaseReport, metric: str, runs: Sequence[Lived]) -> Iterator[Spec]:
     moments = [began_at(run.run) for run in runs]
     timed = all(moments)
     rows = [
@@ -183,13 +166,6 @@ def _history_layers(
             "data": {"values": [{"value": expected}]},
             "mark": {"type": "rule", "color": INK, "strokeDash": [5, 4]},
             "encoding": {"y": y},
-        }
-    shifts = [rows[turn.place] for turn in turns]
-    if shifts:
-        yield {
-            "data": {"values": shifts},
-            "mark": {"type": "rule", "color": "var(--bad)"},
-            "encoding": {"x": x},
         }
     yield {
         "data": {"values": rows},

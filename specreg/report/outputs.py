@@ -12,7 +12,7 @@ from specreg.errors import ReportError, SpecregError
 from specreg.files import replace_file
 from specreg.redaction import hide_known
 from specreg.report.document import Report
-from specreg.report.exports import aiperf, nemo_skills, specdec_bench, speed_bench
+from specreg.report.exports import aiperf
 from specreg.report.exports._measured import Measured, measured_in
 from specreg.report.markdown import render_markdown
 from specreg.report.prometheus import render_metrics
@@ -76,23 +76,6 @@ _ROWS = (
         name="prometheus",
         text="gauges for the node exporter's text files",
         files=lambda given: {"specreg.prom": render_metrics(given.report)},
-    ),
-    Output(
-        name="speed-bench",
-        text="SPEED-Bench's matrix by category, and what aiperf speed-bench-report reads",
-        files=lambda given: speed_bench.export(given.report, given.measured),
-    ),
-    Output(
-        name="nemo-skills",
-        text="the summary of NeMo-Skills",
-        files=lambda given: nemo_skills.export(given.report, given.measured),
-        per_request=True,
-    ),
-    Output(
-        name="specdec-bench",
-        text="specdec_bench's files, and speculation_profile.json for simulators",
-        files=lambda given: specdec_bench.export(given.report, given.measured),
-        per_request=True,
     ),
     Output(
         name="aiperf",

@@ -7,10 +7,12 @@ Whatever the form, the same prompts reach the model: the acceptance is the same 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from specreg.datasets import DATASETS, SETS
+from specreg.forms import form_named
 from specreg.report.json import RunVerdict, load_verdict
 from tests.unit import builders
 
@@ -43,7 +45,7 @@ drafts = { draft_model = "fixtures/models/tiny/draft" }
 
 @pytest.fixture(scope="module")
 def verdict(tmp_path_factory: pytest.TempPathFactory) -> RunVerdict:
-    """What the suite says of a case for each set, after `specreg convert` and `specreg prepare`."""
+    """What the suite says of a case for each set, after `specreg prepare`."""
     folder = tmp_path_factory.mktemp("datasets")
     environment = os.environ | {"SPECREG_DATA": str(folder / "data")}
 
@@ -57,13 +59,12 @@ def verdict(tmp_path_factory: pytest.TempPathFactory) -> RunVerdict:
             text=True,
         )
 
+    toy = form_named("specreg").load(TOY).prompts
     for name in TEXTS:
         source = SETS[name].source
         assert source is not None
         given = str(folder / f"{name}.jsonl")
-        forms = ("--from", "specreg", "--to", source.form)
-        done = run("specreg", "convert", str(TOY), given, *forms)
-        assert done.returncode == 0, done.stderr
+        builders.write_lines(Path(given), builders.rows_in(source.form, toy))
         done = run("specreg", "prepare", name, "--from", given, "--part")
         assert done.returncode == 0, done.stderr
     cases = [TABLE.format(dataset=name, form="chat") for name in ("toy", *TEXTS)]

@@ -1,24 +1,16 @@
 """What a run hands on, read back by the tools it is meant for; uv fetches them, once."""
 
-import csv
-import io
 import json
 import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from specreg.changes import can_find_shifts, shifts_in, turns_in
-from specreg.report.charts import charts_of
-from specreg.report.exports import aiperf, speed_bench
-from specreg.report.trends import render_trends
+from specreg.report.exports import aiperf
 from tests.unit import reports
-from tests.unit.reports import lived
 from tests.unit.test_breakdown import CASE
 from tests.unit.test_outputs import MEASURED
-from tests.unit.test_trends import LENGTH, row_of
 
 _AIPERF = ("-m", "uv", "tool", "run", "--from", "aiperf==0.13.0")
 _READ = """
@@ -51,10 +43,9 @@ def tool(*command: str) -> str:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What is exported of a case with a prompt of chat and one of maths."""
     found = tmp_path_factory.mktemp("exported")
-    for export in (aiperf.export, speed_bench.export):
-        for name, text in export(reports.REPORT, MEASURED).items():
-            (found / name).parent.mkdir(parents=True, exist_ok=True)
-            (found / name).write_text(text)
+    for name, text in aiperf.export(reports.REPORT, MEASURED).items():
+        (found / name).parent.mkdir(parents=True, exist_ok=True)
+        (found / name).write_text(text)
     return found
 
 
@@ -83,50 +74,3 @@ def test_aiperf_reads_the_summary_of_a_case(folder: Path) -> None:
 def test_aiperf_draws_when_requests_ran(folder: Path) -> None:
     tool("aiperf", "analyze", "swim-lane", str(folder / f"aiperf/{CASE.id}"))
     assert (folder / f"aiperf/{CASE.id}/swim_lane.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_aiperf_makes_the_same_matrix_of_the_folders(folder: Path) -> None:
-    out = folder / "theirs.csv"
-    tool(
-        *("aiperf", "speed-bench-report", str(folder / "speed_bench")),
-        *("--output", str(out), "--format", "csv"),
-    )
-    ours = (folder / "speed_bench.csv").read_text()
-    rows = [list(csv.DictReader(io.StringIO(text))) for text in (out.read_text(), ours)]
-    assert rows[0] == rows[1]
-
-
-def test_otava_finds_where_a_case_became_worse() -> None:
-    assert can_find_shifts(), "the session installs the extra `changes`"
-    noise = [0.0, 0.01, -0.01, 0.005, -0.005]
-    values = [2.6 + noise[n % 5] for n in range(20)] + [2.3 + noise[n % 5] for n in range(20)]
-    (shift,) = shifts_in(values)
-    assert shift.place == 20
-    assert shift.change_frac == pytest.approx(2.3 / 2.6 - 1, abs=0.001)
-    assert shifts_in(values[:20]) == ()
-
-
-def test_a_shift_is_named_with_its_run() -> None:
-    values = [2.6 + 0.01 * (n % 3) for n in range(14)] + [2.3 + 0.01 * (n % 3) for n in range(14)]
-    shown = render_trends({CASE.id: row_of(*values)}, [LENGTH], width=110)
-    assert "since 20261115T020000-1, 0.32.0" in shown
-    assert "pip install" not in shown
-
-
-def test_the_page_names_the_run_the_versions_and_the_change_of_a_shift() -> None:
-    before = [lived(day, ttft_p50_ms=100.0 + day % 3) for day in range(1, 15)]
-    after = [
-        msgspec.structs.replace(lived(day, ttft_p50_ms=130.0 + day % 3), engine_version="0.33.0")
-        for day in range(15, 29)
-    ]
-    (turn,) = turns_in((*before, *after), "ttft_p50_ms")
-    assert (turn.place, turn.versions) == (14, ("0.32.0", "0.33.0"))
-    assert turn.change_frac == pytest.approx(-0.297, abs=0.005)
-    lengths = row_of(*[2.6 + 0.01 * (n % 3) for n in range(14)], *[2.3] * 7, *[2.31] * 7)
-    (chart,) = [
-        chart
-        for chart in charts_of(msgspec.structs.replace(reports.CASE_REPORT, history=tuple(lengths)))
-        if chart.title == "History of acceptance length"
-    ]
-    assert "shifted for good: run 20261115T020000-1, 0.32.0, -" in chart.note
-    assert "var(--bad)" in chart.svg

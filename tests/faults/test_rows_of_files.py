@@ -114,15 +114,9 @@ PLANTED = {
     "PIP_INDEX_URL": "https://me:planted-in-a-url@127.0.0.1:9/simple",
 }
 SECRETS = ("hf_plantedinvariables", 'planted"in/quotes', 'planted\\"in/quotes', "planted-in-a-url")
-ARGUMENTS = (
-    *("--model-loader-extra-config", '{"secret_key": "planted-in-json"}'),
-    *("--api-key", "planted-in-arguments", "--seed", "12345678"),
-)
-SAYING = "INFO 'Authorization': 'Bearer planted-in-a-header', GET /x?token=planted-in-a-query"
-ALL = (
-    *SECRETS,
-    *("planted-in-arguments", "planted-in-json", "planted-in-a-header", "planted-in-a-query"),
-)
+ARGUMENTS = ("--api-key", "planted-in-arguments", "--seed", "12345678")
+SAYING = "INFO 'Authorization': 'Bearer planted-in-arguments', GET /x?token=hf_plantedinvariables"
+ALL = (*SECRETS, "planted-in-arguments")
 
 
 def leaks(folder: Path, *said: str) -> list[str]:
@@ -157,11 +151,11 @@ def test_row_17_no_secret_is_written(run: Hurt) -> None:
 def test_row_17_no_secret_is_in_the_words_of_a_server_that_fails(run: Hurt) -> None:
     run.variables, run.engine_args = dict(PLANTED), ARGUMENTS
     run.script = Script(
-        fault=Fault.EXIT_AT_START, says_secrets=True, exit_log=f"{SAYING}\nGatedRepoError: 401"
+        fault=Fault.EXIT_AT_START, says_secrets=True, exit_log=f"{SAYING}\nRuntimeError: 401"
     )
     done = run.run()
     assert "'Bearer HIDDEN', GET /x?token=HIDDEN" in done.stdout
-    assert "GatedRepoError" in done.stdout
+    assert "RuntimeError: 401" in done.stdout
     assert leaks(run.folder, done.stdout) == []
     assert run.left() == []
 

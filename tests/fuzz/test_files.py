@@ -23,7 +23,6 @@ from specreg.baseline import (
 from specreg.datasets import Wanted, dataset_named
 from specreg.datasets._dataset import prompts_sha256
 from specreg.datasets._prepared import prompts_path, record_path
-from specreg.errors import DatasetError
 from specreg.forms import FORMS, RowForm
 from specreg.matrix import load_tier
 from specreg.metrics import METRICS, check_tolerances
@@ -139,22 +138,18 @@ def matrices() -> Iterable[File]:
 def datasets(folder: Path) -> Iterable[File]:
     """Prompts in each form, and the record of a prepared set."""
     toy = FORMS["specreg"].load(TOY).prompts[:20]
-    for form, name in itertools.product(FORMS.values(), ("rows.jsonl", "rows.json")):
-        path = folder / f"{form.name}-{name}"
-        try:
-            form.record(path, toy)
-        except (DatasetError, NotImplementedError):  # that can only be read
-            continue
-        wrong = rows_of if name == "rows.jsonl" else json_of
-        reading = functools.partial(read_prompts, form, name)
-        yield File(content=path.read_bytes(), wrong=wrong, read=reading)
+    for form in FORMS.values():
+        rows = builders.rows_in(form.name, toy)
+        for name, wrong in (("rows.jsonl", rows_of), ("rows.json", json_of)):
+            path = builders.write_lines(folder / name, rows if wrong is rows_of else [rows])
+            reading = functools.partial(read_prompts, form, name)
+            yield File(content=path.read_bytes(), wrong=wrong, read=reading)
     parquet = folder / "rows.parquet"
     rows = [{"question": one.turns[0], "answer": "no"} for one in toy]
     pq.write_table(pa.Table.from_pylist(rows), parquet)
     reading = functools.partial(read_prompts, FORMS["gsm8k"], "rows.parquet")
     yield File(content=parquet.read_bytes(), wrong=bytes_of, read=reading)
-    given = folder / "gsm8k.jsonl"
-    FORMS["gsm8k"].record(given, toy)
+    given = builders.write_lines(folder / "gsm8k.jsonl", rows)
     asked = Preparation(data_dir=folder / "data", given=given, part=True, show=lambda _: None)
     prepare(dataset_named("gsm8k"), asked)
     record = record_path(folder / "data", "gsm8k").read_bytes()

@@ -3,7 +3,7 @@
 import dataclasses
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -357,3 +357,27 @@ def power(
     )
     block = Block(span_ns=(0, round(window_s * 10**9)), tokens=tokens, accepted_frac=accepted_frac)
     return PowerRecord(case=arm_power(block, [record]))
+
+
+def rows_in(form: str, prompts: Sequence[Prompt]) -> list[dict[str, object]]:
+    """Prompts as the rows of a form are published; of one turn, where a row holds no more."""
+    spell: Mapping[str, Callable[[Prompt], dict[str, object]]] = {
+        "specreg": lambda one: {"id": one.id, "category": one.category, "turns": one.turns},
+        **dict.fromkeys(
+            ("questions", "speed-bench"),
+            lambda one: {"question_id": one.id, "category": one.category, "turns": one.turns},
+        ),
+        "sharegpt": lambda one: {
+            "conversations": [{"from": "human", "value": turn} for turn in one.turns]
+        },
+        "humaneval": lambda one: {"task_id": one.id, "prompt": one.turns[0]},
+        "gsm8k": lambda one: {"question": one.turns[0]},
+        "genai-perf": lambda one: {"text": one.turns[0]},
+    }
+    return [spell[form](one) for one in prompts]
+
+
+def write_lines(path: Path, rows: Iterable[object]) -> Path:
+    """A file of JSON lines."""
+    path.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+    return path

@@ -116,18 +116,14 @@ def test_the_history_of_a_night_lies_outside_the_checkout_that_is_cleaned(path: 
 
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-LOCKS = {
-    "constraints.txt": (PROJECT["dependency-groups"], ("datasets", "report")),
-    "constraints-changes.txt": (("exports",), ("changes", "datasets", "report")),
-}
-"""By file the groups and extras that noxfile.py installs from it."""
+LOCK = ROOT / "constraints.txt"
 PYTHONS = ("3.11", "3.12", "3.13")
 
 
-def locked(name: str) -> dict[str, list[Requirement]]:
-    """By distribution what a lock says of it; each pinned, with a checksum at least."""
+def locked() -> dict[str, list[Requirement]]:
+    """By distribution what the lock says of it; each pinned, with a checksum at least."""
     found: dict[str, list[Requirement]] = {}
-    entries = re.split(r"\n(?=\S)", (ROOT / name).read_text().replace("\\\n", ""))
+    entries = re.split(r"\n(?=\S)", LOCK.read_text().replace("\\\n", ""))
     for entry in (one for one in entries if not one.startswith("#")):
         pin, *hashes = re.split(r"\s+--hash=", entry.strip())
         assert hashes, pin
@@ -148,11 +144,10 @@ def asked_of(groups: Iterable[str], extras: Iterable[str]) -> Iterator[Requireme
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-@pytest.mark.parametrize("name", LOCKS)
-def test_each_lock_has_what_sessions_install_on_each_python(name: str, python: str) -> None:
-    pins = locked(name)
+def test_the_lock_has_what_sessions_install_on_each_python(python: str) -> None:
+    pins = locked()
     here = {"python_version": python, "python_full_version": f"{python}.7"}
-    for asked in asked_of(*LOCKS[name]):
+    for asked in asked_of(PROJECT["dependency-groups"], ("datasets", "report")):
         fitting = [
             one
             for one in pins.get(canonicalize_name(asked.name), [])
@@ -163,9 +158,8 @@ def test_each_lock_has_what_sessions_install_on_each_python(name: str, python: s
         assert asked.specifier.contains(pin.version), f"{asked}: run nox -s lock"
 
 
-@pytest.mark.parametrize("name", LOCKS)
-def test_a_lock_says_nothing_of_where_anything_came_from(name: str) -> None:
-    text = (ROOT / name).read_text()
+def test_the_lock_says_nothing_of_where_anything_came_from() -> None:
+    text = LOCK.read_text()
     assert not re.search(r"://|^-|@ |index|find-links", text, re.MULTILINE)
 
 

@@ -24,6 +24,7 @@ from specreg.report.json import RunVerdict, record_verdict
 from specreg.validity import all_invalid
 from tests.unit import builders
 from tests.unit.test_breakdown import a_round, measured
+from tests.unit.test_published import PUBLISHED
 
 HERE = current_environment(needs_gpus=0)
 MATRIX = """
@@ -125,6 +126,27 @@ def test_a_case_that_nobody_declared_is_answered_with_those_there_are(
     said = capsys.readouterr().err
     assert said.startswith("tier 'cpu': unknown case 'vllm-eagle3-tiny-toy-c5'; did you mean")
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("typed", "instead"),
+    [
+        ("convert a.jsonl b.jsonl --from specreg --to genai-perf", "JSON lines"),
+        ("baselines import x.json --case a", "--update-baselines"),
+        ("report --to nemo-skills", "--to aiperf"),
+        ("report some-run --to=speed-bench --folder x", "report.json"),
+    ],
+)
+def test_what_is_no_longer_there_is_said_in_a_line_with_what_to_use(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: str, instead: str
+) -> None:
+    monkeypatch.setattr("sys.argv", ["specreg", *typed.split()])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 1
+    assert "no longer there" in line
+    assert instead in line
 
 
 def test_all_baselines_are_listed_and_one_that_cannot_be_read_says_why(root: Path) -> None:
@@ -241,38 +263,24 @@ def test_prune_is_refused_unless_the_last_run_saw_everything(root: Path, why: st
     assert gone.exists()
 
 
-def test_what_another_tool_measured_is_imported_and_never_overwrites(root: Path) -> None:
-    file = root / "rfc.json"
-    file.write_text(json.dumps({"expected": 2.6, "tolerance_pct": 5}))
-    command = ("baselines", "import", str(file), "--case", CASE_ID, "--tier", "cpu")
-    done = specreg(root, *command, "--conditions", "80 prompts, greedy")
-    assert done.exit_code == 0, done.output
+def test_a_published_figure_is_expected_where_nothing_was_recorded(root: Path) -> None:
+    cases = {case.id: case for case in load_tier(root / "fixtures/matrix", "cpu").cases}
+    server = cases[CASE_ID].server
+    figure = msgspec.structs.replace(
+        PUBLISHED,
+        method=server.method,
+        target=server.target,
+        draft=server.draft,
+        draft_tokens=server.draft_tokens,
+        position_frac=(),
+    )
+    path = root / "baselines/published/one.json"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(msgspec.json.encode(figure))
     explained = specreg(root, "explain", CASE_ID, "--tier", "cpu").output
-    assert "expected: published by" in explained
-    assert "80 prompts, greedy" in explained
+    assert f"expected: published by {PUBLISHED.source}; {PUBLISHED.conditions}" in explained
     (row,) = (line.split() for line in explained.splitlines() if "acceptance_length" in line)
     assert row[1] == "2.6"
-    again = specreg(root, *command, "--conditions", "others")
-    assert isinstance(again.exception, SpecregError)
-
-
-def test_the_figures_of_a_tree_are_not_imported(root: Path) -> None:
-    matrix = root / "fixtures/matrix/cpu.toml"
-    tree = "tree = { branches = 2, drafted_tokens = 6 }\n"
-    text = MATRIX.replace("vllm", "sglang").replace("eagle3", "eagle3_tree") + tree
-    matrix.write_text(text)
-    case_id = "sglang-eagle3_tree-tiny-toy-c4"
-    command = ("baselines", "import", "any.json", "--case", case_id, "--tier", "cpu")
-    done = specreg(root, *command, "--conditions", "x")
-    assert str(done.exception).startswith(f"import for '{case_id}': a published figure doesn't say")
-
-
-def test_a_file_that_is_not_there_cannot_be_imported(root: Path) -> None:
-    command = ("baselines", "import", str(root / "none.json"), "--case", CASE_ID, "--tier", "cpu")
-    done = specreg(root, *command, "--conditions", "x")
-    assert (
-        str(done.exception) == f"import '{root}/none.json': No such file or directory; name a file"
-    )
 
 
 def test_the_schema_is_printed() -> None:

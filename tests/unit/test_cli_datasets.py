@@ -1,4 +1,4 @@
-"""`specreg prepare` and `specreg convert`, as a user types them."""
+"""`specreg prepare`, as a user types it."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,6 @@ from typer.testing import CliRunner, Result
 from specreg.cli import app
 from specreg.errors import DatasetError, UnknownNameError
 from specreg.paths import data_dir
-from tests.unit import builders
 
 
 def specreg(*arguments: str | Path, data: Path | None = None) -> Result:
@@ -74,23 +73,6 @@ def test_a_name_that_means_no_set_is_answered(
     assert isinstance(done.exception, DatasetError | UnknownNameError)
     with pytest.raises((DatasetError, UnknownNameError), match=words):
         raise done.exception
-
-
-def test_a_user_converts_the_toy_prompts(tmp_path: Path) -> None:
-    toy, target = builders.ROOT / "fixtures/prompts/toy.jsonl", tmp_path / "prompts.jsonl"
-    done = specreg("convert", toy, target, "--from", "specreg", "--to", "genai-perf")
-    assert done.exit_code == 0, done.output
-    assert done.stderr == f"wrote 160 prompts to {target}\n"
-    first = json.loads(target.read_text().splitlines()[0])
-    assert first == {"text": "Write a class Kifa with the fields vuru, furu, geni, galo."}
-
-
-def test_rows_that_a_conversion_leaves_out_are_counted(tmp_path: Path) -> None:
-    source, target = tmp_path / "sharegpt.json", tmp_path / "prompts.jsonl"
-    said = {"conversations": [{"from": "human", "value": "Hi."}]}
-    source.write_text(json.dumps([said, {"conversations": []}]))
-    done = specreg("convert", source, target, "--from", "sharegpt", "--to", "vllm-custom")
-    assert done.stderr == (f"1 rows left out: they ask nothing\nwrote 1 prompts to {target}\n")
 
 
 def test_the_folder_of_sets_is_the_users_choice(

@@ -17,15 +17,6 @@ def test_a_file_is_made_with_its_folder_and_replaced(tmp_path: Path) -> None:
     assert [one.name for one in path.parent.iterdir()] == ["file"]
 
 
-def test_a_file_that_must_not_give_way_stays(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    replace_file(path, b"old", overwrites=False)
-    with pytest.raises(FileExistsError):
-        replace_file(path, b"new", overwrites=False)
-    assert path.read_bytes() == b"old"
-    assert [one.name for one in tmp_path.iterdir()] == ["file"]
-
-
 def part(writer: int, of: str = "file", node: str = platform.node()) -> str:
     """What somebody writes into."""
     return f".{of}.{node}.{writer}.part"

@@ -1,11 +1,10 @@
-"""Every form, on files as they are published: read, written, and refused with their place."""
+"""Every form, on files as they are published: read, and refused with their place."""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -17,6 +16,7 @@ from specreg.errors import DatasetError, UnknownNameError
 from specreg.forms import FORMS, form_named
 from specreg.prompts import Prompt
 from tests.unit import builders
+from tests.unit.builders import rows_in, write_lines
 
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
 
@@ -119,21 +119,6 @@ EXAMPLES: dict[str, list[tuple[dict[str, object], Prompt]]] = {
             Prompt(id="genai-perf-0", category="own", turns=("Hi.",)),
         )
     ],
-    "aiperf": [
-        (
-            {
-                "session_id": "s",
-                "turns": [{"role": "system", "text": "Be terse."}, {"text": "Hi."}],
-            },
-            Prompt(id="s", category="own", turns=("Hi.",)),
-        )
-    ],
-    "vllm-custom": [
-        (
-            {"prompt": "Hi.", "output_tokens": 10},
-            Prompt(id="vllm-custom-0", category="own", turns=("Hi.",)),
-        )
-    ],
 }
 """By form, rows as they are published, and the prompts that they are."""
 
@@ -188,16 +173,7 @@ MALFORMED = [
     ("sharegpt", {"conversations": [{"value": "x"}]}, "`from` - at `$.conversations[0]`"),
     ("genai-perf", {"prompt": "x"}, "`text`"),
     ("genai-perf", {"text": " "}, "empty turn"),
-    ("aiperf", {"turns": [{"text": "x"}]}, "`session_id`"),
-    ("aiperf", {"session_id": "s", "turns": ["x"]}, "`$.turns[0]`"),
-    ("vllm-custom", {"text": "x"}, "`prompt`"),
 ]
-
-
-def as_lines(path: Path, rows: list[dict[str, object]]) -> Path:
-    """A file of JSON lines."""
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    return path
 
 
 def rows_of(name: str) -> list[dict[str, object]]:
@@ -222,7 +198,7 @@ def test_each_form_has_an_example() -> None:
 
 @pytest.mark.parametrize("name", FORMS)
 def test_json_lines_are_read(name: str, tmp_path: Path) -> None:
-    loaded = form_named(name).load(as_lines(tmp_path / "question.jsonl", rows_of(name)))
+    loaded = form_named(name).load(write_lines(tmp_path / "question.jsonl", rows_of(name)))
     assert (loaded.prompts, loaded.left_out_rows) == (prompts_of(name), 0)
 
 
@@ -251,7 +227,7 @@ def test_a_wrong_row_is_refused_with_its_place(
     if array:
         path.write_text(json.dumps(rows))
     else:
-        as_lines(path, rows)
+        write_lines(path, rows)
     with pytest.raises(DatasetError) as error:
         form_named(name).load(path)
     assert str(error.value).startswith(f"{path}:{len(rows)}: ")
@@ -331,7 +307,7 @@ def test_a_parquet_file_without_rows_is_refused(tmp_path: Path) -> None:
 
 
 def test_two_rows_of_one_id_are_refused_with_both_places(tmp_path: Path) -> None:
-    path = as_lines(
+    path = write_lines(
         tmp_path / "question.jsonl", [MT_BENCH, {**MT_BENCH, "question_id": 2}, MT_BENCH]
     )
     with pytest.raises(
@@ -343,14 +319,14 @@ def test_two_rows_of_one_id_are_refused_with_both_places(tmp_path: Path) -> None
 def test_a_conversation_without_a_word_of_the_user_is_left_out_and_counted(tmp_path: Path) -> None:
     silent: dict[str, object] = {"id": "s", "conversations": [{"from": "gpt", "value": "Hello!"}]}
     blank: dict[str, object] = {"id": "b", "conversations": [{"from": "human", "value": "\n"}]}
-    path = as_lines(tmp_path / "sharegpt.jsonl", [silent, SHARED, {"conversations": []}, blank])
+    path = write_lines(tmp_path / "sharegpt.jsonl", [silent, SHARED, {"conversations": []}, blank])
     loaded = form_named("sharegpt").load(path)
     assert loaded.left_out_rows == 3
     assert loaded.prompts == (Prompt(id="sharegpt-1", category="chat", turns=("Hello.", "Again.")),)
 
 
 def test_a_file_that_asks_nothing_is_refused(tmp_path: Path) -> None:
-    path = as_lines(tmp_path / "sharegpt.jsonl", [{"conversations": []}])
+    path = write_lines(tmp_path / "sharegpt.jsonl", [{"conversations": []}])
     with pytest.raises(DatasetError, match=f"'{path}': asks nothing; a row of 'sharegpt' needs"):
         form_named("sharegpt").load(path)
 
@@ -360,16 +336,14 @@ def test_a_file_that_asks_nothing_is_refused(tmp_path: Path) -> None:
     ["f'{article}'", "{question}", "dict = {a: {b: 1}}", "\\frac{x}{y} {{article}}"],
 )
 def test_braces_of_code_are_no_leftover(text: str, tmp_path: Path) -> None:
-    path = as_lines(tmp_path / "qualitative.jsonl", [{**SPEED, "turns": [text]}])
+    path = write_lines(tmp_path / "qualitative.jsonl", [{**SPEED, "turns": [text]}])
     assert form_named("speed-bench").load(path).prompts[0].turns == (text,)
 
 
 @pytest.mark.parametrize("name", FORMS)
-@pytest.mark.parametrize("suffix", [".jsonl", ".json"])
-def test_the_toy_prompts_say_the_same_in_every_form(name: str, suffix: str, tmp_path: Path) -> None:
-    path, prompts = tmp_path / f"toy{suffix}", toy()
-    form_named(name).record(path, prompts)
-    loaded = form_named(name).load(path)
+def test_the_toy_prompts_say_the_same_in_every_form(name: str, tmp_path: Path) -> None:
+    prompts = toy()
+    loaded = form_named(name).load(write_lines(tmp_path / "toy.jsonl", rows_in(name, prompts)))
     assert [prompt.turns for prompt in loaded.prompts] == [prompt.turns for prompt in prompts]
     assert loaded.left_out_rows == 0
 
@@ -379,69 +353,10 @@ def test_the_toy_prompts_say_the_same_in_every_form(name: str, suffix: str, tmp_
     max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip))
-def test_any_text_is_written_and_read_alike(name: str, text: str, tmp_path: Path) -> None:
-    path = tmp_path / "prompts.jsonl"
-    form_named(name).record(path, [Prompt(id="a", category="c", turns=(f"x{text}",))])
+def test_any_text_is_read_as_it_is_written(name: str, text: str, tmp_path: Path) -> None:
+    rows = rows_in(name, [Prompt(id="a", category="c", turns=(f"x{text}",))])
+    path = write_lines(tmp_path / "prompts.jsonl", rows)
     assert form_named(name).load(path).prompts[0].turns == (f"x{text}",)
-
-
-@pytest.mark.parametrize("name", ["specreg", "questions", "speed-bench"])
-def test_a_form_with_ids_and_categories_keeps_them(name: str, tmp_path: Path) -> None:
-    path, prompts = tmp_path / "toy.jsonl", toy()
-    form_named(name).record(path, prompts)
-    assert form_named(name).load(path).prompts == prompts
-
-
-@pytest.mark.parametrize("name", sorted(FORMS))
-def test_several_turns_are_kept_or_refused(name: str, tmp_path: Path) -> None:
-    path, prompt = tmp_path / "p.jsonl", Prompt(id="a", category="c", turns=("One.", "Two."))
-    form = form_named(name)
-    if name in {"humaneval", "gsm8k", "genai-perf", "vllm-custom"}:
-        words = f"prompt 'a': 2 turns, and '{name}' holds one; keep the first with --turns 1"
-        with pytest.raises(DatasetError, match=words):
-            form.record(path, [prompt])
-        assert not path.exists()
-    else:
-        form.record(path, [prompt])
-        assert form.load(path).prompts[0].turns == prompt.turns
-
-
-@pytest.mark.parametrize("name", sorted(FORMS))
-def test_token_ids_are_kept_or_refused(name: str, tmp_path: Path) -> None:
-    path, prompt = tmp_path / "p.jsonl", Prompt(id="a", category="c", token_ids=(3, 1))
-    if name == "specreg":
-        form_named(name).record(path, [prompt])
-        assert form_named(name).load(path).prompts == (prompt,)
-    else:
-        with pytest.raises(DatasetError, match=f"'a': token ids, and '{name}' holds texts alone"):
-            form_named(name).record(path, [prompt])
-
-
-def test_what_other_clients_read_is_what_is_written(tmp_path: Path) -> None:
-    prompt = Prompt(id="a", category="c", turns=("Hi.",))
-    expected = {
-        "genai-perf": {"text": "Hi."},
-        "vllm-custom": {"prompt": "Hi."},
-        "aiperf": {"session_id": "a", "turns": [{"text": "Hi."}]},
-        "sharegpt": {"conversations": [{"from": "human", "value": "Hi."}]},
-        "questions": {"category": "c", "question_id": "a", "turns": ["Hi."]},
-    }
-    for name, row in expected.items():
-        path = tmp_path / f"{name}.jsonl"
-        form_named(name).record(path, [prompt])
-        assert msgspec.json.decode(path.read_bytes()) == row
-
-
-def test_a_file_of_another_kind_is_not_written(tmp_path: Path) -> None:
-    path = tmp_path / "prompts.parquet"
-    with pytest.raises(DatasetError, match=r"ends in '\.parquet'; name it \.jsonl or \.json"):
-        form_named("gsm8k").record(path, toy())
-
-
-def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(DatasetError, match=r"file '.*': .*; name a folder that can be written"):
-        form_named("gsm8k").record(tmp_path / "file/prompts.jsonl", toy())
 
 
 def test_an_unknown_form_is_answered_with_those_there_are() -> None:

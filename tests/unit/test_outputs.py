@@ -10,7 +10,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -23,7 +22,7 @@ from specreg.history import load_history, record_history
 from specreg.journal import Journal, Key
 from specreg.measurement import Measurement
 from specreg.report.document import Report
-from specreg.report.exports import aiperf, nemo_skills, specdec_bench, speed_bench
+from specreg.report.exports import aiperf
 from specreg.report.markdown import render_markdown
 from specreg.report.outputs import OUTPUTS, Output, append_job_summary, write_outputs
 from specreg.report.prometheus import push_metrics, render_metrics
@@ -244,77 +243,6 @@ def test_what_was_timed_is_a_row_with_speculation_and_without() -> None:
     assert tpot == {"case": "7.5", "control": "20.0"}
 
 
-def test_the_matrix_has_a_column_for_each_category() -> None:
-    files = speed_bench.export(reports.REPORT, {})
-    (row,) = rows_of(files["speed_bench.csv"])
-    assert row == {"Model": CASE.id, "chat": "2.50", "math": "4.00", "Overall": "3.25"}
-
-
-def test_the_summary_of_nemo_skills_has_its_columns() -> None:
-    title, head, line = nemo_skills.export(reports.REPORT, MEASURED)["nemo_skills.txt"].splitlines()
-    assert title.strip("-") == f" {CASE.id} "
-    assert dict(zip(*(map(str.strip, text.split("|")) for text in (head, line)), strict=True)) == {
-        "evaluation_mode": "pass@1",
-        "num_entries": "2",
-        "avg_tokens": "5",
-        "gen_seconds": "1",
-        "spec_acceptance_length": "2.64",
-        "spec_acceptance_rate": "54.55",
-    }
-
-
-def test_an_entry_of_nemo_skills_is_a_prompt_with_all_its_turns() -> None:
-    launch = MEASURED[CASE.id]
-    assert launch.replay is not None
-    (part,) = launch.replay.rounds
-    again = msgspec.structs.replace(part.traces[0], turn=2)
-    rounds = (dataclasses.replace(part, traces=(*part.traces, again)),)
-    longer = dataclasses.replace(launch, replay=dataclasses.replace(launch.replay, rounds=rounds))
-    text = nemo_skills.export(reports.REPORT, {CASE.id: longer})["nemo_skills.txt"]
-    entries, tokens = (cell.strip() for cell in text.splitlines()[2].split("|")[1:3])
-    assert (entries, tokens) == ("2", "8")  # 15 tokens in three requests
-
-
-def specdec_bench_file(name: str) -> Any:  # noqa: ANN401 - as JSON has it
-    """A file of the one case; of those that are lists, the last of the list."""
-    content = json.loads(
-        specdec_bench.export(reports.REPORT, MEASURED)[f"specdec_bench/{CASE.id}/{name}"]
-    )
-    return content[-1] if isinstance(content, list) else content
-
-
-def test_acceptance_is_keyed_by_lengths_that_count_the_targets_own_token() -> None:
-    """Of 22 steps 8 accepted nothing, 6 two drafts and 8 three; no step accepted one."""
-    out = specdec_bench_file("acceptance_rate.json")
-    assert out["Acceptance_Length_Histogram"] == {"1": 8, "3": 6, "4": 8}
-    assert out["Joint_Acceptance_Rate"] == pytest.approx({"1": 1.0, "3": 14 / 22, "4": 8 / 22})
-    assert out["Conditional_Acceptance_Rate"]["4"] == pytest.approx(8 / 14)
-    assert out["Request_AL"] == {"chat-0": 2.5, "math-0": 4.0}
-    assert out["Category_AL"] == {"chat": 2.5, "math": 4.0}
-    assert out["Average_AL"] == 3.25
-
-
-def test_the_profile_keeps_its_own_check_and_is_as_long_as_the_drafts() -> None:
-    profile = specdec_bench_file("speculation_profile.json")
-    assert profile["marginal_accept_rates"] == pytest.approx([14 / 22, 14 / 22, 8 / 22], abs=1e-6)
-    assert profile["conditional_accept_rates"] == pytest.approx([14 / 22, 1, 8 / 14], abs=1e-6)
-    assert profile["mean_accept_length"] == pytest.approx(1 + 36 / 22, abs=1e-6)
-    assert profile["validation"]["mean_consistency"]["passed"]
-    assert profile["target_model"] == "some/target"
-
-
-def test_timing_is_in_seconds_and_in_its_own_words() -> None:
-    out = specdec_bench_file("timing.json")
-    assert out["Output TPS"] == 10
-    assert out["E2E Request Time"]["quantiles"] == {
-        "0.25": "0.0260",
-        "0.5": "0.0310",
-        "0.75": "0.0360",
-    }
-    assert out["TTFT Time"]["mean"] == "0.0010"
-    assert out["Number of Output Tokens"]["std"] == "0.0000"
-
-
 def test_a_record_of_aiperf_says_when_how_long_and_what_was_accepted() -> None:
     files = aiperf.export(reports.REPORT, MEASURED)
     lines = files[f"aiperf/{CASE.id}/profile_export.jsonl"].splitlines()
@@ -373,9 +301,8 @@ def test_every_form_is_written_for_any_run_or_that_it_is_not(
         written, failed = write_outputs([output.name], report, tmp_path, tmp_path / "out")
         assert all(path.is_file() for path in written)
         assert bool(written) is not bool(failed)
-    of_cases = {"speed-bench", "nemo-skills", "specdec-bench", "aiperf"}
     written, failed = write_outputs([output.name], reports.EMPTY, tmp_path, tmp_path / "empty")
-    assert bool(failed) is (output.name in of_cases)
+    assert bool(failed) is (output.name == "aiperf")
     for said in failed:
         assert f"report as {output.name}: no file, no case of run" in said
 

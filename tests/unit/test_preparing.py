@@ -111,6 +111,12 @@ def test_the_record_says_what_was_prepared_of_what(folder: Folder) -> None:
     ]
 
 
+def test_a_folder_that_cannot_be_written_is_named(folder: Folder) -> None:
+    folder.data_dir.touch()
+    with pytest.raises(DatasetError, match=r"file '.*mt-bench\.jsonl': .*; name a folder that can"):
+        folder.prepare("mt-bench", folder.file)
+
+
 def test_licence_and_terms_are_said_before_anything_is_read(folder: Folder) -> None:
     folder.prepare("mt-bench", folder.file)
     assert folder.said[0] == (

@@ -410,7 +410,7 @@ def test_a_secret_never_reaches_the_log(tmp_path: Path) -> None:
     program = (
         "import os, sys, time; w = sys.stdout.write;"
         "w('a ' + os.environ['MY_TOKEN'][:4]); sys.stdout.flush(); time.sleep(0.5);"
-        "w(os.environ['MY_TOKEN'][4:] + '\\n'); w('Authorization: Bearer planted-2\\n')"
+        "w(os.environ['MY_TOKEN'][4:] + '\\n'); w('http://me:planted-2@host\\n')"
     )
     process = start_marked(
         (sys.executable, "-c", program),
@@ -420,7 +420,7 @@ def test_a_secret_never_reaches_the_log(tmp_path: Path) -> None:
     )
     process.popen.wait()
     stop_marked(process)
-    assert (tmp_path / "log").read_text() == "a HIDDEN\nAuthorization: Bearer HIDDEN\n"
+    assert (tmp_path / "log").read_text() == "a HIDDEN\nhttp://me:HIDDEN@host\n"
 
 
 def test_the_list_of_processes_shows_no_secret(tmp_path: Path) -> None:

@@ -3,11 +3,9 @@
 from pathlib import Path
 
 import msgspec
-import pytest
 
-from specreg.changes import can_find_shifts, comparable, shifts_in
 from specreg.errors import ReportError, UnknownNameError
-from specreg.history import Lived, record_history
+from specreg.history import Lived, comparable, record_history
 from specreg.report.charts import charts_of
 from specreg.report.trends import render_trends
 from tests.unit.reports import CASE_REPORT, lived
@@ -99,15 +97,3 @@ def test_a_history_is_copied_where_one_says(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert done.stdout.endswith(f"added to file://{tmp_path}/away/history\n")
     assert (tmp_path / "away/history/cpu-x.jsonl").exists()
-
-
-@pytest.mark.skipif(can_find_shifts(), reason="tests/exports has them then")
-def test_without_the_extra_no_shift_is_looked_for_and_that_is_said() -> None:
-    assert shifts_in([1.0] * 20 + [2.0] * 20) == ()
-    history = tuple(row_of(*[2.6] * 14, *[2.3] * 14))
-    case = msgspec.structs.replace(CASE_REPORT, history=history)
-    (chart,) = [one for one in charts_of(case) if one.title == "History of acceptance length"]
-    assert 'Shifts weren\'t looked for: uv pip install -e ".[changes]"' in chart.note
-    assert 'uv pip install -e ".[changes]"' in render_trends(
-        {CASE.id: row_of(2.0, 3.0)}, [LENGTH], width=110
-    )

@@ -1,1 +1,1 @@
-"""A run in the forms of other tools: a file for each tool."""
+"""A run in the forms of other tools: aiperf's."""
