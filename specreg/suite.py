@@ -420,8 +420,10 @@ class Suite:
             beside = control if case.control else None
             proofs = proofs_of(case, with_torch=self.with_oracle) if number == 1 else ()
             try:
-                self.measure(case, server, beside)
-                for metric in self.asked_of(case):
+                metrics = self.asked_of(case)
+                if metrics:
+                    self.measure(case, server, beside)
+                for metric in metrics:
                     self._verdict_rows[case.id, metric.name, number] = len(self.verdicts)
                     self._look(metric, case, number)
                 for proof in proofs:

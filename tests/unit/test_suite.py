@@ -438,6 +438,14 @@ def test_a_second_look_ends_where_memory_is_not_back(tmp_path: Path) -> None:
         one.measure_afresh([builders.CASE], 1)
 
 
+def test_a_case_of_which_only_a_proof_is_asked_is_not_measured(tmp_path: Path) -> None:
+    one, other = measured(suite(tmp_path), MEASURED), builders.with_concurrency(4)
+    one.tier = dataclasses.replace(one.tier, cases=(builders.CASE, other))
+    one.asked = {builders.CASE.id: {LENGTH.name}, other.id: {LOSSLESS}}
+    one.judge(LENGTH, builders.CASE, started(), None)
+    assert one.measurements == (MEASURED,)
+
+
 EQUAL = Verdict(case_id=builders.CASE.id, metric=LOSSLESS, outcome=Outcome.PASS)
 
 
