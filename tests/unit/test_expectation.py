@@ -98,6 +98,9 @@ def test_a_baseline_in_a_folder_of_the_old_form_is_found_and_recorded_under_the_
     assert here.look_up(builders.CASE, builders.SETTINGS).exact == old
     assert here.spreads.keys() == {"speedup_ratio"}
     assert here.unused([builders.CASE.id]) == ()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / f"{builders.CASE.id}.json").write_text("<<<<<<< ")
+    assert here.files([builders.CASE.id]) == (here.found(builders.CASE.id),)
     recorded = record_measurements(launches, builders.SETTINGS, here, reason="newer")
     assert (recorded.path.parent.name, recorded.old) == (name, old)
     assert list((tmp_path / old_name).iterdir()) == []
