@@ -431,6 +431,20 @@ def test_a_second_look_goes_on_after_what_cannot_be_measured(tmp_path: Path) -> 
     assert one.measure_afresh([builders.CASE], 1) == {builders.CASE.id: "server 'x': ended"}
 
 
+def test_a_second_look_at_what_was_measured_for_an_earlier_launch_stops_no_server(
+    tmp_path: Path,
+) -> None:
+    """With three launches, a loss in each of them asks for the fourth."""
+    one = suite(tmp_path, launches=3)
+    one.earlier = {one.key(builders.CASE, 4): MEASURED}
+    with one.servers.start(LAUNCH) as starting:
+        starting.start = lambda: running([])
+        for stays in (False, True):
+            _ = starting.server
+            assert one.measure_afresh([builders.CASE], 1) == {builders.CASE.id: MEASURED}
+            assert starting.running == stays
+
+
 def test_a_second_look_ends_where_memory_is_not_back(tmp_path: Path) -> None:
     one = suite(tmp_path)
     one.away = Elsewhere(MemoryHeldError("GPU 0: 40 GiB are still taken"))
