@@ -25,7 +25,7 @@ from specreg.launch import Launch, Poll, Starting, launches_of
 from specreg.matrix import Case, Tier
 from specreg.measurement import Measurement
 from specreg.metrics import METRICS, Metric
-from specreg.plugin import _LINES, SUITE, pytest_terminal_summary
+from specreg.plugin import _LINES, RECORD_PROPERTY, SUITE, _conclude, pytest_terminal_summary
 from specreg.proving import LOSSLESS, Proof, Scene
 from specreg.provision import Provision
 from specreg.recording import record_measurements
@@ -243,6 +243,22 @@ def test_a_speed_waits_for_all_launches_and_acceptance_does_not(tmp_path: Path) 
         (Outcome.PASS, 1),
         (Outcome.PASS, 2),
     ]
+
+
+def test_a_verdict_that_the_whole_run_changes_is_named(tmp_path: Path) -> None:
+    """The line of its test was written before, and says REGRESSED."""
+    one = suite(tmp_path)
+    for outcome, metric in ((Outcome.REGRESSED, LENGTH), (Outcome.PASS, SPEED)):
+        one.docket.note(
+            Verdict(case_id=builders.CASE.id, metric=metric.name, outcome=outcome, p_worse=0.5)
+        )
+    shown = Terminal(one)
+    shown.stash[RECORD_PROPERTY] = lambda *_: None
+    _conclude(cast("pytest.Config", shown), one)
+    assert shown.stash[_LINES][-1] == (
+        f"1 verdict changed when the whole run was looked at: {builders.CASE.id} {LENGTH.name}:"
+        " REGRESSED -> INCONCLUSIVE"
+    )
 
 
 def test_a_failure_is_a_row_of_the_table(tmp_path: Path) -> None:
