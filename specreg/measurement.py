@@ -36,6 +36,8 @@ _NS_PER_S = 10**9
 _SETTLE_S, _IDLE_S = 1.0, 4.0
 _OF_CONTROL = frozenset({Family.SPEEDUP})
 """What the control's rounds say something of."""
+_OF_POWER = frozenset({Family.POWER})
+"""What the blocks say something of."""
 
 RecordRound = Callable[[bool, int], Record]
 """Whether a round is the control's and its number from 0 in; what takes its requests out."""
@@ -209,13 +211,14 @@ def power_of(
         watching: what sampled them.
         idle: when the servers had nothing to do.
         ours: the processes of the servers.
-        blocks: an uninterrupted stretch under load of the case's server, and of the control's.
+        blocks: an uninterrupted stretch under load of the case's server, and of the control's;
+            none where one of them couldn't be had, which `invalid` says.
         invalid: takes what `THROTTLED` and `DEVICE_SHARED` spoil.
     """
     looked = (
         (replay.rounds, ALL),
         (replay.control_rounds, _OF_CONTROL),
-        (blocks, frozenset({Family.POWER})),
+        (blocks, _OF_POWER),
     )
     traces: Sequence[PowerTrace] = ()
     broken = ""
@@ -231,8 +234,8 @@ def power_of(
             check_held_back(traces, spans)
         with noting(invalid, within):
             check_alone(traces, spans, ours)
-    if broken:
-        return PowerRecord(invalid=broken)
+    if broken or not blocks:
+        return PowerRecord(invalid=broken or invalid[Family.POWER])
     case, *control = (
         Block(
             span_ns=(part.started_ns, part.ended_ns),
@@ -323,7 +326,9 @@ async def _measure(  # noqa: PLR0913 - as above
         if extent.power_s:
             show(f"{case.id}: power, {extent.power_s:g} s of load for each server")
         turn = 1 if index % 2 else -1  # as if it were one round more
-        blocks = [await _block(lane, taken, extent.power_s) for lane in lanes[::turn]][::turn]
+        blocks: list[Round] = []
+        with noting(invalid, _OF_POWER):
+            blocks = [await _block(lane, taken, extent.power_s) for lane in lanes[::turn]][::turn]
     for lane in lanes:
         with noting(invalid, ALL if lane is ours else _OF_CONTROL):
             check_client(lane.rounds)
