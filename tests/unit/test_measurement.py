@@ -413,6 +413,37 @@ def test_what_fails_in_the_load_for_power_spoils_the_power_alone(
     assert set(found.values) == wanted
 
 
+@pytest.mark.parametrize("after", [1, BEFORE_ROUNDS + 3], ids=["warming-up", "in-a-round"])
+def test_a_control_that_fails_spoils_the_speedup_alone_and_is_asked_no_more(
+    tmp_path: Path, servers: tuple[Server, Server], after: int
+) -> None:
+    case = dataclasses.replace(ONE_AT_A_TIME, control=builders.PLAIN_SPEC)
+    script = Script(
+        fault=Fault.HTTP_500, fault_after_requests=after, step_ms=4.0, stretches=SLOWING
+    )
+    with start(tmp_path, script, builders.PLAIN_SPEC) as control:
+        found = measured(servers[0], control, case)
+    assert found.invalid.keys() == {Family.SPEEDUP}
+    assert found.invalid[Family.SPEEDUP].startswith("REQUEST_FAILED: 1 of ")
+    assert found.replay is not None
+    assert (len(found.replay.rounds), found.replay.control_rounds) == (case.rounds, ())
+    assert found.acceptance is not None
+    assert found.acceptance.total == builders.counts_of(
+        [builders.truth(prompt, DEFAULTS) for prompt in PROMPTS]
+    )
+
+
+def test_a_control_that_dies_is_no_measurement(
+    tmp_path: Path, servers: tuple[Server, Server]
+) -> None:
+    script = Script(fault=Fault.CRASH_MID_RUN, fault_after_requests=1)
+    with (
+        start(tmp_path, script, builders.PLAIN_SPEC) as control,
+        pytest.raises(ServerDiedError, match="while it was measured"),
+    ):
+        measured(servers[0], control, BESIDE_CONTROL)
+
+
 def test_a_case_without_speculation_has_no_acceptance(servers: tuple[Server, Server]) -> None:
     found = measured(servers[1], None, builders.PLAIN_CASE)
     assert (found.invalid, found.acceptance) == ({}, None)
