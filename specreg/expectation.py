@@ -199,8 +199,8 @@ class Shelf:
             path
             for case_id in case_ids
             for path in (
-                [self.path(case_id)]
-                if self.path(case_id).exists()
+                [self.found(case_id)]
+                if self.found(case_id).exists()
                 else sorted(self.folder.glob(f"*/{case_id}.json"))
             )
         )

@@ -1,10 +1,11 @@
 """Measuring: a case and its running server in, a measurement out. Knows nothing of pytest."""
 
+import asyncio
 import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -35,7 +36,9 @@ _ENOUGH_BEATS = 20
 _NS_PER_S = 10**9
 _SETTLE_S, _IDLE_S = 1.0, 4.0
 _OF_CONTROL = frozenset({Family.SPEEDUP})
-"""What the control's rounds say something of."""
+"""What the control's warm-up and rounds say something of."""
+_OF_POWER = frozenset({Family.POWER})
+"""What the blocks say something of."""
 
 RecordRound = Callable[[bool, int], Record]
 """Whether a round is the control's and its number from 0 in; what takes its requests out."""
@@ -209,13 +212,14 @@ def power_of(
         watching: what sampled them.
         idle: when the servers had nothing to do.
         ours: the processes of the servers.
-        blocks: an uninterrupted stretch under load of the case's server, and of the control's.
+        blocks: an uninterrupted stretch under load of the case's server, and of the control's;
+            none where one of them couldn't be had, which `invalid` says.
         invalid: takes what `THROTTLED` and `DEVICE_SHARED` spoil.
     """
     looked = (
         (replay.rounds, ALL),
         (replay.control_rounds, _OF_CONTROL),
-        (blocks, frozenset({Family.POWER})),
+        (blocks, _OF_POWER),
     )
     traces: Sequence[PowerTrace] = ()
     broken = ""
@@ -231,8 +235,8 @@ def power_of(
             check_held_back(traces, spans)
         with noting(invalid, within):
             check_alone(traces, spans, ours)
-    if broken:
-        return PowerRecord(invalid=broken)
+    if broken or not blocks:
+        return PowerRecord(invalid=broken or invalid[Family.POWER])
     case, *control = (
         Block(
             span_ns=(part.started_ns, part.ended_ns),
@@ -297,8 +301,8 @@ async def _measure(  # noqa: PLR0913 - as above
             return None, None
 
         turn_to(Phase.WARMING_UP)
-        for lane in lanes:
-            await warm_up(case, spare, lane.crew.replay_under)
+        for lane in tuple(lanes):
+            await _ask(lane, warm_up(case, spare, lane.crew.replay_under), lanes, invalid)
         turn_to(Phase.MEASURING)
         with noting(invalid):
             await ours.begin()
@@ -306,8 +310,9 @@ async def _measure(  # noqa: PLR0913 - as above
         for index, part in enumerate(parts):
             show(f"{case.id}: round {index + 1} of {len(parts)}")
             # ABBA: neither arm is always the first.
-            for lane in lanes if index % 2 == 0 else reversed(lanes):
-                await lane.replay(part, record(lane is not ours, index))
+            for lane in lanes[:: -1 if index % 2 else 1]:
+                keep = record(lane is not ours, index)
+                await _ask(lane, lane.replay(part, keep), lanes, invalid)
             look = Look.EARLY if index + 1 < len(parts) else Look.FULL
             found, gauges = await accepted()
             if extent.enough(found, look):
@@ -323,18 +328,39 @@ async def _measure(  # noqa: PLR0913 - as above
         if extent.power_s:
             show(f"{case.id}: power, {extent.power_s:g} s of load for each server")
         turn = 1 if index % 2 else -1  # as if it were one round more
-        blocks = [await _block(lane, taken, extent.power_s) for lane in lanes[::turn]][::turn]
+        blocks: list[Round] = []
+        with noting(invalid, _OF_POWER):
+            blocks = [await _block(lane, taken, extent.power_s) for lane in lanes[::turn]][::turn]
     for lane in lanes:
         with noting(invalid, ALL if lane is ours else _OF_CONTROL):
             check_client(lane.rounds)
     replay = Replay(
         rounds=tuple(ours.rounds),
-        control_rounds=tuple(lanes[1].rounds) if control is not None else (),
+        control_rounds=tuple(lanes[1].rounds) if len(lanes) > 1 else (),
         acceptance=found,
         limits=case.limits,
         gauges=gauges,
     )
     return replay, look, blocks
+
+
+async def _ask(
+    lane: Lane, asking: Awaitable[None], lanes: list[Lane], invalid: MutableMapping[Family, str]
+) -> None:
+    """Asks a server; of `lanes`, the first of which is the case's, a control that fails is removed.
+
+    Raises:
+        InvalidMeasurementError: the case's server failed.
+        ServerDiedError: the control went away.
+    """
+    if lane is lanes[0]:
+        await asking
+        return
+    with noting(invalid, _OF_CONTROL):
+        await asking
+        return
+    await asyncio.to_thread(lane.server.check_alive)  # asks on a loop of its own
+    lanes.remove(lane)
 
 
 async def _block(lane: Lane, prompts: Sequence[Prompt], least_s: float) -> Round:

@@ -407,12 +407,18 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 def _conclude(config: pytest.Config, suite: Suite) -> None:
     """Looks at all verdicts together; JUnit's tests are told by then, so its file is told here."""
-    looked = tuple(suite.verdicts)
+    looked, changes = tuple(suite.verdicts), list[str]()
     suite.docket.conclude()
     for before, after in zip(looked, suite.verdicts, strict=True):
         if after.outcome is not before.outcome:
             name = f"specreg.final.{after.case_id}.{after.metric}"
             config.stash[RECORD_PROPERTY](name, f"{after.outcome}: {after.reason}")
+            changes.append(f"{after.case_id} {after.metric}: {before.outcome} -> {after.outcome}")
+    if changes:
+        config.stash[_LINES].append(
+            f"{len(changes)} verdict{'s' * (len(changes) > 1)} changed when the whole run was"
+            f" looked at: {', '.join(changes)}"
+        )
 
 
 def _end_team(session: pytest.Session, away: Away, *, early: bool) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Recording: the launches of a case in, the baseline that they make out, if they agree."""
 
 import datetime as dt
+import itertools
 import statistics
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -65,7 +66,7 @@ def record_measurements(
 ) -> Recorded:
     """Writes the baseline of one case from the measurements of its launches.
 
-    Where a launch has speeds that mean nothing, what was recorded of them before is kept.
+    Where a launch has figures that mean nothing, what was recorded of their metrics before is kept.
 
     Args:
         measurements: one at least, of one case, one for each launch; the acceptance of the one
@@ -85,7 +86,8 @@ def record_measurements(
     path, there = shelf.path(first.case.id), shelf.found(first.case.id)
     old = load_baseline(there)
     invalid = _invalid_of(measurements, old)
-    if Family.ACCEPTANCE in invalid or (invalid and first.acceptance is None):
+    alone = first.acceptance is None and invalid.keys() - {Family.POWER}
+    if Family.ACCEPTANCE in invalid or alone:
         message = f"baseline of '{first.case.id}': not written, {next(iter(invalid.values()))}"
         raise BaselineError(message)
     _check_real(measurements, shelf)
@@ -93,7 +95,7 @@ def record_measurements(
     speeds = _speeds_of(measurements, invalid)
     _check_speeds_agree(first.case, speeds)
     kept = old if old is not None and old.case == settings else None
-    launches = speeds or (kept.launches if kept is not None else ())
+    launches = _beside_kept(speeds, kept.launches, invalid) if kept is not None else speeds
     fullest = max(measurements, key=_prompts_measured)
     noise = noise_of(identical, spreads_of((LaunchesOnly(launches=launches),)))
     commit = commit_of(shelf.folder.parent)
@@ -116,7 +118,13 @@ def record_measurements(
         launches=launches,
         # How hours differ is the machine's: what is known of it outlives an engine's version.
         noise={**(kept.noise if kept else {}), **noise},
-        devices=_devices_of(measurements) if speeds else kept.devices if kept else (),
+        devices=(
+            _devices_of(measurements)
+            if speeds and Family.POWER not in invalid
+            else kept.devices
+            if kept
+            else ()
+        ),
     )
     record_baseline(path, baseline)
     if there != path:  # in a folder of the old form, which is no longer read then
@@ -128,7 +136,11 @@ def record_measurements(
 
 def _invalid_of(measurements: Sequence[Measurement], old: Baseline | None) -> Invalid:
     """By family why nothing of it is recorded: one launch in which it means nothing is enough."""
-    found = {family: why for one in measurements for family, why in one.invalid.items()}
+    powers = [one.replay.power for one in measurements if one.replay and one.replay.power]
+    broken = [(Family.POWER, power.invalid) for power in powers if power.invalid]
+    found = dict(broken) | {
+        family: why for one in measurements for family, why in one.invalid.items()
+    }
     low = why_held_back(measurements, old)
     if low:
         why = f"{low}; if it is to run so from now on, remove the baseline first"
@@ -163,6 +175,27 @@ def _speeds_of(
         )
         raise BaselineError(message)
     return ()
+
+
+def _beside_kept(
+    speeds: Sequence[Mapping[str, float]],
+    kept: Sequence[Mapping[str, float]],
+    invalid: Invalid,
+) -> tuple[dict[str, float], ...]:
+    """The launches, with those recorded before in the metrics of which nothing is recorded now."""
+    if not speeds:
+        return tuple(map(dict, kept))
+    left = [
+        {
+            name: value
+            for name, value in row.items()
+            if name in METRICS and METRICS[name].family in invalid
+        }
+        for row in kept
+    ]
+    none: Mapping[str, float] = {}
+    pairs = itertools.zip_longest(left if any(left) else [], speeds, fillvalue=none)
+    return tuple({**before, **now} for before, now in pairs)
 
 
 def _prompts_measured(measurement: Measurement) -> int:

@@ -362,13 +362,16 @@ class Suite:
         Raises:
             MemoryHeldError: a GPU hasn't got its memory back, so nothing more may be measured.
         """
-        self.servers.stop()
-        if self.away is not None:
-            self.away.send(cases, self.launches + further)
+        number = self.launches + further
+        left = [case for case in cases if (case.id, number) not in self._measured]
+        if left:
+            self.servers.stop()
+            if self.away is not None:
+                self.away.send(left, number)
         found: dict[str, Measurement | str] = {}
         groups: dict[tuple[Launch, Launch], list[Case]] = {}
         for case in cases:
-            control, launch = launches_of(case, self.launches + further)
+            control, launch = launches_of(case, number)
             groups.setdefault((control, launch), []).append(case)
         for (control, launch), together in groups.items():
             with (
@@ -420,8 +423,10 @@ class Suite:
             beside = control if case.control else None
             proofs = proofs_of(case, with_torch=self.with_oracle) if number == 1 else ()
             try:
-                self.measure(case, server, beside)
-                for metric in self.asked_of(case):
+                metrics = self.asked_of(case)
+                if metrics:
+                    self.measure(case, server, beside)
+                for metric in metrics:
                     self._verdict_rows[case.id, metric.name, number] = len(self.verdicts)
                     self._look(metric, case, number)
                 for proof in proofs:

@@ -88,15 +88,15 @@ def noting(
         within: the families that what is checked says something of.
 
     Raises:
-        InvalidMeasurementError: the check's, where it spoils all there is.
+        InvalidMeasurementError: the check's, where it spoils all families within all.
     """
     try:
         yield
     except InvalidMeasurementError as error:
-        spoiled = spoiled_by(error.reason)
+        spoiled = spoiled_by(error.reason) & within
         if spoiled == ALL:
             raise
-        for family in spoiled & within:
+        for family in spoiled:
             invalid.setdefault(family, str(error))
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from specreg.doctor._finding import Finding, Scene, note, of_error, ok
 from specreg.errors import SensorError
-from specreg.power.checks import check_free, throttle_reasons
+from specreg.power.checks import check_cool, check_free, throttle_reasons
 from specreg.sensors import Probe
 
 _BYTES_PER_GIB = 2**30
@@ -33,6 +33,7 @@ def examine_use(scene: Scene) -> Iterator[Finding]:
         subject = f"GPU {device.number}"
         try:
             check_free([device], frozenset())
+            check_cool([device])
             probe = scene.sensors[device.sensor].open(device)
             yield from _memory(subject, probe)
             yield from _settings(subject, probe)

@@ -93,7 +93,7 @@ def check_alone(
 def check_free(
     devices: Sequence[Device], ours: AbstractSet[int], taken: AbstractSet[str] = frozenset()
 ) -> None:
-    """Nobody else computes on the devices, and none is too hot already; asked before a start.
+    """Nobody else computes on the devices; asked before a start.
 
     Args:
         devices: that are to be used.
@@ -101,7 +101,7 @@ def check_free(
         taken: the ids of those devices on which a server of ours is already.
 
     Raises:
-        SensorError: somebody does, with the process and its user, or one is; or one is gone.
+        SensorError: somebody does, with the process and its user; or one is gone.
     """
     for device in devices:
         probe = SENSORS[device.sensor].open(device)
@@ -116,7 +116,16 @@ def check_free(
                 f" {', '.join(map(describe, sorted(strangers)))}; end it, or choose another GPU"
                 " with CUDA_VISIBLE_DEVICES"
             )
-        state = probe.state()
+
+
+def check_cool(devices: Sequence[Device]) -> None:
+    """No device is too hot, or short of power, before it runs.
+
+    Raises:
+        SensorError: one is, with the reason; or one is gone.
+    """
+    for device in devices:
+        state = SENSORS[device.sensor].open(device).state()
         if (state.throttle_mask or 0) & _HELD_BACK:
             raise SensorError(
                 f"THROTTLED: {device.name}, number {device.number}: is held back before it runs,"

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
 from specreg.errors import SensorError
-from specreg.power.checks import check_free
+from specreg.power.checks import check_cool, check_free
 from specreg.sensors import SENSORS, Device
 
 _FREE_WITHIN_S = 10.0
@@ -47,6 +47,9 @@ def wait_until_free(
 ) -> None:
     """Returns once nobody else computes on the devices; a server that just ended takes a moment.
 
+    One that is held back has 10 s to cool down. After them the server starts all the same: what it
+    accepts is counted, and what is timed while the device is held back is INVALID by its trace.
+
     Args:
         devices: that are to be used.
         ours: the processes of our servers.
@@ -57,10 +60,13 @@ def wait_until_free(
     """
     deadline = time.monotonic() + _FREE_WITHIN_S
     while True:
+        is_late = time.monotonic() > deadline
         try:
             check_free(devices, ours, taken)
+            if not is_late:
+                check_cool(devices)
         except SensorError:
-            if time.monotonic() > deadline:
+            if is_late:
                 raise
             time.sleep(_POLL_S)
         else:

@@ -12,7 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripted.nvml.device import Process, ScriptedGpu, build, environment, write_script
+from tests.scripted.nvml.device import (
+    Process,
+    ScriptedGpu,
+    Throttle,
+    build,
+    environment,
+    write_script,
+)
 from tests.unit import builders
 from tests.unit.test_server import at_most
 
@@ -178,6 +185,14 @@ def test_without_gpus_there_is_nothing_to_lock(machine: Machine) -> None:
     with machine.running("0") as first, machine.running("0") as second:
         assert heard(first) == heard(second) == "claimed"
     assert not (machine.folder / "cache").exists()
+
+
+def test_a_gpu_that_is_too_hot_is_waited_for_and_claimed_all_the_same(machine: Machine) -> None:
+    """What a server on it accepts is counted, not timed."""
+    machine.play(dataclasses.replace(IDLE, throttle=(Throttle(0x20),)), OTHER)
+    with machine.claiming("1") as run:
+        end(run)
+        assert heard(run) == "given back"
 
 
 def test_memory_that_comes_back_is_waited_for(machine: Machine) -> None:

@@ -36,6 +36,7 @@ from specreg.measurement import Measurement
 from specreg.methods import Tree
 from specreg.metrics import Family, Replay
 from specreg.models import model_sha256
+from specreg.power.record import PowerRecord
 from specreg.protocols import Form
 from specreg.published import Published
 from specreg.recording import record_measurements
@@ -98,6 +99,9 @@ def test_a_baseline_in_a_folder_of_the_old_form_is_found_and_recorded_under_the_
     assert here.look_up(builders.CASE, builders.SETTINGS).exact == old
     assert here.spreads.keys() == {"speedup_ratio"}
     assert here.unused([builders.CASE.id]) == ()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / f"{builders.CASE.id}.json").write_text("<<<<<<< ")
+    assert here.files([builders.CASE.id]) == (here.found(builders.CASE.id),)
     recorded = record_measurements(launches, builders.SETTINGS, here, reason="newer")
     assert (recorded.path.parent.name, recorded.old) == (name, old)
     assert list((tmp_path / old_name).iterdir()) == []
@@ -441,6 +445,34 @@ def test_a_speed_that_means_nothing_in_one_launch_is_recorded_of_none(tmp_path: 
         other, values={"tpot_p50_ms": 5.0}, invalid={Family.SPEEDUP: "CLIENT_BEHIND: x"}
     )
     assert recorded(tmp_path, one, late).launches == ({"tpot_p50_ms": 5.0},) * 2
+
+
+def test_a_speed_that_means_nothing_leaves_what_was_recorded_of_it_before(tmp_path: Path) -> None:
+    """In as many launches as it was recorded in."""
+    one = builders.measurement({"speedup_ratio": 1.5, "tpot_p50_ms": 5.0}, of=COUNTS)
+    recorded(tmp_path, one, one, one)
+    now = dataclasses.replace(
+        one, values={"tpot_p50_ms": 6.0}, invalid={Family.SPEEDUP: "CLIENT_BEHIND: x"}
+    )
+    assert recorded(tmp_path, now, now).launches == (
+        {"speedup_ratio": 1.5, "tpot_p50_ms": 6.0},
+        {"speedup_ratio": 1.5, "tpot_p50_ms": 6.0},
+        {"speedup_ratio": 1.5},
+    )
+
+
+@pytest.mark.parametrize("of", [COUNTS, None], ids=["speculating", "plain"])
+def test_power_that_means_nothing_is_left_out_in_words_and_the_speeds_are_recorded(
+    tmp_path: Path, of: StepCounts | None
+) -> None:
+    speeds = {"throughput_tokens_per_s": 100.0}
+    one = builders.measurement(speeds, of=of)
+    replay = one.replay or Replay(rounds=(), control_rounds=(), acceptance=None)
+    power = PowerRecord(invalid="POWER_INVALID: the sampler ended")
+    one = dataclasses.replace(one, replay=dataclasses.replace(replay, power=power))
+    found = record_measurements([one, one], builders.SETTINGS, shelf(tmp_path), reason="first")
+    assert found.new.launches == (speeds, speeds)
+    assert found.left_out.endswith("written without power: POWER_INVALID: the sampler ended")
 
 
 def extended(prompts: int) -> Measurement:

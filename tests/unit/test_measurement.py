@@ -31,7 +31,7 @@ from specreg.datasets import Prompt
 from specreg.engines import engine_named
 from specreg.engines.vllm import Vllm
 from specreg.environments import EngineEnvironment
-from specreg.errors import InvalidMeasurementError, ServerDiedError
+from specreg.errors import HungError, InvalidMeasurementError, ServerDiedError
 from specreg.lane import warm_up, with_exported
 from specreg.matrix import Case, ServerSpec
 from specreg.measurement import (
@@ -42,6 +42,7 @@ from specreg.measurement import (
     measure,
 )
 from specreg.metrics import Family, metrics_of
+from specreg.power.record import PowerRecord
 from specreg.power.samples import PowerTrace, Sample
 from specreg.power.watch import Watch
 from specreg.protocols import Form
@@ -369,6 +370,78 @@ def test_the_power_of_each_server_is_of_one_uninterrupted_stretch_of_load(
         assert arm.mean_w == pytest.approx(400.0)
         assert arm.energy_j_per_token == pytest.approx(400.0 * arm.window_s / arm.tokens)
     assert "without a pause, and 10 s are needed; raise power_s" in power.too_short
+
+
+def hurt_power(
+    monkeypatch: pytest.MonkeyPatch, server: Server, error: InvalidMeasurementError
+) -> None:
+    """Lets all loads with an end of time, as those of power, fail on a server."""
+    replay_under = Crew.replay_under
+
+    async def failing(self: Crew, load: Load, prompts: Sequence[Prompt]) -> Round:
+        if load.duration_s and self.endpoint == server.endpoint:
+            raise error
+        return await replay_under(self, load, prompts)
+
+    monkeypatch.setattr(Crew, "replay_under", failing)
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["server", "control"])
+@pytest.mark.parametrize(
+    "error", [HungError(60.0), InvalidMeasurementError("CLIENT_DIED", "x")], ids=["hung", "died"]
+)
+def test_what_fails_in_the_load_for_power_spoils_the_power_alone(
+    servers: tuple[Server, Server],
+    monkeypatch: pytest.MonkeyPatch,
+    which: int,
+    error: InvalidMeasurementError,
+) -> None:
+    hurt_power(monkeypatch, servers[which], error)
+    found = measure(
+        BESIDE_CONTROL,
+        *servers,
+        builders.PROMPTS,
+        show=lambda _: None,
+        extent=Extent(power_s=1.0),
+        watching=cast("Watch", Meter()),
+    )
+    assert found.invalid == {Family.POWER: str(error)}
+    assert found.replay is not None
+    assert found.replay.power == PowerRecord(invalid=str(error))
+    families = set(Family) - {Family.POWER}
+    wanted = {metric.name for family in families for metric in metrics_of(BESIDE_CONTROL, family)}
+    assert set(found.values) == wanted
+
+
+@pytest.mark.parametrize("after", [1, BEFORE_ROUNDS + 3], ids=["warming-up", "in-a-round"])
+def test_a_control_that_fails_spoils_the_speedup_alone_and_is_asked_no_more(
+    tmp_path: Path, servers: tuple[Server, Server], after: int
+) -> None:
+    case = dataclasses.replace(ONE_AT_A_TIME, control=builders.PLAIN_SPEC)
+    script = Script(
+        fault=Fault.HTTP_500, fault_after_requests=after, step_ms=4.0, stretches=SLOWING
+    )
+    with start(tmp_path, script, builders.PLAIN_SPEC) as control:
+        found = measured(servers[0], control, case)
+    assert found.invalid.keys() == {Family.SPEEDUP}
+    assert found.invalid[Family.SPEEDUP].startswith("REQUEST_FAILED: 1 of ")
+    assert found.replay is not None
+    assert (len(found.replay.rounds), found.replay.control_rounds) == (case.rounds, ())
+    assert found.acceptance is not None
+    assert found.acceptance.total == builders.counts_of(
+        [builders.truth(prompt, DEFAULTS) for prompt in PROMPTS]
+    )
+
+
+def test_a_control_that_dies_is_no_measurement(
+    tmp_path: Path, servers: tuple[Server, Server]
+) -> None:
+    script = Script(fault=Fault.CRASH_MID_RUN, fault_after_requests=1)
+    with (
+        start(tmp_path, script, builders.PLAIN_SPEC) as control,
+        pytest.raises(ServerDiedError, match="while it was measured"),
+    ):
+        measured(servers[0], control, BESIDE_CONTROL)
 
 
 def test_a_case_without_speculation_has_no_acceptance(servers: tuple[Server, Server]) -> None:

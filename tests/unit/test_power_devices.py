@@ -26,12 +26,13 @@ from tests.unit import builders
 ASK = """
 import os, sys
 from specreg.errors import SensorError
-from specreg.power.checks import check_free
+from specreg.power.checks import check_cool, check_free
 from specreg.power.devices import devices_of
 try:
     devices = devices_of(int(sys.argv[1]), os.environ)
     print(*[device.id for device in devices])
     check_free(devices, set(map(int, sys.argv[2:])), {os.environ.get("TAKEN", "")})
+    check_cool(devices)
     print("free")
 except SensorError as error:
     print(error)
@@ -90,7 +91,7 @@ def test_where_the_driver_numbers_processes_otherwise_ours_are_not_strangers(
         assert "used by process 4000000 (of another user or container)" in said
 
 
-def test_a_gpu_that_is_held_back_already_is_refused(library: Path) -> None:
+def test_what_holds_a_gpu_back_before_it_runs_is_said(library: Path) -> None:
     hot = dataclasses.replace(THREE[0], throttle=(Throttle(0x48),))
     (_, said) = asked(library, (hot,), 1)
     assert said == (

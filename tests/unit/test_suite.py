@@ -25,7 +25,7 @@ from specreg.launch import Launch, Poll, Starting, launches_of
 from specreg.matrix import Case, Tier
 from specreg.measurement import Measurement
 from specreg.metrics import METRICS, Metric
-from specreg.plugin import _LINES, SUITE, pytest_terminal_summary
+from specreg.plugin import _LINES, RECORD_PROPERTY, SUITE, _conclude, pytest_terminal_summary
 from specreg.proving import LOSSLESS, Proof, Scene
 from specreg.provision import Provision
 from specreg.recording import record_measurements
@@ -245,6 +245,22 @@ def test_a_speed_waits_for_all_launches_and_acceptance_does_not(tmp_path: Path) 
     ]
 
 
+def test_a_verdict_that_the_whole_run_changes_is_named(tmp_path: Path) -> None:
+    """The line of its test was written before, and says REGRESSED."""
+    one = suite(tmp_path)
+    for outcome, metric in ((Outcome.REGRESSED, LENGTH), (Outcome.PASS, SPEED)):
+        one.docket.note(
+            Verdict(case_id=builders.CASE.id, metric=metric.name, outcome=outcome, p_worse=0.5)
+        )
+    shown = Terminal(one)
+    shown.stash[RECORD_PROPERTY] = lambda *_: None
+    _conclude(cast("pytest.Config", shown), one)
+    assert shown.stash[_LINES][-1] == (
+        f"1 verdict changed when the whole run was looked at: {builders.CASE.id} {LENGTH.name}:"
+        " REGRESSED -> INCONCLUSIVE"
+    )
+
+
 def test_a_failure_is_a_row_of_the_table(tmp_path: Path) -> None:
     one = suite(tmp_path)
     one.note_failure(builders.CASE, LENGTH, "server 'x': ended")
@@ -431,11 +447,33 @@ def test_a_second_look_goes_on_after_what_cannot_be_measured(tmp_path: Path) -> 
     assert one.measure_afresh([builders.CASE], 1) == {builders.CASE.id: "server 'x': ended"}
 
 
+def test_a_second_look_at_what_was_measured_for_an_earlier_launch_stops_no_server(
+    tmp_path: Path,
+) -> None:
+    """With three launches, a loss in each of them asks for the fourth."""
+    one = suite(tmp_path, launches=3)
+    one.earlier = {one.key(builders.CASE, 4): MEASURED}
+    with one.servers.start(LAUNCH) as starting:
+        starting.start = lambda: running([])
+        for stays in (False, True):
+            _ = starting.server
+            assert one.measure_afresh([builders.CASE], 1) == {builders.CASE.id: MEASURED}
+            assert starting.running == stays
+
+
 def test_a_second_look_ends_where_memory_is_not_back(tmp_path: Path) -> None:
     one = suite(tmp_path)
     one.away = Elsewhere(MemoryHeldError("GPU 0: 40 GiB are still taken"))
     with pytest.raises(MemoryHeldError):
         one.measure_afresh([builders.CASE], 1)
+
+
+def test_a_case_of_which_only_a_proof_is_asked_is_not_measured(tmp_path: Path) -> None:
+    one, other = measured(suite(tmp_path), MEASURED), builders.with_concurrency(4)
+    one.tier = dataclasses.replace(one.tier, cases=(builders.CASE, other))
+    one.asked = {builders.CASE.id: {LENGTH.name}, other.id: {LOSSLESS}}
+    one.judge(LENGTH, builders.CASE, started(), None)
+    assert one.measurements == (MEASURED,)
 
 
 EQUAL = Verdict(case_id=builders.CASE.id, metric=LOSSLESS, outcome=Outcome.PASS)

@@ -93,10 +93,17 @@ def test_what_spoils_all_ends_the_measurement() -> None:
     invalid: dict[Family, str] = {}
     with (
         pytest.raises(InvalidMeasurementError, match="FOREIGN_TRAFFIC"),
-        noting(invalid, frozenset({Family.SPEEDUP})),
+        noting(invalid),
     ):
         raise InvalidMeasurementError("FOREIGN_TRAFFIC", "somebody else asks too")
     assert invalid == {}
+
+
+def test_what_spoils_all_of_a_control_spoils_the_speedup() -> None:
+    invalid: dict[Family, str] = {}
+    with noting(invalid, frozenset({Family.SPEEDUP})):
+        raise InvalidMeasurementError("HTTP_ERROR", "500")
+    assert invalid == {Family.SPEEDUP: "HTTP_ERROR: 500"}
 
 
 def test_a_reason_stands_behind_the_families_that_it_spoils() -> None:
