@@ -1,4 +1,4 @@
-"""The timeline: which phase begins for which server pair in, where the time went out."""
+"""Keep account of where the time of a run goes, by server pair and by phase."""
 
 import contextlib
 import os

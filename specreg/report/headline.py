@@ -94,7 +94,7 @@ def notes_of(run: RunVerdict) -> Iterator[str]:
             " failed or stopped it, and its output says what."
         )
     if run.attached:
-        yield f"The server at {run.attached} is one that somebody else runs."
+        yield f"The server at {run.attached} was not started by this run."
     if run.skipped:
         yield f"Cases that were skipped: {len(run.skipped)}."
 

@@ -185,7 +185,7 @@ def test_markdown_says_what_was_left_out_and_who_ran_the_server() -> None:
     )
     text = render_markdown(msgspec.structs.replace(report, remarks=("lower your tolerance",)))
     assert "needs 4 GPUs" in text
-    assert "is one that somebody else runs" in text
+    assert "was not started by this run" in text
     assert "lower your tolerance" in text
 
 

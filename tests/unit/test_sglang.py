@@ -122,7 +122,9 @@ def test_on_a_gpu_a_version_without_a_flag_for_its_graphs_is_not_given_it(
     ("version", "asked"),
     [("0.5.20", True), ("0.5.21", False), ("0.5.23", False), ("0.5.24", True), ("", False)],
 )
-def test_a_version_whose_flags_were_not_read_is_asked_for_them(version: str, *, asked: bool) -> None:
+def test_a_version_whose_flags_were_not_read_is_asked_for_them(
+    version: str, *, asked: bool
+) -> None:
     command = SGLANG.help_command(PYTHON, version)
     assert command == ((str(PYTHON), "-m", "sglang.launch_server", "--help") if asked else ())
 
