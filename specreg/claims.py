@@ -142,8 +142,8 @@ def claim(
         waits: whether to wait where another run of specreg holds one. Who holds one already never
             does: two that wait for one another would wait for ever.
         tell: is told whom we wait for.
-        beside_starting: whether another server of ours is taking its memory meanwhile: then nobody
-            can tell the two apart, and the last of them answers for both at its end.
+        beside_starting: whether another server of ours is taking its memory meanwhile: the two
+            can't be told apart then, and the last of them answers for both at its end.
 
     Raises:
         DeviceHeldError: another run holds one.

@@ -1,4 +1,4 @@
-"""Commands for the user to type, in the launcher that they used: nox, or pytest and specreg.
+"""Build the commands that a user is told to type, in the launcher in use: nox, or pytest.
 
 Every hint that names a command has it from here, so that it works as printed.
 """

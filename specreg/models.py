@@ -201,7 +201,7 @@ def _value_bytes(dtype: str) -> int:
 def model_sha256(reference: str) -> str:
     """A checksum of a model folder's weights and configuration; empty for a hub id.
 
-    Read once per run: nobody should change a model while it is served. That of a widened model is
+    Read once per run: a model that is served must not change. That of a widened model is
     of what it is made from: it is known before it is made, and 17 GB aren't read for it.
     """
     folder = Path(reference)
@@ -241,7 +241,7 @@ def content_sha256(folder: Path, *more: object) -> str:
 
 
 def make_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Makes a folder of the cache once, whole or not at all, whoever else wants it.
+    """Makes a folder of the cache once, whole or not at all, also where several processes want it.
 
     Raises:
         ModelError: the disk refuses; or as `write` says.

@@ -124,7 +124,7 @@ def open_suite(root: Path, options: Options, progress: Progress, site: Site | No
         journal=journal,
         earlier=load_journal(journal.path) if options.resume else {},
         show=progress.show,
-        timeline=Timeline(watch=progress.watch),
+        timeline=Timeline(listener=progress.watch),
         budget_min=options.budget_gpu_min,
         verbose=options.verbose,
         skips_unfetched=not options.require_tier or is_offline(os.environ),

@@ -1,9 +1,10 @@
-"""The memory of servers: specs and their models in, what each is given, and whether they fit, out.
+"""Tell how much memory a server is given, and whether several fit at the same time.
 
 For its KV cache an engine takes what it finds free on a GPU, unless it is told: of two that start
 at once each would count the other's memory. So each is told a cache for all it may have in flight.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,20 @@ _BLOCK_TOKENS = 128
 """Of each sequence for its last block and its drafts; vLLM's blocks have 16 as a rule."""
 _ON_CPU_GIB = 3.0
 """Of a server without a GPU beside its weights; of vLLM's 1.9 were seen, 1 of them its cache."""
+_MOST_OF_GPU_FRAC = 0.97
+"""Of all servers together: the driver keeps part of a GPU for itself, and vLLM doesn't start where
+less is free than its share."""
+_CGROUPS = Path("/sys/fs/cgroup")
+_LIMITS = (
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    (
+        "memory/memory.limit_in_bytes",
+        "memory/memory.usage_in_bytes",
+        "memory/memory.stat",
+        "total_inactive_file",
+    ),
+)
+"""The files of version 2 and of version 1: limit, use, and what of it the kernel drops at need."""
 
 
 def gpu_memory(
@@ -59,7 +74,11 @@ def gpu_memory(
 
 
 def fit_together(
-    root: Path, specs: Sequence[ServerSpec], versions: Sequence[str], gpus_gib: Sequence[float]
+    root: Path,
+    specs: Sequence[ServerSpec],
+    versions: Sequence[str],
+    gpus_gib: Sequence[float],
+    cgroups: Path = _CGROUPS,
 ) -> bool:
     """Whether servers may start at the same time, each taking its memory while the others do.
 
@@ -68,19 +87,35 @@ def fit_together(
         specs: what is to be started.
         versions: of their engines, in the same order.
         gpus_gib: the memory of each GPU that they see; empty where they run without.
+        cgroups: see `free_gib`.
     """
     if gpus_gib:
         given = [gpu_memory(root, *one, gpus_gib) for one in zip(specs, versions, strict=True)]
         shares = [memory.share_frac for memory in given if memory is not None]
-        return len(shares) == len(given) and sum(shares) <= 1
-    free_gib = psutil.virtual_memory().available / _GIB
+        return len(shares) == len(given) and sum(shares) <= _MOST_OF_GPU_FRAC
+    left_gib = free_gib(cgroups)
     for spec in specs:
         sizes = _sizes(root, spec)
         weights_gib = sizes.weights_gib(ALONE) if sizes is not None else None
         if weights_gib is None:
             return False
-        free_gib -= weights_gib + _ON_CPU_GIB
-    return free_gib >= 0
+        left_gib -= weights_gib + _ON_CPU_GIB
+    return left_gib >= 0
+
+
+def free_gib(cgroups: Path = _CGROUPS) -> float:
+    """The memory that may still be taken: the machine's, or what a container's limit leaves of it.
+
+    Args:
+        cgroups: the folder in which the kernel tells limits.
+    """
+    free_bytes = psutil.virtual_memory().available
+    for limit, used, details, key in _LIMITS:
+        with contextlib.suppress(OSError, ValueError, KeyError):  # absent, or "max"
+            limit_bytes, used_bytes = (int((cgroups / name).read_text()) for name in (limit, used))
+            stat = dict(line.split() for line in (cgroups / details).read_text().splitlines())
+            free_bytes = min(free_bytes, limit_bytes - used_bytes + int(stat[key]))
+    return free_bytes / _GIB
 
 
 def _sizes(root: Path, spec: ServerSpec) -> Sizes | None:

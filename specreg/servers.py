@@ -13,6 +13,7 @@ from specreg.provision import Provision
 from specreg.server_memory import fit_together
 from specreg.starting import begin_server
 from specreg.timeline import Phase, Timeline
+from specreg.widening import widen_models
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -64,8 +65,9 @@ class Servers:
         """
         idle = [one for one in startings if not one.running]
         if len(idle) > 1 and self._fit_together([one.launch.spec for one in idle]):
-            for one in idle:  # installed before the first of them starts
+            for one in idle:  # all that takes the machine is done before the first of them starts
                 self._environment(one.launch.spec)
+                widen_models(self.root, one.launch.spec, show=self.show)
             wait_until_ready(idle)
         for one in idle:
             wait_until_ready([one])

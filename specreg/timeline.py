@@ -1,4 +1,4 @@
-"""The timeline: which phase begins for which server pair in, where the time went out."""
+"""Keep account of where the time of a run goes, by server pair and by phase."""
 
 import contextlib
 import os
@@ -45,7 +45,7 @@ class Step:
     began_ns: int
 
 
-Watch = Callable[[Sequence[Step]], None]
+StepListener = Callable[[Sequence[Step]], None]
 """Is told the steps that go on, the innermost last, each time they change."""
 
 
@@ -96,12 +96,12 @@ class Timeline:
     Attributes:
         clock: monotonic, in nanoseconds.
         began_ns: on that clock.
-        watch: is told what goes on.
+        listener: is told the steps that go on, each time they change.
     """
 
     clock: Callable[[], int] = time.monotonic_ns
     began_ns: int = field(default_factory=process_began_ns)
-    watch: Watch = lambda _: None
+    listener: StepListener = lambda _: None
     _steps: list[Step] = field(default_factory=list)
     _spent_ns: dict[str, dict[Phase, int]] = field(default_factory=dict)
     _ready_s: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -128,18 +128,18 @@ class Timeline:
         try:  # from here on: Ctrl-C may come before the context has begun
             self._spent_ns.setdefault(pair, {})
             self._steps.append(step)
-            self.watch(tuple(self._steps))
+            self.listener(tuple(self._steps))
             yield
         finally:
             self._book()
             del self._steps[depth:]
-            self.watch(tuple(self._steps))
+            self.listener(tuple(self._steps))
 
     def turn_to(self, phase: Phase, estimate_s: float | None = None) -> None:
         """Ends the innermost phase and begins another of the same pair in its place."""
         now = self._book()
         self._steps[-1] = replace(self._steps[-1], phase=phase, estimate_s=estimate_s, began_ns=now)
-        self.watch(tuple(self._steps))
+        self.listener(tuple(self._steps))
 
     def note_ready(self, pair: str, ready_s: Mapping[str, float]) -> None:
         """Keeps how long each server of a pair took to its first token, in seconds."""

@@ -1,4 +1,4 @@
-"""Validity: a reason why a measurement is out of order in, the families of metrics it spoils out.
+"""Tell which families of metrics mean nothing, given what went wrong in a measurement.
 
 Acceptance is counted, not timed: neither a throttled GPU nor a late client says anything against
 it. Speed is timed by us: a server that miscounts its steps says nothing against that.

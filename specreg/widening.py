@@ -1,9 +1,9 @@
-"""Widened models: a tiny pair in, one that says the same and costs as much as a large one out.
+"""Make models that say what a tiny pair says and cost as much as a large one.
 
-The residual stream's further dimensions stay zero. What multiplies zeros is random, so that weights
-look like weights to whoever draws the power. RMSNorm divides by the mean over all dimensions: its
-weights are scaled by the root of narrow / wide, which is a power of two and so costs no bit, and
-its epsilon by narrow / wide.
+The residual stream's further dimensions stay zero. What multiplies zeros is random, as multiplying
+zeros by zeros would draw less power. RMSNorm divides by the mean over all dimensions: its weights
+are scaled by the root of narrow / wide, which is a power of two and so costs no bit, and its
+epsilon by narrow / wide.
 """
 
 import dataclasses

@@ -41,7 +41,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 class VllmDialect(Dialect):
-    """vLLM, 0.27 or newer."""
+    """vLLM, from 0.26 on."""
 
     name: ClassVar = "vllm"
 

@@ -6,14 +6,13 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
-
 from specreg.doctor._finding import Finding, Scene, in_the_way, ok
 from specreg.doctor.inputs import lacking_gib
 from specreg.environments import installed_environment
 from specreg.errors import ModelError
 from specreg.hub import hub_cache_dir
 from specreg.paths import cache_dir
+from specreg.server_memory import free_gib
 from specreg.starting import free_port
 from specreg.widening import lacking_bytes
 
@@ -60,11 +59,10 @@ def examine_disks(scene: Scene) -> Iterator[Finding]:
 
 def examine_memory(scene: Scene) -> Iterator[Finding]:
     """Whether the models of the largest case fit, beside those of its control."""
-    memory = psutil.virtual_memory()
-    free_gib, all_gib = memory.available / _GIB, memory.total / _GIB
-    says = f"{free_gib:.1f} of {all_gib:.1f} GiB free"
+    left_gib = free_gib()
+    says = f"{left_gib:.1f} GiB free"
     needed_gib = 0.0 if scene.on_gpu else _weights_gib(scene)
-    if free_gib < needed_gib:
+    if left_gib < needed_gib:
         says = f"{says}, and the models of the largest case take {needed_gib:.1f}"
         yield in_the_way("memory", says, "end what takes it, or choose smaller models")
     else:

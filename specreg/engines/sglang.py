@@ -20,6 +20,9 @@ from specreg.methods import is_older
 from specreg.protocols import sglang as sglang_protocol
 
 _VERSION = "0.5.23"
+# Between these each flag below was read by the parser; others are asked by `--help`.
+_FLAGS_KNOWN_FROM, _FLAGS_KNOWN_BEFORE = "0.5.21", "0.5.24"
+_SERVER = "sglang.launch_server"
 _MOST_CHARACTERS = 1024
 # CUDA builds all of them, and of no use without a GPU; two are of versions before 0.5.22.
 _KERNELS = (
@@ -118,7 +121,7 @@ class Sglang(Engine):
         """
         node = options.meeting.node if options.meeting else 0
         return (
-            *(str(python), "-m", "sglang.launch_server"),
+            *(str(python), "-m", _SERVER),
             *("--model-path", options.target, "--served-model-name", options.served_name),
             *("--host", "127.0.0.1", "--port", str(options.port + node)),
             *("--dtype", options.dtype),
@@ -137,6 +140,12 @@ class Sglang(Engine):
             *(("--trust-remote-code",) if options.trust_remote_code else ()),
             *options.engine_args,
         )
+
+    def help_command(self, python: Path, version: str) -> tuple[str, ...]:
+        """The server's own help, for a version that wasn't tested."""
+        old = is_older(version, _FLAGS_KNOWN_FROM)
+        known = not version or (not old and is_older(version, _FLAGS_KNOWN_BEFORE))
+        return () if known else (str(python), "-m", _SERVER, "--help")
 
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
         """Offline where nothing needs to be fetched, and nothing compiled on a CPU."""
@@ -180,7 +189,7 @@ def _gpu_flags(options: LaunchOptions) -> tuple[str, ...]:
     """
     old = is_older(options.version, _PREFILL_GRAPHS)
     graphs = "--piecewise-cuda-graph-max-tokens" if old else "--cuda-graph-max-bs-prefill"
-    longest = (graphs, str(options.max_model_len_tokens))
+    longest = (graphs, str(options.max_model_len_tokens)) if options.takes(graphs) else ()
     if options.memory is None:
         return ("--mem-fraction-static", str(options.gpu_memory_frac), *longest)
     share_frac = min(options.memory.share_frac + options.gpu_memory_frac, _MOST_STATIC_FRAC)

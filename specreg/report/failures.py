@@ -1,4 +1,4 @@
-"""Failures in words: verdicts and errors in, one block for each case out."""
+"""Say what failed, and why, in one block for each case."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -94,7 +94,7 @@ def notes_of(run: RunVerdict) -> Iterator[str]:
             " failed or stopped it, and its output says what."
         )
     if run.attached:
-        yield f"The server at {run.attached} is one that somebody else runs."
+        yield f"The server at {run.attached} was not started by this run."
     if run.skipped:
         yield f"Cases that were skipped: {len(run.skipped)}."
 
@@ -181,7 +181,8 @@ def _counts(verdicts: Sequence[Verdict]) -> Iterator[str]:
         found = [verdict for verdict in verdicts if verdict.outcome is outcome]
         if found and is_first:
             many = f"all {total}" if len(found) == total > 1 else f"{len(found)} of {total}"
-            yield f"{many} figures {word} ({_example(found)})"
+            example = _example(found)
+            yield f"{many} figures {word}{example and f' ({example})'}"
         elif found:
             yield f"{len(found)} {word}"
         is_first = is_first and not found
@@ -191,11 +192,16 @@ def _counts(verdicts: Sequence[Verdict]) -> Iterator[str]:
 
 
 def _example(found: Sequence[Verdict]) -> str:
-    """The one of several verdicts that changed most, or why it has the outcome that it has."""
+    """The one of several verdicts that changed most, or why it has the outcome that it has.
+
+    Empty of figures that are only measured, and nothing says why.
+    """
     most = max(found, key=lambda verdict: abs(verdict.change_frac or 0.0))
     if most.change_frac is not None:
         return f"{most.case_id}: {label_of(most.metric)} {most.change_frac:+.1%}"
     reasons = {verdict.reason.partition("\n")[0].partition("; ")[0] for verdict in found}
+    if most.outcome is Outcome.MEASURED and not any(reasons):
+        return ""
     why = min(reasons) or label_of(most.metric)
     return why if len(found) > len(reasons) == 1 else f"{most.case_id}: {why}"
 

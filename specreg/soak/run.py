@@ -63,7 +63,7 @@ class Soak:
             prompts: the dataset's; a block takes the first ones.
 
         Raises:
-            InvalidMeasurementError: the server never got warm, a request failed, or a check of the
+            InvalidMeasurementError: the warm-up generated nothing, a request failed, or a check of the
                 meter broke: what came until then stays.
             ServerDiedError: the server went away.
         """

@@ -64,6 +64,16 @@ def test_each_outcome_has_its_colour_and_a_subject_without_a_verdict_is_not_gree
         assert ("holds in" in texts(report)["acceptance"]) == (tone is Tone.GOOD)
 
 
+def test_figures_that_are_only_measured_name_none_of_them() -> None:
+    recorded = speed(Outcome.MEASURED, change_frac=None)
+    report = judged(recorded, dataclasses.replace(recorded, metric="ttft_p50_ms"))
+    assert texts(report)["speed"] == "all 2 figures measured, not judged"
+    why = dataclasses.replace(recorded, reason="the tier has no speed; so it is")
+    assert texts(judged(why))["speed"].startswith(
+        f"1 of 1 figures measured, not judged ({CASE.id}: the tier has no speed)"
+    )
+
+
 def test_acceptance_speed_and_power_are_answered_one_by_one() -> None:
     report = judged(
         reports.HELD,
@@ -175,7 +185,7 @@ def test_markdown_says_what_was_left_out_and_who_ran_the_server() -> None:
     )
     text = render_markdown(msgspec.structs.replace(report, remarks=("lower your tolerance",)))
     assert "needs 4 GPUs" in text
-    assert "is one that somebody else runs" in text
+    assert "was not started by this run" in text
     assert "lower your tolerance" in text
 
 

@@ -100,6 +100,35 @@ def test_on_a_gpu_graphs_of_prefills_are_captured_up_to_the_longest_prompt(
     assert flag(SGLANG.command(PYTHON, on_gpu), name) == str(OPTIONS.max_model_len_tokens)
 
 
+@pytest.mark.parametrize(
+    ("version", "taken", "given"),
+    [
+        ("0.5.9", "--piecewise-cuda-graph-max-tokens", True),
+        ("0.5.9", "--cuda-graph-max-bs", False),
+        ("0.5.30", "--cuda-graph-max-bs-prefill", True),
+        ("0.5.30", "--cuda-graph-max-bs", False),
+    ],
+)
+def test_on_a_gpu_a_version_without_a_flag_for_its_graphs_is_not_given_it(
+    version: str, taken: str, *, given: bool
+) -> None:
+    on_gpu = dataclasses.replace(OPTIONS, on_gpu=True, version=version, flags=frozenset({taken}))
+    command = SGLANG.command(PYTHON, on_gpu)
+    assert any("cuda-graph" in word for word in command) == given
+    assert flag(command, "--mem-fraction-static") == "0.4"
+
+
+@pytest.mark.parametrize(
+    ("version", "asked"),
+    [("0.5.20", True), ("0.5.21", False), ("0.5.23", False), ("0.5.24", True), ("", False)],
+)
+def test_a_version_whose_flags_were_not_read_is_asked_for_them(
+    version: str, *, asked: bool
+) -> None:
+    command = SGLANG.help_command(PYTHON, version)
+    assert command == ((str(PYTHON), "-m", "sglang.launch_server", "--help") if asked else ())
+
+
 def test_without_a_gpu_its_kernels_are_left_out() -> None:
     requirement = SGLANG.requirement(on_gpu=False)
     assert "sglang-kernel ; sys_platform == 'never'" in requirement.overrides

@@ -79,7 +79,7 @@ def test_a_phase_that_is_interrupted_as_it_begins_ends_all_the_same(clock: Clock
         if steps:
             raise KeyboardInterrupt
 
-    timeline = Timeline(clock=clock, began_ns=0, watch=watch)
+    timeline = Timeline(clock=clock, began_ns=0, listener=watch)
     with contextlib.suppress(KeyboardInterrupt), timeline.during(Phase.MEASURING, "eagle3"):
         clock.passes(5)
     clock.passes(7)
@@ -136,7 +136,7 @@ class Terminal(Kept):
 def test_a_log_has_a_line_as_a_phase_begins_and_one_as_it_ends(clock: Clock) -> None:
     log = Kept()
     progress = Progress(log, clock=clock)
-    timeline = Timeline(clock=clock, began_ns=0, watch=progress.watch)
+    timeline = Timeline(clock=clock, began_ns=0, listener=progress.watch)
     with timeline.during(Phase.INSTALLING, "eagle3", of="vllm"):
         progress.tick()  # it was there already
     with timeline.during(Phase.STARTING, "eagle3", estimate_s=30.0):
@@ -167,7 +167,7 @@ def test_a_log_has_a_line_as_a_phase_begins_and_one_as_it_ends(clock: Clock) -> 
 def test_what_is_judged_at_once_is_not_told(clock: Clock) -> None:
     log = Kept()
     progress = Progress(log, clock=clock)
-    timeline = Timeline(clock=clock, began_ns=0, watch=progress.watch)
+    timeline = Timeline(clock=clock, began_ns=0, listener=progress.watch)
     with timeline.during(Phase.JUDGING, "eagle3"):
         clock.passes(5)
         progress.tick()
@@ -178,7 +178,7 @@ def test_what_is_judged_at_once_is_not_told(clock: Clock) -> None:
 def test_a_terminal_has_one_line_that_is_replaced_and_taken_away(clock: Clock) -> None:
     terminal = Terminal()
     progress = Progress(terminal, clock=clock)
-    timeline = Timeline(clock=clock, began_ns=0, watch=progress.watch)
+    timeline = Timeline(clock=clock, began_ns=0, listener=progress.watch)
     with timeline.during(Phase.STARTING, "eagle3", estimate_s=30.0):
         clock.passes(12)
         progress.tick()
