@@ -63,8 +63,8 @@ class Soak:
             prompts: the dataset's; a block takes the first ones.
 
         Raises:
-            InvalidMeasurementError: the warm-up generated nothing, a request failed, or a check of the
-                meter broke: what came until then stays.
+            InvalidMeasurementError: the warm-up generated nothing, a request failed, or a check of
+                the meter broke: what came until then stays.
             ServerDiedError: the server went away.
         """
         try:
