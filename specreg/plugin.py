@@ -389,7 +389,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if suite.away is not None:
         lines.extend(_end_team(session, suite.away, early=cut_short))
     _conclude(session.config, suite)
-    if suite.measurements and exitstatus == pytest.ExitCode.INTERRUPTED:
+    if suite.measurements and cut_short:
         lines.append("to go on from here, type the same again with --specreg-resume")
     if suite.update_reason is not None and suite.measurements:
         lines.extend(_record_baselines(session, cut_short=cut_short))
@@ -494,7 +494,8 @@ def _remarks(config: pytest.Config, suite: Suite) -> Iterator[str]:
 def _record_baselines(session: pytest.Session, *, cut_short: bool) -> Iterator[str]:
     """Writes them unless the run was cut short; yields what to say of it."""
     if cut_short:
-        yield "no baseline was written: the run was interrupted"
+        why = "-x or --maxfail stopped the run" if session.shouldfail else "the run was interrupted"
+        yield f"no baseline was written: {why}"
         return
     suite = session.config.stash[SUITE]
     written, refused = record_baselines(suite)

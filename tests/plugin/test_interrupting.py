@@ -179,6 +179,27 @@ def test_a_second_ctrl_c_is_obeyed_and_leaves_no_server_either(suite: Suite) -> 
     wait_until(lambda: not marked(suite))
 
 
+RED = """
+import pytest
+
+@pytest.mark.family("acceptance")
+def test_red(control, server, case, metric):
+    assert metric is None
+"""
+
+
+def test_a_recording_that_x_stops_says_so_and_how_to_go_on(suite: Suite) -> None:
+    red = suite.folder / "test_red.py"
+    red.write_text(RED)
+    update = ("--update-baselines", "--reason=test", "--specreg-launches=1", "-k", "eagle3 and c1")
+
+    done = suite.run("tests/perf", str(red), "-x", *update)
+
+    assert "no baseline was written: -x or --maxfail stopped the run" in done.stdout
+    assert "type the same again with --specreg-resume" in done.stdout
+    assert not suite.recorded()
+
+
 def test_an_interrupted_recording_writes_nothing_until_it_is_gone_on_with(suite: Suite) -> None:
     suite.script = Script(step_ms=8.0)
     update = ("--update-baselines", "--reason=test", "--specreg-launches=1", "-k", "eagle3")
