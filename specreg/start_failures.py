@@ -8,6 +8,8 @@ from specreg.server import StartedServer
 PORT_IN_USE = "port in use"
 NOT_FETCHED = "model can't be fetched"
 
+_OF_A_WORKER = "the log has more of it; if it is the engine's own fault, take another version"
+
 # Kind of failure, how to know it, what to do. The first that matches wins.
 _FAILURES = (
     (
@@ -28,11 +30,14 @@ _FAILURES = (
     (
         r"its worker failed, \1",  # vLLM's API server sees no more of it
         r"Worker failed with error '((?!No module).+?)', please check",
-        "the log has more of it; if it is the engine's own fault, take another version",
+        _OF_A_WORKER,
     ),
     (
         "unknown or refused argument",
-        r"unrecognized arg|invalid choice|error: arg|(?<!HF)ValidationError|unexpected keyword arg",
+        (
+            "unrecognized arg|invalid choice|error: arg|(?<!HF)ValidationError"
+            r"|__init__\(\) got an unexpected keyword arg"
+        ),
         "look at engine_args and the method's settings; another version may spell them otherwise",
     ),
     (
@@ -79,6 +84,11 @@ _FAILURES = (
         "model not found",
         r"does not appear to have",
         "check the model's name or folder",
+    ),
+    (
+        r"its worker failed, \1",
+        r"EngineCore\S* pid=\d+\)\S* ERROR .*\] (\w+Error: .+)",
+        _OF_A_WORKER,
     ),
 )
 

@@ -274,6 +274,11 @@ WORKER = (
     " (expected 2)', please check the stack trace above for the root cause"
 )
 """As vLLM 0.20.2 says it, whose runner for CPUs leaves out a part of EAGLE-3."""
+KERNEL = (
+    "(EngineCore pid=11912) ERROR 11-22 23:24:04 [core.py:1195] TypeError:"
+    " _sample_recovered_tokens_kernel_impl() got an unexpected keyword argument 'USE_FP64_GUMBEL'"
+)
+"""As vLLM 0.23.0 says it, whose stand-in for a kernel lacks what its caller tells it."""
 
 
 @pytest.mark.parametrize(
@@ -299,12 +304,16 @@ WORKER = (
             "the stand-in for its kernels is of another version",
         ),
         ("error: Socket '127.0.0.1:8000' already in use", "port in use"),
-        ("TypeError: unexpected keyword argument 'x'", "unknown or refused argument"),
+        (
+            "TypeError: EngineArgs.__init__() got an unexpected keyword argument 'x'",
+            "unknown or refused argument",
+        ),
         (
             "libstdc++.so.6: version `CXXABI_1.3.15' not found (required by vllm/_C.abi3.so)",
             "needs a newer system library, one with CXXABI_1.3.15",
         ),
         (WORKER, "its worker failed, too many values to unpack (expected 2)"),
+        (KERNEL, f"its worker failed, {KERNEL.partition('] ')[2]}"),
         ("HFValidationError: Repo id must use", "unknown cause"),
         ("Ignore import error when loading m: No module named 'cutlass'", "unknown cause"),
         ("RuntimeError: something else", "unknown cause"),
