@@ -127,7 +127,8 @@ def render_written(
     then = [run_command(() if set(ids) == everything else ids, options)]
     if commit_of(folder):
         diff = specreg_command("baselines", "diff", "--baselines", str(folder.parent))
-        then = [diff, *then, shlex.join(("git", "add", str(folder)))]
+        # All of it: a baseline that lay in a folder of the old form has left that one.
+        then = [diff, *then, shlex.join(("git", "add", str(folder.parent)))]
     lines = (f"  {line}" for line in then)
     return "\n".join(
         [
