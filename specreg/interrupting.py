@@ -22,6 +22,16 @@ def interrupt_on_signals() -> None:
             signal.signal(number, _interrupt)
 
 
+def check_signalled() -> None:
+    """Raise the interrupt of a signal that came: Python drops one that is raised in a finalizer.
+
+    Raises:
+        KeyboardInterrupt: a signal came.
+    """
+    if SIGNALLED:
+        raise KeyboardInterrupt
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """Ends the run; a moment later where it would leave a file open, for which pytest fails it."""
     if frame is not None and frame.f_code.co_filename == _OPENS_MODULES:

@@ -31,7 +31,7 @@ from specreg.errors import (
     ServerStartError,
     SpecregError,
 )
-from specreg.interrupting import SIGNALLED, interrupt_on_signals
+from specreg.interrupting import SIGNALLED, check_signalled, interrupt_on_signals
 from specreg.launch import Launch, launches_of
 from specreg.many.options import Cluster, form_team, reach
 from specreg.many.places import WORKERS_OPTION
@@ -321,8 +321,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     No server is started whose models can't be fetched.
     """
     item.config.stash[_PROGRESS].leave_line()
-    if SIGNALLED:
-        raise KeyboardInterrupt
+    check_signalled()
     params, unfetched = _params(item), item.config.stash[SUITE].unfetched
     if params and params["case"].id in unfetched:
         raise ModelError(unfetched[params["case"].id])

@@ -34,6 +34,7 @@ from specreg.expectation import Shelf, load_case_prompts, settings_in
 from specreg.figures import Figures, figures_of, record_figures
 from specreg.foresight import foresee
 from specreg.identity import Environment, ProcessorLoad
+from specreg.interrupting import check_signalled
 from specreg.journal import Journal, Key
 from specreg.launch import Launch, Starting, launches_of
 from specreg.matrix import Case, Tier
@@ -308,7 +309,7 @@ class Suite:
                 running,
                 beside,
                 load_case_prompts(self.root, case),
-                show=self.show,
+                show=self._show_or_stop,
                 turn_to=lambda phase: self.timeline.turn_to(phase, self._phase_s(case, phase)),
                 record=self.journal.record_round,
                 extent=dataclasses.replace(
@@ -318,6 +319,11 @@ class Suite:
             )
         self.journal.end(measurement)
         return measurement
+
+    def _show_or_stop(self, what: str) -> None:
+        """Tell what goes on, by round; stop where a signal came and its interrupt was lost."""
+        check_signalled()
+        self.show(what)
 
     def _started(self, server: Starting, control: Starting | None) -> tuple[Server, Server | None]:
         """A case's server and its control, if there is one, both ready.

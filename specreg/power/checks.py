@@ -1,13 +1,13 @@
 """What makes a measurement worthless: a GPU that is held back, or that somebody else uses too."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 
 import psutil
 
 from specreg.errors import InvalidMeasurementError, SensorError
 from specreg.power.energy import Span
-from specreg.power.samples import PowerTrace
+from specreg.power.samples import PowerTrace, Users
 from specreg.sensors import SENSORS, Device, State
 
 THROTTLE_REASONS = {
@@ -24,8 +24,6 @@ THROTTLE_REASONS = {
 """NVML's bits, in words."""
 
 _HELD_BACK = 0x8 | 0x20 | 0x40 | 0x80
-_LISTED_NS = 500 * 10**6
-"""How often processes are listed: a span may fall in between."""
 
 
 def throttle_reasons(mask: int) -> tuple[str, ...]:
@@ -74,8 +72,7 @@ def check_alone(
         InvalidMeasurementError: `DEVICE_SHARED`, naming who did; nothing of it is touched.
     """
     for trace in traces:
-        near = [(start_ns - _LISTED_NS, end_ns + _LISTED_NS) for start_ns, end_ns in spans]
-        seen = {pid for span in near for one in trace.within(*span).users for pid in one.pids}
+        seen = {pid for span in spans for one in _listed(trace, span) for pid in one.pids}
         strangers = seen - ours
         # In a container the driver may number processes as the host does: then none is ours, and
         # what was there before the first request is taken for it. Who was there before our servers
@@ -88,6 +85,17 @@ def check_alone(
                 " it was measured; measure again when it is free"
             )
             raise InvalidMeasurementError("DEVICE_SHARED", message)
+
+
+def _listed(trace: PowerTrace, span: Span) -> Iterator[Users]:
+    """The lists of processes in a span, the last one before and the first one after it.
+
+    A sampler lists them twice a second, and later on a busy machine: a span may fall in between.
+    """
+    start_ns, end_ns = span
+    yield from [one for one in trace.users if one.at_ns < start_ns][-1:]
+    yield from (one for one in trace.users if start_ns <= one.at_ns <= end_ns)
+    yield from [one for one in trace.users if one.at_ns > end_ns][:1]
 
 
 def check_free(

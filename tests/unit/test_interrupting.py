@@ -1,6 +1,7 @@
 """What a signal does, asked of its handler itself."""
 
 import signal
+import sys
 import time
 from collections.abc import Iterator
 
@@ -36,3 +37,20 @@ def test_an_import_closes_its_file_before_it_is_interrupted(
     with pytest.raises(KeyboardInterrupt):
         go()
     assert done == opened
+
+
+def test_an_interrupt_that_a_finalizer_drops_stops_what_asks_for_it(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupting.check_signalled()
+
+    class Dropped:
+        def __del__(self) -> None:
+            signal.raise_signal(number)
+
+    dropped: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", dropped.append)
+    Dropped()
+    assert len(dropped) == 1
+    with pytest.raises(KeyboardInterrupt):
+        interrupting.check_signalled()

@@ -129,3 +129,14 @@ def test_the_energy_of_two_gpus_is_that_of_both_or_of_none() -> None:
     assert both.energy_j_per_token == 15.0
     untold = msgspec.structs.replace(other, energy_j=None)
     assert arm_power(block, [one, untold]).energy_j is None
+
+
+@pytest.mark.parametrize("at", [1, 2], ids=["before", "after"])
+def test_a_stranger_is_seen_by_the_lists_beside_a_span_without_any(at: int) -> None:
+    """A second apart, as on a busy machine; the rounds took a fifth of one."""
+    pids: list[tuple[int, ...]] = [(1,)] * 4
+    pids[at] = (1, 8)
+    with pytest.raises(InvalidMeasurementError, match=r"DEVICE_SHARED: .*process 8"):
+        check_alone([listed(*pids)], [(1_600_000_000, 1_800_000_000)], ours={1})
+    pids[at], pids[at - 1 if at == 1 else at + 1] = (1,), (1, 8)
+    check_alone([listed(*pids)], [(1_600_000_000, 1_800_000_000)], ours={1})
