@@ -147,7 +147,7 @@ def claim(
 
     Raises:
         DeviceHeldError: another run holds one.
-        SensorError: somebody else computes on one.
+        SensorError: another process computes on one.
         MemoryHeldError: 10 s after the server's end a GPU hasn't got its memory back.
     """
     waits = waits and not _OURS

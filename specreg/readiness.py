@@ -1,4 +1,4 @@
-"""Readiness: a server that was started in; whether it generates, or why it never will, out."""
+"""Wait until a started server generates, or say why it never will."""
 
 import time
 from http import HTTPStatus
@@ -37,7 +37,7 @@ def is_ready(server: StartedServer, deadline: float) -> bool:
         ready = generates(server, timeout_s=deadline - time.monotonic())
     except ServerRefusedError as error:
         raise start_error(server, str(error)) from error
-    if how := server.ended():  # then whoever generated was another server
+    if how := server.ended():  # then another server generated it
         raise start_error(server, how)
     if not ready and time.monotonic() > deadline:
         raise start_error(server, "generated no token in time")

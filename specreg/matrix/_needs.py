@@ -41,7 +41,7 @@ class Sizes:
         return weights_gib + self.cache_gib(parallel, tokens) + RESERVE_GIB
 
     def weights_gib(self, parallel: Parallel) -> float | None:
-        """The weights alone on each GPU; None where nobody said what the draft takes."""
+        """The weights alone on each GPU; None where the draft's size is unknown."""
         if self.draft_gib is None:
             return None
         draft_gib = self.draft_gib / (parallel.draft_tensor or parallel.tensor)
