@@ -11,39 +11,29 @@ from typing import Any, cast
 
 import pytest
 
-from specreg.attaching import check_attached
-from specreg.away import Away
-from specreg.baseline import check_baselines
-from specreg.breakdown import last_launches
-from specreg.closing import (
-    record_baselines,
-    record_lived,
-    remarks,
-    run_verdict,
-    why_nothing,
-)
-from specreg.commands import record_command, specreg_command
-from specreg.context import check_contexts
-from specreg.errors import (
+from specreg.baselines.schema import check_baselines
+from specreg.core.commands import record_command, specreg_command
+from specreg.core.errors import (
     DatasetError,
     MemoryHeldError,
     ModelError,
     ServerStartError,
     SpecregError,
 )
-from specreg.interrupting import SIGNALLED, check_signalled, interrupt_on_signals
-from specreg.launch import Launch, launches_of
+from specreg.core.processes import kill_running
+from specreg.core.redaction import hide_known, learn
+from specreg.core.signals import SIGNALLED, check_signalled, interrupt_on_signals
+from specreg.correctness.checks import PROOFS, Proof, proofs_of
 from specreg.many.options import Cluster, form_team, reach
 from specreg.many.places import WORKERS_OPTION
 from specreg.many.team import Wanted
 from specreg.matrix import Case, load_tier
-from specreg.metrics import METRICS, Family, Metric, metrics_of
-from specreg.model_code import check_model_code
-from specreg.opening import check_options, open_suite, spread_of, why_unfetched, why_unfit
-from specreg.options import Options, add_options, read_options
-from specreg.processes import kill_running
-from specreg.proving import PROOFS, Proof, proofs_of
-from specreg.redaction import hide_known, learn
+from specreg.matrix.context import check_contexts
+from specreg.matrix.model_code import check_model_code
+from specreg.matrix.widening import check_room
+from specreg.measurement.metrics import METRICS, Family, Metric, metrics_of
+from specreg.options import add_options, read_options
+from specreg.report.breakdown import last_launches
 from specreg.report.document import FILE_NAME, record_report
 from specreg.report.engines import render_gauges, render_side_by_side
 from specreg.report.failures import Failure, failure_of, render_blocks
@@ -74,11 +64,22 @@ from specreg.report.terminal import (
     render_verdicts,
     render_written,
 )
-from specreg.reporting import report_of
-from specreg.start_failures import NOT_FETCHED
-from specreg.suite import Suite
-from specreg.verdict import Outcome
-from specreg.widening import check_room
+from specreg.servers.attach import check_attached
+from specreg.servers.launch import Launch, launches_of
+from specreg.servers.start_failures import NOT_FETCHED
+from specreg.suite.away import Away
+from specreg.suite.configure import check_options, open_suite, spread_of, why_unfetched, why_unfit
+from specreg.suite.document import report_of
+from specreg.suite.finish import (
+    record_baselines,
+    record_lived,
+    remarks,
+    run_verdict,
+    why_nothing,
+)
+from specreg.suite.options import Options
+from specreg.suite.run import Suite
+from specreg.verdicts.judge import Outcome
 
 SUITE = pytest.StashKey[Suite]()
 RECORD_PROPERTY = pytest.StashKey[Callable[[str, object], None]]()

@@ -15,7 +15,7 @@ from typing import Literal
 from playwright.sync_api import ViewportSize, sync_playwright
 
 from specreg.report.outputs import ALWAYS, write_outputs
-from specreg.reporting import report_in
+from specreg.suite.document import report_in
 from tests.browser.test_page import NAMES, chromium
 
 ROOT = Path(__file__).parents[2]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from specreg.acceptance.record import AcceptanceRecord, Counters, Source, StepCounts
 from specreg.acceptance.table import Countable
-from specreg.errors import InvalidMeasurementError
-from specreg.trace import RequestTrace
+from specreg.acceptance.trace import RequestTrace
+from specreg.core.errors import InvalidMeasurementError
 
 _MOST_SHOWN = 16
 

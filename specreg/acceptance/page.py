@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from specreg.errors import InvalidMeasurementError
+from specreg.core.errors import InvalidMeasurementError
 
 _MOST = 2**48
 _POSITION = re.compile(r"[0-9]{1,3}")

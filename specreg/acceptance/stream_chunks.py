@@ -1,8 +1,8 @@
 """Acceptance from the chunks of a stream alone: the estimate for servers that count nothing."""
 
 from specreg.acceptance.record import StepCounts
-from specreg.errors import InvalidMeasurementError
-from specreg.trace import RequestTrace
+from specreg.acceptance.trace import RequestTrace
+from specreg.core.errors import InvalidMeasurementError
 
 
 def counts_of_chunks(

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 import specreg
-from specreg.errors import SpecregError
-from specreg.redaction import learn
+from specreg.core.errors import SpecregError
+from specreg.core.redaction import learn
 
 _COMMANDS: Mapping[str, str] = {
     "explain": "cases",

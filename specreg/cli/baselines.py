@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from specreg.baseline import (
+from specreg.baselines.schema import (
     Baseline,
     baseline_files,
     load_baseline,
@@ -29,11 +29,11 @@ from specreg.cli.options import (
     shelf_of,
     tier_of,
 )
-from specreg.errors import BaselineError
-from specreg.history import history_path, learned, load_history
+from specreg.core.errors import BaselineError
 from specreg.matrix import all_case_ids
 from specreg.report.baselines import render_changes, render_list
 from specreg.report.json import RunVerdict, load_verdict
+from specreg.verdicts.history import history_path, learned, load_history
 
 baselines = typer.Typer(no_args_is_help=True, help=__doc__)
 

@@ -17,10 +17,10 @@ from specreg.cli.options import (
     WaitOption,
     fitting_tier_of,
 )
-from specreg.gate.opening import set_aside
-from specreg.gate.request import Request, check_extent
-from specreg.gate.searching import PAGE, render_searched, search
-from specreg.redaction import hide
+from specreg.compare.gate.opening import set_aside
+from specreg.compare.gate.request import Request, check_extent
+from specreg.compare.gate.searching import PAGE, render_searched, search
+from specreg.core.redaction import hide
 
 
 def bisect(  # noqa: PLR0913, PLR0917 - an option each

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from specreg.baselines.store import settings_in
 from specreg.cli.options import (
     BASELINES,
     HERE,
@@ -19,12 +20,11 @@ from specreg.cli.options import (
     shelf_of,
     tier_of,
 )
-from specreg.consulting import expected_steps
-from specreg.expectation import settings_in
-from specreg.history import history_path, load_history
-from specreg.redaction import hide
+from specreg.core.redaction import hide
+from specreg.correctness.oracle_client import expected_steps
 from specreg.report.explain import render_explanation
 from specreg.report.oracle import render_oracle
+from specreg.verdicts.history import history_path, load_history
 
 
 def explain(
@@ -71,7 +71,7 @@ def selftest(
     nights: Annotated[int, typer.Option(help="identical nights to simulate")] = 200,
 ) -> None:
     """Plant known changes and simulate identical nights; print what was caught, and what wasn't."""
-    from specreg.selftest import run_selftest  # noqa: PLC0415 - seconds of simulation
+    from specreg.verdicts.selftest import run_selftest  # noqa: PLC0415 - seconds of simulation
 
     text, holds = run_selftest(nights)
     typer.echo(text)

@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
+from specreg.core.errors import DatasetError, UnknownNameError
+from specreg.core.paths import data_dir as default_data_dir
+from specreg.core.redaction import hide
 from specreg.datasets import DATASETS, SETS, PromptSet, dataset_named
-from specreg.errors import DatasetError, UnknownNameError
-from specreg.paths import data_dir as default_data_dir
-from specreg.preparing import Preparation
-from specreg.preparing import prepare as prepare_set
-from specreg.redaction import hide
+from specreg.datasets.prepare import Preparation
+from specreg.datasets.prepare import prepare as prepare_set
 
 
 def prepare(

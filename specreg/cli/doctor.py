@@ -20,10 +20,11 @@ from specreg.cli.options import (
     TierOption,
     fitting_tier_of,
 )
-from specreg.doctor import State, examine, scene_of
-from specreg.errors import MatrixError
+from specreg.core.errors import MatrixError
+from specreg.core.findings import State
 from specreg.matrix import Tier
 from specreg.report.doctor import render_findings
+from specreg.suite.preflight import examine, scene_of
 
 
 def doctor(

@@ -22,12 +22,12 @@ from specreg.cli.options import (
     WaitOption,
     fitting_tier_of,
 )
-from specreg.errors import SpecregError
-from specreg.gate.opening import Opened, open_gate, set_aside
-from specreg.gate.pages import render_terminal
-from specreg.gate.request import Request
-from specreg.interrupting import interrupt_on_signals
-from specreg.redaction import hide, hide_known
+from specreg.compare.gate.opening import Opened, open_gate, set_aside
+from specreg.compare.gate.pages import render_terminal
+from specreg.compare.gate.request import Request
+from specreg.core.errors import SpecregError
+from specreg.core.redaction import hide, hide_known
+from specreg.core.signals import interrupt_on_signals
 
 FAILED_STATUS, INTERRUPTED_STATUS = 10, 130
 

@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 
 from specreg.cli.options import HERE, WIDTH, RootOption
-from specreg.errors import ReportError, UnknownNameError
-from specreg.history import load_history
-from specreg.metrics import METRICS
+from specreg.core.errors import ReportError, UnknownNameError
+from specreg.measurement.metrics import METRICS
 from specreg.report.trends import render_trends
 from specreg.report.uploading import upload_histories
+from specreg.verdicts.history import load_history
 
 _USUAL = (
     *("acceptance_length_tokens", "throughput_tokens_per_s", "ttft_p50_ms", "tpot_p50_ms"),

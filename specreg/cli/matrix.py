@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from specreg.baselines.estimate import estimates_of
 from specreg.cli.options import (
     BASELINES,
     HERE,
@@ -16,12 +17,11 @@ from specreg.cli.options import (
     fitting_tier_of,
     shelf_of,
 )
-from specreg.estimate import estimates_of
-from specreg.identity import find_gpus
 from specreg.matrix import render_schema, tier_names
-from specreg.metrics import check_tolerances
+from specreg.measurement.metrics import check_tolerances
 from specreg.report.engines import render_support
 from specreg.report.matrix import render_matrix
+from specreg.telemetry.identity import find_gpus
 
 
 def engines() -> None:

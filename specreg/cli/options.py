@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from specreg.errors import UnknownNameError
-from specreg.expectation import Shelf
-from specreg.identity import current_environment, find_gpus
+from specreg.baselines.store import Shelf
+from specreg.core.errors import UnknownNameError
 from specreg.matrix import Case, Tier, load_tier
+from specreg.telemetry.identity import current_environment, find_gpus
 
 WIDTH = 110
 """Columns of what is printed."""

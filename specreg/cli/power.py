@@ -11,15 +11,15 @@ from typing import Annotated
 import typer
 
 from specreg.cli.options import WIDTH
-from specreg.errors import SensorError
-from specreg.identity import find_gpus
-from specreg.power.devices import devices_of, why_unreadable
-from specreg.power.energy import Span
-from specreg.power.record import record_device
-from specreg.power.samples import PowerTrace
-from specreg.power.watch import watch
+from specreg.core.errors import SensorError
 from specreg.report.power import render_devices
-from specreg.sensors import Device
+from specreg.telemetry.identity import find_gpus
+from specreg.telemetry.power.devices import devices_of, why_unreadable
+from specreg.telemetry.power.energy import Span
+from specreg.telemetry.power.record import record_device
+from specreg.telemetry.power.samples import PowerTrace
+from specreg.telemetry.power.watch import watch
+from specreg.telemetry.sensors import Device
 
 _SUFFIX = ".jsonl"
 _LEAD_NS = 10**9

@@ -7,13 +7,13 @@ from typing import Annotated
 import typer
 
 from specreg.cli.options import HERE, RUNS, RootOption, RunsOption, say_later
-from specreg.errors import ReportError, UnknownNameError
+from specreg.core.errors import ReportError, UnknownNameError
 from specreg.report.document import render_schema
 from specreg.report.json import load_verdict
 from specreg.report.outputs import ALWAYS, OUTPUTS, write_outputs
 from specreg.report.prometheus import push_metrics
 from specreg.report.uploading import upload_folder
-from specreg.reporting import report_in
+from specreg.suite.document import report_in
 
 _FORMS = "; ".join(f"{output.name}: {output.text}" for output in OUTPUTS.values())
 

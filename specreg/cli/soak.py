@@ -19,9 +19,9 @@ from specreg.cli.options import (
     case_of,
     tier_of,
 )
-from specreg.errors import SpecregError
-from specreg.redaction import hide
-from specreg.soak.opening import Opened, Request, first_speculating, open_soak
+from specreg.compare.soak.opening import Opened, Request, first_speculating, open_soak
+from specreg.core.errors import SpecregError
+from specreg.core.redaction import hide
 
 
 def soak(  # noqa: PLR0913, PLR0917 - an option each

@@ -4,12 +4,12 @@ from typing import Annotated
 
 import typer
 
-from specreg.breakdown import last_launches, load_figures
 from specreg.cli.options import HERE, RUNS, WIDTH, RootOption, RunsOption, say_later
-from specreg.errors import SpecregError, UnknownNameError
+from specreg.core.errors import SpecregError, UnknownNameError
+from specreg.measurement.validity import render_invalid
+from specreg.report.breakdown import last_launches, load_figures
 from specreg.report.spreads import render_spreads
 from specreg.report.tables import render_categories, render_speedups
-from specreg.validity import render_invalid
 
 
 def tables(

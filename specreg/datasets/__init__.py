@@ -1,15 +1,23 @@
-"""The prompt sets that cases replay, one module each.
-
-A public module here defines `DATASET`; the catalogue finds it.
-"""
+"""The prompt sets that cases replay, one module each, which defines `DATASET`."""
 
 import re
-import sys
 from collections.abc import Mapping
+from types import MappingProxyType
 
-from specreg.catalog import load_catalog
+from specreg.core.errors import UnknownNameError
+from specreg.datasets import (
+    eagle,
+    genai_perf,
+    gsm8k,
+    humaneval,
+    mt_bench,
+    random,
+    sharegpt,
+    spec_bench,
+    speed_bench,
+    toy,
+)
 from specreg.datasets._dataset import Dataset, Prompt, PromptSet, Source, Wanted
-from specreg.errors import UnknownNameError
 
 __all__ = [
     "DATASETS",
@@ -22,7 +30,21 @@ __all__ = [
     "dataset_named",
 ]
 
-DATASETS: Mapping[str, Dataset] = load_catalog(sys.modules[__name__], "DATASET", Dataset)
+_MODULES = (
+    eagle,
+    genai_perf,
+    gsm8k,
+    humaneval,
+    mt_bench,
+    random,
+    sharegpt,
+    spec_bench,
+    speed_bench,
+    toy,
+)
+DATASETS: Mapping[str, Dataset] = MappingProxyType(
+    {module.DATASET.name: module.DATASET for module in _MODULES}
+)
 
 SETS: Mapping[str, PromptSet] = {one.name: one for held in DATASETS.values() for one in held.sets}
 """All sets by their full names; of datasets that take any length, the usual ones."""

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from specreg.forms import RowForm, form_named
-from specreg.paths import data_dir
-from specreg.prompts import Prompt, prompts_sha256
+from specreg.core.paths import data_dir
+from specreg.datasets.formats import RowForm, form_named
+from specreg.datasets.prompts import Prompt, prompts_sha256
 
 __all__ = ["Dataset", "Prompt", "PromptSet", "Source", "Wanted", "prompts_sha256"]
 

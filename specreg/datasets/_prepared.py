@@ -9,11 +9,11 @@ from pathlib import Path
 
 import msgspec
 
-from specreg.commands import specreg_command
+from specreg.core.commands import specreg_command
+from specreg.core.decoding import UNREADABLE
+from specreg.core.errors import DatasetError
 from specreg.datasets._dataset import Prompt, PromptSet, Wanted
-from specreg.decoding import UNREADABLE
-from specreg.errors import DatasetError
-from specreg.forms import form_named
+from specreg.datasets.formats import form_named
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """The toy prompts: single turns of five categories, in the tiny models' own language."""
 
 from specreg.datasets._dataset import Dataset
-from specreg.forms import form_named
+from specreg.datasets.formats import form_named
 
 DATASET = Dataset(
     name="toy",

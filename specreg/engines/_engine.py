@@ -9,11 +9,11 @@ from typing import ClassVar
 
 import msgspec
 
-from specreg.answers import Name
-from specreg.decoding import UNREADABLE
+from specreg.core.decoding import UNREADABLE
+from specreg.core.http import Name
 from specreg.engines._parallel import Meeting, Parallel, Part
-from specreg.methods import Setting, is_older
-from specreg.protocols import Protocol
+from specreg.engines.methods import Setting, is_older
+from specreg.engines.protocols import Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

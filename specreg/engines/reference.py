@@ -1,14 +1,14 @@
-"""The reference engine: specreg's own, `specreg.reference`; slow, exact, and never a speed."""
+"""The reference engine, `specreg.engines.pytorch`: slow, exact, and never a speed."""
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
+from specreg.core.errors import UnsupportedError
 from specreg.engines._engine import Engine, LaunchOptions, Requirement
 from specreg.engines._parallel import Parallel
-from specreg.errors import UnsupportedError
-from specreg.protocols import reference as reference_protocol
+from specreg.engines.protocols import reference as reference_protocol
 
 _VERSION = "5.19.0"
 _TORCH = "torch==2.13.0"
@@ -61,7 +61,7 @@ class Reference(Engine):
     def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
         """The module, and the method's settings as flags."""
         return (
-            *(str(python), "-m", "specreg.reference"),
+            *(str(python), "-m", "specreg.engines.pytorch"),
             *("--model", options.target, "--served-model-name", options.served_name),
             *("--host", "127.0.0.1", "--port", str(options.port)),
             *("--dtype", options.dtype),

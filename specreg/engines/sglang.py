@@ -1,7 +1,7 @@
 """SGLang: the PyPI package `sglang`, whose kernels are for GPUs.
 
 Without a GPU the server itself runs, given a package that stands in for its kernels;
-`tests/sglang_cpu` has one, for tests of the protocol and never to measure a speed.
+`tests/doubles/sglang_cpu` has one, for tests of the protocol and never to measure a speed.
 """
 
 import contextlib
@@ -12,12 +12,12 @@ from typing import ClassVar
 
 import msgspec
 
-from specreg.decoding import UNREADABLE
+from specreg.core.decoding import UNREADABLE
+from specreg.core.errors import UnsupportedError
 from specreg.engines._engine import Engine, Fetch, Identity, LaunchOptions, Requirement
 from specreg.engines._parallel import Parallel
-from specreg.errors import UnsupportedError
-from specreg.methods import is_older
-from specreg.protocols import sglang as sglang_protocol
+from specreg.engines.methods import is_older
+from specreg.engines.protocols import sglang as sglang_protocol
 
 _VERSION = "0.5.23"
 # Between these each flag below was read by the parser; others are asked by `--help`.

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
+from specreg.core.errors import UnsupportedError
 from specreg.engines._engine import Engine, LaunchOptions, Requirement
 from specreg.engines._parallel import Parallel
-from specreg.errors import UnsupportedError
-from specreg.methods import is_older
-from specreg.protocols import tensorrt_llm as tensorrt_llm_protocol
-from specreg.protocols.tensorrt_llm import FIRST_THAT_COUNTS
+from specreg.engines.methods import is_older
+from specreg.engines.protocols import tensorrt_llm as tensorrt_llm_protocol
+from specreg.engines.protocols.tensorrt_llm import FIRST_THAT_COUNTS
 
 _VERSION = "1.2.1"
 _OPTIONS = "options.yaml"

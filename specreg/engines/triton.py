@@ -12,12 +12,12 @@ from urllib.parse import quote
 
 import msgspec
 
-from specreg.answers import Name
-from specreg.decoding import UNREADABLE
+from specreg.core.decoding import UNREADABLE
+from specreg.core.errors import AttachError, UnsupportedError
+from specreg.core.http import Name
 from specreg.engines import vllm
 from specreg.engines._engine import Engine, Fetch, Identity, LaunchOptions, Requirement
-from specreg.errors import AttachError, UnsupportedError
-from specreg.protocols import triton as triton_protocol
+from specreg.engines.protocols import triton as triton_protocol
 
 _CONFIG = """\
 name: "{name}"

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from specreg.engines._engine import Engine, Fetch, Identity, LaunchOptions, Requirement
 from specreg.engines._parallel import Meeting, Parallel, Part
-from specreg.methods import Setting, is_older
-from specreg.protocols import vllm as vllm_protocol
+from specreg.engines.methods import Setting, is_older
+from specreg.engines.protocols import vllm as vllm_protocol
 
 _VERSION = "0.32.0"
 # Between these each flag below was seen to be taken; others are asked by `--help`.

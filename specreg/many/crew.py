@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from specreg.logs import BoundedLog
+from specreg.core.logs import BoundedLog
+from specreg.core.redaction import hide_said, known_secrets
 from specreg.many.errand import Order, Said
 from specreg.many.places import Need, Place
-from specreg.redaction import hide_said, known_secrets
 
 
 class Worker(Protocol):

@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from specreg.errors import MemoryHeldError, SpecregError
-from specreg.identity import Environment
-from specreg.journal import PARTS_FOLDER, Key
+from specreg.core.errors import MemoryHeldError, SpecregError
 from specreg.many.places import Need, Place
 from specreg.matrix import Case
-from specreg.metrics import Family
-from specreg.verdict import Verdict
+from specreg.measurement.journal import PARTS_FOLDER, Key
+from specreg.measurement.metrics import Family
+from specreg.telemetry.identity import Environment
+from specreg.verdicts.judge import Verdict
 
 
 class Task(NamedTuple):

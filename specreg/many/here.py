@@ -13,9 +13,7 @@ from typing import IO
 
 import msgspec
 
-from specreg.claims import is_held
-from specreg.errors import UnsupportedError
-from specreg.identity import find_gpus
+from specreg.core.errors import UnsupportedError
 from specreg.many.crew import WorkerLog
 from specreg.many.errand import Order, Said
 from specreg.many.places import (
@@ -28,6 +26,8 @@ from specreg.many.places import (
     check_alike,
     this_machine,
 )
+from specreg.servers.gpu_lease import is_held
+from specreg.telemetry.identity import find_gpus
 
 _MAIN = "import sys; sys.path[:] = sys.argv[1:]; from specreg.many.worker import main; main()"
 COMMAND = (sys.executable, "-P", "-c", _MAIN)

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import msgspec
 
-from specreg.errors import SpecregError, UnsupportedError
-from specreg.identity import Environment, current_environment
+from specreg.core.errors import SpecregError, UnsupportedError
 from specreg.many.crew import Worker
 from specreg.many.desk import PATIENCE_S, Began, Desk, Gone, Pulse
 from specreg.many.errand import Ended, Order, failure_of
 from specreg.many.here import given_place, start_process
 from specreg.many.on_node import survey
+from specreg.telemetry.identity import Environment, current_environment
 
 _LOOK_S = 1.0
 _ENDED_BY = {

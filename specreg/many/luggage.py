@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from specreg.errors import SpecregError
+from specreg.core.errors import SpecregError
 from specreg.matrix import Case
-from specreg.models import is_hub_id
+from specreg.matrix.models import is_hub_id
 
 MOST_BYTES = 256 * 2**20
 _BYTES_PER_MIB = 2**20

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from specreg.errors import SpecregError, UnsupportedError
+from specreg.core.errors import SpecregError, UnsupportedError
 from specreg.many.places import (
     Ground,
     Machine,
@@ -14,8 +14,8 @@ from specreg.many.places import (
     cores_for,
     several_kinds,
 )
-from specreg.sensors import Device
-from specreg.site import Site
+from specreg.telemetry.host import Site
+from specreg.telemetry.sensors import Device
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

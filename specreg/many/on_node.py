@@ -19,8 +19,7 @@ from pathlib import Path
 import msgspec
 
 import specreg
-from specreg.errors import UnsupportedError
-from specreg.identity import find_gpus
+from specreg.core.errors import UnsupportedError
 from specreg.many.errand import (
     Done,
     Ended,
@@ -34,7 +33,8 @@ from specreg.many.errand import (
 )
 from specreg.many.here import COMMAND, Process, given_place, start_process
 from specreg.many.luggage import unpack
-from specreg.site import Site, this_site
+from specreg.telemetry.host import Site, this_site
+from specreg.telemetry.identity import find_gpus
 
 PIECE_BYTES = 64 * 2**10
 """The most of a piece; what is larger than 100 KB, Ray leaves on the node, and loses with it."""

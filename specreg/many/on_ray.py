@@ -16,15 +16,15 @@ from typing import Any
 
 import msgspec
 
-from specreg.files import append_lines, append_piece
+from specreg.core.files import append_lines, append_piece
 from specreg.many.errand import Order, Said, Shown
 from specreg.many.luggage import pack
 from specreg.many.nodes import Node, Nodes, Spot, nodes_for, spot_of
 from specreg.many.on_node import Begun, Carried, Left, Piece, Runner
 from specreg.many.places import Need, Place
 from specreg.matrix import Case
-from specreg.site import Site
-from specreg.suite import Suite
+from specreg.suite.run import Suite
+from specreg.telemetry.host import Site
 
 RAY_OPTION = "--specreg-ray"
 _ALIVE_WITHIN_S = 10.0

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from specreg.errors import SpecregError
+from specreg.core.errors import SpecregError
 from specreg.many.crew import WorkerLog
 from specreg.many.desk import ALIVE, BEAT_S, PATIENCE_S, Began, Desk, Gone, Pulse
 from specreg.many.errand import Ended, Order, Said, Shown, failure_of

@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from specreg.errors import SpecregError
-from specreg.identity import find_gpus
+from specreg.core.errors import SpecregError
 from specreg.many.crew import Crew
 from specreg.many.here import Here
 from specreg.many.on_ray import RAY_OPTION
@@ -15,8 +14,9 @@ from specreg.many.slurm_cluster import join
 from specreg.many.slurm_settings import SLURM_OPTION
 from specreg.many.team import Team, Wanted, new_team
 from specreg.matrix import Case
-from specreg.site import Site
-from specreg.suite import Suite
+from specreg.suite.run import Suite
+from specreg.telemetry.host import Site
+from specreg.telemetry.identity import find_gpus
 
 _AS_MANY_AS_FIT = 10**6
 

@@ -6,9 +6,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from specreg.errors import UnsupportedError
+from specreg.core.errors import UnsupportedError
 from specreg.many.cores import SYSFS, near_cores, own_cores
-from specreg.sensors import Device
+from specreg.telemetry.sensors import Device
 
 WORKERS_OPTION = "--specreg-workers"
 

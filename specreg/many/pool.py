@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from specreg.errors import SpecregError
+from specreg.core.errors import SpecregError
 from specreg.many.crew import Crew, Worker
 from specreg.many.errand import (
     Answer,

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from specreg.commands import install_command
-from specreg.errors import SpecregError
+from specreg.core.commands import install_command
+from specreg.core.errors import SpecregError
 from specreg.many.nodes import Node
 from specreg.many.on_node import Survey, check_same
 from specreg.many.on_ray import RAY_OPTION, RayCluster, pinned_to

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from specreg.errors import UnsupportedError
+from specreg.core.errors import UnsupportedError
+from specreg.core.paths import cache_dir
 from specreg.many.job import look
 from specreg.many.on_node import Survey, check_same
 from specreg.many.on_slurm import JOBS_FOLDER, Slurm
@@ -22,9 +23,8 @@ from specreg.many.places import Need
 from specreg.many.slurm_queue import Queue, last_words, open_queue
 from specreg.many.slurm_settings import LOCAL, SLURM_OPTION, parse_settings
 from specreg.matrix import Case
-from specreg.paths import cache_dir
-from specreg.site import Site
-from specreg.suite import Suite
+from specreg.suite.run import Suite
+from specreg.telemetry.host import Site
 
 _POLL_S = 0.5
 _SURVEY_MIN = 5

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from specreg.commands import install_command
-from specreg.errors import SpecregError, UnsupportedError
+from specreg.core.commands import install_command
+from specreg.core.errors import SpecregError, UnsupportedError
 from specreg.many.places import Need
 from specreg.many.slurm_settings import CLUSTERS, LOCAL, SLURM_OPTION, Settings, parameters
 

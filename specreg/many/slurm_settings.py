@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from specreg.errors import SpecregError, UnknownNameError
+from specreg.core.errors import SpecregError, UnknownNameError
 from specreg.many.places import Need, cores_for
 
 SLURM_OPTION = "--specreg-slurm"

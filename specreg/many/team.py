@@ -3,19 +3,19 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from specreg.errors import SpecregError, UnsupportedError
-from specreg.journal import PARTS_FOLDER, Key, load_journal, parts_in
-from specreg.launch import Launch, launches_of
+from specreg.core.errors import SpecregError, UnsupportedError
+from specreg.correctness.checks import Proof
 from specreg.many.crew import Crew
 from specreg.many.errand import Asked, Errand, Failure, Measured, Proved, Task, Terms
 from specreg.many.places import Need
 from specreg.many.pool import Pool
 from specreg.matrix import Case
-from specreg.measurement import Measurement
-from specreg.metrics import METRICS, Family
-from specreg.proving import Proof
-from specreg.suite import Suite
-from specreg.verdict import Verdict
+from specreg.measurement.journal import PARTS_FOLDER, Key, load_journal, parts_in
+from specreg.measurement.measure import Measurement
+from specreg.measurement.metrics import METRICS, Family
+from specreg.servers.launch import Launch, launches_of
+from specreg.suite.run import Suite
+from specreg.verdicts.judge import Verdict
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 

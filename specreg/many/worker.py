@@ -14,12 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from specreg.claims import lease
-from specreg.errors import MemoryHeldError, SpecregError
-from specreg.expectation import Shelf
-from specreg.identity import find_gpus
-from specreg.journal import Journal
-from specreg.launch import Starting, launches_of
+from specreg.baselines.store import Shelf
+from specreg.core.errors import MemoryHeldError, SpecregError
+from specreg.correctness.checks import PROOFS
 from specreg.many.errand import (
     Answer,
     Asked,
@@ -35,10 +32,13 @@ from specreg.many.errand import (
     part_path,
 )
 from specreg.matrix import Tier
-from specreg.measurement import Measurement
-from specreg.proving import PROOFS
-from specreg.provision import Provision
-from specreg.suite import Suite
+from specreg.measurement.journal import Journal
+from specreg.measurement.measure import Measurement
+from specreg.servers.gpu_lease import lease
+from specreg.servers.launch import Starting, launches_of
+from specreg.servers.provision import Provision
+from specreg.suite.run import Suite
+from specreg.telemetry.identity import find_gpus
 
 Say = Callable[[Said], None]
 

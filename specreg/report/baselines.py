@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from specreg.baseline import Baseline
-from specreg.comparison import expected_value
-from specreg.metrics import METRICS
-from specreg.recording import Recorded
+from specreg.baselines.comparison import expected_value
+from specreg.baselines.record import Recorded
+from specreg.baselines.schema import Baseline
+from specreg.measurement.metrics import METRICS
 from specreg.report.terminal import format_number, render_recorded
 
 _COLUMNS = ("baseline", "recorded", "engine", "prompts", "launches", "AL", "tokens/s", "reason")

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from specreg.history import Lived
 from specreg.report.document import CaseReport, Report, began_at
 from specreg.report.headline import Tone, tone_of
 from specreg.report.quantities import label_of
 from specreg.report.terminal import NOTHING
-from specreg.verdict import Outcome, Verdict
+from specreg.verdicts.history import Lived
+from specreg.verdicts.judge import Outcome, Verdict
 
 _MOST_CHARS = 6_000
 """Of an error; its end is the end of a server's log."""

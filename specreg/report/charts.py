@@ -4,11 +4,11 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from specreg.distribution import Bar
-from specreg.history import Lived, comparable
 from specreg.report.document import CaseReport, began_at
 from specreg.report.drawing import ALONE, BASE, INK, NOW, Chart, Spec, quantity, svg
 from specreg.report.quantities import axis_of, label_of
+from specreg.stats.histogram import Bar
+from specreg.verdicts.history import Lived, comparable
 
 _HISTORY = ("acceptance_length_tokens", "throughput_tokens_per_s", "speedup_ratio")
 _FEWEST = 2

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from specreg.doctor import Finding, State
+from specreg.core.findings import Finding, State
 from specreg.report.terminal import render_table
 
 _MARK = max(len(f"  {state}") for state in State)

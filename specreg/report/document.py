@@ -9,16 +9,16 @@ from pathlib import Path
 
 import msgspec
 
-from specreg.baseline import CaseSettings
-from specreg.decoding import UNREADABLE
-from specreg.distribution import Bar
-from specreg.errors import ReportError
-from specreg.figures import Figures
-from specreg.files import replace_file
-from specreg.history import Lived
-from specreg.identity import Environment
+from specreg.baselines.schema import CaseSettings
+from specreg.core.decoding import UNREADABLE
+from specreg.core.errors import ReportError
+from specreg.core.files import replace_file
+from specreg.core.timeline import RunTime
+from specreg.measurement.figures import Figures
 from specreg.report.json import RunVerdict
-from specreg.timeline import RunTime
+from specreg.stats.histogram import Bar
+from specreg.telemetry.identity import Environment
+from specreg.verdicts.history import Lived
 
 SCHEMA_VERSION = 1
 FILE_NAME = "report.json"

@@ -8,12 +8,12 @@ import msgspec
 from rich.table import Table
 
 from specreg.acceptance.record import AcceptanceRecord
-from specreg.engines import ENGINES
+from specreg.engines.methods import METHODS
+from specreg.engines.registry import ENGINES
 from specreg.matrix import Case
-from specreg.measurement import Measurement
-from specreg.methods import METHODS
+from specreg.measurement.measure import Measurement
 from specreg.report.terminal import NOTHING, format_number, render_table
-from specreg.sequential import Look
+from specreg.stats.alpha_spending import Look
 
 
 def render_support() -> str:

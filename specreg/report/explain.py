@@ -6,15 +6,21 @@ from collections.abc import Iterator, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from specreg.baseline import load_table
-from specreg.commands import learn_command
-from specreg.comparison import Known, differing_settings, expected_value
-from specreg.history import Lived
-from specreg.intervals import FEWEST_PROMPTS, Change, Spread, change_of_launches, change_of_ratio
+from specreg.baselines.comparison import Known, differing_settings, expected_value
+from specreg.baselines.schema import load_table
+from specreg.core.commands import learn_command
 from specreg.matrix import Case
-from specreg.metrics import METRICS, Metric, ratio_parts
+from specreg.measurement.metrics import METRICS, Metric, ratio_parts
 from specreg.report.terminal import NOTHING, format_number, render_table
-from specreg.verdict import first_look, log_to_frac, record_hint, sight_frac, tolerance_frac
+from specreg.stats.intervals import (
+    FEWEST_PROMPTS,
+    Change,
+    Spread,
+    change_of_launches,
+    change_of_ratio,
+)
+from specreg.verdicts.history import Lived
+from specreg.verdicts.judge import first_look, log_to_frac, record_hint, sight_frac, tolerance_frac
 
 _LAST = 7
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from specreg.report.quantities import label_of, render_value
-from specreg.verdict import Verdict
+from specreg.verdicts.judge import Verdict
 
 _AS_ABOVE = "(as above)"
 

@@ -9,11 +9,11 @@ from enum import StrEnum
 
 from rich.style import Style
 
-from specreg.metrics import METRICS, Family
+from specreg.measurement.metrics import METRICS, Family
 from specreg.report.document import Report
 from specreg.report.json import RunVerdict
 from specreg.report.quantities import label_of
-from specreg.verdict import Outcome, Verdict
+from specreg.verdicts.judge import Outcome, Verdict
 
 
 class Tone(StrEnum):

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import msgspec
 
-from specreg.breakdown import CategoryFigures
-from specreg.decoding import UNREADABLE
-from specreg.errors import ReportError
-from specreg.files import replace_file
-from specreg.identity import ProcessorLoad
-from specreg.verdict import Outcome, Verdict
+from specreg.core.decoding import UNREADABLE
+from specreg.core.errors import ReportError
+from specreg.core.files import replace_file
+from specreg.report.breakdown import CategoryFigures
+from specreg.telemetry.identity import ProcessorLoad
+from specreg.verdicts.judge import Outcome, Verdict
 
 SCHEMA_VERSION = 1
 

@@ -7,7 +7,7 @@ from specreg.report.document import Report
 from specreg.report.headline import MARKS, answers_of, moved_alone, notes_of
 from specreg.report.tables import time_rows
 from specreg.report.terminal import format_number, render_next
-from specreg.verdict import Verdict
+from specreg.verdicts.judge import Verdict
 
 _MOST_CHARS = 60_000
 """GitHub takes 65,536 characters of a comment."""

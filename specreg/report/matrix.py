@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from rich.table import Table
 from rich.text import Text
 
-from specreg.commands import specreg_command
-from specreg.estimate import (
+from specreg.baselines.estimate import (
     START_S,
     USUAL_BANDWIDTH_GIB_PER_S,
     Estimate,
     Estimates,
     run_min,
 )
-from specreg.identity import Gpus
+from specreg.core.commands import specreg_command
 from specreg.matrix import Case, Tier
 from specreg.report.terminal import NOTHING, render_table
+from specreg.telemetry.identity import Gpus
 
 _S_PER_MIN = 60.0
 

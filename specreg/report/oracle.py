@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from specreg.acceptance.record import StepCounts
-from specreg.comparison import Known, differing_settings, expected_value
+from specreg.baselines.comparison import Known, differing_settings, expected_value
 from specreg.datasets import Prompt
 from specreg.matrix import Case
-from specreg.metrics import METRICS
+from specreg.measurement.metrics import METRICS
 from specreg.report.terminal import NOTHING, format_number
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from specreg.commands import install_command
-from specreg.errors import ReportError, SpecregError
-from specreg.files import replace_file
-from specreg.redaction import hide_known
+from specreg.core.commands import install_command
+from specreg.core.errors import ReportError, SpecregError
+from specreg.core.files import replace_file
+from specreg.core.redaction import hide_known
 from specreg.report.document import Report
 from specreg.report.exports import aiperf
 from specreg.report.exports._measured import Measured, measured_in

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from specreg.report.quantities import axis_of, render_value
-from specreg.verdict import Outcome, Verdict
+from specreg.verdicts.judge import Outcome, Verdict
 
 SYMBOLS: Mapping[Outcome, str] = {
     Outcome.REGRESSED: "▼",

@@ -7,7 +7,8 @@ import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from specreg.commands import run_command
+from specreg.core.commands import run_command
+from specreg.measurement.validity import render_invalid
 from specreg.report.cards import cards_of, moment_of
 from specreg.report.charts import charts_of
 from specreg.report.document import CaseReport, Report, began_at
@@ -19,8 +20,7 @@ from specreg.report.quantities import label_of, render_value
 from specreg.report.spreads import COLUMNS, spreads_of
 from specreg.report.tables import time_rows
 from specreg.report.terminal import NOTHING, format_number, render_next, render_notes
-from specreg.validity import render_invalid
-from specreg.verdict import Verdict
+from specreg.verdicts.judge import Verdict
 
 _MOST_BYTES = 2_000_000
 _DRAWN_FRAC = 0.7

@@ -6,10 +6,10 @@ from collections.abc import Set as AbstractSet
 from rich.table import Table
 from rich.text import Text
 
-from specreg.figures import Figures
-from specreg.power.checks import describe
-from specreg.power.record import DeviceRecord
+from specreg.measurement.figures import Figures
 from specreg.report.terminal import NOTHING, format_number, render_table
+from specreg.telemetry.power.checks import describe
+from specreg.telemetry.power.record import DeviceRecord
 
 _BYTES_PER_GIB = 2**30
 

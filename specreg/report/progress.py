@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from specreg.redaction import hide
-from specreg.timeline import Phase, Step, process_began_ns
+from specreg.core.redaction import hide
+from specreg.core.timeline import Phase, Step, process_began_ns
 
 _NS_PER_S = 10**9
 _TOLD_NS = _NS_PER_S

@@ -5,7 +5,7 @@ from http.client import HTTPException
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest, push_to_gateway
 
-from specreg.errors import ReportError
+from specreg.core.errors import ReportError
 from specreg.report.document import Report, began_at
 
 _LABELS = ("tier", "environment", "case_id", "engine", "method", "models", "dataset", "metric")

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from specreg.figures import Figures
+from specreg.measurement.figures import Figures
 from specreg.report.terminal import format_number, render_table
-from specreg.spread import Summary
+from specreg.stats.percentiles import Summary
 
 TIMED = {
     "ttft_ms": "time to first token, ms",

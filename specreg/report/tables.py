@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rich.table import Table
 
-from specreg.breakdown import CategoryFigures, categories_of
-from specreg.figures import ArmFigures, Figures, PartFigures, SpeedupFigures
+from specreg.core.timeline import PairTime, Phase, RunTime
+from specreg.measurement.figures import ArmFigures, Figures, PartFigures, SpeedupFigures
+from specreg.report.breakdown import CategoryFigures, categories_of
 from specreg.report.terminal import format_number, render_table
-from specreg.spread import Summary
-from specreg.timeline import PairTime, Phase, RunTime
+from specreg.stats.percentiles import Summary
 
 _ALL = "all"
 _SHOWN_S = 0.05

@@ -5,10 +5,10 @@ import dataclasses
 import io
 from collections.abc import Iterable, Iterator, Sequence
 
-from specreg.figures import ArmFigures
+from specreg.measurement.figures import ArmFigures
 from specreg.report.document import Report
-from specreg.spread import Summary
-from specreg.verdict import Verdict
+from specreg.stats.percentiles import Summary
+from specreg.verdicts.judge import Verdict
 
 
 def render_verdict_rows(report: Report) -> str:

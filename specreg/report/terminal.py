@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specreg.commands import is_attached, record_command, run_command, specreg_command
-from specreg.comparison import change_of_baseline, expected_value, spreads_of
-from specreg.metrics import METRICS, Metric, better_frac
-from specreg.recording import Recorded, commit_of
-from specreg.verdict import Outcome, Verdict, first_look, log_to_frac
+from specreg.baselines.comparison import change_of_baseline, expected_value, spreads_of
+from specreg.baselines.record import Recorded, commit_of
+from specreg.core.commands import is_attached, record_command, run_command, specreg_command
+from specreg.measurement.metrics import METRICS, Metric, better_frac
+from specreg.verdicts.judge import Outcome, Verdict, first_look, log_to_frac
 
 _STYLES = {
     Outcome.PASS: "green",

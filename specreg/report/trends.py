@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from specreg.history import Lived, comparable
-from specreg.metrics import METRICS, better_frac
+from specreg.measurement.metrics import METRICS, better_frac
 from specreg.report.terminal import format_number, render_table
+from specreg.verdicts.history import Lived, comparable
 
 _FEWEST_RUNS = 2
 _LAST_RUNS = 30

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from specreg.commands import install_command
-from specreg.errors import ReportError
-from specreg.history import merge_histories
+from specreg.core.commands import install_command
+from specreg.core.errors import ReportError
+from specreg.verdicts.history import merge_histories
 
 _Send = Callable[[Any, Path, str], None]
 """Takes a storage of fsspec, a file, and its path there."""

@@ -19,12 +19,12 @@ import msgspec
 import psutil
 import uvloop
 
-from specreg.arrivals import Load
-from specreg.crew import open_crew
 from specreg.datasets import Prompt
+from specreg.engines.protocols import Endpoint
+from specreg.load.client_processes import open_crew
+from specreg.load.rounds import Round
 from specreg.matrix import Case, load_tier
-from specreg.protocols import Endpoint
-from specreg.replay import Round
+from specreg.matrix.load import Load
 
 ROOT = Path(__file__).parents[2]
 

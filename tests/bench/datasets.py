@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specreg.datasets import Prompt, Wanted, dataset_named
-from specreg.forms import FORMS, RowForm
-from specreg.preparing import Preparation, prepare
+from specreg.datasets.formats import FORMS, RowForm
+from specreg.datasets.prepare import Preparation, prepare
 from tests.unit.builders import rows_in, write_lines
 
 PROMPTS = 10_000

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specreg.gate.answer import cause_of
-from specreg.gate.simulation import CASES, Planted, Scene, simulated_decision
+from specreg.compare.gate.answer import cause_of
+from specreg.compare.gate.simulation import CASES, Planted, Scene, simulated_decision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

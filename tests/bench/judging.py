@@ -15,12 +15,12 @@ from random import Random
 import msgspec
 
 from specreg.acceptance.record import StepCounts
-from specreg.baseline import StoredAcceptance, record_baseline, stored_acceptance
-from specreg.docket import Docket
-from specreg.expectation import Shelf
+from specreg.baselines.schema import StoredAcceptance, record_baseline, stored_acceptance
+from specreg.baselines.store import Shelf
 from specreg.matrix import Case
-from specreg.measurement import Measurement
-from specreg.metrics import METRICS, Replay
+from specreg.measurement.measure import Measurement
+from specreg.measurement.metrics import METRICS, Replay
+from specreg.verdicts.confirmation import Docket
 from tests.unit import builders
 
 CASES = 1_000

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from tests.unit.test_many_nodes import Scripted, nodes, pool_of
-from tests.unit.test_many_pool import errand
+from tests.unit.many.test_many_nodes import Scripted, nodes, pool_of
+from tests.unit.many.test_many_pool import errand
 
 ERRANDS, NODES = 1_000, 64
 MOST_MS = 50.0

@@ -12,12 +12,12 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from specreg.errors import SensorError
-from specreg.power.energy import energy_of, missing_frac
-from specreg.power.samples import PowerTrace
-from specreg.power.watch import watch
-from specreg.sensors import Device, Scope
-from tests.scripted.nvml.device import (
+from specreg.core.errors import SensorError
+from specreg.telemetry.power.energy import energy_of, missing_frac
+from specreg.telemetry.power.samples import PowerTrace
+from specreg.telemetry.power.watch import watch
+from specreg.telemetry.sensors import Device, Scope
+from tests.doubles.nvml.device import (
     Load,
     ScriptedGpu,
     build,

@@ -18,7 +18,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from specreg.spread import percentile
+from specreg.stats.percentiles import percentile
 from tests.bench.clients import CLIENTS, Ran, Slots
 from tests.bench.server import TOKENS
 

@@ -27,8 +27,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.doubles.vllm.script import Fault, Script
 from tests.faults.running import ROOT, Hurt
-from tests.scripted.vllm.script import Fault, Script
 
 MOST_GROWTH_FRAC = 0.05
 LEAD_IN_FRAC = 0.1

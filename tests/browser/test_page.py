@@ -15,12 +15,12 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
 
-from specreg.metrics import METRICS
-from specreg.proving import PROOFS
+from specreg.correctness.checks import PROOFS
+from specreg.measurement.metrics import METRICS
 from specreg.report.document import Report
 from specreg.report.page import render_page
 from tests.unit import builders, reports
-from tests.unit.test_page import many
+from tests.unit.report.test_page import many
 
 Scheme = Literal["light", "dark"]
 EXAMPLES = builders.ROOT / "docs/examples"

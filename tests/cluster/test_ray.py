@@ -22,6 +22,7 @@ import psutil
 import pytest
 
 from specreg.many.ray_survey import why_not
+from tests.doubles.vllm.script import record_script
 from tests.faults.running import ROOT, Hurt, print_time, wait_until
 from tests.many.test_one_node import (
     FAST,
@@ -35,7 +36,6 @@ from tests.many.test_one_node import (
     seen_gpus,
 )
 from tests.plugin.conftest import Suite
-from tests.scripted.vllm.script import record_script
 
 UUIDS = tuple(gpu.uuid for gpu in gpus(5))
 FIRST, SECOND, OTHER_KIND = UUIDS[:2], UUIDS[2:4], UUIDS[4:]
@@ -182,7 +182,7 @@ def raylets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Raylets]:
         gpus=(*alike, dataclasses.replace(other, name="Scripted L4")),
         variables={
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-            "PYTHONPATH": os.pathsep.join((str(ROOT / "tests/scripted"), str(ROOT))),
+            "PYTHONPATH": os.pathsep.join((str(ROOT / "tests/doubles"), str(ROOT))),
             "RAY_USAGE_STATS_ENABLED": "0",
         },
     )

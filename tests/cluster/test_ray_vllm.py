@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from specreg.metrics import METRICS, Family
-from specreg.proving import PROOFS
+from specreg.correctness.checks import PROOFS
+from specreg.measurement.metrics import METRICS, Family
 from specreg.report.document import load_report
 from specreg.report.json import RunVerdict
-from specreg.verdict import Outcome
+from specreg.verdicts.judge import Outcome
 from tests.cluster.test_ray import cluster_of, says
+from tests.doubles.vllm.script import Script
 from tests.faults.running import ROOT, Hurt
 from tests.many.test_one_node import figures
-from tests.scripted.vllm.script import Script
 
 pytestmark = pytest.mark.vllm
 

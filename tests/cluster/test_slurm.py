@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.doubles.nvml.device import ScriptedGpu, build, environment, write_script
 from tests.faults.running import ROOT, Hurt, print_time, wait_until
 from tests.many.test_one_node import FAST, SLOW, cases, figures, gpus, hurt, lines_of
-from tests.scripted.nvml.device import ScriptedGpu, build, environment, write_script
 
 LOCAL = "--specreg-slurm=cluster=local"
 PROGRAMS = ROOT / "tests" / "scripted" / "slurm"

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from specreg.engines import Parallel, engine_named
 from specreg.engines._engine import LaunchOptions, Memory
 from specreg.engines._parallel import Meeting
-from specreg.environments import EngineEnvironment, engine_environment
-from specreg.methods import METHODS, Tree
+from specreg.engines.methods import METHODS, Tree
+from specreg.engines.registry import Parallel, engine_named
+from specreg.servers.environments import EngineEnvironment, engine_environment
 from tests.unit import builders
 
 PARSERS = Path(__file__).parent / "parsers"

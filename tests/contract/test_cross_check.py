@@ -13,15 +13,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from specreg.arrivals import Load
 from specreg.datasets import Prompt
-from specreg.engines import engine_named
-from specreg.environments import engine_environment
-from specreg.expectation import load_case_prompts
+from specreg.engines.registry import engine_named
 from specreg.matrix import load_tier
-from specreg.measurement import Measurement, measure
-from specreg.server import Server
-from specreg.starting import start_server
+from specreg.matrix.load import Load
+from specreg.matrix.prompts import load_case_prompts
+from specreg.measurement.measure import Measurement, measure
+from specreg.servers.environments import engine_environment
+from specreg.servers.server import Server
+from specreg.servers.start import start_server
 
 ROOT = Path(__file__).parents[2]
 TIER = load_tier(ROOT / "fixtures/matrix", "cpu")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from specreg.datasets import DATASETS, SETS
-from specreg.forms import form_named
+from specreg.datasets.formats import form_named
 from specreg.report.json import RunVerdict, load_verdict
 from tests.unit import builders
 

@@ -1,6 +1,7 @@
 """The same case on real vLLM and real SGLang: the same tokens, and the same acceptance.
 
-Both without a GPU, SGLang on the kernels of `tests/sglang_cpu`. `nox -s sglang_cpu` runs it.
+Both without a GPU, SGLang on the kernels of `tests/doubles/sglang_cpu`. `nox -s sglang_cpu` runs
+it.
 """
 
 import asyncio
@@ -16,14 +17,14 @@ import pytest
 
 from specreg.acceptance.record import StepCounts
 from specreg.datasets import Prompt
-from specreg.engines import engine_named
-from specreg.environments import EngineEnvironment, engine_environment
-from specreg.expectation import load_case_prompts
-from specreg.lane import with_exported
+from specreg.engines.registry import engine_named
 from specreg.matrix import Case, load_tier
-from specreg.measurement import measure
-from specreg.server import Server
-from specreg.starting import start_server
+from specreg.matrix.prompts import load_case_prompts
+from specreg.measurement.arm import with_exported
+from specreg.measurement.measure import measure
+from specreg.servers.environments import EngineEnvironment, engine_environment
+from specreg.servers.server import Server
+from specreg.servers.start import start_server
 from tests.unit import builders
 
 ROOT = builders.ROOT

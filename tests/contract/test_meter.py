@@ -11,17 +11,17 @@ from pathlib import Path
 import httpx
 import pytest
 
-from specreg.arrivals import Load
+from specreg.compare.gate.drafter import scheduled
+from specreg.compare.gate.drafter.scheduled import SCHEDULE
 from specreg.datasets import Prompt
-from specreg.engines import engine_named
-from specreg.environments import EngineEnvironment, engine_environment
-from specreg.expectation import load_case_prompts
-from specreg.gate.drafter import scheduled
-from specreg.gate.drafter.scheduled import SCHEDULE
+from specreg.engines.registry import engine_named
 from specreg.matrix import Case, load_tier
-from specreg.measurement import Measurement, measure
-from specreg.server import Server
-from specreg.starting import start_server
+from specreg.matrix.load import Load
+from specreg.matrix.prompts import load_case_prompts
+from specreg.measurement.measure import Measurement, measure
+from specreg.servers.environments import EngineEnvironment, engine_environment
+from specreg.servers.server import Server
+from specreg.servers.start import start_server
 
 ROOT = Path(__file__).parents[2]
 PAST_THE_END = 8

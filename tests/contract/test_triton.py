@@ -1,6 +1,6 @@
 """A real tritonserver, given the repository that specreg writes, with a real vLLM behind it.
 
-The backend is `tests/triton_server/model.py`; the vendor's comes in its container only.
+The backend is `tests/doubles/triton_server/model.py`; the vendor's comes in its container only.
 `nox -s triton` runs it: three servers, one after the other, in three minutes.
 """
 
@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 
 from specreg.acceptance.record import AcceptanceRecord, Source, View
-from specreg.arrivals import Load
-from specreg.engines import engine_named
-from specreg.environments import EngineEnvironment, engine_environment
-from specreg.expectation import load_case_prompts
+from specreg.engines.protocols import Form
+from specreg.engines.registry import engine_named
+from specreg.load.chat_client import Finished
 from specreg.matrix import Case, load_tier
-from specreg.measurement import Measurement, measure
-from specreg.protocols import Form
-from specreg.provision import Provision
-from specreg.server import Server
-from specreg.starting import start_server
-from specreg.talk import Finished
-from tests.triton_server.install import install_tritonserver
+from specreg.matrix.load import Load
+from specreg.matrix.prompts import load_case_prompts
+from specreg.measurement.measure import Measurement, measure
+from specreg.servers.environments import EngineEnvironment, engine_environment
+from specreg.servers.provision import Provision
+from specreg.servers.server import Server
+from specreg.servers.start import start_server
+from tests.doubles.triton_server.install import install_tritonserver
 from tests.unit import builders
 
 ROOT = builders.ROOT

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from specreg.acceptance.record import StepCounts
-from specreg.engines import engine_named
-from specreg.environments import EngineEnvironment, engine_environment
-from specreg.expectation import load_case_prompts
+from specreg.engines.registry import engine_named
 from specreg.matrix import Case, Width, load_tier
-from specreg.measurement import measure
-from specreg.starting import start_server
-from specreg.widening import served_models, widen_models
+from specreg.matrix.prompts import load_case_prompts
+from specreg.matrix.widening import served_models, widen_models
+from specreg.measurement.measure import measure
+from specreg.servers.environments import EngineEnvironment, engine_environment
+from specreg.servers.start import start_server
 from tests.unit import builders
 
 ROOT = builders.ROOT

@@ -9,8 +9,8 @@ import pytest
 
 from specreg.report.exports import aiperf
 from tests.unit import reports
-from tests.unit.test_breakdown import CASE
-from tests.unit.test_outputs import MEASURED
+from tests.unit.report.test_breakdown import CASE
+from tests.unit.report.test_outputs import MEASURED
 
 _AIPERF = ("-m", "uv", "tool", "run", "--from", "aiperf==0.13.0")
 _READ = """

@@ -8,11 +8,11 @@ import httpx
 import pytest
 from moto.server import ThreadedMotoServer
 
-from specreg.errors import ReportError
-from specreg.history import History, load_history, record_history
+from specreg.core.errors import ReportError
 from specreg.report.uploading import upload_folder, upload_histories
+from specreg.verdicts.history import History, load_history, record_history
 from tests.unit import reports
-from tests.unit.test_breakdown import CASE
+from tests.unit.report.test_breakdown import CASE
 
 
 @pytest.fixture

@@ -23,11 +23,11 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from specreg.journal import parts_in
+from specreg.core.shared_memory import shared_files, used_by, used_by_anybody
+from specreg.measurement.journal import parts_in
 from specreg.report.json import RunVerdict, load_verdict
-from specreg.shared_memory import shared_files, used_by, used_by_anybody
-from tests.scripted.nvml.device import ScriptedGpu, build, environment, write_script
-from tests.scripted.vllm.script import Script, record_script
+from tests.doubles.nvml.device import ScriptedGpu, build, environment, write_script
+from tests.doubles.vllm.script import Script, record_script
 
 ROOT = Path(__file__).parents[2]
 PLANTED = Path(__file__).parent / "planted"

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from specreg.baseline import SCHEMA_VERSION, baseline_path
-from specreg.identity import current_environment
+from specreg.baselines.schema import SCHEMA_VERSION, baseline_path
+from specreg.telemetry.identity import current_environment
+from tests.doubles.vllm.script import BEFORE_ROUNDS, SLOWING, Fault, Script
 from tests.faults.running import CASES, ROOT, Hurt, print_time
-from tests.scripted.vllm.script import BEFORE_ROUNDS, SLOWING, Fault, Script
 
 REQUESTS_OF_A_PART = 4
 """Acceptance alone is looked at in five parts."""

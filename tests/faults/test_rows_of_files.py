@@ -12,28 +12,28 @@ from pathlib import Path
 
 import pytest
 
-from specreg.baseline import record_baseline
-from specreg.engines import ENGINES, Engine
-from specreg.errors import ServerDiedError, SpecregError
-from specreg.figures import figures_of, record_figures
-from specreg.files import replace_file
-from specreg.gate.journal import Journal, Rehearsed
-from specreg.history import record_history
-from specreg.logs import KEPT_BYTES
+from specreg.baselines.schema import record_baseline
+from specreg.compare.gate.journal import Journal, Rehearsed
+from specreg.core.errors import ServerDiedError, SpecregError
+from specreg.core.files import replace_file
+from specreg.core.logs import KEPT_BYTES
+from specreg.engines.registry import ENGINES, Engine
+from specreg.measurement.figures import figures_of, record_figures
 from specreg.report.document import began_at, load_report, record_report
 from specreg.report.json import record_verdict
+from specreg.verdicts.history import record_history
+from tests.doubles.vllm.script import Fault, Script
 from tests.faults.running import CASES, ROOT, Hurt, lives, print_time, wait_until
 from tests.gate.test_gate_command import Gate
-from tests.scripted.vllm.script import Fault, Script
 from tests.unit import builders, reports
-from tests.unit.test_attaching import RECORDED_SGLANG, answers
-from tests.unit.test_server import left_of, start
+from tests.unit.servers.test_attach import RECORDED_SGLANG, answers
+from tests.unit.servers.test_server import left_of, start
 
 WHOLE = 3_000_000
 # Writes a file over and over, all A or all B, until it is killed.
 WRITING = """
 import itertools, pathlib, sys
-from specreg.files import replace_file
+from specreg.core.files import replace_file
 for letter in itertools.cycle("AB"):
     replace_file(pathlib.Path(sys.argv[1]), letter.encode() * int(sys.argv[2]))
     print(letter, flush=True)
@@ -224,7 +224,7 @@ def test_row_18_nothing_listens_elsewhere(run: Hurt) -> None:
 def test_row_20_the_wall_clock_jumps(run: Hurt) -> None:
     """By hours, five times a second, in the run and in its servers."""
     jumping = Path(__file__).with_name("jumping")
-    run.variables = {"PYTHONPATH": f"{jumping}:{ROOT / 'tests/scripted'}"}
+    run.variables = {"PYTHONPATH": f"{jumping}:{ROOT / 'tests/doubles'}"}
     started = time.monotonic()
     done = run.run()
     took_s = time.monotonic() - started

@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.doubles.vllm.script import Script
 from tests.faults.running import CASES, MATRIX, ROOT, Hurt, lives, print_time, wait_until
-from tests.scripted.vllm.script import Script
 
 NODES = (
     "--specreg-nodes=127.0.0.1,localhost",
@@ -37,7 +37,7 @@ def part_of(run: Hurt) -> psutil.Process:
 
 def outpost_of(run: Hurt) -> psutil.Process:
     """What started it there."""
-    (outpost,) = [one for one in run.processes() if "specreg.outpost" in one.cmdline()]
+    (outpost,) = [one for one in run.processes() if "specreg.servers.outpost" in one.cmdline()]
     return outpost
 
 

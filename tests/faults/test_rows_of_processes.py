@@ -15,9 +15,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from specreg.errors import ServerStartError
-from specreg.journal import load_journal
-from specreg.starting import free_port
+from specreg.core.errors import ServerStartError
+from specreg.measurement.journal import load_journal
+from specreg.servers.start import free_port
+from tests.doubles.nvml.device import Process, ScriptedGpu
+from tests.doubles.vllm.script import Fault, Script
 from tests.faults.running import (
     CASES,
     ROOT,
@@ -29,9 +31,7 @@ from tests.faults.running import (
     print_time,
     wait_until,
 )
-from tests.scripted.nvml.device import Process, ScriptedGpu
-from tests.scripted.vllm.script import Fault, Script
-from tests.unit.test_server import at_most, left_of, port_of, start
+from tests.unit.servers.test_server import at_most, left_of, port_of, start
 
 GIB = 2**30
 IDLE = ScriptedGpu(uuid="GPU-a", memory_used_bytes=GIB // 2)
@@ -280,7 +280,7 @@ def test_row_05_gpu_memory_that_is_not_back_of_two_servers_at_once(run: Hurt) ->
 
 def test_row_05_a_worker_that_cannot_be_killed_ends_the_run(run: Hurt) -> None:
     run.script = Script(step_ms=8.0, fault=Fault.SURVIVOR, survivor_s=600.0)
-    path = f"{ROOT / 'tests/faults/unkillable'}:{ROOT / 'tests/scripted'}"
+    path = f"{ROOT / 'tests/faults/unkillable'}:{ROOT / 'tests/doubles'}"
     run.variables = {"PYTHONPATH": path, "UNKILLABLE": "SIG_IGN"}
     with run.start() as pytest_run:
         wait_until(run.is_measuring())

@@ -14,24 +14,24 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from specreg.baseline import (
+from specreg.baselines.schema import (
     SCHEMA_VERSION,
     Baseline,
     RecordedDevice,
     baseline_path,
     record_baseline,
 )
-from specreg.expectation import settings_in
-from specreg.identity import Environment
+from specreg.baselines.store import settings_in
+from specreg.compare.soak.block import Block
+from specreg.compare.soak.drift import State
+from specreg.compare.soak.journal import Drifted, Journal
 from specreg.matrix import load_tier
-from specreg.metrics import METRICS, Family
-from specreg.sensors import Scope
-from specreg.soak.block import Block
-from specreg.soak.drift import State
-from specreg.soak.journal import Drifted, Journal
+from specreg.measurement.metrics import METRICS, Family
+from specreg.telemetry.identity import Environment
+from specreg.telemetry.sensors import Scope
+from tests.doubles.nvml.device import ScriptedGpu, Throttle
+from tests.doubles.vllm.script import Script
 from tests.faults.running import CASES, ROOT, Hurt, print_time, wait_until
-from tests.scripted.nvml.device import ScriptedGpu, Throttle
-from tests.scripted.vllm.script import Script
 from tests.unit import builders
 
 GPU = ScriptedGpu(uuid="GPU-a", memory_used_bytes=2**29)

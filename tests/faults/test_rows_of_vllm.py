@@ -16,13 +16,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from specreg.engines import engine_named
-from specreg.environments import EngineEnvironment, engine_environment
-from specreg.errors import ServerStartError
-from specreg.journal import load_journal
+from specreg.core.errors import ServerStartError
+from specreg.engines.registry import engine_named
 from specreg.matrix import ServerSpec
-from specreg.server import StartedServer
-from specreg.starting import free_port, start_server
+from specreg.measurement.journal import load_journal
+from specreg.servers.environments import EngineEnvironment, engine_environment
+from specreg.servers.server import StartedServer
+from specreg.servers.start import free_port, start_server
 from tests.faults.running import (
     CASES,
     MARK,
@@ -38,7 +38,7 @@ from tests.faults.running import (
     wait_until,
 )
 from tests.unit import builders
-from tests.unit.test_server import at_most
+from tests.unit.servers.test_server import at_most
 
 pytestmark = pytest.mark.vllm
 

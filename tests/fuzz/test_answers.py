@@ -17,18 +17,18 @@ import httpx
 import msgspec
 
 from specreg.acceptance.checks import check_counters, check_requests
-from specreg.answers import read
-from specreg.attaching import _facts
-from specreg.dialects import DIALECTS
-from specreg.engines import engine_named
-from specreg.errors import AnswerError, InvalidMeasurementError
-from specreg.measurement import values_of
-from specreg.meter import read_acceptance
-from specreg.metrics import Replay
-from specreg.protocols import PROTOCOLS, Endpoint, Form
-from specreg.replay import replay_round
-from specreg.talk import Finished, new_client
-from specreg.trace import RequestTrace
+from specreg.acceptance.trace import RequestTrace
+from specreg.core.errors import AnswerError, InvalidMeasurementError
+from specreg.core.http import read
+from specreg.engines.protocols import PROTOCOLS, Endpoint, Form
+from specreg.engines.registry import engine_named
+from specreg.engines.token_api import DIALECTS
+from specreg.load.chat_client import Finished, new_client
+from specreg.load.rounds import replay_round
+from specreg.measurement.measure import values_of
+from specreg.measurement.meter import read_acceptance
+from specreg.measurement.metrics import Replay
+from specreg.servers.attach import _facts
 from tests.fuzz.mutations import (
     Mutation,
     bytes_of,

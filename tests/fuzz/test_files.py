@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from specreg.baseline import (
+from specreg.baselines.published import load_published
+from specreg.baselines.schema import (
     load_acceptance,
     load_baseline,
     load_launches,
@@ -23,13 +24,12 @@ from specreg.baseline import (
 from specreg.datasets import Wanted, dataset_named
 from specreg.datasets._dataset import prompts_sha256
 from specreg.datasets._prepared import prompts_path, record_path
-from specreg.forms import FORMS, RowForm
+from specreg.datasets.formats import FORMS, RowForm
+from specreg.datasets.prepare import Preparation, prepare
+from specreg.datasets.prompts import interleaved
 from specreg.matrix import load_tier
-from specreg.metrics import METRICS, check_tolerances
-from specreg.model_code import check_model_code
-from specreg.preparing import Preparation, prepare
-from specreg.prompts import interleaved
-from specreg.published import load_published
+from specreg.matrix.model_code import check_model_code
+from specreg.measurement.metrics import METRICS, check_tolerances
 from tests.fuzz.mutations import Mutation, bytes_of, json_of, rows_of, toml_of
 from tests.fuzz.trying import try_all
 from tests.unit import builders

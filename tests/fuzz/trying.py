@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from specreg.errors import SpecregError
-from tests.unit.test_server import at_most
+from specreg.core.errors import SpecregError
+from tests.unit.servers.test_server import at_most
 
 _BLOCK_S = 60.0
 

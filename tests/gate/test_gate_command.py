@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from specreg.gate.journal import Journal
-from specreg.gate.launched import Launched
-from specreg.gate.report import GateReport, load_report
-from tests.scripted.vllm.script import BEFORE_ROUNDS, SLOWING, Fault, Script, record_script
+from specreg.compare.gate.journal import Journal
+from specreg.compare.gate.launched import Launched
+from specreg.compare.gate.report import GateReport, load_report
+from tests.doubles.vllm.script import BEFORE_ROUNDS, SLOWING, Fault, Script, record_script
 
 ROOT = Path(__file__).parents[2]
 

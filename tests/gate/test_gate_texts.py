@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from specreg.environments import EngineEnvironment
-from specreg.gate.texts import TextsSaid, compare_texts, hear, why_not_compared
-from specreg.server import StartedServer
-from specreg.starting import start_server
-from specreg.verdict import Outcome
-from tests.scripted.vllm.script import Script
-from tests.scripted.vllm.steps import likeliest
+from specreg.compare.gate.texts import TextsSaid, compare_texts, hear, why_not_compared
+from specreg.servers.environments import EngineEnvironment
+from specreg.servers.server import StartedServer
+from specreg.servers.start import start_server
+from specreg.verdicts.judge import Outcome
+from tests.doubles.vllm.script import Script
+from tests.doubles.vllm.steps import likeliest
 from tests.unit import builders
 
 ENVIRONMENT = EngineEnvironment(

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from specreg.gate.drafter.scheduled import step_after
-from specreg.gate.judging import Judged
-from specreg.gate.report import GateReport, load_report
+from specreg.compare.gate.drafter.scheduled import step_after
+from specreg.compare.gate.judging import Judged
+from specreg.compare.gate.report import GateReport, load_report
 
 ROOT = Path(__file__).parents[2]
 VERSION = "vllm==0.32.0"

@@ -10,11 +10,11 @@ import msgspec
 import psutil
 import pytest
 
-from specreg.journal import load_journal
+from specreg.measurement.journal import load_journal
 from specreg.report.json import RunVerdict
+from tests.doubles.nvml.device import ScriptedGpu
+from tests.doubles.vllm.script import Script
 from tests.faults.running import Hurt, print_time, wait_until
-from tests.scripted.nvml.device import ScriptedGpu
-from tests.scripted.vllm.script import Script
 
 GIB = 2**30
 MATRIX = """

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.doubles.vllm.script import Script
 from tests.plugin.conftest import Suite
-from tests.scripted.vllm.script import Script
 
 
 @pytest.fixture

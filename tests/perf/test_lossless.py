@@ -2,7 +2,7 @@
 
 import pytest
 
-from specreg.verdict import Verdict
+from specreg.verdicts.judge import Verdict
 
 
 @pytest.mark.proof("lossless_frac")

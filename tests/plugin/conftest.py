@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from specreg.report.json import RunVerdict, load_verdict
-from tests.scripted.nvml.device import ScriptedGpu, build, environment, write_script
-from tests.scripted.vllm.script import Script, record_script
+from tests.doubles.nvml.device import ScriptedGpu, build, environment, write_script
+from tests.doubles.vllm.script import Script, record_script
 
 ROOT = Path(__file__).parents[2]
 

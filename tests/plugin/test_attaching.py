@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from specreg.environments import EngineEnvironment
 from specreg.matrix import load_tier
-from specreg.starting import start_server
+from specreg.servers.environments import EngineEnvironment
+from specreg.servers.start import start_server
+from tests.doubles.vllm.script import Fault, Script
 from tests.plugin.conftest import ROOT, Suite
-from tests.scripted.vllm.script import Fault, Script
 from tests.unit import builders
 
 EAGLE3 = ("tests/perf", "-q", "-k", "eagle3")

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import psutil
 import pytest
 
+from tests.doubles.vllm.script import Fault, Script, record_script
 from tests.plugin.conftest import ROOT, Suite
-from tests.scripted.vllm.script import Fault, Script, record_script
 
 SLOW = Script(step_ms=20.0)
 """A run takes long enough to be cut short."""

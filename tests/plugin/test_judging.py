@@ -11,9 +11,8 @@ from xml.etree import ElementTree as ET
 
 import msgspec
 
-from specreg.verdict import Outcome
-from tests.plugin.conftest import Suite
-from tests.scripted.vllm.script import (
+from specreg.verdicts.judge import Outcome
+from tests.doubles.vllm.script import (
     BEFORE_ROUNDS,
     SLOWING,
     VARIABLE,
@@ -21,6 +20,7 @@ from tests.scripted.vllm.script import (
     Script,
     record_script,
 )
+from tests.plugin.conftest import Suite
 
 # The scripted server's steps are seeded, so acceptance repeats exactly; its times don't.
 ACCEPTANCE = ("tests/perf", "-q", "-k", "acceptance_length")

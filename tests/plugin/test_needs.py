@@ -6,13 +6,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from specreg.baseline import baseline_path, record_baseline
-from specreg.figures import Figures
-from specreg.identity import current_environment
-from specreg.verdict import Outcome
+from specreg.baselines.schema import baseline_path, record_baseline
+from specreg.measurement.figures import Figures
+from specreg.telemetry.identity import current_environment
+from specreg.verdicts.judge import Outcome
+from tests.doubles.nvml.device import ScriptedGpu
+from tests.doubles.vllm.script import Fault, Script
 from tests.plugin.conftest import Suite
-from tests.scripted.nvml.device import ScriptedGpu
-from tests.scripted.vllm.script import Fault, Script
 from tests.unit import builders
 
 H100 = ScriptedGpu(memory_total_bytes=80 * 2**30)

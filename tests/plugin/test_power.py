@@ -9,8 +9,8 @@ import time
 
 import pytest
 
+from tests.doubles.nvml.device import Process, ScriptedGpu, Throttle, write_script
 from tests.plugin.conftest import Suite
-from tests.scripted.nvml.device import Process, ScriptedGpu, Throttle, write_script
 
 GPU = ScriptedGpu(memory_total_bytes=80 * 2**30)
 POWER = "energy_j_per_token or power_w"

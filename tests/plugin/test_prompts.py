@@ -4,8 +4,8 @@ import shutil
 
 import msgspec
 
-from specreg.figures import Figures
-from specreg.verdict import Outcome
+from specreg.measurement.figures import Figures
+from specreg.verdicts.judge import Outcome
 from tests.plugin.conftest import ROOT, Suite
 
 

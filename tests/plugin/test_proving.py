@@ -1,10 +1,10 @@
 """What must hold is proved as a user runs it: one changed token turns it red."""
 
 from specreg.datasets import Wanted, dataset_named
-from specreg.verdict import Outcome
+from specreg.verdicts.judge import Outcome
+from tests.doubles.vllm.script import Fault, Script, chat_prompt, prompt_token_ids, steps_of
+from tests.doubles.vllm.steps import likeliest
 from tests.plugin.conftest import ROOT, Suite
-from tests.scripted.vllm.script import Fault, Script, chat_prompt, prompt_token_ids, steps_of
-from tests.scripted.vllm.steps import likeliest
 
 PROBE = 1
 """Requests by which a server is known to be ready."""

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from specreg.report.document import load_report
+from tests.doubles.vllm.script import Script
 from tests.plugin.conftest import Suite
-from tests.scripted.vllm.script import Script
 
 FILE = "report.json"
 
@@ -155,7 +155,7 @@ def test_a_machine_that_nothing_fits_leaves_the_reasons(suite: Suite) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("tests/perf", "--co"), ("tests/perf", "tests/unit/test_errors.py", "-k", "tree")],
+    [("tests/perf", "--co"), ("tests/perf", "tests/unit/core/test_errors.py", "-k", "tree")],
     ids=["listed", "other-tests"],
 )
 def test_what_is_not_to_judge_leaves_nothing(suite: Suite, arguments: tuple[str, ...]) -> None:

@@ -6,9 +6,9 @@ import signal
 import msgspec
 import pytest
 
+from tests.doubles.vllm.script import Script
 from tests.plugin.conftest import Suite
 from tests.plugin.test_interrupting import start, wait_until
-from tests.scripted.vllm.script import Script
 
 
 def figures(suite: Suite) -> set[str]:

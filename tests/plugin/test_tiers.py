@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from specreg.identity import find_gpus
+from specreg.correctness.checks import PROOFS
 from specreg.matrix import load_tier, tier_names
-from specreg.metrics import METRICS
-from specreg.proving import PROOFS
+from specreg.measurement.metrics import METRICS
+from specreg.telemetry.identity import find_gpus
 from tests.plugin.conftest import ROOT
 
 FOLDER = ROOT / "fixtures/matrix"

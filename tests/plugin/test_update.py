@@ -4,8 +4,8 @@ import shlex
 
 import pytest
 
+from tests.doubles.vllm.script import Fault, Script
 from tests.plugin.conftest import Suite
-from tests.scripted.vllm.script import Fault, Script
 
 UPDATE = ("tests/perf", "-q", "--update-baselines", "--reason", "test", "--specreg-launches", "2")
 

@@ -12,15 +12,15 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from specreg.errors import InvalidMeasurementError, SensorError
-from specreg.power.checks import check_alone, check_held_back
-from specreg.power.energy import Span, check_counter, energy_of
-from specreg.power.record import Block, PowerRecord, record_power
-from specreg.power.samples import PowerTrace
-from specreg.power.watch import watch
-from specreg.sensors import Device, Scope
-from tests.scripted.nvml import device as scripted
-from tests.scripted.nvml.device import Load, Process, ScriptedGpu, Throttle, constant
+from specreg.core.errors import InvalidMeasurementError, SensorError
+from specreg.telemetry.power.checks import check_alone, check_held_back
+from specreg.telemetry.power.energy import Span, check_counter, energy_of
+from specreg.telemetry.power.record import Block, PowerRecord, record_power
+from specreg.telemetry.power.samples import PowerTrace
+from specreg.telemetry.power.watch import watch
+from specreg.telemetry.sensors import Device, Scope
+from tests.doubles.nvml import device as scripted
+from tests.doubles.nvml.device import Load, Process, ScriptedGpu, Throttle, constant
 
 NS_PER_S = 10**9
 RECORDED_S = 36.0

@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from specreg.baseline import (
+from specreg.baselines.schema import (
     SCHEMA_VERSION,
     Baseline,
     RecordedDevice,
     baseline_path,
     record_baseline,
 )
-from specreg.breakdown import load_figures
-from specreg.expectation import settings_in
-from specreg.identity import Environment
+from specreg.baselines.store import settings_in
 from specreg.matrix import load_tier
-from specreg.power.record import PowerRecord
-from specreg.sensors import Scope
-from specreg.verdict import Outcome
+from specreg.report.breakdown import load_figures
+from specreg.telemetry.identity import Environment
+from specreg.telemetry.power.record import PowerRecord
+from specreg.telemetry.sensors import Scope
+from specreg.verdicts.judge import Outcome
+from tests.doubles.nvml.device import Load, ScriptedGpu
 from tests.plugin.conftest import Suite
-from tests.scripted.nvml.device import Load, ScriptedGpu
 from tests.unit import builders
 
 TIER = """

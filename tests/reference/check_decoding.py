@@ -26,16 +26,16 @@ import planted
 import torch
 from numpy.typing import NDArray
 
-from specreg.errors import ModelError, ServerRefusedError, UnsupportedError
-from specreg.reference import verifying
-from specreg.reference.asking import ChatBody, Message
-from specreg.reference.decoding import Models, decode
-from specreg.reference.jobs import Job, Step
-from specreg.reference.models import Loaded, device_map, load_model, load_models
-from specreg.reference.options import parse_options
-from specreg.reference.placement import Placement
-from specreg.reference.reading import Reader
-from specreg.reference.verifying import Floats
+from specreg.core.errors import ModelError, ServerRefusedError, UnsupportedError
+from specreg.engines.pytorch import verifying
+from specreg.engines.pytorch.asking import ChatBody, Message
+from specreg.engines.pytorch.decoding import Models, decode
+from specreg.engines.pytorch.jobs import Job, Step
+from specreg.engines.pytorch.models import Loaded, device_map, load_model, load_models
+from specreg.engines.pytorch.options import parse_options
+from specreg.engines.pytorch.placement import Placement
+from specreg.engines.pytorch.reading import Reader
+from specreg.engines.pytorch.verifying import Floats
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "fixtures/models/tiny"

@@ -14,15 +14,15 @@ from pathlib import Path
 import msgspec
 import torch
 
-from specreg.errors import ModelError
-from specreg.questions import Foreseen, Question, Text
-from specreg.reference.decoding import decode
-from specreg.reference.eagle3 import Eagle3Head, HeadSize, ObservedTarget
-from specreg.reference.foreseeing import foresee
-from specreg.reference.heads import load_head
-from specreg.reference.jobs import Job
-from specreg.reference.models import load_models
-from specreg.reference.options import parse_options
+from specreg.core.errors import ModelError
+from specreg.engines.pytorch.decoding import decode
+from specreg.engines.pytorch.eagle3 import Eagle3Head, HeadSize, ObservedTarget
+from specreg.engines.pytorch.foreseeing import foresee
+from specreg.engines.pytorch.heads import load_head
+from specreg.engines.pytorch.jobs import Job
+from specreg.engines.pytorch.models import load_models
+from specreg.engines.pytorch.options import parse_options
+from specreg.engines.pytorch.questions import Foreseen, Question, Text
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "fixtures/models/tiny"

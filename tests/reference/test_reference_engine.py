@@ -20,9 +20,9 @@ from typing import Any
 import httpx
 import pytest
 
-from specreg.engines import engine_named
-from specreg.environments import engine_environment
-from specreg.protocols import PROTOCOLS
+from specreg.engines.protocols import PROTOCOLS
+from specreg.engines.registry import engine_named
+from specreg.servers.environments import engine_environment
 from tests.unit import builders
 
 ROOT = builders.ROOT
@@ -57,7 +57,7 @@ def running(*arguments: str, fault: str = "") -> Iterator[tuple[httpx.Client, in
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = (
-        *(interpreter(), "-m", "specreg.reference", "--model", str(TINY / "target")),
+        *(interpreter(), "-m", "specreg.engines.pytorch", "--model", str(TINY / "target")),
         *("--devices=cpu", "--dtype=float32", f"--port={port}", *arguments),
     )
     with subprocess.Popen(command, env=variables(fault)) as process:
@@ -238,7 +238,7 @@ def test_a_planted_fault_changes_its_answers(server: httpx.Client, fault: str) -
 def refused(python: str, arguments: Sequence[str]) -> str:
     """The last words of a server that doesn't start."""
     target = ("--model", str(TINY / "target"))
-    command = (python, "-m", "specreg.reference", *target, *arguments)
+    command = (python, "-m", "specreg.engines.pytorch", *target, *arguments)
     done = subprocess.run(
         command, check=False, cwd=ROOT, env=variables(), capture_output=True, text=True
     )

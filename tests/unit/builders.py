@@ -17,8 +17,8 @@ from specreg.acceptance.record import (
     View,
     Weighting,
 )
-from specreg.arrivals import Load
-from specreg.baseline import (
+from specreg.acceptance.trace import Chunk, RequestTrace, chunk_sizes
+from specreg.baselines.schema import (
     SCHEMA_VERSION,
     Baseline,
     CaseSettings,
@@ -26,23 +26,23 @@ from specreg.baseline import (
     StoredAcceptance,
     stored_acceptance,
 )
+from specreg.core.processes import MarkedProcess
+from specreg.core.supervisor import NOBODY
 from specreg.datasets import Prompt
-from specreg.engines import ALONE, engine_named
 from specreg.engines._engine import LaunchOptions, Requirement
-from specreg.environments import _MARKER, EngineEnvironment, _folder
-from specreg.identity import Environment, Gpus
+from specreg.engines.registry import ALONE, engine_named
+from specreg.load.rounds import Round
 from specreg.matrix import Case, ServerSpec
-from specreg.measurement import Measurement
-from specreg.metrics import Replay
-from specreg.power.record import Block, DeviceRecord, PowerRecord, arm_power
-from specreg.processes import MarkedProcess
-from specreg.replay import Round
-from specreg.sensors import Device, Scope
-from specreg.server import StartedServer
-from specreg.trace import Chunk, RequestTrace, chunk_sizes
-from specreg.watchdog import NOBODY
-from tests.scripted.vllm.script import Script, chat_prompt, record_script, steps_of
-from tests.scripted.vllm.steps import Steps
+from specreg.matrix.load import Load
+from specreg.measurement.measure import Measurement
+from specreg.measurement.metrics import Replay
+from specreg.servers.environments import _MARKER, EngineEnvironment, _folder
+from specreg.servers.server import StartedServer
+from specreg.telemetry.identity import Environment, Gpus
+from specreg.telemetry.power.record import Block, DeviceRecord, PowerRecord, arm_power
+from specreg.telemetry.sensors import Device, Scope
+from tests.doubles.vllm.script import Script, chat_prompt, record_script, steps_of
+from tests.doubles.vllm.steps import Steps
 
 ROOT = Path(__file__).parents[2]
 RECORDINGS = ROOT / "fixtures/recordings/vllm/0.32.0"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tests.scripted.nvml.device import ScriptedGpu, environment, write_script
+from tests.doubles.nvml.device import ScriptedGpu, environment, write_script
 from tests.unit import builders
 
 _OF_CUDA = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")

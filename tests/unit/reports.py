@@ -2,14 +2,14 @@
 
 import msgspec
 
-from specreg.distribution import Bar
-from specreg.figures import figures_of
-from specreg.history import Lived
+from specreg.measurement.figures import figures_of
 from specreg.report.document import CaseReport, Expected, Origin, Report, Spreads
 from specreg.report.json import RunVerdict, count_outcomes, exit_status
-from specreg.verdict import Outcome, Verdict
+from specreg.stats.histogram import Bar
+from specreg.verdicts.history import Lived
+from specreg.verdicts.judge import Outcome, Verdict
 from tests.unit import builders
-from tests.unit.test_breakdown import CASE, measured
+from tests.unit.report.test_breakdown import CASE, measured
 
 HELD = Verdict(
     case_id=CASE.id,

@@ -14,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from specreg.engines import ENGINES
+from specreg.engines.registry import ENGINES
 from tests.unit import builders
 
 ROOT = builders.ROOT

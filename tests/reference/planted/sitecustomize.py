@@ -2,7 +2,7 @@
 
 import sys
 
-if "specreg.reference" in sys.orig_argv:
+if "specreg.engines.pytorch" in sys.orig_argv:
     import planted
 
     planted.plant_chosen()

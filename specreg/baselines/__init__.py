@@ -1,0 +1,1 @@
+"""What was recorded: its schema, its files, and what a measurement is compared with."""

@@ -1,0 +1,322 @@
+"""Comparing: a case's launches and what is known of it in, both side by side out."""
+
+import dataclasses
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+import msgspec
+
+from specreg.acceptance.table import Column, CountsTable, counts_table
+from specreg.baselines.published import Published
+from specreg.baselines.schema import Baseline, CaseSettings, LaunchesOnly, load_table
+from specreg.measurement.measure import Measurement
+from specreg.measurement.metrics import METRICS, Family, Metric, ratio_parts
+from specreg.stats.intervals import (
+    FEWEST_PROMPTS,
+    Change,
+    Spread,
+    change_of_launches,
+    change_of_ratio,
+)
+from specreg.telemetry.identity import Environment
+from specreg.telemetry.power.record import DeviceRecord
+from specreg.telemetry.sensors import Scope
+
+_LEAST_CLOCK_FRAC = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What is known of a case before it is judged.
+
+    Attributes:
+        environment: where it was measured; `settings`: with what.
+        exact: the baseline of this environment, None if there is none.
+        nearest: one of another environment with the same settings, None if there is none.
+        published: what somebody published of it, None if nobody did.
+        control: the baseline of the same load without speculation, None if there is none.
+        spreads: by metric, how launches of this environment differ.
+        options: with which pytest runs the case, the tier among them.
+    """
+
+    environment: Environment
+    settings: CaseSettings
+    exact: Baseline | None = None
+    nearest: Baseline | None = None
+    published: Published | None = None
+    control: Baseline | None = None
+    spreads: Mapping[str, Spread]
+    options: tuple[str, ...] = ()
+
+    @property
+    def baseline(self) -> Baseline | None:
+        """The one to compare with: of this machine, else of another."""
+        return self.exact or self.nearest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A case's launches beside what is known of it.
+
+    Attributes:
+        launches: its measurements, valid in what they are compared for; the last one is judged by
+            prompt.
+        known: see there.
+        ours, theirs: what each prompt did that both have; None where there are no prompts.
+        run_ids: the prompts of the case; further ones are of its extension.
+    """
+
+    launches: tuple[Measurement, ...]
+    known: Known
+    ours: CountsTable | None
+    theirs: CountsTable | None
+    run_ids: AbstractSet[str]
+
+    @property
+    def without_extension(self) -> "Comparison":
+        """The same by the prompts of the case alone."""
+        if self.ours is None:
+            return self
+        kept = [one for one in self.ours.prompt_ids if one in self.run_ids]
+        return dataclasses.replace(
+            self, ours=self.ours.only(kept), theirs=self.theirs and self.theirs.only(kept)
+        )
+
+    @property
+    def measurement(self) -> Measurement:
+        """The last launch."""
+        return self.launches[-1]
+
+    @property
+    def held_back(self) -> str:
+        """Why no speed of the launches counts: a GPU ran slower than when it was recorded.
+
+        Empty where none did, or nobody knows.
+        """
+        return why_held_back(self.launches, self.known.exact)
+
+    @property
+    def unlike_devices(self) -> str:
+        """Why the power of the baseline's devices is another thing than ours; empty if it isn't."""
+        ours = [(one.device.scope, one.from_counter) for one in _devices(self.measurement)]
+        recorded = self.known.exact.devices if self.known.exact else ()
+        theirs = [(one.scope, one.from_counter) for one in recorded]
+        if not theirs or ours == theirs:
+            return ""
+        return f"power measured as {_told(ours)}, recorded as {_told(theirs)}"
+
+    @property
+    def other_card(self) -> str:
+        """That the last launch ran on another card than the baseline's; empty if it didn't."""
+        ours = [one.device.id for one in _devices(self.measurement)]
+        recorded = self.known.exact.devices if self.known.exact else ()
+        theirs = [one.id for one in recorded]
+        if not theirs or sorted(ours) == sorted(theirs):
+            return ""
+        return f"measured on {', '.join(ours)}, recorded on {', '.join(theirs)}"
+
+    def launch_values(self, metric: Metric) -> tuple[float, ...]:
+        """The metric's value in each launch that has it."""
+        return tuple(m.values[metric.name] for m in self.launches if metric.name in m.values)
+
+    def expects(self, metric: Metric) -> bool:
+        """Whether what is known holds an acceptance metric at all."""
+        if self.theirs is None:
+            return self._told(metric) is not None
+        parts = ratio_parts(metric, self.theirs)
+        return parts is not None and bool(parts[1].any())
+
+    def ratio_change(self, metric: Metric) -> tuple[float, float, Change] | str:
+        """Value, expected value and change of an acceptance metric, or why there is no telling."""
+        if self.ours is None:
+            return (
+                "the source knows the sum of all requests only, so there is no telling how they"
+                " spread; use an engine whose answers carry their own counts"
+            )
+        if len(self.ours.prompt_ids) < FEWEST_PROMPTS:
+            return (
+                f"{len(self.ours.prompt_ids)} prompts to compare by, {FEWEST_PROMPTS} are needed;"
+                " raise prompts in the matrix"
+            )
+        ours = ratio_parts(metric, self.ours)
+        theirs = ratio_parts(metric, self.theirs) if self.theirs is not None else None
+        value = _quotient(ours) if ours is not None else None
+        expected = _quotient(theirs) if theirs is not None else self._told(metric)
+        if ours is None or value is None or expected is None:
+            return f"the prompts to compare by hold no {metric.name}"
+        change = (
+            change_of_ratio(ours, theirs, expected)
+            if expected
+            # A baseline of nothing (no draft ever accepted) can only be kept or improved.
+            else Change(estimate_frac=float(value > 0), error_frac=0.0, freedom=1)
+        )
+        return metric.origin + value, metric.origin + expected, change
+
+    def speed_change(self, metric: Metric) -> Change | None:
+        """The change of a speed, better being positive.
+
+        None without a spread or a baseline, and of a speed that is 0 in a launch.
+        """
+        spread = self.known.spreads.get(metric.name)
+        theirs = self.known.exact.launch_values(metric) if self.known.exact else ()
+        ours = self.launch_values(metric)
+        if spread is None or not theirs or min(ours, default=0.0) <= 0:
+            return None
+        return change_of_launches(ours, theirs, spread, metric.direction.value)
+
+    def control_change(self, metric: Metric) -> Change | None:
+        """The same of the server without speculation that ran beside the last launch.
+
+        Held against its own case's baseline: whatever moved it didn't come from speculation.
+        """
+        if Family.SPEEDUP in self.measurement.invalid:  # it may be the control's rounds that aren't
+            return None
+        replay, spread = self.measurement.replay, self.known.spreads.get(metric.name)
+        theirs = self.known.control.launch_values(metric) if self.known.control else ()
+        value = metric.function(replay.of_control) if replay and replay.control_rounds else None
+        if spread is None or not theirs or not value:
+            return None
+        return change_of_launches((value,), theirs, spread, metric.direction.value)
+
+    def acceptance_part(self) -> float | None:
+        """Δ log(1 + A/S): what acceptance alone would change of the output speed."""
+        metric = METRICS["acceptance_length_tokens"]
+        found = self.ratio_change(metric)
+        return None if isinstance(found, str) else math.log(found[0] / found[1])
+
+    def _told(self, metric: Metric) -> float | None:
+        """The expectation of a source that knows the sum only."""
+        if self.known.baseline is not None:
+            value = self.known.baseline.acceptance_value(metric)
+        else:
+            value = self.known.published.value(metric.name) if self.known.published else None
+        return None if value is None else value - metric.origin
+
+
+def compare(launches: Sequence[Measurement], known: Known) -> Comparison:
+    """Puts a case's launches beside what is known of it; one launch at least."""
+    acceptance = launches[-1].acceptance
+    ours = counts_table(acceptance.prompts) if acceptance and acceptance.prompts else None
+    run_ids = frozenset(ours.prompt_ids[: launches[-1].case.prompts] if ours else ())
+    stored = known.baseline.acceptance if known.baseline else None
+    theirs = load_table(stored) if stored and stored.prompts else None
+    if ours is not None and theirs is not None:
+        recorded = set(theirs.prompt_ids)
+        common = tuple(one for one in ours.prompt_ids if one in recorded)
+        ours, theirs = ours.only(common), theirs.only(common)
+    return Comparison(
+        launches=tuple(launches), known=known, ours=ours, theirs=theirs, run_ids=run_ids
+    )
+
+
+def change_of_baseline(metric: Metric, old: Baseline, new: Baseline) -> Change | None:
+    """What a new baseline changes; None where there is nothing to compare or no spread."""
+    if metric.by_launch:
+        spread = spreads_of((new,)).get(metric.name)
+        before, after = old.launch_values(metric), new.launch_values(metric)
+        if spread is None or not before or not after:
+            return None
+        return change_of_launches(after, before, spread, metric.direction.value)
+    if new.acceptance is None or old.acceptance is None:
+        return None
+    tables = [load_table(one) for one in (new.acceptance, old.acceptance)]
+    recorded = set(tables[1].prompt_ids)
+    common = [one for one in tables[0].prompt_ids if one in recorded]
+    parts = [ratio_parts(metric, table.only(common)) for table in tables]
+    ours, theirs = parts
+    expected = _quotient(theirs) if theirs is not None else None
+    if ours is None or theirs is None or not expected or len(common) < FEWEST_PROMPTS:
+        return None
+    return change_of_ratio(ours, theirs, expected) if ours[1].any() else None
+
+
+def spreads_of(baselines: Iterable[LaunchesOnly | Baseline]) -> Mapping[str, Spread]:
+    """By metric, how the launches of one environment differ, pooled over its baselines.
+
+    s_w² = Σ (ln x - mean ln x)² / Σ (n - 1) over those with two launches or more; s_b² the mean of
+    what their histories say, weighed by runs. Logarithms, because a slow machine slows by a factor.
+    Pooled, because three launches of one case say little.
+    """
+    baselines = tuple(baselines)
+    found = {}
+    for name in dict.fromkeys(name for one in baselines for row in one.launches for name in row):
+        squares, freedom = 0.0, 0
+        for one in baselines:
+            logs = [math.log(row[name]) for row in one.launches if row.get(name, 0) > 0]
+            if len(logs) > 1:
+                squares += statistics.variance(logs) * (len(logs) - 1)
+                freedom += len(logs) - 1
+        noises = [one.noise[name] for one in baselines if name in one.noise]
+        noises = [noise for noise in noises if noise.runs > 1]
+        runs = sum(noise.runs - 1 for noise in noises)
+        between = sum(noise.between_frac**2 * (noise.runs - 1) for noise in noises)
+        if freedom:
+            found[name] = Spread(
+                within_frac=math.sqrt(squares / freedom),
+                between_frac=math.sqrt(between / runs) if runs else 0.0,
+                freedom=min(freedom, runs) if runs else freedom,
+            )
+    return found
+
+
+def expected_value(metric: Metric, baseline: Baseline) -> float | None:
+    """What a baseline expects: of its counts, or the geometric mean over its launches."""
+    if not metric.by_launch:
+        return baseline.acceptance_value(metric)
+    launches = baseline.launch_values(metric)
+    return statistics.geometric_mean(launches) if launches else None
+
+
+def differing_settings(recorded: CaseSettings, current: CaseSettings) -> str:
+    """The settings that differ, as `name: recorded -> current`; empty when none does."""
+    return ", ".join(
+        f"{name}: {getattr(recorded, name)} -> {getattr(current, name)}"
+        for name in recorded.__struct_fields__
+        if getattr(recorded, name) != getattr(current, name)
+    )
+
+
+def of_any_number(settings: CaseSettings) -> CaseSettings:
+    """The settings without how many prompts a run replays instead of those that the matrix says.
+
+    Acceptance is compared prompt by prompt, so that it bears another number of them.
+    """
+    return msgspec.structs.replace(settings, num_prompts=None)
+
+
+def why_held_back(launches: Iterable[Measurement], recorded: Baseline | None) -> str:
+    """Why no speed of some launches counts: a GPU ran slower than when it was recorded.
+
+    Empty where none did, or nobody knows.
+    """
+    theirs = recorded.devices if recorded else ()
+    pairs = (zip(_devices(launch), theirs, strict=False) for launch in launches)
+    for now, then in itertools.chain.from_iterable(pairs):
+        if now.sm_clock_mhz is None or then.sm_clock_mhz is None:
+            continue
+        if now.sm_clock_mhz < _LEAST_CLOCK_FRAC * then.sm_clock_mhz:
+            return (
+                f"CLOCK_LOW: {now.device.name} ran at {now.sm_clock_mhz:.0f} MHz, it was"
+                f" recorded at {then.sm_clock_mhz:.0f}; reset its clocks (nvidia-smi -rgc),"
+                " cool it, or look who limits its power"
+            )
+    return ""
+
+
+def _devices(measurement: Measurement) -> Sequence[DeviceRecord]:
+    """The devices whose power was measured."""
+    power = measurement.replay.power if measurement.replay else None
+    return power.case.devices if power and power.case else ()
+
+
+def _told(kinds: Iterable[tuple[Scope, bool]]) -> str:
+    return ", ".join(f"{scope} by {'counter' if counted else 'power'}" for scope, counted in kinds)
+
+
+def _quotient(parts: tuple[Column, Column]) -> float | None:
+    below = float(parts[1].sum())
+    return float(parts[0].sum()) / below if below else None

@@ -1,0 +1,304 @@
+"""Recording: the launches of a case in, the baseline that they make out, if they agree."""
+
+import datetime as dt
+import itertools
+import statistics
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import specreg
+from specreg.acceptance.record import AcceptanceRecord
+from specreg.acceptance.table import counts_table
+from specreg.baselines.comparison import spreads_of, why_held_back
+from specreg.baselines.schema import (
+    SCHEMA_VERSION,
+    Baseline,
+    CaseSettings,
+    LaunchesOnly,
+    Provenance,
+    RecordedDevice,
+    load_baseline,
+    record_baseline,
+    stored_acceptance,
+)
+from specreg.baselines.store import Shelf
+from specreg.core.errors import BaselineError
+from specreg.matrix import Case
+from specreg.matrix.models import model_sha256
+from specreg.measurement.measure import Measurement
+from specreg.measurement.metrics import METRICS, Family, Metric, ratio_parts
+from specreg.measurement.validity import Invalid, render_invalid, spoiled_by
+from specreg.stats.alpha_spending import Look
+from specreg.stats.intervals import FEWEST_PROMPTS, change_of_ratio
+from specreg.telemetry.power.record import DeviceRecord
+from specreg.telemetry.sensors import SCRIPTED
+from specreg.verdicts.history import Lived, noise_of
+from specreg.verdicts.judge import own_tolerance_frac
+
+_SAME_AL_FRAC = 0.005
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """A baseline that was written: its path, the one it replaced (None if new) and itself.
+
+    Attributes:
+        left_out: what of its launches isn't in it and why, in a sentence; empty where all is.
+    """
+
+    path: Path
+    old: Baseline | None
+    new: Baseline
+    left_out: str = ""
+
+
+def record_measurements(
+    measurements: Sequence[Measurement],
+    settings: CaseSettings,
+    shelf: Shelf,
+    *,
+    reason: str,
+    torch_version: str = "",
+    driver_version: str = "",
+    identical: Sequence[Lived] = (),
+) -> Recorded:
+    """Writes the baseline of one case from the measurements of its launches.
+
+    Where a launch has figures that mean nothing, what was recorded of their metrics before is kept.
+
+    Args:
+        measurements: one at least, of one case, one for each launch; the acceptance of the one
+            with the most prompts is kept.
+        settings: of that case.
+        shelf: where to put it.
+        reason: why it is recorded; empty for the engine, its version and the commit.
+        torch_version: what the engine ran with, as far as is known.
+        driver_version: of the GPUs that it ran on, empty without.
+        identical: earlier runs with the same settings, engine and draft.
+
+    Raises:
+        BaselineError: nothing of a measurement may be recorded, the launches disagree, or the file
+            that is there can't be read. Nothing is written then.
+    """
+    first = measurements[0]
+    path, there = shelf.path(first.case.id), shelf.found(first.case.id)
+    old = load_baseline(there)
+    invalid = _invalid_of(measurements, old)
+    alone = first.acceptance is None and invalid.keys() - {Family.POWER}
+    if Family.ACCEPTANCE in invalid or alone:
+        message = f"baseline of '{first.case.id}': not written, {next(iter(invalid.values()))}"
+        raise BaselineError(message)
+    _check_real(measurements, shelf)
+    _check_acceptance_agrees(measurements)
+    speeds = _speeds_of(measurements, invalid)
+    _check_speeds_agree(first.case, speeds)
+    kept = old if old is not None and old.case == settings else None
+    launches = _beside_kept(speeds, kept.launches, invalid) if kept is not None else speeds
+    fullest = max(measurements, key=_prompts_measured)
+    noise = noise_of(identical, spreads_of((LaunchesOnly(launches=launches),)))
+    commit = commit_of(shelf.folder.parent)
+    of_engine = f"{settings.engine} {first.engine_version}"
+    baseline = Baseline(
+        schema_version=SCHEMA_VERSION,
+        case=settings,
+        environment=shelf.environment,
+        provenance=Provenance(
+            engine_version=first.engine_version,
+            draft_sha256=model_sha256(first.draft) if first.draft else "",
+            specreg_version=specreg.__version__,
+            commit=commit,
+            recorded_on=dt.datetime.now(tz=dt.UTC).date().isoformat(),
+            reason=reason or (f"{of_engine} at {commit[:7]}" if commit else of_engine),
+            driver_version=driver_version,
+            torch_version=torch_version,
+        ),
+        acceptance=stored_acceptance(fullest.acceptance),
+        launches=launches,
+        # How hours differ is the machine's: what is known of it outlives an engine's version.
+        noise={**(kept.noise if kept else {}), **noise},
+        devices=(
+            _devices_of(measurements)
+            if speeds and Family.POWER not in invalid
+            else kept.devices
+            if kept
+            else ()
+        ),
+    )
+    record_baseline(path, baseline)
+    if there != path:  # in a folder of the old form, which is no longer read then
+        there.unlink(missing_ok=True)
+    why = render_invalid(invalid)
+    left_out = f"baseline of '{first.case.id}': written without {why}" if why else ""
+    return Recorded(path=path, old=old, new=baseline, left_out=left_out)
+
+
+def _invalid_of(measurements: Sequence[Measurement], old: Baseline | None) -> Invalid:
+    """By family why nothing of it is recorded: one launch in which it means nothing is enough."""
+    powers = [one.replay.power for one in measurements if one.replay and one.replay.power]
+    broken = [(Family.POWER, power.invalid) for power in powers if power.invalid]
+    found = dict(broken) | {
+        family: why for one in measurements for family, why in one.invalid.items()
+    }
+    low = why_held_back(measurements, old)
+    if low:
+        why = f"{low}; if it is to run so from now on, remove the baseline first"
+        found = {**dict.fromkeys(spoiled_by("CLOCK_LOW"), why), **found}
+    return found
+
+
+def _speeds_of(
+    measurements: Sequence[Measurement], invalid: Invalid
+) -> tuple[dict[str, float], ...]:
+    """The speeds of the launches; none where one of them has none that means anything.
+
+    One launch alone tells none: acceptance is recorded then.
+
+    Raises:
+        BaselineError: there is no acceptance to record either.
+    """
+    if len(measurements) > 1:
+        rows = [
+            {
+                name: value
+                for name, value in one.values.items()
+                if METRICS[name].by_launch and METRICS[name].family not in invalid
+            }
+            for one in measurements
+        ]
+        return tuple(rows) if all(rows) or not invalid else ()
+    if measurements[0].acceptance is None:
+        message = (
+            f"baseline of '{measurements[0].case.id}': not written, one launch tells no speed, and"
+            " there is no acceptance; leave out --specreg-launches"
+        )
+        raise BaselineError(message)
+    return ()
+
+
+def _beside_kept(
+    speeds: Sequence[Mapping[str, float]],
+    kept: Sequence[Mapping[str, float]],
+    invalid: Invalid,
+) -> tuple[dict[str, float], ...]:
+    """The launches, with those recorded before in the metrics of which nothing is recorded now."""
+    if not speeds:
+        return tuple(map(dict, kept))
+    left = [
+        {
+            name: value
+            for name, value in row.items()
+            if name in METRICS and METRICS[name].family in invalid
+        }
+        for row in kept
+    ]
+    none: Mapping[str, float] = {}
+    pairs = itertools.zip_longest(left if any(left) else [], speeds, fillvalue=none)
+    return tuple({**before, **now} for before, now in pairs)
+
+
+def _prompts_measured(measurement: Measurement) -> int:
+    return len(measurement.acceptance.prompts) if measurement.acceptance else 0
+
+
+def _check_real(measurements: Sequence[Measurement], shelf: Shelf) -> None:
+    """No device was one that a test made up."""
+    powers = [one.replay.power for one in measurements if one.replay and one.replay.power]
+    names = [device.device.name for power in powers if power.case for device in power.case.devices]
+    scripted = [name for name in (*shelf.environment.gpus, *names) if name.startswith(SCRIPTED)]
+    if scripted:
+        message = (
+            f"baseline of '{measurements[0].case.id}': not written, '{scripted[0]}' is a device"
+            " that a test made up; measure on a real one"
+        )
+        raise BaselineError(message)
+
+
+def _devices_of(measurements: Sequence[Measurement]) -> tuple[RecordedDevice, ...]:
+    """The devices of the launches, each at the median of its clocks."""
+    clocks: dict[str, list[float]] = {}
+    found: dict[str, DeviceRecord] = {}
+    for one in measurements:
+        power = one.replay.power if one.replay else None
+        for device in power.case.devices if power and power.case else ():
+            found[device.device.id] = device
+            clocks.setdefault(device.device.id, []).extend(filter(None, [device.sm_clock_mhz]))
+    return tuple(
+        RecordedDevice(
+            id=device_id,
+            name=one.device.name,
+            scope=one.device.scope,
+            from_counter=one.from_counter,
+            sm_clock_mhz=statistics.median(clocks[device_id]) if clocks[device_id] else None,
+        )
+        for device_id, one in found.items()
+    )
+
+
+def _check_acceptance_agrees(measurements: Sequence[Measurement]) -> None:
+    """No launch's AL differs from the first's by more than 0.5 % and than chance allows.
+
+    Over the prompts that both replayed; of a source that knows the sum only, by more than 0.5 %.
+    """
+    metric = METRICS["acceptance_length_tokens"]
+    records = [one.acceptance for one in measurements if one.acceptance is not None]
+    for other in records[1:]:
+        first, second = _lengths(metric, records[0], other)
+        if abs(first - second) > _SAME_AL_FRAC * min(first, second):
+            message = (
+                f"baseline of '{measurements[0].case.id}': not written, its launches disagree on"
+                f" the acceptance length ({first:.4f}, {second:.4f}); find out why first"
+            )
+            raise BaselineError(message)
+
+
+def _lengths(
+    metric: Metric, first: AcceptanceRecord, second: AcceptanceRecord
+) -> tuple[float, float]:
+    """AL of two launches over the same prompts; twice the same where chance explains them."""
+    if not first.prompts or not second.prompts:
+        return first.total.acceptance_length or 1.0, second.total.acceptance_length or 1.0
+    tables = [counts_table(record.prompts) for record in (first, second)]
+    common = [one for one in tables[0].prompt_ids if one in set(tables[1].prompt_ids)]
+    parts = [ratio_parts(metric, table.only(common)) for table in tables]
+    ours, theirs = parts
+    if ours is None or theirs is None or not ours[1].any() or not theirs[1].any():
+        return first.total.acceptance_length or 1.0, second.total.acceptance_length or 1.0
+    accepted = [float(above.sum() / below.sum()) for above, below in (ours, theirs)]
+    if accepted[1] and len(common) >= FEWEST_PROMPTS:
+        low, high = change_of_ratio(ours, theirs, accepted[1]).bounds(Look.FULL.value)
+        if low <= 0 <= high:
+            return 1 + accepted[1], 1 + accepted[1]
+    return 1 + accepted[0], 1 + accepted[1]
+
+
+def _check_speeds_agree(case: Case, launches: Sequence[Mapping[str, float]]) -> None:
+    """The launches lie no further apart than the tolerance: else they could not keep it."""
+    for metric in (metric for metric in METRICS.values() if metric.by_launch):
+        values = [one[metric.name] for one in launches if metric.name in one]
+        if min(values, default=1.0) <= 0:
+            message = f"{metric.name} is 0 in a launch; such a baseline could never be missed"
+            raise BaselineError(
+                f"baseline of '{case.id}': not written, {message}; raise the limits"
+            )
+        apart_frac = max(values) / min(values) - 1 if values else 0.0
+        tolerance_frac = own_tolerance_frac(metric, case)
+        if apart_frac > tolerance_frac:
+            shown = ", ".join(f"{value:.4g}" for value in values)
+            message = (
+                f"baseline of '{case.id}': not written, its launches lie {apart_frac:.1%} apart in"
+                f" {metric.name} ({shown}), its tolerance is {tolerance_frac:.1%}; quieten the"
+                " machine, or raise the tolerance in the matrix"
+            )
+            raise BaselineError(message)
+
+
+def commit_of(folder: Path) -> str:
+    """The commit that a folder is at, empty outside a repository or without git."""
+    command = ("git", "-C", str(folder), "rev-parse", "--short=12", "HEAD")
+    try:
+        done = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603
+    except OSError:
+        return ""
+    return done.stdout.strip()

@@ -1,0 +1,432 @@
+"""Baselines: what was measured once, on disk, to be compared with.
+
+`baselines/<environment>/<case-id>.json`, one prompt per line, so that a change can be reviewed.
+"""
+
+import contextlib
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from specreg.acceptance.checks import check_counts
+from specreg.acceptance.record import (
+    NO_STEPS,
+    AcceptanceRecord,
+    PromptAcceptance,
+    Source,
+    StepCounts,
+    View,
+    Weighting,
+)
+from specreg.acceptance.table import CountsTable, table_of
+from specreg.core.decoding import UNREADABLE
+from specreg.core.errors import BaselineError, InvalidMeasurementError
+from specreg.core.files import replace_file
+from specreg.datasets.chat_history import AS_IS
+from specreg.engines.methods import Tree
+from specreg.engines.protocols import Form
+from specreg.engines.registry import ALONE, Parallel
+from specreg.matrix import NO_LIMITS, Limits
+from specreg.matrix.load import Arrivals
+from specreg.measurement.metrics import Metric, acceptance_value
+from specreg.telemetry.identity import Environment
+from specreg.telemetry.sensors import Scope
+
+SCHEMA_VERSION = 2
+_FEWEST_RUNS = 2
+_ADVICE = "restore it with git, or remove it and record it anew"
+
+
+class CaseSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What must be equal for two measurements of a case to be compared.
+
+    The engine's version and the draft are not among them: they are what one compares. What a
+    file leaves out has its default.
+    """
+
+    engine: str
+    method: str
+    draft_tokens: int
+    target_sha256: str
+    target: str
+    prompts_sha256: str
+    output_cap_tokens: int
+    temperature: float
+    concurrency: int
+    rounds: int
+    dtype: str
+    max_model_len_tokens: int
+    max_sequences: int
+    engine_args: tuple[str, ...]
+    engine_env: tuple[tuple[str, str], ...]
+    arrivals: Arrivals = Arrivals.CLOSED
+    requests_per_s: float = 0.0
+    burstiness: float = 1.0
+    ramp_up_s: float = 0.0
+    duration_s: float | None = None
+    turns: int | None = None
+    form: Form = Form.CHAT
+    chat_template_args: tuple[tuple[str, object], ...] = ()
+    ignore_eos: bool = False
+    stream: bool = True
+    limits: Limits = NO_LIMITS
+    parallel: Parallel = ALONE
+    tree: Tree | None = None
+    history_reply: str = AS_IS
+    prompts: int | None = None
+    num_prompts: int | None = None
+    trust_remote_code: bool = False
+
+
+class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a baseline comes from: recorded and shown, never compared."""
+
+    engine_version: str
+    draft_sha256: str
+    specreg_version: str
+    commit: str
+    recorded_on: str
+    reason: str
+    driver_version: str = ""
+    torch_version: str = ""
+
+
+class Noise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How identical runs of a case differed, beyond the launches of one run.
+
+    Attributes:
+        between_frac: the standard deviation of logarithms from run to run, 0 or more.
+        runs: how many it was seen in, 2 or more.
+    """
+
+    between_frac: float
+    runs: int
+
+
+class StoredPrompt(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """`[id, category, accepted, steps, proposed, completion_tokens, position_counts, turn]`.
+
+    `proposed` is null where the source doesn't say; `turn` may be left out.
+    """
+
+    id: str
+    category: str
+    accepted: int
+    steps: int
+    proposed: int | None
+    completion_tokens: int
+    position_counts: tuple[int, ...]
+    turn: int = 1
+
+
+class StoredAcceptance(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """An acceptance record as it lies on disk; `total` only where the prompts aren't known."""
+
+    source: Source
+    view: View
+    weighting: Weighting
+    prompts: tuple[StoredPrompt, ...]
+    total: StepCounts | None = None
+
+
+class RecordedDevice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A device whose power was recorded.
+
+    Attributes:
+        id: of this very one; name: of its kind.
+        scope: whose power it told.
+        from_counter: whether its energy is that of a counter.
+        sm_clock_mhz: at which it ran, the median; None where it doesn't say.
+    """
+
+    id: str
+    name: str
+    scope: Scope
+    from_counter: bool
+    sm_clock_mhz: float | None
+
+
+class Baseline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One file.
+
+    Attributes:
+        schema_version: of this form.
+        case, environment, provenance: see there.
+        acceptance: None for a case that doesn't speculate.
+        launches: by launch, the metrics that differ from launch to launch.
+        noise: of those metrics, from the history of this machine; empty without one.
+        devices: those whose power the launches hold; none where it couldn't be read.
+    """
+
+    schema_version: int
+    case: CaseSettings
+    environment: Environment
+    provenance: Provenance
+    acceptance: StoredAcceptance | None
+    launches: tuple[dict[str, float], ...]
+    noise: dict[str, Noise] = {}
+    devices: tuple[RecordedDevice, ...] = ()
+
+    def launch_values(self, metric: Metric) -> tuple[float, ...]:
+        """The metric's value in each launch that has it."""
+        return tuple(launch[metric.name] for launch in self.launches if metric.name in launch)
+
+    def acceptance_value(self, metric: Metric) -> float | None:
+        """An acceptance metric's value, from the prompts' counts."""
+        return acceptance_value(metric, load_acceptance(self.acceptance))
+
+
+def baseline_path(folder: Path, environment: str, case_id: str) -> Path:
+    """Where a case's baseline lies."""
+    return folder / environment / f"{case_id}.json"
+
+
+def load_baseline(path: Path) -> Baseline | None:
+    """The baseline in a file, None if there is no file.
+
+    Raises:
+        BaselineError: the file can't be read, or is of a newer form. It is left as it is.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BaselineError(f"baseline '{path}': {error.strerror}; {_ADVICE}") from error
+    return parse_baseline(content, path)
+
+
+def parse_baseline(content: bytes, path: Path) -> Baseline:
+    """The baseline that a file's content says, checked; of an earlier form, in this one.
+
+    Raises:
+        BaselineError: it can't be read, or is of a newer form.
+    """
+    try:
+        version = msgspec.json.decode(content, type=_Version).schema_version
+        if version > SCHEMA_VERSION:
+            line = _line_of(content, max(content.find(b'"schema_version"'), 0))
+            raise BaselineError(
+                f"baseline '{path}': schema version {version} at line {line}, this specreg reads"
+                f" {SCHEMA_VERSION}; use a newer specreg"
+            )
+        baseline = msgspec.json.decode(content, type=Baseline)
+        # What version 2 has more than 1 may be left out.
+        baseline = msgspec.structs.replace(baseline, schema_version=SCHEMA_VERSION)
+        _check_figures(baseline)
+    except UNREADABLE as error:
+        message = f"baseline '{path}': {_place(content, error)}; {_ADVICE}"
+        raise BaselineError(message) from error
+    except InvalidMeasurementError as error:
+        raise BaselineError(f"baseline '{path}': {error}; {_ADVICE}") from error
+    return baseline
+
+
+def baseline_files(folder: Path) -> Iterator[Path]:
+    """The files of baselines, of all machines; published figures are none."""
+    yield from (path for path in sorted(folder.glob("*/*.json")) if path.parent.name != "published")
+
+
+def check_baselines(paths: Iterable[Path]) -> tuple[str, ...]:
+    """What is wrong with each of the files that can't be read, in words."""
+    wrong = []
+    for path in paths:
+        try:
+            load_baseline(path)
+        except BaselineError as error:
+            wrong.append(str(error))
+    return tuple(wrong)
+
+
+def load_baselines(folder: Path, pattern: str) -> tuple[Baseline, ...]:
+    """The baselines whose paths below `folder` match a glob pattern, in the paths' order.
+
+    One that can't be read is left out: it turns its own case red, and no other.
+    """
+    found = []
+    for path in sorted(folder.glob(pattern)):
+        with contextlib.suppress(BaselineError):
+            found.append(load_baseline(path))
+    return tuple(baseline for baseline in found if baseline is not None)
+
+
+class LaunchesOnly(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a baseline, what tells how launches spread: all of them fit into memory."""
+
+    launches: tuple[dict[str, float], ...]
+    noise: dict[str, Noise] = {}
+
+
+def load_launches(folder: Path) -> tuple[LaunchesOnly, ...]:
+    """The launches of all baselines of one environment's folder; unreadable ones are left out."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        with contextlib.suppress(OSError, *UNREADABLE):
+            found.append(msgspec.json.decode(path.read_bytes(), type=LaunchesOnly))
+    return tuple(found)
+
+
+def record_baseline(path: Path, baseline: Baseline) -> None:
+    """Writes a baseline; the file is the old or the new one at any moment, never a torn one.
+
+    Raises:
+        BaselineError: the file that is there can't be read, so it isn't overwritten; this one
+            couldn't be read either; or the disk refuses.
+    """
+    load_baseline(path)
+    try:
+        _check_figures(baseline)
+    except InvalidMeasurementError as error:
+        message = f"baseline '{path}': not written, {error}; look at the figures of the run"
+        raise BaselineError(message) from error
+    try:
+        replace_file(path, render_baseline(baseline).encode())
+    except OSError as error:
+        message = f"baseline '{path}': not written, {error.strerror}; make room or mend its rights"
+        raise BaselineError(message) from error
+
+
+def render_baseline(baseline: Baseline) -> str:
+    """JSON with sorted keys; a list of lists has one of them per line.
+
+    Settings that have their defaults are left out, so that a new setting changes no file.
+    """
+    content = msgspec.to_builtins(baseline)
+    for setting in msgspec.structs.fields(baseline.case):
+        if getattr(baseline.case, setting.name) == setting.default:
+            del content["case"][setting.name]
+    for name in ("noise", "devices"):
+        if not content[name]:
+            del content[name]
+    if not baseline.environment.power_limit_w:
+        del content["environment"]["power_limit_w"]
+    return _render(content, "") + "\n"
+
+
+def render_schema() -> str:
+    """The JSON Schema of a baseline file; `baselines/schema.json` holds it for other tools."""
+    any_value = {"description": "what a chat template takes"}
+    schema = msgspec.json.schema(Baseline, schema_hook=lambda _: any_value)
+    return json.dumps(schema, indent=1, sort_keys=True) + "\n"
+
+
+def stored_acceptance(record: AcceptanceRecord | None) -> StoredAcceptance | None:
+    """A record in the form for disk."""
+    if record is None:
+        return None
+    return StoredAcceptance(
+        source=record.source,
+        view=record.view,
+        weighting=record.weighting,
+        total=None if record.prompts else record.total,
+        prompts=tuple(
+            StoredPrompt(
+                id=prompt.prompt_id,
+                category=prompt.category,
+                accepted=prompt.counts.accepted,
+                steps=prompt.counts.steps,
+                proposed=prompt.counts.proposed,
+                completion_tokens=prompt.completion_tokens,
+                position_counts=prompt.counts.position_counts,
+                turn=prompt.turn,
+            )
+            for prompt in record.prompts
+        ),
+    )
+
+
+def load_acceptance(stored: StoredAcceptance | None) -> AcceptanceRecord | None:
+    """The record that was stored."""
+    if stored is None:
+        return None
+    prompts = load_prompts(stored)
+    return AcceptanceRecord(
+        source=stored.source,
+        view=stored.view,
+        weighting=stored.weighting,
+        total=stored.total or sum((prompt.counts for prompt in prompts), NO_STEPS),
+        prompts=prompts,
+    )
+
+
+def load_table(stored: StoredAcceptance) -> CountsTable:
+    """What each prompt did, as columns."""
+    return table_of((prompt.id, prompt) for prompt in stored.prompts)
+
+
+def load_prompts(stored: StoredAcceptance | None) -> tuple[PromptAcceptance, ...]:
+    """What each prompt did, none without acceptance."""
+    return tuple(
+        PromptAcceptance(
+            prompt_id=prompt.id,
+            category=prompt.category,
+            counts=StepCounts(
+                steps=prompt.steps,
+                accepted=prompt.accepted,
+                proposed=prompt.proposed,
+                position_counts=prompt.position_counts,
+            ),
+            completion_tokens=prompt.completion_tokens,
+            turn=prompt.turn,
+        )
+        for prompt in (stored.prompts if stored else ())
+    )
+
+
+def _check_figures(baseline: Baseline) -> None:
+    for launch in baseline.launches:
+        for name, value in launch.items():
+            if not 0 < value < math.inf:
+                raise InvalidMeasurementError("FIGURE_IMPOSSIBLE", f"{name} is {value}")
+    for name, noise in baseline.noise.items():
+        if not 0 <= noise.between_frac < math.inf or noise.runs < _FEWEST_RUNS:
+            raise InvalidMeasurementError("FIGURE_IMPOSSIBLE", f"noise of {name} is {noise}")
+    stored = baseline.acceptance
+    drafted = baseline.case.tree.drafted_tokens if baseline.case.tree else None
+    for prompt in stored.prompts if stored else ():
+        check_counts(prompt, f"prompt '{prompt.id}'", drafted_tokens=drafted)
+    if stored is not None and stored.total is not None:
+        check_counts(stored.total, "all prompts", drafted_tokens=drafted)
+
+
+class _Version(msgspec.Struct, frozen=True):
+    schema_version: int
+
+
+def _place(content: bytes, error: Exception) -> str:
+    """Where the error is: msgspec names the field; for text that isn't JSON the line says more."""
+    for number, line in enumerate(content.splitlines(), start=1):
+        if line.startswith(b"<<<<<<< "):
+            return f"holds both sides of a merge conflict, from line {number} on"
+    try:
+        json.loads(content)
+    except json.JSONDecodeError as where:
+        return f"not JSON at line {where.lineno}, column {where.colno} ({where.msg})"
+    except UnicodeDecodeError as where:
+        return f"not text at line {_line_of(content, where.start)} (byte {where.start})"
+    except (ValueError, RecursionError) as beyond:  # numbers and brackets that Python doesn't read
+        return str(beyond)
+    byte = re.search(r"\(byte (\d+)\)", str(error))  # NaN, which Python reads and JSON hasn't
+    return f"not JSON at line {_line_of(content, int(byte[1]))} ({error})" if byte else str(error)
+
+
+def _line_of(content: bytes, byte: int) -> int:
+    return content.count(b"\n", 0, byte) + 1
+
+
+def _render(value: object, indent: str) -> str:
+    """A mapping's keys and a list's lists stand on lines of their own; all else on one."""
+    deeper = indent + " "
+    if isinstance(value, dict):
+        rows = (f"{json.dumps(k)}: {_render(value[k], deeper)}" for k in sorted(value))
+        return "{\n" + ",\n".join(deeper + row for row in rows) + f"\n{indent}}}"
+    if isinstance(value, (list, tuple)) and any(isinstance(i, (list, tuple, dict)) for i in value):
+        rows = (json.dumps(item, ensure_ascii=False, sort_keys=True) for item in value)
+        return "[\n" + ",\n".join(deeper + row for row in rows) + f"\n{indent}]"
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,203 @@
+"""What is expected of a case: its prompts, its settings, and what the baselines know of it."""
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from specreg.baselines.comparison import Known, differing_settings, of_any_number, spreads_of
+from specreg.baselines.published import Published, load_published, published_for
+from specreg.baselines.schema import (
+    Baseline,
+    CaseSettings,
+    baseline_path,
+    load_baseline,
+    load_baselines,
+    load_launches,
+)
+from specreg.core.errors import BaselineError
+from specreg.core.redaction import hide_known
+from specreg.datasets import Prompt
+from specreg.datasets._dataset import prompts_sha256
+from specreg.matrix import Case
+from specreg.matrix.models import model_sha256
+from specreg.matrix.prompts import load_case_prompts
+from specreg.matrix.widening import served_models
+from specreg.stats.intervals import Spread
+from specreg.telemetry.identity import Environment
+
+
+def settings_in(root: Path, case: Case) -> CaseSettings:
+    """The settings of a case, with the files of a repository."""
+    target, _ = served_models(root, case.server)
+    return settings_of(case, target, load_case_prompts(root, case))
+
+
+def settings_of(case: Case, target: str, prompts: Sequence[Prompt]) -> CaseSettings:
+    """What must be equal for another measurement of a case to be compared with one of this.
+
+    Args:
+        case: what is measured.
+        target: the folder or hub id that is served.
+        prompts: of the dataset, in its order; those of a run by the matrix and of its extension
+            count.
+    """
+    server = case.server
+    target_sha256 = model_sha256(target)
+    return CaseSettings(
+        engine=server.engine,
+        method=server.method,
+        draft_tokens=server.draft_tokens,
+        target_sha256=target_sha256,
+        # A folder's place on the disk says nothing; a hub id is all there is.
+        target="" if target_sha256 else server.target,
+        prompts_sha256=prompts_sha256(prompts[: 2 * (case.matrix_prompts or case.prompts)]),
+        output_cap_tokens=case.output_cap_tokens,
+        temperature=case.temperature,
+        concurrency=case.load.concurrency,
+        rounds=case.rounds,
+        dtype=server.dtype,
+        max_model_len_tokens=server.max_model_len_tokens,
+        max_sequences=server.max_sequences,
+        engine_args=tuple(map(hide_known, server.engine_args)),
+        engine_env=tuple((name, hide_known(value)) for name, value in server.engine_env),
+        arrivals=case.load.arrivals,
+        requests_per_s=case.load.requests_per_s,
+        burstiness=case.load.burstiness,
+        ramp_up_s=case.load.ramp_up_s,
+        duration_s=case.load.duration_s,
+        turns=case.turns,
+        form=case.form,
+        chat_template_args=case.chat_template_args,
+        ignore_eos=case.ignore_eos,
+        stream=case.stream,
+        limits=case.limits,
+        parallel=server.parallel,
+        tree=server.tree,
+        history_reply=case.history_reply,
+        prompts=case.matrix_prompts or case.prompts,
+        num_prompts=case.prompts if case.matrix_prompts else None,
+        trust_remote_code=server.trust_remote_code,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shelf:
+    """The baselines that apply to one machine; what all cases share is read once.
+
+    Attributes:
+        folder: of all baselines.
+        environment: where is measured.
+        options: with which pytest runs the cases that are looked up, the tier among them.
+    """
+
+    folder: Path
+    environment: Environment
+    options: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def spreads(self) -> Mapping[str, Spread]:
+        """By metric, how launches of this machine differ."""
+        folders = (self.folder / name for name in self.environment.names)
+        return spreads_of(tuple(itertools.chain.from_iterable(map(load_launches, folders))))
+
+    @functools.cached_property
+    def published(self) -> tuple[Published, ...]:
+        """The published figures.
+
+        Raises:
+            BaselineError: one of them can't be read.
+        """
+        return load_published(self.folder)
+
+    def path(self, case_id: str) -> Path:
+        """Where a case's baseline is written."""
+        return baseline_path(self.folder, self.environment.name, case_id)
+
+    def found(self, case_id: str) -> Path:
+        """Where a case's baseline lies, `path` where there is none."""
+        paths = (baseline_path(self.folder, name, case_id) for name in self.environment.names)
+        return next((path for path in paths if path.exists()), self.path(case_id))
+
+    def look_up(self, case: Case, settings: CaseSettings) -> Known:
+        """What is known of a case.
+
+        Raises:
+            BaselineError: its baseline can't be read.
+        """
+        exact = self._exact(case)
+        nearest = None if exact else self._nearest(case, of_any_number(settings))
+        known = exact is not None or nearest is not None
+        return Known(
+            environment=self.environment,
+            settings=settings,
+            exact=exact,
+            nearest=nearest,
+            published=None if known else published_for(case, self.published),
+            control=self._control(case, settings),
+            spreads=self.spreads,
+            options=self.options,
+        )
+
+    def files(self, case_ids: Iterable[str]) -> tuple[Path, ...]:
+        """The files that say what is expected of the cases: this machine's, else all others'."""
+        return tuple(
+            path
+            for case_id in case_ids
+            for path in (
+                [self.found(case_id)]
+                if self.found(case_id).exists()
+                else sorted(self.folder.glob(f"*/{case_id}.json"))
+            )
+        )
+
+    def unused(self, case_ids: Iterable[str]) -> tuple[Path, ...]:
+        """The files of this machine that none of the cases asks for."""
+        wanted = set(map(self.found, case_ids))
+        folders = (self.folder / name for name in self.environment.names)
+        there = itertools.chain.from_iterable(folder.glob("*.json") for folder in folders)
+        return tuple(sorted(set(there) - wanted))
+
+    def _exact(self, case: Case) -> Baseline | None:
+        found = load_baseline(self.found(case.id))
+        return found if found is not None and found.environment == self.environment else None
+
+    def _nearest(self, case: Case, settings: CaseSettings) -> Baseline | None:
+        """Of the other machines' baselines with the same settings, the likest machine's."""
+        alike = [
+            baseline
+            for baseline in load_baselines(self.folder, f"*/{case.id}.json")
+            if not differing_settings(baseline.case, settings)
+        ]
+        return max(
+            alike, key=lambda other: _likeness(other.environment, self.environment), default=None
+        )
+
+    def _control(self, case: Case, settings: CaseSettings) -> Baseline | None:
+        """The baseline of the same load without speculation, with the same settings else."""
+        if case.control is None:
+            return None
+        with contextlib.suppress(BaselineError):  # it turns its own case red
+            found = self._exact(dataclasses.replace(case, server=case.control, control=None))
+            wanted = msgspec.structs.replace(
+                settings,
+                method="none",
+                draft_tokens=0,
+                tree=None,
+                parallel=settings.parallel.without_draft,
+            )
+            if found is not None and not differing_settings(found.case, wanted):
+                return found
+        return None
+
+
+def _likeness(one: Environment, other: Environment) -> int:
+    """How many facts two environments share."""
+    return sum(
+        getattr(one, field) == getattr(other, field) for field in Environment.__struct_fields__
+    )

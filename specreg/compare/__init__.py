@@ -1,0 +1,1 @@
+"""Two or more measurements against each other: gate, bisect, soak."""

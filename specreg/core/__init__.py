@@ -1,0 +1,1 @@
+"""Errors, files, processes, signals and HTTP, which every other room uses."""

@@ -1,0 +1,186 @@
+"""Every error that specreg raises on purpose, as one tree.
+
+SpecregError
+├── UnknownNameError        an engine, method, dataset, tier or model pair that nobody declared
+├── MatrixError             a matrix file that doesn't decode, or asks for what can't be
+├── UnsupportedError        an engine or its version lacks what a case asks for
+├── DatasetError            a prompt file that can't be used, or a set that nobody prepared
+├── ModelError              a model folder that is missing or not one
+├── EnvironmentSetupError   an engine's environment could not be made
+├── ServerError
+│   ├── ServerStartError    the server died or never became ready
+│   ├── ServerRefusedError  the server refused to generate a token
+│   ├── ServerDiedError     the server went away while it was measured
+│   ├── AnswerError         an answer that can't be taken: refused, too late, too long, or no HTTP
+│   └── AttachError         nothing, or something else than asked for, answers at a URL
+├── SensorError             a device whose power can't be read, or that is gone
+│   ├── DeviceHeldError     a GPU on which another run of specreg measures
+│   └── MemoryHeldError     a GPU that hasn't got its memory back; nothing may be measured any more
+│       └── UnkillableError processes of a server that live after they were killed; the same
+├── InvalidMeasurementError the meter was not in order; the figures mean nothing
+│   └── HungError           a server that takes requests and generates nothing; it is ended
+├── BaselineError           a baseline file that can't be read, or must not be written
+└── ReportError             a report that can't be read, made or sent
+
+A message reads `<subject>: <what is wrong, got and needed>; <what to do>`.
+"""
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+
+from specreg.core.redaction import hide
+
+_MOST_CHARACTERS = 4_000
+"""Of a line: some quote what others wrote, and what to do stands at its end."""
+
+
+class SpecregError(Exception):
+    """Anything that specreg says on purpose; its text is for the user: no traceback, no secret."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("\n".join(map(_readable, hide(message).split("\n"))))
+
+
+class UnknownNameError(SpecregError):
+    """A name that nothing declares.
+
+    Attributes:
+        kind: what was looked for, "engine" for instance.
+        name: the name as given.
+        known: the names that would have been understood, sorted.
+    """
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], where: str = "") -> None:
+        self.kind, self.name, self.known = kind, name, tuple(sorted(known))
+        close = difflib.get_close_matches(name, self.known, n=1)
+        advice = f"did you mean '{close[0]}'? " if close else ""
+        place = f"{where}: " if where else ""
+        super().__init__(
+            f"{place}unknown {kind} '{name}'; {advice}known: {', '.join(self.known) or 'none'}"
+        )
+
+
+class MatrixError(SpecregError):
+    """A matrix file that can't be used; the message names file, table and key."""
+
+
+class UnsupportedError(SpecregError):
+    """An engine or its version lacks what a case asks for; the message says which has it."""
+
+
+class DatasetError(SpecregError):
+    """A prompt file that can't be used; the message names file, row and field."""
+
+
+class ModelError(SpecregError):
+    """A model folder that is missing or incomplete."""
+
+
+class EnvironmentSetupError(SpecregError):
+    """An engine's environment could not be made; the message ends with the installer's words."""
+
+
+class ServerError(SpecregError):
+    """A server that doesn't do what it was started for."""
+
+
+class ServerStartError(ServerError):
+    """A server that died while starting, or never generated a token.
+
+    Attributes:
+        failure: the kind of failure, "out of memory" for instance.
+        log_path: the whole log.
+        log_tail: its last lines, 40 at most.
+    """
+
+    def __init__(
+        self, subject: str, failure: str, advice: str, log_path: Path, log_tail: str
+    ) -> None:
+        self.failure, self.log_path, self.log_tail = failure, log_path, log_tail
+        super().__init__(
+            f"{subject}: {failure}; {advice}\n"
+            f"last lines of {log_path}:\n{log_tail or '(the log is empty)'}"
+        )
+
+
+class ServerRefusedError(ServerError):
+    """A server that refused to generate a token; the message is its answer."""
+
+
+class ServerDiedError(ServerError):
+    """A server that went away while it was measured."""
+
+
+class AnswerError(ServerError):
+    """An answer that can't be taken; the message names the path, and whoever asked says of whom.
+
+    Attributes:
+        status: HTTP's, of a refusal; None where there was no whole answer.
+        late: whether time was up.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None, late: bool = False) -> None:
+        self.status, self.late = status, late
+        super().__init__(message)
+
+
+class AttachError(ServerError):
+    """Nothing, or something else than asked for, answers at a URL."""
+
+
+class SensorError(SpecregError):
+    """A device whose power can't be read, that is in use, or that is gone."""
+
+
+class DeviceHeldError(SensorError):
+    """A GPU on which another run of specreg measures; the message names it."""
+
+
+class MemoryHeldError(SensorError):
+    """A GPU whose memory isn't back after its server's end; it ends the run."""
+
+
+class UnkillableError(MemoryHeldError):
+    """Processes that live after they were killed; the message has their ids. It ends the run."""
+
+
+class InvalidMeasurementError(SpecregError):
+    """A measurement that broke a check: the meter or the machine was not in order.
+
+    Attributes:
+        reason: a short constant, "SPEC_DISABLED" for instance, for reports and scripts.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        self.reason = reason
+        super().__init__(f"{reason}: {message}")
+
+
+class HungError(InvalidMeasurementError):
+    """A server that takes requests and generates nothing.
+
+    Attributes:
+        silent_s: for how long.
+    """
+
+    name = "HUNG"
+
+    def __init__(self, silent_s: float) -> None:
+        self.silent_s = silent_s
+        message = f"no token came for {silent_s:g} s; look at the server's log"
+        super().__init__(self.name, message)
+
+
+class BaselineError(SpecregError):
+    """A baseline file that can't be read or must not be written; it is left as it is."""
+
+
+class ReportError(SpecregError):
+    """A report that can't be read, made or sent; the run that it is of stays as it is."""
+
+
+def _readable(line: str) -> str:
+    """Its beginning and its end where it has no end to speak of."""
+    half = _MOST_CHARACTERS // 2
+    return line if len(line) <= _MOST_CHARACTERS else f"{line[:half]} … {line[-half:]}"

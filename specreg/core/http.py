@@ -1,0 +1,147 @@
+"""Answers: a question to a server in, its answer out, within bounds of bytes and of time.
+
+A server's answer is somebody else's data. Everything that isn't the stream of a measured request is
+read here; that stream is read by `specreg.load.chat_client`, and what may be in either has its
+bounds here.
+"""
+
+import asyncio
+import os
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from specreg.core.errors import AnswerError
+
+if TYPE_CHECKING:
+    import httpx
+
+MOST_BYTES = 16 * 2**20
+"""Of an answer, or of one line of a stream. Pages of metrics are the longest, some hundred KiB."""
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**48)]
+"""Tokens or steps, as a server counts them."""
+Histogram = Annotated[tuple[Count, ...], msgspec.Meta(max_length=1024)]
+"""Steps by accepted drafts; no drafter drafts so many."""
+Name = Annotated[str, msgspec.Meta(max_length=1024)]
+"""Of a model, a version, an answer."""
+
+_WORDS_CHARACTERS = 300
+_HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What came back.
+
+    Attributes:
+        path: that was asked.
+        status: HTTP's.
+        content: `MOST_BYTES` or less.
+    """
+
+    path: str
+    status: int
+    content: bytes
+
+    @property
+    def text(self) -> str:
+        """As UTF-8, whatever it says of itself; what is none has marks in its place."""
+        return self.content.decode(errors="replace")
+
+    def good(self) -> bytes:
+        """The content of an answer that is none of an error.
+
+        Raises:
+            AnswerError: it is.
+        """
+        if not HTTPStatus.OK <= self.status < HTTPStatus.MULTIPLE_CHOICES:
+            raise AnswerError(f"HTTP {self.status} from {self.path}", status=self.status)
+        return self.content
+
+
+async def read(
+    client: "httpx.AsyncClient",
+    method: str,
+    path: str,
+    *,
+    within_s: float,
+    body: bytes | None = None,
+) -> Answer:
+    """An answer of any status, read to its end.
+
+    Args:
+        client: for the server.
+        method: HTTP's.
+        path: what to ask.
+        within_s: how long it may take from the first byte sent to the last one read.
+        body: what to send, JSON.
+
+    Raises:
+        AnswerError: there is none, in time or at all; it is longer than `MOST_BYTES`, or no HTTP.
+    """
+    import aiohttp  # noqa: PLC0415 - takes long, and few commands ask a server
+    import httpx  # noqa: PLC0415 - the same
+
+    content = bytearray()
+    try:
+        async with (
+            asyncio.timeout(within_s),
+            client.stream(method, path, content=body, headers=_HEADERS, timeout=None) as response,
+        ):
+            async for piece in response.aiter_raw():
+                content += piece
+                if len(content) > MOST_BYTES:
+                    message = f"{path}: answers more than {MOST_BYTES} bytes"
+                    raise AnswerError(message)
+    except TimeoutError as error:
+        message = f"{path}: no whole answer within {within_s:g} s"
+        raise AnswerError(message, late=True) from error
+    # The transport of talk leaves some of aiohttp's as they are, of what is no HTTP for instance.
+    except (httpx.HTTPError, httpx.InvalidURL, aiohttp.ClientError) as error:
+        message = f"{path}: {type(error).__name__}, {_why(error)}"
+        raise AnswerError(message) from error
+    return Answer(path=path, status=response.status_code, content=bytes(content))
+
+
+def ask(
+    base_url: str, method: str, path: str, *, within_s: float, body: bytes | None = None
+) -> Answer:
+    """The same of a server that is asked once, outside of any event loop.
+
+    Args:
+        base_url: `http://HOST:PORT`.
+        method: HTTP's.
+        path: what to ask.
+        within_s: how long it may take.
+        body: what to send, JSON.
+
+    Raises:
+        AnswerError: see `read`.
+    """
+    import httpx  # noqa: PLC0415 - takes long, and few commands ask a server
+
+    async def once() -> Answer:
+        # Without TLS the certificates would be loaded for nothing, which takes a while.
+        tls = base_url.startswith("https:")
+        async with httpx.AsyncClient(base_url=base_url, trust_env=False, verify=tls) as client:
+            return await read(client, method, path, within_s=within_s, body=body)
+
+    return asyncio.run(once())
+
+
+def _why(error: BaseException) -> str:
+    """What the system said first, where it did: the libraries' own words hide it. A line."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno:
+            return os.strerror(cause.errno)
+        cause = cause.__cause__ or cause.__context__
+    return shortly(error) or "no words"
+
+
+def shortly(error: BaseException) -> str:
+    """What an error says, in a line of 300 characters at most: some quote a whole answer."""
+    return " ".join(str(error).split())[:_WORDS_CHARACTERS]

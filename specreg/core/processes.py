@@ -1,0 +1,308 @@
+"""Process groups that leave nothing behind: every descendant of a server is found and ended.
+
+A server's workers may leave its process group or outlive their parent, so each process that is
+started here carries a mark in its environment, which its descendants inherit. And we may be killed
+ourselves, so a watchdog stands beside each, who ends it then, and writes down what it says.
+"""
+
+import atexit
+import contextlib
+import fcntl
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from specreg.core import supervisor as watchdog
+from specreg.core.errors import UnkillableError
+from specreg.core.redaction import known_secrets, learn
+from specreg.core.shared_memory import remove_shared, shared_files
+from specreg.core.supervisor import (
+    NOBODY,
+    Given,
+    Leader,
+    ask_all,
+    kill_all,
+    leader_of,
+    living,
+    shared_by,
+)
+
+_TERM_S = 5.0
+_KILL_S = 5.0
+_GONE_S = 25.0
+"""What was killed may yet have much memory to give back; only then is it beyond us."""
+_REAPED_S = 5.0
+STOPPED_WITHIN_S = _TERM_S + _KILL_S + _GONE_S + _REAPED_S
+"""The most that `stop_marked` takes."""
+_EXEC_S = 0.2
+_PIPE_BYTES = 2**20
+_HELD_KIB = re.compile(r"^Pss_(?:Anon|Shmem): *(\d+) kB", re.MULTILINE)
+_HERE = str(Path(__file__).parents[2])
+"""The folder that holds specreg, for a process that knows of no other."""
+
+
+_RUNNING: "dict[str, MarkedProcess]" = {}
+"""By their marks, what was started and not stopped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkedProcess:
+    """A started process.
+
+    Attributes:
+        popen: the process; it leads a session of its own.
+        mark: by which its descendants are known.
+        leader: the process, as the leader of its session.
+        watchdog: writes its log, and ends all of them when we are killed.
+        last_resort: kills all that is left of them, and gives the ids of those that live all the
+            same; runs at our own end too.
+        shared_before: what lay in /dev/shm before; shared: what they had there since, as far as
+            was seen.
+    """
+
+    popen: subprocess.Popen[bytes]
+    mark: str
+    leader: Leader
+    watchdog: subprocess.Popen[bytes]
+    last_resort: Callable[[], list[int]]
+    shared_before: Collection[str] = ()
+    shared: set[str] = field(default_factory=set)
+
+
+def start_marked(
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    log_path: Path,
+    cwd: Path,
+    temporary: Sequence[Path] = (),
+    order: bytes = b"",
+    passes_on: bool = False,
+) -> MarkedProcess:
+    """Starts a command in a session of its own, so that Ctrl-C reaches us and not it.
+
+    Args:
+        command: program and arguments; no shell.
+        environment: the whole environment; the mark is added.
+        log_path: gets the first and the last of both output streams, without secrets.
+        cwd: the folder to run in.
+        temporary: folders that the caller removes; the watchdog does where the caller can't.
+        order: a line that the process reads, whose input then stays open for as long as we live;
+            empty for one that reads nothing.
+        passes_on: whether what it says goes where we speak, and not into the log.
+
+    Raises:
+        OSError: the program can't be run, or the log not be written.
+    """
+    mark = uuid.uuid4().hex
+    # setproctitle, which vLLM's workers call, writes over the environment that /proc shows.
+    marked = {**environment, watchdog.VARIABLE: mark, "SPT_NOENV": "1"}
+    learn(environment, command)
+    before, shared = shared_files(), set[str]()
+    log_path.write_bytes(b"")
+    with _pipe() as (speaks, hears):
+        guard = _start_watchdog(mark, hears, log_path, temporary)
+        try:
+            _tell(guard, json.dumps(Given(known_secrets(), tuple(before))._asdict()))
+            popen = subprocess.Popen(  # noqa: S603 - our own arguments, no shell
+                command,
+                env=marked,
+                stdin=subprocess.PIPE if order else subprocess.DEVNULL,
+                stdout=None if passes_on else speaks,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                cwd=cwd,
+            )
+            leader = leader_of(popen.pid)
+            _tell(guard, f"{leader.pid} {leader.started}")
+        except OSError:
+            _dismiss(guard)
+            raise
+        except KeyboardInterrupt:
+            # It came between the fork and us: nobody but its mark knows the child, once it runs.
+            time.sleep(_EXEC_S)
+            kill_all(mark, NOBODY, _KILL_S)
+            _dismiss(guard)
+            raise
+    # A second Ctrl-C may cut the orderly way short; what is left then goes with us.
+    last_resort = functools.partial(_end, mark, leader, shared)
+    atexit.register(last_resort)
+    _RUNNING[mark] = MarkedProcess(
+        popen=popen,
+        mark=mark,
+        leader=leader,
+        watchdog=guard,
+        last_resort=last_resort,
+        shared_before=before,
+        shared=shared,
+    )
+    _write(popen.stdin, order)
+    return _RUNNING[mark]
+
+
+def stop_marked(process: MarkedProcess) -> None:
+    """Ends the process and all its descendants: asked first, killed 5 s later, then waited for.
+
+    All that they said is on disk afterwards. Ctrl-C meanwhile kills whatever else runs, too.
+
+    Raises:
+        UnkillableError: some of them live all the same.
+    """
+    try:
+        note_shared(process)
+        ask_all(process.mark, process.leader, _TERM_S)
+        note_shared(process)
+    except KeyboardInterrupt:  # once more, as a rule: then nobody asks the others either
+        kill_running()
+        raise
+    finally:
+        left = process.last_resort()
+        atexit.unregister(process.last_resort)
+        # One that waits in the kernel, or that a debugger holds, can't be waited for.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.popen.wait(_REAPED_S)
+        _RUNNING.pop(process.mark, None)
+        _dismiss(process.watchdog)
+    if left:
+        left = kill_all(process.mark, process.leader, _GONE_S)
+        process.popen.poll()  # so that it is no zombie
+    if left:
+        message = (
+            f"{_described(left)}: still there {_KILL_S + _GONE_S:g} s after it was killed, and"
+            " nothing can be measured beside it; see what it waits for in the kernel's log (dmesg),"
+            " and end it, or start the machine anew"
+        )
+        raise UnkillableError(message)
+
+
+def kill_running() -> None:
+    """Kills at once all that was started and not stopped."""
+    for process in tuple(_RUNNING.values()):
+        note_shared(process)
+        process.last_resort()
+
+
+def note_shared(process: MarkedProcess) -> None:
+    """Remembers what they have in /dev/shm now, to remove it should they not."""
+    process.shared.update(shared_by(process.mark, process.leader, process.shared_before))
+
+
+def settle_log(process: MarkedProcess) -> None:
+    """Returns once all that was said so far is on disk; at once where its watchdog is gone."""
+    guard = process.watchdog
+    if guard.stdout is not None and not guard.stdout.closed:
+        _tell(guard, watchdog.SETTLE)
+        guard.stdout.readline()
+
+
+def _end(mark: str, leader: Leader, shared: Collection[str]) -> list[int]:
+    left = kill_all(mark, leader, _KILL_S)
+    remove_shared(shared)
+    return left
+
+
+def _described(pids: Sequence[int]) -> str:
+    """Processes and what they do: `process 4242 (python, disk-sleep)`."""
+    return ", ".join(f"process {pid} ({_state(pid)})" for pid in pids)
+
+
+def _state(pid: int) -> str:
+    try:
+        process = psutil.Process(pid)
+        return f"{process.name()}, {process.status()}"
+    except psutil.Error:
+        return "of another user"
+
+
+@contextlib.contextmanager
+def _pipe() -> Iterator[tuple[int, int]]:
+    """Where to speak, and where to hear it; other processes have their copies afterwards."""
+    hears, speaks = os.pipe()
+    try:
+        with contextlib.suppress(OSError):  # a container may not grant it
+            fcntl.fcntl(speaks, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        yield speaks, hears
+    finally:
+        os.close(speaks)
+        os.close(hears)
+
+
+def resident_bytes(process: MarkedProcess) -> int:
+    """The memory that the process and its descendants hold; what they share is counted once.
+
+    Anonymous and shared memory, by proportional set sizes; of a process that doesn't tell its own,
+    all that is resident. Pages of files, such as libraries, don't count: nobody holds them, and
+    they are the fewer, the more others have the same files open.
+    """
+    return sum(map(_resident_bytes, process_ids(process)))
+
+
+def process_ids(process: MarkedProcess) -> frozenset[int]:
+    """The ids of the process and its descendants."""
+    return frozenset(living(process.mark, process.leader))
+
+
+def our_ids() -> frozenset[int]:
+    """The ids of all processes that we started and haven't stopped, with their descendants."""
+    return frozenset[int]().union(*map(process_ids, _RUNNING.values()))
+
+
+def _resident_bytes(pid: int) -> int:
+    try:
+        told = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        return 1024 * sum(map(int, _HELD_KIB.findall(told)))
+    except OSError:
+        pass
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
+def _start_watchdog(
+    mark: str, hears: int, log_path: Path, temporary: Sequence[Path]
+) -> subprocess.Popen[bytes]:
+    """In a session of its own, and on none of our streams: a pipe of pytest's would stay open."""
+    arguments = (_HERE, mark, str(hears), str(log_path.absolute()), *map(str, temporary))
+    return subprocess.Popen(  # noqa: S603 - our own arguments, no shell
+        (sys.executable, "-I", "-S", "-c", watchdog.MAIN, *arguments),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        pass_fds=(hears,),
+        start_new_session=True,
+        cwd="/",
+    )
+
+
+def _tell(guard: subprocess.Popen[bytes], line: str) -> None:
+    _write(guard.stdin, f"{line}\n".encode())
+
+
+def _write(pipe: IO[bytes] | None, content: bytes) -> None:
+    """To a process, if it is there; of a watchdog that somebody killed we go on without one."""
+    with contextlib.suppress(BrokenPipeError):
+        if pipe is not None:
+            pipe.write(content)
+            pipe.flush()
+
+
+def _dismiss(guard: subprocess.Popen[bytes]) -> None:
+    """Ends a watchdog that has nothing to do any more but to write down what it heard."""
+    _tell(guard, watchdog.DONE)
+    for stream in (guard.stdin, guard.stdout):
+        with contextlib.suppress(BrokenPipeError):
+            if stream is not None:
+                stream.close()
+    guard.wait()

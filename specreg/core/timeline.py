@@ -1,0 +1,181 @@
+"""Keep account of where the time of a run goes, by server pair and by phase."""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+import msgspec
+
+from specreg.core.supervisor import leader_of
+
+_NS_PER_S = 10**9
+
+
+class Phase(StrEnum):
+    """What a run does for a server pair."""
+
+    INSTALLING = "installing"
+    STARTING = "starting"
+    WARMING_UP = "warming up"
+    MEASURING = "measuring"
+    PROVING = "proving"
+    JUDGING = "judging"
+    CONFIRMING = "confirming"
+    STOPPING = "stopping"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A phase that goes on.
+
+    Attributes:
+        phase: which; pair: the server pair that it is for.
+        of: what it is about: a pair, a case or a requirement.
+        estimate_s: about how long it takes, None where nothing tells.
+        began_ns: on the timeline's clock.
+    """
+
+    phase: Phase
+    pair: str
+    of: str
+    estimate_s: float | None
+    began_ns: int
+
+
+StepListener = Callable[[Sequence[Step]], None]
+"""Is told the steps that go on, the innermost last, each time they change."""
+
+
+class PairTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the time of one server pair went.
+
+    Attributes:
+        pair: the launch of the case's server.
+        phases_s: seconds by phase; together they are the pair's.
+        ready_s: by server of the pair, from its own start to its first token.
+    """
+
+    pair: str
+    phases_s: dict[str, float]
+    ready_s: dict[str, float] = {}
+
+    @property
+    def total_s(self) -> float:
+        """All phases together."""
+        return sum(self.phases_s.values())
+
+
+class RunTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the time of a run went: `wall_s` is that of the pairs and `idle_s`.
+
+    Attributes:
+        pairs: in the order of the run.
+        idle_s: for no pair: imports, collection, waiting, reports.
+        wall_s: since the process began.
+    """
+
+    pairs: tuple[PairTime, ...]
+    idle_s: float
+    wall_s: float
+
+
+def process_began_ns() -> int:
+    """When this process began, on the monotonic clock; to 10 ms, as the kernel counts."""
+    started_s = leader_of(os.getpid()).started / os.sysconf("SC_CLK_TCK")
+    age_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - round(started_s * _NS_PER_S)
+    return time.monotonic_ns() - age_ns
+
+
+@dataclass(slots=True, kw_only=True)
+class Timeline:
+    """The phases of a run; each moment belongs to the innermost phase that goes on.
+
+    Attributes:
+        clock: monotonic, in nanoseconds.
+        began_ns: on that clock.
+        listener: is told the steps that go on, each time they change.
+    """
+
+    clock: Callable[[], int] = time.monotonic_ns
+    began_ns: int = field(default_factory=process_began_ns)
+    listener: StepListener = lambda _: None
+    _steps: list[Step] = field(default_factory=list)
+    _spent_ns: dict[str, dict[Phase, int]] = field(default_factory=dict)
+    _ready_s: dict[str, dict[str, float]] = field(default_factory=dict)
+    _booked_ns: int = 0
+
+    @contextlib.contextmanager
+    def during(
+        self, phase: Phase, pair: str = "", *, of: str = "", estimate_s: float | None = None
+    ) -> Iterator[None]:
+        """Spends the context's time on a phase; one inside of it has its own.
+
+        Args:
+            phase: which.
+            pair: the server pair that it is for; empty for that of the phase around it, or the
+                last one.
+            of: what it is about; empty for the pair.
+            estimate_s: about how long it takes, None where nothing tells.
+        """
+        if not pair:
+            pair = self._steps[-1].pair if self._steps else next(reversed(self._spent_ns), "")
+        now = self._book()
+        step = Step(phase=phase, pair=pair, of=of or pair, estimate_s=estimate_s, began_ns=now)
+        depth = len(self._steps)
+        try:  # from here on: Ctrl-C may come before the context has begun
+            self._spent_ns.setdefault(pair, {})
+            self._steps.append(step)
+            self.listener(tuple(self._steps))
+            yield
+        finally:
+            self._book()
+            del self._steps[depth:]
+            self.listener(tuple(self._steps))
+
+    def turn_to(self, phase: Phase, estimate_s: float | None = None) -> None:
+        """Ends the innermost phase and begins another of the same pair in its place."""
+        now = self._book()
+        self._steps[-1] = replace(self._steps[-1], phase=phase, estimate_s=estimate_s, began_ns=now)
+        self.listener(tuple(self._steps))
+
+    def note_ready(self, pair: str, ready_s: Mapping[str, float]) -> None:
+        """Keeps how long each server of a pair took to its first token, in seconds."""
+        self._ready_s.setdefault(pair, {}).update(ready_s)
+
+    @property
+    def start_s(self) -> float | None:
+        """What starting took the last pair, in seconds; None before the first."""
+        took_ns = [
+            spent[Phase.STARTING] for spent in self._spent_ns.values() if Phase.STARTING in spent
+        ]
+        return took_ns[-1] / _NS_PER_S if took_ns else None
+
+    def so_far(self) -> RunTime:
+        """Where the time went until now."""
+        wall_ns = self._book() - self.began_ns
+        pairs = tuple(
+            PairTime(
+                pair=pair,
+                phases_s={phase: spent[phase] / _NS_PER_S for phase in Phase if phase in spent},
+                ready_s=self._ready_s.get(pair, {}),
+            )
+            for pair, spent in self._spent_ns.items()
+            if spent
+        )
+        wall_s = wall_ns / _NS_PER_S
+        return RunTime(
+            pairs=pairs, idle_s=wall_s - sum(one.total_s for one in pairs), wall_s=wall_s
+        )
+
+    def _book(self) -> int:
+        """Gives the time since the last change to the innermost phase; the moment."""
+        now = self.clock()
+        if self._steps:
+            step = self._steps[-1]
+            spent = self._spent_ns[step.pair]
+            spent[step.phase] = spent.get(step.phase, 0) + now - self._booked_ns
+        self._booked_ns = now
+        return now

@@ -1,0 +1,84 @@
+"""What a prompt is: a conversation to replay, in texts or in token ids."""
+
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from specreg.core.errors import DatasetError
+
+_ID_CHARACTERS = 200
+
+
+class Prompt(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """One conversation to replay.
+
+    Attributes:
+        id: unique within the dataset.
+        category: what per-category figures are grouped by.
+        turns: what the user says, in order; none empty.
+        token_ids: the prompt as ids instead; either these or turns are given.
+    """
+
+    id: str
+    category: str
+    turns: tuple[str, ...] = ()
+    token_ids: tuple[int, ...] = ()
+
+
+def check_prompt(prompt: Prompt) -> None:
+    """Silent where a prompt can be sent.
+
+    Raises:
+        DatasetError: it says nothing, or it is given twice; or no message could name it.
+    """
+    if len(prompt.id) > _ID_CHARACTERS:
+        message = (
+            f"prompt '{prompt.id[:_ID_CHARACTERS]}…' has an id of {len(prompt.id)} characters;"
+            f" give it one of {_ID_CHARACTERS} or fewer"
+        )
+        raise DatasetError(message)
+    if bool(prompt.turns) == bool(prompt.token_ids) or not all(map(str.strip, prompt.turns)):
+        message = (
+            f"prompt '{prompt.id}' has an empty turn, none at all, or turns and token_ids;"
+            " remove the row or mend it"
+        )
+        raise DatasetError(message)
+
+
+def check_ids(prompts: Sequence[Prompt], where: str) -> None:
+    """Silent where each prompt has an id of its own.
+
+    Raises:
+        DatasetError: two have the same.
+    """
+    seen: dict[str, int] = {}
+    for row, prompt in enumerate(prompts, 1):
+        if prompt.id in seen:
+            message = (
+                f"{where}: prompts {seen[prompt.id]} and {row} have the same id '{prompt.id}';"
+                " give each its own"
+            )
+            raise DatasetError(message)
+        seen[prompt.id] = row
+
+
+def interleaved(prompts: Iterable[Prompt]) -> tuple[Prompt, ...]:
+    """The prompts with one of each category after another, for as long as it has any.
+
+    Categories come as they first appear, and prompts of one keep their order: any first n are
+    spread evenly.
+    """
+    by_category: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        by_category.setdefault(prompt.category, []).append(prompt)
+    rounds: Iterator[tuple[Prompt | None, ...]] = itertools.zip_longest(*by_category.values())
+    return tuple(prompt for one in rounds for prompt in one if prompt is not None)
+
+
+def prompts_sha256(prompts: Sequence[Prompt]) -> str:
+    """A checksum of the prompts and their order, 64 hexadecimal digits."""
+    return hashlib.sha256(msgspec.json.encode(list(prompts))).hexdigest()

@@ -1,0 +1,52 @@
+"""Questions to `python -m specreg.engines.pytorch.foreseeing` and its answers, as JSON."""
+
+import msgspec
+
+REFUSED = 2
+"""The status that it ends with where the last line that it writes is for the user."""
+
+
+class Text(msgspec.Struct, frozen=True, kw_only=True):
+    """A text in ids: `prompt_tokens` of them are the prompt, the next `output_tokens` the answer.
+
+    Whatever follows was said by somebody else, to tell what the last drafts would have met.
+    """
+
+    ids: tuple[int, ...]
+    prompt_tokens: int
+    output_tokens: int
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """What the target would have said, and a greedy drafter would have got right.
+
+    Attributes:
+        method: "draft_model" or "eagle3"; of any other, the target alone is asked.
+        target, draft: folders or hub ids; an empty one where the method has no draft.
+        draft_tokens: how many tokens a step drafts.
+        dtype: the weights' number format.
+        unseen_tokens: how many of a text's first tokens the draft model is never shown.
+        texts: prompt, answer, and as many tokens more as a step drafts.
+    """
+
+    method: str
+    target: str
+    draft: str
+    draft_tokens: int
+    dtype: str
+    unseen_tokens: int = 0
+    texts: tuple[Text, ...]
+
+
+class Foreseen(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer, text by text.
+
+    Attributes:
+        accepted: by place in the text, how many drafts of a step that begins there are right,
+            0..draft_tokens; nothing where the text ends too soon to tell, or nothing was asked.
+        gaps_nats: how much less likely than the target's own choice the least fitting token of the
+            answer is, 0 for a greedy text.
+    """
+
+    accepted: tuple[tuple[int, ...], ...]
+    gaps_nats: tuple[float, ...]

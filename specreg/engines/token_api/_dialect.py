@@ -1,0 +1,121 @@
+"""What a dialect is: how to ask one kind of server in token ids, answers without a stream."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+import msgspec
+
+from specreg.acceptance.record import StepCounts
+from specreg.acceptance.trace import Body
+from specreg.core.decoding import UNREADABLE
+from specreg.core.errors import InvalidMeasurementError
+from specreg.engines.protocols import Ask
+
+SpokenT = TypeVar("SpokenT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A request: where to POST what."""
+
+    path: str
+    body: Body
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What an answer is to be.
+
+    Attributes:
+        output_cap_tokens: its most tokens.
+        temperature: 0 is greedy.
+        ignore_eos: whether it goes on to the cap, whatever the model says.
+        seed: of what is drawn, None for the server's own.
+    """
+
+    output_cap_tokens: int
+    temperature: float = 0.0
+    ignore_eos: bool = False
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transcript:
+    """An answer in token ids.
+
+    Attributes:
+        prompt, output: what was asked, and answered; the token that ends a text is part of it.
+        counts: the steps by the answer's own word, None where it doesn't tell.
+    """
+
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+    counts: StepCounts | None = None
+
+
+class Dialect(ABC):
+    """One way to ask in ids. Subclasses hold no state. `name`: of the protocol."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def encode(self, ask: Ask) -> Call:
+        """How to learn the ids of a prompt, the model's chat template included."""
+
+    @abstractmethod
+    def parse_ids(self, answer: bytes) -> tuple[int, ...]:
+        """The ids of the prompt.
+
+        Raises:
+            InvalidMeasurementError: `ANSWER_UNREADABLE`.
+        """
+
+    @abstractmethod
+    def complete(self, model: str, ids: Sequence[int], wanted: Wanted) -> Call:
+        """How to have ids continued."""
+
+    @abstractmethod
+    def parse_transcript(self, answer: bytes, prompt: Sequence[int]) -> Transcript:
+        """What was answered.
+
+        Raises:
+            InvalidMeasurementError: `ANSWER_UNREADABLE`.
+        """
+
+    @abstractmethod
+    def score(self, model: str, ids: Sequence[int], candidates: Sequence[int]) -> Call:
+        """How to learn the log-probabilities of candidates for the next token."""
+
+    @abstractmethod
+    def parse_scores(self, answer: bytes, candidates: Sequence[int]) -> tuple[float, ...]:
+        """The log-probability of each candidate in nats, or the most that it can be.
+
+        Raises:
+            InvalidMeasurementError: `ANSWER_UNREADABLE`.
+        """
+
+
+def decode_answer(answer: bytes, form: type[SpokenT]) -> SpokenT:
+    """An answer in a server's own form.
+
+    Raises:
+        InvalidMeasurementError: `ANSWER_UNREADABLE`.
+    """
+    try:
+        return msgspec.json.decode(answer, type=form)
+    except UNREADABLE as error:
+        text = answer[:200].decode(errors="replace")
+        raise InvalidMeasurementError("ANSWER_UNREADABLE", f"{error}, in: {text}") from error
+
+
+def unreadable(lacks: str, answer: bytes) -> InvalidMeasurementError:
+    """The error of an answer that says less than was asked for.
+
+    Args:
+        lacks: what isn't there, and why that may be.
+        answer: as it came.
+    """
+    text = answer[:200].decode(errors="replace")
+    return InvalidMeasurementError("ANSWER_UNREADABLE", f"{lacks}, in: {text}")

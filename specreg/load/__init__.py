@@ -1,0 +1,1 @@
+"""The client: requests, arrivals, rounds, and the processes that share them."""

@@ -1,0 +1,319 @@
+"""Talking: a prompt and whom to ask in, what became of each turn out."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import TYPE_CHECKING, NoReturn, cast
+
+import msgspec
+
+from specreg.acceptance.record import StepCounts
+from specreg.acceptance.trace import Chunk, RequestTrace, StreamEvent, chunk_sizes
+from specreg.core.errors import HungError, InvalidMeasurementError
+from specreg.core.http import shortly
+from specreg.datasets import Prompt
+from specreg.datasets.chat_history import REPLIES
+from specreg.engines.protocols import PROTOCOLS, Ask, Endpoint, Message, Role, StreamDecoder
+from specreg.engines.sse import DONE, splitter_for
+from specreg.matrix import Case
+
+if TYPE_CHECKING:
+    import httpx
+
+_SILENCE_S = 60.0
+"""How long a stream may be silent before its request counts as failed, and all before the server
+counts as hung."""
+_WATCH_S = 1.0
+_ERROR_BYTES = 300
+_MORE_TOKENS = 1024
+"""Than were asked for, an answer may have: its last step may go beyond the cap."""
+_TOKEN_CHARACTERS = 1024
+"""The most that a token stands for."""
+_NS_PER_S = 10**9
+_HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+
+Clock = Callable[[], int]
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A request that has ended, with all that was seen of it.
+
+    Attributes:
+        place: of its conversation in the round, from 0.
+        trace: what the figures are made from.
+        chunks: each chunk with a token; text: all that was generated.
+        late: whether its time was up.
+    """
+
+    place: int
+    trace: RequestTrace
+    chunks: tuple[Chunk, ...]
+    text: str
+    late: bool = False
+
+
+Record = Callable[[Finished], None]
+Hear = Callable[[int], None]
+"""Is told each second, while requests are on their way, when the server last showed life."""
+
+
+def check_heard(case: Case, heard_ns: int, now_ns: int) -> None:
+    """A server that is asked something shows life within 60 s.
+
+    Where answers come whole, and the time of a request is longer, within that.
+
+    Raises:
+        HungError: it showed none.
+    """
+    most_s = _SILENCE_S if case.stream else max(_SILENCE_S, case.request_timeout_s)
+    if now_ns - heard_ns > most_s * _NS_PER_S:
+        raise HungError(most_s)
+
+
+def new_client(endpoint: Endpoint, *, connections: int | None) -> "httpx.AsyncClient":
+    """A client for one endpoint, over the aiohttp transport: it costs a third of httpx's own.
+
+    Args:
+        endpoint: whom to ask.
+        connections: the most at once, None for any number.
+    """
+    import httpx  # noqa: PLC0415 - takes long, and few commands ask a server
+    from httpx_aiohttp import HttpxAiohttpClient  # noqa: PLC0415 - the same
+
+    # Servers drop an idle connection after 5 s; reusing it at that moment would fail a request.
+    limits = httpx.Limits(
+        max_connections=connections and connections + 1,
+        max_keepalive_connections=None,
+        keepalive_expiry=2.0,
+    )
+    # A read timeout would set a timer for every chunk, a tenth of what the chunk costs.
+    timeout = httpx.Timeout(_SILENCE_S, read=None, pool=None)
+    return HttpxAiohttpClient(
+        base_url=endpoint.base_url,
+        limits=limits,
+        timeout=timeout,
+        trust_env=False,
+        # Without TLS the certificates would be loaded for nothing, which takes a while.
+        verify=endpoint.base_url.startswith("https:"),
+    )
+
+
+@dataclass(slots=True, eq=False)
+class _Gathered:
+    """What has come of one stream so far, which is no more than can have been asked for.
+
+    Attributes:
+        sent_ns: when it was asked for; heard_ns: when anything last came.
+        most_tokens: that it may have.
+        late: whether its time was up, so that its end is no sign of life.
+    """
+
+    sent_ns: int
+    heard_ns: int
+    most_tokens: int
+    tokens: int = 0
+    characters: int = 0
+    error: str | None = None
+    late: bool = False
+    chunks: list[Chunk] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    finish_reason: str | None = None
+    usage_tokens: int | None = None
+    acceptance: StepCounts | None = None
+    request_id: str = ""
+
+    def take(self, event: StreamEvent, at_ns: int) -> None:
+        """Takes one more event; a count that comes again replaces the earlier one.
+
+        Raises:
+            InvalidMeasurementError: `ANSWER_ENDLESS`, `TOKENS_IMPOSSIBLE`.
+        """
+        if event.tokens:
+            self.tokens += event.tokens
+            if event.tokens < 0 or self.tokens > self.most_tokens:
+                self._refuse("TOKENS_IMPOSSIBLE", f"a chunk of {event.tokens} tokens")
+            self.chunks.append(Chunk(at_ns=at_ns, tokens=event.tokens))
+        if event.text:
+            self.characters += len(event.text)
+            if self.characters > self.most_tokens * _TOKEN_CHARACTERS:
+                self._refuse("ANSWER_ENDLESS", f"{self.characters} characters")
+            self.texts.append(event.text)
+        if event.finish_reason is not None:
+            self.finish_reason = event.finish_reason
+        if event.usage_tokens is not None:
+            self.usage_tokens = event.usage_tokens
+        if event.acceptance is not None:
+            self.acceptance = event.acceptance
+        if event.request_id:
+            self.request_id = event.request_id
+
+    def _refuse(self, reason: str, what: str) -> NoReturn:
+        asked_tokens = self.most_tokens - _MORE_TOKENS
+        message = f"{what} in an answer that was to have {asked_tokens} tokens at most"
+        raise InvalidMeasurementError(reason, message)
+
+
+@dataclass(slots=True, eq=False)
+class _Pulse:
+    """The life that a server showed on what has ended: a token, or an end before its time was up.
+
+    Attributes:
+        heard_ns: when; moved on by the time in which nothing was on its way, which is no silence.
+        idle_ns: since when nothing is, where nothing is.
+    """
+
+    heard_ns: int = 0
+    idle_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Talk:
+    """One endpoint asked as one case says."""
+
+    case: Case
+    endpoint: Endpoint
+    client: "httpx.AsyncClient"
+    clock: Clock
+    end: Record
+    hear: Hear
+    running: dict[_Gathered, asyncio.Timeout] = field(default_factory=dict)
+    pulse: _Pulse = field(default_factory=_Pulse)
+
+    async def watch(self) -> None:
+        """Tells of life, and ends the streams that have been silent for too long.
+
+        Raises:
+            HungError: whoever hears it may.
+        """
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            if not self.running:
+                continue
+            tokens_ns = [one.chunks[-1].at_ns for one in self.running if one.chunks]
+            self.hear(max([self.pulse.heard_ns, *tokens_ns]))
+            now_ns = self.clock()
+            for gathered, timeout in self.running.items() if self.case.stream else ():
+                if now_ns - gathered.heard_ns > _SILENCE_S * _NS_PER_S and not timeout.expired():
+                    gathered.error = f"nothing came for {_SILENCE_S:g} s"
+                    timeout.reschedule(asyncio.get_running_loop().time())
+
+    def _begin(self, gathered: _Gathered, timeout: asyncio.Timeout) -> None:
+        if not self.running:
+            self.pulse.heard_ns += gathered.sent_ns - self.pulse.idle_ns
+        self.running[gathered] = timeout
+
+    def _end(self, gathered: _Gathered) -> None:
+        self.running.pop(gathered)
+        now_ns = self.clock()
+        if not gathered.late:
+            self.pulse.heard_ns = now_ns
+        elif gathered.chunks:
+            self.pulse.heard_ns = max(self.pulse.heard_ns, gathered.chunks[-1].at_ns)
+        if not self.running:
+            self.pulse.idle_ns = now_ns
+
+    async def replay(self, place: int, prompt: Prompt, planned_ns: int) -> None:
+        """One conversation, each turn with the model's own replies before it."""
+        said: tuple[Message, ...] = ()
+        for turn, text in enumerate(prompt.turns[: self.case.turns] or ("",), 1):
+            said = (*said, Message(Role.USER, text))
+            finished = await self._ask(place, prompt, turn, said, planned_ns)
+            self.end(finished)
+            if finished.trace.error is not None:
+                return
+            reply = REPLIES[self.case.history_reply](finished.text)
+            said = (*said, Message(Role.ASSISTANT, reply))
+            planned_ns = self.clock()
+
+    async def _ask(
+        self, place: int, prompt: Prompt, turn: int, said: tuple[Message, ...], planned_ns: int
+    ) -> Finished:
+        case = self.case
+        ask = Ask(
+            model=self.endpoint.model,
+            form=case.form,
+            messages=() if prompt.token_ids else said,
+            token_ids=prompt.token_ids,
+            output_cap_tokens=case.output_cap_tokens,
+            temperature=case.temperature,
+            ignore_eos=case.ignore_eos,
+            chat_template_args=case.chat_template_args,
+            stream=case.stream,
+        )
+        import aiohttp  # noqa: PLC0415 - imported by then, see new_client
+        import httpx  # noqa: PLC0415 - the same
+
+        protocol = PROTOCOLS[self.endpoint.protocol]
+        path, body = protocol.path(ask), msgspec.json.encode(protocol.body(ask))
+        sent_ns = self.clock()
+        most_tokens = case.output_cap_tokens + _MORE_TOKENS
+        gathered = _Gathered(sent_ns=sent_ns, heard_ns=sent_ns, most_tokens=most_tokens)
+        try:
+            async with asyncio.timeout(case.request_timeout_s) as timeout:
+                self._begin(gathered, timeout)
+                await self._stream(path, body, gathered, protocol.new_decoder(ask))
+        # The transport leaves some of aiohttp's as they are, of what is no HTTP for instance.
+        except (httpx.HTTPError, aiohttp.ClientError) as failure:
+            gathered.error = ": ".join(filter(None, (type(failure).__name__, shortly(failure))))
+            gathered.late = isinstance(failure, httpx.TimeoutException | TimeoutError)
+        except TimeoutError:
+            message = f"no end within request_timeout_s = {case.request_timeout_s:g}"
+            gathered.error, gathered.late = gathered.error or message, True
+        except InvalidMeasurementError as failure:
+            gathered.error = str(failure)
+        finally:
+            self._end(gathered)
+        chunks = gathered.chunks
+        trace = RequestTrace(
+            prompt_id=prompt.id,
+            category=prompt.category,
+            turn=turn,
+            planned_ns=planned_ns,
+            sent_ns=sent_ns,
+            first_ns=chunks[0].at_ns if chunks and case.stream else None,
+            last_ns=chunks[-1].at_ns if chunks else None,
+            first_chunk_tokens=chunks[0].tokens if chunks else 0,
+            chunk_sizes=chunk_sizes(chunks[1:]),
+            usage_tokens=gathered.usage_tokens,
+            finish_reason=gathered.finish_reason,
+            acceptance=gathered.acceptance,
+            request_id=gathered.request_id,
+            error=gathered.error,
+        )
+        return Finished(
+            place=place,
+            trace=trace,
+            chunks=tuple(chunks),
+            text="".join(gathered.texts),
+            late=gathered.late,
+        )
+
+    async def _stream(
+        self, path: str, body: bytes, gathered: _Gathered, decoder: StreamDecoder
+    ) -> None:
+        splitter, clock = splitter_for(stream=self.case.stream), self.clock
+        async with self.client.stream("POST", path, content=body, headers=_HEADERS) as response:
+            if response.status_code != HTTPStatus.OK:
+                text = await _beginning(response)
+                raise InvalidMeasurementError(
+                    "HTTP_ERROR", f"HTTP {response.status_code} from {path}: {text}"
+                )
+            # `aiter_raw` would count the bytes too, at two microseconds a chunk.
+            async for piece in cast("httpx.AsyncByteStream", response.stream):
+                gathered.heard_ns = at_ns = clock()
+                for event in splitter.feed(piece):
+                    if event != DONE:
+                        gathered.take(decoder.parse_event(event), at_ns)
+        for event in splitter.close():
+            gathered.take(decoder.parse_event(event), gathered.heard_ns)
+
+
+async def _beginning(response: "httpx.Response") -> str:
+    """The first bytes of an answer, however long it is."""
+    content = b""
+    async for piece in response.aiter_raw():
+        content += piece
+        if len(content) > _ERROR_BYTES:
+            break
+    return content[:_ERROR_BYTES].decode(errors="replace")

@@ -1,0 +1,240 @@
+"""Replaying: prompts and whom to ask in, the traces of the requests out.
+
+One process and one event loop; `specreg.load.client_processes` spreads a load over several.
+"""
+
+import asyncio
+import gc
+import itertools
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from specreg.acceptance.trace import RequestTrace
+from specreg.datasets import Prompt
+from specreg.engines.protocols import Endpoint
+from specreg.load.arrivals import due_after_ns
+from specreg.load.chat_client import Clock, Finished, Hear, Record, Talk, check_heard
+from specreg.matrix import Case
+from specreg.matrix.load import Arrivals
+from specreg.stats.percentiles import Histogram
+
+if TYPE_CHECKING:
+    import httpx
+
+_BEAT_NS = 20 * 10**6
+_FINISHING_NS = 10**6
+_NS_PER_S = 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """Some prompts replayed without a pause.
+
+    Attributes:
+        traces: in the order of the prompts, a conversation's turns one after another.
+        started_ns: the first send.
+        ended_ns: the last chunk with a token; `started_ns` if there was none.
+        gaps: between the chunks of a request: with speculation the time of a verify step. Chunks
+            that were read at once aren't a step apart, so there is no gap of 0 ns.
+        lags: how late the client's own event loop was, at a beat every 20 ms.
+    """
+
+    traces: tuple[RequestTrace, ...]
+    started_ns: int
+    ended_ns: int
+    gaps: Histogram = field(default_factory=Histogram)
+    lags: Histogram = field(default_factory=Histogram)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What has come of a round so far; grows with its requests, not with their tokens."""
+
+    traces: dict[tuple[int, int], RequestTrace] = field(default_factory=dict)
+    gaps: Histogram = field(default_factory=Histogram)
+    lags: Histogram = field(default_factory=Histogram)
+
+    def take(self, finished: Finished) -> None:
+        """Takes one more request."""
+        self.traces[finished.place, finished.trace.turn] = finished.trace
+        times_ns = [chunk.at_ns for chunk in finished.chunks]
+        self.gaps.add_all(list(filter(None, map(operator.sub, times_ns[1:], times_ns))))
+
+    def as_round(self) -> Round:
+        """The round of all requests taken; from 0 to 0 without any."""
+        traces = tuple(self.traces[place] for place in sorted(self.traces))
+        started_ns = min((trace.sent_ns for trace in traces), default=0)
+        last = (trace.last_ns for trace in traces if trace.last_ns is not None)
+        return Round(
+            traces=traces,
+            started_ns=started_ns,
+            ended_ns=max(last, default=started_ns),
+            gaps=self.gaps,
+            lags=self.lags,
+        )
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a round that one process replays: every `of`-th conversation, from `number`.
+
+    Attributes:
+        number: 0 ≤ number < of.
+        started_ns: when the round begins, the same for all.
+    """
+
+    number: int = 0
+    of: int = 1
+    started_ns: int
+
+
+async def replay_round(  # noqa: PLR0913 - most of them by name, each with a use of its own
+    case: Case,
+    endpoint: Endpoint,
+    prompts: Sequence[Prompt],
+    *,
+    client: "httpx.AsyncClient",
+    clock: Clock,
+    record: Record | None = None,
+    share: Share | None = None,
+    hear: Hear | None = None,
+) -> Round:
+    """Replays prompts as the case's load says; each conversation's turns one after another.
+
+    A request that fails is a trace with an error, and ends its conversation; nothing is retried.
+    What is still on its way when the server turns out to hang is given up.
+
+    Args:
+        case: load, form of the prompts, output cap and sampling.
+        endpoint: whom to ask.
+        prompts: one at least; with a duration they come again and again.
+        client: for that endpoint.
+        clock: monotonic, in nanoseconds.
+        record: is told of each request as it ends.
+        share: which part of the round is ours; None for all of it, from now on.
+        hear: judges the server's silence; None for this process alone.
+
+    Raises:
+        HungError: for 60 s of requests on their way no token came on any stream.
+    """
+    share = share or Share(started_ns=clock())
+    tally = Tally()
+    ended: asyncio.Queue[Finished] = asyncio.Queue()
+
+    def finish(finished: Finished) -> None:
+        tally.take(finished)
+        if record is not None:
+            record(finished)
+
+    async def keep_finishing() -> None:
+        # A millisecond's worth at a time, then the sockets: streams that end together must not keep
+        # the others waiting.
+        while True:
+            finish(await ended.get())
+            until_ns = clock() + _FINISHING_NS
+            while not ended.empty() and clock() < until_ns:
+                finish(ended.get_nowait())
+            await asyncio.sleep(0)
+
+    talk = Talk(
+        case=case,
+        endpoint=endpoint,
+        client=client,
+        clock=clock,
+        end=ended.put_nowait,
+        hear=hear or (lambda heard_ns: check_heard(case, heard_ns, clock())),
+    )
+    due = _due(case, prompts, share, clock)
+    closed = case.load.arrivals is Arrivals.CLOSED
+    asking, watching, finishing, feeling = [
+        asyncio.create_task(work)
+        for work in (
+            _replay_closed(talk, due, share) if closed else _replay_open(talk, due),
+            talk.watch(),
+            keep_finishing(),
+            _feel_the_lag(tally.lags, clock),
+        )
+    ]
+    # A full collection of what is there already would take a tenth of a second.
+    gc.freeze()
+    try:
+        # Whoever only watches or finishes is done by an error alone, as of a disk that is full.
+        working = (asking, watching, finishing)
+        done, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
+        for task in (asking,) if asking in done else done:
+            task.result()
+    finally:
+        gc.unfreeze()
+        for task in (asking, watching, feeling):
+            task.cancel()
+        await asyncio.wait((asking,))
+        if finishing.done():
+            finishing.result()
+        finishing.cancel()
+        while not ended.empty():
+            finish(ended.get_nowait())
+    return tally.as_round()
+
+
+class _Due(msgspec.Struct, frozen=True):
+    """A conversation to begin: its place in the round, and when; None for as soon as may be."""
+
+    place: int
+    prompt: Prompt
+    planned_ns: int | None
+
+
+def _due(case: Case, prompts: Sequence[Prompt], share: Share, clock: Clock) -> Iterator[_Due]:
+    """What to send, in order; ends when all prompts or the time are used up."""
+    load = case.load
+    end_ns = None if load.duration_s is None else round(load.duration_s * _NS_PER_S)
+    again = prompts if end_ns is None else itertools.cycle(prompts)
+    closed = load.arrivals is Arrivals.CLOSED
+    after_ns: Iterable[int | None] = itertools.repeat(None) if closed else due_after_ns(load)
+    for place, (prompt, due_ns) in enumerate(zip(again, after_ns, strict=False)):
+        passed_ns = clock() - share.started_ns if due_ns is None else due_ns
+        if end_ns is not None and passed_ns >= end_ns:
+            return
+        if place % share.of == share.number:
+            planned_ns = None if due_ns is None else share.started_ns + due_ns
+            yield _Due(place, prompt, planned_ns)
+
+
+async def _replay_closed(talk: Talk, due: Iterator[_Due], share: Share) -> None:
+    """As many conversations at once as the load says: the next begins when one has ended."""
+    load, clock = talk.case.load, talk.clock
+
+    async def keep_asking(slot: int) -> None:
+        ramp_ns = round(load.ramp_up_s * _NS_PER_S * slot / load.concurrency)
+        await _sleep_until(share.started_ns + ramp_ns, clock)
+        for one in due:
+            await talk.replay(one.place, one.prompt, clock())
+
+    slots = range(share.number, load.concurrency, share.of)
+    await asyncio.gather(*(keep_asking(slot) for slot in slots))
+
+
+async def _replay_open(talk: Talk, due: Iterator[_Due]) -> None:
+    """Each conversation begins when it is due, whatever became of those before it."""
+    async with asyncio.TaskGroup() as group:
+        for one in due:
+            planned_ns = one.planned_ns or 0
+            await _sleep_until(planned_ns, talk.clock)
+            group.create_task(talk.replay(one.place, one.prompt, planned_ns))
+
+
+async def _sleep_until(moment_ns: int, clock: Clock) -> None:
+    left_ns = moment_ns - clock()
+    if left_ns > 0:
+        await asyncio.sleep(left_ns / _NS_PER_S)
+
+
+async def _feel_the_lag(lags: Histogram, clock: Clock) -> None:
+    """Notes how late each beat comes: what the loop's other work delays it by."""
+    while True:
+        due_ns = clock() + _BEAT_NS
+        await _sleep_until(due_ns, clock)
+        lags.add(max(clock() - due_ns, 0))

@@ -1,0 +1,206 @@
+"""Decoding a matrix file: TOML in, its tables out, each with where it stands."""
+
+import json
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+import msgspec
+
+from specreg.core.errors import MatrixError, UnknownNameError
+from specreg.matrix.place import Place, case_table, models_table, whole_file
+from specreg.matrix.tables import CasesTable, ModelsTable, PairsFile, TierFile
+
+_TableT = TypeVar("_TableT", bound=msgspec.Struct)
+
+_ADVICE = "docs/matrix.md shows the tables and keys"
+_OF_NO_EFFECT = ("warm_up_stable_frac",)
+"""Keys of an earlier specreg; a file that has them is read without."""
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
+_MISSING = re.compile(r"Object missing required field `(.*)`")
+_WHERE = re.compile(r"^(.*?)(?: - at `\$\.?(.*)`)?$", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What a matrix file says.
+
+    Attributes:
+        needs_gpus: see `TierFile`.
+        models: its pairs by name.
+        cases: its tables of cases, each with its place.
+        remarks: what of it is of no effect, a sentence each.
+    """
+
+    needs_gpus: int
+    models: Mapping[str, tuple[ModelsTable, Place]]
+    cases: tuple[tuple[CasesTable, Place], ...]
+    remarks: tuple[str, ...]
+
+
+def load_tier_file(path: Path) -> Written:
+    """The tables of a tier's file.
+
+    Raises:
+        UnknownNameError: a key that no table has; the message lists those there are.
+        MatrixError: it doesn't decode.
+    """
+    text, raw = _load_toml(path)
+    cases, models = raw.get("cases"), raw.get("models")
+    listed = cases if isinstance(cases, list) else []
+    every = [raw, *(table for table in listed if isinstance(table, dict))]
+    remarks = tuple(
+        f"matrix file '{path}': {name} is of no effect any more; remove it"
+        for name in _OF_NO_EFFECT
+        if [one.pop(name) for one in every if name in one]
+    )
+    # Table by table, so that an error can say of which. What is no table is left to the whole.
+    if isinstance(cases, list):
+        raw = raw | {"cases": []}
+    if isinstance(models, dict):
+        raw = raw | {"models": {}}
+    head = _convert(raw, TierFile, whole_file(path, text))
+    tables = enumerate(listed, start=1)
+    places = [(table, case_table(path, text, number)) for number, table in tables]
+    return Written(
+        remarks=remarks,
+        needs_gpus=head.needs_gpus,
+        models=_models_of(models, path, text),
+        cases=tuple((_convert(table, CasesTable, place), place) for table, place in places),
+    )
+
+
+def load_pairs_file(path: Path) -> Mapping[str, tuple[ModelsTable, Place]]:
+    """The pairs of a file that holds nothing else; none where there is no such file.
+
+    Raises:
+        UnknownNameError, MatrixError: see `load_tier_file`.
+    """
+    if not path.exists():
+        return {}
+    text, raw = _load_toml(path)
+    models = raw.get("models")
+    _convert(
+        raw | {"models": {}} if isinstance(models, dict) else raw, PairsFile, whole_file(path, text)
+    )
+    return _models_of(models, path, text)
+
+
+def _models_of(raw: object, path: Path, text: str) -> Mapping[str, tuple[ModelsTable, Place]]:
+    tables = raw if isinstance(raw, dict) else {}
+    places = {name: models_table(path, text, name) for name in tables}
+    return {
+        name: (_convert(table, ModelsTable, places[name]), places[name])
+        for name, table in tables.items()
+    }
+
+
+def _load_toml(path: Path) -> tuple[str, dict[str, object]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        return text, tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # TOML's own errors, and Python's of a number
+        raise MatrixError(f"matrix file '{path}': no TOML, {error}; {_ADVICE}") from error
+    except OSError as error:
+        raise MatrixError(f"matrix file '{path}': {error.strerror}; mend its rights") from error
+
+
+def _convert(raw: object, kind: type[_TableT], place: Place) -> _TableT:
+    try:
+        return msgspec.convert(raw, kind)
+    except msgspec.ValidationError as error:
+        _explain(str(error), raw, kind, place)
+
+
+def _explain(said: str, raw: object, kind: type[msgspec.Struct], place: Place) -> NoReturn:
+    """Says what msgspec says in the words of the file: which key, what was got, what is known.
+
+    Raises:
+        UnknownNameError, MatrixError: always one of them.
+    """
+    found = _WHERE.match(said)
+    what, path = (found.group(1), found.group(2) or "") if found else (said, "")
+    got, hint, key = _follow(raw, kind, path)
+    if unknown := _UNKNOWN.fullmatch(what):
+        name = unknown.group(1)
+        kinds = f"key of {key}" if key else "key"
+        raise UnknownNameError(kinds, name, _fields_of(hint), place.at(f"{key or name}"))
+    if missing := _MISSING.fullmatch(what):
+        of = f" of {key}" if key else ""
+        raise MatrixError(f"{place.at(key)}: key '{missing.group(1)}'{of} is missing; {_ADVICE}")
+    if isinstance(got, str) and (words := _words_of(hint)):
+        raise UnknownNameError(key, got, words, place.at(key))
+    needed = what.removeprefix("Expected ").split(", got ")[0]
+    shown = f"{key} = {_shown(got)}" if key else _shown(got)
+    raise MatrixError(f"{place.at(key)}: {shown}, needed {needed}; {_ADVICE}")
+
+
+def _follow(raw: object, hint: object, path: str) -> tuple[object, object, str]:
+    """What stands at a path such as `concurrency[1]`: value, type, and the path in full.
+
+    msgspec writes `[...]` for any key of a mapping: it is the first whose value doesn't fit.
+    """
+    key = ""
+    for step in re.findall(r"[^.\[\]]+|\[\.\.\.\]|\[\d+\]", path):
+        if step == "[...]":
+            values = raw if isinstance(raw, dict) else {}
+            inner = _inside(hint)
+            name = next((one for one, value in values.items() if not _fits(value, inner)), step)
+            raw, hint, key = values.get(name), inner, f"{key}.{name}"
+        elif step.startswith("["):
+            raw = raw[int(step[1:-1])] if isinstance(raw, list) else raw
+            hint, key = _inside(hint), f"{key}{step}"
+        else:
+            raw = raw.get(step) if isinstance(raw, dict) else raw
+            hint, key = _fields_of(hint).get(step), f"{key}.{step}".removeprefix(".")
+    return raw, hint, key
+
+
+def _fits(value: object, hint: object) -> bool:
+    try:
+        msgspec.convert(value, type=hint)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _choices(hint: object) -> tuple[object, ...]:
+    """A type, without its bounds, or each of a union."""
+    if typing.get_origin(hint) is typing.Annotated:
+        return _choices(typing.get_args(hint)[0])
+    is_union = typing.get_origin(hint) in {typing.Union, types.UnionType}
+    members = typing.get_args(hint) if is_union else ()
+    return tuple(one for member in members for one in _choices(member)) or (hint,)
+
+
+def _inside(hint: object) -> object:
+    """The type of what a list or mapping holds."""
+    held = (typing.get_args(one) for one in _choices(hint))
+    return next((one[-1] for one in held if one), None)
+
+
+def _fields_of(hint: object) -> Mapping[str, object]:
+    """The keys of a table, with their types."""
+    for one in _choices(hint):
+        if isinstance(one, type) and issubclass(one, msgspec.Struct):
+            return typing.get_type_hints(one, include_extras=True)
+    return {}
+
+
+def _words_of(hint: object) -> tuple[str, ...]:
+    """The words that a key may have, none where it takes others too."""
+    for one in _choices(hint):
+        if isinstance(one, type) and issubclass(one, StrEnum):
+            return tuple(one)
+    return ()
+
+
+def _shown(got: object) -> str:
+    """A value about as it is written."""
+    return json.dumps(got, default=str)

@@ -1,0 +1,368 @@
+"""Model folders: checked, and padded with identity layers where a case asks for it."""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from specreg.core.checksums import file_sha256
+from specreg.core.errors import ModelError
+from specreg.core.files import passing_folder
+from specreg.core.paths import cache_dir
+from specreg.datasets.hub import cached_model, check_access, fetch_model_file, is_offline
+from specreg.matrix import ServerSpec
+
+_WEIGHTS = "model.safetensors"
+_OLDER_WEIGHTS = "pytorch_model.bin"
+_CONFIG = "config.json"
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+
+_GIB, _KIB = 2**30, 2**10
+
+_UNFIT = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What is raised of JSON that is none, or not of the form that it should have."""
+_HUB_SETTING = re.compile(r"-*download[-_]dir|HF_|HUGGING_?FACE_|.*_USE_MODELSCOPE")
+_FIRST_LAYER = "model.layers.0."
+BFLOAT16 = "BF16"
+_WIDENED = re.compile(r".+-wide-\w+-([0-9a-f]{64})")
+"""The folder of a widened model, by its name: it ends with what it is made from."""
+# One and zero in bfloat16, little-endian: it is the upper half of a float32.
+_ONE, _ZERO = b"\x80\x3f", b"\x00\x00"
+
+
+def resolve_model(root: Path, reference: str, *, padding_layers: int = 0) -> str:
+    """What to hand to an engine: a folder, padded if asked for, or a hub id as it is.
+
+    Args:
+        root: the repository's root; a relative folder is looked up there.
+        reference: a folder if it begins with `.`, `/` or `fixtures/`, else a hub id.
+        padding_layers: identity layers to append, 0 or more; needs a folder.
+
+    Raises:
+        ModelError: the folder is missing or incomplete, or padding was asked of a hub id.
+    """
+    if is_hub_id(reference):
+        if padding_layers:
+            message = f"model '{reference}': only a folder can be padded; set padding_layers = 0"
+            raise ModelError(message)
+        return reference
+    folder = (root / reference).resolve()
+    for pattern in (_CONFIG, "*.safetensors"):
+        if not any(folder.glob(pattern)):
+            message = f"model folder '{folder}': {pattern} is missing; check the path in the matrix"
+            raise ModelError(message)
+    return str(_padded(folder, padding_layers) if padding_layers else folder)
+
+
+def is_hub_id(reference: str) -> bool:
+    """Whether a model is named by the hub's id, not by its folder."""
+    return not reference.startswith((".", "/", "fixtures/"))
+
+
+def missing_files(folder: Path) -> tuple[str, ...]:
+    """What a folder lacks to be a whole model: its configuration, or files of its weights.
+
+    Weights are one file, or those that an index lists; drafts are published as PyTorch's too.
+    """
+    lacking = () if (folder / _CONFIG).is_file() else (_CONFIG,)
+    for name in (_WEIGHTS, _OLDER_WEIGHTS):
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            return lacking + _missing_parts(index)
+    alone = any(any(folder.glob(pattern)) for pattern in ("*.safetensors", _OLDER_WEIGHTS))
+    return lacking if alone else (*lacking, _WEIGHTS)
+
+
+def missing_of_hub(repo: str, variables: Mapping[str, str]) -> tuple[str, ...]:
+    """What of a hub's model isn't in its cache."""
+    folder = cached_model(repo, variables)
+    return ("all of it",) if folder is None else missing_files(folder)
+
+
+def why_unfetchable(spec: ServerSpec, variables: Mapping[str, str]) -> str:
+    """Why a server's models can't be had, empty where they are at hand or the hub would give them.
+
+    Left to the engine, and so empty, where the case has it look elsewhere than we would.
+
+    Args:
+        spec: of the server.
+        variables: the environment, which may name the hub's cache, or forbid to ask the hub.
+    """
+    settings = (*spec.engine_args, *(name for name, _ in spec.engine_env))
+    if any(map(_HUB_SETTING.match, settings)):
+        return ""
+    models = [name for name in (spec.target, spec.draft) if name and "/" in name]
+    lacking = [name for name in models if is_hub_id(name) and missing_of_hub(name, variables)]
+    if lacking and is_offline(variables):
+        return (
+            f"hub model '{lacking[0]}': not in the hub's cache, and HF_HUB_OFFLINE is set; unset"
+            " it, or fetch the model where there is a network"
+        )
+    return next(filter(None, map(_why_refused, lacking)), "")
+
+
+@functools.cache  # the servers of a tier share their models
+def _why_refused(repo: str) -> str:
+    try:
+        check_access(repo)
+    except ModelError as error:
+        return str(error)
+    return ""
+
+
+def _missing_parts(index: Path) -> tuple[str, ...]:
+    """The files that an index lists and that aren't there; the index where it can't be read."""
+    try:
+        parts = set(json.loads(index.read_bytes())["weight_map"].values())
+        return tuple(sorted(part for part in parts if not (index.parent / part).is_file()))
+    except (*_UNFIT, OSError):
+        return (index.name,)
+
+
+def model_file(reference: str, name: str) -> Path:
+    """A file of a model folder, or of a hub id: from the hub's cache, or fetched.
+
+    Raises:
+        ModelError: it isn't there, or can't be fetched.
+    """
+    folder = Path(reference)
+    if not folder.is_dir():
+        return fetch_model_file(reference, name)
+    if not (folder / name).is_file():
+        message = f"model folder '{folder}': {name} is missing; name a folder that has it"
+        raise ModelError(message)
+    return folder / name
+
+
+def vocabulary_of(reference: str) -> int:
+    """How many token ids a model knows.
+
+    Raises:
+        ModelError: its configuration isn't at hand, or doesn't say.
+    """
+    path = model_file(reference, _CONFIG)
+    try:
+        config = json.loads(path.read_bytes())
+        return int(config.get("text_config", config)["vocab_size"])
+    except (*_UNFIT, OSError) as error:
+        message = f"model '{reference}': no vocab_size in its {_CONFIG} ({error}); name a folder"
+        raise ModelError(f"{message} that has one") from error
+
+
+def folder_sizes(folder: Path, dtype: str) -> tuple[float, float]:
+    """What a model takes as it is served: GiB of weights, and KiB of KV cache by token.
+
+    A token's keys and values: 2 × layers × KV heads × head size × bytes of a value. 0 where the
+    configuration doesn't say, or says that they are kept compressed.
+
+    Args:
+        folder: of the model.
+        dtype: the engine's name of the number format; "auto" for the model's own.
+    """
+    files = [*folder.glob("*.safetensors")] or [*folder.glob("*.bin")]
+    weights_bytes = float(sum(path.stat().st_size for path in files))
+    config: dict[str, Any] = {}
+    with contextlib.suppress(OSError, *_UNFIT):
+        found = json.loads((folder / _CONFIG).read_bytes())
+        config = {**found, **found.get("text_config", {})}
+    own = str(config.get("dtype") or config.get("torch_dtype") or "")
+    value_bytes = _value_bytes(own if dtype == "auto" else dtype)
+    if "quantization_config" not in config:
+        weights_bytes *= value_bytes / _value_bytes(own)
+    token_bytes = 0.0
+    with contextlib.suppress(*_UNFIT):
+        heads = config["num_attention_heads"]
+        size = config.get("head_dim") or config["hidden_size"] / heads
+        kept = config["num_hidden_layers"] * (config.get("num_key_value_heads") or heads) * size
+        token_bytes = 0.0 if config.get("kv_lora_rank") else 2.0 * kept * value_bytes
+    return weights_bytes / _GIB, token_bytes / _KIB
+
+
+def _value_bytes(dtype: str) -> int:
+    """Of one number; no engine computes in a larger format than the widest here."""
+    return 4 if dtype in {"float32", "float"} else 2
+
+
+@functools.cache
+def model_sha256(reference: str) -> str:
+    """A checksum of a model folder's weights and configuration; empty for a hub id.
+
+    Read once per run: a model that is served must not change. That of a widened model is
+    of what it is made from: it is known before it is made, and 17 GB aren't read for it.
+    """
+    folder = Path(reference)
+    widened = _WIDENED.fullmatch(folder.name)
+    if widened and folder.parent == models_dir():
+        return widened[1]
+    if not folder.is_dir():
+        return ""
+    digest = hashlib.sha256()
+    digest.update(hashlib.sha256((folder / _CONFIG).read_bytes()).digest())
+    for path in sorted(folder.glob("*.safetensors")):
+        digest.update(bytes.fromhex(file_sha256(path)))
+    return digest.hexdigest()
+
+
+def _padded(folder: Path, layers: int) -> Path:
+    """A copy of the model with identity layers appended, from the cache if it is there."""
+    padded = models_dir() / f"{folder.name}-{layers}-{content_sha256(folder)[:16]}"
+    make_folder(padded, lambda made: write_padded_model(folder, made, layers))
+    return padded
+
+
+def models_dir() -> Path:
+    """The folder of padded and widened models."""
+    return cache_dir() / "models"
+
+
+def content_sha256(folder: Path, *more: object) -> str:
+    """A checksum of a model and its tokenizer, and of whatever else decides what is made of it."""
+    content = hashlib.sha256(model_sha256(str(folder)).encode())
+    for name in _TOKENIZER_FILES:
+        if (folder / name).is_file():
+            content.update((folder / name).read_bytes())
+    for one in more:
+        content.update(repr(one).encode())
+    return content.hexdigest()
+
+
+def make_folder(folder: Path, write: Callable[[Path], None]) -> None:
+    """Makes a folder of the cache once, whole or not at all, also where several processes want it.
+
+    Raises:
+        ModelError: the disk refuses; or as `write` says.
+    """
+    if folder.is_dir():
+        return
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(folder.parent.with_suffix(".lock")):
+            if not folder.is_dir():
+                with passing_folder(folder) as made:
+                    write(made)
+                    made.rename(folder)
+    except OSError as error:
+        message = f"model folder '{folder}': can't be written, {error.strerror}; make room, or name"
+        raise ModelError(f"{message} another cache with SPECREG_CACHE") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """A tensor as a safetensors file has it: the name of its number format, and its bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes | memoryview
+
+
+def write_padded_model(source: Path, target: Path, layers: int) -> None:
+    """Writes the model of `source` with `layers` identity layers appended into `target`.
+
+    A layer whose projections are zero adds nothing to the residual stream: the language stays
+    the same to the last bit, the cost of a step grows.
+
+    Raises:
+        ModelError: the weights aren't those of a dense bfloat16 Llama.
+    """
+    config, tensors = read_model(source, "padded; set padding_layers = 0")
+    first = int(config["num_hidden_layers"])
+    template = {
+        name.removeprefix(_FIRST_LAYER): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(_FIRST_LAYER)
+    }
+    if not template or any(tensor.dtype != BFLOAT16 for tensor in template.values()):
+        message = f"model folder '{source}': only a dense bfloat16 Llama can be padded"
+        raise ModelError(message)
+    for layer in range(first, first + layers):
+        for name, tensor in template.items():
+            fill = _ONE if "norm" in name else _ZERO
+            data = fill * (len(tensor.data) // len(fill))
+            tensors[f"model.layers.{layer}.{name}"] = dataclasses.replace(tensor, data=data)
+    write_tensors(tensors, target / _WEIGHTS)
+    write_config(source, target, config | {"num_hidden_layers": first + layers})
+
+
+def read_model(source: Path, use: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The configuration of a model folder, and its weights, of one file.
+
+    Args:
+        source: the folder.
+        use: what it can't be where the weights are several files, and what to do.
+
+    Raises:
+        ModelError: they aren't one file, or can't be read.
+    """
+    if not (source / _WEIGHTS).is_file():
+        message = f"model folder '{source}': has no {_WEIGHTS}, a sharded one can't be {use}"
+        raise ModelError(message)
+    try:
+        config = json.loads((source / _CONFIG).read_bytes())
+        int(config["num_hidden_layers"])
+        return config, read_tensors(source / _WEIGHTS)
+    except _UNFIT as error:
+        message = f"model folder '{source}': {type(error).__name__} in its files, {error}; fetch it"
+        raise ModelError(f"{message} anew") from error
+
+
+def write_config(source: Path, target: Path, config: Mapping[str, object]) -> None:
+    """Writes a configuration, and copies the tokenizer of `source` beside it."""
+    (target / _CONFIG).write_text(json.dumps(config, indent=2))
+    for name in _TOKENIZER_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
+
+
+# The format: the header's length in 8 bytes, little-endian; a JSON header; the data
+# (https://huggingface.co/docs/safetensors, "Format"). By hand, because the library's own
+# interface without torch or numpy changed between 0.5 and 0.8.
+_LENGTH_BYTES = 8
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file, by name."""
+    content = path.read_bytes()
+    start = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
+    header = json.loads(content[_LENGTH_BYTES:start])
+    header.pop("__metadata__", None)
+    return {
+        name: Tensor(
+            dtype=entry["dtype"],
+            shape=tuple(entry["shape"]),
+            data=content[start + entry["data_offsets"][0] : start + entry["data_offsets"][1]],
+        )
+        for name, entry in header.items()
+    }
+
+
+def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Writes tensors into a file."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, tensor in tensors.items():
+        end = offset + len(tensor.data)
+        header[name] = {
+            "dtype": tensor.dtype,
+            "shape": tensor.shape,
+            "data_offsets": (offset, end),
+        }
+        offset = end
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % _LENGTH_BYTES)
+    length = len(encoded).to_bytes(_LENGTH_BYTES, "little")
+    with path.open("wb") as file:
+        file.writelines((length, encoded, *(tensor.data for tensor in tensors.values())))

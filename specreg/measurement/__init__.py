@@ -1,0 +1,1 @@
+"""What is measured of running servers, and the journal of it."""

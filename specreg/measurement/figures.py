@@ -1,0 +1,318 @@
+"""All figures of a measurement, for people and programs: what docs/measuring.md names, as JSON."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from specreg.acceptance.record import AcceptanceRecord, Gauges, Source, StepCounts, View
+from specreg.acceptance.trace import RequestTrace
+from specreg.core.files import replace_file
+from specreg.engines.methods import METHODS
+from specreg.matrix import Case
+from specreg.measurement.measure import Measurement
+from specreg.measurement.metrics import (
+    Family,
+    Replay,
+    e2e_ms,
+    is_good,
+    output_tokens_per_s,
+    requests_per_s,
+    throughput_tokens_per_s,
+    tpot_ms,
+    ttft_ms,
+)
+from specreg.stats.percentiles import Histogram, Summary, summarize
+from specreg.telemetry.power.record import PowerRecord
+
+_NS_PER_MS = 10**6
+
+
+class PartFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The acceptance of some requests; null where there is no value.
+
+    Attributes:
+        steps, accepted, proposed: S, A, D.
+        acceptance_length_tokens: micro AL; acceptance_rate_frac: AR, also called draft efficiency.
+        requests: how many; macro_acceptance_length_tokens: the mean over them. Both are null where
+            the source only knows the sum.
+        tokens_per_step: the client's view, (N - R) / S; truncated_tokens: emitted, and cut off by
+            the end of a text or the output cap. Both are null there too, and where steps without a
+            draft, which aren't among S, emit tokens as well.
+        histogram: entry j counts the steps with j drafts accepted.
+        marginal_frac, conditional_frac, joint_frac: by position, from the first.
+    """
+
+    requests: int | None
+    steps: int
+    accepted: int
+    proposed: int | None
+    acceptance_length_tokens: float | None
+    macro_acceptance_length_tokens: float | None
+    acceptance_rate_frac: float | None
+    tokens_per_step: float | None
+    truncated_tokens: int | None
+    histogram: tuple[int, ...]
+    marginal_frac: tuple[float, ...]
+    conditional_frac: tuple[float, ...]
+    joint_frac: tuple[float, ...]
+
+
+class RequestFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The acceptance of one request; `turn` counts from 1."""
+
+    prompt_id: str
+    turn: int
+    figures: PartFigures
+
+
+class AcceptanceFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The acceptance of a measurement: all of it, and its parts.
+
+    Attributes:
+        source, view: where it was read, and whose tokens are counted.
+        category_acceptance_length_tokens: the mean over categories of their AL.
+    """
+
+    source: Source
+    view: View
+    total: PartFigures
+    category_acceptance_length_tokens: float | None
+    by_category: dict[str, PartFigures]
+    by_turn: dict[str, PartFigures]
+    by_request: tuple[RequestFigures, ...]
+
+
+class PaceFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """How fast some requests came; a spread without values is null.
+
+    Attributes:
+        requests: how many; tokens: N of all.
+        tpot_ms, output_tokens_per_s: see docs/measuring.md.
+    """
+
+    requests: int
+    tokens: int
+    tpot_ms: Summary | None
+    output_tokens_per_s: Summary | None
+
+
+class ArmFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The timing of one server's requests; a spread without values is null.
+
+    Attributes:
+        requests, good_requests: how many, and how many kept the case's limits.
+        tokens: N of all.
+        tokens_per_chunk: of all chunks but each request's first; of any step, drafted or not.
+        send_delay_ms: sent - planned; client_lag_ms: of the client's event loop.
+        by_category: the same of each category, as far as it is of requests.
+        others: see docs/measuring.md; a rate has one value for each round.
+    """
+
+    requests: int
+    good_requests: int
+    tokens: int
+    tokens_per_chunk: float | None
+    ttft_ms: Summary | None
+    e2e_ms: Summary | None
+    tpot_ms: Summary | None
+    step_ms: Summary | None
+    output_tokens_per_s: Summary | None
+    completion_tokens: Summary | None
+    throughput_tokens_per_s: Summary | None
+    requests_per_s: Summary | None
+    goodput_requests_per_s: Summary | None
+    send_delay_ms: Summary | None
+    client_lag_ms: Summary | None
+    by_category: dict[str, PaceFigures]
+
+
+class SpeedupFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What speculation gains over the target alone, 1 being nothing; null without a value.
+
+    Attributes:
+        throughput_ratio: the median over the rounds of throughput over the control's, as judged.
+        tpot_ratio: the control's median TPOT over the case's.
+        tpot_ratio_by_category: the same of each category's requests.
+    """
+
+    throughput_ratio: float | None
+    tpot_ratio: float | None
+    tpot_ratio_by_category: dict[str, float | None]
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """All figures of one measurement.
+
+    Attributes:
+        case_id, launch: of what; engine_version: by the server's own word.
+        invalid: by family why there are none, null where there are all.
+        judged: the metrics that are held against baselines.
+        acceptance: null without speculation.
+        gauges: the server's own, of its last iterations at the end; null where it has none.
+        timing: of the case's server, null where a speed is invalid; control: of the one beside it.
+        speedup: of one over the other; null without a control, and where speeds mean nothing.
+        power: what the devices drew; null where nobody watched.
+    """
+
+    case_id: str
+    launch: int
+    engine_version: str
+    invalid: dict[Family, str] | None
+    judged: dict[str, float]
+    acceptance: AcceptanceFigures | None
+    gauges: Gauges | None
+    timing: ArmFigures | None
+    control: ArmFigures | None
+    speedup: SpeedupFigures | None
+    power: PowerRecord | None
+
+
+def figures_of(measurement: Measurement, launch: int) -> Figures:
+    """The figures of a measurement; of an invalid family only why it is."""
+    replay, invalid = measurement.replay, measurement.invalid
+    acceptance = measurement.acceptance
+    timed = replay if invalid.keys().isdisjoint({Family.THROUGHPUT, Family.LATENCY}) else None
+    timing = _arm(timed, control=False) if timed else None
+    compares = timed is not None and timed.control_rounds and Family.SPEEDUP not in invalid
+    control = _arm(timed, control=True) if timed and compares else None
+    return Figures(
+        case_id=measurement.case.id,
+        launch=launch,
+        engine_version=measurement.engine_version,
+        invalid=dict(invalid) or None,
+        judged=dict(measurement.values),
+        acceptance=_acceptance(acceptance, measurement.case) if acceptance else None,
+        gauges=replay.gauges if replay else None,
+        timing=timing,
+        control=control,
+        speedup=_speedup(measurement, timing, control),
+        power=replay.power if replay and Family.POWER not in invalid else None,
+    )
+
+
+def record_figures(path: Path, figures: Figures) -> None:
+    """Writes them as JSON. A disk that refuses loses them, and no verdict."""
+    with contextlib.suppress(OSError):
+        text = json.dumps(msgspec.to_builtins(figures), indent=1)
+        replace_file(path, f"{text}\n".encode())
+
+
+def _acceptance(record: AcceptanceRecord, case: Case) -> AcceptanceFigures:
+    part = functools.partial(_part, all_steps=METHODS[case.server.method].drafts_every_step)
+    return AcceptanceFigures(
+        source=record.source,
+        view=record.view,
+        total=part(record),
+        category_acceptance_length_tokens=record.category_acceptance_length,
+        by_category={name: part(one) for name, one in record.by_category.items()},
+        by_turn={str(turn): part(one) for turn, one in record.by_turn.items()},
+        by_request=tuple(
+            RequestFigures(
+                prompt_id=prompt.prompt_id,
+                turn=prompt.turn,
+                figures=part(dataclasses.replace(record, total=prompt.counts, prompts=(prompt,))),
+            )
+            for prompt in record.prompts
+        ),
+    )
+
+
+def _part(record: AcceptanceRecord, *, all_steps: bool) -> PartFigures:
+    counts: StepCounts = record.total
+    return PartFigures(
+        requests=len(record.prompts) or None,
+        steps=counts.steps,
+        accepted=counts.accepted,
+        proposed=counts.proposed,
+        acceptance_length_tokens=counts.acceptance_length,
+        macro_acceptance_length_tokens=record.macro_acceptance_length,
+        acceptance_rate_frac=counts.acceptance_rate,
+        tokens_per_step=record.tokens_per_step if all_steps else None,
+        truncated_tokens=record.truncated_tokens if all_steps else None,
+        histogram=counts.histogram,
+        marginal_frac=counts.marginal_acceptance,
+        conditional_frac=counts.conditional_acceptance,
+        joint_frac=counts.joint_acceptance,
+    )
+
+
+def _arm(replay: Replay, *, control: bool) -> ArmFigures:
+    rounds = replay.control_rounds if control else replay.rounds
+    traces = [trace for part in rounds for trace in part.traces]
+    gaps, lags = Histogram(), Histogram()
+    for part in rounds:
+        gaps.merge(part.gaps)
+        lags.merge(part.lags)
+
+    by_category: dict[str, list[RequestTrace]] = {}
+    for trace in traces:
+        by_category.setdefault(trace.category, []).append(trace)
+
+    def good(trace: RequestTrace) -> bool:
+        return is_good(trace, replay.limits)
+
+    def spread(value: Callable[[RequestTrace], float | None]) -> Summary | None:
+        return _summary(map(value, traces))
+
+    return ArmFigures(
+        requests=len(traces),
+        good_requests=sum(map(good, traces)),
+        tokens=sum(trace.tokens for trace in traces),
+        tokens_per_chunk=_tokens_per_chunk(traces),
+        ttft_ms=spread(ttft_ms),
+        e2e_ms=spread(e2e_ms),
+        tpot_ms=spread(tpot_ms),
+        step_ms=gaps.summary_ms(),
+        output_tokens_per_s=spread(output_tokens_per_s),
+        completion_tokens=spread(lambda trace: trace.tokens),
+        throughput_tokens_per_s=_summary(map(throughput_tokens_per_s, rounds)),
+        requests_per_s=_summary(requests_per_s(part, lambda _: True) for part in rounds),
+        goodput_requests_per_s=_summary(requests_per_s(part, good) for part in rounds),
+        send_delay_ms=spread(lambda trace: (trace.sent_ns - trace.planned_ns) / _NS_PER_MS),
+        client_lag_ms=lags.summary_ms(),
+        by_category={name: _pace(part) for name, part in by_category.items()},
+    )
+
+
+def _pace(traces: Sequence[RequestTrace]) -> PaceFigures:
+    return PaceFigures(
+        requests=len(traces),
+        tokens=sum(trace.tokens for trace in traces),
+        tpot_ms=_summary(map(tpot_ms, traces)),
+        output_tokens_per_s=_summary(map(output_tokens_per_s, traces)),
+    )
+
+
+def _speedup(
+    measurement: Measurement, timing: ArmFigures | None, control: ArmFigures | None
+) -> SpeedupFigures | None:
+    if timing is None or control is None or not measurement.case.speed:
+        return None
+    return SpeedupFigures(
+        throughput_ratio=measurement.values.get("speedup_ratio"),
+        tpot_ratio=_ratio(control.tpot_ms, timing.tpot_ms),
+        tpot_ratio_by_category={
+            name: _ratio(control.by_category[name].tpot_ms, pace.tpot_ms)
+            for name, pace in timing.by_category.items()
+            if name in control.by_category
+        },
+    )
+
+
+def _ratio(theirs: Summary | None, ours: Summary | None) -> float | None:
+    """Of medians: a stalled request moves none."""
+    return theirs.p50 / ours.p50 if theirs and ours and ours.p50 else None
+
+
+def _tokens_per_chunk(traces: Sequence[RequestTrace]) -> float | None:
+    chunks = sum(sum(trace.chunk_sizes) for trace in traces)
+    return sum(trace.later_tokens for trace in traces) / chunks if chunks else None
+
+
+def _summary(values: Iterable[float | None]) -> Summary | None:
+    return summarize(value for value in values if value is not None)

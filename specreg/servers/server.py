@@ -1,0 +1,163 @@
+"""Servers that run: how to speak to one, whether it still lives, and what it has said."""
+
+import contextlib
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+
+from specreg.acceptance.record import StepCounts
+from specreg.core.errors import AnswerError, ServerDiedError
+from specreg.core.http import ask
+from specreg.core.logs import log_end, log_tail
+from specreg.core.processes import MarkedProcess, process_ids, settle_log
+from specreg.engines.protocols import Endpoint
+from specreg.engines.registry import Engine
+from specreg.matrix import ServerSpec
+from specreg.servers.spanning import RunningPart
+
+_DYING_S, _ENDING_S = 1.0, 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """A running server that has generated a token.
+
+    Attributes:
+        spec: what was asked for; `engine`: how to speak to it.
+        base_url: `http://127.0.0.1:PORT`.
+        model: the name that the model is served under; ours alone if we started it.
+        target, draft: what the spec's references stood for: folders or hub ids.
+        engine_version: by its own word.
+    """
+
+    spec: ServerSpec
+    engine: Engine
+    base_url: str
+    model: str
+    target: str
+    draft: str | None
+    engine_version: str
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Whom to ask."""
+        return Endpoint(
+            base_url=self.base_url, model=self.model, protocol=self.engine.protocol.name
+        )
+
+    @property
+    def exports(self) -> bool:
+        """Whether it tells in a file of ours what its answers don't."""
+        return False
+
+    def exported(self) -> Mapping[str, StepCounts]:
+        """What it told there so far of requests, by their ids."""
+        return {}
+
+    def pids(self) -> frozenset[int]:
+        """Its processes, as far as they are ours."""
+        return frozenset()
+
+    def check_alive(self) -> None:
+        """Silent while the server answers.
+
+        Raises:
+            ServerDiedError: it doesn't any more.
+        """
+        try:
+            ask(self.base_url, "GET", self.engine.health_path, within_s=_ENDING_S)
+        except AnswerError as error:
+            message = f"server at {self.base_url}: answers no more, {error}; look at its log"
+            raise ServerDiedError(message) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedServer(Server):
+    """One of our own.
+
+    Attributes:
+        process: what runs; log_path: what it says.
+        private: the folder of what it writes of prompts.
+        parts: what runs beside that process, on this node and others.
+    """
+
+    process: MarkedProcess
+    log_path: Path
+    private: Path
+    parts: tuple[RunningPart, ...] = ()
+
+    @property
+    def exports(self) -> bool:
+        """By its version."""
+        return self.engine.protocol.exports(self.engine_version)
+
+    def exported(self) -> Mapping[str, StepCounts]:
+        """From all that lies there.
+
+        Raises:
+            InvalidMeasurementError: `COUNTS_DISAGREE`.
+        """
+        texts = [path.read_bytes() for path in sorted(self.private.iterdir())]
+        lines = (line for text in texts for line in text.splitlines())
+        return self.engine.protocol.parse_export(lines)
+
+    def pids(self) -> frozenset[int]:
+        """Its processes on this node."""
+        running = (self.process, *(part.process for part in self.parts))
+        return frozenset[int]().union(*map(process_ids, running))
+
+    def check_alive(self) -> None:
+        """Silent while the server runs.
+
+        Raises:
+            ServerDiedError: it ended; the message has the end of its log.
+        """
+        # Its connections close a moment before it can be waited for.
+        status, answer = self._status(_DYING_S), self._broken_answer()
+        if status is None and answer:  # vLLM takes seconds to end once its engine has
+            self._status(_ENDING_S)
+        how = self.ended() or (f"answers {answer}" if answer else "")
+        if not how:
+            return
+        message = (
+            f"server '{self.spec.id}': {how} while it was measured;"
+            f" last lines of {self.log_path}:\n{self.log_tail()}"
+        )
+        raise ServerDiedError(message)
+
+    def ended(self) -> str:
+        """How it ended, by the part that did and took it along if one did; empty while it runs."""
+        ended = next(filter(None, (part.ended() for part in self.parts)), "")
+        status = self.process.popen.poll()
+        return ended or ("" if status is None else f"ended with status {status}")
+
+    def log_tail(self) -> str:
+        """The last lines of all that it has said so far, and each of its parts: one of them knows.
+
+        vLLM ends when a part of it that goes on couldn't do its share.
+        """
+        settle_log(self.process)
+        return "\n".join((log_tail(self.log_path), *(part.log_tail() for part in self.parts)))
+
+    def log_ends(self) -> Iterator[str]:
+        """More of the same, to look for a cause in, one by one."""
+        for path in (self.log_path, *(part.log_path for part in self.parts)):
+            yield log_end(path)
+
+    def _status(self, within_s: float) -> int | None:
+        """With which it ends, None where it doesn't in time."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.process.popen.wait(timeout=within_s)
+        return None
+
+    def _broken_answer(self) -> str:
+        """What it says of its health; empty where it is well, or hangs and says nothing."""
+        path = self.engine.health_path
+        try:
+            answer = ask(self.base_url, "GET", path, within_s=_DYING_S)
+        except AnswerError as error:
+            return "" if error.late else f"no more, {error}"
+        failed = answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+        return f"{answer.status} at {self.base_url}{path}" if failed else ""

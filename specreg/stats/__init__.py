@@ -1,0 +1,1 @@
+"""Intervals, alpha spending, permutation tests and percentiles of plain numbers."""

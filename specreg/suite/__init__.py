@@ -1,0 +1,1 @@
+"""A run of the suite, from its configuration to its end."""

@@ -1,0 +1,46 @@
+"""Away: cases and proofs in, what came of them in other processes out."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from specreg.correctness.checks import Proof
+from specreg.matrix import Case
+from specreg.measurement.journal import Key
+from specreg.measurement.measure import Measurement
+from specreg.verdicts.judge import Verdict
+
+
+class Away(Protocol):
+    """What measures in other processes, several servers at once."""
+
+    def send(self, cases: Sequence[Case], launch: int) -> None:
+        """Has cases measured on the how-manieth launch of their servers."""
+        ...
+
+    def measurement(self, case: Case, launch: int, key: Key) -> Measurement:
+        """What was measured of a case; waits for it.
+
+        Raises:
+            SpecregError: it couldn't be.
+        """
+        ...
+
+    def verdict(self, proof: Proof, case: Case, launch: int) -> Verdict:
+        """What came of a proof; waits for it.
+
+        Raises:
+            SpecregError: it couldn't be made.
+        """
+        ...
+
+    def kill(self) -> None:
+        """Ends them at once, whatever they are at; their watchdogs end the servers."""
+        ...
+
+    def close(self, *, early: bool) -> str:
+        """Ends them, or waits until they are done; what to say of it.
+
+        Raises:
+            SpecregError: a server left something behind.
+        """
+        ...

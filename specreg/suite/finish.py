@@ -1,0 +1,177 @@
+"""What is done when a run ends: what it measured and decided in, files and remarks out."""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from specreg.baselines.comparison import differing_settings
+from specreg.baselines.record import Recorded, record_measurements
+from specreg.baselines.schema import Baseline
+from specreg.core.commands import specreg_command
+from specreg.core.errors import BaselineError, SpecregError
+from specreg.matrix import Case, all_case_ids
+from specreg.matrix.models import model_sha256
+from specreg.measurement.measure import Measurement
+from specreg.report.breakdown import categories_of, last_launches, slowed_of
+from specreg.report.json import RunVerdict, count_outcomes
+from specreg.suite.run import Suite
+from specreg.verdicts.history import (
+    Lived,
+    headroom_frac,
+    history_path,
+    identical_to,
+    lived_through,
+    load_history,
+    record_history,
+)
+from specreg.verdicts.judge import Outcome, own_tolerance_frac
+
+
+def record_baselines(suite: Suite) -> tuple[tuple[Recorded, ...], Mapping[str, str]]:
+    """Writes the baselines of the cases whose launches were all measured.
+
+    Returns:
+        What was written, and by case in words what was not, or not as a whole, and why.
+    """
+    written: list[Recorded] = []
+    refused: dict[str, str] = {}
+    for case in _cases(suite):
+        measurements = [one for one in suite.measurements if one.case == case]
+        try:
+            written.append(recorded := _record(suite, case, measurements))
+            if recorded.left_out:
+                refused[case.id] = recorded.left_out
+        except SpecregError as error:
+            refused[case.id] = str(error)
+    return tuple(written), refused
+
+
+def record_lived(suite: Suite) -> None:
+    """Adds what a run that judged did to the history, for later ones to learn how hours differ.
+
+    Raises:
+        ReportError: the disk refuses.
+    """
+    if suite.update_reason is not None or suite.provision.url is not None:
+        return
+    lived = []
+    for case in _cases(suite):
+        launches = [m for m in suite.measurements if m.case == case and m.values]
+        verdicts = [v for v in suite.verdicts if v.case_id == case.id]
+        if launches and verdicts:
+            run = suite.run_folder.name
+            settings = suite.settings(case)
+            lived.append(lived_through(run, launches, verdicts, settings, _exact(suite, case)))
+    record_history(history_path(suite.history, suite.environment.name), lived)
+
+
+def why_nothing(suite: Suite) -> str:
+    """Why a run judged nothing, in words."""
+    reasons = dict.fromkeys(suite.skipped.values())
+    return f"nothing was judged: {'; '.join(reasons) or 'no test of a case came to a verdict'}"
+
+
+def run_verdict(suite: Suite, status: int, *, cut_short: bool) -> RunVerdict:
+    """What the run decided, for programs."""
+    return RunVerdict(
+        run=suite.run_folder.name,
+        tier=suite.tier.name,
+        environment=suite.environment.name,
+        attached=suite.provision.url or "",
+        complete=not cut_short and not suite.skipped and suite.asks_for_all,
+        exit_status=status,
+        outcomes=count_outcomes(suite.verdicts),
+        verdicts=tuple(suite.verdicts),
+        skipped=dict(suite.skipped),
+        no_power=suite.no_power,
+        slowed=slowed_of(suite.figures),
+        load=suite.load,
+        categories={
+            one.case_id: dict(categories_of(one))
+            for one in last_launches(suite.figures)
+            if categories_of(one)
+        },
+    )
+
+
+def remarks(suite: Suite, matrix: Path) -> Iterator[str]:
+    """What a reader should know besides: a torn history, headroom, and baselines of no use.
+
+    Args:
+        suite: of the run.
+        matrix: the folder of all tiers.
+    """
+    yield from suite.retried
+    yield from suite.tier.remarks
+    fewer = [case for case in _cases(suite) if case.matrix_prompts]
+    if fewer:
+        least, most = (chosen(case.prompts for case in fewer) for chosen in (min, max))
+        many = f"{least}" if least == most else f"{least} to {most}"
+        given = "--num-prompts" if suite.budget_min is None else "--specreg-budget-gpu-min"
+        yield (
+            f"{given} left {many} prompts of a case: acceptance was compared over those that its"
+            " baseline has too, speed wasn't"
+        )
+    history = load_history(history_path(suite.history, suite.environment.name))
+    if history.wrong:
+        yield history.wrong
+    for case in _cases(suite):
+        yield from _headroom(suite, case, history.of(case.id))
+    if suite.asks_for_all:
+        with contextlib.suppress(SpecregError):  # another tier can't be read; its own runs say so
+            unused = suite.shelf.unused(all_case_ids(matrix))
+            if unused:
+                names = ", ".join(path.stem for path in unused)
+                prune = specreg_command("baselines", "prune", "--tier", suite.tier.name)
+                yield f"no case asks for these baselines: {names}; {prune}"
+
+
+def _cases(suite: Suite) -> Iterable[Case]:
+    """The cases that were measured, each once."""
+    return {one.case.id: one.case for one in suite.measurements}.values()
+
+
+def _record(suite: Suite, case: Case, measurements: list[Measurement]) -> Recorded:
+    for one in suite.verdicts:
+        if one.case_id == case.id and one.outcome is Outcome.WRONG:
+            raise BaselineError(f"baseline of '{case.id}': not written, WRONG: {one.reason}")
+    if len(measurements) < suite.launches:
+        message = (
+            f"baseline of '{case.id}': not written, {len(measurements)} of {suite.launches}"
+            f" launches were measured; select the whole case"
+        )
+        raise SpecregError(message)
+    first = measurements[0]
+    settings = suite.settings(case)
+    draft_sha256 = model_sha256(first.draft) if first.draft else ""
+    history = load_history(history_path(suite.history, suite.environment.name))
+    return record_measurements(
+        measurements,
+        settings,
+        suite.shelf,
+        reason=suite.update_reason or "",
+        torch_version=suite.provision.torch_version(case.server),
+        driver_version=suite.provision.found_gpus.driver_version,
+        identical=identical_to(history.of(case.id), settings, first.engine_version, draft_sha256),
+    )
+
+
+def _headroom(suite: Suite, case: Case, lived: Sequence[Lived]) -> Iterator[str]:
+    exact = _exact(suite, case)
+    one_sided = [metric for metric in suite.asked_of(case) if not metric.two_sided]
+    for metric in one_sided if exact else ():
+        headroom = headroom_frac(metric, exact, lived) if exact else None
+        if headroom is not None and headroom >= own_tolerance_frac(metric, case) / 2:
+            yield (
+                f"{case.id}: the baseline of {metric.name} is {headroom:.1%} below the last runs;"
+                f" a loss of {headroom:.1%} would pass, so record it anew"
+            )
+
+
+def _exact(suite: Suite, case: Case) -> Baseline | None:
+    """The baseline that a case was judged against, if it is this machine's."""
+    with contextlib.suppress(BaselineError):
+        known = suite.known_of(case)
+        if known.exact is not None and not differing_settings(known.exact.case, known.settings):
+            return known.exact
+    return None

@@ -1,0 +1,640 @@
+"""One run of the suite: from the options to servers, measurements, verdicts and baselines.
+
+The pytest plugin and the fixtures hold one of these and do nothing by themselves.
+"""
+
+import contextlib
+import dataclasses
+import datetime as dt
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from specreg.baselines.comparison import Known
+from specreg.baselines.estimate import START_S, Estimate, estimate_of, estimates_of, within_budget
+from specreg.baselines.schema import CaseSettings
+from specreg.baselines.store import Shelf, settings_in
+from specreg.core.errors import (
+    BaselineError,
+    HungError,
+    InvalidMeasurementError,
+    MemoryHeldError,
+    ServerDiedError,
+    SpecregError,
+)
+from specreg.core.redaction import hide_known
+from specreg.core.signals import check_signalled
+from specreg.core.timeline import Phase, Timeline
+from specreg.correctness.checks import Plain, Proof, Scene, proofs_of
+from specreg.correctness.draft_prediction import foresee
+from specreg.datasets._dataset import prompts_sha256
+from specreg.matrix import Case, Tier
+from specreg.matrix.models import model_sha256, resolve_model
+from specreg.matrix.prompts import load_case_prompts
+from specreg.measurement.figures import Figures, figures_of, record_figures
+from specreg.measurement.journal import Journal, Key
+from specreg.measurement.measure import WHOLE, Extent, Measurement, measure
+from specreg.measurement.metrics import METRICS, Family, Metric
+from specreg.servers.launch import Launch, Starting, launches_of
+from specreg.servers.pairs import Servers
+from specreg.servers.provision import Provision
+from specreg.servers.server import Server
+from specreg.stats.alpha_spending import PARTS, Look
+from specreg.suite.away import Away
+from specreg.telemetry.identity import Environment, ProcessorLoad
+from specreg.telemetry.power.watch import Watch, watch
+from specreg.verdicts.confirmation import Docket
+from specreg.verdicts.judge import Outcome, Verdict
+from specreg.verdicts.stop_rules import enough_for
+
+_ATTEMPTS = 2
+_DoneT = TypeVar("_DoneT")
+
+
+@dataclass(slots=True, kw_only=True)
+class Suite:
+    """What a run needs, and what has come of it so far.
+
+    Attributes:
+        root: the repository's root.
+        tier: what runs.
+        shelf: the baselines of this machine.
+        launches: how many launches of each server are measured.
+        update_reason: why baselines are recorded, empty for the usual; None when they aren't.
+        provision: where the engines come from.
+        ready_within_s: how long a server may take to its first token.
+        run_folder: where this run leaves logs, figures and its journal.
+        history: the folder of what all runs did.
+        journal: of this run; earlier: what the run that is resumed had measured.
+        show: is told what goes on; timeline: which phase, for which server pair.
+        softened: the metrics whose tests pass where there is no telling.
+        engine: whose cases run; None for all.
+        with_oracle: whether the models themselves are asked, which takes torch.
+        asked: by case, the metrics that this run judges; one that isn't there is asked for all.
+        skipped: by case that was asked for and can't run here, what it needs.
+        unfetched: by case that isn't skipped, why its models can't be fetched; skips_unfetched:
+            whether such a case is skipped, not INVALID.
+        no_power: why power can't be measured, empty where it can or isn't asked for.
+        load: of the processor when the run began; None where others measure.
+        budget_min: minutes of a GPU that the run may take, None for any.
+        verbose: whether the percentiles of all cases are shown.
+        away: who measures elsewhere, None where this process does.
+        servers: those that it starts.
+        docket: the verdicts; taken_over: what an earlier run had measured; retried: what was
+            measured a second time, as its server had gone away.
+        figures: of each measurement so far.
+        errors: by case that failed otherwise than by a verdict, what was said first, in full.
+        began_at, began_ns: when it began, on the wall and on the clock that nobody sets.
+    """
+
+    root: Path
+    tier: Tier
+    shelf: Shelf
+    launches: int
+    update_reason: str | None
+    provision: Provision
+    ready_within_s: float
+    run_folder: Path
+    history: Path
+    journal: Journal
+    earlier: Mapping[Key, Measurement]
+    show: Callable[[str], None]
+    timeline: Timeline = field(default_factory=Timeline)
+    softened: AbstractSet[str] = frozenset()
+    engine: str | None = None
+    with_oracle: bool = False
+    asked: Mapping[str, AbstractSet[str]] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+    unfetched: Mapping[str, str] = field(default_factory=dict)
+    skips_unfetched: bool = True
+    no_power: str = ""
+    load: ProcessorLoad | None = None
+    budget_min: float | None = None
+    verbose: bool = False
+    away: Away | None = None
+    taken_over: list[str] = field(default_factory=list)
+    retried: list[str] = field(default_factory=list)
+    servers: Servers = field(init=False)
+    docket: Docket = field(init=False)
+    figures: list[Figures] = field(default_factory=list)
+    errors: dict[str, str] = field(default_factory=dict)
+    began_at: dt.datetime = field(default_factory=lambda: dt.datetime.now(tz=dt.UTC))
+    began_ns: int = field(default_factory=time.monotonic_ns)
+    _measured: dict[tuple[str, int], Measurement] = field(default_factory=dict)
+    _proven: dict[tuple[str, str], Verdict] = field(default_factory=dict)
+    _failed: dict[str, SpecregError] = field(default_factory=dict)
+    _verdict_rows: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    _plain: Plain = field(default_factory=dict)
+    _known: tuple[Case, Known] | None = None
+    _budgeted: Mapping[str, Case] = field(default_factory=dict)
+    _estimates: dict[str, Estimate | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.servers = Servers(
+            root=self.root,
+            provision=self.provision,
+            ready_within_s=self.ready_within_s,
+            logs=self.run_folder / "logs",
+            show=self.show,
+            timeline=self.timeline,
+        )
+        self.docket = Docket(
+            known_of=self.known_of,
+            measure_afresh=self.measure_afresh,
+            softened=self.softened,
+        )
+
+    @property
+    def now(self) -> dt.datetime:
+        """The moment, as far from the beginning as it took, whatever became of the wall clock."""
+        passed_us = (time.monotonic_ns() - self.began_ns) // 1000
+        return self.began_at + dt.timedelta(microseconds=passed_us)
+
+    @property
+    def environment(self) -> Environment:
+        """The machine."""
+        return self.shelf.environment
+
+    @property
+    def verdicts(self) -> Sequence[Verdict]:
+        """So far, in the order of the run."""
+        return self.docket.verdicts
+
+    @property
+    def measurements(self) -> tuple[Measurement, ...]:
+        """So far, in the order of the run."""
+        return tuple(self._measured.values())
+
+    def fit_budget(self) -> None:
+        """Lowers the prompts of the cases that are asked for to what the budget allows.
+
+        Raises:
+            SpecregError: the least takes longer, or nobody knows how long it takes.
+        """
+        if self.budget_min is None:
+            return
+        cases = [case for case in self.tier.cases if case.id in self.asked]
+        fewer = within_budget(
+            cases,
+            estimates_of(self.tier, self.shelf, self.provision.found_gpus, self.root),
+            self.environment.kind,
+            budget_min=self.budget_min,
+            launches=self.launches,
+        )
+        self._budgeted = {case.id: case for case in fewer}
+
+    def budgeted(self, case: Case) -> Case:
+        """The case with the prompts that the budget allows; as it is without one."""
+        return self._budgeted.get(case.id, case)
+
+    def measure(self, case: Case, server: Starting, control: Starting | None) -> Measurement:
+        """Measures a case on a launch, once; or takes over what the run that is resumed has.
+
+        Args:
+            case: what to measure.
+            server: the case's.
+            control: the one beside it, None for no speedup.
+
+        Raises:
+            SpecregError: a server didn't start, or went away twice; the same when asked again.
+        """
+        number = server.launch.number
+        if (case.id, number) not in self._measured:
+            self._measured[case.id, number] = self._at_most_once(
+                server.launch.case_id(case), lambda: self._measure(case, server, control)
+            )
+        return self._measured[case.id, number]
+
+    def _at_most_once(self, name: str, attempt: Callable[[], _DoneT]) -> _DoneT:
+        """What an attempt gives; one that failed isn't made again, and fails as it did."""
+        if name in self._failed:
+            raise self._failed[name]
+        try:
+            return attempt()
+        except SpecregError as error:
+            self._failed[name] = error
+            raise
+
+    def _measure(self, case: Case, server: Starting, control: Starting | None) -> Measurement:
+        """Measures a case, or takes it over, and leaves its figures in the run's folder."""
+        number, name = server.launch.number, server.launch.case_id(case)
+        key = self.key(case, number)
+        measurement = self.earlier.get(key)
+        if measurement is not None:
+            self.taken_over.append(name)
+        elif self.away is not None:
+            with self.timeline.during(Phase.MEASURING, server.launch.id, of=name):
+                measurement = self.away.measurement(case, number, key)
+        else:
+            measurement = self.measure_twice(case, key, server, control)
+        figures = figures_of(measurement, number)
+        self.figures.append(figures)
+        record_figures(self.run_folder / "figures" / f"{name}.json", figures)
+        return measurement
+
+    def measure_twice(
+        self, case: Case, key: Key, server: Starting, control: Starting | None
+    ) -> Measurement:
+        """Measures a case; once more, on a fresh server, where one went away meanwhile.
+
+        Whatever comes of it, nobody meets a server that is gone or hangs again.
+
+        Args:
+            case: what to measure.
+            key: under which it stands in the journal.
+            server: the case's.
+            control: the one beside it, None for no speedup.
+
+        Raises:
+            SpecregError: a server didn't start, or went away twice.
+        """
+        control = control if self.asks_speed(case) else None
+        asked = tuple(filter(None, (server, control)))
+        measurement = self._twice(
+            lambda: self._measure_once(case, key, server, control),
+            asked,
+            again=f"{server.launch.case_id(case)}: measured again",
+        )
+        if any(reason.startswith(HungError.name) for reason in measurement.invalid.values()):
+            for starting in asked:
+                starting.stop()
+        return measurement
+
+    def _twice(
+        self, attempt: Callable[[], _DoneT], asked: Sequence[Starting], *, again: str
+    ) -> _DoneT:
+        """What an attempt gives; once more, on a fresh server, where one went away meanwhile.
+
+        Args:
+            attempt: asks servers.
+            asked: which.
+            again: what to say of the second one, before its reason.
+
+        Raises:
+            SpecregError: the attempt's; or a server went away twice.
+        """
+        attempts = 1 if self.provision.url is not None else _ATTEMPTS
+        while True:
+            try:
+                return attempt()
+            except ServerDiedError as error:
+                attempts -= 1
+                for starting in asked:
+                    starting.stop_if_dead()
+                if not attempts:
+                    raise
+                self.retried.append(f"{again}, {str(error).splitlines()[0]}")
+            except HungError:
+                for starting in asked:
+                    starting.stop()
+                raise
+
+    def _measure_once(
+        self, case: Case, key: Key, server: Starting, control: Starting | None
+    ) -> Measurement:
+        running, beside = self._started(server, control)
+        pair, name = server.launch.id, server.launch.case_id(case)
+        self.journal.begin(key)
+        with (
+            self.timeline.during(Phase.MEASURING, pair, of=name),
+            self._watching(case, name) as watching,
+        ):
+            measurement = measure(
+                case,
+                running,
+                beside,
+                load_case_prompts(self.root, case),
+                show=self._show_or_stop,
+                turn_to=lambda phase: self.timeline.turn_to(phase, self._phase_s(case, phase)),
+                record=self.journal.record_round,
+                extent=dataclasses.replace(
+                    self._extent(case, server.launch.number), power_s=self._power_s(case)
+                ),
+                watching=watching,
+            )
+        self.journal.end(measurement)
+        return measurement
+
+    def _show_or_stop(self, what: str) -> None:
+        """Tell what goes on, by round; stop where a signal came and its interrupt was lost."""
+        check_signalled()
+        self.show(what)
+
+    def _started(self, server: Starting, control: Starting | None) -> tuple[Server, Server | None]:
+        """A case's server and its control, if there is one, both ready.
+
+        Raises:
+            SpecregError: one didn't start.
+        """
+        pair, asked = server.launch.id, tuple(filter(None, (control, server)))
+        starting = [one for one in asked if not one.running]
+        during = self.timeline.during
+        guess_s = START_S.get(self.environment.kind)
+        estimate_s = self.timeline.start_s or guess_s
+        names = " beside ".join(one.launch.id for one in reversed(starting))
+        with contextlib.ExitStack() as stack:
+            if starting:
+                stack.enter_context(during(Phase.STARTING, pair, of=names, estimate_s=estimate_s))
+            self.servers.start_all(starting)
+        self.timeline.note_ready(pair, {one.launch.id: one.ready_s or 0.0 for one in starting})
+        return server.server, control.server if control is not None else None
+
+    def _phase_s(self, case: Case, phase: Phase) -> float | None:
+        """About how long a phase of a case takes; None where nothing tells."""
+        if case.id not in self._estimates:
+            self._estimates[case.id] = estimate_of(
+                case, self.tier, self.shelf, self.provision.found_gpus, self.root
+            )
+        estimate = self._estimates[case.id]
+        return None if estimate is None else estimate.phase_s(phase, case.prompts)
+
+    def measure_afresh(
+        self, cases: Sequence[Case], further: int
+    ) -> Mapping[str, Measurement | str]:
+        """Measures cases on one launch more of their servers, after all others were stopped.
+
+        Args:
+            cases: which.
+            further: the how-manieth launch more, from 1.
+
+        Returns:
+            By case's id what was measured, or why it couldn't be.
+
+        Raises:
+            MemoryHeldError: a GPU hasn't got its memory back, so nothing more may be measured.
+        """
+        number = self.launches + further
+        left = [case for case in cases if (case.id, number) not in self._measured]
+        if left:
+            self.servers.stop()
+            if self.away is not None:
+                self.away.send(left, number)
+        found: dict[str, Measurement | str] = {}
+        groups: dict[tuple[Launch, Launch], list[Case]] = {}
+        for case in cases:
+            control, launch = launches_of(case, number)
+            groups.setdefault((control, launch), []).append(case)
+        for (control, launch), together in groups.items():
+            with (
+                self.timeline.during(
+                    Phase.CONFIRMING, launch.id, of=f"{launch.id} on a fresh launch"
+                ),
+                self.servers.start(control) as beside,
+                self.servers.start(launch, beside=beside) as server,
+            ):
+                for case in together:
+                    try:
+                        found[case.id] = self.measure(
+                            case, server, beside if case.control else None
+                        )
+                    except MemoryHeldError:
+                        raise
+                    except SpecregError as error:
+                        found[case.id] = str(error).splitlines()[0]
+        return found
+
+    def judge(
+        self, metric: Metric, case: Case, server: Starting, control: Starting | None
+    ) -> Verdict:
+        """Judges a metric of a case that was measured, and with it all of its server group.
+
+        The group is all cases that share the server: they are measured and proved, and what looks
+        worse or undecided is measured again on fresh launches, before the first test says anything.
+
+        Args:
+            metric: what to judge.
+            case: of which.
+            server: the case's.
+            control: the one beside it, None for no speedup.
+
+        Raises:
+            MemoryHeldError: a GPU hasn't got its memory back, so nothing more may be measured.
+        """
+        place = case.id, metric.name, server.launch.number
+        if place not in self._verdict_rows:
+            self._judge_group(server, control)
+        return self.verdicts[self._verdict_rows[place]]
+
+    def _judge_group(self, server: Starting, control: Starting | None) -> None:
+        number = server.launch.number
+        asked = (self.budgeted(case) for case in self.tier.cases if case.id in self.asked)
+        for case in asked:
+            if launches_of(case, number)[1] != server.launch:
+                continue
+            beside = control if case.control else None
+            proofs = proofs_of(case, with_torch=self.with_oracle) if number == 1 else ()
+            try:
+                metrics = self.asked_of(case)
+                if metrics:
+                    self.measure(case, server, beside)
+                for metric in metrics:
+                    self._verdict_rows[case.id, metric.name, number] = len(self.verdicts)
+                    self._look(metric, case, number)
+                for proof in proofs:
+                    if proof.name in self.asked[case.id]:
+                        self.prove(proof, case, server, beside)
+            except MemoryHeldError:
+                raise
+            except SpecregError:  # the case's own tests say so
+                continue
+        self.docket.confirm()
+
+    def _look(self, metric: Metric, case: Case, launch: int) -> None:
+        """Judges a metric of a launch, which may wait for a fresh one.
+
+        Speeds are judged with the last launch, on all of them. While recording, only validity
+        counts.
+        """
+        with self.timeline.during(Phase.JUDGING, launches_of(case, launch)[1].id):
+            self._judge(metric, case, launch)
+
+    def _judge(self, metric: Metric, case: Case, launch: int) -> None:
+        measurement = self._measured[case.id, launch]
+        value = measurement.values.get(metric.name)
+        waits = self.update_reason is not None or (metric.by_launch and launch < self.launches)
+        if waits and value is not None:
+            verdict = Verdict(
+                case_id=case.id, metric=metric.name, outcome=Outcome.MEASURED, value=value
+            )
+            self.docket.note(verdict)
+            return
+        numbers = range(1, launch + 1)
+        launches = [self._measured[case.id, n] for n in numbers if (case.id, n) in self._measured]
+        valid = [m for m in launches if metric.family not in m.invalid or m is measurement]
+        self.docket.judge(metric, valid)
+
+    def prove(
+        self, proof: Proof, case: Case, server: Starting, control: Starting | None
+    ) -> Verdict:
+        """Proves what must hold of a case, once.
+
+        Args:
+            proof: what.
+            case: of which.
+            server: the case's.
+            control: the one beside it, None where there is none.
+
+        Raises:
+            SpecregError: a server didn't start or went away twice, or it couldn't be proved; the
+                same when asked again.
+        """
+        place = case.id, proof.name
+        if place not in self._proven:
+            self._proven[place] = self._at_most_once(
+                " ".join(place), lambda: self._prove(proof, case, server, control)
+            )
+        return self._proven[place]
+
+    def _prove(
+        self, proof: Proof, case: Case, server: Starting, control: Starting | None
+    ) -> Verdict:
+        """Proves it; once more, on a fresh server, where one went away."""
+        estimate_s = self._phase_s(case, Phase.PROVING)
+        with self.timeline.during(
+            Phase.PROVING, server.launch.id, of=case.id, estimate_s=estimate_s
+        ):
+            if self.away is not None:
+                verdict = self.away.verdict(proof, case, server.launch.number)
+            else:
+                verdict = self._twice(
+                    lambda: self._prove_once(proof, case, server, control),
+                    tuple(filter(None, (server, control))),
+                    again=f"{server.launch.case_id(case)}: {proof.name} proved again",
+                )
+        self.docket.note(verdict)
+        return verdict
+
+    def _prove_once(
+        self, proof: Proof, case: Case, server: Starting, control: Starting | None
+    ) -> Verdict:
+        spec = case.server
+        running, beside = self._started(server, control)
+        scene = Scene(
+            case=case,
+            server=running,
+            control=beside,
+            prompts=load_case_prompts(self.root, case)[: case.prompts],
+            foresee=functools.partial(foresee, on_gpu=self.provision.on_gpu, show=self.show),
+            models=(
+                resolve_model(self.root, spec.target),
+                resolve_model(self.root, spec.draft) if spec.draft else None,
+            ),
+            plain=self._plain,
+        )
+        try:
+            return proof.prove(scene)
+        except InvalidMeasurementError:
+            for one in filter(None, (scene.server, scene.control)):
+                one.check_alive()
+            raise
+
+    def note_failure(self, case: Case, what: Metric | Proof, reason: str) -> Verdict:
+        """Remembers that a metric could not be judged, so that no table leaves it out."""
+        verdict = Verdict(case_id=case.id, metric=what.name, outcome=Outcome.INVALID, reason=reason)
+        self.docket.note(verdict)
+        return verdict
+
+    def known_of(self, case: Case) -> Known:
+        """What the baselines know of a case; that of the last case asked for is kept.
+
+        Raises:
+            BaselineError: its baseline can't be read.
+        """
+        if self._known is None or self._known[0] != case:
+            self._known = case, self.shelf.look_up(case, self.settings(case))
+        return self._known[1]
+
+    def settings(self, case: Case) -> CaseSettings:
+        """What must be equal for another measurement of the case to be compared."""
+        return settings_in(self.root, case)
+
+    @property
+    def asks_for_all(self) -> bool:
+        """Whether the run judges everything that the tier has, on all its prompts."""
+        return all(
+            not self.budgeted(case).matrix_prompts
+            and self.asked.get(case.id, frozenset()) >= self._measurable(case)
+            for case in self.tier.cases
+        )
+
+    def _measurable(self, case: Case) -> AbstractSet[str]:
+        """The metrics that the case can have on this machine."""
+        dark = bool(self.provision.why_no_power(case.server))
+        return {
+            metric.name
+            for metric in METRICS.values()
+            if metric.applies_to(case) and not (dark and metric.family is Family.POWER)
+        }
+
+    def asked_of(self, case: Case) -> tuple[Metric, ...]:
+        """The metrics that this run judges of a case."""
+        asked = self.asked.get(case.id, METRICS.keys())
+        return tuple(m for m in METRICS.values() if m.name in asked and m.applies_to(case))
+
+    def _asks_for(self, case: Case) -> str:
+        """What a measurement is for; one for another purpose has other prompts or no control."""
+        if self.update_reason is not None:
+            return "record"
+        return "all" if self.asks_speed(case) else "acceptance"
+
+    def asks_speed(self, case: Case) -> bool:
+        """Whether the run wants to know how fast a case is."""
+        recording = self.update_reason is not None
+        return recording or any(metric.by_launch for metric in self.asked_of(case))
+
+    def _extent(self, case: Case, launch: int) -> Extent:
+        """How much of a case to measure: recording takes the extension too, once.
+
+        A case that is asked for acceptance alone stops once that has regressed; speeds are those
+        of all prompts.
+        """
+        if self.update_reason is not None:
+            return Extent(enough=lambda _, look: look is Look.FULL and launch > 1)
+        metrics = [metric for metric in self.asked_of(case) if not metric.by_launch]
+        alone = not self.asks_speed(case)
+        try:
+            known = self.known_of(case)
+        except BaselineError:
+            return WHOLE
+        if not metrics:
+            return WHOLE
+        return Extent(
+            parts=PARTS if alone else None,
+            enough=enough_for(case, metrics, known, may_stop_early=alone),
+        )
+
+    def _power_s(self, case: Case) -> float:
+        """How long each server of a case is kept under load for its power, if that is judged."""
+        recording = self.update_reason is not None
+        judged = recording or any(one.family is Family.POWER for one in self.asked_of(case))
+        return case.power_s if judged else 0.0
+
+    def _watching(self, case: Case, name: str) -> contextlib.AbstractContextManager[Watch | None]:
+        """What samples the power of a case that is timed, if anything can."""
+        if not case.speed or not self.asks_speed(case) or self.provision.why_no_power(case.server):
+            return contextlib.nullcontext()
+        return watch(
+            self.provision.devices(case.server), self.run_folder / "power" / f"{name}.jsonl"
+        )
+
+    def key(self, case: Case, launch: int) -> Key:
+        """What has to be equal for an earlier run's measurement to be taken over."""
+        spec = case.server
+        models = [resolve_model(self.root, name) for name in (spec.target, spec.draft) if name]
+        requirement = self.provision.requirement(spec)
+        files = [prompts_sha256(load_case_prompts(self.root, case)), *map(model_sha256, models)]
+        return Key(
+            case=hide_known(msgspec.json.encode(case).decode()),
+            case_id=case.id,
+            launch=launch,
+            asked=self._asks_for(case),
+            environment=self.environment.name,
+            engine=f"{self.provision.python or ''} {requirement.pin}".strip(),
+            files_sha256=" ".join(files),
+        )

@@ -1,0 +1,229 @@
+"""The machine that measures: its stable facts, and the name of the environment they make."""
+
+import functools
+import os
+import platform
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from specreg.core.errors import SensorError
+from specreg.telemetry.sensors import SENSORS, Device
+
+# The widest vector unit decides the kernels that a CPU engine picks.
+_INSTRUCTION_SETS = ("amx_tile", "avx512f", "avx2", "asimd")
+_SHORT = {"amx_tile": "amx", "avx512f": "avx512"}
+_BYTES_PER_GB = 10**9
+_BYTES_PER_GIB = 2**30
+_LOADED_FRAC = 0.5
+"""Of the cores, what others may keep busy before a speed on processors means little."""
+_WATCHED_S = 0.2
+_MOST_NAMED = 3
+
+
+class ProcessorLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """What keeps the processor busy before a run has started anything.
+
+    Attributes:
+        waiting: how many processes and threads wanted to run, on average over the last minute.
+        cores: that we may use.
+        busiest_frac: by name of a process other than ours the share of a core that it took; the
+            three highest, where the load is high.
+    """
+
+    waiting: float
+    cores: int
+    busiest_frac: dict[str, float] = {}
+
+    @property
+    def is_high(self) -> bool:
+        """Whether more wants to run than half of the cores take."""
+        return self.waiting > _LOADED_FRAC * self.cores
+
+    def __str__(self) -> str:
+        named = ", ".join(
+            f"{name} {frac:.0%} of a core" for name, frac in self.busiest_frac.items()
+        )
+        told = f"a load of {self.waiting:.1f} on {self.cores} core(s) over the last minute"
+        return f"{told}, by {named}" if named else told
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True):
+    """What must be equal for two speeds to be comparable. No clocks, temperatures, host names.
+
+    Attributes:
+        kind: "cpu" or "gpu", what the engine runs on; "unknown" where nobody can tell.
+        cpu: the processor's name; `instruction_set`: its widest; `cores`: that we may use. Empty
+            and 0 for "gpu".
+        gpus: the names of the GPUs in use; `gpu_memory_gb`: of the first, rounded. Empty and 0
+            for "cpu".
+        power_limit_w: what the GPUs are held to; 0 where it is the vendor's limit.
+    """
+
+    kind: str
+    cpu: str = ""
+    instruction_set: str = ""
+    cores: int = 0
+    gpus: tuple[str, ...] = ()
+    gpu_memory_gb: int = 0
+    power_limit_w: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """The folder of its baselines: `cpu-intel-xeon-2.50ghz-avx512-2c`, `h100-80gb-hbm3-x1`.
+
+        Memory is in GiB, as vendors name their cards.
+        """
+        if self.kind == "gpu":
+            names = re.sub(r"\bnvidia-", "", self._gpu_names)
+            memory_gib = round(self.gpu_memory_gb * _BYTES_PER_GB / _BYTES_PER_GIB)
+            memory = "" if re.search(r"\dgb\b", names) else f"-{memory_gib}gb"
+            return f"{names}{memory}{self._limit}-x{len(self.gpus)}"
+        if self.kind == "unknown":
+            return self.kind
+        return f"cpu-{_slug(self.cpu)}-{self.instruction_set}-{self.cores}c"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The folders that baselines of this machine may lie in, the one to write to first.
+
+        Until 0.1 a GPU's was called `gpu-nvidia-h100-80gb-hbm3-86gb-x1`.
+        """
+        if self.kind != "gpu":
+            return (self.name,)
+        memory = f"{self.gpu_memory_gb}gb{self._limit}"
+        return (self.name, f"gpu-{self._gpu_names}-{memory}-x{len(self.gpus)}")
+
+    @property
+    def _gpu_names(self) -> str:
+        return "-".join(_slug(name) for name in dict.fromkeys(self.gpus))
+
+    @property
+    def _limit(self) -> str:
+        return f"-{self.power_limit_w:.0f}w" if self.power_limit_w else ""
+
+
+UNKNOWN_ENVIRONMENT = Environment(kind="unknown")
+"""Of a server that somebody else runs elsewhere: no speed is comparable with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpus:
+    """The GPUs that this process sees.
+
+    Attributes:
+        devices: in the order in which engines take them.
+        why_none: why there are none, empty where there are.
+    """
+
+    devices: tuple[Device, ...]
+    why_none: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the vendor calls each."""
+        return tuple(device.name for device in self.devices)
+
+    @property
+    def memory_gib(self) -> tuple[float, ...]:
+        """The memory of each."""
+        return tuple(device.memory_bytes / _BYTES_PER_GIB for device in self.devices)
+
+    @property
+    def driver_version(self) -> str:
+        """Of all; empty without one."""
+        return self.devices[0].driver_version if self.devices else ""
+
+    @property
+    def bandwidth_gib_per_s(self) -> float:
+        """How fast the first one reads its memory; 0 where nobody says."""
+        return self.devices[0].bandwidth_gib_per_s if self.devices else 0.0
+
+
+def current_environment(*, needs_gpus: int) -> Environment:
+    """This machine, as the environment of cases that use so many of its GPUs; 0 for none."""
+    gpus = find_gpus().devices
+    return gpu_environment(gpus[:needs_gpus]) if needs_gpus and gpus else cpu_environment()
+
+
+def gpu_environment(used: Sequence[Device]) -> Environment:
+    """The environment of cases that use these GPUs, one or more."""
+    return Environment(
+        kind="gpu",
+        gpus=tuple(device.name for device in used),
+        gpu_memory_gb=round(used[0].memory_bytes / _BYTES_PER_GB),
+        power_limit_w=min((d.limit_w for d in used if d.limit_w), default=0.0),
+    )
+
+
+def cpu_environment() -> Environment:
+    """This machine, as the environment of cases that use none."""
+    cpu, instruction_set = _read_cpu(Path("/proc/cpuinfo"))
+    return Environment(
+        kind="cpu", cpu=cpu, instruction_set=instruction_set, cores=len(os.sched_getaffinity(0))
+    )
+
+
+@functools.cache
+def find_gpus() -> Gpus:
+    """The GPUs of this machine that this process sees, by their drivers."""
+    why: list[str] = []
+    for sensor in SENSORS.values():
+        if not sensor.of_gpus:
+            continue
+        try:
+            return Gpus(devices=tuple(sensor.find(os.environ)), why_none="")
+        except SensorError as error:
+            why.append(str(error))
+    return Gpus(devices=(), why_none="; ".join(why))
+
+
+def processor_load() -> ProcessorLoad:
+    """The load of this machine now; a fifth of a second is watched where it is high."""
+    found = ProcessorLoad(waiting=os.getloadavg()[0], cores=len(os.sched_getaffinity(0)))
+    return msgspec.structs.replace(found, busiest_frac=busiest_frac()) if found.is_high else found
+
+
+def busiest_frac() -> dict[str, float]:
+    """By name the share of a core that the busiest processes besides this one take now."""
+    before, began = _spent_s(), time.monotonic()
+    time.sleep(_WATCHED_S)
+    after, took_s = _spent_s(), time.monotonic() - began
+    taken: dict[str, float] = {}
+    for key, spent_s in after.items():
+        share = (spent_s - before.get(key, spent_s)) / took_s
+        if share:
+            taken[key[1]] = taken.get(key[1], 0.0) + share
+    highest = sorted(taken.items(), key=lambda item: -item[1])
+    return dict(highest[:_MOST_NAMED])
+
+
+def _spent_s() -> dict[tuple[int, str], float]:
+    """By number and name the processor time of each process but this one."""
+    found = {}
+    for one in psutil.process_iter(["name", "cpu_times"]):
+        times = one.info["cpu_times"]
+        if times is not None and one.pid != os.getpid():
+            found[one.pid, str(one.info["name"])] = times.user + times.system
+    return found
+
+
+def _read_cpu(cpuinfo: Path) -> tuple[str, str]:
+    """The processor's name and its widest instruction set."""
+    text = cpuinfo.read_text() if cpuinfo.is_file() else ""
+    model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
+    known = flags.group(1).split() if flags else []
+    widest = next((name for name in _INSTRUCTION_SETS if name in known), "scalar")
+    name = model.group(1).strip() if model else platform.machine()
+    return name, _SHORT.get(widest, widest)
+
+
+def _slug(name: str) -> str:
+    plain = re.sub(r"\((?:R|TM|C)\)|\b(?:CPU|Processor)\b|@", " ", name, flags=re.IGNORECASE)
+    return re.sub(r"[^a-z0-9.]+", "-", plain.lower()).strip("-")

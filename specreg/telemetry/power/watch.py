@@ -1,0 +1,120 @@
+"""Watching: devices in, a sampler beside us that ends with us, and the traces it wrote."""
+
+import contextlib
+import itertools
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from specreg.core.errors import SensorError
+from specreg.telemetry.power.samples import PowerTrace, load_traces
+from specreg.telemetry.sensors import Device
+
+_START_S = 10.0
+_STOP_S = 5.0
+_POLL_S = 0.02
+_AFTER_S = 0.6
+"""So long after a window there is a sample behind its end, of a busy machine too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """A sampler that runs.
+
+    Attributes:
+        path: where it writes; popen: its process.
+    """
+
+    path: Path
+    popen: subprocess.Popen[bytes]
+
+    def traces(self, until_ns: int) -> Sequence[PowerTrace]:
+        """What was sampled so far; waits until it covers a moment of the monotonic clock.
+
+        Raises:
+            SensorError: the sampler ended, or wrote nothing.
+        """
+        left_s = (until_ns - time.monotonic_ns()) / 10**9 + _AFTER_S
+        try:
+            status = self.popen.wait(timeout=max(0.0, left_s))
+        except subprocess.TimeoutExpired:
+            return load_traces(self.path)
+        said = _log(self.path).read_text(errors="replace").strip().splitlines()
+        raise SensorError(
+            f"the sampler of power ended with status {status}"
+            f" ({said[-1] if said else 'without a word'}); its samples are in '{self.path}'"
+        )
+
+    def left(self) -> Sequence[PowerTrace]:
+        """What a sampler that ended has written; nothing where that can't be read."""
+        with contextlib.suppress(SensorError):
+            return load_traces(self.path)
+        return ()
+
+
+@contextlib.contextmanager
+def watch(devices: Sequence[Device], path: Path) -> Iterator[Watch]:
+    """A sampler for as long as the context lasts; it ends too when this process is killed.
+
+    Args:
+        devices: one at least.
+        path: where it writes; what stands there stays, and it writes beside it.
+
+    Yields:
+        The sampler; one that didn't start says so when its traces are asked for.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path = _unused(path)
+    given = [msgspec.json.encode(device).decode() for device in devices]
+    said = _log(path)
+    with said.open("wb") as log:
+        popen = subprocess.Popen(  # noqa: S603 - our own arguments, no shell
+            (sys.executable, "-m", "specreg.telemetry.power.sampler", str(path), *given),
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # so that Ctrl-C reaches us and not it
+        )
+    try:
+        _wait_until_sampling(popen, path)
+        yield Watch(path=path, popen=popen)
+    finally:
+        _stop(popen)
+        if not said.stat().st_size:  # nothing, as a rule
+            said.unlink()
+
+
+def _unused(path: Path) -> Path:
+    """The path, or one beside it that nobody has written: what a killed run saw is kept."""
+    others = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
+    return next(one for one in itertools.chain([path], others) if not one.exists())
+
+
+def _log(path: Path) -> Path:
+    """What the sampler of a file says, besides its samples."""
+    return path.with_name(f"{path.name}.log")
+
+
+def _wait_until_sampling(popen: subprocess.Popen[bytes], path: Path) -> None:
+    deadline = time.monotonic() + _START_S
+    while not (path.exists() and path.stat().st_size):
+        if popen.poll() is not None or time.monotonic() > deadline:
+            return
+        time.sleep(_POLL_S)
+
+
+def _stop(popen: subprocess.Popen[bytes]) -> None:
+    """Closes its input, which ends it; one that hangs in a driver is killed."""
+    with contextlib.suppress(OSError):
+        if popen.stdin is not None:
+            popen.stdin.close()
+    try:
+        popen.wait(timeout=_STOP_S)
+    except subprocess.TimeoutExpired:
+        popen.kill()
+        popen.wait()

@@ -1,0 +1,1 @@
+"""Whether an effect is within tolerance, and how sure that is."""

@@ -1,0 +1,254 @@
+"""The history: what each run measured and said in, how identical runs differ out.
+
+`.specreg/history/<environment>.jsonl`, a line for each case of a run. Verdicts don't
+depend on it; a baseline that is recorded takes from it how far hours lie apart.
+"""
+
+import hashlib
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from specreg.baselines.comparison import spreads_of
+from specreg.baselines.schema import Baseline, CaseSettings, Noise
+from specreg.core.decoding import UNREADABLE
+from specreg.core.errors import ReportError
+from specreg.core.files import append_lines
+from specreg.matrix.models import model_sha256
+from specreg.measurement.measure import Measurement
+from specreg.measurement.metrics import METRICS, Metric
+from specreg.stats.intervals import Spread
+from specreg.verdicts.judge import Verdict
+
+_FEWEST_RUNS = 5
+_LAST_RUNS = 7
+_FINE = {"PASS", "IMPROVED"}
+_JUDGED = _FINE | {"REGRESSED", "WRONG", "INCONCLUSIVE"}
+"""What is said of a value that was held against a baseline."""
+
+
+class Lived(msgspec.Struct, frozen=True, kw_only=True):
+    """What one run did with a case.
+
+    Attributes:
+        run: the name of its folder, which begins with the time in UTC.
+        case_id: of the case; settings_sha256: of all that must be equal to compare.
+        engine_version, draft_sha256: what was judged.
+        values: by metric that was judged, the geometric mean over the launches that had some
+            of it, 0 where none had; launches: how many had a speed, or were measured without.
+        outcomes: by metric, the word; changes: by metric, against the baseline, better positive.
+        baseline_sha256: of that baseline; empty without one.
+    """
+
+    run: str
+    case_id: str
+    settings_sha256: str
+    engine_version: str
+    draft_sha256: str
+    values: dict[str, float]
+    outcomes: dict[str, str]
+    changes: dict[str, float] = {}
+    baseline_sha256: str = ""
+    launches: int = 1
+
+    def judged(self, metric: str) -> bool:
+        """Whether the run held a metric against a baseline, and the measurement was in order."""
+        return self.outcomes.get(metric) in _JUDGED
+
+    def fine(self, metric: str) -> bool:
+        """Whether it did, and the metric held."""
+        return self.outcomes.get(metric) in _FINE
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What lies in a file.
+
+    Attributes:
+        by_case: by case's id its lines, the oldest first.
+        wrong: in words what couldn't be read, empty where all could.
+    """
+
+    by_case: Mapping[str, tuple[Lived, ...]]
+    wrong: str = ""
+
+    def of(self, case_id: str) -> tuple[Lived, ...]:
+        """The lines of a case, none of one that nobody ran."""
+        return self.by_case.get(case_id, ())
+
+
+def comparable(lived: Sequence[Lived], metric: str) -> tuple[Lived, ...]:
+    """The runs that judged a metric, with the settings of the last one: others differ in more."""
+    having = [one for one in lived if metric in one.values and one.judged(metric)]
+    return tuple(one for one in having if one.settings_sha256 == having[-1].settings_sha256)
+
+
+def settings_sha256(settings: CaseSettings) -> str:
+    """A checksum of all that must be equal to compare."""
+    return hashlib.sha256(msgspec.json.encode(settings)).hexdigest()
+
+
+def baseline_sha256(baseline: Baseline | None) -> str:
+    """A checksum of what a baseline expects, empty of none."""
+    if baseline is None:
+        return ""
+    expects = msgspec.structs.replace(baseline, noise={})
+    return hashlib.sha256(msgspec.json.encode(expects)).hexdigest()
+
+
+def lived_through(
+    run: str,
+    launches: Sequence[Measurement],
+    verdicts: Sequence[Verdict],
+    settings: CaseSettings,
+    baseline: Baseline | None,
+) -> Lived:
+    """What a run did with a case: its launches with a valid value, one at least, and the verdicts.
+
+    Only what was judged is kept: speeds that nobody asked for were measured without their control,
+    or on fewer prompts.
+    """
+    first = launches[0]
+    values = {}
+    for name in {verdict.metric: None for verdict in verdicts}:
+        found = [one.values[name] for one in launches if one.values.get(name, -1.0) >= 0]
+        if found:
+            some = [value for value in found if value > 0]  # there is no logarithm of nothing
+            values[name] = statistics.geometric_mean(some) if some else 0.0
+    return Lived(
+        run=run,
+        case_id=first.case.id,
+        settings_sha256=settings_sha256(settings),
+        engine_version=first.engine_version,
+        draft_sha256=model_sha256(first.draft) if first.draft else "",
+        values=values,
+        outcomes={verdict.metric: str(verdict.outcome) for verdict in verdicts},
+        changes={v.metric: v.change_frac for v in verdicts if v.change_frac is not None},
+        baseline_sha256=baseline_sha256(baseline),
+        launches=sum(any(METRICS[name].by_launch for name in one.values) for one in launches)
+        or len(launches),
+    )
+
+
+def history_path(folder: Path, environment: str) -> Path:
+    """Where the history of an environment lies."""
+    return folder / f"{environment}.jsonl"
+
+
+def record_history(path: Path, lived: Iterable[Lived]) -> None:
+    """Adds lines.
+
+    Raises:
+        ReportError: the disk refuses.
+    """
+    lines = b"".join(msgspec.json.encode(one) + b"\n" for one in lived)
+    try:
+        append_lines(path, lines)
+    except OSError as error:
+        advice = "make room or mend its rights"
+        message = f"history '{path}': this run isn't in it, {error.strerror}; {advice}"
+        raise ReportError(message) from error
+
+
+def load_history(path: Path) -> History:
+    """What lies in a file; a line that can't be read is left out, and so said.
+
+    Of a run that was gone on with only the last line of a case counts: it measured it once.
+    """
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return History({})
+    except OSError as error:
+        return History({}, f"history '{path}': {error.strerror}; mend its rights to have it shown")
+    found: dict[str, dict[str, Lived]] = {}
+    readable = [lived for line in lines if (lived := _lived(line)) is not None]
+    for lived in readable:
+        found.setdefault(lived.case_id, {})[lived.run] = lived
+    torn = len(lines) - len(readable)
+    wrong = f"history '{path}': {torn} line(s) can't be read; the rest is shown" if torn else ""
+    return History({case_id: tuple(by_run.values()) for case_id, by_run in found.items()}, wrong)
+
+
+def merge_histories(*contents: bytes) -> bytes:
+    """The lines of several files as one, by time; of a run and case the last, in a file's order.
+
+    What can't be read is kept: a later specreg may have written it.
+    """
+    found: dict[tuple[str, bytes], bytes] = {}
+    for line in filter(None, b"\n".join(contents).splitlines()):
+        lived = _lived(line)
+        found[(lived.run, lived.case_id.encode()) if lived else ("", line)] = line
+    # The name of a run begins with its time.
+    ordered = sorted(found.items(), key=lambda item: item[0][0])
+    return b"".join(line + b"\n" for _, line in ordered)
+
+
+def _lived(line: bytes) -> Lived | None:
+    try:
+        return msgspec.json.decode(line, type=Lived)
+    except UNREADABLE:
+        return None
+
+
+def noise_of(identical: Sequence[Lived], spreads: Mapping[str, Spread]) -> dict[str, Noise]:
+    """How identical runs differ, beyond what the launches of one run do.
+
+    s_b² = var(ln x over the runs) - s_w² / k for runs of k launches, no less than 0.
+
+    Args:
+        identical: runs of one case with the same settings, engine and draft.
+        spreads: by metric, how launches within a run differ.
+
+    Returns:
+        By metric of launches; nothing of those seen in fewer than five runs.
+    """
+    found = {}
+    for name in (metric.name for metric in METRICS.values() if metric.by_launch):
+        seen = [one for one in identical if one.values.get(name, 0) > 0]
+        if len(seen) >= _FEWEST_RUNS and name in spreads:
+            within = spreads[name].within_frac ** 2 * statistics.fmean(1 / r.launches for r in seen)
+            beyond = statistics.variance(math.log(one.values[name]) for one in seen) - within
+            found[name] = Noise(between_frac=math.sqrt(max(beyond, 0.0)), runs=len(seen))
+    return found
+
+
+def identical_to(
+    lived: Iterable[Lived], settings: CaseSettings, engine_version: str, draft_sha256: str
+) -> list[Lived]:
+    """The runs with these settings, this engine and this draft."""
+    alike = (settings_sha256(settings), engine_version, draft_sha256)
+    return [
+        one for one in lived if (one.settings_sha256, one.engine_version, one.draft_sha256) == alike
+    ]
+
+
+def learned(baseline: Baseline, lived: Iterable[Lived]) -> Baseline:
+    """The baseline with what identical runs tell of hours, as far as they tell anything new.
+
+    Identical are those of the same settings, engine's version and draft.
+    """
+    by = baseline.provenance
+    identical = identical_to(lived, baseline.case, by.engine_version, by.draft_sha256)
+    noise = {**baseline.noise, **noise_of(identical, spreads_of((baseline,)))}
+    return msgspec.structs.replace(baseline, noise=noise)
+
+
+def headroom_frac(metric: Metric, baseline: Baseline, lived: Sequence[Lived]) -> float | None:
+    """How far a baseline lies below the last seven runs on average: a loss that would pass.
+
+    None while fewer than five runs were judged against it, or where one of them wasn't better.
+    """
+    sha256 = baseline_sha256(baseline)
+    changes = [
+        one.changes[metric.name]
+        for one in lived
+        if one.baseline_sha256 == sha256 and metric.name in one.changes
+    ][-_LAST_RUNS:]
+    if len(changes) < _FEWEST_RUNS or min(changes) <= 0:
+        return None
+    return statistics.fmean(changes)

@@ -1,0 +1,431 @@
+"""Judging: a case's launches beside what is known of it in, one verdict per metric out."""
+
+import dataclasses
+import functools
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from specreg.acceptance.record import AcceptanceRecord
+from specreg.baselines.comparison import Comparison, Known, differing_settings, of_any_number
+from specreg.baselines.schema import load_acceptance
+from specreg.core.commands import ATTACH_OPTION, is_attached, record_command
+from specreg.engines.methods import METHODS
+from specreg.matrix import Case
+from specreg.measurement.metrics import Direction, Family, Metric, acceptance_value
+from specreg.measurement.validity import spoiled_by
+from specreg.stats.alpha_spending import Look
+from specreg.stats.intervals import Change, change_of_launches, t_quantile
+from specreg.telemetry.power.record import PowerRecord
+
+_OTHER_CARD_FRAC = 0.1
+"""What cards of one kind differ by in what their sensors say: ±5 % each."""
+
+_MOST_LAUNCHES = 12
+"""Of a case; each takes minutes."""
+
+_POWER_LEVEL = 0.1
+"""What a case can see is what it proves nine times out of ten."""
+
+Say = Callable[..., "Verdict"]
+
+
+class Outcome(StrEnum):
+    """What a verdict says."""
+
+    PASS = "PASS"  # noqa: S105 - a word, not a password
+    IMPROVED = "IMPROVED"
+    REGRESSED = "REGRESSED"
+    INCONCLUSIVE = "INCONCLUSIVE"
+    INVALID = "INVALID"
+    WRONG = "WRONG"
+    NO_BASELINE = "NO_BASELINE"
+    NOT_COMPARABLE = "NOT_COMPARABLE"
+    MEASURED = "MEASURED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What is to be thought of one metric of one case.
+
+    Attributes:
+        case_id, metric: whose.
+        outcome: in a word; `reason`: in a sentence, empty where the figures say it all.
+        value, expected: measured and baseline, None where there is none.
+        change_frac: (value - expected) / (expected - origin), better is positive.
+        low_frac, high_frac: the interval of that change.
+        tolerance_frac: what would still have been fine.
+        sight_frac: the loss that the case proves nine times out of ten.
+        p_worse: how often chance alone would look that much worse, one-sided.
+        against: whose baseline: an environment or a source, empty without one.
+        cause: of a change in speed, how much is acceptance and how much the cost of a step.
+        launches: how many were measured.
+        needed_launches: how many would tell, where this is undecided; 0 where no number would, None
+            where that isn't known.
+        softened: whether the test passes where there is no telling.
+        two_sided: whether a change either way is one for the worse; it is positive for more then.
+    """
+
+    case_id: str
+    metric: str
+    outcome: Outcome
+    reason: str = ""
+    value: float | None = None
+    expected: float | None = None
+    change_frac: float | None = None
+    low_frac: float | None = None
+    high_frac: float | None = None
+    tolerance_frac: float | None = None
+    sight_frac: float | None = None
+    p_worse: float | None = None
+    against: str = ""
+    cause: str = ""
+    launches: int = 1
+    needed_launches: int | None = None
+    softened: bool = False
+    two_sided: bool = False
+
+    @property
+    def holds(self) -> bool:
+        """Whether the test of this verdict passes."""
+        if self.outcome is Outcome.INCONCLUSIVE:
+            return self.softened
+        return self.outcome in {Outcome.PASS, Outcome.IMPROVED, Outcome.MEASURED}
+
+    @property
+    def fails(self) -> bool:
+        """Whether it does; what can't be compared is skipped."""
+        return not self.holds and self.outcome is not Outcome.NOT_COMPARABLE
+
+
+def first_look(metric: Metric) -> Look:
+    """The look that a run plans for: at its launches, or at all prompts of the case."""
+    return Look.LAUNCH if metric.by_launch else Look.FULL
+
+
+def judge(metric: Metric, comparison: Comparison, look: Look) -> Verdict:
+    """The verdict on one metric of a case.
+
+    Args:
+        metric: one of METRICS.
+        comparison: the case's launches and what is known of it.
+        look: which one this is; an earlier or later look has less of the level to spend.
+    """
+    measurement, known = comparison.measurement, comparison.known
+    case_id = measurement.case.id
+    value = measurement.values.get(metric.name)
+    say = functools.partial(
+        Verdict,
+        case_id=case_id,
+        metric=metric.name,
+        value=value,
+        launches=len(comparison.launches) if metric.by_launch else 1,
+    )
+    invalid = measurement.invalid.get(metric.family, "")
+    if not invalid and metric.family in spoiled_by("CLOCK_LOW"):
+        invalid = comparison.held_back
+    if invalid:
+        return say(outcome=Outcome.INVALID, reason=invalid)
+    power = measurement.replay.power if measurement.replay else None
+    if metric.family is Family.POWER and (power is None or power.invalid or power.too_short):
+        return _say_no_power(power, say)
+    if value is None:
+        reason = "METRIC_ABSENT: it has no value, though the case should have one"
+        return say(outcome=Outcome.INVALID, reason=reason)
+    baseline = known.baseline
+    if baseline is None and known.published is None:
+        reason = f"nothing recorded in '{known.environment.name}'; {record_hint(case_id, known)}"
+        return say(outcome=Outcome.NO_BASELINE, reason=reason)
+    settings = of_any_number(known.settings)
+    differing = differing_settings(baseline.case, settings) if baseline else ""
+    if differing:
+        reason = f"it was recorded with other settings: {differing}; {record_hint(case_id, known)}"
+        return say(outcome=Outcome.NO_BASELINE, reason=reason)
+    by_number = metric.by_launch or measurement.case.needs_fresh_server
+    if known.settings.num_prompts is not None and by_number:
+        what = "a speed" if metric.by_launch else "what a drafter learns"
+        reason = f"of {known.settings.num_prompts} prompts: {what} is of all prompts of the case"
+        advice = "leave out --num-prompts, or the budget, to judge it"
+        return say(outcome=Outcome.NOT_COMPARABLE, reason=f"{reason}; {advice}")
+    say = functools.partial(say, against=baseline.environment.name if baseline else "published")
+    return (_judge_speed if metric.by_launch else _judge_acceptance)(metric, comparison, look, say)
+
+
+def judge_at_looks(metric: Metric, comparison: Comparison) -> Verdict:
+    """The verdict on an acceptance metric at the looks its measurement had.
+
+    What the prompts of the case decided stays decided, whatever the extension was measured for.
+    """
+    look = comparison.measurement.look
+    if look is Look.EXTENDED:
+        verdict = judge(metric, comparison.without_extension, Look.FULL)
+        if verdict.outcome is not Outcome.INCONCLUSIVE:
+            return verdict
+    return judge(metric, comparison, look)
+
+
+def outcome_of(change_frac: float, low_frac: float, high_frac: float, tolerance: float) -> Outcome:
+    """The outcome by the whole interval; better is positive.
+
+    PASS: proven within tolerance. IMPROVED: proven better than it. REGRESSED: proven worse than
+    before, and the estimate is worse than tolerated. INCONCLUSIVE: none of these.
+    """
+    if low_frac > -tolerance:
+        return Outcome.IMPROVED if low_frac > tolerance else Outcome.PASS
+    regressed = high_frac < 0 and change_frac < -tolerance
+    return Outcome.REGRESSED if regressed else Outcome.INCONCLUSIVE
+
+
+def two_sided_outcome_of(
+    change_frac: float, low_frac: float, high_frac: float, tolerance: float
+) -> Outcome:
+    """The same of what should stay as it is: PASS, REGRESSED or INCONCLUSIVE.
+
+    REGRESSED: proven to have changed, and the estimate by more than tolerated.
+    """
+    if -tolerance < low_frac and high_frac < tolerance:
+        return Outcome.PASS
+    changed = low_frac > 0 or high_frac < 0
+    return Outcome.REGRESSED if changed and abs(change_frac) > tolerance else Outcome.INCONCLUSIVE
+
+
+def record_hint(case_id: str, known: Known) -> str:
+    """What to type to record a case's baseline."""
+    if is_attached(known.options):
+        return f"leave out {ATTACH_OPTION} to record one"
+    return f"record one with\n  {record_command((case_id,), known.options)}"
+
+
+def own_tolerance_frac(metric: Metric, case: Case) -> float:
+    """The tolerance on the same kind of machine: the case's, else the metric's."""
+    return dict(case.tolerances).get(metric.name, metric.tolerance_frac)
+
+
+def tolerance_frac(metric: Metric, case: Case, known: Known) -> float:
+    """The tolerance of a case, wider against the acceptance of another machine or of a paper."""
+    own = own_tolerance_frac(metric, case)
+    if metric.by_launch or known.exact is not None:
+        return own
+    wider = max(metric.portable_tolerance_frac or 0, own)
+    told = known.published
+    if known.baseline is None and told is not None and told.tolerance_frac is not None:
+        value = told.value(metric.name)
+        if value is not None and value > metric.origin:
+            theirs = told.tolerance_frac * value / (value - metric.origin)
+            # Of a length near 1 their percentage is all there is to lose: it would never fail.
+            return max(wider, theirs) if theirs < 1 else wider
+    return wider
+
+
+def sight_frac(change: Change, look: Look) -> float:
+    """The loss that would be proven nine times out of ten, on the change's own scale."""
+    reach = t_quantile(look.value, change.freedom) + t_quantile(_POWER_LEVEL, change.freedom)
+    return reach * change.error_frac
+
+
+def log_to_frac(metric: Metric, change: float) -> float:
+    """A difference of logarithms, better being positive, as a relative change of the value."""
+    return math.expm1(change) if metric.direction is Direction.UP else -math.expm1(-change)
+
+
+def _judge_acceptance(metric: Metric, comparison: Comparison, look: Look, say: Say) -> Verdict:
+    known, case = comparison.known, comparison.measurement.case
+    tolerance = tolerance_frac(metric, case, known)
+    refused = _refuse_acceptance(metric, comparison, say)
+    if refused is not None:
+        return refused
+    found = comparison.ratio_change(metric)
+    if isinstance(found, str):
+        return say(
+            outcome=Outcome.INCONCLUSIVE, tolerance_frac=tolerance, reason=found, needed_launches=0
+        )
+    value, expected, change = found
+    say = functools.partial(say, value=value, expected=expected)
+    verdict = _decide(metric, change, tolerance, look, say)
+    if verdict.outcome is Outcome.INCONCLUSIVE:
+        prompts = len(comparison.ours.prompt_ids) if comparison.ours is not None else 0
+        more = max(2.0, ((verdict.sight_frac or 0.0) / tolerance) ** 2) * prompts
+        remedy = f"raise prompts in the matrix to about {more:.0f}"
+        return _undecided(verdict, f"{prompts} prompts", remedy, needed_launches=0)
+    if verdict.outcome is not Outcome.REGRESSED:
+        return verdict
+    theirs = load_acceptance(known.baseline.acceptance) if known.baseline else None
+    compared = set(comparison.ours.prompt_ids) if comparison.ours is not None else set()
+    records = [
+        record.only(compared) if record is not None else None
+        for record in (comparison.measurement.acceptance, theirs)
+    ]
+    return dataclasses.replace(verdict, reason=_by_category(metric, records[0], records[1]))
+
+
+def _refuse_acceptance(metric: Metric, comparison: Comparison, say: Say) -> Verdict | None:
+    """Why two acceptances are not of the same kind, None when they are."""
+    known, case_id = comparison.known, comparison.measurement.case.id
+    baseline = known.baseline
+    ours = comparison.measurement.acceptance
+    nothing = f"the baseline holds no {metric.name}; {record_hint(case_id, known)}"
+    if baseline is None:
+        told = comparison.known.published
+        absent = told is None or told.value(metric.name) is None
+        return say(outcome=Outcome.NO_BASELINE, reason=nothing) if absent else None
+    theirs = baseline.acceptance
+    if ours is None or theirs is None or not comparison.expects(metric):
+        return say(outcome=Outcome.NO_BASELINE, reason=nothing)
+    tags = (ours.source, ours.view, ours.weighting)
+    recorded_tags = (theirs.source, theirs.view, theirs.weighting)
+    if tags == recorded_tags:
+        return None
+    reason = (
+        f"measured as {', '.join(tags)}, recorded as {', '.join(recorded_tags)};"
+        f" {record_hint(case_id, known)}"
+    )
+    return say(outcome=Outcome.NOT_COMPARABLE, reason=reason)
+
+
+def _judge_speed(metric: Metric, comparison: Comparison, look: Look, say: Say) -> Verdict:
+    known, case = comparison.known, comparison.measurement.case
+    if known.exact is None:
+        where = known.baseline.environment.name if known.baseline else "a published figure"
+        reason = (
+            f"nothing recorded in '{known.environment.name}', and speed doesn't carry over from"
+            f" '{where}'; {record_hint(case.id, known)}"
+        )
+        return say(outcome=Outcome.NOT_COMPARABLE, reason=reason)
+    recorded = known.exact.launch_values(metric)
+    if not recorded or metric.name not in known.spreads:
+        lacks = "its spread takes two launches or more" if recorded else "the baseline holds none"
+        return say(outcome=Outcome.NO_BASELINE, reason=f"{lacks}; {record_hint(case.id, known)}")
+    other_card = ""
+    if metric.family is Family.POWER:
+        unlike, other_card = comparison.unlike_devices, comparison.other_card
+        if unlike:
+            reason = f"{unlike}; {record_hint(case.id, known)}"
+            return say(outcome=Outcome.NOT_COMPARABLE, reason=reason)
+    tolerance = own_tolerance_frac(metric, case)
+    if other_card:
+        tolerance = max(tolerance, _OTHER_CARD_FRAC)
+    change = comparison.speed_change(metric)
+    if change is None:  # a goodput of nothing has no logarithm, and is no doubt worse
+        always = max(comparison.launch_values(metric)) <= 0
+        return say(
+            outcome=Outcome.REGRESSED if always else Outcome.INCONCLUSIVE,
+            reason="" if always else "it is 0 in one launch, and isn't in another",
+            expected=_geometric_mean(recorded),
+            change_frac=-1.0,
+            low_frac=-1.0,
+            high_frac=-1.0,
+            tolerance_frac=tolerance,
+            p_worse=0.0,
+        )
+    say = functools.partial(
+        say,
+        value=_geometric_mean(comparison.launch_values(metric)),
+        expected=_geometric_mean(recorded),
+        cause=_cause(metric, comparison, change),
+    )
+    verdict = _decide(metric, change, tolerance, look, say)
+    if other_card and verdict.outcome is not Outcome.PASS:
+        reason = f"{other_card}, and cards of one kind differ by {_OTHER_CARD_FRAC:.0%}"
+        return dataclasses.replace(verdict, outcome=Outcome.NOT_COMPARABLE, reason=reason)
+    if verdict.outcome is Outcome.INCONCLUSIVE:
+        launches = f"{_launches(verdict.launches)} against {len(recorded)}"
+        remedy, needed = _more_launches(metric, verdict, known, case, len(recorded))
+        return _undecided(verdict, launches, remedy, needed_launches=needed)
+    return verdict
+
+
+def _say_no_power(power: PowerRecord | None, say: Say) -> Verdict:
+    """Why there is no power to judge: it went wrong, or is too little."""
+    if power is not None and power.invalid:
+        return say(outcome=Outcome.INVALID, reason=power.invalid)
+    reason = power.too_short if power is not None else "nobody watched the power of this launch"
+    return say(outcome=Outcome.NOT_COMPARABLE, reason=reason)
+
+
+def _decide(metric: Metric, change: Change, tolerance: float, look: Look, say: Say) -> Verdict:
+    to_frac = functools.partial(log_to_frac, metric) if metric.by_launch else float
+    low, high = map(to_frac, change.bounds(look.value))
+    estimate = to_frac(change.estimate_frac)
+    decide = two_sided_outcome_of if metric.two_sided else outcome_of
+    return say(
+        outcome=decide(estimate, low, high, tolerance),
+        change_frac=estimate,
+        low_frac=low,
+        high_frac=high,
+        tolerance_frac=tolerance,
+        sight_frac=-to_frac(-sight_frac(change, look)),
+        p_worse=2 * min(change.p_worse, 1 - change.p_worse) if metric.two_sided else change.p_worse,
+        two_sided=metric.two_sided,
+    )
+
+
+def _more_launches(
+    metric: Metric, verdict: Verdict, known: Known, case: Case, recorded: int
+) -> tuple[str, int]:
+    """What would decide a speed, by how launches spread; in words and as launches of a run."""
+    tolerance, spread = verdict.tolerance_frac or 0.0, known.spreads[metric.name]
+
+    def seen(launches: int, against: int) -> float:
+        change = change_of_launches((1.0,) * launches, (1.0,) * against, spread, 1)
+        return -log_to_frac(metric, -sight_frac(change, Look.LAUNCH))
+
+    for more in range(verdict.launches + 1, _MOST_LAUNCHES + 1):
+        if seen(more, recorded) <= tolerance:
+            return f"measure {more} launches, which see {seen(more, recorded):.1%}", more
+    for more in range(recorded + 1, _MOST_LAUNCHES + 1):
+        if seen(more, more) <= tolerance:
+            anew = f"{record_command((case.id,), known.options)} --specreg-launches={more}"
+            return f"record it anew from {more} launches, and measure as many\n  {anew}", 0
+    most = seen(_MOST_LAUNCHES, _MOST_LAUNCHES)
+    advice = f"raise its tolerance in the matrix to {most:.1%}, or measure on a quieter machine"
+    return f"{_MOST_LAUNCHES} launches against as many would still be too few: {advice}", 0
+
+
+def _launches(count: int) -> str:
+    return f"{count} launch{'es' if count > 1 else ''}"
+
+
+def _undecided(verdict: Verdict, by_what: str, remedy: str, *, needed_launches: int) -> Verdict:
+    """Says what the case can see: a tolerance finer than that can't be kept."""
+    reason = (
+        f"this case sees {verdict.sight_frac:.1%} with {by_what}, its tolerance is"
+        f" {verdict.tolerance_frac:.1%}; {remedy}"
+    )
+    return dataclasses.replace(verdict, reason=reason, needed_launches=needed_launches)
+
+
+def _cause(metric: Metric, comparison: Comparison, change: Change) -> str:
+    """Δ log(output speed) = Δ log(tokens per step) - Δ log(step time), in words.
+
+    Empty for what isn't a speed of output, without an acceptance to compare, and for a method that
+    doesn't draft in every step: AL leaves the other steps out.
+    """
+    method = comparison.measurement.case.server.method
+    if not metric.of_output or method == "none" or not METHODS[method].drafts_every_step:
+        return ""
+    acceptance = comparison.without_extension.acceptance_part()
+    if acceptance is None:
+        return ""
+    step = change.estimate_frac - acceptance
+    parts = math.expm1(acceptance), math.expm1(step)
+    return f"{parts[0]:+.1%} by acceptance, {parts[1]:+.1%} by the cost of a step"
+
+
+def _by_category(
+    metric: Metric, ours: AcceptanceRecord | None, theirs: AcceptanceRecord | None
+) -> str:
+    """Where acceptance was lost: `by category: coding 3.12 -> 1.85, math 2.74 -> 2.73`."""
+    recorded = theirs.by_category if theirs else {}
+    parts = []
+    for category, record in (ours.by_category if ours else {}).items():
+        old = acceptance_value(metric, recorded.get(category))
+        new = acceptance_value(metric, record)
+        if old is not None and new is not None:
+            parts.append(f"{category} {old:.3g} -> {new:.3g}")
+    return f"by category: {', '.join(parts)}" if parts else ""
+
+
+def _geometric_mean(values: tuple[float, ...]) -> float:
+    return statistics.geometric_mean(values) if len(values) > 1 else values[0]

@@ -1,0 +1,181 @@
+"""Looking a second time: what looked worse and what a fresh launch says in, what stands out.
+
+A night judges hundreds of figures; what looks worse in one of them must do so twice, and more
+clearly the more of them there are. What the server beside it does too is the machine's doing.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+from specreg.baselines.comparison import Comparison
+from specreg.measurement.metrics import METRICS, Family
+from specreg.stats.alpha_spending import LEVEL, Look
+from specreg.stats.intervals import Change
+from specreg.verdicts.judge import Outcome, Verdict, log_to_frac, own_tolerance_frac
+
+_FEWEST_CASES = 4
+"""With fewer there is no telling what most of them do."""
+_MACHINE_MOVED = "MACHINE_MOVED"
+
+
+def confirm(first: Verdict, second: Verdict) -> Verdict:
+    """What a fresh launch makes of a figure that looked worse in the first.
+
+    A speed is what the fresh launch says: something else on a machine slows one now and then. It
+    changes no acceptance; launches that disagree on that are INCONCLUSIVE.
+    """
+    looked = f"a first launch had {first.value:.4g}"
+    turned = first.two_sided and (first.change_frac or 0) * (second.change_frac or 0) < 0
+    if turned and second.outcome is Outcome.REGRESSED:
+        reason = f"{looked}, and a fresh one went the other way"
+        return dataclasses.replace(second, outcome=Outcome.INCONCLUSIVE, reason=reason)
+    if second.outcome is Outcome.REGRESSED:
+        words = (second.reason, f"seen on two launches, {looked}")
+    else:
+        words = (second.reason, f"{looked}, which a fresh one didn't confirm")
+    if not second.fails and not METRICS[first.metric].by_launch:
+        second = dataclasses.replace(second, outcome=Outcome.INCONCLUSIVE)
+    return dataclasses.replace(second, reason="; ".join(filter(None, words)))
+
+
+def hold_together(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
+    """Holm's correction: among the many figures of a run, chance makes some look worse, even twice.
+
+    Of the m figures of acceptance that the run judged, or of speed, the k-th smallest p must not
+    exceed LEVEL / (m - k + 1), with k from 1, and neither must those before it (Holm 1979). What
+    doesn't keep that is INCONCLUSIVE. All of them count, not only those looked at again: greedy
+    answers repeat on a fresh launch, and both looks share the baseline.
+
+    Args:
+        verdicts: of the whole run.
+    """
+    refused = {
+        place: count
+        for by_launch in (False, True)
+        for place, count in _refused([v for v in verdicts if _by_launch(v) == by_launch]).items()
+    }
+    return tuple(
+        _refuse(verdict, refused[_place(verdict)])
+        if verdict.outcome is Outcome.REGRESSED and _place(verdict) in refused
+        else verdict
+        for verdict in verdicts
+    )
+
+
+def _refused(family: Sequence[Verdict]) -> Mapping[tuple[str, str], int]:
+    """Whose loss doesn't stand among all of a family, with the size of the family."""
+    size = len({_place(verdict) for verdict in family if verdict.p_worse is not None})
+    chances: dict[tuple[str, str], float] = {}
+    for verdict in family:
+        if verdict.outcome is Outcome.REGRESSED and verdict.p_worse is not None:
+            place = _place(verdict)
+            chances[place] = max(verdict.p_worse, chances.get(place, 0.0))
+    order = sorted(chances, key=chances.__getitem__)
+    for rank, place in enumerate(order):
+        if chances[place] > LEVEL / (size - rank):
+            return dict.fromkeys(order[rank:], size)
+    return {}
+
+
+def _refuse(verdict: Verdict, size: int) -> Verdict:
+    reason = (
+        f"worse on a fresh launch too, but it is one of {size} figures, and among so many chance"
+        " makes one look that much worse; run it again, or raise prompts or launches"
+    )
+    return dataclasses.replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=reason)
+
+
+def _place(verdict: Verdict) -> tuple[str, str]:
+    return verdict.case_id, verdict.metric
+
+
+def _by_launch(verdict: Verdict) -> bool:
+    return verdict.metric in METRICS and METRICS[verdict.metric].by_launch
+
+
+def blame_machine(
+    verdicts: Iterable[Verdict], comparisons: Mapping[tuple[str, str], Comparison]
+) -> tuple[Verdict, ...]:
+    """Speeds that regressed together with what they have nothing to do with are INVALID.
+
+    That is the server without speculation that ran beside the case; for a case without one, most of
+    the cases. An engine that became slower as a whole looks the same; the speedup and a run of the
+    old engine in the same hour tell.
+
+    Args:
+        verdicts: of the whole run.
+        comparisons: by case and metric, with the launch that the verdict is about.
+    """
+    verdicts = tuple(verdicts)
+    alike = _moved_alike(verdicts)
+    return tuple(
+        verdict
+        if verdict.outcome is not Outcome.REGRESSED or not _of_machine(verdict)
+        else _blamed(verdict, alike.get(verdict.metric, ""), comparisons.get(_place(verdict)))
+        for verdict in verdicts
+    )
+
+
+def blame_control(verdict: Verdict, comparison: Comparison) -> Verdict:
+    """The same of one case, by the server without speculation that ran beside it.
+
+    Args:
+        verdict: on a speed.
+        comparison: with the launch that the verdict is about.
+    """
+    if verdict.outcome is not Outcome.REGRESSED or not _of_machine(verdict):
+        return verdict
+    return _blamed(verdict, "", comparison)
+
+
+def _of_machine(verdict: Verdict) -> bool:
+    """Whether a slow machine would show in it: the speedup has its control in the same minute."""
+    return _by_launch(verdict) and METRICS[verdict.metric].family is not Family.SPEEDUP
+
+
+def _moved_alike(verdicts: Sequence[Verdict]) -> Mapping[str, str]:
+    """By metric, in words, that most cases became worse; only for those where they did."""
+    found = {}
+    for name in dict.fromkeys(v.metric for v in verdicts if _of_machine(v)):
+        judged = [v for v in verdicts if v.metric == name and v.change_frac is not None]
+        lost = [v for v in judged if v.outcome is Outcome.REGRESSED or _is_blamed(v)]
+        # What shall stay as it is may have moved either way; alike is one of them.
+        up = [v for v in lost if (v.change_frac or 0) > 0]
+        worse = max(up, [v for v in lost if v not in up], key=len)
+        if len(judged) >= _FEWEST_CASES and len(worse) > len(judged) / 2:
+            found[name] = f"{len(worse)} of {len(judged)} cases became worse alike"
+    return found
+
+
+def _is_blamed(verdict: Verdict) -> bool:
+    return verdict.reason.startswith(_MACHINE_MOVED)
+
+
+def _blamed(verdict: Verdict, alike: str, comparison: Comparison | None) -> Verdict:
+    change = comparison.control_change(METRICS[verdict.metric]) if comparison else None
+    why = (
+        alike
+        if comparison is None or change is None
+        else _control_moved(comparison, verdict, change)
+    )
+    if not why:
+        return verdict
+    reason = (
+        f"{_MACHINE_MOVED}: {why}, so it isn't this case's doing; quieten the machine and run"
+        " again, or compare two engines side by side"
+    )
+    return dataclasses.replace(verdict, outcome=Outcome.INVALID, reason=reason)
+
+
+def _control_moved(comparison: Comparison, verdict: Verdict, change: Change) -> str:
+    """In words, that the server beside it became worse than tolerated too; empty if it didn't."""
+    metric = METRICS[verdict.metric]
+    tolerance = own_tolerance_frac(metric, comparison.measurement.case)
+    moved, worst = log_to_frac(metric, change.estimate_frac), change.bounds(Look.LAUNCH.value)[1]
+    if metric.two_sided and (verdict.change_frac or 0) > 0:  # more is what both became
+        moved, worst = -moved, -change.bounds(Look.LAUNCH.value)[0]
+    if worst >= 0 or moved >= -tolerance:
+        return ""
+    if metric.two_sided:
+        return f"the server without speculation beside it changed by {-moved:.1%} alike"
+    return f"the server without speculation beside it became {-moved:.1%} worse too"

@@ -1,0 +1,205 @@
+"""SGLang 0.5.23 as recorded: its chat, and `/generate`, which repeats itself."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+from aiohttp import web
+
+from tests.doubles.vllm.app import ScriptedServer
+from tests.doubles.vllm.request import Body, Job, StreamOptions
+from tests.doubles.vllm.steps import Chunk, Steps
+from tests.doubles.vllm.wire import ChatWire, Json, Wire
+
+_CALLS = "sglang:spec_verify_calls_total"
+_LENGTH, _RATE = "sglang:spec_accept_length", "sglang:spec_accept_rate"
+
+
+class ScriptedSglang(ScriptedServer):
+    """SGLang's endpoints."""
+
+    remembers = True
+
+    def application(self) -> web.Application:
+        """The endpoints, for a server or for a test in this process."""
+        app = super().application()
+        app.router.add_post("/generate", self._generate)
+        return app
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        return await self.answer(request, SglangChatWire)
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        return await self.answer(request, GenerateWire)
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        """The counter is the truth; the gauges are whatever they are, as far as anybody knows."""
+        calls = sum(steps.verify_steps for steps in self.ended)
+        said = {_CALLS: f"{calls}.0", _LENGTH: "1.75", _RATE: "0.25"}
+        lines = (f'{name}{{engine_type="unified"}} {value}\n' for name, value in said.items())
+        return web.Response(text="".join(lines))
+
+    def parse_body(self, raw: bytes) -> Body:
+        """A chat like vLLM's, or what `/generate` takes."""
+        asked = msgspec.json.decode(raw, type=_Generate)
+        if asked.sampling_params is None:
+            return super().parse_body(raw)
+        return Body(
+            prompt=asked.text if asked.input_ids is None else asked.input_ids,
+            max_tokens=asked.sampling_params.max_new_tokens,
+            ignore_eos=asked.sampling_params.ignore_eos,
+            stream=asked.stream,
+            stream_options=StreamOptions(include_usage=True),
+        )
+
+
+class ScriptedOldSglang(ScriptedSglang):
+    """SGLang 0.5.11 as its source has it: other names, no counter of its steps, mute chats.
+
+    Attributes:
+        export: the folder of `--export-metrics-to-file-dir`; None without.
+    """
+
+    export: Path | None = None
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        return await self.answer(request, OldChatWire)
+
+    async def _stream(self, request: web.Request, job: Job) -> web.StreamResponse:
+        response = await super()._stream(request, job)
+        if self.export is not None:
+            answered = {"request_parameters": json.dumps({"text": job.body.text})}
+            told = _by_old_names(speculation_of(job.steps)) if job.steps.accepted else {}
+            line = json.dumps(answered | {"id": job.wire.head("any")["id"]} | told) + "\n"
+            with (self.export / "sglang-request-metrics-20261121_12.log").open("a") as file:
+                file.write(line)
+        return response
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        return await self.answer(request, OldGenerateWire)
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(text=f"{_LENGTH} 1.75\n")
+
+
+class _Sampling(msgspec.Struct, frozen=True):
+    max_new_tokens: int | None = None
+    ignore_eos: bool = False
+
+
+class _Generate(msgspec.Struct, frozen=True):
+    text: str | None = None
+    input_ids: list[int] | None = None
+    sampling_params: _Sampling | None = None
+    stream: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SglangChatWire(ChatWire):
+    """The JSON of `/v1/chat/completions` with `continuous_usage_stats`."""
+
+    said: list[int] = field(default_factory=list)
+
+    def opening(self) -> list[Json]:
+        """An empty chunk that names the role."""
+        return [self._chunk({"role": "assistant", "content": ""})]
+
+    def event(self, chunk: Chunk, steps: Steps, *, first: bool, last: bool) -> Json:  # noqa: ARG002
+        """A content delta with the usage so far."""
+        self.said.extend(chunk.token_ids)
+        return self._chunk({"content": chunk.text}) | self._usage_of(len(self.said))
+
+    def closing(self, steps: Steps, metrics: Json | None) -> list[Json]:
+        """Why it ended, the record of the speculation, and the usage: a chunk each."""
+        del metrics
+        ended = self._chunk({}, finish_reason=steps.finish_reason)
+        head: Json = self.head(self.event_object) | {"choices": []}
+        record = {"sglext": {"spec_tokens_details": speculation_of(steps)}}
+        recorded = [head | {"usage": None} | record] if steps.accepted else []
+        return [ended, *recorded, head | self._usage_of(steps.completion_tokens)]
+
+    def _chunk(self, delta: Json, finish_reason: str | None = None) -> Json:
+        ends = {"logprobs": None, "finish_reason": finish_reason, "matched_stop": None}
+        choice = {"index": 0, "delta": {"reasoning_content": None} | delta} | ends
+        return self.head(self.event_object) | {"choices": [choice]}
+
+    def _usage_of(self, tokens: int) -> Json:
+        prompt = len(self.prompt_ids)
+        usage = {"prompt_tokens": prompt, "total_tokens": prompt + tokens}
+        return {"usage": usage | {"completion_tokens": tokens}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateWire(Wire):
+    """The JSON of `/generate`: each event repeats all that was said."""
+
+    id_prefix: ClassVar = "gen"
+    said: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+
+    def event(self, chunk: Chunk, steps: Steps, *, first: bool, last: bool) -> Json:  # noqa: ARG002
+        """All so far; the last one has the record of the speculation."""
+        self.said.extend(chunk.token_ids)
+        self.texts.append(chunk.text)
+        ended = {"type": steps.finish_reason, "length": len(self.said)} if last else None
+        meta: Json = {
+            "id": self.key,
+            "finish_reason": ended,
+            "prompt_tokens": len(self.prompt_ids),
+            "completion_tokens": len(self.said),
+            "cached_tokens": 0,
+        }
+        record = speculation_of(steps) if last and steps.accepted else {}
+        text = "".join(self.texts)
+        return {"text": text, "output_ids": list(self.said), "meta_info": meta | self.named(record)}
+
+    def named(self, record: Json) -> Json:
+        """The record of the speculation by the names of the version."""
+        return record
+
+    def closing(self, steps: Steps, metrics: Json | None) -> list[Json]:
+        """Nothing more."""
+        del steps, metrics
+        return []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OldGenerateWire(GenerateWire):
+    """The same by the names of 0.5.11."""
+
+    def named(self, record: Json) -> Json:
+        """As the class says."""
+        return _by_old_names(record)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OldChatWire(SglangChatWire):
+    """The same without the record."""
+
+    def closing(self, steps: Steps, metrics: Json | None) -> list[Json]:
+        """Why it ended, and the usage."""
+        said = SglangChatWire.closing(self, steps, metrics)
+        return [chunk for chunk in said if "sglext" not in chunk]
+
+
+def _by_old_names(record: Json) -> Json:
+    names = {
+        "spec_num_correct_drafts": "spec_accepted_drafts",
+        "spec_num_proposed_drafts": "spec_proposed_drafts",
+        "spec_correct_drafts_histogram": "spec_accept_histogram",
+    }
+    return {names.get(name, name): value for name, value in record.items()}
+
+
+def speculation_of(steps: Steps) -> Json:
+    """The counts of the speculation; its rate and length are of the delivered tokens."""
+    return {
+        "spec_accept_rate": steps.accepted_tokens / max(steps.drafted_tokens, 1),
+        "spec_accept_length": steps.completion_tokens / max(steps.verify_steps, 1),
+        "spec_num_correct_drafts": steps.accepted_tokens,
+        "spec_num_proposed_drafts": steps.drafted_tokens,
+        "spec_verify_ct": steps.verify_steps,
+        "spec_correct_drafts_histogram": steps.histogram,
+    }

@@ -1,0 +1,84 @@
+"""`trtllm-serve` as read in its source (serve/, metrics/collector.py), never recorded."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from tests.doubles.vllm.app import ScriptedServer
+from tests.doubles.vllm.steps import Chunk, Steps
+from tests.doubles.vllm.wire import ChatWire, CompletionWire, Json, Wire, without_none
+
+
+class ScriptedTensorrtLlm(ScriptedServer):
+    """The OpenAI endpoints of `trtllm-serve`, and the counters of what has ended."""
+
+    remembers = True
+
+    def application(self) -> web.Application:
+        """The endpoints, for a server or for a test in this process."""
+        app = super().application()
+        app.router.add_get("/prometheus/metrics", self._positions)
+        return app
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        return await self.answer(request, TensorrtLlmChatWire)
+
+    async def _completion(self, request: web.Request) -> web.StreamResponse:
+        return await self.answer(request, TensorrtLlmCompletionWire)
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.json_response([])
+
+    async def _positions(self, _: web.Request) -> web.Response:
+        """What never counted isn't there; one request asked whether the server is ready."""
+        counts = Counter({'request_success_total{finished_reason="length"}': 1})
+        for steps in self.ended:
+            counts[f'request_success_total{{finished_reason="{steps.finish_reason}"}}'] += 1
+            for drafted, accepted in zip(steps.proposed, steps.accepted, strict=True):
+                for what, tokens in (("drafted", drafted), ("accepted", accepted)):
+                    counts.update(
+                        f'spec_decode_{what}_tokens_total{{token_position="{position}"}}'
+                        for position in range(tokens)
+                    )
+        return web.Response(text="".join(f"trtllm_{name} {n}.0\n" for name, n in counts.items()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Continuous(Wire):
+    """Every chunk has the usage so far; what is null is left out; a space ends an event."""
+
+    tail = b" \n\n"
+    said: list[int] = field(default_factory=list)
+
+    def event(self, chunk: Chunk, steps: Steps, *, first: bool, last: bool) -> Json:
+        """A piece of text, and the tokens decoded per iteration so far."""
+        # dataclass(slots=True) makes another class, of which super() without names knows nothing.
+        body = super(_Continuous, self).event(chunk, steps, first=first, last=last)
+        self.said.extend(chunk.token_ids)
+        iterations = max(len(self.said) - 1, 1) / max(steps.verify_steps, 1)
+        spoken: Json = {"avg_decoded_tokens_per_iter": iterations}
+        (choice,) = body["choices"] if isinstance(body["choices"], list) else ({},)
+        return without_none(
+            body | {"choices": [without_none(choice | spoken)]} | self._usage_so_far()
+        )
+
+    def closing(self, steps: Steps, metrics: Json | None) -> list[Json]:
+        """The usage."""
+        del steps, metrics
+        return [self.head(self.event_object) | {"choices": []} | self._usage_so_far()]
+
+    def _usage_so_far(self) -> Json:
+        prompt, said = len(self.prompt_ids), len(self.said)
+        tokens = {"prompt_tokens": prompt, "total_tokens": prompt + said}
+        return {"usage": tokens | {"completion_tokens": said}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorrtLlmChatWire(_Continuous, ChatWire):
+    """The JSON of `/v1/chat/completions`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorrtLlmCompletionWire(_Continuous, CompletionWire):
+    """The JSON of `/v1/completions`."""

@@ -1,0 +1,84 @@
+"""Triton with the vLLM backend as documented (additional_outputs.md), never recorded."""
+
+from typing import ClassVar
+
+import msgspec
+from aiohttp import web
+
+from tests.doubles.vllm.app import ScriptedServer
+from tests.doubles.vllm.request import Body, StreamOptions
+from tests.doubles.vllm.steps import Chunk, Steps
+from tests.doubles.vllm.wire import Json, Wire
+
+
+class ScriptedTriton(ScriptedServer):
+    """`generate_stream` and `generate` of one model."""
+
+    version: ClassVar = "2.51.0"
+
+    def application(self) -> web.Application:
+        """The endpoints, for a server or for a test in this process."""
+        app = web.Application()
+        app.router.add_get("/v2/health/ready", self._health)
+        app.router.add_get("/v2", self._server)
+        app.router.add_post("/v2/models/{model}/generate_stream", self._generate)
+        app.router.add_post("/v2/models/{model}/generate", self._generate)
+        return app
+
+    async def _server(self, _: web.Request) -> web.Response:
+        return web.json_response({"name": "triton", "version": self.version})
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        """A model answers as it is asked: one response at `generate`, several in a stream."""
+        streams = request.path.endswith("_stream")
+        if streams != msgspec.json.decode(await request.read(), type=_Generate).stream:
+            return web.json_response({"error": "not as many responses as that"}, status=400)
+        return await self.answer(request, TritonWire)
+
+    def parse_body(self, raw: bytes) -> Body:
+        """A text and the parameters of its sampling."""
+        asked = msgspec.json.decode(raw, type=_Generate)
+        return Body(
+            prompt=asked.text_input,
+            max_tokens=asked.parameters.max_tokens,
+            ignore_eos=asked.parameters.ignore_eos,
+            stream=asked.stream,
+            stream_options=StreamOptions(include_usage=False),
+        )
+
+
+class _Parameters(msgspec.Struct, frozen=True):
+    max_tokens: int | None = None
+    temperature: float | None = None
+    ignore_eos: bool = False
+
+
+class _Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    text_input: str
+    parameters: _Parameters = _Parameters()
+    stream: bool = False
+    exclude_input_in_output: bool = False
+    return_finish_reason: bool = False
+    return_num_output_tokens: bool = False
+
+
+class TritonWire(Wire):
+    """The JSON of a response; a stream ends without a word."""
+
+    __slots__ = ()
+    done: ClassVar[tuple[bytes, ...]] = ()
+
+    def event(self, chunk: Chunk, steps: Steps, *, first: bool, last: bool) -> Json:  # noqa: ARG002
+        """A piece of text, its tokens, and why it ends, which is "None" until it does."""
+        return {
+            "model_name": self.model,
+            "model_version": "1",
+            "text_output": chunk.text,
+            "num_output_tokens": len(chunk.token_ids),
+            "finish_reason": str(steps.finish_reason if last else None),
+        }
+
+    def whole(self, steps: Steps, metrics: Json | None) -> Json:
+        """The same as one response."""
+        del metrics
+        return self.event(Chunk(steps.token_ids), steps, first=True, last=True)

@@ -1,7 +1,0 @@
-"""A scripted stand-in for vLLM: its command line and its protocol, with a known truth.
-
-With `tests/scripted` on PYTHONPATH, `python -m vllm.entrypoints.openai.api_server` starts it. Tests
-import the truth as `tests.scripted.vllm.script`, so all imports in here are relative.
-"""
-
-__version__ = "99.0+scripted"

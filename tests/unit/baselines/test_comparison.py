@@ -1,0 +1,414 @@
+"""Comparisons: prompt with prompt, launch with launch, and in words where there are none."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+
+from specreg.acceptance.record import AcceptanceRecord, StepCounts
+from specreg.baselines.comparison import (
+    Comparison,
+    Known,
+    change_of_baseline,
+    compare,
+    differing_settings,
+    spreads_of,
+)
+from specreg.baselines.published import Published
+from specreg.baselines.schema import Baseline, LaunchesOnly, Noise, stored_acceptance
+from specreg.measurement.measure import Measurement
+from specreg.measurement.metrics import METRICS, Family, Replay
+from specreg.stats.intervals import Change, Spread
+from tests.unit import builders
+
+LENGTH = METRICS["acceptance_length_tokens"]
+RATE = METRICS["acceptance_rate_frac"]
+SECOND = METRICS["acceptance_pos2_frac"]
+LAST = METRICS["acceptance_pos4_frac"]
+THROUGHPUT = METRICS["throughput_tokens_per_s"]
+TPOT = METRICS["tpot_p50_ms"]
+SPREAD = Spread(within_frac=0.01, between_frac=0.0, freedom=8)
+
+FEW = builders.counts(4, 4, 2, 0)
+MANY = builders.counts(2, 2, 2, 4)
+NONE = builders.counts(5, 0, 0, 0)
+RECORDED = {"a": FEW, "b": MANY, "c": FEW, "d": MANY, "e": FEW, "f": MANY}
+
+
+def record(by_prompt: Mapping[str, StepCounts]) -> AcceptanceRecord:
+    """The record of some prompts."""
+    return builders.acceptance_of(
+        [
+            builders.prompt_acceptance(counts, prompt_id=prompt_id)
+            for prompt_id, counts in by_prompt.items()
+        ]
+    )
+
+
+def without_prompts(by_prompt: Mapping[str, StepCounts]) -> AcceptanceRecord:
+    """The record of a source that knows the sum only."""
+    return dataclasses.replace(record(by_prompt), prompts=())
+
+
+def measured(acceptance: AcceptanceRecord | None, **values: float) -> Measurement:
+    """A launch with an acceptance."""
+    replay = Replay(rounds=(), control_rounds=(), acceptance=acceptance)
+    return dataclasses.replace(builders.measurement(values), replay=replay)
+
+
+def recorded(acceptance: AcceptanceRecord | None, *launches: Mapping[str, float]) -> Baseline:
+    """A baseline with an acceptance."""
+    return msgspec.structs.replace(
+        builders.baseline(*launches), acceptance=stored_acceptance(acceptance)
+    )
+
+
+def known(
+    exact: Baseline | None = None,
+    *,
+    nearest: Baseline | None = None,
+    published: Published | None = None,
+    control: Baseline | None = None,
+) -> Known:
+    """What is known of the case, with a spread for throughput and TPOT."""
+    return Known(
+        environment=builders.ENVIRONMENT,
+        settings=builders.SETTINGS,
+        exact=exact,
+        nearest=nearest,
+        published=published,
+        control=control,
+        spreads={THROUGHPUT.name: SPREAD, TPOT.name: SPREAD},
+    )
+
+
+def by_prompt(ours: Mapping[str, StepCounts], theirs: Mapping[str, StepCounts]) -> Comparison:
+    """A run beside a baseline."""
+    return compare([measured(record(ours))], known(recorded(record(theirs))))
+
+
+def told(length_tokens: float) -> Published:
+    """A published acceptance length."""
+    return Published(
+        schema_version=1,
+        source="https://example.org",
+        conditions="",
+        method="draft_model",
+        target="some/target",
+        draft="some/draft",
+        dataset="toy",
+        draft_tokens=3,
+        temperature=0.0,
+        acceptance_length_tokens=length_tokens,
+        acceptance_rate_frac=None,
+        position_frac=(),
+        tolerance_frac=None,
+    )
+
+
+def test_prompts_are_paired_by_what_they_are_not_by_where_they_stand() -> None:
+    backwards = dict(reversed(RECORDED.items()))
+    comparison = by_prompt(backwards, RECORDED)
+    assert comparison.ours is not None
+    assert comparison.theirs is not None
+    assert comparison.ours.prompt_ids == comparison.theirs.prompt_ids == tuple(backwards)
+    found = comparison.ratio_change(LENGTH)
+    assert not isinstance(found, str)
+    assert found[2] == Change(estimate_frac=0.0, error_frac=0.0, freedom=5)
+
+
+def test_prompts_that_only_one_side_has_are_left_out() -> None:
+    """Whatever the others did: a run of fewer prompts, or a case with new ones."""
+    ours = {"new": NONE, **RECORDED}
+    theirs = {**RECORDED, "old": NONE}
+    comparison = by_prompt(ours, theirs)
+    assert comparison.ours is not None
+    assert comparison.ours.prompt_ids == tuple("abcdef")
+    found = comparison.ratio_change(LENGTH)
+    assert not isinstance(found, str)
+    assert (found[0], found[1]) == (2.3, 2.3)
+    assert found[2].error_frac == 0.0
+
+
+def test_a_change_is_one_of_what_speculation_gains() -> None:
+    """From 54 accepted drafts in 60 steps to 48: AL 1.9 to 1.8, and a ninth less beyond the one."""
+    theirs = dict.fromkeys("abcdef", builders.counts(4, 4, 1, 1))
+    comparison = by_prompt(dict.fromkeys("abcdef", builders.counts(4, 4, 2, 0)), theirs)
+    found = comparison.ratio_change(LENGTH)
+    assert not isinstance(found, str)
+    value, expected, change = found
+    assert (value, expected) == pytest.approx((1.8, 1.9))
+    assert change.estimate_frac == pytest.approx(-1 / 9)
+    assert comparison.acceptance_part() == pytest.approx(math.log(1.8 / 1.9))
+
+
+def test_each_ratio_divides_what_it_is_of() -> None:
+    """108 and 48 of 180 drafts; a second draft in 36 and 12 of 60 steps."""
+    comparison = by_prompt(dict.fromkeys("abcdef", MANY), dict.fromkeys("abcdef", FEW))
+    rate, second = comparison.ratio_change(RATE), comparison.ratio_change(SECOND)
+    assert not isinstance(rate, str)
+    assert not isinstance(second, str)
+    assert (rate[0], rate[1]) == pytest.approx((18 / 30, 8 / 30))
+    assert (second[0], second[1]) == pytest.approx((6 / 10, 2 / 10))
+    assert second[2].estimate_frac == pytest.approx(2.0)
+
+
+def test_four_prompts_are_too_few_and_it_says_so() -> None:
+    four = {name: RECORDED[name] for name in "abcd"}
+    found = by_prompt(RECORDED, four).ratio_change(LENGTH)
+    assert found == "4 prompts to compare by, 5 are needed; raise prompts in the matrix"
+    five = {name: RECORDED[name] for name in "abcde"}
+    assert not isinstance(by_prompt(RECORDED, five).ratio_change(LENGTH), str)
+
+
+def test_a_source_that_knows_the_sum_only_says_so() -> None:
+    ours = measured(without_prompts(RECORDED))
+    comparison = compare([ours], known(recorded(record(RECORDED))))
+    found = comparison.ratio_change(LENGTH)
+    assert isinstance(found, str)
+    assert found.startswith("the source knows the sum of all requests only")
+    assert comparison.acceptance_part() is None
+    assert comparison.without_extension is comparison
+
+
+def test_a_baseline_that_knows_the_sum_only_counts_as_exact() -> None:
+    ours = measured(record(RECORDED))
+    sums = compare([ours], known(recorded(without_prompts(dict.fromkeys("abcde", FEW)))))
+    assert sums.theirs is None
+    found = sums.ratio_change(LENGTH)
+    assert not isinstance(found, str)
+    assert (found[0], found[1]) == pytest.approx((2.3, 1.8))
+    assert found[2].estimate_frac == pytest.approx(1.3 / 0.8 - 1)
+    assert found[2].error_frac > 0
+
+
+def test_a_published_figure_is_compared_beyond_the_one() -> None:
+    comparison = compare([measured(record(RECORDED))], known(published=told(2.0)))
+    found = comparison.ratio_change(LENGTH)
+    assert not isinstance(found, str)
+    assert (found[0], found[1]) == pytest.approx((2.3, 2.0))
+    assert found[2].estimate_frac == pytest.approx(0.3)
+    missing = "the prompts to compare by hold no acceptance_rate_frac"
+    assert comparison.ratio_change(RATE) == missing
+
+
+def test_the_baseline_of_this_machine_goes_before_that_of_another() -> None:
+    here, elsewhere = recorded(record(RECORDED)), recorded(None)
+    assert known(here, nearest=elsewhere).baseline is here
+    assert known(nearest=elsewhere).baseline is elsewhere
+    assert known().baseline is None
+
+
+def test_a_position_that_nobody_drafted_is_not_there() -> None:
+    found = by_prompt(RECORDED, RECORDED).ratio_change(LAST)
+    assert found == "the prompts to compare by hold no acceptance_pos4_frac"
+
+
+def test_prompts_without_a_step_hold_nothing() -> None:
+    empty = dict.fromkeys(RECORDED, builders.counts(0, 0, 0, 0))
+    nothing = "the prompts to compare by hold no acceptance_length_tokens"
+    assert by_prompt(empty, RECORDED).ratio_change(LENGTH) == nothing
+    assert by_prompt(RECORDED, empty).ratio_change(LENGTH) == nothing
+
+
+def test_what_is_known_is_expected_and_nothing_else() -> None:
+    sums = compare([measured(None)], known(recorded(without_prompts(RECORDED))))
+    paper = compare([measured(None)], known(published=told(2.0)))
+    expected = [
+        [comparison.expects(metric) for metric in (LENGTH, RATE, SECOND, LAST)]
+        for comparison in (
+            compare([measured(None)], known(recorded(record(RECORDED)))),
+            sums,
+            paper,
+        )
+    ]
+    assert expected == [[True, True, True, False]] * 2 + [[True, False, False, False]]
+    without_steps = dict.fromkeys(RECORDED, builders.counts(0, 0, 0, 0))
+    assert not by_prompt(RECORDED, without_steps).expects(LENGTH)
+
+
+@pytest.mark.parametrize(("ours", "gain"), [(NONE, 0.0), (FEW, 1.0)], ids=["kept", "improved"])
+def test_a_baseline_of_nothing_is_kept_or_improved(ours: StepCounts, gain: float) -> None:
+    found = by_prompt(dict.fromkeys(RECORDED, ours), dict.fromkeys(RECORDED, NONE))
+    change = found.ratio_change(LENGTH)
+    assert not isinstance(change, str)
+    assert change[1] == 1.0
+    assert change[2] == Change(estimate_frac=gain, error_frac=0.0, freedom=1)
+
+
+def test_without_its_extension_a_run_has_the_prompts_of_its_case() -> None:
+    """The case asks for four; a baseline that lacks one of them lends it none of the others."""
+    whole = by_prompt(RECORDED, {name: RECORDED[name] for name in "fedcb"})
+    assert whole.ours is not None
+    assert whole.ours.prompt_ids == tuple("bcdef")
+    short = whole.without_extension
+    assert short.ours is not None
+    assert short.theirs is not None
+    assert short.ours.prompt_ids == short.theirs.prompt_ids == tuple("bcd")
+    assert short.launches == whole.launches
+
+
+def test_without_its_extension_a_run_is_held_against_a_figure_too() -> None:
+    short = compare([measured(record(RECORDED))], known(published=told(2.0))).without_extension
+    assert short.ours is not None
+    assert short.ours.prompt_ids == tuple("abcd")
+    assert short.theirs is None
+
+
+def test_a_case_that_does_not_speculate_has_no_prompts_to_compare_by() -> None:
+    comparison = compare([measured(None)], known(recorded(None)))
+    assert (comparison.ours, comparison.theirs) == (None, None)
+
+
+def test_acceptance_is_that_of_the_last_launch_and_speed_that_of_all() -> None:
+    launches = [
+        measured(record(dict.fromkeys(RECORDED, NONE)), throughput_tokens_per_s=80.0),
+        measured(record(RECORDED), throughput_tokens_per_s=125.0),
+        measured(record(RECORDED)),
+    ]
+    baseline = recorded(record(RECORDED), {THROUGHPUT.name: 80.0}, {THROUGHPUT.name: 125.0})
+    comparison = compare(launches, known(baseline))
+    length, speed = comparison.ratio_change(LENGTH), comparison.speed_change(THROUGHPUT)
+    assert not isinstance(length, str)
+    assert length[2].estimate_frac == 0.0
+    assert comparison.launch_values(THROUGHPUT) == (80.0, 125.0)
+    assert speed is not None
+    assert speed.estimate_frac == pytest.approx(0.0)
+    assert speed.error_frac == pytest.approx(0.01)
+    assert speed.freedom == 8
+
+
+def test_a_speed_that_falls_and_a_time_that_grows_are_losses() -> None:
+    launch = measured(None, throughput_tokens_per_s=80.0, tpot_p50_ms=10.0)
+    baseline = recorded(None, {THROUGHPUT.name: 100.0, TPOT.name: 8.0})
+    comparison = compare([launch], known(baseline))
+    for metric in (THROUGHPUT, TPOT):
+        change = comparison.speed_change(metric)
+        assert change is not None
+        assert change.estimate_frac == pytest.approx(-math.log(1.25))
+
+
+def test_a_speed_needs_a_spread_a_baseline_and_a_value() -> None:
+    both = {THROUGHPUT.name: 100.0, TPOT.name: 8.0, "ttft_p50_ms": 40.0}
+    launch = dataclasses.replace(measured(None), values=both)
+    here = recorded(None, both)
+    assert compare([launch], known(here)).speed_change(THROUGHPUT) is not None
+    assert compare([launch], known(here)).speed_change(METRICS["ttft_p50_ms"]) is None
+    assert compare([launch], known(nearest=here)).speed_change(THROUGHPUT) is None
+    assert compare([measured(None)], known(here)).speed_change(THROUGHPUT) is None
+    assert compare([launch], known(recorded(None))).speed_change(THROUGHPUT) is None
+
+
+def beside_control(tokens: int) -> Measurement:
+    """A launch whose control delivered so many tokens per second."""
+    second = builders.replayed(0, 10**9, tokens)
+    replay = Replay(rounds=(second,), control_rounds=(second,), acceptance=None)
+    return dataclasses.replace(builders.measurement({THROUGHPUT.name: 500.0}), replay=replay)
+
+
+def test_the_control_is_held_against_its_own_baseline() -> None:
+    of_case = recorded(None, {THROUGHPUT.name: 500.0})
+    of_control = recorded(None, {THROUGHPUT.name: 100.0}, {THROUGHPUT.name: 100.0})
+    launches = [beside_control(100), beside_control(80)]
+    change = compare(launches, known(of_case, control=of_control)).control_change(THROUGHPUT)
+    assert change is not None
+    assert change.estimate_frac == pytest.approx(math.log(0.8))
+    assert change.error_frac == pytest.approx(0.01 * math.sqrt(1 + 1 / 2))
+
+
+def test_a_control_says_nothing_without_a_baseline_rounds_or_a_spread() -> None:
+    beside = beside_control(80)
+    of_control = recorded(None, {THROUGHPUT.name: 100.0})
+    no_spread = dataclasses.replace(known(control=of_control), spreads={})
+    assert compare([beside], known(of_control)).control_change(THROUGHPUT) is None
+    assert compare([beside], no_spread).control_change(THROUGHPUT) is None
+    assert compare([measured(None)], known(control=of_control)).control_change(THROUGHPUT) is None
+    invalid = {Family.SPEEDUP: "CLIENT_BEHIND: in the control's rounds"}
+    broken = dataclasses.replace(beside, invalid=invalid)
+    assert compare([broken], known(control=of_control)).control_change(THROUGHPUT) is None
+
+
+def launched(*values: float, noise: Noise | None = None) -> LaunchesOnly:
+    """What tells the spread of a baseline's launches."""
+    return LaunchesOnly(
+        launches=tuple({THROUGHPUT.name: value} for value in values),
+        noise={THROUGHPUT.name: noise} if noise else {},
+    )
+
+
+def test_a_spread_is_pooled_over_baselines() -> None:
+    """Of launches a factor apart, ln² f / 2 with one degree of freedom each."""
+    spread = spreads_of([launched(100, 110), launched(7, 7 * 1.2), launched(5)])[THROUGHPUT.name]
+    squares = (math.log(1.1) ** 2 + math.log(1.2) ** 2) / 2
+    assert spread.within_frac == pytest.approx(math.sqrt(squares / 2))
+    assert (spread.between_frac, spread.freedom) == (0.0, 2)
+
+
+def test_a_baseline_weighs_as_much_as_it_has_launches() -> None:
+    """Two of four launches, 3 degrees of freedom, beside two that never differ, 1."""
+    four = launched(math.exp(0), math.exp(2), math.exp(0), math.exp(2))
+    spread = spreads_of([four, launched(9, 9)])[THROUGHPUT.name]
+    assert spread.within_frac == pytest.approx(1.0)
+    assert spread.freedom == 4
+
+
+def test_what_hours_differ_by_comes_from_the_histories() -> None:
+    noisy, quiet = Noise(between_frac=0.05, runs=7), Noise(between_frac=0.01, runs=4)
+    spread = spreads_of(
+        [launched(*[100] * 20), launched(50, 50, noise=noisy), launched(20, noise=quiet)]
+    )[THROUGHPUT.name]
+    assert spread.between_frac == pytest.approx(math.sqrt((6 * 0.05**2 + 3 * 0.01**2) / 9))
+    assert spread.freedom == 9
+
+
+def test_a_spread_is_known_no_better_than_its_launches() -> None:
+    noise = Noise(between_frac=0.05, runs=30)
+    assert spreads_of([launched(100, 110, noise=noise)])[THROUGHPUT.name].freedom == 1
+
+
+def test_one_launch_each_tells_no_spread() -> None:
+    noise = Noise(between_frac=0.05, runs=30)
+    assert spreads_of([launched(100, noise=noise), launched(120)]) == {}
+    assert spreads_of([]) == {}
+
+
+def test_settings_that_differ_are_named_with_both_values() -> None:
+    other = msgspec.structs.replace(builders.SETTINGS, dtype="auto", concurrency=4)
+    assert differing_settings(builders.SETTINGS, builders.SETTINGS) == ""
+    assert differing_settings(other, builders.SETTINGS) == (
+        "concurrency: 4 -> 2, dtype: auto -> float32"
+    )
+
+
+def test_a_new_baseline_changes_what_its_prompts_do() -> None:
+    old = recorded(record({**dict.fromkeys("fedcba", builders.counts(4, 4, 1, 1)), "old": NONE}))
+    new = recorded(record({"new": MANY, **dict.fromkeys("abcdef", FEW)}))
+    change = change_of_baseline(LENGTH, old, new)
+    assert change is not None
+    assert change.estimate_frac == pytest.approx(-1 / 9)
+    assert change.freedom == 5
+
+
+def test_a_new_baseline_changes_its_launches_by_their_own_spread() -> None:
+    old = recorded(None, {TPOT.name: 10.0}, {TPOT.name: 1000.0})
+    new = recorded(None, {TPOT.name: 100.0}, {TPOT.name: 64.0}, {TPOT.name: 80.0})
+    change = change_of_baseline(TPOT, old, new)
+    within = spreads_of([new])[TPOT.name].within_frac
+    assert change is not None
+    assert change.estimate_frac == pytest.approx(math.log(1.25))
+    assert change.error_frac == pytest.approx(within * math.sqrt(1 / 2 + 1 / 3))
+
+
+@pytest.mark.parametrize("name", [LENGTH.name, THROUGHPUT.name])
+def test_a_new_baseline_of_something_else_changes_nothing(name: str) -> None:
+    launch = {THROUGHPUT.name: 100.0}
+    full, empty = recorded(record(RECORDED), launch, launch), recorded(None)
+    of_nothing = recorded(record(dict.fromkeys(RECORDED, NONE)), launch)
+    assert change_of_baseline(METRICS[name], full, full) is not None
+    assert change_of_baseline(METRICS[name], empty, full) is None
+    assert change_of_baseline(METRICS[name], full, empty) is None
+    assert change_of_baseline(LENGTH, of_nothing, full) is None
+    four = recorded(record(dict.fromkeys("abcd", FEW)))
+    assert change_of_baseline(LENGTH, full, four) is None

@@ -1,0 +1,216 @@
+"""Published figures: each with its source, never impossible."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from specreg.baselines.published import Published, load_published, published_for
+from specreg.core.errors import BaselineError
+from specreg.engines.methods import METHODS, Tree
+from specreg.measurement.metrics import METRICS
+from tests.unit import builders
+
+PUBLISHED = Published(
+    schema_version=1,
+    source="https://example.org/table, its third row",
+    conditions="80 first turns of MT-Bench, temperature 0, at most 256 tokens",
+    method="draft_model",
+    target="some/target",
+    draft="some/draft",
+    dataset="toy",
+    draft_tokens=3,
+    temperature=0.0,
+    acceptance_length_tokens=2.6,
+    acceptance_rate_frac=0.535,
+    position_frac=(0.7296, 0.5208, 0.3545),
+    tolerance_frac=0.05,
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where a figure is written."""
+    return tmp_path / "published" / "one.json"
+
+
+def changed(**changes: Any) -> Published:  # noqa: ANN401 - any field
+    return msgspec.structs.replace(PUBLISHED, **changes)
+
+
+def write(path: Path, figure: Published) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(msgspec.json.encode(figure))
+
+
+def test_figures_are_found_in_the_order_of_their_names(tmp_path: Path) -> None:
+    other = changed(target="other/target")
+    write(tmp_path / "published" / "b.json", PUBLISHED)
+    write(tmp_path / "published" / "a.json", other)
+    assert load_published(tmp_path) == (other, PUBLISHED)
+    assert load_published(tmp_path / "nowhere") == ()
+
+
+def test_a_metric_finds_its_figure() -> None:
+    assert PUBLISHED.value("acceptance_length_tokens") == 2.6
+    assert PUBLISHED.value("acceptance_rate_frac") == 0.535
+    assert PUBLISHED.value("acceptance_pos1_frac") == 0.7296
+    assert PUBLISHED.value("acceptance_pos3_frac") == 0.3545
+    assert PUBLISHED.value("acceptance_pos4_frac") is None
+    assert changed(acceptance_rate_frac=None).value("acceptance_rate_frac") is None
+
+
+def test_only_acceptance_has_published_figures() -> None:
+    known = {name for name in METRICS if PUBLISHED.value(name) is not None}
+    assert known == {
+        "acceptance_length_tokens",
+        "acceptance_rate_frac",
+        *(f"acceptance_pos{number}_frac" for number in (1, 2, 3)),
+    }
+
+
+def test_a_case_finds_the_figure_of_its_models_and_settings() -> None:
+    others = (changed(target="other/target"), changed(draft=None))
+    assert published_for(builders.CASE, (*others, PUBLISHED)) is PUBLISHED
+    assert published_for(builders.CASE, others) is None
+
+
+@pytest.mark.parametrize(
+    "difference",
+    [
+        {"method": "eagle3"},
+        {"target": "other/target"},
+        {"draft": "other/draft"},
+        {"dataset": "mt-bench"},
+        {"draft_tokens": 4},
+        {"temperature": 1.0},
+    ],
+    ids=lambda difference: next(iter(difference)),
+)
+def test_a_figure_of_another_setting_is_of_no_case(difference: dict[str, Any]) -> None:
+    assert published_for(builders.CASE, (changed(**difference),)) is None
+
+
+def test_a_figure_does_not_say_how_its_drafts_branched() -> None:
+    tree = Tree(branches=2, drafted_tokens=6)
+    server = dataclasses.replace(builders.SPEC, tree=tree)
+    assert published_for(builders.CASE, [PUBLISHED]) is not None
+    assert published_for(dataclasses.replace(builders.CASE, server=server), [PUBLISHED]) is None
+
+
+def test_a_figure_without_a_draft_is_of_a_case_without_one() -> None:
+    server = dataclasses.replace(builders.SPEC, method="ngram", draft=None)
+    case = dataclasses.replace(builders.CASE, server=server)
+    figure = changed(method="ngram", draft=None)
+    assert published_for(case, (PUBLISHED, figure)) is figure
+
+
+IMPOSSIBLE = [
+    pytest.param({"acceptance_length_tokens": 0.73}, "= 0.73, needed 1 to 4", id="rate-as-length"),
+    pytest.param({"acceptance_length_tokens": 4.1}, "= 4.1, needed 1 to 4", id="beyond-the-draft"),
+    pytest.param({"acceptance_rate_frac": 53.5}, "= 53.5, needed 0 to 1", id="percent-as-share"),
+    pytest.param(
+        {"acceptance_rate_frac": 0.00535}, "it is 0.533 or more", id="share-divided-by-100"
+    ),
+    pytest.param({"tolerance_frac": 5.0}, "= 5.0, needed 0 to 1", id="percent-as-tolerance"),
+    pytest.param({"position_frac": (73.0, 52.0, 35.0)}, "= 73.0, needed 0 to 1", id="percents"),
+    pytest.param({"position_frac": (0.7, 0.4, 0.5)}, "rises", id="rising-positions"),
+    pytest.param({"position_frac": (0.9, 0.7)}, "2 positions, needed none or", id="too-few"),
+    pytest.param({"position_frac": (0.7, 0.5, 0.3)}, "it is 2.500", id="positions-of-another-run"),
+    pytest.param({"source": ""}, "source is empty", id="no-source"),
+    pytest.param({"schema_version": 2}, "schema", id="newer-form"),
+    pytest.param({"draft_tokens": 0}, "draft_tokens = 0, needed 1", id="no-draft-tokens"),
+    pytest.param({"temperature": -1.0}, "temperature = -1.0, needed 0", id="cold"),
+    pytest.param(
+        {"acceptance_length_tokens": None, "acceptance_rate_frac": None, "position_frac": ()},
+        "no acceptance at all",
+        id="nothing",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), IMPOSSIBLE)
+def test_an_impossible_figure_is_not_read(
+    path: Path, tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    write(path, changed(**changes))
+    with pytest.raises(BaselineError) as error:
+        load_published(tmp_path)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"acceptance_rate_frac": None, "position_frac": (), "tolerance_frac": None},
+        {"acceptance_length_tokens": 2.62},
+    ],
+    ids=["not everything is said", "rounded positions miss the length by a little"],
+)
+def test_what_can_be_is_read(path: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    write(path, changed(**changes))
+    assert load_published(tmp_path) == (changed(**changes),)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        pytest.param(b'{"schema_version": 1, oops', "malformed", id="cut-off"),
+        pytest.param(b"{}", "`schema_version`", id="no-version"),
+        pytest.param(
+            b'{"schema_version": 2}', "schema version 2, this specreg reads 1", id="newer"
+        ),
+        pytest.param(b'{"schema_version": 1}', "`source`", id="missing-field"),
+        pytest.param(
+            msgspec.json.encode(PUBLISHED).replace(b'"source"', b'"sauce"'), "`sauce`", id="unknown"
+        ),
+        pytest.param(b'{"schema_version": 1, "source": "\xff"}', "utf-8", id="no-text"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_with_its_remedy(
+    path: Path, tmp_path: Path, content: bytes, words: str
+) -> None:
+    path.parent.mkdir()
+    path.write_bytes(content)
+    with pytest.raises(BaselineError) as error:
+        load_published(tmp_path)
+    assert str(error.value).startswith(f"published figure '{path}': ")
+    assert words in str(error.value)
+    assert str(error.value).endswith("; restore it with git, or remove it")
+
+
+def test_a_folder_in_place_of_a_file_is_named(path: Path, tmp_path: Path) -> None:
+    path.mkdir(parents=True)
+    with pytest.raises(BaselineError, match=r"one\.json': Is a directory; restore it"):
+        load_published(tmp_path)
+
+
+def test_the_committed_figures_are_of_methods_that_exist_and_all_differ() -> None:
+    committed = load_published(builders.ROOT / "baselines")
+    assert committed
+    keys = {(one.method, one.target, one.draft, one.dataset, one.draft_tokens) for one in committed}
+    assert len(keys) == len(committed)
+    for one in committed:
+        assert METHODS[one.method].needs_draft == (one.draft is not None)
+        assert "https://" in one.source
+
+
+def test_the_acceptance_of_llama_in_vllms_own_test_is_among_them() -> None:
+    server = dataclasses.replace(
+        builders.SPEC,
+        method="eagle3",
+        target="meta-llama/Llama-3.1-8B-Instruct",
+        draft="RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3",
+    )
+    case = dataclasses.replace(
+        builders.CASE, server=server, dataset="mt-bench", turns=1, output_cap_tokens=256
+    )
+    figures = load_published(builders.ROOT / "baselines")
+    for otherwise in ({"turns": 2}, {"turns": None}, {"output_cap_tokens": 128}):
+        assert published_for(dataclasses.replace(case, **otherwise), figures) is None
+    found = published_for(case, figures)
+    assert found is not None
+    assert found.acceptance_length_tokens == 2.6
+    assert found.position_frac == (0.7296, 0.5208, 0.3545)

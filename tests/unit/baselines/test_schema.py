@@ -1,0 +1,390 @@
+"""Baselines on disk: reviewable, never torn, never overwritten when they can't be read."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from specreg.acceptance.record import AcceptanceRecord, Source, StepCounts
+from specreg.baselines.schema import (
+    SCHEMA_VERSION,
+    Baseline,
+    CaseSettings,
+    Noise,
+    RecordedDevice,
+    StoredPrompt,
+    baseline_path,
+    load_acceptance,
+    load_baseline,
+    load_baselines,
+    record_baseline,
+    render_baseline,
+    render_schema,
+    stored_acceptance,
+)
+from specreg.core.errors import BaselineError
+from specreg.engines.methods import Tree
+from specreg.matrix import Limits
+from specreg.measurement.metrics import METRICS
+from specreg.telemetry.sensors import Scope
+from tests.unit import builders
+
+COUNTS = builders.counts(8, 0, 6, 6)
+BASELINE = builders.baseline({"speedup_ratio": 1.5}, {"speedup_ratio": 1.25}, of=COUNTS)
+PLAIN = builders.baseline({"tpot_p50_ms": 2.0})
+TWO_PROMPTS = AcceptanceRecord(
+    source=builders.acceptance(COUNTS).source,
+    view=builders.acceptance(COUNTS).view,
+    weighting=builders.acceptance(COUNTS).weighting,
+    total=COUNTS + builders.counts(1, 1, 1, 1),
+    prompts=(
+        builders.prompt_acceptance(COUNTS, cut_tokens=2),
+        builders.prompt_acceptance(builders.counts(1, 1, 1, 1)),
+    ),
+)
+CONFLICT = '{\n<<<<<<< HEAD\n "schema_version": 1\n=======\n "schema_version": 1\n>>>>>>> b\n}\n'
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where a baseline is written."""
+    return baseline_path(tmp_path, "cpu-x", "case")
+
+
+@pytest.mark.parametrize("baseline", [BASELINE, PLAIN], ids=["speculating", "plain"])
+def test_a_baseline_comes_back_as_it_was_recorded(path: Path, baseline: Baseline) -> None:
+    record_baseline(path, baseline)
+    assert load_baseline(path) == baseline
+
+
+def test_the_devices_of_a_baseline_come_back(path: Path) -> None:
+    device = RecordedDevice(
+        id="GPU-1", name="H100", scope=Scope.GPU, from_counter=True, sm_clock_mhz=1980.0
+    )
+    whole = msgspec.structs.replace(PLAIN, devices=(device,))
+    record_baseline(path, whole)
+    assert load_baseline(path) == whole
+    assert '"devices"' not in render_baseline(PLAIN)
+    assert '"power_limit_w"' not in render_baseline(PLAIN)
+
+
+def test_a_baseline_lies_in_the_folder_of_its_environment(tmp_path: Path) -> None:
+    assert baseline_path(tmp_path, "cpu-x", "case") == tmp_path / "cpu-x" / "case.json"
+
+
+def test_an_acceptance_record_comes_back_as_it_was_stored() -> None:
+    assert load_acceptance(stored_acceptance(TWO_PROMPTS)) == TWO_PROMPTS
+    assert load_acceptance(stored_acceptance(None)) is None
+
+
+def test_each_prompt_is_a_line(path: Path) -> None:
+    baseline = msgspec.structs.replace(BASELINE, acceptance=stored_acceptance(TWO_PROMPTS))
+    record_baseline(path, baseline)
+    lines = [line.strip().rstrip(",") for line in path.read_text().splitlines()]
+    assert '["chat-0", "chat", 30, 20, 60, 49, [12, 12, 6], 1]' in lines
+    assert '["chat-0", "chat", 6, 4, 12, 11, [3, 2, 1], 1]' in lines
+
+
+def test_each_launch_is_a_line() -> None:
+    lines = [line.strip().rstrip(",") for line in render_baseline(BASELINE).splitlines()]
+    assert '{"speedup_ratio": 1.5}' in lines
+    assert '{"speedup_ratio": 1.25}' in lines
+
+
+def test_keys_are_sorted_at_every_depth() -> None:
+    def sorted_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        assert [key for key, _ in pairs] == sorted(key for key, _ in pairs)
+        return dict(pairs)
+
+    unsorted = builders.baseline({"ttft_p50_ms": 1.0, "speedup_ratio": 1.5}, of=COUNTS)
+    found = json.loads(render_baseline(unsorted), object_pairs_hook=sorted_keys)
+    assert found["launches"] == [{"speedup_ratio": 1.5, "ttft_p50_ms": 1.0}]
+
+
+def test_the_same_baseline_is_the_same_text_and_ends_with_a_newline() -> None:
+    text = render_baseline(BASELINE)
+    assert text == render_baseline(msgspec.convert(msgspec.to_builtins(BASELINE), Baseline))
+    assert text.endswith("}\n")
+
+
+def test_a_reason_in_any_language_stays_readable(path: Path) -> None:
+    reason = "schneller für Ärzte 速い"
+    provenance = msgspec.structs.replace(builders.PROVENANCE, reason=reason)
+    record_baseline(path, msgspec.structs.replace(BASELINE, provenance=provenance))
+    assert reason in path.read_text(encoding="utf-8")
+    assert load_baseline(path) == msgspec.structs.replace(BASELINE, provenance=provenance)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        pytest.param(cast("dict[str, float]", {"speedup_ratio": object()}), id="in-rendering"),
+        pytest.param({"\ud800": 1.0}, id="in-writing"),
+    ],
+)
+def test_a_failing_write_leaves_the_old_file_and_nothing_else(
+    path: Path, broken: dict[str, float]
+) -> None:
+    record_baseline(path, BASELINE)
+    before = path.read_bytes()
+    with pytest.raises((TypeError, UnicodeEncodeError)):
+        record_baseline(path, msgspec.structs.replace(BASELINE, launches=(broken,)))
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_new_baseline_replaces_the_old_one_and_leaves_nothing_else(path: Path) -> None:
+    record_baseline(path, BASELINE)
+    record_baseline(path, PLAIN)
+    assert load_baseline(path) == PLAIN
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_baseline_may_be_read_by_whoever_may_read_other_files(path: Path) -> None:
+    record_baseline(path, BASELINE)
+    plain = path.with_name("plain")
+    plain.touch()
+    assert path.stat().st_mode == plain.stat().st_mode
+
+
+def test_no_file_is_no_baseline(path: Path) -> None:
+    assert load_baseline(path) is None
+
+
+def edited(**changes: Any) -> str:  # noqa: ANN401 - JSON
+    """The text of a baseline with other values."""
+    return json.dumps(json.loads(render_baseline(BASELINE)) | changes)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        pytest.param(
+            b'{"schema_version": 1,\n  oops', "not JSON at line 2, column 3", id="cut-off"
+        ),
+        pytest.param(
+            edited(launches=[{"tpot_p50_ms": 2.0}]).replace(": 2.0}", ": \nNaN}").encode(),
+            "not JSON at line 2 (",
+            id="no-number",
+        ),
+        pytest.param(b"", "not JSON at line 1, column 1", id="empty"),
+        pytest.param(CONFLICT.encode(), "a merge conflict, from line 2 on", id="merge-conflict"),
+        pytest.param(
+            b'{"schema_version": 2, "reason": "\xff"}', "not text at line 1 (byte", id="no-text"
+        ),
+        pytest.param(edited(case={}).encode(), "`$.case`", id="missing-field"),
+        pytest.param(edited(extra=1).encode(), "`extra`", id="unknown-field"),
+        pytest.param(b"[]", "Expected `object`", id="a-list"),
+        pytest.param(b"{}", "`schema_version`", id="no-version"),
+        pytest.param(
+            edited(launches=[{"speedup_ratio": 1.5}, {"speedup_ratio": 0.0}]).encode(),
+            "FIGURE_IMPOSSIBLE: speedup_ratio is 0.0",
+            id="no-speed",
+        ),
+        pytest.param(
+            edited(launches=[{"tpot_p50_ms": -2.0}]).encode(),
+            "FIGURE_IMPOSSIBLE: tpot_p50_ms is -2.0",
+            id="negative-time",
+        ),
+        pytest.param(
+            edited(launches=[{"tpot_p50_ms": 2.0}]).replace("2.0", "1e999").encode(),
+            "out of range",
+            id="infinite-time",
+        ),
+        pytest.param(
+            render_baseline(BASELINE).replace(" 30, 20, 60,", " 29, 20, 60,").encode(),
+            "COUNTS_INCONSISTENT: prompt 'chat-0': S, A, D = 20, 29, 60",
+            id="accepted-is-no-sum",
+        ),
+        pytest.param(
+            render_baseline(BASELINE).replace(" 30, 20, 60,", " 30, 20, 61,").encode(),
+            "COUNTS_INCONSISTENT: prompt 'chat-0': S, A, D = 20, 30, 61",
+            id="drafted-too-much",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_and_left_alone(
+    path: Path, content: bytes, words: str
+) -> None:
+    path.parent.mkdir()
+    path.write_bytes(content)
+    with pytest.raises(BaselineError) as error:
+        load_baseline(path)
+    assert str(error.value).startswith(f"baseline '{path}': ")
+    assert words in str(error.value)
+    assert str(error.value).endswith("; restore it with git, or remove it and record it anew")
+    with pytest.raises(BaselineError, match="restore it with git"):
+        record_baseline(path, BASELINE)
+    assert path.read_bytes() == content
+
+
+def test_a_folder_in_place_of_the_file_is_named(path: Path) -> None:
+    path.mkdir(parents=True)
+    with pytest.raises(BaselineError, match=f"baseline '{path}': Is a directory; restore it"):
+        load_baseline(path)
+
+
+def test_a_disk_that_refuses_is_named_with_the_file(path: Path) -> None:
+    path.parent.symlink_to("nowhere")
+    with pytest.raises(BaselineError, match="make room or mend its rights") as error:
+        record_baseline(path, BASELINE)
+    assert str(error.value).startswith(f"baseline '{path}': not written, File exists; ")
+    assert isinstance(error.value.__cause__, OSError)
+
+
+@pytest.mark.parametrize("content", [CONFLICT, edited(launches=[{"speedup_ratio": 0.0}])])
+def test_an_unreadable_file_among_baselines_is_left_out(tmp_path: Path, content: str) -> None:
+    record_baseline(baseline_path(tmp_path, "a", "case"), BASELINE)
+    baseline_path(tmp_path, "a", "broken").write_text(content)
+    record_baseline(baseline_path(tmp_path, "b", "case"), PLAIN)
+    assert load_baselines(tmp_path, "*/*.json") == (BASELINE, PLAIN)
+
+
+def test_baselines_are_found_in_the_order_of_their_paths(tmp_path: Path) -> None:
+    for environment, baseline in (("b", PLAIN), ("a", BASELINE)):
+        record_baseline(baseline_path(tmp_path, environment, "case"), baseline)
+    assert load_baselines(tmp_path, "*/case.json") == (BASELINE, PLAIN)
+    assert load_baselines(tmp_path, "a/*.json") == (BASELINE,)
+    assert load_baselines(tmp_path / "nowhere", "*/case.json") == ()
+
+
+def test_the_launches_that_lack_a_metric_are_left_out() -> None:
+    mixed = builders.baseline({"speedup_ratio": 1.5}, {}, {"speedup_ratio": 1.25})
+    assert mixed.launch_values(METRICS["speedup_ratio"]) == (1.5, 1.25)
+
+
+def test_acceptance_is_worked_out_from_the_counts_of_the_prompts() -> None:
+    assert BASELINE.acceptance_value(METRICS["acceptance_length_tokens"]) == 2.5
+    assert BASELINE.acceptance_value(METRICS["acceptance_pos3_frac"]) == 0.3
+    assert BASELINE.acceptance_value(METRICS["acceptance_pos4_frac"]) is None
+    assert PLAIN.acceptance_value(METRICS["acceptance_length_tokens"]) is None
+
+
+def test_a_prompt_keeps_its_turn_and_a_file_without_turns_is_of_first_ones() -> None:
+    record = builders.acceptance(builders.counts(8, 0, 6, 6))
+    second = dataclasses.replace(record.prompts[0], turn=2)
+    found = load_acceptance(stored_acceptance(dataclasses.replace(record, prompts=(second,))))
+    assert found is not None
+    assert found.prompts == (second,)
+    line = b'["chat-0", "chat", 30, 20, 60, 49, [12, 12, 6]]'
+    assert msgspec.json.decode(line, type=StoredPrompt).turn == 1
+
+
+def test_counts_without_prompts_are_kept_as_their_sum(path: Path) -> None:
+    record = dataclasses.replace(builders.acceptance(COUNTS, Source.VLLM_COUNTERS), prompts=())
+    baseline = msgspec.structs.replace(BASELINE, acceptance=stored_acceptance(record))
+    record_baseline(path, baseline)
+    found = load_baseline(path)
+    assert found == baseline
+    assert load_acceptance(found.acceptance) == record
+    assert found.acceptance_value(METRICS["acceptance_length_tokens"]) == 2.5
+    assert '"total"' not in render_baseline(BASELINE)
+
+
+def test_drafts_that_nobody_counted_are_null(path: Path) -> None:
+    unknown = dataclasses.replace(COUNTS, proposed=None)
+    baseline = builders.baseline(of=unknown)
+    record_baseline(path, baseline)
+    assert '["chat-5", "chat", 30, 20, null, 51, [12, 12, 6], 1]' in path.read_text()
+    found = load_baseline(path)
+    assert found == baseline
+    assert load_acceptance(found.acceptance) == builders.acceptance(unknown, prompts=6)
+    assert found.acceptance_value(METRICS["acceptance_length_tokens"]) == 2.5
+    assert found.acceptance_value(METRICS["acceptance_rate_frac"]) is None
+
+
+def test_a_sum_that_contradicts_itself_is_found(path: Path) -> None:
+    record = dataclasses.replace(builders.acceptance(COUNTS), prompts=())
+    text = render_baseline(
+        msgspec.structs.replace(BASELINE, acceptance=stored_acceptance(record))
+    ).replace('"accepted": 30', '"accepted": 29')
+    content = msgspec.json.decode(text, type=Baseline)
+    with pytest.raises(BaselineError, match="not written, COUNTS_INCONSISTENT: all prompts"):
+        record_baseline(path, content)
+
+
+def test_what_could_not_be_read_again_is_not_written(path: Path) -> None:
+    """No request kept its limits; such a file could be neither judged against nor replaced."""
+    with pytest.raises(BaselineError, match=r"not written, FIGURE_IMPOSSIBLE: goodput_.* is 0\.0;"):
+        record_baseline(path, builders.baseline({"goodput_requests_per_s": 0.0}))
+    assert not path.exists()
+
+
+def test_a_committed_baseline_is_rendered_as_it_is() -> None:
+    """A new setting with its default changes no file that lies in a repository."""
+    paths = sorted((builders.ROOT / "baselines").glob("[!p]*/*.json"))
+    assert paths
+    for path in paths:
+        committed = load_baseline(path)
+        assert committed is not None
+        assert render_baseline(committed) == path.read_text()
+
+
+def test_a_newer_file_is_left_alone_and_takes_a_newer_specreg(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    newer = edited(schema_version=SCHEMA_VERSION + 1).replace('"schema', '\n"schema')
+    path.write_text(newer)
+    with pytest.raises(BaselineError) as error:
+        record_baseline(path, BASELINE)
+    assert str(error.value) == (
+        f"baseline '{path}': schema version {SCHEMA_VERSION + 1} at line 2, this specreg"
+        f" reads {SCHEMA_VERSION}; use a newer specreg"
+    )
+    assert path.read_text() == newer
+
+
+def test_the_committed_schema_is_that_of_the_code() -> None:
+    committed = builders.ROOT / "baselines/schema.json"
+    assert committed.read_text() == render_schema()
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        Noise(between_frac=-0.1, runs=5),
+        Noise(between_frac=float("inf"), runs=5),
+        Noise(between_frac=0.1, runs=1),
+    ],
+    ids=["negative", "infinite", "one-run"],
+)
+def test_noise_that_cannot_be_is_not_written(path: Path, noise: Noise) -> None:
+    noisy = msgspec.structs.replace(BASELINE, noise={"speedup_ratio": noise})
+    with pytest.raises(BaselineError, match="not written, FIGURE_IMPOSSIBLE: noise of speedup"):
+        record_baseline(path, noisy)
+    assert not path.exists()
+
+
+def test_a_tree_drafts_more_than_its_positions(path: Path) -> None:
+    six = StepCounts.from_histogram((2, 0, 1, 4), proposed=42)
+    chain = builders.baseline(of=six)
+    with pytest.raises(BaselineError, match="COUNTS_INCONSISTENT"):
+        record_baseline(path, chain)
+    settings = msgspec.structs.replace(builders.SETTINGS, tree=Tree(branches=2, drafted_tokens=6))
+    record_baseline(path, builders.baseline(of=six, settings=settings))
+    found = load_baseline(path)
+    assert found is not None
+    assert found.case.tree == settings.tree
+
+
+def test_a_setting_is_written_when_it_is_no_default() -> None:
+    settings = msgspec.structs.replace(
+        builders.SETTINGS,
+        requests_per_s=float("0"),  # equal to the default, and another object
+        limits=Limits(ttft_ms=None, tpot_ms=None),
+        burstiness=0.5,
+        turns=2,
+    )
+    baseline = msgspec.structs.replace(BASELINE, case=settings)
+    rendered = json.loads(render_baseline(baseline))["case"]
+    required = {field.name for field in msgspec.structs.fields(CaseSettings) if field.required}
+    assert set(rendered) == {*required, "prompts", "burstiness", "turns"}
+    assert msgspec.json.decode(render_baseline(baseline), type=Baseline) == baseline
+
+
+def test_a_file_of_an_earlier_form_is_read_as_one_of_this(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(edited(schema_version=1))
+    assert load_baseline(path) == BASELINE

@@ -1,0 +1,639 @@
+"""What is expected of a case: looked up by likeness, written only when it is sound."""
+
+import dataclasses
+import math
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from specreg.acceptance.record import StepCounts
+from specreg.baselines.comparison import Known, differing_settings
+from specreg.baselines.published import Published
+from specreg.baselines.record import record_measurements
+from specreg.baselines.schema import (
+    Baseline,
+    CaseSettings,
+    Noise,
+    baseline_path,
+    load_baseline,
+    record_baseline,
+)
+from specreg.baselines.store import Shelf, settings_of
+from specreg.core.errors import BaselineError, DatasetError
+from specreg.datasets import Prompt
+from specreg.engines.methods import Tree
+from specreg.engines.protocols import Form
+from specreg.engines.registry import Parallel
+from specreg.matrix import Case, Limits
+from specreg.matrix.load import Arrivals, Load
+from specreg.matrix.models import model_sha256
+from specreg.matrix.prompts import check_form, load_case_prompts
+from specreg.measurement.measure import Measurement
+from specreg.measurement.metrics import Family, Replay
+from specreg.measurement.validity import Invalid, all_invalid, spoiled_by
+from specreg.telemetry.identity import Environment
+from specreg.telemetry.power.record import PowerRecord
+from specreg.verdicts.history import Lived
+from tests.unit import builders
+
+COUNTS = builders.counts(8, 0, 6, 6)
+ALIKE = msgspec.structs.replace(builders.ENVIRONMENT, cores=8)
+UNLIKE = msgspec.structs.replace(builders.OTHER_ENVIRONMENT, cpu="AMD EPYC")
+GAMMA = Load(arrivals=Arrivals.GAMMA, requests_per_s=2.5)
+
+
+def write(
+    folder: Path, environment: Environment, settings: CaseSettings = builders.SETTINGS
+) -> Baseline:
+    """A baseline of the case, in the folder of its environment."""
+    baseline = builders.baseline(
+        {"speedup_ratio": 1.5}, of=COUNTS, environment=environment, settings=settings
+    )
+    record_baseline(baseline_path(folder, environment.name, builders.CASE.id), baseline)
+    return baseline
+
+
+def shelf(folder: Path) -> Shelf:
+    """The baselines below a folder, for the machine of the builders."""
+    return Shelf(folder=folder, environment=builders.ENVIRONMENT)
+
+
+def look_up(folder: Path, case: Case = builders.CASE) -> Known:
+    """What they know of a case."""
+    return shelf(folder).look_up(case, builders.SETTINGS)
+
+
+def launch(
+    of: StepCounts = COUNTS, *, speedup: float = 1.5, invalid: Invalid | None = None
+) -> Measurement:
+    """The measurement of a launch."""
+    measurement = builders.measurement({"speedup_ratio": speedup}, of=of)
+    return dataclasses.replace(measurement, invalid=invalid or {})
+
+
+def test_the_baseline_of_this_machine_is_found(tmp_path: Path) -> None:
+    baseline = write(tmp_path, builders.ENVIRONMENT)
+    found = look_up(tmp_path)
+    assert found.exact == baseline
+    assert (found.settings, found.environment) == (builders.SETTINGS, builders.ENVIRONMENT)
+
+
+H100 = Environment(kind="gpu", gpus=("NVIDIA H100 80GB HBM3",), gpu_memory_gb=86)
+
+
+def test_a_baseline_in_a_folder_of_the_old_form_is_found_and_recorded_under_the_new_one(
+    tmp_path: Path,
+) -> None:
+    name, old_name = H100.names
+    here = Shelf(folder=tmp_path, environment=H100)
+    launches = [launch(speedup=1.5), launch(speedup=1.51)]
+    old = record_measurements(launches, builders.SETTINGS, here, reason="first").new
+    (tmp_path / name).rename(tmp_path / old_name)
+    assert here.look_up(builders.CASE, builders.SETTINGS).exact == old
+    assert here.spreads.keys() == {"speedup_ratio"}
+    assert here.unused([builders.CASE.id]) == ()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / f"{builders.CASE.id}.json").write_text("<<<<<<< ")
+    assert here.files([builders.CASE.id]) == (here.found(builders.CASE.id),)
+    recorded = record_measurements(launches, builders.SETTINGS, here, reason="newer")
+    assert (recorded.path.parent.name, recorded.old) == (name, old)
+    assert list((tmp_path / old_name).iterdir()) == []
+    assert here.look_up(builders.CASE, builders.SETTINGS).exact == recorded.new
+
+
+def test_nothing_is_found_where_nothing_was_recorded(tmp_path: Path) -> None:
+    found = look_up(tmp_path)
+    assert (found.exact, found.nearest, found.published) == (None, None, None)
+    assert found.spreads == {}
+
+
+def test_the_nearest_baseline_is_the_one_of_the_machine_most_alike(tmp_path: Path) -> None:
+    write(tmp_path, UNLIKE)
+    alike = write(tmp_path, ALIKE)
+    write(tmp_path, builders.OTHER_ENVIRONMENT)
+    found = look_up(tmp_path)
+    assert (found.exact, found.nearest) == (None, alike)
+
+
+def test_a_baseline_of_other_settings_is_not_near(tmp_path: Path) -> None:
+    unlike = write(tmp_path, UNLIKE)
+    write(tmp_path, ALIKE, msgspec.structs.replace(builders.SETTINGS, dtype="auto"))
+    found = look_up(tmp_path)
+    assert found.nearest == unlike
+
+
+def test_a_machine_of_the_same_name_and_other_facts_is_not_this_one(tmp_path: Path) -> None:
+    twin = msgspec.structs.replace(builders.ENVIRONMENT, cpu="Intel Xeon @ 2.50GHz")
+    assert twin.name == builders.ENVIRONMENT.name
+    baseline = write(tmp_path, twin)
+    found = look_up(tmp_path)
+    assert (found.exact, found.nearest) == (None, baseline)
+
+
+def test_the_spread_is_that_of_all_cases_of_this_machine(tmp_path: Path) -> None:
+    write(tmp_path, ALIKE)
+    for name, values in (("one-case", (1.0, 1.1)), ("another-case", (2.0, 2.4))):
+        other = builders.baseline(*({"speedup_ratio": value} for value in values))
+        record_baseline(baseline_path(tmp_path, builders.ENVIRONMENT.name, name), other)
+    spread = look_up(tmp_path).spreads["speedup_ratio"]
+    squares = (math.log(1.1) ** 2 + math.log(1.2) ** 2) / 2
+    assert spread.within_frac == pytest.approx(math.sqrt(squares / 2))
+    assert (spread.between_frac, spread.freedom) == (0.0, 2)
+
+
+def test_the_control_is_the_same_load_without_speculation(tmp_path: Path) -> None:
+    case = dataclasses.replace(builders.CASE, control=builders.PLAIN_SPEC)
+    assert look_up(tmp_path, case).control is None
+    plain = msgspec.structs.replace(builders.SETTINGS, method="none", draft_tokens=0)
+    path = baseline_path(tmp_path, builders.ENVIRONMENT.name, builders.PLAIN_CASE.id)
+    control = builders.baseline({"tpot_p50_ms": 5.0}, settings=plain)
+    record_baseline(path, control)
+    assert look_up(tmp_path, case).control == control
+    assert look_up(tmp_path).control is None
+    longer = msgspec.structs.replace(plain, output_cap_tokens=8)
+    record_baseline(path, msgspec.structs.replace(control, case=longer))
+    assert look_up(tmp_path, case).control is None
+    path.write_text("{")
+    assert look_up(tmp_path, case).control is None
+
+
+def test_the_control_has_no_draft_to_spread(tmp_path: Path) -> None:
+    spread = Parallel(tensor=2, draft_tensor=1)
+    server = dataclasses.replace(builders.SPEC, parallel=spread)
+    plain_server = dataclasses.replace(builders.PLAIN_SPEC, parallel=spread.without_draft)
+    case = dataclasses.replace(builders.CASE, server=server, control=plain_server)
+    plain = msgspec.structs.replace(
+        builders.SETTINGS, method="none", draft_tokens=0, parallel=spread.without_draft
+    )
+    control = builders.baseline({"tpot_p50_ms": 5.0}, settings=plain)
+    path = baseline_path(tmp_path, builders.ENVIRONMENT.name, builders.PLAIN_CASE.id)
+    record_baseline(path, control)
+    settings = msgspec.structs.replace(builders.SETTINGS, parallel=spread)
+    shelf = Shelf(folder=tmp_path, environment=builders.ENVIRONMENT)
+    assert shelf.look_up(case, settings).control == control
+
+
+def published(folder: Path) -> None:
+    """A published figure of the case."""
+    told = Published(
+        schema_version=1,
+        source="a paper",
+        conditions="80 prompts",
+        method="draft_model",
+        target="some/target",
+        draft="some/draft",
+        dataset="toy",
+        draft_tokens=3,
+        temperature=0.0,
+        acceptance_length_tokens=2.0,
+        acceptance_rate_frac=None,
+        position_frac=(),
+        tolerance_frac=None,
+    )
+    path = folder / "published/figure.json"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(msgspec.json.encode(told))
+
+
+def test_a_published_figure_is_the_last_resort(tmp_path: Path) -> None:
+    published(tmp_path)
+    found = look_up(tmp_path).published
+    assert found is not None
+    assert found.source == "a paper"
+    write(tmp_path, UNLIKE)
+    assert look_up(tmp_path).published is None
+
+
+def test_unused_are_the_files_of_this_machine_that_no_case_asks_for(tmp_path: Path) -> None:
+    write(tmp_path, builders.ENVIRONMENT)
+    write(tmp_path, ALIKE)
+    path = shelf(tmp_path).path("gone")
+    record_baseline(path, builders.baseline())
+    assert shelf(tmp_path).unused([builders.CASE.id]) == (path,)
+    assert shelf(tmp_path).unused([builders.CASE.id, "gone", "new"]) == ()
+
+
+def test_a_baseline_that_cannot_be_read_is_an_error_and_not_none(tmp_path: Path) -> None:
+    path = baseline_path(tmp_path, builders.ENVIRONMENT.name, builders.CASE.id)
+    path.parent.mkdir()
+    path.write_text("{")
+    with pytest.raises(BaselineError, match="not JSON at line 1"):
+        look_up(tmp_path)
+
+
+def test_files_that_cannot_be_read_disturb_no_other_case(tmp_path: Path) -> None:
+    baseline = write(tmp_path, builders.ENVIRONMENT)
+    for environment, case_id in (
+        (builders.ENVIRONMENT, "another-case"),
+        (builders.OTHER_ENVIRONMENT, builders.CASE.id),
+    ):
+        path = baseline_path(tmp_path, environment.name, case_id)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("<<<<<<< HEAD\n")
+    found = look_up(tmp_path)
+    assert (found.exact, found.nearest) == (baseline, None)
+
+
+def test_a_folder_is_known_by_its_checksum_and_not_by_its_place(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    settings = settings_of(builders.CASE, str(tmp_path), builders.PROMPTS)
+    assert settings.target == ""
+    assert settings.target_sha256 == model_sha256(str(tmp_path)) != ""
+
+
+def test_the_prompts_of_a_run_and_of_its_extension_count_and_no_others() -> None:
+    fewer = dataclasses.replace(builders.CASE, prompts=2)
+    settings = settings_of(fewer, "some/target", builders.PROMPTS)
+    assert settings == settings_of(fewer, "some/target", builders.PROMPTS[:4])
+    assert settings != settings_of(fewer, "some/target", builders.PROMPTS[:3])
+
+
+def test_a_hub_id_is_all_there_is_to_know_a_target_by() -> None:
+    settings = settings_of(builders.CASE, "some/target", builders.PROMPTS)
+    assert (settings.target, settings.target_sha256) == ("some/target", "")
+
+
+@pytest.mark.parametrize("is_repository", [True, False])
+def test_a_baseline_has_the_commit_of_the_folder_it_lies_in(
+    tmp_path: Path, *, is_repository: bool
+) -> None:
+    git = ("git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e")
+    if is_repository:
+        for arguments in (("init", "-q"), ("commit", "-q", "--allow-empty", "-m", "first")):
+            subprocess.run((*git, *arguments), check=True)
+    recorded = record_measurements(
+        [launch()], builders.SETTINGS, shelf(tmp_path / "baselines"), reason="first run"
+    )
+    commit = recorded.new.provenance.commit
+    assert len(commit) == (12 if is_repository else 0)
+
+
+def test_a_disk_that_refuses_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    path = baseline_path(tmp_path, builders.ENVIRONMENT.name, builders.CASE.id)
+    path.parent.symlink_to("nowhere")
+    with pytest.raises(BaselineError, match=f"baseline '{path}': not written, File exists; "):
+        record_measurements([launch()], builders.SETTINGS, shelf(tmp_path), reason="first run")
+
+
+def test_the_settings_are_those_of_the_case_and_what_it_was_asked() -> None:
+    settings = settings_of(builders.CASE, "some/target", builders.PROMPTS)
+    assert msgspec.structs.replace(settings, prompts_sha256="ab") == builders.SETTINGS
+    assert settings != settings_of(builders.CASE, "some/target", builders.PROMPTS[::-1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        pytest.param({"load": Load(concurrency=4)}, "concurrency: 2 -> 4", id="concurrency"),
+        pytest.param(
+            {"load": dataclasses.replace(GAMMA, burstiness=0.5)},
+            "arrivals: closed -> gamma, requests_per_s: 0.0 -> 2.5, burstiness: 1.0 -> 0.5",
+            id="arrivals",
+        ),
+        pytest.param(
+            {"load": Load(concurrency=2, ramp_up_s=1.0, duration_s=60.0)},
+            "ramp_up_s: 0.0 -> 1.0, duration_s: None -> 60.0",
+            id="duration",
+        ),
+        pytest.param({"turns": 1}, "turns: None -> 1", id="turns"),
+        pytest.param({"history_reply": "stripped"}, "as_is -> stripped", id="history-reply"),
+        pytest.param({"form": Form.COMPLETIONS}, "form: chat -> completions", id="form"),
+        pytest.param({"chat_template_args": (("t", 1),)}, "() -> (('t', 1),)", id="template"),
+        pytest.param({"ignore_eos": True}, "ignore_eos: False -> True", id="ignore-eos"),
+        pytest.param({"stream": False}, "stream: True -> False", id="stream"),
+        pytest.param({"limits": Limits(tpot_ms=20.0)}, "tpot_ms=20.0)", id="limits"),
+        pytest.param({"output_cap_tokens": 8}, "output_cap_tokens: 20 -> 8", id="cap"),
+        pytest.param({"temperature": 1.0}, "temperature: 0.0 -> 1.0", id="temperature"),
+        pytest.param({"rounds": 1}, "rounds: 2 -> 1", id="rounds"),
+        pytest.param(
+            {"server": dataclasses.replace(builders.SPEC, tree=Tree(branches=2, drafted_tokens=6))},
+            "tree: None -> Tree(branches=2, drafted_tokens=6)",
+            id="tree",
+        ),
+    ],
+)
+def test_what_a_case_asks_otherwise_is_another_setting_and_named(
+    changes: dict[str, Any], words: str
+) -> None:
+    case = dataclasses.replace(builders.CASE, **changes)
+    theirs = settings_of(builders.CASE, "some/target", builders.PROMPTS)
+    ours = settings_of(case, "some/target", builders.PROMPTS)
+    assert differing_settings(theirs, ours).endswith(words)
+
+
+def test_a_run_of_another_number_of_prompts_is_known_by_the_prompts_of_the_matrix() -> None:
+    whole = settings_of(builders.CASE, "some/target", builders.PROMPTS)
+    fewer = dataclasses.replace(builders.CASE, prompts=2, matrix_prompts=builders.CASE.prompts)
+    settings = settings_of(fewer, "some/target", builders.PROMPTS)
+    assert differing_settings(whole, settings) == "num_prompts: None -> 2"
+
+
+def test_a_run_of_fewer_prompts_knows_the_likest_machine_too(tmp_path: Path) -> None:
+    near = write(tmp_path, ALIKE)
+    settings = msgspec.structs.replace(builders.SETTINGS, num_prompts=2)
+    assert shelf(tmp_path).look_up(builders.CASE, settings).nearest == near
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"client_processes": 2},
+        {"request_timeout_s": 1.0},
+        {"tolerances": (("tpot_p50_ms", 0.2),)},
+    ],
+    ids=",".join,
+)
+def test_how_a_case_is_measured_and_judged_is_no_setting(changes: dict[str, Any]) -> None:
+    case = dataclasses.replace(builders.CASE, **changes)
+    ours = settings_of(case, "some/target", builders.PROMPTS)
+    assert ours == settings_of(builders.CASE, "some/target", builders.PROMPTS)
+
+
+def test_a_recorded_baseline_holds_its_launches_and_where_it_comes_from(tmp_path: Path) -> None:
+    recorded = record_measurements(
+        [launch(), launch(speedup=1.51)],
+        builders.SETTINGS,
+        shelf(tmp_path),
+        reason="first run",
+    )
+    assert recorded.path == baseline_path(tmp_path, builders.ENVIRONMENT.name, builders.CASE.id)
+    assert recorded.old is None
+    assert '"burstiness"' not in recorded.path.read_text()
+    assert load_baseline(recorded.path) == recorded.new
+    assert recorded.new.launches == ({"speedup_ratio": 1.5}, {"speedup_ratio": 1.51})
+    assert recorded.new.acceptance == builders.stored(COUNTS)
+    assert recorded.new.provenance.reason == "first run"
+    assert recorded.new.provenance.engine_version == "0.32.0"
+
+
+def test_the_baseline_that_is_replaced_is_handed_back(tmp_path: Path) -> None:
+    old = write(tmp_path, builders.ENVIRONMENT)
+    recorded = record_measurements([launch()], builders.SETTINGS, shelf(tmp_path), reason="again")
+    assert recorded.old == old
+
+
+@pytest.mark.parametrize(
+    ("launches", "words"),
+    [
+        pytest.param(
+            [launch(), launch(invalid=all_invalid("SPEC_DISABLED: nothing"))],
+            "not written, SPEC_DISABLED: nothing",
+            id="invalid",
+        ),
+        pytest.param(
+            [launch(), launch(builders.counts(8, 0, 5, 7))],
+            "its launches disagree on the acceptance length (2.5000, 2.5500); find out why first",
+            id="disagreeing",
+        ),
+        pytest.param(
+            [launch(speedup=1.5), launch(speedup=1.6)],
+            "its launches lie 6.7% apart in speedup_ratio (1.5, 1.6), its tolerance is 5.0%;"
+            " quieten the machine, or raise the tolerance in the matrix",
+            id="unsteady",
+        ),
+    ],
+)
+def test_launches_that_cannot_be_trusted_are_not_recorded(
+    tmp_path: Path, launches: list[Measurement], words: str
+) -> None:
+    with pytest.raises(BaselineError) as error:
+        record_measurements(launches, builders.SETTINGS, shelf(tmp_path), reason="first run")
+    assert str(error.value).startswith("baseline of 'vllm-draft_model-toy-toy-c2': not written, ")
+    assert words in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+THROTTLED: Invalid = dict.fromkeys(spoiled_by("THROTTLED"), "THROTTLED: 92 °C")
+
+
+def test_of_a_throttled_launch_the_acceptance_alone_is_recorded(tmp_path: Path) -> None:
+    speeds = recorded(tmp_path, launch(), launch()).launches
+    better = builders.counts(8, 4, 4, 4)
+    slow = dataclasses.replace(launch(better, invalid=THROTTLED), values={})
+    found = record_measurements(
+        [launch(better, speedup=3.0), slow], builders.SETTINGS, shelf(tmp_path), reason="again"
+    )
+    assert found.new.launches == speeds
+    assert found.new.acceptance == builders.stored(better)
+    assert found.left_out == (
+        "baseline of 'vllm-draft_model-toy-toy-c2': written without throughput, latency, speedup,"
+        " power: THROTTLED: 92 °C"
+    )
+
+
+def test_of_a_throttled_launch_without_acceptance_nothing_is_recorded(tmp_path: Path) -> None:
+    slow = dataclasses.replace(builders.measurement({}), invalid=THROTTLED)
+    with pytest.raises(BaselineError, match="not written, THROTTLED: 92 °C"):
+        recorded(tmp_path, slow, slow)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_speed_that_means_nothing_in_one_launch_is_recorded_of_none(tmp_path: Path) -> None:
+    one, other = (
+        builders.measurement({"speedup_ratio": 1.5, "tpot_p50_ms": 5.0}, of=COUNTS)
+        for _ in range(2)
+    )
+    late = dataclasses.replace(
+        other, values={"tpot_p50_ms": 5.0}, invalid={Family.SPEEDUP: "CLIENT_BEHIND: x"}
+    )
+    assert recorded(tmp_path, one, late).launches == ({"tpot_p50_ms": 5.0},) * 2
+
+
+def test_a_speed_that_means_nothing_leaves_what_was_recorded_of_it_before(tmp_path: Path) -> None:
+    """In as many launches as it was recorded in."""
+    one = builders.measurement({"speedup_ratio": 1.5, "tpot_p50_ms": 5.0}, of=COUNTS)
+    recorded(tmp_path, one, one, one)
+    now = dataclasses.replace(
+        one, values={"tpot_p50_ms": 6.0}, invalid={Family.SPEEDUP: "CLIENT_BEHIND: x"}
+    )
+    assert recorded(tmp_path, now, now).launches == (
+        {"speedup_ratio": 1.5, "tpot_p50_ms": 6.0},
+        {"speedup_ratio": 1.5, "tpot_p50_ms": 6.0},
+        {"speedup_ratio": 1.5},
+    )
+
+
+@pytest.mark.parametrize("of", [COUNTS, None], ids=["speculating", "plain"])
+def test_power_that_means_nothing_is_left_out_in_words_and_the_speeds_are_recorded(
+    tmp_path: Path, of: StepCounts | None
+) -> None:
+    speeds = {"throughput_tokens_per_s": 100.0}
+    one = builders.measurement(speeds, of=of)
+    replay = one.replay or Replay(rounds=(), control_rounds=(), acceptance=None)
+    power = PowerRecord(invalid="POWER_INVALID: the sampler ended")
+    one = dataclasses.replace(one, replay=dataclasses.replace(replay, power=power))
+    found = record_measurements([one, one], builders.SETTINGS, shelf(tmp_path), reason="first")
+    assert found.new.launches == (speeds, speeds)
+    assert found.left_out.endswith("written without power: POWER_INVALID: the sampler ended")
+
+
+def extended(prompts: int) -> Measurement:
+    """A launch that replayed so many prompts."""
+    record = builders.acceptance(COUNTS, prompts=prompts)
+    replay = Replay(rounds=(), control_rounds=(), acceptance=record)
+    return dataclasses.replace(launch(), replay=replay)
+
+
+def test_the_acceptance_of_the_launch_with_the_most_prompts_is_kept(tmp_path: Path) -> None:
+    recorded = record_measurements(
+        [extended(6), extended(12), extended(6)],
+        builders.SETTINGS,
+        shelf(tmp_path),
+        reason="first run",
+    )
+    assert recorded.new.acceptance is not None
+    assert len(recorded.new.acceptance.prompts) == 12
+
+
+def test_the_history_of_identical_runs_becomes_the_noise(tmp_path: Path) -> None:
+    lived = [
+        Lived(
+            run=str(number),
+            case_id=builders.CASE.id,
+            settings_sha256="",
+            engine_version="",
+            draft_sha256="",
+            values={"speedup_ratio": value},
+            outcomes={},
+        )
+        for number, value in enumerate((1.4, 1.5, 1.6, 1.5, 1.4))
+    ]
+    recorded = record_measurements(
+        [launch(), launch()], builders.SETTINGS, shelf(tmp_path), reason="again", identical=lived
+    )
+    assert recorded.new.noise["speedup_ratio"].runs == 5
+    assert 0.04 < recorded.new.noise["speedup_ratio"].between_frac < 0.07
+    assert load_baseline(recorded.path) == recorded.new
+
+
+def recorded(folder: Path, *launches: Measurement) -> Baseline:
+    """What is recorded of some launches."""
+    return record_measurements(launches, builders.SETTINGS, shelf(folder), reason="again").new
+
+
+def test_one_launch_records_acceptance_and_leaves_the_speeds_as_they_were(tmp_path: Path) -> None:
+    assert recorded(tmp_path, launch()).launches == ()
+    speeds = recorded(tmp_path, launch(), launch()).launches
+    worse = recorded(tmp_path, launch(builders.counts(8, 4, 4, 4)))
+    assert worse.launches == speeds
+    assert worse.acceptance == builders.stored(builders.counts(8, 4, 4, 4))
+
+
+def test_one_launch_without_acceptance_has_nothing_to_record(tmp_path: Path) -> None:
+    plain = builders.measurement({"speedup_ratio": 1.5})
+    with pytest.raises(BaselineError, match="one launch tells no speed, and there is no accept"):
+        recorded(tmp_path, plain)
+
+
+def test_what_is_known_of_hours_outlives_a_recording(tmp_path: Path) -> None:
+    old = msgspec.structs.replace(
+        write(tmp_path, builders.ENVIRONMENT),
+        noise={"speedup_ratio": Noise(between_frac=0.05, runs=7)},
+    )
+    record_baseline(shelf(tmp_path).path(builders.CASE.id), old)
+    assert recorded(tmp_path, launch(), launch()).noise == old.noise
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize(
+    "prompts", [pytest.param(6, id="many-prompts"), pytest.param(4, id="few-prompts")]
+)
+def test_a_launch_that_accepts_nothing_disagrees(tmp_path: Path, first: int, prompts: int) -> None:
+    def of(counts: StepCounts) -> Measurement:
+        record = builders.acceptance(counts, prompts=prompts)
+        replay = Replay(rounds=(), control_rounds=(), acceptance=record)
+        return dataclasses.replace(launch(), replay=replay)
+
+    both = [of(COUNTS), of(builders.counts(20, 0, 0, 0))]
+    with pytest.raises(BaselineError, match="its launches disagree on the acceptance length"):
+        recorded(tmp_path, both[first], both[1 - first])
+
+
+def test_a_goodput_of_nothing_is_no_baseline(tmp_path: Path) -> None:
+    none = builders.measurement({"goodput_requests_per_s": 0.0}, of=COUNTS)
+    with pytest.raises(BaselineError, match="goodput_requests_per_s is 0 in a launch"):
+        recorded(tmp_path, none, none)
+
+
+def test_launches_may_differ_by_chance(tmp_path: Path) -> None:
+    """With a temperature each launch says something else; AL 2.5 and 2.53 of prompts that vary."""
+    several = [
+        builders.counts(8, 0, 6, 6),
+        builders.counts(2, 8, 4, 6),
+        builders.counts(10, 4, 2, 4),
+        builders.counts(4, 4, 8, 4),
+    ]
+
+    def drawn(shift: int) -> Measurement:
+        prompts = [
+            builders.prompt_acceptance(several[(n + shift) % 4], prompt_id=f"chat-{n}")
+            for n in range(7)
+        ]
+        replay = Replay(rounds=(), control_rounds=(), acceptance=builders.acceptance_of(prompts))
+        return dataclasses.replace(launch(), replay=replay)
+
+    lengths = [
+        one.acceptance.total.acceptance_length for one in (drawn(0), drawn(1)) if one.acceptance
+    ]
+    assert abs((lengths[0] or 0) / (lengths[1] or 1) - 1) > 0.005
+    assert recorded(tmp_path, drawn(0), drawn(1)).acceptance is not None
+
+
+def test_a_file_that_cannot_be_read_is_not_overwritten(tmp_path: Path) -> None:
+    path = baseline_path(tmp_path, builders.ENVIRONMENT.name, builders.CASE.id)
+    path.parent.mkdir()
+    path.write_text("<<<<<<< HEAD\n")
+    with pytest.raises(BaselineError, match="restore it with git"):
+        record_measurements([launch()], builders.SETTINGS, shelf(tmp_path), reason="first run")
+    assert path.read_text() == "<<<<<<< HEAD\n"
+
+
+def test_a_case_gets_the_prompts_of_its_dataset_and_no_fewer_than_it_asks_for() -> None:
+    assert len(load_case_prompts(builders.ROOT, builders.CASE)) == 160
+    all_of_them = dataclasses.replace(builders.CASE, prompts=160)
+    assert len(load_case_prompts(builders.ROOT, all_of_them)) == 160
+
+
+def test_a_case_that_asks_for_more_prompts_than_there_are_is_refused() -> None:
+    greedy = dataclasses.replace(builders.CASE, prompts=161)
+    with pytest.raises(DatasetError) as error:
+        load_case_prompts(builders.ROOT, greedy)
+    assert str(error.value) == (
+        f"dataset 'toy': has 160 prompts, '{greedy.id}' asks for 161; lower prompts in the matrix,"
+        " or ask for fewer"
+    )
+
+
+def test_token_ids_are_no_chat() -> None:
+    ids = Prompt(id="random-0", category="random", token_ids=(5, 6))
+    completing = dataclasses.replace(builders.CASE, form=Form.COMPLETIONS)
+    check_form(completing, [ids])
+    check_form(builders.CASE, builders.PROMPTS)
+    with pytest.raises(DatasetError, match='set form = "completions" for'):
+        check_form(builders.CASE, [*builders.PROMPTS, ids])
+
+
+PROMPTS_USED = builders.PROMPTS[:4]
+
+
+def test_another_number_of_prompts_is_another_setting_even_of_a_set_that_is_used_up() -> None:
+    """Of as many prompts as there are, twice as many are no more."""
+    few, all_of_them = (
+        settings_of(dataclasses.replace(builders.CASE, prompts=count), "some/target", PROMPTS_USED)
+        for count in (2, len(PROMPTS_USED))
+    )
+    assert few.prompts_sha256 == all_of_them.prompts_sha256
+    assert differing_settings(few, all_of_them) == "prompts: 2 -> 4"
+
+
+def test_a_drafter_that_learns_needs_prompts_that_are_measured_nowhere() -> None:
+    server = dataclasses.replace(builders.SPEC, engine="sglang", method="ngram", target="a/b")
+    case = dataclasses.replace(builders.CASE, server=server, prompts=79)
+    assert len(load_case_prompts(builders.ROOT, case)) == 160
+    for prompts in (80, 160):
+        with pytest.raises(DatasetError, match="warms up on prompts that are measured nowhere"):
+            load_case_prompts(builders.ROOT, dataclasses.replace(case, prompts=prompts))

@@ -1,0 +1,417 @@
+"""The command: what is done with baselines besides running the suite."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner, Result
+
+from specreg import __version__ as specreg_version
+from specreg.baselines.schema import Baseline, baseline_path, load_baseline, record_baseline
+from specreg.baselines.store import settings_in
+from specreg.cli import app, main
+from specreg.core.errors import SpecregError, UnknownNameError
+from specreg.matrix import Case, load_tier
+from specreg.measurement.figures import figures_of, record_figures
+from specreg.measurement.measure import Measurement
+from specreg.measurement.validity import all_invalid
+from specreg.report.json import RunVerdict, record_verdict
+from specreg.telemetry.identity import current_environment
+from specreg.verdicts.history import Lived, history_path, record_history, settings_sha256
+from tests.unit import builders
+from tests.unit.baselines.test_published import PUBLISHED
+from tests.unit.report.test_breakdown import a_round, measured
+
+HERE = current_environment(needs_gpus=0)
+MATRIX = """
+needs_gpus = 0
+[models.tiny]
+target = "some/target"
+drafts = { eagle3 = "some/draft" }
+[[cases]]
+engine = "vllm"
+methods = ["none", "eagle3"]
+models = "tiny"
+dataset = "toy"
+concurrency = [4]
+prompts = 10
+rounds = 2
+output_cap_tokens = 64
+"""
+CASE_ID = "vllm-eagle3-tiny-toy-c4"
+COUNTS = builders.counts(8, 0, 6, 6)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A repository with a tier, the toy prompts and nothing recorded."""
+    matrix = tmp_path / "fixtures/matrix/cpu.toml"
+    matrix.parent.mkdir(parents=True)
+    matrix.write_text(MATRIX)
+    prompts = tmp_path / "fixtures/prompts"
+    prompts.mkdir()
+    (prompts / "toy.jsonl").symlink_to(builders.ROOT / "fixtures/prompts/toy.jsonl")
+    return tmp_path
+
+
+def case(root: Path, case_id: str = CASE_ID) -> Case:
+    """A case of the tier."""
+    cases = load_tier(root / "fixtures/matrix", "cpu").cases
+    return next(one for one in cases if one.id == case_id)
+
+
+def recorded(root: Path, *, case_id: str = CASE_ID, tokens_per_s: float = 100.0) -> Path:
+    """Records a baseline of a case for this machine."""
+    baseline = builders.baseline(
+        *({"throughput_tokens_per_s": tokens_per_s * ratio} for ratio in (1.0, 1.01, 0.99)),
+        of=COUNTS,
+        environment=HERE,
+        settings=settings_in(root, case(root)),
+    )
+    path = baseline_path(root / "baselines", HERE.name, case_id)
+    record_baseline(path, baseline)
+    return path
+
+
+def specreg(root: Path, *arguments: str) -> Result:
+    """Runs the command in a repository."""
+    return CliRunner().invoke(app, [*arguments, "--root", str(root)])
+
+
+def test_a_case_without_a_baseline_is_explained_by_how_to_record_one(root: Path) -> None:
+    done = specreg(root, "explain", CASE_ID, "--tier", "cpu")
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith(f"{CASE_ID} on {HERE.name}\n10 prompts of toy, c4, up to 64")
+    assert f"nothing is expected: record one with\n  pytest tests/perf -k {CASE_ID}-" in done.output
+
+
+def test_a_case_is_explained_by_what_is_expected_and_what_it_can_see(root: Path) -> None:
+    recorded(root)
+    lived = Lived(
+        run="first",
+        case_id=CASE_ID,
+        settings_sha256="",
+        engine_version="0.32.0",
+        draft_sha256="",
+        values={},
+        outcomes={"throughput_tokens_per_s": "INCONCLUSIVE"},
+    )
+    second = msgspec.structs.replace(lived, run="second")
+    record_history(history_path(root / ".specreg/history", HERE.name), [lived, second])
+    done = specreg(root, "explain", CASE_ID, "--tier", "cpu")
+    assert "expected: what was recorded on 2026-11-21, with vllm 0.32.0, 6 prompts" in done.output
+    assert "3 launches: first run" in done.output
+    rows = {line.split()[0]: line.split() for line in done.output.splitlines() if line.strip()}
+    # 1 % of spread, three launches: (t(0.004, 2) + t(0.1, 2)) × 0.01 × √(1 + 1/3).
+    assert rows["throughput_tokens_per_s"][1:4] == ["100", "5.0%", "13.9%"]
+    assert rows["throughput_tokens_per_s"][4:] == ["INCONCLUSIVE", "INCONCLUSIVE"]
+    assert rows["acceptance_length_tokens"][1:] == ["2.5", "5.0%", "0.0%", "–"]
+    assert rows["ttft_p50_ms"][1:] == ["–", "5.0%", "–", "–"]
+
+
+def test_a_case_that_nobody_declared_is_answered_with_those_there_are(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = specreg(root, "explain", "vllm-eagle3-tiny-toy-c5", "--tier", "cpu")
+    assert isinstance(done.exception, SpecregError)
+    arguments = ["specreg", "explain", "vllm-eagle3-tiny-toy-c5", "--tier=cpu", f"--root={root}"]
+    monkeypatch.setattr("sys.argv", arguments)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    said = capsys.readouterr().err
+    assert said.startswith("tier 'cpu': unknown case 'vllm-eagle3-tiny-toy-c5'; did you mean")
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("typed", "instead"),
+    [
+        ("convert a.jsonl b.jsonl --from specreg --to genai-perf", "JSON lines"),
+        ("baselines import x.json --case a", "--update-baselines"),
+        ("report --to nemo-skills", "--to aiperf"),
+        ("report some-run --to=speed-bench --folder x", "report.json"),
+    ],
+)
+def test_what_is_no_longer_there_is_said_in_a_line_with_what_to_use(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: str, instead: str
+) -> None:
+    monkeypatch.setattr("sys.argv", ["specreg", *typed.split()])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 1
+    assert "no longer there" in line
+    assert instead in line
+
+
+def test_all_baselines_are_listed_and_one_that_cannot_be_read_says_why(root: Path) -> None:
+    recorded(root)
+    torn = baseline_path(root / "baselines", HERE.name, "torn")
+    torn.write_text("{")
+    done = specreg(root, "baselines", "list")
+    assert done.exit_code == 1
+    (row,) = (line.split() for line in done.output.splitlines() if CASE_ID in line)
+    assert row == [
+        f"{HERE.name}/{CASE_ID}",
+        "2026-11-21",
+        "vllm==0.32.0",
+        "6",
+        "3",
+        "2.5",
+        "100",
+        *["first", "run"],
+    ]
+    assert f"baseline '{torn}': not JSON at line 1" in done.output
+
+
+def committed(root: Path) -> None:
+    """Commits what there is."""
+    git = ("git", "-C", str(root), "-c", "user.name=n", "-c", "user.email=e")
+    for arguments in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "first")):
+        subprocess.run((*git, *arguments), check=True)
+
+
+def test_a_diff_shows_what_changes_against_a_revision(root: Path) -> None:
+    recorded(root)
+    committed(root)
+    assert specreg(root, "baselines", "diff").output == "as in HEAD\n"
+    recorded(root, tokens_per_s=90.0)
+    recorded(root, case_id="another")
+    lines = specreg(root, "baselines", "diff").output.splitlines()
+    rows = [line.split() for line in lines if "throughput" in line]
+    assert rows[0][:4] == ["throughput_tokens_per_s", "–", "100", "–"]
+    assert rows[1][:4] == ["throughput_tokens_per_s", "100", "90", "-10.0%"]
+    assert rows[1][4].startswith("-1")
+
+
+def test_a_revision_that_git_does_not_know_is_no_difference(root: Path) -> None:
+    recorded(root)
+    committed(root)
+    done = specreg(root, "baselines", "diff", "v9")
+    assert str(done.exception).startswith("revision 'v9': git knows none of this name")
+
+
+def test_hours_are_learnt_from_identical_runs_and_nothing_else_changes(root: Path) -> None:
+    path = recorded(root)
+    before = load_baseline(path)
+    assert before is not None
+    lived = [
+        Lived(
+            run=f"at {value}",
+            case_id=CASE_ID,
+            settings_sha256=settings_sha256(before.case),
+            engine_version=version,
+            draft_sha256="",
+            values={"throughput_tokens_per_s": value},
+            outcomes={},
+        )
+        for value, version in (
+            *((value, "0.32.0") for value in (90.0, 110.0, 100.0, 95.0, 105.0)),
+            (1.0, "0.31.0"),
+        )
+    ]
+    record_history(history_path(root / ".specreg/history", HERE.name), lived)
+    done = specreg(root, "baselines", "learn", "--tier", "cpu")
+    assert done.output == f"{CASE_ID}: throughput_tokens_per_s 7.9%\n"
+    after = load_baseline(path)
+    assert after is not None
+    assert after.noise["throughput_tokens_per_s"].runs == 5
+    assert msgspec.structs.replace(after, noise={}) == before
+    assert specreg(root, "baselines", "learn", "--tier", "cpu").output == ""
+
+
+def ran(root: Path, name: str, *, complete: bool = True, exit_status: int = 0) -> None:
+    """Leaves the verdict of a run."""
+    verdict = RunVerdict(
+        run=name,
+        tier="cpu",
+        environment=HERE.name,
+        complete=complete,
+        exit_status=exit_status,
+        outcomes={},
+        verdicts=(),
+    )
+    record_verdict(root / ".specreg/runs" / name / "verdict.json", verdict)
+
+
+def test_prune_removes_what_no_case_asks_for(root: Path) -> None:
+    kept, gone = recorded(root), recorded(root, case_id="vllm-gone-tiny-toy-c4")
+    ran(root, "20261121T000000-1")
+    done = specreg(root, "baselines", "prune", "--tier", "cpu")
+    assert done.exit_code == 0, done.output
+    assert (kept.exists(), gone.exists()) == (True, False)
+    assert f"removed {gone}" in done.output
+
+
+@pytest.mark.parametrize("why", ["never-ran", "filtered", "failed", "cut-short"])
+def test_prune_is_refused_unless_the_last_run_saw_everything(root: Path, why: str) -> None:
+    gone = recorded(root, case_id="vllm-gone-tiny-toy-c4")
+    if why != "never-ran":
+        ran(root, "20261121T000000-1")
+    if why == "cut-short":
+        (root / ".specreg/runs/20261121T000001-1").mkdir()
+    elif why != "never-ran":
+        complete, status = why != "filtered", 10 if why == "failed" else 0
+        ran(root, "20261121T000001-1", complete=complete, exit_status=status)
+    done = specreg(root, "baselines", "prune", "--tier", "cpu")
+    assert str(done.exception).startswith("prune: refused, the last run must have judged")
+    assert gone.exists()
+
+
+def test_a_published_figure_is_expected_where_nothing_was_recorded(root: Path) -> None:
+    cases = {case.id: case for case in load_tier(root / "fixtures/matrix", "cpu").cases}
+    server = cases[CASE_ID].server
+    figure = msgspec.structs.replace(
+        PUBLISHED,
+        method=server.method,
+        target=server.target,
+        draft=server.draft,
+        draft_tokens=server.draft_tokens,
+        position_frac=(),
+    )
+    path = root / "baselines/published/one.json"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(msgspec.json.encode(figure))
+    explained = specreg(root, "explain", CASE_ID, "--tier", "cpu").output
+    assert f"expected: published by {PUBLISHED.source}; {PUBLISHED.conditions}" in explained
+    (row,) = (line.split() for line in explained.splitlines() if "acceptance_length" in line)
+    assert row[1] == "2.6"
+
+
+def test_the_schema_is_printed() -> None:
+    done = CliRunner().invoke(app, ["baselines", "schema"])
+    assert json.loads(done.output)["$ref"] == "#/$defs/Baseline"
+
+
+def test_what_was_recorded_keeps_its_schema(root: Path) -> None:
+    path = recorded(root)
+    assert load_baseline(path) == msgspec.json.decode(path.read_bytes(), type=Baseline)
+
+
+def finished(root: Path, run: str, *measurements: Measurement) -> None:
+    """A run that left the figures of some measurements."""
+    for number, one in enumerate(measurements):
+        path = root / ".specreg/runs" / run / "figures" / f"{number}.json"
+        record_figures(path, figures_of(one, number + 1))
+
+
+def test_tables_shows_what_the_last_run_or_a_named_one_gained(root: Path) -> None:
+    finished(root, "20260101T000000-1", measured(a_round(10, 30)))
+    finished(root, "20260102T000000-1", measured())
+
+    last, named = specreg(root, "tables"), specreg(root, "tables", "20260101T000000-1")
+
+    for done, gain in ((last, "×2.67"), (named, "×1.00")):
+        assert done.exit_code == 0, done.output
+        (row,) = [line for line in done.stdout.splitlines() if line.startswith(builders.CASE.id)][
+            :1
+        ]
+        assert gain in row
+    assert "  math" in last.stdout
+    assert last.stderr == ""
+
+
+def test_tables_passes_over_a_run_that_measured_nothing_and_says_so(root: Path) -> None:
+    finished(root, "20260101T000000-1", measured())
+    (root / ".specreg/runs/20260102T000000-1/figures").mkdir(parents=True)
+    done = specreg(root, "tables")
+    assert "×2.67" in done.stdout
+    assert done.stderr == (
+        "the last run, '20260102T000000-1', measured nothing; this is '20260101T000000-1'\n"
+    )
+
+
+def test_tables_shows_the_last_launch_and_names_what_is_invalid(root: Path) -> None:
+    invalid = all_invalid("SPEC_DISABLED: nothing")
+    broken = dataclasses.replace(measured(), replay=None, invalid=invalid)
+    finished(root, "20260101T000000-1", measured(), measured(a_round(10, 30)), broken)
+
+    done = specreg(root, "tables")
+
+    assert "×2.67" not in done.stdout
+    assert done.stdout.endswith(f"{builders.CASE.id}: SPEC_DISABLED: nothing\n")
+
+
+def test_tables_without_such_a_run_names_those_there_are(root: Path) -> None:
+    finished(root, "20260101T000000-1", measured())
+    done = specreg(root, "tables", "x")
+    assert isinstance(done.exception, UnknownNameError)
+    assert str(done.exception).endswith("unknown run 'x'; known: 20260101T000000-1")
+
+
+def test_tables_before_any_run_says_what_to_do(root: Path) -> None:
+    done = specreg(root, "tables")
+    assert isinstance(done.exception, SpecregError)
+    assert str(done.exception).endswith("left figures; run the suite first")
+
+
+def test_tables_of_a_run_without_speculation_says_so(root: Path) -> None:
+    plain = builders.measurement({}, case=builders.PLAIN_CASE)
+    finished(root, "20260101T000000-1", plain)
+    assert "nothing in it speculates" in specreg(root, "tables").stdout
+
+
+READING = (
+    ("--help",),
+    ("--version",),
+    ("engines",),
+    ("baselines", "list"),
+    ("matrix", "--tier=cpu"),
+    ("history", "--help"),
+    ("tables", "--help"),
+    ("explain", CASE_ID, "--tier=cpu"),
+)
+IMPORTED = """
+import sys
+from specreg.cli import main
+try:
+    main()
+finally:
+    print([name for name in sys.argv_of_modules if name in sys.modules], file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("arguments", READING, ids=" ".join)
+def test_what_only_reads_imports_nothing_that_asks_a_server(arguments: tuple[str, ...]) -> None:
+    slow = ["aiohttp", "httpx", "uvloop", "pytest", "specreg.compare.gate.run", "huggingface_hub"]
+    slow += ["numpy", "pynvml", "specreg.engines"] if arguments[0].startswith("--") else []
+    program = IMPORTED.replace("sys.argv_of_modules", repr(slow))
+    done = subprocess.run(
+        (sys.executable, "-c", program, *arguments),
+        check=False,
+        cwd=builders.ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_the_version_is_printed() -> None:
+    done = CliRunner().invoke(app, ["--version"])
+    assert done.output == f"specreg {specreg_version}\n"
+
+
+def test_every_command_is_listed_with_its_first_line() -> None:
+    shown = " ".join(CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output.split())
+    for name, words in (("baselines", "List, compare"), ("selftest", "Plant known")):
+        assert f"{name} " in shown
+        assert words in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [(("basline", "list"), "'baselines'"), (("matrix", "--teir=cpu"), "--tier")],
+    ids=["a-command", "an-option"],
+)
+def test_what_is_misspelled_is_answered_with_what_is_meant(
+    arguments: tuple[str, ...], meant: str
+) -> None:
+    done = CliRunner().invoke(app, [*arguments], env={"COLUMNS": "200"})
+    assert done.exit_code == 2
+    assert meant in done.output

@@ -1,0 +1,111 @@
+"""`specreg report`: a finished run again, and what is said where one can't be."""
+
+from pathlib import Path
+
+import pytest
+
+from specreg.cli import main
+from specreg.core.errors import ReportError, UnknownNameError
+from specreg.report.document import record_report, render_schema
+from specreg.report.json import record_verdict
+from tests.unit import reports
+from tests.unit.cli.test_cli import specreg
+
+RUN = reports.REPORT.run.run
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A repository with two judged runs, and one that was cut off before."""
+    for name in ("20260101T000000-1", RUN):
+        folder = tmp_path / ".specreg/runs" / name
+        record_verdict(folder / "verdict.json", reports.REPORT.run)
+        record_report(folder / "report.json", reports.REPORT)
+    (tmp_path / ".specreg/runs/20270101T000000-1").mkdir()
+    return tmp_path
+
+
+def test_the_last_judged_run_is_rendered_into_its_own_folder(root: Path) -> None:
+    done = specreg(root, "report")
+    folder = root / ".specreg/runs" / RUN
+    assert done.stdout.split() == [str(folder / "report.html"), str(folder / "report.md")]
+    assert "figures worse" in (folder / "report.html").read_text()
+
+
+def test_a_later_run_without_a_verdict_is_said(root: Path) -> None:
+    done = specreg(root, "report")
+    said = "the last run, '20270101T000000-1', judged nothing; this is"
+    assert done.stderr == f"{said} '{RUN}'\n"
+    assert specreg(root, "report", RUN).stderr == ""
+
+
+def test_an_empty_run_is_not_the_last_one(root: Path) -> None:
+    empty = root / ".specreg/runs/20270201T000000-1"
+    record_verdict(empty / "verdict.json", reports.EMPTY.run)
+    record_report(empty / "report.json", reports.EMPTY)
+    done = specreg(root, "report")
+    assert done.stderr == f"the last run, '{empty.name}', judged nothing; this is '{RUN}'\n"
+    assert f"/{RUN}/" in done.stdout
+    assert f"/{empty.name}/" in specreg(root, "report", empty.name).stdout
+
+
+def test_a_run_is_named_or_pointed_at_and_goes_where_one_says(root: Path) -> None:
+    for run in ("20260101T000000-1", str(root / ".specreg/runs/20260101T000000-1")):
+        out = root / "out"
+        done = specreg(
+            root, "report", run, "--to", "csv", "--to", "prometheus", "--folder", str(out)
+        )
+        names = ["verdicts.csv", "spreads.csv", "specreg.prom"]
+        assert [Path(line).name for line in done.stdout.split()] == names
+        assert (out / "specreg.prom").read_text().startswith("# HELP specreg_value")
+
+
+def test_what_is_not_there_is_named_with_what_is(root: Path) -> None:
+    for arguments, known in ((("x",), RUN), (("--to", "x"), "markdown")):
+        error = specreg(root, "report", *arguments).exception
+        assert isinstance(error, UnknownNameError)
+        assert known in error.known
+
+
+def test_before_any_run_it_says_what_to_do(tmp_path: Path) -> None:
+    error = specreg(tmp_path, "report").exception
+    assert isinstance(error, ReportError)
+    assert "run the suite first" in str(error)
+
+
+def test_an_older_report_is_said_and_the_rest_is_shown(root: Path) -> None:
+    path = root / ".specreg/runs" / RUN / "report.json"
+    path.write_text('{"schema_version": 0}')
+    done = specreg(root, "report", "--to", "markdown")
+    assert done.exit_code == 0
+    assert "schema version 0, this specreg reads 1" in done.stderr
+    text = (path.parent / "report.md").read_text()
+    assert "schema version 0" in text
+    assert "1 of 1 figures worse" in text
+
+
+def test_what_could_not_be_made_is_an_error_and_the_rest_is_there(root: Path) -> None:
+    done = specreg(root, "report", "--to", "aiperf", "--to", "markdown")
+    assert isinstance(done.exception, ReportError)
+    assert "what takes each request is left out" in str(done.exception)
+    assert "report.md" in done.stdout
+
+
+def test_a_folder_is_uploaded_without_being_rendered(root: Path) -> None:
+    done = specreg(root, "report", "--upload", f"file://{root}/away")
+    assert done.stdout == f"copied to file://{root}/away/{RUN}\n"
+    assert not (root / ".specreg/runs" / RUN / "report.md").exists()
+
+
+def test_the_schema_is_printed(root: Path) -> None:
+    assert specreg(root, "report", "--schema").stdout == render_schema()
+
+
+def test_the_message_of_an_error_is_all_that_is_shown(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["specreg", "report", "x", "--root", str(root)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.startswith(f"{root / '.specreg/runs'}: unknown run 'x'; known:")

@@ -1,0 +1,121 @@
+"""Every command that specreg tells a user to type works as it is printed."""
+
+import ast
+import importlib.metadata
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from specreg.cli import app
+from specreg.core import commands
+from specreg.core.commands import install_command, record_command, run_command, specreg_command
+from specreg.suite.options import Options
+from tests.unit import builders
+
+LIBRARY = builders.ROOT / "specreg"
+IDS = ("vllm-eagle3-tiny-toy-c1", "vllm-eagle3-tiny-toy-c4")
+NAMES = typer.main.get_group(app).list_commands(None)  # type: ignore[arg-type]
+BY_HAND = re.compile(rf"pip install|pytest -k|pytest tests/|nox -s|specreg ({'|'.join(NAMES)})\b")
+SESSIONS = re.compile(r"^def (\w+)\(session", re.MULTILINE)
+
+
+def trees() -> Iterator[tuple[str, ast.Module]]:
+    """The library's modules."""
+    for path in sorted(LIBRARY.rglob("*.py")):
+        yield str(path.relative_to(LIBRARY)), ast.parse(path.read_text())
+
+
+def texts(tree: ast.Module) -> Iterator[str]:
+    """What stands in strings that aren't docstrings."""
+    said = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and node not in said and isinstance(node.value, str):
+            yield node.value
+
+
+def calls(name: str) -> Iterator[tuple[str, ...]]:
+    """The arguments of every call of a builder; what isn't known before a run is a word."""
+    for _, tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == name:
+                words = [a for a in node.args if not isinstance(a, ast.Starred)]
+                known = (a.value if isinstance(a, ast.Constant) else "WORD" for a in words)
+                yield tuple(map(str, known))
+
+
+def test_hints_that_name_a_command_have_it_from_one_place() -> None:
+    by_hand = [
+        (name, text)
+        for name, tree in trees()
+        for text in texts(tree)
+        if name not in {"commands.py", "options.py"} and not name.startswith("cli/")
+        if BY_HAND.search(text)
+    ]
+    assert by_hand == []
+
+
+def test_an_option_that_a_text_names_is_one() -> None:
+    known = {field.metadata["flag"] for field in Options.__dataclass_fields__.values()}
+    named = {
+        flag
+        for _, tree in trees()
+        for text in texts(tree)
+        for flag in re.findall(r"--specreg-[a-z-]*[a-z]", text)
+    }
+    # `--specreg-engine-` and what follows are put together.
+    assert named - known <= {"--specreg-engine"}
+
+
+@pytest.mark.parametrize("build", [run_command, record_command])
+def test_what_runs_or_records_cases_collects_these_cases(build: object) -> None:
+    assert callable(build)
+    command = build(IDS[:1], ("--specreg-tier=cpu", "--num-prompts=6"))
+    done = subprocess.run(
+        (sys.executable, "-m", *shlex.split(command), "--co", "-q", "-p", "no:cacheprovider"),
+        check=False,
+        cwd=builders.ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    listed = [line for line in done.stdout.splitlines() if "::" in line]
+    assert listed
+    assert all(f"[{IDS[0]}-" in line for line in listed)
+
+
+def test_under_nox_all_of_it_is_what_nox_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = SESSIONS.findall((builders.ROOT / "noxfile.py").read_text())
+    monkeypatch.setenv(commands.LAUNCHER, "nox -s cpu_perf --")
+    words = shlex.split(record_command(IDS, ("--specreg-tier=cpu",)))
+    assert words == [
+        *("nox", "-s", "cpu_perf", "--", "-k", " or ".join(f"{one}-" for one in IDS)),
+        *("--specreg-tier=cpu", "--update-baselines"),
+    ]
+    assert "cpu_perf" in sessions
+    python, *rest = shlex.split(specreg_command("prepare", "gsm8k"))
+    assert rest == ["-m", "specreg", "prepare", "gsm8k"]
+    assert (Path.cwd() / python).exists()
+    assert shlex.split(install_command("report"))[:4] == ["uv", "pip", "install", "--python"]
+
+
+@pytest.mark.parametrize("arguments", sorted(set(calls("specreg_command"))), ids=" ".join)
+def test_a_command_of_specreg_that_a_hint_names_is_one(arguments: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(app, [*arguments, "--help"])
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize("arguments", sorted(set(calls("install_command"))), ids=" ".join)
+def test_an_extra_that_a_hint_names_is_one(arguments: tuple[str, ...]) -> None:
+    project = tomllib.loads((builders.ROOT / "pyproject.toml").read_text())["project"]
+    (extra,) = arguments
+    assert extra in project["optional-dependencies"]
+    assert install_command(extra) == f'uv pip install -e ".[{extra}]"'
+    assert importlib.metadata.version("uv")

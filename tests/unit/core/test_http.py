@@ -1,0 +1,214 @@
+"""Whatever a server does, its answer or the lack of one comes in time and in words."""
+
+import dataclasses
+import itertools
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from specreg.core.errors import AnswerError, ServerDiedError
+from specreg.core.http import MOST_BYTES, Answer, ask
+from specreg.servers.readiness import generates
+from tests.unit import builders
+
+OK = b"HTTP/1.1 200 OK\r\n"
+TOKEN = (
+    b'Connection: close\r\n\r\ndata: {"choices": [{"text": "a", "token_ids": [1]}]}\n\n'
+    b"data: [DONE]\n\n"
+)
+"""Of an answer, as vLLM streams it."""
+Say = Callable[[socket.socket], None]
+
+
+@contextmanager
+def saying(say: Say) -> Iterator[str]:
+    """The URL of a server that says something to whoever connects."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(2**16)
+            with suppress(OSError):
+                say(self.request)
+
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+        block_on_close = False
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+
+
+def said(content: bytes) -> Say:
+    """Says this, and no more."""
+    return lambda client: client.sendall(content)
+
+
+def dripping(content: bytes) -> Say:
+    """Says this a byte at a time, each sooner than anybody would give up waiting for it."""
+
+    def say(client: socket.socket) -> None:
+        for byte in itertools.cycle(content):
+            client.sendall(bytes((byte,)))
+            time.sleep(0.05)
+
+    return say
+
+
+def endless(head: bytes, part: bytes) -> Say:
+    """Says a beginning, and the same thing ever after."""
+
+    def say(client: socket.socket) -> None:
+        client.sendall(head)
+        while True:
+            client.sendall(part)
+
+    return say
+
+
+def mute(client: socket.socket) -> None:
+    """Takes what is asked and says nothing."""
+    client.recv(1)
+
+
+def test_an_answer_is_read_whatever_its_status() -> None:
+    with saying(said(b"HTTP/1.1 503 Busy\r\nContent-Length: 4\r\n\r\nwait")) as url:
+        answer = ask(url, "GET", "/health", within_s=5.0)
+    assert answer == Answer(path="/health", status=503, content=b"wait")
+    with pytest.raises(AnswerError, match=r"^HTTP 503 from /health$") as error:
+        answer.good()
+    assert (error.value.status, error.value.late) == (503, False)
+
+
+@pytest.mark.parametrize("charset", ["zlib", "idna", "no such thing", "utf-16"])
+def test_an_answer_is_utf_8_whatever_it_says_of_itself(charset: str) -> None:
+    head = f"Content-Type: text/plain; charset={charset}\r\nContent-Length: 4\r\n\r\n".encode()
+    with saying(said(OK + head + b"a\xffbc")) as url:
+        answer = ask(url, "GET", "/metrics", within_s=5.0)
+    assert answer.text == "a\N{REPLACEMENT CHARACTER}bc"
+
+
+@pytest.mark.parametrize(
+    "say",
+    [
+        mute,
+        dripping(b"HTTP/1.1 200 OK and so on"),
+        dripping(OK + b"A: b\r\n"),
+        endless(OK, b"A: b\r\n" * 100),
+    ],
+    ids=["half-open", "drips-a-status", "drips-heads", "heads-without-end"],
+)
+def test_no_answer_is_waited_for_longer_than_is_said(say: Say) -> None:
+    started = time.monotonic()
+    with saying(say) as url, pytest.raises(AnswerError, match=r"^/v1/models: ") as error:
+        ask(url, "GET", "/v1/models", within_s=0.5)
+    assert time.monotonic() - started < 2
+    assert error.value.late == ("within 0.5 s" in str(error.value))
+
+
+def test_an_answer_that_drips_is_late() -> None:
+    say = dripping(OK + b"Content-Length: 1000\r\n\r\n" + b"x" * 1000)
+    with saying(say) as url, pytest.raises(AnswerError, match=r"no whole answer within 0\.3 s"):
+        ask(url, "GET", "/metrics", within_s=0.3)
+
+
+def test_an_answer_that_is_too_long_is_not_kept() -> None:
+    say = endless(OK + b"Connection: close\r\n\r\n", b"x" * 2**20)
+    words = f"^/metrics: answers more than {MOST_BYTES} bytes$"
+    with saying(say) as url, pytest.raises(AnswerError, match=words):
+        ask(url, "GET", "/metrics", within_s=30.0)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"SSH-2.0-OpenSSH_9.6\r\n",
+        b"\x16\x03\x01\x00\xff",
+        OK + b"Content-Length: -5\r\n\r\n",
+        OK + b"A: " + b"x" * 200_000 + b"\r\n\r\n",
+        OK + b"Content-Length: 50\r\n\r\nshort",
+    ],
+    ids=["nothing", "ssh", "tls", "length", "head", "broken-off"],
+)
+def test_what_is_no_http_is_told_in_a_line(content: bytes) -> None:
+    with saying(said(content)) as url, pytest.raises(AnswerError) as error:
+        ask(url, "GET", "/version", within_s=5.0)
+    assert str(error.value).startswith("/version: RemoteProtocolError, ")
+    assert len(str(error.value)) < 400
+    assert "\n" not in str(error.value)
+
+
+def test_where_nobody_listens_the_system_says_so() -> None:
+    with pytest.raises(AnswerError, match=r"^/health: ConnectError, Connection refused$"):
+        ask("http://127.0.0.1:9", "GET", "/health", within_s=5.0)
+
+
+def test_a_path_that_none_can_be_is_no_traceback() -> None:
+    with pytest.raises(AnswerError, match="InvalidURL"):
+        ask("http://127.0.0.1:9", "GET", "/v2/models/\x00/config", within_s=5.0)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        OK + b"Connection: close\r\n\r\ndata: " + b"[" * 200_000,
+        OK + b'Connection: close\r\n\r\ndata: {"choices": [{"token_ids": [1]}], "usage": 7}\n\n',
+        b"\xff\xfe",
+    ],
+    ids=["deep", "wrong-type", "binary"],
+)
+def test_what_cannot_be_read_is_no_token(answer: bytes) -> None:
+    with saying(said(answer)) as url:
+        server = dataclasses.replace(builders.server(), base_url=url)
+        assert not generates(server, timeout_s=5.0)
+
+
+def test_a_server_that_takes_seconds_to_say_that_it_is_healthy_is_ready() -> None:
+    """SGLang generates a token for that, and looks for it once a second."""
+    answers = iter([b"Content-Length: 0\r\n\r\n", TOKEN])
+
+    def say(client: socket.socket) -> None:
+        answer = next(answers)
+        if answer is not TOKEN:
+            time.sleep(1.2)
+        client.sendall(OK + answer)
+
+    with saying(say) as url:
+        server = dataclasses.replace(builders.server(), base_url=url)
+        assert generates(server, timeout_s=30.0)
+
+
+def test_a_probe_is_waited_for_no_longer_than_is_said() -> None:
+    """It is healthy; each line comes soon after the one before it, and the last one never."""
+    healthy = iter([True, False])
+
+    def say(client: socket.socket) -> None:
+        if next(healthy):
+            client.sendall(OK + b"Content-Length: 0\r\n\r\n")
+            return
+        client.sendall(OK + b"Content-Type: text/event-stream\r\n\r\n")
+        while True:
+            client.sendall(b": wait\n\n")
+            time.sleep(0.05)
+
+    started = time.monotonic()
+    with saying(say) as url:
+        server = dataclasses.replace(builders.server(), base_url=url)
+        assert not generates(server, timeout_s=0.5)
+    assert 0.5 <= time.monotonic() - started < 2
+
+
+def test_a_server_that_says_no_http_any_more_died() -> None:
+    with saying(said(b"\x00")) as url:
+        server = dataclasses.replace(builders.server(), base_url=url)
+        with pytest.raises(ServerDiedError):
+            server.check_alive()

@@ -1,0 +1,115 @@
+"""A log holds the first and the last that was said, whatever that was, and no secret."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from specreg.core.logs import BoundedLog, log_tail
+
+KEPT = 1000
+
+
+def hide(content: bytes) -> bytes:
+    return content.replace(b"secret", b"HIDDEN")
+
+
+def log_of(path: Path, *said: bytes) -> BoundedLog:
+    """A small log that was told something."""
+    path.write_bytes(b"")
+    log = BoundedLog(path, hide, kept_bytes=KEPT)
+    for piece in said:
+        log.take(piece)
+    return log
+
+
+def lines(first: int, last: int) -> bytes:
+    return b"".join(b"line %06d\n" % number for number in range(first, last))
+
+
+def test_a_short_log_is_all_there(tmp_path: Path) -> None:
+    log_of(tmp_path / "log", lines(0, 100), b"\xff\x00\n", b"no end").close()
+    assert (tmp_path / "log").read_bytes() == lines(0, 100) + b"\xff\x00\nno end"
+
+
+@pytest.mark.parametrize("settles", [False, True], ids=["in-a-flood", "piece-by-piece"])
+@pytest.mark.parametrize("count", [300, 3_000, 30_000])
+def test_a_long_log_is_its_beginning_and_its_end(
+    tmp_path: Path, count: int, *, settles: bool
+) -> None:
+    """Each line is 12 bytes long."""
+    log = log_of(tmp_path / "log")
+    for number in range(0, count, 10):
+        log.take(lines(number, number + 10))
+        if settles:
+            log.write()
+    log.close()
+    content = (tmp_path / "log").read_bytes()
+    said = lines(0, count)
+    assert content[:KEPT] == said[:KEPT]
+    assert content[-KEPT:] == said[-KEPT:]
+    assert len(content) < 3 * KEPT + 100
+    if content != said:
+        first, _, rest = content.partition(b"\n[specreg: ")
+        left_out, _, last = rest.partition(b" bytes are left out here]\n")
+        assert len(first) + int(left_out) + len(last) == len(said)
+
+
+def test_what_has_no_lines_is_kept_too(tmp_path: Path) -> None:
+    noise = os.urandom(8 * 2**20).replace(b"\n", b"x").replace(b"\r", b"x")
+    log = log_of(tmp_path / "log")
+    for at in range(0, len(noise), 2**20):
+        log.take(noise[at : at + 2**20])
+    log.close()
+    content = (tmp_path / "log").read_bytes()
+    assert content[:KEPT] == noise[:KEPT]
+    assert content[-KEPT:] == noise[-KEPT:]
+    assert len(content) < 3 * KEPT + 100
+
+
+def test_a_secret_is_hidden_though_it_comes_in_pieces(tmp_path: Path) -> None:
+    log = log_of(tmp_path / "log", b"a sec")
+    log.write()
+    assert (tmp_path / "log").read_bytes() == b""
+    log.write(unfinished=True)
+    assert (tmp_path / "log").read_bytes() == b"a sec"
+    log.take(b"ret\nand on")
+    log.write()
+    assert (tmp_path / "log").read_bytes() == b"a HIDDEN\n"
+    log.take(b" a secret")
+    log.close()
+    assert (tmp_path / "log").read_bytes() == b"a HIDDEN\nand on a HIDDEN"
+
+
+def test_a_full_disk_loses_what_is_said_and_no_more(tmp_path: Path) -> None:
+    """It says so, once there is room again."""
+    log = log_of(tmp_path / "log", lines(0, 10))
+    log.write()
+    whole = log._file  # noqa: SLF001 - a disk can't be filled for one file
+    with Path("/dev/full").open("r+b", buffering=0) as full:
+        log._file = full  # noqa: SLF001 - the same
+        log.take(lines(10, 20))
+        log.write()
+    log._file = whole  # noqa: SLF001 - the same
+    log.take(lines(20, 30))
+    log.close()
+    said = lines(0, 10) + b"\n[specreg: 120 bytes are left out here]\n" + lines(20, 30)
+    assert (tmp_path / "log").read_bytes() == said
+
+
+def test_the_tail_of_a_long_log_is_its_last_forty_lines(tmp_path: Path) -> None:
+    log_path = tmp_path / "log"
+    log_path.write_text("".join(f"line {number}\n" for number in range(100_000)))
+    assert log_tail(log_path).splitlines() == [f"line {n}" for n in range(99_960, 100_000)]
+
+
+def test_the_tail_of_a_log_is_printable_and_bounded(tmp_path: Path) -> None:
+    log_path = tmp_path / "log"
+    log_path.write_bytes(b"\xff\xfe\x00\x07\n\x1b[31mred\x1b[0m\tlast\n")
+    assert log_tail(log_path) == "\ufffd\ufffd\ufffd\ufffd\nred\tlast"
+    log_path.write_bytes(b"")
+    assert log_tail(log_path) == ""
+    log_path.write_bytes(os.urandom(10**6).replace(b"\n", b" "))
+    tail = log_tail(log_path)
+    assert len(tail) <= 40 * 1001 + 39
+    assert all(one.isprintable() or one in "\t\n" for one in tail)

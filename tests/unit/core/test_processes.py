@@ -1,0 +1,435 @@
+"""Nothing that was started is left, whatever it did to get away."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from specreg.core.processes import (
+    process_ids,
+    resident_bytes,
+    settle_log,
+    start_marked,
+    stop_marked,
+)
+from specreg.core.supervisor import NOBODY, leader_of, living
+from tests.unit import builders
+from tests.unit.servers.test_server import at_most
+
+# Starts a child in a session of its own, and ends before it.
+PARENT = """
+import subprocess, sys
+subprocess.Popen([sys.executable, "-c", sys.argv[1]], start_new_session=True)
+"""
+# Ignores SIGTERM, and says its process id.
+DEAF = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(os.getpid(), flush=True)
+time.sleep(120)
+"""
+
+# Its child begins anew without an environment, in the same session.
+FORGETFUL = """
+import subprocess, sys, time
+child = subprocess.Popen(("env", "-i", "/bin/sleep", "120"))
+print(child.pid, flush=True)
+time.sleep(float(sys.argv[1]))
+"""
+# Its first thread ends, and another goes on.
+HEADLESS = """
+import ctypes, os, threading, time
+threading.Thread(target=time.sleep, args=(120,)).start()
+print(os.getpid(), flush=True)
+ctypes.CDLL(None).pthread_exit(None)
+"""
+# Starts a program and ends without stopping it.
+ABANDONING = """
+import os, pathlib, sys, time
+from specreg.core.processes import start_marked
+log_path = pathlib.Path(sys.argv[1])
+command = (sys.executable, "-c", sys.argv[2])
+start_marked(command, environment=os.environ, log_path=log_path, cwd=log_path.parent)
+while not log_path.read_text().endswith("\\n"):
+    time.sleep(0.01)
+"""
+
+
+def lives(pid: int) -> bool:
+    """Whether a process runs; one that only waits to be reaped doesn't."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def await_pid(log_path: Path) -> int:
+    """The process id that the log says."""
+    for _ in range(1000):
+        said = log_path.read_text()
+        if said.endswith("\n"):
+            return int(said)
+        time.sleep(0.01)
+    pytest.fail("the grandchild never spoke")
+
+
+def await_program(pid: int, name: str) -> None:
+    """Returns once a process runs the program."""
+    for _ in range(1000):
+        if psutil.Process(pid).name() == name:
+            return
+        time.sleep(0.01)
+    pytest.fail(f"it never ran {name}")
+
+
+def test_a_deaf_grandchild_in_its_own_session_is_gone(tmp_path: Path) -> None:
+    log_path = tmp_path / "log"
+    command = (sys.executable, "-c", PARENT, DEAF)
+    process = start_marked(command, environment=os.environ, log_path=log_path, cwd=tmp_path)
+    grandchild = await_pid(log_path)
+    process.popen.wait()  # from here on nobody is the grandchild's parent but init
+    assert os.getsid(grandchild) == grandchild != process.popen.pid
+    stop_marked(process)
+    assert not lives(grandchild)
+    assert not lives(process.popen.pid)
+    assert process.popen.returncode is not None
+
+
+@pytest.mark.parametrize("marked_s", [0.0, 120.0], ids=["leader-ended", "leader-lives"])
+def test_a_child_that_wrote_over_its_environment_is_gone(tmp_path: Path, marked_s: float) -> None:
+    """As setproctitle does; it stays in our session, though."""
+    log_path = tmp_path / "log"
+    command = (sys.executable, "-c", FORGETFUL, str(marked_s))
+    process = start_marked(command, environment=os.environ, log_path=log_path, cwd=tmp_path)
+    child = await_pid(log_path)
+    await_program(child, "sleep")
+    assert psutil.Process(child).environ() == {}
+    if not marked_s:
+        process.popen.wait()
+    stop_marked(process)
+    assert not lives(child)
+    assert process.popen.returncode is not None
+
+
+def test_a_process_whose_first_thread_ended_is_gone(tmp_path: Path) -> None:
+    """It looks like one that only waits to be reaped, and can't be before its last thread ends."""
+    process = start_marked(
+        (sys.executable, "-c", HEADLESS),
+        environment=os.environ,
+        log_path=tmp_path / "log",
+        cwd=tmp_path,
+    )
+    process_id = await_pid(tmp_path / "log")
+    while psutil.Process(process_id).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    assert process.popen.poll() is None
+    assert process_ids(process) == {process_id}
+    with at_most(8):
+        stop_marked(process)
+    assert process.popen.returncode is not None
+
+
+# Stops a program that can't be killed, and says what comes of it.
+SPARING = """
+import os, pathlib, sys
+from specreg.core import processes
+from specreg.core.errors import UnkillableError
+from specreg.core.processes import start_marked, stop_marked
+processes._GONE_S = 1.0
+log_path = pathlib.Path(sys.argv[1])
+command = (sys.executable, "-c", sys.argv[2])
+process = start_marked(command, environment=os.environ, log_path=log_path, cwd=log_path.parent)
+while not log_path.read_text().endswith("\\n"):
+    pass
+try:
+    stop_marked(process)
+except UnkillableError as error:
+    print(error)
+"""
+
+
+def test_what_cannot_be_killed_is_named_and_not_waited_for(tmp_path: Path) -> None:
+    path = f"{builders.ROOT / 'tests/faults/unkillable'}:{builders.ROOT}"
+    done = subprocess.run(
+        (sys.executable, "-c", SPARING, str(tmp_path / "log"), DEAF),
+        env=os.environ | {"PYTHONPATH": path, "UNKILLABLE": "SIG_IGN"},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=40,
+    )
+    process_id = await_pid(tmp_path / "log")
+    assert lives(process_id)
+    os.kill(process_id, signal.SIGKILL)
+    said = f"process {process_id} ({psutil.Process().name()}, sleeping): still there 6 s after"
+    assert done.stdout.startswith(said)
+
+
+def test_what_is_left_is_killed_at_our_own_end(tmp_path: Path) -> None:
+    log_path = tmp_path / "log"
+    command = (sys.executable, "-c", ABANDONING, str(log_path), DEAF)
+    subprocess.run(command, check=True, cwd=builders.ROOT)
+    assert not lives(await_pid(log_path))
+
+
+# Starts two programs that ignore SIGTERM, and says so; stops them on Ctrl-C, one after the other.
+INTERRUPTED = """
+import contextlib, os, pathlib, sys, time
+from specreg.core.processes import start_marked, stop_marked
+with contextlib.ExitStack() as stack:
+    for name in "ab":
+        log_path = pathlib.Path(sys.argv[1], name)
+        command = (sys.executable, "-c", sys.argv[2])
+        process = start_marked(command, environment=os.environ, log_path=log_path, cwd="/")
+        stack.callback(stop_marked, process)
+        while not log_path.read_text().endswith("\\n"):
+            time.sleep(0.01)
+    print(flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_second_ctrl_c_waits_for_no_server_of_several(tmp_path: Path) -> None:
+    """Each is asked for 5 s else."""
+    with subprocess.Popen(
+        (sys.executable, "-c", INTERRUPTED, str(tmp_path), DEAF),
+        cwd=builders.ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as run:
+        assert run.stdout is not None
+        run.stdout.readline()
+        run.send_signal(signal.SIGINT)
+        time.sleep(1)
+        assert [lives(await_pid(tmp_path / name)) for name in "ab"] == [True, True]
+        run.send_signal(signal.SIGINT)
+        run.wait(timeout=4)
+    assert [lives(await_pid(tmp_path / name)) for name in "ab"] == [False, False]
+
+
+# Starts a program and is killed.
+KILLED = """
+import os, pathlib, signal, sys, time
+from specreg.core.processes import start_marked
+log_path, temporary = map(pathlib.Path, sys.argv[1:3])
+command = (sys.executable, "-c", sys.argv[3])
+process = start_marked(
+    command, environment=os.environ, log_path=log_path, cwd=log_path.parent, temporary=[temporary]
+)
+while not log_path.read_text().endswith("\\n"):
+    time.sleep(0.01)
+print(process.watchdog.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_watchdog_ends_what_is_left_when_we_are_killed(tmp_path: Path) -> None:
+    log_path, temporary = tmp_path / "log", tmp_path / "temporary"
+    (temporary / "inner").mkdir(parents=True)
+    command = (sys.executable, "-c", KILLED, str(log_path), str(temporary), DEAF)
+    done = subprocess.run(command, check=False, cwd=builders.ROOT, capture_output=True)
+    assert done.returncode == -signal.SIGKILL
+    guard = int(done.stdout)
+    with at_most(5):
+        while lives(await_pid(log_path)) or lives(guard):
+            time.sleep(0.01)
+    assert not temporary.exists()
+
+
+def test_a_watchdog_goes_with_what_it_watches_and_may_be_killed_before(tmp_path: Path) -> None:
+    for killed in (False, True):
+        process = start_marked(
+            (sys.executable, "-c", DEAF),
+            environment=os.environ,
+            log_path=tmp_path / "log",
+            cwd=tmp_path,
+        )
+        process_id = await_pid(tmp_path / "log")
+        if killed:
+            process.watchdog.kill()
+            process.watchdog.wait()
+        assert lives(process_id)
+        stop_marked(process)
+        assert process.watchdog.returncode == (-signal.SIGKILL if killed else 0)
+        assert not lives(process_id)
+
+
+def test_a_session_that_another_leads_meanwhile_is_another_s() -> None:
+    """A number may be given away again once the last process of its session ended."""
+    sleep = ("/bin/sleep", "120")
+    with subprocess.Popen(sleep, start_new_session=True) as stranger:
+        leader = leader_of(stranger.pid)
+        assert living("no-such-mark", leader) == [stranger.pid]
+        earlier = leader._replace(started=leader.started - 1)
+        assert living("no-such-mark", earlier) == []
+        assert living("no-such-mark", NOBODY) == []
+        stranger.kill()
+        os.waitid(os.P_PID, stranger.pid, os.WEXITED | os.WNOWAIT)  # dead, and not yet taken away
+        assert living("no-such-mark", leader) == []
+
+
+def test_the_last_resort_kills_and_may_be_called_again(tmp_path: Path) -> None:
+    log_path = tmp_path / "log"
+    process = start_marked(
+        (sys.executable, "-c", DEAF), environment=os.environ, log_path=log_path, cwd=tmp_path
+    )
+    process_id = await_pid(log_path)
+    process.last_resort()
+    assert not lives(process_id)
+    process.last_resort()
+    stop_marked(process)
+    assert process.popen.returncode is not None
+
+
+def test_a_title_is_not_written_over_the_environment(tmp_path: Path) -> None:
+    process = start_marked(
+        (sys.executable, "-c", "import os; print(os.environ['SPT_NOENV'])"),
+        environment={},
+        log_path=tmp_path / "log",
+        cwd=tmp_path,
+    )
+    process.popen.wait()
+    stop_marked(process)
+    assert (tmp_path / "log").read_text() == "1\n"
+
+
+def test_a_stranger_is_left_alone(tmp_path: Path) -> None:
+    sleep = (sys.executable, "-c", "import time; time.sleep(120)")
+    with subprocess.Popen(sleep) as stranger:
+        process = start_marked(
+            sleep, environment=os.environ, log_path=tmp_path / "log", cwd=tmp_path
+        )
+        stop_marked(process)
+        assert lives(stranger.pid)
+        stranger.kill()
+
+
+def test_a_process_that_ended_by_itself_keeps_its_status(tmp_path: Path) -> None:
+    command = (sys.executable, "-c", "raise SystemExit(7)")
+    process = start_marked(command, environment=os.environ, log_path=tmp_path / "log", cwd=tmp_path)
+    process.popen.wait()
+    stop_marked(process)
+    assert process.popen.returncode == 7
+
+
+def test_both_streams_go_to_the_log_and_the_process_sits_in_its_own_session(
+    tmp_path: Path,
+) -> None:
+    program = (
+        "import os, sys; print('out', os.getcwd(), flush=True);"
+        "print('err', os.getsid(0) == os.getpid(), os.environ['MINE'], file=sys.stderr)"
+    )
+    process = start_marked(
+        (sys.executable, "-c", program),
+        environment={"MINE": "yes"},
+        log_path=tmp_path / "log",
+        cwd=tmp_path,
+    )
+    process.popen.wait()
+    stop_marked(process)
+    assert (tmp_path / "log").read_text() == f"out {tmp_path}\nerr True yes\n"
+
+
+def test_a_program_that_is_not_there_is_an_error_of_the_system(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no-such-program"):
+        start_marked(
+            (str(tmp_path / "no-such-program"),),
+            environment={},
+            log_path=tmp_path / "log",
+            cwd=tmp_path,
+        )
+
+
+# Holds some memory, in a child of a session of its own too; says when it does.
+HOLDING = """
+import os, subprocess, sys, time
+held = bytearray(b"x" * 40 * 2**20)
+if len(sys.argv) > 1:
+    child = (sys.executable, "-c", sys.argv[1])
+    subprocess.Popen(child, stdout=subprocess.PIPE, start_new_session=True).stdout.readline()
+print(os.getpid(), flush=True)
+time.sleep(120)
+"""
+
+
+@pytest.mark.parametrize("arguments", [(), (HOLDING,)], ids=["alone", "with-a-child"])
+def test_the_memory_of_all_its_processes_is_counted(
+    arguments: tuple[str, ...], tmp_path: Path
+) -> None:
+    log_path = tmp_path / "log"
+    process = start_marked(
+        (sys.executable, "-c", HOLDING, *arguments),
+        environment=os.environ,
+        log_path=log_path,
+        cwd=tmp_path,
+    )
+    try:
+        await_pid(log_path)
+        held_mib = resident_bytes(process) / 2**20
+        ids = process_ids(process)
+    finally:
+        stop_marked(process)
+    processes = 1 + len(arguments)
+    assert 40 * processes < held_mib < 40 * processes + 60
+    assert len(ids) == processes
+    assert process.popen.pid in ids
+    assert resident_bytes(process) == 0
+
+
+def test_all_that_was_said_is_on_disk_once_it_is_asked_for(tmp_path: Path) -> None:
+    log_path = tmp_path / "log"
+    command = (sys.executable, "-c", "print('said'); print('no end', end='')")
+    process = start_marked(command, environment=os.environ, log_path=log_path, cwd=tmp_path)
+    process.popen.wait()
+    settle_log(process)
+    assert log_path.read_text() == "said\nno end"
+    stop_marked(process)
+    assert log_path.read_text() == "said\nno end"
+    settle_log(process)
+
+
+def test_a_log_whose_watchdog_was_killed_is_settled_at_once(tmp_path: Path) -> None:
+    process = start_marked(
+        (sys.executable, "-c", DEAF),
+        environment=os.environ,
+        log_path=tmp_path / "log",
+        cwd=tmp_path,
+    )
+    process.watchdog.kill()
+    with at_most(5):
+        settle_log(process)
+        stop_marked(process)
+
+
+def test_a_secret_never_reaches_the_log(tmp_path: Path) -> None:
+    program = (
+        "import os, sys, time; w = sys.stdout.write;"
+        "w('a ' + os.environ['MY_TOKEN'][:4]); sys.stdout.flush(); time.sleep(0.5);"
+        "w(os.environ['MY_TOKEN'][4:] + '\\n'); w('http://me:planted-2@host\\n')"
+    )
+    process = start_marked(
+        (sys.executable, "-c", program),
+        environment={"MY_TOKEN": "planted-1"},
+        log_path=tmp_path / "log",
+        cwd=tmp_path,
+    )
+    process.popen.wait()
+    stop_marked(process)
+    assert (tmp_path / "log").read_text() == "a HIDDEN\nhttp://me:HIDDEN@host\n"
+
+
+def test_the_list_of_processes_shows_no_secret(tmp_path: Path) -> None:
+    process = start_marked(
+        ("/bin/sleep", "120"),
+        environment={"MY_TOKEN": "planted-1"},
+        log_path=tmp_path / "log",
+        cwd=tmp_path,
+    )
+    shown = " ".join(psutil.Process(process.watchdog.pid).cmdline())
+    stop_marked(process)
+    assert "planted-1" not in shown

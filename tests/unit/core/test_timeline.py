@@ -1,0 +1,192 @@
+"""Where the time goes: phases on a clock that a test moves."""
+
+import contextlib
+import io
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from specreg.core.timeline import Phase, RunTime, Step, Timeline, process_began_ns
+from specreg.report.progress import Progress
+from specreg.report.tables import render_times, time_rows
+
+NS = 10**9
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> int:
+        return round(self.now_s * NS)
+
+    def passes(self, seconds: float) -> None:
+        """Moves on."""
+        self.now_s += seconds
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """One that stands at 0."""
+    return Clock()
+
+
+def two_pairs(timeline: Timeline, clock: Clock) -> None:
+    """A pair that starts, is measured and judged, which takes a fresh launch of another."""
+    clock.passes(2)
+    with timeline.during(Phase.STARTING, "eagle3", estimate_s=30.0):
+        clock.passes(40)
+    timeline.note_ready("eagle3", {"eagle3": 39.5, "none": 38.0})
+    with timeline.during(Phase.MEASURING, "eagle3", of="eagle3-c4"):
+        timeline.turn_to(Phase.WARMING_UP)
+        clock.passes(3)
+        timeline.turn_to(Phase.MEASURING, 12.0)
+        clock.passes(10)
+    clock.passes(1)
+    with timeline.during(Phase.JUDGING, "eagle3"):
+        clock.passes(0.5)
+        with timeline.during(Phase.CONFIRMING, "eagle3-launch2"):
+            with timeline.during(Phase.STARTING, "eagle3-launch2"):
+                clock.passes(20)
+            with timeline.during(Phase.STOPPING):
+                clock.passes(4)
+        clock.passes(0.5)
+
+
+def test_each_moment_belongs_to_the_innermost_phase_and_all_of_them_to_the_run(
+    clock: Clock,
+) -> None:
+    timeline = Timeline(clock=clock, began_ns=0)
+    two_pairs(timeline, clock)
+
+    found = timeline.so_far()
+    first, second = found.pairs
+    assert first.phases_s == {"starting": 40, "warming up": 3, "measuring": 10, "judging": 1}
+    assert first.ready_s == {"eagle3": 39.5, "none": 38.0}
+    assert {name: s for name, s in second.phases_s.items() if s} == {"starting": 20, "stopping": 4}
+    assert (found.idle_s, found.wall_s) == (3, 81)
+    assert sum(pair.total_s for pair in found.pairs) + found.idle_s == found.wall_s
+
+
+def test_a_phase_that_is_interrupted_as_it_begins_ends_all_the_same(clock: Clock) -> None:
+    seen: list[int] = []
+
+    def watch(steps: Sequence[Step]) -> None:
+        seen.append(len(steps))
+        if steps:
+            raise KeyboardInterrupt
+
+    timeline = Timeline(clock=clock, began_ns=0, listener=watch)
+    with contextlib.suppress(KeyboardInterrupt), timeline.during(Phase.MEASURING, "eagle3"):
+        clock.passes(5)
+    clock.passes(7)
+    assert seen == [1, 0]
+    assert timeline.so_far().idle_s == 7
+
+
+def test_a_run_counts_from_the_start_of_its_process() -> None:
+    began_ns = process_began_ns()
+    assert began_ns < time.monotonic_ns()
+    assert abs(process_began_ns() - began_ns) < NS  # the kernel counts in hundredths
+
+
+def test_the_time_is_shown_in_a_line_for_each_pair_with_its_servers_in_brackets(
+    clock: Clock,
+) -> None:
+    timeline = Timeline(clock=clock, began_ns=0)
+    two_pairs(timeline, clock)
+
+    rows = time_rows(timeline.so_far())
+    assert rows == (
+        [
+            *("where the time went, s", "starting", "warming up", "measuring", "judging"),
+            *("stopping", "total"),
+        ],
+        ["eagle3", "40.0 (39.5, 38.0)", "3.0", "10.0", "1.0", "0.0", "54.0"],
+        ["eagle3-launch2", "20.0", "0.0", "0.0", "0.0", "4.0", "24.0"],
+        ["for no pair", *[""] * 5, "3.0"],
+        ["since the process began", *[""] * 5, "81.0"],
+    )
+    shown = render_times(timeline.so_far(), width=110, color=False)
+    assert len(shown.splitlines()) == len(rows)
+    assert render_times(RunTime(pairs=(), idle_s=1, wall_s=1), width=110, color=False) == ""
+
+
+class Kept(io.StringIO):
+    """A file whose content outlives its end."""
+
+    content = ""
+
+    def close(self) -> None:
+        if not self.closed:
+            self.content = self.getvalue()
+        super().close()
+
+
+class Terminal(Kept):
+    """A file that says it is one."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_log_has_a_line_as_a_phase_begins_and_one_as_it_ends(clock: Clock) -> None:
+    log = Kept()
+    progress = Progress(log, clock=clock)
+    timeline = Timeline(clock=clock, began_ns=0, listener=progress.watch)
+    with timeline.during(Phase.INSTALLING, "eagle3", of="vllm"):
+        progress.tick()  # it was there already
+    with timeline.during(Phase.STARTING, "eagle3", estimate_s=30.0):
+        for seconds in (5, 20, 50):
+            clock.passes(seconds)
+            progress.tick()
+    progress.leave_line()  # pytest writes a dot
+    with timeline.during(Phase.MEASURING, "eagle3", of="eagle3-c4"):
+        clock.passes(2)
+        progress.tick()
+        progress.show("eagle3-c4: round 2 of 8")
+        clock.passes(60)
+        progress.tick()
+    progress.close()
+
+    assert log.content.split("\n") == [
+        "specreg 0:00 starting eagle3, about 0:30",
+        "specreg 1:15 starting eagle3, 1:15 of about 0:30",
+        "specreg 1:15 starting eagle3 took 1:15",
+        "",
+        "specreg 1:15 measuring eagle3-c4",
+        "specreg 2:17 eagle3-c4: round 2 of 8, 1:02",
+        "specreg 2:17 measuring eagle3-c4 took 1:02",
+        "",
+    ]
+
+
+def test_what_is_judged_at_once_is_not_told(clock: Clock) -> None:
+    log = Kept()
+    progress = Progress(log, clock=clock)
+    timeline = Timeline(clock=clock, began_ns=0, listener=progress.watch)
+    with timeline.during(Phase.JUDGING, "eagle3"):
+        clock.passes(5)
+        progress.tick()
+    progress.close()
+    assert log.content == ""
+
+
+def test_a_terminal_has_one_line_that_is_replaced_and_taken_away(clock: Clock) -> None:
+    terminal = Terminal()
+    progress = Progress(terminal, clock=clock)
+    timeline = Timeline(clock=clock, began_ns=0, listener=progress.watch)
+    with timeline.during(Phase.STARTING, "eagle3", estimate_s=30.0):
+        clock.passes(12)
+        progress.tick()
+        progress.tell("a line that stays")
+        progress.tick()
+    progress.close()
+
+    assert "\n" not in terminal.content.replace("a line that stays\n", "")
+    shown = terminal.content.replace("a line that stays\n", "").split("\r\x1b[2K")
+    assert "starting eagle3, 0:12 of about 0:30" in shown[-2]
+    assert shown[-1] == ""

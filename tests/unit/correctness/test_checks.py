@@ -1,0 +1,426 @@
+"""Proofs, on servers whose answers are written down by hand."""
+
+import dataclasses
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from specreg.acceptance.record import NO_STEPS, StepCounts
+from specreg.core.errors import InvalidMeasurementError
+from specreg.correctness.checks import (
+    LOSSLESS,
+    ORACLE,
+    SAMPLING,
+    Scene,
+    _judge_oracle,
+    proofs_of,
+    prove_lossless,
+    prove_oracle,
+    prove_sampling,
+)
+from specreg.correctness.draft_prediction import Foresee
+from specreg.datasets import Prompt
+from specreg.engines.pytorch.questions import Foreseen, Question
+from specreg.engines.registry import engine_named
+from specreg.matrix import Case
+from specreg.verdicts.judge import Outcome, Verdict
+from tests.unit import builders
+from tests.unit.answering import Answer, Json, answering
+
+SPEC = dataclasses.replace(builders.SPEC, engine="sglang", method="eagle3", draft_tokens=3)
+CASE = dataclasses.replace(builders.CASE, server=SPEC)
+ONE, OTHER = (
+    Prompt(id=name, category="any", token_ids=(1, 2, number))
+    for number, name in enumerate(("one", "other"))
+)
+
+
+def told(*histogram: int) -> Json:
+    """By SGLang, of three drafts per step; its histogram ends at the most that one accepted."""
+    return {
+        "spec_num_correct_drafts": sum(tokens * steps for tokens, steps in enumerate(histogram)),
+        "spec_num_proposed_drafts": 3 * sum(histogram),
+        "spec_correct_drafts_histogram": histogram,
+    }
+
+
+def foresees(*, accepted: int = 1, gap_nats: float = 0.0) -> Foresee:
+    """Models that get as many drafts right everywhere, and would have said what was said or not."""
+
+    def foresee(question: Question) -> Foreseen:
+        texts = question.texts
+        return Foreseen(
+            accepted=tuple((accepted,) * len(text.ids) for text in texts),
+            gaps_nats=(gap_nats,) * len(texts),
+        )
+
+    return foresee
+
+
+def says(output: Sequence[int], meta: Json | None = None) -> Answer:
+    """The same to everybody."""
+    return lambda _, __: {"output_ids": output, "meta_info": meta or {}}
+
+
+def judged(
+    prove: Callable[[Scene], Verdict],
+    answer: Answer,
+    beside: Answer | None = None,
+    *prompts: Prompt,
+    case: Case = CASE,
+    foresee: Foresee | None = None,
+) -> Verdict:
+    """What a proof says of a server, and of the one beside it."""
+    with answering(answer) as url, answering(beside or answer) as beside_url:
+        server, control = (
+            dataclasses.replace(
+                builders.server(at), engine=engine_named("sglang"), spec=case.server
+            )
+            for at in (url, beside_url)
+        )
+        return prove(
+            Scene(
+                case=case,
+                server=server,
+                control=control if beside else None,
+                prompts=prompts or [ONE],
+                foresee=foresee or foresees(),
+                models=("target", "head"),
+            )
+        )
+
+
+def by_prompt(one: Sequence[int], other: Sequence[int], gap_nats: float = 0.0) -> Answer:
+    """Answers by the prompt; where scores are asked for, the first is so much likelier."""
+
+    def answer(_: str, body: Json) -> Json:
+        asked = body.get("token_ids_logprob", ())
+        scores = [[-1.0 - gap_nats * rank, token, None] for rank, token in enumerate(asked)]
+        meta = {"output_token_ids_logprobs": [scores]} if asked else {}
+        return {"output_ids": other if body["input_ids"][2] else one, "meta_info": meta}
+
+    return answer
+
+
+def test_equal_answers_are_lossless_and_nothing_is_to_be_said() -> None:
+    verdict = judged(prove_lossless, by_prompt([4, 5], [6]), by_prompt([4, 5], [6]), ONE, OTHER)
+
+    assert (verdict.metric, verdict.outcome) == (LOSSLESS, Outcome.PASS)
+    assert (verdict.value, verdict.expected, verdict.reason) == (1.0, None, "")
+
+
+@pytest.mark.parametrize(
+    ("gap_nats", "outcome", "words"),
+    [
+        (0.25, Outcome.PASS, "1 part where both tokens lie within 0.25 nats"),
+        (
+            0.26,
+            Outcome.WRONG,
+            "prompt 'other', token 2: 8 with speculation, 7 without, 0.26 nats likelier",
+        ),
+    ],
+    ids=["at", "beyond"],
+)
+def test_another_token_is_wrong_beyond_rounding(
+    gap_nats: float, outcome: Outcome, words: str
+) -> None:
+    verdict = judged(
+        prove_lossless,
+        by_prompt([4, 5], [6, 8]),
+        by_prompt([4, 5], [6, 7], gap_nats),
+        ONE,
+        OTHER,
+    )
+
+    assert (verdict.outcome, verdict.value, verdict.expected) == (outcome, 0.5, 1.0)
+    assert verdict.reason == (
+        f"50.0% of 2 answers are equal, 100.0% without speculation at another batch size; {words}"
+    )
+    assert verdict.fails == (outcome is Outcome.WRONG)
+
+
+@pytest.mark.parametrize(("at_once", "again"), [(1, 2), (2, 1)])
+def test_where_answers_part_the_control_answers_again_at_another_batch_size(
+    at_once: int, again: int
+) -> None:
+    """And otherwise: that is the honest rate. Its two answers come together, or one by one."""
+    numbers = itertools.count()
+    together = threading.Barrier(2, timeout=10)
+    there: list[int] = []
+    most = [0, 0]
+
+    def control(path: str, body: Json) -> Json | int:
+        if "token_ids_logprob" in body:
+            return by_prompt([4], [4])(path, body)
+        first = (number := next(numbers)) < 2
+        there.append(number)
+        most[not first] = max(most[not first], len(there))
+        if (at_once if first else again) == 2:
+            together.wait()
+        time.sleep(0.05)
+        there.remove(number)
+        return {"output_ids": [4 if first else 5], "meta_info": {}}
+
+    verdict = judged(
+        prove_lossless,
+        says([6]),
+        control,
+        ONE,
+        OTHER,
+        case=builders.with_concurrency(at_once, CASE),
+    )
+
+    assert most == [at_once, again]
+    assert (verdict.value, verdict.expected) == (0.0, 0.0)
+
+
+def test_the_control_answers_once_for_all_cases_that_ask_alike() -> None:
+    asked: list[Json] = []
+
+    def control(_: str, body: Json) -> Json:
+        asked.append(body["sampling_params"])
+        return {"output_ids": [4], "meta_info": {}}
+
+    def prove(scene: Scene) -> Verdict:
+        for cap_tokens in (20, 21, 20):
+            case = dataclasses.replace(CASE, output_cap_tokens=cap_tokens)
+            verdict = prove_lossless(dataclasses.replace(scene, case=case))
+        return verdict
+
+    assert judged(prove, says([4]), control).value == 1.0
+    assert [one["max_new_tokens"] for one in asked] == [20, 21]
+
+
+@pytest.mark.parametrize("prove", [prove_lossless, prove_sampling])
+def test_without_a_server_beside_it_there_is_nothing_to_hold_it_against(
+    prove: Callable[[Scene], Verdict],
+) -> None:
+    with pytest.raises(InvalidMeasurementError) as caught:
+        judged(prove, says([4]))
+
+    assert str(caught.value) == (
+        f"CONTROL_MISSING: '{CASE.id}' has no server without speculation beside it"
+    )
+
+
+def draws(chances: Sequence[float], seeds: list[int]) -> Answer:
+    """Three tokens, drawn by the request's own seed."""
+
+    def answer(_: str, body: Json) -> Json:
+        asked = body["sampling_params"]
+        assert (asked["max_new_tokens"], asked["temperature"]) == (3, 0.7)
+        seeds.append(asked["sampling_seed"])
+        random = np.random.default_rng(asked["sampling_seed"])
+        drawn = random.choice(len(chances), 3, p=chances)
+        return {"output_ids": drawn.tolist(), "meta_info": {}}
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("chances", "outcome"),
+    [((0.5, 0.3, 0.2), Outcome.PASS), ((0.3, 0.3, 0.4), Outcome.WRONG)],
+    ids=["alike", "otherwise"],
+)
+def test_draws_of_another_distribution_are_wrong(
+    chances: tuple[float, ...], outcome: Outcome
+) -> None:
+    """250 of each server, no two of which share a seed."""
+    ours: list[int] = []
+    theirs: list[int] = []
+
+    verdict = judged(
+        prove_sampling,
+        draws(chances, ours),
+        draws((0.5, 0.3, 0.2), theirs),
+        case=dataclasses.replace(CASE, temperature=0.7),
+    )
+
+    assert (sorted(ours), sorted(theirs)) == (list(range(250)), list(range(250, 500)))
+    assert (verdict.metric, verdict.outcome) == (SAMPLING, outcome)
+    assert verdict.value is not None
+    if outcome is Outcome.PASS:
+        assert (verdict.value > 0.001, verdict.reason) == (True, "")
+    else:
+        assert verdict.value < 0.001
+        assert verdict.reason == (
+            "250 draws each of 1 prompts: their beginnings with and without speculation differ as"
+            f" chance alone makes them {verdict.value:.2g} of the time; the verifier draws from"
+            " another distribution than the target's"
+        )
+
+
+ANSWERED = says([4, 5, 6, 7, 8], told(0, 2))
+"""Both steps accepted one."""
+
+
+def test_a_histogram_that_ends_at_the_most_accepted_tells_the_same_steps() -> None:
+    verdict = judged(prove_oracle, ANSWERED)
+
+    assert (verdict.outcome, verdict.value, verdict.expected) == (Outcome.PASS, 2.0, 2.0)
+    assert verdict.reason == ""
+
+
+def test_other_steps_than_the_models_give_are_wrong_and_named() -> None:
+    verdict = judged(prove_oracle, ANSWERED, foresee=foresees(accepted=3))
+
+    assert (verdict.outcome, verdict.value, verdict.expected) == (Outcome.WRONG, 2.0, 4.0)
+    assert verdict.reason == (
+        "1 of 1 answers took other steps than their text and models give:"
+        " 'one' S 2, A 2 (2, 0, 0), D 6 instead of S 1, A 3 (1, 1, 1), D 3;"
+        " the engine's drafter or verifier is wrong, see docs/lossless.md"
+    )
+    assert verdict.fails
+
+
+def test_of_many_answers_that_took_other_steps_three_are_named() -> None:
+    prompts = [Prompt(id=f"p{n}", category="any", token_ids=(1, n)) for n in range(4)]
+
+    verdict = judged(prove_oracle, ANSWERED, None, *prompts, foresee=foresees(accepted=3))
+
+    assert "4 of 4 answers took other steps" in verdict.reason
+    named = [prompt.id for prompt in prompts if f"'{prompt.id}' S 2, A" in verdict.reason]
+    assert named == ["p0", "p1", "p2"]
+
+
+@pytest.mark.parametrize(
+    ("rejected", "outcome"), [(1, Outcome.PASS), (3, Outcome.WRONG)], ids=["within", "beyond"]
+)
+def test_one_percent_of_the_drafts_per_step_may_differ_and_is_told(
+    rejected: int, outcome: Outcome
+) -> None:
+    """200 steps, each of which accepts one draft by the models, and but for so many by itself."""
+    verdict = judged(prove_oracle, says([*range(401)], told(rejected, 200 - rejected)), case=CASE)
+
+    assert verdict.outcome is outcome
+    assert verdict.change_frac == pytest.approx(-rejected / 200)
+    assert f"'one' S 200, A {200 - rejected} (" in verdict.reason
+    assert ("is wrong, see docs/lossless.md" in verdict.reason) == verdict.fails
+
+
+@pytest.mark.parametrize(
+    ("histogram", "outcome", "change_frac"),
+    [((4,), Outcome.PASS, 0.0), ((0, 2), Outcome.WRONG, 1.0)],
+    ids=["none", "some"],
+)
+def test_where_nothing_should_be_accepted_the_change_is_what_was(
+    histogram: tuple[int, ...], outcome: Outcome, change_frac: float
+) -> None:
+    verdict = judged(
+        prove_oracle, says([4, 5, 6, 7, 8], told(*histogram)), foresee=foresees(accepted=0)
+    )
+
+    assert (verdict.outcome, verdict.change_frac) == (outcome, change_frac)
+
+
+def test_answers_that_do_not_tell_their_steps_are_no_steps() -> None:
+    with pytest.raises(InvalidMeasurementError) as caught:
+        judged(prove_oracle, says([4, 5, 6]))
+
+    assert str(caught.value) == (
+        "ACCEPTANCE_MISSING: no answer tells its steps, so there is nothing to hold against the"
+        " oracle"
+    )
+
+
+def test_how_an_answer_goes_on_is_asked_of_the_server_beside_it() -> None:
+    """As many tokens as a step drafts, whatever the model says."""
+    asked: list[Json] = []
+
+    def control(_: str, body: Json) -> Json:
+        asked.append(body)
+        return {"output_ids": [9, 9, 9], "meta_info": {}}
+
+    judged(prove_oracle, ANSWERED, control)
+
+    (body,) = asked
+    assert body["input_ids"] == [1, 2, 0, 4, 5, 6, 7, 8]
+    assert body["sampling_params"]["max_new_tokens"] == 3
+    assert body["sampling_params"]["ignore_eos"]
+
+
+@pytest.mark.parametrize(
+    ("gap_nats", "outcome"), [(0.25, Outcome.PASS), (0.26, Outcome.WRONG)], ids=["at", "beyond"]
+)
+def test_a_token_that_the_target_finds_less_likely_is_wrong_beyond_rounding(
+    gap_nats: float, outcome: Outcome
+) -> None:
+    verdict = judged(prove_oracle, ANSWERED, foresee=foresees(gap_nats=gap_nats))
+
+    assert verdict.outcome is outcome
+    assert ("less likely than another: 'one' by 0.26 nats" in verdict.reason) == verdict.fails
+
+
+def case_of(engine: str, method: str, *, temperature: float = 0.0, control: bool = True) -> Case:
+    """A case, beside a server without speculation or alone."""
+    spec = dataclasses.replace(builders.SPEC, engine=engine, method=method)
+    return dataclasses.replace(
+        builders.CASE, server=spec, temperature=temperature, control=spec if control else None
+    )
+
+
+@pytest.mark.parametrize(
+    ("case", "proofs"),
+    [
+        pytest.param(case_of("vllm", "eagle3"), {LOSSLESS, ORACLE}, id="greedy"),
+        pytest.param(case_of("vllm", "eagle3", control=False), {ORACLE}, id="alone"),
+        pytest.param(case_of("vllm", "eagle3", temperature=1), {SAMPLING}, id="drawn"),
+        pytest.param(case_of("vllm", "eagle3", temperature=1, control=False), set(), id="neither"),
+        pytest.param(case_of("vllm", "none"), set(), id="no speculation"),
+        pytest.param(case_of("vllm", "medusa"), {LOSSLESS}, id="a method without an oracle"),
+        pytest.param(case_of("sglang", "ngram"), {LOSSLESS}, id="a drafter that learns"),
+        pytest.param(case_of("sglang", "eagle3_tree"), {LOSSLESS}, id="a tree"),
+        pytest.param(case_of("reference", "ngram"), {LOSSLESS, ORACLE}, id="reference"),
+        pytest.param(case_of("triton", "eagle3"), set(), id="an engine without ids"),
+    ],
+)
+def test_what_is_proved_depends_on_the_case(case: Case, proofs: set[str]) -> None:
+    assert {proof.name for proof in proofs_of(case, with_torch=True)} == proofs
+    assert {proof.name for proof in proofs_of(case, with_torch=False)} == proofs - {ORACLE}
+
+
+def stepped(counted: StepCounts, foreseen: StepCounts, rounding_nats: float = 0.25) -> Verdict:
+    """What is thought of one answer's steps."""
+    return _judge_oracle(
+        Scene(
+            case=dataclasses.replace(builders.CASE, rounding_nats=rounding_nats),
+            server=builders.server("http://127.0.0.1:9"),
+            control=None,
+            prompts=[Prompt(id="ids", category="any", token_ids=(1, 2, 3))],
+            foresee=foresees(),
+            models=("target", "head"),
+        ),
+        [counted],
+        [foreseen],
+        [0.2],
+    )
+
+
+FORESEEN = StepCounts.from_histogram((100, 0, 145), 735)
+
+
+@pytest.mark.parametrize(
+    "counted",
+    [
+        pytest.param(StepCounts.from_histogram((50, 0, 72), 366), id="half the steps"),
+        pytest.param(StepCounts.from_histogram((100, 0, 145), 500), id="fewer drafts"),
+        pytest.param(StepCounts.from_histogram((104, 0, 141), 735), id="fewer accepted"),
+    ],
+)
+def test_an_engine_that_drafts_otherwise_is_wrong(counted: StepCounts) -> None:
+    assert stepped(counted, FORESEEN).outcome is Outcome.WRONG
+    assert stepped(FORESEEN, FORESEEN).outcome is Outcome.PASS
+
+
+def test_where_nothing_was_drafted_nothing_is_proved() -> None:
+    with pytest.raises(InvalidMeasurementError, match="NOTHING_DRAFTED"):
+        stepped(NO_STEPS, NO_STEPS)
+    assert stepped(NO_STEPS, FORESEEN).outcome is Outcome.WRONG
+
+
+def test_a_demand_for_every_token_asks_nothing_more_of_other_kernels() -> None:
+    assert stepped(FORESEEN, FORESEEN, rounding_nats=0.0).outcome is Outcome.PASS

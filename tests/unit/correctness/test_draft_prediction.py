@@ -1,0 +1,198 @@
+"""Asking the models: what is handed over, and what becomes of a question that has no answer.
+
+Another program stands in the place of the reference engine's interpreter, which needs torch.
+"""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from specreg.core.errors import ModelError
+from specreg.correctness.draft_prediction import explain_end, foresee
+from specreg.engines.pytorch.questions import REFUSED, Foreseen, Question, Text
+from specreg.engines.registry import engine_named
+from specreg.servers.environments import EngineEnvironment, _fingerprint
+from tests.unit import builders
+from tests.unit.core.test_processes import await_pid, lives
+from tests.unit.servers.test_server import at_most
+
+PROGRESS = "Loading weights: 100%|##########| 47/47"
+Install = Callable[[str], None]
+QUESTION = Question(
+    method="eagle3",
+    target="some/target",
+    draft="some/head",
+    draft_tokens=3,
+    dtype="float32",
+    texts=(Text(ids=(1, 2, 3), prompt_tokens=2, output_tokens=1),),
+)
+ANSWERS = """
+import json, os, pathlib, sys
+question = json.loads(sys.stdin.readline())  # the input stays open
+variables = {name: os.environ.get(name) for name in ("PYTHONPATH", "HF_HUB_OFFLINE")}
+asked = {"arguments": sys.argv[1:], "question": question, "variables": variables}
+pathlib.Path(__file__).with_name("asked.json").write_text(json.dumps(asked))
+pathlib.Path(sys.argv[3]).write_text(json.dumps({"accepted": [[0, 1, 2]], "gaps_nats": [0.5]}))
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Puts a program in the place of the interpreter."""
+    monkeypatch.setenv("SPECREG_CACHE", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+
+    def write(program: str) -> None:
+        requirement = engine_named("reference").requirement(on_gpu=False)
+        name = f"{requirement.package}-{requirement.version}-{_fingerprint(requirement)}"
+        folder = tmp_path / "environments" / name
+        folder.mkdir(parents=True)
+        python = tmp_path / "python"
+        python.write_text(f"#!{sys.executable}\n{program}")
+        python.chmod(stat.S_IRWXU)
+        made = EngineEnvironment(python=str(python), package="", version="", torch_source="")
+        (folder / "specreg.json").write_bytes(msgspec.json.encode(made))
+
+    return write
+
+
+def ask(question: Question = QUESTION) -> Foreseen:
+    """Its answer."""
+    return foresee(question, on_gpu=False, show=pytest.fail)
+
+
+def test_the_models_are_asked_in_their_own_environment(install: Install, tmp_path: Path) -> None:
+    install(ANSWERS)
+
+    assert ask() == Foreseen(accepted=((0, 1, 2),), gaps_nats=(0.5,))
+
+    asked = msgspec.json.decode((tmp_path / "asked.json").read_bytes())
+    *named, answer, device = asked["arguments"]
+    assert (named, device) == (["-m", "specreg.engines.pytorch.foreseeing"], "cpu")
+    assert not Path(answer).parent.exists()
+    assert msgspec.convert(asked["question"], Question) == QUESTION
+    assert asked["variables"]["PYTHONPATH"] == str(builders.ROOT)
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "offline"),
+    [
+        pytest.param("folder", "folder", "1", id="folders"),
+        pytest.param("folder", "", "1", id="a-folder-alone"),
+        pytest.param("folder", "some/head", None, id="a-head-of-the-hub"),
+        pytest.param("some/target", "folder", None, id="a-target-of-the-hub"),
+    ],
+)
+def test_nothing_is_fetched_where_every_model_is_a_folder(
+    install: Install, tmp_path: Path, target: str, draft: str, offline: str | None
+) -> None:
+    install(ANSWERS)
+    names = {"folder": str(tmp_path)}
+
+    ask(
+        msgspec.structs.replace(
+            QUESTION, target=names.get(target, target), draft=names.get(draft, draft)
+        )
+    )
+
+    asked = msgspec.json.decode((tmp_path / "asked.json").read_bytes())
+    assert asked["variables"]["HF_HUB_OFFLINE"] == offline
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        pytest.param(
+            "import sys; print(\"draft '/models/head': no EAGLE-3 head; choose another\","
+            f" file=sys.stderr); sys.exit({REFUSED})",
+            "draft '/models/head': no EAGLE-3 head; choose another",
+            id="named",
+        ),
+        pytest.param(
+            "import no_such_package", "No module named 'no_such_package'", id="a-traceback"
+        ),
+        pytest.param(
+            "import os; os.kill(os.getpid(), 9)",
+            "its process was killed (SIGKILL), as a machine does that runs out of memory",
+            id="killed",
+        ),
+    ],
+)
+def test_what_has_no_answer_is_told(install: Install, program: str, words: str) -> None:
+    install(program)
+
+    with pytest.raises(ModelError) as caught:
+        ask()
+
+    told = str(caught.value)
+    assert told.startswith("oracle of method 'eagle3': ")
+    assert words in told
+
+
+def test_a_refusal_is_its_last_line() -> None:
+    assert explain_end(REFUSED, [PROGRESS, "draft 'x': too small; choose another"]) == (
+        "draft 'x': too small; choose another"
+    )
+
+
+def test_one_that_was_killed_is_told_from_what_it_last_said() -> None:
+    said = explain_end(-9, [PROGRESS])
+    first, *_, last = said.splitlines()
+    assert first == (
+        "its process was killed (SIGKILL), as a machine does that runs out of memory; free some,"
+        " or give the case smaller models"
+    )
+    assert last == PROGRESS
+
+
+def test_any_other_end_is_told_with_its_last_words() -> None:
+    said = explain_end(1, [f"line {number}" for number in range(30)])
+    assert said.startswith("its process ended with status 1; its last words say why:\nline 15\n")
+    assert said.endswith("line 29")
+    assert explain_end(-15, []) == (
+        "its process ended by signal 15; its last words say why:\n(nothing)"
+    )
+
+
+# Says its process id beside itself, and takes its time.
+SLOW = """
+import os, pathlib, time
+pathlib.Path(__file__).with_name("asked.pid").write_text(f"{os.getpid()}\\n")
+time.sleep(120)
+"""
+ASKING = """
+import sys
+import msgspec
+from specreg.correctness.draft_prediction import foresee
+from specreg.engines.pytorch.questions import Question
+foresee(msgspec.json.decode(sys.argv[1], type=Question), on_gpu=False, show=print)
+"""
+
+
+def test_nothing_of_it_is_left_when_we_are_killed(install: Install, tmp_path: Path) -> None:
+    install(SLOW)
+    (tmp_path / "asked.pid").touch()
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    with subprocess.Popen(
+        (sys.executable, "-c", ASKING, msgspec.json.encode(QUESTION).decode()),
+        cwd=builders.ROOT,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    ) as run:
+        reads = await_pid(tmp_path / "asked.pid")
+        try:
+            run.send_signal(signal.SIGKILL)
+            with at_most(5):
+                while lives(reads) or any(temporary.iterdir()):
+                    time.sleep(0.01)
+        finally:
+            if lives(reads):
+                os.kill(reads, signal.SIGKILL)

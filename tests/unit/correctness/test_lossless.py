@@ -1,0 +1,225 @@
+"""Losslessness: where two answers part, and what rounding explains of it."""
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from specreg.core.errors import InvalidMeasurementError
+from specreg.correctness.lossless import Losslessness, Parting, check_lossless
+from specreg.engines.token_api import Transcript
+
+Questions = Sequence[tuple[Sequence[int], Sequence[int]]]
+PROMPT = (1, 2)
+
+
+def answers(*outputs: tuple[int, ...]) -> list[Transcript]:
+    """Answers to as many prompts, all of which are the same two tokens."""
+    return [Transcript(prompt=PROMPT, output=output) for output in outputs]
+
+
+def not_asked() -> Sequence[Transcript]:
+    """The control's second answers, where nobody may ask for them."""
+    pytest.fail("asked again")
+
+
+def gaps(*nats: float) -> Callable[[Questions], list[tuple[float, float]]]:
+    """Scores of which the first candidate's are so much more than the other's, in order."""
+    left = iter(nats)
+
+    def score(questions: Questions) -> list[tuple[float, float]]:
+        return [(-1.0, -1.0 - next(left)) for _ in questions]
+
+    return score
+
+
+def compared(
+    plain: tuple[int, ...],
+    speculative: tuple[int, ...],
+    *nats: float,
+    again: tuple[int, ...] | None = None,
+    rounding_nats: float = 0.25,
+) -> Losslessness:
+    """One answer without speculation against one with it; the control repeats its own."""
+    return check_lossless(
+        ["chat-0"],
+        answers(plain),
+        answers(speculative),
+        lambda: answers(plain if again is None else again),
+        gaps(*nats),
+        rounding_nats=rounding_nats,
+    )
+
+
+def test_equal_answers_are_all_equal_and_nobody_is_asked_more() -> None:
+    both = answers((5, 6, 7), (8,))
+
+    found = check_lossless(["a", "b"], both, both, not_asked, gaps())
+
+    assert (found.prompts, found.partings, found.failures, found.noise) == (2, (), (), None)
+    assert (found.equal_frac, found.control_equal_frac) == (1.0, None)
+
+
+def test_of_no_answers_nothing_is_proved() -> None:
+    with pytest.raises(InvalidMeasurementError) as caught:
+        check_lossless([], [], [], not_asked, gaps())
+
+    assert str(caught.value) == (
+        "NOTHING_COMPARED: no answers with and without speculation; give the case a prompt at least"
+    )
+
+
+def test_only_the_first_difference_counts_and_is_asked_for_after_its_own_text() -> None:
+    """What follows are two different texts, which tell nothing."""
+    asked: list[Questions] = []
+
+    def score(questions: Questions) -> list[tuple[float, float]]:
+        asked.append(questions)
+        return [(-0.5, -2.0)]
+
+    plain = answers((3, 4), (5, 6, 7, 8))
+    found = check_lossless(
+        ["same", "other"], plain, answers((3, 4), (5, 9, 7, 1)), lambda: plain, score
+    )
+
+    only = Parting(prompt_id="other", position=1, plain=6, other=9, gap_nats=1.5)
+    assert asked == [[((*PROMPT, 5), (6, 9))]]
+    assert found.partings == found.failures == (only,)
+    assert (found.equal_frac, found.control_equal_frac) == (0.5, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("gap_nats", "failures"),
+    [
+        pytest.param(0.0, 0, id="as-likely"),
+        pytest.param(0.25, 0, id="at-the-bound"),
+        pytest.param(0.2501, 1, id="beyond-it"),
+        pytest.param(-0.25, 0, id="at-the-bound-the-other-way"),
+        pytest.param(-0.2501, 1, id="beyond-it-the-other-way"),
+    ],
+)
+def test_rounding_explains_tokens_that_are_as_good_as_equally_likely(
+    gap_nats: float, failures: int
+) -> None:
+    """A token that the target finds likelier than its own choice is no excuse either."""
+    parting = Parting(prompt_id="chat-0", position=0, plain=5, other=6, gap_nats=gap_nats)
+    found = Losslessness(prompts=1, partings=(parting,), noise=(), rounding_nats=0.25)
+    assert found.failures == (parting,) * failures
+
+
+def test_the_gap_is_of_the_token_without_speculation_over_the_other() -> None:
+    (parting,) = compared((5,), (6,), 0.75).partings
+    assert parting.gap_nats == 0.75
+
+
+@pytest.mark.parametrize(
+    ("plain", "speculative", "says"),
+    [
+        pytest.param(
+            (5, 6),
+            (5, 6, 7),
+            "token 3: the answer without speculation has ended, with it goes on",
+            id="without",
+        ),
+        pytest.param(
+            (5, 6, 7),
+            (5, 6),
+            "token 3: the answer with speculation has ended, without it goes on",
+            id="with",
+        ),
+        pytest.param(
+            (),
+            (5,),
+            "token 1: the answer without speculation has ended, with it goes on",
+            id="at-once",
+        ),
+    ],
+)
+def test_an_answer_that_ended_is_a_failure_whatever_is_allowed(
+    plain: tuple[int, ...], speculative: tuple[int, ...], says: str
+) -> None:
+    """No scores are asked for: `gaps()` would not take a question."""
+    found = compared(plain, speculative, rounding_nats=1e9)
+
+    (failure,) = found.failures
+    assert failure.gap_nats is None
+    assert str(failure) == f"prompt 'chat-0', {says}"
+
+
+def test_the_bound_grows_by_the_noise_of_the_control() -> None:
+    """Without speculation, another batch size alone changed a token across 0.4 nats."""
+    within = compared((5, 6), (5, 7), 0.4, -0.4, again=(5, 8))
+    beyond = compared((5, 6), (5, 7), 0.41, -0.4, again=(5, 8))
+
+    assert (within.bound_nats, within.failures) == (0.4, ())
+    assert (beyond.bound_nats, len(beyond.failures)) == (0.4, 1)
+    assert within.control_equal_frac == 0.0
+
+
+def test_less_noise_than_the_case_calls_rounding_changes_nothing() -> None:
+    assert compared((5, 6), (5, 7), 0.2, 0.1, again=(5, 8)).bound_nats == 0.25
+
+
+def test_a_control_that_ends_elsewhere_widens_nothing() -> None:
+    """How far apart the two ends are in nats, nobody knows."""
+    found = compared((5, 6), (5, 7), 0.3, again=(5,))
+
+    assert (found.bound_nats, len(found.failures), found.control_equal_frac) == (0.25, 1, 0.0)
+
+
+def test_a_control_that_parts_from_itself_by_more_than_rounding_measures_nothing() -> None:
+    with pytest.raises(InvalidMeasurementError, match=r"CONTROL_UNSTEADY.*by 1\.01 nats"):
+        compared((5, 6), (5, 7), 0.1, -1.01, again=(5, 8))
+    assert compared((5, 6), (5, 7), 0.1, -1.0, again=(5, 8)).bound_nats == 1.0
+
+
+def test_where_there_is_no_other_batch_size_nothing_is_said_of_one() -> None:
+    found = check_lossless(["a"], answers((5,)), answers((6,)), None, gaps(0.1))
+    assert (found.control_equal_frac, found.failures) == (None, ())
+    assert "0.0% of 1 answers are equal, nobody asked again without speculation" in str(found)
+
+
+def test_the_control_is_asked_again_once_and_only_where_answers_part() -> None:
+    times = itertools.count()
+
+    def again() -> Sequence[Transcript]:
+        next(times)
+        return answers((5,), (6,))
+
+    check_lossless(["a", "b"], answers((5,), (6,)), answers((7,), (8,)), again, gaps(0.1, 0.1))
+
+    assert next(times) == 1
+
+
+def test_without_rounding_every_token_must_be_equal() -> None:
+    assert compared((5,), (6,), 1e-6, rounding_nats=0).failures
+    # Neither an exact tie nor what the control does at another batch size is an excuse then.
+    assert compared((5,), (6,), 0.0, rounding_nats=0).failures
+    assert compared((5,), (6,), 0.4, 0.5, again=(7,), rounding_nats=0).failures
+    assert not compared((5,), (5,), rounding_nats=0).failures
+
+
+def test_it_says_what_is_equal_what_rounding_explains_and_what_nothing_does() -> None:
+    plain = answers((5, 6), (5, 6), (5, 6), (5, 6))
+    found = check_lossless(
+        ["same", "rounded", "wrong", "short"],
+        plain,
+        answers((5, 6), (5, 7), (9, 6), (5,)),
+        lambda: plain,
+        gaps(0.125, 3.5),
+    )
+    assert str(found) == (
+        "25.0% of 4 answers are equal, 100.0% without speculation at another batch size;"
+        " 1 part where both tokens lie within 0.25 nats;"
+        " prompt 'wrong', token 1: 9 with speculation, 5 without, 3.50 nats likelier;"
+        " prompt 'short', token 2: the answer with speculation has ended, without it goes on"
+    )
+
+
+def test_of_many_failures_three_are_named() -> None:
+    names = ["a", "b", "c", "d"]
+    plain = answers(*[(5,)] * 4)
+    found = check_lossless(names, plain, answers(*[(6,)] * 4), lambda: plain, gaps(*[1.0] * 4))
+
+    assert len(found.failures) == 4
+    assert [name for name in names if f"'{name}'" in str(found)] == ["a", "b", "c"]

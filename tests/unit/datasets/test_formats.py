@@ -1,0 +1,379 @@
+"""Every form, on files as they are published: read, and refused with their place."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from specreg.core.errors import DatasetError, UnknownNameError
+from specreg.datasets import Wanted, dataset_named
+from specreg.datasets.formats import FORMS, form_named
+from specreg.datasets.prompts import Prompt
+from tests.unit import builders
+from tests.unit.builders import rows_in, write_lines
+
+PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
+
+CODE = 'Mend: print(f"{question}: {answer}")'
+MT_BENCH: dict[str, object] = {
+    "question_id": 111,
+    "category": "math",
+    "turns": ["The vertices are at (0, 0). Area?", "And the circle?"],
+    "reference": ["3", "18π"],
+}
+SPEED: dict[str, object] = {
+    "question_id": "4f1ac0f2b9e14f3a8d1f3ad7fb1a4f0e",
+    "category": "coding",
+    "sub_category": "python",
+    "turns": [CODE, "Shorter."],
+    "source": "https://huggingface.co/datasets/AdaLEval/stackselect",
+    "src_id": "17",
+    "difficulty": "easy",
+    "multiturn": True,
+}
+TASK: dict[str, object] = {
+    "task_id": "HumanEval/0",
+    "prompt": "def add(a, b):\n    '''The sum.'''\n",
+    "canonical_solution": "    return a + b\n",
+    "test": "def check(candidate): ...\n",
+    "entry_point": "add",
+}
+SUM: dict[str, object] = {
+    "question": "Ann has 2 eggs and buys 3. How many?",
+    "answer": "2 + 3 = 5\n#### 5",
+}
+SHARED: dict[str, object] = {
+    "id": "QWJhYvA_0",
+    "conversations": [
+        {"from": "human", "value": "Hello."},
+        {"from": "gpt", "value": "Hello!"},
+        {"from": "human", "value": "Again."},
+        {"from": "gpt", "value": "Hello again!"},
+    ],
+}
+EXAMPLES: dict[str, list[tuple[dict[str, object], Prompt]]] = {
+    "specreg": [
+        (
+            {"id": "a", "category": "chat", "turns": ["Hello.", "Again."]},
+            Prompt(id="a", category="chat", turns=("Hello.", "Again.")),
+        ),
+        (
+            {"id": "b", "category": "random", "token_ids": [3, 1]},
+            Prompt(id="b", category="random", token_ids=(3, 1)),
+        ),
+    ],
+    "questions": [
+        (
+            MT_BENCH,
+            Prompt(
+                id="111",
+                category="math",
+                turns=("The vertices are at (0, 0). Area?", "And the circle?"),
+            ),
+        ),
+        (
+            {"prompt_id": 81, "category": "writing", "prompt": ["Write.", "Rewrite."]},
+            Prompt(id="81", category="writing", turns=("Write.", "Rewrite.")),
+        ),
+    ],
+    "speed-bench": [
+        (
+            SPEED,
+            Prompt(
+                id="4f1ac0f2b9e14f3a8d1f3ad7fb1a4f0e", category="coding", turns=(CODE, "Shorter.")
+            ),
+        ),
+        (
+            {
+                **{key: value for key, value in SPEED.items() if key != "turns"},
+                "question_id": "other",
+                "messages": [{"role": "user", "content": "One."}, {"role": "user", "content": "2"}],
+            },
+            Prompt(id="other", category="coding", turns=("One.", "2")),
+        ),
+    ],
+    "humaneval": [
+        (
+            TASK,
+            Prompt(
+                id="HumanEval/0", category="coding", turns=("def add(a, b):\n    '''The sum.'''\n",)
+            ),
+        )
+    ],
+    "gsm8k": [
+        (
+            SUM,
+            Prompt(id="gsm8k-0", category="math", turns=("Ann has 2 eggs and buys 3. How many?",)),
+        )
+    ],
+    "sharegpt": [(SHARED, Prompt(id="sharegpt-0", category="chat", turns=("Hello.", "Again.")))],
+    "genai-perf": [
+        (
+            {"text": "Hi.", "output_length": 9},
+            Prompt(id="genai-perf-0", category="own", turns=("Hi.",)),
+        )
+    ],
+}
+"""By form, rows as they are published, and the prompts that they are."""
+
+MALFORMED = [
+    ("specreg", {"id": "a", "turns": ["x"]}, "`category`"),
+    ("specreg", {"id": "a", "category": "c", "turn": ["x"]}, "`turn`"),
+    ("specreg", {"id": "a", "category": "c", "turns": []}, "empty turn"),
+    ("specreg", {"id": "a", "category": "c", "turns": ["x"], "token_ids": [1]}, "and token_ids"),
+    ("questions", {"category": "c", "turns": ["x"]}, "question_id is missing"),
+    ("questions", {"question_id": 1, "category": "c"}, "turns is missing"),
+    ("questions", {"question_id": 1, "turns": ["x"]}, "`category`"),
+    ("questions", {"question_id": 1, "category": "c", "turns": "x"}, "`$.turns`"),
+    ("questions", {"question_id": 1, "category": "c", "turns": ["x", 2]}, "`$.turns[1]`"),
+    ("questions", {"question_id": 1, "category": "c", "turns": ["x", " "]}, "empty turn"),
+    ("questions", {"question_id": 1.5, "category": "c", "turns": ["x"]}, "`$.question_id`"),
+    ("speed-bench", {"category": "c", "turns": ["x"]}, "`question_id`"),
+    ("speed-bench", {"question_id": "q", "category": "c"}, "turns is missing"),
+    ("speed-bench", {"question_id": "q", "category": "c", "turns": []}, "none at all"),
+    ("speed-bench", {**SPEED, "turns": [PLACEHOLDER]}, "turn 1: a placeholder"),
+    ("speed-bench", {**SPEED, "turns": ["x", f"{PLACEHOLDER}\n\nSum up {{article}}"]}, "turn 2: a"),
+    (
+        "speed-bench",
+        {**SPEED, "source": "abisee/cnn_dailymail", "turns": ["Sum up:\n{article}"]},
+        "the template's {article} was never filled",
+    ),
+    (
+        "speed-bench",
+        {**SPEED, "source": "livecodebench/code_generation_lite", "turns": ["{starter_code}"]},
+        "{starter_code} was never filled",
+    ),
+    (
+        "speed-bench",
+        {
+            "question_id": "q",
+            "category": "c",
+            "messages": [{"role": "user", "content": "You are {role_name}."}],
+        },
+        "{role_name} was never filled",
+    ),
+    (
+        "speed-bench",
+        {"question_id": "q", "category": "c", "messages": [{"role": "user"}]},
+        "`content` - at `$.messages[0]`",
+    ),
+    ("humaneval", {"prompt": "def f():"}, "`task_id`"),
+    ("humaneval", {"task_id": "HumanEval/0", "prompt": ["def f():"]}, "`$.prompt`"),
+    ("gsm8k", {"answer": "#### 5"}, "`question`"),
+    ("gsm8k", {"question": 5}, "`$.question`"),
+    ("gsm8k", {"question": ""}, "empty turn"),
+    ("sharegpt", {"id": "x"}, "`conversations`"),
+    ("sharegpt", {"conversations": [{"from": "human"}]}, "`value` - at `$.conversations[0]`"),
+    ("sharegpt", {"conversations": [{"value": "x"}]}, "`from` - at `$.conversations[0]`"),
+    ("genai-perf", {"prompt": "x"}, "`text`"),
+    ("genai-perf", {"text": " "}, "empty turn"),
+]
+
+
+def rows_of(name: str) -> list[dict[str, object]]:
+    """A form's rows as they are published."""
+    return [row for row, _ in EXAMPLES[name]]
+
+
+def prompts_of(name: str) -> tuple[Prompt, ...]:
+    """The prompts that they are."""
+    return tuple(prompt for _, prompt in EXAMPLES[name])
+
+
+def toy() -> tuple[Prompt, ...]:
+    """The toy prompts."""
+    wanted = Wanted(root=builders.ROOT, vocabulary=lambda: 768)
+    return dataset_named("toy").load_prompts(wanted)
+
+
+def test_each_form_has_an_example() -> None:
+    assert set(EXAMPLES) == set(FORMS)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_json_lines_are_read(name: str, tmp_path: Path) -> None:
+    loaded = form_named(name).load(write_lines(tmp_path / "question.jsonl", rows_of(name)))
+    assert (loaded.prompts, loaded.left_out_rows) == (prompts_of(name), 0)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_json_array_is_read_whatever_the_file_is_called(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "sharegpt.jsonl"
+    path.write_text("\ufeff \n" + json.dumps(rows_of(name), indent=1))
+    assert form_named(name).load(path).prompts == prompts_of(name)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_parquet_is_read(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "test-00000-of-00001.parquet"
+    for row, prompt in EXAMPLES[name]:  # each has columns of its own
+        pq.write_table(pa.Table.from_pylist([row]), path)
+        assert form_named(name).load(path).prompts == (prompt,)
+
+
+@pytest.mark.parametrize(("name", "row", "words"), MALFORMED)
+@pytest.mark.parametrize("array", [False, True], ids=["lines", "array"])
+def test_a_wrong_row_is_refused_with_its_place(
+    name: str, row: dict[str, object], words: str, tmp_path: Path, *, array: bool
+) -> None:
+    rows = [*rows_of(name), row]
+    path = tmp_path / "question.json"
+    if array:
+        path.write_text(json.dumps(rows))
+    else:
+        write_lines(path, rows)
+    with pytest.raises(DatasetError) as error:
+        form_named(name).load(path)
+    assert str(error.value).startswith(f"{path}:{len(rows)}: ")
+    assert words in str(error.value)
+    assert ";" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        pytest.param({"answer": "#### 5"}, "`question`", id="no-column"),
+        pytest.param({"question": 5}, "`$.question`", id="wrong-type"),
+        pytest.param({"question": None, "answer": "x"}, "`question`", id="no-value"),
+    ],
+)
+def test_a_wrong_row_of_parquet_is_refused_with_its_place(
+    row: dict[str, object], words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "test.parquet"
+    pq.write_table(pa.Table.from_pylist([row]), path)
+    with pytest.raises(DatasetError) as error:
+        form_named("gsm8k").load(path)
+    assert str(error.value).startswith(f"{path}:1: ")
+    assert words in str(error.value)
+    assert str(error.value).endswith("; a row of 'gsm8k' needs question (a text)")
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"\xef\xbb\xbf"], ids=["no", "a line", "a mark"])
+def test_an_empty_file_is_refused(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "question.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(DatasetError, match=f"'{path}': is empty; fetch it again"):
+        form_named("questions").load(path)
+
+
+@pytest.mark.parametrize("content", [b"[]", b"[{]", b"[1"], ids=["empty", "broken", "cut-off"])
+def test_an_array_without_rows_is_refused(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "sharegpt.json"
+    path.write_bytes(content)
+    with pytest.raises(DatasetError, match=f"'{path}': .*; a row of 'sharegpt' needs conv"):
+        form_named("sharegpt").load(path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b'{"text": "x"', b"", b'"x"', b'{"text": "\xff"}', b"PAR1"],
+    ids=["cut-off", "blank", "no-object", "not-utf8", "binary"],
+)
+def test_a_line_that_is_no_row_is_refused_with_its_place(line: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(b'{"text": "a"}\n' + line + b'\n{"text": "b"}\n')
+    with pytest.raises(DatasetError) as error:
+        form_named("genai-perf").load(path)
+    assert str(error.value).startswith(f"{path}:2: ")
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "none.jsonl"
+    with pytest.raises(DatasetError, match=f"prompt file '{path}': No such file.*; name a file"):
+        form_named("gsm8k").load(path)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"PAR1 but not really"])
+def test_a_parquet_file_that_is_none_is_named(content: bytes | None, tmp_path: Path) -> None:
+    path = tmp_path / "test.parquet"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(DatasetError, match=f"prompt file '{path}': .*; fetch it again, or name"):
+        form_named("gsm8k").load(path)
+
+
+def test_a_parquet_file_without_rows_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "test.parquet"
+    pq.write_table(pa.table({"question": pa.array([], pa.string())}), path)
+    with pytest.raises(DatasetError, match=f"'{path}': is empty; fetch it again"):
+        form_named("gsm8k").load(path)
+
+
+def test_two_rows_of_one_id_are_refused_with_both_places(tmp_path: Path) -> None:
+    path = write_lines(
+        tmp_path / "question.jsonl", [MT_BENCH, {**MT_BENCH, "question_id": 2}, MT_BENCH]
+    )
+    with pytest.raises(
+        DatasetError, match=r"prompts 1 and 3 have the same id '111'; give each its"
+    ):
+        form_named("questions").load(path)
+
+
+def test_a_conversation_without_a_word_of_the_user_is_left_out_and_counted(tmp_path: Path) -> None:
+    silent: dict[str, object] = {"id": "s", "conversations": [{"from": "gpt", "value": "Hello!"}]}
+    blank: dict[str, object] = {"id": "b", "conversations": [{"from": "human", "value": "\n"}]}
+    path = write_lines(tmp_path / "sharegpt.jsonl", [silent, SHARED, {"conversations": []}, blank])
+    loaded = form_named("sharegpt").load(path)
+    assert loaded.left_out_rows == 3
+    assert loaded.prompts == (Prompt(id="sharegpt-1", category="chat", turns=("Hello.", "Again.")),)
+
+
+def test_a_file_that_asks_nothing_is_refused(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "sharegpt.jsonl", [{"conversations": []}])
+    with pytest.raises(DatasetError, match=f"'{path}': asks nothing; a row of 'sharegpt' needs"):
+        form_named("sharegpt").load(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["f'{article}'", "{question}", "dict = {a: {b: 1}}", "\\frac{x}{y} {{article}}"],
+)
+def test_braces_of_code_are_no_leftover(text: str, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "qualitative.jsonl", [{**SPEED, "turns": [text]}])
+    assert form_named("speed-bench").load(path).prompts[0].turns == (text,)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_toy_prompts_say_the_same_in_every_form(name: str, tmp_path: Path) -> None:
+    prompts = toy()
+    loaded = form_named(name).load(write_lines(tmp_path / "toy.jsonl", rows_in(name, prompts)))
+    assert [prompt.turns for prompt in loaded.prompts] == [prompt.turns for prompt in prompts]
+    assert loaded.left_out_rows == 0
+
+
+@pytest.mark.parametrize("name", FORMS)
+@settings(
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip))
+def test_any_text_is_read_as_it_is_written(name: str, text: str, tmp_path: Path) -> None:
+    rows = rows_in(name, [Prompt(id="a", category="c", turns=(f"x{text}",))])
+    path = write_lines(tmp_path / "prompts.jsonl", rows)
+    assert form_named(name).load(path).prompts[0].turns == (f"x{text}",)
+
+
+def test_an_unknown_form_is_answered_with_those_there_are() -> None:
+    with pytest.raises(UnknownNameError, match="unknown form 'genai'; did you mean 'genai-perf'"):
+        form_named("genai")
+
+
+def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path) -> None:
+    path = tmp_path / "test.parquet"
+    pq.write_table(pa.table({"question": ["x"]}), path)
+    code = (
+        "import sys; sys.modules['pyarrow'] = None\n"
+        "from pathlib import Path; from specreg.datasets.formats import form_named\n"
+        f"form_named('gsm8k').load(Path({str(path)!r}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=builders.ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode
+    assert 'takes pyarrow, which isn\'t installed; uv pip install -e ".[datasets]"' in done.stderr

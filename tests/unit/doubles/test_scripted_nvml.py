@@ -1,0 +1,431 @@
+"""The scripted NVML under the unmodified nvidia-ml-py: what it says, and that it is the truth."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import pynvml
+import pytest
+
+from tests.doubles.nvml.device import (
+    Load,
+    Process,
+    Scope,
+    ScriptedGpu,
+    Throttle,
+    build,
+    constant,
+    environment,
+    true_energy_j,
+    write_script,
+)
+
+NS_PER_S = 10**9
+ENERGY, AVERAGE, INSTANT = 83, 185, 186
+LISTING = "DeviceGetComputeRunningProcesses"
+WAVE = Load(low_w=100.0, high_w=700.0, period_ms=130.0, duty_frac=0.3, drift_w_per_s=2.0)
+
+ASKING = """
+import ctypes, json, sys, time, pynvml
+def plain(said):
+    if isinstance(said, pynvml.c_nvmlDevice_t):
+        return pynvml.nvmlDeviceGetIndex(said)
+    if isinstance(said, (ctypes.Structure, ctypes.Union)):
+        return {name: plain(getattr(said, name)) for name, *_ in said._fields_}
+    if isinstance(said, (ctypes.Array, list, tuple)):
+        return [plain(one) for one in said]
+    return vars(said) if isinstance(said, pynvml.nvmlFriendlyObject) else said
+for line in sys.stdin:
+    name, gpu, arguments = json.loads(line)
+    before_ns = time.monotonic_ns()
+    try:
+        handle = () if gpu is None else (pynvml.nvmlDeviceGetHandleByIndex(gpu),)
+        before_ns = time.monotonic_ns()
+        said = plain(getattr(pynvml, "nvml" + name)(*handle, *arguments))
+    except pynvml.NVMLError as error:
+        said = type(error).__name__
+    print(json.dumps([said, before_ns, time.monotonic_ns()]), flush=True)
+"""
+
+
+class Driver:
+    """A child process in which nvidia-ml-py finds the scripted library."""
+
+    def __init__(self, library: Path, script: Path) -> None:
+        self.script = script
+        self.process = subprocess.Popen(
+            (sys.executable, "-c", ASKING),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | environment(library, script),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self.process:
+            assert self.process.stdin is not None
+            self.process.stdin.close()
+        assert self.process.returncode == 0
+
+    def plays(self, *gpus: ScriptedGpu) -> None:
+        write_script(self.script, gpus)
+
+    def timed(self, name: str, *arguments: object, gpu: int | None = 0) -> tuple[Any, int, int]:
+        """What it says, or the error's name, and the times just before and after."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps((name, gpu, arguments)) + "\n")
+        self.process.stdin.flush()
+        said, before_ns, after_ns = json.loads(self.process.stdout.readline())
+        return said, before_ns, after_ns
+
+    def says(self, name: str, *arguments: object, gpu: int | None = 0) -> Any:  # noqa: ANN401 - JSON
+        return self.timed(name, *arguments, gpu=gpu)[0]
+
+    def field(self, number: int, scope: Scope = Scope.GPU) -> tuple[int, Any]:
+        """What a field answers, and its value."""
+        (said,) = self.says("DeviceGetFieldValues", ((number, scope),))
+        value = said["value"]["ullVal" if number == ENERGY else "uiVal"]
+        return said["nvmlReturn"], value
+
+    def counter(self, gpu: ScriptedGpu) -> tuple[int, int]:
+        """The energy counter in mJ, and the time of its last tick."""
+        tick_ns = round(gpu.tick_ms * 1e6)
+        while True:
+            said, before_ns, after_ns = self.timed("DeviceGetTotalEnergyConsumption")
+            first, last = ((at_ns - gpu.started_ns) // tick_ns for at_ns in (before_ns, after_ns))
+            if first == last:
+                return said, gpu.started_ns + first * tick_ns
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("library"))
+
+
+@pytest.fixture(scope="module")
+def driver(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    script = write_script(tmp_path_factory.mktemp("script") / "gpus", [ScriptedGpu()])
+    with Driver(library, script) as started:
+        assert started.says("Init", gpu=None) is None
+        yield started
+
+
+def running_for(seconds: float, gpu: ScriptedGpu) -> ScriptedGpu:
+    """The GPU, its origin so long ago."""
+    return replace(gpu, started_ns=time.monotonic_ns() - round(seconds * NS_PER_S))
+
+
+def test_each_gpu_is_found_by_index_and_uuid(driver: Driver) -> None:
+    driver.plays(
+        ScriptedGpu(uuid="GPU-00", name="Scripted A"), ScriptedGpu(uuid="GPU-01", name="Scripted B")
+    )
+    assert driver.says("DeviceGetCount", gpu=None) == 2
+    assert [driver.says("DeviceGetName", gpu=gpu) for gpu in (0, 1)] == ["Scripted A", "Scripted B"]
+    assert [driver.says("DeviceGetUUID", gpu=gpu) for gpu in (0, 1)] == ["GPU-00", "GPU-01"]
+    assert driver.says("DeviceGetHandleByUUID", "GPU-01", gpu=None) == 1
+    assert driver.says("DeviceGetHandleByUUID", "GPU-02", gpu=None) == "NVMLError_NotFound"
+    assert driver.says("DeviceGetName", gpu=2) == "NVMLError_InvalidArgument"
+    buses = [driver.says("DeviceGetPciInfo", gpu=gpu)["bus"] for gpu in (0, 1)]
+    assert buses == [1, 2]
+
+
+MEMORY = {"total": 1_000, "used": 400, "free": 600}
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "arguments", "expected"),
+    [
+        ({}, "SystemGetDriverVersion", None, "580.scripted"),
+        ({}, "SystemGetNVMLVersion", None, "13.scripted"),
+        ({}, "SystemGetCudaDriverVersion", None, 13_000),
+        ({}, "DeviceGetMinorNumber", (), 0),
+        ({"architecture": 7}, "DeviceGetArchitecture", (), 7),
+        ({"compute_major": 8, "compute_minor": 6}, "DeviceGetCudaComputeCapability", (), [8, 6]),
+        ({"memory_bus_bits": 6_144}, "DeviceGetMemoryBusWidth", (), 6_144),
+        ({"persistence": False}, "DeviceGetPersistenceMode", (), 0),
+        ({"persistence": True}, "DeviceGetPersistenceMode", (), 1),
+        ({"mig": True}, "DeviceGetMigMode", (), [1, 1]),
+        ({"mig": False}, "DeviceGetMigMode", (), [0, 0]),
+        ({"mig": True}, "DeviceGetUtilizationRates", (), "NVMLError_NotSupported"),
+        ({"utilisation_percent": 31}, "DeviceGetUtilizationRates", (), {"gpu": 31, "memory": 31}),
+        ({"temperature_c": 83}, "DeviceGetTemperature", (0,), 83),
+        ({"temperature_c": 83}, "DeviceGetTemperatureV", (0,), 83),
+        ({"power_limit_w": 350.5}, "DeviceGetPowerManagementLimit", (), 350_500),
+        ({"power_limit_w": 350.5}, "DeviceGetEnforcedPowerLimit", (), 350_500),
+        ({"power_limit_w": 350.5}, "DeviceGetPowerManagementDefaultLimit", (), 700_000),
+        (
+            {"power_limit_w": 350.5},
+            "DeviceGetPowerManagementLimitConstraints",
+            (),
+            [100_000, 700_000],
+        ),
+        ({"sm_clock_mhz": 1_700}, "DeviceGetClockInfo", (pynvml.NVML_CLOCK_SM,), 1_700),
+        ({"memory_clock_mhz": 900}, "DeviceGetClockInfo", (pynvml.NVML_CLOCK_MEM,), 900),
+        ({"max_sm_clock_mhz": 1_800}, "DeviceGetMaxClockInfo", (pynvml.NVML_CLOCK_SM,), 1_800),
+        ({"max_memory_clock_mhz": 950}, "DeviceGetMaxClockInfo", (pynvml.NVML_CLOCK_MEM,), 950),
+        (
+            {"application_clock_mhz": 1_200},
+            "DeviceGetApplicationsClock",
+            (pynvml.NVML_CLOCK_SM,),
+            1_200,
+        ),
+        (
+            {"application_clock_mhz": 1_200},
+            "DeviceGetDefaultApplicationsClock",
+            (pynvml.NVML_CLOCK_SM,),
+            1_980,
+        ),
+        ({}, "DeviceGetClockInfo", (pynvml.NVML_CLOCK_VIDEO,), "NVMLError_NotSupported"),
+        ({"processes": (Process(7, 8),)}, "DeviceGetGraphicsRunningProcesses", (), []),
+        ({}, "DeviceGetSerial", (), "NVMLError_FunctionNotFound"),
+    ],
+    ids=str,
+)
+def test_the_driver_says_what_is_scripted(
+    driver: Driver,
+    fields: dict[str, Any],
+    name: str,
+    arguments: tuple[Any, ...] | None,
+    expected: object,
+) -> None:
+    driver.plays(ScriptedGpu(**fields))
+    gpu = None if arguments is None else 0
+    assert driver.says(name, *(arguments or ()), gpu=gpu) == expected
+
+
+def test_both_forms_of_the_memory_say_the_same(driver: Driver) -> None:
+    driver.plays(ScriptedGpu(memory_total_bytes=1_000, memory_used_bytes=400))
+    assert driver.says("DeviceGetMemoryInfo") == MEMORY
+    newer = driver.says("DeviceGetMemoryInfo", pynvml.nvmlMemory_v2)
+    assert newer == MEMORY | {"reserved": 0, "version": pynvml.nvmlMemory_v2}
+
+
+@pytest.mark.parametrize("load", [constant(400.0), WAVE], ids=["constant", "wave"])
+@pytest.mark.parametrize("factor", [1.0, 1.7])
+def test_the_counter_counts_the_true_energy_between_ticks(
+    driver: Driver, load: Load, factor: float
+) -> None:
+    gpu = running_for(12.345, ScriptedGpu(load=load, tick_ms=20.0, counter_factor=factor))
+    driver.plays(gpu)
+    first_mj, first_ns = driver.counter(gpu)
+    time.sleep(0.07)
+    last_mj, last_ns = driver.counter(gpu)
+    assert last_ns - first_ns >= 3 * 20_000_000
+    truth_mj = true_energy_j(gpu, first_ns, last_ns) * 1e3
+    assert last_mj - first_mj == pytest.approx(truth_mj * factor, abs=1)
+    since_mj = true_energy_j(gpu, gpu.started_ns, last_ns) * 1e3
+    assert last_mj == pytest.approx(since_mj * factor, abs=1)
+
+
+@pytest.mark.parametrize("load", [constant(400.0), WAVE], ids=["constant", "wave"])
+def test_the_truth_is_the_integral_of_the_power(load: Load) -> None:
+    gpu = ScriptedGpu(load=load)
+    step_s = 1e-4
+    from_s, steps = -0.5, 40_000
+
+    def power_w(at_s: float) -> float:
+        high = (at_s / load.period_ms * 1e3) % 1 < load.duty_frac
+        return (load.high_w if high else load.low_w) + load.drift_w_per_s * at_s
+
+    summed_j = math.fsum(power_w(from_s + (step + 0.5) * step_s) for step in range(steps)) * step_s
+    edges_ns = (
+        gpu.started_ns + round(at_s * NS_PER_S) for at_s in (from_s, from_s + steps * step_s)
+    )
+    assert true_energy_j(gpu, *edges_ns) == pytest.approx(summed_j, rel=1e-4)
+
+
+# Half of a period of 2 s is high: 0.4 s after it, 0.6 s of the last second were.
+SLOW = Load(low_w=100.0, high_w=500.0, period_ms=2_000.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("DeviceGetPowerUsage", ()), ("DeviceGetFieldValues", ([AVERAGE],))],
+    ids=["function", "field"],
+)
+def test_the_average_is_of_the_last_second(
+    driver: Driver, name: str, arguments: tuple[object, ...]
+) -> None:
+    gpu = running_for(1.4, ScriptedGpu(load=SLOW))
+    driver.plays(gpu)
+    said, before_ns, after_ns = driver.timed(name, *arguments)
+    said_mw = said if isinstance(said, int) else said[0]["value"]["uiVal"]
+    highest_mw, lowest_mw = (
+        true_energy_j(gpu, at_ns - NS_PER_S, at_ns) * 1e3 for at_ns in (before_ns, after_ns)
+    )
+    assert lowest_mw - 1 <= said_mw <= highest_mw + 1
+    assert 100_000 < lowest_mw < highest_mw < 341_000
+
+
+def test_the_instant_is_this_moment(driver: Driver) -> None:
+    driver.plays(running_for(1.4, ScriptedGpu(load=SLOW)))
+    assert driver.field(INSTANT) == (pynvml.NVML_SUCCESS, 100_000)
+    driver.plays(running_for(0.4, ScriptedGpu(load=SLOW)))
+    assert driver.field(INSTANT) == (pynvml.NVML_SUCCESS, 500_000)
+
+
+def test_power_drifts(driver: Driver) -> None:
+    gpu = running_for(2.0, ScriptedGpu(load=replace(constant(400.0), drift_w_per_s=50.0)))
+    driver.plays(gpu)
+    (said,), *asked_ns = driver.timed("DeviceGetFieldValues", [INSTANT])
+    first_mw, last_mw = (400_000 + 50_000 * (at - gpu.started_ns) / NS_PER_S for at in asked_ns)
+    assert first_mw - 1 <= said["value"]["uiVal"] <= last_mw + 1
+
+
+def test_a_sampling_sensor_sees_a_quarter_and_its_counter_all(driver: Driver) -> None:
+    # It looks at the first quarter of each 100 ms, when half of it is high.
+    load = Load(low_w=100.0, high_w=500.0, duty_frac=0.125)
+    gpu = running_for(30.0, ScriptedGpu(load=load, sampled_frac=0.25))
+    driver.plays(gpu)
+    assert driver.field(INSTANT)[1] == driver.field(AVERAGE)[1] == 300_000
+    said_mj, at_ns = driver.counter(gpu)
+    assert said_mj == pytest.approx(true_energy_j(gpu, gpu.started_ns, at_ns) * 1e3, abs=1)
+    seeing = replace(gpu, counter_sampled=True)
+    driver.plays(seeing)
+    said_mj, at_ns = driver.counter(seeing)
+    assert said_mj == pytest.approx(300_000 * (at_ns - gpu.started_ns) / NS_PER_S, abs=1)
+
+
+def test_a_module_has_no_power_of_the_gpu(driver: Driver) -> None:
+    driver.plays(ScriptedGpu(scope=Scope.MODULE, load=constant(650.0)))
+    assert driver.says("DeviceGetPowerUsage") == "NVMLError_NotSupported"
+    for number in (AVERAGE, INSTANT):
+        assert driver.field(number, Scope.GPU)[0] == pynvml.NVML_ERROR_NOT_SUPPORTED
+        assert driver.field(number, Scope.MODULE) == (pynvml.NVML_SUCCESS, 650_000)
+    driver.plays(ScriptedGpu())
+    assert driver.field(AVERAGE, Scope.MODULE)[0] == pynvml.NVML_ERROR_NOT_SUPPORTED
+
+
+def test_without_a_counter_power_can_still_be_read(driver: Driver) -> None:
+    driver.plays(ScriptedGpu(has_energy_counter=False))
+    assert driver.says("DeviceGetTotalEnergyConsumption") == "NVMLError_NotSupported"
+    assert driver.field(ENERGY)[0] == pynvml.NVML_ERROR_NOT_SUPPORTED
+    assert driver.says("DeviceGetPowerUsage") == 400_000
+
+
+def test_a_counter_sticks_and_resets(driver: Driver) -> None:
+    driver.plays(running_for(10.0, ScriptedGpu(counter_sticks_after_s=4.05)))
+    assert driver.says("DeviceGetTotalEnergyConsumption") == 4_000 * 400
+    assert driver.field(ENERGY) == (pynvml.NVML_SUCCESS, 4_000 * 400)
+    gpu = running_for(10.0, ScriptedGpu(counter_resets_at_s=8.0))
+    driver.plays(gpu)
+    said_mj, at_ns = driver.counter(gpu)
+    assert said_mj == pytest.approx(true_energy_j(gpu, gpu.started_ns + 8 * NS_PER_S, at_ns) * 1e3)
+    before = running_for(7.0, ScriptedGpu(counter_resets_at_s=8.0))
+    driver.plays(before)
+    assert driver.counter(before)[0] == pytest.approx(7_000 * 400)
+
+
+def test_without_permission_neither_power_nor_energy_is_said(driver: Driver) -> None:
+    driver.plays(ScriptedGpu(permission=False))
+    for name in ("DeviceGetPowerUsage", "DeviceGetTotalEnergyConsumption"):
+        assert driver.says(name) == "NVMLError_NoPermission"
+    fields = [driver.field(number)[0] for number in (ENERGY, AVERAGE, INSTANT)]
+    assert fields == [pynvml.NVML_ERROR_NO_PERMISSION] * 3
+    assert driver.says("DeviceGetTemperature", 0) == 61
+
+
+def test_a_lost_gpu_answers_nothing_and_the_other_goes_on(driver: Driver) -> None:
+    driver.plays(
+        running_for(5.0, ScriptedGpu(lost_at_s=4.0, uuid="GPU-00")),
+        running_for(5.0, ScriptedGpu(lost_at_s=100.0)),
+    )
+    for name in ("DeviceGetName", "DeviceGetPowerUsage", LISTING):
+        assert driver.says(name, gpu=0) == "NVMLError_GpuIsLost"
+    assert driver.says("DeviceGetHandleByUUID", "GPU-00", gpu=None) == "NVMLError_GpuIsLost"
+    assert driver.says("DeviceGetName", gpu=1) == "Scripted NVIDIA H100"
+
+
+@pytest.mark.parametrize("version", ["", "_v2", "_v3"])
+def test_processes_are_listed_from_their_time_on(driver: Driver, version: str) -> None:
+    ours, theirs = Process(41, 5_000), Process(42, 6_000, from_s=3.0)
+    for running_s, expected in ((2.0, [ours]), (4.0, [ours, theirs])):
+        driver.plays(running_for(running_s, ScriptedGpu(processes=(ours, theirs))))
+        listed = driver.says(LISTING + version)
+        assert [(one["pid"], one["usedGpuMemory"]) for one in listed] == [
+            one[:2] for one in expected
+        ]
+
+
+@pytest.mark.parametrize("names", ["Event", "Throttle"])
+def test_throttling_comes_and_goes(driver: Driver, names: str) -> None:
+    throttle = (Throttle(0x4), Throttle(0x40, from_s=2.0, to_s=4.0))
+    said = []
+    for running_s in (1.0, 3.0, 5.0):
+        driver.plays(running_for(running_s, ScriptedGpu(throttle=throttle)))
+        said.append(driver.says(f"DeviceGetCurrentClocks{names}Reasons"))
+    assert said == [0x4, 0x44, 0x4]
+    assert driver.says(f"DeviceGetSupportedClocks{names}Reasons") & 0x40
+
+
+def test_the_sm_clock_drops(driver: Driver) -> None:
+    said = []
+    for running_s in (1.0, 3.0):
+        gpu = running_for(running_s, ScriptedGpu(later_sm_clock_mhz=900, sm_clock_changes_at_s=2.0))
+        driver.plays(gpu)
+        said.append(driver.says("DeviceGetClockInfo", pynvml.NVML_CLOCK_SM))
+    assert said == [1_980, 900]
+
+
+def test_a_script_is_replaced_while_the_energy_goes_on(driver: Driver) -> None:
+    gpu = ScriptedGpu()
+    driver.plays(gpu)
+    assert driver.says(LISTING) == []
+    driver.plays(replace(gpu, processes=(Process(7, 8),)))
+    assert [one["pid"] for one in driver.says(LISTING)] == [7]
+    said_mj, at_ns = driver.counter(gpu)
+    assert said_mj == pytest.approx(true_energy_j(gpu, gpu.started_ns, at_ns) * 1e3, abs=1)
+
+
+def test_a_line_that_nobody_understands_is_said(
+    library: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = write_script(tmp_path / "gpus", [ScriptedGpu()])
+    script.write_text(script.read_text() + "watts 3\n")
+    with Driver(library, script) as driver:
+        assert driver.says("Init", gpu=None) == "NVMLError_Unknown"
+    assert f"{script}: can't use this line: watts 3" in capfd.readouterr().err
+
+
+def test_no_driver_is_loaded_where_there_is_no_script(library: Path, tmp_path: Path) -> None:
+    with Driver(library, tmp_path / "none") as driver:
+        assert driver.says("Init", gpu=None) == "NVMLError_DriverNotLoaded"
+        assert driver.says("DeviceGetCount", gpu=None) == "NVMLError_Uninitialized"
+        write_script(driver.script, [])
+        assert driver.says("Init", gpu=None) is None
+        assert driver.says("DeviceGetCount", gpu=None) == 0
+        assert driver.says("Shutdown", gpu=None) is None
+        assert driver.says("DeviceGetCount", gpu=None) == "NVMLError_Uninitialized"
+
+
+def test_the_child_alone_has_loaded_the_library(driver: Driver, library: Path) -> None:
+    child = Path(f"/proc/{driver.process.pid}/maps").read_text()
+    assert str(library) in child
+    assert str(library) not in Path("/proc/self/maps").read_text()
+
+
+def test_a_missing_compiler_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler -O1")
+    with pytest.raises(RuntimeError, match=r"'no-such-compiler'; install gcc"):
+        build(tmp_path)
+    monkeypatch.setenv("CC", f"{sys.executable} -c 'raise SystemExit(\"no stdio.h\")'")
+    with pytest.raises(RuntimeError, match=r"install libc6-dev(?s:.)*no stdio\.h"):
+        build(tmp_path)
+
+
+def test_a_scripted_gpu_says_that_it_is() -> None:
+    with pytest.raises(ValueError, match="begin its name with Scripted"):
+        ScriptedGpu(name="NVIDIA H100")

@@ -1,0 +1,550 @@
+"""The scripted server speaks vLLM's protocol and does what its truth says."""
+
+import asyncio
+import importlib.util
+import itertools
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from aiohttp import ClientPayloadError
+from aiohttp.test_utils import TestClient, TestServer
+from aiohttp.web import Application, Request
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.doubles.vllm.app import ScriptedServer
+from tests.doubles.vllm.launch import Launch, Level, Speculation
+from tests.doubles.vllm.script import (
+    DEFAULTS,
+    Fault,
+    Script,
+    chat_prompt,
+    record_script,
+    steps_of,
+)
+from tests.doubles.vllm.steps import FinishReason, Steps, likeliest, merged
+
+RECORDINGS = Path(__file__).parents[3] / "fixtures/recordings/vllm/0.32.0"
+SPECULATION = '{"method":"ngram","num_speculative_tokens":3}'
+SPECULATING = [
+    *("--speculative-config", SPECULATION),
+    *("--per-request-spec-decode-metrics", "detailed"),
+    "--enable-per-request-metrics",
+    "--enforce-eager",
+    *("--max-num-seqs", "8"),
+]
+MESSAGES = [{"role": "user", "content": "Write a class."}]
+CHAT = {
+    "model": "toy",
+    "messages": MESSAGES,
+    "max_tokens": 20,
+    "ignore_eos": True,
+    "return_token_ids": True,
+}
+COMPLETION = {
+    "model": "toy",
+    "prompt": "Once upon a time",
+    "max_tokens": 20,
+    "ignore_eos": True,
+    "return_token_ids": True,
+}
+SCORED = {"max_tokens": 1, "logprobs": 20, "return_tokens_as_token_ids": True}
+STREAM = {"stream": True, "stream_options": {"include_usage": True}}
+LAUNCH = Launch(
+    model="folder",
+    name="toy",
+    speculation=Speculation(num_speculative_tokens=3),
+    level=Level.DETAILED,
+)
+TRUTH = steps_of(chat_prompt(MESSAGES), num_speculative_tokens=3, max_tokens=20, ignore_eos=True)
+
+Json = dict[str, Any]
+Client = TestClient[Request, Application]
+
+
+@contextmanager
+def started(folder: Path, *flags: str, script: Script = DEFAULTS) -> Iterator[httpx.Client]:
+    """A client of a server that was started as specreg starts vLLM."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = launched(folder, "--port", str(port), *flags, script=script)
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+        try:
+            yield client
+        finally:
+            process.terminate()
+            process.communicate(timeout=5)
+
+
+def launched(folder: Path, *flags: str, script: Script) -> subprocess.Popen[str]:
+    """A process with vLLM's command line."""
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    model = ["--model", "folder", "--served-model-name", "toy", "--host", "127.0.0.1"]
+    return subprocess.Popen(
+        [*command, *model, *flags],
+        env=os.environ | record_script(script, folder),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def await_health(client: httpx.Client) -> None:
+    """Waits for 200."""
+    for _ in range(500):
+        try:
+            client.get("/health").raise_for_status()
+        except httpx.TransportError:
+            time.sleep(0.01)
+        else:
+            return
+    pytest.fail("never listened")
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Client, ...]]:
+    """A server that speculates and one that doesn't."""
+    folder = tmp_path_factory.mktemp("scripts")
+    with started(folder, *SPECULATING) as speculating, started(folder) as plain:
+        await_health(speculating)
+        await_health(plain)
+        yield speculating, plain
+
+
+@pytest.fixture
+def speculating(servers: tuple[httpx.Client, ...]) -> httpx.Client:
+    """The server that speculates."""
+    return servers[0]
+
+
+@pytest.fixture
+def plain(servers: tuple[httpx.Client, ...]) -> httpx.Client:
+    """The server that doesn't."""
+    return servers[1]
+
+
+def events_of(stream: str) -> list[Json]:
+    """The events of a stream, which must end with [DONE]."""
+    *events, done, _ = stream.split("\n\n")
+    assert done == "data: [DONE]"
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+def shape(value: object) -> object:
+    """The keys at every depth, blind to ids; a list by its first element, the rest by nothing."""
+    if isinstance(value, dict):
+        return {key.partition(":")[0]: shape(inner) for key, inner in value.items()}
+    return [shape(inner) for inner in value[:1]] if isinstance(value, list) else None
+
+
+def shapes_without_ids(events: list[Json]) -> list[object]:
+    """The distinct shapes in their order, blind to how many ids a list holds."""
+    seen = [shape(json.loads(json.dumps(event).replace("[]", "[0]"))) for event in events]
+    return [now for index, now in enumerate(seen) if now not in seen[:index]]
+
+
+def counters_of(text: str) -> dict[str, float]:
+    """The counters of the speculation, by name and position."""
+    families = text_string_to_metric_families(text)
+    samples = [sample for family in families for sample in family.samples]
+    return {
+        sample.name.removeprefix("vllm:spec_decode_num_") + sample.labels.get("position", ""): (
+            sample.value
+        )
+        for sample in samples
+        if "spec_decode" in sample.name and sample.name.endswith("_total")
+    }
+
+
+def record_of(steps: Steps) -> Json:
+    """What a detailed answer must say about its speculation."""
+    return {
+        "mean_acceptance_length": steps.acceptance_length,
+        "draft_acceptance_rate": steps.acceptance_rate,
+        "acceptance_histogram": list(steps.histogram),
+        "num_spec_steps": steps.verify_steps,
+        "num_accepted_draft_tokens": steps.accepted_tokens,
+        "num_draft_tokens": steps.drafted_tokens,
+        "num_spec_tokens": 3,
+        "per_step_accepted": list(steps.accepted),
+        "per_step_drafted": list(steps.proposed),
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "request_body", "recording"),
+    [
+        pytest.param("chat/completions", CHAT, "chat_stream.txt", id="chat"),
+        pytest.param("completions", COMPLETION, "comp_stream.txt", id="completion"),
+    ],
+)
+def test_a_stream_has_the_shapes_of_the_recording(
+    speculating: httpx.Client, path: str, request_body: Json, recording: str
+) -> None:
+    recorded = events_of((RECORDINGS / recording).read_text())
+    answered = events_of(speculating.post(f"/v1/{path}", json=request_body | STREAM).text)
+    assert shapes_without_ids(answered) == shapes_without_ids(recorded)
+    assert [list(event) for event in answered[-1:]] == [list(event) for event in recorded[-1:]]
+
+
+@pytest.mark.parametrize(
+    ("path", "request_body", "recording"),
+    [
+        pytest.param("chat/completions", CHAT, "chat.json", id="chat"),
+        pytest.param("completions", COMPLETION, "completion.json", id="completion"),
+        pytest.param("completions", COMPLETION | SCORED, "scores.json", id="scores"),
+    ],
+)
+def test_a_whole_answer_has_the_shape_of_the_recording(
+    speculating: httpx.Client, path: str, request_body: Json, recording: str
+) -> None:
+    recorded = json.loads((RECORDINGS / recording).read_text())
+    asked = request_body | {"return_token_ids": None}
+    answered = speculating.post(f"/v1/{path}", json=asked).json()
+    assert shape(answered) == shape(recorded)
+    assert list(answered) == list(recorded)
+
+
+def test_a_chunk_holds_the_tokens_of_one_step(speculating: httpx.Client) -> None:
+    answer = speculating.post("/v1/chat/completions", json=CHAT | STREAM)
+    _, *events, final = events_of(answer.text)
+    choices = [choice for event in events for choice in event["choices"]]
+    assert [tuple(choice["token_ids"]) for choice in choices] == [
+        chunk.token_ids for chunk in TRUTH.chunks
+    ]
+    assert "".join(choice["delta"]["content"] for choice in choices) == TRUTH.text
+    assert final["usage"]["completion_tokens"] == TRUTH.completion_tokens == 20
+    assert final["metrics"]["speculative_decoding"] == record_of(TRUTH)
+
+
+def test_the_counters_move_by_the_truth(speculating: httpx.Client) -> None:
+    before = counters_of(speculating.get("/metrics").text)
+    speculating.post("/v1/chat/completions", json=CHAT | STREAM)
+    after = counters_of(speculating.get("/metrics").text)
+    first, second, third = TRUTH.accepted_per_position
+    assert {name: after[name] - before[name] for name in after} == {
+        "drafts_total": TRUTH.verify_steps,
+        "draft_tokens_total": TRUTH.drafted_tokens,
+        "accepted_tokens_total": TRUTH.accepted_tokens,
+        "accepted_tokens_per_pos_total0": first,
+        "accepted_tokens_per_pos_total1": second,
+        "accepted_tokens_per_pos_total2": third,
+    }
+
+
+def test_the_counters_are_spelled_as_recorded(speculating: httpx.Client) -> None:
+    def spelled(text: str) -> list[str]:
+        lines = [line for line in text.splitlines() if "spec_decode" in line]
+        return [line.rsplit(" ", 1)[0] if line[0] != "#" else line for line in lines]
+
+    recorded = (RECORDINGS / "metrics.txt").read_text().replace("tiny-target", "toy")
+    assert spelled(speculating.get("/metrics").text) == spelled(recorded)
+
+
+@pytest.mark.parametrize("prompt", ["one", "two words", "three whole words"])
+def test_the_text_is_the_same_with_and_without_speculation(
+    servers: tuple[httpx.Client, ...], prompt: str
+) -> None:
+    body = {"model": "toy", "prompt": prompt, "max_tokens": 100}
+    texts = [client.post("/v1/completions", json=body).json()["choices"] for client in servers]
+    assert texts[0] == texts[1]
+
+
+def test_a_text_goes_on_alike_after_any_part_of_it(plain: httpx.Client) -> None:
+    """As a model's: what is asked about a place in it is asked of the same text."""
+
+    def said_after(*prompt: int, tokens: int) -> list[int]:
+        body = COMPLETION | {"prompt": prompt, "max_tokens": tokens}
+        (choice,) = plain.post("/v1/completions", json=body).json()["choices"]
+        return list(choice["token_ids"])
+
+    whole = said_after(1, 7, tokens=9)
+    assert [said_after(1, 7, *whole[:part], tokens=9 - part) for part in range(1, 9)] == [
+        whole[part:] for part in range(1, 9)
+    ]
+    assert len(set(whole)) > 3
+
+
+def test_the_token_that_is_said_is_the_likeliest_and_the_others_are_never_as_likely(
+    plain: httpx.Client,
+) -> None:
+    body = COMPLETION | SCORED | {"max_tokens": 3}
+    (choice,) = plain.post("/v1/completions", json=body).json()["choices"]
+    scores = choice["logprobs"]
+
+    assert scores["tokens"] == [f"token_id:{token}" for token in choice["token_ids"]]
+    rows = zip(scores["tokens"], scores["token_logprobs"], scores["top_logprobs"], strict=True)
+    for name, nats, top in rows:
+        ranked = sorted(top.values(), reverse=True)
+        assert (len(top), top[name], ranked[0]) == (20, nats, nats)
+        assert [one - other for one, other in itertools.pairwise(ranked)] == pytest.approx(
+            [1.0] * 19
+        )
+        assert sum(map(math.exp, ranked)) == pytest.approx(1.0)
+
+
+def test_scores_are_named_by_their_text_unless_ids_are_asked_for(plain: httpx.Client) -> None:
+    body = COMPLETION | {"max_tokens": 2, "logprobs": 1}
+    (choice,) = plain.post("/v1/completions", json=body).json()["choices"]
+
+    assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
+    assert choice["logprobs"]["text_offset"] == [0, len(choice["logprobs"]["tokens"][0])]
+
+
+def test_without_speculation_nothing_is_said_of_it(plain: httpx.Client) -> None:
+    *_, final = events_of(plain.post("/v1/chat/completions", json=CHAT | STREAM).text)
+    assert "metrics" not in final
+    assert plain.post("/v1/chat/completions", json=CHAT).json()["metrics"] is None
+    assert counters_of(plain.get("/metrics").text) == {}
+
+
+def test_the_version_and_the_model_name_the_server(plain: httpx.Client) -> None:
+    assert plain.get("/version").json() == {"version": "99.0+scripted"}
+    (card,) = plain.get("/v1/models").json()["data"]
+    assert (card["id"], card["root"]) == ("toy", "folder")
+
+
+def test_an_unknown_model_is_refused(plain: httpx.Client) -> None:
+    assert plain.post("/v1/completions", json=COMPLETION | {"model": "b"}).status_code == 404
+    assert plain.post("/v1/completions", content="{").status_code == 400
+
+
+def test_a_record_without_speculation_is_refused_at_the_start(tmp_path: Path) -> None:
+    flags = ("--per-request-spec-decode-metrics", "summary")
+    process = launched(tmp_path, *flags, script=DEFAULTS)
+    _, log = process.communicate(timeout=5)
+    assert process.returncode == 1
+    assert "ValueError: --per-request-spec-decode-metrics requires speculative decoding" in log
+
+
+def test_a_scripted_exit_prints_its_log(tmp_path: Path) -> None:
+    script = Script(fault=Fault.EXIT_AT_START, exit_status=7, exit_log="out of memory")
+    process = launched(tmp_path, script=script)
+    _, log = process.communicate(timeout=5)
+    assert (process.returncode, log.splitlines()[-1]) == (7, "out of memory")
+
+
+def test_a_crash_ends_the_process_halfway(tmp_path: Path) -> None:
+    script = Script(fault=Fault.CRASH_MID_RUN, fault_after_requests=1)
+    with started(tmp_path, script=script) as client:
+        await_health(client)
+        assert client.post("/v1/completions", json=COMPLETION).is_success
+        with pytest.raises(httpx.RemoteProtocolError):
+            client.post("/v1/completions", json=COMPLETION | STREAM)
+
+
+def test_a_deaf_server_leaves_a_deaf_worker_in_another_session(tmp_path: Path) -> None:
+    script = Script(fault=Fault.SURVIVOR, ignore_sigterm=True, survivor_s=5)
+    process = launched(tmp_path, "--port", "0", script=script)
+    assert process.stderr
+    worker = next(int(line.split()[-1]) for line in process.stderr if "worker pid" in line)
+    for pid in (process.pid, worker):
+        os.kill(pid, signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=0.1)
+    process.kill()
+    process.wait()
+    assert os.getsid(worker) == worker != process.pid
+    os.kill(worker, signal.SIGKILL)
+    process.stderr.close()
+
+
+def test_the_stand_in_is_not_what_import_vllm_finds() -> None:
+    spec = importlib.util.find_spec("vllm")
+    assert spec is None or "scripted" not in str(spec.origin)
+
+
+def test_the_text_depends_on_the_prompt_alone() -> None:
+    texts = {
+        steps_of("a", Script(seed=seed), num_speculative_tokens=drafted).text
+        for seed in (0, 1)
+        for drafted in (0, 1, 5)
+    }
+    assert len(texts) == 1
+
+
+def test_a_cycle_of_acceptance_gives_an_exact_length() -> None:
+    script = Script(accepted_cycle=(0, 1, 2, 3))
+    truth = steps_of("a", script, num_speculative_tokens=3, max_tokens=101, ignore_eos=True)
+    assert truth.acceptance_length == 2.5
+    assert truth.histogram == (10, 10, 10, 10)
+    assert truth.truncated_tokens == 0
+
+
+def test_the_last_step_is_cut_and_still_counted() -> None:
+    script = Script(accepted_cycle=(3,))
+    truth = steps_of("a", script, num_speculative_tokens=3, max_tokens=7, ignore_eos=True)
+    assert truth.accepted == (3, 3)
+    assert [len(chunk.token_ids) for chunk in truth.chunks] == [1, 4, 2]
+    assert (truth.completion_tokens, truth.truncated_tokens) == (7, 2)
+
+
+def test_an_answer_stops_at_its_own_length_unless_told_not_to() -> None:
+    assert steps_of("a").finish_reason is FinishReason.STOP
+    assert 24 <= steps_of("a").completion_tokens <= 64
+    assert steps_of("a", max_tokens=5).finish_reason is FinishReason.LENGTH
+    assert steps_of("a", max_tokens=90, ignore_eos=True).completion_tokens == 90
+
+
+def test_acceptance_tends_to_its_probabilities() -> None:
+    truth = steps_of("a", num_speculative_tokens=3, max_tokens=9000, ignore_eos=True)
+    expected = 1 + 0.8 + 0.8 * 0.7 + 0.8 * 0.7 * 0.6
+    assert truth.acceptance_length == pytest.approx(expected, rel=0.02)
+
+
+def in_process(
+    script: Script, ask: Callable[[Client], Awaitable[object]], launch: Launch = LAUNCH
+) -> None:
+    """Asks a server in this process."""
+
+    async def run() -> None:
+        application = ScriptedServer(launch, script).application()
+        async with TestClient(TestServer(application)) as client:
+            await ask(client)
+
+    asyncio.run(run())
+
+
+async def stream(client: Client) -> str:
+    """The text of one chat's stream."""
+    async with client.post("/v1/chat/completions", json=CHAT | STREAM) as response:
+        return await response.text()
+
+
+async def counters(client: Client) -> dict[str, float]:
+    """The counters of the speculation."""
+    async with client.get("/metrics") as response:
+        return counters_of(await response.text())
+
+
+@pytest.mark.parametrize(
+    ("fault", "status"), [(Fault.HTTP_500, 500), (Fault.HTTP_429, 429)], ids=["500", "429"]
+)
+def test_one_request_is_refused(fault: Fault, status: int) -> None:
+    async def ask(client: Client) -> None:
+        posted = [await client.post("/v1/chat/completions", json=CHAT) for _ in range(3)]
+        assert [response.status for response in posted] == [200, status, 200]
+
+    in_process(Script(fault=fault, fault_after_requests=1), ask)
+
+
+def test_a_truncated_stream_breaks_off() -> None:
+    async def ask(client: Client) -> None:
+        with pytest.raises(ClientPayloadError):
+            await stream(client)
+
+    in_process(Script(fault=Fault.TRUNCATED_STREAM), ask)
+
+
+def test_wrong_json_is_one_event_of_the_stream() -> None:
+    async def ask(client: Client) -> None:
+        with pytest.raises(json.JSONDecodeError):
+            events_of(await stream(client))
+
+    in_process(Script(fault=Fault.WRONG_JSON), ask)
+
+
+def test_without_usage_the_stream_ends_with_its_last_token() -> None:
+    async def ask(client: Client) -> None:
+        *_, last = events_of(await stream(client))
+        assert "usage" not in last
+        assert last["choices"][0]["finish_reason"] == "length"
+
+    in_process(Script(fault=Fault.NO_USAGE), ask)
+
+
+def test_merged_chunks_hold_two_steps() -> None:
+    async def ask(client: Client) -> None:
+        _, *events, final = events_of(await stream(client))
+        assert len(events) == len(merged(TRUTH.chunks)) < len(TRUTH.chunks)
+        assert final["metrics"]["speculative_decoding"] == record_of(TRUTH)
+
+    in_process(Script(fault=Fault.MERGED_CHUNKS), ask)
+
+
+def test_disabled_speculation_drafts_nothing() -> None:
+    async def ask(client: Client) -> None:
+        *_, final = events_of(await stream(client))
+        record = final["metrics"]["speculative_decoding"]
+        assert (record["num_spec_steps"], record["acceptance_histogram"]) == (0, [0, 0, 0, 0])
+        assert set((await counters(client)).values()) == {0.0}
+
+    in_process(Script(fault=Fault.SPEC_DISABLED), ask)
+
+
+@pytest.mark.parametrize(("drafted", "differing"), [(3, [0, 1, 0]), (0, [0, 0, 0])])
+def test_speculation_changes_one_token_of_one_answer_to_one_that_is_never_said(
+    drafted: int, differing: list[int]
+) -> None:
+    launch = msgspec.structs.replace(
+        LAUNCH, speculation=Speculation(num_speculative_tokens=drafted), level=Level.NONE
+    )
+
+    async def ask(client: Client) -> None:
+        found = []
+        for _ in range(3):
+            async with client.post("/v1/chat/completions", json=CHAT) as response:
+                (choice,) = (await response.json())["choices"]
+            pairs = zip(TRUTH.token_ids, choice["token_ids"], strict=True)
+            found.append([pair for pair in pairs if len(set(pair)) > 1])
+        assert list(map(len, found)) == differing
+        for said, other in itertools.chain(*found):
+            assert other not in likeliest(said)[:20]
+
+    in_process(Script(fault=Fault.CHANGED_TOKEN, fault_after_requests=1), ask, launch)
+
+
+def test_renamed_counters_are_not_found() -> None:
+    async def ask(client: Client) -> None:
+        await stream(client)
+        assert await counters(client) == {}
+
+    in_process(Script(fault=Fault.COUNTERS_RENAMED), ask)
+
+
+@pytest.mark.parametrize(
+    ("fault", "drafts"),
+    [
+        pytest.param(Fault.COUNTERS_RESET, 1, id="reset"),
+        pytest.param(None, 2, id="right"),
+    ],
+)
+def test_reset_counters_begin_again(fault: Fault | None, drafts: int) -> None:
+    async def ask(client: Client) -> None:
+        await stream(client)
+        await stream(client)
+        assert (await counters(client))["drafts_total"] == drafts * TRUTH.verify_steps
+
+    in_process(Script(fault=fault, fault_after_requests=1), ask)
+
+
+def test_a_foreign_user_moves_the_counters() -> None:
+    async def ask(client: Client) -> None:
+        await stream(client)
+        assert (await counters(client))["drafts_total"] > TRUTH.verify_steps
+
+    in_process(Script(fault=Fault.COUNTERS_TOO_HIGH), ask)
+
+
+@pytest.mark.parametrize(
+    ("fault", "health"), [(Fault.NEVER_READY, 503), (Fault.HEALTHY_BUT_MUTE, 200)]
+)
+def test_a_mute_server_generates_nothing(fault: Fault, health: int) -> None:
+    async def ask(client: Client) -> None:
+        assert (await client.get("/health")).status == health
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(stream(client), timeout=0.05)
+
+    in_process(Script(fault=fault), ask)

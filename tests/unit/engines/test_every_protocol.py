@@ -1,0 +1,219 @@
+"""Any steps, played through the scripted server of any protocol, are read back exactly."""
+
+import asyncio
+import dataclasses
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+from aiohttp.test_utils import TestServer
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from specreg.acceptance.checks import check_requests
+from specreg.acceptance.record import (
+    NO_STEPS,
+    AcceptanceRecord,
+    Counters,
+    Source,
+    StepCounts,
+    View,
+)
+from specreg.core.errors import InvalidMeasurementError
+from specreg.datasets import Prompt
+from specreg.engines.protocols import PROTOCOLS, Endpoint, Form
+from specreg.load.client_processes import open_crew
+from specreg.load.rounds import Round
+from specreg.measurement.meter import read_acceptance
+from specreg.measurement.metrics import Family, e2e_ms, metrics_of, tpot_ms, ttft_ms
+from tests.doubles.protocols.sglang import ScriptedSglang
+from tests.doubles.protocols.tensorrt_llm import ScriptedTensorrtLlm
+from tests.doubles.protocols.triton import ScriptedTriton
+from tests.doubles.vllm.app import ScriptedServer
+from tests.doubles.vllm.launch import Launch, Level, Speculation
+from tests.doubles.vllm.script import Fault, Script
+from tests.unit import builders
+
+SERVERS = {
+    "vllm": ScriptedServer,
+    "sglang": ScriptedSglang,
+    "tensorrt_llm": ScriptedTensorrtLlm,
+    "triton": ScriptedTriton,
+}
+SPOKEN = {
+    "vllm": Source.VLLM_REQUEST,
+    "sglang": Source.SGLANG_REQUEST,
+    "tensorrt_llm": Source.TRTLLM_COUNTERS,
+    "triton": Source.STREAM_CHUNKS,
+}
+HAS_NO_SCRIPT = {"reference"}
+"""It speaks as vLLM does, and tests/reference plays known steps through the engine itself."""
+WAYS = [
+    (protocol, form)
+    for protocol, form in itertools.product(SERVERS, Form)
+    if (protocol, form) != ("triton", Form.CHAT)
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """What one request is to do: tokens accepted by step, and how many of all are delivered."""
+
+    accepted: tuple[int, ...]
+    tokens: int
+
+    def prompt(self, number: int) -> Prompt:
+        """A prompt that makes the scripted server do it."""
+        accepted = ",".join(map(str, self.accepted))
+        text = f"Number {number}: accepted={accepted} tokens={self.tokens}"
+        return Prompt(id=str(number), category="played", turns=(text,))
+
+    def counts(self, draft_tokens: int, view: View) -> StepCounts:
+        """The truth; in the emitted view without what was cut off the last step."""
+        accepted = list(self.accepted)
+        if accepted and view is View.EMITTED:
+            accepted[-1] -= 1 + sum(a + 1 for a in self.accepted) - self.tokens
+        histogram = [accepted.count(j) for j in range(draft_tokens + 1)]
+        return StepCounts.from_histogram(histogram, proposed=draft_tokens * len(accepted))
+
+
+@st.composite
+def played(draw: st.DrawFn, draft_tokens: int) -> Played:
+    """Up to eight steps; the last one may be cut."""
+    accepted = tuple(draw(st.lists(st.integers(0, draft_tokens), max_size=8)))
+    full = 1 + sum(a + 1 for a in accepted)
+    cut = draw(st.integers(0, accepted[-1])) if accepted else 0
+    return Played(accepted=accepted, tokens=full - cut)
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> tuple[int, list[Played]]:
+    """How many tokens are drafted, and some requests; one of them at least has accepted drafts."""
+    draft_tokens = draw(st.integers(1, 6))
+    some = draw(st.lists(played(draft_tokens), min_size=1, max_size=5))
+    return draft_tokens, [*some, Played(accepted=(1,), tokens=3)]
+
+
+def play(
+    protocol: str,
+    form: Form,
+    draft_tokens: int,
+    requests: Sequence[Played],
+    script: Script | None = None,
+    *,
+    stream: bool = True,
+) -> tuple[Round, Counters | None, Counters | None]:
+    """A round of the requests over real HTTP, and the counters around it."""
+    launch = Launch(
+        model="folder",
+        name="toy",
+        speculation=Speculation(num_speculative_tokens=draft_tokens),
+        level=Level.SUMMARY,
+    )
+    server = SERVERS[protocol](launch, script or Script(prefill_ms=0.0, step_ms=0.0))
+    case = dataclasses.replace(builders.CASE, form=form, stream=stream)
+    prompts = [request.prompt(number) for number, request in enumerate(requests)]
+
+    async def run() -> tuple[Round, Counters | None, Counters | None]:
+        async with TestServer(server.application()) as listening:
+            base_url = str(listening.make_url(""))
+            endpoint = Endpoint(base_url=base_url, model="toy", protocol=protocol)
+            async with open_crew(case, endpoint, clock=time.monotonic_ns) as crew:
+                path, pages = PROTOCOLS[protocol].counters_path, []
+                pages += [await crew.scrape(path)] if path else []
+                done = await crew.replay(prompts)
+                pages += [await crew.scrape(path)] if path else []
+            before, after = (
+                map(PROTOCOLS[protocol].parse_counters, pages) if pages else (None, None)
+            )
+            return done, before, after
+
+    return asyncio.run(run())
+
+
+def measured(
+    protocol: str, form: Form, draft_tokens: int, requests: Sequence[Played]
+) -> AcceptanceRecord:
+    """The acceptance that the meter reads."""
+    done, before, after = play(protocol, form, draft_tokens, requests)
+    check_requests(done.traces)
+    spec = dataclasses.replace(builders.SPEC, draft_tokens=draft_tokens)
+    record = read_acceptance(spec, PROTOCOLS[protocol], done.traces, before, after)
+    assert record is not None
+    return record
+
+
+def test_each_protocol_has_a_scripted_server_or_a_reason() -> None:
+    assert SERVERS.keys() | HAS_NO_SCRIPT == PROTOCOLS.keys()
+    assert not SERVERS.keys() & HAS_NO_SCRIPT
+
+
+@pytest.mark.parametrize(("protocol", "form"), WAYS)
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(runs())
+def test_the_steps_that_were_played_are_read_back_exactly(
+    protocol: str, form: Form, run: tuple[int, list[Played]]
+) -> None:
+    draft_tokens, requests = run
+    record = measured(protocol, form, draft_tokens, requests)
+    assert record.source is SPOKEN[protocol]
+    # Of single requests counters tell nothing.
+    by_prompt = zip(record.prompts, requests, strict=True) if record.prompts else ()
+    assert bool(record.prompts) == (protocol != "tensorrt_llm")
+    for prompt, request in by_prompt:
+        truth = request.counts(draft_tokens, record.view)
+        assert prompt.completion_tokens == request.tokens
+        assert prompt.counts.histogram[: draft_tokens + 1] == truth.histogram or not truth.steps
+        assert prompt.counts.steps == truth.steps
+        assert prompt.counts.accepted == truth.accepted
+        assert prompt.counts.proposed == truth.proposed
+    everything = [request.counts(draft_tokens, record.view) for request in requests]
+    assert record.total == sum(everything, NO_STEPS)
+
+
+@pytest.mark.parametrize(("protocol", "form"), WAYS)
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (Fault.HTTP_500, "HTTP_ERROR: HTTP 500"),
+        (Fault.WRONG_JSON, "EVENT_UNREADABLE"),
+        (Fault.TRUNCATED_STREAM, "Error"),
+    ],
+)
+def test_a_fault_is_an_error_of_its_request_in_every_protocol(
+    protocol: str, form: Form, fault: Fault, words: str
+) -> None:
+    script = Script(prefill_ms=0.0, step_ms=0.0, fault=fault, fault_after_requests=1)
+    requests = [Played(accepted=(1, 2, 0), tokens=7)] * 3
+    errors = [trace.error for trace in play(protocol, form, 3, requests, script)[0].traces]
+    assert sorted(error is None for error in errors) == [False, True, True]
+    assert words in next(error for error in errors if error is not None)
+
+
+def test_an_answer_at_once_has_its_tokens_and_nothing_of_the_way_there() -> None:
+    requests = [Played(accepted=(1, 2, 0), tokens=7), Played(accepted=(), tokens=1)]
+    done, *_ = play("triton", Form.COMPLETIONS, 3, requests, stream=False)
+    check_requests(done.traces)
+    assert [trace.tokens for trace in done.traces] == [7, 1]
+    assert all(e2e_ms(trace) and ttft_ms(trace) is tpot_ms(trace) is None for trace in done.traces)
+    case = dataclasses.replace(builders.PLAIN_CASE, stream=False)
+    assert metrics_of(case, Family.LATENCY) == ()
+    assert len(metrics_of(builders.PLAIN_CASE, Family.LATENCY)) == 2
+
+
+def test_an_answer_at_once_that_is_broken_is_an_error_of_its_request() -> None:
+    script = Script(prefill_ms=0.0, step_ms=0.0, fault=Fault.WRONG_JSON)
+    played = [Played(accepted=(1, 2, 0), tokens=7)]
+    done, *_ = play("triton", Form.COMPLETIONS, 3, played, script, stream=False)
+    assert "EVENT_UNREADABLE" in (done.traces[0].error or "")
+
+
+@pytest.mark.parametrize("protocol", ["tensorrt_llm", "triton"])
+def test_merged_chunks_are_refused_where_chunks_are_all_there_is(protocol: str) -> None:
+    script = Script(prefill_ms=0.0, step_ms=0.0, fault=Fault.MERGED_CHUNKS)
+    requests = [Played(accepted=(3, 3, 3, 3), tokens=17)]
+    done, *_ = play(protocol, Form.COMPLETIONS, 3, requests, script)
+    with pytest.raises(InvalidMeasurementError, match="CHUNKS_MERGED"):
+        read_acceptance(builders.SPEC, PROTOCOLS[protocol], done.traces, None, None)

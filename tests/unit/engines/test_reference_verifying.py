@@ -1,0 +1,224 @@
+"""Verification against what is known of it: by hand, and by the distributions it must have."""
+
+import itertools
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import stats
+
+from specreg.engines.pytorch.verifying import (
+    NO_DRAFT,
+    Draft,
+    Floats,
+    Verified,
+    distributions,
+    sample,
+    verify,
+    verify_greedy,
+    verify_sampled,
+)
+
+DRAWS = 10_000
+ALPHA = 1e-4
+"""Seeded, so each test always does the same: an unlucky seed would show at once."""
+
+P = np.array([0.5, 0.3, 0.2, 0.0])
+PAIRS = [
+    pytest.param(P, np.array([0.2, 0.3, 0.1, 0.4]), 0.6, id="overlapping"),
+    pytest.param(P, P, 1.0, id="equal"),
+    pytest.param(P, np.array([0.0, 0.0, 0.0, 1.0]), 0.0, id="disjoint"),
+    pytest.param(P, np.array([0.0, 1.0, 0.0, 0.0]), 0.3, id="certain"),
+    pytest.param(np.array([0.0, 1.0, 0.0, 0.0]), np.full(4, 0.25), 0.25, id="certain target"),
+    pytest.param(P, np.array([0.5, 0.3, 0.1, 0.1]), 0.9, id="close"),
+]
+
+
+def agrees(counts: NDArray[np.generic], expected: Floats) -> bool:
+    """Whether counts may be draws from a distribution; what it excludes must not occur."""
+    possible = expected > 0
+    if np.any(counts[~possible]):
+        return False
+    if possible.sum() == 1:
+        return True
+    wanted = expected[possible] / expected[possible].sum() * counts.sum()
+    return bool(stats.chisquare(counts[possible], wanted).pvalue > ALPHA)
+
+
+def drawn(q: Floats, draft_tokens: int, random: np.random.Generator) -> Draft:
+    """Drafts of which each is drawn from q."""
+    ids = tuple(sample(q, random) for _ in range(draft_tokens))
+    return Draft(token_ids=ids, distributions=np.tile(q, (draft_tokens, 1)))
+
+
+def emitted(draft: Draft, verified: Verified) -> tuple[int, ...]:
+    """The tokens of a step."""
+    return (*draft.token_ids[: verified.accepted], verified.next_id)
+
+
+def test_the_test_tells_distributions_apart() -> None:
+    random = np.random.default_rng(0)
+    counts = np.bincount([sample(P, random) for _ in range(DRAWS)], minlength=4)
+    assert agrees(counts, P)
+    assert not agrees(counts, np.array([0.48, 0.32, 0.2, 0.0]))
+    assert not agrees(counts, np.array([0.5, 0.5, 0.0, 0.0]))
+
+
+@pytest.mark.parametrize(("p", "q", "expected"), PAIRS)
+def test_a_draft_is_accepted_as_often_as_the_distributions_overlap(
+    p: Floats, q: Floats, expected: float
+) -> None:
+    """The probability is Σ min(p, q)."""
+    assert np.minimum(p, q).sum() == pytest.approx(expected)
+    random = np.random.default_rng(1)
+    target = np.stack([p, p])
+    accepted = sum(
+        verify_sampled(drawn(q, 1, random), target, random).accepted for _ in range(DRAWS)
+    )
+    assert agrees(np.array([accepted, DRAWS - accepted]), np.array([expected, 1 - expected]))
+
+
+@pytest.mark.parametrize(("p", "q", "_"), PAIRS)
+def test_what_is_emitted_is_distributed_as_the_target_says_whatever_drafts(
+    p: Floats, q: Floats, _: float
+) -> None:
+    random = np.random.default_rng(2)
+    target = np.stack([p, p])
+    counts = np.zeros(4)
+    for _draw in range(DRAWS):
+        draft = drawn(q, 1, random)
+        counts[emitted(draft, verify_sampled(draft, target, random))[0]] += 1
+    assert agrees(counts, p)
+
+
+def test_two_tokens_are_distributed_as_the_target_says_though_the_second_depends_on_the_first() -> (
+    None
+):
+    """A Markov chain as target, another as draft; steps of two drafts until two tokens are out."""
+    chain = np.array([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8], [0.3, 0.4, 0.3]])
+    draft_chain = np.array([[0.2, 0.4, 0.4], [0.6, 0.2, 0.2], [0.1, 0.8, 0.1]])
+    random = np.random.default_rng(3)
+    counts = np.zeros((3, 3))
+    for _ in range(DRAWS):
+        text = [0]
+        while len(text) < 3:
+            first = sample(draft_chain[text[-1]], random)
+            ids = (first, sample(draft_chain[first], random))
+            draft = Draft(
+                token_ids=ids, distributions=np.stack([draft_chain[text[-1]], draft_chain[first]])
+            )
+            target = np.stack([chain[text[-1]], *(chain[token_id] for token_id in ids)])
+            text.extend(emitted(draft, verify_sampled(draft, target, random)))
+        counts[text[1], text[2]] += 1
+    expected = chain[0][:, None] * chain
+    assert agrees(counts.ravel(), expected.ravel())
+
+
+def test_a_certain_draft_is_one_that_was_drawn_from_a_single_token() -> None:
+    """So that a lookup needs no distributions: the same chance leads to the same step."""
+    one_hot = np.zeros((2, 4))
+    one_hot[0, 1] = one_hot[1, 2] = 1.0
+    target = np.tile(P, (3, 1))
+    for seed in range(500):
+        short, long = (
+            verify_sampled(
+                Draft(token_ids=(1, 2), distributions=q), target, np.random.default_rng(seed)
+            )
+            for q in (None, one_hot)
+        )
+        assert short == long
+
+
+def test_a_token_that_the_target_excludes_is_never_accepted_nor_drawn() -> None:
+    random = np.random.default_rng(4)
+    for _ in range(2_000):
+        verified = verify_sampled(Draft(token_ids=(3,)), np.stack([P, P]), random)
+        assert verified.accepted == 0
+        assert verified.next_id != 3
+
+
+class _Lowest(np.random.Generator):
+    """Chance at its lowest, which comes once in 2^53 draws."""
+
+    def random(self, *_: object, **__: object) -> float:  # type: ignore[override]
+        return 0.0
+
+
+def test_a_token_of_weight_0_is_not_drawn_by_the_lowest_chance() -> None:
+    assert sample(np.array([0.0, 0.0, 1.0]), _Lowest(np.random.PCG64(0))) == 2
+
+
+PATTERNS = [
+    pytest.param(draft_tokens, accepted, id=f"{accepted} of {draft_tokens}")
+    for draft_tokens in range(5)
+    for accepted in range(draft_tokens + 1)
+]
+
+
+@pytest.mark.parametrize(("draft_tokens", "accepted"), PATTERNS)
+def test_greedy_accepts_the_longest_prefix_that_the_target_would_have_said(
+    draft_tokens: int, accepted: int
+) -> None:
+    choices = list(range(10, 11 + draft_tokens))
+    ids = [*choices[:accepted], *(99 for _ in range(draft_tokens - accepted))]
+    assert verify_greedy(ids, choices) == Verified(accepted=accepted, next_id=choices[accepted])
+
+
+def test_greedy_accepts_nothing_behind_a_rejection() -> None:
+    """Every pattern of right and wrong drafts up to four."""
+    for draft_tokens in range(5):
+        choices = list(range(10, 11 + draft_tokens))
+        for right in itertools.product((True, False), repeat=draft_tokens):
+            expected = (*right, False).index(False)
+            for wrong in (0, 99):
+                ids = [choices[place] if ok else wrong for place, ok in enumerate(right)]
+                assert verify_greedy(ids, choices).accepted == expected
+
+
+@pytest.mark.parametrize(("draft_tokens", "accepted"), PATTERNS)
+def test_sampling_stops_at_the_first_rejection_in_the_same_way(
+    draft_tokens: int, accepted: int
+) -> None:
+    """The target is certain of each place, so that chance has no say."""
+    target = np.eye(8)[: draft_tokens + 1]
+    ids = tuple(place if place < accepted else 7 for place in range(draft_tokens))
+    verified = verify_sampled(Draft(token_ids=ids), target, np.random.default_rng(5))
+    assert verified == Verified(accepted=accepted, next_id=accepted)
+
+
+def test_the_lengths_of_accepted_runs_are_those_of_independent_drafts() -> None:
+    """Where every place has the same p and q, a run of j is β^j (1 - β), of k it is β^k."""
+    q, draft_tokens, beta = np.array([0.2, 0.3, 0.1, 0.4]), 3, 0.6
+    random = np.random.default_rng(6)
+    target = np.tile(P, (draft_tokens + 1, 1))
+    runs = [
+        verify_sampled(drawn(q, draft_tokens, random), target, random).accepted
+        for _ in range(DRAWS)
+    ]
+    expected = np.array([*(beta**j * (1 - beta) for j in range(draft_tokens)), beta**draft_tokens])
+    assert agrees(np.bincount(runs, minlength=draft_tokens + 1), expected)
+
+
+def test_temperature_0_is_the_likeliest_and_takes_no_chance() -> None:
+    logits = np.array([[0.0, 3.0, 1.0], [5.0, 0.0, 1.0], [0.0, 0.0, 2.0]])
+    random = np.random.default_rng(7)
+    before = random.bit_generator.state
+    assert verify(Draft(token_ids=(1, 0)), logits, 0.0, random).accepted == 2
+    assert verify(Draft(token_ids=(1, 2)), logits, 0.0, random) == Verified(accepted=1, next_id=0)
+    assert verify(NO_DRAFT, logits[:1], 0.0, random) == Verified(accepted=0, next_id=1)
+    assert random.bit_generator.state == before
+
+
+def test_a_temperature_divides_the_logits() -> None:
+    logits = np.array([[0.0, np.log(3.0)]], dtype=np.float32)
+    assert distributions(logits, 1.0)[0] == pytest.approx([0.25, 0.75])
+    assert distributions(logits, 0.5)[0] == pytest.approx([0.1, 0.9])
+
+
+def test_a_temperature_decides_how_often_a_draft_is_accepted() -> None:
+    logits = np.array([[0.0, np.log(3.0)], [0.0, 0.0]])
+    random = np.random.default_rng(8)
+    accepted = sum(
+        verify(Draft(token_ids=(1,)), logits, 0.5, random).accepted for _ in range(DRAWS)
+    )
+    assert agrees(np.array([accepted, DRAWS - accepted]), np.array([0.9, 0.1]))

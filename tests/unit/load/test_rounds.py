@@ -1,0 +1,712 @@
+"""What a replay sees of a server is that server's truth; a fault is one trace."""
+
+import asyncio
+import dataclasses
+import itertools
+import time
+from collections.abc import AsyncIterator, Sequence
+
+import httpx
+import msgspec
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from specreg.acceptance.record import NO_STEPS
+from specreg.acceptance.trace import RequestTrace
+from specreg.core.errors import HungError, SpecregError
+from specreg.datasets import Prompt
+from specreg.engines.protocols import Endpoint, Form
+from specreg.load.chat_client import Finished, Record, new_client
+from specreg.load.rounds import Round, Share, Tally, replay_round
+from specreg.matrix import Case
+from specreg.matrix.load import Arrivals, Load
+from specreg.measurement.metrics import tpot_ms, ttft_ms
+from tests.doubles.vllm.app import ScriptedServer
+from tests.doubles.vllm.launch import Launch, Level, Speculation
+from tests.doubles.vllm.script import DEFAULTS, Fault, Script
+from tests.unit import builders
+
+MS = 10**6
+S = 10**9
+LAUNCH = Launch(
+    model="some/target",
+    name=builders.SPEC.id,
+    speculation=Speculation(num_speculative_tokens=3),
+    level=Level.SUMMARY,
+)
+ENDPOINT = Endpoint(base_url="http://scripted", model="toy", protocol="vllm")
+ONE_AT_A_TIME = builders.with_concurrency(1)
+
+
+def replay(script: Script, case: Case = builders.CASE) -> tuple[Round, list[Finished]]:
+    """A round against the scripted server, over a real connection; and what was recorded."""
+    recorded: list[Finished] = []
+
+    async def run() -> Round:
+        async with TestServer(ScriptedServer(LAUNCH, script).application()) as listening:
+            base_url = str(listening.make_url(""))
+            endpoint = dataclasses.replace(ENDPOINT, base_url=base_url, model=builders.SPEC.id)
+            async with new_client(endpoint, connections=case.load.concurrency) as client:
+                return await replay_round(
+                    case,
+                    endpoint,
+                    builders.PROMPTS,
+                    client=client,
+                    clock=time.monotonic_ns,
+                    record=recorded.append,
+                )
+
+    return asyncio.run(run()), recorded
+
+
+class Clock:
+    """A clock that stands still until somebody moves it."""
+
+    def __init__(self) -> None:
+        self.now_ns = MS
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+class Wire(httpx.AsyncBaseTransport):
+    """Answers each request with the same pieces, a millisecond apart by its own clock."""
+
+    def __init__(self, pieces: Sequence[bytes], status: int = 200) -> None:
+        self.pieces = pieces
+        self.status = status
+        self.clock = Clock()
+        self.in_flight = 0
+        self.most_in_flight = 0
+        self.asked: list[httpx.Request] = []
+
+    @property
+    def bodies(self) -> list[dict[str, object]]:
+        """What was asked, decoded."""
+        return [msgspec.json.decode(request.content) for request in self.asked]
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Begins a stream."""
+        await request.aread()
+        self.asked.append(request)
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        return httpx.Response(self.status, content=self._stream())
+
+    async def _stream(self) -> AsyncIterator[bytes]:
+        for piece in self.pieces:
+            await asyncio.sleep(0)
+            self.clock.now_ns += MS
+            yield piece
+        self.in_flight -= 1
+
+
+def replay_wire(
+    wire: Wire,
+    case: Case = ONE_AT_A_TIME,
+    prompts: Sequence[Prompt] = builders.PROMPTS,
+    share: Share | None = None,
+    record: Record | None = None,
+) -> Round:
+    """A round over a wire, by the wire's clock."""
+
+    async def run() -> Round:
+        async with httpx.AsyncClient(transport=wire, base_url="http://scripted") as client:
+            return await replay_round(
+                case, ENDPOINT, prompts, client=client, clock=wire.clock, record=record, share=share
+            )
+
+    return asyncio.run(run())
+
+
+def only_trace(wire: Wire) -> RequestTrace:
+    """The trace of the first prompt alone."""
+    (trace,) = replay_wire(wire, prompts=builders.PROMPTS[:1]).traces
+    return trace
+
+
+def event(ids: str, finish_reason: str = "null", text: str = "x") -> bytes:
+    """A chunk of the token ids given."""
+    delta = f'{{"delta": {{"content": "{text}"}}, "token_ids": [{ids}]'
+    return f'data: {{"choices": [{delta}, "finish_reason": {finish_reason}}}]}}\n\n'.encode()
+
+
+USAGE = b'data: {"choices": [], "usage": {"completion_tokens": 7}}\n\ndata: [DONE]\n\n'
+PIECES = (event("1"), event("2, 3, 4"), event("5, 6, 7", '"length"'), USAGE)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(DEFAULTS, id="by-chance"),
+        pytest.param(Script(accepted_cycle=(0, 1, 2, 3)), id="by-turns"),
+        pytest.param(Script(fault=Fault.MERGED_CHUNKS), id="merged-chunks"),
+    ],
+)
+def test_the_counts_of_each_request_are_the_truth(script: Script) -> None:
+    done, recorded = replay(script)
+    assert [trace.prompt_id for trace in done.traces] == [p.id for p in builders.PROMPTS]
+    assert sorted(one.place for one in recorded) == list(range(len(builders.PROMPTS)))
+    texts = {one.trace.prompt_id: one.text for one in recorded}
+    for trace, prompt in zip(done.traces, builders.PROMPTS, strict=True):
+        truth = builders.truth(prompt, script)
+        counts = trace.acceptance
+        assert counts is not None
+        assert (trace.error, trace.finish_reason) == (None, truth.finish_reason)
+        assert trace.usage_tokens == trace.tokens == truth.completion_tokens
+        assert texts[trace.prompt_id] == truth.text
+        assert counts.histogram == truth.histogram
+        assert counts.proposed == truth.drafted_tokens
+        assert counts.position_counts == truth.accepted_per_position
+
+
+def test_the_counts_of_all_requests_add_up_to_the_truth() -> None:
+    total = sum((trace.acceptance or NO_STEPS for trace in replay(DEFAULTS)[0].traces), NO_STEPS)
+    truths = [builders.truth(prompt, DEFAULTS) for prompt in builders.PROMPTS]
+    assert total == builders.counts_of(truths)
+
+
+def test_a_trace_holds_the_sizes_of_its_chunks_and_no_chunk() -> None:
+    done, recorded = replay(Script(accepted_cycle=(0, 1, 3)))
+    for trace, prompt in zip(done.traces, builders.PROMPTS, strict=True):
+        truth = builders.truth(prompt, Script(accepted_cycle=(0, 1, 3)))
+        sizes = [len(chunk.token_ids) for chunk in truth.chunks]
+        assert trace.first_chunk_tokens == sizes[0] == 1
+        assert trace.chunk_sizes == tuple(sizes[1:].count(n) for n in range(max(sizes) + 1))
+    assert {len(one.chunks) for one in recorded} != {0}
+
+
+def faulty(fault: Fault) -> tuple[Finished, list[Finished]]:
+    """The second request, which the fault hit, and the others."""
+    script = Script(fault=fault, fault_after_requests=1)
+    one, hit, *others = replay(script, ONE_AT_A_TIME)[1]
+    return hit, [one, *others]
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (Fault.HTTP_500, "HTTP_ERROR: HTTP 500 from /v1/chat/completions"),
+        (Fault.HTTP_429, "HTTP_ERROR: HTTP 429 from /v1/chat/completions"),
+        (Fault.TRUNCATED_STREAM, "Error"),
+        (Fault.WRONG_JSON, "EVENT_UNREADABLE: "),
+    ],
+)
+def test_a_request_that_fails_is_a_trace_with_an_error(fault: Fault, words: str) -> None:
+    hit, others = faulty(fault)
+    assert words in (hit.trace.error or "")
+    assert hit.trace.usage_tokens is None
+    assert [one.trace.error for one in others] == [None] * 5
+    assert all(one.trace.usage_tokens for one in others)
+
+
+@pytest.mark.parametrize("fault", [Fault.TRUNCATED_STREAM, Fault.WRONG_JSON])
+def test_what_came_before_the_failure_is_kept(fault: Fault) -> None:
+    hit, _ = faulty(fault)
+    truth = builders.truth(builders.PROMPTS[1], DEFAULTS)
+    assert hit.chunks
+    assert truth.text.startswith(hit.text)
+    assert len(hit.text) < len(truth.text)
+
+
+def test_a_stream_without_usage_has_none() -> None:
+    for trace in replay(Script(fault=Fault.NO_USAGE))[0].traces:
+        assert (trace.error, trace.usage_tokens, trace.acceptance) == (None, None, None)
+        assert trace.tokens
+
+
+def test_a_server_that_is_not_there_is_an_error_of_each_request() -> None:
+    class Nobody(Wire):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            message = f"nobody at {request.url.host}"
+            raise httpx.ConnectError(message)
+
+    done = replay_wire(Nobody(()), builders.CASE)
+    assert {trace.error for trace in done.traces} == {"ConnectError: nobody at scripted"}
+    assert done.started_ns == done.ended_ns == MS
+
+
+def test_a_refusal_is_quoted_as_far_as_it_is_read() -> None:
+    trace = only_trace(Wire([b"no " * 60, b"never " * 10**6, b"END"], status=503))
+    assert (trace.error or "").startswith("HTTP_ERROR: HTTP 503 from /v1/chat/completions: no no")
+    assert len(trace.error or "") < 400
+
+
+def test_an_event_that_is_no_text_is_an_error_of_its_request() -> None:
+    trace = only_trace(Wire([event("1"), b'data: {"choices": [{"delta": {"content": "\xff"}}]}\n']))
+    assert (trace.error or "").startswith("EVENT_UNREADABLE")
+    assert trace.tokens == 1
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b'{"error": ' + b"[" * 100_000,
+        b'{"choices": [], "usage": {"completion_tokens": 1' + b"0" * 30 + b"}}",
+        b'{"choices": [], "usage": {"completion_tokens": -1}}',
+        b'{"metrics": {"speculative_decoding": {"num_draft_tokens": 1,'
+        b' "acceptance_histogram": [' + b"1," * 5_000 + b"1]}}}",
+    ],
+    ids=["deep", "huge", "negative", "long"],
+)
+def test_an_event_that_nobody_would_send_is_an_error_of_its_request(said: bytes) -> None:
+    trace = only_trace(Wire([event("1"), b"data: " + said + b"\n\n"]))
+    assert (trace.error or "").startswith("EVENT_UNREADABLE: ")
+    assert len(trace.error or "") < 1_000
+
+
+def test_an_answer_has_no_more_tokens_than_can_have_been_asked_for() -> None:
+    many = event(", ".join(["1"] * 600))
+    assert only_trace(Wire([event("1"), USAGE])).error is None
+    trace = only_trace(Wire([many, many]))
+    words = "TOKENS_IMPOSSIBLE: a chunk of 600 tokens in an answer that was to have 20 tokens"
+    assert (trace.error or "").startswith(words)
+    assert trace.tokens == 600
+
+
+def test_an_answer_has_no_more_text_than_can_have_been_asked_for() -> None:
+    """Without ids nothing else would end it before its time."""
+    trace = only_trace(Wire([event("", text="x" * 2**19)] * 4))
+    assert (trace.error or "").startswith("ANSWER_ENDLESS: 1572864 characters in an answer that")
+
+
+def test_what_is_no_http_is_an_error_of_its_request() -> None:
+    """Over a real connection: the transport has errors of its own."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(2**16)
+        writer.write(b"SSH-2.0-OpenSSH_9.6\r\n" * 10_000)
+        writer.close()
+
+    async def run() -> Round:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        endpoint = dataclasses.replace(ENDPOINT, base_url=f"http://127.0.0.1:{port}")
+        async with new_client(endpoint, connections=1) as client:
+            done = await replay_round(
+                ONE_AT_A_TIME,
+                endpoint,
+                builders.PROMPTS[:1],
+                client=client,
+                clock=time.monotonic_ns,
+            )
+        server.close()
+        return done
+
+    (trace,) = asyncio.run(run()).traces
+    assert (trace.error or "").startswith("ClientResponseError: 400")
+    assert len(trace.error or "") < 400
+
+
+def test_an_error_event_is_an_error_of_its_request() -> None:
+    trace = only_trace(Wire([event("1"), b'data: {"error": {"message": "EngineDeadError"}}\n\n']))
+    assert (trace.error or "").startswith("SERVER_ERROR")
+
+
+def test_an_event_without_choices_says_nothing() -> None:
+    trace = only_trace(Wire([b'data: {"id": "x"}\n\n', *PIECES]))
+    assert (trace.error, trace.tokens) == (None, 7)
+
+
+def test_a_request_that_takes_too_long_has_failed() -> None:
+    class Endless(Wire):
+        async def _stream(self) -> AsyncIterator[bytes]:
+            yield PIECES[0]
+            await asyncio.Event().wait()
+
+    case = dataclasses.replace(ONE_AT_A_TIME, request_timeout_s=0.05)
+    (trace,) = replay_wire(Endless(()), case, builders.PROMPTS[:1]).traces
+    assert trace.error == "no end within request_timeout_s = 0.05"
+    assert trace.tokens == 1
+
+
+def test_an_answer_at_once_may_be_silent_until_its_end_and_has_no_first_token() -> None:
+    class Whole(Wire):
+        async def _stream(self) -> AsyncIterator[bytes]:
+            self.clock.now_ns += 61 * S
+            await asyncio.sleep(1.1)  # longer than the watch looks away
+            yield b'{"choices": [{"text": "ab", "token_ids": [1, 2], '
+            yield b'"finish_reason": "stop"}], "usage": {"completion_tokens": 2}}'
+
+    case = dataclasses.replace(ONE_AT_A_TIME, stream=False)
+    (trace,) = replay_wire(Whole(()), case, builders.PROMPTS[:1]).traces
+    assert (trace.error, trace.tokens, trace.usage_tokens) == (None, 2, 2)
+    assert (trace.first_ns, trace.finish_reason) == (None, "stop")
+    assert trace.last_ns is not None
+
+
+def test_a_stream_that_falls_silent_beside_another_has_failed() -> None:
+    class OneSilent(Wire):
+        numbers = itertools.count()
+
+        async def _stream(self) -> AsyncIterator[bytes]:
+            yield PIECES[0]
+            if next(self.numbers) == 0:
+                await asyncio.Event().wait()
+            self.clock.now_ns += 61 * S
+            yield PIECES[0]
+            await asyncio.sleep(2.2)  # longer than the watch looks away
+            for piece in PIECES[1:]:
+                yield piece
+
+    case = builders.with_concurrency(2)
+    silent, sound = replay_wire(OneSilent(()), case, builders.PROMPTS[:2]).traces
+    assert silent.error == "nothing came for 60 s"
+    assert sound.error is None
+
+
+class Mute(Wire):
+    """Answers its first requests; to each of the others it says nothing for so long."""
+
+    def __init__(self, each_s: float, *, answered: int = 0) -> None:
+        super().__init__(PIECES)
+        self.each_s = each_s
+        self.answered = answered
+
+    async def _stream(self) -> AsyncIterator[bytes]:
+        if len(self.asked) <= self.answered:
+            for piece in PIECES:
+                yield piece
+            return
+        self.clock.now_ns += round(self.each_s * S)
+        yield b": still there\n\n"
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("before", [0, 2], ids=["from-the-first", "later"])
+def test_a_server_on_whose_streams_no_token_comes_hangs(before: int) -> None:
+    """What is on its way is given up: to wait for each request in turn would take an hour."""
+
+    wire, recorded = Mute(61.0, answered=before), list[Finished]()
+    with pytest.raises(HungError, match=r"HUNG: no token came for 60 s"):
+        replay_wire(wire, ONE_AT_A_TIME, builders.PROMPTS[:4], record=recorded.append)
+    assert len(wire.asked) == before + 1
+    assert len(recorded) == before
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streams", "whole-answers"])
+def test_a_server_hangs_too_where_its_requests_have_less_time(*, stream: bool) -> None:
+    """A request whose time is up is no sign of life, and the next one no new beginning."""
+    case = dataclasses.replace(ONE_AT_A_TIME, request_timeout_s=0.4, stream=stream)
+    wire, recorded = Mute(21.0), list[Finished]()
+    with pytest.raises(HungError, match=r"HUNG: no token came for 60 s"):
+        replay_wire(wire, case, builders.PROMPTS * 2, record=recorded.append)
+    assert 3 <= len(wire.asked) < 12
+    assert all(one.late for one in recorded)
+
+
+def test_whole_answers_may_take_as_long_as_a_request_may() -> None:
+    case = dataclasses.replace(ONE_AT_A_TIME, request_timeout_s=300.0, stream=False)
+    with pytest.raises(HungError, match=r"HUNG: no token came for 300 s"):
+        replay_wire(Mute(301.0), case, builders.PROMPTS[:1])
+
+
+def test_a_server_that_refuses_does_not_hang() -> None:
+    class Refusing(Wire):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            await asyncio.sleep(0.4)
+            self.clock.now_ns += 31 * S
+            return await super().handle_async_request(request)
+
+    done = replay_wire(Refusing([], status=429))
+    assert {(trace.error or "")[:20] for trace in done.traces} == {"HTTP_ERROR: HTTP 429"}
+
+
+def test_a_server_of_which_nothing_is_asked_does_not_hang() -> None:
+    """A minute and more passes between two requests, and the watch looks after it."""
+
+    class Slower(Wire):
+        async def _stream(self) -> AsyncIterator[bytes]:
+            if len(self.asked) > 1:
+                await asyncio.sleep(2.2)  # longer than the watch looks away
+            for piece in PIECES:
+                yield piece
+
+    wire = Slower(())
+
+    def wait(_: Finished) -> None:
+        wire.clock.now_ns += 100 * S
+
+    done = replay_wire(wire, open_load(1.0), builders.PROMPTS[:2], record=wait)
+    assert [trace.error for trace in done.traces] == [None, None]
+
+
+@pytest.mark.parametrize("requests", [1, 2, 5, 9])
+def test_no_more_requests_are_in_flight_than_asked_for(requests: int) -> None:
+    wire = Wire(PIECES)
+    done = replay_wire(wire, builders.with_concurrency(requests))
+    assert wire.most_in_flight == min(requests, len(builders.PROMPTS))
+    assert len(done.traces) == len(wire.asked) == len(builders.PROMPTS)
+
+
+def test_a_connection_is_used_again_but_not_when_it_was_idle_for_two_seconds() -> None:
+    """A server drops it after five, perhaps at the very moment of the next request."""
+    ports: list[int] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        ports.append(request.get_extra_info("peername")[1])
+        return web.Response()
+
+    async def run() -> None:
+        app = web.Application()
+        app.router.add_get("/", answer)
+        async with TestServer(app) as listening:
+            endpoint = dataclasses.replace(ENDPOINT, base_url=str(listening.make_url("")))
+            async with new_client(endpoint, connections=1) as client:
+                for pause_s in (0.0, 0.0, 2.1):
+                    await asyncio.sleep(pause_s)
+                    await client.get("/")
+
+    asyncio.run(run())
+    first, at_once, later = ports
+    assert first == at_once != later
+
+
+def test_prompts_are_asked_in_their_order_and_as_the_case_says() -> None:
+    wire = Wire(PIECES)
+    case = dataclasses.replace(
+        ONE_AT_A_TIME, ignore_eos=True, chat_template_args=(("enable_thinking", False),)
+    )
+    replay_wire(wire, case)
+    for body, prompt in zip(wire.bodies, builders.PROMPTS, strict=True):
+        assert body["messages"] == [{"role": "user", "content": prompt.turns[0]}]
+        assert (body["max_tokens"], body["temperature"]) == (20, 0.0)
+        assert body["ignore_eos"] is True
+        assert body["chat_template_kwargs"] == {"enable_thinking": False}
+    assert {request.headers["Accept-Encoding"] for request in wire.asked} == {"identity"}
+
+
+def test_a_completion_is_the_text_alone() -> None:
+    wire = Wire(PIECES)
+    replay_wire(wire, dataclasses.replace(ONE_AT_A_TIME, form=Form.COMPLETIONS))
+    assert {request.url.path for request in wire.asked} == {"/v1/completions"}
+    assert [body["prompt"] for body in wire.bodies] == [p.turns[0] for p in builders.PROMPTS]
+
+
+def test_a_prompt_of_token_ids_is_sent_as_ids() -> None:
+    wire = Wire(PIECES)
+    prompt = Prompt(id="random-0", category="random", token_ids=(5, 6, 7))
+    replay_wire(wire, dataclasses.replace(ONE_AT_A_TIME, form=Form.COMPLETIONS), [prompt])
+    assert [body["prompt"] for body in wire.bodies] == [[5, 6, 7]]
+
+
+CONVERSATION = Prompt(id="talk", category="chat", turns=("One?", "Two?", "Three?"))
+
+
+def test_each_turn_has_the_models_own_replies_before_it() -> None:
+    wire = Wire([event("1", text="Yes"), event("2", '"stop"', text=", sir"), USAGE])
+    done = replay_wire(wire, prompts=[CONVERSATION])
+    assert [trace.turn for trace in done.traces] == [1, 2, 3]
+    roles = [[message["role"] for message in messages(body)] for body in wire.bodies]
+    assert roles == [["user", "assistant"] * turn + ["user"] for turn in range(3)]
+    assert [message["content"] for message in messages(wire.bodies[-1])] == [
+        *("One?", "Yes, sir", "Two?", "Yes, sir", "Three?")
+    ]
+
+
+def test_a_reply_enters_the_history_as_the_case_says() -> None:
+    case = dataclasses.replace(ONE_AT_A_TIME, history_reply="without_thinking")
+    wire = Wire([event("1", text="Hm.</think>"), event("2", '"stop"', text="\\n\\nYes"), USAGE])
+    replay_wire(wire, case, [CONVERSATION])
+    assert [message["content"] for message in messages(wire.bodies[-1])] == [
+        *("One?", "Yes", "Two?", "Yes", "Three?")
+    ]
+
+
+def messages(body: dict[str, object]) -> list[dict[str, str]]:
+    """The messages of a body."""
+    return msgspec.convert(body["messages"], list[dict[str, str]])
+
+
+def test_no_more_turns_are_replayed_than_the_case_has() -> None:
+    case = dataclasses.replace(ONE_AT_A_TIME, turns=2)
+    assert [t.turn for t in replay_wire(Wire(PIECES), case, [CONVERSATION]).traces] == [1, 2]
+
+
+def test_a_turn_that_failed_ends_its_conversation() -> None:
+    done = replay_wire(Wire([], status=500), prompts=[CONVERSATION, builders.PROMPTS[0]])
+    assert [(trace.prompt_id, trace.turn) for trace in done.traces] == [("talk", 1), ("chat-0", 1)]
+
+
+def test_times_are_exact() -> None:
+    trace = only_trace(Wire(PIECES))
+    assert (trace.planned_ns, trace.sent_ns) == (MS, MS)
+    assert (trace.first_ns, trace.last_ns) == (2 * MS, 4 * MS)
+    assert (trace.first_chunk_tokens, trace.chunk_sizes) == (1, (0, 0, 0, 2))
+    assert ttft_ms(trace) == 1.0
+    assert tpot_ms(trace) == 2 / 6
+
+
+def test_events_of_one_piece_have_one_time() -> None:
+    done = replay_wire(
+        Wire([PIECES[0], PIECES[1] + PIECES[2], USAGE]), prompts=builders.PROMPTS[:1]
+    )
+    assert done.traces[0].chunk_sizes == (0, 0, 0, 2)
+    # Chunks that were read at once aren't a step apart.
+    assert (done.gaps.size, done.gaps.min_ns, done.gaps.max_ns) == (1, MS, MS)
+
+
+def test_an_event_cut_in_two_has_the_time_of_its_end() -> None:
+    cut = (PIECES[0], PIECES[1][:30], PIECES[1][30:], PIECES[2], USAGE)
+    trace = only_trace(Wire(cut))
+    assert (trace.first_ns, trace.last_ns) == (2 * MS, 5 * MS)
+
+
+def test_a_round_lasts_from_its_first_send_to_its_last_token() -> None:
+    done = replay_wire(Wire(PIECES), prompts=builders.PROMPTS[:2])
+    assert (done.started_ns, done.ended_ns) == (1 * MS, 8 * MS)
+
+
+def open_load(rate: float, **more: float) -> Case:
+    """A case whose requests come at a constant rate."""
+    load = Load(arrivals=Arrivals.CONSTANT, requests_per_s=rate, **more)  # type: ignore[arg-type]
+    return dataclasses.replace(builders.CASE, load=load)
+
+
+class Slow(Wire):
+    """Needs 200 ms for each request."""
+
+    async def _stream(self) -> AsyncIterator[bytes]:
+        await asyncio.sleep(0.2)
+        for piece in PIECES:
+            yield piece
+        self.in_flight -= 1
+
+
+def replay_by_real_time(wire: Wire, case: Case, prompts: int = len(builders.PROMPTS)) -> Round:
+    """A round over a wire by the system's clock."""
+
+    async def run() -> Round:
+        async with httpx.AsyncClient(transport=wire, base_url="http://scripted") as client:
+            return await replay_round(
+                case,
+                ENDPOINT,
+                builders.PROMPTS[:prompts],
+                client=client,
+                clock=time.monotonic_ns,
+            )
+
+    return asyncio.run(run())
+
+
+def planned_gaps_ns(done: Round) -> set[int]:
+    """The times between one due request and the next."""
+    planned = [trace.planned_ns for trace in done.traces]
+    return {later - earlier for earlier, later in itertools.pairwise(planned)}
+
+
+def test_an_open_load_sends_when_due_however_slow_the_server_is() -> None:
+    wire = Slow(())
+    done = replay_by_real_time(wire, open_load(100.0))
+    assert planned_gaps_ns(done) == {10 * MS}
+    assert all(trace.sent_ns >= trace.planned_ns for trace in done.traces)
+    assert wire.most_in_flight == len(builders.PROMPTS)
+
+
+def test_a_round_with_a_duration_sends_its_prompts_again_until_it_is_over() -> None:
+    case = open_load(1000.0, duration_s=0.013)
+    done = replay_by_real_time(Wire(PIECES), case)
+    ids = [trace.prompt_id for trace in done.traces]
+    wanted = itertools.islice(itertools.cycle(p.id for p in builders.PROMPTS), 13)
+    assert ids == list(wanted)
+
+
+def test_a_closed_loop_with_a_duration_ends_after_it() -> None:
+    """Each request takes four milliseconds of the wire's clock: 3 s are 750 of them."""
+    load = Load(concurrency=1, duration_s=3.0)
+    done = replay_wire(Wire(PIECES), dataclasses.replace(builders.CASE, load=load))
+    assert len(done.traces) == 750
+
+
+def test_a_closed_loop_starts_its_requests_one_after_another() -> None:
+    load = Load(concurrency=3, ramp_up_s=0.03)
+    case = dataclasses.replace(builders.CASE, load=load)
+    done = replay_by_real_time(Slow(()), case, prompts=3)
+    sent = [trace.sent_ns for trace in done.traces]
+    assert all(later - earlier >= 5 * MS for earlier, later in itertools.pairwise(sent))
+
+
+def test_shares_are_parts_of_one_round() -> None:
+    wires = [Wire(PIECES), Wire(PIECES)]
+    rounds = [
+        replay_wire(wire, builders.CASE, share=Share(number=number, of=2, started_ns=MS))
+        for number, wire in enumerate(wires)
+    ]
+    ids = [[trace.prompt_id for trace in part.traces] for part in rounds]
+    assert ids == [["chat-0", "chat-2", "chat-4"], ["chat-1", "chat-3", "chat-5"]]
+    assert [wire.most_in_flight for wire in wires] == [1, 1]
+
+
+def test_a_share_of_nothing_is_an_empty_round() -> None:
+    share = Share(number=1, of=2, started_ns=MS)
+    assert replay_wire(Wire(PIECES), prompts=builders.PROMPTS[:1], share=share).traces == ()
+
+
+def test_a_round_grows_with_its_requests_and_not_with_their_tokens() -> None:
+    def size(tokens: int) -> int:
+        chunks = tuple(builders.chunk(n * MS, tokens=2) for n in range(1, tokens))
+        tally = Tally()
+        finished = Finished(
+            place=0, trace=builders.trace(*chunks), chunks=chunks, text="x" * tokens
+        )
+        tally.take(finished)
+        return len(msgspec.json.encode(tally.as_round().traces))
+
+    assert size(2000) - size(20) < 40  # a few more digits
+
+
+def test_requests_are_recorded_as_they_end_and_not_with_the_round() -> None:
+    """A run that is killed must have on disk what it has measured."""
+    wire, asked_when_recorded = Wire((event("1", '"length"'),)), []
+
+    async def run() -> None:
+        async with httpx.AsyncClient(transport=wire, base_url="http://scripted") as client:
+            await replay_round(
+                builders.with_concurrency(16),
+                ENDPOINT,
+                builders.PROMPTS * 40,
+                client=client,
+                clock=time.monotonic_ns,
+                record=lambda _: asked_when_recorded.append(len(wire.asked)),
+            )
+
+    asyncio.run(run())
+    assert len(asked_when_recorded) == 240
+    # Those in flight, and as many that have just ended.
+    behind = [asked - done for done, asked in enumerate(asked_when_recorded, 1)]
+    assert max(behind) <= 3 * 16
+
+
+def test_a_disk_that_refuses_ends_the_round_at_once() -> None:
+    wire = Wire((event("1", '"length"'),))
+
+    def refuse(_: Finished) -> None:
+        raise SpecregError("no room")
+
+    async def run() -> None:
+        async with httpx.AsyncClient(transport=wire, base_url="http://scripted") as client:
+            await replay_round(
+                ONE_AT_A_TIME,
+                ENDPOINT,
+                builders.PROMPTS * 40,
+                client=client,
+                clock=time.monotonic_ns,
+                record=refuse,
+            )
+
+    with pytest.raises(SpecregError, match="no room"):
+        asyncio.run(run())
+    assert len(wire.asked) < 10, "of 240"
+
+
+def test_a_lag_of_the_loop_is_felt() -> None:
+    class Blocking(Wire):
+        async def _stream(self) -> AsyncIterator[bytes]:
+            for piece in PIECES:
+                await asyncio.sleep(0.03)
+                time.sleep(0.06)  # noqa: ASYNC251 - what a client must not do
+                yield piece
+
+    done = replay_by_real_time(Blocking(()), ONE_AT_A_TIME, prompts=1)
+    assert done.lags.max_ns > 30 * MS

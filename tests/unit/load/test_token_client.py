@@ -1,0 +1,212 @@
+"""Transcribing: answers in token ids, in the order asked, as many at once as is said."""
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from specreg.core.errors import HungError, InvalidMeasurementError, UnsupportedError
+from specreg.datasets import Prompt
+from specreg.engines.protocols import Endpoint, Form
+from specreg.engines.token_api import Transcript, Wanted
+from specreg.load.token_client import dialect_of, encode_prompts, score, transcribe
+from tests.unit import builders
+from tests.unit.answering import Answer, Json, answering
+
+TWO = Wanted(output_cap_tokens=2)
+PROMPTS = (
+    Prompt(id="text", category="any", turns=("Hello.", "Go on.")),
+    Prompt(id="ids", category="any", token_ids=(7, 8, 9)),
+)
+
+
+def at(url: str, protocol: str = "sglang") -> Endpoint:
+    """What answers there, in ids: SGLang's are the plainest."""
+    return Endpoint(base_url=url, model="toy", protocol=protocol)
+
+
+def echoes(_: str, body: Json) -> Json:
+    """Each answer is what was asked, and its cap."""
+    cap = body["sampling_params"]["max_new_tokens"]
+    return {"output_ids": [*body["input_ids"], cap], "meta_info": {}}
+
+
+class Crowd:
+    """How many requests are in there at once, at most; each stays long enough to be met."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._now = 0
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """While one is in there."""
+        with self._lock:
+            self._now += 1
+            self.most = max(self.most, self._now)
+        yield
+        time.sleep(0.05)
+        with self._lock:
+            self._now -= 1
+
+
+def test_answers_come_in_the_order_of_the_texts_and_each_is_asked_for_as_wanted() -> None:
+    """The first is answered last."""
+    others = threading.Semaphore(0)
+
+    def answer(path: str, body: Json) -> Json:
+        if body["input_ids"] == [1]:
+            assert all(others.acquire(timeout=10) for _ in range(2))
+        else:
+            others.release()
+        return echoes(path, body)
+
+    wanted = [Wanted(output_cap_tokens=cap) for cap in (10, 20, 30)]
+    with answering(answer) as url:
+        found = transcribe(at(url), [(1,), (2,), (3,)], wanted, in_flight=3)
+
+    assert found == (
+        Transcript(prompt=(1,), output=(1, 10)),
+        Transcript(prompt=(2,), output=(2, 20)),
+        Transcript(prompt=(3,), output=(3, 30)),
+    )
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_as_many_are_asked_at_once_as_is_said_and_no_more(at_once: int) -> None:
+    """Each waits until so many are there: fewer would wait in vain."""
+    together = threading.Barrier(at_once, timeout=10)
+    crowd = Crowd()
+
+    def answer(path: str, body: Json) -> Json:
+        with crowd.entered():
+            together.wait()
+        return echoes(path, body)
+
+    with answering(answer) as url:
+        found = transcribe(at(url), [(n,) for n in range(6)], [TWO] * 6, in_flight=at_once)
+
+    assert [one.output for one in found] == [(n, 2) for n in range(6)]
+    assert crowd.most == at_once
+
+
+def test_there_is_a_wish_for_each_text() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        transcribe(at("http://nowhere"), [(1,), (2,)], [TWO], in_flight=1)
+
+
+@pytest.mark.parametrize("form", Form)
+def test_a_prompt_is_encoded_by_the_server_and_ids_stay_as_they_are(form: Form) -> None:
+    """Of a conversation, the first turn."""
+    asked: list[tuple[str, Json]] = []
+
+    def answer(path: str, body: Json) -> Json:
+        asked.append((path, body))
+        return {"tokens": [5, 6]}
+
+    case = dataclasses.replace(
+        builders.CASE, form=form, chat_template_args=(("enable_thinking", False),)
+    )
+    with answering(answer) as url:
+        found = encode_prompts(at(url), case, PROMPTS)
+
+    assert found == ((5, 6), (7, 8, 9))
+    ((path, body),) = asked
+    assert path == "/v1/tokenize"
+    if form is Form.CHAT:
+        assert body["messages"] == [{"role": "user", "content": "Hello."}]
+        assert body["chat_template_kwargs"] == {"enable_thinking": False}
+    else:
+        assert body == {"model": "toy", "prompt": "Hello."}
+
+
+def test_candidates_are_scored_in_their_order_one_text_at_a_time() -> None:
+    """Another batch size might choose another rounding."""
+    crowd = Crowd()
+
+    def answer(_: str, body: Json) -> Json:
+        with crowd.entered():
+            tokens = sorted(body["token_ids_logprob"])
+        scores = [[-0.5 * token, token, None] for token in tokens]
+        return {"output_ids": [1], "meta_info": {"output_token_ids_logprobs": [scores]}}
+
+    with answering(answer) as url:
+        found = score(at(url), [((1, 2), (4, 3)), ((1,), (6,))])
+
+    assert (found, crowd.most) == (((-2.0, -1.5), (-3.0,)), 1)
+
+
+def refused(answer: Answer) -> InvalidMeasurementError:
+    """The error of two texts that a server doesn't continue."""
+    with answering(answer) as url, pytest.raises(InvalidMeasurementError) as caught:
+        transcribe(at(url), [(1,), (2,)], [TWO] * 2, in_flight=2)
+    return caught.value
+
+
+def test_a_refusal_is_told_by_its_status_its_path_and_its_beginning() -> None:
+    error = refused(lambda _, __: 503)
+
+    assert error.reason == "HTTP_ERROR"
+    told, _, words = str(error).partition("/generate: ")
+    assert told == "HTTP_ERROR: HTTP 503 from "
+    assert words == ('{"refused":"' + "x" * 500)[:300]
+
+
+def test_what_nobody_can_read_is_told() -> None:
+    assert refused(lambda _, __: {"text": "Hello."}).reason == "ANSWER_UNREADABLE"
+
+
+def test_one_bad_answer_spoils_all_of_them() -> None:
+    """A proof of the others would be none of the case."""
+    error = refused(lambda path, body: 500 if body["input_ids"] == [2] else echoes(path, body))
+    assert str(error).startswith("HTTP_ERROR: HTTP 500 from /generate: ")
+
+
+def test_a_server_that_is_gone_is_told_with_where_to_look() -> None:
+    with answering(echoes) as url:
+        pass
+    with pytest.raises(InvalidMeasurementError) as caught:
+        transcribe(at(url), [(1,)], [TWO], in_flight=1)
+
+    assert caught.value.reason == "HTTP_ERROR"
+    assert str(caught.value).startswith("HTTP_ERROR: /generate: ConnectError, ")
+    assert str(caught.value).endswith("; look at the server's log")
+
+
+def test_a_protocol_without_ids_is_named_with_those_that_have_them() -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        dialect_of(at("http://nowhere", "triton"))
+
+    assert str(caught.value) == (
+        "protocol 'triton': its answers are no token ids, so nothing can be said of their tokens;"
+        " these have them: reference, sglang, vllm"
+    )
+
+
+@pytest.mark.parametrize(
+    ("slow_id", "error"),
+    [(1, "HUNG: no token came for 0.5 s"), (2, "HTTP_ERROR: ")],
+    ids=["nothing", "others"],
+)
+def test_a_server_that_answers_nothing_hangs(slow_id: int, error: str) -> None:
+    """One that answers others meanwhile doesn't."""
+    done = threading.Event()
+    texts = [(1,)] if slow_id == 1 else [(2,), *((n,) for n in range(3, 6))]
+
+    def answer(path: str, body: Json) -> Json:
+        if body["input_ids"][0] == slow_id:
+            done.wait(5)
+        return echoes(path, body)
+
+    with answering(answer) as url:
+        try:
+            with pytest.raises(InvalidMeasurementError) as caught:
+                transcribe(at(url), texts, [TWO] * len(texts), in_flight=2, within_s=0.5)
+        finally:
+            done.set()
+    assert str(caught.value).startswith(error)
+    assert isinstance(caught.value, HungError) == (slow_id == 1)

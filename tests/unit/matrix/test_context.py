@@ -1,0 +1,153 @@
+"""Contexts: what doesn't fit is refused by prompt and turn, what can't be told is said."""
+
+import dataclasses
+import json
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from specreg.core.errors import DatasetError, ModelError
+from specreg.engines.protocols import Form
+from specreg.matrix import Case, ServerSpec
+from specreg.matrix.context import check_contexts, count_tokens
+from tests.unit import builders
+
+TINY = builders.ROOT / "fixtures/models/tiny/target"
+SHORT = "Hello."
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A repository with the tiny target and a toy set of one's own."""
+    shutil.copytree(TINY, tmp_path / "fixtures/target")
+    (tmp_path / "fixtures/prompts").mkdir()
+    return tmp_path
+
+
+def write(root: Path, *prompts: Sequence[str]) -> None:
+    """Puts prompts of such turns into the toy set, as `chat-0` and so on."""
+    rows = (
+        json.dumps({"id": f"chat-{number}", "category": "chat", "turns": turns})
+        for number, turns in enumerate(prompts)
+    )
+    (root / "fixtures/prompts/toy.jsonl").write_text("\n".join(rows))
+
+
+def case(**changes: object) -> Case:
+    """A case of two prompts, with a cap of 20 and a context of 60 tokens."""
+    spec: Mapping[str, object] = {"target": "fixtures/target", "max_model_len_tokens": 60}
+    of_spec = {field.name for field in dataclasses.fields(ServerSpec)} - {"models"}
+    server = {name: value for name, value in changes.items() if name in of_spec}
+    others = {name: value for name, value in changes.items() if name not in of_spec}
+    return dataclasses.replace(
+        builders.CASE,
+        **{
+            "server": dataclasses.replace(builders.SPEC, **{**spec, **server}),  # type: ignore[arg-type]
+            "prompts": 2,
+            "rounds": 1,
+            **others,
+        },
+    )
+
+
+def words(tokens: int) -> str:
+    """A text of so many tokens, and of several times as many bytes."""
+    text = "honey" * tokens
+    per_word = count_tokens(str(TINY), text) / tokens
+    assert per_word == int(per_word)
+    assert tokens % per_word == 0
+    return "honey" * (tokens // int(per_word))
+
+
+def test_the_committed_prompts_fit_into_the_committed_cases() -> None:
+    assert check_contexts(builders.ROOT, [dataclasses.replace(builders.CASE, prompts=160)]) == ()
+
+
+def test_a_prompt_that_just_fits_is_silent_and_one_token_more_is_refused(root: Path) -> None:
+    write(root, [SHORT], [words(40)])
+    assert check_contexts(root, [case()]) == ()
+    with pytest.raises(DatasetError) as error:
+        check_contexts(root, [case(max_model_len_tokens=59)])
+    assert str(error.value) == (
+        "dataset 'toy': prompt 'chat-1' needs 60 tokens up to turn 1 (40 of text, 20 for replies),"
+        f" '{case().id}' has 59, and 1 of its prompts don't fit; raise max_model_len_tokens to 60,"
+        " lower output_cap_tokens"
+    )
+
+
+def test_each_turn_and_each_reply_before_it_counts(root: Path) -> None:
+    write(root, [SHORT], [words(10), words(10), words(10)])
+    with pytest.raises(DatasetError) as error:
+        check_contexts(root, [case(max_model_len_tokens=60)])
+    assert "needs 90 tokens up to turn 3 (30 of text, 60 for replies)" in str(error.value)
+    assert str(error.value).endswith("tokens to 90, lower output_cap_tokens, or set turns = 2")
+    assert check_contexts(root, [case(turns=2)]) == ()
+
+
+def test_prompts_that_the_case_never_sends_may_be_of_any_length(root: Path) -> None:
+    write(root, *[[SHORT]] * 4, [words(80)])
+    assert check_contexts(root, [case()]) == ()
+    with pytest.raises(DatasetError, match="prompt 'chat-4' needs 100 tokens"):
+        check_contexts(root, [case(prompts=3)])
+
+
+def test_a_prompt_of_token_ids_is_as_long_as_they_are_many(root: Path) -> None:
+    ids = case(dataset="random-128", form=Form.COMPLETIONS, max_model_len_tokens=148)
+    assert check_contexts(root, [ids]) == ()
+    short = case(dataset="random-128", form=Form.COMPLETIONS, max_model_len_tokens=147)
+    with pytest.raises(DatasetError, match="prompt 'random-0' needs 148 tokens up to turn 1"):
+        check_contexts(root, [short])
+
+
+def test_a_tokenizer_that_cuts_off_counts_all_the_same(root: Path) -> None:
+    path = root / "fixtures/target/tokenizer.json"
+    tokenizer = json.loads(path.read_bytes())
+    truncation = {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0}
+    path.write_text(json.dumps({**tokenizer, "truncation": truncation}))
+    assert count_tokens(str(root / "fixtures/target"), words(40)) == 40
+
+
+def test_what_nobody_can_count_is_said_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(root, [SHORT], [words(80)])
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    several = [case(), case(output_cap_tokens=10)]
+    (remark,) = check_contexts(root, several)
+    assert remark.startswith("dataset 'toy': whether its prompts fit into the context of 'fixtures")
+    assert remark.endswith('isn\'t installed; uv pip install -e ".[datasets]"')
+
+
+def test_what_nobody_can_count_hides_no_other_error(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(root, [SHORT], [words(80)])
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(DatasetError, match="asks for 3"):
+        check_contexts(root, [case(), dataclasses.replace(case(), prompts=3)])
+
+
+def test_short_prompts_take_no_tokenizer(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(root, [SHORT], [SHORT])
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    (root / "fixtures/target/tokenizer.json").unlink()
+    assert check_contexts(root, [case()]) == ()
+
+
+@pytest.mark.parametrize("content", [None, "{"])
+def test_a_tokenizer_that_is_none_is_named(root: Path, content: str | None) -> None:
+    path = root / "fixtures/target/tokenizer.json"
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+        count_tokens(str(root / "fixtures/target"), "Hello.")
+
+
+def test_a_model_that_is_not_there_hides_no_prompt_that_does_not_fit(root: Path) -> None:
+    write(root, [SHORT], [words(80)])
+    missing = dataclasses.replace(case().server, target="./nowhere")
+    with pytest.raises(DatasetError, match="don't fit"):
+        check_contexts(root, [dataclasses.replace(case(), server=missing), case()])
+    assert check_contexts(root, [dataclasses.replace(case(), server=missing)]) == ()

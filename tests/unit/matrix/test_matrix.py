@@ -1,0 +1,508 @@
+"""A tier: its cases and their controls, or what is wrong with its file."""
+
+from pathlib import Path
+
+import pytest
+
+from specreg.core.errors import MatrixError, UnknownNameError
+from specreg.engines.methods import Tree
+from specreg.engines.protocols import Form
+from specreg.engines.registry import Parallel
+from specreg.matrix import MOST_DRAFT_TOKENS, Case, Limits, Tier, load_tier, with_prompts
+from specreg.matrix.load import Arrivals, Load
+
+MODELS = """
+needs_gpus = 0
+
+[models.tiny]
+target = "fixtures/target"
+padding_layers = 2
+drafts = { eagle3 = "fixtures/eagle3", draft_model = "fixtures/draft" }
+
+[models.bare]
+target = "some/target"
+"""
+CASES = """
+[[cases]]
+engine = "vllm"
+methods = ["none", "eagle3"]
+models = "tiny"
+dataset = "toy"
+concurrency = [1, 4]
+prompts = 32
+output_cap_tokens = 64
+"""
+
+
+def with_key(key: str, value: str) -> str:
+    """The table of cases with a key set to a value, whether it was there or not."""
+    others = [line for line in CASES.splitlines() if not line.startswith(f"{key} =")]
+    return "\n".join([*others, f"{key} = {value}\n"])
+
+
+def load(folder: Path, text: str) -> Tier:
+    """The tier of a file with the text given."""
+    (folder / "cpu.toml").write_text(text)
+    return load_tier(folder, "cpu")
+
+
+def new_line(old: str, new: str) -> str:
+    """The line of the table of cases that a replacement changes."""
+    both = zip(CASES.splitlines(), CASES.replace(old, new).splitlines(), strict=True)
+    return next((after for before, after in both if before != after), old)
+
+
+def case_of(tier: Tier, case_id: str) -> Case:
+    """The case called `case_id`."""
+    return next(case for case in tier.cases if case.id == case_id)
+
+
+def test_a_table_makes_a_case_of_each_method_and_load(tmp_path: Path) -> None:
+    tier = load(tmp_path, MODELS + CASES)
+    assert (tier.name, tier.needs_gpus) == ("cpu", 0)
+    assert [case.id for case in tier.cases] == [
+        "vllm-none-tiny-toy-c1",
+        "vllm-none-tiny-toy-c4",
+        "vllm-eagle3-tiny-toy-c1",
+        "vllm-eagle3-tiny-toy-c4",
+    ]
+
+
+def test_a_case_has_what_its_tables_say(tmp_path: Path) -> None:
+    further = 'engine_args = ["--seed", "7"]\nengine_env = { B = "2", A = "1" }\ndraft_tokens = 5\n'
+    tolerances = "tolerances = { tpot_p50_ms = 0.2 }\n"
+    tier = load(tmp_path, MODELS + CASES + further + tolerances)
+    case = case_of(tier, "vllm-eagle3-tiny-k5-toy-c4")
+    assert (case.server.target, case.server.draft) == ("fixtures/target", "fixtures/eagle3")
+    assert (case.server.padding_layers, case.server.draft_tokens) == (2, 5)
+    assert case.server.engine_args == ("--seed", "7")
+    assert case.server.engine_env == (("A", "1"), ("B", "2"))
+    assert (case.load.concurrency, case.prompts, case.output_cap_tokens) == (4, 32, 64)
+    assert case.tolerances == (("tpot_p50_ms", 0.2),)
+
+
+def test_without_speculation_there_is_no_draft_and_no_control(tmp_path: Path) -> None:
+    case = case_of(load(tmp_path, MODELS + CASES), "vllm-none-tiny-toy-c1")
+    assert not case.speculates
+    assert (case.server.draft, case.server.draft_tokens, case.control) == (None, 0, None)
+
+
+def test_a_speculating_case_is_measured_beside_none_of_its_models(tmp_path: Path) -> None:
+    tier = load(tmp_path, MODELS + CASES)
+    case = case_of(tier, "vllm-eagle3-tiny-toy-c1")
+    assert case.speculates
+    assert case.control == case_of(tier, "vllm-none-tiny-toy-c1").server
+
+
+def test_a_tier_without_none_has_no_controls(tmp_path: Path) -> None:
+    tier = load(tmp_path, MODELS + CASES.replace('"none", ', ""))
+    assert [case.control for case in tier.cases] == [None, None]
+
+
+def test_a_control_differs_from_its_case_in_the_speculation_alone(tmp_path: Path) -> None:
+    half = CASES.replace("[1, 4]", "[8]") + 'dtype = "bfloat16"\n'
+    tier = load(tmp_path, MODELS + CASES + half)
+    for load_requests, dtype in ((1, "auto"), (8, "bfloat16")):
+        case = case_of(tier, f"vllm-eagle3-tiny-toy-c{load_requests}")
+        assert case.control is not None
+        assert case.control.dtype == case.server.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    "line", ['dtype = "bfloat16"', "max_sequences = 16", 'engine_env = { A = "1" }']
+)
+def test_a_server_that_differs_in_more_is_no_control(tmp_path: Path, line: str) -> None:
+    plain = CASES.replace(', "eagle3"', "")
+    speculating = CASES.replace('"none", ', "") + f"{line}\n"
+    tier = load(tmp_path, MODELS + plain + speculating)
+    assert [case.control for case in tier.cases] == [None] * 4
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('engine = "vllm"', 'engine = "vlm"', "unknown engine 'vlm'; did you mean 'vllm'?"),
+        ('"eagle3"]', '"eagel3"]', "unknown method 'eagel3'; did you mean 'eagle3'?"),
+        (
+            'dataset = "toy"',
+            'dataset = "toy"\nhistory_reply = "strip"',
+            "unknown history_reply 'strip'; did you mean 'stripped'? known: as_is, stripped",
+        ),
+        ('dataset = "toy"', 'dataset = "tay"', "unknown dataset 'tay'; did you mean 'toy'?"),
+        ('models = "tiny"', 'models = "tinny"', "unknown model pair 'tinny'; did you mean 'tiny'?"),
+        (
+            'models = "tiny"',
+            'models = "bare"',
+            "unknown draft in [models.bare] for method 'eagle3'; known: none",
+        ),
+    ],
+    ids=["engine", "method", "history-reply", "dataset", "models", "draft"],
+)
+def test_an_unknown_name_is_refused_with_its_file(
+    tmp_path: Path, old: str, new: str, words: str
+) -> None:
+    with pytest.raises(UnknownNameError) as error:
+        load(tmp_path, MODELS + CASES.replace(old, new))
+    row = (MODELS + CASES.replace(old, new)).splitlines().index(new_line(old, new)) + 1
+    place = f"matrix file '{tmp_path / 'cpu.toml'}', line {row}, [[cases]] no. 1"
+    assert str(error.value).startswith(f"{place}: {words}")
+
+
+def test_a_run_may_replay_another_number_of_prompts(tmp_path: Path) -> None:
+    tier = load(tmp_path, MODELS + CASES)
+    fewer = with_prompts(tier, 5)
+    assert {(case.prompts, case.matrix_prompts) for case in fewer.cases} == {(5, 32)}
+    assert [case.id for case in fewer.cases] == [case.id for case in tier.cases]
+    assert with_prompts(tier, 32) == tier
+
+
+@pytest.mark.parametrize("prompts", [3, 0, -1])
+def test_fewer_prompts_than_a_case_has_rounds_are_refused(tmp_path: Path, prompts: int) -> None:
+    tier = load(tmp_path, MODELS + CASES)
+    with pytest.raises(MatrixError) as error:
+        with_prompts(tier, prompts)
+    assert str(error.value).startswith(f"--num-prompts {prompts}: '{tier.cases[0].id}' needs 4 or")
+
+
+def test_an_unknown_tier_is_answered_with_the_files_there_are(tmp_path: Path) -> None:
+    (tmp_path / "gpu.toml").touch()
+    with pytest.raises(UnknownNameError, match="unknown tier 'gpus'; did you mean 'gpu'"):
+        load_tier(tmp_path, "gpus")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("needs_gpus = ", id="no-toml"),
+        pytest.param(MODELS, id="no-cases"),
+        pytest.param(MODELS + CASES.replace("[[cases]]", "[cases]"), id="no-list"),
+    ],
+)
+def test_a_file_that_does_not_decode_is_named(tmp_path: Path, text: str) -> None:
+    with pytest.raises(MatrixError) as error:
+        load(tmp_path, text)
+    assert str(error.value).startswith(f"matrix file '{tmp_path / 'cpu.toml'}': ")
+    assert str(error.value).endswith("; docs/matrix.md shows the tables and keys")
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cpu.toml").write_bytes(b"needs_gpus = 0 # \xff\n")
+    with pytest.raises(MatrixError, match="matrix file '"):
+        load_tier(tmp_path, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        pytest.param(
+            "prompts = 32", "prompts = 3", "each round needs a prompt", id="too-few-prompts"
+        ),
+        pytest.param("[1, 4]", "[1, 9]", "the server must take on all", id="more-than-the-default"),
+        pytest.param(
+            "prompts = 32",
+            "prompts = 32\nmax_sequences = 3",
+            "the server must take on all that are in flight",
+            id="more-than-the-server-takes-on",
+        ),
+        pytest.param("[1, 4]", "[]", "give either concurrency alone", id="no-load"),
+        pytest.param(
+            "[1, 4]",
+            "[1, 4]\nrequests_per_s = [2.5]",
+            "give either concurrency alone",
+            id="two-loads",
+        ),
+        pytest.param(
+            "[1, 4]",
+            '[1, 4]\narrivals = "poisson"',
+            "give either concurrency alone",
+            id="a-closed-loop-with-arrivals",
+        ),
+        pytest.param(
+            "concurrency = [1, 4]",
+            'requests_per_s = [2.5]\narrivals = "closed"',
+            "requests_per_s with arrivals constant, poisson",
+            id="a-rate-in-a-closed-loop",
+        ),
+        pytest.param(
+            "concurrency = [1, 4]",
+            "requests_per_s = [2.5]\nburstiness = 0.5",
+            "burstiness is of gamma alone",
+            id="bursts-of-poisson",
+        ),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(tmp_path: Path, old: str, new: str, words: str) -> None:
+    with pytest.raises(MatrixError, match=words):
+        load(tmp_path, MODELS + CASES.replace(old, new))
+
+
+RATES = """
+requests_per_s = [2.5, 10]
+arrivals = "gamma"
+burstiness = 0.5
+ramp_up_s = 2
+duration_s = 30
+turns = 2
+form = "completions"
+ignore_eos = true
+stream = false
+request_timeout_s = 5
+ttft_limit_ms = 200
+tpot_limit_ms = 50
+client_processes = 2
+[cases.chat_template_args]
+enable_thinking = false
+"""
+
+
+@pytest.mark.parametrize("where", ["the file", "each table", "nowhere"])
+def test_a_key_of_no_effect_any_more_is_one_line_and_no_error(tmp_path: Path, where: str) -> None:
+    key = "warm_up_stable_frac = 0.1\n"
+    text = MODELS + CASES
+    if where == "the file":
+        text = key + text
+    elif where == "each table":
+        text += key + CASES.replace("[1, 4]", "[2]") + key
+    tier = load(tmp_path, text)
+    assert len(tier.cases) == (6 if where == "each table" else 4)
+    said = f"matrix file '{tmp_path / 'cpu.toml'}': warm_up_stable_frac is of no effect any more"
+    assert tier.remarks == (() if where == "nowhere" else (f"{said}; remove it",))
+
+
+def test_a_rate_is_a_load_with_all_that_its_table_says(tmp_path: Path) -> None:
+    tier = load(tmp_path, MODELS + CASES.replace("concurrency = [1, 4]\n", "") + RATES)
+    case = case_of(tier, "vllm-eagle3-tiny-toy-gamma2.5")
+    assert case.load == Load(
+        arrivals=Arrivals.GAMMA,
+        requests_per_s=2.5,
+        burstiness=0.5,
+        ramp_up_s=2.0,
+        duration_s=30.0,
+    )
+    assert (case.turns, case.form, case.ignore_eos) == (2, Form.COMPLETIONS, True)
+    assert not case.stream
+    assert case.limits == Limits(ttft_ms=200.0, tpot_ms=50.0)
+    assert (case.request_timeout_s, case.client_processes) == (5, 2)
+    assert case.chat_template_args == (("enable_thinking", False),)
+    assert "vllm-none-tiny-toy-gamma10" in {other.id for other in tier.cases}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "said", "power_s"),
+    [(1, "", 30), (0, "", 0), (1, "power_s = 12\n", 12), (0, "power_s = 12\n", 12)],
+)
+def test_power_has_half_a_minute_of_load_on_a_gpu_and_none_without_unless_told_otherwise(
+    tmp_path: Path, gpus: int, said: str, power_s: float
+) -> None:
+    models = MODELS.replace("needs_gpus = 0", f"needs_gpus = {gpus}")
+    assert {case.power_s for case in load(tmp_path, models + CASES + said).cases} == {power_s}
+
+
+def test_a_rate_comes_at_random_unless_told_otherwise(tmp_path: Path) -> None:
+    text = CASES.replace("concurrency = [1, 4]", "requests_per_s = [4]")
+    assert {case.load.id for case in load(tmp_path, MODELS + text).cases} == {"poisson4"}
+
+
+def test_the_server_may_be_asked_for_all_that_it_takes_on(tmp_path: Path) -> None:
+    tier = load(tmp_path, MODELS + CASES.replace("[1, 4]", "[5]") + "max_sequences = 5\n")
+    assert {case.load.concurrency for case in tier.cases} == {5}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("draft_tokens", "0"),
+        ("draft_tokens", str(MOST_DRAFT_TOKENS + 1)),
+        ("rounds", "0"),
+        ("temperature", "-0.1"),
+        ("max_model_len_tokens", "0"),
+        ("max_sequences", "0"),
+        ("gpu_memory_frac", "0.0"),
+        ("gpu_memory_frac", "1.0"),
+        ("tolerances", "{ tpot_p50_ms = 0.0 }"),
+        ("tolerances", "{ tpot_p50_ms = -0.2 }"),
+        ("concurrency", "[1, 0]"),
+        ("requests_per_s", "[0]"),
+        ("ramp_up_s", "-1"),
+        ("duration_s", "0"),
+        ("burstiness", "0"),
+        ("turns", "0"),
+        ("request_timeout_s", "0"),
+        ("client_processes", "0"),
+        ("power_s", "-1"),
+        ("prompts", "0"),
+        ("output_cap_tokens", "0"),
+    ],
+)
+def test_a_figure_out_of_its_bounds_is_refused_by_name(
+    tmp_path: Path, key: str, value: str
+) -> None:
+    place = rf"line \d+, \[\[cases\]\] no\. 1: {key}\b.* = .+, needed `"
+    with pytest.raises(MatrixError, match=place):
+        load(tmp_path, MODELS + with_key(key, value))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("needs_gpus = 0", "needs_gpus = -1"), ("padding_layers = 2", "padding_layers = -1")],
+)
+def test_less_than_none_is_refused(tmp_path: Path, old: str, new: str) -> None:
+    with pytest.raises(MatrixError, match=r" = -1, needed `int` >= 0; docs/"):
+        load(tmp_path, MODELS.replace(old, new) + CASES)
+
+
+@pytest.mark.parametrize("draft_tokens", [1, MOST_DRAFT_TOKENS])
+def test_the_bounds_of_the_draft_are_within_them(tmp_path: Path, draft_tokens: int) -> None:
+    tier = load(tmp_path, MODELS + with_key("draft_tokens", str(draft_tokens)))
+    case = case_of(tier, f"vllm-eagle3-tiny-k{draft_tokens}-toy-c1")
+    assert case.server.draft_tokens == draft_tokens
+
+
+def test_of_several_pairs_a_machine_runs_the_first_that_fits_with_all_its_cases(
+    tmp_path: Path,
+) -> None:
+    sized = "\n".join(
+        f'[models.{name}]\ntarget = "fixtures/{name}"\ntarget_gib = {size}\ntoken_kib = 1024'
+        for name, size in (("large", 20), ("small", 2))
+    )
+    cases = with_key("models", '["large", "small"]').replace('"none", "eagle3"', '"none"')
+    tier = load(tmp_path, f"{MODELS.replace('= 0', '= 1')}\n{sized}\n{cases}")
+    ids = {
+        name: [f"vllm-none-{name}-toy-c{load}" for load in (1, 4)] for name in ("large", "small")
+    }
+
+    def chosen(*gpus_gib: float) -> list[str]:
+        return [case.id for case in tier.chosen(gpus_gib).cases]
+
+    # (20 + 4 + the caches of 1 and 4 requests) / 0.4
+    assert [case.needs.memory_gib for case in tier.cases] == [62.5, 70, 17.5, 25]
+    assert chosen(70.0) == chosen() == ids["large"]
+    assert chosen(69.9) == chosen(25.0) == chosen(8.0) == ids["small"]
+
+
+def test_a_widened_pair_says_so_to_its_servers_and_is_not_padded(tmp_path: Path) -> None:
+    wide = MODELS.replace("padding_layers = 2", 'widen = "30m"')
+    assert {case.server.widen for case in load(tmp_path, wide + CASES).cases} == {"30m"}
+    both = MODELS.replace("padding_layers = 2", 'padding_layers = 2\nwiden = "30m"')
+    words = r'padding_layers = 2 with widen = "30m", which says how many layers there are; leave'
+    with pytest.raises(MatrixError, match=words):
+        load(tmp_path, both + CASES)
+    with pytest.raises(UnknownNameError, match=r"unknown widen '9b'; .*known: 1b, 30m, 8b"):
+        load(tmp_path, wide.replace("30m", "9b") + CASES)
+    with pytest.raises(UnknownNameError, match="unknown model pair 'tony'; did you mean 'tiny'"):
+        load(tmp_path, MODELS + with_key("models", '["tiny", "tony"]'))
+
+
+def test_two_cases_of_one_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(MatrixError, match="two cases are called 'vllm-none-tiny-toy-c1'"):
+        load(tmp_path, MODELS + CASES + CASES)
+
+
+def test_a_sweep_makes_a_case_of_each_number_of_drafts_and_one_of_none(tmp_path: Path) -> None:
+    sweep = with_key("draft_tokens", "[1, 3, 5, 3]")
+    tier = load(tmp_path, MODELS + sweep)
+    assert [case.id for case in tier.cases if case.load.concurrency == 1] == [
+        "vllm-none-tiny-toy-c1",
+        "vllm-eagle3-tiny-k1-toy-c1",
+        "vllm-eagle3-tiny-toy-c1",
+        "vllm-eagle3-tiny-k5-toy-c1",
+    ]
+    plain = case_of(tier, "vllm-none-tiny-toy-c1").server
+    assert {case.control for case in tier.cases if case.speculates} == {plain}
+    assert len({case.server.id for case in tier.cases}) == 4
+
+
+def test_a_sweep_of_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MatrixError, match=r"draft_tokens = \[\], needed `array` of length >= 1"):
+        load(tmp_path, MODELS + with_key("draft_tokens", "[]"))
+
+
+def test_a_model_is_spread_and_the_draft_of_those_that_have_one(tmp_path: Path) -> None:
+    models = MODELS.replace("needs_gpus = 0", "needs_gpus = 2")
+    methods = with_key("methods", '["none", "ngram", "eagle3"]')
+    spread = f"{methods}parallel = {{ tensor = 2, draft_tensor = 1 }}\n"
+    tier = load(tmp_path, models + spread)
+    found = {case.server.method: case.server.parallel for case in tier.cases}
+    whole = Parallel(tensor=2, draft_tensor=1)
+    assert found == {"none": whole.without_draft, "ngram": whole.without_draft, "eagle3": whole}
+    assert all(case.control for case in tier.cases if case.speculates)
+
+
+TREES = MODELS.replace('eagle3 = "', 'eagle3_tree = "') + CASES.replace("vllm", "sglang").replace(
+    '"eagle3"', '"eagle3_tree"'
+)
+
+
+def tree(branches: int, drafted_tokens: int) -> str:
+    """The key of a tree."""
+    return f"tree = {{ branches = {branches}, drafted_tokens = {drafted_tokens} }}\n"
+
+
+def test_a_tree_is_of_the_case_and_not_of_its_control(tmp_path: Path) -> None:
+    case = case_of(load(tmp_path, TREES + tree(2, 6)), "sglang-eagle3_tree-tiny-toy-c1")
+    assert case.server.tree == Tree(branches=2, drafted_tokens=6)
+    assert (case.server.draft_tokens, case.server.drafted_tokens) == (3, 6)
+    assert case.control is not None
+    assert (case.control.tree, case.control.drafted_tokens) == (None, 0)
+
+
+@pytest.mark.parametrize("drafted_tokens", [3, 10])
+def test_a_tree_is_the_deepest_branch_at_least_and_all_candidates_at_most(
+    tmp_path: Path, drafted_tokens: int
+) -> None:
+    """Two of the first token, and twice two of each of the two after it: 2 + 2 · 4 candidates."""
+    tier = load(tmp_path, TREES + tree(2, drafted_tokens))
+    case = case_of(tier, "sglang-eagle3_tree-tiny-toy-c4")
+    assert case.server.drafted_tokens == drafted_tokens
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        pytest.param(TREES + tree(2, 2), "drafted_tokens = 2 .* needed 3 to 10", id="too-few"),
+        pytest.param(TREES + tree(2, 11), "drafted_tokens = 11 .* needed 3 to 10", id="too-many"),
+        pytest.param(TREES + tree(1, 3), r"tree\.branches = 1, needed `int` >= 2", id="chain"),
+        pytest.param(TREES, "method 'eagle3_tree' with no tree; needed tree = {", id="no-tree"),
+        pytest.param(
+            MODELS + CASES + tree(2, 6),
+            r"method 'eagle3' with tree = .* for draft_model_tree, eagle_tree, eagle3_tree, and",
+            id="of-a-method-without-one",
+        ),
+    ],
+)
+def test_a_tree_that_cannot_be_is_named(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(MatrixError, match=words):
+        load(tmp_path, text)
+
+
+def test_an_engine_without_trees_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match="engine for method 'eagle3_tree' 'vllm'"):
+        load(tmp_path, TREES.replace("sglang", "vllm") + tree(2, 6))
+
+
+def with_eight_in_flight(key: str) -> str:
+    """The tables, up to eight requests at once, with another number of prompts."""
+    return MODELS + CASES.replace("prompts = 32", key).replace("[1, 4]", "[1, 8]")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        pytest.param("prompts = 32", id="each-round-has-8"),
+        pytest.param("prompts = 31\nduration_s = 5", id="a-round-goes-on-and-on"),
+        pytest.param("prompts = 31\nspeed = false", id="no-speed-is-measured"),
+    ],
+)
+def test_a_round_may_have_as_many_in_flight_as_the_case_says(tmp_path: Path, key: str) -> None:
+    assert load(tmp_path, with_eight_in_flight(key)).cases
+
+
+def test_a_round_that_cannot_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MatrixError, match="the last of which has 7, with concurrency = "):
+        load(tmp_path, with_eight_in_flight("prompts = 31"))
+
+
+def test_an_engine_without_the_method_is_named_with_its_table(tmp_path: Path) -> None:
+    text = MODELS + CASES.replace('"vllm"', '"triton"').replace('"eagle3"]', '"lookahead"]')
+    with pytest.raises(UnknownNameError, match=r"line \d+, \[\[cases\]\] no\. 1: unknown engine"):
+        load(tmp_path, text)

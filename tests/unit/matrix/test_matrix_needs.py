@@ -1,0 +1,171 @@
+"""What a case needs of a machine's GPUs, worked out by hand."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from specreg.core.errors import MatrixError
+from specreg.engines.registry import Parallel
+from specreg.matrix import Case, Needs, Sizes, Tier, load_tier
+from tests.unit import builders
+
+PAIRS = """
+[models.eight]
+target = "some/target"
+drafts = { eagle3 = "some/head", draft_model = "some/draft" }
+target_gib = 16
+drafts_gib = { eagle3 = 2 }
+token_kib = 128
+"""
+TIER = """
+needs_gpus = 1
+
+[[cases]]
+engine = "vllm"
+methods = ["none", "ngram", "eagle3", "draft_model"]
+models = "eight"
+dataset = "toy"
+concurrency = [4]
+prompts = 16
+rounds = 2
+output_cap_tokens = 64
+max_model_len_tokens = 2048
+gpu_memory_frac = 0.25
+"""
+
+
+def load(folder: Path, text: str = TIER) -> Tier:
+    """The tier of a text, beside the shared pairs."""
+    for path, content in (("models/pairs.toml", PAIRS), ("matrix/gpu.toml", text)):
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(content)
+    return load_tier(folder / "matrix", "gpu")
+
+
+def needs(tier: Tier) -> dict[str, Needs]:
+    """By method."""
+    return {case.server.method: case.needs for case in tier.cases}
+
+
+def test_weights_cache_and_reserve_go_into_a_servers_share(tmp_path: Path) -> None:
+    """Four of 2048 tokens take 1 GiB of cache; with 4 GiB in reserve that is 21 of a quarter."""
+    found = needs(load(tmp_path))
+    assert found["none"] == found["ngram"] == Needs(gpus=1, memory_gib=(16 + 1 + 4) / 0.25)
+    assert found["eagle3"] == Needs(gpus=1, memory_gib=(16 + 2 + 1 + 4) / 0.25)
+
+
+def test_a_pair_that_does_not_tell_its_drafts_size_needs_nobody_knows_what(tmp_path: Path) -> None:
+    assert needs(load(tmp_path))["draft_model"] == Needs(gpus=1, memory_gib=None)
+
+
+def test_target_and_cache_are_split_and_copies_share_what_is_in_flight(tmp_path: Path) -> None:
+    spread = "parallel = { tensor = 2, data = 2, draft_tensor = 1 }\n"
+    found = needs(load(tmp_path, TIER + spread))
+    assert found["none"] == Needs(gpus=4, memory_gib=((16 + 0.5) / 2 + 4) / 0.25)
+    assert found["eagle3"] == Needs(gpus=4, memory_gib=((16 + 0.5) / 2 + 2 + 4) / 0.25)
+
+
+def test_layers_that_are_cut_are_split_too_and_a_node_needs_its_own_gpus_alone(
+    tmp_path: Path,
+) -> None:
+    spread = "parallel = { tensor = 2, pipeline = 2, nodes = 2 }\n"
+    found = needs(load(tmp_path, TIER + spread))
+    assert found["none"] == Needs(gpus=2, memory_gib=((16 + 1) / 4 + 4) / 0.25)
+    assert found["eagle3"] == Needs(gpus=2, memory_gib=((16 + 1) / 4 + 2 / 2 + 4) / 0.25)
+
+
+def test_a_rate_may_have_as_much_in_flight_as_the_server_takes_on(tmp_path: Path) -> None:
+    text = TIER.replace("concurrency = [4]", "requests_per_s = [1]\nmax_sequences = 16")
+    assert needs(load(tmp_path, text))["none"] == Needs(gpus=1, memory_gib=(16 + 4 + 4) / 0.25)
+
+
+def test_a_draft_is_split_as_the_target_unless_told_otherwise() -> None:
+    sizes = Sizes(target_gib=8, draft_gib=4, token_kib=0)
+    assert sizes.share_gib(Parallel(tensor=4), 0) == 2 + 1 + 4
+    assert sizes.share_gib(Parallel(tensor=4, draft_tensor=2), 0) == 2 + 2 + 4
+
+
+@pytest.mark.parametrize(
+    ("gpus_gib", "unmet"),
+    [
+        ((80.0, 80.0), ""),
+        ((79.5, 79.5, 10.0), ""),
+        ((), "needs 2 GPU(s) of 80 GiB, this machine has none"),
+        ((141.2,), "needs 2 GPU(s) of 80 GiB, this machine has 141 GiB"),
+        ((80.0, 23.9), "needs 2 GPU(s) of 80 GiB, this machine has 80 GiB, 23 GiB"),
+    ],
+)
+def test_what_is_missing_is_said_beside_what_is_there(
+    gpus_gib: tuple[float, ...], unmet: str
+) -> None:
+    assert Needs(gpus=2, memory_gib=79.5).unmet(gpus_gib) == unmet
+
+
+def test_of_a_pair_without_sizes_the_gpus_are_counted() -> None:
+    assert Needs(gpus=2, memory_gib=None).unmet((1.0, 1.0)) == ""
+    said = Needs(gpus=2, memory_gib=None).unmet((1.0,))
+    assert said == "needs 2 GPU(s), this machine has 1 GiB"
+
+
+def test_a_tier_says_which_cases_do_not_fit(tmp_path: Path) -> None:
+    wide = TIER.replace("[4]", "[8]") + "parallel = { tensor = 2 }\n"
+    tier = load(tmp_path, TIER + wide.split("needs_gpus = 1")[1])
+    assert set(tier.unmet((85.0,))) == {
+        "vllm-eagle3-eight-toy-c4",
+        *(case.id for case in tier.cases if case.load.concurrency == 8),
+    }
+    assert tier.unmet((85.0,))["vllm-eagle3-eight-toy-c4"] == (
+        "vllm-eagle3-eight-toy-c4 needs 1 GPU(s) of 92 GiB, this machine has 85 GiB"
+    )
+    assert tier.unmet((92.0, 92.0)) == {}
+
+
+def test_a_tier_uses_the_gpus_of_its_widest_case_that_fits(tmp_path: Path) -> None:
+    wide = TIER.replace("[4]", "[8]") + "parallel = { tensor = 2 }\n"
+    tier = load(tmp_path, TIER + wide.split("needs_gpus = 1")[1])
+    used = {gpus: tier.gpus_used((92.0,) * gpus) for gpus in range(4)}
+    assert used == {0: 1, 1: 1, 2: 2, 3: 2}
+    assert dataclasses.replace(tier, needs_gpus=0).gpus_used((92.0,)) == 0
+
+
+def test_a_tier_without_gpus_needs_none(tmp_path: Path) -> None:
+    tier = load(tmp_path, TIER.replace("needs_gpus = 1", "needs_gpus = 0"))
+    assert tier.unmet(()) == {}
+
+
+def test_case_and_control_do_not_take_more_than_there_is(tmp_path: Path) -> None:
+    with pytest.raises(MatrixError, match=r"gpu_memory_frac = 0\.6, needed at most 0\.5: case and"):
+        load(tmp_path, TIER.replace("0.25", "0.6"))
+    alone = TIER.replace("0.25", "0.6").replace('"none", ', "")
+    assert load(tmp_path, alone).cases[0].server.gpu_memory_frac == 0.6
+
+
+def test_a_pair_of_its_own_stands_in_the_place_of_a_shared_one(tmp_path: Path) -> None:
+    own = TIER.replace("[[cases]]", '[models.eight]\ntarget = "own"\n[[cases]]').replace(
+        ', "eagle3", "draft_model"', ""
+    )
+    case = load(tmp_path, own).cases[0]
+    assert (case.server.target, case.needs) == ("own", Needs(gpus=1, memory_gib=None))
+    assert load(tmp_path).cases[0].server.target == "some/target"
+
+
+def test_a_control_is_the_same_whatever_the_drafts_size(tmp_path: Path) -> None:
+    tier = load(tmp_path)
+    plain = tier.cases[0].server
+    assert [case.control for case in tier.cases if case.speculates] == [plain] * 3
+
+
+def replayed(case: Case, *numbers: int) -> Case:
+    """The case after it was asked for some numbers of prompts, one after another."""
+    for number in numbers:
+        case = case.replaying(number)
+    return case
+
+
+def test_a_case_that_replays_fewer_prompts_knows_its_own_number() -> None:
+    case = dataclasses.replace(builders.CASE, prompts=20)
+    assert case.replaying(20) is case
+    fewer = replayed(case, 8, 6)
+    assert (fewer.prompts, fewer.matrix_prompts) == (6, 20)
+    assert replayed(case, 8, 20) == case

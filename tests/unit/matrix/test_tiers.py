@@ -1,0 +1,185 @@
+"""The tiers of the repository: what they run, and what that needs."""
+
+import pytest
+
+from specreg.engines.registry import engine_named
+from specreg.matrix import Case, Tier, load_tier, render_schema, tier_names
+from specreg.matrix.models import is_hub_id
+from specreg.measurement.metrics import check_tolerances
+from specreg.servers.provision import check_version
+from tests.unit import builders
+
+FOLDER = builders.ROOT / "fixtures/matrix"
+TIERS = tier_names(FOLDER)
+ON_GPU = tuple(name for name in TIERS if load_tier(FOLDER, name).needs_gpus)
+
+
+def cases_of(name: str) -> tuple[Case, ...]:
+    """The cases of a tier."""
+    return load_tier(FOLDER, name).cases
+
+
+def test_these_are_the_tiers() -> None:
+    assert set(TIERS) - set(ON_GPU) == {
+        *("cpu", "cpu_drawn", "reference", "reference_drawn", "sglang_cpu"),
+    }
+    assert set(ON_GPU) == {
+        *("gpu", "gpu_smoke", "gpu_weekly"),
+        *("speedup_gsm8k", "speedup_humaneval", "speedup_mt_bench", "speedup_speed_bench"),
+    }
+
+
+def test_the_schema_is_that_of_the_code() -> None:
+    assert (FOLDER / "schema.json").read_text() == render_schema()
+
+
+@pytest.mark.parametrize("name", TIERS)
+def test_an_editor_finds_the_schema_of_each(name: str) -> None:
+    assert (FOLDER / f"{name}.toml").read_text().startswith("#:schema schema.json\n")
+
+
+@pytest.mark.parametrize("name", TIERS)
+def test_each_case_can_be_measured_by_its_engine(name: str) -> None:
+    tier = load_tier(FOLDER, name)
+    for case in tier.cases:
+        engine = engine_named(case.server.engine)
+        check_tolerances(case, tier.places[case.id])
+        check_version(case, engine.requirement(on_gpu=tier.needs_gpus > 0).version, ours=True)
+        assert case.output_cap_tokens < case.server.max_model_len_tokens
+
+
+@pytest.mark.parametrize("name", ON_GPU)
+def test_each_case_of_a_gpu_says_what_it_needs_and_has_a_control(name: str) -> None:
+    for case in cases_of(name):
+        assert case.needs.memory_gib is not None, case.id
+        assert case.control is not None or not case.speculates, case.id
+
+
+def test_a_case_of_several_tiers_is_the_same_case() -> None:
+    """They share a machine's baselines, which are found by the case's id."""
+    seen: dict[str, Case] = {}
+    for name in ON_GPU:
+        for case in cases_of(name):
+            assert seen.setdefault(case.id, case) == case, f"{case.id} of {name}"
+    assert len(seen) < sum(len(cases_of(name)) for name in ON_GPU)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus_gib", "skipped"),
+    [
+        ("gpu_smoke", (79.6,), 0),
+        ("gpu", (79.6,), 0),
+        ("gpu", (24.0,), 38),
+        ("gpu_weekly", (79.6,), 22 + 16),  # of two and of eight GPUs
+        ("gpu_weekly", (79.6,) * 2, 22),
+        ("gpu_weekly", (79.6,) * 8, 0),
+        ("speedup_speed_bench", (79.6,), 1),
+        ("speedup_speed_bench", (139.0,), 0),
+    ],
+)
+def test_what_fits_which_machine(name: str, gpus_gib: tuple[float, ...], skipped: int) -> None:
+    assert len(load_tier(FOLDER, name).chosen(gpus_gib).unmet(gpus_gib)) == skipped
+
+
+@pytest.mark.parametrize(
+    ("gpus_gib", "models"),
+    [
+        ((79.6,), "wide-8b"),
+        ((44.99,), "wide-8b"),  # what a card of 48 GB shows
+        ((39.4,), "wide-1b"),
+        ((14.6,), "wide-1b"),
+        ((8.0,), "wide-1b"),
+        ((), "wide-8b"),
+    ],
+)
+@pytest.mark.parametrize("name", ["gpu_smoke", "gpu"])
+def test_a_gpu_runs_the_largest_widened_pair_that_it_holds_for_all_cases(
+    name: str, gpus_gib: tuple[float, ...], models: str
+) -> None:
+    tier = load_tier(FOLDER, name).chosen(gpus_gib)
+    wide = [case for case in tier.cases if case.server.widen]
+    assert {case.server.models for case in wide} == {models}
+    assert tier.cases[: len(wide)] == tuple(wide)
+    assert [case.id for case in wide if case.server.method == "eagle3"] == [
+        f"{engine}-eagle3-{models}-toy-c{load}" for engine in ("vllm", "sglang") for load in (1, 16)
+    ]
+
+
+def test_the_smoke_tier_needs_nothing_but_a_gpu() -> None:
+    cases = cases_of("gpu_smoke")
+    assert {(case.server.engine, case.server.method) for case in cases} == {
+        *(("vllm", method) for method in ("none", "ngram", "draft_model", "eagle3")),
+        *(("sglang", method) for method in ("none", "draft_model", "eagle3")),
+    }
+    assert {case.load.concurrency for case in cases} == {1, 16}
+    assert {(case.dataset, case.server.dtype) for case in cases} == {("toy", "bfloat16")}
+    assert not any(is_hub_id(name) for case in cases for name in (case.server.target,))
+    assert all(case.control or not case.speculates for case in cases)
+    assert {case.id for case in cases} <= {case.id for case in cases_of("gpu")}
+
+
+def swept(tier: Tier, methods: set[str]) -> set[int]:
+    """The numbers of drafts that a tier tries."""
+    return {case.server.draft_tokens for case in tier.cases if case.server.method in methods}
+
+
+def test_the_week_sweeps_drafts_and_load_on_both_engines() -> None:
+    tier = load_tier(FOLDER, "gpu_weekly")
+    assert swept(tier, {"draft_model", "eagle3"}) == {1, 2, 3, 5, 7}
+    assert {case.load.concurrency for case in tier.cases} == {1, 4, 16, 32}
+    assert {case.server.engine for case in tier.cases} == {"vllm", "sglang"}
+    assert {case.server.target for case in tier.cases} == {
+        "meta-llama/Llama-3.1-8B-Instruct",
+        "meta-llama/Llama-3.3-70B-Instruct",
+        "Qwen/Qwen3-8B",
+        "openai/gpt-oss-20b",
+        "openai/gpt-oss-120b",
+        "XiaomiMiMo/MiMo-7B-RL",
+    }
+
+
+def test_the_night_asks_what_was_published() -> None:
+    """First turns of MT-Bench, at most 256 tokens, three drafts."""
+    published = {
+        (case.server.target, case.server.draft)
+        for case in cases_of("gpu")
+        if (case.dataset, case.turns, case.output_cap_tokens) == ("mt-bench", 1, 256)
+        and (case.server.method, case.server.draft_tokens) == ("eagle3", 3)
+    }
+    assert published >= {
+        ("meta-llama/Llama-3.1-8B-Instruct", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"),
+        ("Qwen/Qwen3-8B", "RedHatAI/Qwen3-8B-speculator.eagle3"),
+        ("openai/gpt-oss-20b", "RedHatAI/gpt-oss-20b-speculator.eagle3"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "datasets", "methods", "loads"),
+    [
+        ("speedup_gsm8k", {"gsm8k"}, {"none", "draft_model"}, {1}),
+        (
+            "speedup_mt_bench",
+            {"eagle-mt_bench", "random-1024"},
+            {"none", "ngram", "draft_model", "eagle3"},
+            {1, 8},
+        ),
+        (
+            "speedup_speed_bench",
+            {
+                "speed-bench-qualitative",
+                "speed-bench-throughput_1k",
+                "speed-bench-throughput_8k",
+            },
+            {"none", "ngram", "draft_model", "eagle3"},
+            {1, 8, 16},
+        ),
+        ("speedup_humaneval", {"humaneval"}, {"none", "ngram", "draft_model", "eagle3"}, {1}),
+    ],
+)
+def test_a_speedup_table_is_a_tier(
+    name: str, datasets: set[str], methods: set[str], loads: set[int]
+) -> None:
+    cases = cases_of(name)
+    assert {case.dataset for case in cases} == datasets
+    assert {case.server.method for case in cases} == methods
+    assert {case.load.concurrency for case in cases} == loads

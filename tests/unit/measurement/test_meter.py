@@ -1,0 +1,263 @@
+"""The meter takes the best source there is, and refuses what doesn't fit together."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar
+
+import msgspec
+import pytest
+
+from specreg.acceptance.checks import check_requests
+from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, Counters, Source, StepCounts, View
+from specreg.acceptance.trace import RequestTrace
+from specreg.core.errors import InvalidMeasurementError
+from specreg.engines.methods import Tree
+from specreg.engines.protocols import PROTOCOLS, Protocol
+from specreg.engines.protocols._openai import SpecTokensDetails
+from specreg.engines.protocols.vllm import VllmProtocol
+from specreg.measurement.meter import read_acceptance
+from tests.unit import builders
+
+VLLM = PROTOCOLS["vllm"]
+ONE, OTHER = builders.counts(1, 0, 1, 0), builders.counts(0, 0, 0, 2)
+BOTH = ONE + OTHER
+NOTHING = Counters(steps=0, counts=NO_STEPS)
+
+
+class Silent(VllmProtocol):
+    """A protocol whose answers and counters say nothing of acceptance."""
+
+    request_source: ClassVar[Source | None] = None
+    counters_source: ClassVar[Source | None] = None
+    counters_path: ClassVar[str | None] = None
+
+
+def request(counts: StepCounts | None, *tokens: int) -> RequestTrace:
+    """A request with its own record and chunks of so many tokens."""
+    trace = builders.trace(*(builders.chunk(at, size) for at, size in enumerate(tokens, 1)))
+    return msgspec.structs.replace(trace, acceptance=counts)
+
+
+SPOKEN = (request(ONE, 1, 1, 3), request(OTHER, 1, 4, 4))
+MUTE = tuple(msgspec.structs.replace(trace, acceptance=None) for trace in SPOKEN)
+
+
+def read(
+    traces: tuple[RequestTrace, ...], moved: Counters | None, protocol: Protocol = VLLM
+) -> AcceptanceRecord:
+    """The acceptance of requests during which the counters moved."""
+    before = (
+        None if moved is None else dataclasses.replace(NOTHING, counts=moved.counts and NO_STEPS)
+    )
+    found = read_acceptance(builders.SPEC, protocol, traces, before, moved)
+    assert found is not None
+    return found
+
+
+def page(counts: StepCounts) -> Counters:
+    """The counters of a server that says all there is to know."""
+    return Counters(steps=counts.steps, counts=counts)
+
+
+AGREEING = page(BOTH)
+
+
+@pytest.mark.parametrize(
+    ("drafted_tokens", "tree"), [(3, None), (6, Tree(branches=2, drafted_tokens=6))]
+)
+def test_a_histogram_that_ends_early_is_as_long_as_the_case_can_accept(
+    drafted_tokens: int, tree: Tree | None
+) -> None:
+    """SGLang ends it at the most that a step accepted."""
+    told = SpecTokensDetails(
+        spec_correct_drafts_histogram=(2, 0, 1),
+        spec_num_correct_drafts=2,
+        spec_num_proposed_drafts=3 * drafted_tokens,
+    ).counts
+    spec = dataclasses.replace(builders.SPEC, tree=tree)
+    before, after = Counters(steps=0), Counters(steps=3)
+    record = read_acceptance(spec, PROTOCOLS["sglang"], (request(told, 1, 1, 1, 3),), before, after)
+    assert record is not None
+    assert record.total.histogram == record.prompts[0].counts.histogram == (2, 0, 1, 0)
+    assert record.total.proposed == 3 * drafted_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broken:
+    """What breaks one check of DEFINITIONS.md, by its number there, and the reason it gets."""
+
+    check: int
+    reason: str
+    traces: tuple[RequestTrace, ...] = SPOKEN
+    before: Counters | None = NOTHING
+    after: Counters | None = AGREEING
+    protocol: Protocol = VLLM
+
+    def read(self) -> None:
+        """Reads it as a measurement does."""
+        check_requests(self.traces)
+        read_acceptance(builders.SPEC, self.protocol, self.traces, self.before, self.after)
+
+
+CONTRADICTING = dataclasses.replace(BOTH, accepted=BOTH.accepted - 1)
+TOO_LONG = StepCounts(steps=2, accepted=7, proposed=6, position_counts=(3, 2, 2))
+BROKEN = (
+    Broken(check=1, reason="COUNTS_INCONSISTENT", traces=MUTE, after=page(CONTRADICTING)),
+    Broken(check=2, reason="TOKENS_IMPOSSIBLE", traces=(request(ONE, 1, 1, 4),), after=page(ONE)),
+    Broken(check=3, reason="FOREIGN_TRAFFIC", after=page(BOTH + ONE)),
+    Broken(check=4, reason="COUNTERS_FELL", before=page(BOTH), after=page(ONE)),
+    Broken(
+        check=5,
+        reason="CHUNKS_MERGED",
+        traces=(request(None, 1, 8),),
+        before=None,
+        after=None,
+        protocol=Silent(),
+    ),
+    Broken(
+        check=6,
+        reason="LENGTH_IMPOSSIBLE",
+        traces=(request(TOO_LONG, 1, 4, 4),),
+        after=page(TOO_LONG),
+    ),
+    Broken(check=7, reason="SPEC_DISABLED", traces=MUTE, after=NOTHING),
+    Broken(
+        check=8,
+        reason="REQUEST_FAILED",
+        traces=(SPOKEN[0], msgspec.structs.replace(SPOKEN[1], error="ReadError: gone")),
+    ),
+)
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: f"{broken.check}-{broken.reason}")
+def test_each_check_of_the_definitions_has_a_reason_of_its_own(broken: Broken) -> None:
+    with pytest.raises(InvalidMeasurementError) as error:
+        broken.read()
+    assert error.value.reason == broken.reason
+
+
+def test_each_of_the_eight_checks_is_broken_above_and_no_reason_is_shared() -> None:
+    Broken(check=0, reason="none").read()
+    assert [broken.check for broken in BROKEN] == list(range(1, 9))
+    assert len({broken.reason for broken in BROKEN}) == len(BROKEN)
+
+
+def test_requests_that_speak_for_themselves_are_believed_if_the_counters_agree() -> None:
+    record = read(SPOKEN, Counters(steps=4, counts=BOTH))
+    assert (record.source, record.view) == (Source.VLLM_REQUEST, View.VERIFIER)
+    assert record.total == BOTH
+    assert [prompt.counts for prompt in record.prompts] == [ONE, OTHER]
+    assert [prompt.completion_tokens for prompt in record.prompts] == [5, 9]
+
+
+def test_counters_speak_for_requests_that_say_nothing() -> None:
+    record = read(MUTE, Counters(steps=4, counts=BOTH))
+    assert (record.source, record.view) == (Source.VLLM_COUNTERS, View.VERIFIER)
+    assert (record.total, record.prompts) == (BOTH, ())
+
+
+@pytest.mark.parametrize(
+    ("ended", "reason"), [(2, None), (3, "FOREIGN_TRAFFIC"), (1, "COUNTS_DISAGREE")]
+)
+def test_where_steps_count_with_the_end_of_a_request_ours_alone_have_ended(
+    ended: int, reason: str | None
+) -> None:
+    before = dataclasses.replace(NOTHING, requests=4)
+    after = dataclasses.replace(AGREEING, requests=4 + ended)
+    tensorrt_llm = PROTOCOLS["tensorrt_llm"]
+    if reason is None:
+        record = read_acceptance(builders.SPEC, tensorrt_llm, MUTE, before, after)
+        assert record is not None
+        assert (record.source, record.total) == (Source.TRTLLM_COUNTERS, BOTH)
+        return
+    with pytest.raises(InvalidMeasurementError) as error:
+        read_acceptance(builders.SPEC, tensorrt_llm, MUTE, before, after)
+    assert error.value.reason == reason
+
+
+def test_who_runs_through_the_whole_window_is_somebody_else() -> None:
+    """It ends neither before nor within it, so that no count of those that ended shows it."""
+    before = dataclasses.replace(NOTHING, requests=4, running_requests=1)
+    after = dataclasses.replace(AGREEING, requests=6, running_requests=1)
+    with pytest.raises(InvalidMeasurementError, match="run and aren't ours: 1") as error:
+        read_acceptance(builders.SPEC, VLLM, MUTE, before, after)
+    assert error.value.reason == "FOREIGN_TRAFFIC"
+    idle = [dataclasses.replace(one, running_requests=0) for one in (before, after)]
+    assert read_acceptance(builders.SPEC, VLLM, MUTE, *idle)
+
+
+def test_chunks_are_the_last_resort() -> None:
+    record = read(MUTE, None, Silent())
+    assert (record.source, record.view) == (Source.STREAM_CHUNKS, View.EMITTED)
+    assert record.total == BOTH
+
+
+@pytest.mark.parametrize("protocol", ["triton", "tensorrt_llm"])
+def test_a_drafter_that_is_off_is_none_that_is_never_right_where_chunks_are_all_there_is(
+    protocol: str,
+) -> None:
+    """Nine chunks of one token: the 27 drafts that they would stand for, nobody has seen."""
+    spec = dataclasses.replace(builders.SPEC, method="eagle3")
+    traces = (request(None, *(1,) * 10),)
+    with pytest.raises(InvalidMeasurementError, match="S, A, D = 9, 0, unknown; look at") as error:
+        read_acceptance(spec, PROTOCOLS[protocol], traces, None, None)
+    assert error.value.reason == "SPEC_DISABLED"
+
+
+def test_chunks_are_no_resort_where_answers_should_tell() -> None:
+    """An older SGLang, say: its figures would look like those of a newer one."""
+    with pytest.raises(InvalidMeasurementError, match="no answer tells its steps") as error:
+        read(MUTE, Counters(steps=4), VLLM)
+    assert error.value.reason == "ACCEPTANCE_MISSING"
+
+
+def test_counters_of_steps_alone_are_held_against_the_requests() -> None:
+    assert read(SPOKEN, Counters(steps=4)).total == BOTH
+    with pytest.raises(InvalidMeasurementError, match="FOREIGN_TRAFFIC"):
+        read(SPOKEN, Counters(steps=5))
+
+
+def test_one_answer_without_its_record_is_no_mean_of_the_others() -> None:
+    with pytest.raises(InvalidMeasurementError, match="sent no acceptance, to others it did") as e:
+        read((SPOKEN[0], MUTE[1]), Counters(steps=4, counts=BOTH))
+    assert e.value.reason == "ACCEPTANCE_MISSING"
+
+
+def test_an_answer_of_one_token_needs_no_record() -> None:
+    record = read((SPOKEN[0], request(None, 1)), Counters(steps=2, counts=ONE))
+    assert [prompt.counts for prompt in record.prompts] == [ONE, NO_STEPS]
+
+
+def test_merged_chunks_are_refused_where_they_are_all_there_is() -> None:
+    with pytest.raises(InvalidMeasurementError, match="CHUNKS_MERGED"):
+        read((request(None, 1, 8),), None, Silent())
+    assert read((request(OTHER, 1, 8),), Counters(steps=2, counts=OTHER)).total == OTHER
+
+
+def test_a_plain_server_has_no_acceptance() -> None:
+    assert read_acceptance(builders.PLAIN_SPEC, VLLM, MUTE, None, None) is None
+
+
+def test_a_request_keeps_its_turn_and_its_category() -> None:
+    second = msgspec.structs.replace(SPOKEN[1], turn=2, category="math")
+    record = read((SPOKEN[0], second), Counters(steps=4, counts=BOTH))
+    assert [part.total for part in record.by_turn.values()] == [ONE, OTHER]
+    assert {name: part.total for name, part in record.by_category.items()} == {
+        "chat": ONE,
+        "math": OTHER,
+    }
+
+
+def test_steps_without_a_draft_may_deliver_more_than_the_counted_ones_emit() -> None:
+    ngram = dataclasses.replace(builders.SPEC, method="ngram", draft=None)
+    traces = (request(ONE, 1, 1, 3, 1, 1),)
+    record = read_acceptance(ngram, VLLM, traces, NOTHING, page(ONE))
+    assert record is not None
+    assert record.total == ONE
+
+
+def test_from_chunks_alone_nobody_knows_what_a_step_without_a_draft_would_have_drafted() -> None:
+    ngram = dataclasses.replace(builders.SPEC, method="ngram", draft=None)
+    record = read_acceptance(ngram, Silent(), MUTE, None, None)
+    assert record is not None
+    assert (record.total.accepted, record.total.proposed) == (BOTH.accepted, None)

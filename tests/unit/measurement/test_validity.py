@@ -1,0 +1,126 @@
+"""What a reason of INVALID spoils, and that none was forgotten."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from specreg.core.errors import InvalidMeasurementError
+from specreg.measurement.metrics import Family
+from specreg.measurement.validity import (
+    ALL,
+    SPOILS,
+    all_invalid,
+    noting,
+    render_invalid,
+    spoiled_by,
+)
+from tests.unit import builders
+
+NAME = re.compile(r"[A-Z]+(_[A-Z]+)+|HUNG")
+BEGINS = re.compile(r"([A-Z]+(?:_[A-Z]+)+|THROTTLED): ")
+TIMED = frozenset(Family) - {Family.ACCEPTANCE}
+
+
+def reasons_in(path: Path) -> Iterator[str]:
+    """The reasons that a module raises, or begins a text with."""
+    tree = ast.parse(path.read_text())
+    texts = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    yield from (found.group(1) for text in texts if (found := BEGINS.match(text)))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and any(
+            isinstance(base, ast.Name) and base.id == InvalidMeasurementError.__name__
+            for base in node.bases
+        ):
+            yield from (text for text in texts if NAME.fullmatch(text) and text in SPOILS)
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+            continue
+        if node.func.id == InvalidMeasurementError.__name__:
+            reason = node.args[0]
+            if isinstance(reason, ast.Constant):
+                yield str(reason.value)
+            else:  # it comes from elsewhere in the module
+                yield from (text for text in texts if NAME.fullmatch(text))
+
+
+def test_each_reason_that_is_raised_says_what_it_spoils() -> None:
+    raised = {
+        reason: path.name
+        for path in (builders.ROOT / "specreg").rglob("*.py")
+        for reason in reasons_in(path)
+    }
+    assert len(raised) > 30
+    assert {reason: at for reason, at in raised.items() if reason not in SPOILS} == {}
+    assert set(SPOILS) - set(raised) == set()
+
+
+def test_the_page_says_of_each_reason_what_it_spoils() -> None:
+    page = (builders.ROOT / "docs/measuring.md").read_text()
+    told: dict[str, frozenset[str]] = {}
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 3 and re.fullmatch(r"(`[A-Z_]+`(, )?)+", cells[1]):
+            words = ALL if cells[2] == "all" else frozenset(cells[2].split(", "))
+            told |= dict.fromkeys(re.findall(r"[A-Z_]+", cells[1]), words)
+    assert told == dict(SPOILS)
+
+
+@pytest.mark.parametrize("reason", ["THROTTLED", "DEVICE_SHARED", "CLOCK_LOW", "CLIENT_BEHIND"])
+def test_what_slows_a_machine_says_nothing_against_what_is_counted(reason: str) -> None:
+    assert spoiled_by(reason) == TIMED
+
+
+def test_a_meter_of_power_that_is_out_of_order_says_nothing_against_speed() -> None:
+    assert spoiled_by("POWER_INVALID") == {Family.POWER}
+
+
+def test_a_reason_that_nobody_listed_spoils_all() -> None:
+    assert spoiled_by("NEVER_HEARD_OF") == ALL == set(Family)
+
+
+def test_the_first_reason_of_a_family_stays() -> None:
+    invalid: dict[Family, str] = {}
+    with noting(invalid, frozenset({Family.SPEEDUP})):
+        raise InvalidMeasurementError("CLIENT_BEHIND", "in the control's rounds")
+    with noting(invalid):
+        raise InvalidMeasurementError("THROTTLED", "by 92 °C")
+    assert invalid == {
+        **dict.fromkeys(TIMED, "THROTTLED: by 92 °C"),
+        Family.SPEEDUP: "CLIENT_BEHIND: in the control's rounds",
+    }
+
+
+def test_what_spoils_all_ends_the_measurement() -> None:
+    invalid: dict[Family, str] = {}
+    with (
+        pytest.raises(InvalidMeasurementError, match="FOREIGN_TRAFFIC"),
+        noting(invalid),
+    ):
+        raise InvalidMeasurementError("FOREIGN_TRAFFIC", "somebody else asks too")
+    assert invalid == {}
+
+
+def test_what_spoils_all_of_a_control_spoils_the_speedup() -> None:
+    invalid: dict[Family, str] = {}
+    with noting(invalid, frozenset({Family.SPEEDUP})):
+        raise InvalidMeasurementError("HTTP_ERROR", "500")
+    assert invalid == {Family.SPEEDUP: "HTTP_ERROR: 500"}
+
+
+def test_a_reason_stands_behind_the_families_that_it_spoils() -> None:
+    invalid = {
+        Family.POWER: "POWER_INVALID: b",
+        Family.LATENCY: "CLIENT_BEHIND: a",
+        Family.THROUGHPUT: "CLIENT_BEHIND: a",
+    }
+    assert (
+        render_invalid(invalid) == "throughput, latency: CLIENT_BEHIND: a; power: POWER_INVALID: b"
+    )
+    assert render_invalid(all_invalid("HUNG: c")) == "HUNG: c"
+    assert render_invalid({}) == ""

@@ -1,0 +1,88 @@
+"""What is said of a case that failed: plain words, each number with its unit."""
+
+import dataclasses
+
+import pytest
+
+from specreg.report.failures import render_blocks, render_failures, render_skip, sentence_of
+from specreg.verdicts.judge import Outcome, Verdict
+
+LOST = Verdict(
+    case_id="a-case",
+    metric="throughput_tokens_per_s",
+    outcome=Outcome.REGRESSED,
+    value=94.8,
+    expected=100.0,
+    change_frac=-0.052,
+    low_frac=-0.08,
+    high_frac=-0.021,
+    tolerance_frac=0.03,
+)
+BROKEN = Verdict(
+    case_id="a-case", metric="acceptance_length_tokens", outcome=Outcome.INVALID, reason="HUNG: x"
+)
+
+
+def test_a_loss_is_a_sentence_with_its_interval_and_what_is_tolerated() -> None:
+    assert sentence_of(LOST) == (
+        "throughput 94.8 tokens/s, recorded 100 tokens/s:"
+        " worse by 5.2 % (2.1 to 8.0 %), tolerated are 3 %"
+    )
+    caused = dataclasses.replace(LOST, cause="-5.0% by acceptance, +0.0% by the cost of a step")
+    assert sentence_of(caused).endswith("3 %; -5.0% by acceptance, +0.0% by the cost of a step")
+
+
+@pytest.mark.parametrize(
+    ("low_frac", "change_frac", "high_frac", "words"),
+    [
+        (0.02, 0.05, 0.08, "better by 5.0 % (2.0 to 8.0 %)"),
+        (-0.08, -0.03, 0.02, "worse by 3.0 % (8.0 % worse to 2.0 % better)"),
+    ],
+)
+def test_both_ends_of_an_interval_say_their_direction(
+    low_frac: float, change_frac: float, high_frac: float, words: str
+) -> None:
+    moved = dataclasses.replace(
+        LOST, low_frac=low_frac, change_frac=change_frac, high_frac=high_frac
+    )
+    assert words in sentence_of(moved)
+
+
+def test_what_shall_stay_as_it_is_is_more_or_less() -> None:
+    watts = dataclasses.replace(LOST, metric="power_w", two_sided=True)
+    assert "94.8 W, recorded 100 W: less by 5.2 %" in sentence_of(watts)
+
+
+def test_a_reason_that_several_metrics_share_is_told_once_below_them() -> None:
+    moved = "MACHINE_MOVED: the server beside it became 5.0% worse too"
+    other = dataclasses.replace(LOST, metric="tpot_p50_ms", reason=moved)
+    broken = dataclasses.replace(BROKEN, metric="acceptance_rate_frac")
+    shown = render_failures([dataclasses.replace(LOST, reason=moved), other, BROKEN, broken])
+    assert [line[:24] for line in shown.splitlines()] == [
+        "REGRESSED: throughput 94",
+        "REGRESSED: tpot p50 94.8",
+        "  MACHINE_MOVED: the ser",
+        "INVALID: acceptance leng",
+        "  HUNG: x",
+    ]
+    assert "INVALID: acceptance length, acceptance rate" in shown
+
+
+def test_an_error_is_told_in_full_in_the_first_case_that_it_stopped() -> None:
+    other = dataclasses.replace(BROKEN, case_id="b-case")
+    held = dataclasses.replace(LOST, case_id="c-case", outcome=Outcome.PASS)
+    error = "HUNG: x\nthe last line of its log"
+    blocks = render_blocks([BROKEN, other, held], {"a-case": error, "b-case": error})
+    assert blocks == {
+        "a-case": "INVALID: acceptance length\n  HUNG: x\n  the last line of its log",
+        "b-case": "INVALID: acceptance length\n  HUNG: x\n  (as above)",
+    }
+
+
+def test_a_skipped_test_says_in_a_line_of_which_case_and_why() -> None:
+    reason = "nothing recorded in 'here'; record one with\n  pytest -k a-case-"
+    unlike = dataclasses.replace(LOST, outcome=Outcome.NOT_COMPARABLE, reason=reason)
+    assert render_skip(unlike) == (
+        "a-case, throughput 94.8 tokens/s: NOT_COMPARABLE, nothing recorded in 'here'; record one"
+        " with pytest -k a-case-"
+    )

@@ -1,0 +1,387 @@
+"""The page of a run, read by a parser: what it holds, and that data in it stays data."""
+
+import dataclasses
+import re
+from html.parser import HTMLParser
+
+import msgspec
+import pytest
+
+from specreg.measurement.figures import Figures
+from specreg.measurement.metrics import Family
+from specreg.report.charts import charts_of
+from specreg.report.document import CaseReport, Report, Spreads
+from specreg.report.loads import break_even, speed_over_load
+from specreg.report.overview import MEANINGS, SYMBOLS
+from specreg.report.page import render_page
+from specreg.stats.histogram import Bar
+from specreg.verdicts.judge import Outcome
+from tests.unit import reports
+from tests.unit.report.test_breakdown import CASE
+
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'"
+VOID = {"meta", "br", "img", "input", "link", "hr"}
+
+
+class Page(HTMLParser):
+    """A page's elements, text and ids; what is opened must be closed, in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Takes one more element."""
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Takes one that closes itself."""
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        """Ends the last one."""
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        """Takes text."""
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        """All words, a blank apart."""
+        return " ".join(" ".join(self.words).split())
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        """The attributes of each such element."""
+        return [attributes for name, attributes in self.tags if name == tag]
+
+    @property
+    def ids(self) -> list[str]:
+        """Of all elements."""
+        return [one["id"] or "" for _, one in self.tags if "id" in one]
+
+
+def figures() -> Figures:
+    """The figures of the case."""
+    found = reports.CASE_REPORT.figures
+    assert found is not None
+    return found
+
+
+def titles(case: CaseReport) -> list[str]:
+    """Of its charts."""
+    return [chart.title for chart in charts_of(case)]
+
+
+def test_what_fails_stands_first_with_its_cause_and_what_to_type() -> None:
+    text = Page(render_page(reports.REPORT)).text
+    headings = ("What to type next", "What needs a look", "Overview", "The cases")
+    order = ("1 of 1 figures worse", *headings)
+    assert [text.index(part) for part in order] == sorted(text.index(part) for part in order)
+    assert (
+        "throughput: 100 → 90 tokens/s, -10.0% (between -12.0% and -8.0%; tolerated 5.0%)" in text
+    )
+    assert "-8.0% by acceptance, -2.0% by the cost of a step" in text
+    again = f"pytest tests/perf -k {CASE.id}- --specreg-tier=cpu"
+    assert f"look again, on a fresh launch: {again}" in text
+
+
+def test_a_card_says_since_when_with_what_and_where_to_look() -> None:
+    slow = [
+        msgspec.structs.replace(
+            reports.lived(day, throughput_tokens_per_s=90.0),
+            outcomes={"throughput_tokens_per_s": "REGRESSED"},
+        )
+        for day in (13, 14)
+    ]
+    once = msgspec.structs.replace(slow[0], run="20261101T010000-1")
+    report = reports.with_case(
+        history=(once, *reports.CASE_REPORT.history, *slow),
+        logs=("logs/a.log",),
+        error="server 'a': out of memory\nlast lines of a.log:\nCUDA says no",
+    )
+    text = Page(render_page(report)).text.partition("Overview")[0]
+    assert "vllm 0.31.0 → 0.32.0" in text
+    assert "throughput: not fine since 2026-11-13 02:00 UTC, 2 judged runs in a row" in text
+    assert "last fine 2026-11-12 02:00 UTC with 0.32.0" in text
+    assert "what the servers said: logs/a.log" in text
+    assert "CUDA says no" in text
+
+
+@pytest.mark.parametrize("outcome", ["NOT_COMPARABLE", "NO_BASELINE", "INVALID", "MEASURED"])
+def test_a_run_that_did_not_judge_a_figure_says_nothing_of_since_when(outcome: str) -> None:
+    name = "throughput_tokens_per_s"
+    days = [reports.lived(day, **{name: 90.0}) for day in (13, 14, 15)]
+    other = [msgspec.structs.replace(one, outcomes={name: outcome}) for one in days]
+    lost = msgspec.structs.replace(days[-1], run="20261116T020000-1", outcomes={name: "REGRESSED"})
+    report = reports.with_case(history=(*reports.CASE_REPORT.history, *other, lost))
+    told = "throughput: not fine since 2026-11-16 02:00 UTC; last fine 2026-11-12 02:00 UTC"
+    assert told in Page(render_page(report)).text
+    unjudged = dataclasses.replace(reports.LOST, outcome=Outcome.NO_BASELINE)
+    silent = msgspec.structs.replace(report, run=reports.run_of(unjudged))
+    assert "not fine since" not in Page(render_page(silent)).text
+
+
+def test_the_page_says_when_the_run_was_and_how_long_it_took() -> None:
+    report = msgspec.structs.replace(reports.REPORT, ended_at="2026-11-21T02:23:10+00:00")
+    text = Page(render_page(report)).text
+    assert "Began 2026-11-21 02:00 UTC, done 23 min later." in text
+    assert "Began 2026-11-21 02:00 UTC. " in Page(render_page(reports.REPORT)).text
+
+
+def test_the_overview_says_how_much_is_tolerated() -> None:
+    overview = Page(render_page(reports.REPORT)).text.partition("Overview")[2]
+    assert "▼ -10.0% of 5%" in overview
+
+
+def test_figures_say_their_colours_themselves() -> None:
+    colors = {chart.title: chart.colors for chart in charts_of(reports.CASE_REPORT)}
+    assert colors["Accepted drafts of a step"] == ("now", "base")
+    assert colors["Time of a step"] == ("now", "alone")
+    page = Page(render_page(reports.REPORT))
+    drawn = [one for one in page.all("i") if one.get("class") == "swatch"]
+    assert len(drawn) == sum(map(len, colors.values()))
+
+
+@pytest.mark.parametrize(
+    ("low_ms", "high_ms"),
+    [(24.5, 42), (27, 38), (1.1, 1.5), (11, 34), (36, 125), (9, 95), (0.9, 3000)],
+)
+def test_an_axis_of_times_has_three_numbers_or_more(low_ms: float, high_ms: float) -> None:
+    bars = (Bar(low_ms=low_ms, high_ms=high_ms, count=3),)
+    case = msgspec.structs.replace(reports.CASE_REPORT, spreads=Spreads(ttft_ms=bars))
+    (chart,) = [one for one in charts_of(case) if one.title == "Time to the first token"]
+    axis = chart.svg.partition("X-axis")[2].partition("</g></g></g>")[0]
+    assert len(re.findall(r"<text[^>]*>[0-9.]+</text>", axis)) >= 3
+
+
+@pytest.mark.parametrize("most_bytes", [2_000_000, 0], ids=["with-details", "without"])
+def test_each_link_leads_somewhere_and_no_two_places_share_a_name(most_bytes: int) -> None:
+    page = Page(render_page(reports.REPORT, most_bytes=most_bytes))
+    targets = [str(link["href"]).removeprefix("#") for link in page.all("a")]
+    assert bool(targets) == bool(most_bytes)
+    assert set(targets) <= set(page.ids)
+    assert len(page.ids) == len(set(page.ids))
+
+
+def test_the_page_needs_nothing_else() -> None:
+    text = render_page(reports.REPORT)
+    page = Page(text)
+    assert page.all("script") == page.all("link") == page.all("img") == []
+    loading = {"src", "href", "xlink:href", "action", "data"}
+    used = [one[name] for _, one in page.tags for name in loading & one.keys()]
+    assert all(str(target).startswith("#") for target in used)
+    assert "url(" not in text
+    assert "@import" not in text
+
+
+def test_what_is_said_of_a_case_comes_as_charts_and_in_numbers() -> None:
+    assert titles(reports.CASE_REPORT) == [
+        "Accepted, by position of the draft",
+        "Acceptance length, by category of the prompts",
+        "Accepted drafts of a step",
+        "Time to the first token",
+        "Time of a step",
+        "History of acceptance length",
+        "History of throughput",
+    ]
+    page = Page(render_page(reports.REPORT))
+    assert len(page.all("svg")) == 7
+    for words in ("time per output token, ms", "without speculation", "p99", "0.31.0"):
+        assert words in page.text
+
+
+def test_the_baseline_is_drawn_behind_and_the_marks_say_what_they_are() -> None:
+    positions = next(iter(charts_of(reports.CASE_REPORT))).svg
+    assert positions.index("var(--base)") < positions.index("var(--now)")
+    assert "position in the draft: 1; share of steps: 64%" in positions
+
+
+def test_a_part_that_is_not_known_has_no_chart() -> None:
+    bare = msgspec.structs.replace(
+        reports.CASE_REPORT, expected=None, spreads=Spreads(), history=()
+    )
+    assert "Time of a step" not in titles(bare)
+    assert titles(msgspec.structs.replace(bare, figures=None)) == []
+    without = msgspec.structs.replace(figures(), acceptance=None)
+    assert titles(msgspec.structs.replace(bare, figures=without)) == []
+
+
+def test_speed_over_load_takes_two_loads_and_draws_the_break_even() -> None:
+    one = reports.CASE_REPORT
+    assert one.settings is not None
+    settings = msgspec.structs.replace(one.settings, concurrency=8)
+    slow = msgspec.structs.replace(figures(), judged={"speedup_ratio": 0.8})
+    other = msgspec.structs.replace(one, settings=settings, figures=slow)
+    assert list(speed_over_load([one])) == []
+    (chart,) = speed_over_load([one, other])
+    assert "stroke-dasharray" in chart.svg
+    assert "requests in flight: 8; speedup, times: 0.8; method: draft_model" in chart.svg
+
+
+def at_load(concurrency: int, drafts: int, ratio: float) -> CaseReport:
+    """The case at such a load, with so many drafts of a step and such a gain."""
+    settings = reports.CASE_REPORT.settings
+    assert settings is not None
+    return msgspec.structs.replace(
+        reports.CASE_REPORT,
+        settings=msgspec.structs.replace(settings, concurrency=concurrency, draft_tokens=drafts),
+        figures=msgspec.structs.replace(figures(), judged={"speedup_ratio": ratio}),
+    )
+
+
+def test_each_number_of_drafts_is_a_line_of_its_own() -> None:
+    gains = {(1, 3): 2.0, (8, 3): 1.5, (1, 7): 2.4, (8, 7): 0.5}
+    (chart,) = speed_over_load([at_load(*key, ratio) for key, ratio in gains.items()])
+    assert "method: draft_model-k3" in chart.svg
+    assert "method: draft_model-k7" in chart.svg
+    assert "draft_model-k3 never fell below 1; draft_model-k7 pays up to about" in chart.note
+
+
+def test_more_lines_than_colours_are_drawn_by_method() -> None:
+    cases = [at_load(load, drafts, 1.5) for drafts in (1, 2, 3, 5) for load in (1, 8)]
+    others = [msgspec.structs.replace(case, method="eagle3") for case in cases]
+    titles = [chart.title for chart in speed_over_load([*cases, *others])]
+    assert [title.rpartition(", ")[2] for title in titles] == ["draft_model", "eagle3"]
+
+
+@pytest.mark.parametrize(
+    ("loads", "said"),
+    [
+        ([(1, 2.0), (4, 1.5)], "never fell below 1"),
+        ([(1, 0.9), (4, 0.5)], "never reached 1"),
+        ([(1, 2.0), (4, 1.5), (16, 0.5)], "pays up to about 8 in flight"),
+        ([(1, 0.5), (4, 1.5)], "pays from about 2 in flight"),
+    ],
+)
+def test_where_it_stops_to_pay_is_told(loads: list[tuple[int, float]], said: str) -> None:
+    assert break_even(loads) == said
+
+
+def hostile_reports() -> dict[str, Report]:
+    """By place the report with a hostile text there."""
+    report, acceptance = reports.REPORT, figures().acceptance
+    assert acceptance is not None
+    parts = dict(zip((HOSTILE, "b"), acceptance.by_category.values(), strict=True))
+    changed = msgspec.structs.replace(acceptance, by_category=parts)
+    lost = dataclasses.replace(reports.LOST, reason=HOSTILE)
+    other = dataclasses.replace(reports.LOST, case_id=HOSTILE)
+    loads = [msgspec.structs.replace(at_load(load, 3, 1.5), models=HOSTILE) for load in (1, 8)]
+    replace = msgspec.structs.replace
+    return {
+        "reason": replace(report, run=reports.run_of(lost)),
+        "category": reports.with_case(figures=replace(figures(), acceptance=changed)),
+        "remark": replace(report, remarks=(HOSTILE,)),
+        "target": reports.with_case(target=HOSTILE),
+        "engine_version": reports.with_case(figures=replace(figures(), engine_version=HOSTILE)),
+        "tier": replace(report, run=replace(report.run, tier=HOSTILE)),
+        "case_id": replace(reports.with_case(case_id=HOSTILE), run=reports.run_of(other)),
+        "models": replace(report, cases=tuple(loads)),
+        "error": reports.with_case(error=f"{HOSTILE}\n{HOSTILE}"),
+        "log": reports.with_case(logs=(HOSTILE,)),
+    }
+
+
+@pytest.mark.parametrize("place", hostile_reports())
+def test_what_others_said_is_shown_and_not_obeyed(place: str) -> None:
+    text = render_page(hostile_reports()[place])
+    page = Page(text)
+    assert page.all("script") == page.all("img") == []
+    assert "&lt;script&gt;" in text
+
+
+def test_what_could_not_be_read_is_not_obeyed_either() -> None:
+    page = Page(render_page(reports.REPORT, wrong=HOSTILE))
+    assert page.all("script") == page.all("img") == []
+    assert HOSTILE in page.text
+
+
+def test_what_to_type_next_is_always_there() -> None:
+    held = msgspec.structs.replace(reports.REPORT, run=reports.run_of(reports.HELD))
+    for report in (reports.REPORT, held, reports.EMPTY):
+        told = Page(render_page(report)).text.partition("What to type next")[2]
+        assert "pytest tests/perf" in told.partition("--specreg-tier=cpu")[0]
+
+
+def test_a_run_without_cases_is_said() -> None:
+    page = Page(render_page(reports.EMPTY))
+    assert "acceptance: not judged: no test of it ran" in page.text
+    assert "pytest tests/perf --specreg-tier=cpu" in page.text
+    assert page.all("table") == []
+
+
+def test_what_could_not_be_read_is_said_and_the_rest_is_shown() -> None:
+    page = Page(render_page(reports.REPORT, wrong="report 'x': schema version 0"))
+    assert "report 'x': schema version 0" in page.text
+    assert "What needs a look" in page.text
+
+
+def test_an_invalid_measurement_says_why_in_place_of_figures() -> None:
+    broken = msgspec.structs.replace(figures(), invalid={Family.POWER: "THROTTLED: x"}, power=None)
+    assert "power: THROTTLED: x" in Page(render_page(reports.with_case(figures=broken))).text
+
+
+def many(number: int) -> Report:
+    """A run of many cases, of which the last one fails."""
+    names = [f"case-{n}" for n in range(number)]
+    verdicts = [dataclasses.replace(reports.HELD, case_id=name) for name in names]
+    lost = dataclasses.replace(reports.LOST, case_id=names[-1])
+    cases = [msgspec.structs.replace(reports.CASE_REPORT, case_id=name) for name in names]
+    return msgspec.structs.replace(
+        reports.REPORT, run=reports.run_of(*verdicts, lost), cases=tuple(cases)
+    )
+
+
+def test_a_page_of_many_cases_stays_small_and_shows_what_fails_first() -> None:
+    text = render_page(many(60), most_bytes=300_000)
+    assert len(text.encode()) <= 300_000
+    page = Page(text)
+    details = [str(one["id"]) for one in page.all("details") if "id" in one]
+    assert details[0] == "case-59"
+    assert 7 < len(page.all("svg")) < len(details) * 7
+    assert len(details) < 60
+    left_out = page.text.partition("to keep this page small:")[2]
+    assert all(f"case-{n}" in details or f"case-{n}," in left_out for n in range(58))
+
+
+def test_the_largest_page_keeps_to_its_two_megabytes() -> None:
+    """Drawn to the brim, with failures that all say much: the frame is part of what it weighs."""
+    report = many(200)
+    lost = [
+        dataclasses.replace(reports.LOST, case_id=case.case_id, reason=f"{n}: {'x' * 3000}")
+        for n, case in enumerate(report.cases)
+    ]
+    report = msgspec.structs.replace(report, run=reports.run_of(*lost))
+    size_bytes = len(render_page(report).encode())
+    assert 1_500_000 < size_bytes <= 2_000_000
+
+
+def test_cases_stand_in_the_order_of_the_overview() -> None:
+    report = many(4)
+    report = msgspec.structs.replace(report, cases=report.cases[::-1])
+    page = Page(render_page(report))
+    details = [str(one["id"]) for one in page.all("details") if "id" in one]
+    assert details == ["case-3", "case-0", "case-1", "case-2"]
+
+
+def test_each_outcome_has_a_symbol_and_a_meaning() -> None:
+    assert set(SYMBOLS) == set(MEANINGS) == set(Outcome)
+    assert len(set(SYMBOLS.values())) == len(Outcome)
+
+
+def test_of_several_positions_the_worst_is_shown() -> None:
+    changes = {1: -0.1, 2: -0.3, 3: -0.2}
+    lost = [
+        dataclasses.replace(reports.LOST, metric=f"acceptance_pos{n}_frac", change_frac=change)
+        for n, change in changes.items()
+    ]
+    report = msgspec.structs.replace(reports.REPORT, run=reports.run_of(reports.HELD, *lost))
+    overview = Page(render_page(report)).text.partition("Overview")[2].partition("The cases")[0]
+    assert "▼ -30.0%" in overview
+    assert overview.count("▼ -") == 1

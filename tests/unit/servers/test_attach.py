@@ -1,0 +1,377 @@
+"""A server that somebody else runs: what it says of itself is held against what is asked for."""
+
+import dataclasses
+import http.server
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import ClassVar
+
+import httpx
+import pytest
+
+from specreg.core.errors import AttachError, ServerDiedError, UnsupportedError
+from specreg.engines._engine import Identity
+from specreg.engines.registry import engine_named
+from specreg.matrix import ServerSpec, Tier
+from specreg.servers.attach import _facts, alone, attach_server, check_attached
+from specreg.servers.provision import check_version
+from specreg.servers.server import Server
+from tests.doubles.vllm.script import Fault, Script
+from tests.unit import builders
+from tests.unit.servers.test_server import start
+
+
+class _Pages(http.server.BaseHTTPRequestHandler):
+    """Answers by path, whatever the method."""
+
+    pages: ClassVar[Mapping[str, bytes]] = {}
+
+    def do_GET(self) -> None:
+        """The page, or that there is none."""
+        page = self.pages.get(self.path)
+        self.send_response(404 if page is None else 401 if page == b"401" else 200)
+        self.end_headers()
+        self.wfile.write(page or b"")
+
+    do_POST = do_GET  # noqa: N815
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Says nothing."""
+
+
+@contextmanager
+def answering(pages: Mapping[str, bytes]) -> Iterator[str]:
+    """The URL of a server that has these pages."""
+    handler = type("_Handler", (_Pages,), {"pages": pages})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
+TIER = Tier(name="cpu", needs_gpus=0, cases=(builders.CASE,))
+
+
+@contextmanager
+def running(folder: Path, spec: ServerSpec, script: Script | None = None) -> Iterator[str]:
+    """The URL of a scripted server that somebody else runs."""
+    with start(folder, script or Script(), spec=spec) as server:
+        yield server.base_url
+
+
+def attached(spec: ServerSpec, url: str, root: Path) -> AbstractContextManager[Server]:
+    """What is there, for a spec."""
+    return attach_server(spec, url, root=root, ready_within_s=5.0)
+
+
+def test_what_runs_there_is_asked_by_its_own_name_and_goes_on_running(tmp_path: Path) -> None:
+    with running(tmp_path, builders.SPEC) as url:
+        with attached(builders.SPEC, url, tmp_path) as server:
+            assert server.base_url == url
+            assert re.fullmatch(r"vllm-draft_model-toy-[0-9a-f]{8}", server.model)
+            assert server.engine_version == "99.0+scripted"
+            server.check_alive()
+        assert httpx.get(f"{url}/health").status_code == 200
+    with pytest.raises(ServerDiedError, match=f"server at {url}: answers no more"):
+        server.check_alive()
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        pytest.param(
+            dataclasses.replace(builders.SPEC, target="other/model"),
+            "its model is 'target', the case asks for 'model'; check the URL and --engine, choose",
+            id="model",
+        ),
+        pytest.param(
+            builders.PLAIN_SPEC,
+            "its speculation is 'on', the case asks for 'off'",
+            id="method",
+        ),
+        pytest.param(
+            dataclasses.replace(builders.SPEC, engine="sglang"),
+            "its engine is 'vllm', the case asks for 'sglang'",
+            id="engine",
+        ),
+        pytest.param(
+            dataclasses.replace(builders.SPEC, engine="triton"),
+            "doesn't answer as triton does, .*404",
+            id="protocol",
+        ),
+    ],
+)
+def test_something_else_than_asked_for_is_named(
+    tmp_path: Path, spec: ServerSpec, message: str
+) -> None:
+    with (
+        running(tmp_path, builders.SPEC) as url,
+        pytest.raises(AttachError, match=f"server at {url}: {message}"),
+        attached(spec, url, tmp_path),
+    ):
+        pytest.fail("it was taken")
+
+
+def test_a_server_without_speculation_is_none_for_a_case_with_it(tmp_path: Path) -> None:
+    with (
+        running(tmp_path, builders.PLAIN_SPEC) as url,
+        pytest.raises(AttachError, match="its speculation is 'off', the case asks for 'on'"),
+        attached(builders.SPEC, url, tmp_path),
+    ):
+        pytest.fail("it was taken")
+
+
+def test_where_nothing_answers_there_is_nothing_to_measure(tmp_path: Path) -> None:
+    with (
+        pytest.raises(AttachError, match=r"doesn't answer as vllm does, .*refused"),
+        attached(builders.SPEC, "http://127.0.0.1:9", tmp_path),
+    ):
+        pytest.fail("it was taken")
+
+
+def test_a_server_that_refuses_to_generate_says_why(tmp_path: Path) -> None:
+    script = Script(fault=Fault.HTTP_429, fault_after_requests=1)  # the probe of its own start
+    with (
+        running(tmp_path, builders.SPEC, script) as url,
+        pytest.raises(AttachError, match=r"refused to generate, .*scripted"),
+        attached(builders.SPEC, url, tmp_path),
+    ):
+        pytest.fail("it was taken")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost:8000",
+        "ftp://host",
+        "http://",
+        "http://host/v1",
+        "http://h:1/?a=b",
+        "http://h:1/#a",
+        "http://[::1",
+        "http://h:x",
+        "",
+    ],
+)
+def test_a_url_that_cannot_be_one_is_refused(url: str) -> None:
+    with pytest.raises(AttachError, match="needed http://HOST:PORT"):
+        alone(TIER, url)
+
+
+def test_nothing_stands_beside_it() -> None:
+    case = dataclasses.replace(builders.CASE, control=builders.PLAIN_SPEC)
+    (found,) = alone(dataclasses.replace(TIER, cases=(case,)), "http://host:8000/").cases
+    assert found == builders.CASE
+
+
+def test_one_url_is_one_server(tmp_path: Path) -> None:
+    other = dataclasses.replace(builders.CASE, server=builders.PLAIN_SPEC)
+    with pytest.raises(AttachError, match="is one server, the run asks for vllm-draft_model-toy,"):
+        check_attached([builders.CASE, other], "http://host:8000", root=tmp_path)
+
+
+def test_a_server_that_is_too_old_for_the_case_is_refused(tmp_path: Path) -> None:
+    with running(tmp_path, builders.SPEC) as url:
+        check_attached([builders.CASE], url, root=tmp_path)
+    chat = dataclasses.replace(
+        builders.CASE, server=dataclasses.replace(builders.SPEC, engine="sglang")
+    )
+    with pytest.raises(
+        UnsupportedError, match=r"acceptance of SGLang 0\.5\.18: its answers to a chat"
+    ):
+        check_version(chat, "0.5.18", ours=False)
+    check_version(chat, "0.5.19", ours=False)
+
+
+def answers(of: dict[str, bytes], engine: str) -> Identity:
+    """What an engine makes of these answers."""
+    return engine_named(engine).identify(lambda _, path: of[path])
+
+
+def test_vllm_says_it_in_its_models_and_counters() -> None:
+    """As recorded of 0.32.0. Without statistics nobody knows whether it speculates."""
+    pages = {
+        "/v1/models": (builders.RECORDINGS / "models.json").read_bytes(),
+        "/version": b'{"version": "0.32.0"}',
+    }
+    counters = (builders.RECORDINGS / "metrics.txt").read_bytes()
+    found = answers({**pages, "/metrics": counters}, "vllm")
+    assert found == Identity(
+        engine="vllm",
+        version="0.32.0",
+        model="tiny-target",
+        target="/models/fixtures/models/tiny/target",
+        speculates=True,
+    )
+    plain = counters.replace(b"spec_decode", b"else")
+    assert answers({**pages, "/metrics": plain}, "vllm").speculates is False
+    assert answers({**pages, "/metrics": b"python_info 1"}, "vllm").speculates is None
+
+
+def test_sglang_says_it_in_its_settings() -> None:
+    """As recorded of 0.5.23."""
+    recording = builders.ROOT / "fixtures/recordings/sglang/0.5.23"
+    models, info = ((recording / name).read_bytes() for name in ("models.json", "server_info.json"))
+    found = answers({"/v1/models": models, "/server_info": info}, "sglang")
+    assert found == Identity(
+        engine="sglang",
+        version="0.5.23",
+        model="tiny-target",
+        target="/models/fixtures/models/tiny/target",
+        speculates=True,
+        speculation={
+            "speculative-algorithm": "STANDALONE",
+            "speculative-draft-model-path": "/models/fixtures/models/tiny/draft",
+            "speculative-num-steps": "3",
+            "speculative-eagle-topk": "1",
+            "speculative-num-draft-tokens": "4",
+        },
+    )
+    plain = info.replace(b'"STANDALONE"', b"null")
+    assert answers({"/v1/models": models, "/server_info": plain}, "sglang").speculates is False
+
+
+RECORDED_SGLANG = {
+    path: (builders.ROOT / "fixtures/recordings/sglang/0.5.23" / name).read_bytes()
+    for path, name in {
+        "/v1/models": "models.json",
+        "/server_info": "server_info.json",
+        "/generate": "generate_stream.txt",
+        "/metrics": "metrics_before.txt",
+    }.items()
+} | {"/health": b""}
+TENSORRT_LLM = {
+    "/v1/models": b'{"data": [{"id": "toy", "owned_by": "tensorrt_llm"}]}',
+    "/version": b'{"version": "1.3.0rc29"}',
+    "/health": b"",
+    "/v1/completions": b'data: {"choices": [{"text": "a"}], "usage": {"completion_tokens": 1}}\n\n',
+    "/prometheus/metrics": b'trtllm_request_success_total{finished_reason="length"} 1.0\n',
+}
+
+
+@pytest.mark.parametrize(
+    ("engine", "target", "pages", "path", "flag"),
+    [
+        ("sglang", "tiny/target", RECORDED_SGLANG, "/metrics", "--enable-metrics"),
+        ("tensorrt_llm", "a/toy", TENSORRT_LLM, "/prometheus/metrics", "return_perf_metrics: true"),
+    ],
+)
+def test_a_server_without_its_counters_is_refused_with_what_switches_them_on(
+    tmp_path: Path, engine: str, target: str, pages: Mapping[str, bytes], path: str, flag: str
+) -> None:
+    spec = dataclasses.replace(builders.SPEC, engine=engine, target=target, draft="d/draft")
+    with answering(pages) as url, attached(spec, url, tmp_path) as server:
+        assert server.engine.name == engine
+    mute = {name: page for name, page in pages.items() if name != path}
+    plain = dataclasses.replace(spec, method="none", draft=None, draft_tokens=0)
+    with answering(mute) as url:
+        with (
+            pytest.raises(AttachError, match=f"server at {url}: .*404.*; start it with {flag}"),
+            attached(spec, url, tmp_path),
+        ):
+            pytest.fail("it was taken")
+        if engine == "tensorrt_llm":  # which doesn't say that it speculates
+            with attached(plain, url, tmp_path):
+                pass
+
+
+def test_one_setting_of_another_type_hides_no_other() -> None:
+    """A version may come to say it as a text, or in another form."""
+    info = RECORDED_SGLANG["/server_info"]
+    told = info.replace(b'"speculative_num_steps":3', b'"speculative_num_steps":"3"')
+    assert answers(dict(RECORDED_SGLANG) | {"/server_info": told}, "sglang") == answers(
+        dict(RECORDED_SGLANG), "sglang"
+    )
+    odd = info.replace(b'"speculative_num_steps":3', b'"speculative_num_steps":[3]')
+    found = answers(dict(RECORDED_SGLANG) | {"/server_info": odd}, "sglang")
+    assert found.speculates
+    assert found.speculation["speculative-num-draft-tokens"] == "4"
+
+
+def test_a_server_that_wants_a_key_says_so(tmp_path: Path) -> None:
+    with (
+        answering({"/v1/models": b"401"}) as url,
+        pytest.raises(
+            AttachError, match=f"server at {url}: wants an API key, HTTP 401.*; start it wi"
+        ),
+        attached(builders.SPEC, url, tmp_path),
+    ):
+        pytest.fail("it was taken")
+
+
+def test_another_number_of_drafts_is_named() -> None:
+    spec = dataclasses.replace(
+        builders.SPEC, engine="sglang", target="tiny/target", draft="d/draft"
+    )
+    said = Identity(
+        engine="sglang",
+        version="0.5.23",
+        model="toy",
+        target="/m/target",
+        speculates=True,
+        speculation={"speculative-draft-model-path": "/m/draft", "speculative-num-steps": "8"},
+    )
+    wrong = [fact for fact in _facts(spec, ("tiny/target", "d/draft"), said) if fact[1] != fact[2]]
+    assert wrong == [("its speculative-num-steps", "8", "3")]
+
+
+def test_triton_says_which_model_is_ready() -> None:
+    server = b'{"name": "triton", "version": "2.60.0"}'
+    index = b'[{"name": "off", "state": "UNAVAILABLE"}, {"name": "toy", "state": "READY"}]'
+    config = b'{"name": "toy", "platform": "", "backend": "vllm"}'
+    pages = {"/v2": server, "/v2/repository/index": index, "/v2/models/toy/config": config}
+    found = answers(pages, "triton")
+    assert found == Identity(engine="triton", version="2.60.0", model="toy", target="")
+
+
+@pytest.mark.parametrize(
+    ("index", "backend", "message"),
+    [
+        pytest.param(
+            b'[{"name":"one","version":"1","state":"READY"},'
+            b'{"name":"two","version":"1","state":"READY"}]',
+            b"vllm",
+            "2 models are READY: 'one', 'two', needed one; unload the others",
+            id="two",
+        ),
+        pytest.param(
+            b'[{"name":"one","version":"1","state":"UNAVAILABLE"}]',
+            b"vllm",
+            "0 models are READY: none, needed one; load it",
+            id="none",
+        ),
+        pytest.param(
+            b'[{"name":"one","version":"1","state":"READY"}]',
+            b"tensorrtllm",
+            "model 'one' is of the backend 'tensorrtllm', needed 'vllm'; load one of that",
+            id="backend",
+        ),
+    ],
+)
+def test_triton_is_taken_with_one_model_of_its_vllm_backend(
+    tmp_path: Path, index: bytes, backend: bytes, message: str
+) -> None:
+    """As a real tritonserver 2.51 words it."""
+    pages = {
+        "/v2": b'{"name":"triton","version":"2.51.0","extensions":[]}',
+        "/v2/repository/index": index,
+        "/v2/models/one/config": b'{"name":"one","platform":"","backend":"%b"}' % backend,
+    }
+    spec = dataclasses.replace(builders.SPEC, engine="triton")
+    with (
+        answering(pages) as url,
+        pytest.raises(AttachError, match=f"server at {url}: {message}"),
+        attached(spec, url, tmp_path),
+    ):
+        pytest.fail("it was taken")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt_llm"])
+@pytest.mark.parametrize("body", [b"<html>", b'{"data": []}', b"\xff"])
+def test_what_cannot_be_read_is_no_engine(engine: str, body: bytes) -> None:
+    assert not answers({"/v1/models": body}, engine).engine

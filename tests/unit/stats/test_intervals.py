@@ -1,0 +1,262 @@
+"""Intervals: as wide as scipy's, and wrong as often as they say."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy import stats
+
+from specreg.acceptance.table import Column
+from specreg.stats.intervals import (
+    Change,
+    Spread,
+    change_of_launches,
+    change_of_ratio,
+    t_quantile,
+    t_tail,
+)
+
+FREEDOMS = (1, 2, 3, 4, 7, 15, 19, 79, 159, 1000, 5000)
+LEVELS = (0.5, 0.4, 0.1, 0.05, 0.01, 0.0093, 0.0003, 0.0001, 1e-6)
+RATES = np.array([0.73, 0.71, 0.68])
+"""By position, each given the one before: the drafter of JUDGE.md."""
+PROMPT_SPREAD = 0.55
+"""By how much prompts differ, in logit."""
+STEPS = 98
+LEVEL = 0.01
+
+
+def accepted(
+    draw: np.random.Generator, hardness: Column, steps: int, shift: float = 0.0
+) -> NDArray[np.int64]:
+    """Accepted drafts of prompts with the logits `hardness`, in so many steps each."""
+    reached = np.full(hardness.shape, steps)
+    total = np.zeros_like(reached)
+    for logit in np.log(RATES / (1 - RATES)):
+        reached = draw.binomial(reached, 1 / (1 + np.exp(-(logit + hardness + shift))))
+        total += reached
+    return total
+
+
+def per_step(shift: float = 0.0) -> float:
+    """Accepted drafts per step over all prompts there could be, A / S."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+    logits = np.log(RATES / (1 - RATES))[:, None] + PROMPT_SPREAD * nodes + shift
+    reached = np.cumprod(1 / (1 + np.exp(-logits)), axis=0)
+    return float(weights @ reached.sum(axis=0) / weights.sum())
+
+
+def ratio_change(
+    ours: tuple[Column, Column], theirs: tuple[Column, Column], *, exact: bool = False
+) -> Change:
+    """The change from theirs to ours, where `exact` as if of theirs only the ratio were known."""
+    expected = float(theirs[0].sum() / theirs[1].sum())
+    return change_of_ratio(ours, None if exact else theirs, expected)
+
+
+def realistic(
+    draw: np.random.Generator, prompts: int
+) -> tuple[tuple[Column, Column], tuple[Column, Column]]:
+    """Two runs of the same prompts, answers as long as they like to be."""
+    hardness = draw.normal(0, PROMPT_SPREAD, prompts)
+    runs = []
+    for shift in (-0.1, 0.0):
+        steps = draw.integers(20, 200, prompts)
+        counts = [accepted(draw, hardness[i : i + 1], steps[i], shift)[0] for i in range(prompts)]
+        runs.append((np.array(counts, dtype=np.float64), steps.astype(np.float64)))
+    return runs[0], runs[1]
+
+
+@pytest.mark.parametrize("freedom", FREEDOMS)
+def test_the_tail_is_students(freedom: int) -> None:
+    for t in (0.0, 0.1, 0.7, 1.0, 2.0, 2.4, 3.5, 6.0, 40.0):
+        exact = float(stats.t.sf(t, freedom))
+        assert t_tail(t, freedom) == pytest.approx(exact, rel=1e-8, abs=1e-14)
+        assert t_tail(-t, freedom) == pytest.approx(1 - exact, rel=1e-8)
+
+
+def test_nothing_lies_beyond_infinity() -> None:
+    assert (t_tail(math.inf, 3), t_tail(-math.inf, 3)) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("freedom", FREEDOMS)
+def test_the_quantile_is_students(freedom: int) -> None:
+    for level in LEVELS:
+        exact = float(stats.t.isf(level, freedom))
+        assert t_quantile(level, freedom) == pytest.approx(exact, rel=1e-7, abs=1e-9)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.floats(-0.3, 0.3), st.floats(0.001, 0.1), st.sampled_from(FREEDOMS), st.sampled_from(LEVELS)
+)
+def test_an_interval_reaches_as_far_as_student_says(
+    estimate: float, error: float, freedom: int, level: float
+) -> None:
+    change = Change(estimate_frac=estimate, error_frac=error, freedom=freedom)
+    reach = float(stats.t.isf(level, freedom)) * error
+    assert change.bounds(level) == pytest.approx((estimate - reach, estimate + reach))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.floats(-0.1, -0.001), st.floats(0.005, 0.1), st.sampled_from(FREEDOMS))
+def test_chance_is_what_the_interval_just_reaches_nothing_at(
+    estimate: float, error: float, freedom: int
+) -> None:
+    change = Change(estimate_frac=estimate, error_frac=error, freedom=freedom)
+    assert change.bounds(change.p_worse)[1] == pytest.approx(0, abs=1e-9)
+
+
+def test_a_gain_looks_worse_by_chance_more_often_than_not() -> None:
+    gain = Change(estimate_frac=0.02, error_frac=0.01, freedom=79)
+    assert gain.p_worse == pytest.approx(float(stats.t.cdf(2, 79)))
+
+
+@pytest.mark.parametrize(("estimate", "p"), [(-0.01, 0.0), (0.0, 1.0), (0.01, 1.0)])
+def test_without_an_error_chance_explains_no_loss(estimate: float, p: float) -> None:
+    change = Change(estimate_frac=estimate, error_frac=0.0, freedom=1)
+    assert change.bounds(LEVEL) == (estimate, estimate)
+    assert change.p_worse == p
+
+
+def test_a_ratio_changes_prompt_by_prompt() -> None:
+    """R = 6/6 and R' = 9/6, so d = (0, -1/4, 1/4) - 3/2 (0, 0, 0)."""
+    two = np.array([2.0, 2.0, 2.0])
+    ours, theirs = (np.array([3.0, 1.5, 4.5]), two), (two, two)
+    change = ratio_change(ours, theirs)
+    assert change.estimate_frac == pytest.approx(0.5)
+    assert change.error_frac == pytest.approx(math.sqrt(3 / 2 * (2 / 16)))
+    assert change.freedom == 2
+
+
+def test_what_prompts_do_in_both_runs_cancels() -> None:
+    """d = ∓(5/4)/8 of ours, less 1 + r = 5/4 times ∓1/8 of theirs."""
+    steps = np.array([1.0, 1.0])
+    ours, theirs = np.array([3.75, 6.25]), np.array([3.0, 5.0])
+    change = ratio_change((ours, steps), (theirs, steps))
+    assert change == Change(estimate_frac=0.25, error_frac=0.0, freedom=1)
+
+
+def test_equal_runs_have_no_error_and_no_change() -> None:
+    run, _ = realistic(np.random.default_rng(1), 80)
+    change = ratio_change(run, run)
+    assert change == Change(estimate_frac=0.0, error_frac=0.0, freedom=79)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_rounding_leaves_of_equal_ratios_is_nothing(seed: int) -> None:
+    (accepted_drafts, steps), _ = realistic(np.random.default_rng(seed), 20)
+    change = ratio_change((accepted_drafts / 3, steps / 3), (accepted_drafts, steps))
+    assert (change.estimate_frac, change.error_frac) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("prompts", [20, 80])
+def test_the_error_is_that_of_the_paired_bootstrap(prompts: int) -> None:
+    draw = np.random.default_rng(2)
+    ours, theirs = realistic(draw, prompts)
+
+    def change(x: Column, y: Column, x0: Column, y0: Column, axis: int) -> Column:
+        ratio, before = x.sum(axis) / y.sum(axis), x0.sum(axis) / y0.sum(axis)
+        return np.asarray(ratio / before - 1)
+
+    resampled = stats.bootstrap(
+        (*ours, *theirs), change, paired=True, vectorized=True, n_resamples=4000, rng=draw
+    )
+    found = ratio_change(ours, theirs)
+    assert found.estimate_frac == pytest.approx(float(change(*ours, *theirs, axis=0)))
+    assert found.error_frac == pytest.approx(resampled.standard_error, rel=0.1)
+
+
+def test_a_baseline_that_is_only_a_figure_counts_as_exact() -> None:
+    ours, theirs = realistic(np.random.default_rng(3), 80)
+    told = ratio_change(ours, theirs, exact=True)
+    paired = ratio_change(ours, theirs)
+    of_no_spread = (theirs[1] * float(theirs[0].sum() / theirs[1].sum()), theirs[1])
+    assert told.estimate_frac == paired.estimate_frac
+    assert told.error_frac == pytest.approx(ratio_change(ours, of_no_spread).error_frac)
+
+
+def test_an_interval_against_a_figure_is_wrong_as_often_as_it_says() -> None:
+    draw = np.random.default_rng(4)
+    runs = 4000
+    counts = accepted(draw, draw.normal(0, PROMPT_SPREAD, (runs, 80)), STEPS).astype(np.float64)
+    steps = np.full(80, float(STEPS))
+    truth = per_step()
+    bounds = np.array([change_of_ratio((row, steps), None, truth).bounds(0.05) for row in counts])
+    missed = np.mean(bounds[:, 0] > 0) + np.mean(bounds[:, 1] < 0)
+    assert missed == pytest.approx(0.1, abs=4 * math.sqrt(0.1 * 0.9 / runs))
+
+
+@pytest.mark.parametrize("shared_steps", [0, 49], ids=["nothing-shared", "half-shared"])
+@pytest.mark.parametrize("prompts", [20, 80])
+def test_an_interval_is_wrong_as_often_as_it_says(prompts: int, shared_steps: int) -> None:
+    """A bound of 1 % misses in 1 % of 6000 pairs of runs, give or take four binomial errors."""
+    draw = np.random.default_rng(5)
+    pairs, shift = 6000, -0.15
+    hardness = draw.normal(0, PROMPT_SPREAD, (pairs, prompts))
+    shared = accepted(draw, hardness, shared_steps)
+    own_steps = STEPS - shared_steps
+    ours = (shared + accepted(draw, hardness, own_steps, shift)).astype(np.float64)
+    theirs = (shared + accepted(draw, hardness, own_steps)).astype(np.float64)
+    steps = np.full(prompts, float(STEPS))
+    bounds = np.array(
+        [
+            ratio_change((mine, steps), (before, steps)).bounds(LEVEL)
+            for mine, before in zip(ours, theirs, strict=True)
+        ]
+    )
+    truth = (per_step(shift) / per_step() - 1) * own_steps / STEPS
+    give = 4 * math.sqrt(LEVEL * (1 - LEVEL) / pairs)
+    assert np.mean(bounds[:, 0] > truth) == pytest.approx(LEVEL, abs=give)
+    assert np.mean(bounds[:, 1] < truth) == pytest.approx(LEVEL, abs=give)
+
+
+QUIET = Spread(within_frac=0.02, between_frac=0.0, freedom=6)
+
+
+def test_launches_are_compared_as_factors() -> None:
+    """Ours at √(80 · 125) = 100 against 80: ln 1.25, with 0.02² (1/2 + 1/1) for its error."""
+    change = change_of_launches((80.0, 125.0), (80.0,), QUIET, 1)
+    assert change.estimate_frac == pytest.approx(math.log(1.25))
+    assert change.error_frac == pytest.approx(0.02 * math.sqrt(1.5))
+    assert change.freedom == 6
+
+
+def test_a_shorter_time_is_a_gain() -> None:
+    shorter = change_of_launches((8.0,), (10.0,), QUIET, -1)
+    longer = change_of_launches((10.0,), (8.0,), QUIET, -1)
+    assert shorter.estimate_frac == pytest.approx(math.log(1.25))
+    assert longer.estimate_frac == pytest.approx(-math.log(1.25))
+    assert shorter.error_frac == longer.error_frac > 0
+
+
+def test_more_launches_leave_the_error_of_the_hour() -> None:
+    """Run and baseline each carry one draw of what differs between hours."""
+    spread = Spread(within_frac=0.03, between_frac=0.01, freedom=4)
+    few = change_of_launches((1.0,) * 2, (1.0,) * 3, spread, 1)
+    many = change_of_launches((1.0,) * 10000, (1.0,) * 10000, spread, 1)
+    assert few.error_frac == pytest.approx(math.sqrt(0.03**2 * (1 / 2 + 1 / 3) + 2 * 0.01**2))
+    assert many.error_frac == pytest.approx(0.01 * math.sqrt(2), rel=1e-2)
+
+
+def test_launches_with_a_history_are_compared_as_surely_as_it_says() -> None:
+    """Drawn with both spreads known, a bound of 5 % misses on either side in 5 %."""
+    draw = np.random.default_rng(6)
+    spread = Spread(within_frac=0.02, between_frac=0.03, freedom=10**4)
+    trials = 3000
+    logs = draw.normal(0, 0.02, (trials, 5))
+    hours = draw.normal(0, 0.03, (trials, 2))
+    ours = np.exp(logs[:, :2] + hours[:, :1])
+    theirs = np.exp(logs[:, 2:] + hours[:, 1:])
+    bounds = np.array(
+        [
+            change_of_launches(mine.tolist(), before.tolist(), spread, 1).bounds(0.05)
+            for mine, before in zip(ours, theirs, strict=True)
+        ]
+    )
+    give = 4 * math.sqrt(0.05 * 0.95 / trials)
+    assert np.mean(bounds[:, 0] > 0) == pytest.approx(0.05, abs=give)
+    assert np.mean(bounds[:, 1] < 0) == pytest.approx(0.05, abs=give)

@@ -1,0 +1,115 @@
+"""Whether two servers draw alike."""
+
+import numpy as np
+import pytest
+
+from specreg.stats.permutation import BEGINNINGS_TOKENS, LEVEL, chance_of_alike, least_of
+
+
+def drawn(chances: tuple[float, ...], draws: int, seed: int) -> list[tuple[int, ...]]:
+    """Answers of three tokens, each drawn with the same chances."""
+    random = np.random.default_rng(seed)
+    return [tuple(one) for one in random.choice(len(chances), (draws, 3), p=chances).tolist()]
+
+
+FLAT, TILTED = (0.4, 0.3, 0.2, 0.1), (0.1, 0.2, 0.3, 0.4)
+
+
+def test_of_one_distribution_every_chance_comes_as_often() -> None:
+    """So that a level of 1 % is wrong 1 % of the time."""
+    found = [
+        chance_of_alike(
+            [
+                (drawn(FLAT, 40, 4 * n), drawn(FLAT, 40, 4 * n + 1)),
+                (drawn(TILTED, 30, 4 * n + 2), drawn(TILTED, 50, 4 * n + 3)),
+            ],
+            tokens=3,
+            shuffles=100,
+            seed=n,
+        )
+        for n in range(200)
+    ]
+    # Binomial with p the bound and n = 200: standard deviations of 0.02 to 0.035.
+    for bound in (0.1, 0.3, 0.5, 0.7, 0.9):
+        assert np.mean(np.array(found) <= bound) == pytest.approx(bound, abs=0.1)
+
+
+def test_of_two_distributions_the_chance_is_tiny() -> None:
+    found = chance_of_alike([(drawn(FLAT, 200, 1), drawn(TILTED, 200, 2))], tokens=1, shuffles=2000)
+    assert found == pytest.approx(1 / 2001)
+    assert found < LEVEL
+
+
+def test_the_same_draws_differ_as_little_as_can_be() -> None:
+    same = drawn(FLAT, 50, 1)
+    assert chance_of_alike([(same, same)], tokens=3, shuffles=200) == 1.0
+
+
+def test_the_chance_is_that_of_the_shuffles_worked_by_hand() -> None:
+    """Of the 70 ways to deal four 1 and four 2 to two servers, 2 part them as these do."""
+    found = chance_of_alike([([(1,)] * 4, [(2,)] * 4)], tokens=1, shuffles=10_000)
+    assert found == pytest.approx(2 / 70, abs=0.006)
+
+
+def test_unequal_numbers_of_draws_are_weighed_by_how_many_there_are() -> None:
+    """Half of either server's draws are 1, of the one's four and of the other's eight."""
+    found = chance_of_alike([([(1,), (2,)] * 2, [(1,), (2,)] * 4)], tokens=1, shuffles=200)
+    assert found == 1.0
+
+
+def test_a_difference_is_seen_only_by_as_many_tokens_as_hold_it() -> None:
+    """The first tokens are the same; the pairs never are: only what a step verified differs."""
+    with_speculation, without = [(1, 2), (3, 4)] * 30, [(1, 4), (3, 2)] * 30
+
+    chances = [
+        chance_of_alike([(with_speculation, without)], tokens=tokens, shuffles=2000)
+        for tokens in BEGINNINGS_TOKENS
+    ]
+
+    assert chances == pytest.approx([1.0, 1 / 2001, 1 / 2001])
+
+
+def test_a_beginning_is_a_text_and_not_a_count_of_tokens() -> None:
+    """Each second token comes as often on both; with its first token it doesn't."""
+    assert (
+        chance_of_alike([([(1, 2), (2, 1)] * 20, [(1, 1), (2, 2)] * 20)], tokens=2, shuffles=2000)
+        < LEVEL
+    )
+
+
+def test_what_every_prompt_shows_a_little_is_seen_in_all_of_them() -> None:
+    """A token of 0.5 becomes one of 0.62: no prompt alone tells, sixteen do."""
+    pairs = [
+        (drawn((0.5, 0.5), 100, 2 * n), drawn((0.62, 0.38), 100, 2 * n + 1)) for n in range(16)
+    ]
+    alone = [chance_of_alike([pair], tokens=1, shuffles=2000) for pair in pairs]
+    assert least_of(alone) > LEVEL
+    assert chance_of_alike(pairs, tokens=1, shuffles=2000) == pytest.approx(1 / 2001)
+
+
+def test_prompts_are_not_mixed() -> None:
+    """Each prompt has its own token; both servers draw it always."""
+    same = [([(n,)] * 10, [(n,)] * 10) for n in range(4)]
+    assert chance_of_alike(same, tokens=1, shuffles=100) == 1.0
+
+
+def test_the_same_seed_shuffles_alike() -> None:
+    ours, theirs = drawn(FLAT, 40, 1), drawn(FLAT, 40, 2)
+
+    def chance(seed: int) -> float:
+        return chance_of_alike([(ours, theirs)], tokens=2, shuffles=100, seed=seed)
+
+    assert chance(1) == chance(1)
+    assert len({chance(seed) for seed in range(8)}) > 1
+
+
+@pytest.mark.parametrize(
+    ("chances", "as_one"),
+    [
+        pytest.param([0.2], 0.2, id="one"),
+        pytest.param([0.3, 0.01, 0.5], 0.03, id="the-smallest-as-often-as-there-are"),
+        pytest.param([0.9, 0.8], 1.0, id="never-more-than-one"),
+    ],
+)
+def test_several_chances_as_one(chances: list[float], as_one: float) -> None:
+    assert least_of(chances) == pytest.approx(as_one)

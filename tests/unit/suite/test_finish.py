@@ -1,0 +1,110 @@
+"""The end of a run: what is said besides the verdicts, and what is kept of it."""
+
+import dataclasses
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from specreg.baselines.record import record_measurements
+from specreg.baselines.store import settings_in
+from specreg.measurement.metrics import METRICS
+from specreg.suite.finish import record_baselines, remarks, run_verdict
+from specreg.suite.run import Suite
+from specreg.verdicts.history import (
+    Lived,
+    baseline_sha256,
+    history_path,
+    record_history,
+    settings_sha256,
+)
+from specreg.verdicts.judge import Outcome, Verdict
+from tests.unit import builders
+from tests.unit.suite.test_run import COUNTS, LENGTH, SPEED, measured, suite
+
+EVERYTHING = {builders.CASE.id: {m.name for m in METRICS.values() if m.applies_to(builders.CASE)}}
+
+
+def lived_suite(folder: Path, better_frac: float) -> Suite:
+    """A suite whose last six runs were better than the baseline by so much in throughput."""
+    launch = builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0}, of=COUNTS)
+    settings = settings_in(builders.ROOT, builders.CASE)
+    one = suite(folder)
+    baseline = record_measurements([launch, launch], settings, one.shelf, reason="first").new
+    lived = Lived(
+        run="",
+        case_id=builders.CASE.id,
+        settings_sha256=settings_sha256(settings),
+        engine_version="0.32.0",
+        draft_sha256="",
+        values={},
+        outcomes={},
+        changes={SPEED.name: better_frac},
+        baseline_sha256=baseline_sha256(baseline),
+    )
+    runs = [msgspec.structs.replace(lived, run=f"run {number}") for number in range(6)]
+    record_history(history_path(one.history, builders.ENVIRONMENT.name), runs)
+    return measured(one, launch)
+
+
+@pytest.mark.parametrize(("better_frac", "said"), [(0.03, True), (0.02, False), (-0.03, False)])
+def test_a_baseline_that_lies_well_below_the_last_runs_is_named(
+    tmp_path: Path, better_frac: float, *, said: bool
+) -> None:
+    """Half the tolerance is 2.5 %."""
+    found = list(remarks(lived_suite(tmp_path, better_frac), tmp_path))
+    assert bool(found) is said
+    if said:
+        words = "is 3.0% below the last runs; a loss of 3.0% would pass, so record it anew"
+        assert found == [f"{builders.CASE.id}: the baseline of {SPEED.name} {words}"]
+
+
+def test_a_torn_history_is_named(tmp_path: Path) -> None:
+    one = lived_suite(tmp_path, 0.0)
+    with history_path(one.history, builders.ENVIRONMENT.name).open("ab") as file:
+        file.write(b'{"run": "2026')
+    (said,) = remarks(one, tmp_path)
+    assert said.endswith("1 line(s) can't be read; the rest is shown")
+
+
+def test_a_run_is_complete_when_all_of_the_tier_was_judged_and_nothing_cut_it_short(
+    tmp_path: Path,
+) -> None:
+    one = suite(tmp_path)
+    assert not run_verdict(one, 0, cut_short=False).complete
+    one.asked = EVERYTHING
+    assert run_verdict(one, 0, cut_short=False).complete
+    assert not run_verdict(one, 0, cut_short=True).complete
+    one.asked = {builders.CASE.id: {LENGTH.name}}
+    assert not run_verdict(one, 0, cut_short=False).complete
+
+
+def test_what_nobody_asks_for_is_named_after_a_run_of_everything(tmp_path: Path) -> None:
+    one = lived_suite(tmp_path, 0.0)
+    (tmp_path / "tier.toml").write_text("needs_gpus = 0\nmodels = {}\ncases = []\n")
+    assert list(remarks(one, tmp_path)) == []
+    one.asked = EVERYTHING
+    expected = (
+        f"no case asks for these baselines: {builders.CASE.id}; specreg baselines prune --tier cpu"
+    )
+    assert list(remarks(one, tmp_path)) == [expected]
+    (tmp_path / "torn.toml").write_text("[")
+    assert list(remarks(one, tmp_path)) == []
+
+
+def test_a_case_that_is_wrong_is_not_recorded_and_one_that_holds_is(tmp_path: Path) -> None:
+    launch = builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0}, of=COUNTS)
+    one = measured(suite(tmp_path, update_reason="", launches=2), launch, launch)
+    proven = Verdict(case_id=builders.CASE.id, metric="lossless_frac", outcome=Outcome.WRONG)
+    one.docket.note(dataclasses.replace(proven, reason="token 3 differs"))
+    written, refused = record_baselines(one)
+    assert written == ()
+    assert refused == {
+        builders.CASE.id: f"baseline of '{builders.CASE.id}': not written, WRONG: token 3 differs"
+    }
+    assert not one.shelf.path(builders.CASE.id).exists()
+
+    one.docket.verdicts[:] = [dataclasses.replace(proven, outcome=Outcome.PASS)]
+    (recorded,), refused = record_baselines(one)
+    assert recorded.new.provenance.reason == "vllm 0.32.0"
+    assert refused == {}

@@ -1,0 +1,142 @@
+"""Whose power is measured, and whether it is free: where the scripted driver shows GPUs."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from specreg.core.errors import InvalidMeasurementError
+from specreg.telemetry.power.checks import check_alone
+from specreg.telemetry.power.record import Block, arm_power
+from specreg.telemetry.power.samples import PowerTrace, Users
+from tests.doubles.nvml.device import (
+    Process,
+    ScriptedGpu,
+    Throttle,
+    build,
+    environment,
+    write_script,
+)
+from tests.unit import builders
+
+ASK = """
+import os, sys
+from specreg.core.errors import SensorError
+from specreg.telemetry.power.checks import check_cool, check_free
+from specreg.telemetry.power.devices import devices_of
+try:
+    devices = devices_of(int(sys.argv[1]), os.environ)
+    print(*[device.id for device in devices])
+    check_free(devices, set(map(int, sys.argv[2:])), {os.environ.get("TAKEN", "")})
+    check_cool(devices)
+    print("free")
+except SensorError as error:
+    print(error)
+"""
+THREE = tuple(ScriptedGpu(uuid=f"GPU-{letter}") for letter in "abc")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The scripted driver."""
+    return build(tmp_path_factory.mktemp("nvml"))
+
+
+def asked(library: Path, gpus: tuple[ScriptedGpu, ...], *arguments: int, **said: str) -> list[str]:
+    """What a process says of the devices of a server that takes so many GPUs."""
+    script = write_script(library.parent / "script", gpus)
+    done = subprocess.run(
+        (sys.executable, "-c", ASK, *map(str, arguments)),
+        env=os.environ | environment(library, script) | {"PYTHONPATH": str(builders.ROOT)} | said,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return done.stdout.splitlines()
+
+
+def test_a_server_over_two_gpus_takes_the_first_two_that_it_sees(library: Path) -> None:
+    assert asked(library, THREE, 2) == ["GPU-a GPU-b", "free"]
+    assert asked(library, THREE, 2, CUDA_VISIBLE_DEVICES="2,0,1") == ["GPU-c GPU-a", "free"]
+
+
+def test_fewer_gpus_than_it_takes_are_none(library: Path) -> None:
+    assert asked(library, THREE, 4) == ["nvml shows 3 of 4 GPUs"]
+    (said,) = asked(library, THREE, 1, CUDA_VISIBLE_DEVICES="7")
+    assert said.startswith("NVML: CUDA_VISIBLE_DEVICES=7 leaves none of 3 GPU(s)")
+
+
+def test_a_stranger_on_any_of_them_is_named_and_ours_are_not(library: Path) -> None:
+    taken = dataclasses.replace(THREE[1], processes=(Process(os.getpid(), 2**30),))
+    gpus = (THREE[0], taken, THREE[2])
+    assert asked(library, gpus, 1) == ["GPU-a", "free"]
+    (_, said) = asked(library, gpus, 2)
+    assert said.startswith("DEVICE_SHARED: Scripted NVIDIA H100, number 1: used by process")
+    assert f"process {os.getpid()} (" in said
+    assert asked(library, gpus, 2, os.getpid()) == ["GPU-a GPU-b", "free"]
+
+
+def test_where_the_driver_numbers_processes_otherwise_ours_are_not_strangers(
+    library: Path,
+) -> None:
+    """In a container none of ours is among them, though one of ours is on that device."""
+    taken = dataclasses.replace(THREE[0], processes=(Process(4_000_000, 2**30),))
+    assert asked(library, (taken,), 1, os.getpid(), TAKEN="GPU-a") == ["GPU-a", "free"]
+    for ours in ((), (os.getpid(),)):
+        (_, said) = asked(library, (taken,), 1, *ours, TAKEN="GPU-b")
+        assert "used by process 4000000 (of another user or container)" in said
+
+
+def test_what_holds_a_gpu_back_before_it_runs_is_said(library: Path) -> None:
+    hot = dataclasses.replace(THREE[0], throttle=(Throttle(0x48),))
+    (_, said) = asked(library, (hot,), 1)
+    assert said == (
+        "THROTTLED: Scripted NVIDIA H100, number 0: is held back before it runs, hardware slowdown,"
+        " hardware thermal slowdown, 61 °C at 1980 MHz; let it cool down"
+    )
+
+
+def listed(*pids: tuple[int, ...]) -> PowerTrace:
+    """Who was there, second by second."""
+    return PowerTrace(
+        device=builders.device(),
+        every_ns=97 * 10**6,
+        users=[Users(device=0, at_ns=at * 10**9, pids=each) for at, each in enumerate(pids)],
+    )
+
+
+def test_where_none_is_known_for_ours_a_newcomer_is_the_stranger() -> None:
+    span = (2 * 10**9, 5 * 10**9)
+    check_alone([listed((7,), (7,), (7,), (7,), (7,))], [span], ours={1})
+    with pytest.raises(InvalidMeasurementError, match=r"DEVICE_SHARED: .*process 8"):
+        check_alone([listed((7,), (7,), (7,), (7, 8), (7,))], [span], ours={1})
+
+
+def test_the_energy_of_two_gpus_is_that_of_both_or_of_none() -> None:
+    one, other = (
+        device
+        for energy_j in (1000.0, 500.0)
+        if (arm := builders.power(energy_j).case) is not None
+        for device in arm.devices
+    )
+    block = Block(span_ns=(0, 60 * 10**9), tokens=100)
+    both = arm_power(block, [one, other])
+    assert (both.energy_j, both.mean_w, both.idle_w) == (1500.0, 25.0, 200.0)
+    assert both.energy_j_per_token == 15.0
+    untold = msgspec.structs.replace(other, energy_j=None)
+    assert arm_power(block, [one, untold]).energy_j is None
+
+
+@pytest.mark.parametrize("at", [1, 2], ids=["before", "after"])
+def test_a_stranger_is_seen_by_the_lists_beside_a_span_without_any(at: int) -> None:
+    """A second apart, as on a busy machine; the rounds took a fifth of one."""
+    pids: list[tuple[int, ...]] = [(1,)] * 4
+    pids[at] = (1, 8)
+    with pytest.raises(InvalidMeasurementError, match=r"DEVICE_SHARED: .*process 8"):
+        check_alone([listed(*pids)], [(1_600_000_000, 1_800_000_000)], ours={1})
+    pids[at], pids[at - 1 if at == 1 else at + 1] = (1,), (1, 8)
+    check_alone([listed(*pids)], [(1_600_000_000, 1_800_000_000)], ours={1})

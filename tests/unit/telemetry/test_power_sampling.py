@@ -1,0 +1,348 @@
+"""The sampler in simulated time, beside a counter whose truth is known; and an H100's own trace."""
+
+import gzip
+import math
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from specreg.core.errors import SensorError
+from specreg.telemetry.power.energy import (
+    Span,
+    check_counter,
+    energy_of,
+    integral_j,
+    missing_frac,
+)
+from specreg.telemetry.power.sampler import EVERY_NS, sample
+from specreg.telemetry.power.samples import Head, Line, PowerTrace, Sample, Users, load_traces
+from specreg.telemetry.sensors import Device, Scope, Settings, State
+from tests.doubles.nvml.device import Load, constant
+from tests.unit import builders
+
+NS_PER_S = 10**9
+H100 = builders.ROOT / "fixtures/recordings/nvml/h100/nvml_none_c16_140s.jsonl.gz"
+LOAD_FROM_S, LOAD_TO_S = 6.0, 138.0
+SQUARE = Load(low_w=100.0, high_w=700.0, period_ms=100.0)
+UNEVEN = Load(low_w=100.0, high_w=700.0, period_ms=130.0, duty_frac=0.3)
+SLOW = Load(low_w=100.0, high_w=700.0, period_ms=1_700.0)
+BOUNDS = ((10.0, 0.02), (30.0, 0.01))
+"""How long one uninterrupted block is in seconds, and how far off its energy may be."""
+
+
+@dataclass(slots=True)
+class Machine:
+    """A clock that jumps to what is waited for, a little late, and a counter that moves in steps.
+
+    Counter and fields take 3 ms to read and each 50th time 18 ms, as an H100's.
+
+    Attributes:
+        tick_ns: between two moves of the counter; sticks_at_s: when it stops moving.
+        late_ns: the mean lateness of a wake-up; stall_ns: of one in a hundred.
+    """
+
+    load: Load
+    tick_ns: int = 100 * 10**6
+    sticks_at_s: float = math.inf
+    late_ns: float = 100_000.0
+    stall_ns: float = 0.0
+    until_s: float = 66.0
+    now_ns: int = 5 * NS_PER_S
+    reads: int = 0
+    draw: random.Random = field(default_factory=lambda: random.Random(7))  # noqa: S311
+
+    def clock(self) -> int:
+        return self.now_ns
+
+    def wait_until(self, moment_ns: int) -> bool:
+        late_ns = self.draw.expovariate(1 / self.late_ns)
+        if self.stall_ns and self.draw.random() < 0.01:
+            late_ns += self.draw.expovariate(1 / self.stall_ns)
+        self.now_ns = max(self.now_ns, moment_ns) + round(late_ns)
+        return self.now_ns > self.until_s * NS_PER_S
+
+    def read(self) -> None:
+        self.reads += 1
+        self.now_ns += 3 * 10**6 if self.reads % 50 else 18 * 10**6
+
+    def energy_mj(self) -> int:
+        self.read()
+        moved_ns = self.now_ns // self.tick_ns * self.tick_ns
+        return round(self.load.energy_j(min(moved_ns / NS_PER_S, self.sticks_at_s)) * 1000)
+
+    def state(self) -> State:
+        self.read()
+        at_s = self.now_ns / NS_PER_S
+        power_w = (self.load.energy_j(at_s + 1e-6) - self.load.energy_j(at_s)) / 1e-6
+        return State(instant_mw=round(power_w * 1000))
+
+    def pids(self) -> tuple[int, ...]:
+        return (17,)
+
+    def settings(self) -> Settings:
+        return Settings()
+
+
+def sampled(machine: Machine) -> PowerTrace:
+    """What a sampler makes of a machine."""
+    lines: list[Line] = []
+    sample(
+        [builders.device()],
+        [machine],
+        lines.append,
+        wait_until=machine.wait_until,
+        clock=machine.clock,
+    )
+    head = lines[0]
+    assert isinstance(head, Head)
+    return PowerTrace(
+        device=head.devices[0],
+        every_ns=head.every_ns,
+        samples=[line for line in lines if isinstance(line, Sample)],
+        users=[line for line in lines if isinstance(line, Users)],
+    )
+
+
+def span_of(start_s: float, end_s: float) -> Span:
+    return round(start_s * NS_PER_S), round(end_s * NS_PER_S)
+
+
+def blocks(from_s: float, to_s: float, length_s: float) -> Iterator[Span]:
+    """Sixty blocks of a length, anywhere in a time."""
+    draw = random.Random(3)  # noqa: S311
+    for _ in range(60):
+        start_s = draw.uniform(from_s, to_s - length_s)
+        yield span_of(start_s, start_s + length_s)
+
+
+@pytest.mark.parametrize("tick_ms", [1, 10, 20, 50, 100])
+@pytest.mark.parametrize("load", [constant(400.0), SQUARE, UNEVEN, SLOW])
+@pytest.mark.parametrize("stall_ns", [0.0, 20e6])
+def test_the_energy_of_a_block_is_right(load: Load, tick_ms: int, stall_ns: float) -> None:
+    trace = sampled(Machine(load, tick_ns=tick_ms * 10**6, stall_ns=stall_ns))
+    for length_s, bound_frac in BOUNDS:
+        for start_ns, end_ns in blocks(6.0, 65.0, length_s):
+            true_j = load.energy_j(end_ns / NS_PER_S) - load.energy_j(start_ns / NS_PER_S)
+            assert abs(energy_of(trace, (start_ns, end_ns)).energy_j / true_j - 1) <= bound_frac
+
+
+@pytest.mark.parametrize("tick_ms", [20, 100])
+def test_the_error_of_a_block_is_half_a_move_of_the_counter_or_half_a_sample_at_each_end(
+    tick_ms: int,
+) -> None:
+    trace = sampled(Machine(constant(400.0), tick_ns=tick_ms * 10**6))
+    for length_s, _ in BOUNDS:
+        found = energy_of(trace, span_of(10.0, 10.0 + length_s))
+        assert found.error_frac == pytest.approx(0.1 / length_s, rel=0.1)
+        assert abs(found.energy_j / (400 * length_s) - 1) <= found.error_frac
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["20 Hz", "10 Hz"])
+def h100(request: pytest.FixtureRequest) -> PowerTrace:
+    """What an H100 said under load: each sample, or each second one."""
+    rows = map(msgspec.json.decode, gzip.decompress(H100.read_bytes()).splitlines())
+    samples = [
+        Sample(
+            device=0,
+            at_ns=round(row["t_ms"] * 1e6),
+            energy_mj=row["energy_mj"],
+            state=State(average_mw=row["average_mw"], instant_mw=row["instant_mw"]),
+        )
+        for row in rows
+        if "energy_mj" in row
+    ]
+    thin = request.param
+    return PowerTrace(device=builders.device(), every_ns=thin * 49 * 10**6, samples=samples[::thin])
+
+
+def test_a_real_h100_draws_what_both_of_its_fields_say(h100: PowerTrace) -> None:
+    span = (h100.samples[0].at_ns, h100.samples[-1].at_ns)
+    found = energy_of(h100, span)
+    length_s = (span[1] - span[0]) / NS_PER_S
+    assert found.energy_j / length_s == pytest.approx(434.7, rel=0.005)
+    for name in ("average_mw", "instant_mw"):
+        assert integral_j(h100.samples, span, name) == pytest.approx(found.energy_j, rel=0.005)
+    assert found.error_frac <= 0.001
+
+
+@pytest.mark.parametrize(("length_s", "bound_frac"), BOUNDS)
+def test_blocks_of_a_real_h100_are_as_exact_as_is_said(
+    h100: PowerTrace, length_s: float, bound_frac: float
+) -> None:
+    for span in blocks(LOAD_FROM_S, LOAD_TO_S, length_s):
+        found = energy_of(h100, span)
+        assert abs((found.counter_ratio or 0) - 1) <= bound_frac
+        assert found.error_frac <= 0.6 * bound_frac
+
+
+@pytest.mark.parametrize("stuck_s", [0.9, 1.3])
+def test_a_counter_that_stands_still_for_a_second_is_refused(stuck_s: float) -> None:
+    trace = sampled(Machine(constant(400.0), sticks_at_s=40.0))
+    span = span_of(10.0, 40.0 + stuck_s)
+    if stuck_s < 1:
+        assert energy_of(trace, span).energy_j == pytest.approx(400 * 30, rel=0.01)
+    else:
+        with pytest.raises(SensorError, match=r"counter of NVIDIA H200 stood still for 1\.\d s"):
+            energy_of(trace, span)
+
+
+def test_a_counter_that_goes_back_is_refused() -> None:
+    trace = sampled(Machine(constant(400.0)))
+    trace.samples = [
+        msgspec.structs.replace(one, energy_mj=(one.energy_mj or 0) % 10**7)
+        for one in trace.samples
+    ]
+    with pytest.raises(SensorError, match="went back; was the driver reloaded"):
+        energy_of(trace, span_of(10.0, 40.0))
+    assert energy_of(trace, span_of(26.0, 40.0)).from_counter
+
+
+@pytest.mark.parametrize(("factor", "fits"), [(1.02, True), (1.7, False), (0.96, False)])
+def test_a_counter_lies_three_percent_off_its_power_at_most(
+    factor: float,
+    fits: bool,  # noqa: FBT001 - a column
+) -> None:
+    trace = sampled(Machine(constant(400.0)))
+    trace.samples = [
+        msgspec.structs.replace(one, energy_mj=round((one.energy_mj or 0) * factor))
+        for one in trace.samples
+    ]
+    found = energy_of(trace, span_of(10.0, 40.0))
+    assert found.counter_ratio == pytest.approx(factor, abs=0.005)
+    if fits:
+        check_counter(found)
+    else:
+        with pytest.raises(SensorError, match=r"says [\d.]+ times what its power says"):
+            check_counter(found)
+
+
+def test_of_a_second_counter_and_power_may_lie_as_far_apart_as_its_ends_tell() -> None:
+    trace = sampled(Machine(constant(400.0)))
+    for span in blocks(10.0, 40.0, 1.0):
+        check_counter(energy_of(trace, span))
+
+
+@pytest.mark.parametrize(
+    ("gone", "why"),
+    [((15.0, 17.0), None), ((15.0, 18.5), "are missing, more than 10 %"), ((39.0, 70.0), "an end")],
+)
+def test_a_tenth_of_the_samples_may_be_missing_and_none_around_the_ends(
+    gone: tuple[float, float], why: str | None
+) -> None:
+    trace = sampled(Machine(constant(400.0)))
+    first_s, last_s = gone
+    trace.samples = [one for one in trace.samples if not first_s < one.at_ns / NS_PER_S < last_s]
+    span = span_of(10.0, 40.0)
+    if why is None:
+        assert energy_of(trace, span).energy_j == pytest.approx(400 * 30, rel=0.01)
+    else:
+        with pytest.raises(SensorError, match=why):
+            energy_of(trace, span)
+
+
+def test_samples_come_about_ten_times_a_second() -> None:
+    trace = sampled(Machine(constant(400.0), stall_ns=20e6))
+    assert len(trace.samples) == pytest.approx(61 * 10.3, rel=0.02)
+    assert len(trace.users) == pytest.approx(len(trace.samples) / 5, abs=1)
+    assert missing_frac(trace, span_of(10.0, 60.0)) <= 0.02
+
+
+@dataclass(slots=True)
+class Dying:
+    """A device that is gone after a while."""
+
+    machine: Machine
+    gone_at_s: float
+
+    def energy_mj(self) -> int:
+        if self.machine.now_ns > self.gone_at_s * NS_PER_S:
+            raise SensorError("NVML: GPU is lost")
+        return self.machine.energy_mj()
+
+    def state(self) -> State:
+        return self.machine.state()
+
+    def pids(self) -> None:
+        return None
+
+    def settings(self) -> Settings:
+        return Settings()
+
+
+def test_a_device_that_is_gone_is_written_down_and_left_alone() -> None:
+    machine = Machine(constant(400.0), until_s=20.0)
+    lines: list[Line] = []
+    devices: list[Device] = [builders.device(), builders.device("other")]
+    sample(
+        devices,
+        [Dying(machine, 10.0), machine],
+        lines.append,
+        wait_until=machine.wait_until,
+        clock=machine.clock,
+    )
+    failed = [line for line in lines if type(line).__name__ == "Failed"]
+    assert [(line.device, line.why) for line in failed] == [(0, "NVML: GPU is lost")]  # type: ignore[union-attr]
+    last_s = {line.device: line.at_ns / NS_PER_S for line in lines if isinstance(line, Sample)}
+    assert last_s[0] < 10.1
+    assert last_s[1] > 19.8
+
+
+def powers(function: Callable[[float], int], *, averaged: bool) -> PowerTrace:
+    """A trace that tells power alone."""
+    moments = range(0, 60 * NS_PER_S, EVERY_NS)
+    return PowerTrace(
+        device=builders.device(),
+        every_ns=EVERY_NS,
+        samples=[
+            Sample(
+                device=0,
+                at_ns=at_ns,
+                energy_mj=None,
+                state=State(average_mw=function(at_ns / NS_PER_S), instant_mw=1)
+                if averaged
+                else State(instant_mw=function(at_ns / NS_PER_S)),
+            )
+            for at_ns in moments
+        ],
+    )
+
+
+@pytest.mark.parametrize("averaged", [True, False])
+def test_power_is_summed_up_where_there_is_no_counter(averaged: bool) -> None:  # noqa: FBT001 - a column
+    """300 + 200 sin(t) W; averaged over a second it lags by half of one."""
+
+    def power_mw(at_s: float) -> int:
+        if averaged:
+            return round(1e3 * (300 + 200 * (math.cos(at_s - 1) - math.cos(at_s))))
+        return round(1e3 * (300 + 200 * math.sin(at_s)))
+
+    trace = powers(power_mw, averaged=averaged)
+    start_s, end_s = 10.0, 40.0
+    true_j = 300 * (end_s - start_s) + 200 * (math.cos(start_s) - math.cos(end_s))
+    span = (round(start_s * NS_PER_S), round(end_s * NS_PER_S))
+    found = energy_of(trace, span)
+    assert (found.from_counter, found.error_frac, found.counter_ratio) == (False, 0.0, None)
+    assert found.energy_j == pytest.approx(true_j, rel=0.001)
+
+
+def written(path: Path, *lines: Line) -> Path:
+    """A file of these lines."""
+    path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    return path
+
+
+def used(device: int, at_ns: int) -> Users:
+    """Somebody computes on a device."""
+    return Users(device=device, at_ns=at_ns, pids=(7,))
+
+
+@pytest.mark.parametrize("number", [1, -1])
+def test_a_line_of_a_device_that_nobody_named_is_said(tmp_path: Path, number: int) -> None:
+    device = Device(sensor="nvml", id="GPU-0", name="x", number=0, scope=Scope.GPU)
+    path = written(tmp_path / "a", Head(devices=(device,), every_ns=1), used(number, 1))
+    with pytest.raises(SensorError, match=r"hold a line of none of its 1 device\(s\)"):
+        load_traces(path)

@@ -1,0 +1,118 @@
+"""The sampler as a process: what it leaves when it, or whoever started it, is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from specreg.core.errors import SensorError
+from specreg.telemetry.power.samples import load_traces
+from specreg.telemetry.power.watch import watch
+from specreg.telemetry.sensors import Device, Scope
+from tests.doubles.nvml.device import ScriptedGpu, build, environment, write_script
+from tests.unit import builders
+
+GPU = ScriptedGpu()
+DEVICE = Device(sensor="nvml", id=GPU.uuid, name=GPU.name, number=0, scope=Scope.GPU)
+STARTER = """
+import msgspec, sys, time
+from pathlib import Path
+from specreg.telemetry.power.watch import watch
+from specreg.telemetry.sensors import Device
+with watch([msgspec.json.decode(sys.argv[1], type=Device)], Path(sys.argv[2])) as watching:
+    print(watching.popen.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scripted driver, for the processes that a test starts."""
+    script = write_script(tmp_path / "script", [GPU])
+    for name, value in environment(build(tmp_path), script).items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def samples(tmp_path: Path) -> Path:
+    """Where the sampler writes."""
+    return tmp_path / "power" / "case.jsonl"
+
+
+def ends_within(pid: int, seconds: float) -> bool:
+    """Whether a process is gone in time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_samples_are_on_disk_as_they_come(samples: Path) -> None:
+    with watch([DEVICE], samples) as watching:
+        time.sleep(1.0)
+        (trace,) = watching.traces(until_ns=time.monotonic_ns())
+        pid = watching.popen.pid
+    assert trace.device == DEVICE
+    assert len(trace.samples) >= 5
+    assert ends_within(pid, 1.0)
+
+
+def test_a_killed_sampler_is_said_and_its_samples_stay(samples: Path) -> None:
+    with watch([DEVICE], samples) as watching:
+        time.sleep(0.5)
+        watching.popen.kill()
+        with pytest.raises(SensorError, match=r"ended with status -9 \(without a word\)"):
+            watching.traces(until_ns=time.monotonic_ns())
+    assert load_traces(samples)[0].samples
+
+
+def test_a_sampler_that_cannot_start_says_why(samples: Path) -> None:
+    nobody = builders.device(id="GPU-nobody")
+    with (
+        watch([nobody], samples) as watching,
+        pytest.raises(SensorError, match=r"ended with status 1 \(.*Not Found"),
+    ):
+        watching.traces(until_ns=time.monotonic_ns())
+
+
+def test_a_sampler_ends_with_whoever_started_it(samples: Path) -> None:
+
+    given = msgspec.json.encode(DEVICE).decode()
+    starter = subprocess.Popen(
+        (sys.executable, "-c", STARTER, given, str(samples)),
+        env=os.environ | {"PYTHONPATH": str(builders.ROOT)},
+        stdout=subprocess.PIPE,
+    )
+    assert starter.stdout is not None
+    with starter.stdout:
+        pid = int(starter.stdout.readline())
+        time.sleep(0.3)
+        starter.send_signal(signal.SIGKILL)
+        starter.wait()
+    assert ends_within(pid, 5.0)
+    assert load_traces(samples)[0].samples
+
+
+def test_a_torn_last_line_is_left_out(samples: Path) -> None:
+    with watch([DEVICE], samples):
+        time.sleep(0.3)
+    whole = load_traces(samples)[0]
+    samples.write_bytes(samples.read_bytes()[:-20])
+    assert len(load_traces(samples)[0].samples) >= len(whole.samples) - 1
+
+
+def test_a_file_of_something_else_is_refused(samples: Path) -> None:
+    samples.parent.mkdir()
+    samples.write_text("no samples\n")
+    with pytest.raises(SensorError, match="hold no head"):
+        load_traces(samples)
+    with pytest.raises(SensorError, match="No such file"):
+        load_traces(samples.with_name("none"))

@@ -1,0 +1,65 @@
+"""CUDA_VISIBLE_DEVICES, in all its forms."""
+
+import msgspec
+import pytest
+
+from specreg.core.errors import SensorError
+from specreg.telemetry.sensors import Device
+from specreg.telemetry.sensors._visible import visible
+from tests.unit import builders
+
+ALIKE = tuple(
+    builders.device(id=f"GPU-{letter}{letter}-1", number=number)
+    for number, letter in enumerate("abcd")
+)
+MIXED = (ALIKE[0], msgspec.structs.replace(ALIKE[1], name="NVIDIA L4"))
+
+
+def sliced(uuid: str) -> Device | None:
+    return None if uuid == "MIG-none" else builders.device("slice", id=uuid)
+
+
+def seen(said: str | None, devices: tuple[Device, ...] = ALIKE, **variables: str) -> list[str]:
+    """The ids of what is seen."""
+    said_so = {} if said is None else {"CUDA_VISIBLE_DEVICES": said}
+    found = visible(devices, {**said_so, **variables}, slice_called=sliced)
+    return [device.id for device in found]
+
+
+@pytest.mark.parametrize(
+    ("said", "numbers"),
+    [
+        (None, "abcd"),
+        ("0", "a"),
+        ("2,0", "ca"),
+        (" 1 , 3 ", "bd"),
+        ("", ""),
+        ("-1", ""),
+        ("NoDevFiles", ""),
+        ("1,-1,2", "b"),
+        ("1,9,2", "b"),
+        ("0,0", ""),
+        ("GPU-bb-1", "b"),
+        ("GPU-cc", "c"),
+        ("GPU-", ""),
+        ("GPU-zz,0", ""),
+        ("GPU-dd,0", "da"),
+    ],
+)
+def test_what_cuda_sees_is_seen(said: str | None, numbers: str) -> None:
+    assert seen(said) == [f"GPU-{letter}{letter}-1" for letter in numbers]
+
+
+def test_a_slice_is_asked_for_by_its_name() -> None:
+    assert seen("1,MIG-none,2") == ["GPU-bb-1"]
+    assert seen("MIG-1234,1") == ["MIG-1234", "GPU-bb-1"]
+
+
+def test_numbers_of_mixed_gpus_mean_nothing_without_their_order() -> None:
+    with pytest.raises(SensorError, match="set CUDA_DEVICE_ORDER=PCI_BUS_ID"):
+        seen("0", MIXED)
+    assert seen("1", MIXED, CUDA_DEVICE_ORDER="PCI_BUS_ID") == ["GPU-bb-1"]
+    assert seen("GPU-bb", MIXED) == ["GPU-bb-1"]
+    with pytest.raises(SensorError, match="or name them by their UUIDs in CUDA_VISIBLE_DEVICES"):
+        seen(None, MIXED)
+    assert seen(None, MIXED, CUDA_DEVICE_ORDER="PCI_BUS_ID") == ["GPU-aa-1", "GPU-bb-1"]

@@ -1,0 +1,315 @@
+"""The history: lines that come back, and what hours differ by once there are enough of them."""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specreg.baselines.schema import Baseline, Noise
+from specreg.core.errors import ReportError
+from specreg.measurement.metrics import METRICS, Metric
+from specreg.stats.intervals import Spread
+from specreg.verdicts.history import (
+    History,
+    Lived,
+    baseline_sha256,
+    headroom_frac,
+    history_path,
+    identical_to,
+    lived_through,
+    load_history,
+    merge_histories,
+    noise_of,
+    record_history,
+    settings_sha256,
+)
+from specreg.verdicts.judge import Outcome, Verdict
+from tests.unit import builders
+
+SPEED = METRICS["throughput_tokens_per_s"]
+TIME = METRICS["tpot_p50_ms"]
+LENGTH = METRICS["acceptance_length_tokens"]
+
+
+BASELINE = builders.baseline(
+    {SPEED.name: 100.0, TIME.name: 10.0}, {SPEED.name: 100.0}, of=builders.counts(5, 0, 5)
+)
+"""Of 100 tokens/s, 10 ms and AL 2."""
+
+
+def lived(case_id: str = "case", *, run: str = "20261121-0730", **values: float) -> Lived:
+    """What a run did with a case."""
+    return Lived(
+        run=run,
+        case_id=case_id,
+        settings_sha256="ab",
+        engine_version="0.32.0",
+        draft_sha256="cd",
+        values=values,
+        outcomes={SPEED.name: "PASS"},
+    )
+
+
+def runs(*speeds: float) -> list[Lived]:
+    """A run for each throughput."""
+    return [lived(throughput_tokens_per_s=speed) for speed in speeds]
+
+
+def spread(within_frac: float) -> dict[str, Spread]:
+    """How launches differ in throughput."""
+    return {SPEED.name: Spread(within_frac=within_frac, between_frac=0.0, freedom=4)}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where the history lies; its folder isn't there yet."""
+    return history_path(tmp_path / "history", "cpu")
+
+
+def test_each_environment_has_a_file_of_its_own(path: Path) -> None:
+    assert path.parts[-2:] == ("history", "cpu.jsonl")
+
+
+def test_lines_come_back_the_oldest_first_and_by_case(path: Path) -> None:
+    first, other = lived(tpot_p50_ms=8.0), lived("other")
+    second = lived(run="20261122-0730", tpot_p50_ms=9.0)
+    record_history(path, [first, other])
+    record_history(path, [second])
+    assert load_history(path).of("case") == (first, second)
+    assert load_history(path).of("other") == (other,)
+    assert set(load_history(path).by_case) == {"case", "other"}
+    assert len(path.read_bytes().splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    "torn",
+    [
+        pytest.param(msgspec.json.encode(lived())[:-9], id="cut-off"),
+        pytest.param(b"", id="empty"),
+        pytest.param(b"[1, 2]", id="something-else"),
+        pytest.param(b'{"run": "20261121-0730"}', id="of-another-form"),
+        pytest.param(b"\0" * 64, id="zeros-after-a-crash"),
+        pytest.param(msgspec.json.encode(lived()).replace(b"PASS", b"\xff\xfe"), id="no-text"),
+    ],
+)
+def test_a_line_that_can_not_be_read_is_left_out_and_counted(path: Path, torn: bytes) -> None:
+    before, after = lived(tpot_p50_ms=8.0), lived(run="20261122-0730", tpot_p50_ms=9.0)
+    record_history(path, [before])
+    with path.open("ab") as file:
+        file.write(torn + b"\n")
+    record_history(path, [after])
+    assert load_history(path).of("case") == (before, after)
+    assert load_history(path).wrong.endswith(": 1 line(s) can't be read; the rest is shown")
+
+
+def test_a_run_that_was_cut_off_takes_no_later_one_with_it(path: Path) -> None:
+    record_history(path, [lived()])
+    path.write_bytes(path.read_bytes()[:-9])
+    record_history(path, [lived(tpot_p50_ms=9.0)])
+    assert load_history(path).of("case") == (lived(tpot_p50_ms=9.0),)
+
+
+def test_a_run_that_was_gone_on_with_counts_once(path: Path) -> None:
+    record_history(path, [lived(tpot_p50_ms=8.0)])
+    record_history(path, [lived(tpot_p50_ms=9.0)])
+    assert load_history(path).of("case") == (lived(tpot_p50_ms=9.0),)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"settings_sha256": "x"}, {"engine_version": "x"}, {"draft_sha256": "x"}], ids=str
+)
+def test_only_identical_runs_tell_how_hours_differ(changes: dict[str, str]) -> None:
+    same = msgspec.structs.replace(
+        lived(throughput_tokens_per_s=100.0), settings_sha256=settings_sha256(builders.SETTINGS)
+    )
+    other = msgspec.structs.replace(same, **changes)
+    assert identical_to([same, other, same], builders.SETTINGS, "0.32.0", "cd") == [same, same]
+
+
+def test_what_is_learnt_is_no_other_expectation() -> None:
+    noise = {SPEED.name: Noise(between_frac=0.1, runs=5)}
+    learnt = msgspec.structs.replace(BASELINE, noise=noise)
+    assert baseline_sha256(learnt) == baseline_sha256(BASELINE)
+
+
+def test_what_a_later_specreg_adds_to_a_line_does_not_hide_it(path: Path) -> None:
+    record_history(path, [lived()])
+    path.write_bytes(path.read_bytes().replace(b'{"run"', b'{"new": 1, "run"'))
+    assert load_history(path).of("case") == (lived(),)
+
+
+def test_a_machine_without_a_history_has_none(path: Path) -> None:
+    assert load_history(path) == History({})
+
+
+def test_a_disk_that_refuses_is_said(tmp_path: Path) -> None:
+    (tmp_path / "history").write_text("no folder")
+    path = history_path(tmp_path / "history", "cpu")
+    with pytest.raises(ReportError, match=r"this run isn't in it, (File exists|Not a directory);"):
+        record_history(path, [lived()])
+    found = load_history(path)
+    assert (found.by_case, found.wrong) == (
+        {},
+        f"history '{path}': Not a directory; mend its rights to have it shown",
+    )
+
+
+def lines_of(*lived: Lived) -> bytes:
+    """A file with these lines."""
+    return b"".join(msgspec.json.encode(one) + b"\n" for one in lived)
+
+
+def test_two_histories_are_one_by_time_and_nothing_is_lost() -> None:
+    first, second = lived(run="20261120-0730"), lived(run="20261122-0730")
+    other, again = lived("other", run="20261121-0730"), lived(run="20261122-0730", tpot_p50_ms=9.0)
+    later = msgspec.json.encode(first).replace(b'"run":', b'"new": 1, "run":') + b"\n"
+    there, here = later + lines_of(second), b'{"torn\n' + lines_of(other, again)
+    merged = merge_histories(there, here)
+    assert merged == b'{"torn\n' + later + lines_of(other, again)
+    assert merge_histories(merged, here) == merge_histories(merged) == merged
+
+
+def test_a_run_is_what_its_launches_did_on_average() -> None:
+    launches = [
+        builders.measurement({SPEED.name: 80.0, TIME.name: 8.0}),
+        builders.measurement({SPEED.name: 125.0, LENGTH.name: 2.5}),
+    ]
+    verdicts = [
+        Verdict(case_id=builders.CASE.id, metric=SPEED.name, outcome=Outcome.PASS),
+        Verdict(case_id=builders.CASE.id, metric=TIME.name, outcome=Outcome.INCONCLUSIVE),
+    ]
+    verdicts[0] = dataclasses.replace(verdicts[0], change_frac=0.25)
+    found = lived_through("20261121-0730", launches, verdicts, builders.SETTINGS, BASELINE)
+    assert found.values == pytest.approx({SPEED.name: 100.0, TIME.name: 8.0})
+    assert msgspec.structs.replace(found, values={}) == Lived(
+        run="20261121-0730",
+        case_id=builders.CASE.id,
+        settings_sha256=settings_sha256(builders.SETTINGS),
+        engine_version="0.32.0",
+        draft_sha256="",
+        values={},
+        outcomes={SPEED.name: "PASS", TIME.name: "INCONCLUSIVE"},
+        changes={SPEED.name: 0.25},
+        baseline_sha256=baseline_sha256(BASELINE),
+        launches=2,
+    )
+
+
+def test_a_figure_of_nothing_is_kept_as_such() -> None:
+    """No logarithm of it; one launch where nothing was accepted doesn't hide the others."""
+    rate = "acceptance_rate_frac"
+    launches = [builders.measurement({rate: value, SPEED.name: 0.0}) for value in (0.0, 0.5)]
+    verdicts = [
+        Verdict(case_id=builders.CASE.id, metric=name, outcome=Outcome.PASS)
+        for name in (rate, SPEED.name)
+    ]
+    found = lived_through("run", launches, verdicts, builders.SETTINGS, None)
+    assert found.values == {rate: 0.5, SPEED.name: 0.0}
+    assert found.baseline_sha256 == ""
+
+
+def test_the_draft_that_was_judged_is_known_by_its_files(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    launch = dataclasses.replace(builders.measurement({}), draft=str(tmp_path))
+    plain = dataclasses.replace(launch, draft=None)
+    assert len(lived_through("run", [launch], [], builders.SETTINGS, None).draft_sha256) == 64
+    assert lived_through("run", [plain], [], builders.SETTINGS, None).draft_sha256 == ""
+
+
+def test_any_setting_tells_two_cases_apart() -> None:
+    checksum = settings_sha256(builders.SETTINGS)
+    assert settings_sha256(msgspec.structs.replace(builders.SETTINGS)) == checksum
+    for change in ({"rounds": 3}, {"dtype": "auto"}, {"ignore_eos": True}):
+        assert settings_sha256(msgspec.structs.replace(builders.SETTINGS, **change)) != checksum
+
+
+def test_four_runs_tell_no_noise_and_five_do() -> None:
+    five = runs(100, 110, 90, 105, 95)
+    assert noise_of(five[:4], spread(0.0)) == {}
+    noise = noise_of(five, spread(0.0))[SPEED.name]
+    assert noise.between_frac == pytest.approx(
+        statistics.stdev(math.log(one.values[SPEED.name]) for one in five)
+    )
+    assert noise.runs == 5
+
+
+def test_what_launches_differ_by_is_no_noise_of_the_hour() -> None:
+    """Logarithms of -0.05 to 0.05 have a variance of 10 · 0.025² / 4, less 0.03²."""
+    speeds = runs(*(math.exp(0.025 * step) for step in (-2, -1, 0, 1, 2)))
+    noise = noise_of(speeds, spread(0.03))[SPEED.name]
+    assert noise.between_frac == pytest.approx(math.sqrt(0.0015625 - 0.0009))
+
+
+def test_runs_that_differ_as_launches_do_have_no_noise() -> None:
+    assert noise_of(runs(100, 101, 99, 100, 100), spread(0.1))[SPEED.name].between_frac == 0.0
+
+
+def test_only_speeds_have_noise_and_only_where_launches_tell() -> None:
+    full = [lived(throughput_tokens_per_s=9.0, tpot_p50_ms=8.0, acceptance_length_tokens=2.0)] * 5
+    one = Spread(within_frac=0.1, between_frac=0.0, freedom=4)
+    assert set(noise_of(full, {SPEED.name: one, LENGTH.name: one})) == {SPEED.name}
+    assert noise_of(full, {}) == {}
+
+
+def test_a_run_without_the_figure_does_not_count() -> None:
+    five = [*runs(100, 100, 100, 100), lived(tpot_p50_ms=8.0)]
+    assert noise_of(five, spread(0.0)) == {}
+    assert noise_of([*five, *runs(0.0)], spread(0.0)) == {}
+    assert noise_of([*five, *runs(100)], spread(0.0))[SPEED.name].runs == 5
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(1, 1e4), min_size=5, max_size=20), st.floats(0, 0.5))
+def test_noise_and_launches_never_add_up_to_less_than_the_runs(
+    speeds: Sequence[float], within_frac: float
+) -> None:
+    noise = noise_of(runs(*speeds), spread(within_frac))[SPEED.name]
+    total = statistics.variance(map(math.log, speeds))
+    assert noise.between_frac**2 + within_frac**2 >= total * (1 - 1e-9)
+    assert noise.between_frac**2 <= total * (1 + 1e-9)
+
+
+def better(*changes: float, metric: Metric = SPEED, of: Baseline = BASELINE) -> list[Lived]:
+    """Runs that were better than a baseline by so much."""
+    checksum = baseline_sha256(of)
+    plain = lived()
+    return [
+        msgspec.structs.replace(plain, changes={metric.name: change}, baseline_sha256=checksum)
+        for change in changes
+    ]
+
+
+def test_headroom_is_what_the_last_seven_runs_were_better_by() -> None:
+    """The eighth from the end, which was far better, no longer counts."""
+    changes = (8.0, 0.02, 0.04, 0.06, 0.08, 0.02, 0.04, 0.08)
+    assert headroom_frac(SPEED, BASELINE, better(*changes)) == pytest.approx(0.34 / 7)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param((0.1, 0.1, 0.1, 0.1), id="four-runs"),
+        pytest.param((0.1, 0.1, 0.1, 0.1, 0.0), id="one-as-usual"),
+        pytest.param((0.1, 0.1, 0.1, 0.1, 0.1, -0.01), id="one-worse"),
+    ],
+)
+def test_runs_that_were_not_all_better_leave_no_headroom(changes: Sequence[float]) -> None:
+    assert headroom_frac(SPEED, BASELINE, better(*changes)) is None
+
+
+def test_runs_that_were_judged_by_another_baseline_do_not_count() -> None:
+    """Recorded anew, lower on purpose: that the runs before were better says nothing."""
+    other = builders.baseline({SPEED.name: 90.0})
+    assert headroom_frac(SPEED, other, better(*[0.1] * 5)) is None
+    assert headroom_frac(SPEED, other, better(*[0.1] * 5, of=other)) == pytest.approx(0.1)
+
+
+def test_a_metric_that_was_not_judged_has_no_headroom() -> None:
+    assert headroom_frac(SPEED, BASELINE, better(*[0.1] * 5, metric=TIME)) is None

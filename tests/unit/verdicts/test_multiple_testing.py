@@ -1,0 +1,308 @@
+"""A second look: what is seen twice, stands out among many, and isn't the machine's doing."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specreg.baselines.comparison import Comparison, Known, compare
+from specreg.measurement.metrics import METRICS, Replay
+from specreg.stats.alpha_spending import LEVEL
+from specreg.stats.intervals import Spread
+from specreg.verdicts.judge import Outcome, Verdict
+from specreg.verdicts.multiple_testing import blame_machine, confirm, hold_together
+from tests.unit import builders
+
+SPEED = "throughput_tokens_per_s"
+TIME = "tpot_p50_ms"
+LENGTH = "acceptance_length_tokens"
+WORSE, FINE = Outcome.REGRESSED, Outcome.PASS
+
+
+def verdict(
+    outcome: Outcome,
+    *,
+    case_id: str = "case",
+    metric: str = SPEED,
+    p: float | None = 0.001,
+    reason: str = "",
+) -> Verdict:
+    """A verdict on something that was compared."""
+    change = -0.2 if outcome is WORSE else 0.0
+    return Verdict(
+        case_id=case_id,
+        metric=metric,
+        outcome=outcome,
+        reason=reason,
+        value=100 * (1 + change),
+        expected=100.0,
+        change_frac=change,
+        p_worse=p,
+    )
+
+
+def of_cases(*outcomes: Outcome, metric: str = SPEED) -> tuple[Verdict, ...]:
+    """A verdict for each of several cases."""
+    return tuple(
+        verdict(outcome, case_id=f"case-{number}", metric=metric)
+        for number, outcome in enumerate(outcomes)
+    )
+
+
+def of_chances(chances: Sequence[float | None]) -> tuple[Verdict, ...]:
+    """Confirmed losses of several cases."""
+    return tuple(
+        dataclasses.replace(one, p_worse=p)
+        for one, p in zip(of_cases(*[WORSE] * len(chances)), chances, strict=True)
+    )
+
+
+def outcomes(verdicts: Sequence[Verdict]) -> list[Outcome]:
+    """What they say."""
+    return [one.outcome for one in verdicts]
+
+
+def test_a_loss_that_is_seen_twice_is_one() -> None:
+    second = verdict(WORSE, reason="by category: chat 2 -> 1.5")
+    confirmed = confirm(dataclasses.replace(second, value=79.5), second)
+    reason = "by category: chat 2 -> 1.5; seen on two launches, a first launch had 79.5"
+    assert confirmed == dataclasses.replace(second, reason=reason)
+
+
+@pytest.mark.parametrize("outcome", sorted(set(Outcome) - {WORSE}))
+def test_a_loss_that_is_seen_once_is_what_the_second_launch_says(outcome: Outcome) -> None:
+    second = verdict(outcome)
+    confirmed = confirm(verdict(WORSE), second)
+    reason = "a first launch had 80, which a fresh one didn't confirm"
+    assert confirmed == dataclasses.replace(second, reason=reason)
+
+
+@pytest.mark.parametrize("outcome", sorted(set(Outcome) - {WORSE}))
+def test_launches_that_disagree_on_acceptance_leave_no_telling(outcome: Outcome) -> None:
+    """Nothing else on the machine changes it, so it is never green; other words stay."""
+    second = verdict(outcome, metric=LENGTH)
+    confirmed = confirm(verdict(WORSE, metric=LENGTH), second)
+    green = {FINE, Outcome.IMPROVED, Outcome.MEASURED, Outcome.NOT_COMPARABLE}
+    assert confirmed.outcome is (Outcome.INCONCLUSIVE if outcome in green else outcome)
+    assert confirmed.reason == "a first launch had 80, which a fresh one didn't confirm"
+
+
+def among(chances: Sequence[float | None], figures: int) -> list[Verdict]:
+    """Losses of these chances, and others that hold, so many speeds in all."""
+    losses = of_chances(chances)
+    others = [verdict(FINE, case_id=f"fine-{n}", p=0.5) for n in range(figures - len(losses))]
+    return [*losses, *others]
+
+
+def kept_of(held: Sequence[Verdict]) -> list[float]:
+    """The chances of what still is a loss."""
+    return [one.p_worse or 0.0 for one in held if one.outcome is WORSE]
+
+
+@pytest.mark.parametrize(
+    ("chances", "figures", "kept"),
+    [
+        pytest.param([0.009], 1, 1, id="one-alone-has-the-whole-level"),
+        pytest.param([0.006], 2, 0, id="one-of-two-has-half"),
+        pytest.param([0.004], 2, 1, id="less-than-half"),
+        pytest.param([0.002, 0.003, 0.0045, 0.009], 4, 4, id="each-has-what-the-last-left"),
+        pytest.param([0.002, 0.0035, 0.0045, 0.009], 4, 1, id="none-after-one-that-fails"),
+        pytest.param([0.0026, 0.0026, 0.0026, 0.0026], 4, 0, id="the-clearest-fails"),
+    ],
+)
+def test_what_stands_out_by_holm_is_kept(
+    chances: list[float | None], figures: int, kept: int
+) -> None:
+    """Of four: at most 1/4, 1/3, 1/2 and the whole of 1 %, from the clearest on."""
+    held = hold_together(among(chances, figures))[: len(chances)]
+    assert outcomes(held) == [WORSE] * kept + [Outcome.INCONCLUSIVE] * (len(chances) - kept)
+
+
+def test_what_holm_refuses_says_why() -> None:
+    held = hold_together(among([0.006], 3))[0]
+    assert held.reason == (
+        "worse on a fresh launch too, but it is one of 3 figures, and among so many chance makes"
+        " one look that much worse; run it again, or raise prompts or launches"
+    )
+    assert (held.value, held.p_worse, held.fails) == (80.0, 0.006, True)
+
+
+def test_acceptance_and_speed_are_counted_apart_and_each_figure_once() -> None:
+    """Of 2 speeds 0.004 stands; of 3 acceptances it does not, one of them judged twice."""
+    speeds = [verdict(WORSE, p=0.004), verdict(FINE, metric=TIME, p=0.5)]
+    length = verdict(WORSE, metric=LENGTH, p=0.004)
+    others = [verdict(FINE, case_id=name, metric=LENGTH, p=0.5) for name in ("a", "b")]
+    held = hold_together([*speeds, length, length, *others])
+    assert outcomes(held) == [WORSE, FINE, *[Outcome.INCONCLUSIVE] * 2, FINE, FINE]
+
+
+def test_what_was_not_compared_does_not_count() -> None:
+    invalid = [verdict(Outcome.INVALID, case_id=name, p=None) for name in ("a", "b")]
+    held = hold_together([verdict(WORSE, p=0.009), *invalid])
+    assert held[0].outcome is WORSE
+
+
+def test_verdicts_keep_their_places_and_those_that_were_not_confirmed_their_words() -> None:
+    least, most = of_chances([0.003, 0.0001])
+    between = verdict(FINE, case_id="between", p=0.9, reason="not confirmed")
+    held = hold_together([least, between, most])
+    assert outcomes(held) == [WORSE, FINE, WORSE]
+    assert held == (least, between, most)
+
+
+def test_metrics_of_one_case_are_refused_one_by_one() -> None:
+    clear, unclear = verdict(WORSE, p=0.0001), verdict(WORSE, metric=TIME, p=0.006)
+    third = verdict(FINE, case_id="third", p=0.5)
+    assert outcomes(hold_together([unclear, clear, third])) == [Outcome.INCONCLUSIVE, WORSE, FINE]
+
+
+CHANCES = st.lists(st.integers(0, 2000).map(lambda n: (100 * n + 37) * 1e-7), max_size=12)
+"""Never just a threshold: 37 ends no divisor of 1 %."""
+
+
+@settings(max_examples=200, deadline=None)
+@given(CHANCES, st.integers(0, 20))
+def test_what_is_kept_is_what_the_adjusted_chances_say(chances: list[float], more: int) -> None:
+    """The k-th smallest p counts as the largest (m - j + 1) p_j with j up to k."""
+    figures = len(chances) + more
+    adjusted: dict[float, float] = {}
+    largest = 0.0
+    for rank, p in enumerate(sorted(chances)):
+        largest = max(largest, (figures - rank) * p)
+        adjusted[p] = largest
+    kept = kept_of(hold_together(among(chances, figures)))
+    assert all(p <= LEVEL for p in kept)
+    assert set(kept) == {p for p in chances if adjusted[p] <= LEVEL}
+
+
+@settings(max_examples=50, deadline=None)
+@given(CHANCES, st.integers(0, 20))
+def test_the_more_there_are_the_less_is_kept(chances: list[float], more: int) -> None:
+    few = hold_together(among(chances, len(chances)))
+    many = hold_together(among(chances, len(chances) + more))
+    assert {one.case_id for one in many if one.outcome is WORSE} <= {
+        one.case_id for one in few if one.outcome is WORSE
+    }
+
+
+@given(st.integers(0, 30), st.integers(0, 30))
+def test_all_that_is_certain_is_kept(certain: int, more: int) -> None:
+    assert kept_of(hold_together(among([0.0] * certain, certain + more))) == [0.0] * certain
+
+
+@pytest.mark.parametrize("metric", [SPEED, TIME, "ttft_p50_ms", "goodput_requests_per_s"])
+def test_what_most_cases_do_alike_is_the_machines_doing(metric: str) -> None:
+    verdicts = of_cases(WORSE, FINE, WORSE, Outcome.INCONCLUSIVE, WORSE, metric=metric)
+    blamed = blame_machine(verdicts, {})
+    invalid = Outcome.INVALID
+    assert outcomes(blamed) == [invalid, FINE, invalid, Outcome.INCONCLUSIVE, invalid]
+    assert blamed[0].reason == (
+        "MACHINE_MOVED: 3 of 5 cases became worse alike, so it isn't this case's doing; quieten"
+        " the machine and run again, or compare two engines side by side"
+    )
+    assert (blamed[1], blamed[3]) == (verdicts[1], verdicts[3])
+
+
+@pytest.mark.parametrize(
+    "verdicts",
+    [
+        pytest.param(of_cases(WORSE, WORSE, FINE, FINE), id="half-of-four"),
+        pytest.param(of_cases(WORSE, WORSE, WORSE), id="all-of-three"),
+        pytest.param(
+            (
+                *of_cases(WORSE, WORSE, WORSE),
+                Verdict(case_id="invalid", metric=SPEED, outcome=Outcome.INVALID),
+            ),
+            id="three-that-were-compared",
+        ),
+        pytest.param(
+            of_cases(WORSE, WORSE, WORSE, FINE, FINE, FINE)
+            + of_cases(WORSE, WORSE, WORSE, FINE, FINE, FINE, metric=TIME),
+            id="half-in-either-metric",
+        ),
+        pytest.param(
+            of_cases(WORSE, FINE, FINE, FINE) + of_cases(*[WORSE] * 4, metric=LENGTH),
+            id="acceptance-beside-one-speed",
+        ),
+    ],
+)
+def test_what_fewer_do_is_not(verdicts: tuple[Verdict, ...]) -> None:
+    assert blame_machine(iter(verdicts), {}) == verdicts
+
+
+def test_each_speed_is_counted_apart() -> None:
+    times = of_cases(WORSE, FINE, FINE, FINE, metric=TIME)
+    blamed = blame_machine(of_cases(*[WORSE] * 4) + times, {})
+    assert outcomes(blamed) == [Outcome.INVALID] * 4 + [WORSE, FINE, FINE, FINE]
+
+
+def beside_control(
+    tokens: int, *, within_frac: float = 0.001, tolerance_frac: float = 0.05
+) -> Comparison:
+    """A launch beside a control that delivered so many tokens in a second, of 1000 recorded."""
+    second = builders.replayed(0, 10**9, tokens)
+    case = dataclasses.replace(builders.CASE, tolerances=((SPEED, tolerance_frac),))
+    launch = dataclasses.replace(
+        builders.measurement({SPEED: 80.0}, case=case),
+        replay=Replay(rounds=(), control_rounds=(second,), acceptance=None),
+    )
+    spread = Spread(within_frac=within_frac, between_frac=0.0, freedom=20)
+    known = Known(
+        environment=builders.ENVIRONMENT,
+        settings=builders.SETTINGS,
+        control=builders.baseline({SPEED: 1000.0}),
+        spreads={name: spread for name, metric in METRICS.items() if metric.by_launch},
+    )
+    return compare([launch], known)
+
+
+def test_what_the_server_beside_it_does_too_is_the_machines_doing() -> None:
+    loss = verdict(WORSE)
+    (blamed,) = blame_machine([loss], {("case", SPEED): beside_control(900)})
+    assert blamed.outcome is Outcome.INVALID
+    why = "MACHINE_MOVED: the server without speculation beside it became 10.0% worse too"
+    assert blamed.reason.startswith(why)
+    assert blamed == dataclasses.replace(loss, outcome=Outcome.INVALID, reason=blamed.reason)
+
+
+@pytest.mark.parametrize(
+    ("case_id", "comparison"),
+    [
+        pytest.param("case", beside_control(1000), id="it-did-not-move"),
+        pytest.param("case", beside_control(1100), id="it-became-better"),
+        pytest.param("case", beside_control(960), id="by-less-than-tolerated"),
+        pytest.param("case", beside_control(900, within_frac=0.1), id="perhaps-by-chance"),
+        pytest.param("case", beside_control(900, tolerance_frac=0.2), id="a-wider-tolerance"),
+        pytest.param("other", beside_control(900), id="another-case"),
+    ],
+)
+def test_a_server_beside_it_that_stays_is_no_excuse(case_id: str, comparison: Comparison) -> None:
+    loss = verdict(WORSE)
+    assert blame_machine([loss], {(case_id, SPEED): comparison}) == (loss,)
+
+
+def test_a_server_beside_it_that_stays_tells_that_most_cases_lost_something_of_their_own() -> None:
+    """Speculation itself became slower everywhere: that is no fault of the machine."""
+    losses = of_cases(*[WORSE] * 6)
+    comparisons = {(one.case_id, one.metric): beside_control(1000) for one in losses}
+    assert blame_machine(losses, comparisons) == losses
+
+
+def test_each_metric_has_the_server_beside_its_own_launch() -> None:
+    losses = [verdict(WORSE), verdict(WORSE, metric=TIME)]
+    held = blame_machine(losses, {("case", TIME): beside_control(900)})
+    assert outcomes(held)[0] is WORSE
+
+
+def test_only_a_loss_is_blamed_on_the_server_beside_it() -> None:
+    verdicts = [verdict(outcome) for outcome in Outcome if outcome is not WORSE]
+    assert blame_machine(verdicts, {("case", SPEED): beside_control(900)}) == tuple(verdicts)
+
+
+@pytest.mark.parametrize("metric", ["speedup_ratio", LENGTH, "acceptance_pos1_frac"])
+def test_speedup_and_acceptance_are_never_the_machines_doing(metric: str) -> None:
+    losses = of_cases(*[WORSE] * 6, metric=metric)
+    comparisons = {(one.case_id, one.metric): beside_control(500) for one in losses}
+    assert blame_machine(losses, comparisons) == losses
