@@ -13,7 +13,7 @@ import msgspec
 from specreg.acceptance.checks import check_requests
 from specreg.acceptance.record import AcceptanceRecord, Counters, Gauges, StepCounts
 from specreg.acceptance.trace import RequestTrace
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.load.chat_client import Clock, Record
 from specreg.load.client_processes import Crew, open_crew
 from specreg.load.rounds import Round

@@ -15,7 +15,7 @@ import uvloop
 from specreg.compare.gate.cores import Cores
 from specreg.compare.gate.launched import Arm
 from specreg.core.errors import InvalidMeasurementError, ServerError, SpecregError
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.load.chat_client import Clock
 from specreg.matrix import Case
 from specreg.measurement.arm import Lane, open_lane, warm_up
