@@ -33,7 +33,7 @@ from specreg.acceptance.record import (
 from specreg.acceptance.stream_chunks import counts_of_chunks
 from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import InvalidMeasurementError
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.engines.methods import METHODS
 from specreg.engines.protocols import Protocol
 from specreg.load.chat_client import Clock, Record

@@ -18,7 +18,7 @@ from specreg.acceptance.checks import check_requests
 from specreg.acceptance.record import AcceptanceRecord
 from specreg.core.errors import InvalidMeasurementError, SensorError
 from specreg.core.timeline import Phase
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.load.chat_client import Clock, Record
 from specreg.load.rounds import Round
 from specreg.matrix import Case

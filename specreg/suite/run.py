@@ -33,7 +33,7 @@ from specreg.core.signals import check_signalled
 from specreg.core.timeline import Phase, Timeline
 from specreg.correctness.checks import Plain, Proof, Scene, proofs_of
 from specreg.correctness.draft_prediction import foresee
-from specreg.datasets._dataset import prompts_sha256
+from specreg.datasets.prompts import prompts_sha256
 from specreg.matrix import Case, Tier
 from specreg.matrix.models import model_sha256, resolve_model
 from specreg.matrix.prompts import load_case_prompts

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.engines.registry import engine_named
 from specreg.matrix import load_tier
 from specreg.matrix.load import Load

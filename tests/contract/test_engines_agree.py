@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from specreg.acceptance.record import StepCounts
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.engines.registry import engine_named
 from specreg.matrix import Case, load_tier
 from specreg.matrix.prompts import load_case_prompts

@@ -13,7 +13,7 @@ import pytest
 
 from specreg.compare.gate.drafter import scheduled
 from specreg.compare.gate.drafter.scheduled import SCHEDULE
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.engines.registry import engine_named
 from specreg.matrix import Case, load_tier
 from specreg.matrix.load import Load

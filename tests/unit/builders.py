@@ -28,7 +28,7 @@ from specreg.baselines.schema import (
 )
 from specreg.core.processes import MarkedProcess
 from specreg.core.supervisor import NOBODY
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.engines._engine import LaunchOptions, Requirement
 from specreg.engines.registry import ALONE, engine_named
 from specreg.load.rounds import Round

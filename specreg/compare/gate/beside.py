@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from specreg.compare.gate.cores import Cores
 from specreg.compare.gate.launched import Arm as Side
 from specreg.core.errors import ServerDiedError, ServerError, SpecregError
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.load.chat_client import Clock
 from specreg.matrix import Case
 from specreg.measurement.arm import Arm

@@ -13,7 +13,7 @@ from specreg.compare.soak.journal import Journal, line_of
 from specreg.compare.soak.table import render_drift
 from specreg.core.errors import InvalidMeasurementError
 from specreg.core.processes import resident_bytes
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.load.chat_client import Clock
 from specreg.matrix import Case
 from specreg.measurement.arm import Arm

@@ -22,7 +22,7 @@ from specreg.acceptance.record import (
     View,
 )
 from specreg.core.errors import InvalidMeasurementError
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.engines.protocols import PROTOCOLS, Endpoint, Form
 from specreg.load.client_processes import open_crew
 from specreg.load.rounds import Round

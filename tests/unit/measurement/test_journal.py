@@ -17,7 +17,7 @@ from aiohttp.test_utils import TestServer
 
 from specreg.acceptance.record import AcceptanceRecord, Gauges, Source, View
 from specreg.core.errors import SpecregError
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.engines.methods import Tree
 from specreg.engines.protocols import Endpoint
 from specreg.load.chat_client import Finished

@@ -26,7 +26,7 @@ from aiohttp.test_utils import TestServer
 
 from specreg.acceptance.record import AcceptanceRecord, Gauges, Source, StepCounts
 from specreg.core.errors import HungError, InvalidMeasurementError, ServerDiedError
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.engines.protocols import Form
 from specreg.engines.protocols.vllm import VllmProtocol
 from specreg.engines.registry import engine_named
