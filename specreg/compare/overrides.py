@@ -1,9 +1,9 @@
-"""Overrides: `draft_tokens=5` of a side in, its cases otherwise as they were out."""
+"""`draft_tokens=5` as it was typed, and a case with it: what one side of a comparison does else."""
 
 import dataclasses
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated
@@ -32,7 +32,7 @@ _TYPES: Mapping[str, object] = MappingProxyType(
         "trust_remote_code": bool,
     }
 )
-OF_SPECULATION = frozenset({"method", "draft", "draft_tokens"})
+_OF_SPECULATION = frozenset({"method", "draft", "draft_tokens"})
 """Say nothing of a server without a drafter."""
 
 
@@ -62,20 +62,14 @@ def parse_override(text: str) -> Override:
     if (key == "engine_env") != bool(name):
         message = f"override '{text}': a name after the dot is of engine_env, and it needs one"
         raise UnsupportedError(message)
-    if key == "engine_args":
-        try:
-            shlex.split(value)
-        except ValueError as error:
-            message = f"override '{text}': {error}; quote it as a shell wants it"
-            raise UnsupportedError(message) from error
     try:
-        return Override(
-            key=key,
-            name=name,
-            value=msgspec.convert(value, _TYPES[key], strict=False),
-        )
-    except msgspec.ValidationError as error:
-        raise UnsupportedError(f"override '{text}': {error}; give another value") from error
+        if key == "engine_args":
+            shlex.split(value)
+        converted = msgspec.convert(value, _TYPES[key], strict=False)
+    except (ValueError, msgspec.ValidationError) as error:
+        message = f"override '{text}': {error}; give another value, quoted as a shell wants it"
+        raise UnsupportedError(message) from error
+    return Override(key=key, name=name, value=converted)
 
 
 def overridden(case: Case, overrides: Sequence[Override], drafts: Mapping[str, str]) -> Case:
@@ -91,46 +85,35 @@ def overridden(case: Case, overrides: Sequence[Override], drafts: Mapping[str, s
     """
     spec = case.server
     for one in overrides:
-        if one.key in OF_SPECULATION and not case.speculates:
-            continue
-        spec = _RULES.get(one.key, _replaced)(spec, one)
+        if case.speculates or one.key not in _OF_SPECULATION:
+            spec = _with(spec, one)
     if spec.method != case.server.method:
-        spec = _with_draft(spec, case, overrides, drafts)
+        named = any(one.key == "draft" for one in overrides)
+        spec = _with_draft(spec, f"override of '{case.id}'", drafts, named=named)
     return dataclasses.replace(case, server=spec)
 
 
+def _with(spec: ServerSpec, one: Override) -> ServerSpec:
+    """A server with a setting; arguments come after the case's own, variables beside them."""
+    value = one.value
+    if one.key == "engine_args":
+        value = (*spec.engine_args, *shlex.split(str(value)))
+    elif one.key == "engine_env":
+        value = tuple(sorted({**dict(spec.engine_env), one.name: str(value)}.items()))
+    return dataclasses.replace(spec, **{one.key: value})  # type: ignore[arg-type]
+
+
 def _with_draft(
-    spec: ServerSpec, case: Case, overrides: Sequence[Override], drafts: Mapping[str, str]
+    spec: ServerSpec, where: str, drafts: Mapping[str, str], *, named: bool
 ) -> ServerSpec:
     method = spec.method
     if method not in METHODS:
         raise UnknownNameError("method", method, METHODS, "override of method")
-    METHODS[method].check_engine(spec.engine, f"override of '{case.id}'")
+    METHODS[method].check_engine(spec.engine, where)
     if not METHODS[method].needs_draft:
         return dataclasses.replace(spec, draft=None, tree=None)
-    if any(one.key == "draft" for one in overrides):
+    if named:
         return spec
     if method not in drafts:
-        what = f"draft of '{spec.models}' for method"
-        raise UnknownNameError(what, method, drafts, f"override of '{case.id}'")
+        raise UnknownNameError(f"draft of '{spec.models}' for method", method, drafts, where)
     return dataclasses.replace(spec, draft=drafts[method])
-
-
-def _replaced(spec: ServerSpec, one: Override) -> ServerSpec:
-    return dataclasses.replace(spec, **{one.key: one.value})  # type: ignore[arg-type]
-
-
-def _with_arguments(spec: ServerSpec, one: Override) -> ServerSpec:
-    """Those of the case, and these after them."""
-    more = tuple(shlex.split(str(one.value)))
-    return dataclasses.replace(spec, engine_args=(*spec.engine_args, *more))
-
-
-def _with_variable(spec: ServerSpec, one: Override) -> ServerSpec:
-    variables = {**dict(spec.engine_env), one.name: str(one.value)}
-    return dataclasses.replace(spec, engine_env=tuple(sorted(variables.items())))
-
-
-_RULES: Mapping[str, Callable[[ServerSpec, Override], ServerSpec]] = MappingProxyType(
-    {"engine_args": _with_arguments, "engine_env": _with_variable}
-)
