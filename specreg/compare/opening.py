@@ -16,7 +16,7 @@ from specreg.compare.request import Request
 from specreg.core.errors import SpecregError, UnknownNameError, UnsupportedError
 from specreg.matrix import Case
 from specreg.matrix.context import check_contexts
-from specreg.matrix.models import served_models
+from specreg.matrix.widening import served_models
 from specreg.measurement.journal import Journal
 from specreg.servers.sources import Origin, Source, parse_origin, source_of
 from specreg.telemetry.identity import current_environment, find_gpus

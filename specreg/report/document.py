@@ -19,6 +19,7 @@ from specreg.report.json import RunVerdict
 from specreg.stats.histogram import Bar
 from specreg.telemetry.identity import Environment
 from specreg.verdicts.history import Lived
+from specreg.verdicts.judge import Verdict
 
 SCHEMA_VERSION = 1
 FILE_NAME = "report.json"
@@ -108,6 +109,53 @@ class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
+class GateSide(msgspec.Struct, frozen=True, kw_only=True):
+    """A side of a gate.
+
+    Attributes:
+        text: as it was typed; overrides: what its cases have otherwise.
+        installed: package and version, and where it came from if that is no index.
+        engine_versions: by its servers' own word.
+    """
+
+    text: str
+    overrides: tuple[str, ...]
+    installed: str
+    engine_versions: tuple[str, ...]
+
+
+class GateReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a gate says: in its cases B is what was measured, and A what was expected.
+
+    Attributes:
+        answer: upgrade, don't or undecided; reasons: why; takes: what it would take to decide.
+        a, b: the sides.
+        control: the verdicts on side A against itself.
+        launches: how many servers of all sides were measured; minutes: what they took.
+        failed: what couldn't be measured, in words.
+    """
+
+    answer: str
+    reasons: tuple[str, ...]
+    takes: tuple[str, ...]
+    a: GateSide
+    b: GateSide
+    control: tuple[Verdict, ...]
+    launches: int
+    minutes: float
+    failed: tuple[str, ...] = ()
+
+    @property
+    def headline(self) -> str:
+        """The answer in a sentence."""
+        sentence = {
+            "upgrade": "UPGRADE: B is as good as A in all that was compared",
+            "don't": "DON'T: B is worse than A",
+            "undecided": "UNDECIDED: it takes more to tell",
+        }[self.answer]
+        return f"{sentence} (A: {self.a.installed}; B: {self.b.installed})"
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The document.
 
@@ -120,6 +168,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         remarks: what a reader should know besides.
         ended_at: when it was done, in UTC by ISO 8601; empty of a run of an earlier specreg.
         time: where it went until then; null of a run of an earlier specreg.
+        gate: what a gate says; null of a run of the suite.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -131,11 +180,17 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     remarks: tuple[str, ...] = ()
     ended_at: str = ""
     time: RunTime | None = None
+    gate: GateReport | None = None
 
     @property
     def options(self) -> tuple[str, ...]:
         """With which its cases run as they did."""
         return self.origin.options or (f"--specreg-tier={self.run.tier}",)
+
+
+def encode_report(report: Report) -> bytes:
+    """The content of the file."""
+    return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
 
 
 def record_report(path: Path, report: Report) -> None:
@@ -145,7 +200,7 @@ def record_report(path: Path, report: Report) -> None:
         ReportError: the disk refuses.
     """
     try:
-        replace_file(path, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+        replace_file(path, encode_report(report))
     except OSError as error:
         message = f"report '{path}': not written, {error.strerror}; make room or mend its rights"
         raise ReportError(message) from error

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from specreg.report.document import Report
 from specreg.report.headline import MARKS, answers_of, moved_alone, notes_of
 from specreg.report.tables import time_rows
-from specreg.report.terminal import format_number, render_next
+from specreg.report.terminal import format_number, next_of
 from specreg.verdicts.judge import Verdict
 
 _MOST_CHARS = 60_000
@@ -68,6 +68,8 @@ def _head(report: Report, wrong: str) -> Iterator[str]:
     run = report.run
     yield f"## specreg: tier {_plain(run.tier)} on {_plain(run.environment)}"
     yield ""
+    if report.gate is not None:
+        yield f"**{_plain(report.gate.headline)}**\n"
     for one in answers_of(run):
         yield f"- **{MARKS[one.tone]} {one.subject}:** {_plain(one.text)}"
     if wrong:
@@ -76,7 +78,7 @@ def _head(report: Report, wrong: str) -> Iterator[str]:
     lines = [f"- Note: {_plain(text)}" for text in told if text]
     if lines:
         yield "\n" + _fitting(lines, _MOST_ASIDE_CHARS).rstrip("\n")
-    next_steps = render_next(run.verdicts, set(report.tier_cases), report.options)
+    next_steps = next_of(report)
     if len(next_steps) > _MOST_ASIDE_CHARS:
         next_steps = "the commands are too long for here: report.html has them"
     if next_steps:

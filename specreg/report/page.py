@@ -19,7 +19,7 @@ from specreg.report.overview import MEANINGS, SYMBOLS, cells_of, columns_of
 from specreg.report.quantities import label_of, render_value
 from specreg.report.spreads import COLUMNS, spreads_of
 from specreg.report.tables import time_rows
-from specreg.report.terminal import NOTHING, format_number, render_next, render_notes
+from specreg.report.terminal import NOTHING, format_number, next_of, render_notes
 from specreg.verdicts.judge import Verdict
 
 _MOST_BYTES = 2_000_000
@@ -58,7 +58,7 @@ def render_page(report: Report, *, wrong: str = "", most_bytes: int = _MOST_BYTE
         "loads": [_drawn(chart) for chart in speed_over_load(report.cases)],
         "notes": render_notes([one for one in verdicts if not one.fails], report.run.environment),
         "times": time_rows(report.time) if report.time and report.time.pairs else (),
-        "next_steps": render_next(verdicts, set(report.tier_cases), report.options)
+        "next_steps": next_of(report)
         or f"nothing needs to be done; the same again:\n  {run_command((), report.options)}",
     }
     page = _TEMPLATES.get_template("page.html.jinja")

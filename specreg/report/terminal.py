@@ -14,6 +14,7 @@ from specreg.baselines.comparison import change_of_baseline, expected_value, spr
 from specreg.baselines.record import Recorded, commit_of
 from specreg.core.commands import is_attached, record_command, run_command, specreg_command
 from specreg.measurement.metrics import METRICS, Metric, better_frac
+from specreg.report.document import Report
 from specreg.verdicts.judge import Outcome, Verdict, first_look, log_to_frac
 
 _STYLES = {
@@ -109,6 +110,13 @@ def render_next(
         chosen = () if set(new) == everything else new
         lines.append(f"record what this machine does:\n  {record_command(chosen, options)}")
     return "\n".join(lines)
+
+
+def next_of(report: Report) -> str:
+    """What to do after a run, or after a gate; empty when there is nothing."""
+    if report.gate is not None:
+        return "\n".join(report.gate.takes)
+    return render_next(report.run.verdicts, set(report.tier_cases), report.options)
 
 
 def render_written(
