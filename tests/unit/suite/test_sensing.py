@@ -10,7 +10,7 @@ from tests.unit.playing import Player, running
 FINDING = """
 import os
 from specreg.core.errors import SensorError
-from specreg.telemetry.sensors.nvml import SENSOR
+from specreg.telemetry.nvml import SENSOR
 try:
     print(SENSOR.find(os.environ)[0].why_not)
 except SensorError as error:
