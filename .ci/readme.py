@@ -1,4 +1,4 @@
-"""Types what README.md says, word for word, in a fresh clone and a new environment.
+"""Types what README.md and docs/commands.md say, word for word, in a fresh clone.
 
 Without an option: the installation, and whether each command is understood (`--co`, `--help`).
 With `--real` the five lines are run, which takes an hour; of the gate, which takes hours on all
@@ -42,7 +42,7 @@ def first_lines(text: str) -> list[str]:
 
 
 def typed(text: str) -> list[str]:
-    """All commands that stand in the README's table and below it, each once."""
+    """All commands of a page, each once."""
     spans = re.findall(r"`([^`\n]+)`", text)
     wanted = ("nox ", "pytest ", "specreg ", "uv pip ")
     return list(dict.fromkeys(one for one in spans if one.startswith(wanted)))
@@ -119,7 +119,7 @@ def main() -> int:
             ("git", "clone", "--quiet", str(ROOT), str(clone)),  # noqa: S607
             check=True,
         )
-        text = (clone / "README.md").read_text()
+        text = (clone / "README.md").read_text() + (clone / "docs/commands.md").read_text()
         for number, (command, line) in enumerate(steps(text, real=real)):
             before = ". .venv/bin/activate && " if number else ""
             began_s = time.monotonic()
@@ -140,7 +140,7 @@ def main() -> int:
                 failed.append(line)
                 print(said[-3000:])  # noqa: T201
     if failed:
-        print("not as README.md says: " + "; ".join(failed))  # noqa: T201
+        print("not as README.md and docs/commands.md say: " + "; ".join(failed))  # noqa: T201
     return 1 if failed else 0
 
 

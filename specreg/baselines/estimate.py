@@ -14,7 +14,7 @@ from specreg.baselines.schema import Baseline, load_baseline, load_baselines
 from specreg.baselines.store import Shelf
 from specreg.core.errors import BaselineError, SpecregError
 from specreg.core.timeline import Phase
-from specreg.datasets import dataset_named
+from specreg.datasets.table import dataset_named
 from specreg.matrix import Case, Tier
 from specreg.matrix.prompts import load_case_prompts
 from specreg.telemetry.identity import Gpus
@@ -103,8 +103,7 @@ def turns_of(root: Path, case: Case) -> float:
     try:
         prompts = load_case_prompts(root, case)[: case.prompts]
     except SpecregError:
-        source = dataset_named(case.dataset).source
-        published = source.turns if source else 1.0
+        published = dataset_named(case.dataset).turns
         return min(published, case.turns or published)
     return statistics.fmean(max(len(prompt.turns[: case.turns]), 1) for prompt in prompts)
 

@@ -26,7 +26,7 @@ from specreg.acceptance.table import CountsTable, table_of
 from specreg.core.decoding import UNREADABLE
 from specreg.core.errors import BaselineError, InvalidMeasurementError
 from specreg.core.files import replace_file
-from specreg.datasets.chat_history import AS_IS
+from specreg.datasets.prompts import AS_IS
 from specreg.engines.methods import Tree
 from specreg.engines.protocols import Form
 from specreg.engines.registry import ALONE, Parallel

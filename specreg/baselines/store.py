@@ -22,8 +22,7 @@ from specreg.baselines.schema import (
 )
 from specreg.core.errors import BaselineError
 from specreg.core.redaction import hide_known
-from specreg.datasets import Prompt
-from specreg.datasets._dataset import prompts_sha256
+from specreg.datasets.prompts import Prompt, prompts_sha256
 from specreg.matrix import Case
 from specreg.matrix.models import model_sha256
 from specreg.matrix.prompts import load_case_prompts

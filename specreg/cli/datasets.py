@@ -8,9 +8,9 @@ import typer
 from specreg.core.errors import DatasetError, UnknownNameError
 from specreg.core.paths import data_dir as default_data_dir
 from specreg.core.redaction import hide
-from specreg.datasets import DATASETS, SETS, PromptSet, dataset_named
 from specreg.datasets.prepare import Preparation
 from specreg.datasets.prepare import prepare as prepare_set
+from specreg.datasets.table import SETS, PromptSet, dataset_named
 
 
 def prepare(
@@ -64,12 +64,12 @@ def _sets_of(name: str, config: str | None) -> tuple[PromptSet, ...]:
     """
     if config is None and name in SETS:
         return (SETS[name],)
-    if name not in DATASETS:
+    sets = {one.config: one for one in SETS.values() if one.dataset == name}
+    if not sets:
         one = dataset_named(name)
         if config is not None:
             raise DatasetError(f"dataset '{name}': has no configs; leave --config out")
         return (one,)
-    sets = {one.config: one for one in DATASETS[name].sets}
     if config == "all":
         return tuple(sets.values())
     if config is None:

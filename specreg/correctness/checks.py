@@ -14,7 +14,7 @@ from specreg.core.errors import InvalidMeasurementError
 from specreg.correctness.draft_prediction import Foresee
 from specreg.correctness.lossless import check_lossless
 from specreg.correctness.oracle_client import consult, in_flight, is_foreseen, wanted_of
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.engines.protocols import Endpoint
 from specreg.engines.registry import engine_named
 from specreg.engines.token_api import DIALECTS, Transcript, Wanted

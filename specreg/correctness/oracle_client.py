@@ -11,7 +11,7 @@ from specreg.acceptance.record import NO_STEPS, StepCounts
 from specreg.core.errors import InvalidMeasurementError, UnsupportedError
 from specreg.correctness.draft_prediction import Foresee, foresee
 from specreg.correctness.oracle import Foresight, foresee_lookup, foresee_model, walk
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.engines.protocols import Endpoint
 from specreg.engines.pytorch.lookup import LookupRule
 from specreg.engines.pytorch.questions import Foreseen, Question, Text

@@ -1,29 +1,63 @@
-"""A published set in, prompts that a case can replay out: checked, and with a record of them."""
+"""Write published sets as cases replay them, and load the prompts of any set.
+
+A prepared set is two files: its prompts in the format `specreg`, and a record of what they are.
+"""
 
 import collections
+import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
+from specreg.core.checksums import file_sha256
 from specreg.core.commands import specreg_command
+from specreg.core.decoding import UNREADABLE
 from specreg.core.errors import DatasetError
 from specreg.core.files import replace_file
-from specreg.datasets import Prompt, PromptSet, Source
-from specreg.datasets._prepared import (
-    Prepared,
-    file_sha256,
-    load_record,
-    prompts_path,
-    record_path,
-)
-from specreg.datasets.formats import Loaded
+from specreg.core.paths import data_dir as usual_data_dir
+from specreg.datasets.formats import FORMATS
 from specreg.datasets.hub import fetch_dataset_file
-from specreg.datasets.prompts import interleaved
+from specreg.datasets.prompts import Prompt, interleaved
+from specreg.datasets.table import PromptSet
 
 _ANY = "main"
+_TOY = "fixtures/prompts/toy.jsonl"
+"""Single turns of five categories, in the tiny models' own language."""
+_MOST_RANDOM_PROMPTS, _MOST_RANDOM_TOKENS = 1024, 2**22
+"""Of a length; those longer than 4,096 tokens are fewer."""
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """The record of a prepared set.
+
+    Attributes:
+        dataset: its full name.
+        source: the dataset of the hub, or the name of the user's file.
+        revision: the hub's commit; empty for a user's file.
+        licence: as its publishers call it.
+        rows: how many the source has; left_out: those of them that ask nothing.
+        prompts: how many were written; asked: how many were asked for, None for all.
+        part: whether the source may hold other rows than were published.
+        categories: how many prompts were written of each.
+        source_sha256, sha256: of the source's file, and of the prompts as they were written.
+    """
+
+    dataset: str
+    source: str
+    revision: str
+    licence: str
+    rows: int
+    left_out: int
+    prompts: int
+    asked: int | None
+    part: bool
+    categories: dict[str, int]
+    source_sha256: str
+    sha256: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,64 +81,142 @@ class Preparation:
     show: Callable[[str], None] = lambda _: None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Origin:
-    """A file to read, and what to record of it."""
+def load_prompts(
+    one: PromptSet, *, root: Path, vocabulary: Callable[[], int], data_dir: Path | None = None
+) -> tuple[Prompt, ...]:
+    """Load all prompts of a set; categories are interleaved, so that any first n are spread.
 
-    path: Path
-    source: str
-    revision: str
+    Args:
+        one: the set.
+        root: the repository's.
+        vocabulary: how many token ids the target knows; asked of by prompts of ids alone.
+        data_dir: where prepared sets lie; None for SPECREG_DATA, else specreg's cache.
+
+    Raises:
+        DatasetError: it isn't prepared, its files are no longer what was written, or they can't be
+            read.
+    """
+    if one.tokens is not None:
+        return _random_prompts(one.tokens, vocabulary())
+    if not one.form:
+        return FORMATS["specreg"].load(root / _TOY).prompts
+    folder = data_dir or usual_data_dir()
+    record = load_record(folder, one.name)
+    if record is None:
+        message = (
+            f"dataset '{one.name}': not prepared on this machine; run"
+            f" {specreg_command('prepare', one.name)}"
+        )
+        raise DatasetError(message)
+    return _prepared_prompts(prompts_path(folder, one.name), record.sha256)
 
 
 def prepare(one: PromptSet, asked: Preparation) -> Prepared:
-    """Writes a set's prompts and its record, unless both are there already.
+    """Write a set's prompts and its record, unless both are there already.
 
     Raises:
         DatasetError: it can't be had, read or written, or isn't what was published.
     """
-    source = one.source
-    if source is None:
+    if not one.form:
         message = f"dataset '{one.name}': nothing to prepare; a case can name it as it is"
         raise DatasetError(message)
     kept = _kept(one, asked)
     if kept is not None:
         return kept
-    asked.show(f"{one.name}: {source.url}\nlicence: {source.licence}. {source.terms}")
-    origin = _origin_of(one, source, asked)
-    asked.show(f"reading {origin.path}")
-    loaded = source.row_form.load(origin.path)
+    asked.show(f"{one.name}: {one.url}\nlicence: {one.licence}. {one.terms}")
+    path, source, revision = _origin_of(one, asked)
+    asked.show(f"reading {path}")
+    loaded = FORMATS[one.form].load(path)
     if loaded.left_out_rows:
         asked.show(f"{loaded.left_out_rows} rows left out: they ask nothing")
     if not asked.part:
-        _check_counts(one.name, source, loaded.prompts)
-    return _write(one, source, asked, origin, loaded)
-
-
-def _write(
-    one: PromptSet, source: Source, asked: Preparation, origin: _Origin, loaded: Loaded
-) -> Prepared:
-    """Writes the prompts, then what is known of them: a set without a record is none."""
+        _check_counts(one, loaded.prompts)
     prompts = interleaved(loaded.prompts)[: asked.prompts]
-    path = prompts_path(asked.data_dir, one.name)
-    _write_file(path, b"".join(msgspec.json.encode(prompt) + b"\n" for prompt in prompts))
+    written = prompts_path(asked.data_dir, one.name)
+    # The prompts, then what is known of them: a set without a record is none.
+    _write_file(written, b"".join(msgspec.json.encode(prompt) + b"\n" for prompt in prompts))
     record = Prepared(
         dataset=one.name,
-        source=origin.source,
-        revision=origin.revision,
-        licence=source.licence,
+        source=source,
+        revision=revision,
+        licence=one.licence,
         rows=len(loaded.prompts) + loaded.left_out_rows,
         left_out=loaded.left_out_rows,
         prompts=len(prompts),
         asked=asked.prompts,
         part=asked.part,
         categories=dict(collections.Counter(prompt.category for prompt in prompts)),
-        source_sha256=file_sha256(origin.path),
-        sha256=file_sha256(path),
+        source_sha256=file_sha256(path),
+        sha256=file_sha256(written),
     )
     encoded = msgspec.json.format(msgspec.json.encode(record)) + b"\n"
     _write_file(record_path(asked.data_dir, one.name), encoded)
-    asked.show(f"wrote {_summary(record)} to {path}")
+    asked.show(f"wrote {_summary(record)} to {written}")
     return record
+
+
+def prompts_path(folder: Path, name: str) -> Path:
+    """Where the prompts of a set lie."""
+    return folder / f"{name}.jsonl"
+
+
+def record_path(folder: Path, name: str) -> Path:
+    """Where the record of a set lies."""
+    return folder / f"{name}.json"
+
+
+def load_record(folder: Path, name: str) -> Prepared | None:
+    """The record of a set whose prompts are still what was written; None where there is none.
+
+    Raises:
+        DatasetError: there is one that can't be read, or the prompts are others.
+    """
+    path, remedy = record_path(folder, name), f"prepare it anew: {specreg_command('prepare', name)}"
+    try:
+        record = msgspec.json.decode(path.read_bytes(), type=Prepared)
+        got = file_sha256(prompts_path(folder, name))
+    except FileNotFoundError:
+        return None
+    except (OSError, *UNREADABLE) as error:
+        raise DatasetError(f"dataset '{name}': {path}: {error}; {remedy}") from error
+    if got != record.sha256:
+        message = (
+            f"dataset '{name}': {prompts_path(folder, name)} is not what was prepared (SHA-256"
+            f" {got[:12]}…, needed {record.sha256[:12]}…); {remedy}"
+        )
+        raise DatasetError(message)
+    return record
+
+
+@functools.lru_cache(maxsize=4)  # a run asks again and again, and ShareGPT takes seconds
+def _prepared_prompts(path: Path, sha256: str) -> tuple[Prompt, ...]:  # noqa: ARG001 - part of the key
+    """The prompts of a file that has this checksum."""
+    return FORMATS["specreg"].load(path).prompts
+
+
+@functools.lru_cache(maxsize=2)  # each case of a tier asks for the same
+def _random_prompts(length_tokens: int, vocabulary: int) -> tuple[Prompt, ...]:
+    """Token ids drawn at random, by NumPy's frozen generator.
+
+    Each prompt has a seed of its own, so that it stays whatever the others. They overstate
+    throughput with speculation: a model that is asked nonsense soon repeats itself, and that is
+    easily drafted. Their figures are for prefill and for comparison with other tools.
+    """
+    ids = np.arange(vocabulary).astype(object)  # one Python integer each, however often it is drawn
+    return tuple(
+        Prompt(
+            id=f"random-{number}",
+            category="random",
+            token_ids=tuple(
+                ids[
+                    np.random.RandomState([length_tokens, number]).randint(
+                        vocabulary, size=length_tokens
+                    )
+                ]
+            ),
+        )
+        for number in range(min(_MOST_RANDOM_PROMPTS, max(1, _MOST_RANDOM_TOKENS // length_tokens)))
+    )
 
 
 def _write_file(path: Path, content: bytes) -> None:
@@ -141,17 +253,18 @@ def _as_asked(record: Prepared, one: PromptSet, asked: Preparation) -> bool:
     )
 
 
-def _origin_of(one: PromptSet, source: Source, asked: Preparation) -> _Origin:
+def _origin_of(one: PromptSet, asked: Preparation) -> tuple[Path, str, str]:
+    """The file to read, and the source and revision to record of it."""
     if asked.given is not None:
         path = _file_in(asked.given, one)
-        return _Origin(path=path, source=path.name, revision="")
-    if not source.repo:
+        return path, path.name, ""
+    if not one.repo:
         command = specreg_command("prepare", one.name, "--from", "FILE")
-        message = f"dataset '{one.name}': isn't on the hub; get {source.url} and run {command}"
+        message = f"dataset '{one.name}': isn't on the hub; get {one.url} and run {command}"
         raise DatasetError(message)
-    asked.show(f"fetching {source.file} of {source.repo}")
-    fetched = fetch_dataset_file(source.repo, source.file, asked.revision)
-    return _Origin(path=fetched.path, source=source.repo, revision=fetched.commit)
+    asked.show(f"fetching {one.file} of {one.repo}")
+    path, commit = fetch_dataset_file(one.repo, one.file, asked.revision)
+    return path, one.repo, commit
 
 
 def _file_in(given: Path, one: PromptSet) -> Path:
@@ -160,7 +273,7 @@ def _file_in(given: Path, one: PromptSet) -> Path:
     Raises:
         DatasetError: there is none.
     """
-    path = given / one.source.local if given.is_dir() and one.source else given
+    path = given / (one.own_name or one.file) if given.is_dir() else given
     if not path.is_file() or not os.access(path, os.R_OK):
         message = (
             f"dataset '{one.name}': '{path}' is no file that can be read; name one with --from"
@@ -169,20 +282,20 @@ def _file_in(given: Path, one: PromptSet) -> Path:
     return path
 
 
-def _check_counts(name: str, source: Source, prompts: Sequence[Prompt]) -> None:
-    """Silent where a set has as many rows and categories as were published.
+def _check_counts(one: PromptSet, prompts: Sequence[Prompt]) -> None:
+    """Check that a set has as many rows and categories as were published.
 
     Raises:
         DatasetError: it hasn't.
     """
     categories = len({prompt.category for prompt in prompts})
     for noun, got, needed in (
-        ("rows", len(prompts), source.rows),
-        ("categories", categories, source.categories),
+        ("rows", len(prompts), one.rows),
+        ("categories", categories, one.categories),
     ):
         if needed is not None and got != needed:
             message = (
-                f"dataset '{name}': {got} {noun}, needed {needed}; get the whole file, or say"
+                f"dataset '{one.name}': {got} {noun}, needed {needed}; get the whole file, or say"
                 " --part if a part is what you want"
             )
             raise DatasetError(message)

@@ -1,13 +1,16 @@
-"""What a prompt is: a conversation to replay, in texts or in token ids."""
+"""Prompts: conversations to replay, in texts or in token ids, and what of a reply is told on."""
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 
 from specreg.core.errors import DatasetError
 
+AS_IS = "as_is"
+_BEGIN, _END = "<think>", "</think>"
 _ID_CHARACTERS = 200
 
 
@@ -30,7 +33,7 @@ class Prompt(
 
 
 def check_prompt(prompt: Prompt) -> None:
-    """Silent where a prompt can be sent.
+    """Check that a prompt can be sent.
 
     Raises:
         DatasetError: it says nothing, or it is given twice; or no message could name it.
@@ -50,7 +53,7 @@ def check_prompt(prompt: Prompt) -> None:
 
 
 def check_ids(prompts: Sequence[Prompt], where: str) -> None:
-    """Silent where each prompt has an id of its own.
+    """Check that each prompt has an id of its own.
 
     Raises:
         DatasetError: two have the same.
@@ -82,3 +85,21 @@ def interleaved(prompts: Iterable[Prompt]) -> tuple[Prompt, ...]:
 def prompts_sha256(prompts: Sequence[Prompt]) -> str:
     """A checksum of the prompts and their order, 64 hexadecimal digits."""
     return hashlib.sha256(msgspec.json.encode(list(prompts))).hexdigest()
+
+
+def _without_thinking(reply: str) -> str:
+    """What comes after the last thought; of a thought that the output cap cut off, nothing.
+
+    Templates that put `<think>` before the reply leave no mark of a thought that was cut off: such
+    a reply is taken for an answer.
+    """
+    _, ended, answer = reply.rpartition(_END)
+    if ended:
+        return answer.lstrip()
+    return "" if reply.lstrip().startswith(_BEGIN) else reply
+
+
+REPLIES: Mapping[str, Callable[[str], str]] = MappingProxyType(
+    {AS_IS: lambda reply: reply, "without_thinking": _without_thinking, "stripped": str.strip}
+)
+"""By the name that a case gives as `history_reply`."""

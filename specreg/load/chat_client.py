@@ -12,8 +12,7 @@ from specreg.acceptance.record import StepCounts
 from specreg.acceptance.trace import Chunk, RequestTrace, StreamEvent, chunk_sizes
 from specreg.core.errors import HungError, InvalidMeasurementError
 from specreg.core.http import shortly
-from specreg.datasets import Prompt
-from specreg.datasets.chat_history import REPLIES
+from specreg.datasets.prompts import REPLIES, Prompt
 from specreg.engines.protocols import PROTOCOLS, Ask, Endpoint, Message, Role, StreamDecoder
 from specreg.engines.sse import DONE, splitter_for
 from specreg.matrix import Case

@@ -18,7 +18,7 @@ import msgspec
 
 from specreg.core.errors import AnswerError, HungError, InvalidMeasurementError
 from specreg.core.http import read
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.engines.protocols import Endpoint
 from specreg.load.chat_client import Clock, Finished, Hear, Record, check_heard, new_client
 from specreg.load.rounds import Round, Share, Tally, replay_round

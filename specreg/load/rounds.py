@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from specreg.acceptance.trace import RequestTrace
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.engines.protocols import Endpoint
 from specreg.load.arrivals import due_after_ns
 from specreg.load.chat_client import Clock, Finished, Hear, Record, Talk, check_heard

@@ -10,7 +10,7 @@ import msgspec
 
 from specreg.core.errors import AnswerError, HungError, InvalidMeasurementError, UnsupportedError
 from specreg.core.http import Answer, read
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.engines.protocols import Ask, Endpoint, Message, Role
 from specreg.engines.token_api import DIALECTS, Call, Dialect, Transcript, Wanted
 from specreg.matrix import Case

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specreg.core.redaction import learn
-from specreg.datasets.chat_history import AS_IS
+from specreg.datasets.prompts import AS_IS
 from specreg.engines.methods import METHODS, Tree
 from specreg.engines.protocols import Form
 from specreg.engines.registry import ALONE, Parallel, engine_named

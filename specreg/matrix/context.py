@@ -9,7 +9,7 @@ from typing import Any
 
 from specreg.core.commands import install_command
 from specreg.core.errors import DatasetError, ModelError
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.matrix import Case
 from specreg.matrix.models import model_file, resolve_model
 from specreg.matrix.prompts import load_case_prompts

@@ -18,7 +18,13 @@ from specreg.core.checksums import file_sha256
 from specreg.core.errors import ModelError
 from specreg.core.files import passing_folder
 from specreg.core.paths import cache_dir
-from specreg.datasets.hub import cached_model, check_access, fetch_model_file, is_offline
+from specreg.datasets.hub import (
+    cached_model,
+    check_access,
+    fetch_model_file,
+    is_installed,
+    is_offline,
+)
 from specreg.matrix import ServerSpec
 
 _WEIGHTS = "model.safetensors"
@@ -87,27 +93,25 @@ def missing_files(folder: Path) -> tuple[str, ...]:
     return lacking if alone else (*lacking, _WEIGHTS)
 
 
-def missing_of_hub(repo: str, variables: Mapping[str, str]) -> tuple[str, ...]:
-    """What of a hub's model isn't in its cache."""
-    folder = cached_model(repo, variables)
+def missing_of_hub(repo: str) -> tuple[str, ...]:
+    """What of a hub's model isn't in its cache; none without huggingface_hub to look."""
+    if not is_installed():
+        return ()
+    folder = cached_model(repo)
     return ("all of it",) if folder is None else missing_files(folder)
 
 
-def why_unfetchable(spec: ServerSpec, variables: Mapping[str, str]) -> str:
+def why_unfetchable(spec: ServerSpec) -> str:
     """Why a server's models can't be had, empty where they are at hand or the hub would give them.
 
     Left to the engine, and so empty, where the case has it look elsewhere than we would.
-
-    Args:
-        spec: of the server.
-        variables: the environment, which may name the hub's cache, or forbid to ask the hub.
     """
     settings = (*spec.engine_args, *(name for name, _ in spec.engine_env))
     if any(map(_HUB_SETTING.match, settings)):
         return ""
     models = [name for name in (spec.target, spec.draft) if name and "/" in name]
-    lacking = [name for name in models if is_hub_id(name) and missing_of_hub(name, variables)]
-    if lacking and is_offline(variables):
+    lacking = [name for name in models if is_hub_id(name) and missing_of_hub(name)]
+    if lacking and is_offline():
         return (
             f"hub model '{lacking[0]}': not in the hub's cache, and HF_HUB_OFFLINE is set; unset"
             " it, or fetch the model where there is a network"

@@ -4,7 +4,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from specreg.core.errors import DatasetError
-from specreg.datasets import Prompt, Wanted, dataset_named
+from specreg.datasets.prepare import load_prompts
+from specreg.datasets.prompts import Prompt
+from specreg.datasets.table import dataset_named
 from specreg.engines.protocols import Form
 from specreg.engines.registry import engine_named
 from specreg.matrix import Case
@@ -19,8 +21,9 @@ def load_case_prompts(root: Path, case: Case) -> tuple[Prompt, ...]:
             drafter needs, or token ids for a chat.
     """
     target = resolve_model(root, case.server.target)
-    wanted = Wanted(root=root, vocabulary=lambda: vocabulary_of(target))
-    prompts = dataset_named(case.dataset).load_prompts(wanted)
+    prompts = load_prompts(
+        dataset_named(case.dataset), root=root, vocabulary=lambda: vocabulary_of(target)
+    )
     if len(prompts) < case.prompts:
         message = (
             f"dataset '{case.dataset}': has {len(prompts)} prompts, '{case.id}' asks for"

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from specreg.datasets.chat_history import AS_IS
+from specreg.datasets.prompts import AS_IS
 from specreg.engines.methods import Tree
 from specreg.engines.protocols import Form
 from specreg.engines.registry import ALONE, Parallel

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from specreg.core.errors import MatrixError, UnknownNameError
-from specreg.datasets import dataset_named
-from specreg.datasets.chat_history import REPLIES
+from specreg.datasets.prompts import REPLIES
+from specreg.datasets.table import dataset_named
 from specreg.engines.methods import METHODS
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, Limits, ServerSpec, Tier

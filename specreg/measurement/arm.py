@@ -1,161 +1,167 @@
-"""A lane: one running server in a measurement, who asks it, and what it has accepted so far."""
+"""One running server in a measurement: what it replays, and the acceptance that is read of it.
+
+Acceptance is read from each answer's own record, else the server's counters, else the chunks.
+"""
 
 import asyncio
 import contextlib
-import itertools
-import math
-import statistics
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import dataclasses
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from specreg.acceptance.checks import check_requests
-from specreg.acceptance.record import AcceptanceRecord, Counters, Gauges, StepCounts
+from specreg.acceptance.checks import (
+    check_acceptance,
+    check_counters,
+    check_emitted,
+    check_ended,
+    check_reconciled,
+    check_requests,
+)
+from specreg.acceptance.record import (
+    NO_STEPS,
+    AcceptanceRecord,
+    Counters,
+    Gauges,
+    PromptAcceptance,
+    Source,
+    StepCounts,
+    View,
+    Weighting,
+)
+from specreg.acceptance.stream_chunks import counts_of_chunks
 from specreg.acceptance.trace import RequestTrace
-from specreg.datasets import Prompt
+from specreg.core.errors import InvalidMeasurementError
+from specreg.datasets.prompts import Prompt
+from specreg.engines.methods import METHODS
+from specreg.engines.protocols import Protocol
 from specreg.load.chat_client import Clock, Record
 from specreg.load.client_processes import Crew, open_crew
 from specreg.load.rounds import Round
-from specreg.matrix import Case
-from specreg.matrix.load import Load
-from specreg.measurement.meter import read_acceptance
+from specreg.matrix import Case, ServerSpec
+from specreg.measurement.metrics import Family
+from specreg.measurement.validity import noting
 from specreg.servers.server import Server
 
-_WARM_UP_NS = 10 * 10**9
-_COMPARED = 3
-"""Batches that are held against as many before them."""
-_SILENT_BATCHES = 3
-_CLEAR = 2.5
-"""Errors by which the earlier batches are slower than the later ones where a trend is left."""
 _EXPORT_LOOKS, _EXPORT_S = 50, 0.1
 
-ReplayBatch = Callable[[Load, Sequence[Prompt]], Awaitable[Round]]
-"""A load and prompts in, a round that nobody records out."""
 
-
-@dataclass(slots=True, kw_only=True)
-class Lane:
-    """One server in a measurement.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One running server under a case.
 
     Attributes:
-        case: what is asked of it; server: whom.
-        crew: who asks.
-        before: the server's counters when the rounds began; None where nobody needs them.
-        rounds: replayed so far.
+        case: as this server runs it.
+        server: running, with nobody else using it.
+        origin: where the server comes from, for people.
+        required: whether the other arms mean nothing without it. One that isn't, a control, is
+            left out once it fails.
     """
 
     case: Case
     server: Server
-    crew: Crew
+    origin: str = ""
+    required: bool = True
+
+
+def control_of(case: Case) -> Case:
+    """A case as its control runs it: the same prompts and load, without speculation."""
+    return dataclasses.replace(case, server=case.control or case.server, control=None)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ArmReplay:
+    """What one arm has replayed so far.
+
+    Attributes:
+        arm: which.
+        clients: of its server.
+        before: the server's counters when the rounds began; None where they aren't needed.
+        rounds: replayed so far.
+        acceptance, gauges: as they were read last.
+        block: a stretch of load without a pause, for the power; None without one.
+        invalid: by family why its figures mean nothing.
+    """
+
+    arm: Arm
+    clients: Crew
     before: Counters | None = None
     rounds: list[Round] = field(default_factory=list)
+    acceptance: AcceptanceRecord | None = None
+    gauges: Gauges | None = None
+    block: Round | None = None
+    invalid: dict[Family, str] = field(default_factory=dict)
 
     async def begin(self) -> None:
-        """What is accepted counts from here on.
+        """Read the counters: what is accepted counts from here on.
 
         Raises:
-            InvalidMeasurementError: its counters can't be read.
+            InvalidMeasurementError: they can't be read, and nothing means anything without them.
         """
-        self.before = await self._counters()
+        with noting(self.invalid):
+            self.before = await self._counters()
 
-    async def replay(self, prompts: Sequence[Prompt], record: Record | None = None) -> None:
-        """One round more.
+    async def replay(self, prompts: Sequence[Prompt], record: Record) -> None:
+        """Replay one more round.
 
         Raises:
             InvalidMeasurementError: a request failed.
         """
-        done = await self.crew.replay(prompts, record)
+        done = await self.clients.replay(prompts, record)
         check_requests(done.traces)
         self.rounds.append(done)
 
-    async def acceptance(self, *further: Round) -> tuple[AcceptanceRecord | None, Gauges | None]:
-        """What was accepted in all rounds, and further ones that aren't among them.
+    async def extend(self, prompts: Sequence[Prompt], record: Record) -> None:
+        """Replay further prompts for the acceptance alone: they are no round.
 
         Raises:
-            InvalidMeasurementError: a check of the meter broke.
+            InvalidMeasurementError: a request failed.
         """
-        traces = [trace for part in (*self.rounds, *further) for trace in part.traces]
-        if self.case.speculates:
-            traces = await with_exported(self.server, traces)
+        more = await self.clients.replay(prompts, record)
+        check_requests(more.traces)
+        await self.read(more)
+
+    async def read(self, *further: Round) -> None:
+        """Read the acceptance of all rounds, and of further ones that aren't among them.
+
+        Raises:
+            InvalidMeasurementError: a check broke that spoils all figures.
+        """
+        found: tuple[AcceptanceRecord | None, Gauges | None] = None, None
+        with noting(self.invalid):
+            read = await self._read([*self.rounds, *further])
+            if Family.ACCEPTANCE not in self.invalid:
+                found = read
+        self.acceptance, self.gauges = found
+
+    async def _read(self, rounds: Sequence[Round]) -> tuple[AcceptanceRecord | None, Gauges | None]:
+        case, server = self.arm.case, self.arm.server
+        traces = [trace for part in rounds for trace in part.traces]
+        if case.speculates:
+            traces = await with_exported(server, traces)
         after = await self._counters()
-        protocol = self.server.engine.protocol
-        record = read_acceptance(self.case.server, protocol, traces, self.before, after)
+        record = read_acceptance(case.server, server.engine.protocol, traces, self.before, after)
         return record, after.gauges if after else None
 
     async def _counters(self) -> Counters | None:
-        protocol = self.server.engine.protocol
-        if not self.case.speculates:
+        server = self.arm.server
+        protocol = server.engine.protocol
+        if not self.arm.case.speculates:
             return None
-        path = protocol.counters_path_of(self.server.engine_version)
-        return None if path is None else protocol.parse_counters(await self.crew.scrape(path))
+        path = protocol.counters_path_of(server.engine_version)
+        return None if path is None else protocol.parse_counters(await self.clients.scrape(path))
 
 
 @contextlib.asynccontextmanager
-async def open_lane(case: Case, server: Server, *, clock: Clock) -> AsyncIterator[Lane]:
-    """A lane for as long as the context lasts.
-
-    Args:
-        case: its load, and whether it speculates.
-        server: running.
-        clock: monotonic, in nanoseconds.
-    """
-    async with open_crew(case, server.endpoint, clock=clock) as crew:
-        yield Lane(case=case, server=server, crew=crew)
-
-
-async def warm_up(case: Case, prompts: Sequence[Prompt], replay_batch: ReplayBatch) -> None:
-    """Replay batches until their steps get no faster, for 10 s at most after the first one.
-
-    What is made on demand slows the first requests, by minutes where kernels are compiled. A batch
-    is a prompt for each request in flight; for a rate, for each that comes in a second, as far as
-    the server takes them on at once. The batch that ends once 10 s have passed is the last.
-
-    Args:
-        case: what it is for.
-        prompts: batches take them in turn.
-        replay_batch: replays some prompts under a load.
-
-    Raises:
-        InvalidMeasurementError: a request failed.
-    """
-    rate = math.ceil(case.load.requests_per_s)
-    size = case.load.concurrency or min(rate, case.server.max_sequences)
-    in_turn = itertools.cycle(prompts)
-    began_ns, step_times_ns = None, []
-    for batch in itertools.count(1):
-        done = await replay_batch(Load(concurrency=size), list(itertools.islice(in_turn, size)))
-        check_requests(done.traces)
-        began_ns = done.ended_ns if began_ns is None else began_ns
-        if step_time_ns := done.gaps.quantile_ns(0.5):  # answers of one token have no steps
-            step_times_ns.append(step_time_ns)
-        silent = not step_times_ns and batch == _SILENT_BATCHES
-        if silent or done.ended_ns - began_ns >= _WARM_UP_NS or is_warm(step_times_ns):
-            return
-
-
-def is_warm(step_times_ns: Sequence[float]) -> bool:
-    """Whether batches have stopped getting faster; seven or more can tell.
-
-    The first one pays for most of what is made on demand, and isn't looked at. Of the last six
-    others, the logarithms of the later three lie below those of the earlier three by no more than
-    2.5 times the error of that difference, which their spread within the threes gives: steady steps
-    look otherwise once in thirty times.
-
-    Args:
-        step_times_ns: the median of each batch, in order.
-    """
-    recent = [math.log(one) for one in step_times_ns[1:][-2 * _COMPARED :]]
-    if len(recent) < 2 * _COMPARED:
-        return False
-    halves = recent[:_COMPARED], recent[_COMPARED:]
-    error = math.sqrt(sum(map(statistics.variance, halves)) / _COMPARED)
-    earlier, later = map(statistics.fmean, halves)
-    return earlier - later <= _CLEAR * error
+async def open_arm(arm: Arm, *, clock: Clock) -> AsyncIterator[ArmReplay]:
+    """Open an arm's clients for as long as the context lasts; `clock`: monotonic, nanoseconds."""
+    async with open_crew(arm.case, arm.server.endpoint, clock=clock) as clients:
+        yield ArmReplay(arm=arm, clients=clients)
 
 
 async def with_exported(server: Server, traces: Sequence[RequestTrace]) -> list[RequestTrace]:
-    """The traces, with the counts that a server writes to a file instead of into its answers.
+    """Add to traces the counts that a server writes to a file instead of into its answers.
 
     It writes them just after the answer. What isn't there in time stays unknown, which the meter
     says.
@@ -176,3 +182,94 @@ async def with_exported(server: Server, traces: Sequence[RequestTrace]) -> list[
         msgspec.structs.replace(trace, acceptance=trace.acceptance or told.get(trace.request_id))
         for trace in traces
     ]
+
+
+def read_acceptance(
+    spec: ServerSpec,
+    protocol: Protocol,
+    traces: Sequence[RequestTrace],
+    before: Counters | None,
+    after: Counters | None,
+) -> AcceptanceRecord | None:
+    """The acceptance of all requests between two readings of the counters.
+
+    Args:
+        spec: of the server; without speculation there is no acceptance.
+        protocol: what the server speaks.
+        traces: one at least, all finished.
+        before: the server's counters, None where it has none.
+        after: the same, afterwards.
+
+    Raises:
+        InvalidMeasurementError: a check broke; see `specreg.acceptance`.
+    """
+    if spec.method == "none":
+        return None
+    method = METHODS[spec.method]
+    moved = check_counters(before, after) if before and after else None
+    spoken = [trace for trace in traces if trace.acceptance is not None]
+    if protocol.request_source is not None and spoken:
+        record = _record(protocol.request_source, View.VERIFIER, traces, _own_counts(traces))
+        if moved is not None:
+            check_reconciled(record.total, moved)
+    elif protocol.counters_source is not None and moved is not None and moved.counts is not None:
+        check_ended(len(traces), moved)
+        record = AcceptanceRecord(
+            source=protocol.counters_source,
+            view=View.VERIFIER,
+            weighting=Weighting.STEP,
+            total=moved.counts,
+            prompts=(),
+        )
+    elif protocol.request_source is not None:
+        message = (
+            "no answer tells its steps, nor do the counters; is the server as old as it says, and"
+            " are its statistics switched on?"
+        )
+        raise InvalidMeasurementError("ACCEPTANCE_MISSING", message)
+    else:
+        counts = [
+            counts_of_chunks(
+                trace,
+                draft_tokens=spec.draft_tokens,
+                drafts_every_step=method.drafts_every_step,
+            )
+            for trace in traces
+        ]
+        record = _record(Source.STREAM_CHUNKS, View.EMITTED, traces, counts)
+    check_acceptance(record, draft_tokens=spec.draft_tokens, drafted_tokens=spec.drafted_tokens)
+    if method.drafts_every_step:
+        check_emitted(record, traces)
+    return record.to_depth(spec.draft_tokens)
+
+
+def _own_counts(traces: Sequence[RequestTrace]) -> list[StepCounts]:
+    """What each answer says of itself; an answer of one token had no step to speak of."""
+    counts = []
+    for trace in traces:
+        if trace.acceptance is None and trace.tokens > 1:
+            message = f"prompt '{trace.prompt_id}': the server sent no acceptance, to others it did"
+            raise InvalidMeasurementError("ACCEPTANCE_MISSING", message)
+        counts.append(trace.acceptance or NO_STEPS)
+    return counts
+
+
+def _record(
+    source: Source, view: View, traces: Sequence[RequestTrace], counts: Sequence[StepCounts]
+) -> AcceptanceRecord:
+    return AcceptanceRecord(
+        source=source,
+        view=view,
+        weighting=Weighting.STEP,
+        total=sum(counts, NO_STEPS),
+        prompts=tuple(
+            PromptAcceptance(
+                prompt_id=trace.prompt_id,
+                category=trace.category,
+                turn=trace.turn,
+                counts=own,
+                completion_tokens=trace.tokens,
+            )
+            for trace, own in zip(traces, counts, strict=True)
+        ),
+    )

@@ -129,10 +129,10 @@ class Journal:
         """A measurement begins."""
         self._write(Begun(key=key, at_s=time.time()))
 
-    def record_round(self, control: bool, number: int) -> Record:  # noqa: FBT001 - a RecordRound
-        """What takes the requests of a round."""
+    def record_round(self, arm: int, number: int) -> Record:
+        """What takes the requests of a round; arm 0 is the case's, 1 its control's."""
         return lambda finished: self._write(
-            Replayed(control=control, round=number, finished=finished)
+            Replayed(control=arm > 0, round=number, finished=finished)
         )
 
     def end(self, measurement: Measurement) -> None:

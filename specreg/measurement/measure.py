@@ -1,27 +1,31 @@
-"""Measuring: a case and its running server in, a measurement out. Knows nothing of pytest."""
+"""Measure running servers under a workload, side by side. It starts nothing and judges nothing."""
 
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import math
+import statistics
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+import msgspec
+
 from specreg.acceptance.checks import check_requests
-from specreg.acceptance.record import AcceptanceRecord, Gauges
+from specreg.acceptance.record import AcceptanceRecord
 from specreg.core.errors import InvalidMeasurementError, SensorError
 from specreg.core.timeline import Phase
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.load.chat_client import Clock, Record
 from specreg.load.rounds import Round
 from specreg.matrix import Case
-from specreg.measurement.arm import Lane, open_lane, warm_up
+from specreg.matrix.load import Load
+from specreg.measurement.arm import Arm, ArmReplay, open_arm
 from specreg.measurement.metrics import METRICS, Family, Replay
 from specreg.measurement.validity import ALL, Invalid, all_invalid, noting
-from specreg.servers.server import Server
 from specreg.stats.alpha_spending import Look
 from specreg.stats.percentiles import Histogram, percentile
 from specreg.telemetry.energy import Span, check_alone, check_held_back
@@ -29,70 +33,114 @@ from specreg.telemetry.record import Block, PowerRecord, record_power
 from specreg.telemetry.samples import PowerTrace
 from specreg.telemetry.watch import Watch
 
+_WARM_UP_NS = 10 * 10**9
+_COMPARED = 3
+"""Batches that are held against as many before them."""
+_SILENT_BATCHES = 3
+_CLEAR = 2.5
+"""Errors by which the earlier batches are slower than the later ones where a trend is left."""
 _LATE_NS = 5 * 10**6
 _LATE_FRAC = 0.05
 _ENOUGH_BEATS = 20
 _NS_PER_S = 10**9
 _SETTLE_S, _IDLE_S = 1.0, 4.0
-_OF_CONTROL = frozenset({Family.SPEEDUP})
-"""What the control's warm-up and rounds say something of."""
 _OF_POWER = frozenset({Family.POWER})
 """What the blocks say something of."""
 
-RecordRound = Callable[[bool, int], Record]
-"""Whether a round is the control's and its number from 0 in; what takes its requests out."""
-
-
-TurnTo = Callable[[Phase], None]
-"""Is told which phase begins."""
-
+ReplayBatch = Callable[[Load, Sequence[Prompt]], Awaitable[Round]]
+"""Replays prompts under a load; the round isn't recorded."""
+RecordRound = Callable[[int, int], Record]
+"""Takes an arm's place and a round's number, both from 0; gives what takes its requests."""
 Enough = Callable[[AcceptanceRecord | None, Look], bool]
-"""What was accepted so far and which look this is; whether no more prompts are needed."""
+"""Takes what the first arm accepted so far and which look this is; whether that is enough."""
 
 
 def all_prompts(acceptance: AcceptanceRecord | None, look: Look) -> bool:
-    """Enough are the prompts of the case: no fewer, no more."""
+    """Be content with all prompts of the workload, and with no fewer."""
     del acceptance
     return look is not Look.EARLY
 
 
-def no_record(control: bool, number: int) -> Record:  # noqa: FBT001 - a RecordRound
-    """Keeps nothing."""
-    del control, number
+def _no_record(arm: int, number: int) -> Record:
+    del arm, number
     return lambda _: None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Extent:
-    """How much is replayed.
+class Workload:
+    """The prompts of a measurement; load and sampling are the cases'.
 
     Attributes:
-        parts: how many the prompts are dealt into, None for the case's rounds.
-        enough: asked after each part; where all of them weren't, as many prompts more follow, for
-            the acceptance alone.
-        power_s: how long each server is kept under load for its power, where that is watched and
-            none of its rounds took as long.
+        prompts: what all arms replay, in rounds.
+        extension: what follows where these weren't enough, for the acceptance alone.
+        warm_up: what is replayed first, in turn.
     """
 
+    prompts: Sequence[Prompt]
+    extension: Sequence[Prompt] = ()
+    warm_up: Sequence[Prompt]
+
+
+def workload_of(case: Case, prompts: Sequence[Prompt]) -> Workload:
+    """The workload of a case: its first prompts, as many to extend to, and the rest to warm up.
+
+    Where none are left to warm up with, its own do; otherwise a drafter that learns from what it
+    serves hasn't seen what it is measured on.
+
+    Args:
+        case: how many prompts it takes.
+        prompts: the dataset's.
+    """
+    taken = prompts[: case.prompts]
+    return Workload(
+        prompts=taken,
+        extension=prompts[case.prompts : 2 * case.prompts],
+        warm_up=prompts[2 * case.prompts :] or taken,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How much of a workload is replayed, and what is told of it.
+
+    Attributes:
+        show: is told what goes on.
+        parts: how many the prompts are dealt into, None for the first case's rounds.
+        enough: asked after each part; where all of them weren't, the extension follows.
+        warms_up: whether to warm up first.
+        least_s: how long each arm is asked, at least; prompts come again, for the speeds alone.
+        power_s: how long each server is kept under load for its power, where that is watched and
+            none of its rounds took as long.
+        watching: what samples the power of the servers' devices, None for no power.
+        turn_to: is told which phase begins.
+        record: is asked, for each round, for what takes its requests as they end.
+        clock: monotonic, in nanoseconds.
+    """
+
+    show: Callable[[str], None]
     parts: int | None = None
     enough: Enough = all_prompts
+    warms_up: bool = True
+    least_s: float = 0.0
     power_s: float = 0.0
-
-
-WHOLE = Extent()
+    watching: Watch | None = None
+    turn_to: Callable[[Phase], None] = lambda _: None
+    record: RecordRound = _no_record
+    clock: Clock = time.monotonic_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """What one launch of a case's server did.
+    """What one launch of an arm's server did.
 
     Attributes:
         case: what was measured.
         engine_version: by the server's own word.
         target, draft: what was served: folders or hub ids.
-        replay: all rounds; None where no family's figures mean anything.
+        replay: all rounds; None where no family's figures mean anything, or where another arm
+            failed before they were complete.
         values: by metric's name; a metric without a value that means something isn't there.
-        invalid: see there.
+        invalid: by family why its figures mean nothing.
         look: at which it was enough: early, all prompts of the case, or with the extension.
     """
 
@@ -111,149 +159,58 @@ class Measurement:
         return self.replay.acceptance if self.replay else None
 
 
-def measure(  # noqa: PLR0913 - half of them by name, each with a use of its own
-    case: Case,
-    server: Server,
-    control: Server | None,
-    prompts: Sequence[Prompt],
-    *,
-    show: Callable[[str], None],
-    turn_to: TurnTo = lambda _: None,
-    clock: Clock = time.monotonic_ns,
-    record: RecordRound = no_record,
-    extent: Extent = WHOLE,
-    watching: Watch | None = None,
-) -> Measurement:
-    """Measures a case: warm-up, then its prompts in rounds, each beside a round of the control.
+def measure(arms: Sequence[Arm], workload: Workload, plan: Plan) -> tuple[Measurement, ...]:
+    """Measure arms side by side: warm-up, then the prompts in rounds, each on every arm in turn.
 
-    A check that breaks makes the families invalid that it spoils, the others are measured; it is
-    no error of this function.
+    A check that breaks makes the families of its arm invalid that it spoils, the others are
+    measured; it is no error of this function.
 
     Args:
-        case: what to measure.
-        server: running, with nobody else using it.
-        control: the `none` server to alternate with, None for no speedup.
-        prompts: the dataset's; the case takes its first ones, extends to the next ones, and warms
-            up with those after, if there are any.
-        show: is told what goes on.
-        turn_to: is told which phase begins.
-        clock: monotonic, in nanoseconds.
-        record: is asked, for each round, for what takes its requests as they end.
-        extent: how many of the prompts to replay.
-        watching: what samples the power of the server's devices, None for no power.
+        arms: one or more. Their order changes from round to round: of two it is A B, B A.
+        workload: what they replay.
+        plan: how much of it.
+
+    Returns:
+        A measurement of each arm, in order.
 
     Raises:
         ServerDiedError: a server went away.
     """
-    measurement = Measurement(
-        case=case,
-        engine_version=server.engine_version,
-        target=server.target,
-        draft=server.draft,
-    )
-    ours = server.pids() | (control.pids() if control is not None else frozenset())
     import uvloop  # noqa: PLC0415 - only who measures needs it
 
-    invalid: dict[Family, str] = {}
+    idle, pids = _rest(plan), _pids(arms)
     try:
-        idle = rest(watching, show)
-        replay, look, blocks = uvloop.run(
-            _measure(
-                case,
-                server,
-                control,
-                prompts,
-                extent if watching else dataclasses.replace(extent, power_s=0.0),
-                invalid,
-                show=show,
-                turn_to=turn_to,
-                clock=clock,
-                record=record,
-            )
-        )
-        ours |= server.pids() | (control.pids() if control is not None else frozenset())
-        if watching is not None:
-            power = power_of(replay, watching, idle, ours, blocks, invalid)
-            replay = dataclasses.replace(replay, power=power)
-        values = values_of(case, replay, invalid)
-        measurement = dataclasses.replace(measurement, replay=replay, values=values, look=look)
-    except InvalidMeasurementError as error:
-        invalid.update(all_invalid(str(error)))
-    for one in (server, control) if invalid else ():
-        if one is not None:
-            one.check_alive()
-    return dataclasses.replace(measurement, invalid=MappingProxyType(invalid))
+        replays, look = uvloop.run(_measure(arms, workload, plan))
+    except InvalidMeasurementError as error:  # the clients couldn't be opened
+        why = all_invalid(str(error))
+        return tuple(dataclasses.replace(_unmeasured(arm), invalid=why) for arm in arms)
+    pids |= _pids(arms)
+    found = tuple(_measured(one, look, plan, idle, pids) for one in replays)
+    for arm, one in zip(arms, found, strict=True):
+        if one.invalid:
+            arm.server.check_alive()
+    return found
 
 
-def rest(watching: Watch | None, show: Callable[[str], None]) -> Span:
-    """Lets the devices of a watch be idle for a while; the span of time in which they were."""
-    if watching is None:
-        return 0, 0
-    show("watching the idle power")
-    time.sleep(_SETTLE_S)
-    start_ns = time.monotonic_ns()
-    time.sleep(_IDLE_S)
-    return start_ns, time.monotonic_ns()
-
-
-def power_of(
-    replay: Replay,
-    watching: Watch,
-    idle: Span,
-    ours: AbstractSet[int],
-    blocks: Sequence[Round],
-    invalid: MutableMapping[Family, str],
-) -> PowerRecord:
-    """What the devices drew while each server had requests.
-
-    Args:
-        replay: of the case; its clock is the monotonic one.
-        watching: what sampled them.
-        idle: when the servers had nothing to do.
-        ours: the processes of the servers.
-        blocks: an uninterrupted stretch under load of the case's server, and of the control's;
-            none where one of them couldn't be had, which `invalid` says.
-        invalid: takes what `THROTTLED` and `DEVICE_SHARED` spoil.
-    """
-    looked = (
-        (replay.rounds, ALL),
-        (replay.control_rounds, _OF_CONTROL),
-        (blocks, _OF_POWER),
+def beside(case: Measurement, control: Measurement) -> Measurement:
+    """The measurement of a case with that of its control, so that it has a speedup."""
+    invalid = dict(case.invalid)
+    if Family.SPEEDUP in control.invalid:
+        invalid.setdefault(Family.SPEEDUP, control.invalid[Family.SPEEDUP])
+    if case.replay is None:
+        return dataclasses.replace(case, invalid=MappingProxyType(invalid))
+    theirs = control.replay or Replay(rounds=(), control_rounds=(), acceptance=None)
+    replay = dataclasses.replace(
+        case.replay,
+        control_rounds=theirs.rounds,
+        power=_power_beside(case.replay.power, theirs.power),
     )
-    traces: Sequence[PowerTrace] = ()
-    broken = ""
-    try:
-        traces = watching.traces(until_ns=max(one.ended_ns for some, _ in looked for one in some))
-        for block in blocks:
-            check_requests(block.traces)
-    except (SensorError, InvalidMeasurementError) as error:
-        traces, broken = traces or watching.left(), f"POWER_INVALID: {error}"
-    for parts, within in looked:
-        spans = [(part.started_ns, part.ended_ns) for part in parts]
-        with noting(invalid, within):
-            check_held_back(traces, spans)
-        with noting(invalid, within):
-            check_alone(traces, spans, ours)
-    if broken or not blocks:
-        return PowerRecord(invalid=broken or invalid[Family.POWER])
-    case, *control = (
-        Block(
-            span_ns=(part.started_ns, part.ended_ns),
-            tokens=sum(trace.tokens for trace in part.traces),
-            accepted_frac=accepted_frac,
-        )
-        for part, accepted_frac in zip(blocks, (_accepted_frac(replay), 0.0), strict=False)
+    return dataclasses.replace(
+        case,
+        replay=replay,
+        values=values_of(case.case, replay, invalid),
+        invalid=MappingProxyType(invalid),
     )
-    return record_power(traces, idle=idle, case=case, control=control[0] if control else None)
-
-
-def _accepted_frac(replay: Replay) -> float:
-    """Accepted drafts / tokens of the rounds, 0..1; an extension's requests are no part of them."""
-    tokens = sum(trace.tokens for trace in replay.traces)
-    timed = {(trace.prompt_id, trace.turn) for trace in replay.traces}
-    prompts = replay.acceptance.prompts if replay.acceptance else ()
-    accepted = sum(one.counts.accepted for one in prompts if (one.prompt_id, one.turn) in timed)
-    return accepted / tokens if tokens else 0.0
 
 
 def values_of(
@@ -268,107 +225,320 @@ def values_of(
     return MappingProxyType({name: v for name, v in values.items() if v is not None})
 
 
-async def _measure(  # noqa: PLR0913 - as above
-    case: Case,
-    server: Server,
-    control: Server | None,
-    prompts: Sequence[Prompt],
-    extent: Extent,
-    invalid: MutableMapping[Family, str],
-    *,
-    show: Callable[[str], None],
-    turn_to: TurnTo,
-    clock: Clock,
-    record: RecordRound,
-) -> tuple[Replay, Look, Sequence[Round]]:
-    taken, extension = prompts[: case.prompts], prompts[case.prompts : 2 * case.prompts]
-    # A drafter that learns from what it serves mustn't have seen what it is measured on.
-    spare = prompts[2 * case.prompts :] or taken
-    parts = deal(taken, extent.parts or case.rounds)
+def _unmeasured(arm: Arm) -> Measurement:
+    return Measurement(
+        case=arm.case,
+        engine_version=arm.server.engine_version,
+        target=arm.server.target,
+        draft=arm.server.draft,
+    )
+
+
+def _pids(arms: Sequence[Arm]) -> AbstractSet[int]:
+    return frozenset().union(*(arm.server.pids() for arm in arms))
+
+
+def _measured(
+    one: ArmReplay, look: Look | None, plan: Plan, idle: Span, pids: AbstractSet[int]
+) -> Measurement:
+    """What an arm's rounds make; `look`: None where a required arm failed."""
+    arm, invalid = one.arm, one.invalid
+    replay, values = (
+        None,
+        values_of(arm.case, Replay(rounds=(), control_rounds=(), acceptance=None)),
+    )
+    if look is not None and invalid.keys() != ALL:
+        replay = Replay(
+            rounds=tuple(one.rounds),
+            control_rounds=(),
+            acceptance=one.acceptance,
+            limits=arm.case.limits,
+            gauges=one.gauges,
+        )
+        if plan.watching is not None:
+            power = power_of(replay, plan.watching, idle, pids, one.block, invalid)
+            replay = dataclasses.replace(replay, power=power)
+        values = values_of(arm.case, replay, invalid)
+    return dataclasses.replace(
+        _unmeasured(arm),
+        replay=replay,
+        values=values,
+        invalid=MappingProxyType(invalid),
+        look=look or Look.FULL,
+    )
+
+
+async def _measure(
+    arms: Sequence[Arm], workload: Workload, plan: Plan
+) -> tuple[list[ArmReplay], Look | None]:
+    """What each arm replayed, and the look at which it was enough; None where one failed."""
     async with contextlib.AsyncExitStack() as stack:
-        servers = [server] if control is None else [server, control]
-        lanes = [
-            await stack.enter_async_context(open_lane(case, one, clock=clock)) for one in servers
-        ]
-        ours = lanes[0]
+        replays = [await stack.enter_async_context(open_arm(arm, clock=plan.clock)) for arm in arms]
+        try:
+            return replays, await _Measuring(replays, workload, plan).run()
+        except InvalidMeasurementError:  # stands in its arm
+            return replays, None
 
-        async def accepted(*further: Round) -> tuple[AcceptanceRecord | None, Gauges | None]:
-            with noting(invalid):
-                found = await ours.acceptance(*further)
-                if Family.ACCEPTANCE not in invalid:
-                    return found
-            return None, None
 
-        turn_to(Phase.WARMING_UP)
-        for lane in tuple(lanes):
-            await _ask(lane, warm_up(case, spare, lane.crew.replay_under), lanes, invalid)
-        turn_to(Phase.MEASURING)
-        with noting(invalid):
-            await ours.begin()
-        found, gauges, look = None, None, Look.EARLY
-        for index, part in enumerate(parts):
-            show(f"{case.id}: round {index + 1} of {len(parts)}")
-            # ABBA: neither arm is always the first.
-            for lane in lanes[:: -1 if index % 2 else 1]:
-                keep = record(lane is not ours, index)
-                await _ask(lane, lane.replay(part, keep), lanes, invalid)
-            look = Look.EARLY if index + 1 < len(parts) else Look.FULL
-            found, gauges = await accepted()
-            if extent.enough(found, look):
+class _Measuring:
+    """A measurement that goes on; `going`: the arms that haven't failed."""
+
+    def __init__(self, replays: Sequence[ArmReplay], workload: Workload, plan: Plan) -> None:
+        self.all, self.workload, self.plan = tuple(replays), workload, plan
+        self.going, self.case = list(replays), replays[0].arm.case
+        self.parts = deal(workload.prompts, plan.parts or self.case.rounds)
+        # Each order in turn, so that no arm is always the first, or always follows another.
+        self.orders = itertools.cycle(itertools.permutations(self.all))
+        self.round = 0
+
+    async def run(self) -> Look:
+        await self._warm_up()
+        look = await self._replay_all()
+        while self._asked_s() < self.plan.least_s:
+            for part in self.parts:
+                await self._replay(part)
+        for one in self.going:
+            with noting(one.invalid):
+                check_client(one.rounds)
+        if self.plan.watching is not None:
+            await self._load_for_power()
+        return look
+
+    async def _warm_up(self) -> None:
+        """Warm up each arm, and read the counters from which it counts."""
+        self.plan.turn_to(Phase.WARMING_UP)
+        for one in tuple(self.going) if self.plan.warms_up else ():
+            replay_batch = one.clients.replay_under
+            await self._ask(one, warm_up(one.arm.case, self.workload.warm_up, replay_batch))
+        self.plan.turn_to(Phase.MEASURING)
+        for one in tuple(self.going):
+            await self._ask(one, one.begin())
+
+    async def _replay_all(self) -> Look:
+        """Replay the prompts until they are enough, and read what was accepted."""
+        first, *others = self.all
+        for index, part in enumerate(self.parts, start=1):
+            self.plan.show(f"{self.case.id}: round {index} of {len(self.parts)}")
+            await self._replay(part)
+            look = Look.EARLY if index < len(self.parts) else Look.FULL
+            await self._ask(first, first.read())
+            if self.plan.enough(first.acceptance, look):
                 break
         else:
-            if found is not None and extension:
-                show(f"{case.id}: undecided, {len(extension)} prompts more")
-                keep = record(False, len(parts))  # noqa: FBT003 - not the control's
-                more = await ours.crew.replay(extension, keep)
-                check_requests(more.traces)
-                found, gauges = await accepted(more)
-                look = Look.EXTENDED
-        if extent.power_s:
-            show(f"{case.id}: power, {extent.power_s:g} s of load for each server")
-        turn = 1 if index % 2 else -1  # as if it were one round more
-        blocks: list[Round] = []
-        with noting(invalid, _OF_POWER):
-            blocks = [await _block(lane, taken, extent.power_s) for lane in lanes[::turn]][::turn]
-    for lane in lanes:
-        with noting(invalid, ALL if lane is ours else _OF_CONTROL):
-            check_client(lane.rounds)
-    replay = Replay(
-        rounds=tuple(ours.rounds),
-        control_rounds=tuple(lanes[1].rounds) if len(lanes) > 1 else (),
-        acceptance=found,
-        limits=case.limits,
-        gauges=gauges,
-    )
-    return replay, look, blocks
+            if first.acceptance is not None and self.workload.extension:
+                await self._extend()
+                return Look.EXTENDED
+        for one in others:
+            if one in self.going:
+                await self._ask(one, one.read())
+        return look
+
+    async def _replay(self, part: Sequence[Prompt]) -> None:
+        """Replay a part on every arm that is left, in the order whose turn it is."""
+        for one in next(self.orders):
+            if one in self.going:
+                keep = self.plan.record(self.all.index(one), self.round)
+                await self._ask(one, one.replay(part, keep))
+        self.round += 1
+
+    async def _extend(self) -> None:
+        """Replay the extension on the arms that speculate."""
+        extension = self.workload.extension
+        self.plan.show(f"{self.case.id}: undecided, {len(extension)} prompts more")
+        for one in tuple(self.going):
+            if one.arm.case.speculates:
+                keep = self.plan.record(self.all.index(one), self.round)
+                await self._ask(one, one.extend(extension, keep))
+
+    async def _load_for_power(self) -> None:
+        """Keep every server under load without a pause; of one that fails, no power is known."""
+        least_s = self.plan.power_s
+        if least_s:
+            self.plan.show(f"{self.case.id}: power, {least_s:g} s of load for each server")
+        going = [one for one in next(self.orders) if one in self.going]
+        try:
+            blocks = [await _block(one, self.workload.prompts, least_s) for one in going]
+        except InvalidMeasurementError as error:
+            for one in going:
+                one.invalid.setdefault(Family.POWER, str(error))
+            return
+        for one, block in zip(going, blocks, strict=True):
+            one.block = block
+
+    async def _ask(self, one: ArmReplay, asking: Awaitable[None]) -> None:
+        """Ask a server; an arm that fails is left out, if the others mean something without it.
+
+        Raises:
+            InvalidMeasurementError: a required arm failed.
+            ServerDiedError: the server of another one went away.
+        """
+        try:
+            await asking
+        except InvalidMeasurementError as error:
+            one.invalid.update(all_invalid(str(error)))
+            if one.arm.required:
+                raise
+            await asyncio.to_thread(one.arm.server.check_alive)  # asks on a loop of its own
+            self.going.remove(one)
+
+    def _asked_s(self) -> float:
+        """How long each arm was asked, at least; without end where more would tell nothing."""
+        if not self.case.speed or self.case.needs_fresh_server:
+            return math.inf
+        return min(
+            sum(part.ended_ns - part.started_ns for part in one.rounds) / _NS_PER_S
+            for one in self.going
+        )
 
 
-async def _ask(
-    lane: Lane, asking: Awaitable[None], lanes: list[Lane], invalid: MutableMapping[Family, str]
-) -> None:
-    """Asks a server; of `lanes`, the first of which is the case's, a control that fails is removed.
-
-    Raises:
-        InvalidMeasurementError: the case's server failed.
-        ServerDiedError: the control went away.
-    """
-    if lane is lanes[0]:
-        await asking
-        return
-    with noting(invalid, _OF_CONTROL):
-        await asking
-        return
-    await asyncio.to_thread(lane.server.check_alive)  # asks on a loop of its own
-    lanes.remove(lane)
-
-
-async def _block(lane: Lane, prompts: Sequence[Prompt], least_s: float) -> Round:
+async def _block(one: ArmReplay, prompts: Sequence[Prompt], least_s: float) -> Round:
     """Load without a pause: the longest round, or where that is too short, prompts in a cycle."""
-    longest = max(lane.rounds, key=lambda part: part.ended_ns - part.started_ns)
+    longest = max(one.rounds, key=lambda part: part.ended_ns - part.started_ns)
     if longest.ended_ns - longest.started_ns >= least_s * _NS_PER_S:
         return longest
-    load = dataclasses.replace(lane.case.load, duration_s=least_s)
-    return await lane.crew.replay_under(load, prompts)
+    load = dataclasses.replace(one.arm.case.load, duration_s=least_s)
+    return await one.clients.replay_under(load, prompts)
+
+
+async def warm_up(case: Case, prompts: Sequence[Prompt], replay_batch: ReplayBatch) -> None:
+    """Replay batches until their steps get no faster, for 10 s at most after the first one.
+
+    What is made on demand slows the first requests, by minutes where kernels are compiled. A batch
+    is a prompt for each request in flight; for a rate, for each that comes in a second, as far as
+    the server takes them on at once. The batch that ends once 10 s have passed is the last.
+
+    Args:
+        case: whose load and server tell the size of a batch.
+        prompts: batches take them in turn.
+        replay_batch: replays some prompts under a load.
+
+    Raises:
+        InvalidMeasurementError: a request failed.
+    """
+    size = batch_of(case)
+    in_turn = itertools.cycle(prompts)
+    began_ns, step_times_ns = None, []
+    for batch in itertools.count(1):
+        done = await replay_batch(Load(concurrency=size), list(itertools.islice(in_turn, size)))
+        check_requests(done.traces)
+        began_ns = done.ended_ns if began_ns is None else began_ns
+        if step_time_ns := done.gaps.quantile_ns(0.5):  # answers of one token have no steps
+            step_times_ns.append(step_time_ns)
+        silent = not step_times_ns and batch == _SILENT_BATCHES
+        if silent or done.ended_ns - began_ns >= _WARM_UP_NS or is_warm(step_times_ns):
+            return
+
+
+def batch_of(case: Case) -> int:
+    """How many prompts a batch of the warm-up has, 1 or more."""
+    rate = math.ceil(case.load.requests_per_s)
+    return case.load.concurrency or min(rate, case.server.max_sequences)
+
+
+def is_warm(step_times_ns: Sequence[float]) -> bool:
+    """Whether batches have stopped getting faster; seven or more can tell.
+
+    The first one pays for most of what is made on demand, and isn't looked at. Of the last six
+    others, the logarithms of the later three lie below those of the earlier three by no more than
+    2.5 times the error of that difference, which their spread within the threes gives: steady steps
+    look otherwise once in thirty times.
+
+    Args:
+        step_times_ns: the median of each batch, in order.
+    """
+    recent = [math.log(one) for one in step_times_ns[1:][-2 * _COMPARED :]]
+    if len(recent) < 2 * _COMPARED:
+        return False
+    halves = recent[:_COMPARED], recent[_COMPARED:]
+    error = math.sqrt(sum(map(statistics.variance, halves)) / _COMPARED)
+    earlier, later = map(statistics.fmean, halves)
+    return earlier - later <= _CLEAR * error
+
+
+def deal(prompts: Sequence[Prompt], rounds: int) -> tuple[Sequence[Prompt], ...]:
+    """Cut prompts into at most `rounds` parts of equal size, in order; none is empty."""
+    size = math.ceil(len(prompts) / rounds)
+    return tuple(prompts[start : start + size] for start in range(0, len(prompts), size))
+
+
+def _rest(plan: Plan) -> Span:
+    """Let the devices of a watch be idle for a while; the span of time in which they were."""
+    if plan.watching is None:
+        return 0, 0
+    plan.show("watching the idle power")
+    time.sleep(_SETTLE_S)
+    start_ns = time.monotonic_ns()
+    time.sleep(_IDLE_S)
+    return start_ns, time.monotonic_ns()
+
+
+def power_of(
+    replay: Replay,
+    watching: Watch,
+    idle: Span,
+    pids: AbstractSet[int],
+    block: Round | None,
+    invalid: dict[Family, str],
+) -> PowerRecord:
+    """What the devices drew while an arm's server had requests.
+
+    Args:
+        replay: of the arm; its clock is the monotonic one.
+        watching: what sampled them.
+        idle: when the servers had nothing to do.
+        pids: the processes of all servers.
+        block: an uninterrupted stretch under load; None where it couldn't be had, which `invalid`
+            says.
+        invalid: takes what `THROTTLED` and `DEVICE_SHARED` spoil.
+    """
+    looked = [(replay.rounds, ALL), ((block,) if block else (), _OF_POWER)]
+    traces: Sequence[PowerTrace] = ()
+    broken = ""
+    try:
+        traces = watching.traces(until_ns=max(one.ended_ns for some, _ in looked for one in some))
+        if block is not None:
+            check_requests(block.traces)
+    except (SensorError, InvalidMeasurementError) as error:
+        traces, broken = traces or watching.left(), f"POWER_INVALID: {error}"
+    for parts, within in looked:
+        spans = [(part.started_ns, part.ended_ns) for part in parts]
+        with noting(invalid, within):
+            check_held_back(traces, spans)
+        with noting(invalid, within):
+            check_alone(traces, spans, pids)
+    if broken or block is None:
+        return PowerRecord(invalid=broken or invalid[Family.POWER])
+    stretch = Block(
+        span_ns=(block.started_ns, block.ended_ns),
+        tokens=sum(trace.tokens for trace in block.traces),
+        accepted_frac=_accepted_frac(replay),
+    )
+    return record_power(traces, idle=idle, case=stretch)
+
+
+def _power_beside(ours: PowerRecord | None, theirs: PowerRecord | None) -> PowerRecord | None:
+    """The power of a case with that of its control; the energy that speculation saves."""
+    if ours is None or theirs is None or ours.case is None or theirs.case is None:
+        why = theirs.invalid if theirs is not None and ours is not None else ""
+        return PowerRecord(invalid=ours.invalid or why) if ours is not None and why else ours
+    case_j, control_j = (one.case.energy_j_per_token for one in (ours, theirs) if one.case)
+    too_short = ours.too_short or theirs.too_short
+    return msgspec.structs.replace(
+        ours,
+        control=theirs.case,
+        energy_ratio=control_j / case_j if control_j is not None and case_j else None,
+        invalid="" if too_short else ours.invalid or theirs.invalid,
+        too_short=too_short,
+    )
+
+
+def _accepted_frac(replay: Replay) -> float:
+    """Accepted drafts / tokens of the rounds, 0..1; an extension's requests are no part of them."""
+    tokens = sum(trace.tokens for trace in replay.traces)
+    timed = {(trace.prompt_id, trace.turn) for trace in replay.traces}
+    prompts = replay.acceptance.prompts if replay.acceptance else ()
+    accepted = sum(one.counts.accepted for one in prompts if (one.prompt_id, one.turn) in timed)
+    return accepted / tokens if tokens else 0.0
 
 
 def check_client(rounds: Sequence[Round]) -> None:
@@ -400,9 +570,3 @@ def check_client(rounds: Sequence[Round]) -> None:
                 " client_processes in the matrix, or give the client a core of its own"
             )
             raise InvalidMeasurementError("CLIENT_BEHIND", message)
-
-
-def deal(prompts: Sequence[Prompt], rounds: int) -> tuple[Sequence[Prompt], ...]:
-    """The prompts cut into at most `rounds` parts of equal size, in order; none is empty."""
-    size = math.ceil(len(prompts) / rounds)
-    return tuple(prompts[start : start + size] for start in range(0, len(prompts), size))

@@ -132,7 +132,7 @@ def open_suite(root: Path, options: Options, progress: Progress, site: Host | No
         timeline=Timeline(listener=progress.watch),
         budget_min=options.budget_gpu_min,
         verbose=options.verbose,
-        skips_unfetched=not options.require_tier or is_offline(os.environ),
+        skips_unfetched=not options.require_tier or is_offline(),
     )
     if options.require_tier and unmet_need(suite):
         raise SpecregError(unmet_need(suite))
@@ -222,7 +222,7 @@ def why_unfetched(suite: Suite, cases: Collection[Case]) -> Mapping[str, str]:
     provision = suite.provision
     if provision.url is not None or provision.site is not None:
         return {}
-    found = {case.id: why_unfetchable(case.server, os.environ) for case in cases}
+    found = {case.id: why_unfetchable(case.server) for case in cases}
     return {case_id: why for case_id, why in found.items() if why}
 
 

@@ -33,13 +33,14 @@ from specreg.core.signals import check_signalled
 from specreg.core.timeline import Phase, Timeline
 from specreg.correctness.checks import Plain, Proof, Scene, proofs_of
 from specreg.correctness.draft_prediction import foresee
-from specreg.datasets._dataset import prompts_sha256
+from specreg.datasets.prompts import prompts_sha256
 from specreg.matrix import Case, Tier
 from specreg.matrix.models import model_sha256, resolve_model
 from specreg.matrix.prompts import load_case_prompts
+from specreg.measurement.arm import Arm, control_of
 from specreg.measurement.figures import Figures, figures_of, record_figures
 from specreg.measurement.journal import Journal, Key
-from specreg.measurement.measure import WHOLE, Extent, Measurement, measure
+from specreg.measurement.measure import Measurement, Plan, beside, measure, workload_of
 from specreg.measurement.metrics import METRICS, Family, Metric
 from specreg.servers.launch import Launch, Starting, launches_of
 from specreg.servers.pairs import Servers
@@ -298,26 +299,23 @@ class Suite:
     def _measure_once(
         self, case: Case, key: Key, server: Starting, control: Starting | None
     ) -> Measurement:
-        running, beside = self._started(server, control)
+        running, beside_it = self._started(server, control)
         pair, name = server.launch.id, server.launch.case_id(case)
         self.journal.begin(key)
         with (
             self.timeline.during(Phase.MEASURING, pair, of=name),
             self._watching(case, name) as watching,
         ):
-            measurement = measure(
-                case,
-                running,
-                beside,
-                load_case_prompts(self.root, case),
-                show=self._show_or_stop,
-                turn_to=lambda phase: self.timeline.turn_to(phase, self._phase_s(case, phase)),
-                record=self.journal.record_round,
-                extent=dataclasses.replace(
-                    self._extent(case, server.launch.number), power_s=self._power_s(case)
-                ),
+            arms = [Arm(case=case, server=running)]
+            if beside_it is not None:
+                arms.append(Arm(case=control_of(case), server=beside_it, required=False))
+            plan = dataclasses.replace(
+                self._plan(case, server.launch.number),
+                power_s=self._power_s(case),
                 watching=watching,
             )
+            found = measure(arms, workload_of(case, load_case_prompts(self.root, case)), plan)
+        measurement = beside(*found) if len(found) > 1 else found[0]
         self.journal.end(measurement)
         return measurement
 
@@ -588,23 +586,31 @@ class Suite:
         recording = self.update_reason is not None
         return recording or any(metric.by_launch for metric in self.asked_of(case))
 
-    def _extent(self, case: Case, launch: int) -> Extent:
+    def _plan(self, case: Case, launch: int) -> Plan:
         """How much of a case to measure: recording takes the extension too, once.
 
         A case that is asked for acceptance alone stops once that has regressed; speeds are those
         of all prompts.
         """
+        plan = Plan(
+            show=self._show_or_stop,
+            turn_to=lambda phase: self.timeline.turn_to(phase, self._phase_s(case, phase)),
+            record=self.journal.record_round,
+        )
         if self.update_reason is not None:
-            return Extent(enough=lambda _, look: look is Look.FULL and launch > 1)
+            return dataclasses.replace(
+                plan, enough=lambda _, look: look is Look.FULL and launch > 1
+            )
         metrics = [metric for metric in self.asked_of(case) if not metric.by_launch]
         alone = not self.asks_speed(case)
         try:
             known = self.known_of(case)
         except BaselineError:
-            return WHOLE
+            return plan
         if not metrics:
-            return WHOLE
-        return Extent(
+            return plan
+        return dataclasses.replace(
+            plan,
             parts=PARTS if alone else None,
             enough=enough_for(case, metrics, known, may_stop_early=alone),
         )

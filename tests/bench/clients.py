@@ -19,7 +19,7 @@ import msgspec
 import psutil
 import uvloop
 
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.engines.protocols import Endpoint
 from specreg.load.client_processes import open_crew
 from specreg.load.rounds import Round

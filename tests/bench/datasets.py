@@ -4,6 +4,7 @@ Each form is read from a file of its own rows, and the largest set is prepared a
 does it. A prompt has two kilobytes, or one turn of them where its form holds one.
 """
 
+import functools
 import statistics
 import tempfile
 import time
@@ -13,9 +14,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from specreg.datasets import Prompt, Wanted, dataset_named
-from specreg.datasets.formats import FORMS, RowForm
-from specreg.datasets.prepare import Preparation, prepare
+from specreg.datasets.formats import FORMATS, Format
+from specreg.datasets.prepare import Preparation, load_prompts, prepare
+from specreg.datasets.prompts import Prompt
+from specreg.datasets.table import dataset_named
 from tests.unit.builders import rows_in, write_lines
 
 PROMPTS = 10_000
@@ -32,7 +34,7 @@ def median_s(action: Callable[[], object]) -> float:
     return statistics.median(taken)
 
 
-def prompts_for(form: RowForm) -> list[Prompt]:
+def prompts_for(form: Format) -> list[Prompt]:
     """As many prompts as are measured, of eight categories."""
     turns = 1 if form.name in {"gsm8k", "humaneval", "genai-perf"} else 2
     return [
@@ -49,7 +51,7 @@ def main() -> None:
     """Prints the seconds of each form, and of a prepared set."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for form in FORMS.values():
+        for form in FORMATS.values():
             lines, table = folder / f"{form.name}.jsonl", folder / f"{form.name}.parquet"
             rows = rows_in(form.name, prompts_for(form))
             write_lines(lines, rows)
@@ -58,11 +60,11 @@ def main() -> None:
                 print(f"{path.name}: {median_s(lambda: form.load(path)):.2f} s")  # noqa: B023, T201
         asked = Preparation(data_dir=folder / "sets", given=folder / "sharegpt.jsonl")
         sharegpt = dataset_named("sharegpt")
-        wanted = Wanted(root=folder, vocabulary=lambda: 1, data_dir=asked.data_dir)
+        load = functools.partial(load_prompts, root=folder, vocabulary=int, data_dir=asked.data_dir)
         began = time.perf_counter()
         prepare(sharegpt, asked)
         print(f"prepare sharegpt: {time.perf_counter() - began:.2f} s")  # noqa: T201
-        loading_s = median_s(lambda: sharegpt.load_prompts(wanted))
+        loading_s = median_s(lambda: load(sharegpt))
         print(f"load a prepared set: {loading_s:.2f} s")  # noqa: T201
 
 

@@ -13,15 +13,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.engines.registry import engine_named
 from specreg.matrix import load_tier
 from specreg.matrix.load import Load
 from specreg.matrix.prompts import load_case_prompts
-from specreg.measurement.measure import Measurement, measure
+from specreg.measurement.measure import Measurement
 from specreg.servers.environments import engine_environment
 from specreg.servers.server import Server
 from specreg.servers.start import start_server
+from tests.unit.builders import measure_alone
 
 ROOT = Path(__file__).parents[2]
 TIER = load_tier(ROOT / "fixtures/matrix", "cpu")
@@ -97,7 +98,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Measurement, The
         ready_within_s=600,
         show=silent,
     ) as server:
-        ours = measure(case, server, None, prompts, show=silent)
+        ours = measure_alone(case, server, prompts)
         return ours, run_bench_serve(server, prompts, folder)
 
 

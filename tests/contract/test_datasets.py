@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from specreg.datasets import DATASETS, SETS
-from specreg.datasets.formats import form_named
+from specreg.datasets.formats import FORMATS
+from specreg.datasets.table import SETS
 from specreg.report.json import RunVerdict, load_verdict
 from tests.unit import builders
 
 TOY = builders.ROOT / "fixtures/prompts/toy.jsonl"
 RANDOM = "random-64"
-TEXTS = tuple(one.sets[0].name for one in DATASETS.values() if one.sources)
+TEXTS = tuple({one.dataset: one.name for one in reversed(list(SETS.values())) if one.form}.values())
 TABLE = """
 [[cases]]
 engine = "vllm"
@@ -59,12 +59,10 @@ def verdict(tmp_path_factory: pytest.TempPathFactory) -> RunVerdict:
             text=True,
         )
 
-    toy = form_named("specreg").load(TOY).prompts
+    toy = FORMATS["specreg"].load(TOY).prompts
     for name in TEXTS:
-        source = SETS[name].source
-        assert source is not None
         given = str(folder / f"{name}.jsonl")
-        builders.write_lines(Path(given), builders.rows_in(source.form, toy))
+        builders.write_lines(Path(given), builders.rows_in(SETS[name].form, toy))
         done = run("specreg", "prepare", name, "--from", given, "--part")
         assert done.returncode == 0, done.stderr
     cases = [TABLE.format(dataset=name, form="chat") for name in ("toy", *TEXTS)]

@@ -16,16 +16,16 @@ import msgspec
 import pytest
 
 from specreg.acceptance.record import StepCounts
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.engines.registry import engine_named
 from specreg.matrix import Case, load_tier
 from specreg.matrix.prompts import load_case_prompts
 from specreg.measurement.arm import with_exported
-from specreg.measurement.measure import measure
 from specreg.servers.environments import EngineEnvironment, engine_environment
 from specreg.servers.server import Server
 from specreg.servers.start import start_server
 from tests.unit import builders
+from tests.unit.builders import measure_alone
 
 ROOT = builders.ROOT
 METHODS = ("draft_model", "eagle3")
@@ -74,7 +74,7 @@ def observe(engine: str, method: str, folder: Path) -> tuple[StepCounts, Answers
         show=print,
     ) as server:
         said = answers(server, case, prompts)
-        measurement = measure(case, server, None, prompts, show=lambda _: None)
+        measurement = measure_alone(case, server, prompts)
     assert not measurement.invalid
     assert measurement.acceptance is not None
     return measurement.acceptance.total, said
@@ -123,7 +123,7 @@ def test_what_is_exported_is_what_the_answers_tell(tmp_path: Path) -> None:
         ready_within_s=600,
         show=print,
     ) as server:
-        measurement = measure(case, server, None, prompts, show=lambda _: None)
+        measurement = measure_alone(case, server, prompts)
         assert not measurement.invalid
         assert measurement.replay is not None
         traces = measurement.replay.traces

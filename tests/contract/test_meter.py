@@ -13,15 +13,16 @@ import pytest
 
 from specreg.compare.gate.drafter import scheduled
 from specreg.compare.gate.drafter.scheduled import SCHEDULE
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.engines.registry import engine_named
 from specreg.matrix import Case, load_tier
 from specreg.matrix.load import Load
 from specreg.matrix.prompts import load_case_prompts
-from specreg.measurement.measure import Measurement, measure
+from specreg.measurement.measure import Measurement
 from specreg.servers.environments import EngineEnvironment, engine_environment
 from specreg.servers.server import Server
 from specreg.servers.start import start_server
+from tests.unit.builders import measure_alone
 
 ROOT = Path(__file__).parents[2]
 PAST_THE_END = 8
@@ -132,7 +133,7 @@ def measurements(
     folder = tmp_path_factory.mktemp("scheduled")
     cases = {n: scheduled_case(plain_case, recording, folder, n) for n in (1, 4)}
     with start(cases[1], environment, folder) as server:
-        return {n: measure(case, server, None, prompts, show=silent) for n, case in cases.items()}
+        return {n: measure_alone(case, server, prompts) for n, case in cases.items()}
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])

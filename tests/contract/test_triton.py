@@ -18,13 +18,14 @@ from specreg.load.chat_client import Finished
 from specreg.matrix import Case, load_tier
 from specreg.matrix.load import Load
 from specreg.matrix.prompts import load_case_prompts
-from specreg.measurement.measure import Measurement, measure
+from specreg.measurement.measure import Measurement, Plan
 from specreg.servers.environments import EngineEnvironment, engine_environment
 from specreg.servers.provision import Provision
 from specreg.servers.server import Server
 from specreg.servers.start import start_server
 from tests.doubles.triton_server.install import install_tritonserver
 from tests.unit import builders
+from tests.unit.builders import measure_alone
 
 ROOT = builders.ROOT
 
@@ -78,7 +79,7 @@ def acceptance(
     """What a real server does with the case, and how many tokens it delivers."""
     prompts = load_case_prompts(ROOT, one)[: one.prompts]
     with started(one, environment, folder) as server:
-        measurement = measure(one, server, None, prompts, show=lambda _: None)
+        measurement = measure_alone(one, server, prompts)
     assert not measurement.invalid
     assert measurement.acceptance is not None
     assert measurement.replay is not None
@@ -119,7 +120,8 @@ def test_triton_says_at_once_what_it_streams(tmp_path: Path, provision: Provisio
         def take(done: Finished) -> None:
             texts[one.stream][done.trace.prompt_id] = done.text
 
-        return measure(one, server, None, prompts, show=lambda _: None, record=lambda *_: take)
+        plan = Plan(show=lambda _: None, record=lambda *_: take)
+        return measure_alone(one, server, prompts, plan)
 
     with started(streamed, provision.environment(spec), tmp_path) as server:
         in_stream, at_once = measured(streamed, server), measured(whole, server)

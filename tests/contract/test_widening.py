@@ -15,10 +15,10 @@ from specreg.engines.registry import engine_named
 from specreg.matrix import Case, Width, load_tier
 from specreg.matrix.prompts import load_case_prompts
 from specreg.matrix.widening import served_models, widen_models
-from specreg.measurement.measure import measure
 from specreg.servers.environments import EngineEnvironment, engine_environment
 from specreg.servers.start import start_server
 from tests.unit import builders
+from tests.unit.builders import measure_alone
 
 ROOT = builders.ROOT
 CASES = {case.id: case for case in load_tier(ROOT / "fixtures/matrix", "cpu").cases}
@@ -48,7 +48,7 @@ def accepted(case: Case, environment: EngineEnvironment, log_path: Path) -> Step
         ready_within_s=600,
         show=print,
     ) as server:
-        measurement = measure(case, server, None, prompts, show=print)
+        measurement = measure_alone(case, server, prompts)
     assert measurement.acceptance is not None, measurement.invalid
     return measurement.acceptance.total
 

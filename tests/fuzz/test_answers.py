@@ -25,8 +25,8 @@ from specreg.engines.registry import engine_named
 from specreg.engines.token_api import DIALECTS
 from specreg.load.chat_client import Finished, new_client
 from specreg.load.rounds import replay_round
+from specreg.measurement.arm import read_acceptance
 from specreg.measurement.measure import values_of
-from specreg.measurement.meter import read_acceptance
 from specreg.measurement.metrics import Replay
 from specreg.servers.attach import _facts
 from tests.fuzz.mutations import (

@@ -21,12 +21,10 @@ from specreg.baselines.schema import (
     parse_baseline,
     render_baseline,
 )
-from specreg.datasets import Wanted, dataset_named
-from specreg.datasets._dataset import prompts_sha256
-from specreg.datasets._prepared import prompts_path, record_path
-from specreg.datasets.formats import FORMS, RowForm
-from specreg.datasets.prepare import Preparation, prepare
-from specreg.datasets.prompts import interleaved
+from specreg.datasets.formats import FORMATS, Format
+from specreg.datasets.prepare import Preparation, load_prompts, prepare, prompts_path, record_path
+from specreg.datasets.prompts import interleaved, prompts_sha256
+from specreg.datasets.table import dataset_named
 from specreg.matrix import load_tier
 from specreg.matrix.model_code import check_model_code
 from specreg.measurement.metrics import METRICS, check_tolerances
@@ -102,7 +100,7 @@ def read_pairs(folder: Path, content: bytes) -> None:
     read_tier(folder, (MATRIX / "gpu.toml").read_bytes(), pairs=content)
 
 
-def read_prompts(form: RowForm, name: str, folder: Path, content: bytes) -> None:
+def read_prompts(form: Format, name: str, folder: Path, content: bytes) -> None:
     """Loads it, and replays nothing of it."""
     path = folder / name
     path.write_bytes(content)
@@ -115,9 +113,8 @@ def read_record(folder: Path, content: bytes) -> None:
     """What `specreg prepare` wrote beside the prompts."""
     shutil.copyfile(TOY, prompts_path(folder, "gsm8k"))
     record_path(folder, "gsm8k").write_bytes(content)
-    dataset_named("gsm8k").load_prompts(
-        Wanted(root=builders.ROOT, vocabulary=lambda: 1, data_dir=folder)
-    )
+    gsm8k = dataset_named("gsm8k")
+    load_prompts(gsm8k, root=builders.ROOT, vocabulary=lambda: 1, data_dir=folder)
 
 
 def baselines() -> Iterable[File]:
@@ -137,8 +134,8 @@ def matrices() -> Iterable[File]:
 
 def datasets(folder: Path) -> Iterable[File]:
     """Prompts in each form, and the record of a prepared set."""
-    toy = FORMS["specreg"].load(TOY).prompts[:20]
-    for form in FORMS.values():
+    toy = FORMATS["specreg"].load(TOY).prompts[:20]
+    for form in FORMATS.values():
         rows = builders.rows_in(form.name, toy)
         for name, wrong in (("rows.jsonl", rows_of), ("rows.json", json_of)):
             path = builders.write_lines(folder / name, rows if wrong is rows_of else [rows])
@@ -147,7 +144,7 @@ def datasets(folder: Path) -> Iterable[File]:
     parquet = folder / "rows.parquet"
     rows = [{"question": one.turns[0], "answer": "no"} for one in toy]
     pq.write_table(pa.Table.from_pylist(rows), parquet)
-    reading = functools.partial(read_prompts, FORMS["gsm8k"], "rows.parquet")
+    reading = functools.partial(read_prompts, FORMATS["gsm8k"], "rows.parquet")
     yield File(content=parquet.read_bytes(), wrong=bytes_of, read=reading)
     given = builders.write_lines(folder / "gsm8k.jsonl", rows)
     asked = Preparation(data_dir=folder / "data", given=given, part=True, show=lambda _: None)

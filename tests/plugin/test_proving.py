@@ -1,6 +1,7 @@
 """What must hold is proved as a user runs it: one changed token turns it red."""
 
-from specreg.datasets import Wanted, dataset_named
+from specreg.datasets.prepare import load_prompts
+from specreg.datasets.table import dataset_named
 from specreg.verdicts.judge import Outcome
 from tests.doubles.vllm.script import Fault, Script, chat_prompt, prompt_token_ids, steps_of
 from tests.doubles.vllm.steps import likeliest
@@ -17,7 +18,7 @@ def test_a_token_that_speculation_changed_is_wrong_and_named_whatever_else_is_eq
 ) -> None:
     """One of the 20 answers, in the case that asks for one at a time."""
     suite.script = Script(fault=Fault.CHANGED_TOKEN, fault_after_requests=PROBE + NUMBER - 1)
-    prompt = dataset_named("toy").load_prompts(Wanted(root=ROOT, vocabulary=int))[NUMBER - 1]
+    prompt = load_prompts(dataset_named("toy"), root=ROOT, vocabulary=int)[NUMBER - 1]
     ids = prompt_token_ids(chat_prompt([{"role": "user", "content": prompt.turns[0]}]))
     answer = steps_of(" ".join(map(str, ids)), max_tokens=32).token_ids
     place = len(answer) // 2

@@ -28,16 +28,17 @@ from specreg.baselines.schema import (
 )
 from specreg.core.processes import MarkedProcess
 from specreg.core.supervisor import NOBODY
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.engines._engine import LaunchOptions, Requirement
 from specreg.engines.registry import ALONE, engine_named
 from specreg.load.rounds import Round
 from specreg.matrix import Case, ServerSpec
 from specreg.matrix.load import Load
-from specreg.measurement.measure import Measurement
+from specreg.measurement.arm import Arm
+from specreg.measurement.measure import Measurement, Plan, measure, workload_of
 from specreg.measurement.metrics import Replay
 from specreg.servers.environments import _MARKER, EngineEnvironment, _folder
-from specreg.servers.server import StartedServer
+from specreg.servers.server import Server, StartedServer
 from specreg.telemetry.identity import Environment, Gpus
 from specreg.telemetry.record import Block, DeviceRecord, PowerRecord, arm_power
 from specreg.telemetry.sensor import Device, Scope
@@ -381,3 +382,14 @@ def write_lines(path: Path, rows: Iterable[object]) -> Path:
     """A file of JSON lines."""
     path.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
     return path
+
+
+def measure_alone(
+    case: Case,
+    server: Server,
+    prompts: Sequence[Prompt] = PROMPTS,
+    plan: Plan = Plan(show=lambda _: None),  # noqa: B008 - frozen
+) -> Measurement:
+    """A measurement of a case on one server."""
+    (found,) = measure([Arm(case=case, server=server)], workload_of(case, prompts), plan)
+    return found

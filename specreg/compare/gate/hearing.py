@@ -22,7 +22,7 @@ from specreg.compare.gate.texts import (
     why_not_compared,
 )
 from specreg.core.errors import InvalidMeasurementError
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.matrix.prompts import load_case_prompts
 from specreg.servers.server import Server
 

@@ -20,7 +20,7 @@ from specreg.compare.gate.plan import Pair
 from specreg.core.errors import UnsupportedError
 from specreg.core.files import replace_file
 from specreg.correctness.oracle_client import in_flight
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.engines.methods import METHODS
 from specreg.engines.token_api import Wanted
 from specreg.load.token_client import encode_prompts, transcribe

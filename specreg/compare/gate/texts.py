@@ -14,7 +14,7 @@ import msgspec
 from specreg.core.errors import InvalidMeasurementError
 from specreg.correctness.lossless import Losslessness, Parting, Score, check_lossless
 from specreg.correctness.oracle_client import in_flight, wanted_of
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.engines.registry import engine_named
 from specreg.engines.token_api import DIALECTS, Transcript
 from specreg.load.token_client import encode_prompts, score, transcribe

@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import uvloop
-
 from specreg.compare.gate.memory import held_bytes
 from specreg.compare.soak.block import Block, Watched, watched_of
 from specreg.compare.soak.drift import LEAD_IN_FRAC, LOOKS, Drift, Look, State, drift_of
@@ -15,13 +13,12 @@ from specreg.compare.soak.journal import Journal, line_of
 from specreg.compare.soak.table import render_drift
 from specreg.core.errors import InvalidMeasurementError
 from specreg.core.processes import resident_bytes
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.load.chat_client import Clock
-from specreg.load.rounds import Round
 from specreg.matrix import Case
-from specreg.matrix.load import Load
-from specreg.measurement.arm import Lane, open_lane, warm_up
-from specreg.measurement.measure import check_client
+from specreg.measurement.arm import Arm
+from specreg.measurement.measure import Plan, Workload, batch_of, measure
+from specreg.measurement.metrics import Family, Replay
 from specreg.servers.server import StartedServer
 
 _BLOCKS = 100
@@ -67,11 +64,19 @@ class Soak:
                 the meter broke: what came until then stays.
             ServerDiedError: the server went away.
         """
-        try:
-            uvloop.run(self._run(server, prompts))
-        except InvalidMeasurementError:
-            server.check_alive()
-            raise
+        # A block is prompts, not a time, and each begins at full load.
+        load = dataclasses.replace(self.case.load, duration_s=None, ramp_up_s=0.0)
+        arm = Arm(case=dataclasses.replace(self.case, load=load), server=server)
+        self.show(f"{self.case.id}: warming up")
+        taken = prompts[: self._warm_up(arm, prompts)]
+        self.show(f"{self.case.id}: {len(taken)} prompts in each block")
+        started_ns, looks = self.clock(), list(LOOKS)
+        while (passed_s := (self.clock() - started_ns) / _NS_PER_S) < self.length_s:
+            if looks and passed_s >= looks[0] * self.length_s:
+                looks.pop(0)
+                self.look(Look.EARLY)
+            self.blocks.append(self._block(arm, server, taken, started_ns))
+            self.journal.write(self.blocks[-1])
 
     def drifts(self, look: Look) -> tuple[Drift, ...]:
         """How each figure has moved so far, with the certainty of a look."""
@@ -109,43 +114,29 @@ class Soak:
     def _watched(self) -> tuple[Watched, ...]:
         return watched_of(self.case, on_gpu=self.on_gpu)
 
-    async def _run(self, server: StartedServer, prompts: Sequence[Prompt]) -> None:
-        # A block is prompts, not a time, and each begins at full load.
-        load = dataclasses.replace(self.case.load, duration_s=None, ramp_up_s=0.0)
-        case = dataclasses.replace(self.case, load=load)
-        async with open_lane(case, server, clock=self.clock) as lane:
-            self.show(f"{self.case.id}: warming up")
-            taken = prompts[: await self._warm_up(lane, prompts)]
-            self.show(f"{self.case.id}: {len(taken)} prompts in each block")
-            started_ns, looks = self.clock(), list(LOOKS)
-            while (passed_s := (self.clock() - started_ns) / _NS_PER_S) < self.length_s:
-                if looks and passed_s >= looks[0] * self.length_s:
-                    looks.pop(0)
-                    self.look(Look.EARLY)
-                self.blocks.append(await self._block(lane, server, taken, started_ns))
-                self.journal.write(self.blocks[-1])
+    def _warm_up(self, arm: Arm, prompts: Sequence[Prompt]) -> int:
+        """Warm the server up; how many prompts a block takes then."""
+        size = batch_of(arm.case)
+        (done,) = self._measured(arm, prompts[:size], warm_up=prompts)[0].rounds
+        lasted_s = (done.ended_ns - done.started_ns) / _NS_PER_S
+        return self.prompts or prompts_in(self.length_s / _BLOCKS, arm.case, size, lasted_s)
 
-    async def _warm_up(self, lane: Lane, prompts: Sequence[Prompt]) -> int:
-        """Warms the server up; how many prompts a block takes then."""
-        batches: list[tuple[int, float]] = []
+    def _measured(
+        self, arm: Arm, prompts: Sequence[Prompt], warm_up: Sequence[Prompt] = ()
+    ) -> tuple[Replay, str]:
+        """What some prompts made of the server, and why their times mean nothing, if they don't."""
+        plan = Plan(show=lambda _: None, parts=1, warms_up=bool(warm_up), clock=self.clock)
+        (found,) = measure([arm], Workload(prompts=prompts, warm_up=warm_up), plan)
+        why = found.invalid.get(Family.ACCEPTANCE, "")
+        if found.replay is None or why:
+            raise InvalidMeasurementError(*why.split(": ", 1))
+        return found.replay, found.invalid.get(Family.LATENCY, "")
 
-        async def replay_batch(load: Load, batch: Sequence[Prompt]) -> Round:
-            done = await lane.crew.replay_under(load, batch)
-            batches.append((len(batch), (done.ended_ns - done.started_ns) / _NS_PER_S))
-            return done
-
-        await warm_up(lane.case, prompts, replay_batch)
-        return self.prompts or prompts_in(self.length_s / _BLOCKS, lane.case, *batches[-1])
-
-    async def _block(
-        self, lane: Lane, server: StartedServer, prompts: Sequence[Prompt], started_ns: int
+    def _block(
+        self, arm: Arm, server: StartedServer, prompts: Sequence[Prompt], started_ns: int
     ) -> Block:
-        lane.rounds.clear()
-        await lane.begin()
-        await lane.replay(prompts)
-        (done,) = lane.rounds
-        found, _ = await lane.acceptance()
-        late = _why_late(done)
+        replay, late = self._measured(arm, prompts)
+        (done,), found = replay.rounds, replay.acceptance
         timed = bool(done.gaps.size) and not late
         gpu_bytes = held_bytes(server, on_gpu=True) if self.on_gpu else None
         return Block(
@@ -175,12 +166,3 @@ def prompts_in(within_s: float, case: Case, size: int, lasted_s: float) -> int:
     else:
         fit = size * math.floor(within_s / lasted_s) if lasted_s else size
     return min(max(fit, size), case.prompts)
-
-
-def _why_late(done: Round) -> str:
-    """Why the times of a round mean nothing; empty where they do."""
-    try:
-        check_client([done])
-    except InvalidMeasurementError as error:
-        return str(error)
-    return ""

@@ -4,10 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from specreg.baselines.schema import baseline_files, check_baselines
+from specreg.core.commands import install_command
 from specreg.core.errors import DatasetError, ModelError
 from specreg.core.findings import Finding, in_the_way, note, of_error, ok
-from specreg.datasets import Prompt, dataset_named
-from specreg.datasets.hub import has_token, is_offline
+from specreg.datasets.hub import has_token, is_installed, is_offline
+from specreg.datasets.prompts import Prompt
+from specreg.datasets.table import dataset_named
 from specreg.engines.registry import engine_named
 from specreg.matrix import Case
 from specreg.matrix.models import is_hub_id, missing_files, missing_of_hub, resolve_model
@@ -49,7 +51,7 @@ def examine_models(scene: Scene) -> Iterator[Finding]:
     """Which models are at hand and whole, and which the engines would fetch."""
     for reference, size_gib in _models(scene).items():
         if is_hub_id(reference):
-            yield _of_hub(reference, size_gib, scene.variables)
+            yield _of_hub(reference, size_gib)
         else:
             yield _of_folder(scene.root, reference)
 
@@ -59,7 +61,7 @@ def lacking_gib(scene: Scene) -> float:
     return sum(
         size_gib
         for reference, size_gib in _models(scene).items()
-        if is_hub_id(reference) and missing_of_hub(reference, scene.variables)
+        if is_hub_id(reference) and missing_of_hub(reference)
     )
 
 
@@ -69,7 +71,7 @@ def examine_datasets(scene: Scene) -> Iterator[Finding]:
     for case in scene.running:
         asking.setdefault(case.dataset, []).append(case)
     for name, cases in asking.items():
-        if dataset_named(name).dataset.lengths:
+        if dataset_named(name).tokens is not None:
             yield ok("dataset", f"{name}: made when it is asked for")
         else:
             yield _of_prompts(scene.root, name, cases)
@@ -85,16 +87,19 @@ def _models(scene: Scene) -> Mapping[str, float]:
     return found
 
 
-def _of_hub(reference: str, size_gib: float, variables: Mapping[str, str]) -> Finding:
-    lacks = missing_of_hub(reference, variables)
+def _of_hub(reference: str, size_gib: float) -> Finding:
+    if not is_installed():
+        says = f"{reference}: whether it is in the hub's cache takes huggingface_hub to tell"
+        return note("model", says, install_command("datasets"))
+    lacks = missing_of_hub(reference)
     if not lacks:
         return ok("model", f"{reference}: in the hub's cache")
     size = f", about {size_gib:.1f} GiB" if size_gib else ""
     says = f"{reference}: not in the hub's cache ({', '.join(lacks)}{size})"
-    if is_offline(variables):
+    if is_offline():
         advice = "unset HF_HUB_OFFLINE, or fetch it where there is a network"
         return in_the_way("model", says, advice)
-    if has_token(variables):
+    if has_token():
         return note("model", says, "its engine fetches it, with the token that is set")
     advice = "its engine fetches it; HF_TOKEN isn't set, which a gated model needs"
     return note("model", says, advice)

@@ -94,7 +94,8 @@ def _wanted(scene: Scene) -> Iterator[tuple[str, Path, float]]:
         with contextlib.suppress(ModelError):  # as the finding on it says
             if needed_bytes := lacking_bytes(scene.root, scene.servers):
                 yield "widened models", cache_dir(), needed_bytes / _GIB
-        yield "models", hub_cache_dir(scene.variables), lacking_gib(scene)
+        if cache := hub_cache_dir():
+            yield "models", cache, lacking_gib(scene)
     yield "runs", scene.runs, _RUN_GIB
 
 

@@ -23,7 +23,7 @@ from specreg.baselines.schema import (
 )
 from specreg.baselines.store import Shelf, settings_of
 from specreg.core.errors import BaselineError, DatasetError
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.engines.methods import Tree
 from specreg.engines.protocols import Form
 from specreg.engines.registry import Parallel

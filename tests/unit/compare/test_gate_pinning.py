@@ -26,7 +26,7 @@ from specreg.compare.gate.pinning import (
 )
 from specreg.compare.gate.plan import Pair
 from specreg.core.errors import UnknownNameError, UnsupportedError
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.engines.token_api import Transcript
 from tests.unit import builders
 

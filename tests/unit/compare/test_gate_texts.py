@@ -7,7 +7,7 @@ import pytest
 
 from specreg.compare.gate.texts import TextsSaid, doubted_by_a, why_not_compared
 from specreg.correctness.lossless import Losslessness, Parting
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.matrix import Case
 from tests.unit import builders
 

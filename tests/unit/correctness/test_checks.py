@@ -23,7 +23,7 @@ from specreg.correctness.checks import (
     prove_sampling,
 )
 from specreg.correctness.draft_prediction import Foresee
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.engines.pytorch.questions import Foreseen, Question
 from specreg.engines.registry import engine_named
 from specreg.matrix import Case

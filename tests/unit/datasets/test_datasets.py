@@ -1,15 +1,23 @@
-"""The prompts: read from disk, or refused with file and row."""
+"""Prompts: loaded from disk or drawn, spread over their categories, and what of a reply is kept."""
 
+import collections
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specreg.core.errors import DatasetError, UnknownNameError
-from specreg.datasets import SETS, Prompt, Wanted, dataset_named
-from specreg.datasets._dataset import prompts_sha256
+from specreg.datasets.prepare import load_prompts
+from specreg.datasets.prompts import REPLIES, Prompt, interleaved, prompts_sha256
+from specreg.datasets.table import SETS, dataset_named
 from tests.unit import builders
 
-WANTED = Wanted(root=builders.ROOT, vocabulary=lambda: 768)
+
+def load(name: str, data_dir: Path | None = None) -> tuple[Prompt, ...]:
+    """The prompts of a set, for a target of 768 token ids."""
+    one = dataset_named(name)
+    return load_prompts(one, root=builders.ROOT, vocabulary=lambda: 768, data_dir=data_dir)
 
 
 def test_the_checksum_depends_on_texts_and_order() -> None:
@@ -21,16 +29,15 @@ def test_the_checksum_depends_on_texts_and_order() -> None:
     assert len(prompts_sha256([])) == 64
 
 
-@pytest.mark.parametrize("name", [name for name, one in SETS.items() if one.source])
+@pytest.mark.parametrize("name", [name for name, one in SETS.items() if one.form])
 def test_a_set_that_nobody_prepared_says_how_to(name: str, tmp_path: Path) -> None:
-    wanted = Wanted(root=builders.ROOT, vocabulary=lambda: 768, data_dir=tmp_path)
     words = f"dataset '{name}': not prepared on this machine; run specreg prepare {name}"
     with pytest.raises(DatasetError, match=words):
-        dataset_named(name).load_prompts(wanted)
+        load(name, tmp_path)
 
 
 def test_a_random_prompt_has_the_length_asked_for_and_stays_as_it_is() -> None:
-    prompts = dataset_named("random-7").load_prompts(WANTED)
+    prompts = load("random-7")
     assert {len(prompt.token_ids) for prompt in prompts} == {7}
     assert {prompt.category for prompt in prompts} == {"random"}
     assert len(prompts) == len({prompt.token_ids for prompt in prompts}) == 1024
@@ -39,8 +46,7 @@ def test_a_random_prompt_has_the_length_asked_for_and_stays_as_it_is() -> None:
 
 
 def test_long_random_prompts_are_fewer() -> None:
-    wanted = Wanted(root=builders.ROOT, vocabulary=lambda: 768)
-    assert len(dataset_named("random-1000000").load_prompts(wanted)) == 4
+    assert len(load("random-1000000")) == 4
 
 
 @pytest.mark.parametrize("name", ["random", "random-0", "random-", "random-1k", "toy-128"])
@@ -50,7 +56,7 @@ def test_a_length_is_a_number_of_a_set_that_takes_one(name: str) -> None:
 
 
 def test_the_toy_prompts_interleave_their_five_categories() -> None:
-    prompts = dataset_named("toy").load_prompts(WANTED)
+    prompts = load("toy")
     assert len(prompts) == 160
     assert len({prompt.category for prompt in prompts[:5]}) == 5
 
@@ -58,3 +64,49 @@ def test_the_toy_prompts_interleave_their_five_categories() -> None:
 def test_an_unknown_dataset_is_answered_with_those_there_are() -> None:
     with pytest.raises(UnknownNameError, match="unknown dataset 'toys'; did you mean 'toy'"):
         dataset_named("toys")
+
+
+def prompts_of(categories: list[str]) -> list[Prompt]:
+    """A prompt of each category named."""
+    return [
+        Prompt(id=str(number), category=category, turns=("x",))
+        for number, category in enumerate(categories)
+    ]
+
+
+def test_categories_take_turns_for_as_long_as_they_have_any() -> None:
+    prompts = interleaved(prompts_of(["b", "b", "b", "a", "c", "c"]))
+    assert [prompt.category for prompt in prompts] == ["b", "a", "c", "b", "c", "b"]
+    assert [prompt.id for prompt in prompts] == ["0", "3", "4", "1", "5", "2"]
+
+
+@settings(deadline=None)
+@given(categories=st.lists(st.sampled_from("abc")), first=st.integers(0, 20))
+def test_any_first_prompts_are_spread_evenly(categories: list[str], first: int) -> None:
+    prompts = prompts_of(categories)
+    spread = interleaved(prompts)
+    assert sorted(spread, key=lambda one: int(one.id)) == prompts
+    had = collections.Counter(prompt.category for prompt in spread[:first])
+    there = collections.Counter(categories)
+    most = max(had.values(), default=0)
+    assert all(count >= min(most - 1, there[one]) for one, count in had.items())
+    assert all(had[one] >= min(most - 1, there[one]) for one in there)
+    assert interleaved(spread) == spread
+
+
+@pytest.mark.parametrize(
+    ("name", "reply", "kept"),
+    [
+        pytest.param("as_is", " <think>\nHm.</think>\n\nYes. ", None, id="all of it"),
+        pytest.param("stripped", "\n Yes.\n\tNo. \n", "Yes.\n\tNo.", id="without its margins"),
+        pytest.param("stripped", " \n", "", id="nothing but margins"),
+        pytest.param("without_thinking", "<think>\nHm.</think>\n\nYes. ", "Yes. ", id="the answer"),
+        pytest.param("without_thinking", "Hm.</think>Yes.", "Yes.", id="a template that began it"),
+        pytest.param("without_thinking", "a</think>b</think>c", "c", id="after the last thought"),
+        pytest.param("without_thinking", " Yes.\n", None, id="no thought"),
+        pytest.param("without_thinking", "Hm.</think>", "", id="a thought alone"),
+        pytest.param("without_thinking", "\n<think>\nHm, ", "", id="a thought that was cut off"),
+    ],
+)
+def test_what_enters_the_history(name: str, reply: str, kept: str | None) -> None:
+    assert REPLIES[name](reply) == (reply if kept is None else kept)

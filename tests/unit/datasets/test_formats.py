@@ -11,10 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specreg.core.errors import DatasetError, UnknownNameError
-from specreg.datasets import Wanted, dataset_named
-from specreg.datasets.formats import FORMS, form_named
+from specreg.core.errors import DatasetError
+from specreg.datasets.formats import FORMATS
+from specreg.datasets.prepare import load_prompts
 from specreg.datasets.prompts import Prompt
+from specreg.datasets.table import dataset_named
 from tests.unit import builders
 from tests.unit.builders import rows_in, write_lines
 
@@ -188,33 +189,32 @@ def prompts_of(name: str) -> tuple[Prompt, ...]:
 
 def toy() -> tuple[Prompt, ...]:
     """The toy prompts."""
-    wanted = Wanted(root=builders.ROOT, vocabulary=lambda: 768)
-    return dataset_named("toy").load_prompts(wanted)
+    return load_prompts(dataset_named("toy"), root=builders.ROOT, vocabulary=int)
 
 
 def test_each_form_has_an_example() -> None:
-    assert set(EXAMPLES) == set(FORMS)
+    assert set(EXAMPLES) == set(FORMATS)
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", FORMATS)
 def test_json_lines_are_read(name: str, tmp_path: Path) -> None:
-    loaded = form_named(name).load(write_lines(tmp_path / "question.jsonl", rows_of(name)))
+    loaded = FORMATS[name].load(write_lines(tmp_path / "question.jsonl", rows_of(name)))
     assert (loaded.prompts, loaded.left_out_rows) == (prompts_of(name), 0)
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", FORMATS)
 def test_a_json_array_is_read_whatever_the_file_is_called(name: str, tmp_path: Path) -> None:
     path = tmp_path / "sharegpt.jsonl"
     path.write_text("\ufeff \n" + json.dumps(rows_of(name), indent=1))
-    assert form_named(name).load(path).prompts == prompts_of(name)
+    assert FORMATS[name].load(path).prompts == prompts_of(name)
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", FORMATS)
 def test_parquet_is_read(name: str, tmp_path: Path) -> None:
     path = tmp_path / "test-00000-of-00001.parquet"
     for row, prompt in EXAMPLES[name]:  # each has columns of its own
         pq.write_table(pa.Table.from_pylist([row]), path)
-        assert form_named(name).load(path).prompts == (prompt,)
+        assert FORMATS[name].load(path).prompts == (prompt,)
 
 
 @pytest.mark.parametrize(("name", "row", "words"), MALFORMED)
@@ -229,7 +229,7 @@ def test_a_wrong_row_is_refused_with_its_place(
     else:
         write_lines(path, rows)
     with pytest.raises(DatasetError) as error:
-        form_named(name).load(path)
+        FORMATS[name].load(path)
     assert str(error.value).startswith(f"{path}:{len(rows)}: ")
     assert words in str(error.value)
     assert ";" in str(error.value)
@@ -249,7 +249,7 @@ def test_a_wrong_row_of_parquet_is_refused_with_its_place(
     path = tmp_path / "test.parquet"
     pq.write_table(pa.Table.from_pylist([row]), path)
     with pytest.raises(DatasetError) as error:
-        form_named("gsm8k").load(path)
+        FORMATS["gsm8k"].load(path)
     assert str(error.value).startswith(f"{path}:1: ")
     assert words in str(error.value)
     assert str(error.value).endswith("; a row of 'gsm8k' needs question (a text)")
@@ -260,7 +260,7 @@ def test_an_empty_file_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "question.jsonl"
     path.write_bytes(content)
     with pytest.raises(DatasetError, match=f"'{path}': is empty; fetch it again"):
-        form_named("questions").load(path)
+        FORMATS["questions"].load(path)
 
 
 @pytest.mark.parametrize("content", [b"[]", b"[{]", b"[1"], ids=["empty", "broken", "cut-off"])
@@ -268,7 +268,7 @@ def test_an_array_without_rows_is_refused(content: bytes, tmp_path: Path) -> Non
     path = tmp_path / "sharegpt.json"
     path.write_bytes(content)
     with pytest.raises(DatasetError, match=f"'{path}': .*; a row of 'sharegpt' needs conv"):
-        form_named("sharegpt").load(path)
+        FORMATS["sharegpt"].load(path)
 
 
 @pytest.mark.parametrize(
@@ -280,14 +280,14 @@ def test_a_line_that_is_no_row_is_refused_with_its_place(line: bytes, tmp_path: 
     path = tmp_path / "prompts.jsonl"
     path.write_bytes(b'{"text": "a"}\n' + line + b'\n{"text": "b"}\n')
     with pytest.raises(DatasetError) as error:
-        form_named("genai-perf").load(path)
+        FORMATS["genai-perf"].load(path)
     assert str(error.value).startswith(f"{path}:2: ")
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     path = tmp_path / "none.jsonl"
     with pytest.raises(DatasetError, match=f"prompt file '{path}': No such file.*; name a file"):
-        form_named("gsm8k").load(path)
+        FORMATS["gsm8k"].load(path)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"PAR1 but not really"])
@@ -296,14 +296,14 @@ def test_a_parquet_file_that_is_none_is_named(content: bytes | None, tmp_path: P
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(DatasetError, match=f"prompt file '{path}': .*; fetch it again, or name"):
-        form_named("gsm8k").load(path)
+        FORMATS["gsm8k"].load(path)
 
 
 def test_a_parquet_file_without_rows_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "test.parquet"
     pq.write_table(pa.table({"question": pa.array([], pa.string())}), path)
     with pytest.raises(DatasetError, match=f"'{path}': is empty; fetch it again"):
-        form_named("gsm8k").load(path)
+        FORMATS["gsm8k"].load(path)
 
 
 def test_two_rows_of_one_id_are_refused_with_both_places(tmp_path: Path) -> None:
@@ -313,14 +313,14 @@ def test_two_rows_of_one_id_are_refused_with_both_places(tmp_path: Path) -> None
     with pytest.raises(
         DatasetError, match=r"prompts 1 and 3 have the same id '111'; give each its"
     ):
-        form_named("questions").load(path)
+        FORMATS["questions"].load(path)
 
 
 def test_a_conversation_without_a_word_of_the_user_is_left_out_and_counted(tmp_path: Path) -> None:
     silent: dict[str, object] = {"id": "s", "conversations": [{"from": "gpt", "value": "Hello!"}]}
     blank: dict[str, object] = {"id": "b", "conversations": [{"from": "human", "value": "\n"}]}
     path = write_lines(tmp_path / "sharegpt.jsonl", [silent, SHARED, {"conversations": []}, blank])
-    loaded = form_named("sharegpt").load(path)
+    loaded = FORMATS["sharegpt"].load(path)
     assert loaded.left_out_rows == 3
     assert loaded.prompts == (Prompt(id="sharegpt-1", category="chat", turns=("Hello.", "Again.")),)
 
@@ -328,7 +328,7 @@ def test_a_conversation_without_a_word_of_the_user_is_left_out_and_counted(tmp_p
 def test_a_file_that_asks_nothing_is_refused(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "sharegpt.jsonl", [{"conversations": []}])
     with pytest.raises(DatasetError, match=f"'{path}': asks nothing; a row of 'sharegpt' needs"):
-        form_named("sharegpt").load(path)
+        FORMATS["sharegpt"].load(path)
 
 
 @pytest.mark.parametrize(
@@ -337,18 +337,18 @@ def test_a_file_that_asks_nothing_is_refused(tmp_path: Path) -> None:
 )
 def test_braces_of_code_are_no_leftover(text: str, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "qualitative.jsonl", [{**SPEED, "turns": [text]}])
-    assert form_named("speed-bench").load(path).prompts[0].turns == (text,)
+    assert FORMATS["speed-bench"].load(path).prompts[0].turns == (text,)
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", FORMATS)
 def test_the_toy_prompts_say_the_same_in_every_form(name: str, tmp_path: Path) -> None:
     prompts = toy()
-    loaded = form_named(name).load(write_lines(tmp_path / "toy.jsonl", rows_in(name, prompts)))
+    loaded = FORMATS[name].load(write_lines(tmp_path / "toy.jsonl", rows_in(name, prompts)))
     assert [prompt.turns for prompt in loaded.prompts] == [prompt.turns for prompt in prompts]
     assert loaded.left_out_rows == 0
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", FORMATS)
 @settings(
     max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -356,12 +356,7 @@ def test_the_toy_prompts_say_the_same_in_every_form(name: str, tmp_path: Path) -
 def test_any_text_is_read_as_it_is_written(name: str, text: str, tmp_path: Path) -> None:
     rows = rows_in(name, [Prompt(id="a", category="c", turns=(f"x{text}",))])
     path = write_lines(tmp_path / "prompts.jsonl", rows)
-    assert form_named(name).load(path).prompts[0].turns == (f"x{text}",)
-
-
-def test_an_unknown_form_is_answered_with_those_there_are() -> None:
-    with pytest.raises(UnknownNameError, match="unknown form 'genai'; did you mean 'genai-perf'"):
-        form_named("genai")
+    assert FORMATS[name].load(path).prompts[0].turns == (f"x{text}",)
 
 
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path) -> None:
@@ -369,8 +364,8 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path) -> None:
     pq.write_table(pa.table({"question": ["x"]}), path)
     code = (
         "import sys; sys.modules['pyarrow'] = None\n"
-        "from pathlib import Path; from specreg.datasets.formats import form_named\n"
-        f"form_named('gsm8k').load(Path({str(path)!r}))"
+        "from pathlib import Path; from specreg.datasets.formats import FORMATS\n"
+        f"FORMATS['gsm8k'].load(Path({str(path)!r}))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=builders.ROOT, capture_output=True, text=True, check=False

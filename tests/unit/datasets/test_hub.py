@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from specreg.core.errors import DatasetError
-from specreg.datasets import Wanted, dataset_named
-from specreg.datasets.hub import Fetched, cached_model, fetch_dataset_file, has_token, hub_cache_dir
+from specreg.datasets.hub import cached_model, fetch_dataset_file
+from specreg.datasets.prepare import load_prompts
+from specreg.datasets.table import dataset_named
 from tests.unit import builders
 
 COMMIT = "e3a795c7b1c2a8a6b3f0f2d1c4b5a69788776655"
@@ -37,7 +38,6 @@ class Hub:
         break_at_bytes: after how much of the file the first answer breaks off; None for never.
         status: what it answers to everything; 200 where it gives the file.
         code: what the hub calls its refusal.
-        etag: what the hub calls the file's content; empty for its SHA-256.
         asked: method, path and range of each request.
     """
 
@@ -46,7 +46,6 @@ class Hub:
     break_at_bytes: int | None = None
     status: int = 200
     code: str = ""
-    etag: str = ""
     asked: list[tuple[str, str, str]] = field(default_factory=list)
 
 
@@ -73,7 +72,7 @@ class Answers(BaseHTTPRequestHandler):
         content = hub.content[start:] if status == 200 else b""
         self.send_response(206 if start and status == 200 else status)
         self.send_header("Content-Length", str(len(content)))
-        self.send_header("ETag", f'"{hub.etag or hashlib.sha256(hub.content).hexdigest()}"')
+        self.send_header("ETag", f'"{hashlib.sha256(hub.content).hexdigest()}"')
         self.send_header("X-Repo-Commit", COMMIT)
         if hub.code:
             self.send_header("X-Error-Code", hub.code)
@@ -111,7 +110,7 @@ REPO, FILE = "HuggingFaceH4/mt_bench_prompts", "raw/question.jsonl"
 PATH = f"/datasets/{REPO}/resolve/main/{FILE}"
 
 
-def fetch(hub: Hub, folder: Path) -> Fetched:
+def fetch(hub: Hub, folder: Path) -> tuple[Path, str]:
     """Fetches the file from that hub into a cache of its own."""
     address = f"http://127.0.0.1:{hub.port}"
     return fetch_dataset_file(REPO, FILE, "main", endpoint=address, cache=folder / "hub")
@@ -132,9 +131,9 @@ def prepare(folder: Path, **environment: str) -> subprocess.CompletedProcess[str
 
 
 def test_a_file_is_fetched_with_its_commit(hub: Hub, tmp_path: Path) -> None:
-    fetched = fetch(hub, tmp_path)
-    assert fetched.path.read_bytes() == CONTENT
-    assert fetched.commit == COMMIT
+    path, commit = fetch(hub, tmp_path)
+    assert path.read_bytes() == CONTENT
+    assert commit == COMMIT
     assert [(method, path) for method, path, _ in hub.asked] == [("HEAD", PATH), ("GET", PATH)]
 
 
@@ -148,7 +147,7 @@ def test_a_file_that_is_there_is_not_fetched_again(hub: Hub, tmp_path: Path) -> 
 def test_a_connection_that_broke_goes_on_where_it_was(hub: Hub, tmp_path: Path) -> None:
     chunk_bytes = 10 * 1024 * 1024  # what huggingface_hub writes at a time
     hub.content, hub.break_at_bytes = os.urandom(2 * chunk_bytes + 5), chunk_bytes + 5
-    assert fetch(hub, tmp_path).path.read_bytes() == hub.content
+    assert fetch(hub, tmp_path)[0].read_bytes() == hub.content
     ranges = [asked for method, _, asked in hub.asked if method == "GET"]
     assert ranges == ["", f"bytes={chunk_bytes}-"]
 
@@ -176,10 +175,10 @@ def test_what_the_hub_refuses_is_said(
 def asked_for_access(hub: Hub, folder: Path, **environment: str) -> str:
     """What a model whose weights aren't in the cache is told to be by the hub, of a process."""
     code = (
-        "import dataclasses, os; from specreg.matrix.models import why_unfetchable;"
+        "import dataclasses; from specreg.matrix.models import why_unfetchable;"
         "from tests.unit.builders import CASE;"
         "spec = dataclasses.replace(CASE.server, target='org/model', draft=None);"
-        "print(why_unfetchable(spec, os.environ))"
+        "print(why_unfetchable(spec))"
     )
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     own = {"HF_HOME": str(folder), "HF_ENDPOINT": f"http://127.0.0.1:{hub.port}"}
@@ -246,8 +245,8 @@ def test_a_user_fetches_a_set_once(hub: Hub, tmp_path: Path) -> None:
     record = json.loads((tmp_path / "data/mt-bench.json").read_bytes())
     assert (record["revision"], record["source"]) == (COMMIT, REPO)
     assert record["source_sha256"] == hashlib.sha256(CONTENT).hexdigest()
-    wanted = Wanted(root=builders.ROOT, vocabulary=lambda: 768, data_dir=tmp_path / "data")
-    assert len(dataset_named("mt-bench").load_prompts(wanted)) == 80
+    one, folder = dataset_named("mt-bench"), tmp_path / "data"
+    assert len(load_prompts(one, root=builders.ROOT, vocabulary=int, data_dir=folder)) == 80
     hub.asked.clear()
     again = prepare(tmp_path, **environment)
     assert again.returncode == 0
@@ -277,73 +276,11 @@ def test_without_huggingface_hub_it_says_what_to_install() -> None:
     assert 'which isn\'t installed; uv pip install -e ".[datasets]", or give --from' in done.stderr
 
 
-CACHES = [
-    {"HF_HUB_CACHE": "CACHE"},
-    {"HUGGINGFACE_HUB_CACHE": "CACHE"},
-    {"HF_HOME": "CACHE/.."},
-    {"XDG_CACHE_HOME": "CACHE/../.."},
-]
-
-
-@pytest.mark.parametrize("named", CACHES, ids=lambda named: next(iter(named)))
-def test_a_model_is_found_where_the_hubs_own_library_keeps_it(
-    named: dict[str, str], tmp_path: Path
-) -> None:
-    cache = tmp_path / "huggingface" / "hub"
-    cache.mkdir(parents=True)
-    variables = {name: path.replace("CACHE", str(cache)) for name, path in named.items()}
-    code = "from huggingface_hub.constants import HF_HUB_CACHE; print(HF_HUB_CACHE)"
-    plain = {name: value for name, value in os.environ.items() if "HF_" not in name}
-    done = subprocess.run(
-        (sys.executable, "-c", code), env=plain | variables, capture_output=True, check=True
-    )
-    theirs = Path(done.stdout.decode().strip()).resolve()
-    assert hub_cache_dir(variables).resolve() == theirs == cache
-    assert cached_model("org/name", variables) is None
-    snapshot = cache / "models--org--name" / "snapshots" / COMMIT
-    snapshot.mkdir(parents=True)
-    refs = cache / "models--org--name" / "refs"
-    refs.mkdir()
-    (refs / "main").write_text(COMMIT)
-    found = cached_model("org/name", variables)
-    assert found is not None
-    assert found.resolve() == snapshot
-    (refs / "main").write_text("another")
-    assert cached_model("org/name", variables) is None
-
-
-def test_a_token_is_seen_in_the_environment_or_in_its_file(tmp_path: Path) -> None:
-    assert not has_token({"HF_HOME": str(tmp_path)})
-    assert not has_token({"HF_HOME": str(tmp_path), "HF_TOKEN": ""})
-    assert has_token({"HF_HOME": str(tmp_path), "HF_TOKEN": "hf_secret"})
-    (tmp_path / "token").write_text("hf_secret")
-    assert has_token({"HF_HOME": str(tmp_path)})
-    assert has_token({"HF_TOKEN_PATH": str(tmp_path / "token")})
-
-
-def git_sha1(content: bytes) -> str:
-    """What git calls a file of that content, and the hub one that isn't large."""
-    return hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()  # noqa: S324
-
-
-@pytest.mark.parametrize(
-    "name", [lambda content: hashlib.sha256(content).hexdigest(), git_sha1], ids=["sha256", "git"]
-)
-def test_a_file_with_another_checksum_is_refused(
-    hub: Hub, tmp_path: Path, name: Callable[[bytes], str]
-) -> None:
-    """As long as it should be, so that its length tells nothing; and again from the cache."""
-    hub.etag = name(CONTENT)
-    assert fetch(hub, tmp_path / "whole").path.read_bytes() == CONTENT
-    hub.content = CONTENT.replace(b"Question 7.", b"Question 8.")
-    for _ in range(2):
-        with pytest.raises(DatasetError) as error:
-            fetch(hub, tmp_path / "other")
-        said = str(error.value)
-        assert said.startswith(f"hub dataset '{REPO}': {FILE}: is not what the hub has (checksum ")
-        assert f"needed {hub.etag[:12]}…); remove {tmp_path}" in said
-
-
-def test_a_name_that_is_no_checksum_tells_nothing(hub: Hub, tmp_path: Path) -> None:
-    hub.etag = "a-mirrors-own"
-    assert fetch(hub, tmp_path).path.read_bytes() == CONTENT
+def test_a_model_is_found_in_the_hubs_cache_once_it_was_fetched(tmp_path: Path) -> None:
+    assert cached_model("org/name", tmp_path) is None
+    model = tmp_path / "models--org--name"
+    (model / "refs").mkdir(parents=True)
+    (model / "refs/main").write_text(COMMIT)
+    assert cached_model("org/name", tmp_path) is None
+    (model / "snapshots" / COMMIT).mkdir(parents=True)
+    assert cached_model("org/name", tmp_path) == model / "snapshots" / COMMIT

@@ -10,9 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from specreg.core.errors import DatasetError
-from specreg.datasets import SETS, Prompt, PromptSet, Wanted, dataset_named
-from specreg.datasets._prepared import Prepared, load_record
-from specreg.datasets.prepare import Preparation, prepare
+from specreg.datasets.formats import FORMATS
+from specreg.datasets.prepare import Preparation, Prepared, load_prompts, load_record, prepare
+from specreg.datasets.prompts import Prompt
+from specreg.datasets.table import SETS, dataset_named
 from tests.unit import builders
 
 CATEGORIES = (
@@ -65,8 +66,8 @@ class Folder:
 
     def load(self, name: str) -> tuple[Prompt, ...]:
         """The prompts of a set, as a run loads them."""
-        wanted = Wanted(root=builders.ROOT, vocabulary=lambda: 768, data_dir=self.data_dir)
-        return dataset_named(name).load_prompts(wanted)
+        one = dataset_named(name)
+        return load_prompts(one, root=builders.ROOT, vocabulary=int, data_dir=self.data_dir)
 
 
 @pytest.fixture
@@ -238,17 +239,14 @@ def test_what_the_hub_does_not_have_says_where_it_is(folder: Folder, name: str, 
         folder.prepare(name)
 
 
-@pytest.mark.parametrize(
-    "one", [one for one in SETS.values() if one.source], ids=lambda one: one.name
-)
-def test_each_set_says_its_form_licence_and_place(one: PromptSet) -> None:
-    source = one.source
-    assert source
-    assert source.row_form.name == source.form
-    assert source.licence
-    assert source.terms.endswith(".")
-    assert source.url.startswith("https://") == (one.name != "genai-perf")
-    assert bool(source.repo) == bool(source.file)
+def test_each_set_says_its_form_licence_and_place() -> None:
+    for one in (one for one in SETS.values() if one.form):
+        assert one.form in FORMATS
+        assert one.licence
+        assert one.terms.endswith(".")
+        assert one.url.startswith("https://") == (one.name != "genai-perf")
+        assert bool(one.repo) == bool(one.file)
+        assert one.file or one.own_name
 
 
 def test_prompts_that_somebody_changed_are_refused(folder: Folder) -> None:

@@ -22,11 +22,11 @@ from specreg.acceptance.record import (
     View,
 )
 from specreg.core.errors import InvalidMeasurementError
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.engines.protocols import PROTOCOLS, Endpoint, Form
 from specreg.load.client_processes import open_crew
 from specreg.load.rounds import Round
-from specreg.measurement.meter import read_acceptance
+from specreg.measurement.arm import read_acceptance
 from specreg.measurement.metrics import Family, e2e_ms, metrics_of, tpot_ms, ttft_ms
 from tests.doubles.protocols.sglang import ScriptedSglang
 from tests.doubles.protocols.tensorrt_llm import ScriptedTensorrtLlm

@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestServer
 from specreg.acceptance.record import NO_STEPS
 from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import HungError, SpecregError
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.engines.protocols import Endpoint, Form
 from specreg.load.chat_client import Finished, Record, new_client
 from specreg.load.rounds import Round, Share, Tally, replay_round

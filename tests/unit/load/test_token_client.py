@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from specreg.core.errors import HungError, InvalidMeasurementError, UnsupportedError
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.engines.protocols import Endpoint, Form
 from specreg.engines.token_api import Transcript, Wanted
 from specreg.load.token_client import dialect_of, encode_prompts, score, transcribe

@@ -17,7 +17,7 @@ from aiohttp.test_utils import TestServer
 
 from specreg.acceptance.record import AcceptanceRecord, Gauges, Source, View
 from specreg.core.errors import SpecregError
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.engines.methods import Tree
 from specreg.engines.protocols import Endpoint
 from specreg.load.chat_client import Finished
@@ -189,7 +189,7 @@ def test_a_request_is_on_disk_as_soon_as_it_has_ended(path: Path) -> None:
     journal = Journal(path)
     journal.begin(KEY)
     for prompt_id in ("one", "two"):
-        journal.record_round(control=True, number=3)(finished(prompt_id))
+        journal.record_round(arm=1, number=3)(finished(prompt_id))
         line = lines_of(path)[-1]
         assert path.read_bytes().endswith(b"\n")
         assert (line["control"], line["round"]) == (True, 3)
@@ -284,7 +284,7 @@ def test_a_round_without_requests_comes_back_as_it_was(path: Path) -> None:
 def test_an_invalid_measurement_is_never_complete(path: Path) -> None:
     journal = Journal(path)
     journal.begin(KEY)
-    journal.record_round(control=False, number=0)(finished("one"))
+    journal.record_round(arm=0, number=0)(finished("one"))
     invalid = all_invalid("X: y")
     journal.end(dataclasses.replace(builders.measurement({}), replay=None, invalid=invalid))
     journal.close()
@@ -336,7 +336,7 @@ def full_after(path: Path, size_bytes: int) -> Iterator[None]:
 def test_a_disk_that_was_full_for_a_while_costs_no_other_measurement(path: Path) -> None:
     journal = Journal(path)
     journal.begin(ACCEPTANCE_ALONE)
-    record = journal.record_round(control=False, number=0)
+    record = journal.record_round(arm=0, number=0)
     with full_after(path, 100), pytest.raises(SpecregError, match="File too large; make room"):
         record(finished("one"))
     journal.begin(KEY)

@@ -26,7 +26,7 @@ from aiohttp.test_utils import TestServer
 
 from specreg.acceptance.record import AcceptanceRecord, Gauges, Source, StepCounts
 from specreg.core.errors import HungError, InvalidMeasurementError, ServerDiedError
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.engines.protocols import Form
 from specreg.engines.protocols.vllm import VllmProtocol
 from specreg.engines.registry import engine_named
@@ -36,13 +36,16 @@ from specreg.load.client_processes import Crew, open_crew
 from specreg.load.rounds import Round
 from specreg.matrix import Case, ServerSpec
 from specreg.matrix.load import Arrivals, Load
-from specreg.measurement.arm import warm_up, with_exported
+from specreg.measurement.arm import Arm, control_of, with_exported
 from specreg.measurement.measure import (
-    Extent,
     Measurement,
+    Plan,
+    beside,
     check_client,
     deal,
     measure,
+    warm_up,
+    workload_of,
 )
 from specreg.measurement.metrics import Family, metrics_of
 from specreg.servers.environments import EngineEnvironment
@@ -85,9 +88,19 @@ def start(
     )
 
 
-def measured(server: Server, control: Server | None, case: Case = builders.CASE) -> Measurement:
+QUIET = Plan(show=lambda _: None)
+
+
+def measured(
+    server: Server, control: Server | None, case: Case = builders.CASE, plan: Plan = QUIET
+) -> Measurement:
     """A measurement of the case."""
-    return measure(case, server, control, builders.PROMPTS, show=lambda _: None)
+    arms = [Arm(case=case, server=server)]
+    if control is not None:
+        theirs = dataclasses.replace(control_of(case), server=builders.PLAIN_SPEC)
+        arms.append(Arm(case=theirs, server=control, required=False))
+    found = measure(arms, workload_of(case, builders.PROMPTS), plan)
+    return beside(*found) if control is not None else found[0]
 
 
 @contextlib.contextmanager
@@ -135,9 +148,11 @@ def test_what_a_server_says_of_itself_is_kept_and_makes_no_value(
 ) -> None:
     """At the end of it, whether that is the last round or the extension."""
     case = dataclasses.replace(builders.CASE, prompts=prompts)
-    extent = Extent(enough=lambda _, look: prompts == 4 and look is not Look.EARLY)
+    plan = dataclasses.replace(
+        QUIET, enough=lambda _, look: prompts == 4 and look is not Look.EARLY
+    )
     with scripted_sglang(tmp_path) as server:
-        found = measure(case, server, None, builders.PROMPTS, show=lambda _: None, extent=extent)
+        found = measured(server, None, case, plan)
     assert not found.invalid
     assert found.replay is not None
     assert found.look is (Look.FULL if prompts == 4 else Look.EXTENDED)
@@ -155,7 +170,7 @@ def test_an_old_version_is_measured_by_its_answers_or_its_export_alone(
     found = []
     for kind, version in ((ScriptedSglang, "0.5.23"), (ScriptedOldSglang, "0.5.11")):
         with scripted_sglang(tmp_path, kind, version) as server:
-            found.append(measure(case, server, None, builders.PROMPTS, show=lambda _: None))
+            found.append(measured(server, None, case))
     new, old = found
     assert (new.invalid, old.invalid) == ({}, {})
     assert new.acceptance is not None
@@ -345,14 +360,8 @@ def test_the_power_of_each_server_is_of_one_uninterrupted_stretch_of_load(
     servers: tuple[Server, Server], power_s: float
 ) -> None:
     """Of the longest round, or, where that is too short, of prompts that come again and again."""
-    found = measure(
-        BESIDE_CONTROL,
-        *servers,
-        builders.PROMPTS,
-        show=lambda _: None,
-        extent=Extent(power_s=power_s),
-        watching=cast("Watch", Meter()),
-    )
+    plan = dataclasses.replace(QUIET, power_s=power_s, watching=cast("Watch", Meter()))
+    found = measured(*servers, BESIDE_CONTROL, plan)
     assert found.replay is not None
     assert found.replay.power is not None
     power, both = found.replay.power, (found.replay.rounds, found.replay.control_rounds)
@@ -397,14 +406,8 @@ def test_what_fails_in_the_load_for_power_spoils_the_power_alone(
     error: InvalidMeasurementError,
 ) -> None:
     hurt_power(monkeypatch, servers[which], error)
-    found = measure(
-        BESIDE_CONTROL,
-        *servers,
-        builders.PROMPTS,
-        show=lambda _: None,
-        extent=Extent(power_s=1.0),
-        watching=cast("Watch", Meter()),
-    )
+    plan = dataclasses.replace(QUIET, power_s=1.0, watching=cast("Watch", Meter()))
+    found = measured(*servers, BESIDE_CONTROL, plan)
     assert found.invalid == {Family.POWER: str(error)}
     assert found.replay is not None
     assert found.replay.power == PowerRecord(invalid=str(error))
@@ -486,13 +489,8 @@ def test_counters_that_are_missing_leave_the_speeds(servers: tuple[Server, Serve
 def test_a_client_that_is_behind_leaves_the_acceptance(servers: tuple[Server, Server]) -> None:
     """Each look at the clock takes it 10 ms: what is sent next is late."""
     ticks = itertools.count(0, 10 * MS)
-    found = measure(
-        BESIDE_CONTROL,
-        *servers,
-        builders.PROMPTS,
-        show=lambda _: None,
-        clock=lambda: next(ticks),
-    )
+    plan = dataclasses.replace(QUIET, clock=lambda: next(ticks))
+    found = measured(*servers, BESIDE_CONTROL, plan)
     assert found.invalid.keys() == set(Family) - {Family.ACCEPTANCE}
     assert {why.partition(":")[0] for why in found.invalid.values()} == {"CLIENT_BEHIND"}
     assert found.acceptance is not None
@@ -521,17 +519,15 @@ def test_prompts_are_dealt_into_parts_of_equal_size(
 
 
 def test_each_request_is_recorded_with_its_round(servers: tuple[Server, Server]) -> None:
-    recorded: list[tuple[bool, int, str]] = []
+    recorded: list[tuple[int, int, str]] = []
 
-    def record(control: bool, number: int) -> Record:  # noqa: FBT001 - a RecordRound
-        return lambda one: recorded.append((control, number, one.trace.prompt_id))
+    def record(arm: int, number: int) -> Record:
+        return lambda one: recorded.append((arm, number, one.trace.prompt_id))
 
-    found = measure(builders.CASE, *servers, builders.PROMPTS, show=lambda _: None, record=record)
+    found = measured(*servers, plan=dataclasses.replace(QUIET, record=record))
     assert not found.invalid
     assert sorted(recorded) == sorted(
-        (control, place // 2, prompt.id)
-        for place, prompt in enumerate(PROMPTS)
-        for control in (False, True)
+        (arm, place // 2, prompt.id) for place, prompt in enumerate(PROMPTS) for arm in (0, 1)
     )
 
 
@@ -546,13 +542,7 @@ def asked_of(
         asked.append((len(acceptance.prompts), look))
         return answers[len(asked) - 1]
 
-    found = measure(
-        builders.CASE,
-        *servers,
-        builders.PROMPTS,
-        show=lambda _: None,
-        extent=Extent(parts=parts, enough=enough),
-    )
+    found = measured(*servers, plan=dataclasses.replace(QUIET, parts=parts, enough=enough))
     assert not found.invalid
     return found, asked
 
@@ -590,14 +580,10 @@ def test_several_client_processes_measure_what_one_does(
 ) -> None:
     case = dataclasses.replace(builders.CASE, client_processes=2)
     recorded: list[str] = []
-    found = measure(
-        case,
-        servers[0],
-        None,
-        builders.PROMPTS,
-        show=lambda _: None,
-        record=lambda *_: lambda one: recorded.append(one.trace.prompt_id),
+    plan = dataclasses.replace(
+        QUIET, record=lambda *_: lambda one: recorded.append(one.trace.prompt_id)
     )
+    found = measured(servers[0], None, case, plan)
     assert found.acceptance == valid.acceptance
     assert sorted(recorded) == sorted(prompt.id for prompt in PROMPTS)
     assert found.replay is not None

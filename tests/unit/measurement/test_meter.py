@@ -15,7 +15,7 @@ from specreg.engines.methods import Tree
 from specreg.engines.protocols import PROTOCOLS, Protocol
 from specreg.engines.protocols._openai import SpecTokensDetails
 from specreg.engines.protocols.vllm import VllmProtocol
-from specreg.measurement.meter import read_acceptance
+from specreg.measurement.arm import read_acceptance
 from tests.unit import builders
 
 VLLM = PROTOCOLS["vllm"]

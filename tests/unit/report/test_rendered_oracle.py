@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from specreg.baselines.comparison import Known
-from specreg.datasets import Prompt
+from specreg.datasets.prompts import Prompt
 from specreg.report.oracle import render_oracle
 from tests.unit import builders
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from huggingface_hub import constants
 
 from specreg.core.findings import Finding, State
 from specreg.matrix import load_tier
@@ -77,6 +78,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv(name, str(tmp_path / name))
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_TOKEN", "HF_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
+    # What it takes from the environment as it is imported.
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "HF_HOME/hub"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "HF_HOME/token"))
     prompts = tmp_path / "fixtures/prompts"
     prompts.mkdir(parents=True)
     shutil.copyfile(builders.ROOT / "fixtures/prompts/toy.jsonl", prompts / "toy.jsonl")
@@ -105,7 +109,7 @@ def scene(root: Path, variables: Mapping[str, str] | None = None, **changed: obj
         root=root,
         runs=root / "runs",
         baselines=root / "baselines",
-        variables={"HF_HOME": str(root / "HF_HOME"), **(variables or {})},
+        variables=variables or {},
     )
 
 
@@ -448,15 +452,19 @@ def test_a_hub_id_is_cached_or_to_be_fetched(root: Path) -> None:
     assert torn.says == "org/draft: not in the hub's cache (model.safetensors, about 2.0 GiB)"
 
 
-def test_a_token_is_told_of_and_never_shown(root: Path) -> None:
+def test_a_token_is_told_of_and_never_shown(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = "hf_planted_secret"  # noqa: S105 - planted
-    here = scene(root, {"HF_TOKEN": secret})
+    monkeypatch.setenv("HF_TOKEN", secret)
+    here = scene(root)
     assert of_model(here, "org/draft").advice == "its engine fetches it, with the token that is set"
     assert secret not in repr(examine(here))
 
 
-def test_a_hub_that_may_not_be_asked_gives_no_model(root: Path) -> None:
-    offline = of_model(scene(root, {"HF_HUB_OFFLINE": "1"}), "org/draft")
+def test_a_hub_that_may_not_be_asked_gives_no_model(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    offline = of_model(scene(root), "org/draft")
     assert offline.state == State.IN_THE_WAY
     assert offline.advice.startswith("unset HF_HUB_OFFLINE")
 

@@ -266,9 +266,9 @@ def test_a_request_that_fails_under_load_for_power_makes_power_alone_invalid() -
     assert replay is not None
     (part,) = replay.rounds
     failed = msgspec.structs.replace(part.traces[0], error="HTTP 500")
-    blocks = (dataclasses.replace(part, traces=(failed,)),)
+    block = dataclasses.replace(part, traces=(failed,))
     alive = Sampler(PowerTrace(device=CARD, every_ns=97 * 10**6), ended=False)
-    found = power_of(replay, cast("Watch", alive), (0, 0), {17}, blocks, {})
+    found = power_of(replay, cast("Watch", alive), (0, 0), {17}, block, {})
     assert found.invalid.startswith("POWER_INVALID: REQUEST_FAILED: 1 of 1 requests failed")
 
 
@@ -302,7 +302,7 @@ def test_what_a_dead_sampler_had_seen_counts(mask: int, pid: int, reason: str) -
     assert replay is not None
     sampler = cast("Watch", Sampler(trace))
     invalid: dict[Family, str] = {}
-    found = power_of(replay, sampler, (0, 0), {17}, replay.rounds, invalid)
+    found = power_of(replay, sampler, (0, 0), {17}, replay.rounds[0], invalid)
     assert found.invalid.startswith("POWER_INVALID: the sampler of power ended")
     assert {why.partition(":")[0] for why in invalid.values()} == ({reason} if reason else set())
     assert invalid.keys() == (set(Family) - {Family.ACCEPTANCE} if reason else set())

@@ -1,0 +1,186 @@
+"""The table of datasets: what a case can name, with its source, licence and format."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from specreg.core.errors import UnknownNameError
+
+_RANDOM = "random"
+_RANDOM_TOKENS = ("128", "512", "1024", "2048", "8192")
+"""The lengths that are listed; any other, 1 or more, is one too."""
+_RAW = "https://raw.githubusercontent.com"
+_PARQUET = "test-00000-of-00001.parquet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptSet:
+    """A dataset, and which of its configs; where it is published, and what must be in it.
+
+    Attributes:
+        dataset: what users write, followed by `-` and the config where there are several.
+        config: empty where there is one set.
+        form: the name of its format; empty where there is nothing to prepare.
+        licence: what its publishers call it.
+        terms: what that means for a benchmark, a sentence or two.
+        repo, file: a dataset of the hub and a file in it; empty where it isn't on the hub.
+        page: where a user gets it, or reads about it; empty for its page on the hub.
+        own_name: its file within a folder that a user has; empty for `file`.
+        rows, categories: how many there are; None where that isn't known.
+        turns: of a conversation on average, for an estimate before it is prepared.
+    """
+
+    dataset: str
+    config: str = ""
+    form: str = ""
+    licence: str = ""
+    terms: str = ""
+    repo: str = ""
+    file: str = ""
+    page: str = ""
+    own_name: str = ""
+    rows: int | None = None
+    categories: int | None = None
+    turns: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """`speed-bench-qualitative`: the full name, part of a case's id."""
+        return f"{self.dataset}-{self.config}" if self.config else self.dataset
+
+    @property
+    def url(self) -> str:
+        """Where a user gets it, or reads about it."""
+        return self.page or f"https://huggingface.co/datasets/{self.repo}"
+
+    @property
+    def tokens(self) -> int | None:
+        """The length of its prompts of random token ids; None where it has others."""
+        return int(self.config) if self.dataset == _RANDOM else None
+
+
+def dataset_named(name: str, where: str = "") -> PromptSet:
+    """The set of a full name, `toy` or `speed-bench-qualitative`.
+
+    Raises:
+        UnknownNameError: there is none; the message lists what there is.
+    """
+    if name in SETS:
+        return SETS[name]
+    if found := re.fullmatch(rf"{_RANDOM}-([1-9]\d*)", name):
+        return PromptSet(dataset=_RANDOM, config=found[1])
+    raise UnknownNameError("dataset", name, SETS, where)
+
+
+def _eagle(config: str) -> PromptSet:
+    """One of the six sets that the EAGLE papers report on."""
+    return PromptSet(
+        dataset="eagle",
+        config=config,
+        form="questions",
+        page=f"{_RAW}/SafeAILab/EAGLE/main/eagle/data/{config}/question.jsonl",
+        licence="Apache-2.0, of the repository; the prompts are taken from others with their own",
+        terms="Free to use; cite Li et al. 2024 (arXiv:2401.15077).",
+        own_name=f"{config}/question.jsonl",
+        rows=80,
+        categories=8 if config == "mt_bench" else None,
+        turns=2.0 if config == "mt_bench" else 1.0,
+    )
+
+
+def _speed_bench(config: str, rows: int, categories: int) -> PromptSet:
+    """NVIDIA's file of a config, or what the script of NeMo-Skills made of it."""
+    return PromptSet(
+        dataset="speed-bench",
+        config=config,
+        form="speed-bench",
+        licence="NVIDIA Evaluation Dataset License",
+        terms=(
+            "For evaluation only; not to be passed on. About half of the rows are references to"
+            " datasets with licences of their own; those are filled by NVIDIA's script"
+            " (docs/datasets.md), and without that they are refused."
+        ),
+        repo="nvidia/SPEED-Bench",
+        file=f"{config}/{_PARQUET}",
+        own_name=f"{config}.jsonl",
+        rows=rows,
+        categories=categories,
+    )
+
+
+_TABLE = (
+    *map(_eagle, ("alpaca", "gsm8k", "humaneval", "mt_bench", "qa", "sum")),
+    PromptSet(  # lines of genai-perf or of aiperf's single_turn
+        dataset="genai-perf",
+        form="genai-perf",
+        licence="yours",
+        terms="Prompts of your own stay on this machine.",
+        page="a file of your own",
+        own_name="prompts.jsonl",
+    ),
+    PromptSet(
+        dataset="gsm8k",
+        form="gsm8k",
+        licence="MIT",
+        terms="Free to use and to share; cite Cobbe et al. 2021 (arXiv:2110.14168).",
+        repo="openai/gsm8k",
+        file=f"main/{_PARQUET}",
+        rows=1319,
+        categories=1,
+    ),
+    PromptSet(
+        dataset="humaneval",
+        form="humaneval",
+        licence="MIT",
+        terms="Free to use and to share; cite Chen et al. 2021 (arXiv:2107.03374).",
+        repo="openai/openai_humaneval",
+        file=f"openai_humaneval/{_PARQUET}",
+        rows=164,
+        categories=1,
+    ),
+    PromptSet(
+        dataset="mt-bench",
+        form="questions",
+        licence="Apache-2.0",
+        terms="Free to use and to share; cite Zheng et al. 2023 (arXiv:2306.05685).",
+        repo="HuggingFaceH4/mt_bench_prompts",
+        file="raw/question.jsonl",
+        own_name="question.jsonl",
+        rows=80,
+        categories=8,
+        turns=2.0,
+    ),
+    *(PromptSet(dataset=_RANDOM, config=length) for length in _RANDOM_TOKENS),
+    PromptSet(
+        dataset="sharegpt",
+        form="sharegpt",
+        licence="Apache-2.0, by whoever uploaded it",
+        terms=(
+            "People's own conversations, unfiltered, collected from a site that they had shared"
+            " them on: whether you may use them is for you to judge. 0.7 GB."
+        ),
+        repo="anon8231489123/ShareGPT_Vicuna_unfiltered",
+        file="ShareGPT_V3_unfiltered_cleaned_split.json",
+    ),
+    PromptSet(  # 80 questions of MT-Bench, and 80 of one turn in each of five tasks
+        dataset="spec-bench",
+        form="questions",
+        licence="Apache-2.0, of the repository; its tasks are taken from others with their own",
+        terms="Free to use; cite Xia et al. 2024 (arXiv:2401.07851).",
+        page=f"{_RAW}/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl",
+        own_name="question.jsonl",
+        rows=480,
+        categories=13,
+        turns=560 / 480,
+    ),
+    _speed_bench("qualitative", rows=880, categories=11),
+    *(
+        _speed_bench(f"throughput_{length}", rows=1536, categories=3)
+        for length in ("1k", "2k", "8k", "16k", "32k")
+    ),
+    PromptSet(dataset="toy"),
+)
+
+SETS: Mapping[str, PromptSet] = MappingProxyType({one.name: one for one in _TABLE})
+"""All sets by their full names; of random token ids the usual lengths."""
