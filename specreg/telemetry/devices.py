@@ -65,8 +65,7 @@ def devices_of(gpus: int, variables: Mapping[str, str]) -> tuple[Device, ...]:
     """
     found = find_devices(variables, of_gpus=bool(gpus))
     if len(found) < gpus:
-        message = f"{found[0].sensor} shows {len(found)} of {gpus} GPUs"
-        raise SensorError(f"{message}; take a machine with more, or a tier that needs fewer")
+        raise SensorError(f"{found[0].sensor} shows {len(found)} of {gpus} GPUs")
     return found[: gpus or None]
 
 
