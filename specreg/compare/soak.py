@@ -32,9 +32,9 @@ from specreg.servers.server import StartedServer
 from specreg.servers.sources import Source, parse_origin, source_of
 from specreg.servers.start import start_server
 from specreg.stats.intervals import BLOCK_PARTS, change_of_blocks, part_means
+from specreg.telemetry.devices import devices_of
 from specreg.telemetry.identity import find_gpus
-from specreg.telemetry.power.devices import devices_of
-from specreg.telemetry.sensors.nvml import held_bytes
+from specreg.telemetry.nvml import held_bytes
 from specreg.verdicts.judge import Outcome, Verdict, outcome_of
 
 LEAD_IN_FRAC = 0.1
