@@ -15,7 +15,7 @@ import msgspec
 
 from specreg.compare.pairs import Pair, Side
 from specreg.core.decoding import UNREADABLE
-from specreg.core.errors import InvalidMeasurementError
+from specreg.core.errors import InvalidMeasurementError, SpecregError
 from specreg.core.files import replace_file
 from specreg.correctness.lossless import Losslessness, Parting, Score, check_lossless
 from specreg.correctness.oracle_client import in_flight, wanted_of
@@ -121,26 +121,32 @@ class AnswerComparison:
 
         Raises:
             ServerDiedError: a server went away.
+            SpecregError: the disk refuses.
         """
         if not self._is_open(pair):
             return
         self.blocks.setdefault(pair.id, set()).add(block)
         prompts = load_case_prompts(self.root, pair.a)[: pair.a.prompts]
+        side = Side.A
         try:
             plain = next((one for side, one in servers.items() if side is not Side.B), None)
             if pair.id not in self._known.answers and plain is not None:
                 self._known.answers[pair.id] = answers_of(pair.a, plain, prompts)
-            theirs = self._known.answers.get(pair.id)
+            theirs, side = self._known.answers.get(pair.id), Side.B
             if Side.B in servers and theirs is not None:
                 self.show(f"{pair.id}: comparing the answers")
                 self._known.verdicts[pair.id] = compare_answers(
                     pair, servers[Side.B], prompts, theirs, servers.get(Side.A)
                 )
         except InvalidMeasurementError as error:
-            self.failed[pair.id] = str(error)
+            self.failed[pair.id] = f"side {side}: {error}"
             for one in servers.values():
                 one.check_alive()
-        replace_file(self.path, msgspec.json.encode(self._known))
+        try:
+            replace_file(self.path, msgspec.json.encode(self._known))
+        except OSError as error:
+            message = f"answers '{self.path}': {error.strerror}; make room or mend its rights"
+            raise SpecregError(message) from error
 
 
 def _verdict(pair: Pair, outcome: Outcome, reason: str, value: float | None = None) -> Verdict:

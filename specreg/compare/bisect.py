@@ -31,6 +31,7 @@ from specreg.core.errors import (
 from specreg.core.files import replace_file
 from specreg.engines.registry import engine_named
 from specreg.matrix import Case
+from specreg.matrix.widening import served_models
 from specreg.servers.sources import (
     Kind,
     Origin,
@@ -303,6 +304,7 @@ class Search:
             source = source_of(parse_origin(request.b), on_gpu=request.on_gpu, show=request.show)
             source.check((self.case,))
             source.check_released(self.case.server)
+            served_models(request.root, self.case.server)
             source.environment(self.case)
         except (UnsupportedError, EnvironmentSetupError) as error:
             return str(error).splitlines()[0]

@@ -29,7 +29,7 @@ from specreg.report.json import RunVerdict, count_outcomes
 from specreg.report.loads import break_even
 from specreg.report.markdown import render_markdown
 from specreg.report.page import render_page
-from specreg.report.terminal import render_notes, render_verdicts
+from specreg.report.terminal import render_verdicts
 from specreg.verdicts.judge import Verdict
 
 
@@ -120,7 +120,6 @@ def render_gate(report: Report, gate: GateReport, *, width: int, color: bool) ->
     ]
     parts = (
         render_verdicts(verdicts, width=width, color=color),
-        render_notes(report.run.verdicts, "side A"),
         "\n".join(report.remarks),
         "\n".join(gate.takes),
         gate.headline,

@@ -64,6 +64,10 @@ _WAVES = 2
 """A round beside others asks for as many prompts as twice fill the load."""
 
 
+_Requests = list[tuple[int, Finished]]
+"""Requests with their rounds."""
+
+
 class SideError(SpecregError):
     """One of the sides failed.
 
@@ -243,10 +247,12 @@ class Gate:
                     side: stack.enter_context(self._started(group, side, number)) for side in sides
                 }
                 for pair in group.pairs:
-                    self._measure(pair, number, servers)
+                    measured = self._measure(pair, number, servers)
                     with self._naming(servers):
-                        block = math.ceil(number / LAUNCHES_PER_BLOCK)
-                        self.answers.ask(pair, servers, block)
+                        self.answers.ask(pair, servers, math.ceil(number / LAUNCHES_PER_BLOCK))
+                    for side, (measurement, requests) in measured.items():
+                        self._keep(pair, side, number, measurement)
+                        self._record(self._key(pair, side, number), measurement, requests)
             except SideError as error:
                 if not error.started and not self._was_measured(group, error.side):
                     raise
@@ -264,14 +270,16 @@ class Gate:
             one.pair_id in ids and one.side is side and not one.failed for one in self.launches
         )
 
-    def _measure(self, pair: Pair, number: int, servers: Mapping[Side, StartedServer]) -> None:
-        """Measure a pair on the servers that are up.
+    def _measure(
+        self, pair: Pair, number: int, servers: Mapping[Side, StartedServer]
+    ) -> Mapping[Side, tuple[Measurement, _Requests]]:
+        """What a pair did on the servers that are up, without what failed.
 
         Raises:
             SideError: a server went away or hangs.
         """
         request, taken = self.request, list(servers)
-        requests: dict[int, list[tuple[int, Finished]]] = {}
+        requests: dict[int, _Requests] = {}
 
         def record(arm: int, part: int) -> Record:
             return lambda finished: requests.setdefault(arm, []).append((part, finished))
@@ -296,6 +304,7 @@ class Gate:
         workload = workload_of(pair.a, load_case_prompts(request.root, pair.a))
         with self._naming(servers), apart:
             found = measure(arms, workload, plan)
+        kept = {}
         for place, (side, measurement) in enumerate(zip(taken, found, strict=True)):
             why = why_not_pinned(pair.of(side), measurement.acceptance)
             if measurement.replay is None:
@@ -303,15 +312,18 @@ class Gate:
             if why:
                 request.show(f"launch {number}, side {side}, {pair.id}: {why}")
                 self._fail(pair, side, number, why)
+            elif measurement.replay is not None:
+                kept[side] = measurement, requests.get(place, [])
             if why.startswith(HungError.name):
                 raise SideError(side, why)
-            if measurement.replay is None or why:
-                continue
-            self._keep(pair, side, number, measurement)
-            self.journal.begin(self._key(pair, side, number))
-            for part, finished in requests.get(place, ()):
-                self.journal.record_round(0, part)(finished)
-            self.journal.end(measurement)
+        return kept
+
+    def _record(self, key: Key, measurement: Measurement, requests: _Requests) -> None:
+        """Write a measurement that is complete, with all of its requests."""
+        self.journal.begin(key)
+        for part, finished in requests:
+            self.journal.record_round(0, part)(finished)
+        self.journal.end(measurement)
 
     def _keep(self, pair: Pair, side: Side, number: int, measurement: Measurement) -> None:
         self.launches.append(

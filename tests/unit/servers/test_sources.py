@@ -5,12 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from specreg.compare.gate import source as sources
-from specreg.compare.gate.builds import build_of
-from specreg.compare.gate.side import Kind, parse_side
-from specreg.compare.gate.source import BuiltRequirement, Source, source_of
 from specreg.core.errors import UnknownNameError, UnsupportedError
+from specreg.servers import sources
 from specreg.servers.environments import installed_version
+from specreg.servers.sources import (
+    BuiltRequirement,
+    Kind,
+    Source,
+    build_of,
+    parse_origin,
+    source_of,
+)
 from tests.unit import builders
 
 
@@ -28,7 +33,7 @@ def silent(_: str) -> None:
     ],
 )
 def test_a_requirement_is_an_engine_and_a_version(text: str, engine: str, place: str) -> None:
-    found = parse_side(text)
+    found = parse_origin(text)
     assert (found.engine, found.kind, found.place) == (engine, Kind.VERSION, place)
 
 
@@ -40,39 +45,39 @@ def test_a_wheel_a_checkout_and_an_interpreter_are_known_by_what_lies_there(tmp_
     interpreter.parent.mkdir(parents=True)
     interpreter.symlink_to(sys.executable)
 
-    assert parse_side(str(wheel)).kind is Kind.WHEEL
-    assert parse_side(str(tmp_path)).kind is Kind.CHECKOUT
-    assert parse_side(f"vllm@{tmp_path}").engine == "vllm"
+    assert parse_origin(str(wheel)).kind is Kind.WHEEL
+    assert parse_origin(str(tmp_path)).kind is Kind.CHECKOUT
+    assert parse_origin(f"vllm@{tmp_path}").engine == "vllm"
     for place in (interpreter, tmp_path / "env"):
-        found = parse_side(str(place))
+        found = parse_origin(str(place))
         assert (found.kind, found.place) == (Kind.PYTHON, str(interpreter))
     assert (
-        parse_side("vllm@git+https://example.org/vllm@v1").place
+        parse_origin("vllm@git+https://example.org/vllm@v1").place
         == "git+https://example.org/vllm@v1"
     )
-    assert parse_side("git+https://example.org/vllm@v1").engine == ""
+    assert parse_origin("git+https://example.org/vllm@v1").engine == ""
 
 
 def test_an_unknown_engine_is_named_with_those_that_there_are() -> None:
     with pytest.raises(UnknownNameError, match="unknown engine 'vlm'; did you mean 'vllm'"):
-        parse_side("vlm==0.31.0")
+        parse_origin("vlm==0.31.0")
 
 
 def test_no_version_and_nothing_there_are_said(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="'zero' is no version; give ENGINE"):
-        parse_side("vllm==zero")
+        parse_origin("vllm==zero")
     with pytest.raises(UnsupportedError, match="nothing that can be installed or run is at"):
-        parse_side(str(tmp_path / "none.whl"))
+        parse_origin(str(tmp_path / "none.whl"))
 
 
 def test_a_side_of_another_engine_than_the_cases_is_said() -> None:
-    source = Source(side=parse_side("sglang==0.5.21"), on_gpu=False, show=silent)
+    source = Source(origin=parse_origin("sglang==0.5.21"), on_gpu=False, show=silent)
     with pytest.raises(UnsupportedError, match=r"side 'sglang==0.5.21': .* is of engine 'vllm'"):
         source.check((builders.CASE,))
 
 
 def test_a_version_that_tells_no_acceptance_is_said_before_anything_is_installed() -> None:
-    source = Source(side=parse_side("sglang==0.5.4"), on_gpu=False, show=silent)
+    source = Source(origin=parse_origin("sglang==0.5.4"), on_gpu=False, show=silent)
     said = r"side 'sglang==0\.5\.4': acceptance of SGLang 0\.5\.4: .*; take 0\.5\.9 or newer$"
     spec = dataclasses.replace(builders.SPEC, engine="sglang")
     with pytest.raises(UnsupportedError, match=said):
@@ -80,7 +85,7 @@ def test_a_version_that_tells_no_acceptance_is_said_before_anything_is_installed
 
 
 def test_an_interpreter_is_taken_as_it_is() -> None:
-    source = Source(side=parse_side(f"vllm@{sys.executable}"), on_gpu=False, show=silent)
+    source = Source(origin=parse_origin(f"vllm@{sys.executable}"), on_gpu=False, show=silent)
     environment = source.environment(builders.CASE)
     assert environment.python == sys.executable
     assert source.installed(builders.CASE) == f"vllm {sys.executable}"
@@ -95,7 +100,7 @@ def test_what_is_built_is_pinned_by_where_it_lies() -> None:
 def test_a_folder_without_commits_is_no_checkout(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").touch()
     with pytest.raises(UnsupportedError, match="is no git checkout, so nobody could say"):
-        build_of(parse_side(f"vllm@{tmp_path}"))
+        build_of(parse_origin(f"vllm@{tmp_path}"))
 
 
 class Checkout:
@@ -117,7 +122,7 @@ class Checkout:
     @property
     def version(self) -> str:
         """What tells it from other builds now."""
-        build = build_of(parse_side(f"vllm@{self.folder}"))
+        build = build_of(parse_origin(f"vllm@{self.folder}"))
         assert build is not None
         return build.version
 
@@ -158,14 +163,14 @@ def test_a_checkout_is_told_from_what_it_was_by_all_that_its_files_hold(
 
 KILLED = """
 import os, signal, sys
-from specreg.compare.gate import builds, side
-git = builds._git
+from specreg.servers import sources
+git = sources._git
 def killed(why, *arguments, **variables):
     if "write-tree" in arguments:
         os.kill(os.getpid(), signal.SIGKILL)
     return git(why, *arguments, **variables)
-builds._git = killed
-builds.build_of(side.parse_side(sys.argv[1]))
+sources._git = killed
+sources.build_of(sources.parse_origin(sys.argv[1]))
 """
 
 
@@ -184,7 +189,7 @@ def test_what_a_killed_gate_left_of_a_checkout_goes(
 
 
 def test_what_is_built_is_what_it_was_when_the_gate_was_opened(checkout: Checkout) -> None:
-    source = source_of(parse_side(f"vllm@{checkout.folder}"), on_gpu=False, show=silent)
+    source = source_of(parse_origin(f"vllm@{checkout.folder}"), on_gpu=False, show=silent)
     before = source.build
     (checkout.folder / "pyproject.toml").write_text("# edited meanwhile")
     assert source.build == before
@@ -198,20 +203,20 @@ def test_a_branch_and_a_tag_are_the_commits_that_they_point_to(checkout: Checkou
     checkout.git("branch", "other/v1")
     url = f"git+{checkout.folder.as_uri()}"
     for text in (url, f"{url}@main", f"{url}@v1", f"{url}@other/v1", f"{url}@{commit}"):
-        build = build_of(parse_side(text))
+        build = build_of(parse_origin(text))
         assert build is not None
         assert (build.version, build.source) == (commit[:12], f"{url}@{commit}")
-    build = build_of(parse_side(f"{url}@v1#subdirectory=python"))
+    build = build_of(parse_origin(f"{url}@v1#subdirectory=python"))
     assert build is not None
     assert build.source == f"{url}@{commit}#subdirectory=python"
     with pytest.raises(UnsupportedError, match="has no branch or tag 'v2'"):
-        build_of(parse_side(f"{url}@v2"))
+        build_of(parse_origin(f"{url}@v2"))
     with pytest.raises(UnsupportedError, match="can't be asked; check the URL"):
-        build_of(parse_side(f"{url}-gone@v1"))
+        build_of(parse_origin(f"{url}-gone@v1"))
 
 
 def test_a_place_without_its_engine_is_not_of_several() -> None:
-    source = Source(side=parse_side(sys.executable), on_gpu=False, show=silent)
+    source = Source(origin=parse_origin(sys.executable), on_gpu=False, show=silent)
     other = dataclasses.replace(
         builders.CASE, server=dataclasses.replace(builders.SPEC, engine="sglang")
     )
@@ -225,8 +230,8 @@ def test_a_version_that_was_never_released_is_said_before_anything_is_installed(
     monkeypatch.setenv("SPECREG_CACHE", str(tmp_path))
     monkeypatch.setattr(sources, "released_versions", lambda _: ("0.31.0", "0.32.0"))
     for text in ("vllm", "vllm==0.32", "vllm==0.32.0"):
-        Source(side=parse_side(text), on_gpu=False, show=silent).check_released(builders.SPEC)
-    source = Source(side=parse_side("vllm==0.31.7"), on_gpu=False, show=silent)
+        Source(origin=parse_origin(text), on_gpu=False, show=silent).check_released(builders.SPEC)
+    source = Source(origin=parse_origin("vllm==0.31.7"), on_gpu=False, show=silent)
     with pytest.raises(
         UnsupportedError,
         match=r"side 'vllm==0.31.7': version '0.31.7': was never released; .* 0.31.0, 0.32.0",

@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from specreg.compare.gate.overriding import overridden, parse_override
+from specreg.compare.overrides import overridden, parse_override
 from specreg.core.errors import UnknownNameError, UnsupportedError
 from specreg.matrix import Case
 from tests.unit import builders
@@ -45,7 +45,10 @@ def test_what_is_of_speculation_leaves_a_server_without_it_as_it_is() -> None:
     ("text", "said"),
     [
         ("draft_tokens", "give KEY=VALUE"),
-        ("engine_args=--a 'b", "No closing quotation; quote it as a shell wants it"),
+        (
+            "engine_args=--a 'b",
+            "No closing quotation; give another value, quoted",
+        ),
         ("draft_tokens=many", "Expected `int`, got `str`"),
         ("draft_tokens=0", "Expected `int` >= 1"),
         ("engine_env=1", "a name after the dot is of engine_env, and it needs one"),

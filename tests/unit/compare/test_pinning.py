@@ -12,21 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specreg.acceptance.record import AcceptanceRecord, StepCounts
-from specreg.compare.gate import pinning
-from specreg.compare.gate.drafter.scheduled import Drafter
-from specreg.compare.gate.pinning import (
-    pinnable,
+from specreg.compare import answers, pinning
+from specreg.compare.pairs import Pair
+from specreg.compare.pinning import (
     pinned_case,
     pinned_pairs,
     plain_case,
     record_answers,
     recording_of,
-    schedule_of,
     why_not_pinned,
 )
-from specreg.compare.gate.plan import Pair
 from specreg.core.errors import UnknownNameError, UnsupportedError
 from specreg.datasets.prompts import Prompt
+from specreg.engines.drafter.scheduled import Drafter
+from specreg.engines.pinning import schedule_of
 from specreg.engines.token_api import Transcript
 from tests.unit import builders
 
@@ -54,12 +53,12 @@ def test_what_is_no_length_is_said(length: float) -> None:
 
 
 def test_answers_of_other_lengths_are_recorded_apart(tmp_path: Path) -> None:
-    longer = dataclasses.replace(builders.CASE, output_cap_tokens=30, dataset="other")
+    longer = dataclasses.replace(builders.CASE, output_cap_tokens=30)
     capped = dataclasses.replace(longer, output_cap_tokens=20)
     paths = {
         recording_of(pair.a)
         for case in (longer, capped)
-        for pair in pinned_pairs([Pair(a=case, b=case)], 2.5, tmp_path)
+        for pair in pinned_pairs([Pair(a=case, b=case)], 2.5, builders.ROOT, tmp_path, print)
     }
     assert len(paths) == 2
 
@@ -73,9 +72,9 @@ def test_a_recording_that_was_cut_off_is_none(
         del file
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(pinning, "encode_prompts", lambda *_: ((1, 2),))
+    monkeypatch.setattr(answers, "encode_prompts", lambda *_: ((1, 2),))
     answer = Transcript(prompt=(1, 2), output=(3, 4))
-    monkeypatch.setattr(pinning, "transcribe", lambda *_, **__: (answer,))
+    monkeypatch.setattr(answers, "transcribe", lambda *_, **__: (answer,))
     server = SimpleNamespace(endpoint=None)
     with monkeypatch.context() as disk:
         disk.setattr(os, "fsync", full)
@@ -104,13 +103,12 @@ def test_a_drafter_that_wasnt_as_right_as_it_should_be_is_told(tmp_path: Path) -
 
 
 def test_each_side_has_a_recording_of_its_own(tmp_path: Path) -> None:
-    [pair] = pinned_pairs([PAIR, PAIR], 2.5, tmp_path)
+    [pair] = pinned_pairs([PAIR, PAIR], 2.5, builders.ROOT, tmp_path, print)
     paths = recording_of(pair.a), recording_of(pair.b)
     assert None not in paths
     assert paths[0] != paths[1]
     assert pair.a.server.method == "custom_class"
     assert dict(pair.a.server.engine_env)["SCHEDULED_ACCEPTED"] == "1,2"
-    assert pair.speculates_alike
     assert recording_of(builders.CASE) is None
 
 
@@ -134,7 +132,7 @@ def test_a_case_keeps_its_own_variables_and_its_own_schedule(tmp_path: Path) -> 
 def test_nothing_to_pin_and_an_engine_that_takes_no_drafter_are_said(tmp_path: Path) -> None:
     plain = Pair(a=builders.PLAIN_CASE, b=builders.PLAIN_CASE)
     with pytest.raises(UnsupportedError, match="no case speculates"):
-        pinned_pairs([plain], 2.5, tmp_path)
+        pinned_pairs([plain], 2.5, builders.ROOT, tmp_path, print)
     of_sglang = dataclasses.replace(
         builders.CASE, server=dataclasses.replace(builders.SPEC, engine="sglang")
     )
@@ -142,7 +140,9 @@ def test_nothing_to_pin_and_an_engine_that_takes_no_drafter_are_said(tmp_path: P
         pinned_case(of_sglang, 2.5, tmp_path / "a.json")
 
 
-def test_what_a_recording_cant_know_isnt_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_recording_cant_know_isnt_pinned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It holds greedy answers to first turns; said before a server starts, not by its steps."""
     prompts = [Prompt(id="a", category="c", turns=("Hi",))]
     talks = [*prompts, Prompt(id="b", category="c", turns=("Hi", "And?"))]
@@ -158,7 +158,8 @@ def test_what_a_recording_cant_know_isnt_pinned(monkeypatch: pytest.MonkeyPatch)
     cases = (greedy, drawn, talking, first, builders.PLAIN_CASE)
     pairs = tuple(Pair(a=one, b=one) for one in cases)
     said: list[str] = []
-    assert pinnable(pairs, builders.ROOT, said.append) == (pairs[0], pairs[3])
+    found = pinned_pairs(pairs, 2.5, builders.ROOT, tmp_path, said.append)
+    assert [(one.a.dataset, one.a.turns) for one in found] == [(greedy.dataset, None), ("talks", 1)]
     assert said == [
         f"not pinned: {drawn.id}, its answers are drawn at temperature 0.7",
         f"not pinned: {pairs[2].id}, its conversations have further turns than the recorded one",
