@@ -224,8 +224,8 @@ class Soak:
         path: of the file that gets each block as it ends.
         show: is told what goes on.
         clock: monotonic, in nanoseconds.
-        blocks: so far; alarms: by figure, the verdict of the look that first saw it drift, and
-            after how many seconds.
+        blocks: so far.
+        alarms: by figure, the verdict of the look that first saw it drift; alarms_s: when it did.
     """
 
     case: Case
@@ -237,7 +237,8 @@ class Soak:
     show: Callable[[str], None]
     clock: Clock = time.monotonic_ns
     blocks: list[Block] = field(default_factory=list)
-    alarms: dict[str, tuple[Verdict, float]] = field(default_factory=dict)
+    alarms: dict[str, Verdict] = field(default_factory=dict)
+    alarms_s: dict[str, float] = field(default_factory=dict)
 
     def run(self, server: StartedServer, prompts: Sequence[Prompt]) -> None:
         """Measure block after block, until the time is over.
@@ -285,16 +286,13 @@ class Soak:
         )
         for one in verdicts:
             if one.outcome is Outcome.REGRESSED and one.metric not in self.alarms:
-                self.alarms[one.metric] = one, self.passed_s
+                self.alarms[one.metric], self.alarms_s[one.metric] = one, self.passed_s
                 self.show(f"after {self.passed_s / 60:.1f} min: {one.metric}: {one.reason}")
         return verdicts
 
     def conclude(self) -> tuple[Verdict, ...]:
         """The verdicts at the end: one of an alarm stays, whatever came after it."""
-        return tuple(
-            self.alarms[one.metric][0] if one.metric in self.alarms else one
-            for one in self.look(Look.LAST)
-        )
+        return tuple(self.alarms.get(one.metric, one) for one in self.look(Look.LAST))
 
     @property
     def passed_s(self) -> float:

@@ -149,11 +149,10 @@ def test_a_fall_is_seen_with_its_slope_and_at_an_early_look(tmp_path: Path) -> N
     assert found.high_frac is not None
     assert found.high_frac < 0
     assert f"what is fine for one is lost after {0.05 / (0.3 / first):.1f} h" in found.reason
-    alarms = soaked(tmp_path, fallen(0.3), np.ones(BLOCKS)).alarms
-    assert list(alarms) == ["acceptance_length_tokens"]
-    verdict, after_s = alarms["acceptance_length_tokens"]
-    assert verdict.outcome is Outcome.REGRESSED
-    assert after_s <= LOOKS[0] * LENGTH_S
+    soak = soaked(tmp_path, fallen(0.3), np.ones(BLOCKS))
+    assert list(soak.alarms) == ["acceptance_length_tokens"]
+    assert soak.alarms["acceptance_length_tokens"].outcome is Outcome.REGRESSED
+    assert soak.alarms_s["acceptance_length_tokens"] <= LOOKS[0] * LENGTH_S
 
 
 @pytest.mark.parametrize("seed", range(5))
