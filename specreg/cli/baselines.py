@@ -30,7 +30,7 @@ from specreg.cli.options import (
     tier_of,
 )
 from specreg.core.errors import BaselineError
-from specreg.matrix import all_case_ids
+from specreg.matrix.tier import all_case_ids
 from specreg.report.baselines import render_changes, render_list
 from specreg.report.json import RunVerdict, load_verdict
 from specreg.verdicts.history import history_path, learned, load_history

@@ -17,7 +17,8 @@ from specreg.cli.options import (
     fitting_tier_of,
     shelf_of,
 )
-from specreg.matrix import render_schema, tier_names
+from specreg.matrix.schema import render_schema
+from specreg.matrix.tier import tier_names
 from specreg.measurement.metrics import check_tolerances
 from specreg.report.engines import render_support
 from specreg.report.matrix import render_matrix

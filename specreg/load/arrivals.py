@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
-from specreg.matrix.load import Arrivals, Load
+from specreg.matrix.schema import Arrivals, Load
 
 _NS_PER_S = 10**9
 

@@ -22,8 +22,8 @@ from specreg.datasets.prompts import Prompt
 from specreg.engines.protocols import Endpoint
 from specreg.load.chat_client import Clock, Finished, Hear, Record, check_heard, new_client
 from specreg.load.rounds import Round, Share, Tally, replay_round
-from specreg.matrix import Case
-from specreg.matrix.load import Load
+from specreg.matrix.case import Case
+from specreg.matrix.schema import Load
 from specreg.stats.percentiles import Histogram
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from specreg.datasets.prompts import Prompt
 from specreg.engines.protocols import Endpoint
 from specreg.load.arrivals import due_after_ns
 from specreg.load.chat_client import Clock, Finished, Hear, Record, Talk, check_heard
-from specreg.matrix import Case
-from specreg.matrix.load import Arrivals
+from specreg.matrix.case import Case
+from specreg.matrix.schema import Arrivals
 from specreg.stats.percentiles import Histogram
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import msgspec
 
-from specreg.baselines.schema import CaseSettings
 from specreg.core.decoding import UNREADABLE
 from specreg.core.errors import ReportError
 from specreg.core.files import replace_file
 from specreg.core.timeline import RunTime
+from specreg.matrix.schema import CaseSettings
 from specreg.measurement.figures import Figures
 from specreg.report.json import RunVerdict
 from specreg.stats.histogram import Bar

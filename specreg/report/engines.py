@@ -10,7 +10,7 @@ from rich.table import Table
 from specreg.acceptance.record import AcceptanceRecord
 from specreg.engines.methods import METHODS
 from specreg.engines.registry import ENGINES
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement
 from specreg.report.terminal import NOTHING, format_number, render_table
 from specreg.stats.alpha_spending import Look

@@ -11,11 +11,12 @@ import msgspec
 import specreg
 from specreg.baselines.comparison import expected_value
 from specreg.baselines.record import commit_of
-from specreg.baselines.schema import CaseSettings, load_acceptance
+from specreg.baselines.schema import load_acceptance
 from specreg.core.commands import run_command
 from specreg.core.errors import ReportError, SpecregError
 from specreg.load.rounds import Round
-from specreg.matrix import Case
+from specreg.matrix.case import Case
+from specreg.matrix.schema import CaseSettings
 from specreg.measurement.figures import Figures
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Family, acceptance_value, ttft_ms

@@ -9,8 +9,9 @@ from specreg.baselines.record import Recorded, record_measurements
 from specreg.baselines.schema import Baseline
 from specreg.core.commands import specreg_command
 from specreg.core.errors import BaselineError, SpecregError
-from specreg.matrix import Case, all_case_ids
+from specreg.matrix.case import Case
 from specreg.matrix.models import model_sha256
+from specreg.matrix.tier import all_case_ids
 from specreg.measurement.measure import Measurement
 from specreg.report.breakdown import categories_of, last_launches, slowed_of
 from specreg.report.json import RunVerdict, count_outcomes

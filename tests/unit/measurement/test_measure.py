@@ -34,8 +34,8 @@ from specreg.engines.vllm import Vllm
 from specreg.load.chat_client import Record
 from specreg.load.client_processes import Crew, open_crew
 from specreg.load.rounds import Round
-from specreg.matrix import Case, ServerSpec
-from specreg.matrix.load import Arrivals, Load
+from specreg.matrix.case import Case, ServerSpec
+from specreg.matrix.schema import Arrivals, Load
 from specreg.measurement.arm import Arm, control_of, with_exported
 from specreg.measurement.measure import (
     Measurement,
