@@ -30,7 +30,7 @@ from specreg.core.files import replace_file
 from specreg.matrix.schema import CaseSettings
 from specreg.measurement.metrics import Metric, acceptance_value
 from specreg.telemetry.identity import Environment
-from specreg.telemetry.sensors import Scope
+from specreg.telemetry.sensor import Scope
 
 SCHEMA_VERSION = 3
 _GONE = frozenset({"rounds"})

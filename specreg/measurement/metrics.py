@@ -20,7 +20,7 @@ from specreg.core.errors import MatrixError, UnknownNameError
 from specreg.load.rounds import Round
 from specreg.matrix.case import Case
 from specreg.matrix.schema import MOST_DRAFT_TOKENS, NO_LIMITS, Limits
-from specreg.telemetry.power.record import ArmPower, PowerRecord
+from specreg.telemetry.record import ArmPower, PowerRecord
 
 _CountT = TypeVar("_CountT")
 
