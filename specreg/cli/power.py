@@ -16,14 +16,13 @@ from rich.text import Text
 from specreg.cli.options import WIDTH
 from specreg.core.errors import SensorError
 from specreg.report.tables import render_table
+from specreg.telemetry.devices import describe, devices_of, why_unreadable
+from specreg.telemetry.energy import Span
 from specreg.telemetry.identity import find_gpus
-from specreg.telemetry.power.checks import describe
-from specreg.telemetry.power.devices import devices_of, why_unreadable
-from specreg.telemetry.power.energy import Span
-from specreg.telemetry.power.record import DeviceRecord, record_device
-from specreg.telemetry.power.samples import PowerTrace
-from specreg.telemetry.power.watch import watch
-from specreg.telemetry.sensors import Device
+from specreg.telemetry.record import DeviceRecord, record_device
+from specreg.telemetry.samples import PowerTrace
+from specreg.telemetry.sensor import Device
+from specreg.telemetry.watch import watch
 
 _SUFFIX = ".jsonl"
 _LEAD_NS = 10**9

@@ -61,7 +61,6 @@ PLAIN = {
     "data": "copies of a model",
     "pipeline": "stages",
     "nodes": "machines",
-    "node": "an ordinal",
     "inode": "a name",
     "draft_tensor": "GPUs",
     "requests": "requests",
