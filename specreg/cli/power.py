@@ -13,13 +13,13 @@ import typer
 from specreg.cli.options import WIDTH
 from specreg.core.errors import SensorError
 from specreg.report.power import render_devices
+from specreg.telemetry.devices import devices_of, why_unreadable
+from specreg.telemetry.energy import Span
 from specreg.telemetry.identity import find_gpus
-from specreg.telemetry.power.devices import devices_of, why_unreadable
-from specreg.telemetry.power.energy import Span
-from specreg.telemetry.power.record import record_device
-from specreg.telemetry.power.samples import PowerTrace
-from specreg.telemetry.power.watch import watch
-from specreg.telemetry.sensors import Device
+from specreg.telemetry.record import record_device
+from specreg.telemetry.samples import PowerTrace
+from specreg.telemetry.sensor import Device
+from specreg.telemetry.watch import watch
 
 _SUFFIX = ".jsonl"
 _LEAD_NS = 10**9

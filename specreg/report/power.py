@@ -8,8 +8,8 @@ from rich.text import Text
 
 from specreg.measurement.figures import Figures
 from specreg.report.terminal import NOTHING, format_number, render_table
-from specreg.telemetry.power.checks import describe
-from specreg.telemetry.power.record import DeviceRecord
+from specreg.telemetry.devices import describe
+from specreg.telemetry.record import DeviceRecord
 
 _BYTES_PER_GIB = 2**30
 

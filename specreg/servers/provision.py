@@ -19,10 +19,9 @@ from specreg.servers.environments import (
     why_not,
 )
 from specreg.servers.gpu_lease import claimed_gpus
-from specreg.telemetry.host import Site
-from specreg.telemetry.identity import Gpus, find_gpus
-from specreg.telemetry.power.devices import devices_of, why_unreadable
-from specreg.telemetry.sensors import Device
+from specreg.telemetry.devices import devices_of, why_unreadable
+from specreg.telemetry.identity import Gpus, Host, find_gpus
+from specreg.telemetry.sensor import Device
 
 VERSION_OPTION = "--specreg-engine-version"
 
@@ -51,7 +50,7 @@ class Provision:
     version_option: str = VERSION_OPTION
     tell: Callable[[str], None] = print
     waits: bool = True
-    site: Site | None = None
+    site: Host | None = None
 
     @property
     def found_gpus(self) -> Gpus:

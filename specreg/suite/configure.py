@@ -20,9 +20,9 @@ from specreg.servers.attach import alone
 from specreg.servers.provision import Provision
 from specreg.suite.options import Options, options_to_repeat
 from specreg.suite.run import Suite
-from specreg.telemetry.host import Site
 from specreg.telemetry.identity import (
     UNKNOWN_ENVIRONMENT,
+    Host,
     current_environment,
     find_gpus,
     processor_load,
@@ -67,7 +67,7 @@ def _tier(root: Path, options: Options, name: str) -> Tier:
     return tier
 
 
-def open_suite(root: Path, options: Options, progress: Progress, site: Site | None) -> Suite:
+def open_suite(root: Path, options: Options, progress: Progress, site: Host | None) -> Suite:
     """A run in which nothing was measured yet, but for what it goes on with.
 
     Args:

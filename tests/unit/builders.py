@@ -40,8 +40,8 @@ from specreg.measurement.metrics import Replay
 from specreg.servers.environments import _MARKER, EngineEnvironment, _folder
 from specreg.servers.server import Server, StartedServer
 from specreg.telemetry.identity import Environment, Gpus
-from specreg.telemetry.power.record import Block, DeviceRecord, PowerRecord, arm_power
-from specreg.telemetry.sensors import Device, Scope
+from specreg.telemetry.record import Block, DeviceRecord, PowerRecord, arm_power
+from specreg.telemetry.sensor import Device, Scope
 from tests.doubles.vllm.script import Script, chat_prompt, record_script, steps_of
 from tests.doubles.vllm.steps import Steps
 

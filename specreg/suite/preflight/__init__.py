@@ -31,9 +31,9 @@ from specreg.suite.preflight.sensing import (
     examine_speed,
 )
 from specreg.suite.preflight.space import examine_disks, examine_memory, examine_port
+from specreg.telemetry.devices import SENSORS, devices_of
 from specreg.telemetry.identity import find_gpus
-from specreg.telemetry.power.devices import devices_of
-from specreg.telemetry.sensors import SENSORS, Device
+from specreg.telemetry.sensor import Device
 
 Check = Callable[[Scene], Iterator[Finding]]
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from specreg.core.errors import SensorError
 from specreg.core.findings import Finding, note, of_error, ok
 from specreg.suite.preflight.scene import Scene
-from specreg.telemetry.power.checks import check_cool, check_free, throttle_reasons
-from specreg.telemetry.sensors import Probe
+from specreg.telemetry.devices import check_cool, check_free, throttle_reasons
+from specreg.telemetry.sensor import Probe
 
 _BYTES_PER_GIB = 2**30
 _EMPTY_GIB = 2.0

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from specreg.core.findings import Finding, ok
 from specreg.suite.preflight.scene import Scene
 from specreg.telemetry.identity import current_environment
-from specreg.telemetry.sensors import Device, Sensor
+from specreg.telemetry.sensor import Device, Sensor
 
 _BYTES_PER_GIB = 2**30
 

@@ -9,7 +9,7 @@ from specreg.engines._engine import Requirement
 from specreg.matrix import Case, ServerSpec, Tier
 from specreg.servers.provision import Provision
 from specreg.telemetry.identity import Environment, Gpus, current_environment
-from specreg.telemetry.sensors import Device, Sensor
+from specreg.telemetry.sensor import Device, Sensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from specreg.core.findings import Finding, State, note, of_error, ok
 from specreg.matrix import Case
 from specreg.suite.preflight.scene import Scene
 from specreg.telemetry.identity import ProcessorLoad, processor_load
-from specreg.telemetry.sensors import Device
+from specreg.telemetry.sensor import Device
 
 _TIER = "choose a tier that has one"
 _OTHERWISE = "the other metrics are measured all the same"

@@ -53,10 +53,10 @@ from specreg.servers.server import Server, StartedServer
 from specreg.servers.start import start_server
 from specreg.stats.alpha_spending import Look
 from specreg.stats.percentiles import Histogram
-from specreg.telemetry.power.record import PowerRecord
-from specreg.telemetry.power.samples import PowerTrace, Sample
-from specreg.telemetry.power.watch import Watch
-from specreg.telemetry.sensors import State
+from specreg.telemetry.record import PowerRecord
+from specreg.telemetry.samples import PowerTrace, Sample
+from specreg.telemetry.sensor import State
+from specreg.telemetry.watch import Watch
 from tests.doubles.protocols.sglang import ScriptedOldSglang, ScriptedSglang
 from tests.doubles.vllm.launch import Launch, Level, Speculation
 from tests.doubles.vllm.script import BEFORE_ROUNDS, DEFAULTS, SLOWING, Fault, Script

@@ -217,7 +217,7 @@ def test_memory_that_does_not_come_back_is_an_error_that_says_how_much(machine: 
 LEASE = """
 import os, sys
 from specreg.servers.gpu_lease import _OURS, claim, is_held, lease
-from specreg.telemetry.power.devices import devices_of
+from specreg.telemetry.devices import devices_of
 devices = devices_of(2, os.environ)
 print([is_held(device) for device in devices], flush=True)
 with lease(devices, waits=True, tell=print):

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 
 from specreg.core.errors import SensorError
-from specreg.telemetry.power.samples import PowerTrace, load_traces
-from specreg.telemetry.sensors import Device
+from specreg.telemetry.samples import PowerTrace, load_traces
+from specreg.telemetry.sensor import Device
 
 _START_S = 10.0
 _STOP_S = 5.0
@@ -74,7 +74,7 @@ def watch(devices: Sequence[Device], path: Path) -> Iterator[Watch]:
     said = _log(path)
     with said.open("wb") as log:
         popen = subprocess.Popen(  # noqa: S603 - our own arguments, no shell
-            (sys.executable, "-m", "specreg.telemetry.power.sampler", str(path), *given),
+            (sys.executable, "-m", "specreg.telemetry.sampler", str(path), *given),
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,

@@ -1,6 +1,6 @@
 """The sampler, a process of its own: devices in, lines of samples out, until its input ends.
 
-`python -m specreg.telemetry.power.sampler FILE DEVICE…`, each device as JSON. Its input ends when
+`python -m specreg.telemetry.sampler FILE DEVICE…`, each device as JSON. Its input ends when
 whoever started it closes it or dies; what was written stays, line by line.
 """
 
@@ -16,8 +16,9 @@ from typing import BinaryIO
 import msgspec
 
 from specreg.core.errors import SensorError
-from specreg.telemetry.power.samples import Failed, Head, Line, Sample, Users
-from specreg.telemetry.sensors import SENSORS, Device, Probe
+from specreg.telemetry.devices import SENSORS
+from specreg.telemetry.samples import Failed, Head, Line, Sample, Users
+from specreg.telemetry.sensor import Device, Probe
 
 EVERY_NS = 97 * 10**6
 """About 10 a second, and never in step with a load that repeats every 100 ms.
