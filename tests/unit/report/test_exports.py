@@ -13,7 +13,7 @@ from markdown_it.token import Token
 from prometheus_client.parser import text_string_to_metric_families
 
 from specreg.core.errors import ReportError
-from specreg.load.chat_client import Finished
+from specreg.load.chat_client import FinishedRequest
 from specreg.measurement.journal import Journal, Key
 from specreg.measurement.measure import Measurement
 from specreg.report.document import Report
@@ -221,7 +221,7 @@ def journal_in(folder: Path) -> None:
     for control, rounds in ((False, launch.replay.rounds), (True, launch.replay.control_rounds)):
         for number, part in enumerate(rounds):
             for place, trace in enumerate(part.traces):
-                finished = Finished(place=place, trace=trace, chunks=(), text="")
+                finished = FinishedRequest(place=place, trace=trace, chunks=(), text="")
                 journal.record_round(control, number)(finished)
     journal.end(launch)
     journal.close()
