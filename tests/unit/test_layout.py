@@ -333,7 +333,6 @@ WRITERS = {
     "matrix.widening": "the same",
     "core.processes": "a log begins empty",
     "servers.start": "what an engine reads, in a folder that goes with it",
-    "engines.pytorch.foreseeing": "its answer, in a folder that goes with it",
 }
 
 
