@@ -3,18 +3,14 @@
 They are read by `specreg.engines.pytorch.foreseeing`, in the reference engine's environment.
 """
 
-import contextlib
 import os
 import signal
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgspec
-
 from specreg.core.errors import ModelError
-from specreg.core.logs import log_tail
-from specreg.core.processes import start_marked, stop_marked
+from specreg.core.processes import child_process
 from specreg.engines.pytorch.questions import REFUSED, Foreseen, Question
 from specreg.engines.registry import engine_named
 from specreg.servers.environments import engine_environment
@@ -45,51 +41,28 @@ def foresee(question: Question, *, on_gpu: bool, show: Callable[[str], None]) ->
     )
     # As the engine has it: without a name it takes the machine's first GPU, or its CPU.
     device = () if on_gpu else ("cpu",)
-    with tempfile.TemporaryDirectory(prefix="specreg-", ignore_cleanup_errors=True) as temporary:
-        answer = Path(temporary) / "answer.json"
-        command = (
-            environment.python,
-            "-m",
-            "specreg.engines.pytorch.foreseeing",
-            str(answer),
-            *device,
-        )
-        status, said = _run(command, question, Path(temporary))
-        if status:
-            message = f"oracle of method '{question.method}': {explain_end(status, said)}"
-            raise ModelError(message)
-        return msgspec.json.decode(answer.read_bytes(), type=Foreseen)
-
-
-def _run(command: Sequence[str], question: Question, temporary: Path) -> tuple[int, list[str]]:
-    """How it ended, and the last lines that it said; nothing of it outlives us, as of a server.
-
-    Raises:
-        ModelError: it can't be run.
-    """
     offline = {"HF_HUB_OFFLINE": "1"} if all(map(_is_folder, _models(question))) else {}
-    log_path = temporary / "log"
-    try:
-        process = start_marked(
-            command,
-            environment={**os.environ, **offline, "PYTHONPATH": _HERE},
-            log_path=log_path,
-            cwd=Path.cwd(),
-            temporary=[temporary],
-            order=msgspec.json.encode(question) + b"\n",
-        )
-    except OSError as error:
-        message = f"oracle of method '{question.method}': can't be run, {error.strerror}:"
-        advice = "delete the reference engine's folder in the cache"
-        raise ModelError(f"{message} '{error.filename}'; {advice}") from error
-    try:
-        status = process.popen.wait()
-    finally:
-        stop_marked(process)
-        with contextlib.suppress(BrokenPipeError):  # it may have ended before it read all of it
-            if process.popen.stdin is not None:
-                process.popen.stdin.close()
-    return status, log_tail(log_path).strip().splitlines()
+    subject = f"oracle of method '{question.method}'"
+    with tempfile.TemporaryDirectory(prefix="specreg-", ignore_cleanup_errors=True) as temporary:
+        try:
+            with child_process(
+                (environment.python, "-m", "specreg.engines.pytorch.foreseeing", *device),
+                log_path=Path(temporary) / "log",
+                environment={**os.environ, **offline, "PYTHONPATH": _HERE},
+                temporary=[Path(temporary)],
+            ) as child:
+                child.send(question)
+                answer = child.receive(Foreseen)
+                status = child.process.popen.wait()
+                said = child.last_lines().splitlines()
+        except OSError as error:
+            message = f"{subject}: can't be run, {error.strerror}: '{error.filename}'"
+            raise ModelError(
+                f"{message}; delete the reference engine's folder in the cache"
+            ) from error
+    if answer is None:
+        raise ModelError(f"{subject}: {explain_end(status, said)}")
+    return answer
 
 
 def explain_end(status: int, said: Sequence[str]) -> str:

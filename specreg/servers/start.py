@@ -16,7 +16,7 @@ from typing import ParamSpec
 from specreg.core.errors import ServerStartError
 from specreg.core.files import replace_file
 from specreg.core.paths import cache_dir
-from specreg.core.processes import MarkedProcess, note_shared, start_marked, stop_marked
+from specreg.core.processes import SupervisedProcess, note_shared, start_process, stop_process
 from specreg.core.redaction import hide
 from specreg.engines._engine import LaunchOptions
 from specreg.engines.methods import METHODS
@@ -210,7 +210,7 @@ class _Start:
             else None,
         )
 
-    def _start(self, options: LaunchOptions, log_path: Path) -> MarkedProcess:
+    def _start(self, options: LaunchOptions, log_path: Path) -> SupervisedProcess:
         engine, python = engine_named(self.spec.engine), self.environment.python
         command = engine.command(Path(python), options)
         folder = str(Path(python).parent) if python else ""
@@ -232,7 +232,7 @@ class _Start:
             advice = "make room or mend its rights"
             raise ServerStartError(subject, what, advice, log_path, "") from error
         try:
-            process = start_marked(
+            process = start_process(
                 command,
                 environment=variables,
                 log_path=log_path,
@@ -243,7 +243,7 @@ class _Start:
             what = f"can't be run, {error.strerror}: '{error.filename}'"
             advice = "check the interpreter, or delete the engine's folder in the cache"
             raise ServerStartError(subject, what, advice, log_path, "") from error
-        self.attempt.callback(stop_marked, process)
+        self.attempt.callback(stop_process, process)
         return process
 
 

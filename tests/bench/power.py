@@ -77,7 +77,7 @@ def watched(
         for number, gpu in enumerate(gpus)
     ]
     with watch(devices, folder / "samples.jsonl") as watching:
-        process = psutil.Process(watching.popen.pid)
+        process = psutil.Process(watching.child.process.popen.pid)
         time.sleep(1.0)  # its imports are over
         before, began = process.cpu_times(), time.monotonic()
         time.sleep(seconds)

@@ -16,7 +16,7 @@ from specreg.baselines.schema import (
 )
 from specreg.baselines.store import settings_in
 from specreg.matrix import load_tier
-from specreg.report.breakdown import load_figures
+from specreg.report.document import load_figures
 from specreg.telemetry.identity import Environment
 from specreg.telemetry.record import PowerRecord
 from specreg.telemetry.sensor import Scope

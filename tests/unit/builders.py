@@ -26,7 +26,7 @@ from specreg.baselines.schema import (
     StoredAcceptance,
     stored_acceptance,
 )
-from specreg.core.processes import MarkedProcess
+from specreg.core.processes import SupervisedProcess
 from specreg.core.supervisor import NOBODY
 from specreg.datasets.prompts import Prompt
 from specreg.engines._engine import LaunchOptions, Requirement
@@ -270,11 +270,11 @@ def server(
         target="some/target",
         draft="some/draft",
         engine_version="99.0+scripted",
-        process=MarkedProcess(
+        process=SupervisedProcess(
             popen=process,
             mark="none",
             leader=NOBODY,
-            watchdog=process,
+            supervisor=process,
             last_resort=list,
         ),
         log_path=log_path,

@@ -14,7 +14,7 @@ from specreg.measurement.figures import figures_of
 from specreg.measurement.measure import Measurement, power_of, values_of
 from specreg.measurement.metrics import METRICS, Family
 from specreg.report.failures import sentence_of
-from specreg.report.power import render_power
+from specreg.report.tables import render_power
 from specreg.stats.intervals import Spread
 from specreg.telemetry.record import PowerRecord
 from specreg.telemetry.samples import PowerTrace, Sample, Users
