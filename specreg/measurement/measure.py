@@ -30,8 +30,8 @@ from specreg.stats.alpha_spending import Look
 from specreg.stats.percentiles import Histogram, percentile
 from specreg.telemetry.energy import Span, check_alone, check_held_back
 from specreg.telemetry.record import Block, PowerRecord, record_power
+from specreg.telemetry.sampler import Watch
 from specreg.telemetry.samples import PowerTrace
-from specreg.telemetry.watch import Watch
 
 _WARM_UP_NS = 10 * 10**9
 _COMPARED = 3

@@ -46,7 +46,7 @@ from specreg.servers.server import Server
 from specreg.stats.alpha_spending import PARTS, Look
 from specreg.suite.away import Away
 from specreg.telemetry.identity import Environment, ProcessorLoad
-from specreg.telemetry.watch import Watch, watch
+from specreg.telemetry.sampler import Watch, watch
 from specreg.verdicts.confirmation import Docket
 from specreg.verdicts.judge import Outcome, Verdict
 from specreg.verdicts.stop_rules import enough_for

@@ -54,9 +54,9 @@ from specreg.servers.start import start_server
 from specreg.stats.alpha_spending import Look
 from specreg.stats.percentiles import Histogram
 from specreg.telemetry.record import PowerRecord
+from specreg.telemetry.sampler import Watch
 from specreg.telemetry.samples import PowerTrace, Sample
 from specreg.telemetry.sensor import State
-from specreg.telemetry.watch import Watch
 from tests.doubles.protocols.sglang import ScriptedOldSglang, ScriptedSglang
 from tests.doubles.vllm.launch import Launch, Level, Speculation
 from tests.doubles.vllm.script import BEFORE_ROUNDS, DEFAULTS, SLOWING, Fault, Script
