@@ -34,7 +34,7 @@ from specreg.stats.alpha_spending import Look
 from specreg.stats.intervals import FEWEST_PROMPTS, change_of_ratio
 from specreg.telemetry.power.record import DeviceRecord
 from specreg.telemetry.sensors import SCRIPTED
-from specreg.verdicts.history import Lived, noise_of
+from specreg.verdicts.history import RunRecord, noise_of
 from specreg.verdicts.judge import own_tolerance_frac
 
 _SAME_AL_FRAC = 0.005
@@ -62,7 +62,7 @@ def record_measurements(
     reason: str,
     torch_version: str = "",
     driver_version: str = "",
-    identical: Sequence[Lived] = (),
+    identical: Sequence[RunRecord] = (),
 ) -> Recorded:
     """Writes the baseline of one case from the measurements of its launches.
 

@@ -33,7 +33,7 @@ from specreg.core.errors import BaselineError
 from specreg.matrix import all_case_ids
 from specreg.report.baselines import render_changes, render_list
 from specreg.report.json import RunVerdict, load_verdict
-from specreg.verdicts.history import history_path, learned, load_history
+from specreg.verdicts.history import history_path, load_history, with_noise
 
 baselines = typer.Typer(no_args_is_help=True, help=__doc__)
 
@@ -123,7 +123,7 @@ def learn(
         if isinstance(old, str):
             typer.echo(old)
             continue
-        new = learned(old, history.of(path.stem))
+        new = with_noise(old, history.of(path.stem))
         if new == old:
             continue
         record_baseline(path, new)

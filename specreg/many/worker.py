@@ -16,7 +16,7 @@ import msgspec
 
 from specreg.baselines.store import Shelf
 from specreg.core.errors import MemoryHeldError, SpecregError
-from specreg.correctness.checks import PROOFS
+from specreg.correctness.checks import CHECKS
 from specreg.many.errand import (
     Answer,
     Asked,
@@ -135,7 +135,7 @@ def _done(
         suite.retried.clear()
         try:
             if task.proof:
-                verdict = suite.prove(PROOFS[task.proof], asked.case, server, control)
+                verdict = suite.check(CHECKS[task.proof], asked.case, server, control)
                 answer: Answer = Proved(verdict=verdict, retried=tuple(suite.retried))
             else:
                 part = part_path(suite.run_folder, asked.key, order.attempt)

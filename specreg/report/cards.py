@@ -8,7 +8,7 @@ from specreg.report.document import CaseReport, Report, began_at
 from specreg.report.headline import Tone, tone_of
 from specreg.report.quantities import label_of
 from specreg.report.terminal import NOTHING
-from specreg.verdicts.history import Lived
+from specreg.verdicts.history import RunRecord
 from specreg.verdicts.judge import Outcome, Verdict
 
 _MOST_CHARS = 6_000
@@ -95,7 +95,7 @@ def _change(before: str, now: str) -> str:
     return f"{before or NOTHING} → {now or NOTHING}"
 
 
-def _since(history: Sequence[Lived], metric: str) -> str:
+def _since(history: Sequence[RunRecord], metric: str) -> str:
     """From which run on a metric isn't fine; empty where no earlier run judged it."""
     runs = [one for one in history if one.judged(metric)]
     runs = [one for one in runs if one.settings_sha256 == runs[-1].settings_sha256]

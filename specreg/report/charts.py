@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from specreg.report.document import CaseReport, began_at
 from specreg.report.drawing import ALONE, BASE, INK, NOW, Chart, Spec, quantity, svg
 from specreg.report.quantities import axis_of, label_of
-from specreg.stats.histogram import Bar
-from specreg.verdicts.history import Lived, comparable
+from specreg.stats.percentiles import Bar
+from specreg.verdicts.history import RunRecord, comparable
 
 _HISTORY = ("acceptance_length_tokens", "throughput_tokens_per_s", "speedup_ratio")
 _FEWEST = 2
@@ -147,7 +147,7 @@ def _expects(case: CaseReport, metric: str) -> float | None:
     return case.expected.values.get(metric) if case.expected else None
 
 
-def _history_layers(case: CaseReport, metric: str, runs: Sequence[Lived]) -> Iterator[Spec]:
+def _history_layers(case: CaseReport, metric: str, runs: Sequence[RunRecord]) -> Iterator[Spec]:
     moments = [began_at(run.run) for run in runs]
     timed = all(moments)
     rows = [

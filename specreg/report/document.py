@@ -16,9 +16,9 @@ from specreg.core.files import replace_file
 from specreg.core.timeline import RunTime
 from specreg.measurement.figures import Figures
 from specreg.report.json import RunVerdict
-from specreg.stats.histogram import Bar
+from specreg.stats.percentiles import Bar
 from specreg.telemetry.identity import Environment
-from specreg.verdicts.history import Lived
+from specreg.verdicts.history import RunRecord
 
 SCHEMA_VERSION = 1
 FILE_NAME = "report.json"
@@ -102,7 +102,7 @@ class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
     figures: Figures | None
     spreads: Spreads
     expected: Expected | None
-    history: tuple[Lived, ...]
+    history: tuple[RunRecord, ...]
     reproduce: str
     logs: tuple[str, ...] = ()
     error: str = ""
@@ -158,7 +158,7 @@ def load_report(path: Path) -> Report:
         ReportError: there is none, it can't be read, or it is of another form.
     """
     try:
-        content = path.read_bytes()
+        content = path.read_bytes().replace(b'"sight_frac"', b'"mde_frac"')  # until 0.1
         version = msgspec.json.decode(content, type=_Version).schema_version
         if version != SCHEMA_VERSION:
             newer = version > SCHEMA_VERSION

@@ -91,7 +91,8 @@ def record_verdict(path: Path, verdict: RunVerdict) -> None:
 def load_verdict(path: Path) -> RunVerdict | None:
     """The file that was written, None where there is none that can be read."""
     with contextlib.suppress(OSError, *UNREADABLE):
-        return msgspec.json.decode(path.read_bytes(), type=RunVerdict)
+        content = path.read_bytes().replace(b'"sight_frac"', b'"mde_frac"')  # until 0.1
+        return msgspec.json.decode(content, type=RunVerdict)
     return None
 
 

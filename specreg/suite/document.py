@@ -31,11 +31,10 @@ from specreg.report.document import (
 )
 from specreg.report.json import RunVerdict, load_verdict
 from specreg.servers.launch import launches_of
-from specreg.stats.histogram import bars_of
-from specreg.stats.percentiles import Histogram
+from specreg.stats.percentiles import Histogram, bars_of
 from specreg.suite.run import Suite
 from specreg.telemetry.identity import Environment
-from specreg.verdicts.history import Lived, history_path, load_history
+from specreg.verdicts.history import RunRecord, history_path, load_history
 
 _LAST_RUNS = 60
 _NS_PER_MS = 10**6
@@ -103,7 +102,7 @@ def report_in(run_folder: Path) -> tuple[Report, str]:
 
 
 def _case_report(
-    suite: Suite, case: Case, lived: Sequence[Lived], options: tuple[str, ...]
+    suite: Suite, case: Case, lived: Sequence[RunRecord], options: tuple[str, ...]
 ) -> CaseReport:
     measured = [one for one in suite.measurements if one.case.id == case.id]
     valid = [one for one in measured if one.values]

@@ -14,7 +14,7 @@ from specreg.report.document import CaseReport, Report, Spreads
 from specreg.report.loads import break_even, speed_over_load
 from specreg.report.overview import MEANINGS, SYMBOLS
 from specreg.report.page import render_page
-from specreg.stats.histogram import Bar
+from specreg.stats.percentiles import Bar
 from specreg.verdicts.judge import Outcome
 from tests.unit import reports
 from tests.unit.report.test_breakdown import CASE
