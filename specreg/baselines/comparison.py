@@ -23,8 +23,8 @@ from specreg.stats.intervals import (
     change_of_ratio,
 )
 from specreg.telemetry.identity import Environment
-from specreg.telemetry.power.record import DeviceRecord
-from specreg.telemetry.sensors import Scope
+from specreg.telemetry.record import DeviceRecord
+from specreg.telemetry.sensor import Scope
 
 _LEAST_CLOCK_FRAC = 0.95
 

@@ -32,8 +32,8 @@ from specreg.measurement.metrics import METRICS, Family, Metric, ratio_parts
 from specreg.measurement.validity import Invalid, render_invalid, spoiled_by
 from specreg.stats.alpha_spending import Look
 from specreg.stats.intervals import FEWEST_PROMPTS, change_of_ratio
-from specreg.telemetry.power.record import DeviceRecord
-from specreg.telemetry.sensors import SCRIPTED
+from specreg.telemetry.record import DeviceRecord
+from specreg.telemetry.sensor import SCRIPTED
 from specreg.verdicts.history import RunRecord, noise_of
 from specreg.verdicts.judge import own_tolerance_frac
 

@@ -34,7 +34,7 @@ from specreg.matrix import NO_LIMITS, Limits
 from specreg.matrix.load import Arrivals
 from specreg.measurement.metrics import Metric, acceptance_value
 from specreg.telemetry.identity import Environment
-from specreg.telemetry.sensors import Scope
+from specreg.telemetry.sensor import Scope
 
 SCHEMA_VERSION = 2
 _FEWEST_RUNS = 2

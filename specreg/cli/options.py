@@ -62,13 +62,6 @@ def shelf_of(folder: Path, tier: Tier) -> Shelf:
     )
 
 
-def say_later(runs: Path, shown: str, lacks: str) -> None:
-    """Say that the last run isn't the one that is shown, and what that one lacks."""
-    last = max((path.name for path in runs.iterdir() if path.is_dir()), default=shown)
-    if last > shown:
-        typer.echo(f"the last run, '{last}', {lacks}; this is '{shown}'", err=True)
-
-
 def case_of(tier: Tier, case_id: str) -> Case:
     """The case of an id.
 

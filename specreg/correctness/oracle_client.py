@@ -3,7 +3,6 @@
 The models are read by `specreg.engines.pytorch.foreseeing`, in the reference engine's environment.
 """
 
-import contextlib
 import dataclasses
 import functools
 import os
@@ -13,12 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from specreg.acceptance.record import NO_STEPS, StepCounts
 from specreg.core.errors import InvalidMeasurementError, ModelError, UnsupportedError
-from specreg.core.logs import log_tail
-from specreg.core.processes import start_marked, stop_marked
+from specreg.core.processes import child_process
 from specreg.correctness.oracle import drafts_of_lookup, drafts_of_model, walk
 from specreg.datasets.prompts import Prompt
 from specreg.engines.protocols import Endpoint
@@ -266,38 +262,29 @@ def predict_drafts(question: Question, *, on_gpu: bool, show: Callable[[str], No
     """
     requirement = engine_named("reference").requirement(on_gpu=on_gpu)
     environment = engine_environment(requirement, show=show)
-    oracle = f"oracle of method '{question.method}'"
+    # As the engine has it: without a name it takes the machine's first GPU, or its CPU.
+    device = () if on_gpu else ("cpu",)
     models = (question.target, question.draft)
     offline = {"HF_HUB_OFFLINE": "1"} if all(Path(one).is_dir() for one in models) else {}
-    with tempfile.TemporaryDirectory(prefix="specreg-", ignore_cleanup_errors=True) as folder:
-        answer, log_path = Path(folder) / "answer.json", Path(folder) / "log"
-        command = [environment.python, "-m", "specreg.engines.pytorch.foreseeing", str(answer)]
-        if not on_gpu:  # without a name it takes the machine's first GPU
-            command.append("cpu")
+    oracle = f"oracle of method '{question.method}'"
+    with tempfile.TemporaryDirectory(prefix="specreg-", ignore_cleanup_errors=True) as temporary:
         try:
-            process = start_marked(
-                command,
+            with child_process(
+                (environment.python, "-m", "specreg.engines.pytorch.foreseeing", *device),
+                log_path=Path(temporary) / "log",
                 environment={**os.environ, **offline, "PYTHONPATH": _HERE},
-                log_path=log_path,
-                cwd=Path.cwd(),
-                temporary=[Path(folder)],
-                order=msgspec.json.encode(question) + b"\n",
-            )
+                temporary=[Path(temporary)],
+            ) as child:
+                child.send(question)
+                answer = child.receive(Foreseen)
+                status = child.process.popen.wait()
+                lines = child.last_lines().splitlines()
         except OSError as error:
             message = f"{oracle}: can't be run, {error.strerror}: '{error.filename}'; delete the"
             raise ModelError(f"{message} reference engine's folder in the cache") from error
-        try:
-            status = process.popen.wait()
-        finally:
-            stop_marked(process)
-            with contextlib.suppress(BrokenPipeError):  # it may have ended before it read all of it
-                if process.popen.stdin is not None:
-                    process.popen.stdin.close()
-        if status:
-            raise ModelError(
-                f"{oracle}: {explain_exit(status, log_tail(log_path).strip().splitlines())}"
-            )
-        return msgspec.json.decode(answer.read_bytes(), type=Foreseen)
+    if answer is None:
+        raise ModelError(f"{oracle}: {explain_exit(status, lines)}")
+    return answer
 
 
 def explain_exit(status: int, lines: Sequence[str]) -> str:

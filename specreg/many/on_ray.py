@@ -24,7 +24,7 @@ from specreg.many.on_node import Begun, Carried, Left, Piece, Runner
 from specreg.many.places import Need, Place
 from specreg.matrix import Case
 from specreg.suite.run import Suite
-from specreg.telemetry.host import Site
+from specreg.telemetry.identity import Host
 
 RAY_OPTION = "--specreg-ray"
 _ALIVE_WITHIN_S = 10.0
@@ -44,7 +44,7 @@ class RayCluster:
     nodes: Sequence[Node]
 
     @property
-    def site(self) -> Site:
+    def site(self) -> Host:
         """Of the widest node; `crew` sees to it that those that measure are of its kind."""
         return max(self.nodes, key=lambda one: len(one.gpus)).site
 

@@ -28,11 +28,10 @@ from specreg.measurement.metrics import METRICS, Family, Replay
 from specreg.measurement.validity import ALL, Invalid, all_invalid, noting
 from specreg.stats.alpha_spending import Look
 from specreg.stats.percentiles import Histogram
-from specreg.telemetry.power.checks import check_alone, check_held_back
-from specreg.telemetry.power.energy import Span
-from specreg.telemetry.power.record import Block, PowerRecord, record_power
-from specreg.telemetry.power.samples import PowerTrace
-from specreg.telemetry.power.watch import Watch
+from specreg.telemetry.energy import Span, check_alone, check_held_back
+from specreg.telemetry.record import Block, PowerRecord, record_power
+from specreg.telemetry.samples import PowerTrace
+from specreg.telemetry.watch import Watch
 
 _WARM_UP_NS = 10 * 10**9
 _COMPARED = 3

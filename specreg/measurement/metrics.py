@@ -19,7 +19,7 @@ from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import MatrixError, UnknownNameError
 from specreg.load.rounds import Round
 from specreg.matrix import MOST_DRAFT_TOKENS, NO_LIMITS, Case, Limits
-from specreg.telemetry.power.record import ArmPower, PowerRecord
+from specreg.telemetry.record import ArmPower, PowerRecord
 
 _CountT = TypeVar("_CountT")
 

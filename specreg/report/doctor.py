@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specreg.core.findings import Finding, State
-from specreg.report.terminal import render_table
+from specreg.report.tables import render_table
 
 _MARK = max(len(f"  {state}") for state in State)
 _STYLES = {State.OK: "green", State.NOTE: "yellow", State.IN_THE_WAY: "bold red"}

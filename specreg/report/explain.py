@@ -11,7 +11,7 @@ from specreg.baselines.schema import load_table
 from specreg.core.commands import learn_command
 from specreg.matrix import Case
 from specreg.measurement.metrics import METRICS, Metric, ratio_parts
-from specreg.report.terminal import NOTHING, format_number, render_table
+from specreg.report.tables import NOTHING, format_number, render_table
 from specreg.stats.intervals import (
     FEWEST_PROMPTS,
     Change,

@@ -15,7 +15,7 @@ from specreg.baselines.estimate import (
 )
 from specreg.core.commands import specreg_command
 from specreg.matrix import Case, Tier
-from specreg.report.terminal import NOTHING, render_table
+from specreg.report.tables import NOTHING, render_table
 from specreg.telemetry.identity import Gpus
 
 _S_PER_MIN = 60.0

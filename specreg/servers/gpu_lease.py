@@ -17,9 +17,8 @@ from typing import BinaryIO
 from specreg.core.errors import DeviceHeldError, MemoryHeldError, UnkillableError
 from specreg.core.paths import cache_dir
 from specreg.core.processes import our_ids
-from specreg.telemetry.power.checks import describe
-from specreg.telemetry.power.devices import devices_of, wait_until_free
-from specreg.telemetry.sensors import SENSORS, Device
+from specreg.telemetry.devices import SENSORS, describe, devices_of, wait_until_free
+from specreg.telemetry.sensor import Device
 
 _POLL_S = 0.2
 _BACK_WITHIN_S = 10.0

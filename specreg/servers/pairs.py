@@ -109,7 +109,6 @@ class Servers:
             for name in names
             for path in (
                 self.logs / f"{name}.log",
-                *sorted(self.logs.glob(f"{name}-node[0-9]*.log")),
                 *sorted(self.logs.glob(f"{name}-[0-9]*.log")),
             )
         )
@@ -143,7 +142,6 @@ class Servers:
                 on_gpu=provision.on_gpu,
                 ready_within_s=self.ready_within_s,
                 show=self.show,
-                nodes=provision.nodes,
             ) as poll,
         ):
             yield poll

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import os
+import socket
 import tempfile
 import time
 import uuid
@@ -15,7 +16,7 @@ from typing import ParamSpec
 from specreg.core.errors import ServerStartError
 from specreg.core.files import replace_file
 from specreg.core.paths import cache_dir
-from specreg.core.processes import MarkedProcess, note_shared, start_marked, stop_marked
+from specreg.core.processes import SupervisedProcess, note_shared, start_process, stop_process
 from specreg.core.redaction import hide
 from specreg.engines._engine import LaunchOptions
 from specreg.engines.methods import METHODS
@@ -27,8 +28,6 @@ from specreg.servers.environments import EngineEnvironment, flags_of
 from specreg.servers.memory import gpu_memory
 from specreg.servers.readiness import POLL_S, is_ready, scrape_version
 from specreg.servers.server import StartedServer
-from specreg.servers.spanning import HERE_ALONE, Nodes, RunningPart, Surroundings, running_parts
-from specreg.servers.spanning import free_port as free_port_of
 from specreg.servers.start_failures import PORT_IN_USE
 from specreg.telemetry.identity import find_gpus
 
@@ -50,7 +49,6 @@ def begin_server(  # noqa: PLR0913 - by name, the most of them facts of the run
     ready_within_s: float,
     show: Callable[[str], None],
     choose_port: Callable[[], int] | None = None,
-    nodes: Nodes = HERE_ALONE,
 ) -> Iterator[Callable[[], StartedServer | None]]:
     """Start a server, which takes a while; every process of it is gone after the context.
 
@@ -67,7 +65,6 @@ def begin_server(  # noqa: PLR0913 - by name, the most of them facts of the run
         ready_within_s: how long it may take to the first token.
         show: is told what goes on.
         choose_port: the port to listen on; None for one that is free.
-        nodes: of a server that spans several.
 
     Raises:
         ModelError: a model folder is missing, or brings code that the case doesn't trust.
@@ -91,7 +88,6 @@ def begin_server(  # noqa: PLR0913 - by name, the most of them facts of the run
             ready_within_s=ready_within_s,
             target=target,
             draft=draft,
-            nodes=nodes,
             ports=(chosen() for _ in range(_PORTS)),
             temporary=Path(folder),
             attempt=attempt,
@@ -132,7 +128,6 @@ class _Start:
     ready_within_s: float
     target: str
     draft: str | None
-    nodes: Nodes
     ports: Iterator[int]
     temporary: Path
     attempt: contextlib.ExitStack
@@ -150,9 +145,7 @@ class _Start:
         private.mkdir(exist_ok=True, mode=0o700)
         options = self._options(private, port, self.temporary / f"files-{port}")
         self._deadline_s = time.monotonic() + self.ready_within_s
-        parts, process = self._start(options, log_path)
-        for part in parts:
-            part.takes_along(process)
+        process = self._start(options, log_path)
         self._server = StartedServer(
             spec=self.spec,
             engine=engine_named(self.spec.engine),
@@ -164,7 +157,6 @@ class _Start:
             process=process,
             log_path=log_path,
             private=private,
-            parts=parts,
         )
 
     def poll(self) -> StartedServer | None:
@@ -213,35 +205,24 @@ class _Start:
             version=version,
             flags=flags_of(self.environment.python, asks, spec.engine_env) if asks else None,
             trust_remote_code=spec.trust_remote_code,
-            meeting=self.nodes.meeting() if spec.parallel.nodes > 1 else None,
             memory=gpu_memory(self.root, spec, version, find_gpus().memory_gib)
             if self.on_gpu
             else None,
         )
 
-    def _start(
-        self, options: LaunchOptions, log_path: Path
-    ) -> tuple[tuple[RunningPart, ...], MarkedProcess]:
-        """Its parts, if it has any, and the process that answers."""
+    def _start(self, options: LaunchOptions, log_path: Path) -> SupervisedProcess:
         engine, python = engine_named(self.spec.engine), self.environment.python
         command = engine.command(Path(python), options)
         folder = str(Path(python).parent) if python else ""
         path = os.pathsep.join((folder, os.environ.get("PATH", "")))
         # As if its environment were active: SGLang calls ninja.
         own = {**_own_temporary(self.temporary), **({"PATH": path} if python else {})}
-        case = dict(self.spec.engine_env)
-        variables = {**os.environ, **own, **engine.environment(options), **case}
-        # Parts are told on their command lines where they meet.
-        theirs = {**engine.environment(dataclasses.replace(options, meeting=None)), **case}
-        around = Surroundings(
-            nodes=self.nodes,
-            meeting=options.meeting,
-            here={**os.environ, **own, **theirs},
-            there=theirs,
-            path=folder,
-            folder=self.root,
-            log_path=log_path,
-        )
+        variables = {
+            **os.environ,
+            **own,
+            **engine.environment(options),
+            **dict(self.spec.engine_env),
+        }
         subject = f"server '{self.spec.id}'"
         try:
             log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -251,9 +232,7 @@ class _Start:
             advice = "make room or mend its rights"
             raise ServerStartError(subject, what, advice, log_path, "") from error
         try:
-            parts = engine.parts(Path(python), options)
-            running = self.attempt.enter_context(running_parts(parts, around))
-            process = start_marked(
+            process = start_process(
                 command,
                 environment=variables,
                 log_path=log_path,
@@ -264,8 +243,8 @@ class _Start:
             what = f"can't be run, {error.strerror}: '{error.filename}'"
             advice = "check the interpreter, or delete the engine's folder in the cache"
             raise ServerStartError(subject, what, advice, log_path, "") from error
-        self.attempt.callback(stop_marked, process)
-        return running, process
+        self.attempt.callback(stop_process, process)
+        return process
 
 
 def _own_temporary(folder: Path) -> Mapping[str, str]:
@@ -295,5 +274,8 @@ def _write_files(folder: Path, shown: Path, files: Mapping[str, str]) -> None:
 
 
 def free_port() -> int:
-    """A port of this machine alone that was free a moment ago."""
-    return free_port_of("127.0.0.1")
+    """A port of this machine alone that was free a moment ago; closed before it is bound."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

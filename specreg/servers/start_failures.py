@@ -3,6 +3,7 @@
 import re
 
 from specreg.core.errors import ServerStartError
+from specreg.core.logs import log_end
 from specreg.servers.server import StartedServer
 
 PORT_IN_USE = "port in use"
@@ -97,7 +98,7 @@ def start_error(server: StartedServer, what: str) -> ServerStartError:
     """The error of a start that came to nothing, with the kind of failure that its logs show."""
     tail = server.log_tail()
     # The cause may stand far above the traceback of whoever noticed.
-    texts = (f"{what}\n{tail}", *server.log_ends())
+    texts = (f"{what}\n{tail}", log_end(server.log_path))
     known = (
         (match.expand(failure), advice)
         for text in texts

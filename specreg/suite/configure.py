@@ -18,12 +18,11 @@ from specreg.measurement.metrics import METRICS, check_tolerances
 from specreg.report.progress import Progress
 from specreg.servers.attach import alone
 from specreg.servers.provision import Provision
-from specreg.servers.spanning import NODES_OPTION, Nodes, parse_nodes
 from specreg.suite.options import Options, options_to_repeat
 from specreg.suite.run import Suite
-from specreg.telemetry.host import Site
 from specreg.telemetry.identity import (
     UNKNOWN_ENVIRONMENT,
+    Host,
     current_environment,
     find_gpus,
     processor_load,
@@ -45,7 +44,6 @@ def check_options(root: Path, options: Options) -> None:
     """
     if options.attach is not None:
         _check_attachable(options)
-    _nodes(options)
     if options.launches is not None and options.launches < 1:
         message = f"--specreg-launches: got {options.launches}, needed 1 or more; leave it out"
         raise SpecregError(message)
@@ -69,7 +67,7 @@ def _tier(root: Path, options: Options, name: str) -> Tier:
     return tier
 
 
-def open_suite(root: Path, options: Options, progress: Progress, site: Site | None) -> Suite:
+def open_suite(root: Path, options: Options, progress: Progress, site: Host | None) -> Suite:
     """A run in which nothing was measured yet, but for what it goes on with.
 
     Args:
@@ -117,7 +115,6 @@ def open_suite(root: Path, options: Options, progress: Progress, site: Site | No
             show=progress.show,
             tell=progress.tell,
             waits=not options.no_wait,
-            nodes=_nodes(options),
             site=site,
         ),
         ready_within_s=options.ready_within_s,
@@ -155,18 +152,6 @@ def _with_fewer_prompts(tier: Tier, options: Options) -> Tier:
     return tier if options.num_prompts is None else with_prompts(tier, options.num_prompts)
 
 
-def _nodes(options: Options) -> Nodes:
-    """The nodes that servers may span; each worker is on one machine."""
-    spread = next((name for name, given in spread_of(options).given.items() if given), "")
-    if options.nodes is not None and spread:
-        message = (
-            f"{NODES_OPTION} with {spread}: each worker measures on GPUs of one machine, and a"
-            " server that spans nodes takes those of others too; leave one of them out"
-        )
-        raise SpecregError(message)
-    return parse_nodes(options.nodes, options.node_command)
-
-
 def _softened(inconclusive: str) -> frozenset[str]:
     """The metrics that `--specreg-inconclusive` names."""
     return frozenset(
@@ -185,7 +170,6 @@ def _check_attachable(options: Options) -> None:
         "--specreg-engine-version": options.engine_version is not None,
         "--specreg-budget-gpu-min": options.budget_gpu_min is not None,
         **spread_of(options).given,
-        NODES_OPTION: options.nodes is not None,
     }
     too_much = [name for name, is_given in given.items() if is_given]
     if too_much:

@@ -15,6 +15,13 @@ from specreg.core.findings import Finding, State, in_the_way, note, of_error, ok
 from specreg.engines._engine import Requirement
 from specreg.matrix import Case, ServerSpec, Tier
 from specreg.servers.provision import Provision
+from specreg.telemetry.devices import (
+    SENSORS,
+    check_cool,
+    check_free,
+    devices_of,
+    throttle_reasons,
+)
 from specreg.telemetry.identity import (
     Environment,
     Gpus,
@@ -23,9 +30,7 @@ from specreg.telemetry.identity import (
     find_gpus,
     processor_load,
 )
-from specreg.telemetry.power.checks import check_cool, check_free, throttle_reasons
-from specreg.telemetry.power.devices import devices_of
-from specreg.telemetry.sensors import SENSORS, Device, Probe, Sensor
+from specreg.telemetry.sensor import Device, Probe, Sensor
 
 _GIB = 2**30
 _EMPTY_GIB = 2.0

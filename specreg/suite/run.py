@@ -49,7 +49,7 @@ from specreg.servers.server import Server
 from specreg.stats.alpha_spending import PARTS, Look
 from specreg.suite.away import Away
 from specreg.telemetry.identity import Environment, ProcessorLoad
-from specreg.telemetry.power.watch import Watch, watch
+from specreg.telemetry.watch import Watch, watch
 from specreg.verdicts.confirmation import Confirmation
 from specreg.verdicts.judge import Outcome, Verdict
 from specreg.verdicts.stop_rules import enough_for

@@ -18,7 +18,7 @@ from specreg.measurement.metrics import Direction, Family, Metric, acceptance_va
 from specreg.measurement.validity import spoiled_by
 from specreg.stats.alpha_spending import Look
 from specreg.stats.intervals import Change, change_of_launches, t_quantile
-from specreg.telemetry.power.record import PowerRecord
+from specreg.telemetry.record import PowerRecord
 
 _OTHER_CARD_FRAC = 0.1
 """What cards of one kind differ by in what their sensors say: ±5 % each."""

@@ -21,7 +21,7 @@ import uvloop
 
 from specreg.datasets.prompts import Prompt
 from specreg.engines.protocols import Endpoint
-from specreg.load.client_processes import open_crew
+from specreg.load.client_processes import open_clients
 from specreg.load.rounds import Round
 from specreg.matrix import Case, load_tier
 from specreg.matrix.load import Load
@@ -139,7 +139,7 @@ async def _replay(base_url: str, slots: Slots, numbers: Iterator[int]) -> Round:
     prompts = [
         Prompt(id=str(number), category="bench", turns=(f"number {number} ",)) for number in numbers
     ]
-    async with open_crew(case, endpoint, clock=time.monotonic_ns) as crew:
+    async with open_clients(case, endpoint, clock=time.monotonic_ns) as crew:
         return await crew.replay(prompts)
 
 

@@ -26,7 +26,7 @@ from specreg.baselines.schema import (
     StoredAcceptance,
     stored_acceptance,
 )
-from specreg.core.processes import MarkedProcess
+from specreg.core.processes import SupervisedProcess
 from specreg.core.supervisor import NOBODY
 from specreg.datasets.prompts import Prompt
 from specreg.engines._engine import LaunchOptions, Requirement
@@ -40,8 +40,8 @@ from specreg.measurement.metrics import Replay
 from specreg.servers.environments import _MARKER, EngineEnvironment, _folder
 from specreg.servers.server import Server, StartedServer
 from specreg.telemetry.identity import Environment, Gpus
-from specreg.telemetry.power.record import Block, DeviceRecord, PowerRecord, arm_power
-from specreg.telemetry.sensors import Device, Scope
+from specreg.telemetry.record import Block, DeviceRecord, PowerRecord, arm_power
+from specreg.telemetry.sensor import Device, Scope
 from tests.doubles.vllm.script import Script, chat_prompt, record_script, steps_of
 from tests.doubles.vllm.steps import Steps
 
@@ -270,11 +270,11 @@ def server(
         target="some/target",
         draft="some/draft",
         engine_version="99.0+scripted",
-        process=MarkedProcess(
+        process=SupervisedProcess(
             popen=process,
             mark="none",
             leader=NOBODY,
-            watchdog=process,
+            supervisor=process,
             last_resort=list,
         ),
         log_path=log_path,

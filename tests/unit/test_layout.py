@@ -61,7 +61,6 @@ PLAIN = {
     "data": "copies of a model",
     "pipeline": "stages",
     "nodes": "machines",
-    "node": "an ordinal",
     "inode": "a name",
     "draft_tensor": "GPUs",
     "requests": "requests",
@@ -334,7 +333,6 @@ WRITERS = {
     "matrix.widening": "the same",
     "core.processes": "a log begins empty",
     "servers.start": "what an engine reads, in a folder that goes with it",
-    "engines.pytorch.foreseeing": "its answer, in a folder that goes with it",
 }
 
 

@@ -29,7 +29,7 @@ from specreg.core.errors import BaselineError
 from specreg.engines.methods import Tree
 from specreg.matrix import Limits
 from specreg.measurement.metrics import METRICS
-from specreg.telemetry.sensors import Scope
+from specreg.telemetry.sensor import Scope
 from tests.unit import builders
 
 COUNTS = builders.counts(8, 0, 6, 6)

@@ -35,7 +35,7 @@ from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Family, Replay
 from specreg.measurement.validity import Invalid, all_invalid, spoiled_by
 from specreg.telemetry.identity import Environment
-from specreg.telemetry.power.record import PowerRecord
+from specreg.telemetry.record import PowerRecord
 from specreg.verdicts.history import RunRecord
 from tests.unit import builders
 

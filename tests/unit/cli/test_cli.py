@@ -19,12 +19,12 @@ from specreg.matrix import Case, load_tier
 from specreg.measurement.figures import figures_of, record_figures
 from specreg.measurement.measure import Measurement
 from specreg.measurement.validity import all_invalid
-from specreg.report.json import RunVerdict, record_verdict
+from specreg.report.document import RunVerdict, record_verdict
 from specreg.telemetry.identity import current_environment
 from specreg.verdicts.history import RunRecord, history_path, record_history, settings_sha256
 from tests.unit import builders
 from tests.unit.baselines.test_published import PUBLISHED
-from tests.unit.report.test_breakdown import a_round, measured
+from tests.unit.reports import a_round, measured
 
 HERE = current_environment(needs_gpus=0)
 MATRIX = """

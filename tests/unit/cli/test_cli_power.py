@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from specreg.cli import app
 from specreg.core.errors import SensorError
-from specreg.telemetry.power.samples import load_traces
-from specreg.telemetry.sensors.rapl import SENSOR as RAPL
+from specreg.telemetry.rapl import SENSOR as RAPL
+from specreg.telemetry.samples import load_traces
 from tests.doubles.nvml.device import Process, ScriptedGpu, build, constant, write_script
 from tests.unit.playing import Player, running
 

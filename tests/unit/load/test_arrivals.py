@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from specreg.load.arrivals import due_after_ns
+from specreg.load.rounds import due_after_ns
 from specreg.matrix.load import Arrivals, Load
 
 S = 10**9

@@ -52,11 +52,6 @@ def said(folder: Path, text: str) -> str:
             id="key-of-parallel",
         ),
         pytest.param(
-            "parallel = { tensor = 2, ray = true }",
-            "line 24, [[cases]] no. 2: parallel.ray = true with nodes = 1: Ray joins nodes; leave",
-            id="ray-on-one-node",
-        ),
-        pytest.param(
             "parallel = { data = 2, nodes = 2 }",
             "line 24, [[cases]] no. 2: parallel.data = 2 with nodes = 2: a server that spans nodes",
             id="copies-over-nodes",

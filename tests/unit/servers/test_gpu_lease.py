@@ -217,7 +217,7 @@ def test_memory_that_does_not_come_back_is_an_error_that_says_how_much(machine: 
 LEASE = """
 import os, sys
 from specreg.servers.gpu_lease import _OURS, claim, is_held, lease
-from specreg.telemetry.power.devices import devices_of
+from specreg.telemetry.devices import devices_of
 devices = devices_of(2, os.environ)
 print([is_held(device) for device in devices], flush=True)
 with lease(devices, waits=True, tell=print):
@@ -346,10 +346,10 @@ BESIDE = """
 import os, pathlib, sys
 from specreg.servers.gpu_lease import claimed_gpus
 from specreg.core.errors import SensorError
-from specreg.core.processes import start_marked, stop_marked
+from specreg.core.processes import start_process, stop_process
 folder, sleep = pathlib.Path(sys.argv[1]), ("/bin/sleep", "120")
 with claimed_gpus(1, os.environ, tell=print):
-    ours = start_marked(sleep, environment=os.environ, log_path=folder / "log", cwd=folder)
+    ours = start_process(sleep, environment=os.environ, log_path=folder / "log", cwd=folder)
     print("ours", flush=True)
     sys.stdin.readline()
     try:
@@ -358,7 +358,7 @@ with claimed_gpus(1, os.environ, tell=print):
     except SensorError as error:
         print(error, flush=True)
     finally:
-        stop_marked(ours)
+        stop_process(ours)
 """
 
 

@@ -13,7 +13,6 @@ from specreg.engines.protocols import Form
 from specreg.engines.registry import Parallel
 from specreg.matrix import NO_LIMITS, Case, Limits
 from specreg.servers.provision import Provision, check_version
-from specreg.servers.spanning import Nodes
 from tests.unit import builders
 
 INSTALLED = Provision(on_gpu=False, version=None, python=None, url=None, show=lambda _: None)
@@ -248,33 +247,15 @@ def across(engine: str, parallel: Parallel = ACROSS) -> Case:
     return dataclasses.replace(plain, server=dataclasses.replace(plain.server, parallel=parallel))
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_a_server_that_spans_nodes_needs_them_named(engine: str) -> None:
-    with pytest.raises(UnsupportedError, match=r"nodes = 2: --specreg-nodes names none; name as"):
-        INSTALLED.check([across(engine)])
-    named = dataclasses.replace(INSTALLED, nodes=Nodes(hosts=("127.0.0.1", "node2")))
-    named.check([across(engine)])
-    with pytest.raises(UnsupportedError, match=r"nodes = 3: --specreg-nodes names 127\.0\.0\.1, n"):
-        named.check([across(engine, Parallel(tensor=3, nodes=3))])
+def test_a_server_that_spans_nodes_is_measured_by_its_url_alone() -> None:
+    with pytest.raises(UnsupportedError, match=r"parallel\.nodes = 2: .*--specreg-attach=URL"):
+        INSTALLED.check([across("vllm")])
 
 
-def test_an_engine_that_is_started_on_one_node_alone_is_refused_on_two() -> None:
-    on_gpu = dataclasses.replace(INSTALLED, on_gpu=True)
-    message = "nodes = 2: engine 'tensorrt_llm' is started on one node; .* one of sglang, vllm"
-    with pytest.raises(UnsupportedError, match=message):
-        on_gpu.check([across("tensorrt_llm")])
-
-
-def test_ray_is_installed_where_it_joins_nodes() -> None:
+def test_ray_is_installed_where_it_runs_the_parts() -> None:
     assert INSTALLED.requirement(across("vllm").server).extras == ()
-    by_ray = across("vllm", Parallel(tensor=2, nodes=2, ray=True)).server
+    by_ray = across("vllm", Parallel(tensor=2, ray=True)).server
     assert INSTALLED.requirement(by_ray).extras == ("ray[cgraph]>=2.48",)
-
-
-def test_of_a_server_that_spans_nodes_nobody_sees_the_power() -> None:
-    on_gpu = dataclasses.replace(INSTALLED, on_gpu=True)
-    why = "power: nobody here sees what a server draws on other nodes"
-    assert on_gpu.why_no_power(across("vllm").server) == why
 
 
 def test_an_engine_for_gpus_is_refused_without_one() -> None:

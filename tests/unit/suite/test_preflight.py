@@ -33,8 +33,8 @@ from specreg.suite.preflight import (
     preflight_of,
 )
 from specreg.telemetry.identity import ProcessorLoad
-from specreg.telemetry.sensors import Sensor
-from specreg.telemetry.sensors.rapl import Rapl
+from specreg.telemetry.rapl import Rapl
+from specreg.telemetry.sensor import Sensor
 from tests.doubles.nvml import device as scripted
 from tests.doubles.nvml.device import Process, ScriptedGpu, Throttle, build
 from tests.unit import builders

@@ -10,7 +10,7 @@ from tests.unit.playing import Player, running
 FINDING = """
 import os
 from specreg.core.errors import SensorError
-from specreg.telemetry.sensors.nvml import SENSOR
+from specreg.telemetry.nvml import SENSOR
 try:
     print(SENSOR.find(os.environ)[0].why_not)
 except SensorError as error:
@@ -29,7 +29,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (ScriptedGpu(lost_at_s=1.0), "NVML: GPU is lost; look at the kernel's log (dmesg) for Xid"),
         (
             ScriptedGpu(permission=False),
-            "NVML: its power can't be read, Insufficient Permissions; run as somebody who may",
+            "NVML: its power can't be read, Insufficient Permissions; run as a user who may",
         ),
         (
             ScriptedGpu(mig=True),

@@ -2,21 +2,20 @@
 
 import contextlib
 import itertools
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import msgspec
+from subprocess import TimeoutExpired
 
 from specreg.core.errors import SensorError
-from specreg.telemetry.power.samples import PowerTrace, load_traces
-from specreg.telemetry.sensors import Device
+from specreg.core.processes import ChildProcess, child_process
+from specreg.telemetry.sampler import Devices
+from specreg.telemetry.samples import PowerTrace, load_traces
+from specreg.telemetry.sensor import Device
 
 _START_S = 10.0
-_STOP_S = 5.0
 _POLL_S = 0.02
 _AFTER_S = 0.6
 """So long after a window there is a sample behind its end, of a busy machine too."""
@@ -27,11 +26,11 @@ class Watch:
     """A sampler that runs.
 
     Attributes:
-        path: where it writes; popen: its process.
+        path: where its samples go; child: its process.
     """
 
     path: Path
-    popen: subprocess.Popen[bytes]
+    child: ChildProcess
 
     def traces(self, until_ns: int) -> Sequence[PowerTrace]:
         """What was sampled so far; waits until it covers a moment of the monotonic clock.
@@ -41,10 +40,10 @@ class Watch:
         """
         left_s = (until_ns - time.monotonic_ns()) / 10**9 + _AFTER_S
         try:
-            status = self.popen.wait(timeout=max(0.0, left_s))
-        except subprocess.TimeoutExpired:
+            status = self.child.process.popen.wait(timeout=max(0.0, left_s))
+        except TimeoutExpired:
             return load_traces(self.path)
-        said = _log(self.path).read_text(errors="replace").strip().splitlines()
+        said = self.child.last_lines().splitlines()
         raise SensorError(
             f"the sampler of power ended with status {status}"
             f" ({said[-1] if said else 'without a word'}); its samples are in '{self.path}'"
@@ -70,23 +69,17 @@ def watch(devices: Sequence[Device], path: Path) -> Iterator[Watch]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     path = _unused(path)
-    given = [msgspec.json.encode(device).decode() for device in devices]
-    said = _log(path)
-    with said.open("wb") as log:
-        popen = subprocess.Popen(  # noqa: S603 - our own arguments, no shell
-            (sys.executable, "-m", "specreg.telemetry.power.sampler", str(path), *given),
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,  # so that Ctrl-C reaches us and not it
-        )
-    try:
-        _wait_until_sampling(popen, path)
-        yield Watch(path=path, popen=popen)
-    finally:
-        _stop(popen)
-        if not said.stat().st_size:  # nothing, as a rule
-            said.unlink()
+    log_path = path.with_name(f"{path.name}.log")
+    command = (sys.executable, "-m", "specreg.telemetry.sampler")
+    with path.open("wb") as output:
+        try:
+            with child_process(command, log_path=log_path, output=output) as child:
+                child.send(Devices(devices=tuple(devices)))
+                _wait_until_sampling(child, path)
+                yield Watch(path=path, child=child)
+        finally:
+            if not log_path.stat().st_size:  # nothing, as a rule
+                log_path.unlink()
 
 
 def _unused(path: Path) -> Path:
@@ -95,26 +88,9 @@ def _unused(path: Path) -> Path:
     return next(one for one in itertools.chain([path], others) if not one.exists())
 
 
-def _log(path: Path) -> Path:
-    """What the sampler of a file says, besides its samples."""
-    return path.with_name(f"{path.name}.log")
-
-
-def _wait_until_sampling(popen: subprocess.Popen[bytes], path: Path) -> None:
+def _wait_until_sampling(child: ChildProcess, path: Path) -> None:
     deadline = time.monotonic() + _START_S
-    while not (path.exists() and path.stat().st_size):
-        if popen.poll() is not None or time.monotonic() > deadline:
+    while not path.stat().st_size:
+        if child.process.popen.poll() is not None or time.monotonic() > deadline:
             return
         time.sleep(_POLL_S)
-
-
-def _stop(popen: subprocess.Popen[bytes]) -> None:
-    """Closes its input, which ends it; one that hangs in a driver is killed."""
-    with contextlib.suppress(OSError):
-        if popen.stdin is not None:
-            popen.stdin.close()
-    try:
-        popen.wait(timeout=_STOP_S)
-    except subprocess.TimeoutExpired:
-        popen.kill()
-        popen.wait()

@@ -9,7 +9,7 @@ import msgspec
 
 from specreg.core.decoding import UNREADABLE
 from specreg.core.errors import SensorError
-from specreg.telemetry.sensors import Device, State
+from specreg.telemetry.sensor import Device, State
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True, tag=True):

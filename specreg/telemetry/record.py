@@ -4,14 +4,15 @@ import functools
 import operator
 import statistics
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
 from specreg.core.errors import SensorError
-from specreg.telemetry.power.checks import throttle_reasons
-from specreg.telemetry.power.energy import Span, check_counter, energy_of, integral_j, missing_frac
-from specreg.telemetry.power.samples import PowerTrace
-from specreg.telemetry.sensors import Device, State
+from specreg.telemetry.devices import throttle_reasons
+from specreg.telemetry.energy import Span, check_counter, energy_of, integral_j, missing_frac
+from specreg.telemetry.samples import PowerTrace
+from specreg.telemetry.sensor import Device, State
 
 SHORTEST_S = 10.0
 """A shorter block isn't judged: its two ends make it more than 1 % off."""
@@ -123,7 +124,7 @@ def record_power(
     case: Block,
     control: Block | None = None,
 ) -> PowerRecord:
-    """What devices did while either server had requests.
+    """Record what devices did while either server had requests.
 
     Args:
         traces: of all devices.
@@ -139,13 +140,10 @@ def record_power(
     ours, theirs = arms[0], arms[1] if control else None
     shortest_s = min(arm.window_s for arm in arms)
     too_short = (
-        ""
-        if shortest_s >= SHORTEST_S
-        else (
-            f"power was watched for {shortest_s:.1f} s without a pause, and {SHORTEST_S:.0f} s are"
-            " needed; raise power_s in the matrix"
-        )
+        f"power was watched for {shortest_s:.1f} s without a pause, and {SHORTEST_S:.0f} s are"
+        " needed; raise power_s in the matrix"
     )
+    too_short = too_short if shortest_s < SHORTEST_S else ""
     wrong = [one.invalid for arm in arms for one in arm.devices if one.invalid]
     return PowerRecord(
         case=ours,
@@ -157,12 +155,10 @@ def record_power(
 
 
 def arm_power(block: Block, devices: Sequence[DeviceRecord]) -> ArmPower:
-    """What all devices did in a block."""
+    """Sum up what all devices did in a block."""
     window_s = (block.span_ns[1] - block.span_ns[0]) / _NS_PER_S
-    energy_j, idle_w = (
-        sum(told) if len(told := [one for one in each if one is not None]) == len(each) else None
-        for each in ([one.energy_j for one in devices], [one.idle_w for one in devices])
-    )
+    energy_j = _sum([one.energy_j for one in devices])
+    idle_w = _sum([one.idle_w for one in devices])
     above_j = None if energy_j is None or idle_w is None else energy_j - idle_w * window_s
     return ArmPower(
         window_s=window_s,
@@ -179,12 +175,18 @@ def arm_power(block: Block, devices: Sequence[DeviceRecord]) -> ArmPower:
     )
 
 
+def _sum(values: Sequence[float | None]) -> float | None:
+    """Add up values, where there are all of them."""
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
 def _over(above: float | None, below: float | None) -> float | None:
     return above / below if above is not None and below else None
 
 
 def record_device(trace: PowerTrace, span: Span, idle: Span) -> DeviceRecord:
-    """What one device did in a span; what its meter can't tell, its state doesn't suffer from.
+    """Record what one device did in a span; where its meter is out of order its state stays.
 
     Args:
         trace: of the device.
@@ -197,28 +199,24 @@ def record_device(trace: PowerTrace, span: Span, idle: Span) -> DeviceRecord:
         check_counter(energy)
     except SensorError as error:
         invalid = str(error)
-    window_s = (span[1] - span[0]) / _NS_PER_S
     states = [one.state for one in trace.within(*span).samples]
-    fields_w = [_field_w(trace, span, field) for field in ("average_mw", "instant_mw")]
     masks = [state.throttle_mask or 0 for state in states]
-    peaks = [mw for state in states if (mw := state.instant_mw or state.average_mw) is not None]
-    temperature_c = _of(states, lambda state: state.temperature_c, max)
-    used_bytes = _of(states, lambda state: state.used_bytes, max)
+    peaks_mw = [mw for state in states if (mw := state.instant_mw or state.average_mw) is not None]
     return DeviceRecord(
         device=trace.device,
         energy_j=energy.energy_j if energy else None,
-        mean_w=energy.energy_j / window_s if energy else None,
+        mean_w=energy.energy_j * _NS_PER_S / (span[1] - span[0]) if energy else None,
         from_counter=energy.from_counter if energy else False,
         error_frac=energy.error_frac if energy else None,
-        average_w=fields_w[0],
-        instant_w=fields_w[1],
+        average_w=_field_w(trace, span, "average_mw"),
+        instant_w=_field_w(trace, span, "instant_mw"),
         idle_w=_idle_w(trace, idle),
-        peak_w=max(peaks) / _MW_PER_W if peaks else None,
-        sm_clock_mhz=_of(states, lambda state: state.sm_clock_mhz, statistics.median),
-        memory_clock_mhz=_of(states, lambda state: state.memory_clock_mhz, statistics.median),
-        temperature_c=None if temperature_c is None else round(temperature_c),
-        used_bytes=None if used_bytes is None else round(used_bytes),
-        utilisation_frac=_of(states, lambda state: state.utilisation_frac, statistics.fmean),
+        peak_w=max(peaks_mw) / _MW_PER_W if peaks_mw else None,
+        sm_clock_mhz=_over_states(states, "sm_clock_mhz", statistics.median),
+        memory_clock_mhz=_over_states(states, "memory_clock_mhz", statistics.median),
+        temperature_c=_over_states(states, "temperature_c", max),
+        used_bytes=_over_states(states, "used_bytes", max),
+        utilisation_frac=_over_states(states, "utilisation_frac", statistics.fmean),
         throttled=throttle_reasons(functools.reduce(operator.or_, masks, 0)),
         counter_ratio=energy.counter_ratio if energy else None,
         missing_frac=missing_frac(trace, span),
@@ -227,7 +225,7 @@ def record_device(trace: PowerTrace, span: Span, idle: Span) -> DeviceRecord:
 
 
 def _idle_w(trace: PowerTrace, span: Span) -> float | None:
-    """The mean power in a span; None where it can't be told, which costs no other figure."""
+    """Return the mean power in a span; None where it can't be told, which costs no other figure."""
     try:
         return energy_of(trace, span).energy_j * _NS_PER_S / (span[1] - span[0])
     except (SensorError, ZeroDivisionError):
@@ -235,7 +233,7 @@ def _idle_w(trace: PowerTrace, span: Span) -> float | None:
 
 
 def _field_w(trace: PowerTrace, span: Span, field: str) -> float | None:
-    """The mean of a power field; of a device that is lost that of the time before."""
+    """Return the mean of a power field; of a device that is lost that of the time before."""
     end_ns = span[1] if trace.failed is None else min(span[1], trace.failed.at_ns)
     if end_ns <= span[0]:
         return None
@@ -243,10 +241,9 @@ def _field_w(trace: PowerTrace, span: Span, field: str) -> float | None:
     return None if summed_j is None else summed_j * _NS_PER_S / (end_ns - span[0])
 
 
-def _of(
-    states: Sequence[State],
-    value: Callable[[State], float | None],
-    chosen: Callable[[Sequence[float]], float],
-) -> float | None:
-    told = [found for state in states if (found := value(state)) is not None]
-    return chosen(told) if told else None
+def _over_states(
+    states: Sequence[State], field: str, statistic: Callable[[Sequence[Any]], Any]
+) -> Any:  # noqa: ANN401 - an int or a float, as the field has it
+    """Return a statistic of a field; None where no state tells it."""
+    told = [found for state in states if (found := getattr(state, field)) is not None]
+    return statistic(told) if told else None

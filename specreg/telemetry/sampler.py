@@ -1,7 +1,7 @@
-"""The sampler, a process of its own: devices in, lines of samples out, until its input ends.
+"""Sample devices in a process of its own, until its input ends.
 
-`python -m specreg.telemetry.power.sampler FILE DEVICE…`, each device as JSON. Its input ends when
-whoever started it closes it or dies; what was written stays, line by line.
+`python -m specreg.telemetry.sampler` takes a message with the devices, and gives one for each
+sample; see `specreg.core.processes`.
 """
 
 import contextlib
@@ -10,14 +10,13 @@ import select
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
 from specreg.core.errors import SensorError
-from specreg.telemetry.power.samples import Failed, Head, Line, Sample, Users
-from specreg.telemetry.sensors import SENSORS, Device, Probe
+from specreg.telemetry.devices import SENSORS
+from specreg.telemetry.samples import Failed, Head, Line, Sample, Users
+from specreg.telemetry.sensor import Device, Probe
 
 EVERY_NS = 97 * 10**6
 """About 10 a second, and never in step with a load that repeats every 100 ms.
@@ -30,6 +29,12 @@ _USERS_EVERY = 5
 
 _NS_PER_S = 10**9
 _EARLIER = -10
+
+
+class Devices(msgspec.Struct, frozen=True, kw_only=True):
+    """What the sampler is to sample, its first message."""
+
+    devices: tuple[Device, ...]
 
 
 def sample(
@@ -89,25 +94,20 @@ def _wait_until(moment_ns: int) -> bool:
     return bool(readable) and not os.read(sys.stdin.fileno(), 1)
 
 
-def _writer(file: BinaryIO) -> Callable[[Line], None]:
-    encoder = msgspec.json.Encoder()
-
-    def write(line: Line) -> None:
-        file.write(encoder.encode(line) + b"\n")
-
-    return write
-
-
-def main(path: str, *given: str) -> None:
-    """Samples the devices that are given as JSON into a file."""
-    devices = [msgspec.json.decode(one, type=Device) for one in given]
+def main() -> None:
+    """Samples the devices that the first line of the input names, until the input ends."""
+    devices = msgspec.json.decode(sys.stdin.buffer.readline(), type=Devices).devices
     probes = [SENSORS[device.sensor].open(device) for device in devices]
     # It needs a hundredth of a core, at the right moment; an engine's threads may take all of them.
     with contextlib.suppress(OSError):
         os.nice(_EARLIER)
-    with Path(path).open("wb", buffering=0) as file:
-        sample(devices, probes, _writer(file), wait_until=_wait_until, clock=time.monotonic_ns)
+    encoder = msgspec.json.Encoder()
+
+    def write(line: Line) -> None:
+        os.write(sys.stdout.fileno(), encoder.encode(line) + b"\n")
+
+    sample(devices, probes, write, wait_until=_wait_until, clock=time.monotonic_ns)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()
