@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specreg.core.timeline import PairTime, Phase, RunTime
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.measurement.figures import Figures
 from specreg.measurement.measure import Measurement
 from specreg.report.document import categories_of

@@ -14,8 +14,13 @@ from specreg.core.paths import cache_dir
 from specreg.datasets.hub import has_token, hub_cache_dir, is_installed, is_offline
 from specreg.datasets.table import dataset_named
 from specreg.engines.registry import engine_named
-from specreg.matrix.model_code import check_model_code
-from specreg.matrix.models import is_hub_id, missing_files, missing_of_hub, resolve_model
+from specreg.matrix.models import (
+    check_model_code,
+    is_hub_id,
+    missing_files,
+    missing_of_hub,
+    resolve_model,
+)
 from specreg.matrix.prompts import load_case_prompts
 from specreg.matrix.widening import lacking_bytes
 from specreg.servers.environments import installed_environment

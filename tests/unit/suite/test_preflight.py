@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import constants
 
 from specreg.core.findings import Finding, State
-from specreg.matrix import load_tier
+from specreg.matrix.tier import load_tier
 from specreg.report.doctor import render_findings
 from specreg.suite.needs import (
     CHECKS,
@@ -70,7 +70,7 @@ import msgspec, os, sys
 from pathlib import Path
 from specreg.suite.needs import CHECKS
 from specreg.suite.preflight import examine, preflight_of
-from specreg.matrix import load_tier
+from specreg.matrix.tier import load_tier
 root = Path(sys.argv[1])
 preflight = preflight_of(
     lambda: load_tier(root / "fixtures/matrix", "here"),
