@@ -27,9 +27,10 @@ from specreg.correctness.checks import PROOFS, Proof, proofs_of
 from specreg.many.options import Cluster, form_team, reach
 from specreg.many.places import WORKERS_OPTION
 from specreg.many.team import Wanted
-from specreg.matrix import Case, load_tier
-from specreg.matrix.context import check_contexts
-from specreg.matrix.model_code import check_model_code
+from specreg.matrix.case import Case
+from specreg.matrix.models import check_model_code
+from specreg.matrix.prompts import check_contexts
+from specreg.matrix.tier import load_tier
 from specreg.matrix.widening import check_room
 from specreg.measurement.metrics import METRICS, Family, Metric, metrics_of
 from specreg.options import add_options, read_options

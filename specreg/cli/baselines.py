@@ -31,7 +31,7 @@ from specreg.cli.options import (
     tier_of,
 )
 from specreg.core.errors import BaselineError
-from specreg.matrix import all_case_ids
+from specreg.matrix.tier import all_case_ids
 from specreg.report.document import RunVerdict, load_verdict
 from specreg.report.terminal import render_baselines, render_recorded
 from specreg.verdicts.history import history_path, learned, load_history

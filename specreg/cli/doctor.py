@@ -22,7 +22,7 @@ from specreg.cli.options import (
 )
 from specreg.core.errors import MatrixError
 from specreg.core.findings import State
-from specreg.matrix import Tier
+from specreg.matrix.case import Tier
 from specreg.report.doctor import render_findings
 from specreg.suite.preflight import examine, scene_of
 

@@ -19,7 +19,8 @@ from specreg.cli.options import (
 )
 from specreg.engines.methods import METHODS
 from specreg.engines.registry import ENGINES
-from specreg.matrix import render_schema, tier_names
+from specreg.matrix.schema import render_schema
+from specreg.matrix.tier import tier_names
 from specreg.measurement.metrics import check_tolerances
 from specreg.report.matrix import render_matrix
 from specreg.report.tables import NOTHING

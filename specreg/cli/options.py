@@ -7,7 +7,8 @@ import typer
 
 from specreg.baselines.store import Shelf
 from specreg.core.errors import UnknownNameError
-from specreg.matrix import Case, Tier, load_tier
+from specreg.matrix.case import Case, Tier
+from specreg.matrix.tier import load_tier
 from specreg.telemetry.identity import current_environment, find_gpus
 
 WIDTH = 110

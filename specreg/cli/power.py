@@ -20,9 +20,9 @@ from specreg.telemetry.devices import describe, devices_of, why_unreadable
 from specreg.telemetry.energy import Span
 from specreg.telemetry.identity import find_gpus
 from specreg.telemetry.record import DeviceRecord, record_device
+from specreg.telemetry.sampler import watch
 from specreg.telemetry.samples import PowerTrace
 from specreg.telemetry.sensor import Device
-from specreg.telemetry.watch import watch
 
 _SUFFIX = ".jsonl"
 _LEAD_NS = 10**9

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from specreg.core.errors import ServerDiedError, SpecregError
-from specreg.matrix import Case, ServerSpec
+from specreg.matrix.case import Case, ServerSpec
 from specreg.servers.readiness import POLL_S
 from specreg.servers.server import Server
 

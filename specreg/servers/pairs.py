@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from specreg.core.timeline import Phase, Timeline
-from specreg.matrix import ServerSpec
+from specreg.matrix.case import ServerSpec
 from specreg.matrix.widening import widen_models
 from specreg.servers.attach import attach_server
 from specreg.servers.environments import EngineEnvironment

@@ -11,11 +11,13 @@ import msgspec
 import specreg
 from specreg.baselines.comparison import differing_settings
 from specreg.baselines.record import Recorded, commit_of, record_measurements
-from specreg.baselines.schema import Baseline, CaseSettings
+from specreg.baselines.schema import Baseline
 from specreg.core.commands import run_command, specreg_command
 from specreg.core.errors import BaselineError, SpecregError
-from specreg.matrix import Case, all_case_ids
+from specreg.matrix.case import Case
 from specreg.matrix.models import model_sha256
+from specreg.matrix.schema import CaseSettings
+from specreg.matrix.tier import all_case_ids
 from specreg.measurement.figures import Figures
 from specreg.measurement.measure import Measurement
 from specreg.report.document import (

@@ -15,7 +15,7 @@ from specreg.baselines.schema import (
     record_baseline,
 )
 from specreg.baselines.store import settings_in
-from specreg.matrix import load_tier
+from specreg.matrix.tier import load_tier
 from specreg.report.document import load_figures
 from specreg.telemetry.identity import Environment
 from specreg.telemetry.record import PowerRecord

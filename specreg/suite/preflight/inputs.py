@@ -11,7 +11,7 @@ from specreg.datasets.hub import has_token, is_installed, is_offline
 from specreg.datasets.prompts import Prompt
 from specreg.datasets.table import dataset_named
 from specreg.engines.registry import engine_named
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.matrix.models import is_hub_id, missing_files, missing_of_hub, resolve_model
 from specreg.matrix.prompts import load_case_prompts
 from specreg.servers.environments import installed_environment

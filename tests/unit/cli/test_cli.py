@@ -15,7 +15,8 @@ from specreg.baselines.schema import Baseline, baseline_path, load_baseline, rec
 from specreg.baselines.store import settings_in
 from specreg.cli import app, main
 from specreg.core.errors import SpecregError, UnknownNameError
-from specreg.matrix import Case, load_tier
+from specreg.matrix.case import Case
+from specreg.matrix.tier import load_tier
 from specreg.measurement.figures import figures_of, record_figures
 from specreg.measurement.measure import Measurement
 from specreg.measurement.validity import all_invalid

@@ -213,7 +213,7 @@ def test_a_part_that_is_not_known_has_no_chart() -> None:
 def test_speed_over_load_takes_two_loads_and_draws_the_break_even() -> None:
     one = reports.CASE_REPORT
     assert one.settings is not None
-    settings = msgspec.structs.replace(one.settings, concurrency=8)
+    settings = dataclasses.replace(one.settings, concurrency=8)
     slow = msgspec.structs.replace(figures(), judged={"speedup_ratio": 0.8})
     other = msgspec.structs.replace(one, settings=settings, figures=slow)
     assert list(speed_over_load([one])) == []
@@ -228,7 +228,7 @@ def at_load(concurrency: int, drafts: int, ratio: float) -> CaseReport:
     assert settings is not None
     return msgspec.structs.replace(
         reports.CASE_REPORT,
-        settings=msgspec.structs.replace(settings, concurrency=concurrency, draft_tokens=drafts),
+        settings=dataclasses.replace(settings, concurrency=concurrency, draft_tokens=drafts),
         figures=msgspec.structs.replace(figures(), judged={"speedup_ratio": ratio}),
     )
 

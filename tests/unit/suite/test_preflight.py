@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import constants
 
 from specreg.core.findings import Finding, State
-from specreg.matrix import load_tier
+from specreg.matrix.tier import load_tier
 from specreg.report.doctor import render_findings
 from specreg.suite.preflight import CHECKS, examine, scene_of
 from specreg.suite.preflight.cases import examine_cases
@@ -61,7 +61,7 @@ PROGRAM = """
 import msgspec, os, sys
 from pathlib import Path
 from specreg.suite.preflight import examine, scene_of
-from specreg.matrix import load_tier
+from specreg.matrix.tier import load_tier
 root = Path(sys.argv[1])
 scene = scene_of(
     lambda: load_tier(root / "fixtures/matrix", "here"),
