@@ -131,9 +131,7 @@ class Servers:
             return
         environment = self._environment(spec)
         with (
-            provision.claimed(
-                spec, beside_starting=any(one.is_starting for one in self._startings)
-            ),
+            provision.leased(spec, beside_starting=any(one.is_starting for one in self._startings)),
             begin_server(
                 spec,
                 environment,
