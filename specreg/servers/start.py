@@ -26,9 +26,8 @@ from specreg.matrix.model_code import check_model_code
 from specreg.matrix.widening import served_models, widen_models
 from specreg.servers.environments import EngineEnvironment, flags_of
 from specreg.servers.memory import gpu_memory
-from specreg.servers.readiness import POLL_S, is_ready, scrape_version
+from specreg.servers.readiness import POLL_S, PORT_IN_USE, is_ready, scrape_version
 from specreg.servers.server import StartedServer
-from specreg.servers.start_failures import PORT_IN_USE
 from specreg.telemetry.identity import find_gpus
 
 _Settings = ParamSpec("_Settings")
