@@ -27,36 +27,36 @@ from specreg.correctness.checks import PROOFS, Proof, proofs_of
 from specreg.many.options import Cluster, form_team, reach
 from specreg.many.places import WORKERS_OPTION
 from specreg.many.team import Wanted
-from specreg.matrix import Case, load_tier
-from specreg.matrix.context import check_contexts
-from specreg.matrix.model_code import check_model_code
+from specreg.matrix.case import Case
+from specreg.matrix.models import check_model_code
+from specreg.matrix.prompts import check_contexts
+from specreg.matrix.tier import load_tier
 from specreg.matrix.widening import check_room
 from specreg.measurement.metrics import METRICS, Family, Metric, metrics_of
 from specreg.options import add_options, read_options
-from specreg.report.breakdown import last_launches
-from specreg.report.document import FILE_NAME, record_report
-from specreg.report.engines import render_gauges, render_side_by_side
-from specreg.report.failures import Failure, failure_of, render_blocks
-from specreg.report.headline import render_answers
-from specreg.report.json import (
+from specreg.report.document import (
+    FILE_NAME,
     NO_BASELINE_STATUS,
     RunVerdict,
     exit_status,
-    properties,
+    last_launches,
+    record_report,
     record_verdict,
 )
+from specreg.report.exports import ALWAYS, OUTPUTS, append_job_summary, can_make, write_outputs
+from specreg.report.failures import Failure, failure_of, properties, render_blocks
 from specreg.report.markdown import render_markdown
-from specreg.report.outputs import (
-    ALWAYS,
-    OUTPUTS,
-    append_job_summary,
-    can_make,
-    write_outputs,
-)
-from specreg.report.power import render_power
 from specreg.report.progress import Progress
-from specreg.report.spreads import render_spreads
-from specreg.report.tables import render_categories, render_speedups, render_times
+from specreg.report.summary import answers_of_run, render_answers
+from specreg.report.tables import (
+    render_categories,
+    render_gauges,
+    render_power,
+    render_side_by_side,
+    render_speedups,
+    render_spreads,
+    render_times,
+)
 from specreg.report.terminal import (
     render_next,
     render_notes,
@@ -69,11 +69,11 @@ from specreg.servers.launch import Launch, launches_of
 from specreg.servers.readiness import NOT_FETCHED
 from specreg.suite.away import Away
 from specreg.suite.configure import check_options, open_suite, spread_of, why_unfetched, why_unfit
-from specreg.suite.document import report_of
 from specreg.suite.finish import (
     record_baselines,
     record_lived,
     remarks,
+    report_of,
     run_verdict,
     why_nothing,
 )
@@ -567,7 +567,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     pages = [suite.run_folder / f"report.{kind}" for kind in ("html", "md")]
     parts.append(next((f"report: {page}" for page in pages if page.exists()), ""))
     if _RUN in config.stash:
-        parts.append(render_answers(config.stash[_RUN], color=color))
+        parts.append(render_answers(answers_of_run(config.stash[_RUN]), color=color))
     cases = {case.id for case in suite.tier.cases}
     again = ("--update-baselines",) if recording else ()
     parts.append(render_next(suite.verdicts, cases, (*suite.shelf.options, *again)))

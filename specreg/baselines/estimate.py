@@ -15,7 +15,7 @@ from specreg.baselines.store import Shelf
 from specreg.core.errors import BaselineError, SpecregError
 from specreg.core.timeline import Phase
 from specreg.datasets.table import dataset_named
-from specreg.matrix import Case, Tier
+from specreg.matrix.case import Case, Tier
 from specreg.matrix.prompts import load_case_prompts
 from specreg.telemetry.identity import Gpus
 
@@ -228,7 +228,7 @@ def _prompt_s(baseline: Baseline, turns: float) -> float | None:
         return None
     answers = baseline.acceptance.prompts if baseline.acceptance else ()
     conversations = sum(one.turn == 1 for one in answers)
-    tokens = baseline.case.output_cap_tokens * turns
+    tokens: float = baseline.case.output_cap_tokens * turns
     if conversations:
         tokens = sum(one.completion_tokens for one in answers) / conversations
     return tokens / statistics.median(speeds)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from specreg.core.decoding import UNREADABLE
 from specreg.core.errors import BaselineError
-from specreg.matrix import Case
+from specreg.core.files import UNREADABLE
+from specreg.matrix.case import Case
 
 _SCHEMA_VERSION = 1
 _SUM_WITHIN_TOKENS = 0.02

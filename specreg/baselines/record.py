@@ -15,7 +15,6 @@ from specreg.baselines.comparison import spreads_of, why_held_back
 from specreg.baselines.schema import (
     SCHEMA_VERSION,
     Baseline,
-    CaseSettings,
     LaunchesOnly,
     Provenance,
     RecordedDevice,
@@ -25,8 +24,9 @@ from specreg.baselines.schema import (
 )
 from specreg.baselines.store import Shelf
 from specreg.core.errors import BaselineError
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.matrix.models import model_sha256
+from specreg.matrix.schema import CaseSettings
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Family, Metric, ratio_parts
 from specreg.measurement.validity import Invalid, render_invalid, spoiled_by

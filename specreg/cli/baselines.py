@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from specreg.baselines.record import Recorded
 from specreg.baselines.schema import (
     Baseline,
     baseline_files,
@@ -30,9 +31,9 @@ from specreg.cli.options import (
     tier_of,
 )
 from specreg.core.errors import BaselineError
-from specreg.matrix import all_case_ids
-from specreg.report.baselines import render_changes, render_list
-from specreg.report.json import RunVerdict, load_verdict
+from specreg.matrix.tier import all_case_ids
+from specreg.report.document import RunVerdict, load_verdict
+from specreg.report.terminal import render_baselines, render_recorded
 from specreg.verdicts.history import history_path, learned, load_history
 
 baselines = typer.Typer(no_args_is_help=True, help=__doc__)
@@ -42,7 +43,7 @@ baselines = typer.Typer(no_args_is_help=True, help=__doc__)
 def list_baselines(root: RootOption = HERE, folder: FolderOption = BASELINES) -> None:
     """Print all baselines: what was recorded where, when and why; status 1 if one can't be read."""
     found = [(path, _readable(path)) for path in baseline_files(root / folder)]
-    typer.echo(render_list(found))
+    typer.echo(render_baselines(found))
     raise typer.Exit(1 if any(isinstance(one, str) for _, one in found) else 0)
 
 
@@ -60,9 +61,9 @@ def diff(
         if isinstance(new, str):
             unreadable.append(new)
         elif old != new:
-            changes.append((path, old, new))
+            changes.append(Recorded(path=path, old=old, new=new))
     if changes:
-        typer.echo(render_changes(changes, width=WIDTH))
+        typer.echo(render_recorded(changes, width=WIDTH, color=False))
     typer.echo("\n".join(unreadable) or ("" if changes else f"as in {revision}"), nl=not changes)
 
 

@@ -7,7 +7,8 @@ import typer
 
 from specreg.baselines.store import Shelf
 from specreg.core.errors import UnknownNameError
-from specreg.matrix import Case, Tier, load_tier
+from specreg.matrix.case import Case, Tier
+from specreg.matrix.tier import load_tier
 from specreg.telemetry.identity import current_environment, find_gpus
 
 WIDTH = 110
@@ -60,13 +61,6 @@ def shelf_of(folder: Path, tier: Tier) -> Shelf:
         environment=current_environment(needs_gpus=used),
         options=(f"--specreg-tier={tier.name}",),
     )
-
-
-def say_later(runs: Path, shown: str, lacks: str) -> None:
-    """Say that the last run isn't the one that is shown, and what that one lacks."""
-    last = max((path.name for path in runs.iterdir() if path.is_dir()), default=shown)
-    if last > shown:
-        typer.echo(f"the last run, '{last}', {lacks}; this is '{shown}'", err=True)
 
 
 def case_of(tier: Tier, case_id: str) -> Case:

@@ -19,8 +19,8 @@ from specreg.engines.protocols import Endpoint
 from specreg.engines.registry import engine_named
 from specreg.engines.token_api import DIALECTS, Transcript, Wanted
 from specreg.load.token_client import encode_prompts, score, transcribe
-from specreg.matrix import Case
-from specreg.matrix.tables import ROUNDING_NATS
+from specreg.matrix.case import Case
+from specreg.matrix.schema import ROUNDING_NATS
 from specreg.servers.server import Server
 from specreg.stats.permutation import BEGINNINGS_TOKENS, LEVEL, chance_of_alike, least_of
 from specreg.verdicts.judge import Outcome, Verdict

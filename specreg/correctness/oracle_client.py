@@ -18,10 +18,10 @@ from specreg.engines.pytorch.questions import Foreseen, Question, Text
 from specreg.engines.registry import ALONE, engine_named
 from specreg.engines.token_api import Transcript, Wanted
 from specreg.load.token_client import encode_prompts, transcribe
-from specreg.matrix import Case
-from specreg.matrix.load import Load
+from specreg.matrix.case import Case
 from specreg.matrix.models import resolve_model
 from specreg.matrix.prompts import load_case_prompts
+from specreg.matrix.schema import Load
 from specreg.servers.environments import engine_environment
 from specreg.servers.gpu_lease import lease_gpus
 from specreg.servers.start import start_server

@@ -15,7 +15,7 @@ from specreg.core.http import shortly
 from specreg.datasets.prompts import REPLIES, Prompt
 from specreg.engines.protocols import PROTOCOLS, Ask, Endpoint, Message, Role, StreamDecoder
 from specreg.engines.sse import DONE, splitter_for
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 
 if TYPE_CHECKING:
     import httpx

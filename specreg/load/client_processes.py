@@ -31,8 +31,8 @@ from specreg.load.chat_client import (
     new_client,
 )
 from specreg.load.rounds import Round, RoundBuilder, RoundSlice, replay_round
-from specreg.matrix import Case
-from specreg.matrix.load import Load
+from specreg.matrix.case import Case
+from specreg.matrix.schema import Load
 from specreg.stats.percentiles import Histogram
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from specreg.load.chat_client import (
     Record,
     check_silence,
 )
-from specreg.matrix import Case
-from specreg.matrix.load import Arrivals, Load
+from specreg.matrix.case import Case
+from specreg.matrix.schema import Arrivals, Load
 from specreg.stats.percentiles import Histogram
 
 if TYPE_CHECKING:

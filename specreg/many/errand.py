@@ -9,7 +9,7 @@ import msgspec
 
 from specreg.core.errors import MemoryHeldError, SpecregError
 from specreg.many.places import Need, Place
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.measurement.journal import PARTS_FOLDER, Key
 from specreg.measurement.metrics import Family
 from specreg.telemetry.identity import Environment

@@ -22,7 +22,7 @@ from specreg.many.luggage import pack
 from specreg.many.nodes import Node, Nodes, Spot, nodes_for, spot_of
 from specreg.many.on_node import Begun, Carried, Left, Piece, Runner
 from specreg.many.places import Need, Place
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.suite.run import Suite
 from specreg.telemetry.identity import Host
 

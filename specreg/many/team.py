@@ -9,7 +9,7 @@ from specreg.many.crew import Crew
 from specreg.many.errand import Asked, Errand, Failure, Measured, Proved, Task, Terms
 from specreg.many.places import Need
 from specreg.many.pool import Pool
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.measurement.journal import PARTS_FOLDER, Key, load_journal, parts_in
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Family

@@ -31,7 +31,7 @@ from specreg.many.errand import (
     failure_of,
     part_path,
 )
-from specreg.matrix import Tier
+from specreg.matrix.case import Tier
 from specreg.measurement.journal import Journal
 from specreg.measurement.measure import Measurement
 from specreg.servers.gpu_lease import hold

@@ -1,5 +1,6 @@
-"""Decoding a matrix file: TOML in, its tables out, each with where it stands."""
+"""Decode a matrix file: its tables, each with where it stands."""
 
+import dataclasses
 import json
 import re
 import tomllib
@@ -14,17 +15,78 @@ from typing import NoReturn, TypeVar
 import msgspec
 
 from specreg.core.errors import MatrixError, UnknownNameError
-from specreg.matrix.place import Place, case_table, models_table, whole_file
-from specreg.matrix.tables import CasesTable, ModelsTable, PairsFile, TierFile
+from specreg.matrix.schema import CasesTable, ModelsTable, PairsFile, TierFile
 
-_TableT = TypeVar("_TableT", bound=msgspec.Struct)
+_TableT = TypeVar("_TableT")
 
 _ADVICE = "docs/matrix.md shows the tables and keys"
 _OF_NO_EFFECT = ("warm_up_stable_frac",)
 """Keys of an earlier specreg; a file that has them is read without."""
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
 _MISSING = re.compile(r"Object missing required field `(.*)`")
+_CASES = re.compile(r"\s*\[\[\s*cases\s*\]\]")
+_SUBTABLE = r"\s*\[\s*{table}\s*\.\s*{key}\s*\]"
+_KEY = r"\s*{key}\s*[=.]"
 _WHERE = re.compile(r"^(.*?)(?: - at `\$\.?(.*)`)?$", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A table of a file.
+
+    Attributes:
+        path: the file's.
+        table: what it is called, `[[cases]] no. 2`; empty for the whole file.
+        lines: the file's.
+        row: the table's first line, counted from 0; None where it isn't found.
+    """
+
+    path: Path
+    table: str
+    lines: tuple[str, ...]
+    row: int | None
+
+    def at(self, key: str = "") -> str:
+        """The file, the line, and the table; the line is the key's, if that is found."""
+        row = self._row(key)
+        line = "" if row is None else f", line {row + 1}"
+        table = f", {self.table}" if self.table else ""
+        return f"matrix file '{self.path}'{line}{table}"
+
+    def _row(self, key: str) -> int | None:
+        if self.row is None or not key:
+            return self.row
+        first = re.escape(re.split(r"[.\[]", key)[0])
+        inside = re.compile(_KEY.format(key=first))
+        below = re.compile(_SUBTABLE.format(table=r"[\w.\-]+", key=first))
+        for row in range(self.row, len(self.lines)):
+            line = self.lines[row]
+            if row > self.row and _CASES.match(line):
+                break
+            if inside.match(line) or below.match(line):
+                return row
+        return self.row
+
+
+def whole_file(path: Path, text: str) -> Place:
+    """The file itself, whose keys stand at its top."""
+    return Place(path=path, table="", lines=tuple(text.splitlines()), row=None)
+
+
+def case_table(path: Path, text: str, number: int) -> Place:
+    """The `[[cases]]` of a number, from 1."""
+    lines = tuple(text.splitlines())
+    rows = [row for row, line in enumerate(lines) if _CASES.match(line)]
+    row = rows[number - 1] if number <= len(rows) else None
+    return Place(path=path, table=f"[[cases]] no. {number}", lines=lines, row=row)
+
+
+def models_table(path: Path, text: str, name: str) -> Place:
+    """`[models.NAME]`."""
+    lines = tuple(text.splitlines())
+    heading = re.compile(rf"""\s*\[\s*models\s*\.\s*["']?{re.escape(name)}["']?\s*\]""")
+    row = next((row for row, line in enumerate(lines) if heading.match(line)), None)
+    return Place(path=path, table=f"[models.{name}]", lines=lines, row=row)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,13 +174,17 @@ def _load_toml(path: Path) -> tuple[str, dict[str, object]]:
 
 
 def _convert(raw: object, kind: type[_TableT], place: Place) -> _TableT:
+    known = _fields_of(kind)
+    for name in raw if isinstance(raw, dict) else ():  # msgspec refuses none of a dataclass
+        if name not in known:
+            raise UnknownNameError("key", name, known, place.at(name))
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
         _explain(str(error), raw, kind, place)
 
 
-def _explain(said: str, raw: object, kind: type[msgspec.Struct], place: Place) -> NoReturn:
+def _explain(said: str, raw: object, kind: object, place: Place) -> NoReturn:
     """Says what msgspec says in the words of the file: which key, what was got, what is known.
 
     Raises:
@@ -188,7 +254,9 @@ def _inside(hint: object) -> object:
 def _fields_of(hint: object) -> Mapping[str, object]:
     """The keys of a table, with their types."""
     for one in _choices(hint):
-        if isinstance(one, type) and issubclass(one, msgspec.Struct):
+        if isinstance(one, type) and (
+            dataclasses.is_dataclass(one) or issubclass(one, msgspec.Struct)
+        ):
             return typing.get_type_hints(one, include_extras=True)
     return {}
 

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specreg.core.errors import ModelError
-from specreg.matrix import ServerSpec, Width
+from specreg.matrix.case import ServerSpec
 from specreg.matrix.models import (
     BFLOAT16,
     Tensor,
@@ -34,6 +34,7 @@ from specreg.matrix.models import (
     write_config,
     write_tensors,
 )
+from specreg.matrix.schema import Width
 
 _RECIPE = 1
 """What is written; another number makes all widened models anew."""
@@ -158,7 +159,7 @@ def served_models(root: Path, spec: ServerSpec) -> tuple[str, str | None]:
 
 
 def widen_models(root: Path, spec: ServerSpec, *, show: Callable[[str], None]) -> None:
-    """Makes a server's widened models where the cache hasn't got them.
+    """Make a server's widened models where the cache hasn't got them.
 
     Args:
         root: the repository's root.
@@ -176,7 +177,7 @@ def widen_models(root: Path, spec: ServerSpec, *, show: Callable[[str], None]) -
 
 
 def check_room(root: Path, specs: Iterable[ServerSpec]) -> None:
-    """Silent where the cache has room for the widened models that servers need and it lacks.
+    """Check that the cache has room for the widened models that servers need and it lacks.
 
     Raises:
         ModelError: it hasn't; or see `served_models`.

@@ -39,7 +39,7 @@ from specreg.engines.protocols import Protocol
 from specreg.load.chat_client import Clock, Record
 from specreg.load.client_processes import Clients, open_clients
 from specreg.load.rounds import Round
-from specreg.matrix import Case, ServerSpec
+from specreg.matrix.case import Case, ServerSpec
 from specreg.measurement.metrics import Family
 from specreg.measurement.validity import noting
 from specreg.servers.server import Server

@@ -21,8 +21,8 @@ from specreg.core.timeline import Phase
 from specreg.datasets.prompts import Prompt
 from specreg.load.chat_client import Clock, Record
 from specreg.load.rounds import Round
-from specreg.matrix import Case
-from specreg.matrix.load import Load
+from specreg.matrix.case import Case
+from specreg.matrix.schema import Load
 from specreg.measurement.arm import Arm, ArmReplay, open_arm
 from specreg.measurement.metrics import METRICS, Family, Replay
 from specreg.measurement.validity import ALL, Invalid, all_invalid, noting
@@ -30,8 +30,8 @@ from specreg.stats.alpha_spending import Look
 from specreg.stats.percentiles import Histogram, percentile
 from specreg.telemetry.energy import Span, check_alone, check_held_back
 from specreg.telemetry.record import Block, PowerRecord, record_power
+from specreg.telemetry.sampler import Watch
 from specreg.telemetry.samples import PowerTrace
-from specreg.telemetry.watch import Watch
 
 _WARM_UP_NS = 10 * 10**9
 _COMPARED = 3

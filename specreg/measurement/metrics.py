@@ -18,7 +18,8 @@ from specreg.acceptance.table import Countable
 from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import MatrixError, UnknownNameError
 from specreg.load.rounds import Round
-from specreg.matrix import MOST_DRAFT_TOKENS, NO_LIMITS, Case, Limits
+from specreg.matrix.case import Case
+from specreg.matrix.schema import MOST_DRAFT_TOKENS, NO_LIMITS, Limits
 from specreg.telemetry.record import ArmPower, PowerRecord
 
 _CountT = TypeVar("_CountT")

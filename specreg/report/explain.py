@@ -9,9 +9,9 @@ from rich.text import Text
 from specreg.baselines.comparison import Known, differing_settings, expected_value
 from specreg.baselines.schema import load_table
 from specreg.core.commands import learn_command
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.measurement.metrics import METRICS, Metric, ratio_parts
-from specreg.report.terminal import NOTHING, format_number, render_table
+from specreg.report.tables import NOTHING, format_number, render_table
 from specreg.stats.intervals import (
     FEWEST_PROMPTS,
     Change,

@@ -1,12 +1,20 @@
-"""Say what failed, and why, in one block for each case."""
+"""What failed, and why: in one block a case for the terminal, as cards for the page."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
-from specreg.report.quantities import label_of, render_value
-from specreg.verdicts.judge import Verdict
+import msgspec
+
+from specreg.report.document import CaseReport, Report, Tone, began_at
+from specreg.report.summary import tone_of
+from specreg.report.tables import NOTHING, label_of, render_value
+from specreg.verdicts.history import Lived
+from specreg.verdicts.judge import Outcome, Verdict
 
 _AS_ABOVE = "(as above)"
+_MOST_CHARS = 6_000
+"""Of an error; its end is the end of a server's log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +23,7 @@ class Failure:
 
     Attributes:
         message: one line, for the short summary; text: all of it.
-        case_id: whose block tells it too; empty where none does.
+        case_id: whose block says it too; empty where none does.
     """
 
     message: str
@@ -29,6 +37,24 @@ class Failure:
 
     def __str__(self) -> str:
         return self.text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedCase:
+    """A case that needs a look.
+
+    Attributes:
+        case_id, tone: which, and its colour, of the worst verdict.
+        rows: each verdict that fails, and its reason unless one before has the same.
+        facts: engine, driver, since when, where the servers' output is.
+        error: what went wrong in full, empty unless it has more lines than a reason.
+    """
+
+    case_id: str
+    tone: Tone
+    rows: tuple[tuple[Verdict, str], ...]
+    facts: tuple[str, ...]
+    error: str
 
 
 def failure_of(verdict: Verdict) -> Failure:
@@ -54,13 +80,13 @@ def sentence_of(verdict: Verdict) -> str:
         between = " to ".join(f"{100 * abs(bound):.1f}" for bound in bounds) + " %"
     else:
         between = f"{-100 * verdict.low_frac:.1f} % {down} to {100 * verdict.high_frac:.1f} % {up}"
-    said = (
+    sentence = (
         f"{measured}, recorded {render_value(verdict.metric, verdict.expected)}:"
         f" {down if change < 0 else up} by {100 * abs(change):.1f} % ({between})"
     )
     if verdict.tolerance_frac is not None:
-        said += f", tolerated are {100 * verdict.tolerance_frac:.3g} %"
-    return f"{said}; {verdict.cause}" if verdict.cause else said
+        sentence += f", tolerated are {100 * verdict.tolerance_frac:.3g} %"
+    return f"{sentence}; {verdict.cause}" if verdict.cause else sentence
 
 
 def render_skip(verdict: Verdict) -> str:
@@ -69,25 +95,29 @@ def render_skip(verdict: Verdict) -> str:
     return f"{verdict.case_id}, {_measured(verdict)}: {verdict.outcome}, {why}"
 
 
+def properties(verdict: Verdict) -> Iterator[tuple[str, str]]:
+    """A verdict as names and texts of JUnit properties; what is absent isn't there."""
+    for name, value in msgspec.to_builtins(verdict).items():
+        if value not in (None, ""):
+            yield f"specreg.{name}", str(value)
+
+
 def render_blocks(verdicts: Sequence[Verdict], errors: Mapping[str, str]) -> Mapping[str, str]:
     """By case that failed, in the order of the run, what went wrong with it.
 
     Args:
         verdicts: of the run.
-        errors: by case that failed otherwise than by a verdict, what was said, in full; it is told
+        errors: by case that failed otherwise than by a verdict, the whole message; it is shown
             once, whatever it has in common with an earlier case.
     """
-    cases: dict[str, list[Verdict]] = {}
-    for verdict in verdicts:
-        if verdict.fails:
-            cases.setdefault(verdict.case_id, []).append(verdict)
-    told: set[str] = set()
+    shown: set[str] = set()
     blocks = {}
-    for case_id, failed in cases.items():
+    for case_id, failed in _failing(verdicts).items():
         error = errors.get(case_id, "")
         head = error.partition("\n")[0]
-        blocks[case_id] = render_failures(failed, f"{head}\n{_AS_ABOVE}" if head in told else error)
-        told |= {head} - {""}
+        again = f"{head}\n{_AS_ABOVE}"
+        blocks[case_id] = render_failures(failed, again if head in shown else error)
+        shown |= {head} - {""}
     return blocks
 
 
@@ -96,21 +126,95 @@ def render_failures(verdicts: Sequence[Verdict], error: str = "") -> str:
 
     Args:
         verdicts: those that don't hold.
-        error: what was said, in full; in place of the reason that is its first line.
+        error: the whole message, in place of the reason that is its first line.
     """
     lines = []
     for outcome in dict.fromkeys(verdict.outcome for verdict in verdicts):
         alike = [verdict for verdict in verdicts if verdict.outcome is outcome]
         compared = [verdict for verdict in alike if verdict.change_frac is not None]
         others = [_measured(verdict) for verdict in alike if verdict.change_frac is None]
-        said = [*map(sentence_of, compared), *filter(None, [", ".join(others)])]
-        lines += [f"{outcome}: {one}" for one in said]
+        sentences = [*map(sentence_of, compared), *filter(None, [", ".join(others)])]
+        lines += [f"{outcome}: {one}" for one in sentences]
         # Those of one kind differ in figures that the lines above have.
         reasons = {one.reason.partition(":")[0]: one.reason for one in reversed(alike)}
         for reason in reversed(reasons.values()):
             whole = error if reason and reason == error.partition("\n")[0] else reason
             lines += [f"  {line}" for line in whole.splitlines()]
     return "\n".join(lines)
+
+
+def failed_cases(report: Report) -> Sequence[FailedCase]:
+    """Each case with a verdict that fails, the red ones first."""
+    known = {case.case_id: case for case in report.cases}
+    found = []
+    for case_id, failing in _failing(report.run.verdicts).items():
+        case = known.get(case_id)
+        first = {id(one) for one in {one.reason: one for one in reversed(failing)}.values()}
+        is_bad = any(tone_of(verdict) is Tone.BAD for verdict in failing)
+        error = case.error.strip() if case else ""
+        found.append(
+            FailedCase(
+                case_id=case_id,
+                tone=Tone.BAD if is_bad else Tone.DOUBT,
+                rows=tuple((one, one.reason if id(one) in first else "") for one in failing),
+                facts=tuple(_facts(report, case, failing)) if case else (),
+                error=error[-_MOST_CHARS:] if "\n" in error else "",
+            )
+        )
+    return sorted(found, key=lambda one: one.tone is not Tone.BAD)
+
+
+def moment_of(run: str) -> str:
+    """`2026-11-21 02:00 UTC`, or the run's name where that says no time."""
+    moment = began_at(run)
+    return f"{moment:%Y-%m-%d %H:%M} UTC" if moment else f"run {run}"
+
+
+def _failing(verdicts: Sequence[Verdict]) -> Mapping[str, list[Verdict]]:
+    cases: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        if verdict.fails:
+            cases.setdefault(verdict.case_id, []).append(verdict)
+    return cases
+
+
+def _facts(report: Report, case: CaseReport, failing: Sequence[Verdict]) -> Iterator[str]:
+    now = case.figures.engine_version if case.figures else ""
+    before = case.expected.engine_version if case.expected else ""
+    if now or before:
+        yield f"{case.engine} {_change(before, now)}"
+    if case.expected and report.origin.driver_version:
+        yield f"driver {_change(case.expected.driver_version, report.origin.driver_version)}"
+    since: dict[str, list[str]] = {}
+    for verdict in failing:
+        if verdict.outcome in {Outcome.REGRESSED, Outcome.WRONG, Outcome.INCONCLUSIVE}:
+            label = label_of(verdict.metric)
+            since.setdefault(_since(case.history, verdict.metric), []).append(label)
+    yield from (f"{', '.join(labels)}: {words}" for words, labels in since.items() if words)
+    if case.logs:
+        yield f"what the servers said: {', '.join(case.logs)}"
+
+
+def _change(before: str, now: str) -> str:
+    """What the baseline was recorded with, and what there is now."""
+    if before == now:
+        return f"{now}, as its baseline"
+    return f"{before or NOTHING} → {now or NOTHING}"
+
+
+def _since(history: Sequence[Lived], metric: str) -> str:
+    """From which run on a metric isn't fine; empty where no earlier run judged it."""
+    runs = [one for one in history if one.judged(metric)]
+    runs = [one for one in runs if one.settings_sha256 == runs[-1].settings_sha256]
+    streak = list(takewhile(lambda one: not one.fine(metric), reversed(runs)))
+    if not streak or len(runs) == 1:
+        return ""
+    first, fine = streak[-1], runs[: len(runs) - len(streak)]
+    many = f", {len(streak)} judged runs in a row" if len(streak) > 1 else ""
+    words = f"not fine since {moment_of(first.run)}{many}"
+    if not fine:
+        return f"{words}, and never before"
+    return f"{words}; last fine {moment_of(fine[-1].run)} with {fine[-1].engine_version}"
 
 
 def _measured(verdict: Verdict) -> str:

@@ -14,8 +14,8 @@ from specreg.baselines.estimate import (
     run_min,
 )
 from specreg.core.commands import specreg_command
-from specreg.matrix import Case, Tier
-from specreg.report.terminal import NOTHING, render_table
+from specreg.matrix.case import Case, Tier
+from specreg.report.tables import NOTHING, render_table
 from specreg.telemetry.identity import Gpus
 
 _S_PER_MIN = 60.0

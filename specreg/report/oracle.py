@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from specreg.acceptance.record import StepCounts
 from specreg.baselines.comparison import Known, differing_settings, expected_value
 from specreg.datasets.prompts import Prompt
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.measurement.metrics import METRICS
-from specreg.report.terminal import NOTHING, format_number
+from specreg.report.tables import NOTHING, format_number
 
 
 def render_oracle(case: Case, prompts: Sequence[Prompt], steps: StepCounts, known: Known) -> str:

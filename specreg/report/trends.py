@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specreg.measurement.metrics import METRICS, better_frac
-from specreg.report.terminal import format_number, render_table
+from specreg.report.tables import format_number, render_table
 from specreg.verdicts.history import Lived, comparable
 
 _FEWEST_RUNS = 2

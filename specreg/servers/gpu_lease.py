@@ -16,8 +16,7 @@ from pathlib import Path
 import filelock
 
 from specreg.core.errors import DeviceHeldError, MemoryHeldError, UnkillableError
-from specreg.core.files import replace_file
-from specreg.core.paths import cache_dir
+from specreg.core.files import cache_dir, replace_file
 from specreg.core.processes import our_ids
 from specreg.telemetry.devices import SENSORS, describe, devices_of, wait_until_free
 from specreg.telemetry.sensor import Device

@@ -11,7 +11,8 @@ from specreg.core.errors import SensorError, UnsupportedError
 from specreg.engines._engine import Requirement
 from specreg.engines.methods import METHODS, is_older
 from specreg.engines.registry import engine_named
-from specreg.matrix import NO_LIMITS, Case, ServerSpec
+from specreg.matrix.case import Case, ServerSpec
+from specreg.matrix.schema import NO_LIMITS
 from specreg.servers.environments import (
     EngineEnvironment,
     engine_environment,

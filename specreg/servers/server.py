@@ -14,7 +14,7 @@ from specreg.core.logs import log_tail
 from specreg.core.processes import SupervisedProcess, process_ids, settle_log
 from specreg.engines.protocols import Endpoint
 from specreg.engines.registry import Engine
-from specreg.matrix import ServerSpec
+from specreg.matrix.case import ServerSpec
 
 _DYING_S, _ENDING_S = 1.0, 10.0
 

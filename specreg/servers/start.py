@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import ParamSpec
 
 from specreg.core.errors import ServerStartError
-from specreg.core.files import replace_file
-from specreg.core.paths import cache_dir
+from specreg.core.files import cache_dir, replace_file
 from specreg.core.processes import SupervisedProcess, note_shared, start_process, stop_process
 from specreg.core.redaction import hide
 from specreg.engines._engine import LaunchOptions
 from specreg.engines.methods import METHODS
 from specreg.engines.registry import engine_named
-from specreg.matrix import ServerSpec
-from specreg.matrix.model_code import check_model_code
+from specreg.engines.settings import LaunchSettings, taken
+from specreg.matrix.case import ServerSpec
+from specreg.matrix.models import check_model_code
 from specreg.matrix.widening import served_models, widen_models
 from specreg.servers.environments import EngineEnvironment, flags_of
 from specreg.servers.memory import gpu_memory
@@ -184,6 +184,7 @@ class _Start:
         engine = engine_named(spec.engine)
         asks = engine.help_command(Path(self.environment.python), version)
         return LaunchOptions(
+            **taken(LaunchSettings, spec),
             target=self.target,
             # Nobody else's is called so: a request that reaches another server fails there.
             served_name=f"{spec.id}-{uuid.uuid4().hex[:_NONCE_DIGITS]}",
@@ -191,19 +192,12 @@ class _Start:
             speculation=METHODS[spec.method].settings(
                 engine.spelling, self.draft, spec.draft_tokens, spec.tree, version=version
             ),
-            dtype=spec.dtype,
-            max_model_len_tokens=spec.max_model_len_tokens,
-            max_sequences=spec.max_sequences,
-            gpu_memory_frac=spec.gpu_memory_frac,
-            parallel=spec.parallel,
-            engine_args=spec.engine_args,
             offline=all(Path(model).is_dir() for model in (self.target, self.draft) if model),
             on_gpu=self.on_gpu,
             folder=folder,
             private=private,
             version=version,
             flags=flags_of(self.environment.python, asks, spec.engine_env) if asks else None,
-            trust_remote_code=spec.trust_remote_code,
             memory=gpu_memory(self.root, spec, version, find_gpus().memory_gib)
             if self.on_gpu
             else None,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from specreg.correctness.checks import Proof
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.measurement.journal import Key
 from specreg.measurement.measure import Measurement
 from specreg.verdicts.judge import Verdict

@@ -11,8 +11,9 @@ from specreg.core.errors import SpecregError, UnknownNameError
 from specreg.core.timeline import Timeline
 from specreg.datasets.hub import is_offline
 from specreg.many.options import Spread
-from specreg.matrix import Case, Tier, load_tier, with_prompts
+from specreg.matrix.case import Case, Tier
 from specreg.matrix.models import why_unfetchable
+from specreg.matrix.tier import load_tier, with_prompts
 from specreg.measurement.journal import Journal, last_run, load_journal, parts_in
 from specreg.measurement.metrics import METRICS, check_tolerances
 from specreg.report.progress import Progress

@@ -14,11 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
-
 from specreg.baselines.comparison import Known
 from specreg.baselines.estimate import START_S, Estimate, estimate_of, estimates_of, within_budget
-from specreg.baselines.schema import CaseSettings
 from specreg.baselines.store import Shelf, settings_in
 from specreg.core.errors import (
     BaselineError,
@@ -28,15 +25,15 @@ from specreg.core.errors import (
     ServerDiedError,
     SpecregError,
 )
-from specreg.core.redaction import hide_known
 from specreg.core.signals import check_signalled
 from specreg.core.timeline import Phase, Timeline
 from specreg.correctness.checks import Plain, Proof, Scene, proofs_of
 from specreg.correctness.draft_prediction import foresee
 from specreg.datasets.prompts import prompts_sha256
-from specreg.matrix import Case, Tier
+from specreg.matrix.case import Case, Tier
 from specreg.matrix.models import model_sha256, resolve_model
 from specreg.matrix.prompts import load_case_prompts
+from specreg.matrix.schema import CaseSettings
 from specreg.measurement.arm import Arm, control_of
 from specreg.measurement.figures import Figures, figures_of, record_figures
 from specreg.measurement.journal import Journal, Key
@@ -48,7 +45,7 @@ from specreg.servers.server import Server
 from specreg.stats.alpha_spending import PARTS, Look
 from specreg.suite.away import Away
 from specreg.telemetry.identity import Environment, ProcessorLoad
-from specreg.telemetry.watch import Watch, watch
+from specreg.telemetry.sampler import Watch, watch
 from specreg.verdicts.confirmation import Docket
 from specreg.verdicts.judge import Outcome, Verdict
 from specreg.verdicts.stop_rules import enough_for
@@ -635,7 +632,7 @@ class Suite:
         requirement = self.provision.requirement(spec)
         files = [prompts_sha256(load_case_prompts(self.root, case)), *map(model_sha256, models)]
         return Key(
-            case=hide_known(msgspec.json.encode(case).decode()),
+            case=case.key,
             case_id=case.id,
             launch=launch,
             asked=self._asks_for(case),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from specreg.baselines.comparison import Comparison, Known, compare
 from specreg.core.errors import BaselineError
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Metric
 from specreg.stats.alpha_spending import MORE_LAUNCHES, Look

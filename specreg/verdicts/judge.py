@@ -13,7 +13,7 @@ from specreg.baselines.comparison import Comparison, Known, differing_settings, 
 from specreg.baselines.schema import load_acceptance
 from specreg.core.commands import ATTACH_OPTION, is_attached, record_command
 from specreg.engines.methods import METHODS
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.measurement.metrics import Direction, Family, Metric, acceptance_value
 from specreg.measurement.validity import spoiled_by
 from specreg.stats.alpha_spending import Look

@@ -28,13 +28,12 @@ from specreg.baselines.comparison import Known, spreads_of
 from specreg.baselines.schema import (
     SCHEMA_VERSION,
     Baseline,
-    CaseSettings,
     LaunchesOnly,
     Provenance,
     stored_acceptance,
 )
-from specreg.matrix import Case, ServerSpec
-from specreg.matrix.load import Load
+from specreg.matrix.case import Case, ServerSpec
+from specreg.matrix.schema import CaseSettings, Load
 from specreg.measurement.measure import Measurement, all_prompts, values_of
 from specreg.measurement.metrics import METRICS, Direction, Metric, Replay
 from specreg.stats.alpha_spending import PARTS, Look
@@ -265,7 +264,6 @@ _SETTINGS = CaseSettings(
     output_cap_tokens=256,
     temperature=0.0,
     concurrency=4,
-    rounds=4,
     dtype="auto",
     max_model_len_tokens=1024,
     max_sequences=8,

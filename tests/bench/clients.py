@@ -23,8 +23,9 @@ from specreg.datasets.prompts import Prompt
 from specreg.engines.protocols import Endpoint
 from specreg.load.client_processes import open_clients
 from specreg.load.rounds import Round
-from specreg.matrix import Case, load_tier
-from specreg.matrix.load import Load
+from specreg.matrix.case import Case
+from specreg.matrix.schema import Load
+from specreg.matrix.tier import load_tier
 
 ROOT = Path(__file__).parents[2]
 

@@ -17,7 +17,7 @@ import msgspec
 from specreg.acceptance.record import StepCounts
 from specreg.baselines.schema import StoredAcceptance, record_baseline, stored_acceptance
 from specreg.baselines.store import Shelf
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Replay
 from specreg.verdicts.confirmation import Docket

@@ -14,9 +14,9 @@ from rich.table import Table
 
 from specreg.core.errors import SensorError
 from specreg.telemetry.energy import energy_of, missing_frac
+from specreg.telemetry.sampler import watch
 from specreg.telemetry.samples import PowerTrace
 from specreg.telemetry.sensor import Device, Scope
-from specreg.telemetry.watch import watch
 from tests.doubles.nvml.device import (
     Load,
     ScriptedGpu,

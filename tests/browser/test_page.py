@@ -216,7 +216,7 @@ def test_what_a_server_said_runs_nowhere(page: Page, tmp_path: Path) -> None:
         "<img src=x onerror=\"document.title='obeyed'\"><script>document.title='obeyed'</script>"
     )
     path = tmp_path / "page.html"
-    path.write_text(render_page(reports.with_case(target=hostile), wrong=hostile))
+    path.write_text(render_page(reports.with_case(target=hostile)))
     visit(page, path)
     assert "obeyed" not in page.title()
 

@@ -13,8 +13,7 @@ import pytest
 
 from specreg.correctness.checks import PROOFS
 from specreg.measurement.metrics import METRICS, Family
-from specreg.report.document import load_report
-from specreg.report.json import RunVerdict
+from specreg.report.document import RunVerdict, load_report
 from specreg.verdicts.judge import Outcome
 from tests.cluster.test_ray import cluster_of, says
 from tests.doubles.vllm.script import Script

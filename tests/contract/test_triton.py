@@ -15,9 +15,10 @@ from specreg.acceptance.record import AcceptanceRecord, Source, View
 from specreg.engines.protocols import Form
 from specreg.engines.registry import engine_named
 from specreg.load.chat_client import FinishedRequest
-from specreg.matrix import Case, load_tier
-from specreg.matrix.load import Load
+from specreg.matrix.case import Case
 from specreg.matrix.prompts import load_case_prompts
+from specreg.matrix.schema import Load
+from specreg.matrix.tier import load_tier
 from specreg.measurement.measure import Measurement, Plan
 from specreg.servers.environments import EngineEnvironment, engine_environment
 from specreg.servers.provision import Provision

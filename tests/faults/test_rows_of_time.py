@@ -25,7 +25,7 @@ from specreg.baselines.store import settings_in
 from specreg.compare.soak.block import Block
 from specreg.compare.soak.drift import State
 from specreg.compare.soak.journal import Drifted, Journal
-from specreg.matrix import load_tier
+from specreg.matrix.tier import load_tier
 from specreg.measurement.metrics import METRICS, Family
 from specreg.telemetry.identity import Environment
 from specreg.telemetry.sensor import Scope

@@ -25,8 +25,8 @@ from specreg.datasets.formats import FORMATS, Format
 from specreg.datasets.prepare import Preparation, load_prompts, prepare, prompts_path, record_path
 from specreg.datasets.prompts import interleaved, prompts_sha256
 from specreg.datasets.table import dataset_named
-from specreg.matrix import load_tier
-from specreg.matrix.model_code import check_model_code
+from specreg.matrix.models import check_model_code
+from specreg.matrix.tier import load_tier
 from specreg.measurement.metrics import METRICS, check_tolerances
 from tests.fuzz.mutations import Mutation, bytes_of, json_of, rows_of, toml_of
 from tests.fuzz.trying import try_all

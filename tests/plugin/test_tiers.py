@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from specreg.correctness.checks import PROOFS
-from specreg.matrix import load_tier, tier_names
+from specreg.matrix.tier import load_tier, tier_names
 from specreg.measurement.metrics import METRICS
 from specreg.telemetry.identity import find_gpus
 from tests.plugin.conftest import ROOT

@@ -14,7 +14,7 @@ from specreg.compare.gate.side import Kind, Side
 from specreg.core.errors import EnvironmentSetupError, SpecregError, UnsupportedError
 from specreg.engines._engine import Requirement
 from specreg.engines.registry import engine_named
-from specreg.matrix import Case, ServerSpec
+from specreg.matrix.case import Case, ServerSpec
 from specreg.servers.environments import (
     EngineEnvironment,
     engine_environment,

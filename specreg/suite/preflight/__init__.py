@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from specreg.core.errors import SensorError, SpecregError
-from specreg.core.findings import Finding, in_the_way
-from specreg.matrix import Tier
+from specreg.matrix.case import Tier
+from specreg.report.doctor import Finding, in_the_way
 from specreg.servers.provision import Provision
 from specreg.suite.preflight.cases import examine_cases
 from specreg.suite.preflight.devices import examine_driver, examine_use

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 
 from specreg.core.errors import SpecregError
-from specreg.core.findings import Finding, in_the_way, note, of_error, ok
-from specreg.matrix import Case
-from specreg.matrix.model_code import check_model_code
+from specreg.matrix.case import Case
+from specreg.matrix.models import check_model_code
+from specreg.report.doctor import Finding, in_the_way, note, of_error, ok
 from specreg.suite.preflight.scene import Scene
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from specreg.core.errors import SensorError
-from specreg.core.findings import Finding, note, of_error, ok
+from specreg.report.doctor import Finding, note, of_error, ok
 from specreg.suite.preflight.scene import Scene
 from specreg.telemetry.devices import check_cool, check_free, throttle_reasons
 from specreg.telemetry.sensor import Probe

@@ -6,14 +6,14 @@ from pathlib import Path
 from specreg.baselines.schema import baseline_files, check_baselines
 from specreg.core.commands import install_command
 from specreg.core.errors import DatasetError, ModelError
-from specreg.core.findings import Finding, in_the_way, note, of_error, ok
 from specreg.datasets.hub import has_token, is_installed, is_offline
 from specreg.datasets.prompts import Prompt
 from specreg.datasets.table import dataset_named
 from specreg.engines.registry import engine_named
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.matrix.models import is_hub_id, missing_files, missing_of_hub, resolve_model
 from specreg.matrix.prompts import load_case_prompts
+from specreg.report.doctor import Finding, in_the_way, note, of_error, ok
 from specreg.servers.environments import installed_environment
 from specreg.suite.preflight.scene import Scene
 

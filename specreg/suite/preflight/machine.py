@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from specreg.core.findings import Finding, ok
+from specreg.report.doctor import Finding, ok
 from specreg.suite.preflight.scene import Scene
 from specreg.telemetry.identity import current_environment
 from specreg.telemetry.sensor import Device, Sensor

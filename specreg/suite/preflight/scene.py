@@ -6,7 +6,7 @@ from pathlib import Path
 
 from specreg.core.errors import UnsupportedError
 from specreg.engines._engine import Requirement
-from specreg.matrix import Case, ServerSpec, Tier
+from specreg.matrix.case import Case, ServerSpec, Tier
 from specreg.servers.provision import Provision
 from specreg.telemetry.identity import Environment, Gpus, current_environment
 from specreg.telemetry.sensor import Device, Sensor

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from specreg.core.commands import record_command
 from specreg.core.errors import SensorError
-from specreg.core.findings import Finding, State, note, of_error, ok
-from specreg.matrix import Case
+from specreg.matrix.case import Case
+from specreg.report.doctor import Finding, State, note, of_error, ok
 from specreg.suite.preflight.scene import Scene
 from specreg.telemetry.identity import ProcessorLoad, processor_load
 from specreg.telemetry.sensor import Device

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from specreg.core.errors import ModelError
-from specreg.core.findings import Finding, in_the_way, ok
-from specreg.core.paths import cache_dir
+from specreg.core.files import cache_dir
 from specreg.datasets.hub import hub_cache_dir
 from specreg.matrix.widening import lacking_bytes
+from specreg.report.doctor import Finding, in_the_way, ok
 from specreg.servers.environments import installed_environment
 from specreg.servers.memory import free_gib
 from specreg.servers.start import free_port

@@ -375,7 +375,7 @@ def test_one_launch_each_tells_no_spread() -> None:
 
 
 def test_settings_that_differ_are_named_with_both_values() -> None:
-    other = msgspec.structs.replace(builders.SETTINGS, dtype="auto", concurrency=4)
+    other = dataclasses.replace(builders.SETTINGS, dtype="auto", concurrency=4)
     assert differing_settings(builders.SETTINGS, builders.SETTINGS) == ""
     assert differing_settings(other, builders.SETTINGS) == (
         "concurrency: 4 -> 2, dtype: auto -> float32"

@@ -20,8 +20,8 @@ from specreg.baselines.schema import Baseline, baseline_path, record_baseline
 from specreg.baselines.store import Shelf
 from specreg.core.errors import SpecregError
 from specreg.engines.registry import Parallel
-from specreg.matrix import Case, Sizes, Tier
-from specreg.matrix.load import Arrivals, Load
+from specreg.matrix.case import Case, Sizes, Tier
+from specreg.matrix.schema import Arrivals, Load
 from specreg.telemetry.identity import Environment, Gpus
 from tests.unit import builders
 

@@ -21,7 +21,7 @@ from specreg.compare.gate.request import Request
 from specreg.compare.gate.run import sittings_s
 from specreg.compare.gate.source import Source
 from specreg.core.errors import MemoryHeldError
-from specreg.matrix import load_tier
+from specreg.matrix.tier import load_tier
 from tests.doubles.vllm.script import Script, record_script
 from tests.unit import builders
 

@@ -26,7 +26,7 @@ from specreg.correctness.draft_prediction import Foresee
 from specreg.datasets.prompts import Prompt
 from specreg.engines.pytorch.questions import Foreseen, Question
 from specreg.engines.registry import engine_named
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.verdicts.judge import Outcome, Verdict
 from tests.unit import builders
 from tests.unit.answering import Answer, Json, answering

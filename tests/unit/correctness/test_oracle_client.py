@@ -11,7 +11,7 @@ from specreg.correctness.oracle_client import check_room, expected_steps, is_for
 from specreg.engines.methods import METHODS
 from specreg.engines.registry import ENGINES
 from specreg.engines.token_api import Transcript
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from tests.unit import builders
 
 

@@ -15,7 +15,7 @@ from specreg.core.errors import HungError
 from specreg.load.chat_client import FinishedRequest
 from specreg.load.client_processes import Clients, open_clients
 from specreg.load.rounds import Round
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from tests.unit import builders
 from tests.unit.load.test_rounds import ENDPOINT, ONE_AT_A_TIME, PIECES, USAGE, Mute, Wire, event
 

@@ -19,8 +19,8 @@ from specreg.datasets.prompts import Prompt
 from specreg.engines.protocols import Endpoint, Form
 from specreg.load.chat_client import FinishedRequest, Record, new_client
 from specreg.load.rounds import Round, RoundBuilder, RoundSlice, replay_round
-from specreg.matrix import Case
-from specreg.matrix.load import Arrivals, Load
+from specreg.matrix.case import Case
+from specreg.matrix.schema import Arrivals, Load
 from specreg.measurement.metrics import tpot_ms, ttft_ms
 from tests.doubles.vllm.app import ScriptedServer
 from tests.doubles.vllm.launch import Launch, Level, Speculation

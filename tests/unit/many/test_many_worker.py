@@ -10,7 +10,7 @@ import pytest
 from specreg.many.errand import Asked, Ended, Errand, Order, Said, Shown, Terms
 from specreg.many.places import Need
 from specreg.many.worker import _suite, do
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.measurement.journal import Key
 from tests.unit import builders
 

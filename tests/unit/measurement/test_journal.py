@@ -23,8 +23,8 @@ from specreg.engines.protocols import Endpoint
 from specreg.load.chat_client import FinishedRequest
 from specreg.load.client_processes import open_clients
 from specreg.load.rounds import RoundBuilder
-from specreg.matrix import Case, Limits
-from specreg.matrix.load import Arrivals, Load
+from specreg.matrix.case import Case
+from specreg.matrix.schema import Arrivals, Limits, Load
 from specreg.measurement.journal import PARTS_FOLDER, Journal, Key, last_run, load_journal, parts_in
 from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import Family, Replay

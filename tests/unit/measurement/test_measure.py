@@ -34,8 +34,8 @@ from specreg.engines.vllm import Vllm
 from specreg.load.chat_client import Record
 from specreg.load.client_processes import Clients, open_clients
 from specreg.load.rounds import Round
-from specreg.matrix import Case, ServerSpec
-from specreg.matrix.load import Arrivals, Load
+from specreg.matrix.case import Case, ServerSpec
+from specreg.matrix.schema import Arrivals, Load
 from specreg.measurement.arm import Arm, control_of, with_exported
 from specreg.measurement.measure import (
     Measurement,
@@ -54,9 +54,9 @@ from specreg.servers.start import start_server
 from specreg.stats.alpha_spending import Look
 from specreg.stats.percentiles import Histogram
 from specreg.telemetry.record import PowerRecord
+from specreg.telemetry.sampler import Watch
 from specreg.telemetry.samples import PowerTrace, Sample
 from specreg.telemetry.sensor import State
-from specreg.telemetry.watch import Watch
 from tests.doubles.protocols.sglang import ScriptedOldSglang, ScriptedSglang
 from tests.doubles.vllm.launch import Launch, Level, Speculation
 from tests.doubles.vllm.script import BEFORE_ROUNDS, DEFAULTS, SLOWING, Fault, Script

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from specreg.core.errors import ServerStartError
-from specreg.matrix import ServerSpec, Sizes, Width
+from specreg.matrix.case import ServerSpec, Sizes
+from specreg.matrix.schema import Width
 from specreg.servers.launch import Launch, Poll, Servers, Starting
 from specreg.servers.memory import fit_together, free_gib, gpu_memory
 from specreg.servers.provision import Provision

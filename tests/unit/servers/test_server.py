@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from specreg.core.errors import ModelError, ServerDiedError, ServerStartError
-from specreg.matrix import ServerSpec
+from specreg.matrix.case import ServerSpec
 from specreg.servers.environments import EngineEnvironment
 from specreg.servers.readiness import start_error
 from specreg.servers.server import StartedServer

@@ -9,9 +9,8 @@ import msgspec
 import pytest
 from huggingface_hub import constants
 
-from specreg.core.findings import Finding, State
-from specreg.matrix import load_tier
-from specreg.report.doctor import render_findings
+from specreg.matrix.tier import load_tier
+from specreg.report.doctor import Finding, State, render_findings
 from specreg.suite.preflight import CHECKS, examine, scene_of
 from specreg.suite.preflight.cases import examine_cases
 from specreg.suite.preflight.inputs import examine_datasets, examine_engines, examine_models
@@ -61,7 +60,7 @@ PROGRAM = """
 import msgspec, os, sys
 from pathlib import Path
 from specreg.suite.preflight import examine, scene_of
-from specreg.matrix import load_tier
+from specreg.matrix.tier import load_tier
 root = Path(sys.argv[1])
 scene = scene_of(
     lambda: load_tier(root / "fixtures/matrix", "here"),

@@ -20,7 +20,7 @@ from specreg.core.errors import (
     SpecregError,
 )
 from specreg.correctness.checks import LOSSLESS, Proof, Scene
-from specreg.matrix import Case, Tier
+from specreg.matrix.case import Case, Tier
 from specreg.measurement.journal import Begun, Journal, Key
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Metric
@@ -368,7 +368,7 @@ def test_what_was_measured_in_other_circumstances_is_measured_again(
 @pytest.mark.parametrize(
     ("case", "launch"),
     [
-        pytest.param(dataclasses.replace(builders.CASE, rounds=1), 1, id="case"),
+        pytest.param(dataclasses.replace(builders.CASE, turns=1), 1, id="case"),
         pytest.param(builders.CASE, 2, id="launch"),
     ],
 )

@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from specreg.core.errors import SensorError
+from specreg.telemetry.sampler import watch
 from specreg.telemetry.samples import load_traces
 from specreg.telemetry.sensor import Device, Scope
-from specreg.telemetry.watch import watch
 from tests.doubles.nvml.device import ScriptedGpu, build, environment, write_script
 from tests.unit import builders
 
@@ -23,7 +23,7 @@ DEVICE = Device(sensor="nvml", id=GPU.uuid, name=GPU.name, number=0, scope=Scope
 STARTER = """
 import msgspec, sys, time
 from pathlib import Path
-from specreg.telemetry.watch import watch
+from specreg.telemetry.sampler import watch
 from specreg.telemetry.sensor import Device
 with watch([msgspec.json.decode(sys.argv[1], type=Device)], Path(sys.argv[2])) as watching:
     print(watching.child.process.popen.pid, flush=True)

@@ -10,7 +10,7 @@ import pytest
 from specreg.acceptance.record import StepCounts
 from specreg.baselines.comparison import Known
 from specreg.core.errors import BaselineError
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Metric, Replay
 from specreg.measurement.validity import all_invalid
@@ -416,7 +416,7 @@ def test_a_control_that_became_slower_too_had_a_slow_machine(tokens: int, outcom
 def test_a_second_look_needs_the_same_settings() -> None:
     of = known()
     assert of.exact is not None
-    other = msgspec.structs.replace(builders.SETTINGS, concurrency=99)
+    other = dataclasses.replace(builders.SETTINGS, concurrency=99)
     exact = msgspec.structs.replace(of.exact, case=other)
     verdict = Run(of=dataclasses.replace(of, exact=exact)).look(SPEED, launch())
     assert verdict.outcome is Outcome.NO_BASELINE

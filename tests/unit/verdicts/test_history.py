@@ -225,9 +225,9 @@ def test_the_draft_that_was_judged_is_known_by_its_files(tmp_path: Path) -> None
 
 def test_any_setting_tells_two_cases_apart() -> None:
     checksum = settings_sha256(builders.SETTINGS)
-    assert settings_sha256(msgspec.structs.replace(builders.SETTINGS)) == checksum
+    assert settings_sha256(dataclasses.replace(builders.SETTINGS)) == checksum
     for change in ({"rounds": 3}, {"dtype": "auto"}, {"ignore_eos": True}):
-        assert settings_sha256(msgspec.structs.replace(builders.SETTINGS, **change)) != checksum
+        assert settings_sha256(dataclasses.replace(builders.SETTINGS, **change)) != checksum
 
 
 def test_four_runs_tell_no_noise_and_five_do() -> None:

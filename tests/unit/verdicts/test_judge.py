@@ -11,7 +11,7 @@ from specreg.acceptance.record import AcceptanceRecord, Source, StepCounts, View
 from specreg.baselines.comparison import Known, compare, differing_settings, expected_value
 from specreg.baselines.published import Published
 from specreg.baselines.schema import Baseline, stored_acceptance
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Family, Metric, Replay, better_frac
 from specreg.measurement.validity import all_invalid
@@ -435,7 +435,7 @@ def test_a_case_that_was_never_recorded_has_no_baseline(name: str) -> None:
 
 @pytest.mark.parametrize("name", [LENGTH.name, THROUGHPUT.name])
 def test_a_baseline_of_other_settings_is_none_and_they_are_named(name: str) -> None:
-    other = msgspec.structs.replace(builders.SETTINGS, dtype="auto", concurrency=4)
+    other = dataclasses.replace(builders.SETTINGS, dtype="auto", concurrency=4)
     baseline = builders.baseline({name: 2.0}, {name: 2.0}, of=of_length(2.0), settings=other)
     measurement = builders.measurement({name: 2.0}, of=of_length(2.0))
     verdict = judged(METRICS[name], measurement, known(baseline))
@@ -457,7 +457,7 @@ def test_of_another_number_of_prompts_only_acceptance_is_compared(
     spec = dataclasses.replace(builders.SPEC, method=method)
     case = dataclasses.replace(builders.CASE, server=spec, prompts=20, matrix_prompts=40)
     baseline = builders.baseline({THROUGHPUT.name: 9.0}, {THROUGHPUT.name: 9.0}, of=of_length(2.0))
-    fewer = msgspec.structs.replace(builders.SETTINGS, num_prompts=20)
+    fewer = dataclasses.replace(builders.SETTINGS, num_prompts=20)
     values = {THROUGHPUT.name: 9.0, LENGTH.name: 2.0}
     measurement = builders.measurement(values, of=of_length(2.0), case=case)
     verdict = judged(metric, measurement, dataclasses.replace(known(baseline), settings=fewer))

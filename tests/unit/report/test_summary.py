@@ -5,15 +5,15 @@ import dataclasses
 import msgspec
 import pytest
 
-from specreg.report.document import Report
-from specreg.report.headline import Tone, answers_of, moved_alone, render_answers
+from specreg.report.document import Report, Tone
 from specreg.report.markdown import render_markdown
 from specreg.report.page import render_page
+from specreg.report.summary import answers_of, moved_alone, render_answers
 from specreg.telemetry.identity import ProcessorLoad
 from specreg.verdicts.judge import Outcome, Verdict
 from tests.unit import reports
-from tests.unit.report.test_breakdown import CASE
 from tests.unit.report.test_page import Page
+from tests.unit.reports import CASE
 
 TONES = {
     Outcome.PASS: Tone.GOOD,
@@ -48,12 +48,12 @@ def speed(outcome: Outcome, **changes: object) -> Verdict:
 
 def texts(report: Report) -> dict[str, str]:
     """What is said of each subject."""
-    return {one.subject: one.text for one in answers_of(report.run)}
+    return {one.subject: one.text for one in answers_of(report)}
 
 
 def tones(report: Report) -> tuple[Tone, ...]:
     """The colours of acceptance, speed and power."""
-    return tuple(one.tone for one in answers_of(report.run))
+    return tuple(one.tone for one in answers_of(report))
 
 
 def test_each_outcome_has_its_colour_and_a_subject_without_a_verdict_is_not_green() -> None:
@@ -95,10 +95,10 @@ def test_acceptance_speed_and_power_are_answered_one_by_one() -> None:
     assert banners == ["banner good", "banner bad", "banner doubt"]
     assert "✗ speed: 2 of 4 figures worse" in page.text
     assert "- **✓ acceptance:** holds in all 2 cases\n- **✗ speed:** 2 of 4" in markdown
-    assert render_answers(report.run, color=False).splitlines()[0] == (
+    assert render_answers(answers_of(report), color=False).splitlines()[0] == (
         "acceptance: holds in all 2 cases"
     )
-    assert "\x1b[1;31mspeed: 2 of 4" in render_answers(report.run, color=True)
+    assert "\x1b[1;31mspeed: 2 of 4" in render_answers(answers_of(report), color=True)
 
 
 def test_what_all_figures_share_is_said_once_and_with_its_reason() -> None:
