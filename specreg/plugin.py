@@ -48,15 +48,7 @@ from specreg.report.failures import Failure, failure_of, properties, render_bloc
 from specreg.report.markdown import render_markdown
 from specreg.report.progress import Progress
 from specreg.report.summary import answers_of_run, render_answers
-from specreg.report.tables import (
-    render_categories,
-    render_gauges,
-    render_power,
-    render_side_by_side,
-    render_speedups,
-    render_spreads,
-    render_times,
-)
+from specreg.report.tables import render_figures, render_times
 from specreg.report.terminal import (
     render_next,
     render_notes,
@@ -546,13 +538,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     judged = [one for one in suite.verdicts if not recording or one.outcome is not Outcome.MEASURED]
     table = render_verdicts(judged, width=_WIDTH, color=color) if judged else ""
     parts = [table, *config.stash[_LINES]]
-    parts.append(render_side_by_side(suite.measurements, width=_WIDTH, color=color))
-    parts.append(render_gauges(suite.measurements))
     figures = last_launches(suite.figures)
-    parts.append(render_speedups(figures, width=_WIDTH, color=color))
-    parts.append(render_categories(figures, width=_WIDTH, color=color))
-    parts.append(render_spreads(figures if suite.verbose else (), width=_WIDTH, color=color))
-    parts.append(render_power(figures, width=_WIDTH, color=color))
+    parts.append(render_figures(figures, width=_WIDTH, color=color, percentiles=suite.verbose))
     parts.append(render_times(suite.timeline.so_far(), width=_WIDTH, color=color))
     if not all(case.speed for case in suite.tier.cases):
         parts.append("the servers of this tier say nothing of speed, so none is shown")

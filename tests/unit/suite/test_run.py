@@ -9,7 +9,6 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from specreg.acceptance.record import Source
 from specreg.baselines.record import record_measurements
 from specreg.baselines.store import Shelf, settings_in
 from specreg.core.errors import (
@@ -25,7 +24,7 @@ from specreg.measurement.journal import Begun, Journal, Key
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Metric
 from specreg.measurement.validity import all_invalid
-from specreg.plugin import _LINES, RECORD_PROPERTY, SUITE, _conclude, pytest_terminal_summary
+from specreg.plugin import _LINES, RECORD_PROPERTY, SUITE, _conclude
 from specreg.servers.launch import Launch, Poll, Starting, launches_of
 from specreg.servers.provision import Provision
 from specreg.servers.server import Server
@@ -35,7 +34,6 @@ from specreg.verdicts.history import history_path, load_history
 from specreg.verdicts.judge import Outcome, Verdict
 from tests.unit import builders
 from tests.unit.answering import answering
-from tests.unit.core.test_support import on
 
 LENGTH = METRICS["acceptance_length_tokens"]
 SPEED = METRICS["throughput_tokens_per_s"]
@@ -104,18 +102,6 @@ class Terminal:
     def write_line(self, line: str) -> None:
         """A line, or several."""
         self.text += f"{line}\n"
-
-
-def test_a_run_shows_what_a_case_did_on_several_engines(tmp_path: Path) -> None:
-    engines = [
-        on("vllm", COUNTS, source=Source.VLLM_REQUEST, requests=2),
-        on("sglang", COUNTS, source=Source.SGLANG_REQUEST, requests=2),
-    ]
-    shown = Terminal(measured(suite(tmp_path, update_reason="as a test"), *engines))
-    pytest_terminal_summary(cast("pytest.TerminalReporter", shown))
-    assert "on several engines" in shown.text
-    assert "vllm_request" in shown.text
-    assert "sglang_request" in shown.text
 
 
 def spoken_for(engine: str, method: str, load: int) -> Case:
