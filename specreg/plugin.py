@@ -58,7 +58,7 @@ from specreg.report.terminal import (
 )
 from specreg.servers.attach import check_attached
 from specreg.servers.launch import Launch, launches_of
-from specreg.servers.start_failures import NOT_FETCHED
+from specreg.servers.readiness import NOT_FETCHED
 from specreg.suite.away import Away
 from specreg.suite.configure import check_options, open_suite, spread_of, why_unfetched, why_unfit
 from specreg.suite.finish import (

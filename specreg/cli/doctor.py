@@ -21,9 +21,8 @@ from specreg.cli.options import (
     fitting_tier_of,
 )
 from specreg.core.errors import MatrixError
-from specreg.core.findings import State
 from specreg.matrix.case import Tier
-from specreg.report.doctor import render_findings
+from specreg.report.doctor import State, render_findings
 from specreg.suite.needs import CHECKS
 from specreg.suite.preflight import examine, preflight_of
 

@@ -28,7 +28,7 @@ from specreg.matrix.models import resolve_model
 from specreg.matrix.prompts import load_case_prompts
 from specreg.matrix.schema import Load
 from specreg.servers.environments import engine_environment
-from specreg.servers.gpu_lease import claimed_gpus
+from specreg.servers.gpu_lease import lease_gpus
 from specreg.servers.start import start_server
 
 _UNSEEN_TOKENS: Mapping[tuple[str, str], int] = {
@@ -175,7 +175,7 @@ def reference_steps(
     prompts = load_case_prompts(root, case)[: 2 * case.prompts]
     requirement = engine_named("reference").requirement(on_gpu=on_gpu)
     with (
-        claimed_gpus(plain.parallel.gpus if on_gpu else 0, os.environ, tell=show),
+        lease_gpus(plain.parallel.gpus if on_gpu else 0, os.environ, tell=show),
         start_server(
             plain,
             engine_environment(requirement, show=show),

@@ -34,7 +34,7 @@ from specreg.many.errand import (
 from specreg.matrix.case import Tier
 from specreg.measurement.journal import Journal
 from specreg.measurement.measure import Measurement
-from specreg.servers.gpu_lease import lease
+from specreg.servers.gpu_lease import hold
 from specreg.servers.launch import Starting, launches_of
 from specreg.servers.provision import Provision
 from specreg.suite.run import Suite
@@ -93,7 +93,7 @@ def do(order: Order, say: Say) -> Ended:
         if order.checks_files:
             _check_files(suite, errand)
         with (
-            lease(gpus, waits=suite.provision.waits, tell=suite.provision.tell),
+            hold(gpus, waits=suite.provision.waits, tell=suite.provision.tell),
             suite.servers.start(control) as beside,
             suite.servers.start(launch, beside=beside) as server,
         ):

@@ -27,9 +27,8 @@ import msgspec
 
 from specreg.baselines.comparison import Known, expected_value
 from specreg.baselines.schema import load_acceptance
-from specreg.core.decoding import UNREADABLE
 from specreg.core.errors import ReportError, SpecregError
-from specreg.core.files import replace_file
+from specreg.core.files import UNREADABLE, replace_file
 from specreg.core.timeline import RunTime
 from specreg.matrix.schema import CaseSettings
 from specreg.measurement.figures import ArmFigures, Figures

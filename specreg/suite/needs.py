@@ -9,7 +9,6 @@ from pathlib import Path
 from specreg.baselines.schema import baseline_files, check_baselines
 from specreg.core.commands import install_command
 from specreg.core.errors import DatasetError, ModelError, SpecregError
-from specreg.core.findings import Finding, in_the_way, note, of_error, ok
 from specreg.core.paths import cache_dir
 from specreg.datasets.hub import has_token, hub_cache_dir, is_installed, is_offline
 from specreg.datasets.table import dataset_named
@@ -23,6 +22,7 @@ from specreg.matrix.models import (
 )
 from specreg.matrix.prompts import load_case_prompts
 from specreg.matrix.widening import lacking_bytes
+from specreg.report.doctor import Finding, in_the_way, note, of_error, ok
 from specreg.servers.environments import installed_environment
 from specreg.servers.memory import free_gib
 from specreg.servers.start import free_port

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from specreg.core.commands import record_command
 from specreg.core.errors import SensorError, SpecregError, UnsupportedError
-from specreg.core.findings import Finding, State, in_the_way, note, of_error, ok
 from specreg.engines._engine import Requirement
 from specreg.matrix.case import Case, ServerSpec, Tier
+from specreg.report.doctor import Finding, State, in_the_way, note, of_error, ok
 from specreg.servers.provision import Provision
 from specreg.telemetry.devices import (
     SENSORS,

@@ -39,8 +39,7 @@ from specreg.measurement.figures import Figures, figures_of, record_figures
 from specreg.measurement.journal import Journal, Key
 from specreg.measurement.measure import Measurement, Plan, beside, measure, workload_of
 from specreg.measurement.metrics import METRICS, Family, Metric
-from specreg.servers.launch import Launch, Starting, launches_of
-from specreg.servers.pairs import Servers
+from specreg.servers.launch import Launch, Servers, Starting, launches_of
 from specreg.servers.provision import Provision
 from specreg.servers.server import Server
 from specreg.stats.alpha_spending import PARTS, Look

@@ -15,9 +15,8 @@ import msgspec
 
 from specreg.baselines.comparison import spreads_of
 from specreg.baselines.schema import Baseline, Noise
-from specreg.core.decoding import UNREADABLE
 from specreg.core.errors import ReportError
-from specreg.core.files import append_lines
+from specreg.core.files import UNREADABLE, append_lines
 from specreg.matrix.models import model_sha256
 from specreg.matrix.schema import CaseSettings
 from specreg.measurement.measure import Measurement

@@ -9,9 +9,8 @@ import msgspec
 import pytest
 from huggingface_hub import constants
 
-from specreg.core.findings import Finding, State
 from specreg.matrix.tier import load_tier
-from specreg.report.doctor import render_findings
+from specreg.report.doctor import Finding, State, render_findings
 from specreg.suite.needs import (
     CHECKS,
     examine_cases,
