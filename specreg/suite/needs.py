@@ -9,7 +9,7 @@ from pathlib import Path
 from specreg.baselines.schema import baseline_files, check_baselines
 from specreg.core.commands import install_command
 from specreg.core.errors import DatasetError, ModelError, SpecregError
-from specreg.core.paths import cache_dir
+from specreg.core.files import cache_dir
 from specreg.datasets.hub import has_token, hub_cache_dir, is_installed, is_offline
 from specreg.datasets.table import dataset_named
 from specreg.engines.registry import engine_named
