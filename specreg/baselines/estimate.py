@@ -71,7 +71,7 @@ class Estimate:
         return {
             Phase.WARMING_UP: both_s * self.extra_prompts,
             Phase.MEASURING: (self.fixed_s or both_s * prompts) + self.power_s,
-            Phase.PROVING: self.own_s * prompts,
+            Phase.CHECKING: self.own_s * prompts,
         }.get(phase)
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from specreg.core.decoding import UNREADABLE
 from specreg.core.errors import BaselineError
+from specreg.core.files import UNREADABLE
 from specreg.matrix.case import Case
 
 _SCHEMA_VERSION = 1

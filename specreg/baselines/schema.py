@@ -24,9 +24,8 @@ from specreg.acceptance.record import (
     Weighting,
 )
 from specreg.acceptance.table import CountsTable, table_of
-from specreg.core.decoding import UNREADABLE
 from specreg.core.errors import BaselineError, InvalidMeasurementError
-from specreg.core.files import replace_file
+from specreg.core.files import UNREADABLE, replace_file
 from specreg.matrix.schema import CaseSettings
 from specreg.measurement.metrics import Metric, acceptance_value
 from specreg.telemetry.identity import Environment

@@ -34,7 +34,7 @@ from specreg.core.errors import BaselineError
 from specreg.matrix.tier import all_case_ids
 from specreg.report.document import RunVerdict, load_verdict
 from specreg.report.terminal import render_baselines, render_recorded
-from specreg.verdicts.history import history_path, learned, load_history
+from specreg.verdicts.history import history_path, load_history, with_noise
 
 baselines = typer.Typer(no_args_is_help=True, help=__doc__)
 
@@ -124,7 +124,7 @@ def learn(
         if isinstance(old, str):
             typer.echo(old)
             continue
-        new = learned(old, history.of(path.stem))
+        new = with_noise(old, history.of(path.stem))
         if new == old:
             continue
         record_baseline(path, new)

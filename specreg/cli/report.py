@@ -18,7 +18,7 @@ from specreg.report.document import (
     render_schema,
 )
 from specreg.report.exports import ALWAYS, OUTPUTS, write_outputs
-from specreg.report.tables import render_categories, render_speedups, render_spreads
+from specreg.report.tables import render_figures
 from specreg.report.trends import render_trends
 from specreg.verdicts.history import load_history
 
@@ -83,11 +83,8 @@ def tables(
     if run is None:
         _warn_of_later(root / runs, name, "measured nothing")
     every = load_figures(root / runs / name)
-    figures = last_launches(every)
     parts = [
-        render_speedups(figures, width=WIDTH, color=False),
-        render_categories(figures, width=WIDTH, color=False),
-        render_spreads(figures, width=WIDTH, color=False) if percentiles else "",
+        render_figures(last_launches(every), width=WIDTH, color=False, percentiles=percentiles),
         *(f"{one.case_id}: {render_invalid(one.invalid)}" for one in every if one.invalid),
     ]
     typer.echo("\n\n".join(filter(None, parts)) or f"run '{name}': nothing in it speculates")

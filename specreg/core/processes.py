@@ -32,7 +32,6 @@ from specreg.core import supervisor
 from specreg.core.errors import UnkillableError
 from specreg.core.logs import log_tail
 from specreg.core.redaction import known_secrets, learn
-from specreg.core.shared_memory import remove_shared, shared_files
 from specreg.core.supervisor import (
     NOBODY,
     Given,
@@ -41,7 +40,9 @@ from specreg.core.supervisor import (
     kill_all,
     leader_of,
     living,
+    remove_shared,
     shared_by,
+    shared_files,
 )
 
 _TERM_S = 5.0

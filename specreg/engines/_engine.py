@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import msgspec
 
-from specreg.core.decoding import UNREADABLE
+from specreg.core.files import UNREADABLE
 from specreg.core.http import Name
 from specreg.engines._parallel import Parallel
 from specreg.engines.methods import Setting, is_older

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from specreg.core.errors import UnsupportedError
-from specreg.core.paths import cache_dir
+from specreg.core.files import cache_dir
 from specreg.many.job import look
 from specreg.many.on_node import Survey, check_same
 from specreg.many.on_slurm import JOBS_FOLDER, Slurm

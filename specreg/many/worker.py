@@ -16,7 +16,7 @@ import msgspec
 
 from specreg.baselines.store import BaselineStore
 from specreg.core.errors import MemoryHeldError, SpecregError
-from specreg.correctness.checks import PROOFS
+from specreg.correctness.checks import CHECKS
 from specreg.many.errand import (
     Answer,
     Asked,
@@ -34,7 +34,7 @@ from specreg.many.errand import (
 from specreg.matrix.case import Tier
 from specreg.measurement.journal import Journal
 from specreg.measurement.measure import Measurement
-from specreg.servers.gpu_lease import lease
+from specreg.servers.gpu_lease import hold
 from specreg.servers.launch import Starting, launches_of
 from specreg.servers.provision import Provision
 from specreg.suite.run import Suite
@@ -93,7 +93,7 @@ def do(order: Order, say: Say) -> Ended:
         if order.checks_files:
             _check_files(suite, errand)
         with (
-            lease(gpus, waits=suite.provision.waits, tell=suite.provision.tell),
+            hold(gpus, waits=suite.provision.waits, tell=suite.provision.tell),
             suite.servers.start(control) as beside,
             suite.servers.start(launch, beside=beside) as server,
         ):
@@ -135,7 +135,7 @@ def _done(
         suite.retried.clear()
         try:
             if task.proof:
-                verdict = suite.prove(PROOFS[task.proof], asked.case, server, control)
+                verdict = suite.check(CHECKS[task.proof], asked.case, server, control)
                 answer: Answer = Proved(verdict=verdict, retried=tuple(suite.retried))
             else:
                 part = part_path(suite.run_folder, asked.key, order.attempt)

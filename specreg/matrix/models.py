@@ -14,10 +14,8 @@ from typing import Any
 
 import filelock
 
-from specreg.core.checksums import file_sha256
 from specreg.core.errors import ModelError, UnsupportedError
-from specreg.core.files import passing_folder
-from specreg.core.paths import cache_dir
+from specreg.core.files import cache_dir, file_sha256, passing_folder
 from specreg.datasets.hub import (
     cached_model,
     check_access,

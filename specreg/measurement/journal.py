@@ -14,9 +14,8 @@ import filelock
 import msgspec
 
 from specreg.acceptance.record import AcceptanceRecord, Gauges
-from specreg.core.decoding import UNREADABLE
 from specreg.core.errors import SpecregError
-from specreg.core.files import write_lines
+from specreg.core.files import UNREADABLE, write_lines
 from specreg.load.chat_client import FinishedRequest, Record
 from specreg.load.rounds import Round, RoundBuilder
 from specreg.matrix.case import Case

@@ -1,20 +1,17 @@
-"""What failed, and why: in one block a case for the terminal, as cards for the page."""
+"""What failed, why, and since when: a block of text for each case."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
 import msgspec
 
-from specreg.report.document import CaseReport, Report, Tone, began_at
-from specreg.report.summary import tone_of
-from specreg.report.tables import NOTHING, label_of, render_value
-from specreg.verdicts.history import Lived
+from specreg.report.document import CaseReport, began_at
+from specreg.report.tables import label_of, render_value
+from specreg.verdicts.history import RunRecord
 from specreg.verdicts.judge import Outcome, Verdict
 
 _AS_ABOVE = "(as above)"
-_MOST_CHARS = 6_000
-"""Of an error; its end is the end of a server's log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,24 +34,6 @@ class Failure:
 
     def __str__(self) -> str:
         return self.text
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailedCase:
-    """A case that needs a look.
-
-    Attributes:
-        case_id, tone: which, and its colour, of the worst verdict.
-        rows: each verdict that fails, and its reason unless one before has the same.
-        facts: engine, driver, since when, where the servers' output is.
-        error: what went wrong in full, empty unless it has more lines than a reason.
-    """
-
-    case_id: str
-    tone: Tone
-    rows: tuple[tuple[Verdict, str], ...]
-    facts: tuple[str, ...]
-    error: str
 
 
 def failure_of(verdict: Verdict) -> Failure:
@@ -112,7 +91,7 @@ def render_blocks(verdicts: Sequence[Verdict], errors: Mapping[str, str]) -> Map
     """
     shown: set[str] = set()
     blocks = {}
-    for case_id, failed in _failing(verdicts).items():
+    for case_id, failed in failing_by_case(verdicts).items():
         error = errors.get(case_id, "")
         head = error.partition("\n")[0]
         again = f"{head}\n{_AS_ABOVE}"
@@ -143,34 +122,14 @@ def render_failures(verdicts: Sequence[Verdict], error: str = "") -> str:
     return "\n".join(lines)
 
 
-def failed_cases(report: Report) -> Sequence[FailedCase]:
-    """Each case with a verdict that fails, the red ones first."""
-    known = {case.case_id: case for case in report.cases}
-    found = []
-    for case_id, failing in _failing(report.run.verdicts).items():
-        case = known.get(case_id)
-        first = {id(one) for one in {one.reason: one for one in reversed(failing)}.values()}
-        is_bad = any(tone_of(verdict) is Tone.BAD for verdict in failing)
-        error = case.error.strip() if case else ""
-        found.append(
-            FailedCase(
-                case_id=case_id,
-                tone=Tone.BAD if is_bad else Tone.DOUBT,
-                rows=tuple((one, one.reason if id(one) in first else "") for one in failing),
-                facts=tuple(_facts(report, case, failing)) if case else (),
-                error=error[-_MOST_CHARS:] if "\n" in error else "",
-            )
-        )
-    return sorted(found, key=lambda one: one.tone is not Tone.BAD)
-
-
 def moment_of(run: str) -> str:
     """`2026-11-21 02:00 UTC`, or the run's name where that says no time."""
     moment = began_at(run)
     return f"{moment:%Y-%m-%d %H:%M} UTC" if moment else f"run {run}"
 
 
-def _failing(verdicts: Sequence[Verdict]) -> Mapping[str, list[Verdict]]:
+def failing_by_case(verdicts: Iterable[Verdict]) -> Mapping[str, Sequence[Verdict]]:
+    """By case in the order of the run, the verdicts that fail."""
     cases: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         if verdict.fails:
@@ -178,31 +137,17 @@ def _failing(verdicts: Sequence[Verdict]) -> Mapping[str, list[Verdict]]:
     return cases
 
 
-def _facts(report: Report, case: CaseReport, failing: Sequence[Verdict]) -> Iterator[str]:
-    now = case.figures.engine_version if case.figures else ""
-    before = case.expected.engine_version if case.expected else ""
-    if now or before:
-        yield f"{case.engine} {_change(before, now)}"
-    if case.expected and report.origin.driver_version:
-        yield f"driver {_change(case.expected.driver_version, report.origin.driver_version)}"
+def since_when(case: CaseReport, failing: Iterable[Verdict]) -> Iterator[str]:
+    """`tpot p50: not fine since …`, of the metrics that earlier runs judged too."""
     since: dict[str, list[str]] = {}
     for verdict in failing:
         if verdict.outcome in {Outcome.REGRESSED, Outcome.WRONG, Outcome.INCONCLUSIVE}:
             label = label_of(verdict.metric)
             since.setdefault(_since(case.history, verdict.metric), []).append(label)
     yield from (f"{', '.join(labels)}: {words}" for words, labels in since.items() if words)
-    if case.logs:
-        yield f"what the servers said: {', '.join(case.logs)}"
 
 
-def _change(before: str, now: str) -> str:
-    """What the baseline was recorded with, and what there is now."""
-    if before == now:
-        return f"{now}, as its baseline"
-    return f"{before or NOTHING} → {now or NOTHING}"
-
-
-def _since(history: Sequence[Lived], metric: str) -> str:
+def _since(history: Sequence[RunRecord], metric: str) -> str:
     """From which run on a metric isn't fine; empty where no earlier run judged it."""
     runs = [one for one in history if one.judged(metric)]
     runs = [one for one in runs if one.settings_sha256 == runs[-1].settings_sha256]

@@ -8,7 +8,6 @@ from specreg.report.summary import (
     MARKS,
     answers_of,
     arm_notes_of,
-    moved_alone,
     notes_of,
     title_of,
 )
@@ -54,7 +53,6 @@ def _head(report: Report) -> Iterator[str]:
     notes = (
         *arm_notes_of(report),
         *notes_of(report),
-        moved_alone(report),
         *report.run.skipped.values(),
         *report.remarks,
     )

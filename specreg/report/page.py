@@ -10,15 +10,15 @@ from markupsafe import Markup
 from specreg.core.commands import run_command
 from specreg.measurement.validity import render_invalid
 from specreg.report.charts import Chart, charts_of, speed_over_load
-from specreg.report.document import CaseReport, Kind, Report, began_at
-from specreg.report.failures import failed_cases, moment_of
+from specreg.report.document import CaseReport, Kind, Report, Tone, began_at
+from specreg.report.failures import failing_by_case, moment_of, since_when
 from specreg.report.summary import (
     MARKS,
     answers_of,
     arm_notes_of,
-    moved_alone,
     notes_of,
     title_of,
+    tone_of,
 )
 from specreg.report.tables import (
     NOTHING,
@@ -75,11 +75,9 @@ def render_page(report: Report, *, most_bytes: int = _MOST_BYTES) -> str:
         "answers": answers_of(report),
         "open": [*arm_notes_of(report), *notes_of(report)],
         "when": _when(report),
-        "cards": failed_cases(report),
+        "cards": _cards(report),
         "columns": columns,
         "rows": [(case_id, _worst(found, columns)) for case_id, found in by_case.items()],
-        "red": {verdict.case_id for verdict in run.verdicts if verdict.fails},
-        "moved": moved_alone(report),
         "loads": list(speed_over_load(report.cases)),
         "notes": render_notes(passed, run.environment if is_run else None),
         "times": time_rows(report.time) if report.time and report.time.pairs else (),
@@ -104,7 +102,7 @@ def _sections(
     sections: dict[str, Markup] = {}
     used_bytes = 0
     places = {case_id: place for place, case_id in enumerate(by_case)}
-    red = {case_id for case_id, found in by_case.items() if any(one.fails for one in found)}
+    red = failing_by_case(report.run.verdicts)
 
     def order(case: CaseReport) -> tuple[bool, int]:
         return case.case_id not in red, places.get(case.case_id, len(places))
@@ -124,6 +122,18 @@ def _sections(
             used_bytes += size_bytes
             sections[case.case_id] = Markup(text)  # noqa: S704 - the template has escaped it
     return sections
+
+
+def _cards(
+    report: Report,
+) -> Sequence[tuple[str, Tone, Sequence[Verdict], CaseReport | None]]:
+    """Each case that needs a look, its colour and the verdicts that fail, the red ones first."""
+    known = {case.case_id: case for case in report.cases}
+    cards = []
+    for case_id, failing in failing_by_case(report.run.verdicts).items():
+        is_bad = any(tone_of(verdict) is Tone.BAD for verdict in failing)
+        cards.append((case_id, Tone.BAD if is_bad else Tone.DOUBT, failing, known.get(case_id)))
+    return sorted(cards, key=lambda card: card[1] is not Tone.BAD)
 
 
 def _column(metric: str) -> str:
@@ -207,6 +217,7 @@ _TEMPLATES.filters.update(
     values=_values,
     short=_short,
     drawing=_drawing,
+    since=since_when,
 )
 _TEMPLATES.globals.update(
     marks=MARKS, meanings=MEANINGS, spread_columns=PERCENTILES, legend=_LEGEND

@@ -94,36 +94,6 @@ def arm_notes_of(report: Report) -> Iterator[str]:
         yield f"{arm.name} is {arm.text}{overrides}{installed}{word}"
 
 
-def moved_alone(report: Report) -> str:
-    """Which speeds of the target alone are otherwise than recorded; empty where none is.
-
-    What moves a server without speculation, the machine or its engine, moves the others as well.
-    """
-    alone = {case.case_id for case in report.cases if case.method == "none"}
-    farthest: dict[str, Verdict] = {}
-    for verdict in report.run.verdicts if report.kind is Kind.RUN else ():
-        metric = METRICS.get(verdict.metric)
-        change = verdict.change_frac
-        if verdict.case_id not in alone or metric is None or change is None:
-            continue
-        before = farthest.get(verdict.case_id)
-        if metric.family in {Family.THROUGHPUT, Family.LATENCY} and (
-            abs(change) > max(metric.tolerance_frac, abs((before and before.change_frac) or 0.0))
-        ):
-            farthest[verdict.case_id] = verdict
-    if not farthest:
-        return ""
-    named = ", ".join(
-        f"{label_of(one.metric)} of {case_id} {one.change_frac:+.1%}"
-        f" (between {one.low_frac:+.1%} and {one.high_frac:+.1%})"
-        for case_id, one in farthest.items()
-    )
-    return (
-        f"Without speculation these read otherwise than recorded: {named}."
-        " What moves the target alone, the machine or the engine, moves the other cases with it."
-    )
-
-
 def _answer(run: RunVerdict, subject: str, families: frozenset[Family]) -> Answer:
     verdicts = [one for one in run.verdicts if _family(one) in families]
     outcomes = {verdict.outcome for verdict in verdicts}

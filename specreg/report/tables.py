@@ -1,20 +1,15 @@
 """Numbers as text, and the tables of what a run measured beside its verdicts."""
 
-import dataclasses
 import io
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from specreg.core.timeline import PairTime, Phase, RunTime
-from specreg.matrix.case import Case
 from specreg.measurement.figures import Figures
-from specreg.measurement.measure import Measurement
 from specreg.report.document import categories_of
-from specreg.stats.alpha_spending import Look
 from specreg.stats.percentiles import Summary
 
 NOTHING = "–"
@@ -110,6 +105,28 @@ def render_rows(
     for row in rows:
         table.add_row(*row)
     return render_table(table, width, color=color) if table.row_count else ""
+
+
+def render_figures(
+    figures: Sequence[Figures], *, width: int, color: bool, percentiles: bool = False
+) -> str:
+    """All tables of what some cases measured, each where there is something to show.
+
+    Args:
+        figures: of one launch of each case.
+        width: columns of the text.
+        color: whether it is for a terminal.
+        percentiles: whether to show how all that was timed spreads, too.
+    """
+    parts = (
+        render_side_by_side(figures, width=width, color=color),
+        render_gauges(figures),
+        render_speedups(figures, width=width, color=color),
+        render_categories(figures, width=width, color=color),
+        render_spreads(figures if percentiles else (), width=width, color=color),
+        render_power(figures, width=width, color=color),
+    )
+    return "\n\n".join(filter(None, parts))
 
 
 def render_speedups(figures: Iterable[Figures], *, width: int, color: bool) -> str:
@@ -251,67 +268,60 @@ def _phase_cell(pair: PairTime, phase: Phase) -> str:
     return f"{seconds:.1f} ({', '.join(f'{one_s:.1f}' for one_s in pair.ready_s.values())})"
 
 
-def render_side_by_side(measurements: Iterable[Measurement], *, width: int, color: bool) -> str:
+def render_side_by_side(figures: Iterable[Figures], *, width: int, color: bool) -> str:
     """The acceptance of each case that was measured on several engines; empty without one.
 
     The change is that of AL - 1 against the first of them, where both count the same (the
     verifier's tokens, or those delivered) of as many requests.
     """
-    groups: dict[bytes, tuple[str, dict[str, Measurement]]] = {}
-    for one in measurements:
-        if one.replay is not None and one.replay.acceptance is not None:
-            case = _on_any_engine(one.case)
-            # A template's arguments may be lists, so that a case is no key.
-            _, group = groups.setdefault(msgspec.json.encode(case), (case.id, {}))
-            group.setdefault(one.case.server.engine, one)
+    groups: dict[str, list[Figures]] = {}
+    for one in figures:
+        if one.acceptance is not None:
+            groups.setdefault(one.case_id.partition("-")[2], []).append(one)
     rows: list[Sequence[str]] = []
-    for case_id, group in groups.values():
+    for name, group in groups.items():
         if len(group) > 1:
-            rows.append([case_id.removeprefix("-")])
-            rows += (_engine_row(one, next(iter(group.values()))) for one in group.values())
+            rows += [[name], *(_engine_row(one, group[0]) for one in group)]
     left = ("version", "source", "view")
     head = ("on several engines", *left, "steps", "AL", "acceptance rate", "change")
     return render_rows(head, rows, width=width, color=color, left=left)
 
 
-def render_gauges(measurements: Iterable[Measurement]) -> str:
+def _engine_row(one: Figures, first: Figures) -> Sequence[str]:
+    ours, theirs = one.acceptance, first.acceptance
+    if ours is None or theirs is None:
+        return ()
+    change = NOTHING
+    length, its = ours.total.acceptance_length_tokens, theirs.total.acceptance_length_tokens
+    alike = (ours.view, _requests(one)) == (theirs.view, _requests(first))
+    if one is not first and alike and length and its and its != 1:
+        change = f"{(length - its) / (its - 1):+.1%}"
+    return (
+        f"  {one.case_id.partition('-')[0]}",
+        *(one.engine_version, ours.source, ours.view, str(ours.total.steps)),
+        *map(format_number, (length, ours.total.acceptance_rate_frac)),
+        change,
+    )
+
+
+def _requests(one: Figures) -> int | None:
+    """How many its acceptance is of; counters don't say, and are of those that were timed."""
+    counted = one.acceptance.total.requests if one.acceptance else None
+    return counted or (one.timing.requests if one.timing else None)
+
+
+def render_gauges(figures: Iterable[Figures]) -> str:
     """What servers say of their own acceptance, a line for each case; empty without one.
 
     That is of SGLang's last 40 decode iterations, unless it was started with another
     `--decode-log-interval`.
     """
-    found = {one.case.id: one.replay.gauges for one in measurements if one.replay}
     return "\n".join(
-        f"{case_id}: the server's own gauges, of its last 40 decode iterations and never judged:"
-        f" length {format_number(gauges.acceptance_length_tokens)},"
-        f" rate {format_number(gauges.acceptance_rate_frac)}"
-        for case_id, gauges in found.items()
-        if gauges is not None
-    )
-
-
-def _on_any_engine(case: Case) -> Case:
-    """The case without what an engine may need of its own."""
-    server = dataclasses.replace(case.server, engine="", engine_args=(), engine_env=())
-    return dataclasses.replace(case, server=server, control=None, tolerances=())
-
-
-def _engine_row(one: Measurement, first: Measurement) -> Sequence[str]:
-    if not (one.replay and one.replay.acceptance and first.replay and first.replay.acceptance):
-        return ()
-    ours, theirs = one.replay.acceptance, first.replay.acceptance
-    # Further requests are for the acceptance alone, and beside the rounds.
-    alike, other = (
-        (part.view, len(replay.traces), measurement.look is Look.EXTENDED)
-        for part, replay, measurement in ((ours, one.replay, one), (theirs, first.replay, first))
-    )
-    length, its = ours.total.acceptance_length, theirs.total.acceptance_length
-    comparable = one is not first and alike == other and length and its and its != 1
-    return (
-        f"  {one.case.server.engine}",
-        *(one.engine_version, ours.source, ours.view, str(ours.total.steps)),
-        *map(format_number, (length, ours.total.acceptance_rate)),
-        f"{(length - its) / (its - 1):+.1%}" if comparable and length and its else NOTHING,
+        f"{one.case_id}: the server's own gauges, of its last 40 decode iterations and never"
+        f" judged: length {format_number(one.gauges.acceptance_length_tokens)},"
+        f" rate {format_number(one.gauges.acceptance_rate_frac)}"
+        for one in figures
+        if one.gauges is not None
     )
 
 

@@ -23,11 +23,9 @@ import packaging.requirements
 import uv
 from packaging.version import Version
 
-from specreg.core.decoding import UNREADABLE
 from specreg.core.errors import EnvironmentSetupError
-from specreg.core.files import replace_file
+from specreg.core.files import UNREADABLE, cache_dir, replace_file
 from specreg.core.logs import log_tail
-from specreg.core.paths import cache_dir
 from specreg.core.processes import start_process, stop_process
 from specreg.engines._engine import Requirement
 

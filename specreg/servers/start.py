@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import ParamSpec
 
 from specreg.core.errors import ServerStartError
-from specreg.core.files import replace_file
-from specreg.core.paths import cache_dir
+from specreg.core.files import cache_dir, replace_file
 from specreg.core.processes import SupervisedProcess, note_shared, start_process, stop_process
 from specreg.core.redaction import hide
 from specreg.engines._engine import LaunchOptions
@@ -27,9 +26,8 @@ from specreg.matrix.models import check_model_code
 from specreg.matrix.widening import served_models, widen_models
 from specreg.servers.environments import EngineEnvironment, flags_of
 from specreg.servers.memory import gpu_memory
-from specreg.servers.readiness import POLL_S, is_ready, scrape_version
+from specreg.servers.readiness import POLL_S, PORT_IN_USE, is_ready, scrape_version
 from specreg.servers.server import StartedServer
-from specreg.servers.start_failures import PORT_IN_USE
 from specreg.telemetry.identity import find_gpus
 
 _Settings = ParamSpec("_Settings")

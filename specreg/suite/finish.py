@@ -38,14 +38,14 @@ from specreg.report.document import (
 from specreg.servers.launch import launches_of
 from specreg.suite.run import Suite
 from specreg.verdicts.history import (
-    Lived,
+    RunRecord,
     headroom_frac,
     history_path,
     identical_to,
-    lived_through,
     load_history,
     noise_of,
     record_history,
+    run_record,
 )
 from specreg.verdicts.judge import Outcome
 
@@ -69,7 +69,7 @@ def record_baselines(suite: Suite) -> tuple[tuple[Recorded, ...], Mapping[str, s
     return tuple(written), refused
 
 
-def record_lived(suite: Suite) -> None:
+def record_runs(suite: Suite) -> None:
     """Adds what a run that judged did to the history, for later ones to learn how hours differ.
 
     Raises:
@@ -84,7 +84,7 @@ def record_lived(suite: Suite) -> None:
         if launches and verdicts:
             run = suite.run_folder.name
             settings = suite.settings(case)
-            lived.append(lived_through(run, launches, verdicts, settings, _exact(suite, case)))
+            lived.append(run_record(run, launches, verdicts, settings, _exact(suite, case)))
     record_history(history_path(suite.history, suite.environment.name), lived)
 
 
@@ -227,7 +227,7 @@ def _record(suite: Suite, case: Case, measurements: list[Measurement]) -> Record
     )
 
 
-def _headroom(suite: Suite, case: Case, lived: Sequence[Lived]) -> Iterator[str]:
+def _headroom(suite: Suite, case: Case, lived: Sequence[RunRecord]) -> Iterator[str]:
     exact = _exact(suite, case)
     one_sided = [metric for metric in suite.asked_of(case) if not metric.two_sided]
     for metric in one_sided if exact else ():
@@ -249,7 +249,7 @@ def _exact(suite: Suite, case: Case) -> Baseline | None:
 
 
 def _case_report(
-    suite: Suite, case: Case, lived: Sequence[Lived], options: tuple[str, ...]
+    suite: Suite, case: Case, lived: Sequence[RunRecord], options: tuple[str, ...]
 ) -> CaseReport:
     measured = [one for one in suite.measurements if one.case.id == case.id]
     valid = [one for one in measured if one.values]

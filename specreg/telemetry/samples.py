@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from specreg.core.decoding import UNREADABLE
 from specreg.core.errors import SensorError
+from specreg.core.files import UNREADABLE
 from specreg.telemetry.sensor import Device, State
 
 

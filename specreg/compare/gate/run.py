@@ -248,7 +248,7 @@ class Gate:
     def _server(self, case: Case, arm: Arm, name: str) -> Iterator[tuple[StartedServer, float]]:
         """A running server of a side, and how long it took to its first token."""
         environment = self._source(arm).environment(case)
-        with self._source(arm).claimed(case):
+        with self._source(arm).leased(case):
             started = time.monotonic()
             with start_server(
                 case.server,

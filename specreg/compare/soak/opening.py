@@ -67,7 +67,7 @@ class Opened:
         prompts = load_case_prompts(asked.root, case)
         environment = self.source.environment(case)
         with (
-            self.source.claimed(case),
+            self.source.leased(case),
             start_server(
                 case.server,
                 environment,

@@ -28,7 +28,7 @@ from specreg.measurement.metrics import Family, Replay
 from specreg.measurement.validity import Invalid, all_invalid, spoiled_by
 from specreg.telemetry.identity import Environment
 from specreg.telemetry.record import PowerRecord
-from specreg.verdicts.history import Lived, noise_of
+from specreg.verdicts.history import RunRecord, noise_of
 from tests.unit import builders
 
 COUNTS = builders.counts(8, 0, 6, 6)
@@ -434,7 +434,7 @@ def test_the_acceptance_of_the_launch_with_the_most_prompts_is_kept(tmp_path: Pa
 
 def test_the_history_of_identical_runs_becomes_the_noise(tmp_path: Path) -> None:
     lived = [
-        Lived(
+        RunRecord(
             run=str(number),
             case_id=builders.CASE.id,
             settings_sha256="",

@@ -8,7 +8,7 @@ import pytest
 from specreg.report.document import Report, Tone
 from specreg.report.markdown import render_markdown
 from specreg.report.page import render_page
-from specreg.report.summary import answers_of, moved_alone, render_answers
+from specreg.report.summary import answers_of, render_answers
 from specreg.telemetry.identity import ProcessorLoad
 from specreg.verdicts.judge import Outcome, Verdict
 from tests.unit import reports
@@ -187,27 +187,3 @@ def test_markdown_says_what_was_left_out_and_who_ran_the_server() -> None:
     assert "needs 4 GPUs" in text
     assert "was not started by this run" in text
     assert "lower your tolerance" in text
-
-
-def alone(change_frac: float, metric: str = "tpot_p50_ms") -> Report:
-    """A run in which a case without speculation read so much otherwise."""
-    verdict = Verdict(
-        case_id=CASE.id,
-        metric=metric,
-        outcome=Outcome.PASS,
-        change_frac=change_frac,
-        low_frac=change_frac - 0.5,
-        high_frac=change_frac + 0.5,
-        tolerance_frac=1.0,
-    )
-    report = reports.with_case(method="none")
-    return msgspec.structs.replace(report, run=reports.run_of(verdict))
-
-
-def test_a_machine_that_moved_is_said_though_the_tolerance_is_wide() -> None:
-    report = alone(-0.216)
-    told = f"tpot p50 of {CASE.id} -21.6% (between -71.6% and +28.4%)"
-    assert told in moved_alone(report)
-    assert told in render_page(report)
-    assert moved_alone(alone(-0.04)) == ""
-    assert moved_alone(msgspec.structs.replace(report, cases=reports.REPORT.cases)) == ""

@@ -3,8 +3,15 @@
 import msgspec
 import pytest
 
+from specreg.acceptance.record import Gauges, Source, View
 from specreg.measurement.figures import Figures, figures_of
-from specreg.report.tables import render_categories, render_speedups, render_spreads
+from specreg.report.tables import (
+    render_categories,
+    render_gauges,
+    render_side_by_side,
+    render_speedups,
+    render_spreads,
+)
 from tests.unit.reports import a_round, measured
 
 GAINS = figures_of(measured(), 1)
@@ -72,3 +79,43 @@ def test_what_was_not_timed_has_no_rows() -> None:
     assert render_spreads([bare], width=110, color=False) == ""
     alone = msgspec.structs.replace(called("case"), control=None)
     assert "target alone" not in render_spreads([alone], width=110, color=False)
+
+
+def on(engine: str, length_tokens: float, **acceptance: object) -> Figures:
+    """The figures of the same case on an engine."""
+    assert GAINS.acceptance
+    total = msgspec.structs.replace(
+        GAINS.acceptance.total, acceptance_length_tokens=length_tokens, steps=40, requests=2
+    )
+    found = msgspec.structs.replace(GAINS.acceptance, total=total)
+    return msgspec.structs.replace(
+        GAINS,
+        case_id=f"{engine}-eagle3-toy-c2",
+        acceptance=msgspec.structs.replace(found, **acceptance),
+    )
+
+
+def test_a_case_on_two_engines_stands_side_by_side_with_its_sources() -> None:
+    vllm, sglang = on("vllm", 2.25), on("sglang", 2.5, source=Source.SGLANG_REQUEST)
+    assert lines(render_side_by_side([vllm, sglang], width=120, color=False)) == [
+        "on several engines version source view steps AL acceptance rate change",
+        "eagle3-toy-c2",
+        "vllm 0.32.0 vllm_request verifier 40 2.25 0.5455 –",
+        "sglang 0.32.0 sglang_request verifier 40 2.5 0.5455 +20.0%",
+    ]
+    assert render_side_by_side([vllm], width=120, color=False) == ""
+
+
+def test_what_does_not_count_the_same_has_no_change() -> None:
+    sglang = on("sglang", 2.5, view=View.EMITTED)
+    shown = render_side_by_side([on("vllm", 2.25), sglang], width=120, color=False)
+    assert lines(shown)[-1].endswith(" 0.5455 –")
+
+
+def test_what_a_server_says_of_itself_is_said_to_be_its_own() -> None:
+    gauges = Gauges(acceptance_length_tokens=1.525, acceptance_rate_frac=0.175)
+    assert render_gauges([GAINS]) == ""
+    assert render_gauges([msgspec.structs.replace(called("case"), gauges=gauges)]) == (
+        "case: the server's own gauges, of its last 40 decode iterations and"
+        " never judged: length 1.525, rate 0.175"
+    )
