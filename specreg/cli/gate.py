@@ -21,7 +21,7 @@ from specreg.cli.options import (
     WaitOption,
     fitting_tier_of,
 )
-from specreg.compare.document import document_of, render_gate, set_aside, write_document
+from specreg.compare.document import document_of, set_aside, write_document
 from specreg.compare.gate import Gate
 from specreg.compare.opening import open_gate
 from specreg.compare.request import Request
@@ -29,6 +29,7 @@ from specreg.core.commands import specreg_command
 from specreg.core.errors import SpecregError
 from specreg.core.redaction import hide, hide_known
 from specreg.core.signals import interrupt_on_signals
+from specreg.report.terminal import render_report
 
 FAILED_STATUS, INTERRUPTED_STATUS = 10, 130
 
@@ -155,9 +156,7 @@ def _measured(gate: Gate) -> int:
     report = document_of(gate, command=specreg_command(*sys.argv[1:]), status=cut_short)
     # First: a terminal that was closed takes nothing any more.
     written = write_document(gate.folder, report, gate.request.show)
-    if report.gate is not None:
-        text = render_gate(report, report.gate, width=WIDTH, color=sys.stdout.isatty())
-        typer.echo(hide_known(text))
+    typer.echo(hide_known(render_report(report, width=WIDTH, color=sys.stdout.isatty())))
     if written:
         typer.echo(f"report: {gate.folder / 'report.html'}")
     if not report.run.complete:

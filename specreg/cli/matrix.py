@@ -17,16 +17,23 @@ from specreg.cli.options import (
     fitting_tier_of,
     shelf_of,
 )
-from specreg.matrix import render_schema, tier_names
+from specreg.engines.methods import METHODS
+from specreg.engines.registry import ENGINES
+from specreg.matrix.schema import render_schema
+from specreg.matrix.tier import tier_names
 from specreg.measurement.metrics import check_tolerances
-from specreg.report.engines import render_support
-from specreg.report.matrix import render_matrix
+from specreg.report.cases import render_matrix
+from specreg.report.tables import NOTHING
 from specreg.telemetry.identity import find_gpus
 
 
 def engines() -> None:
     """Print which engine has which method, in Markdown."""
-    typer.echo(render_support())
+    rows = [["method", *ENGINES], *[["---"] * (len(ENGINES) + 1)]]
+    for method in METHODS.values():
+        has = (engine.spelling in method.spelling for engine in ENGINES.values())
+        rows.append([f"`{method.name}`", *("yes" if one else NOTHING for one in has)])
+    typer.echo("\n".join(f"| {' | '.join(row)} |" for row in rows))
 
 
 def matrix(

@@ -4,27 +4,31 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from specreg.cli.options import WIDTH
 from specreg.core.errors import SensorError
-from specreg.report.power import render_devices
-from specreg.telemetry.devices import devices_of, why_unreadable
+from specreg.report.tables import render_table
+from specreg.telemetry.devices import describe, devices_of, why_unreadable
 from specreg.telemetry.energy import Span
 from specreg.telemetry.identity import find_gpus
-from specreg.telemetry.record import record_device
+from specreg.telemetry.record import DeviceRecord, record_device
+from specreg.telemetry.sampler import watch
 from specreg.telemetry.samples import PowerTrace
 from specreg.telemetry.sensor import Device
-from specreg.telemetry.watch import watch
 
 _SUFFIX = ".jsonl"
 _LEAD_NS = 10**9
 """The sampler runs this long before the time begins, so that there are reads around its start."""
 _NS_PER_S = 10**9
+_BYTES_PER_GIB = 2**30
 _NOT_IDLE = (0, 0)
 
 
@@ -132,3 +136,75 @@ def _checked(output: Path) -> Path:
         message = f"--output '{output}': {error.strerror}; name a file that can be written"
         raise SensorError(message) from error
     return output
+
+
+def render_devices(
+    records: Sequence[DeviceRecord],
+    users: Sequence[AbstractSet[int] | None],
+    window_s: float,
+    *,
+    width: int,
+) -> str:
+    """Some rows for each device, and the total of those that could be measured.
+
+    Args:
+        records: what they did.
+        users: by device the ids of the processes that computed on it, None where that isn't told.
+        window_s: in how long a time.
+        width: of the text, in characters.
+    """
+    blocks = [_block(*pair, width=width) for pair in zip(records, users, strict=True)]
+    told = [one.energy_j for one in records if one.energy_j is not None]
+    if told:
+        of = f"{len(told)} of {len(records)} device(s) in {window_s:.1f} s"
+        blocks.append(f"total: {sum(told) / window_s:.1f} W, {sum(told):.1f} J; {of}")
+    return "\n\n".join(blocks)
+
+
+def _block(one: DeviceRecord, users: AbstractSet[int] | None, *, width: int) -> str:
+    device = one.device
+    head = f"{device.name}, number {device.number} ({device.id}); power of the {device.scope}"
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, words in _rows(one, users):
+        table.add_row(Text(f"  {name}"), Text(words))
+    rows = render_table(table, width, color=False).splitlines()
+    return "\n".join((head, *map(str.rstrip, rows)))
+
+
+def _rows(one: DeviceRecord, users: AbstractSet[int] | None) -> Iterator[tuple[str, str]]:
+    """Name and words of what is known of a device."""
+    if one.energy_j is not None:
+        said = f"{one.mean_w:.1f} W, {one.energy_j:.1f} J"
+        if one.from_counter:
+            yield "energy counter", f"{said}, off by {one.error_frac or 0:.2%} at most for its ends"
+        else:
+            yield "energy", f"{said}, by its power; it has no energy counter"
+    for name, field_w in (("average field", one.average_w), ("instant field", one.instant_w)):
+        if field_w is not None:
+            counted_w = one.mean_w if one.from_counter and field_w else None
+            ratio = f"; the counter says {counted_w / field_w:.4f} times that" if counted_w else ""
+            yield name, f"{field_w:.1f} W{ratio}"
+    yield from _state(one)
+    yield "samples", f"{one.missing_frac:.1%} missing"
+    if one.throttled:
+        yield "clocks held", ", ".join(one.throttled)
+    if users is not None:
+        yield "processes", ", ".join(map(describe, sorted(users))) or "none"
+    if one.invalid:
+        yield "INVALID", one.invalid
+
+
+def _state(one: DeviceRecord) -> Iterator[tuple[str, str]]:
+    if one.peak_w is not None:
+        yield "peak", f"{one.peak_w:.1f} W"
+    clocks = (("SM", one.sm_clock_mhz), ("memory", one.memory_clock_mhz))
+    if told := [f"{name} {mhz:.0f} MHz" for name, mhz in clocks if mhz is not None]:
+        yield "clocks", f"{', '.join(told)} (medians)"
+    if one.temperature_c is not None:
+        yield "temperature", f"{one.temperature_c} °C at most"
+    if one.utilisation_frac is not None:
+        yield "utilisation", f"{one.utilisation_frac:.0%}"
+    if one.used_bytes is not None:
+        yield "memory used", f"{one.used_bytes / _BYTES_PER_GIB:.1f} GiB at most"

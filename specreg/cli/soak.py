@@ -27,7 +27,7 @@ from specreg.compare.soak import (
 )
 from specreg.core.errors import SpecregError
 from specreg.core.redaction import hide
-from specreg.report.json import exit_status
+from specreg.report.document import exit_status
 from specreg.report.terminal import render_verdicts
 
 

@@ -14,18 +14,17 @@ from pathlib import Path
 import msgspec
 
 from specreg.compare.pairs import Pair, Side
-from specreg.core.decoding import UNREADABLE
 from specreg.core.errors import InvalidMeasurementError, SpecregError
-from specreg.core.files import replace_file
+from specreg.core.files import UNREADABLE, replace_file
 from specreg.correctness.lossless import Losslessness, Parting, Score, check_lossless
 from specreg.correctness.oracle_client import in_flight, wanted_of
 from specreg.datasets.prompts import Prompt
 from specreg.engines.registry import engine_named
 from specreg.engines.token_api import DIALECTS, Transcript
 from specreg.load.token_client import encode_prompts, score, transcribe
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.matrix.prompts import load_case_prompts
-from specreg.matrix.tables import ROUNDING_NATS
+from specreg.matrix.schema import ROUNDING_NATS
 from specreg.servers.server import Server
 from specreg.verdicts.judge import Outcome, Verdict
 

@@ -1,6 +1,5 @@
 """The report document of a gate, which the renderers of a run's document show."""
 
-import dataclasses
 import datetime as dt
 import platform
 from collections.abc import Callable, Iterator, Sequence
@@ -12,24 +11,27 @@ from specreg.compare.decision import Decision
 from specreg.compare.gate import Gate
 from specreg.compare.judging import SideLaunch, value_of
 from specreg.compare.pairs import OUTPUT, Pair, Side
+from specreg.core.errors import ReportError
 from specreg.core.files import replace_file
 from specreg.measurement.figures import figures_of
 from specreg.measurement.metrics import GATE_METRICS
+from specreg.report.charts import break_even
 from specreg.report.document import (
+    Answer,
+    ArmReport,
     CaseReport,
     Expected,
-    GateReport,
-    GateSide,
+    Kind,
     Origin,
     Report,
+    RunVerdict,
     Spreads,
-    encode_report,
+    Tone,
+    count_outcomes,
+    record_report,
 )
-from specreg.report.json import RunVerdict, count_outcomes
-from specreg.report.loads import break_even
 from specreg.report.markdown import render_markdown
 from specreg.report.page import render_page
-from specreg.report.terminal import render_verdicts
 from specreg.verdicts.judge import Verdict
 
 
@@ -62,20 +64,27 @@ def document_of(gate: Gate, *, command: str, status: int | None = None) -> Repor
         ),
         cases=tuple(_case_report(gate, pair, decision, command) for pair in gate.pairs),
         tier_cases=tuple(case.id for case in request.tier.cases),
-        remarks=(*decision.reasons, *_how(gate), *_break_evens(gate)),
+        remarks=(*_how(gate), *_break_evens(gate)),
         ended_at=dt.datetime.now(tz=dt.UTC).isoformat(timespec="seconds"),
-        gate=GateReport(
-            answer=decision.answer,
-            reasons=decision.reasons,
-            takes=decision.takes,
-            a=_side(gate, Side.A),
-            b=_side(gate, Side.B),
-            control=decision.control,
-            launches=len({(one.pair_id, one.side, one.number) for one in gate.launches}),
-            minutes=gate.minutes,
-            failed=tuple(gate.failed()),
-        ),
+        kind=Kind.GATE,
+        title=f"May B take the place of A? Tier {request.tier.name} on {gate.environment.name}",
+        answers=(_answer(decision),),
+        arms=(_arm(gate, Side.A), _arm(gate, Side.B)),
+        control=decision.control,
+        hints=decision.takes,
     )
+
+
+def _answer(decision: Decision) -> Answer:
+    """The answer in a line: the word, then why."""
+    tones = {"upgrade": Tone.GOOD, "don't": Tone.BAD, "undecided": Tone.DOUBT}
+    texts = {
+        "upgrade": "B is as good as A in all that was compared",
+        "don't": "B is worse than A",
+        "undecided": "it takes more to tell",
+    }
+    text = "; ".join((texts[decision.answer], *decision.reasons))
+    return Answer(subject=decision.answer.upper(), tone=tones[decision.answer], text=text)
 
 
 FILES = ("report.json", "report.md", "report.html")
@@ -97,39 +106,26 @@ def set_aside(folder: Path, names: Sequence[str] = FILES) -> None:
 
 def write_document(folder: Path, report: Report, show: Callable[[str], None]) -> bool:
     """Write the document and its pages; say which can't be, False then."""
-    makers: tuple[Callable[[], bytes], ...] = (
-        lambda: encode_report(report),
-        lambda: render_markdown(report).encode(),
-        lambda: render_page(report).encode(),
-    )
     written = True
-    for name, make in zip(FILES, makers, strict=True):
+    try:
+        record_report(folder / FILES[0], report)
+    except ReportError as error:
+        show(str(error))
+        written = False
+    pages = (render_markdown(report), render_page(report))
+    for name, page in zip(FILES[1:], pages, strict=True):
         try:
-            replace_file(folder / name, make())
+            replace_file(folder / name, page.encode())
         except OSError as error:
             show(f"'{folder / name}': can't be written, {error.strerror}")
             written = False
     return written
 
 
-def render_gate(report: Report, gate: GateReport, *, width: int, color: bool) -> str:
-    """What a gate says, for a terminal; its answer comes last."""
-    verdicts = [
-        *report.run.verdicts,
-        *(dataclasses.replace(one, case_id=f"{one.case_id}, A again") for one in gate.control),
-    ]
-    parts = (
-        render_verdicts(verdicts, width=width, color=color),
-        "\n".join(report.remarks),
-        "\n".join(gate.takes),
-        gate.headline,
-    )
-    return "\n\n".join(filter(None, parts))
-
-
-def _side(gate: Gate, side: Side) -> GateSide:
+def _arm(gate: Gate, side: Side) -> ArmReport:
     request, place = gate.request, int(side is Side.B)
-    return GateSide(
+    return ArmReport(
+        name=side,
         text=(request.a, request.b)[place],
         overrides=tuple((request.a_overrides, request.b_overrides)[place]),
         installed=gate.installed[place],

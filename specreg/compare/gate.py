@@ -46,8 +46,8 @@ from specreg.core.errors import (
 )
 from specreg.core.redaction import hide_known
 from specreg.datasets.prompts import prompts_sha256
-from specreg.load.chat_client import Finished, Record
-from specreg.matrix import Case
+from specreg.load.chat_client import FinishedRequest, Record
+from specreg.matrix.case import Case
 from specreg.matrix.models import model_sha256, resolve_model
 from specreg.matrix.prompts import load_case_prompts
 from specreg.measurement.arm import Arm
@@ -64,7 +64,7 @@ _WAVES = 2
 """A round beside others asks for as many prompts as twice fill the load."""
 
 
-_Requests = list[tuple[int, Finished]]
+_Requests = list[tuple[int, FinishedRequest]]
 """Requests with their rounds."""
 
 
@@ -385,7 +385,7 @@ class Gate:
         with contextlib.ExitStack() as stack:
             try:
                 environment = source.environment(case)
-                stack.enter_context(source.claimed(case))
+                stack.enter_context(source.leased(case))
                 server = stack.enter_context(
                     start_server(
                         case.server,

@@ -14,8 +14,8 @@ from specreg.compare.pairs import ACCEPTANCE, Pair, Side, check_prompts, groups_
 from specreg.compare.pinning import pinned_pairs, recording_of
 from specreg.compare.request import Request
 from specreg.core.errors import SpecregError, UnknownNameError, UnsupportedError
-from specreg.matrix import Case
-from specreg.matrix.context import check_contexts
+from specreg.matrix.case import Case
+from specreg.matrix.prompts import check_contexts
 from specreg.matrix.widening import served_models
 from specreg.measurement.journal import Journal
 from specreg.servers.sources import Origin, Source, parse_origin, source_of

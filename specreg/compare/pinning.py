@@ -14,7 +14,7 @@ from specreg.core.files import replace_file
 from specreg.datasets.prompts import Prompt
 from specreg.engines import pinning
 from specreg.engines.methods import METHODS
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.matrix.prompts import load_case_prompts
 from specreg.servers.server import Server
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from specreg.compare.judging import LAUNCHES_PER_BLOCK
 from specreg.core.errors import UnknownNameError, UnsupportedError
-from specreg.matrix import Tier
+from specreg.matrix.case import Tier
 from specreg.measurement.metrics import GATE_METRICS
 
 

@@ -22,9 +22,8 @@ from specreg.core.files import append_lines
 from specreg.core.processes import resident_bytes
 from specreg.datasets.prompts import Prompt
 from specreg.load.chat_client import Clock
-from specreg.matrix import Case, Tier
-from specreg.matrix.context import check_contexts
-from specreg.matrix.prompts import load_case_prompts
+from specreg.matrix.case import Case, Tier
+from specreg.matrix.prompts import check_contexts, load_case_prompts
 from specreg.measurement.arm import Arm
 from specreg.measurement.measure import Plan, Workload, batch_of, measure
 from specreg.measurement.metrics import METRICS, Family, Replay
@@ -452,7 +451,7 @@ def run_soak(asked: SoakRequest, soak: Soak, source: Source) -> None:
     prompts = load_case_prompts(asked.root, case)
     environment = source.environment(case)
     with (
-        source.claimed(case),
+        source.leased(case),
         start_server(
             case.server,
             environment,

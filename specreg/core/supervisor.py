@@ -25,13 +25,13 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import NamedTuple
 
 from specreg.core.logs import BoundedLog
 from specreg.core.redaction import hide_said
-from specreg.core.shared_memory import remove_shared, used_by
 
 VARIABLE = "SPECREG_PROCESS_MARK"
 """The environment variable by whose value the descendants of a server are known."""
@@ -40,6 +40,11 @@ _ASKED_S, _KILLED_S, _POLL_S = 2.0, 30.0, 0.05
 _PIECE_BYTES = 2**20
 _IDLE_S, _SELDOM = 0.1, 20
 _DEAD = {"Z", "X"}
+FOLDER = Path("/dev/shm")  # noqa: S108 - it is what glibc's shm_open and sem_open use
+_PREFIX = f"{FOLDER}/"
+_GONE = " (deleted)"
+_Number = tuple[int, int]
+"""Of a file: its device and its inode."""
 
 
 class Leader(NamedTuple):
@@ -130,6 +135,75 @@ def _stat(pid: int) -> _Stat:
     fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     session, threads, started = (int(fields[at]) for at in (3, 17, 19))
     return _Stat(fields[0].decode(), session, threads, started)
+
+
+def shared_files() -> frozenset[str]:
+    """The names of all that lies there; nothing where there is no such folder."""
+    with contextlib.suppress(OSError):
+        return frozenset(path.name for path in FOLDER.iterdir())
+    return frozenset()
+
+
+def used_by(pids: Iterable[int]) -> frozenset[str]:
+    """The names of what processes have open or mapped there, as far as one may look.
+
+    glibc maps a semaphore under a name that it then changes for its own: it is known by its number
+    alone.
+    """
+    used = [one for pid in pids for one in (*_opened(pid), *_mapped(pid))]
+    named = {path.removeprefix(_PREFIX) for path, _ in used if not path.endswith(_GONE)}
+    renamed = {number for path, number in used if path.endswith(_GONE)}
+    return frozenset(named | (_names_of(renamed) if renamed else set()))
+
+
+def used_by_anybody() -> frozenset[str]:
+    """The names of what any process uses, as far as one may look."""
+    return used_by(int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
+
+
+def remove_shared(names: Iterable[str]) -> None:
+    """Removes files of processes that ended, but for those that somebody else uses."""
+    left = [name for name in names if (FOLDER / name).exists()]
+    if left:
+        used = used_by_anybody()
+        for name in left:
+            if name not in used:
+                with contextlib.suppress(OSError):
+                    (FOLDER / name).unlink()
+
+
+def _names_of(numbers: AbstractSet[_Number]) -> set[str]:
+    """The files there that have these."""
+    names = set()
+    for name in shared_files():
+        with contextlib.suppress(OSError):
+            if _number((FOLDER / name).lstat()) in numbers:
+                names.add(name)
+    return names
+
+
+def _number(stat: os.stat_result) -> _Number:
+    return stat.st_dev, stat.st_ino
+
+
+def _opened(pid: int) -> Iterator[tuple[str, _Number]]:
+    """Paths there, and whose they are."""
+    with contextlib.suppress(OSError):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if (path := str(link.readlink())).startswith(_PREFIX):
+                    yield path, _number(link.stat())
+
+
+def _mapped(pid: int) -> Iterator[tuple[str, _Number]]:
+    """The same; proc_pid_maps(5) has the device, in hexadecimal, and the inode before the path."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/maps").read_bytes().splitlines():
+            fields, prefix, name = line.decode(errors="surrogateescape").partition(_PREFIX)
+            if prefix:
+                device, inode = fields.split()[-2:]
+                major, minor = (int(part, 16) for part in device.split(":"))
+                yield prefix + name, (os.makedev(major, minor), int(inode))
 
 
 class Given(NamedTuple):

@@ -8,11 +8,12 @@ from typing import ClassVar
 
 import msgspec
 
-from specreg.core.decoding import UNREADABLE
+from specreg.core.files import UNREADABLE
 from specreg.core.http import Name
 from specreg.engines._parallel import Parallel
 from specreg.engines.methods import Setting, is_older
 from specreg.engines.protocols import Protocol
+from specreg.engines.settings import LaunchSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +30,9 @@ class Memory:
     share_frac: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchOptions:
-    """What a command line is made from; see `specreg.matrix.ServerSpec` for the fields.
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions(LaunchSettings):
+    """What a command line is made from: the settings of a case's server, and how it is started.
 
     Attributes:
         target: the folder or hub id to serve.
@@ -44,7 +45,6 @@ class LaunchOptions:
         private: an empty one for what the server writes of prompts; it goes when the server does.
         version: of the engine; empty where it isn't known beforehand.
         flags: that its own help names; None where it takes all that specreg knows.
-        trust_remote_code: whether the models may bring code.
         memory: what it is given of a GPU; None for what it finds within `gpu_memory_frac`.
     """
 
@@ -52,19 +52,12 @@ class LaunchOptions:
     served_name: str
     port: int
     speculation: Mapping[str, Setting]
-    dtype: str
-    max_model_len_tokens: int
-    max_sequences: int
-    gpu_memory_frac: float
-    parallel: Parallel
-    engine_args: tuple[str, ...]
     offline: bool
     on_gpu: bool
     folder: Path
     private: Path
     version: str = ""
     flags: frozenset[str] | None = None
-    trust_remote_code: bool = False
     memory: Memory | None = None
 
     def takes(self, flag: str) -> bool:

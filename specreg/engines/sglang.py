@@ -12,8 +12,8 @@ from typing import ClassVar
 
 import msgspec
 
-from specreg.core.decoding import UNREADABLE
 from specreg.core.errors import UnsupportedError
+from specreg.core.files import UNREADABLE
 from specreg.engines._engine import Engine, Fetch, Identity, LaunchOptions, Requirement
 from specreg.engines._parallel import Parallel
 from specreg.engines.methods import is_older

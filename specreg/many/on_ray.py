@@ -22,7 +22,7 @@ from specreg.many.luggage import pack
 from specreg.many.nodes import Node, Nodes, Spot, nodes_for, spot_of
 from specreg.many.on_node import Begun, Carried, Left, Piece, Runner
 from specreg.many.places import Need, Place
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.suite.run import Suite
 from specreg.telemetry.identity import Host
 
@@ -56,7 +56,7 @@ class RayCluster:
                 workers read can't be sent.
         """
         nodes = nodes_for(RAY_OPTION, self.nodes, on_gpu=suite.provision.on_gpu)
-        luggage = self.ray.put(pack(suite.root, suite.shelf.folder, cases))
+        luggage = self.ray.put(pack(suite.root, suite.store.folder, cases))
         return OnRay(ray=self.ray, nodes=nodes, luggage=luggage, actors=self.ray.remote(Runner))
 
 

@@ -13,7 +13,7 @@ from specreg.many.ray_survey import connect
 from specreg.many.slurm_cluster import join
 from specreg.many.slurm_settings import SLURM_OPTION
 from specreg.many.team import Team, Wanted, new_team
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.suite.run import Suite
 from specreg.telemetry.identity import Host, find_gpus
 

@@ -15,14 +15,14 @@ from pathlib import Path
 import msgspec
 
 from specreg.core.errors import UnsupportedError
-from specreg.core.paths import cache_dir
+from specreg.core.files import cache_dir
 from specreg.many.job import look
 from specreg.many.on_node import Survey, check_same
 from specreg.many.on_slurm import JOBS_FOLDER, Slurm
 from specreg.many.places import Need
 from specreg.many.slurm_queue import Queue, last_words, open_queue
 from specreg.many.slurm_settings import LOCAL, SLURM_OPTION, parse_settings
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.suite.run import Suite
 from specreg.telemetry.identity import Host
 

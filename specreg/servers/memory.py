@@ -13,7 +13,7 @@ import psutil
 
 from specreg.engines._engine import Memory
 from specreg.engines.registry import ALONE, engine_named
-from specreg.matrix import ServerSpec, Sizes
+from specreg.matrix.case import ServerSpec, Sizes
 from specreg.matrix.models import folder_sizes, is_hub_id, resolve_model
 
 _GIB = 2**30

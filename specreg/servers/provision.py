@@ -11,14 +11,15 @@ from specreg.core.errors import SensorError, UnsupportedError
 from specreg.engines._engine import Requirement
 from specreg.engines.methods import METHODS, is_older
 from specreg.engines.registry import engine_named
-from specreg.matrix import NO_LIMITS, Case, ServerSpec
+from specreg.matrix.case import Case, ServerSpec
+from specreg.matrix.schema import NO_LIMITS
 from specreg.servers.environments import (
     EngineEnvironment,
     engine_environment,
     installed_version,
     why_not,
 )
-from specreg.servers.gpu_lease import claimed_gpus
+from specreg.servers.gpu_lease import lease_gpus
 from specreg.telemetry.devices import devices_of, why_unreadable
 from specreg.telemetry.identity import Gpus, Host, find_gpus
 from specreg.telemetry.sensor import Device
@@ -174,21 +175,21 @@ class Provision:
             return self.site.devices(gpus)
         return devices_of(gpus, {**os.environ, **dict(spec.engine_env)})
 
-    def claimed(
+    def leased(
         self, spec: ServerSpec, *, beside_starting: bool = False
     ) -> contextlib.AbstractContextManager[None]:
         """A server's GPUs for as long as the context lasts; nothing of one that has none of ours.
 
         Args:
             spec: of the server.
-            beside_starting: see `claim`.
+            beside_starting: see `lease`.
 
         Raises:
-            SensorError: nothing shows them; or as `claim` says, once it is entered.
+            SensorError: nothing shows them; or as `lease` says, once it is entered.
         """
         gpus = spec.parallel.gpus if self.on_gpu and self.url is None else 0
         variables = {**os.environ, **dict(spec.engine_env)}
-        return claimed_gpus(
+        return lease_gpus(
             gpus, variables, waits=self.waits, tell=self.tell, beside_starting=beside_starting
         )
 

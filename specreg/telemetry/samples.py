@@ -1,4 +1,4 @@
-"""What the sampler writes, a line each, and what can be read of it: the traces of devices."""
+"""The lines that the sampler writes, and the traces of devices that they make."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -7,23 +7,22 @@ from pathlib import Path
 
 import msgspec
 
-from specreg.core.decoding import UNREADABLE
 from specreg.core.errors import SensorError
+from specreg.core.files import UNREADABLE
 from specreg.telemetry.sensor import Device, State
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The first line: who samples what, and how often."""
+    """The first line: what is sampled, and how often."""
 
     devices: tuple[Device, ...]
     every_ns: int
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A device at a moment of the monotonic clock.
+    """A device, by its place in the head, at a moment of the monotonic clock.
 
     Attributes:
-        device: its place among the head's, from 0.
         energy_mj: of its counter, None without one.
     """
 
@@ -34,7 +33,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Users(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Who computes on a device, by the ids of the processes."""
+    """The processes that compute on a device."""
 
     device: int
     at_ns: int
@@ -42,7 +41,7 @@ class Users(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A device couldn't be read any more."""
+    """A device that couldn't be read any more, and why."""
 
     device: int
     at_ns: int
@@ -54,10 +53,10 @@ Line = Head | Sample | Users | Failed
 
 @dataclass(slots=True, kw_only=True)
 class PowerTrace:
-    """All that was written of one device, in order.
+    """All lines of one device, in order.
 
     Attributes:
-        device: which; every_ns: how often a sample was due.
+        every_ns: how often a sample was due.
         failed: why it couldn't be read any more, None if it could.
     """
 
@@ -68,7 +67,7 @@ class PowerTrace:
     failed: Failed | None = None
 
     def within(self, start_ns: int, end_ns: int) -> "PowerTrace":
-        """The same of a span of time, both ends within."""
+        """Return the trace of a span of time, both ends within."""
 
         def inside(one: Sample | Users) -> bool:
             return start_ns <= one.at_ns <= end_ns
@@ -81,7 +80,7 @@ class PowerTrace:
 
 
 def load_traces(path: Path) -> Sequence[PowerTrace]:
-    """What a sampler wrote, by device. A torn last line is left out; a sampler may be writing it.
+    """Load what a sampler wrote, by device, without a last line that it is still writing.
 
     Raises:
         SensorError: the file can't be read, or no sampler wrote it.

@@ -22,7 +22,7 @@ from specreg.baselines.schema import (
     record_baseline,
 )
 from specreg.baselines.store import settings_in
-from specreg.matrix import load_tier
+from specreg.matrix.tier import load_tier
 from specreg.measurement.metrics import METRICS, Family
 from specreg.telemetry.identity import Environment
 from specreg.telemetry.sensor import Scope

@@ -15,9 +15,9 @@ import pytest
 from specreg.core.errors import InvalidMeasurementError, SensorError
 from specreg.telemetry.energy import Span, check_alone, check_counter, check_held_back, energy_of
 from specreg.telemetry.record import Block, PowerRecord, record_power
+from specreg.telemetry.sampler import watch
 from specreg.telemetry.samples import PowerTrace
 from specreg.telemetry.sensor import Device, Scope
-from specreg.telemetry.watch import watch
 from tests.doubles.nvml import device as scripted
 from tests.doubles.nvml.device import Load, Process, ScriptedGpu, Throttle, constant
 

@@ -15,8 +15,8 @@ from specreg.baselines.schema import (
     record_baseline,
 )
 from specreg.baselines.store import settings_in
-from specreg.matrix import load_tier
-from specreg.report.breakdown import load_figures
+from specreg.matrix.tier import load_tier
+from specreg.report.document import load_figures
 from specreg.telemetry.identity import Environment
 from specreg.telemetry.record import PowerRecord
 from specreg.telemetry.sensor import Scope

@@ -17,7 +17,7 @@ from specreg.compare.answers import (
 from specreg.compare.pairs import Pair
 from specreg.correctness.lossless import Losslessness, Parting
 from specreg.datasets.prompts import Prompt
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.servers.environments import EngineEnvironment
 from specreg.servers.server import StartedServer
 from specreg.servers.start import start_server

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from specreg.compare.document import FILES, document_of, render_gate, write_document
+from specreg.compare.document import FILES, document_of, write_document
 from specreg.compare.gate import Gate
 from specreg.compare.opening import open_gate
 from specreg.compare.pairs import Pair, Side, groups_of
 from specreg.compare.pinning import recording_of
 from specreg.compare.request import Request
 from specreg.core.errors import SpecregError, UnsupportedError
-from specreg.matrix import load_tier
+from specreg.matrix.tier import load_tier
+from specreg.report.terminal import render_report
 from specreg.telemetry.identity import Gpus
 from specreg.telemetry.sensor import Device, Scope
 from tests.doubles.vllm import __version__ as scripted_version
@@ -199,9 +200,8 @@ def test_a_side_is_of_one_version(here: Request) -> None:
     measured(gate, Side.A, 1, "0.31.0")
     measured(gate, Side.B, 1, "0.32.0")
     resumed = open_gate(dataclasses.replace(quick, resume=True))
-    report = document_of(resumed, command="").gate
-    assert report is not None
-    assert (report.a.engine_versions, report.b.engine_versions) == (("0.31.0",), ("0.32.0",))
+    arms = document_of(resumed, command="").arms
+    assert [one.engine_versions for one in arms] == [("0.31.0",), ("0.32.0",)]
     said = f"side A ('{here.a}'): its servers said 0.31.0, {scripted_version}, so its launches"
     with pytest.raises(UnsupportedError, match=re.escape(said)):
         resumed.measure()
@@ -216,14 +216,14 @@ def test_the_document_says_what_was_measured_and_how(here: Request) -> None:
     gate.launches += [failed(Side.A2, number, pair=pair) for number in (1, 2)]
     gate.launches += [launch(side, 1, pair=pair) for side in (Side.A, Side.B)]
     report = document_of(gate, command="specreg gate vllm vllm", status=130)
-    assert report.gate is not None
-    assert (report.gate.answer, report.run.exit_status, report.run.complete) == (
-        *("undecided", 130),
+    (answer,) = report.answers
+    assert (answer.subject, report.run.exit_status, report.run.complete) == (
+        *("UNDECIDED", 130),
         False,
     )
     assert "tolerances that were set: step_p50_ms 10.0%" in report.remarks
     assert "side A was no longer measured against itself: side A2: it died" in report.remarks
-    assert f"side A2, launch 1, {pair.id}: it died" in report.gate.failed
+    assert f"side A2, launch 1, {pair.id}: it died" in report.remarks
     [case] = report.cases
     assert case.expected is not None
     assert case.expected.values["throughput_tokens_per_s"] == pytest.approx(100.0)
@@ -232,8 +232,8 @@ def test_the_document_says_what_was_measured_and_how(here: Request) -> None:
     for name in FILES:
         assert (gate.folder / name).stat().st_size
     assert "UNDECIDED" in (gate.folder / "report.md").read_text()
-    text = render_gate(report, report.gate, width=110, color=False)
-    assert text.splitlines()[-1].startswith("UNDECIDED: it takes more to tell")
+    text = render_report(report, width=110, color=False)
+    assert "UNDECIDED: it takes more to tell" in text
 
 
 def test_break_even_is_told_of_each_side(here: Request) -> None:

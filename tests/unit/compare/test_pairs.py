@@ -5,7 +5,8 @@ import pytest
 from specreg.compare.overrides import Override, parse_override
 from specreg.compare.pairs import Pair, groups_of, pairs_of, subject_of
 from specreg.core.errors import UnsupportedError
-from specreg.matrix import Case, load_tier
+from specreg.matrix.case import Case
+from specreg.matrix.tier import load_tier
 from tests.unit import builders
 
 TIER = load_tier(builders.ROOT / "fixtures/matrix", "cpu")

@@ -24,7 +24,7 @@ from specreg.compare.soak import (
     record_block,
 )
 from specreg.core.errors import SpecregError
-from specreg.matrix.load import Arrivals, Load
+from specreg.matrix.schema import Arrivals, Load
 from specreg.stats.intervals import BLOCK_PARTS
 from specreg.verdicts.judge import Outcome, Verdict
 from tests.unit import builders

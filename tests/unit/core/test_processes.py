@@ -14,8 +14,8 @@ from specreg.core.processes import (
     process_ids,
     resident_bytes,
     settle_log,
-    start_marked,
-    stop_marked,
+    start_process,
+    stop_process,
 )
 from specreg.core.supervisor import NOBODY, leader_of, living
 from tests.unit import builders
@@ -51,10 +51,10 @@ ctypes.CDLL(None).pthread_exit(None)
 # Starts a program and ends without stopping it.
 ABANDONING = """
 import os, pathlib, sys, time
-from specreg.core.processes import start_marked
+from specreg.core.processes import start_process
 log_path = pathlib.Path(sys.argv[1])
 command = (sys.executable, "-c", sys.argv[2])
-start_marked(command, environment=os.environ, log_path=log_path, cwd=log_path.parent)
+start_process(command, environment=os.environ, log_path=log_path, cwd=log_path.parent)
 while not log_path.read_text().endswith("\\n"):
     time.sleep(0.01)
 """
@@ -90,11 +90,11 @@ def await_program(pid: int, name: str) -> None:
 def test_a_deaf_grandchild_in_its_own_session_is_gone(tmp_path: Path) -> None:
     log_path = tmp_path / "log"
     command = (sys.executable, "-c", PARENT, DEAF)
-    process = start_marked(command, environment=os.environ, log_path=log_path, cwd=tmp_path)
+    process = start_process(command, environment=os.environ, log_path=log_path, cwd=tmp_path)
     grandchild = await_pid(log_path)
     process.popen.wait()  # from here on nobody is the grandchild's parent but init
     assert os.getsid(grandchild) == grandchild != process.popen.pid
-    stop_marked(process)
+    stop_process(process)
     assert not lives(grandchild)
     assert not lives(process.popen.pid)
     assert process.popen.returncode is not None
@@ -105,20 +105,20 @@ def test_a_child_that_wrote_over_its_environment_is_gone(tmp_path: Path, marked_
     """As setproctitle does; it stays in our session, though."""
     log_path = tmp_path / "log"
     command = (sys.executable, "-c", FORGETFUL, str(marked_s))
-    process = start_marked(command, environment=os.environ, log_path=log_path, cwd=tmp_path)
+    process = start_process(command, environment=os.environ, log_path=log_path, cwd=tmp_path)
     child = await_pid(log_path)
     await_program(child, "sleep")
     assert psutil.Process(child).environ() == {}
     if not marked_s:
         process.popen.wait()
-    stop_marked(process)
+    stop_process(process)
     assert not lives(child)
     assert process.popen.returncode is not None
 
 
 def test_a_process_whose_first_thread_ended_is_gone(tmp_path: Path) -> None:
     """It looks like one that only waits to be reaped, and can't be before its last thread ends."""
-    process = start_marked(
+    process = start_process(
         (sys.executable, "-c", HEADLESS),
         environment=os.environ,
         log_path=tmp_path / "log",
@@ -130,7 +130,7 @@ def test_a_process_whose_first_thread_ended_is_gone(tmp_path: Path) -> None:
     assert process.popen.poll() is None
     assert process_ids(process) == {process_id}
     with at_most(8):
-        stop_marked(process)
+        stop_process(process)
     assert process.popen.returncode is not None
 
 
@@ -139,15 +139,15 @@ SPARING = """
 import os, pathlib, sys
 from specreg.core import processes
 from specreg.core.errors import UnkillableError
-from specreg.core.processes import start_marked, stop_marked
+from specreg.core.processes import start_process, stop_process
 processes._GONE_S = 1.0
 log_path = pathlib.Path(sys.argv[1])
 command = (sys.executable, "-c", sys.argv[2])
-process = start_marked(command, environment=os.environ, log_path=log_path, cwd=log_path.parent)
+process = start_process(command, environment=os.environ, log_path=log_path, cwd=log_path.parent)
 while not log_path.read_text().endswith("\\n"):
     pass
 try:
-    stop_marked(process)
+    stop_process(process)
 except UnkillableError as error:
     print(error)
 """
@@ -180,13 +180,13 @@ def test_what_is_left_is_killed_at_our_own_end(tmp_path: Path) -> None:
 # Starts two programs that ignore SIGTERM, and says so; stops them on Ctrl-C, one after the other.
 INTERRUPTED = """
 import contextlib, os, pathlib, sys, time
-from specreg.core.processes import start_marked, stop_marked
+from specreg.core.processes import start_process, stop_process
 with contextlib.ExitStack() as stack:
     for name in "ab":
         log_path = pathlib.Path(sys.argv[1], name)
         command = (sys.executable, "-c", sys.argv[2])
-        process = start_marked(command, environment=os.environ, log_path=log_path, cwd="/")
-        stack.callback(stop_marked, process)
+        process = start_process(command, environment=os.environ, log_path=log_path, cwd="/")
+        stack.callback(stop_process, process)
         while not log_path.read_text().endswith("\\n"):
             time.sleep(0.01)
     print(flush=True)
@@ -215,15 +215,15 @@ def test_a_second_ctrl_c_waits_for_no_server_of_several(tmp_path: Path) -> None:
 # Starts a program and is killed.
 KILLED = """
 import os, pathlib, signal, sys, time
-from specreg.core.processes import start_marked
+from specreg.core.processes import start_process
 log_path, temporary = map(pathlib.Path, sys.argv[1:3])
 command = (sys.executable, "-c", sys.argv[3])
-process = start_marked(
+process = start_process(
     command, environment=os.environ, log_path=log_path, cwd=log_path.parent, temporary=[temporary]
 )
 while not log_path.read_text().endswith("\\n"):
     time.sleep(0.01)
-print(process.watchdog.pid, flush=True)
+print(process.supervisor.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -243,7 +243,7 @@ def test_a_watchdog_ends_what_is_left_when_we_are_killed(tmp_path: Path) -> None
 
 def test_a_watchdog_goes_with_what_it_watches_and_may_be_killed_before(tmp_path: Path) -> None:
     for killed in (False, True):
-        process = start_marked(
+        process = start_process(
             (sys.executable, "-c", DEAF),
             environment=os.environ,
             log_path=tmp_path / "log",
@@ -251,11 +251,11 @@ def test_a_watchdog_goes_with_what_it_watches_and_may_be_killed_before(tmp_path:
         )
         process_id = await_pid(tmp_path / "log")
         if killed:
-            process.watchdog.kill()
-            process.watchdog.wait()
+            process.supervisor.kill()
+            process.supervisor.wait()
         assert lives(process_id)
-        stop_marked(process)
-        assert process.watchdog.returncode == (-signal.SIGKILL if killed else 0)
+        stop_process(process)
+        assert process.supervisor.returncode == (-signal.SIGKILL if killed else 0)
         assert not lives(process_id)
 
 
@@ -275,45 +275,47 @@ def test_a_session_that_another_leads_meanwhile_is_another_s() -> None:
 
 def test_the_last_resort_kills_and_may_be_called_again(tmp_path: Path) -> None:
     log_path = tmp_path / "log"
-    process = start_marked(
+    process = start_process(
         (sys.executable, "-c", DEAF), environment=os.environ, log_path=log_path, cwd=tmp_path
     )
     process_id = await_pid(log_path)
     process.last_resort()
     assert not lives(process_id)
     process.last_resort()
-    stop_marked(process)
+    stop_process(process)
     assert process.popen.returncode is not None
 
 
 def test_a_title_is_not_written_over_the_environment(tmp_path: Path) -> None:
-    process = start_marked(
+    process = start_process(
         (sys.executable, "-c", "import os; print(os.environ['SPT_NOENV'])"),
         environment={},
         log_path=tmp_path / "log",
         cwd=tmp_path,
     )
     process.popen.wait()
-    stop_marked(process)
+    stop_process(process)
     assert (tmp_path / "log").read_text() == "1\n"
 
 
 def test_a_stranger_is_left_alone(tmp_path: Path) -> None:
     sleep = (sys.executable, "-c", "import time; time.sleep(120)")
     with subprocess.Popen(sleep) as stranger:
-        process = start_marked(
+        process = start_process(
             sleep, environment=os.environ, log_path=tmp_path / "log", cwd=tmp_path
         )
-        stop_marked(process)
+        stop_process(process)
         assert lives(stranger.pid)
         stranger.kill()
 
 
 def test_a_process_that_ended_by_itself_keeps_its_status(tmp_path: Path) -> None:
     command = (sys.executable, "-c", "raise SystemExit(7)")
-    process = start_marked(command, environment=os.environ, log_path=tmp_path / "log", cwd=tmp_path)
+    process = start_process(
+        command, environment=os.environ, log_path=tmp_path / "log", cwd=tmp_path
+    )
     process.popen.wait()
-    stop_marked(process)
+    stop_process(process)
     assert process.popen.returncode == 7
 
 
@@ -324,20 +326,20 @@ def test_both_streams_go_to_the_log_and_the_process_sits_in_its_own_session(
         "import os, sys; print('out', os.getcwd(), flush=True);"
         "print('err', os.getsid(0) == os.getpid(), os.environ['MINE'], file=sys.stderr)"
     )
-    process = start_marked(
+    process = start_process(
         (sys.executable, "-c", program),
         environment={"MINE": "yes"},
         log_path=tmp_path / "log",
         cwd=tmp_path,
     )
     process.popen.wait()
-    stop_marked(process)
+    stop_process(process)
     assert (tmp_path / "log").read_text() == f"out {tmp_path}\nerr True yes\n"
 
 
 def test_a_program_that_is_not_there_is_an_error_of_the_system(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no-such-program"):
-        start_marked(
+        start_process(
             (str(tmp_path / "no-such-program"),),
             environment={},
             log_path=tmp_path / "log",
@@ -362,7 +364,7 @@ def test_the_memory_of_all_its_processes_is_counted(
     arguments: tuple[str, ...], tmp_path: Path
 ) -> None:
     log_path = tmp_path / "log"
-    process = start_marked(
+    process = start_process(
         (sys.executable, "-c", HOLDING, *arguments),
         environment=os.environ,
         log_path=log_path,
@@ -373,7 +375,7 @@ def test_the_memory_of_all_its_processes_is_counted(
         held_mib = resident_bytes(process) / 2**20
         ids = process_ids(process)
     finally:
-        stop_marked(process)
+        stop_process(process)
     processes = 1 + len(arguments)
     assert 40 * processes < held_mib < 40 * processes + 60
     assert len(ids) == processes
@@ -384,26 +386,26 @@ def test_the_memory_of_all_its_processes_is_counted(
 def test_all_that_was_said_is_on_disk_once_it_is_asked_for(tmp_path: Path) -> None:
     log_path = tmp_path / "log"
     command = (sys.executable, "-c", "print('said'); print('no end', end='')")
-    process = start_marked(command, environment=os.environ, log_path=log_path, cwd=tmp_path)
+    process = start_process(command, environment=os.environ, log_path=log_path, cwd=tmp_path)
     process.popen.wait()
     settle_log(process)
     assert log_path.read_text() == "said\nno end"
-    stop_marked(process)
+    stop_process(process)
     assert log_path.read_text() == "said\nno end"
     settle_log(process)
 
 
 def test_a_log_whose_watchdog_was_killed_is_settled_at_once(tmp_path: Path) -> None:
-    process = start_marked(
+    process = start_process(
         (sys.executable, "-c", DEAF),
         environment=os.environ,
         log_path=tmp_path / "log",
         cwd=tmp_path,
     )
-    process.watchdog.kill()
+    process.supervisor.kill()
     with at_most(5):
         settle_log(process)
-        stop_marked(process)
+        stop_process(process)
 
 
 def test_a_secret_never_reaches_the_log(tmp_path: Path) -> None:
@@ -412,24 +414,24 @@ def test_a_secret_never_reaches_the_log(tmp_path: Path) -> None:
         "w('a ' + os.environ['MY_TOKEN'][:4]); sys.stdout.flush(); time.sleep(0.5);"
         "w(os.environ['MY_TOKEN'][4:] + '\\n'); w('http://me:planted-2@host\\n')"
     )
-    process = start_marked(
+    process = start_process(
         (sys.executable, "-c", program),
         environment={"MY_TOKEN": "planted-1"},
         log_path=tmp_path / "log",
         cwd=tmp_path,
     )
     process.popen.wait()
-    stop_marked(process)
+    stop_process(process)
     assert (tmp_path / "log").read_text() == "a HIDDEN\nhttp://me:HIDDEN@host\n"
 
 
 def test_the_list_of_processes_shows_no_secret(tmp_path: Path) -> None:
-    process = start_marked(
+    process = start_process(
         ("/bin/sleep", "120"),
         environment={"MY_TOKEN": "planted-1"},
         log_path=tmp_path / "log",
         cwd=tmp_path,
     )
-    shown = " ".join(psutil.Process(process.watchdog.pid).cmdline())
-    stop_marked(process)
+    shown = " ".join(psutil.Process(process.supervisor.pid).cmdline())
+    stop_process(process)
     assert "planted-1" not in shown

@@ -17,10 +17,10 @@ from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import HungError, SpecregError
 from specreg.datasets.prompts import Prompt
 from specreg.engines.protocols import Endpoint, Form
-from specreg.load.chat_client import Finished, Record, new_client
-from specreg.load.rounds import Round, Share, Tally, replay_round
-from specreg.matrix import Case
-from specreg.matrix.load import Arrivals, Load
+from specreg.load.chat_client import FinishedRequest, Record, new_client
+from specreg.load.rounds import Round, RoundBuilder, RoundSlice, replay_round
+from specreg.matrix.case import Case
+from specreg.matrix.schema import Arrivals, Load
 from specreg.measurement.metrics import tpot_ms, ttft_ms
 from tests.doubles.vllm.app import ScriptedServer
 from tests.doubles.vllm.launch import Launch, Level, Speculation
@@ -39,9 +39,9 @@ ENDPOINT = Endpoint(base_url="http://scripted", model="toy", protocol="vllm")
 ONE_AT_A_TIME = builders.with_concurrency(1)
 
 
-def replay(script: Script, case: Case = builders.CASE) -> tuple[Round, list[Finished]]:
+def replay(script: Script, case: Case = builders.CASE) -> tuple[Round, list[FinishedRequest]]:
     """A round against the scripted server, over a real connection; and what was recorded."""
-    recorded: list[Finished] = []
+    recorded: list[FinishedRequest] = []
 
     async def run() -> Round:
         async with TestServer(ScriptedServer(LAUNCH, script).application()) as listening:
@@ -106,7 +106,7 @@ def replay_wire(
     wire: Wire,
     case: Case = ONE_AT_A_TIME,
     prompts: Sequence[Prompt] = builders.PROMPTS,
-    share: Share | None = None,
+    part: RoundSlice | None = None,
     record: Record | None = None,
 ) -> Round:
     """A round over a wire, by the wire's clock."""
@@ -114,7 +114,7 @@ def replay_wire(
     async def run() -> Round:
         async with httpx.AsyncClient(transport=wire, base_url="http://scripted") as client:
             return await replay_round(
-                case, ENDPOINT, prompts, client=client, clock=wire.clock, record=record, share=share
+                case, ENDPOINT, prompts, client=client, clock=wire.clock, record=record, part=part
             )
 
     return asyncio.run(run())
@@ -177,7 +177,7 @@ def test_a_trace_holds_the_sizes_of_its_chunks_and_no_chunk() -> None:
     assert {len(one.chunks) for one in recorded} != {0}
 
 
-def faulty(fault: Fault) -> tuple[Finished, list[Finished]]:
+def faulty(fault: Fault) -> tuple[FinishedRequest, list[FinishedRequest]]:
     """The second request, which the fault hit, and the others."""
     script = Script(fault=fault, fault_after_requests=1)
     one, hit, *others = replay(script, ONE_AT_A_TIME)[1]
@@ -378,7 +378,7 @@ class Mute(Wire):
 def test_a_server_on_whose_streams_no_token_comes_hangs(before: int) -> None:
     """What is on its way is given up: to wait for each request in turn would take an hour."""
 
-    wire, recorded = Mute(61.0, answered=before), list[Finished]()
+    wire, recorded = Mute(61.0, answered=before), list[FinishedRequest]()
     with pytest.raises(HungError, match=r"HUNG: no token came for 60 s"):
         replay_wire(wire, ONE_AT_A_TIME, builders.PROMPTS[:4], record=recorded.append)
     assert len(wire.asked) == before + 1
@@ -389,7 +389,7 @@ def test_a_server_on_whose_streams_no_token_comes_hangs(before: int) -> None:
 def test_a_server_hangs_too_where_its_requests_have_less_time(*, stream: bool) -> None:
     """A request whose time is up is no sign of life, and the next one no new beginning."""
     case = dataclasses.replace(ONE_AT_A_TIME, request_timeout_s=0.4, stream=stream)
-    wire, recorded = Mute(21.0), list[Finished]()
+    wire, recorded = Mute(21.0), list[FinishedRequest]()
     with pytest.raises(HungError, match=r"HUNG: no token came for 60 s"):
         replay_wire(wire, case, builders.PROMPTS * 2, record=recorded.append)
     assert 3 <= len(wire.asked) < 12
@@ -425,7 +425,7 @@ def test_a_server_of_which_nothing_is_asked_does_not_hang() -> None:
 
     wire = Slower(())
 
-    def wait(_: Finished) -> None:
+    def wait(_: FinishedRequest) -> None:
         wire.clock.now_ns += 100 * S
 
     done = replay_wire(wire, open_load(1.0), builders.PROMPTS[:2], record=wait)
@@ -627,10 +627,10 @@ def test_a_closed_loop_starts_its_requests_one_after_another() -> None:
     assert all(later - earlier >= 5 * MS for earlier, later in itertools.pairwise(sent))
 
 
-def test_shares_are_parts_of_one_round() -> None:
+def test_slices_are_parts_of_one_round() -> None:
     wires = [Wire(PIECES), Wire(PIECES)]
     rounds = [
-        replay_wire(wire, builders.CASE, share=Share(number=number, of=2, started_ns=MS))
+        replay_wire(wire, builders.CASE, part=RoundSlice(number=number, of=2, started_ns=MS))
         for number, wire in enumerate(wires)
     ]
     ids = [[trace.prompt_id for trace in part.traces] for part in rounds]
@@ -638,16 +638,16 @@ def test_shares_are_parts_of_one_round() -> None:
     assert [wire.most_in_flight for wire in wires] == [1, 1]
 
 
-def test_a_share_of_nothing_is_an_empty_round() -> None:
-    share = Share(number=1, of=2, started_ns=MS)
-    assert replay_wire(Wire(PIECES), prompts=builders.PROMPTS[:1], share=share).traces == ()
+def test_a_slice_of_nothing_is_an_empty_round() -> None:
+    part = RoundSlice(number=1, of=2, started_ns=MS)
+    assert replay_wire(Wire(PIECES), prompts=builders.PROMPTS[:1], part=part).traces == ()
 
 
 def test_a_round_grows_with_its_requests_and_not_with_their_tokens() -> None:
     def size(tokens: int) -> int:
         chunks = tuple(builders.chunk(n * MS, tokens=2) for n in range(1, tokens))
-        tally = Tally()
-        finished = Finished(
+        tally = RoundBuilder()
+        finished = FinishedRequest(
             place=0, trace=builders.trace(*chunks), chunks=chunks, text="x" * tokens
         )
         tally.take(finished)
@@ -681,7 +681,7 @@ def test_requests_are_recorded_as_they_end_and_not_with_the_round() -> None:
 def test_a_disk_that_refuses_ends_the_round_at_once() -> None:
     wire = Wire((event("1", '"length"'),))
 
-    def refuse(_: Finished) -> None:
+    def refuse(_: FinishedRequest) -> None:
         raise SpecregError("no room")
 
     async def run() -> None:

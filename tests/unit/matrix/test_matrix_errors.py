@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from specreg.core.errors import MatrixError, SpecregError, UnknownNameError
-from specreg.matrix import load_tier
+from specreg.matrix.tier import load_tier
 
 HEAD = """needs_gpus = 0
 

@@ -26,12 +26,12 @@ from tests.unit.servers.test_server import at_most
 # Claims so many GPUs, says what it is told and that it has them, and gives them back when asked to.
 CLAIM = """
 import os, sys
-from specreg.servers.gpu_lease import claimed_gpus
+from specreg.servers.gpu_lease import lease_gpus
 from specreg.core.errors import SensorError
 def tell(text):
     print(text, flush=True)
 try:
-    with claimed_gpus(int(sys.argv[1]), os.environ, tell=tell, waits=len(sys.argv) < 3):
+    with lease_gpus(int(sys.argv[1]), os.environ, tell=tell, waits=len(sys.argv) < 3):
         tell("claimed")
         sys.stdin.readline()
     tell("given back")
@@ -41,19 +41,19 @@ except SensorError as error:
 # Two servers of one run on one GPU, and a second GPU that is claimed while the first is held.
 NESTED = """
 import os, sys
-from specreg.servers.gpu_lease import _OURS, claimed_gpus
+from specreg.servers.gpu_lease import _LOCKS, lease_gpus
 from specreg.core.errors import SensorError
-with claimed_gpus(1, os.environ, tell=print):
-    with claimed_gpus(1, os.environ, tell=print):
+with lease_gpus(1, os.environ, tell=print):
+    with lease_gpus(1, os.environ, tell=print):
         pass
-    print("one", len(_OURS), flush=True)
+    print("one", len(_LOCKS), flush=True)
     sys.stdin.readline()
     try:
-        with claimed_gpus(2, os.environ, tell=print):
+        with lease_gpus(2, os.environ, tell=print):
             print("two", flush=True)
     except SensorError as error:
         print(type(error).__name__, flush=True)
-print(len(_OURS), flush=True)
+print(len(_LOCKS), flush=True)
 """
 GIB = 2**30
 IDLE = ScriptedGpu(uuid="GPU-a", memory_used_bytes=GIB // 2)
@@ -216,17 +216,17 @@ def test_memory_that_does_not_come_back_is_an_error_that_says_how_much(machine: 
 # Two servers on leased GPUs, one after the other; who else has them is asked from outside.
 LEASE = """
 import os, sys
-from specreg.servers.gpu_lease import _OURS, claim, is_held, lease
+from specreg.servers.gpu_lease import _LOCKS, hold, is_held, lease
 from specreg.telemetry.devices import devices_of
 devices = devices_of(2, os.environ)
 print([is_held(device) for device in devices], flush=True)
-with lease(devices, waits=True, tell=print):
+with hold(devices, waits=True, tell=print):
     for _ in range(2):
-        with claim(devices[:1], waits=True, tell=print):
+        with lease(devices[:1], waits=True, tell=print):
             pass
-    print("leased", len(_OURS), flush=True)
+    print("leased", len(_LOCKS), flush=True)
     sys.stdin.readline()
-print("given back", len(_OURS), flush=True)
+print("given back", len(_LOCKS), flush=True)
 """
 
 
@@ -247,10 +247,10 @@ def test_a_lease_outlasts_the_servers_on_it(machine: Machine) -> None:
 # A server of which a process can't be killed, with what it holds of the GPU.
 UNKILLED = """
 import os, sys
-from specreg.servers.gpu_lease import claimed_gpus
+from specreg.servers.gpu_lease import lease_gpus
 from specreg.core.errors import SensorError, UnkillableError
 try:
-    with claimed_gpus(1, os.environ, tell=print):
+    with lease_gpus(1, os.environ, tell=print):
         print("claimed", flush=True)
         sys.stdin.readline()
         raise UnkillableError("process 7 lives")
@@ -270,13 +270,13 @@ def test_of_memory_that_is_not_back_whose_it_is_is_said(machine: Machine) -> Non
 # Two servers on a GPU, of which the first ends first.
 CROSSED = """
 import contextlib, os, sys
-from specreg.servers.gpu_lease import claimed_gpus
+from specreg.servers.gpu_lease import lease_gpus
 from specreg.core.errors import SensorError
 first, second = contextlib.ExitStack(), contextlib.ExitStack()
-first.enter_context(claimed_gpus(1, os.environ, tell=print))
+first.enter_context(lease_gpus(1, os.environ, tell=print))
 print("first", flush=True)
 sys.stdin.readline()
-second.enter_context(claimed_gpus(1, os.environ, tell=print))
+second.enter_context(lease_gpus(1, os.environ, tell=print))
 first.close()
 print("second alone", flush=True)
 sys.stdin.readline()
@@ -307,11 +307,11 @@ def test_what_a_server_left_that_ended_first_is_missed_when_the_last_one_ends(
 # Two servers that take their memory at the same time, of which the second ends first.
 TOGETHER = """
 import contextlib, os, sys
-from specreg.servers.gpu_lease import claimed_gpus
+from specreg.servers.gpu_lease import lease_gpus
 from specreg.core.errors import SensorError
 first, second = contextlib.ExitStack(), contextlib.ExitStack()
-first.enter_context(claimed_gpus(1, os.environ, tell=print))
-second.enter_context(claimed_gpus(1, os.environ, tell=print, beside_starting=True))
+first.enter_context(lease_gpus(1, os.environ, tell=print))
+second.enter_context(lease_gpus(1, os.environ, tell=print, beside_starting=True))
 print("both", flush=True)
 sys.stdin.readline()
 second.close()
@@ -344,21 +344,21 @@ def test_of_two_that_started_at_once_the_last_one_answers_for_both(
 # A server of a run on one GPU, and a second GPU that the run wants.
 BESIDE = """
 import os, pathlib, sys
-from specreg.servers.gpu_lease import claimed_gpus
+from specreg.servers.gpu_lease import lease_gpus
 from specreg.core.errors import SensorError
-from specreg.core.processes import start_marked, stop_marked
+from specreg.core.processes import start_process, stop_process
 folder, sleep = pathlib.Path(sys.argv[1]), ("/bin/sleep", "120")
-with claimed_gpus(1, os.environ, tell=print):
-    ours = start_marked(sleep, environment=os.environ, log_path=folder / "log", cwd=folder)
+with lease_gpus(1, os.environ, tell=print):
+    ours = start_process(sleep, environment=os.environ, log_path=folder / "log", cwd=folder)
     print("ours", flush=True)
     sys.stdin.readline()
     try:
-        with claimed_gpus(1, os.environ | {"CUDA_VISIBLE_DEVICES": sys.argv[2]}, tell=print):
+        with lease_gpus(1, os.environ | {"CUDA_VISIBLE_DEVICES": sys.argv[2]}, tell=print):
             print("claimed", flush=True)
     except SensorError as error:
         print(error, flush=True)
     finally:
-        stop_marked(ours)
+        stop_process(ours)
 """
 
 

@@ -11,7 +11,8 @@ import pytest
 from specreg.core.errors import UnsupportedError
 from specreg.engines.protocols import Form
 from specreg.engines.registry import Parallel
-from specreg.matrix import NO_LIMITS, Case, Limits
+from specreg.matrix.case import Case
+from specreg.matrix.schema import NO_LIMITS, Limits
 from specreg.servers.provision import Provision, check_version
 from tests.unit import builders
 

@@ -17,11 +17,11 @@ import psutil
 import pytest
 
 from specreg.core.errors import ModelError, ServerDiedError, ServerStartError
-from specreg.matrix import ServerSpec
+from specreg.matrix.case import ServerSpec
 from specreg.servers.environments import EngineEnvironment
+from specreg.servers.readiness import start_error
 from specreg.servers.server import StartedServer
 from specreg.servers.start import free_port, start_server
-from specreg.servers.start_failures import start_error
 from tests.doubles.vllm.script import VARIABLE, Fault, Script
 from tests.unit import builders
 

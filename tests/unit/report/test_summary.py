@@ -5,15 +5,15 @@ import dataclasses
 import msgspec
 import pytest
 
-from specreg.report.document import Report
-from specreg.report.headline import Tone, answers_of, moved_alone, render_answers
+from specreg.report.document import Report, Tone
 from specreg.report.markdown import render_markdown
 from specreg.report.page import render_page
+from specreg.report.summary import answers_of, render_answers
 from specreg.telemetry.identity import ProcessorLoad
 from specreg.verdicts.judge import Outcome, Verdict
 from tests.unit import reports
-from tests.unit.report.test_breakdown import CASE
 from tests.unit.report.test_page import Page
+from tests.unit.reports import CASE
 
 TONES = {
     Outcome.PASS: Tone.GOOD,
@@ -48,12 +48,12 @@ def speed(outcome: Outcome, **changes: object) -> Verdict:
 
 def texts(report: Report) -> dict[str, str]:
     """What is said of each subject."""
-    return {one.subject: one.text for one in answers_of(report.run)}
+    return {one.subject: one.text for one in answers_of(report)}
 
 
 def tones(report: Report) -> tuple[Tone, ...]:
     """The colours of acceptance, speed and power."""
-    return tuple(one.tone for one in answers_of(report.run))
+    return tuple(one.tone for one in answers_of(report))
 
 
 def test_each_outcome_has_its_colour_and_a_subject_without_a_verdict_is_not_green() -> None:
@@ -95,10 +95,10 @@ def test_acceptance_speed_and_power_are_answered_one_by_one() -> None:
     assert banners == ["banner good", "banner bad", "banner doubt"]
     assert "✗ speed: 2 of 4 figures worse" in page.text
     assert "- **✓ acceptance:** holds in all 2 cases\n- **✗ speed:** 2 of 4" in markdown
-    assert render_answers(report.run, color=False).splitlines()[0] == (
+    assert render_answers(answers_of(report), color=False).splitlines()[0] == (
         "acceptance: holds in all 2 cases"
     )
-    assert "\x1b[1;31mspeed: 2 of 4" in render_answers(report.run, color=True)
+    assert "\x1b[1;31mspeed: 2 of 4" in render_answers(answers_of(report), color=True)
 
 
 def test_what_all_figures_share_is_said_once_and_with_its_reason() -> None:
@@ -187,27 +187,3 @@ def test_markdown_says_what_was_left_out_and_who_ran_the_server() -> None:
     assert "needs 4 GPUs" in text
     assert "was not started by this run" in text
     assert "lower your tolerance" in text
-
-
-def alone(change_frac: float, metric: str = "tpot_p50_ms") -> Report:
-    """A run in which a case without speculation read so much otherwise."""
-    verdict = Verdict(
-        case_id=CASE.id,
-        metric=metric,
-        outcome=Outcome.PASS,
-        change_frac=change_frac,
-        low_frac=change_frac - 0.5,
-        high_frac=change_frac + 0.5,
-        tolerance_frac=1.0,
-    )
-    report = reports.with_case(method="none")
-    return msgspec.structs.replace(report, run=reports.run_of(verdict))
-
-
-def test_a_machine_that_moved_is_said_though_the_tolerance_is_wide() -> None:
-    report = alone(-0.216)
-    told = f"tpot p50 of {CASE.id} -21.6% (between -71.6% and +28.4%)"
-    assert told in moved_alone(report)
-    assert told in render_page(report)
-    assert moved_alone(alone(-0.04)) == ""
-    assert moved_alone(msgspec.structs.replace(report, cases=reports.REPORT.cases)) == ""

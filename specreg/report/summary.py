@@ -1,29 +1,18 @@
-"""What a run comes to: acceptance, speed and power, each in one line and one colour.
+"""The summary of a document: its heading, its answers, and what they leave open.
 
 The page, the Markdown and the terminal say the same. "Don't know" is never green.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 
 from rich.style import Style
 
 from specreg.measurement.metrics import METRICS, Family
-from specreg.report.document import Report
-from specreg.report.json import RunVerdict
-from specreg.report.quantities import label_of
+from specreg.report.document import Answer, Kind, Report, RunVerdict, Tone
+from specreg.report.tables import label_of
 from specreg.verdicts.judge import Outcome, Verdict
 
-
-class Tone(StrEnum):
-    """A colour: all is well, it can't be told or part is missing, something is wrong."""
-
-    GOOD = "good"
-    DOUBT = "doubt"
-    BAD = "bad"
-
-
+MARKS: Mapping[Tone, str] = {Tone.GOOD: "✓", Tone.DOUBT: "?", Tone.BAD: "✗"}
 _BAD = {Outcome.REGRESSED, Outcome.WRONG, Outcome.INVALID}
 _GOOD = {Outcome.PASS, Outcome.IMPROVED}
 _WORDS: Mapping[Outcome, str] = {
@@ -41,38 +30,31 @@ _SUBJECTS: Mapping[str, frozenset[Family]] = {
     "speed": frozenset({Family.THROUGHPUT, Family.LATENCY, Family.SPEEDUP}),
     "power": frozenset({Family.POWER}),
 }
-MARKS: Mapping[Tone, str] = {Tone.GOOD: "✓", Tone.DOUBT: "?", Tone.BAD: "✗"}
 _STYLES = {Tone.GOOD: "green", Tone.DOUBT: "yellow", Tone.BAD: "bold red"}
 _MOST_NAMED = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What a run says of one subject.
-
-    Attributes:
-        subject: "acceptance", which what must hold (losslessness) belongs to, "speed" or "power".
-    """
-
-    subject: str
-    tone: Tone
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.subject}: {self.text}"
+def title_of(report: Report) -> str:
+    """The heading: the document's own, else the tier and the machine of the run."""
+    return report.title or f"tier {report.run.tier} on {report.run.environment}"
 
 
-def answers_of(run: RunVerdict) -> tuple[Answer, ...]:
-    """An answer for each subject, in the same order always.
+def answers_of(report: Report) -> tuple[Answer, ...]:
+    """The document's own answers, else those that follow from its run."""
+    return report.answers or answers_of_run(report.run)
 
-    Green is a whole run that ended well, and in it each verdict of the subject PASS or IMPROVED.
+
+def answers_of_run(run: RunVerdict) -> tuple[Answer, ...]:
+    """An answer on acceptance, speed and power, in this order always.
+
+    Losslessness belongs to acceptance. Green is a whole run that ended well, and in it each verdict
+    of the subject PASS or IMPROVED.
     """
     return tuple(_answer(run, subject, families) for subject, families in _SUBJECTS.items())
 
 
-def render_answers(run: RunVerdict, *, color: bool) -> str:
+def render_answers(answers: Sequence[Answer], *, color: bool) -> str:
     """The answers as lines of text."""
-    answers = answers_of(run)
     styles = [Style.parse(_STYLES[one.tone] if color else "none") for one in answers]
     return "\n".join(style.render(str(one)) for style, one in zip(styles, answers, strict=True))
 
@@ -84,11 +66,14 @@ def tone_of(verdict: Verdict) -> Tone:
     return Tone.GOOD if verdict.outcome in _GOOD else Tone.DOUBT
 
 
-def notes_of(run: RunVerdict) -> Iterator[str]:
+def notes_of(report: Report) -> Iterator[str]:
     """Sentences on what the answers leave open."""
-    if not run.complete:
+    run = report.run
+    if not run.complete and report.kind is Kind.RUN:
         yield "This was not the whole tier: part of it was left out, or it was cut short."
-    if _broke(run):
+    elif not run.complete:
+        yield "It was cut short before all was decided."
+    if report.kind is Kind.RUN and _ended_badly(run):
         yield (
             f"The run ended with status {run.exit_status}, and not for a verdict: something else"
             " failed or stopped it, and its output says what."
@@ -99,43 +84,23 @@ def notes_of(run: RunVerdict) -> Iterator[str]:
         yield f"Cases that were skipped: {len(run.skipped)}."
 
 
-def moved_alone(report: Report) -> str:
-    """Says which speeds of the target alone are otherwise than recorded; empty where none is.
-
-    What moves a server without speculation, the machine or its engine, moves the others as well.
-    """
-    alone = {case.case_id for case in report.cases if case.method == "none"}
-    farthest: dict[str, Verdict] = {}
-    for verdict in report.run.verdicts:
-        metric = METRICS.get(verdict.metric)
-        change = verdict.change_frac
-        if verdict.case_id not in alone or metric is None or change is None:
-            continue
-        before = farthest.get(verdict.case_id)
-        if metric.family in {Family.THROUGHPUT, Family.LATENCY} and (
-            abs(change) > max(metric.tolerance_frac, abs((before and before.change_frac) or 0.0))
-        ):
-            farthest[verdict.case_id] = verdict
-    if not farthest:
-        return ""
-    told = ", ".join(
-        f"{label_of(one.metric)} of {case_id} {one.change_frac:+.1%}"
-        f" (between {one.low_frac:+.1%} and {one.high_frac:+.1%})"
-        for case_id, one in farthest.items()
-    )
-    return (
-        f"Without speculation these read otherwise than recorded: {told}."
-        " What moves the target alone, the machine or the engine, moves the other cases with it."
-    )
+def arm_notes_of(report: Report) -> Iterator[str]:
+    """What each arm of a gate is, and by its servers' own word."""
+    for arm in report.arms:
+        overrides = f" with {', '.join(arm.overrides)}" if arm.overrides else ""
+        installed = f": {arm.installed}" if arm.installed else ""
+        versions = ", ".join(arm.engine_versions)
+        word = f"; its servers said {versions}" if versions else ""
+        yield f"{arm.name} is {arm.text}{overrides}{installed}{word}"
 
 
 def _answer(run: RunVerdict, subject: str, families: frozenset[Family]) -> Answer:
     verdicts = [one for one in run.verdicts if _family(one) in families]
     outcomes = {verdict.outcome for verdict in verdicts}
-    remarks = list(_remarks(run)) if verdicts and subject == "speed" else []
+    remarks = list(_speed_remarks(run)) if verdicts and subject == "speed" else []
     if outcomes & _BAD:
         tone = Tone.BAD
-    elif verdicts and outcomes <= _GOOD and run.complete and not _broke(run):
+    elif verdicts and outcomes <= _GOOD and run.complete and not _ended_badly(run):
         # A speculation that costs speed may well equal its baseline; that is nothing to be glad of.
         tone = Tone.DOUBT if subject == "speed" and run.slowed else Tone.GOOD
     else:
@@ -150,12 +115,12 @@ def _answer(run: RunVerdict, subject: str, families: frozenset[Family]) -> Answe
 
 
 def _family(verdict: Verdict) -> Family:
-    """Of its metric; a proof is of what speculation accepts."""
+    """Of its metric; a correctness check is of what speculation accepts."""
     metric = METRICS.get(verdict.metric)
     return metric.family if metric else Family.ACCEPTANCE
 
 
-def _broke(run: RunVerdict) -> bool:
+def _ended_badly(run: RunVerdict) -> bool:
     """Whether the run ended badly, and not for a verdict."""
     return bool(run.exit_status) and not any(verdict.fails for verdict in run.verdicts)
 
@@ -206,7 +171,7 @@ def _example(found: Sequence[Verdict]) -> str:
     return why if len(found) > len(reasons) == 1 else f"{most.case_id}: {why}"
 
 
-def _remarks(run: RunVerdict) -> Iterator[str]:
+def _speed_remarks(run: RunVerdict) -> Iterator[str]:
     """What must stand beside the speeds, whatever their verdicts are."""
     if run.slowed:
         worst = sorted(run.slowed.items(), key=lambda item: item[1])

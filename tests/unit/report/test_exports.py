@@ -2,13 +2,8 @@
 
 import csv
 import dataclasses
-import functools
-import http.server
 import io
 import json
-import socket
-import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -18,21 +13,24 @@ from markdown_it.token import Token
 from prometheus_client.parser import text_string_to_metric_families
 
 from specreg.core.errors import ReportError
-from specreg.load.chat_client import Finished
+from specreg.load.chat_client import FinishedRequest
 from specreg.measurement.journal import Journal, Key
 from specreg.measurement.measure import Measurement
 from specreg.report.document import Report
-from specreg.report.exports import aiperf
+from specreg.report.exports import (
+    OUTPUTS,
+    Output,
+    append_job_summary,
+    render_aiperf,
+    render_metrics,
+    render_spread_rows,
+    render_verdict_rows,
+    write_outputs,
+)
 from specreg.report.markdown import render_markdown
-from specreg.report.outputs import OUTPUTS, Output, append_job_summary, write_outputs
-from specreg.report.prometheus import push_metrics, render_metrics
-from specreg.report.tabular import render_spread_rows, render_verdict_rows
-from specreg.report.uploading import upload_folder, upload_histories
 from specreg.stats.percentiles import summarize
-from specreg.verdicts.history import load_history, record_history
-from specreg.verdicts.judge import Outcome
-from tests.unit import builders, reports
-from tests.unit.report.test_breakdown import CASE, MS, measured
+from tests.unit import reports
+from tests.unit.reports import CASE, MS, measured
 
 HOSTILE = "<script>alert(1)</script> | `x` @all\n```\n# head"
 
@@ -96,13 +94,12 @@ def test_what_a_server_said_is_no_markup_in_markdown() -> None:
     said = f"{HOSTILE} ![i](http://x/i.png) [l](http://x) *b* __u__ ~~s~~ a\\|b &copy; $x$ #12 <b>"
     plain = {token.type for token in parsed(render_markdown(with_reason("it became slower")))}
     report = msgspec.structs.replace(with_reason(said), remarks=(said,))
-    tokens = parsed(render_markdown(report, wrong=said))
+    tokens = parsed(render_markdown(report))
     assert {token.type for token in tokens} - plain <= {
         *("bullet_list_open", "bullet_list_close", "list_item_open", "list_item_close"),
-        *("blockquote_open", "blockquote_close"),
     }
     words = "".join(token.content for token in tokens).replace("\u200b", "")
-    assert words.count(" ".join(said.split())) == 3
+    assert words.count(" ".join(said.split())) == 2
     assert {"@all", "#12"} & set(render_markdown(report).split()) == set()
 
 
@@ -169,68 +166,6 @@ def test_labels_of_prometheus_hold_any_text() -> None:
     assert families["specreg_value"].samples[0].labels["case_id"] == 'a"b\\c\nd'
 
 
-class Gateway(http.server.BaseHTTPRequestHandler):
-    """A push gateway's one verb."""
-
-    def __init__(self, taken: list[tuple[str, bytes]], *args: object) -> None:
-        self.taken = taken
-        super().__init__(*args)  # type: ignore[arg-type]
-
-    def do_PUT(self) -> None:
-        """Takes what is sent."""
-        self.taken.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
-        self.send_response(202)
-        self.end_headers()
-
-    def log_message(self, *args: object) -> None:
-        """Says nothing."""
-
-
-@pytest.fixture
-def gateway() -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
-    """Its URL, and what it has taken."""
-    taken: list[tuple[str, bytes]] = []
-    handler: Callable[..., Gateway] = functools.partial(Gateway, taken)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}", taken
-        server.shutdown()
-
-
-def test_a_push_gateway_gets_the_run_in_place_of_the_last_one(
-    gateway: tuple[str, list[tuple[str, bytes]]],
-) -> None:
-    url, taken = gateway
-    push_metrics(reports.REPORT, url)
-    ((path, content),) = taken
-    environment = builders.ENVIRONMENT.name
-    assert path == f"/metrics/job/specreg/environment/{environment}/tier/cpu"
-    assert b"specreg_exit_status" in content
-
-
-def test_a_gateway_that_does_not_answer_is_named() -> None:
-    with pytest.raises(ReportError, match=r"push gateway 'http://127.0.0.1:1': .*refused"):
-        push_metrics(reports.REPORT, "http://127.0.0.1:1")
-
-
-def test_a_gateway_that_is_none_is_named() -> None:
-    with pytest.raises(ReportError, match=r"push gateway 'http://gateway:port': nonnumeric port"):
-        push_metrics(reports.REPORT, "http://gateway:port")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        threading.Thread(target=speak_otherwise, args=(server,), daemon=True).start()
-        with pytest.raises(ReportError, match=r"push gateway .*: SSH-2.0"):
-            push_metrics(reports.REPORT, url)
-
-
-def speak_otherwise(server: socket.socket) -> None:
-    """Answers the first caller as something that is no web server."""
-    caller, _ = server.accept()
-    with caller:
-        caller.recv(65536)
-        caller.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
-
-
 def test_each_verdict_is_a_row_whatever_its_reason_holds() -> None:
     held, lost = rows_of(render_verdict_rows(with_reason(HOSTILE)))
     assert (held["outcome"], held["value"], held["p_worse"]) == ("PASS", "2.64", "")
@@ -244,7 +179,7 @@ def test_what_was_timed_is_a_row_with_speculation_and_without() -> None:
 
 
 def test_a_record_of_aiperf_says_when_how_long_and_what_was_accepted() -> None:
-    files = aiperf.export(reports.REPORT, MEASURED)
+    files = render_aiperf(reports.REPORT, MEASURED)
     lines = files[f"aiperf/{CASE.id}/profile_export.jsonl"].splitlines()
     first, second = map(json.loads, lines)
     assert first["metadata"]["request_start_ns"] == 1795226400 * 10**9
@@ -264,7 +199,7 @@ def test_an_average_of_aiperf_is_the_mean_over_the_rounds() -> None:
         figures.timing, throughput_tokens_per_s=summarize([10.0, 10.0, 40.0])
     )
     report = reports.with_case(figures=msgspec.structs.replace(figures, timing=timing))
-    text = aiperf.export(report, {})[f"aiperf/{CASE.id}/profile_export_aiperf.json"]
+    text = render_aiperf(report, {})[f"aiperf/{CASE.id}/profile_export_aiperf.json"]
     assert json.loads(text)["output_token_throughput"]["avg"] == 20.0
 
 
@@ -286,7 +221,7 @@ def journal_in(folder: Path) -> None:
     for control, rounds in ((False, launch.replay.rounds), (True, launch.replay.control_rounds)):
         for number, part in enumerate(rounds):
             for place, trace in enumerate(part.traces):
-                finished = Finished(place=place, trace=trace, chunks=(), text="")
+                finished = FinishedRequest(place=place, trace=trace, chunks=(), text="")
                 journal.record_round(control, number)(finished)
     journal.end(launch)
     journal.close()
@@ -329,43 +264,3 @@ def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ReportError, match="not written, Not a directory; make room"):
         write_outputs(["markdown"], reports.REPORT, tmp_path, tmp_path / "file/further")
-
-
-def test_a_folder_is_copied_to_any_storage(tmp_path: Path) -> None:
-    run = tmp_path / "run-1"
-    (run / "logs").mkdir(parents=True)
-    (run / "report.json").write_text("{}")
-    (run / "logs/a.log").write_text("a")
-    assert upload_folder(run, f"file://{tmp_path}/away/") == f"file://{tmp_path}/away/run-1"
-    assert (tmp_path / "away/run-1/logs/a.log").read_text() == "a"
-    assert upload_folder(run, "memory://bucket") == "memory://bucket/run-1"
-    with pytest.raises(ReportError, match="upload to 'nowhere://x/run-1': Protocol not known"):
-        upload_folder(run, "nowhere://x")
-
-
-def test_a_folder_without_a_name_goes_by_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = tmp_path / "run-1"
-    run.mkdir()
-    (run / "report.json").write_text("{}")
-    monkeypatch.chdir(run)
-    assert upload_folder(Path(), f"file://{tmp_path}/away") == f"file://{tmp_path}/away/run-1"
-    assert (tmp_path / "away/run-1/report.json").exists()
-
-
-def test_histories_of_two_runners_are_both_there(tmp_path: Path) -> None:
-    days = [reports.lived(day, tpot_p50_ms=float(day)) for day in (1, 2, 3)]
-    for name, lived in (("a", days[:2]), ("b", days[2:]), ("a", [])):
-        record_history(tmp_path / name / "history/cpu-x.jsonl", lived)
-        upload_histories(tmp_path / name / "history", f"file://{tmp_path}/away")
-    assert load_history(tmp_path / "away/history/cpu-x.jsonl").of(CASE.id) == tuple(days)
-
-
-def test_a_regression_is_red_in_every_form_that_says_outcomes() -> None:
-    for text in (
-        render_markdown(reports.REPORT),
-        render_metrics(reports.REPORT),
-        render_verdict_rows(reports.REPORT),
-    ):
-        assert str(Outcome.REGRESSED) in text
