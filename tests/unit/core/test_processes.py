@@ -17,7 +17,7 @@ from specreg.core.processes import (
     start_process,
     stop_process,
 )
-from specreg.core.supervisor import NOBODY, leader_of, living
+from specreg.core.supervisor import NO_LEADER, leader_of, living
 from tests.unit import builders
 from tests.unit.servers.test_server import at_most
 
@@ -228,7 +228,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_watchdog_ends_what_is_left_when_we_are_killed(tmp_path: Path) -> None:
+def test_a_supervisor_ends_what_is_left_when_we_are_killed(tmp_path: Path) -> None:
     log_path, temporary = tmp_path / "log", tmp_path / "temporary"
     (temporary / "inner").mkdir(parents=True)
     command = (sys.executable, "-c", KILLED, str(log_path), str(temporary), DEAF)
@@ -241,7 +241,7 @@ def test_a_watchdog_ends_what_is_left_when_we_are_killed(tmp_path: Path) -> None
     assert not temporary.exists()
 
 
-def test_a_watchdog_goes_with_what_it_watches_and_may_be_killed_before(tmp_path: Path) -> None:
+def test_a_supervisor_goes_with_what_it_watches_and_may_be_killed_before(tmp_path: Path) -> None:
     for killed in (False, True):
         process = start_process(
             (sys.executable, "-c", DEAF),
@@ -267,7 +267,7 @@ def test_a_session_that_another_leads_meanwhile_is_another_s() -> None:
         assert living("no-such-mark", leader) == [stranger.pid]
         earlier = leader._replace(started=leader.started - 1)
         assert living("no-such-mark", earlier) == []
-        assert living("no-such-mark", NOBODY) == []
+        assert living("no-such-mark", NO_LEADER) == []
         stranger.kill()
         os.waitid(os.P_PID, stranger.pid, os.WEXITED | os.WNOWAIT)  # dead, and not yet taken away
         assert living("no-such-mark", leader) == []
@@ -395,7 +395,7 @@ def test_all_that_was_said_is_on_disk_once_it_is_asked_for(tmp_path: Path) -> No
     settle_log(process)
 
 
-def test_a_log_whose_watchdog_was_killed_is_settled_at_once(tmp_path: Path) -> None:
+def test_a_log_whose_supervisor_was_killed_is_settled_at_once(tmp_path: Path) -> None:
     process = start_process(
         (sys.executable, "-c", DEAF),
         environment=os.environ,
