@@ -28,10 +28,13 @@ PROGRAM = """
 import contextlib, os, pathlib, sys
 from specreg.core.errors import SensorError, UnkillableError
 from specreg.core.processes import start_process
+from specreg.servers import gpu_lease
 from specreg.servers.gpu_lease import _LOCKS, hold, is_held, lease_gpus
+from specreg.telemetry import devices
 from specreg.telemetry.devices import devices_of
 def say(text):
     print(text, flush=True)
+gpu_lease._BACK_WITHIN_S, devices._FREE_WITHIN_S = 3.0, 1.0
 opened = {}
 for line in sys.stdin:
     verb, name, *options = line.split()
@@ -200,7 +203,7 @@ def test_memory_that_comes_back_is_waited_for(machine: Machine) -> None:
         assert run.read() == "close: 0 locked"
 
 
-LOST = "MemoryHeldError: GPU 0 (Scripted NVIDIA H100, GPU-a): 10 s after its server's end 40.5 GiB"
+LOST = "MemoryHeldError: GPU 0 (Scripted NVIDIA H100, GPU-a): 3 s after its server's end 40.5 GiB"
 
 
 def test_memory_that_does_not_come_back_is_an_error_that_says_how_much(machine: Machine) -> None:
