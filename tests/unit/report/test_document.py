@@ -70,8 +70,8 @@ def test_the_schema_refuses_what_no_report_is() -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b'{"schema_version": 0}', "schema version 0, this specreg reads 1; run the tier again"),
-        (b'{"schema_version": 9}', "schema version 9, this specreg reads 1; use a newer specreg"),
+        (b'{"schema_version": 0}', "schema version 0, this specreg reads 2; run the tier again"),
+        (b'{"schema_version": 9}', "schema version 9, this specreg reads 2; use a newer specreg"),
         (b'{"schema_version": 1, "cases": []}', "missing required field `run`"),
         (b'{"schema_version": 1, "run"', "Input data was truncated"),
         (b"\xff", "run the tier again"),
@@ -89,10 +89,14 @@ def test_a_report_that_cannot_be_read_is_said(tmp_path: Path, content: bytes, sa
 def test_a_report_of_an_earlier_specreg_is_read(tmp_path: Path) -> None:
     """What it doesn't say yet has a default."""
     content = json.loads(msgspec.json.encode(reports.REPORT))
+    content["schema_version"] = 1
+    for verdict in content["run"]["verdicts"]:
+        verdict["sight_frac"] = verdict.pop("mde_frac")
     del content["ended_at"], content["origin"]["options"]
     del content["cases"][0]["logs"], content["cases"][0]["error"]
     path = tmp_path / "report.json"
     path.write_text(json.dumps(content))
+    assert load_report(path).run.verdicts == reports.REPORT.run.verdicts
     assert load_report(path).options == ("--specreg-tier=cpu",)
 
 
@@ -123,7 +127,7 @@ def test_the_baseline_is_shown_of_the_prompts_that_were_measured(tmp_path: Path)
     further = [dataclasses.replace(one, counts=builders.counts(1, 0, 0, 9)) for one in told[4:]]
     one = suite(tmp_path)
     full = with_prompts(builders.acceptance_of([*told[:4], *further]))
-    record_measurements([full, full], one.settings(builders.CASE), one.shelf, reason="first")
+    record_measurements([full, full], one.settings(builders.CASE), one.store, reason="first")
     with_measurement(one, with_prompts(builders.acceptance_of(told[:4])))
     one.note_failure(builders.CASE, LENGTH, "so that it is there")
     (case,) = report_of(one, run_verdict(one, 10, cut_short=False), command="").cases
@@ -139,8 +143,8 @@ def test_the_baseline_is_shown_of_the_prompts_that_were_measured(tmp_path: Path)
 def test_the_speed_of_another_machine_is_no_baseline(tmp_path: Path, *, elsewhere: bool) -> None:
     one, launch = suite(tmp_path), builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0})
     environment = builders.OTHER_ENVIRONMENT if elsewhere else builders.ENVIRONMENT
-    shelf = dataclasses.replace(one.shelf, environment=environment)
-    record_measurements([launch, launch], one.settings(builders.CASE), shelf, reason="first")
+    store = dataclasses.replace(one.store, environment=environment)
+    record_measurements([launch, launch], one.settings(builders.CASE), store, reason="first")
     with_measurement(one, launch)
     one.note_failure(builders.CASE, LENGTH, "so that it is there")
     (case,) = report_of(one, run_verdict(one, 10, cut_short=False), command="").cases
