@@ -173,8 +173,8 @@ def render_categories(figures: Iterable[Figures], *, width: int, color: bool) ->
             cells.append(_fixed(part.acceptance_rate_frac if part else None))
             if speedup and one.control:
                 alone = one.control.by_category.get(name)
-                tpots_ms = (alone and alone.tpot_ms, pace.tpot_ms)
-                cells.extend(format_number(one_ms and one_ms.p50) for one_ms in tpots_ms)
+                tpots_ms = (alone.tpot_ms if alone else None, pace.tpot_ms)
+                cells += [format_number(each.p50 if each else None) for each in tpots_ms]
                 cells.append(_gain(speedup.tpot_ratio_by_category.get(name)))
             rows.append(cells)
     head = ("by category", "requests", "AL", "A/D", "ms/token alone", "with", "gain")
