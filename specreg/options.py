@@ -1,4 +1,4 @@
-"""The options of a run, declared to pytest and read from it."""
+"""Declare the options of a run to pytest, and read them from it."""
 
 import dataclasses
 import difflib
@@ -18,7 +18,7 @@ GONE = {
 
 
 def add_options(parser: pytest.Parser, typed: Sequence[str]) -> None:
-    """Declares every option to pytest, which says what may be meant where it takes none of them.
+    """Declare every option to pytest, which says what may be meant where it takes none of them.
 
     Args:
         parser: pytest's.

@@ -23,7 +23,7 @@ from specreg.core.errors import (
 from specreg.core.processes import kill_running
 from specreg.core.redaction import hide_known, learn
 from specreg.core.signals import SIGNALLED, check_signalled, interrupt_on_signals
-from specreg.correctness.checks import PROOFS, Proof, proofs_of
+from specreg.correctness.checks import CHECKS, CorrectnessCheck, checks_of
 from specreg.many.options import Cluster, form_team, reach
 from specreg.many.places import WORKERS_OPTION
 from specreg.many.team import Wanted
@@ -63,7 +63,7 @@ from specreg.suite.away import Away
 from specreg.suite.configure import check_options, open_suite, spread_of, why_unfetched, why_unfit
 from specreg.suite.finish import (
     record_baselines,
-    record_lived,
+    record_runs,
     remarks,
     report_of,
     run_verdict,
@@ -153,8 +153,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Gives a test of the suite its cases, launches and metrics.
 
-    `@pytest.mark.family("latency")` says which metrics a test judges, `@pytest.mark.proof("…")`
-    what it proves.
+    `@pytest.mark.family("latency")` says which metrics a test judges,
+    `@pytest.mark.correctness("…")` what it checks.
     """
     marker = _marker(metafunc.definition)
     if marker is None or "case" not in metafunc.fixturenames:
@@ -166,7 +166,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         for control, server, case in _setups(suite)
         for what in _asked(suite, marker, case, server)
     ]
-    names = ("control", "server", "case", "proof" if marker.name == "proof" else "metric")
+    names = ("control", "server", "case", "check" if marker.name == "correctness" else "metric")
     # The scope must be said: with one argument that is no fixture pytest assumes "function",
     # and every test would start its own server.
     indirect = ["control", "server", "case"]
@@ -183,7 +183,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     # pytest puts one item in the place of a test whose family no case of the tier has.
     items[:] = [item for item in items if not _is_empty(item)]
     setups = {(server.id, case.id): i for i, (_, server, case) in enumerate(_setups(suite))}
-    names = {name: i for i, name in enumerate((*METRICS, *PROOFS))}
+    names = {name: i for i, name in enumerate((*METRICS, *CHECKS))}
 
     def place(item: pytest.Item) -> tuple[int, int]:
         params = _params(item)
@@ -253,7 +253,7 @@ def _note_unfetched(
     return {}
 
 
-def _why_dark(suite: Suite, case: Case, what: Metric | Proof) -> str:
+def _why_dark(suite: Suite, case: Case, what: Metric | CorrectnessCheck) -> str:
     """Why a metric of power can't be measured here; empty of any other."""
     is_power = isinstance(what, Metric) and what.family is Family.POWER
     return suite.provision.why_no_power(case.server) if is_power else ""
@@ -284,7 +284,7 @@ def _check_runnable(suite: Suite, cases: Collection[Case]) -> None:
 
 def _check_baselines(config: pytest.Config, suite: Suite, cases: Collection[Case]) -> None:
     """Ends the run before anything starts where what is expected of a case can't be read."""
-    wrong = check_baselines(suite.shelf.files(case.id for case in cases))
+    wrong = check_baselines(suite.store.files(case.id for case in cases))
     if wrong:
         config.stash[_LINES].extend(wrong)
         config.stash[_UNREADABLE] = True
@@ -337,7 +337,7 @@ def pytest_runtest_makereport(
         item.session.shouldstop = _head(held)
     suite, params = item.config.stash[SUITE], _params(item)
     given = getattr(item, "funcargs", {})
-    verdict = given.get("verdict", given.get("proven")) if params else None
+    verdict = given.get("verdict", given.get("correctness")) if params else None
     if report.failed and call.when == "call" and verdict is not None and verdict.fails:
         report.longrepr = cast("Any", failure_of(verdict))
     if not errors or not all(isinstance(error, SpecregError) for error in errors):
@@ -400,7 +400,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 def _conclude(config: pytest.Config, suite: Suite) -> None:
     """Looks at all verdicts together; JUnit's tests are told by then, so its file is told here."""
     looked, changes = tuple(suite.verdicts), list[str]()
-    suite.docket.conclude()
+    suite.confirmation.conclude()
     for before, after in zip(looked, suite.verdicts, strict=True):
         if after.outcome is not before.outcome:
             name = f"specreg.final.{after.case_id}.{after.metric}"
@@ -440,7 +440,7 @@ def _record_run(config: pytest.Config, suite: Suite, run: RunVerdict) -> None:
     """Leaves the whole of the run in its folder, and tells a job; what can't be is said."""
     folder, said = suite.run_folder, [] if suite.verdicts else [why_nothing(suite)]
     with _kept(said):
-        record_lived(suite)
+        record_runs(suite)
     with _kept(said):
         record_verdict(folder / "verdict.json", run)
     config.stash[_LINES].extend(said)
@@ -451,7 +451,7 @@ def _record_run(config: pytest.Config, suite: Suite, run: RunVerdict) -> None:
             suite,
             run,
             command=_command(config),
-            options=suite.shelf.options,
+            options=suite.store.options,
             remarks=tuple(said),
         )
         append_job_summary(render_markdown(report))
@@ -495,11 +495,11 @@ def _record_baselines(session: pytest.Session, *, cut_short: bool) -> Iterator[s
     if written:
         yield render_recorded(written, width=_WIDTH, color=_color(session.config))
         everything = {case.id for case in suite.tier.cases}
-        yield render_written(written, everything, suite.shelf.options)
+        yield render_written(written, everything, suite.store.options)
     failed = {verdict.case_id for verdict in suite.verdicts if verdict.fails}
     again = tuple(case_id for case_id in refused if case_id not in failed)
     if again:
-        yield f"record again what wasn't written:\n  {record_command(again, suite.shelf.options)}"
+        yield f"record again what wasn't written:\n  {record_command(again, suite.store.options)}"
     if refused and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -557,7 +557,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         parts.append(render_answers(answers_of_run(config.stash[_RUN]), color=color))
     cases = {case.id for case in suite.tier.cases}
     again = ("--update-baselines",) if recording else ()
-    parts.append(render_next(suite.verdicts, cases, (*suite.shelf.options, *again)))
+    parts.append(render_next(suite.verdicts, cases, (*suite.store.options, *again)))
     terminalreporter.write_line(hide_known("\n\n".join(filter(None, parts))))
 
 
@@ -573,24 +573,24 @@ def _setups(suite: Suite) -> Iterator[tuple[Launch, Launch, Case]]:
 
 def _asked(
     suite: Suite, marker: pytest.Mark, case: Case, server: Launch
-) -> Sequence[Metric | Proof]:
-    """What a test of the suite asks of a case on a launch; one is enough for a proof."""
+) -> Sequence[Metric | CorrectnessCheck]:
+    """What a test of the suite asks of a case on a launch; checks are made on the first alone."""
     (name,) = marker.args
     if marker.name == "family":
         return metrics_of(case, Family(name))
     if server.number > 1:
         return ()
-    return [proof for proof in proofs_of(case, with_torch=suite.with_oracle) if proof.name == name]
+    return [check for check in checks_of(case, with_torch=suite.with_oracle) if check.name == name]
 
 
-def _item_id(case: Case, what: Metric | Proof, server: Launch) -> str:
+def _item_id(case: Case, what: Metric | CorrectnessCheck, server: Launch) -> str:
     launch = f"-launch{server.number}" if server.number > 1 else ""
     return f"{case.id}-{what.name}{launch}"
 
 
 def _marker(item: pytest.Item | pytest.Function) -> pytest.Mark | None:
     """What makes a test one of the suite's."""
-    return item.get_closest_marker("family") or item.get_closest_marker("proof")
+    return item.get_closest_marker("family") or item.get_closest_marker("correctness")
 
 
 def _params(item: pytest.Item) -> Mapping[str, Any]:
@@ -599,9 +599,9 @@ def _params(item: pytest.Item) -> Mapping[str, Any]:
     return callspec.params if callspec and _marker(item) else {}
 
 
-def _what(params: Mapping[str, Any]) -> Metric | Proof:
-    """The metric that a test judges, or the proof that it makes."""
-    found: Metric | Proof = params["proof"] if "proof" in params else params["metric"]
+def _what(params: Mapping[str, Any]) -> Metric | CorrectnessCheck:
+    """The metric that a test judges, or the check that it makes."""
+    found: Metric | CorrectnessCheck = params["check"] if "check" in params else params["metric"]
     return found
 
 

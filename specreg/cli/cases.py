@@ -21,7 +21,7 @@ from specreg.cli.options import (
     tier_of,
 )
 from specreg.core.redaction import hide
-from specreg.correctness.oracle_client import expected_steps
+from specreg.correctness.oracle_client import reference_steps
 from specreg.report.explain import render_explanation
 from specreg.report.oracle import render_oracle
 from specreg.verdicts.history import history_path, load_history
@@ -38,9 +38,9 @@ def explain(
     """Print what is expected of a case, where that comes from, and what the case can see."""
     found = tier_of(root / matrix, tier)
     one = case_of(found, case)
-    shelf = shelf_of(root / folder, found)
-    known = shelf.look_up(one, settings_in(root, one))
-    history = load_history(history_path((root / runs).parent / "history", shelf.environment.name))
+    store = shelf_of(root / folder, found)
+    known = store.look_up(one, settings_in(root, one))
+    history = load_history(history_path((root / runs).parent / "history", store.environment.name))
     if history.wrong:
         typer.echo(history.wrong, err=True)
     typer.echo(render_explanation(one, known, history.of(case), width=WIDTH))
@@ -60,7 +60,7 @@ def oracle(
     found = tier_of(root / matrix, tier)
     one = case_of(found, case)
     on_gpu = found.needs_gpus > 0
-    prompts, steps = expected_steps(
+    prompts, steps = reference_steps(
         one, root.resolve(), on_gpu=on_gpu, show=lambda text: typer.echo(hide(text), err=True)
     )
     known = shelf_of(root / folder, found).look_up(one, settings_in(root, one))

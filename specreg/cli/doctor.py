@@ -23,7 +23,8 @@ from specreg.cli.options import (
 from specreg.core.errors import MatrixError
 from specreg.matrix.case import Tier
 from specreg.report.doctor import State, render_findings
-from specreg.suite.preflight import examine, scene_of
+from specreg.suite.needs import CHECKS
+from specreg.suite.preflight import examine, preflight_of
 
 
 def doctor(
@@ -38,7 +39,7 @@ def doctor(
 
     Status 1 where something is. Nothing is started, fetched or changed.
     """
-    scene = scene_of(
+    preflight = preflight_of(
         lambda: _tier_of(root / matrix, tier),
         root=root,
         runs=root / runs,
@@ -46,7 +47,7 @@ def doctor(
         variables=os.environ,
         engine_python=engine_python,
     )
-    found = examine(scene)
+    found = examine(preflight, CHECKS)
     color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     typer.echo(render_findings(found, width=WIDTH, color=color))
     states = {one.state for findings in found.values() for one in findings}

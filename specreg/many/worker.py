@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from specreg.baselines.store import Shelf
+from specreg.baselines.store import BaselineStore
 from specreg.core.errors import MemoryHeldError, SpecregError
-from specreg.correctness.checks import PROOFS
+from specreg.correctness.checks import CHECKS
 from specreg.many.errand import (
     Answer,
     Asked,
@@ -135,7 +135,7 @@ def _done(
         suite.retried.clear()
         try:
             if task.proof:
-                verdict = suite.prove(PROOFS[task.proof], asked.case, server, control)
+                verdict = suite.check(CHECKS[task.proof], asked.case, server, control)
                 answer: Answer = Proved(verdict=verdict, retried=tuple(suite.retried))
             else:
                 part = part_path(suite.run_folder, asked.key, order.attempt)
@@ -173,7 +173,7 @@ def _suite(order: Order, say: Say) -> Suite:
     return Suite(
         root=Path(terms.root),
         tier=Tier(name="", needs_gpus=len(order.gpus), cases=cases),
-        shelf=Shelf(folder=Path(terms.baselines), environment=terms.environment),
+        store=BaselineStore(folder=Path(terms.baselines), environment=terms.environment),
         launches=terms.launches,
         update_reason="" if terms.recording else None,
         provision=Provision(

@@ -12,7 +12,7 @@ import vl_convert
 
 from specreg.report.document import CaseReport, began_at
 from specreg.report.tables import axis_of, label_of
-from specreg.stats.histogram import Bar
+from specreg.stats.percentiles import Bar
 from specreg.verdicts.history import comparable
 
 Layer = Mapping[str, object]

@@ -34,10 +34,9 @@ from specreg.matrix.schema import CaseSettings
 from specreg.measurement.figures import ArmFigures, Figures
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Family, acceptance_value, ttft_ms
-from specreg.stats.histogram import Bar, bars_of
-from specreg.stats.percentiles import Histogram
+from specreg.stats.percentiles import Bar, Histogram, bars_of
 from specreg.telemetry.identity import Environment, ProcessorLoad
-from specreg.verdicts.history import Lived
+from specreg.verdicts.history import RunRecord
 from specreg.verdicts.judge import Outcome, Verdict
 
 SCHEMA_VERSION = 1
@@ -219,7 +218,7 @@ class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
     figures: Figures | None
     spreads: Spreads
     expected: Expected | None
-    history: tuple[Lived, ...]
+    history: tuple[RunRecord, ...]
     reproduce: str
     logs: tuple[str, ...] = ()
     error: str = ""
@@ -318,7 +317,7 @@ def load_report(path: Path) -> Report:
         ReportError: there is none, it can't be read, or it is of another form.
     """
     try:
-        content = path.read_bytes()
+        content = path.read_bytes().replace(*_RENAMED)
         version = msgspec.json.decode(content, type=_Version).schema_version
         if version != SCHEMA_VERSION:
             newer = version > SCHEMA_VERSION
@@ -355,8 +354,12 @@ def render_schema() -> str:
 def load_verdict(path: Path) -> RunVerdict | None:
     """The file that was written, None where there is none that can be read."""
     with contextlib.suppress(OSError, *UNREADABLE):
-        return msgspec.json.decode(path.read_bytes(), type=RunVerdict)
+        return msgspec.json.decode(path.read_bytes().replace(*_RENAMED), type=RunVerdict)
     return None
+
+
+_RENAMED = b'"mde_frac"', b'"mde_frac"'
+"""A field of files that were written before."""
 
 
 class _Version(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""What is expected of a case, where that comes from, and what the case can see: as text."""
+"""What is expected of a case, where that comes from, and its minimum detectable effect: as text."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -19,14 +19,14 @@ from specreg.stats.intervals import (
     change_of_launches,
     change_of_ratio,
 )
-from specreg.verdicts.history import Lived
-from specreg.verdicts.judge import first_look, log_to_frac, record_hint, sight_frac, tolerance_frac
+from specreg.verdicts.history import RunRecord
+from specreg.verdicts.judge import first_look, log_to_frac, mde_frac, record_hint, tolerance_frac
 
 _LAST = 7
 
 
-def render_explanation(case: Case, known: Known, lived: Sequence[Lived], *, width: int) -> str:
-    """Expectation, tolerance and sight of each metric, and the last outcomes.
+def render_explanation(case: Case, known: Known, lived: Sequence[RunRecord], *, width: int) -> str:
+    """Expectation, tolerance and minimum detectable effect of each metric, and the last outcomes.
 
     Args:
         case: which.
@@ -36,21 +36,22 @@ def render_explanation(case: Case, known: Known, lived: Sequence[Lived], *, widt
     """
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("metric")
-    for name in ("expected", "tolerance", "sees"):
+    for name in ("expected", "tolerance", "detectable"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("last outcomes", overflow="fold")
     for metric in METRICS.values():
         if metric.applies_to(case):
             table.add_row(*map(Text, _row(metric, case, known, lived)))
-    parts = ["\n".join(_head(case, known)), render_table(table, width, color=False), _SIGHT]
+    parts = ["\n".join(_head(case, known)), render_table(table, width, color=False), _DETECTABLE]
     if known.exact is not None and not any(one.between_frac for one in known.spreads.values()):
         parts.append(_HOURS.format(learn=learn_command(known.options)))
     return "\n\n".join(parts)
 
 
-_SIGHT = (
-    "sees: the loss that is proven nine times out of ten, with one launch. Of acceptance that is\n"
-    "the worst case: no answer repeats a word of the baseline's. Equal answers leave no doubt."
+_DETECTABLE = (
+    "detectable: the minimum detectable effect, a loss that is proven nine times out of ten with\n"
+    "one launch. Of acceptance that is the worst case: no answer repeats a word of the\n"
+    "baseline's. Equal answers leave no doubt."
 )
 
 _HOURS = (
@@ -85,9 +86,9 @@ def _head(case: Case, known: Known) -> Iterator[str]:
         yield f"nothing is expected: {record_hint(case.id, known)}"
 
 
-def _row(metric: Metric, case: Case, known: Known, lived: Sequence[Lived]) -> tuple[str, ...]:
+def _row(metric: Metric, case: Case, known: Known, lived: Sequence[RunRecord]) -> tuple[str, ...]:
     change = _one_launch(metric, known) if metric.by_launch else _one_run(metric, case, known)
-    frac = None if change is None else sight_frac(change, first_look(metric))
+    frac = None if change is None else mde_frac(change, first_look(metric))
     if frac is not None and metric.by_launch:
         frac = -log_to_frac(metric, -frac)
     outcomes = [one.outcomes[metric.name] for one in lived if metric.name in one.outcomes]

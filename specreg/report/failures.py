@@ -8,7 +8,7 @@ import msgspec
 
 from specreg.report.document import CaseReport, began_at
 from specreg.report.tables import label_of, render_value
-from specreg.verdicts.history import Lived
+from specreg.verdicts.history import RunRecord
 from specreg.verdicts.judge import Outcome, Verdict
 
 _AS_ABOVE = "(as above)"
@@ -147,7 +147,7 @@ def since_when(case: CaseReport, failing: Iterable[Verdict]) -> Iterator[str]:
     yield from (f"{', '.join(labels)}: {words}" for words, labels in since.items() if words)
 
 
-def _since(history: Sequence[Lived], metric: str) -> str:
+def _since(history: Sequence[RunRecord], metric: str) -> str:
     """From which run on a metric isn't fine; empty where no earlier run judged it."""
     runs = [one for one in history if one.judged(metric)]
     runs = [one for one in runs if one.settings_sha256 == runs[-1].settings_sha256]

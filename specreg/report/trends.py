@@ -7,7 +7,7 @@ from rich.text import Text
 
 from specreg.measurement.metrics import METRICS, better_frac
 from specreg.report.tables import format_number, render_table
-from specreg.verdicts.history import Lived, comparable
+from specreg.verdicts.history import RunRecord, comparable
 
 _FEWEST_RUNS = 2
 _LAST_RUNS = 30
@@ -15,7 +15,7 @@ _TICKS = "▁▂▃▄▅▆▇█"
 
 
 def render_trends(
-    history: Mapping[str, Sequence[Lived]], metrics: Sequence[str], *, width: int
+    history: Mapping[str, Sequence[RunRecord]], metrics: Sequence[str], *, width: int
 ) -> str:
     """A row for each case and metric that two comparable runs judged.
 
@@ -40,7 +40,7 @@ def render_trends(
     return render_table(table, width, color=False) if table.row_count else ""
 
 
-def _rows(lived: Sequence[Lived], metrics: Sequence[str]) -> Iterator[tuple[str, ...]]:
+def _rows(lived: Sequence[RunRecord], metrics: Sequence[str]) -> Iterator[tuple[str, ...]]:
     for metric in metrics:
         values = [one.values[metric] for one in comparable(lived, metric)]
         if len(values) < _FEWEST_RUNS:

@@ -1,9 +1,9 @@
-"""Away: cases and proofs in, what came of them in other processes out."""
+"""Away: cases and checks in, what came of them in other processes out."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
-from specreg.correctness.checks import Proof
+from specreg.correctness.checks import CorrectnessCheck
 from specreg.matrix.case import Case
 from specreg.measurement.journal import Key
 from specreg.measurement.measure import Measurement
@@ -25,8 +25,8 @@ class Away(Protocol):
         """
         ...
 
-    def verdict(self, proof: Proof, case: Case, launch: int) -> Verdict:
-        """What came of a proof; waits for it.
+    def verdict(self, check: CorrectnessCheck, case: Case, launch: int) -> Verdict:
+        """The verdict of a check; waits for it.
 
         Raises:
             SpecregError: it couldn't be made.

@@ -1,6 +1,7 @@
 """What is done when a run ends: what it measured and decided in, files and remarks out."""
 
 import contextlib
+import functools
 import itertools
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,15 +38,16 @@ from specreg.report.document import (
 from specreg.servers.launch import launches_of
 from specreg.suite.run import Suite
 from specreg.verdicts.history import (
-    Lived,
+    RunRecord,
     headroom_frac,
     history_path,
     identical_to,
-    lived_through,
     load_history,
+    noise_of,
     record_history,
+    run_record,
 )
-from specreg.verdicts.judge import Outcome, own_tolerance_frac
+from specreg.verdicts.judge import Outcome
 
 
 def record_baselines(suite: Suite) -> tuple[tuple[Recorded, ...], Mapping[str, str]]:
@@ -67,7 +69,7 @@ def record_baselines(suite: Suite) -> tuple[tuple[Recorded, ...], Mapping[str, s
     return tuple(written), refused
 
 
-def record_lived(suite: Suite) -> None:
+def record_runs(suite: Suite) -> None:
     """Adds what a run that judged did to the history, for later ones to learn how hours differ.
 
     Raises:
@@ -82,7 +84,7 @@ def record_lived(suite: Suite) -> None:
         if launches and verdicts:
             run = suite.run_folder.name
             settings = suite.settings(case)
-            lived.append(lived_through(run, launches, verdicts, settings, _exact(suite, case)))
+            lived.append(run_record(run, launches, verdicts, settings, _exact(suite, case)))
     record_history(history_path(suite.history, suite.environment.name), lived)
 
 
@@ -182,7 +184,7 @@ def remarks(suite: Suite, matrix: Path) -> Iterator[str]:
         yield from _headroom(suite, case, history.of(case.id))
     if suite.asks_for_all:
         with contextlib.suppress(SpecregError):  # another tier can't be read; its own runs say so
-            unused = suite.shelf.unused(all_case_ids(matrix))
+            unused = suite.store.unused(all_case_ids(matrix))
             if unused:
                 names = ", ".join(path.stem for path in unused)
                 prune = specreg_command("baselines", "prune", "--tier", suite.tier.name)
@@ -214,20 +216,23 @@ def _record(suite: Suite, case: Case, measurements: list[Measurement]) -> Record
     return record_measurements(
         measurements,
         settings,
-        suite.shelf,
+        suite.store,
         reason=suite.update_reason or "",
         torch_version=suite.provision.torch_version(case.server),
         driver_version=suite.provision.found_gpus.driver_version,
-        identical=identical_to(history.of(case.id), settings, first.engine_version, draft_sha256),
+        noise_of=functools.partial(
+            noise_of,
+            identical_to(history.of(case.id), settings, first.engine_version, draft_sha256),
+        ),
     )
 
 
-def _headroom(suite: Suite, case: Case, lived: Sequence[Lived]) -> Iterator[str]:
+def _headroom(suite: Suite, case: Case, lived: Sequence[RunRecord]) -> Iterator[str]:
     exact = _exact(suite, case)
     one_sided = [metric for metric in suite.asked_of(case) if not metric.two_sided]
     for metric in one_sided if exact else ():
         headroom = headroom_frac(metric, exact, lived) if exact else None
-        if headroom is not None and headroom >= own_tolerance_frac(metric, case) / 2:
+        if headroom is not None and headroom >= metric.allowed_frac(case) / 2:
             yield (
                 f"{case.id}: the baseline of {metric.name} is {headroom:.1%} below the last runs;"
                 f" a loss of {headroom:.1%} would pass, so record it anew"
@@ -244,7 +249,7 @@ def _exact(suite: Suite, case: Case) -> Baseline | None:
 
 
 def _case_report(
-    suite: Suite, case: Case, lived: Sequence[Lived], options: tuple[str, ...]
+    suite: Suite, case: Case, lived: Sequence[RunRecord], options: tuple[str, ...]
 ) -> CaseReport:
     measured = [one for one in suite.measurements if one.case.id == case.id]
     valid = [one for one in measured if one.values]

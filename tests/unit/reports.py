@@ -18,8 +18,8 @@ from specreg.report.document import (
     count_outcomes,
     exit_status,
 )
-from specreg.stats.histogram import Bar
-from specreg.verdicts.history import Lived
+from specreg.stats.percentiles import Bar
+from specreg.verdicts.history import RunRecord
 from specreg.verdicts.judge import Outcome, Verdict
 from tests.unit import builders
 
@@ -99,9 +99,9 @@ EXPECTED = Expected(
 )
 
 
-def lived(number: int, **values: float) -> Lived:
+def lived(number: int, **values: float) -> RunRecord:
     """A run of the case, the how-manieth."""
-    return Lived(
+    return RunRecord(
         run=f"202611{number:02d}T020000-1",
         case_id=CASE.id,
         settings_sha256="ab",

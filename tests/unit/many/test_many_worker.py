@@ -46,8 +46,8 @@ def order(folder: Path, *, measures: bool = True, **changes: str) -> Order:
     )
     plain = Order(terms=terms, errand=errand, checks_files=True)
     key = msgspec.structs.replace(_suite(plain, lambda _: None).key(CASE, 1), **changes)
-    proofs = () if measures else ("lossless_frac",)
-    cases = (msgspec.structs.replace(asked, key=key, measures=measures, proofs=proofs),)
+    checks = () if measures else ("lossless_frac",)
+    cases = (msgspec.structs.replace(asked, key=key, measures=measures, checks=checks),)
     return msgspec.structs.replace(plain, errand=msgspec.structs.replace(errand, cases=cases))
 
 

@@ -12,7 +12,7 @@ from specreg.measurement.metrics import Family
 from specreg.report.charts import break_even, charts_of, speed_over_load
 from specreg.report.document import CaseReport, Report, Spreads
 from specreg.report.page import MEANINGS, render_page
-from specreg.stats.histogram import Bar
+from specreg.stats.percentiles import Bar
 from specreg.verdicts.judge import Outcome
 from tests.unit import reports
 from tests.unit.reports import CASE

@@ -7,7 +7,7 @@ import msgspec
 from specreg.core.errors import ReportError, UnknownNameError
 from specreg.report.charts import charts_of
 from specreg.report.trends import render_trends
-from specreg.verdicts.history import Lived, comparable, record_history
+from specreg.verdicts.history import RunRecord, comparable, record_history
 from tests.unit.cli.test_cli import specreg
 from tests.unit.report.test_tables import lines
 from tests.unit.reports import CASE, CASE_REPORT, lived
@@ -15,7 +15,7 @@ from tests.unit.reports import CASE, CASE_REPORT, lived
 LENGTH = "acceptance_length_tokens"
 
 
-def row_of(*values: float) -> list[Lived]:
+def row_of(*values: float) -> list[RunRecord]:
     """A run a day with such an acceptance length."""
     return [lived(day, **{LENGTH: value}) for day, value in enumerate(values, start=1)]
 

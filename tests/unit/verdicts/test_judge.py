@@ -250,9 +250,10 @@ def test_what_the_launches_cannot_tell_is_never_green(
 def test_an_inconclusive_verdict_says_what_the_case_can_see() -> None:
     verdict = judge_speed("throughput_tokens_per_s", 100.0, 100.0, 100.0, within_frac=0.03)
     reach = (t_quantile(Look.LAUNCH.value, 16) + t_quantile(0.1, 16)) * 0.03 * math.sqrt(1.5)
-    assert verdict.sight_frac == pytest.approx(1 - math.exp(-reach))
+    assert verdict.mde_frac == pytest.approx(1 - math.exp(-reach))
     assert verdict.reason.startswith(
-        "this case sees 14.8% with 1 launch against 2, its tolerance is 5.0%; 12 launches against"
+        "its minimum detectable effect is 14.8% with 1 launch against 2, its tolerance 5.0%;"
+        " 12 launches against"
     )
 
 
@@ -308,7 +309,7 @@ def test_prompts_that_disagree_leave_it_open() -> None:
     theirs = spread_lengths(20, 10, 18, 12, 15, 15)
     verdict = judge_records(ours, theirs, Look.FULL)
     assert verdict.outcome is Outcome.INCONCLUSIVE
-    assert "with 6 prompts, its tolerance is 5.0%; raise prompts in the matrix" in verdict.reason
+    assert "with 6 prompts, its tolerance 5.0%; raise prompts in the matrix" in verdict.reason
 
 
 def test_an_early_look_takes_more_to_be_convinced() -> None:
@@ -569,7 +570,7 @@ def test_how_many_launches_would_tell_comes_from_how_they_spread(
         if needed
         else None
     )
-    assert again is None or (again.sight_frac or 1) <= (again.tolerance_frac or 0)
+    assert again is None or (again.mde_frac or 1) <= (again.tolerance_frac or 0)
 
 
 def test_the_hint_is_a_command_with_the_options_of_the_run() -> None:

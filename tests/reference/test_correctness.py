@@ -1,4 +1,4 @@
-"""What a broken verifier does to a text and to its steps is seen by both proofs.
+"""What a broken verifier does to a text and to its steps is seen by both checks.
 
 The suite is run as a user would, on the reference engine with a fault planted in its verifier.
 """
