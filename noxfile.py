@@ -251,7 +251,7 @@ def record(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measures the client beside two plain ones, judging, errands, the sampler: nine minutes."""
+    """Measures the client beside two plain ones, errands and the sampler: nine minutes."""
     _install(session, "tests")
     session.run("python", "-m", "tests.bench.run")
     session.run("python", "-m", "tests.bench.many")
