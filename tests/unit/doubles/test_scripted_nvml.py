@@ -108,11 +108,6 @@ class Driver:
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("library"))
-
-
-@pytest.fixture(scope="module")
 def driver(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
     script = write_script(tmp_path_factory.mktemp("script") / "gpus", [ScriptedGpu()])
     with Driver(library, script) as started:

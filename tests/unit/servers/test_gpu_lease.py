@@ -16,7 +16,6 @@ from tests.doubles.nvml.device import (
     Process,
     ScriptedGpu,
     Throttle,
-    build,
     environment,
     write_script,
 )
@@ -103,12 +102,6 @@ class Machine:
         with self.running(*arguments) as process:
             assert heard(process) == "claimed"
             yield process
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The scripted driver."""
-    return build(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture
