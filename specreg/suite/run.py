@@ -46,9 +46,8 @@ from specreg.stats.alpha_spending import PARTS, Look
 from specreg.suite.away import Away
 from specreg.telemetry.identity import Environment, ProcessorLoad
 from specreg.telemetry.sampler import Watch, watch
-from specreg.verdicts.confirmation import Confirmation
+from specreg.verdicts.confirmation import Confirmation, enough_for
 from specreg.verdicts.judge import Outcome, Verdict
-from specreg.verdicts.stop_rules import enough_for
 
 _ATTEMPTS = 2
 _DoneT = TypeVar("_DoneT")
@@ -456,7 +455,7 @@ class Suite:
             verdict = Verdict(
                 case_id=case.id, metric=metric.name, outcome=Outcome.MEASURED, value=value
             )
-            self.confirmation.note(verdict)
+            self.confirmation.add(verdict)
             return
         numbers = range(1, launch + 1)
         launches = [self._measured[case.id, n] for n in numbers if (case.id, n) in self._measured]
@@ -501,7 +500,7 @@ class Suite:
                     tuple(filter(None, (server, control))),
                     again=f"{server.launch.case_id(case)}: {check.name} checked again",
                 )
-        self.confirmation.note(verdict)
+        self.confirmation.add(verdict)
         return verdict
 
     def _check_once(
@@ -533,7 +532,7 @@ class Suite:
     def note_failure(self, case: Case, what: Metric | CorrectnessCheck, reason: str) -> Verdict:
         """Remembers that a metric could not be judged, so that no table leaves it out."""
         verdict = Verdict(case_id=case.id, metric=what.name, outcome=Outcome.INVALID, reason=reason)
-        self.confirmation.note(verdict)
+        self.confirmation.add(verdict)
         return verdict
 
     def known_of(self, case: Case) -> Known:

@@ -235,7 +235,7 @@ def test_a_verdict_that_the_whole_run_changes_is_named(tmp_path: Path) -> None:
     """The line of its test was written before, and says REGRESSED."""
     one = suite(tmp_path)
     for outcome, metric in ((Outcome.REGRESSED, LENGTH), (Outcome.PASS, SPEED)):
-        one.confirmation.note(
+        one.confirmation.add(
             Verdict(case_id=builders.CASE.id, metric=metric.name, outcome=outcome, p_worse=0.5)
         )
     shown = Terminal(one)
