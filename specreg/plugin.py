@@ -284,7 +284,7 @@ def _check_runnable(suite: Suite, cases: Collection[Case]) -> None:
 
 def _check_baselines(config: pytest.Config, suite: Suite, cases: Collection[Case]) -> None:
     """Ends the run before anything starts where what is expected of a case can't be read."""
-    wrong = check_baselines(suite.shelf.files(case.id for case in cases))
+    wrong = check_baselines(suite.store.files(case.id for case in cases))
     if wrong:
         config.stash[_LINES].extend(wrong)
         config.stash[_UNREADABLE] = True
@@ -451,7 +451,7 @@ def _record_run(config: pytest.Config, suite: Suite, run: RunVerdict) -> None:
             suite,
             run,
             command=_command(config),
-            options=suite.shelf.options,
+            options=suite.store.options,
             remarks=tuple(said),
         )
         append_job_summary(render_markdown(report))
@@ -495,11 +495,11 @@ def _record_baselines(session: pytest.Session, *, cut_short: bool) -> Iterator[s
     if written:
         yield render_recorded(written, width=_WIDTH, color=_color(session.config))
         everything = {case.id for case in suite.tier.cases}
-        yield render_written(written, everything, suite.shelf.options)
+        yield render_written(written, everything, suite.store.options)
     failed = {verdict.case_id for verdict in suite.verdicts if verdict.fails}
     again = tuple(case_id for case_id in refused if case_id not in failed)
     if again:
-        yield f"record again what wasn't written:\n  {record_command(again, suite.shelf.options)}"
+        yield f"record again what wasn't written:\n  {record_command(again, suite.store.options)}"
     if refused and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -557,7 +557,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         parts.append(render_answers(answers_of_run(config.stash[_RUN]), color=color))
     cases = {case.id for case in suite.tier.cases}
     again = ("--update-baselines",) if recording else ()
-    parts.append(render_next(suite.verdicts, cases, (*suite.shelf.options, *again)))
+    parts.append(render_next(suite.verdicts, cases, (*suite.store.options, *again)))
     terminalreporter.write_line(hide_known("\n\n".join(filter(None, parts))))
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from specreg.acceptance.table import Column, CountsTable, counts_table
 from specreg.baselines.published import Published
-from specreg.baselines.schema import Baseline, LaunchesOnly, load_table
+from specreg.baselines.schema import Baseline, load_table
 from specreg.matrix.schema import CaseSettings
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Family, Metric, ratio_parts
@@ -233,7 +233,7 @@ def change_of_baseline(metric: Metric, old: Baseline, new: Baseline) -> Change |
     return change_of_ratio(ours, theirs, expected) if ours[1].any() else None
 
 
-def spreads_of(baselines: Iterable[LaunchesOnly | Baseline]) -> Mapping[str, Spread]:
+def spreads_of(baselines: Iterable[Baseline]) -> Mapping[str, Spread]:
     """By metric, how the launches of one environment differ, pooled over its baselines.
 
     s_w² = Σ (ln x - mean ln x)² / Σ (n - 1) over those with two launches or more; s_b² the mean of

@@ -165,7 +165,8 @@ def parse_baseline(content: bytes, path: Path) -> Baseline:
         BaselineError: it can't be read, or is of a newer form.
     """
     try:
-        version = msgspec.json.decode(content, type=_Version).schema_version
+        head = msgspec.json.decode(content, type=_Head)
+        version = head.schema_version
         if version > SCHEMA_VERSION:
             line = _line_of(content, max(content.find(b'"schema_version"'), 0))
             raise BaselineError(
@@ -173,7 +174,11 @@ def parse_baseline(content: bytes, path: Path) -> Baseline:
                 f" {SCHEMA_VERSION}; use a newer specreg"
             )
         baseline = msgspec.json.decode(content, type=Baseline)
-        _check_settings(content, version)
+        known = {field.name for field in dataclasses.fields(CaseSettings)}
+        known |= _GONE if version < SCHEMA_VERSION else frozenset()
+        if unknown := head.case.keys() - known:  # which msgspec passes over in a dataclass
+            name = min(unknown)
+            raise msgspec.ValidationError(f"Object contains unknown field `{name}` - at `$.case`")
         # What version 2 has more than 1 may be left out; 3 has fewer settings.
         baseline = msgspec.structs.replace(baseline, schema_version=SCHEMA_VERSION)
         _check_figures(baseline)
@@ -183,20 +188,6 @@ def parse_baseline(content: bytes, path: Path) -> Baseline:
     except InvalidMeasurementError as error:
         raise BaselineError(f"baseline '{path}': {error}; {_ADVICE}") from error
     return baseline
-
-
-def _check_settings(content: bytes, version: int) -> None:
-    """Check that no setting is unknown, which msgspec passes over in a dataclass.
-
-    Raises:
-        msgspec.ValidationError: one is.
-    """
-    known = {field.name for field in dataclasses.fields(CaseSettings)}
-    known |= _GONE if version < SCHEMA_VERSION else frozenset()
-    for name in msgspec.json.decode(content, type=_Settings).case:
-        if name not in known:
-            message = f"Object contains unknown field `{name}` - at `$.case`"
-            raise msgspec.ValidationError(message)
 
 
 def baseline_files(folder: Path) -> Iterator[Path]:
@@ -225,22 +216,6 @@ def load_baselines(folder: Path, pattern: str) -> tuple[Baseline, ...]:
         with contextlib.suppress(BaselineError):
             found.append(load_baseline(path))
     return tuple(baseline for baseline in found if baseline is not None)
-
-
-class LaunchesOnly(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a baseline, what tells how launches spread: all of them fit into memory."""
-
-    launches: tuple[dict[str, float], ...]
-    noise: dict[str, Noise] = {}
-
-
-def load_launches(folder: Path) -> tuple[LaunchesOnly, ...]:
-    """The launches of all baselines of one environment's folder; unreadable ones are left out."""
-    found = []
-    for path in sorted(folder.glob("*.json")):
-        with contextlib.suppress(OSError, *UNREADABLE):
-            found.append(msgspec.json.decode(path.read_bytes(), type=LaunchesOnly))
-    return tuple(found)
 
 
 def record_baseline(path: Path, baseline: Baseline) -> None:
@@ -364,12 +339,9 @@ def _check_figures(baseline: Baseline) -> None:
         check_counts(stored.total, "all prompts", drafted_tokens=drafted)
 
 
-class _Version(msgspec.Struct, frozen=True):
+class _Head(msgspec.Struct, frozen=True):
     schema_version: int
-
-
-class _Settings(msgspec.Struct, frozen=True):
-    case: dict[str, msgspec.Raw]
+    case: dict[str, msgspec.Raw] = {}
 
 
 def _place(content: bytes, error: Exception) -> str:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import glob
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ from specreg.baselines.schema import (
     baseline_path,
     load_baseline,
     load_baselines,
-    load_launches,
 )
 from specreg.core.errors import BaselineError
 from specreg.core.redaction import hide_known
@@ -69,7 +69,7 @@ def settings_of(case: Case, target: str, prompts: Sequence[Prompt]) -> CaseSetti
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shelf:
+class BaselineStore:
     """The baselines that apply to one machine; what all cases share is read once.
 
     Attributes:
@@ -85,8 +85,9 @@ class Shelf:
     @functools.cached_property
     def spreads(self) -> Mapping[str, Spread]:
         """By metric, how launches of this machine differ."""
-        folders = (self.folder / name for name in self.environment.names)
-        return spreads_of(tuple(itertools.chain.from_iterable(map(load_launches, folders))))
+        names = self.environment.names
+        found = (load_baselines(self.folder, f"{glob.escape(name)}/*.json") for name in names)
+        return spreads_of(itertools.chain.from_iterable(found))
 
     @functools.cached_property
     def published(self) -> tuple[Published, ...]:

@@ -88,17 +88,17 @@ def prune(
             f"prune: refused, the last run must have judged its whole tier and passed, and {said};"
             " run the suite without -k first"
         )
-    shelf = shelf_of(root / folder, tier_of(root / matrix, tier))
-    if last.environment != shelf.environment.name:
+    store = shelf_of(root / folder, tier_of(root / matrix, tier))
+    if last.environment != store.environment.name:
         raise BaselineError(
             f"prune: refused, the last run was on '{last.environment}', this is"
-            f" '{shelf.environment.name}'; run the suite here, or give its --tier"
+            f" '{store.environment.name}'; run the suite here, or give its --tier"
         )
-    unused = shelf.unused(all_case_ids(root / matrix))
+    unused = store.unused(all_case_ids(root / matrix))
     for path in unused:
         path.unlink()
         typer.echo(f"removed {path}")
-    typer.echo(f"{len(unused)} removed of {shelf.environment.name}")
+    typer.echo(f"{len(unused)} removed of {store.environment.name}")
 
 
 @baselines.command()
@@ -113,12 +113,12 @@ def learn(
 
     Nothing else of them changes. It takes five runs of a case or more.
     """
-    shelf = shelf_of(root / folder, tier_of(root / matrix, tier))
-    history = load_history(history_path((root / runs).parent / "history", shelf.environment.name))
+    store = shelf_of(root / folder, tier_of(root / matrix, tier))
+    history = load_history(history_path((root / runs).parent / "history", store.environment.name))
     if history.wrong:
         typer.echo(history.wrong, err=True)
     for path in baseline_files(root / folder):
-        if path.parent.name not in shelf.environment.names:
+        if path.parent.name not in store.environment.names:
             continue
         old = _readable(path)
         if isinstance(old, str):

@@ -38,9 +38,9 @@ def explain(
     """Print what is expected of a case, where that comes from, and what the case can see."""
     found = tier_of(root / matrix, tier)
     one = case_of(found, case)
-    shelf = shelf_of(root / folder, found)
-    known = shelf.look_up(one, settings_in(root, one))
-    history = load_history(history_path((root / runs).parent / "history", shelf.environment.name))
+    store = shelf_of(root / folder, found)
+    known = store.look_up(one, settings_in(root, one))
+    history = load_history(history_path((root / runs).parent / "history", store.environment.name))
     if history.wrong:
         typer.echo(history.wrong, err=True)
     typer.echo(render_explanation(one, known, history.of(case), width=WIDTH))

@@ -1,11 +1,11 @@
-"""What the commands have in common: their options, and the tier and shelf that those name."""
+"""What the commands have in common: their options, and the tier and store that those name."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from specreg.baselines.store import Shelf
+from specreg.baselines.store import BaselineStore
 from specreg.core.errors import UnknownNameError
 from specreg.matrix.case import Case, Tier
 from specreg.matrix.tier import load_tier
@@ -53,10 +53,10 @@ def fitting_tier_of(matrix: Path, name: str | None) -> Tier:
     return tier_of(matrix, name).chosen(find_gpus().memory_gib)
 
 
-def shelf_of(folder: Path, tier: Tier) -> Shelf:
+def shelf_of(folder: Path, tier: Tier) -> BaselineStore:
     """The baselines that apply to a tier on this machine."""
     used = tier.gpus_used(find_gpus().memory_gib)
-    return Shelf(
+    return BaselineStore(
         folder=folder,
         environment=current_environment(needs_gpus=used),
         options=(f"--specreg-tier={tier.name}",),

@@ -48,7 +48,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
-    """What is the same for all errands of a run; see `Suite`, `Shelf` and `Provision`."""
+    """What is the same for all errands of a run; see `Suite`, `BaselineStore` and `Provision`."""
 
     root: str
     run_folder: str

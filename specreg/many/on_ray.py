@@ -56,7 +56,7 @@ class RayCluster:
                 workers read can't be sent.
         """
         nodes = nodes_for(RAY_OPTION, self.nodes, on_gpu=suite.provision.on_gpu)
-        luggage = self.ray.put(pack(suite.root, suite.shelf.folder, cases))
+        luggage = self.ray.put(pack(suite.root, suite.store.folder, cases))
         return OnRay(ray=self.ray, nodes=nodes, luggage=luggage, actors=self.ray.remote(Runner))
 
 

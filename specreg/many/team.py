@@ -231,7 +231,7 @@ def _terms(suite: Suite) -> Terms:
     return Terms(
         root=str(suite.root),
         run_folder=str(suite.run_folder),
-        baselines=str(suite.shelf.folder),
+        baselines=str(suite.store.folder),
         environment=suite.environment,
         launches=suite.launches,
         recording=suite.update_reason is not None,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from specreg.baselines.store import Shelf
+from specreg.baselines.store import BaselineStore
 from specreg.core.errors import MemoryHeldError, SpecregError
 from specreg.correctness.checks import CHECKS
 from specreg.many.errand import (
@@ -173,7 +173,7 @@ def _suite(order: Order, say: Say) -> Suite:
     return Suite(
         root=Path(terms.root),
         tier=Tier(name="", needs_gpus=len(order.gpus), cases=cases),
-        shelf=Shelf(folder=Path(terms.baselines), environment=terms.environment),
+        store=BaselineStore(folder=Path(terms.baselines), environment=terms.environment),
         launches=terms.launches,
         update_reason="" if terms.recording else None,
         provision=Provision(

@@ -127,6 +127,10 @@ class Metric:
     of_output: bool = False
     two_sided: bool = False
 
+    def allowed_frac(self, case: Case) -> float:
+        """The relative change of a case that is still fine on the same kind of machine."""
+        return dict(case.tolerances).get(self.name, self.tolerance_frac)
+
     def applies_to(self, case: Case) -> bool:
         """Whether the case can have a value at all."""
         if not case.speed and self.family is not Family.ACCEPTANCE:

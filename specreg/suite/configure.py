@@ -5,7 +5,7 @@ import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from specreg.baselines.store import Shelf
+from specreg.baselines.store import BaselineStore
 from specreg.core.commands import run_command
 from specreg.core.errors import SpecregError, UnknownNameError
 from specreg.core.timeline import Timeline
@@ -97,7 +97,7 @@ def open_suite(root: Path, options: Options, progress: Progress, site: Host | No
     suite = Suite(
         root=root,
         tier=tier,
-        shelf=Shelf(
+        store=BaselineStore(
             folder=root / options.baselines,
             environment=environment_of(needs_gpus=tier.gpus_used(gpus.memory_gib))
             if options.attach is None

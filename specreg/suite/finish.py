@@ -1,6 +1,7 @@
 """What is done when a run ends: what it measured and decided in, files and remarks out."""
 
 import contextlib
+import functools
 import itertools
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -42,10 +43,11 @@ from specreg.verdicts.history import (
     history_path,
     identical_to,
     load_history,
+    noise_of,
     record_history,
     run_record,
 )
-from specreg.verdicts.judge import Outcome, own_tolerance_frac
+from specreg.verdicts.judge import Outcome
 
 
 def record_baselines(suite: Suite) -> tuple[tuple[Recorded, ...], Mapping[str, str]]:
@@ -182,7 +184,7 @@ def remarks(suite: Suite, matrix: Path) -> Iterator[str]:
         yield from _headroom(suite, case, history.of(case.id))
     if suite.asks_for_all:
         with contextlib.suppress(SpecregError):  # another tier can't be read; its own runs say so
-            unused = suite.shelf.unused(all_case_ids(matrix))
+            unused = suite.store.unused(all_case_ids(matrix))
             if unused:
                 names = ", ".join(path.stem for path in unused)
                 prune = specreg_command("baselines", "prune", "--tier", suite.tier.name)
@@ -214,11 +216,14 @@ def _record(suite: Suite, case: Case, measurements: list[Measurement]) -> Record
     return record_measurements(
         measurements,
         settings,
-        suite.shelf,
+        suite.store,
         reason=suite.update_reason or "",
         torch_version=suite.provision.torch_version(case.server),
         driver_version=suite.provision.found_gpus.driver_version,
-        identical=identical_to(history.of(case.id), settings, first.engine_version, draft_sha256),
+        noise_of=functools.partial(
+            noise_of,
+            identical_to(history.of(case.id), settings, first.engine_version, draft_sha256),
+        ),
     )
 
 
@@ -227,7 +232,7 @@ def _headroom(suite: Suite, case: Case, lived: Sequence[RunRecord]) -> Iterator[
     one_sided = [metric for metric in suite.asked_of(case) if not metric.two_sided]
     for metric in one_sided if exact else ():
         headroom = headroom_frac(metric, exact, lived) if exact else None
-        if headroom is not None and headroom >= own_tolerance_frac(metric, case) / 2:
+        if headroom is not None and headroom >= metric.allowed_frac(case) / 2:
             yield (
                 f"{case.id}: the baseline of {metric.name} is {headroom:.1%} below the last runs;"
                 f" a loss of {headroom:.1%} would pass, so record it anew"

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from specreg.baselines.comparison import Known
 from specreg.baselines.estimate import START_S, Estimate, estimate_of, estimates_of, within_budget
-from specreg.baselines.store import Shelf, settings_in
+from specreg.baselines.store import BaselineStore, settings_in
 from specreg.core.errors import (
     BaselineError,
     HungError,
@@ -60,7 +60,7 @@ class Suite:
     Attributes:
         root: the repository's root.
         tier: what runs.
-        shelf: the baselines of this machine.
+        store: the baselines of this machine.
         launches: how many launches of each server are measured.
         update_reason: why baselines are recorded, empty for the usual; None when they aren't.
         provision: where the engines come from.
@@ -91,7 +91,7 @@ class Suite:
 
     root: Path
     tier: Tier
-    shelf: Shelf
+    store: BaselineStore
     launches: int
     update_reason: str | None
     provision: Provision
@@ -155,7 +155,7 @@ class Suite:
     @property
     def environment(self) -> Environment:
         """The machine."""
-        return self.shelf.environment
+        return self.store.environment
 
     @property
     def verdicts(self) -> Sequence[Verdict]:
@@ -178,7 +178,7 @@ class Suite:
         cases = [case for case in self.tier.cases if case.id in self.asked]
         fewer = within_budget(
             cases,
-            estimates_of(self.tier, self.shelf, self.provision.found_gpus, self.root),
+            estimates_of(self.tier, self.store, self.provision.found_gpus, self.root),
             self.environment.kind,
             budget_min=self.budget_min,
             launches=self.launches,
@@ -342,7 +342,7 @@ class Suite:
         """About how long a phase of a case takes; None where nothing tells."""
         if case.id not in self._estimates:
             self._estimates[case.id] = estimate_of(
-                case, self.tier, self.shelf, self.provision.found_gpus, self.root
+                case, self.tier, self.store, self.provision.found_gpus, self.root
             )
         estimate = self._estimates[case.id]
         return None if estimate is None else estimate.phase_s(phase, case.prompts)
@@ -542,7 +542,7 @@ class Suite:
             BaselineError: its baseline can't be read.
         """
         if self._known is None or self._known[0] != case:
-            self._known = case, self.shelf.look_up(case, self.settings(case))
+            self._known = case, self.store.look_up(case, self.settings(case))
         return self._known[1]
 
     def settings(self, case: Case) -> CaseSettings:

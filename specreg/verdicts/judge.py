@@ -204,14 +204,9 @@ def record_hint(case_id: str, known: Known) -> str:
     return f"record one with\n  {record_command((case_id,), known.options)}"
 
 
-def own_tolerance_frac(metric: Metric, case: Case) -> float:
-    """The tolerance on the same kind of machine: the case's, else the metric's."""
-    return dict(case.tolerances).get(metric.name, metric.tolerance_frac)
-
-
 def tolerance_frac(metric: Metric, case: Case, known: Known) -> float:
     """The tolerance of a case, wider against the acceptance of another machine or of a paper."""
-    own = own_tolerance_frac(metric, case)
+    own = metric.allowed_frac(case)
     if metric.by_launch or known.exact is not None:
         return own
     wider = max(metric.portable_tolerance_frac or 0, own)
@@ -309,7 +304,7 @@ def _judge_speed(metric: Metric, comparison: Comparison, look: Look, say: Say) -
         if unlike:
             reason = f"{unlike}; {record_hint(case.id, known)}"
             return say(outcome=Outcome.NOT_COMPARABLE, reason=reason)
-    tolerance = own_tolerance_frac(metric, case)
+    tolerance = metric.allowed_frac(case)
     if other_card:
         tolerance = max(tolerance, _OTHER_CARD_FRAC)
     change = comparison.speed_change(metric)

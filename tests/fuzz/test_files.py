@@ -16,7 +16,6 @@ from specreg.baselines.published import load_published
 from specreg.baselines.schema import (
     load_acceptance,
     load_baseline,
-    load_launches,
     load_table,
     parse_baseline,
     render_baseline,
@@ -60,7 +59,6 @@ def read_baseline(folder: Path, content: bytes) -> None:
     """Loads it, and reckons with it."""
     path = folder / "case.json"
     path.write_bytes(content)
-    load_launches(folder)
     baseline = load_baseline(path)
     assert baseline is not None
     for metric in METRICS.values():

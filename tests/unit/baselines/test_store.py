@@ -1,6 +1,7 @@
 """What is expected of a case: looked up by likeness, written only when it is sound."""
 
 import dataclasses
+import functools
 import math
 import subprocess
 from pathlib import Path
@@ -13,7 +14,7 @@ from specreg.baselines.comparison import Known, differing_settings
 from specreg.baselines.published import Published
 from specreg.baselines.record import record_measurements
 from specreg.baselines.schema import Baseline, Noise, baseline_path, load_baseline, record_baseline
-from specreg.baselines.store import Shelf, settings_of
+from specreg.baselines.store import BaselineStore, settings_of
 from specreg.core.errors import BaselineError, DatasetError
 from specreg.datasets.prompts import Prompt
 from specreg.engines.protocols import Form
@@ -27,7 +28,7 @@ from specreg.measurement.metrics import Family, Replay
 from specreg.measurement.validity import Invalid, all_invalid, spoiled_by
 from specreg.telemetry.identity import Environment
 from specreg.telemetry.record import PowerRecord
-from specreg.verdicts.history import RunRecord
+from specreg.verdicts.history import RunRecord, noise_of
 from tests.unit import builders
 
 COUNTS = builders.counts(8, 0, 6, 6)
@@ -47,14 +48,14 @@ def write(
     return baseline
 
 
-def shelf(folder: Path) -> Shelf:
+def store(folder: Path) -> BaselineStore:
     """The baselines below a folder, for the machine of the builders."""
-    return Shelf(folder=folder, environment=builders.ENVIRONMENT)
+    return BaselineStore(folder=folder, environment=builders.ENVIRONMENT)
 
 
 def look_up(folder: Path, case: Case = builders.CASE) -> Known:
     """What they know of a case."""
-    return shelf(folder).look_up(case, builders.SETTINGS)
+    return store(folder).look_up(case, builders.SETTINGS)
 
 
 def launch(
@@ -79,7 +80,7 @@ def test_a_baseline_in_a_folder_of_the_old_form_is_found_and_recorded_under_the_
     tmp_path: Path,
 ) -> None:
     name, old_name = H100.names
-    here = Shelf(folder=tmp_path, environment=H100)
+    here = BaselineStore(folder=tmp_path, environment=H100)
     launches = [launch(speedup=1.5), launch(speedup=1.51)]
     old = record_measurements(launches, builders.SETTINGS, here, reason="first").new
     (tmp_path / name).rename(tmp_path / old_name)
@@ -163,8 +164,8 @@ def test_the_control_has_no_draft_to_spread(tmp_path: Path) -> None:
     path = baseline_path(tmp_path, builders.ENVIRONMENT.name, builders.PLAIN_CASE.id)
     record_baseline(path, control)
     settings = dataclasses.replace(builders.SETTINGS, parallel=spread)
-    shelf = Shelf(folder=tmp_path, environment=builders.ENVIRONMENT)
-    assert shelf.look_up(case, settings).control == control
+    store = BaselineStore(folder=tmp_path, environment=builders.ENVIRONMENT)
+    assert store.look_up(case, settings).control == control
 
 
 def published(folder: Path) -> None:
@@ -201,10 +202,10 @@ def test_a_published_figure_is_the_last_resort(tmp_path: Path) -> None:
 def test_unused_are_the_files_of_this_machine_that_no_case_asks_for(tmp_path: Path) -> None:
     write(tmp_path, builders.ENVIRONMENT)
     write(tmp_path, ALIKE)
-    path = shelf(tmp_path).path("gone")
+    path = store(tmp_path).path("gone")
     record_baseline(path, builders.baseline())
-    assert shelf(tmp_path).unused([builders.CASE.id]) == (path,)
-    assert shelf(tmp_path).unused([builders.CASE.id, "gone", "new"]) == ()
+    assert store(tmp_path).unused([builders.CASE.id]) == (path,)
+    assert store(tmp_path).unused([builders.CASE.id, "gone", "new"]) == ()
 
 
 def test_a_baseline_that_cannot_be_read_is_an_error_and_not_none(tmp_path: Path) -> None:
@@ -257,7 +258,7 @@ def test_a_baseline_has_the_commit_of_the_folder_it_lies_in(
         for arguments in (("init", "-q"), ("commit", "-q", "--allow-empty", "-m", "first")):
             subprocess.run((*git, *arguments), check=True)
     recorded = record_measurements(
-        [launch()], builders.SETTINGS, shelf(tmp_path / "baselines"), reason="first run"
+        [launch()], builders.SETTINGS, store(tmp_path / "baselines"), reason="first run"
     )
     commit = recorded.new.provenance.commit
     assert len(commit) == (12 if is_repository else 0)
@@ -267,7 +268,7 @@ def test_a_disk_that_refuses_is_an_error_that_names_the_file(tmp_path: Path) -> 
     path = baseline_path(tmp_path, builders.ENVIRONMENT.name, builders.CASE.id)
     path.parent.symlink_to("nowhere")
     with pytest.raises(BaselineError, match=f"baseline '{path}': not written, File exists; "):
-        record_measurements([launch()], builders.SETTINGS, shelf(tmp_path), reason="first run")
+        record_measurements([launch()], builders.SETTINGS, store(tmp_path), reason="first run")
 
 
 def test_the_settings_are_those_of_the_case_and_what_it_was_asked() -> None:
@@ -293,14 +294,14 @@ def test_a_run_of_another_number_of_prompts_is_known_by_the_prompts_of_the_matri
 def test_a_run_of_fewer_prompts_knows_the_likest_machine_too(tmp_path: Path) -> None:
     near = write(tmp_path, ALIKE)
     settings = dataclasses.replace(builders.SETTINGS, num_prompts=2)
-    assert shelf(tmp_path).look_up(builders.CASE, settings).nearest == near
+    assert store(tmp_path).look_up(builders.CASE, settings).nearest == near
 
 
 def test_a_recorded_baseline_holds_its_launches_and_where_it_comes_from(tmp_path: Path) -> None:
     recorded = record_measurements(
         [launch(), launch(speedup=1.51)],
         builders.SETTINGS,
-        shelf(tmp_path),
+        store(tmp_path),
         reason="first run",
     )
     assert recorded.path == baseline_path(tmp_path, builders.ENVIRONMENT.name, builders.CASE.id)
@@ -314,7 +315,7 @@ def test_a_recorded_baseline_holds_its_launches_and_where_it_comes_from(tmp_path
 
 def test_the_baseline_that_is_replaced_is_handed_back(tmp_path: Path) -> None:
     old = write(tmp_path, builders.ENVIRONMENT)
-    recorded = record_measurements([launch()], builders.SETTINGS, shelf(tmp_path), reason="again")
+    recorded = record_measurements([launch()], builders.SETTINGS, store(tmp_path), reason="again")
     assert recorded.old == old
 
 
@@ -333,8 +334,8 @@ def test_the_baseline_that_is_replaced_is_handed_back(tmp_path: Path) -> None:
         ),
         pytest.param(
             [launch(speedup=1.5), launch(speedup=1.6)],
-            "its launches lie 6.7% apart in speedup_ratio (1.5, 1.6), its tolerance is 5.0%;"
-            " quieten the machine, or raise the tolerance in the matrix",
+            "its launches lie 6.7% apart in speedup_ratio (1.5, 1.6), tolerated are 5.0%;"
+            " quieten the machine, or tolerate more in the matrix",
             id="unsteady",
         ),
     ],
@@ -343,7 +344,7 @@ def test_launches_that_cannot_be_trusted_are_not_recorded(
     tmp_path: Path, launches: list[Measurement], words: str
 ) -> None:
     with pytest.raises(BaselineError) as error:
-        record_measurements(launches, builders.SETTINGS, shelf(tmp_path), reason="first run")
+        record_measurements(launches, builders.SETTINGS, store(tmp_path), reason="first run")
     assert str(error.value).startswith("baseline of 'vllm-draft_model-toy-toy-c2': not written, ")
     assert words in str(error.value)
     assert list(tmp_path.iterdir()) == []
@@ -357,7 +358,7 @@ def test_of_a_throttled_launch_the_acceptance_alone_is_recorded(tmp_path: Path) 
     better = builders.counts(8, 4, 4, 4)
     slow = dataclasses.replace(launch(better, invalid=THROTTLED), values={})
     found = record_measurements(
-        [launch(better, speedup=3.0), slow], builders.SETTINGS, shelf(tmp_path), reason="again"
+        [launch(better, speedup=3.0), slow], builders.SETTINGS, store(tmp_path), reason="again"
     )
     assert found.new.launches == speeds
     assert found.new.acceptance == builders.stored(better)
@@ -408,7 +409,7 @@ def test_power_that_means_nothing_is_left_out_in_words_and_the_speeds_are_record
     replay = one.replay or Replay(rounds=(), control_rounds=(), acceptance=None)
     power = PowerRecord(invalid="POWER_INVALID: the sampler ended")
     one = dataclasses.replace(one, replay=dataclasses.replace(replay, power=power))
-    found = record_measurements([one, one], builders.SETTINGS, shelf(tmp_path), reason="first")
+    found = record_measurements([one, one], builders.SETTINGS, store(tmp_path), reason="first")
     assert found.new.launches == (speeds, speeds)
     assert found.left_out.endswith("written without power: POWER_INVALID: the sampler ended")
 
@@ -424,7 +425,7 @@ def test_the_acceptance_of_the_launch_with_the_most_prompts_is_kept(tmp_path: Pa
     recorded = record_measurements(
         [extended(6), extended(12), extended(6)],
         builders.SETTINGS,
-        shelf(tmp_path),
+        store(tmp_path),
         reason="first run",
     )
     assert recorded.new.acceptance is not None
@@ -445,7 +446,11 @@ def test_the_history_of_identical_runs_becomes_the_noise(tmp_path: Path) -> None
         for number, value in enumerate((1.4, 1.5, 1.6, 1.5, 1.4))
     ]
     recorded = record_measurements(
-        [launch(), launch()], builders.SETTINGS, shelf(tmp_path), reason="again", identical=lived
+        [launch(), launch()],
+        builders.SETTINGS,
+        store(tmp_path),
+        reason="again",
+        noise_of=functools.partial(noise_of, lived),
     )
     assert recorded.new.noise["speedup_ratio"].runs == 5
     assert 0.04 < recorded.new.noise["speedup_ratio"].between_frac < 0.07
@@ -454,7 +459,7 @@ def test_the_history_of_identical_runs_becomes_the_noise(tmp_path: Path) -> None
 
 def recorded(folder: Path, *launches: Measurement) -> Baseline:
     """What is recorded of some launches."""
-    return record_measurements(launches, builders.SETTINGS, shelf(folder), reason="again").new
+    return record_measurements(launches, builders.SETTINGS, store(folder), reason="again").new
 
 
 def test_one_launch_records_acceptance_and_leaves_the_speeds_as_they_were(tmp_path: Path) -> None:
@@ -476,7 +481,7 @@ def test_what_is_known_of_hours_outlives_a_recording(tmp_path: Path) -> None:
         write(tmp_path, builders.ENVIRONMENT),
         noise={"speedup_ratio": Noise(between_frac=0.05, runs=7)},
     )
-    record_baseline(shelf(tmp_path).path(builders.CASE.id), old)
+    record_baseline(store(tmp_path).path(builders.CASE.id), old)
     assert recorded(tmp_path, launch(), launch()).noise == old.noise
 
 
@@ -530,7 +535,7 @@ def test_a_file_that_cannot_be_read_is_not_overwritten(tmp_path: Path) -> None:
     path.parent.mkdir()
     path.write_text("<<<<<<< HEAD\n")
     with pytest.raises(BaselineError, match="restore it with git"):
-        record_measurements([launch()], builders.SETTINGS, shelf(tmp_path), reason="first run")
+        record_measurements([launch()], builders.SETTINGS, store(tmp_path), reason="first run")
     assert path.read_text() == "<<<<<<< HEAD\n"
 
 

@@ -123,7 +123,7 @@ def test_the_baseline_is_shown_of_the_prompts_that_were_measured(tmp_path: Path)
     further = [dataclasses.replace(one, counts=builders.counts(1, 0, 0, 9)) for one in told[4:]]
     one = suite(tmp_path)
     full = with_prompts(builders.acceptance_of([*told[:4], *further]))
-    record_measurements([full, full], one.settings(builders.CASE), one.shelf, reason="first")
+    record_measurements([full, full], one.settings(builders.CASE), one.store, reason="first")
     with_measurement(one, with_prompts(builders.acceptance_of(told[:4])))
     one.note_failure(builders.CASE, LENGTH, "so that it is there")
     (case,) = report_of(one, run_verdict(one, 10, cut_short=False), command="").cases
@@ -139,8 +139,8 @@ def test_the_baseline_is_shown_of_the_prompts_that_were_measured(tmp_path: Path)
 def test_the_speed_of_another_machine_is_no_baseline(tmp_path: Path, *, elsewhere: bool) -> None:
     one, launch = suite(tmp_path), builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0})
     environment = builders.OTHER_ENVIRONMENT if elsewhere else builders.ENVIRONMENT
-    shelf = dataclasses.replace(one.shelf, environment=environment)
-    record_measurements([launch, launch], one.settings(builders.CASE), shelf, reason="first")
+    store = dataclasses.replace(one.store, environment=environment)
+    record_measurements([launch, launch], one.settings(builders.CASE), store, reason="first")
     with_measurement(one, launch)
     one.note_failure(builders.CASE, LENGTH, "so that it is there")
     (case,) = report_of(one, run_verdict(one, 10, cut_short=False), command="").cases

@@ -30,7 +30,7 @@ def lived_suite(folder: Path, better_frac: float) -> Suite:
     launch = builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0}, of=COUNTS)
     settings = settings_in(builders.ROOT, builders.CASE)
     one = suite(folder)
-    baseline = record_measurements([launch, launch], settings, one.shelf, reason="first").new
+    baseline = record_measurements([launch, launch], settings, one.store, reason="first").new
     lived = RunRecord(
         run="",
         case_id=builders.CASE.id,
@@ -102,7 +102,7 @@ def test_a_case_that_is_wrong_is_not_recorded_and_one_that_holds_is(tmp_path: Pa
     assert refused == {
         builders.CASE.id: f"baseline of '{builders.CASE.id}': not written, WRONG: token 3 differs"
     }
-    assert not one.shelf.path(builders.CASE.id).exists()
+    assert not one.store.path(builders.CASE.id).exists()
 
     one.confirmation.verdicts[:] = [dataclasses.replace(proven, outcome=Outcome.PASS)]
     (recorded,), refused = record_baselines(one)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from specreg.baselines.record import record_measurements
-from specreg.baselines.store import Shelf, settings_in
+from specreg.baselines.store import BaselineStore, settings_in
 from specreg.core.errors import (
     HungError,
     InvalidMeasurementError,
@@ -46,7 +46,7 @@ def suite(folder: Path, *, update_reason: str | None = None, launches: int = 1) 
     return Suite(
         root=builders.ROOT,
         tier=Tier(name="cpu", needs_gpus=0, cases=(builders.CASE,)),
-        shelf=Shelf(folder=folder / "baselines", environment=builders.ENVIRONMENT),
+        store=BaselineStore(folder=folder / "baselines", environment=builders.ENVIRONMENT),
         launches=launches,
         update_reason=update_reason,
         provision=NOWHERE,
@@ -200,7 +200,7 @@ def test_a_file_that_cannot_be_read_does_not_hinder_its_replacement_being_measur
     tmp_path: Path,
 ) -> None:
     one = measured(suite(tmp_path, update_reason="again"), MEASURED)
-    path = one.shelf.path(builders.CASE.id)
+    path = one.store.path(builders.CASE.id)
     path.parent.mkdir(parents=True)
     path.write_text("{")
     verdict = judged(one, LENGTH)
@@ -213,7 +213,7 @@ def test_a_speed_waits_for_all_launches_and_acceptance_does_not(tmp_path: Path) 
         for value in (100.0, 100.0)
     ]
     record_measurements(
-        launches, settings_in(builders.ROOT, builders.CASE), suite(tmp_path).shelf, reason="first"
+        launches, settings_in(builders.ROOT, builders.CASE), suite(tmp_path).store, reason="first"
     )
     one = measured(suite(tmp_path, launches=2), *launches)
     one.asked = {builders.CASE.id: {LENGTH.name, SPEED.name}}
@@ -261,7 +261,7 @@ def test_a_case_of_which_a_launch_is_missing_is_not_recorded(tmp_path: Path) -> 
     assert recorded == ()
     complaint = complaints[builders.CASE.id]
     assert "not written, 1 of 3 launches were measured; select the whole case" in complaint
-    assert not one.shelf.folder.exists()
+    assert not one.store.folder.exists()
 
 
 def test_a_case_with_lists_among_its_settings_is_recorded_too(tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def test_what_an_earlier_run_measured_is_taken_over_without_a_server(tmp_path: P
 @pytest.mark.parametrize(
     "changes",
     [
-        {"shelf": Shelf(folder=Path("baselines"), environment=builders.OTHER_ENVIRONMENT)},
+        {"store": BaselineStore(folder=Path("baselines"), environment=builders.OTHER_ENVIRONMENT)},
         {"asked": {builders.CASE.id: {LENGTH.name}}},
         {"provision": dataclasses.replace(NOWHERE, version="0.31.0")},
         {"provision": dataclasses.replace(NOWHERE, python="/some/bin/python")},

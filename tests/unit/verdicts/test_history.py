@@ -226,7 +226,7 @@ def test_the_draft_that_was_judged_is_known_by_its_files(tmp_path: Path) -> None
 def test_any_setting_tells_two_cases_apart() -> None:
     checksum = settings_sha256(builders.SETTINGS)
     assert settings_sha256(dataclasses.replace(builders.SETTINGS)) == checksum
-    for change in ({"rounds": 3}, {"dtype": "auto"}, {"ignore_eos": True}):
+    for change in ({"turns": 3}, {"dtype": "auto"}, {"ignore_eos": True}):
         assert settings_sha256(dataclasses.replace(builders.SETTINGS, **change)) != checksum
 
 
