@@ -39,7 +39,7 @@ def confirm(first: Verdict, second: Verdict) -> Verdict:
 
 
 def hold_together(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
-    """Correct for the number of figures of a run, by Holm: chance makes some look worse, even twice.
+    """Correct for the number of figures of a run, by Holm: chance makes some look bad, even twice.
 
     Of the m figures of acceptance that the run judged, or of speed, the k-th smallest p must not
     exceed LEVEL / (m - k + 1), with k from 1, and neither must those before it (Holm 1979). What
