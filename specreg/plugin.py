@@ -356,7 +356,7 @@ def pytest_runtest_makereport(
     report.longrepr = cast("Any", Failure(message=head, text=text, case_id=case_id))
     if case_id:
         suite.errors.setdefault(params["case"].id, message)
-        verdict = suite.note_failure(params["case"], _what(params), head)
+        verdict = suite.note_failure(params["case"], _what(params).name, head)
         report.user_properties.extend(properties(verdict))
     else:
         item.config.stash[_OTHERS] = True
