@@ -22,8 +22,7 @@ from specreg.cli.options import (
 )
 from specreg.core.redaction import hide
 from specreg.correctness.oracle_client import reference_steps
-from specreg.report.explain import render_explanation
-from specreg.report.oracle import render_oracle
+from specreg.report.cases import render_explanation, render_oracle
 from specreg.verdicts.history import history_path, load_history
 
 

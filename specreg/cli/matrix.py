@@ -22,7 +22,7 @@ from specreg.engines.registry import ENGINES
 from specreg.matrix.schema import render_schema
 from specreg.matrix.tier import tier_names
 from specreg.measurement.metrics import check_tolerances
-from specreg.report.matrix import render_matrix
+from specreg.report.cases import render_matrix
 from specreg.report.tables import NOTHING
 from specreg.telemetry.identity import find_gpus
 

@@ -9,6 +9,7 @@ from specreg.cli.options import HERE, RUNS, WIDTH, RootOption, RunsOption
 from specreg.core.errors import ReportError, SpecregError, UnknownNameError
 from specreg.measurement.metrics import METRICS
 from specreg.measurement.validity import render_invalid
+from specreg.report.cases import render_trends
 from specreg.report.document import (
     FILE_NAME,
     last_launches,
@@ -19,7 +20,6 @@ from specreg.report.document import (
 )
 from specreg.report.exports import ALWAYS, OUTPUTS, write_outputs
 from specreg.report.tables import render_figures
-from specreg.report.trends import render_trends
 from specreg.verdicts.history import load_history
 
 _FORMS = "; ".join(f"{output.name}: {output.text}" for output in OUTPUTS.values())

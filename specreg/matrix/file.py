@@ -185,47 +185,53 @@ def _convert(raw: object, kind: type[_TableT], place: Place) -> _TableT:
 
 
 def _explain(said: str, raw: object, kind: object, place: Place) -> NoReturn:
-    """Says what msgspec says in the words of the file: which key, what was got, what is known.
+    """Say what msgspec says in the words of the file: which key, what was got, what is known.
 
     Raises:
         UnknownNameError, MatrixError: always one of them.
     """
     found = _WHERE.match(said)
     what, path = (found.group(1), found.group(2) or "") if found else (said, "")
-    got, hint, key = _follow(raw, kind, path)
+    hint = _fields_of(kind).get(re.split(r"[.\[]", path)[0])
+    got, key = _follow(raw, path, hint)
+    types_of = _members(hint)
     if unknown := _UNKNOWN.fullmatch(what):
-        name = unknown.group(1)
-        kinds = f"key of {key}" if key else "key"
-        raise UnknownNameError(kinds, name, _fields_of(hint), place.at(f"{key or name}"))
+        known = [name for one in types_of for name in _fields_of(one)]
+        raise UnknownNameError(f"key of {key}", unknown.group(1), known, place.at(key))
     if missing := _MISSING.fullmatch(what):
         of = f" of {key}" if key else ""
         raise MatrixError(f"{place.at(key)}: key '{missing.group(1)}'{of} is missing; {_ADVICE}")
-    if isinstance(got, str) and (words := _words_of(hint)):
+    words = [word for one in types_of if issubclass(one, StrEnum) for word in one]
+    if isinstance(got, str) and words:
         raise UnknownNameError(key, got, words, place.at(key))
     needed = what.removeprefix("Expected ").split(", got ")[0]
-    shown = f"{key} = {_shown(got)}" if key else _shown(got)
+    value = json.dumps(got, default=str)
+    shown = f"{key} = {value}" if key else value
     raise MatrixError(f"{place.at(key)}: {shown}, needed {needed}; {_ADVICE}")
 
 
-def _follow(raw: object, hint: object, path: str) -> tuple[object, object, str]:
-    """What stands at a path such as `concurrency[1]`: value, type, and the path in full.
+def _follow(raw: object, path: str, hint: object) -> tuple[object, str]:
+    """What stands at a path such as `concurrency[1]`: value, and the path in full.
 
     msgspec writes `[...]` for any key of a mapping: it is the first whose value doesn't fit.
+
+    Args:
+        raw: the table.
+        path: as msgspec writes it.
+        hint: the type of the table's key with which the path begins.
     """
     key = ""
     for step in re.findall(r"[^.\[\]]+|\[\.\.\.\]|\[\d+\]", path):
-        if step == "[...]":
-            values = raw if isinstance(raw, dict) else {}
-            inner = _inside(hint)
-            name = next((one for one, value in values.items() if not _fits(value, inner)), step)
-            raw, hint, key = values.get(name), inner, f"{key}.{name}"
+        if step == "[...]" and isinstance(raw, dict):
+            inner = typing.get_args(hint)[-1]
+            name = next((one for one, value in raw.items() if not _fits(value, inner)), step)
+            raw, key = raw.get(name), f"{key}.{name}"
         elif step.startswith("["):
-            raw = raw[int(step[1:-1])] if isinstance(raw, list) else raw
-            hint, key = _inside(hint), f"{key}{step}"
+            raw, key = raw[int(step[1:-1])] if isinstance(raw, list) else raw, f"{key}{step}"
         else:
             raw = raw.get(step) if isinstance(raw, dict) else raw
-            hint, key = _fields_of(hint).get(step), f"{key}.{step}".removeprefix(".")
-    return raw, hint, key
+            key = f"{key}.{step}".removeprefix(".")
+    return raw, key
 
 
 def _fits(value: object, hint: object) -> bool:
@@ -236,39 +242,16 @@ def _fits(value: object, hint: object) -> bool:
     return True
 
 
-def _choices(hint: object) -> tuple[object, ...]:
-    """A type, without its bounds, or each of a union."""
+def _members(hint: object) -> tuple[type, ...]:
+    """The types that a key may have, without their bounds."""
     if typing.get_origin(hint) is typing.Annotated:
-        return _choices(typing.get_args(hint)[0])
-    is_union = typing.get_origin(hint) in {typing.Union, types.UnionType}
-    members = typing.get_args(hint) if is_union else ()
-    return tuple(one for member in members for one in _choices(member)) or (hint,)
+        return _members(typing.get_args(hint)[0])
+    if typing.get_origin(hint) in {typing.Union, types.UnionType}:
+        return tuple(one for member in typing.get_args(hint) for one in _members(member))
+    return (hint,) if isinstance(hint, type) else ()
 
 
-def _inside(hint: object) -> object:
-    """The type of what a list or mapping holds."""
-    held = (typing.get_args(one) for one in _choices(hint))
-    return next((one[-1] for one in held if one), None)
-
-
-def _fields_of(hint: object) -> Mapping[str, object]:
+def _fields_of(kind: object) -> Mapping[str, object]:
     """The keys of a table, with their types."""
-    for one in _choices(hint):
-        if isinstance(one, type) and (
-            dataclasses.is_dataclass(one) or issubclass(one, msgspec.Struct)
-        ):
-            return typing.get_type_hints(one, include_extras=True)
-    return {}
-
-
-def _words_of(hint: object) -> tuple[str, ...]:
-    """The words that a key may have, none where it takes others too."""
-    for one in _choices(hint):
-        if isinstance(one, type) and issubclass(one, StrEnum):
-            return tuple(one)
-    return ()
-
-
-def _shown(got: object) -> str:
-    """A value about as it is written."""
-    return json.dumps(got, default=str)
+    is_table = dataclasses.is_dataclass(kind) or hasattr(kind, "__struct_fields__")
+    return typing.get_type_hints(kind, include_extras=True) if is_table else {}

@@ -39,7 +39,8 @@ from specreg.telemetry.identity import Environment, ProcessorLoad
 from specreg.verdicts.history import RunRecord
 from specreg.verdicts.judge import Outcome, Verdict
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""The first had `sight_frac` for `mde_frac`, and is read too."""
 FILE_NAME = "report.json"
 REGRESSED_STATUS, UNDECIDED_STATUS, NO_BASELINE_STATUS = 1, 10, 11
 _ADVICE = "run the tier again to have all of it"
@@ -319,7 +320,7 @@ def load_report(path: Path) -> Report:
     try:
         content = path.read_bytes().replace(*_RENAMED)
         version = msgspec.json.decode(content, type=_Version).schema_version
-        if version != SCHEMA_VERSION:
+        if not 1 <= version <= SCHEMA_VERSION:
             newer = version > SCHEMA_VERSION
             advice = "use a newer specreg" if newer else _ADVICE
             message = (
@@ -358,7 +359,7 @@ def load_verdict(path: Path) -> RunVerdict | None:
     return None
 
 
-_RENAMED = b'"mde_frac"', b'"mde_frac"'
+_RENAMED = b'"sight_frac"', b'"mde_frac"'
 """A field of files that were written before."""
 
 

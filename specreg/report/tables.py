@@ -103,7 +103,8 @@ def render_rows(
             name, justify="left" if is_left else "right", no_wrap=not wraps, overflow="fold"
         )
     for row in rows:
-        table.add_row(*row)
+        # Not as strings: rich takes what stands in brackets for markup.
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     return render_table(table, width, color=color) if table.row_count else ""
 
 

@@ -72,6 +72,7 @@ HELD = Verdict(
     low_frac=-0.01,
     high_frac=0.01,
     tolerance_frac=0.05,
+    mde_frac=0.02,
 )
 LOST = Verdict(
     case_id=CASE.id,

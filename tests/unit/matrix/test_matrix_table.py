@@ -10,7 +10,7 @@ from specreg.cli import app
 from specreg.core.errors import UnknownNameError
 from specreg.matrix.schema import render_schema
 from specreg.matrix.tier import load_tier
-from specreg.report.matrix import render_matrix
+from specreg.report.cases import render_matrix
 from specreg.telemetry.identity import Gpus, current_environment
 from tests.unit import builders
 

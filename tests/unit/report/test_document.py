@@ -70,8 +70,8 @@ def test_the_schema_refuses_what_no_report_is() -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b'{"schema_version": 0}', "schema version 0, this specreg reads 1; run the tier again"),
-        (b'{"schema_version": 9}', "schema version 9, this specreg reads 1; use a newer specreg"),
+        (b'{"schema_version": 0}', "schema version 0, this specreg reads 2; run the tier again"),
+        (b'{"schema_version": 9}', "schema version 9, this specreg reads 2; use a newer specreg"),
         (b'{"schema_version": 1, "cases": []}', "missing required field `run`"),
         (b'{"schema_version": 1, "run"', "Input data was truncated"),
         (b"\xff", "run the tier again"),
@@ -89,10 +89,14 @@ def test_a_report_that_cannot_be_read_is_said(tmp_path: Path, content: bytes, sa
 def test_a_report_of_an_earlier_specreg_is_read(tmp_path: Path) -> None:
     """What it doesn't say yet has a default."""
     content = json.loads(msgspec.json.encode(reports.REPORT))
+    content["schema_version"] = 1
+    for verdict in content["run"]["verdicts"]:
+        verdict["sight_frac"] = verdict.pop("mde_frac")
     del content["ended_at"], content["origin"]["options"]
     del content["cases"][0]["logs"], content["cases"][0]["error"]
     path = tmp_path / "report.json"
     path.write_text(json.dumps(content))
+    assert load_report(path).run.verdicts == reports.REPORT.run.verdicts
     assert load_report(path).options == ("--specreg-tier=cpu",)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from specreg.baselines.comparison import Known
 from specreg.datasets.prompts import Prompt
-from specreg.report.oracle import render_oracle
+from specreg.report.cases import render_oracle
 from tests.unit import builders
 
 ONE_TURN = Prompt(id="one", category="any", turns=("Hello",))

@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 
 from specreg.core.errors import ReportError, UnknownNameError
+from specreg.report.cases import render_trends
 from specreg.report.charts import charts_of
-from specreg.report.trends import render_trends
 from specreg.verdicts.history import RunRecord, comparable, record_history
 from tests.unit.cli.test_cli import specreg
 from tests.unit.report.test_tables import lines
