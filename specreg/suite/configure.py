@@ -15,7 +15,7 @@ from specreg.matrix.case import Case, Tier
 from specreg.matrix.models import why_unfetchable
 from specreg.matrix.tier import load_tier, with_prompts
 from specreg.measurement.journal import Journal, last_run, load_journal, parts_in
-from specreg.measurement.metrics import METRICS, check_tolerances
+from specreg.measurement.metrics import METRICS, check_allowed
 from specreg.report.progress import Progress
 from specreg.servers.attach import alone
 from specreg.servers.provision import Provision
@@ -64,7 +64,7 @@ def _tier(root: Path, options: Options, name: str) -> Tier:
         tier = alone(tier, options.attach)
     tier = _with_fewer_prompts(tier, options)
     for case in tier.cases:
-        check_tolerances(case, tier.places[case.id])
+        check_allowed(case, tier.places[case.id])
     return tier
 
 
