@@ -16,7 +16,7 @@ from specreg.matrix.models import check_model_code, why_unfetchable
 from specreg.matrix.tier import load_tier, with_prompts
 from specreg.matrix.widening import check_room
 from specreg.measurement.journal import Journal, last_run, load_journal, parts_in
-from specreg.measurement.metrics import METRICS, check_tolerances
+from specreg.measurement.metrics import METRICS, check_allowed
 from specreg.report.progress import Progress
 from specreg.servers.attach import alone, check_attached
 from specreg.servers.provision import Provision
@@ -65,7 +65,7 @@ def _tier(root: Path, options: Options, name: str) -> Tier:
         tier = alone(tier, options.attach)
     tier = _with_fewer_prompts(tier, options)
     for case in tier.cases:
-        check_tolerances(case, tier.places[case.id])
+        check_allowed(case, tier.places[case.id])
     return tier
 
 

@@ -18,9 +18,7 @@ from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Family, Replay
 from specreg.measurement.validity import all_invalid
 from specreg.report.document import (
-    CategoryFigures,
     RunVerdict,
-    categories_of,
     count_outcomes,
     exit_status,
     last_launches,
@@ -37,7 +35,7 @@ from specreg.stats.percentiles import summarize
 from specreg.suite.finish import report_of, run_verdict
 from specreg.verdicts.judge import Outcome, Verdict
 from tests.unit import builders, reports
-from tests.unit.reports import CASE, a_round, measured
+from tests.unit.reports import CASE, measured
 from tests.unit.suite.test_run import COUNTS, LENGTH, SPEED, suite
 from tests.unit.suite.test_run import measured as with_measurement
 
@@ -160,45 +158,6 @@ def with_prompts(record: AcceptanceRecord) -> Measurement:
     return dataclasses.replace(launch, replay=replay)
 
 
-def test_a_category_has_its_acceptance_its_pace_and_what_it_gains() -> None:
-    assert categories_of(figures_of(measured(), 1)) == {
-        "chat": CategoryFigures(
-            requests=1,
-            acceptance_length_tokens=2.5,
-            acceptance_rate_frac=0.5,
-            tpot_p50_ms=5.0,
-            control_tpot_p50_ms=10.0,
-            tpot_ratio=2.0,
-        ),
-        "math": CategoryFigures(
-            requests=1,
-            acceptance_length_tokens=4.0,
-            acceptance_rate_frac=1.0,
-            tpot_p50_ms=10.0,
-            control_tpot_p50_ms=30.0,
-            tpot_ratio=3.0,
-        ),
-    }
-
-
-def test_a_category_that_only_the_case_has_gains_nothing_known() -> None:
-    control = a_round(10, categories=("chat",))
-    maths = categories_of(figures_of(measured(control=control), 1))["math"]
-    assert (maths.tpot_p50_ms, maths.control_tpot_p50_ms, maths.tpot_ratio) == (10.0, None, None)
-
-
-def test_one_category_is_no_breakdown() -> None:
-    ours = a_round(5, categories=("chat",))
-    assert categories_of(figures_of(measured(ours), 1)) == {}
-
-
-def test_a_case_without_speculation_has_no_breakdown() -> None:
-    one = measured()
-    assert one.replay is not None
-    plain = dataclasses.replace(one, replay=dataclasses.replace(one.replay, acceptance=None))
-    assert categories_of(figures_of(plain, 1)) == {}
-
-
 def test_the_last_valid_launch_of_each_case_is_shown() -> None:
     broken = dataclasses.replace(measured(), replay=None, invalid=all_invalid("X: y"))
     first, second, other = (
@@ -266,15 +225,6 @@ def test_figures_of_another_form_are_named(tmp_path: Path, content: bytes) -> No
         load_figures(tmp_path)
     assert str(error.value).startswith(f"figures '{path}': ")
     assert str(error.value).endswith("; run the case again with this specreg")
-
-
-def test_figures_are_picked_and_never_made_anew() -> None:
-    """So that a table and a file can't differ."""
-    figures = figures_of(measured(), 1)
-    assert isinstance(figures, Figures)
-    assert figures.speedup is not None
-    ratios = {name: one.tpot_ratio for name, one in categories_of(figures).items()}
-    assert ratios == figures.speedup.tpot_ratio_by_category
 
 
 def verdict(outcome: Outcome, *, softened: bool = False) -> Verdict:
