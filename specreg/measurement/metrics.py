@@ -372,7 +372,7 @@ _ROWS = (
 METRICS: Mapping[str, Metric] = MappingProxyType({metric.name: metric for metric in _ROWS})
 
 
-def check_tolerances(case: Case, where: str) -> None:
+def check_allowed(case: Case, where: str) -> None:
     """Every tolerance of the case is one of a metric, and one that can be overstepped.
 
     Args:

@@ -16,7 +16,7 @@ from specreg.cli import app
 from specreg.core.errors import SensorError
 from specreg.telemetry.rapl import SENSOR as RAPL
 from specreg.telemetry.samples import load_traces
-from tests.doubles.nvml.device import Process, ScriptedGpu, build, constant
+from tests.doubles.nvml.device import Process, ScriptedGpu, constant
 from tests.unit.playing import Player, running
 
 _TRIES = 4
@@ -25,11 +25,6 @@ _KEPT = re.compile("the sampler was kept|no samples at an end")
 
 FIRST = ScriptedGpu(uuid="GPU-00", load=constant(400.0))
 SECOND = ScriptedGpu(uuid="GPU-01", load=constant(300.0))
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("library"))
 
 
 @pytest.fixture
