@@ -40,12 +40,11 @@ from specreg.servers.sources import (
     released_versions,
     source_of,
 )
-from specreg.verdicts.judge import Outcome
+from specreg.verdicts.judge import GOOD, Outcome
 
 PAGE = "bisect.json"
 FAILED_STATUS, INTERRUPTED_STATUS = 10, 130
 _WORSE = frozenset({Outcome.REGRESSED, Outcome.WRONG})
-_SOUND = frozenset({Outcome.PASS, Outcome.IMPROVED})
 
 
 class Step(StrEnum):
@@ -178,7 +177,7 @@ def step_of(decision: Decision, lost: frozenset[str]) -> Step:
     outcomes = {one.outcome for one in decision.verdicts if one.metric in lost}
     if outcomes & _WORSE:
         return Step.BAD
-    return Step.GOOD if outcomes and outcomes <= _SOUND else Step.UNKNOWN
+    return Step.GOOD if outcomes and outcomes <= GOOD else Step.UNKNOWN
 
 
 def why_of(decision: Decision, step: Step, lost: frozenset[str]) -> str:

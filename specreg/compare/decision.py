@@ -18,9 +18,9 @@ from specreg.compare.judging import (
 )
 from specreg.compare.pairs import Subject
 from specreg.measurement.metrics import GATE_METRICS
-from specreg.verdicts.judge import Outcome, Verdict
+from specreg.verdicts.judge import GOOD, Outcome, Verdict
 
-_SOUND = frozenset({Outcome.PASS, Outcome.IMPROVED, Outcome.MEASURED, Outcome.NOT_COMPARABLE})
+_SETTLED = GOOD | {Outcome.MEASURED, Outcome.NOT_COMPARABLE}
 _LEFT_OPEN = "left open, as the case is lost already"
 _FEW_EQUAL_FRAC = 0.5
 
@@ -102,7 +102,7 @@ def decide(
             lost = subject.pair.id in {one.case_id for one in wrong}
             verdicts += _left_open(judged, lost=lost)
     regressed = [one for one in verdicts if one.outcome is Outcome.REGRESSED]
-    unclear = [one for one in (*verdicts, *answers) if one.outcome not in _SOUND]
+    unclear = [one for one in (*verdicts, *answers) if one.outcome not in _SETTLED]
     if wrong or regressed:
         answer = Answer.DONT
     elif moved or unclear or not verdicts:

@@ -33,8 +33,8 @@ from specreg.core.errors import UnkillableError
 from specreg.core.logs import log_tail
 from specreg.core.redaction import known_secrets, learn
 from specreg.core.supervisor import (
-    NOBODY,
-    Given,
+    NO_LEADER,
+    Handover,
     Leader,
     ask_all,
     kill_all,
@@ -121,7 +121,7 @@ def start_process(
     with _pipe() as (speaks, hears):
         guard = _start_supervisor(mark, hears, log_path, temporary)
         try:
-            _tell(guard, json.dumps(Given(known_secrets(), tuple(before))._asdict()))
+            _tell(guard, json.dumps(Handover(known_secrets(), tuple(before))._asdict()))
             popen = subprocess.Popen(  # noqa: S603 - our own arguments, no shell
                 command,
                 env=marked,
@@ -139,7 +139,7 @@ def start_process(
         except KeyboardInterrupt:
             # It came between the fork and us: nobody but its mark knows the child, once it runs.
             time.sleep(_EXEC_S)
-            kill_all(mark, NOBODY, _KILL_S)
+            kill_all(mark, NO_LEADER, _KILL_S)
             _dismiss(guard)
             raise
     # A second Ctrl-C may cut the orderly way short; what is left then goes with us.

@@ -424,7 +424,7 @@ GATE_METRICS: Mapping[str, Metric] = MappingProxyType(
 """What a gate compares."""
 
 
-def check_tolerances(case: Case, where: str) -> None:
+def check_allowed(case: Case, where: str) -> None:
     """Every tolerance of the case is one of a metric, and one that can be overstepped.
 
     Args:

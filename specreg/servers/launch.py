@@ -16,7 +16,7 @@ from specreg.servers.memory import fit_together
 from specreg.servers.provision import Provision
 from specreg.servers.readiness import POLL_S
 from specreg.servers.server import Server
-from specreg.servers.start import begin_server
+from specreg.servers.start import ServerStart
 
 _NS_PER_S = 10**9
 
@@ -285,17 +285,15 @@ class Servers:
             ) as attached:
                 yield lambda: attached
             return
-        environment = self._environment(spec)
-        with (
-            provision.leased(spec, beside_starting=any(one.is_starting for one in self._startings)),
-            begin_server(
-                spec,
-                environment,
-                root=self.root,
-                log_path=self._log_path(launch),
-                on_gpu=provision.on_gpu,
-                ready_within_s=self.ready_within_s,
-                show=self.show,
-            ) as poll,
-        ):
-            yield poll
+        start = ServerStart(
+            spec=spec,
+            environment=self._environment(spec),
+            root=self.root,
+            log_path=self._log_path(launch),
+            on_gpu=provision.on_gpu,
+            ready_within_s=self.ready_within_s,
+            show=self.show,
+        )
+        beside_starting = any(one.is_starting for one in self._startings)
+        with provision.leased(spec, beside_starting=beside_starting), start.begin():
+            yield start.poll

@@ -1,4 +1,4 @@
-"""Starting: a spec in, a server out once it has generated a token; it leaves nothing behind."""
+"""Start a server, and end every process of it; nothing is left of it afterwards."""
 
 import contextlib
 import dataclasses
@@ -11,7 +11,6 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ParamSpec
 
 from specreg.core.errors import ServerStartError
 from specreg.core.files import cache_dir, replace_file
@@ -30,133 +29,101 @@ from specreg.servers.readiness import POLL_S, PORT_IN_USE, is_ready, scrape_vers
 from specreg.servers.server import StartedServer
 from specreg.telemetry.identity import find_gpus
 
-_Settings = ParamSpec("_Settings")
 _PORTS = 3
 _NONCE_DIGITS = 8
 _SOCKET_FOLDER_BYTES = 64
 """Of 107 that the path of a Unix socket may have; vLLM's names take 37 and more."""
 
 
+def free_port() -> int:
+    """A port of this machine alone that was free a moment ago; closed before it is bound."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 @contextlib.contextmanager
-def begin_server(  # noqa: PLR0913 - by name, the most of them facts of the run
+def start_server(  # noqa: PLR0913 - by name, the most of them facts of the run
     spec: ServerSpec,
     environment: EngineEnvironment,
     *,
     root: Path,
-    log_path: Path | None = None,
     on_gpu: bool,
     ready_within_s: float,
     show: Callable[[str], None],
+    log_path: Path | None = None,
     choose_port: Callable[[], int] | None = None,
-) -> Iterator[Callable[[], StartedServer | None]]:
-    """Start a server, which takes a while; every process of it is gone after the context.
+) -> Iterator[StartedServer]:
+    """Start a server, and wait until it has generated a token; all of it ends with the context.
 
-    Gives what to ask for it: the server once it has generated a token, None before. One whose port
-    another program takes meanwhile is started again, on another port.
-
-    Args:
-        spec: what to start.
-        environment: the engine's environment.
-        root: the repository's root, for relative model folders.
-        log_path: where the server's output goes; what stands there stays, and it goes beside
-            it. None for a place that goes when the server does.
-        on_gpu: whether the engine runs on a GPU.
-        ready_within_s: how long it may take to the first token.
-        show: is told what goes on.
-        choose_port: the port to listen on; None for one that is free.
-
-    Raises:
-        ModelError: a model folder is missing, or brings code that the case doesn't trust.
-        ServerStartError: it can't be started; where it is asked for, the server ended, or generated
-            nothing in time.
+    Args and errors: see `ServerStart`.
     """
-    check_model_code(root, spec)
-    target, draft = served_models(root, spec)
-    widen_models(root, spec, show=show)
-    chosen = choose_port or free_port
-    with (
-        tempfile.TemporaryDirectory(prefix="specreg-", ignore_cleanup_errors=True) as folder,
-        contextlib.ExitStack() as attempt,
-    ):
-        start = _Start(
-            spec=spec,
-            environment=environment,
-            root=root,
-            log_path=log_path,
-            on_gpu=on_gpu,
-            ready_within_s=ready_within_s,
-            target=target,
-            draft=draft,
-            ports=(chosen() for _ in range(_PORTS)),
-            temporary=Path(folder),
-            attempt=attempt,
-        )
-        show(f"starting {spec.id}")
-        start.begin(next(start.ports))
-        yield start.poll
-
-
-def _waiting(
-    begin: Callable[
-        _Settings, contextlib.AbstractContextManager[Callable[[], StartedServer | None]]
-    ],
-) -> Callable[_Settings, contextlib.AbstractContextManager[StartedServer]]:
-    @contextlib.contextmanager
-    def start(*given: _Settings.args, **named: _Settings.kwargs) -> Iterator[StartedServer]:
-        with begin(*given, **named) as poll:
-            while (server := poll()) is None:
-                time.sleep(POLL_S)
-            yield server
-
-    return start
-
-
-start_server = _waiting(begin_server)
-"""As `begin_server`, and waits: gives the server that has generated a token."""
+    start = ServerStart(
+        spec=spec,
+        environment=environment,
+        root=root,
+        on_gpu=on_gpu,
+        ready_within_s=ready_within_s,
+        show=show,
+        log_path=log_path,
+        choose_port=choose_port or free_port,
+    )
+    with start.begin():
+        while (server := start.poll()) is None:
+            time.sleep(POLL_S)
+        yield server
 
 
 @dataclass(slots=True, kw_only=True)
-class _Start:
-    """What a server is started from, see `begin_server`; its processes end with `attempt`."""
+class ServerStart:
+    """The start of a server, which takes a while.
+
+    One whose port another program takes meanwhile is started again, on another port.
+
+    Attributes:
+        spec: what to start; environment: the engine's.
+        root: the repository's root, for relative model folders.
+        on_gpu: whether the engine runs on a GPU.
+        ready_within_s: how long it may take to the first token.
+        show: is told what goes on.
+        log_path: where the server's output goes; what stands there stays, and it goes beside
+            it. None for a place that goes when the server does.
+        choose_port: the port to listen on.
+    """
 
     spec: ServerSpec
     environment: EngineEnvironment
     root: Path
-    log_path: Path | None
     on_gpu: bool
     ready_within_s: float
-    target: str
-    draft: str | None
-    ports: Iterator[int]
-    temporary: Path
-    attempt: contextlib.ExitStack
+    show: Callable[[str], None]
+    log_path: Path | None = None
+    choose_port: Callable[[], int] = free_port
+    _temporary: Path = field(init=False)
+    _processes: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    _attempts: int = 0
     _deadline_s: float = field(init=False)
     _server: StartedServer = field(init=False)
 
-    def begin(self, port: int) -> None:
-        """Start its processes; it answers at the port.
+    @contextlib.contextmanager
+    def begin(self) -> Iterator[None]:
+        """Start its processes, and don't wait; every one of them is gone after the context.
 
         Raises:
-            ServerStartError: they can't be.
+            ModelError: a model folder is missing, or brings code that the case doesn't trust.
+            ServerStartError: it can't be started.
         """
-        log_path = _unused(self.log_path or self.temporary / "server.log")
-        private = self.temporary / "private"
-        private.mkdir(exist_ok=True, mode=0o700)
-        options = self._options(private, port, self.temporary / f"files-{port}")
-        self._deadline_s = time.monotonic() + self.ready_within_s
-        process = self._start(options, log_path)
-        self._server = StartedServer(
-            spec=self.spec,
-            engine=engine_named(self.spec.engine),
-            base_url=f"http://127.0.0.1:{options.port}",
-            model=options.served_name,
-            target=self.target,
-            draft=self.draft,
-            engine_version="",
-            process=process,
-            log_path=log_path,
-            private=private,
-        )
+        check_model_code(self.root, self.spec)
+        widen_models(self.root, self.spec, show=self.show)
+        with (
+            tempfile.TemporaryDirectory(prefix="specreg-", ignore_cleanup_errors=True) as folder,
+            self._processes,
+        ):
+            self._temporary = Path(folder)
+            self.show(f"starting {self.spec.id}")
+            self._begin()
+            yield
 
     def poll(self) -> StartedServer | None:
         """The server once it has generated a token, None before.
@@ -169,32 +136,53 @@ class _Start:
             if not is_ready(server, self._deadline_s):
                 return None
         except ServerStartError as error:
-            another = next(self.ports, None) if error.failure.endswith(PORT_IN_USE) else None
-            if another is None:
+            if self._attempts == _PORTS or not error.failure.endswith(PORT_IN_USE):
                 raise
-            self.attempt.close()
-            self.begin(another)
+            self._processes.close()
+            self._begin()
             return None
         running = dataclasses.replace(server, engine_version=scrape_version(server))
         note_shared(running.process)
         return running
 
-    def _options(self, private: Path, port: int, folder: Path) -> LaunchOptions:
-        spec, version = self.spec, self.environment.version
+    def _begin(self) -> None:
+        self._attempts += 1
+        target, draft = served_models(self.root, self.spec)
+        log_path = _unused(self.log_path or self._temporary / "server.log")
+        private = self._temporary / "private"
+        private.mkdir(exist_ok=True, mode=0o700)
+        options = self._options(target, draft, private)
+        self._deadline_s = time.monotonic() + self.ready_within_s
+        process = self._start(options, log_path)
+        self._server = StartedServer(
+            spec=self.spec,
+            engine=engine_named(self.spec.engine),
+            base_url=f"http://127.0.0.1:{options.port}",
+            model=options.served_name,
+            target=target,
+            draft=draft,
+            engine_version="",
+            process=process,
+            log_path=log_path,
+            private=private,
+        )
+
+    def _options(self, target: str, draft: str | None, private: Path) -> LaunchOptions:
+        spec, version, port = self.spec, self.environment.version, self.choose_port()
         engine = engine_named(spec.engine)
         asks = engine.help_command(Path(self.environment.python), version)
         return LaunchOptions(
             **taken(LaunchSettings, spec),
-            target=self.target,
+            target=target,
             # Nobody else's is called so: a request that reaches another server fails there.
             served_name=f"{spec.id}-{uuid.uuid4().hex[:_NONCE_DIGITS]}",
             port=port,
             speculation=METHODS[spec.method].settings(
-                engine.spelling, self.draft, spec.draft_tokens, spec.tree, version=version
+                engine.spelling, draft, spec.draft_tokens, spec.tree, version=version
             ),
-            offline=all(Path(model).is_dir() for model in (self.target, self.draft) if model),
+            offline=all(Path(model).is_dir() for model in (target, draft) if model),
             on_gpu=self.on_gpu,
-            folder=folder,
+            folder=self._temporary / f"files-{port}",
             private=private,
             version=version,
             flags=flags_of(self.environment.python, asks, spec.engine_env) if asks else None,
@@ -209,7 +197,7 @@ class _Start:
         folder = str(Path(python).parent) if python else ""
         path = os.pathsep.join((folder, os.environ.get("PATH", "")))
         # As if its environment were active: SGLang calls ninja.
-        own = {**_own_temporary(self.temporary), **({"PATH": path} if python else {})}
+        own = {**_own_temporary(self._temporary), **({"PATH": path} if python else {})}
         variables = {
             **os.environ,
             **own,
@@ -230,13 +218,13 @@ class _Start:
                 environment=variables,
                 log_path=log_path,
                 cwd=self.root,
-                temporary=[self.temporary],
+                temporary=[self._temporary],
             )
         except OSError as error:
             what = f"can't be run, {error.strerror}: '{error.filename}'"
             advice = "check the interpreter, or delete the engine's folder in the cache"
             raise ServerStartError(subject, what, advice, log_path, "") from error
-        self.attempt.callback(stop_process, process)
+        self._processes.callback(stop_process, process)
         return process
 
 
@@ -264,11 +252,3 @@ def _write_files(folder: Path, shown: Path, files: Mapping[str, str]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         replace_file(shown / name, hide(text).encode())
-
-
-def free_port() -> int:
-    """A port of this machine alone that was free a moment ago; closed before it is bound."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -34,7 +34,7 @@ class Away(Protocol):
         ...
 
     def kill(self) -> None:
-        """Ends them at once, whatever they are at; their watchdogs end the servers."""
+        """Ends them at once, whatever they are at; their supervisors end the servers."""
         ...
 
     def close(self, *, early: bool) -> str:

@@ -147,11 +147,7 @@ def visible(
 
     As CUDA's programming guide has it: numbers or UUIDs, which may be cut short as long as they
     fit one; what follows the first that fits none is not seen, and what is named twice leaves none.
-
-    Args:
-        devices: all, in the driver's order.
-        variables: the environment.
-        slice_called: the slice of a GPU (MIG) of such a UUID, None where there is none.
+    `slice_called` gives the slice of a GPU (MIG) of a UUID, None where there is none.
 
     Raises:
         SensorError: numbers are given of GPUs of several kinds, whose order is unknown.

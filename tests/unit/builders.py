@@ -26,7 +26,7 @@ from specreg.baselines.schema import (
     stored_acceptance,
 )
 from specreg.core.processes import SupervisedProcess
-from specreg.core.supervisor import NOBODY
+from specreg.core.supervisor import NO_LEADER
 from specreg.datasets.prompts import Prompt
 from specreg.engines._engine import LaunchOptions, Requirement
 from specreg.engines.registry import ALONE, engine_named
@@ -271,7 +271,7 @@ def server(
         process=SupervisedProcess(
             popen=process,
             mark="none",
-            leader=NOBODY,
+            leader=NO_LEADER,
             supervisor=process,
             last_resort=list,
         ),

@@ -12,7 +12,6 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from specreg.acceptance.record import NO_STEPS
 from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import HungError, SpecregError
 from specreg.datasets.prompts import Prompt
@@ -161,12 +160,6 @@ def test_the_counts_of_each_request_are_the_truth(script: Script) -> None:
         assert counts.position_counts == truth.accepted_per_position
 
 
-def test_the_counts_of_all_requests_add_up_to_the_truth() -> None:
-    total = sum((trace.acceptance or NO_STEPS for trace in replay(DEFAULTS)[0].traces), NO_STEPS)
-    truths = [builders.truth(prompt, DEFAULTS) for prompt in builders.PROMPTS]
-    assert total == builders.counts_of(truths)
-
-
 def test_a_trace_holds_the_sizes_of_its_chunks_and_no_chunk() -> None:
     done, recorded = replay(Script(accepted_cycle=(0, 1, 3)))
     for trace, prompt in zip(done.traces, builders.PROMPTS, strict=True):
@@ -233,42 +226,58 @@ def test_a_refusal_is_quoted_as_far_as_it_is_read() -> None:
     assert len(trace.error or "") < 400
 
 
-def test_an_event_that_is_no_text_is_an_error_of_its_request() -> None:
-    trace = only_trace(Wire([event("1"), b'data: {"choices": [{"delta": {"content": "\xff"}}]}\n']))
-    assert (trace.error or "").startswith("EVENT_UNREADABLE")
-    assert trace.tokens == 1
-
-
 @pytest.mark.parametrize(
-    "said",
+    ("pieces", "words", "tokens"),
     [
-        b'{"error": ' + b"[" * 100_000,
-        b'{"choices": [], "usage": {"completion_tokens": 1' + b"0" * 30 + b"}}",
-        b'{"choices": [], "usage": {"completion_tokens": -1}}',
-        b'{"metrics": {"speculative_decoding": {"num_draft_tokens": 1,'
-        b' "acceptance_histogram": [' + b"1," * 5_000 + b"1]}}}",
+        pytest.param(
+            [b'data: {"choices": [{"delta": {"content": "\xff"}}]}\n'],
+            "EVENT_UNREADABLE",
+            1,
+            id="no-text",
+        ),
+        pytest.param(
+            [b'data: {"error": ' + b"[" * 100_000 + b"\n\n"], "EVENT_UNREADABLE", 1, id="deep"
+        ),
+        pytest.param(
+            [b'data: {"choices": [], "usage": {"completion_tokens": 1' + b"0" * 30 + b"}}\n\n"],
+            "EVENT_UNREADABLE",
+            1,
+            id="huge",
+        ),
+        pytest.param(
+            [b'data: {"choices": [], "usage": {"completion_tokens": -1}}\n\n'],
+            "EVENT_UNREADABLE",
+            1,
+            id="negative",
+        ),
+        pytest.param(
+            [b'data: {"error": {"message": "EngineDeadError"}}\n\n'],
+            "SERVER_ERROR",
+            1,
+            id="error-event",
+        ),
+        pytest.param(
+            [event(", ".join(["1"] * 600))] * 2,
+            "TOKENS_IMPOSSIBLE: a chunk of 600 tokens in an answer that was to have 20 tokens",
+            601,
+            id="too-many-tokens",
+        ),
+        pytest.param(
+            # Without ids nothing else would end it before its time.
+            [event("", text="x" * 2**19)] * 4,
+            "ANSWER_ENDLESS: 1572865 characters in an answer that",
+            1,
+            id="too-much-text",
+        ),
     ],
-    ids=["deep", "huge", "negative", "long"],
 )
-def test_an_event_that_nobody_would_send_is_an_error_of_its_request(said: bytes) -> None:
-    trace = only_trace(Wire([event("1"), b"data: " + said + b"\n\n"]))
-    assert (trace.error or "").startswith("EVENT_UNREADABLE: ")
-    assert len(trace.error or "") < 1_000
-
-
-def test_an_answer_has_no_more_tokens_than_can_have_been_asked_for() -> None:
-    many = event(", ".join(["1"] * 600))
-    assert only_trace(Wire([event("1"), USAGE])).error is None
-    trace = only_trace(Wire([many, many]))
-    words = "TOKENS_IMPOSSIBLE: a chunk of 600 tokens in an answer that was to have 20 tokens"
+def test_an_event_that_cannot_be_is_an_error_of_its_request(
+    pieces: list[bytes], words: str, tokens: int
+) -> None:
+    trace = only_trace(Wire([event("1"), *pieces]))
     assert (trace.error or "").startswith(words)
-    assert trace.tokens == 600
-
-
-def test_an_answer_has_no_more_text_than_can_have_been_asked_for() -> None:
-    """Without ids nothing else would end it before its time."""
-    trace = only_trace(Wire([event("", text="x" * 2**19)] * 4))
-    assert (trace.error or "").startswith("ANSWER_ENDLESS: 1572864 characters in an answer that")
+    assert len(trace.error or "") < 1_000
+    assert trace.tokens == tokens
 
 
 def test_what_is_no_http_is_an_error_of_its_request() -> None:
@@ -297,16 +306,6 @@ def test_what_is_no_http_is_an_error_of_its_request() -> None:
     (trace,) = asyncio.run(run()).traces
     assert (trace.error or "").startswith("ClientResponseError: 400")
     assert len(trace.error or "") < 400
-
-
-def test_an_error_event_is_an_error_of_its_request() -> None:
-    trace = only_trace(Wire([event("1"), b'data: {"error": {"message": "EngineDeadError"}}\n\n']))
-    assert (trace.error or "").startswith("SERVER_ERROR")
-
-
-def test_an_event_without_choices_says_nothing() -> None:
-    trace = only_trace(Wire([b'data: {"id": "x"}\n\n', *PIECES]))
-    assert (trace.error, trace.tokens) == (None, 7)
 
 
 def test_a_request_that_takes_too_long_has_failed() -> None:
@@ -477,18 +476,12 @@ def test_prompts_are_asked_in_their_order_and_as_the_case_says() -> None:
     assert {request.headers["Accept-Encoding"] for request in wire.asked} == {"identity"}
 
 
-def test_a_completion_is_the_text_alone() -> None:
-    wire = Wire(PIECES)
-    replay_wire(wire, dataclasses.replace(ONE_AT_A_TIME, form=Form.COMPLETIONS))
-    assert {request.url.path for request in wire.asked} == {"/v1/completions"}
-    assert [body["prompt"] for body in wire.bodies] == [p.turns[0] for p in builders.PROMPTS]
-
-
 def test_a_prompt_of_token_ids_is_sent_as_ids() -> None:
     wire = Wire(PIECES)
     prompt = Prompt(id="random-0", category="random", token_ids=(5, 6, 7))
     replay_wire(wire, dataclasses.replace(ONE_AT_A_TIME, form=Form.COMPLETIONS), [prompt])
     assert [body["prompt"] for body in wire.bodies] == [[5, 6, 7]]
+    assert {request.url.path for request in wire.asked} == {"/v1/completions"}
 
 
 CONVERSATION = Prompt(id="talk", category="chat", turns=("One?", "Two?", "Three?"))
@@ -517,11 +510,6 @@ def test_a_reply_enters_the_history_as_the_case_says() -> None:
 def messages(body: dict[str, object]) -> list[dict[str, str]]:
     """The messages of a body."""
     return msgspec.convert(body["messages"], list[dict[str, str]])
-
-
-def test_no_more_turns_are_replayed_than_the_case_has() -> None:
-    case = dataclasses.replace(ONE_AT_A_TIME, turns=2)
-    assert [t.turn for t in replay_wire(Wire(PIECES), case, [CONVERSATION]).traces] == [1, 2]
 
 
 def test_a_turn_that_failed_ends_its_conversation() -> None:
@@ -636,11 +624,6 @@ def test_slices_are_parts_of_one_round() -> None:
     ids = [[trace.prompt_id for trace in part.traces] for part in rounds]
     assert ids == [["chat-0", "chat-2", "chat-4"], ["chat-1", "chat-3", "chat-5"]]
     assert [wire.most_in_flight for wire in wires] == [1, 1]
-
-
-def test_a_slice_of_nothing_is_an_empty_round() -> None:
-    part = RoundSlice(number=1, of=2, started_ns=MS)
-    assert replay_wire(Wire(PIECES), prompts=builders.PROMPTS[:1], part=part).traces == ()
 
 
 def test_a_round_grows_with_its_requests_and_not_with_their_tokens() -> None:
