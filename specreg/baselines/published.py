@@ -1,4 +1,4 @@
-"""Published figures: acceptance that somebody wrote down, the last thing to compare with.
+"""Published figures: acceptance from papers and tables, the last thing to compare with.
 
 `baselines/published/<name>.json`, one figure each with its source. Acceptance hardly depends on the
 machine; speed does, so there is none here.
@@ -32,8 +32,8 @@ class Published(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         dataset: the name of the prompt set.
         draft_tokens: tokens drafted per step (k).
         temperature: 0 is greedy.
-        acceptance_length_tokens: AL = 1 + A / S, 1..k + 1; None where nobody said.
-        acceptance_rate_frac: AR = A / D, 0..1; None where nobody said.
+        acceptance_length_tokens: AL = 1 + A / S, 1..k + 1; None where it isn't said.
+        acceptance_rate_frac: AR = A / D, 0..1; None where it isn't said.
         position_frac: marginal acceptance P_i / S by position, each 0..1; k of them or none.
         tolerance_frac: the change of AL that the source itself still calls fine, relative to AL.
         turns, output_cap_tokens: of a conversation and a reply; None where the figure is for any.
@@ -56,7 +56,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     output_cap_tokens: int | None = None
 
     def value(self, metric_name: str) -> float | None:
-        """The figure of a metric, None where nobody published it."""
+        """The figure of a metric, None where it wasn't published."""
         figures = {
             "acceptance_length_tokens": self.acceptance_length_tokens,
             "acceptance_rate_frac": self.acceptance_rate_frac,

@@ -64,7 +64,7 @@ def record_measurements(
     driver_version: str = "",
     noise_of: Callable[[Mapping[str, Spread]], dict[str, Noise]] = lambda _: {},
 ) -> Recorded:
-    """Writes the baseline of one case from the measurements of its launches.
+    """Write the baseline of one case from the measurements of its launches.
 
     Where a launch has figures that mean nothing, what was recorded of their metrics before is kept.
 

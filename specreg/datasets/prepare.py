@@ -68,7 +68,7 @@ class Preparation:
         part: whether the file may hold other rows than were published.
         prompts: how many to keep, spread over the categories; None for all.
         revision: of the hub's dataset, a branch, a tag or a commit.
-        show: told what happens, a line at a time.
+        show: takes each line of progress.
     """
 
     data_dir: Path

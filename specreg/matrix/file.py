@@ -184,14 +184,14 @@ def _convert(raw: object, kind: type[_TableT], place: Place) -> _TableT:
         _explain(str(error), raw, kind, place)
 
 
-def _explain(said: str, raw: object, kind: object, place: Place) -> NoReturn:
+def _explain(error: str, raw: object, kind: object, place: Place) -> NoReturn:
     """Say what msgspec says in the words of the file: which key, what was got, what is known.
 
     Raises:
         UnknownNameError, MatrixError: always one of them.
     """
-    found = _WHERE.match(said)
-    what, path = (found.group(1), found.group(2) or "") if found else (said, "")
+    found = _WHERE.match(error)
+    what, path = (found.group(1), found.group(2) or "") if found else (error, "")
     hint = _fields_of(kind).get(re.split(r"[.\[]", path)[0])
     got, key = _follow(raw, path, hint)
     types_of = _members(hint)
