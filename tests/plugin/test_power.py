@@ -50,14 +50,6 @@ def test_power_that_nobody_can_measure_is_skipped_with_the_reason(recorded_suite
     assert recorded_suite.verdict().verdicts == ()
 
 
-def test_a_run_without_power_is_complete_all_the_same(recorded_suite: Suite) -> None:
-    done = recorded_suite.run("tests/perf", "-q", "--specreg-inconclusive=warn")
-    assert "power: not measured: " in done.stdout
-    verdict = recorded_suite.verdict()
-    assert verdict.complete
-    assert not {one.metric for one in verdict.verdicts} & {"energy_j_per_token", "power_w"}
-
-
 def test_a_window_that_is_too_short_is_said_and_shown(suite: Suite) -> None:
     done = on(suite, GPU).run("tests/perf", "-q", "-rs", "-k", POWER)
     verdict = suite.verdict()

@@ -131,17 +131,6 @@ def test_a_history_that_refuses_is_said_and_takes_no_verdict_with_it(
     assert any("this run isn't in it" in one for one in load_report(folder / FILE).remarks)
 
 
-def test_a_selection_of_nothing_leaves_a_report_of_nothing(suite: Suite, tmp_path: Path) -> None:
-    suite.job_summary = tmp_path / "summary.md"
-    done = suite.run("tests/perf", "-q", "-k", "eagel3")
-
-    assert done.returncode == 5
-    assert "nothing was judged: no test of a case came to a verdict" in done.stdout
-    verdict = suite.verdict()
-    assert (verdict.exit_status, verdict.complete, verdict.verdicts) == (5, False, ())
-    assert "acceptance:** not judged" in (tmp_path / "summary.md").read_text()
-
-
 def test_a_machine_that_nothing_fits_leaves_the_reasons(suite: Suite) -> None:
     suite.write_matrix(needs_gpus=1)
     done = suite.run("tests/perf", "-q")

@@ -19,9 +19,8 @@ from specreg.compare.gate.launched import Launched
 from specreg.compare.gate.needs import Time, takes_of
 from specreg.compare.gate.quantities import Cause
 from specreg.compare.gate.texts import TextsJudged
-from specreg.verdicts.judge import Outcome
+from specreg.verdicts.judge import GOOD, Outcome
 
-_SOUND = {Outcome.PASS, Outcome.IMPROVED}
 _FEW_EQUAL_FRAC = 0.5
 _LEFT_OPEN = "left open, as the case is lost already"
 _NO_TIME = Time()
@@ -94,7 +93,7 @@ def decide(
         )
     )
     lost = [one for one in judged if one.decides and one.outcome is Outcome.REGRESSED]
-    unclear = [one for one in judged if one.decides and one.outcome not in _SOUND]
+    unclear = [one for one in judged if one.decides and one.outcome not in GOOD]
     untold = [one for one in texts if one.outcome is Outcome.INVALID]
     rounded = [one for one in texts if one.outcome is Outcome.PASS and _is_rounded(one)]
     reasons = (

@@ -15,13 +15,12 @@ from specreg.compare.gate.opening import Opened
 from specreg.compare.gate.plan import Shared
 from specreg.compare.gate.quantities import QUANTITIES
 from specreg.compare.gate.run import Gate
-from specreg.verdicts.judge import Outcome
+from specreg.verdicts.judge import GOOD, Outcome
 
 FAILED_STATUS, INTERRUPTED_STATUS = 10, 130
 TEXTS = "texts"
 """Beside the quantities: whether the answers are the same."""
 _WORSE = frozenset({Outcome.REGRESSED, Outcome.WRONG})
-_SOUND = frozenset({Outcome.PASS, Outcome.IMPROVED})
 
 
 def step_of(decision: Decision, lost: frozenset[str]) -> Step:
@@ -37,7 +36,7 @@ def step_of(decision: Decision, lost: frozenset[str]) -> Step:
     outcomes = {*judged, *(one.outcome for one in decision.texts if TEXTS in lost)}
     if outcomes & _WORSE:
         return Step.BAD
-    return Step.GOOD if outcomes and outcomes <= _SOUND else Step.UNKNOWN
+    return Step.GOOD if outcomes and outcomes <= GOOD else Step.UNKNOWN
 
 
 def lost_of(decision: Decision) -> frozenset[str]:
@@ -61,7 +60,7 @@ def why_of(decision: Decision, step: Step, lost: frozenset[str]) -> str:
     figures = [
         one
         for one in decision.judged
-        if one.decides and one.quantity in sought and one.outcome not in _SOUND | _WORSE
+        if one.decides and one.quantity in sought and one.outcome not in GOOD | _WORSE
     ]
     texts = [
         one.reason for one in decision.texts if TEXTS in sought and one.outcome is Outcome.INVALID

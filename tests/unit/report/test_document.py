@@ -108,7 +108,7 @@ def test_a_disk_that_refuses_is_said(tmp_path: Path) -> None:
 def test_the_document_of_a_run_holds_what_was_measured(tmp_path: Path) -> None:
     launch = builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0}, of=COUNTS)
     one = with_measurement(suite(tmp_path), launch)
-    one.note_failure(builders.CASE, LENGTH, "it broke")
+    one.note_failure(builders.CASE, LENGTH.name, "it broke")
     report = report_of(one, run_verdict(one, 10, cut_short=False), command="pytest x")
     (case,) = report.cases
     assert case.case_id == builders.CASE.id
@@ -127,7 +127,7 @@ def test_the_baseline_is_shown_of_the_prompts_that_were_measured(tmp_path: Path)
     full = with_prompts(builders.acceptance_of([*told[:4], *further]))
     record_measurements([full, full], one.settings(builders.CASE), one.store, reason="first")
     with_measurement(one, with_prompts(builders.acceptance_of(told[:4])))
-    one.note_failure(builders.CASE, LENGTH, "so that it is there")
+    one.note_failure(builders.CASE, LENGTH.name, "so that it is there")
     (case,) = report_of(one, run_verdict(one, 10, cut_short=False), command="").cases
     assert case.figures is not None
     assert case.figures.acceptance is not None
@@ -144,7 +144,7 @@ def test_the_speed_of_another_machine_is_no_baseline(tmp_path: Path, *, elsewher
     store = dataclasses.replace(one.store, environment=environment)
     record_measurements([launch, launch], one.settings(builders.CASE), store, reason="first")
     with_measurement(one, launch)
-    one.note_failure(builders.CASE, LENGTH, "so that it is there")
+    one.note_failure(builders.CASE, LENGTH.name, "so that it is there")
     (case,) = report_of(one, run_verdict(one, 10, cut_short=False), command="").cases
     assert case.expected is not None
     assert case.expected.environment == environment.name
