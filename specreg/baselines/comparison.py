@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from specreg.acceptance.table import Column, CountsTable, counts_table
-from specreg.baselines.published import Published
+from specreg.baselines.published import PublishedFigure
 from specreg.baselines.schema import Baseline, load_table
 from specreg.matrix.schema import CaseSettings
 from specreg.measurement.measure import Measurement
@@ -29,7 +29,7 @@ _LEAST_CLOCK_FRAC = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class CaseBaselines:
     """The baselines that apply to a case, before it is judged.
 
     Attributes:
@@ -46,7 +46,7 @@ class Known:
     settings: CaseSettings
     exact: Baseline | None = None
     nearest: Baseline | None = None
-    published: Published | None = None
+    published: PublishedFigure | None = None
     control: Baseline | None = None
     spreads: Mapping[str, Spread]
     options: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ class Comparison:
     """
 
     launches: tuple[Measurement, ...]
-    known: Known
+    known: CaseBaselines
     ours: CountsTable | None
     theirs: CountsTable | None
     run_ids: AbstractSet[str]
@@ -196,7 +196,7 @@ class Comparison:
         return None if value is None else value - metric.origin
 
 
-def compare(launches: Sequence[Measurement], known: Known) -> Comparison:
+def compare(launches: Sequence[Measurement], known: CaseBaselines) -> Comparison:
     """Put a case's launches beside what is known of it; one launch at least."""
     acceptance = launches[-1].acceptance
     ours = counts_table(acceptance.prompts) if acceptance and acceptance.prompts else None

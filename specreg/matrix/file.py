@@ -90,7 +90,7 @@ def models_table(path: Path, text: str, name: str) -> Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class TierTables:
     """What a matrix file says.
 
     Attributes:
@@ -106,7 +106,7 @@ class Written:
     remarks: tuple[str, ...]
 
 
-def load_tier_file(path: Path) -> Written:
+def load_tier_file(path: Path) -> TierTables:
     """The tables of a tier's file.
 
     Raises:
@@ -130,7 +130,7 @@ def load_tier_file(path: Path) -> Written:
     head = _convert(raw, TierFile, whole_file(path, text))
     tables = enumerate(listed, start=1)
     places = [(table, case_table(path, text, number)) for number, table in tables]
-    return Written(
+    return TierTables(
         remarks=remarks,
         needs_gpus=head.needs_gpus,
         models=_models_of(models, path, text),

@@ -403,8 +403,8 @@ def check_trust(spec: ServerSpec) -> None:
     argument = next(filter(_TRUST_FLAG.match, spec.engine_args), None)
     if argument is not None:
         message = (
-            f"engine_args '{argument}': that is a setting of its own, which is part of the case; leave"
-            " it out and set trust_remote_code = true in the matrix"
+            f"engine_args '{argument}': that is a setting of its own, which is part of the case;"
+            " leave it out and set trust_remote_code = true in the matrix"
         )
         raise UnsupportedError(message)
     if spec.trust_remote_code and not engine_named(spec.engine).runs_model_code:
