@@ -1,4 +1,4 @@
-"""Prompts, conversations to replay in texts or token ids, and what of a reply enters the history."""
+"""Prompts, conversations to replay in texts or token ids, and what of a reply becomes history."""
 
 import hashlib
 import itertools
