@@ -40,7 +40,7 @@ from specreg.report.document import (
     record_report,
     record_verdict,
 )
-from specreg.report.exports import ALWAYS, OUTPUTS, append_job_summary, can_make, write_outputs
+from specreg.report.exports import ALWAYS, append_job_summary, can_make, write_outputs
 from specreg.report.failures import Failure, failure_of, properties, render_blocks
 from specreg.report.markdown import render_markdown
 from specreg.report.progress import Progress
@@ -411,7 +411,7 @@ def _record_run(config: pytest.Config, suite: Suite, run: RunVerdict) -> None:
         record_verdict(folder / "verdict.json", run)
     config.stash[_LINES].extend(said)
     said.extend(suite.retried if suite.update_reason is not None else _remarks(config, suite))
-    names = [name for name in ALWAYS if can_make(OUTPUTS[name])]
+    names = [name for name in ALWAYS if can_make(name)]
     try:
         report = report_of(
             suite,
