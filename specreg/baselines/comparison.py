@@ -212,6 +212,59 @@ def compare(launches: Sequence[Measurement], known: Known) -> Comparison:
     )
 
 
+def paired_difference(metric: Metric, measured: Measurement, before: Measurement) -> float | None:
+    """How much better a speed is than on an arm beside it: a difference of logarithms.
+
+    The median over the rounds of the two, of which each is of the same prompts: what hits a few
+    rounds of one arm alone doesn't count.
+
+    Returns:
+        None where it has no value on one of them.
+    """
+    if measured.replay is None or before.replay is None or metric.family in measured.invalid:
+        return None
+    found = []
+    for part, other in zip(measured.replay.rounds, before.replay.rounds, strict=False):
+        ours, theirs = (
+            metric.function(dataclasses.replace(replay, rounds=(one,)))
+            for replay, one in ((measured.replay, part), (before.replay, other))
+        )
+        if ours and theirs:
+            found.append(metric.direction.value * math.log(ours / theirs))
+    return statistics.median(found) if found else None
+
+
+def paired_ratio_change(
+    metric: Metric, measured: Sequence[Measurement], before: Sequence[Measurement]
+) -> Change | str:
+    """The change of an acceptance metric between the launches of two arms, prompt by prompt.
+
+    A prompt's launches are added up: where greedy answers repeat they tell nothing new, and where
+    they don't each launch is another draw of its text.
+
+    Returns:
+        A sentence where there is no telling.
+    """
+    records = [[one.acceptance for one in arm if one.acceptance] for arm in (measured, before)]
+    tags = sorted({f"{one.source} {one.view}" for one in itertools.chain(*records)})
+    if len(tags) > 1:
+        said = ", ".join(tags)
+        return f"the sides tell their acceptance differently ({said}), so they can't be compared"
+    tables = [counts_table([prompt for one in arm for prompt in one.prompts]) for arm in records]
+    known = set(tables[1].prompt_ids)
+    common = [one for one in tables[0].prompt_ids if one in known]
+    if len(common) < FEWEST_PROMPTS:
+        return (
+            f"{len(common)} prompts to compare by, {FEWEST_PROMPTS} are needed; give more"
+            " prompts, and an engine whose answers carry their own counts"
+        )
+    ours, theirs = (ratio_parts(metric, table.only(common)) for table in tables)
+    expected = _quotient(theirs) if theirs is not None else None
+    if ours is None or not expected or not ours[1].any():
+        return "side A accepted nothing, or B took no step: there is no ratio to compare"
+    return change_of_ratio(ours, theirs, expected)
+
+
 def change_of_baseline(metric: Metric, old: Baseline, new: Baseline) -> Change | None:
     """What a new baseline changes; None where there is nothing to compare or no spread."""
     if metric.by_launch:

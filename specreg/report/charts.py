@@ -253,7 +253,7 @@ def _history(case: CaseReport) -> Iterator[Chart]:
             for number, (run, moment) in enumerate(zip(runs, moments, strict=True), start=1)
         ]
         x = {"field": "at", "type": "temporal" if timed else "ordinal", "title": None}
-        y = _channel("value", axis_of(metric))
+        y = _channel("value", axis_of(metric).rpartition(", ")[2])
         color = {"condition": {"test": "datum.fine", "value": _NOW}, "value": "var(--bad)"}
         size = {"condition": {"test": "datum.fine", "value": 30}, "value": 90}
         points = {"type": "point", "filled": True, "size": 45}

@@ -19,7 +19,7 @@ import datetime as dt
 import json
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from specreg.core.errors import ReportError, SpecregError
 from specreg.core.files import UNREADABLE, replace_file
 from specreg.core.timeline import RunTime
 from specreg.matrix.schema import CaseSettings
-from specreg.measurement.figures import ArmFigures, Figures
+from specreg.measurement.figures import Figures
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Family, acceptance_value, ttft_ms
 from specreg.stats.percentiles import Bar, Histogram, bars_of
@@ -45,6 +45,7 @@ FILE_NAME = "report.json"
 REGRESSED_STATUS, UNDECIDED_STATUS, NO_BASELINE_STATUS = 1, 10, 11
 _ADVICE = "run the tier again to have all of it"
 _NS_PER_MS = 10**6
+_RENAMED = b'"sight_frac"', b'"mde_frac"'
 
 
 class Kind(StrEnum):
@@ -90,24 +91,6 @@ class ArmReport(msgspec.Struct, frozen=True, kw_only=True):
     engine_versions: tuple[str, ...] = ()
 
 
-class CategoryFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What is shown of one category of a case; null where there is no value.
-
-    Attributes:
-        requests: how many were timed.
-        acceptance_length_tokens, acceptance_rate_frac: AL, AR.
-        tpot_p50_ms: the median; control_tpot_p50_ms: without speculation.
-        tpot_ratio: the second over the first: the speedup.
-    """
-
-    requests: int
-    acceptance_length_tokens: float | None
-    acceptance_rate_frac: float | None
-    tpot_p50_ms: float | None
-    control_tpot_p50_ms: float | None
-    tpot_ratio: float | None
-
-
 class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """The file.
 
@@ -123,7 +106,6 @@ class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
         slowed: by case that speculation slows down for sure, its speedup, below 1.
         load: of this machine's processor when the run began; null where others measured, and of a
             run that an earlier specreg recorded.
-        categories: by case and category, where a case that speculates has several.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -139,7 +121,6 @@ class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
     no_power: str = ""
     slowed: dict[str, float] = {}
     load: ProcessorLoad | None = None
-    categories: dict[str, dict[str, CategoryFigures]] = {}
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
@@ -319,20 +300,18 @@ def load_report(path: Path) -> Report:
     """
     try:
         content = path.read_bytes().replace(*_RENAMED)
-        version = msgspec.json.decode(content, type=_Version).schema_version
-        if not 1 <= version <= SCHEMA_VERSION:
-            newer = version > SCHEMA_VERSION
-            advice = "use a newer specreg" if newer else _ADVICE
-            message = (
-                f"report '{path}': schema version {version}, this specreg reads {SCHEMA_VERSION};"
-                f" {advice}"
-            )
-            raise ReportError(message)
-        return msgspec.json.decode(content, type=Report)
+        version = msgspec.json.decode(content, type=dict[str, object]).get("schema_version")
+        if version in range(1, SCHEMA_VERSION + 1):
+            return msgspec.json.decode(content, type=Report)
     except OSError as error:
         raise ReportError(f"report '{path}': {error.strerror}; {_ADVICE}") from error
     except UNREADABLE as error:
         raise ReportError(f"report '{path}': {error}; {_ADVICE}") from error
+    is_newer = isinstance(version, int) and version > SCHEMA_VERSION
+    raise ReportError(
+        f"report '{path}': schema version {version}, this specreg reads {SCHEMA_VERSION};"
+        f" {'use a newer specreg' if is_newer else _ADVICE}"
+    )
 
 
 def began_at(run: str) -> dt.datetime | None:
@@ -359,33 +338,6 @@ def load_verdict(path: Path) -> RunVerdict | None:
     return None
 
 
-_RENAMED = b'"sight_frac"', b'"mde_frac"'
-"""A field of files that were written before."""
-
-
-class _Version(msgspec.Struct, frozen=True):
-    schema_version: int
-
-
-def categories_of(figures: Figures) -> Mapping[str, CategoryFigures]:
-    """The categories of a case that speculates; none where there is only one."""
-    timing, acceptance, speedup = figures.timing, figures.acceptance, figures.speedup
-    if timing is None or acceptance is None or len(timing.by_category) == 1:
-        return {}
-    found = {}
-    for name, pace in timing.by_category.items():
-        part = acceptance.by_category.get(name)
-        found[name] = CategoryFigures(
-            requests=pace.requests,
-            acceptance_length_tokens=part.acceptance_length_tokens if part else None,
-            acceptance_rate_frac=part.acceptance_rate_frac if part else None,
-            tpot_p50_ms=_tpot_p50_ms(timing, name),
-            control_tpot_p50_ms=_tpot_p50_ms(figures.control, name),
-            tpot_ratio=speedup.tpot_ratio_by_category.get(name) if speedup else None,
-        )
-    return found
-
-
 def last_launches(figures: Iterable[Figures]) -> tuple[Figures, ...]:
     """Of each case the figures of the last of its launches that are valid in most.
 
@@ -393,18 +345,11 @@ def last_launches(figures: Iterable[Figures]) -> tuple[Figures, ...]:
     """
     found: dict[str, Figures] = {}
     for one in figures:
-        before = found.get(one.case_id)
-        if len(_invalid(one)) < len(Family) and (before is None or _rank(one) > _rank(before)):
+        before = found.setdefault(one.case_id, one)
+        invalid, less = (len(each.invalid or ()) for each in (one, before))
+        if (-invalid, one.launch) > (-less, before.launch):
             found[one.case_id] = one
-    return tuple(found.values())
-
-
-def _invalid(figures: Figures) -> Mapping[Family, str]:
-    return figures.invalid or {}
-
-
-def _rank(figures: Figures) -> tuple[int, int]:
-    return -len(_invalid(figures)), figures.launch
+    return tuple(one for one in found.values() if len(one.invalid or ()) < len(Family))
 
 
 def slowed_of(figures: Iterable[Figures]) -> dict[str, float]:
@@ -412,24 +357,20 @@ def slowed_of(figures: Iterable[Figures]) -> dict[str, float]:
 
     Only where each of several rounds of each launch was slower than any without speculation.
     """
-    launches: dict[str, list[Figures]] = {}
+    ratios: dict[str, list[float]] = {}
+    faster = set()
     for one in figures:
         if one.speedup is not None and one.speedup.throughput_ratio:
-            launches.setdefault(one.case_id, []).append(one)
+            ratios.setdefault(one.case_id, []).append(one.speedup.throughput_ratio)
+            ours = one.timing and one.timing.throughput_tokens_per_s
+            alone = one.control and one.control.throughput_tokens_per_s
+            if not (ours and alone and ours.count > 1 and ours.max < alone.min):
+                faster.add(one.case_id)
     return {
-        case_id: statistics.geometric_mean(
-            one.speedup.throughput_ratio or 1.0 for one in found if one.speedup
-        )
-        for case_id, found in launches.items()
-        if all(map(_is_slower, found))
+        case_id: statistics.geometric_mean(found)
+        for case_id, found in ratios.items()
+        if case_id not in faster
     }
-
-
-def _is_slower(figures: Figures) -> bool:
-    ours, theirs = (
-        arm.throughput_tokens_per_s if arm else None for arm in (figures.timing, figures.control)
-    )
-    return ours is not None and theirs is not None and ours.count > 1 and ours.max < theirs.min
 
 
 def load_figures(run_folder: Path) -> tuple[Figures, ...]:
@@ -449,11 +390,6 @@ def load_figures(run_folder: Path) -> tuple[Figures, ...]:
         message = f"run '{run_folder}': it left no figures; name a run that measured something"
         raise SpecregError(message)
     return tuple(figures)
-
-
-def _tpot_p50_ms(arm: ArmFigures | None, category: str) -> float | None:
-    pace = arm.by_category.get(category) if arm else None
-    return pace.tpot_ms.p50 if pace and pace.tpot_ms else None
 
 
 def expected_of(known: Known, measured: Sequence[Measurement]) -> Expected | None:

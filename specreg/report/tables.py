@@ -9,7 +9,6 @@ from rich.text import Text
 
 from specreg.core.timeline import PairTime, Phase, RunTime
 from specreg.measurement.figures import Figures
-from specreg.report.document import categories_of
 from specreg.stats.percentiles import Summary
 
 NOTHING = "–"
@@ -159,20 +158,24 @@ def _speedup_row(one: Figures) -> Sequence[str]:
     return cells
 
 
-def render_categories(figures: Sequence[Figures], *, width: int, color: bool) -> str:
-    """A row for each category of each case that has several; empty without one."""
+def render_categories(figures: Iterable[Figures], *, width: int, color: bool) -> str:
+    """A row for each category of each case that speculates and has several; empty without one."""
     rows: list[Sequence[str | Text]] = []
     for one in figures:
-        categories = categories_of(one)
-        rows += [[Text(one.case_id, style="bold")]] if categories else []
-        for name, category in categories.items():
-            cells = [f"  {name}", str(category.requests)]
-            cells.append(_fixed(category.acceptance_length_tokens))
-            cells.append(_fixed(category.acceptance_rate_frac))
-            if one.speedup:
-                cells.append(format_number(category.control_tpot_p50_ms))
-                cells.append(format_number(category.tpot_p50_ms))
-                cells.append(_gain(category.tpot_ratio))
+        timing, acceptance, speedup = one.timing, one.acceptance, one.speedup
+        if timing is None or acceptance is None or len(timing.by_category) == 1:
+            continue
+        rows.append([Text(one.case_id, style="bold")])
+        for name, pace in timing.by_category.items():
+            cells = [f"  {name}", str(pace.requests)]
+            part = acceptance.by_category.get(name)
+            cells.append(_fixed(part.acceptance_length_tokens if part else None))
+            cells.append(_fixed(part.acceptance_rate_frac if part else None))
+            if speedup and one.control:
+                alone = one.control.by_category.get(name)
+                tpots_ms = (alone.tpot_ms if alone else None, pace.tpot_ms)
+                cells += [format_number(each.p50 if each else None) for each in tpots_ms]
+                cells.append(_gain(speedup.tpot_ratio_by_category.get(name)))
             rows.append(cells)
     head = ("by category", "requests", "AL", "A/D", "ms/token alone", "with", "gain")
     return render_rows(head, rows, width=width, color=color)

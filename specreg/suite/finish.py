@@ -28,7 +28,6 @@ from specreg.report.document import (
     Report,
     RunVerdict,
     Spreads,
-    categories_of,
     count_outcomes,
     expected_of,
     last_launches,
@@ -109,11 +108,6 @@ def run_verdict(suite: Suite, status: int, *, cut_short: bool) -> RunVerdict:
         no_power=suite.no_power,
         slowed=slowed_of(suite.figures),
         load=suite.load,
-        categories={
-            one.case_id: dict(categories_of(one))
-            for one in last_launches(suite.figures)
-            if categories_of(one)
-        },
     )
 
 

@@ -1,4 +1,4 @@
-"""Judging: a case's launches beside what is known of it in, one verdict per metric out."""
+"""Judge a metric of a case: its launches against what is known of it."""
 
 import dataclasses
 import functools
@@ -46,9 +46,15 @@ class Outcome(StrEnum):
     MEASURED = "MEASURED"
 
 
+GOOD = frozenset({Outcome.PASS, Outcome.IMPROVED})
+"""Compared with a baseline, and no worse than tolerated."""
+JUDGED = GOOD | {Outcome.REGRESSED, Outcome.WRONG, Outcome.INCONCLUSIVE}
+"""Compared with a baseline."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What is to be thought of one metric of one case.
+    """An effect held against a tolerance: one metric of one case.
 
     Attributes:
         case_id, metric: whose.
@@ -92,7 +98,7 @@ class Verdict:
         """Whether the test of this verdict passes."""
         if self.outcome is Outcome.INCONCLUSIVE:
             return self.softened
-        return self.outcome in {Outcome.PASS, Outcome.IMPROVED, Outcome.MEASURED}
+        return self.outcome in GOOD or self.outcome is Outcome.MEASURED
 
     @property
     def fails(self) -> bool:
@@ -335,7 +341,7 @@ def _say_no_power(power: PowerRecord | None, say: Say) -> Verdict:
     """Why there is no power to judge: it went wrong, or is too little."""
     if power is not None and power.invalid:
         return say(outcome=Outcome.INVALID, reason=power.invalid)
-    reason = power.too_short if power is not None else "nobody watched the power of this launch"
+    reason = power.too_short if power is not None else "the power of this launch wasn't sampled"
     return say(outcome=Outcome.NOT_COMPARABLE, reason=reason)
 
 

@@ -1,4 +1,4 @@
-"""Simulated measurements: what real drafters and launches look like, drawn at random.
+"""Draw measurements at random that look like those of real drafters and launches.
 
 Three positions are accepted with 0.73, 0.71 and 0.68 each given the one before (AL 2.6), prompts
 differ by 0.55 in logit and have 98 steps each, and a run shares no text with its baseline, which is
@@ -38,7 +38,7 @@ from specreg.measurement.measure import Measurement, all_prompts, values_of
 from specreg.measurement.metrics import METRICS, Direction, Metric, Replay
 from specreg.stats.alpha_spending import PARTS, Look
 from specreg.telemetry.identity import Environment
-from specreg.verdicts.stop_rules import enough_for
+from specreg.verdicts.confirmation import enough_for
 
 RATES = (0.73, 0.71, 0.68)
 PROMPT_SPREAD = 0.55

@@ -13,7 +13,6 @@ from specreg.baselines.comparison import (
     Known,
     change_of_baseline,
     compare,
-    differing_settings,
     spreads_of,
 )
 from specreg.baselines.published import Published
@@ -206,13 +205,6 @@ def test_a_position_that_nobody_drafted_is_not_there() -> None:
     assert found == "the prompts to compare by hold no acceptance_pos4_frac"
 
 
-def test_prompts_without_a_step_hold_nothing() -> None:
-    empty = dict.fromkeys(RECORDED, builders.counts(0, 0, 0, 0))
-    nothing = "the prompts to compare by hold no acceptance_length_tokens"
-    assert by_prompt(empty, RECORDED).ratio_change(LENGTH) == nothing
-    assert by_prompt(RECORDED, empty).ratio_change(LENGTH) == nothing
-
-
 def test_what_is_known_is_expected_and_nothing_else() -> None:
     sums = compare([measured(None)], known(recorded(without_prompts(RECORDED))))
     paper = compare([measured(None)], known(published=told(2.0)))
@@ -344,14 +336,6 @@ def test_a_spread_is_pooled_over_baselines() -> None:
     assert (spread.between_frac, spread.freedom) == (0.0, 2)
 
 
-def test_a_baseline_weighs_as_much_as_it_has_launches() -> None:
-    """Two of four launches, 3 degrees of freedom, beside two that never differ, 1."""
-    four = launched(math.exp(0), math.exp(2), math.exp(0), math.exp(2))
-    spread = spreads_of([four, launched(9, 9)])[THROUGHPUT.name]
-    assert spread.within_frac == pytest.approx(1.0)
-    assert spread.freedom == 4
-
-
 def test_what_hours_differ_by_comes_from_the_histories() -> None:
     noisy, quiet = Noise(between_frac=0.05, runs=7), Noise(between_frac=0.01, runs=4)
     spread = spreads_of(
@@ -370,14 +354,6 @@ def test_one_launch_each_tells_no_spread() -> None:
     noise = Noise(between_frac=0.05, runs=30)
     assert spreads_of([launched(100, noise=noise), launched(120)]) == {}
     assert spreads_of([]) == {}
-
-
-def test_settings_that_differ_are_named_with_both_values() -> None:
-    other = dataclasses.replace(builders.SETTINGS, dtype="auto", concurrency=4)
-    assert differing_settings(builders.SETTINGS, builders.SETTINGS) == ""
-    assert differing_settings(other, builders.SETTINGS) == (
-        "concurrency: 4 -> 2, dtype: auto -> float32"
-    )
 
 
 def test_a_new_baseline_changes_what_its_prompts_do() -> None:

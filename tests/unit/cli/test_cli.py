@@ -379,7 +379,7 @@ finally:
 
 @pytest.mark.parametrize("arguments", READING, ids=" ".join)
 def test_what_only_reads_imports_nothing_that_asks_a_server(arguments: tuple[str, ...]) -> None:
-    slow = ["aiohttp", "httpx", "uvloop", "pytest", "specreg.compare.gate.run", "huggingface_hub"]
+    slow = ["aiohttp", "httpx", "uvloop", "pytest", "specreg.compare.gate", "huggingface_hub"]
     slow += ["numpy", "pynvml", "specreg.engines"] if arguments[0].startswith("--") else []
     program = IMPORTED.replace("sys.argv_of_modules", repr(slow))
     done = subprocess.run(

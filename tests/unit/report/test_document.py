@@ -18,9 +18,7 @@ from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Family, Replay
 from specreg.measurement.validity import all_invalid
 from specreg.report.document import (
-    CategoryFigures,
     RunVerdict,
-    categories_of,
     count_outcomes,
     exit_status,
     last_launches,
@@ -37,7 +35,7 @@ from specreg.stats.percentiles import summarize
 from specreg.suite.finish import report_of, run_verdict
 from specreg.verdicts.judge import Outcome, Verdict
 from tests.unit import builders, reports
-from tests.unit.reports import CASE, a_round, measured
+from tests.unit.reports import CASE, measured
 from tests.unit.suite.test_run import COUNTS, LENGTH, SPEED, suite
 from tests.unit.suite.test_run import measured as with_measurement
 
@@ -110,7 +108,7 @@ def test_a_disk_that_refuses_is_said(tmp_path: Path) -> None:
 def test_the_document_of_a_run_holds_what_was_measured(tmp_path: Path) -> None:
     launch = builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0}, of=COUNTS)
     one = with_measurement(suite(tmp_path), launch)
-    one.note_failure(builders.CASE, LENGTH, "it broke")
+    one.note_failure(builders.CASE, LENGTH.name, "it broke")
     report = report_of(one, run_verdict(one, 10, cut_short=False), command="pytest x")
     (case,) = report.cases
     assert case.case_id == builders.CASE.id
@@ -129,7 +127,7 @@ def test_the_baseline_is_shown_of_the_prompts_that_were_measured(tmp_path: Path)
     full = with_prompts(builders.acceptance_of([*told[:4], *further]))
     record_measurements([full, full], one.settings(builders.CASE), one.store, reason="first")
     with_measurement(one, with_prompts(builders.acceptance_of(told[:4])))
-    one.note_failure(builders.CASE, LENGTH, "so that it is there")
+    one.note_failure(builders.CASE, LENGTH.name, "so that it is there")
     (case,) = report_of(one, run_verdict(one, 10, cut_short=False), command="").cases
     assert case.figures is not None
     assert case.figures.acceptance is not None
@@ -146,7 +144,7 @@ def test_the_speed_of_another_machine_is_no_baseline(tmp_path: Path, *, elsewher
     store = dataclasses.replace(one.store, environment=environment)
     record_measurements([launch, launch], one.settings(builders.CASE), store, reason="first")
     with_measurement(one, launch)
-    one.note_failure(builders.CASE, LENGTH, "so that it is there")
+    one.note_failure(builders.CASE, LENGTH.name, "so that it is there")
     (case,) = report_of(one, run_verdict(one, 10, cut_short=False), command="").cases
     assert case.expected is not None
     assert case.expected.environment == environment.name
@@ -158,45 +156,6 @@ def with_prompts(record: AcceptanceRecord) -> Measurement:
     launch = builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0})
     replay = Replay(rounds=(), control_rounds=(), acceptance=record)
     return dataclasses.replace(launch, replay=replay)
-
-
-def test_a_category_has_its_acceptance_its_pace_and_what_it_gains() -> None:
-    assert categories_of(figures_of(measured(), 1)) == {
-        "chat": CategoryFigures(
-            requests=1,
-            acceptance_length_tokens=2.5,
-            acceptance_rate_frac=0.5,
-            tpot_p50_ms=5.0,
-            control_tpot_p50_ms=10.0,
-            tpot_ratio=2.0,
-        ),
-        "math": CategoryFigures(
-            requests=1,
-            acceptance_length_tokens=4.0,
-            acceptance_rate_frac=1.0,
-            tpot_p50_ms=10.0,
-            control_tpot_p50_ms=30.0,
-            tpot_ratio=3.0,
-        ),
-    }
-
-
-def test_a_category_that_only_the_case_has_gains_nothing_known() -> None:
-    control = a_round(10, categories=("chat",))
-    maths = categories_of(figures_of(measured(control=control), 1))["math"]
-    assert (maths.tpot_p50_ms, maths.control_tpot_p50_ms, maths.tpot_ratio) == (10.0, None, None)
-
-
-def test_one_category_is_no_breakdown() -> None:
-    ours = a_round(5, categories=("chat",))
-    assert categories_of(figures_of(measured(ours), 1)) == {}
-
-
-def test_a_case_without_speculation_has_no_breakdown() -> None:
-    one = measured()
-    assert one.replay is not None
-    plain = dataclasses.replace(one, replay=dataclasses.replace(one.replay, acceptance=None))
-    assert categories_of(figures_of(plain, 1)) == {}
 
 
 def test_the_last_valid_launch_of_each_case_is_shown() -> None:
@@ -266,15 +225,6 @@ def test_figures_of_another_form_are_named(tmp_path: Path, content: bytes) -> No
         load_figures(tmp_path)
     assert str(error.value).startswith(f"figures '{path}': ")
     assert str(error.value).endswith("; run the case again with this specreg")
-
-
-def test_figures_are_picked_and_never_made_anew() -> None:
-    """So that a table and a file can't differ."""
-    figures = figures_of(measured(), 1)
-    assert isinstance(figures, Figures)
-    assert figures.speedup is not None
-    ratios = {name: one.tpot_ratio for name, one in categories_of(figures).items()}
-    assert ratios == figures.speedup.tpot_ratio_by_category
 
 
 def verdict(outcome: Outcome, *, softened: bool = False) -> Verdict:

@@ -81,6 +81,18 @@ def test_what_was_not_timed_has_no_rows() -> None:
     assert "target alone" not in render_spreads([alone], width=110, color=False)
 
 
+def test_a_category_that_only_the_case_has_gains_nothing_known() -> None:
+    control = a_round(10, categories=("chat",))
+    one = called("case", figures_of(measured(control=control), 1))
+    assert lines(render_categories([one], width=110, color=False))[-1] == "math 1 4.00 1.00 – 10 ×–"
+
+
+def test_one_category_and_a_case_without_speculation_have_no_breakdown() -> None:
+    single = figures_of(measured(a_round(5, categories=("chat",))), 1)
+    plain = msgspec.structs.replace(GAINS, acceptance=None)
+    assert render_categories([single, plain], width=110, color=False) == ""
+
+
 def on(engine: str, length_tokens: float, **acceptance: object) -> Figures:
     """The figures of the same case on an engine."""
     assert GAINS.acceptance

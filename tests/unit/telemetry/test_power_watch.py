@@ -15,7 +15,7 @@ from specreg.core.errors import SensorError
 from specreg.telemetry.sampler import watch
 from specreg.telemetry.samples import load_traces
 from specreg.telemetry.sensor import Device, Scope
-from tests.doubles.nvml.device import ScriptedGpu, build, environment, write_script
+from tests.doubles.nvml.device import ScriptedGpu, environment, write_script
 from tests.unit import builders
 
 GPU = ScriptedGpu()
@@ -32,10 +32,10 @@ with watch([msgspec.json.decode(sys.argv[1], type=Device)], Path(sys.argv[2])) a
 
 
 @pytest.fixture(autouse=True)
-def _driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _driver(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scripted driver, for the processes that a test starts."""
     script = write_script(tmp_path / "script", [GPU])
-    for name, value in environment(build(tmp_path), script).items():
+    for name, value in environment(library, script).items():
         monkeypatch.setenv(name, value)
 
 

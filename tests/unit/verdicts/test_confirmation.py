@@ -183,7 +183,7 @@ def test_all_that_looked_worse_is_measured_afresh_once_and_each_case_once() -> N
 def test_verdicts_keep_the_order_of_the_run() -> None:
     run = Run({TWO: [launch(TWO)]})
     noted = Verdict(case_id="case", metric=TIME.name, outcome=Outcome.MEASURED)
-    run.confirmation.note(noted)
+    run.confirmation.add(noted)
     first = run.look(SPEED, launch())
     worse = run.look(SPEED, launch(TWO, speed=80.0))
     last = run.look(TIME, launch())

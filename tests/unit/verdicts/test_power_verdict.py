@@ -119,7 +119,7 @@ def test_a_change_either_way_is_judged_by_its_whole_interval(
 def test_power_that_nobody_watched_is_not_comparable(name: str) -> None:
     verdict = judged(name, None)
     assert (verdict.outcome, verdict.value) == (Outcome.NOT_COMPARABLE, None)
-    assert verdict.reason == "nobody watched the power of this launch"
+    assert verdict.reason == "the power of this launch wasn't sampled"
 
 
 @pytest.mark.parametrize("name", [ENERGY.name, WATTS.name])

@@ -12,7 +12,7 @@ from specreg.baselines.schema import stored_acceptance
 from specreg.measurement.measure import Enough
 from specreg.measurement.metrics import METRICS
 from specreg.stats.alpha_spending import Look
-from specreg.verdicts.stop_rules import enough_for
+from specreg.verdicts.confirmation import enough_for
 from tests.unit import builders
 
 LENGTH = METRICS["acceptance_length_tokens"]
