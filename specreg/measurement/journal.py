@@ -1,6 +1,6 @@
 """The journal: every request on disk as it ends, and from there the measurements of a cut-off run.
 
-`.specreg/runs/<run>/journal.jsonl`; each line is an `Attempt`, a `Replayed` or an `Ended`, in order.
+Each line of `.specreg/runs/<run>/journal.jsonl` is an `Attempt`, a `Replayed` or an `Ended`.
 """
 
 import contextlib
