@@ -1,4 +1,4 @@
-"""The options of a run, declared to pytest and read from it."""
+"""Declare the options of a run to pytest, and read them from it."""
 
 import dataclasses
 import difflib
@@ -10,10 +10,15 @@ import pytest
 from specreg.suite.options import Options
 
 GROUP = "specreg"
+GONE = {
+    "--specreg-nodes": "start the server yourself, and measure it with --specreg-attach=URL",
+    "--specreg-node-command": "start the server yourself, and measure it with --specreg-attach=URL",
+}
+"""Options of earlier versions, and what to use instead."""
 
 
 def add_options(parser: pytest.Parser, typed: Sequence[str]) -> None:
-    """Declares every option to pytest, which says what may be meant where it takes none of them.
+    """Declare every option to pytest, which says what may be meant where it takes none of them.
 
     Args:
         parser: pytest's.
@@ -21,9 +26,11 @@ def add_options(parser: pytest.Parser, typed: Sequence[str]) -> None:
     """
     flags = [field.metadata["flag"] for field in dataclasses.fields(Options)]
     names = [one.partition("=")[0] for one in typed if one.startswith("--")]
-    close = [difflib.get_close_matches(one, flags, n=1) for one in names if one not in flags]
+    unknown = [one for one in names if one not in flags and one not in GONE]
+    close = [difflib.get_close_matches(one, flags, n=1) for one in unknown]
     if any(close):
         parser.extra_info["did you mean"] = ", ".join(one[0] for one in close if one)
+    parser.extra_info.update({one: f"is gone; {GONE[one]}" for one in names if one in GONE})
     group = parser.getgroup(GROUP, "specreg: performance regressions of speculative decoding")
     for field in dataclasses.fields(Options):
         group.addoption(

@@ -23,40 +23,32 @@ from specreg.core.errors import (
 from specreg.core.processes import kill_running
 from specreg.core.redaction import hide_known, learn
 from specreg.core.signals import SIGNALLED, check_signalled, interrupt_on_signals
-from specreg.correctness.checks import PROOFS, Proof, proofs_of
+from specreg.correctness.checks import CHECKS, CorrectnessCheck, checks_of
 from specreg.many.options import Cluster, form_team, reach
 from specreg.many.places import WORKERS_OPTION
 from specreg.many.team import Wanted
-from specreg.matrix import Case, load_tier
-from specreg.matrix.context import check_contexts
-from specreg.matrix.model_code import check_model_code
+from specreg.matrix.case import Case
+from specreg.matrix.models import check_model_code
+from specreg.matrix.prompts import check_contexts
+from specreg.matrix.tier import load_tier
 from specreg.matrix.widening import check_room
 from specreg.measurement.metrics import METRICS, Family, Metric, metrics_of
 from specreg.options import add_options, read_options
-from specreg.report.breakdown import last_launches
-from specreg.report.document import FILE_NAME, record_report
-from specreg.report.engines import render_gauges, render_side_by_side
-from specreg.report.failures import Failure, failure_of, render_blocks
-from specreg.report.headline import render_answers
-from specreg.report.json import (
+from specreg.report.document import (
+    FILE_NAME,
     NO_BASELINE_STATUS,
     RunVerdict,
     exit_status,
-    properties,
+    last_launches,
+    record_report,
     record_verdict,
 )
+from specreg.report.exports import ALWAYS, OUTPUTS, append_job_summary, can_make, write_outputs
+from specreg.report.failures import Failure, failure_of, properties, render_blocks
 from specreg.report.markdown import render_markdown
-from specreg.report.outputs import (
-    ALWAYS,
-    OUTPUTS,
-    append_job_summary,
-    can_make,
-    write_outputs,
-)
-from specreg.report.power import render_power
 from specreg.report.progress import Progress
-from specreg.report.spreads import render_spreads
-from specreg.report.tables import render_categories, render_speedups, render_times
+from specreg.report.summary import answers_of_run, render_answers
+from specreg.report.tables import render_figures, render_times
 from specreg.report.terminal import (
     render_next,
     render_notes,
@@ -66,14 +58,14 @@ from specreg.report.terminal import (
 )
 from specreg.servers.attach import check_attached
 from specreg.servers.launch import Launch, launches_of
-from specreg.servers.start_failures import NOT_FETCHED
+from specreg.servers.readiness import NOT_FETCHED
 from specreg.suite.away import Away
 from specreg.suite.configure import check_options, open_suite, spread_of, why_unfetched, why_unfit
-from specreg.suite.document import report_of
 from specreg.suite.finish import (
     record_baselines,
-    record_lived,
+    record_runs,
     remarks,
+    report_of,
     run_verdict,
     why_nothing,
 )
@@ -161,8 +153,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Gives a test of the suite its cases, launches and metrics.
 
-    `@pytest.mark.family("latency")` says which metrics a test judges, `@pytest.mark.proof("…")`
-    what it proves.
+    `@pytest.mark.family("latency")` says which metrics a test judges,
+    `@pytest.mark.correctness("…")` what it checks.
     """
     marker = _marker(metafunc.definition)
     if marker is None or "case" not in metafunc.fixturenames:
@@ -174,7 +166,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         for control, server, case in _setups(suite)
         for what in _asked(suite, marker, case, server)
     ]
-    names = ("control", "server", "case", "proof" if marker.name == "proof" else "metric")
+    names = ("control", "server", "case", "check" if marker.name == "correctness" else "metric")
     # The scope must be said: with one argument that is no fixture pytest assumes "function",
     # and every test would start its own server.
     indirect = ["control", "server", "case"]
@@ -191,7 +183,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     # pytest puts one item in the place of a test whose family no case of the tier has.
     items[:] = [item for item in items if not _is_empty(item)]
     setups = {(server.id, case.id): i for i, (_, server, case) in enumerate(_setups(suite))}
-    names = {name: i for i, name in enumerate((*METRICS, *PROOFS))}
+    names = {name: i for i, name in enumerate((*METRICS, *CHECKS))}
 
     def place(item: pytest.Item) -> tuple[int, int]:
         params = _params(item)
@@ -261,7 +253,7 @@ def _note_unfetched(
     return {}
 
 
-def _why_dark(suite: Suite, case: Case, what: Metric | Proof) -> str:
+def _why_dark(suite: Suite, case: Case, what: Metric | CorrectnessCheck) -> str:
     """Why a metric of power can't be measured here; empty of any other."""
     is_power = isinstance(what, Metric) and what.family is Family.POWER
     return suite.provision.why_no_power(case.server) if is_power else ""
@@ -292,7 +284,7 @@ def _check_runnable(suite: Suite, cases: Collection[Case]) -> None:
 
 def _check_baselines(config: pytest.Config, suite: Suite, cases: Collection[Case]) -> None:
     """Ends the run before anything starts where what is expected of a case can't be read."""
-    wrong = check_baselines(suite.shelf.files(case.id for case in cases))
+    wrong = check_baselines(suite.store.files(case.id for case in cases))
     if wrong:
         config.stash[_LINES].extend(wrong)
         config.stash[_UNREADABLE] = True
@@ -345,7 +337,7 @@ def pytest_runtest_makereport(
         item.session.shouldstop = _head(held)
     suite, params = item.config.stash[SUITE], _params(item)
     given = getattr(item, "funcargs", {})
-    verdict = given.get("verdict", given.get("proven")) if params else None
+    verdict = given.get("verdict", given.get("correctness")) if params else None
     if report.failed and call.when == "call" and verdict is not None and verdict.fails:
         report.longrepr = cast("Any", failure_of(verdict))
     if not errors or not all(isinstance(error, SpecregError) for error in errors):
@@ -408,7 +400,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 def _conclude(config: pytest.Config, suite: Suite) -> None:
     """Looks at all verdicts together; JUnit's tests are told by then, so its file is told here."""
     looked, changes = tuple(suite.verdicts), list[str]()
-    suite.docket.conclude()
+    suite.confirmation.conclude()
     for before, after in zip(looked, suite.verdicts, strict=True):
         if after.outcome is not before.outcome:
             name = f"specreg.final.{after.case_id}.{after.metric}"
@@ -448,7 +440,7 @@ def _record_run(config: pytest.Config, suite: Suite, run: RunVerdict) -> None:
     """Leaves the whole of the run in its folder, and tells a job; what can't be is said."""
     folder, said = suite.run_folder, [] if suite.verdicts else [why_nothing(suite)]
     with _kept(said):
-        record_lived(suite)
+        record_runs(suite)
     with _kept(said):
         record_verdict(folder / "verdict.json", run)
     config.stash[_LINES].extend(said)
@@ -459,7 +451,7 @@ def _record_run(config: pytest.Config, suite: Suite, run: RunVerdict) -> None:
             suite,
             run,
             command=_command(config),
-            options=suite.shelf.options,
+            options=suite.store.options,
             remarks=tuple(said),
         )
         append_job_summary(render_markdown(report))
@@ -503,11 +495,11 @@ def _record_baselines(session: pytest.Session, *, cut_short: bool) -> Iterator[s
     if written:
         yield render_recorded(written, width=_WIDTH, color=_color(session.config))
         everything = {case.id for case in suite.tier.cases}
-        yield render_written(written, everything, suite.shelf.options)
+        yield render_written(written, everything, suite.store.options)
     failed = {verdict.case_id for verdict in suite.verdicts if verdict.fails}
     again = tuple(case_id for case_id in refused if case_id not in failed)
     if again:
-        yield f"record again what wasn't written:\n  {record_command(again, suite.shelf.options)}"
+        yield f"record again what wasn't written:\n  {record_command(again, suite.store.options)}"
     if refused and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -546,13 +538,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     judged = [one for one in suite.verdicts if not recording or one.outcome is not Outcome.MEASURED]
     table = render_verdicts(judged, width=_WIDTH, color=color) if judged else ""
     parts = [table, *config.stash[_LINES]]
-    parts.append(render_side_by_side(suite.measurements, width=_WIDTH, color=color))
-    parts.append(render_gauges(suite.measurements))
     figures = last_launches(suite.figures)
-    parts.append(render_speedups(figures, width=_WIDTH, color=color))
-    parts.append(render_categories(figures, width=_WIDTH, color=color))
-    parts.append(render_spreads(figures if suite.verbose else (), width=_WIDTH, color=color))
-    parts.append(render_power(figures, width=_WIDTH, color=color))
+    parts.append(render_figures(figures, width=_WIDTH, color=color, percentiles=suite.verbose))
     parts.append(render_times(suite.timeline.so_far(), width=_WIDTH, color=color))
     if not all(case.speed for case in suite.tier.cases):
         parts.append("the servers of this tier say nothing of speed, so none is shown")
@@ -567,10 +554,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     pages = [suite.run_folder / f"report.{kind}" for kind in ("html", "md")]
     parts.append(next((f"report: {page}" for page in pages if page.exists()), ""))
     if _RUN in config.stash:
-        parts.append(render_answers(config.stash[_RUN], color=color))
+        parts.append(render_answers(answers_of_run(config.stash[_RUN]), color=color))
     cases = {case.id for case in suite.tier.cases}
     again = ("--update-baselines",) if recording else ()
-    parts.append(render_next(suite.verdicts, cases, (*suite.shelf.options, *again)))
+    parts.append(render_next(suite.verdicts, cases, (*suite.store.options, *again)))
     terminalreporter.write_line(hide_known("\n\n".join(filter(None, parts))))
 
 
@@ -586,24 +573,24 @@ def _setups(suite: Suite) -> Iterator[tuple[Launch, Launch, Case]]:
 
 def _asked(
     suite: Suite, marker: pytest.Mark, case: Case, server: Launch
-) -> Sequence[Metric | Proof]:
-    """What a test of the suite asks of a case on a launch; one is enough for a proof."""
+) -> Sequence[Metric | CorrectnessCheck]:
+    """What a test of the suite asks of a case on a launch; checks are made on the first alone."""
     (name,) = marker.args
     if marker.name == "family":
         return metrics_of(case, Family(name))
     if server.number > 1:
         return ()
-    return [proof for proof in proofs_of(case, with_torch=suite.with_oracle) if proof.name == name]
+    return [check for check in checks_of(case, with_torch=suite.with_oracle) if check.name == name]
 
 
-def _item_id(case: Case, what: Metric | Proof, server: Launch) -> str:
+def _item_id(case: Case, what: Metric | CorrectnessCheck, server: Launch) -> str:
     launch = f"-launch{server.number}" if server.number > 1 else ""
     return f"{case.id}-{what.name}{launch}"
 
 
 def _marker(item: pytest.Item | pytest.Function) -> pytest.Mark | None:
     """What makes a test one of the suite's."""
-    return item.get_closest_marker("family") or item.get_closest_marker("proof")
+    return item.get_closest_marker("family") or item.get_closest_marker("correctness")
 
 
 def _params(item: pytest.Item) -> Mapping[str, Any]:
@@ -612,9 +599,9 @@ def _params(item: pytest.Item) -> Mapping[str, Any]:
     return callspec.params if callspec and _marker(item) else {}
 
 
-def _what(params: Mapping[str, Any]) -> Metric | Proof:
-    """The metric that a test judges, or the proof that it makes."""
-    found: Metric | Proof = params["proof"] if "proof" in params else params["metric"]
+def _what(params: Mapping[str, Any]) -> Metric | CorrectnessCheck:
+    """The metric that a test judges, or the check that it makes."""
+    found: Metric | CorrectnessCheck = params["check"] if "check" in params else params["metric"]
     return found
 
 

@@ -14,8 +14,8 @@ from typing import Literal
 
 from playwright.sync_api import ViewportSize, sync_playwright
 
-from specreg.report.outputs import ALWAYS, write_outputs
-from specreg.suite.document import report_in
+from specreg.report.document import FILE_NAME, load_report
+from specreg.report.exports import ALWAYS, write_outputs
 from tests.browser.test_page import NAMES, chromium
 
 ROOT = Path(__file__).parents[2]
@@ -65,10 +65,9 @@ def keep(name: str, run_folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     if run_folder != folder:
         shutil.copy(run_folder / "report.json", folder)
-    report, wrong = report_in(folder)
-    written, failed = write_outputs(ALWAYS, report, folder, folder, wrong=wrong)
-    if failed or wrong:
-        raise SystemExit("\n".join((wrong, *failed)))
+    written, failed = write_outputs(ALWAYS, load_report(folder / FILE_NAME), folder, folder)
+    if failed:
+        raise SystemExit("\n".join(failed))
     _picture(folder, written[0])
 
 

@@ -8,11 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-import msgspec
-
 from specreg.acceptance.table import Column, CountsTable, counts_table
 from specreg.baselines.published import Published
-from specreg.baselines.schema import Baseline, CaseSettings, LaunchesOnly, load_table
+from specreg.baselines.schema import Baseline, load_table
+from specreg.matrix.schema import CaseSettings
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Family, Metric, ratio_parts
 from specreg.stats.intervals import (
@@ -23,8 +22,8 @@ from specreg.stats.intervals import (
     change_of_ratio,
 )
 from specreg.telemetry.identity import Environment
-from specreg.telemetry.power.record import DeviceRecord
-from specreg.telemetry.sensors import Scope
+from specreg.telemetry.record import DeviceRecord
+from specreg.telemetry.sensor import Scope
 
 _LEAST_CLOCK_FRAC = 0.95
 
@@ -234,7 +233,7 @@ def change_of_baseline(metric: Metric, old: Baseline, new: Baseline) -> Change |
     return change_of_ratio(ours, theirs, expected) if ours[1].any() else None
 
 
-def spreads_of(baselines: Iterable[LaunchesOnly | Baseline]) -> Mapping[str, Spread]:
+def spreads_of(baselines: Iterable[Baseline]) -> Mapping[str, Spread]:
     """By metric, how the launches of one environment differ, pooled over its baselines.
 
     s_w² = Σ (ln x - mean ln x)² / Σ (n - 1) over those with two launches or more; s_b² the mean of
@@ -275,7 +274,7 @@ def differing_settings(recorded: CaseSettings, current: CaseSettings) -> str:
     """The settings that differ, as `name: recorded -> current`; empty when none does."""
     return ", ".join(
         f"{name}: {getattr(recorded, name)} -> {getattr(current, name)}"
-        for name in recorded.__struct_fields__
+        for name in (field.name for field in dataclasses.fields(CaseSettings))
         if getattr(recorded, name) != getattr(current, name)
     )
 
@@ -285,7 +284,7 @@ def of_any_number(settings: CaseSettings) -> CaseSettings:
 
     Acceptance is compared prompt by prompt, so that it bears another number of them.
     """
-    return msgspec.structs.replace(settings, num_prompts=None)
+    return dataclasses.replace(settings, num_prompts=None)
 
 
 def why_held_back(launches: Iterable[Measurement], recorded: Baseline | None) -> str:

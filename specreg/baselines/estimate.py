@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specreg.baselines.schema import Baseline, load_baseline, load_baselines
-from specreg.baselines.store import Shelf
+from specreg.baselines.store import BaselineStore
 from specreg.core.errors import BaselineError, SpecregError
 from specreg.core.timeline import Phase
 from specreg.datasets.table import dataset_named
-from specreg.matrix import Case, Tier
+from specreg.matrix.case import Case, Tier
 from specreg.matrix.prompts import load_case_prompts
 from specreg.telemetry.identity import Gpus
 
@@ -71,7 +71,7 @@ class Estimate:
         return {
             Phase.WARMING_UP: both_s * self.extra_prompts,
             Phase.MEASURING: (self.fixed_s or both_s * prompts) + self.power_s,
-            Phase.PROVING: self.own_s * prompts,
+            Phase.CHECKING: self.own_s * prompts,
         }.get(phase)
 
 
@@ -79,23 +79,25 @@ Estimates = Mapping[str, Estimate | None]
 """By case's id; None where nothing was recorded and nothing can be guessed."""
 
 
-def estimates_of(tier: Tier, shelf: Shelf, gpus: Gpus, root: Path) -> Estimates:
+def estimates_of(tier: Tier, store: BaselineStore, gpus: Gpus, root: Path) -> Estimates:
     """An estimate of each case of a tier.
 
     Args:
         tier: whose cases.
-        shelf: the baselines of this machine, and of others.
+        store: the baselines of this machine, and of others.
         gpus: of this machine; none is as good, for a guess.
         root: the repository's, for the prompts.
     """
-    return {case.id: estimate_of(case, tier, shelf, gpus, root) for case in tier.cases}
+    return {case.id: estimate_of(case, tier, store, gpus, root) for case in tier.cases}
 
 
-def estimate_of(case: Case, tier: Tier, shelf: Shelf, gpus: Gpus, root: Path) -> Estimate | None:
+def estimate_of(
+    case: Case, tier: Tier, store: BaselineStore, gpus: Gpus, root: Path
+) -> Estimate | None:
     """The same of one case of a tier; None where nothing was recorded or can be guessed."""
     bandwidth = gpus.bandwidth_gib_per_s or USUAL_BANDWIDTH_GIB_PER_S
     kind = "gpu" if tier.needs_gpus else "cpu"
-    return _estimate(case, shelf, kind, bandwidth, turns_of(root, case))
+    return _estimate(case, store, kind, bandwidth, turns_of(root, case))
 
 
 def turns_of(root: Path, case: Case) -> float:
@@ -180,13 +182,13 @@ def within_budget(
 
 
 def _estimate(
-    case: Case, shelf: Shelf, kind: str, bandwidth_gib_per_s: float, turns: float
+    case: Case, store: BaselineStore, kind: str, bandwidth_gib_per_s: float, turns: float
 ) -> Estimate | None:
     """None where nothing was recorded and nothing can be guessed."""
     alone = dataclasses.replace(case, server=case.control, control=None) if case.control else None
     found = []
     for one in filter(None, (case, alone)):
-        pace = _recorded_pace(one, shelf, kind, turns)
+        pace = _recorded_pace(one, store, kind, turns)
         if pace is None and kind == "gpu":
             pace = _guessed_pace(one, bandwidth_gib_per_s, turns)
         if pace is None:
@@ -206,16 +208,18 @@ def _estimate(
     )
 
 
-def _recorded_pace(case: Case, shelf: Shelf, kind: str, turns: float) -> tuple[float, str] | None:
+def _recorded_pace(
+    case: Case, store: BaselineStore, kind: str, turns: float
+) -> tuple[float, str] | None:
     """What a prompt took when the case was recorded, and where: here, or else elsewhere."""
     own = None
     with contextlib.suppress(BaselineError):
-        own = load_baseline(shelf.found(case.id))
-    others = load_baselines(shelf.folder, f"*/{case.id}.json")
+        own = load_baseline(store.found(case.id))
+    others = load_baselines(store.folder, f"*/{case.id}.json")
     for found in (own, *others):
         seconds = _prompt_s(found, turns) if found and found.environment.kind == kind else None
         if found is not None and seconds is not None:
-            here = found.environment == shelf.environment
+            here = found.environment == store.environment
             return seconds, "recorded" if here else f"recorded on {found.environment.name}"
     return None
 
@@ -228,7 +232,7 @@ def _prompt_s(baseline: Baseline, turns: float) -> float | None:
         return None
     answers = baseline.acceptance.prompts if baseline.acceptance else ()
     conversations = sum(one.turn == 1 for one in answers)
-    tokens = baseline.case.output_cap_tokens * turns
+    tokens: float = baseline.case.output_cap_tokens * turns
     if conversations:
         tokens = sum(one.completion_tokens for one in answers) / conversations
     return tokens / statistics.median(speeds)

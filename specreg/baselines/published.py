@@ -5,17 +5,18 @@ machine; speed does, so there is none here.
 """
 
 import itertools
-import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
 
-from specreg.core.decoding import UNREADABLE
 from specreg.core.errors import BaselineError
-from specreg.matrix import Case
+from specreg.core.files import UNREADABLE
+from specreg.matrix.case import Case
 
-_SCHEMA_VERSION = 1
+_Text = Annotated[str, msgspec.Meta(min_length=1)]
+_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _SUM_WITHIN_TOKENS = 0.02
 """How far AL may lie from 1 + Σ of the positions: both are published rounded."""
 
@@ -38,19 +39,19 @@ class Published(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         turns, output_cap_tokens: of a conversation and a reply; None where the figure is for any.
     """
 
-    schema_version: int
-    source: str
-    conditions: str
-    method: str
-    target: str
+    schema_version: Literal[1]
+    source: _Text
+    conditions: _Text
+    method: _Text
+    target: _Text
     draft: str | None
-    dataset: str
-    draft_tokens: int
-    temperature: float
-    acceptance_length_tokens: float | None
-    acceptance_rate_frac: float | None
-    position_frac: tuple[float, ...]
-    tolerance_frac: float | None
+    dataset: _Text
+    draft_tokens: Annotated[int, msgspec.Meta(ge=1)]
+    temperature: Annotated[float, msgspec.Meta(ge=0)]
+    acceptance_length_tokens: Annotated[float, msgspec.Meta(ge=1)] | None
+    acceptance_rate_frac: _Share | None
+    position_frac: tuple[_Share, ...]
+    tolerance_frac: _Share | None
     turns: int | None = None
     output_cap_tokens: int | None = None
 
@@ -91,30 +92,8 @@ def _is_of(one: Published, case: Case) -> bool:
     )
 
 
-def _contradiction(published: Published) -> str | None:
-    """What can't be true of a figure, got and needed; None when it hangs together."""
-    return next(itertools.chain(_out_of_range(published), _at_odds(published)), None)
-
-
-def _out_of_range(published: Published) -> Iterator[str]:
-    for name in ("source", "conditions", "method", "target", "dataset"):
-        if not getattr(published, name):
-            yield f"{name} is empty"
-    most = published.draft_tokens
-    for name, got, least, greatest in (
-        ("schema_version", published.schema_version, _SCHEMA_VERSION, _SCHEMA_VERSION),
-        ("draft_tokens", most, 1, math.inf),
-        ("temperature", published.temperature, 0, math.inf),
-        ("acceptance_length_tokens", published.acceptance_length_tokens, 1, most + 1),
-        ("acceptance_rate_frac", published.acceptance_rate_frac, 0, 1),
-        ("tolerance_frac", published.tolerance_frac, 0, 1),
-        *(("position_frac", share, 0, 1) for share in published.position_frac),
-    ):
-        if got is not None and not least <= got <= greatest:
-            yield f"{name} = {got}, needed {least} to {greatest}"
-
-
-def _at_odds(published: Published) -> Iterator[str]:
+def _contradictions(published: Published) -> Iterator[str]:
+    """What can't be true of a figure, got and needed."""
     length, rate = published.acceptance_length_tokens, published.acceptance_rate_frac
     positions, most = published.position_frac, published.draft_tokens
     if length is None and rate is None and not positions:
@@ -125,6 +104,8 @@ def _at_odds(published: Published) -> Iterator[str]:
         yield f"position_frac = {list(positions)} rises, needed the share of steps that got so far"
     if length is None:
         return
+    if length > most + 1:
+        yield f"acceptance_length_tokens = {length}, needed 1 to {most + 1}"
     implied, least = 1 + sum(positions), (length - 1) / most
     if positions and abs(implied - length) > _SUM_WITHIN_TOKENS:
         yield f"acceptance_length_tokens = {length}, by its positions it is {implied:.3f}"
@@ -133,22 +114,13 @@ def _at_odds(published: Published) -> Iterator[str]:
 
 
 def _load(path: Path) -> Published:
-    advice = "restore it with git, or remove it"
+    subject, advice = f"published figure '{path}'", "restore it with git, or remove it"
     try:
-        content = path.read_bytes()
-        version = msgspec.json.decode(content, type=_Version).schema_version
-        if version != _SCHEMA_VERSION:
-            message = f"schema version {version}, this specreg reads {_SCHEMA_VERSION}"
-            raise BaselineError(f"published figure '{path}': {message}; {advice}")
-        published = msgspec.json.decode(content, type=Published)
+        published = msgspec.json.decode(path.read_bytes(), type=Published)
     except OSError as error:
-        raise BaselineError(f"published figure '{path}': {error.strerror}; {advice}") from error
+        raise BaselineError(f"{subject}: {error.strerror}; {advice}") from error
     except UNREADABLE as error:
-        raise BaselineError(f"published figure '{path}': {error}; {advice}") from error
-    if wrong := _contradiction(published):
-        raise BaselineError(f"published figure '{path}': {wrong}; {advice}")
+        raise BaselineError(f"{subject}: {error}; {advice}") from error
+    for wrong in _contradictions(published):
+        raise BaselineError(f"{subject}: {wrong}; {advice}")
     return published
-
-
-class _Version(msgspec.Struct, frozen=True):
-    schema_version: int

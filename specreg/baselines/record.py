@@ -1,12 +1,14 @@
-"""Recording: the launches of a case in, the baseline that they make out, if they agree."""
+"""Record a baseline from the launches of a case, if they agree."""
 
 import datetime as dt
 import itertools
 import statistics
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 import specreg
 from specreg.acceptance.record import AcceptanceRecord
@@ -15,27 +17,25 @@ from specreg.baselines.comparison import spreads_of, why_held_back
 from specreg.baselines.schema import (
     SCHEMA_VERSION,
     Baseline,
-    CaseSettings,
-    LaunchesOnly,
+    Noise,
     Provenance,
     RecordedDevice,
     load_baseline,
     record_baseline,
     stored_acceptance,
 )
-from specreg.baselines.store import Shelf
+from specreg.baselines.store import BaselineStore
 from specreg.core.errors import BaselineError
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.matrix.models import model_sha256
+from specreg.matrix.schema import CaseSettings
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Family, Metric, ratio_parts
 from specreg.measurement.validity import Invalid, render_invalid, spoiled_by
 from specreg.stats.alpha_spending import Look
-from specreg.stats.intervals import FEWEST_PROMPTS, change_of_ratio
-from specreg.telemetry.power.record import DeviceRecord
-from specreg.telemetry.sensors import SCRIPTED
-from specreg.verdicts.history import Lived, noise_of
-from specreg.verdicts.judge import own_tolerance_frac
+from specreg.stats.intervals import FEWEST_PROMPTS, Spread, change_of_ratio
+from specreg.telemetry.record import DeviceRecord
+from specreg.telemetry.sensor import SCRIPTED
 
 _SAME_AL_FRAC = 0.005
 
@@ -57,12 +57,12 @@ class Recorded:
 def record_measurements(
     measurements: Sequence[Measurement],
     settings: CaseSettings,
-    shelf: Shelf,
+    store: BaselineStore,
     *,
     reason: str,
     torch_version: str = "",
     driver_version: str = "",
-    identical: Sequence[Lived] = (),
+    noise_of: Callable[[Mapping[str, Spread]], dict[str, Noise]] = lambda _: {},
 ) -> Recorded:
     """Writes the baseline of one case from the measurements of its launches.
 
@@ -72,38 +72,37 @@ def record_measurements(
         measurements: one at least, of one case, one for each launch; the acceptance of the one
             with the most prompts is kept.
         settings: of that case.
-        shelf: where to put it.
+        store: where to put it.
         reason: why it is recorded; empty for the engine, its version and the commit.
         torch_version: what the engine ran with, as far as is known.
         driver_version: of the GPUs that it ran on, empty without.
-        identical: earlier runs with the same settings, engine and draft.
+        noise_of: by how launches within a run differ, how identical runs did.
 
     Raises:
         BaselineError: nothing of a measurement may be recorded, the launches disagree, or the file
             that is there can't be read. Nothing is written then.
     """
     first = measurements[0]
-    path, there = shelf.path(first.case.id), shelf.found(first.case.id)
+    path, there = store.path(first.case.id), store.found(first.case.id)
     old = load_baseline(there)
     invalid = _invalid_of(measurements, old)
     alone = first.acceptance is None and invalid.keys() - {Family.POWER}
     if Family.ACCEPTANCE in invalid or alone:
         message = f"baseline of '{first.case.id}': not written, {next(iter(invalid.values()))}"
         raise BaselineError(message)
-    _check_real(measurements, shelf)
+    _check_real(measurements, store)
     _check_acceptance_agrees(measurements)
     speeds = _speeds_of(measurements, invalid)
     _check_speeds_agree(first.case, speeds)
     kept = old if old is not None and old.case == settings else None
     launches = _beside_kept(speeds, kept.launches, invalid) if kept is not None else speeds
     fullest = max(measurements, key=_prompts_measured)
-    noise = noise_of(identical, spreads_of((LaunchesOnly(launches=launches),)))
-    commit = commit_of(shelf.folder.parent)
+    commit = commit_of(store.folder.parent)
     of_engine = f"{settings.engine} {first.engine_version}"
     baseline = Baseline(
         schema_version=SCHEMA_VERSION,
         case=settings,
-        environment=shelf.environment,
+        environment=store.environment,
         provenance=Provenance(
             engine_version=first.engine_version,
             draft_sha256=model_sha256(first.draft) if first.draft else "",
@@ -116,8 +115,6 @@ def record_measurements(
         ),
         acceptance=stored_acceptance(fullest.acceptance),
         launches=launches,
-        # How hours differ is the machine's: what is known of it outlives an engine's version.
-        noise={**(kept.noise if kept else {}), **noise},
         devices=(
             _devices_of(measurements)
             if speeds and Family.POWER not in invalid
@@ -126,6 +123,9 @@ def record_measurements(
             else ()
         ),
     )
+    # How hours differ is the machine's: what is known of it outlives an engine's version.
+    noise = {**(kept.noise if kept else {}), **noise_of(spreads_of((baseline,)))}
+    baseline = msgspec.structs.replace(baseline, noise=noise)
     record_baseline(path, baseline)
     if there != path:  # in a folder of the old form, which is no longer read then
         there.unlink(missing_ok=True)
@@ -202,11 +202,11 @@ def _prompts_measured(measurement: Measurement) -> int:
     return len(measurement.acceptance.prompts) if measurement.acceptance else 0
 
 
-def _check_real(measurements: Sequence[Measurement], shelf: Shelf) -> None:
+def _check_real(measurements: Sequence[Measurement], store: BaselineStore) -> None:
     """No device was one that a test made up."""
     powers = [one.replay.power for one in measurements if one.replay and one.replay.power]
     names = [device.device.name for power in powers if power.case for device in power.case.devices]
-    scripted = [name for name in (*shelf.environment.gpus, *names) if name.startswith(SCRIPTED)]
+    scripted = [name for name in (*store.environment.gpus, *names) if name.startswith(SCRIPTED)]
     if scripted:
         message = (
             f"baseline of '{measurements[0].case.id}': not written, '{scripted[0]}' is a device"
@@ -274,22 +274,21 @@ def _lengths(
 
 
 def _check_speeds_agree(case: Case, launches: Sequence[Mapping[str, float]]) -> None:
-    """The launches lie no further apart than the tolerance: else they could not keep it."""
+    """The launches lie no further apart than what is still fine: else they couldn't keep it."""
+    refusal = f"baseline of '{case.id}': not written"
     for metric in (metric for metric in METRICS.values() if metric.by_launch):
         values = [one[metric.name] for one in launches if metric.name in one]
         if min(values, default=1.0) <= 0:
             message = f"{metric.name} is 0 in a launch; such a baseline could never be missed"
-            raise BaselineError(
-                f"baseline of '{case.id}': not written, {message}; raise the limits"
-            )
+            raise BaselineError(f"{refusal}, {message}; raise the limits")
         apart_frac = max(values) / min(values) - 1 if values else 0.0
-        tolerance_frac = own_tolerance_frac(metric, case)
-        if apart_frac > tolerance_frac:
+        allowed_frac = metric.allowed_frac(case)
+        if apart_frac > allowed_frac:
             shown = ", ".join(f"{value:.4g}" for value in values)
             message = (
-                f"baseline of '{case.id}': not written, its launches lie {apart_frac:.1%} apart in"
-                f" {metric.name} ({shown}), its tolerance is {tolerance_frac:.1%}; quieten the"
-                " machine, or raise the tolerance in the matrix"
+                f"{refusal}, its launches lie {apart_frac:.1%} apart in {metric.name} ({shown}),"
+                f" tolerated are {allowed_frac:.1%}; quieten the machine, or tolerate more in the"
+                " matrix"
             )
             raise BaselineError(message)
 

@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import dataclasses
 import json
 import math
 import re
@@ -23,63 +24,18 @@ from specreg.acceptance.record import (
     Weighting,
 )
 from specreg.acceptance.table import CountsTable, table_of
-from specreg.core.decoding import UNREADABLE
 from specreg.core.errors import BaselineError, InvalidMeasurementError
-from specreg.core.files import replace_file
-from specreg.datasets.prompts import AS_IS
-from specreg.engines.methods import Tree
-from specreg.engines.protocols import Form
-from specreg.engines.registry import ALONE, Parallel
-from specreg.matrix import NO_LIMITS, Limits
-from specreg.matrix.load import Arrivals
+from specreg.core.files import UNREADABLE, replace_file
+from specreg.matrix.schema import CaseSettings
 from specreg.measurement.metrics import Metric, acceptance_value
 from specreg.telemetry.identity import Environment
-from specreg.telemetry.sensors import Scope
+from specreg.telemetry.sensor import Scope
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+_GONE = frozenset({"rounds"})
+"""Settings that an earlier form compared by."""
 _FEWEST_RUNS = 2
 _ADVICE = "restore it with git, or remove it and record it anew"
-
-
-class CaseSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What must be equal for two measurements of a case to be compared.
-
-    The engine's version and the draft are not among them: they are what one compares. What a
-    file leaves out has its default.
-    """
-
-    engine: str
-    method: str
-    draft_tokens: int
-    target_sha256: str
-    target: str
-    prompts_sha256: str
-    output_cap_tokens: int
-    temperature: float
-    concurrency: int
-    rounds: int
-    dtype: str
-    max_model_len_tokens: int
-    max_sequences: int
-    engine_args: tuple[str, ...]
-    engine_env: tuple[tuple[str, str], ...]
-    arrivals: Arrivals = Arrivals.CLOSED
-    requests_per_s: float = 0.0
-    burstiness: float = 1.0
-    ramp_up_s: float = 0.0
-    duration_s: float | None = None
-    turns: int | None = None
-    form: Form = Form.CHAT
-    chat_template_args: tuple[tuple[str, object], ...] = ()
-    ignore_eos: bool = False
-    stream: bool = True
-    limits: Limits = NO_LIMITS
-    parallel: Parallel = ALONE
-    tree: Tree | None = None
-    history_reply: str = AS_IS
-    prompts: int | None = None
-    num_prompts: int | None = None
-    trust_remote_code: bool = False
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -209,7 +165,8 @@ def parse_baseline(content: bytes, path: Path) -> Baseline:
         BaselineError: it can't be read, or is of a newer form.
     """
     try:
-        version = msgspec.json.decode(content, type=_Version).schema_version
+        head = msgspec.json.decode(content, type=_Head)
+        version = head.schema_version
         if version > SCHEMA_VERSION:
             line = _line_of(content, max(content.find(b'"schema_version"'), 0))
             raise BaselineError(
@@ -217,7 +174,12 @@ def parse_baseline(content: bytes, path: Path) -> Baseline:
                 f" {SCHEMA_VERSION}; use a newer specreg"
             )
         baseline = msgspec.json.decode(content, type=Baseline)
-        # What version 2 has more than 1 may be left out.
+        known = {field.name for field in dataclasses.fields(CaseSettings)}
+        known |= _GONE if version < SCHEMA_VERSION else frozenset()
+        if unknown := head.case.keys() - known:  # which msgspec passes over in a dataclass
+            name = min(unknown)
+            raise msgspec.ValidationError(f"Object contains unknown field `{name}` - at `$.case`")
+        # What version 2 has more than 1 may be left out; 3 has fewer settings.
         baseline = msgspec.structs.replace(baseline, schema_version=SCHEMA_VERSION)
         _check_figures(baseline)
     except UNREADABLE as error:
@@ -256,22 +218,6 @@ def load_baselines(folder: Path, pattern: str) -> tuple[Baseline, ...]:
     return tuple(baseline for baseline in found if baseline is not None)
 
 
-class LaunchesOnly(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a baseline, what tells how launches spread: all of them fit into memory."""
-
-    launches: tuple[dict[str, float], ...]
-    noise: dict[str, Noise] = {}
-
-
-def load_launches(folder: Path) -> tuple[LaunchesOnly, ...]:
-    """The launches of all baselines of one environment's folder; unreadable ones are left out."""
-    found = []
-    for path in sorted(folder.glob("*.json")):
-        with contextlib.suppress(OSError, *UNREADABLE):
-            found.append(msgspec.json.decode(path.read_bytes(), type=LaunchesOnly))
-    return tuple(found)
-
-
 def record_baseline(path: Path, baseline: Baseline) -> None:
     """Writes a baseline; the file is the old or the new one at any moment, never a torn one.
 
@@ -295,12 +241,9 @@ def record_baseline(path: Path, baseline: Baseline) -> None:
 def render_baseline(baseline: Baseline) -> str:
     """JSON with sorted keys; a list of lists has one of them per line.
 
-    Settings that have their defaults are left out, so that a new setting changes no file.
+    Settings are written with their defaults, which may change.
     """
     content = msgspec.to_builtins(baseline)
-    for setting in msgspec.structs.fields(baseline.case):
-        if getattr(baseline.case, setting.name) == setting.default:
-            del content["case"][setting.name]
     for name in ("noise", "devices"):
         if not content[name]:
             del content[name]
@@ -313,6 +256,7 @@ def render_schema() -> str:
     """The JSON Schema of a baseline file; `baselines/schema.json` holds it for other tools."""
     any_value = {"description": "what a chat template takes"}
     schema = msgspec.json.schema(Baseline, schema_hook=lambda _: any_value)
+    schema["$defs"]["CaseSettings"]["additionalProperties"] = False
     return json.dumps(schema, indent=1, sort_keys=True) + "\n"
 
 
@@ -395,8 +339,9 @@ def _check_figures(baseline: Baseline) -> None:
         check_counts(stored.total, "all prompts", drafted_tokens=drafted)
 
 
-class _Version(msgspec.Struct, frozen=True):
+class _Head(msgspec.Struct, frozen=True):
     schema_version: int
+    case: dict[str, msgspec.Raw] = {}
 
 
 def _place(content: bytes, error: Exception) -> str:

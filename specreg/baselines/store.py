@@ -3,29 +3,28 @@
 import contextlib
 import dataclasses
 import functools
+import glob
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from specreg.baselines.comparison import Known, differing_settings, of_any_number, spreads_of
 from specreg.baselines.published import Published, load_published, published_for
 from specreg.baselines.schema import (
     Baseline,
-    CaseSettings,
     baseline_path,
     load_baseline,
     load_baselines,
-    load_launches,
 )
 from specreg.core.errors import BaselineError
 from specreg.core.redaction import hide_known
 from specreg.datasets.prompts import Prompt, prompts_sha256
-from specreg.matrix import Case
+from specreg.engines.settings import ServerSettings, taken
+from specreg.matrix.case import Case
 from specreg.matrix.models import model_sha256
 from specreg.matrix.prompts import load_case_prompts
+from specreg.matrix.schema import CaseSettings, Load, RequestSettings
 from specreg.matrix.widening import served_models
 from specreg.stats.intervals import Spread
 from specreg.telemetry.identity import Environment
@@ -49,6 +48,13 @@ def settings_of(case: Case, target: str, prompts: Sequence[Prompt]) -> CaseSetti
     server = case.server
     target_sha256 = model_sha256(target)
     return CaseSettings(
+        **taken(ServerSettings, server)
+        | {
+            "engine_args": tuple(map(hide_known, server.engine_args)),
+            "engine_env": tuple((name, hide_known(value)) for name, value in server.engine_env),
+        },
+        **taken(RequestSettings, case),
+        **taken(Load, case.load),
         engine=server.engine,
         method=server.method,
         draft_tokens=server.draft_tokens,
@@ -56,37 +62,14 @@ def settings_of(case: Case, target: str, prompts: Sequence[Prompt]) -> CaseSetti
         # A folder's place on the disk says nothing; a hub id is all there is.
         target="" if target_sha256 else server.target,
         prompts_sha256=prompts_sha256(prompts[: 2 * (case.matrix_prompts or case.prompts)]),
-        output_cap_tokens=case.output_cap_tokens,
-        temperature=case.temperature,
-        concurrency=case.load.concurrency,
-        rounds=case.rounds,
-        dtype=server.dtype,
-        max_model_len_tokens=server.max_model_len_tokens,
-        max_sequences=server.max_sequences,
-        engine_args=tuple(map(hide_known, server.engine_args)),
-        engine_env=tuple((name, hide_known(value)) for name, value in server.engine_env),
-        arrivals=case.load.arrivals,
-        requests_per_s=case.load.requests_per_s,
-        burstiness=case.load.burstiness,
-        ramp_up_s=case.load.ramp_up_s,
-        duration_s=case.load.duration_s,
-        turns=case.turns,
-        form=case.form,
-        chat_template_args=case.chat_template_args,
-        ignore_eos=case.ignore_eos,
-        stream=case.stream,
         limits=case.limits,
-        parallel=server.parallel,
-        tree=server.tree,
-        history_reply=case.history_reply,
         prompts=case.matrix_prompts or case.prompts,
         num_prompts=case.prompts if case.matrix_prompts else None,
-        trust_remote_code=server.trust_remote_code,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shelf:
+class BaselineStore:
     """The baselines that apply to one machine; what all cases share is read once.
 
     Attributes:
@@ -102,8 +85,9 @@ class Shelf:
     @functools.cached_property
     def spreads(self) -> Mapping[str, Spread]:
         """By metric, how launches of this machine differ."""
-        folders = (self.folder / name for name in self.environment.names)
-        return spreads_of(tuple(itertools.chain.from_iterable(map(load_launches, folders))))
+        names = self.environment.names
+        found = (load_baselines(self.folder, f"{glob.escape(name)}/*.json") for name in names)
+        return spreads_of(itertools.chain.from_iterable(found))
 
     @functools.cached_property
     def published(self) -> tuple[Published, ...]:
@@ -183,7 +167,7 @@ class Shelf:
             return None
         with contextlib.suppress(BaselineError):  # it turns its own case red
             found = self._exact(dataclasses.replace(case, server=case.control, control=None))
-            wanted = msgspec.structs.replace(
+            wanted = dataclasses.replace(
                 settings,
                 method="none",
                 draft_tokens=0,

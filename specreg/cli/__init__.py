@@ -21,13 +21,13 @@ _COMMANDS: Mapping[str, str] = {
     "soak": "soak",
     "oracle": "cases",
     "prepare": "datasets",
-    "matrix": "matrix",
-    "engines": "matrix",
-    "doctor": "doctor",
-    "power": "power",
-    "tables": "tables",
+    "matrix": "cases",
+    "engines": "cases",
+    "doctor": "machine",
+    "power": "machine",
+    "tables": "report",
     "report": "report",
-    "history": "history",
+    "history": "report",
     "selftest": "cases",
     "baselines": "baselines",
 }
@@ -39,6 +39,8 @@ _GONE: Mapping[str, str] = {
     r"report\b.*--to[ =](?:speed-bench|nemo-skills|specdec-bench)\b": (
         "report.json has acceptance by category and position, --to aiperf each request"
     ),
+    r"(?:report|history)\b.*--upload\b": "copy the folder, for instance with aws s3 sync",
+    r"report\b.*--push\b": "--to prometheus writes what curl --data-binary sends to a push gateway",
 }
 """What was there once, by how it is typed, and what to use instead."""
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from specreg.baselines.record import Recorded
 from specreg.baselines.schema import (
     Baseline,
     baseline_files,
@@ -30,10 +31,10 @@ from specreg.cli.options import (
     tier_of,
 )
 from specreg.core.errors import BaselineError
-from specreg.matrix import all_case_ids
-from specreg.report.baselines import render_changes, render_list
-from specreg.report.json import RunVerdict, load_verdict
-from specreg.verdicts.history import history_path, learned, load_history
+from specreg.matrix.tier import all_case_ids
+from specreg.report.document import RunVerdict, load_verdict
+from specreg.report.terminal import render_baselines, render_recorded
+from specreg.verdicts.history import history_path, load_history, with_noise
 
 baselines = typer.Typer(no_args_is_help=True, help=__doc__)
 
@@ -42,7 +43,7 @@ baselines = typer.Typer(no_args_is_help=True, help=__doc__)
 def list_baselines(root: RootOption = HERE, folder: FolderOption = BASELINES) -> None:
     """Print all baselines: what was recorded where, when and why; status 1 if one can't be read."""
     found = [(path, _readable(path)) for path in baseline_files(root / folder)]
-    typer.echo(render_list(found))
+    typer.echo(render_baselines(found))
     raise typer.Exit(1 if any(isinstance(one, str) for _, one in found) else 0)
 
 
@@ -60,9 +61,9 @@ def diff(
         if isinstance(new, str):
             unreadable.append(new)
         elif old != new:
-            changes.append((path, old, new))
+            changes.append(Recorded(path=path, old=old, new=new))
     if changes:
-        typer.echo(render_changes(changes, width=WIDTH))
+        typer.echo(render_recorded(changes, width=WIDTH, color=False))
     typer.echo("\n".join(unreadable) or ("" if changes else f"as in {revision}"), nl=not changes)
 
 
@@ -87,17 +88,17 @@ def prune(
             f"prune: refused, the last run must have judged its whole tier and passed, and {said};"
             " run the suite without -k first"
         )
-    shelf = shelf_of(root / folder, tier_of(root / matrix, tier))
-    if last.environment != shelf.environment.name:
+    store = shelf_of(root / folder, tier_of(root / matrix, tier))
+    if last.environment != store.environment.name:
         raise BaselineError(
             f"prune: refused, the last run was on '{last.environment}', this is"
-            f" '{shelf.environment.name}'; run the suite here, or give its --tier"
+            f" '{store.environment.name}'; run the suite here, or give its --tier"
         )
-    unused = shelf.unused(all_case_ids(root / matrix))
+    unused = store.unused(all_case_ids(root / matrix))
     for path in unused:
         path.unlink()
         typer.echo(f"removed {path}")
-    typer.echo(f"{len(unused)} removed of {shelf.environment.name}")
+    typer.echo(f"{len(unused)} removed of {store.environment.name}")
 
 
 @baselines.command()
@@ -112,18 +113,18 @@ def learn(
 
     Nothing else of them changes. It takes five runs of a case or more.
     """
-    shelf = shelf_of(root / folder, tier_of(root / matrix, tier))
-    history = load_history(history_path((root / runs).parent / "history", shelf.environment.name))
+    store = shelf_of(root / folder, tier_of(root / matrix, tier))
+    history = load_history(history_path((root / runs).parent / "history", store.environment.name))
     if history.wrong:
         typer.echo(history.wrong, err=True)
     for path in baseline_files(root / folder):
-        if path.parent.name not in shelf.environment.names:
+        if path.parent.name not in store.environment.names:
             continue
         old = _readable(path)
         if isinstance(old, str):
             typer.echo(old)
             continue
-        new = learned(old, history.of(path.stem))
+        new = with_noise(old, history.of(path.stem))
         if new == old:
             continue
         record_baseline(path, new)

@@ -1,9 +1,10 @@
-"""`specreg explain` and `specreg oracle`: what is expected of a case; `specreg selftest`."""
+"""What is known of cases: `specreg explain`, `oracle`, `matrix`, `engines` and `selftest`."""
 
 from typing import Annotated
 
 import typer
 
+from specreg.baselines.estimate import estimates_of
 from specreg.baselines.store import settings_in
 from specreg.cli.options import (
     BASELINES,
@@ -17,13 +18,20 @@ from specreg.cli.options import (
     RunsOption,
     TierOption,
     case_of,
+    fitting_tier_of,
     shelf_of,
     tier_of,
 )
 from specreg.core.redaction import hide
-from specreg.correctness.oracle_client import expected_steps
-from specreg.report.explain import render_explanation
-from specreg.report.oracle import render_oracle
+from specreg.correctness.oracle_client import reference_steps
+from specreg.engines.methods import METHODS
+from specreg.engines.registry import ENGINES
+from specreg.matrix.schema import render_schema
+from specreg.matrix.tier import tier_names
+from specreg.measurement.metrics import check_tolerances
+from specreg.report.cases import render_explanation, render_matrix, render_oracle
+from specreg.report.tables import NOTHING
+from specreg.telemetry.identity import find_gpus
 from specreg.verdicts.history import history_path, load_history
 
 
@@ -38,9 +46,9 @@ def explain(
     """Print what is expected of a case, where that comes from, and what the case can see."""
     found = tier_of(root / matrix, tier)
     one = case_of(found, case)
-    shelf = shelf_of(root / folder, found)
-    known = shelf.look_up(one, settings_in(root, one))
-    history = load_history(history_path((root / runs).parent / "history", shelf.environment.name))
+    store = shelf_of(root / folder, found)
+    known = store.look_up(one, settings_in(root, one))
+    history = load_history(history_path((root / runs).parent / "history", store.environment.name))
     if history.wrong:
         typer.echo(history.wrong, err=True)
     typer.echo(render_explanation(one, known, history.of(case), width=WIDTH))
@@ -60,7 +68,7 @@ def oracle(
     found = tier_of(root / matrix, tier)
     one = case_of(found, case)
     on_gpu = found.needs_gpus > 0
-    prompts, steps = expected_steps(
+    prompts, steps = reference_steps(
         one, root.resolve(), on_gpu=on_gpu, show=lambda text: typer.echo(hide(text), err=True)
     )
     known = shelf_of(root / folder, found).look_up(one, settings_in(root, one))
@@ -76,3 +84,37 @@ def selftest(
     text, holds = run_selftest(nights)
     typer.echo(text)
     raise typer.Exit(0 if holds else 1)
+
+
+def engines() -> None:
+    """Print which engine has which method, in Markdown."""
+    rows = [["method", *ENGINES], *[["---"] * (len(ENGINES) + 1)]]
+    for method in METHODS.values():
+        has = (engine.spelling in method.spelling for engine in ENGINES.values())
+        rows.append([f"`{method.name}`", *("yes" if one else NOTHING for one in has)])
+    typer.echo("\n".join(f"| {' | '.join(row)} |" for row in rows))
+
+
+def matrix(
+    tier: TierOption = None,
+    root: RootOption = HERE,
+    folder: FolderOption = BASELINES,
+    files: MatrixOption = MATRIX,
+    *,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="print the JSON Schema of a tier's file instead")
+    ] = False,
+) -> None:
+    """Print a tier's cases, what each needs, and about how long it takes."""
+    if schema:
+        typer.echo(render_schema(), nl=False)
+        return
+    found = fitting_tier_of(root / files, tier)
+    for case in found.cases:
+        check_tolerances(case, found.places[case.id])
+    gpus = find_gpus()
+    estimates = estimates_of(found, shelf_of(root / folder, found), gpus, root)
+    typer.echo(render_matrix(found, estimates, gpus, width=WIDTH))
+    for remark in found.remarks:
+        typer.echo(remark)
+    typer.echo(f"tiers: {', '.join(tier_names(root / files))}")

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from specreg.core.errors import DatasetError, UnknownNameError
-from specreg.core.paths import data_dir as default_data_dir
+from specreg.core.files import data_dir as default_data_dir
 from specreg.core.redaction import hide
 from specreg.datasets.prepare import Preparation
 from specreg.datasets.prepare import prepare as prepare_set

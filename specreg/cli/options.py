@@ -1,13 +1,14 @@
-"""What the commands have in common: their options, and the tier and shelf that those name."""
+"""What the commands have in common: their options, and the tier and store that those name."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from specreg.baselines.store import Shelf
+from specreg.baselines.store import BaselineStore
 from specreg.core.errors import UnknownNameError
-from specreg.matrix import Case, Tier, load_tier
+from specreg.matrix.case import Case, Tier
+from specreg.matrix.tier import load_tier
 from specreg.telemetry.identity import current_environment, find_gpus
 
 WIDTH = 110
@@ -52,21 +53,14 @@ def fitting_tier_of(matrix: Path, name: str | None) -> Tier:
     return tier_of(matrix, name).chosen(find_gpus().memory_gib)
 
 
-def shelf_of(folder: Path, tier: Tier) -> Shelf:
+def shelf_of(folder: Path, tier: Tier) -> BaselineStore:
     """The baselines that apply to a tier on this machine."""
     used = tier.gpus_used(find_gpus().memory_gib)
-    return Shelf(
+    return BaselineStore(
         folder=folder,
         environment=current_environment(needs_gpus=used),
         options=(f"--specreg-tier={tier.name}",),
     )
-
-
-def say_later(runs: Path, shown: str, lacks: str) -> None:
-    """Say that the last run isn't the one that is shown, and what that one lacks."""
-    last = max((path.name for path in runs.iterdir() if path.is_dir()), default=shown)
-    if last > shown:
-        typer.echo(f"the last run, '{last}', {lacks}; this is '{shown}'", err=True)
 
 
 def case_of(tier: Tier, case_id: str) -> Case:

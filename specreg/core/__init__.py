@@ -1,1 +1,4 @@
-"""Errors, files, processes, signals and HTTP, which every other room uses."""
+"""Errors, files, HTTP, child processes, redaction and signals, which every other room uses.
+
+It knows nothing of engines, servers or measurements.
+"""

@@ -1,6 +1,6 @@
 """Logs: what a server says in, a file with the first and the last of it, and no secrets, out.
 
-The standard library alone: the watchdog writes them, so that no log ends with us.
+The standard library alone: the supervisor writes them, so that no log ends with us.
 """
 
 import os

@@ -1,10 +1,14 @@
-"""Process groups that leave nothing behind: every descendant of a server is found and ended.
+"""Start child processes, exchange messages with them, and end them with all their descendants.
 
 A server's workers may leave its process group or outlive their parent, so each process that is
 started here carries a mark in its environment, which its descendants inherit. And we may be killed
-ourselves, so a watchdog stands beside each, who ends it then, and writes down what it says.
+ourselves, so a supervisor stands beside each: it writes the log, and ends the process then.
+
+A message is a line of JSON of a type that both sides know: ours go to the child's standard input,
+its own to its standard output; what it prints for people goes to its log.
 """
 
+import asyncio
 import atexit
 import contextlib
 import fcntl
@@ -16,26 +20,29 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
+import msgspec
 import psutil
 
-from specreg.core import supervisor as watchdog
+from specreg.core import supervisor
 from specreg.core.errors import UnkillableError
+from specreg.core.logs import log_tail
 from specreg.core.redaction import known_secrets, learn
-from specreg.core.shared_memory import remove_shared, shared_files
 from specreg.core.supervisor import (
-    NOBODY,
-    Given,
+    NO_LEADER,
+    Handover,
     Leader,
     ask_all,
     kill_all,
     leader_of,
     living,
+    remove_shared,
     shared_by,
+    shared_files,
 )
 
 _TERM_S = 5.0
@@ -44,7 +51,7 @@ _GONE_S = 25.0
 """What was killed may yet have much memory to give back; only then is it beyond us."""
 _REAPED_S = 5.0
 STOPPED_WITHIN_S = _TERM_S + _KILL_S + _GONE_S + _REAPED_S
-"""The most that `stop_marked` takes."""
+"""The most that `stop_process` takes."""
 _EXEC_S = 0.2
 _PIPE_BYTES = 2**20
 _HELD_KIB = re.compile(r"^Pss_(?:Anon|Shmem): *(\d+) kB", re.MULTILINE)
@@ -52,19 +59,21 @@ _HERE = str(Path(__file__).parents[2])
 """The folder that holds specreg, for a process that knows of no other."""
 
 
-_RUNNING: "dict[str, MarkedProcess]" = {}
+_MESSAGE_BYTES = 256 * 2**20
+_MessageT = TypeVar("_MessageT")
+_RUNNING: "dict[str, SupervisedProcess]" = {}
 """By their marks, what was started and not stopped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MarkedProcess:
+class SupervisedProcess:
     """A started process.
 
     Attributes:
         popen: the process; it leads a session of its own.
         mark: by which its descendants are known.
         leader: the process, as the leader of its session.
-        watchdog: writes its log, and ends all of them when we are killed.
+        supervisor: writes its log, and ends all of them when we are killed.
         last_resort: kills all that is left of them, and gives the ids of those that live all the
             same; runs at our own end too.
         shared_before: what lay in /dev/shm before; shared: what they had there since, as far as
@@ -74,53 +83,51 @@ class MarkedProcess:
     popen: subprocess.Popen[bytes]
     mark: str
     leader: Leader
-    watchdog: subprocess.Popen[bytes]
+    supervisor: subprocess.Popen[bytes]
     last_resort: Callable[[], list[int]]
     shared_before: Collection[str] = ()
     shared: set[str] = field(default_factory=set)
 
 
-def start_marked(
+def start_process(
     command: Sequence[str],
     *,
     environment: Mapping[str, str],
     log_path: Path,
     cwd: Path,
     temporary: Sequence[Path] = (),
-    order: bytes = b"",
-    passes_on: bool = False,
-) -> MarkedProcess:
-    """Starts a command in a session of its own, so that Ctrl-C reaches us and not it.
+    messages: int | IO[bytes] | None = None,
+) -> SupervisedProcess:
+    """Start a command in a session of its own, so that Ctrl-C reaches us and not it.
 
     Args:
         command: program and arguments; no shell.
         environment: the whole environment; the mark is added.
         log_path: gets the first and the last of both output streams, without secrets.
         cwd: the folder to run in.
-        temporary: folders that the caller removes; the watchdog does where the caller can't.
-        order: a line that the process reads, whose input then stays open for as long as we live;
-            empty for one that reads nothing.
-        passes_on: whether what it says goes where we speak, and not into the log.
+        temporary: folders that the caller removes; the supervisor does where the caller can't.
+        messages: where its standard output goes, apart from the log, as `subprocess.PIPE` or a
+            file; its standard input is a pipe then. None for one that takes and gives no messages.
 
     Raises:
         OSError: the program can't be run, or the log not be written.
     """
     mark = uuid.uuid4().hex
     # setproctitle, which vLLM's workers call, writes over the environment that /proc shows.
-    marked = {**environment, watchdog.VARIABLE: mark, "SPT_NOENV": "1"}
+    marked = {**environment, supervisor.VARIABLE: mark, "SPT_NOENV": "1"}
     learn(environment, command)
     before, shared = shared_files(), set[str]()
     log_path.write_bytes(b"")
     with _pipe() as (speaks, hears):
-        guard = _start_watchdog(mark, hears, log_path, temporary)
+        guard = _start_supervisor(mark, hears, log_path, temporary)
         try:
-            _tell(guard, json.dumps(Given(known_secrets(), tuple(before))._asdict()))
+            _tell(guard, json.dumps(Handover(known_secrets(), tuple(before))._asdict()))
             popen = subprocess.Popen(  # noqa: S603 - our own arguments, no shell
                 command,
                 env=marked,
-                stdin=subprocess.PIPE if order else subprocess.DEVNULL,
-                stdout=None if passes_on else speaks,
-                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL if messages is None else subprocess.PIPE,
+                stdout=speaks if messages is None else messages,
+                stderr=speaks,
                 start_new_session=True,
                 cwd=cwd,
             )
@@ -132,29 +139,107 @@ def start_marked(
         except KeyboardInterrupt:
             # It came between the fork and us: nobody but its mark knows the child, once it runs.
             time.sleep(_EXEC_S)
-            kill_all(mark, NOBODY, _KILL_S)
+            kill_all(mark, NO_LEADER, _KILL_S)
             _dismiss(guard)
             raise
     # A second Ctrl-C may cut the orderly way short; what is left then goes with us.
     last_resort = functools.partial(_end, mark, leader, shared)
     atexit.register(last_resort)
-    _RUNNING[mark] = MarkedProcess(
+    _RUNNING[mark] = SupervisedProcess(
         popen=popen,
         mark=mark,
         leader=leader,
-        watchdog=guard,
+        supervisor=guard,
         last_resort=last_resort,
         shared_before=before,
         shared=shared,
     )
-    _write(popen.stdin, order)
     return _RUNNING[mark]
 
 
-def stop_marked(process: MarkedProcess) -> None:
-    """Ends the process and all its descendants: asked first, killed 5 s later, then waited for.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildProcess:
+    """A program that exchanges messages with us; it ends with its input.
 
-    All that they said is on disk afterwards. Ctrl-C meanwhile kills whatever else runs, too.
+    Attributes:
+        process: what runs; log_path: what it prints for people.
+    """
+
+    process: SupervisedProcess
+    log_path: Path
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Hand it a message; one that ended takes none."""
+        _write(self.process.popen.stdin, msgspec.json.encode(message) + b"\n")
+
+    def receive(self, kind: type[_MessageT]) -> _MessageT | None:
+        """Wait for its next message; None where it ended."""
+        stdout = self.process.popen.stdout
+        line = stdout.readline() if stdout is not None else b""
+        return msgspec.json.decode(line, type=kind) if line else None
+
+    @contextlib.asynccontextmanager
+    async def reader(self) -> AsyncIterator[asyncio.StreamReader]:
+        """Its messages, a line each, for the event loop that runs."""
+        reader = asyncio.StreamReader(limit=_MESSAGE_BYTES)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), self.process.popen.stdout
+        )
+        try:
+            yield reader
+        finally:
+            transport.close()
+
+    def last_lines(self) -> str:
+        """The end of what it has printed for people so far."""
+        settle_log(self.process)
+        return log_tail(self.log_path).strip()
+
+
+@contextlib.contextmanager
+def child_process(
+    command: Sequence[str],
+    *,
+    log_path: Path,
+    environment: Mapping[str, str] | None = None,
+    temporary: Sequence[Path] = (),
+    output: IO[bytes] | None = None,
+) -> Iterator[ChildProcess]:
+    """Run a program that exchanges messages with us for as long as the context lasts.
+
+    Args:
+        command: program and arguments; no shell.
+        log_path: see `start_process`, as of `temporary`.
+        environment: the whole environment; None for ours, with the modules that we can import.
+        temporary: folders that the caller removes.
+        output: a file that keeps its messages, for which nothing is received; None for a pipe.
+
+    Raises:
+        OSError: the program can't be run, or the log not be written.
+    """
+    ours = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = start_process(
+        command,
+        environment=ours if environment is None else environment,
+        log_path=log_path,
+        cwd=Path.cwd(),
+        temporary=temporary,
+        messages=output or subprocess.PIPE,
+    )
+    try:
+        yield ChildProcess(process=process, log_path=log_path)
+    finally:
+        stop_process(process)
+        for stream in (process.popen.stdin, process.popen.stdout):
+            with contextlib.suppress(BrokenPipeError):  # it may have ended before it read all
+                if stream is not None:
+                    stream.close()
+
+
+def stop_process(process: SupervisedProcess) -> None:
+    """End the process and all its descendants: asked first, killed 5 s later, then waited for.
+
+    All that they printed is on disk afterwards. Ctrl-C meanwhile kills whatever else runs, too.
 
     Raises:
         UnkillableError: some of them live all the same.
@@ -173,7 +258,7 @@ def stop_marked(process: MarkedProcess) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.popen.wait(_REAPED_S)
         _RUNNING.pop(process.mark, None)
-        _dismiss(process.watchdog)
+        _dismiss(process.supervisor)
     if left:
         left = kill_all(process.mark, process.leader, _GONE_S)
         process.popen.poll()  # so that it is no zombie
@@ -187,22 +272,22 @@ def stop_marked(process: MarkedProcess) -> None:
 
 
 def kill_running() -> None:
-    """Kills at once all that was started and not stopped."""
+    """Kill at once all that was started and not stopped."""
     for process in tuple(_RUNNING.values()):
         note_shared(process)
         process.last_resort()
 
 
-def note_shared(process: MarkedProcess) -> None:
-    """Remembers what they have in /dev/shm now, to remove it should they not."""
+def note_shared(process: SupervisedProcess) -> None:
+    """Remember what they have in /dev/shm now, to remove it should they not."""
     process.shared.update(shared_by(process.mark, process.leader, process.shared_before))
 
 
-def settle_log(process: MarkedProcess) -> None:
-    """Returns once all that was said so far is on disk; at once where its watchdog is gone."""
-    guard = process.watchdog
+def settle_log(process: SupervisedProcess) -> None:
+    """Return once all that was printed so far is on disk; at once without a supervisor."""
+    guard = process.supervisor
     if guard.stdout is not None and not guard.stdout.closed:
-        _tell(guard, watchdog.SETTLE)
+        _tell(guard, supervisor.SETTLE)
         guard.stdout.readline()
 
 
@@ -238,7 +323,7 @@ def _pipe() -> Iterator[tuple[int, int]]:
         os.close(hears)
 
 
-def resident_bytes(process: MarkedProcess) -> int:
+def resident_bytes(process: SupervisedProcess) -> int:
     """The memory that the process and its descendants hold; what they share is counted once.
 
     Anonymous and shared memory, by proportional set sizes; of a process that doesn't tell its own,
@@ -248,7 +333,7 @@ def resident_bytes(process: MarkedProcess) -> int:
     return sum(map(_resident_bytes, process_ids(process)))
 
 
-def process_ids(process: MarkedProcess) -> frozenset[int]:
+def process_ids(process: SupervisedProcess) -> frozenset[int]:
     """The ids of the process and its descendants."""
     return frozenset(living(process.mark, process.leader))
 
@@ -270,13 +355,13 @@ def _resident_bytes(pid: int) -> int:
         return 0
 
 
-def _start_watchdog(
+def _start_supervisor(
     mark: str, hears: int, log_path: Path, temporary: Sequence[Path]
 ) -> subprocess.Popen[bytes]:
     """In a session of its own, and on none of our streams: a pipe of pytest's would stay open."""
     arguments = (_HERE, mark, str(hears), str(log_path.absolute()), *map(str, temporary))
     return subprocess.Popen(  # noqa: S603 - our own arguments, no shell
-        (sys.executable, "-I", "-S", "-c", watchdog.MAIN, *arguments),
+        (sys.executable, "-I", "-S", "-c", supervisor.MAIN, *arguments),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -291,7 +376,7 @@ def _tell(guard: subprocess.Popen[bytes], line: str) -> None:
 
 
 def _write(pipe: IO[bytes] | None, content: bytes) -> None:
-    """To a process, if it is there; of a watchdog that somebody killed we go on without one."""
+    """To a process, if it is there; of a supervisor that was killed we go on without one."""
     with contextlib.suppress(BrokenPipeError):
         if pipe is not None:
             pipe.write(content)
@@ -299,8 +384,8 @@ def _write(pipe: IO[bytes] | None, content: bytes) -> None:
 
 
 def _dismiss(guard: subprocess.Popen[bytes]) -> None:
-    """Ends a watchdog that has nothing to do any more but to write down what it heard."""
-    _tell(guard, watchdog.DONE)
+    """End a supervisor that has nothing to do any more but to write what it has read."""
+    _tell(guard, supervisor.DONE)
     for stream in (guard.stdin, guard.stdout):
         with contextlib.suppress(BrokenPipeError):
             if stream is not None:

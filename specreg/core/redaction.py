@@ -3,7 +3,7 @@
 Secrets are the values of environment variables and options whose names end in token, key, secret
 or password, and the passwords in URLs. Nothing is guessed.
 
-The standard library alone: the watchdog, who writes the logs, has nothing else.
+The standard library alone: the supervisor, who writes the logs, has nothing else.
 """
 
 import functools

@@ -1,14 +1,13 @@
-"""What outlives us: how to find the processes of a server, who writes their log and ends them.
+"""Supervise what we start: find its processes, write its log, and end it when we are killed.
 
 Run with the standard library alone, as `MAIN` says: `MARK DESCRIPTOR LOG [FOLDER …]`, the mark of
-the processes, the end of the pipe that they speak into, their log, and folders that go with us.
+the processes, the end of the pipe that they print into, their log, and folders that go with us.
 
-Input: first a line of JSON, `Given`; a line with the id and the start of the process that leads the
-server's session, once there is one; `settle`, which is answered with a line once all that was said
-is on disk; then `done`. An input that ends without that word has lost who wrote it, to SIGKILL as a
-rule: then the processes are ended, and what they leave is removed.
-
-Nobody but us holds the other end of the input: Python's pipes aren't handed on to other programs.
+Input: first a line of JSON, `Handover`; a line with the id and the start of the process that leads
+the session, once there is one; `settle`, which is answered with a line once all that was printed is
+on disk; then `done`. An input that ends without that word has lost who wrote it, to SIGKILL as a
+rule: then the processes are ended, and what they leave is removed. No other process holds the other
+end of the input: Python's pipes aren't handed on to other programs.
 """
 
 import contextlib
@@ -25,13 +24,13 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import NamedTuple
 
 from specreg.core.logs import BoundedLog
 from specreg.core.redaction import hide_said
-from specreg.core.shared_memory import remove_shared, used_by
 
 VARIABLE = "SPECREG_PROCESS_MARK"
 """The environment variable by whose value the descendants of a server are known."""
@@ -40,6 +39,11 @@ _ASKED_S, _KILLED_S, _POLL_S = 2.0, 30.0, 0.05
 _PIECE_BYTES = 2**20
 _IDLE_S, _SELDOM = 0.1, 20
 _DEAD = {"Z", "X"}
+FOLDER = Path("/dev/shm")  # noqa: S108 - it is what glibc's shm_open and sem_open use
+_PREFIX = f"{FOLDER}/"
+_GONE = " (deleted)"
+_Number = tuple[int, int]
+"""Of a file: its device and its inode."""
 
 
 class Leader(NamedTuple):
@@ -49,7 +53,7 @@ class Leader(NamedTuple):
     started: int
 
 
-NOBODY = Leader(-1, -1)
+NO_LEADER = Leader(-1, -1)
 
 
 class _Stat(NamedTuple):
@@ -75,8 +79,8 @@ def living(mark: str, leader: Leader) -> list[int]:
     process leads is another's.
     """
     with contextlib.suppress(OSError):
-        if leader != NOBODY and leader_of(leader.pid) != leader:
-            leader = NOBODY
+        if leader != NO_LEADER and leader_of(leader.pid) != leader:
+            leader = NO_LEADER
     marked = f"{VARIABLE}={mark}".encode()
     pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
     return [pid for pid in pids if _is_ours(pid, marked, leader)]
@@ -132,8 +136,77 @@ def _stat(pid: int) -> _Stat:
     return _Stat(fields[0].decode(), session, threads, started)
 
 
-class Given(NamedTuple):
-    """What isn't for everybody to see in a list of processes.
+def shared_files() -> frozenset[str]:
+    """The names of all that lies there; nothing where there is no such folder."""
+    with contextlib.suppress(OSError):
+        return frozenset(path.name for path in FOLDER.iterdir())
+    return frozenset()
+
+
+def used_by(pids: Iterable[int]) -> frozenset[str]:
+    """The names of what processes have open or mapped there, as far as one may look.
+
+    glibc maps a semaphore under a name that it then changes for its own: it is known by its number
+    alone.
+    """
+    used = [one for pid in pids for one in (*_opened(pid), *_mapped(pid))]
+    named = {path.removeprefix(_PREFIX) for path, _ in used if not path.endswith(_GONE)}
+    renamed = {number for path, number in used if path.endswith(_GONE)}
+    return frozenset(named | (_names_of(renamed) if renamed else set()))
+
+
+def used_by_anybody() -> frozenset[str]:
+    """The names of what any process uses, as far as one may look."""
+    return used_by(int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
+
+
+def remove_shared(names: Iterable[str]) -> None:
+    """Removes files of processes that ended, but for those that somebody else uses."""
+    left = [name for name in names if (FOLDER / name).exists()]
+    if left:
+        used = used_by_anybody()
+        for name in left:
+            if name not in used:
+                with contextlib.suppress(OSError):
+                    (FOLDER / name).unlink()
+
+
+def _names_of(numbers: AbstractSet[_Number]) -> set[str]:
+    """The files there that have these."""
+    names = set()
+    for name in shared_files():
+        with contextlib.suppress(OSError):
+            if _number((FOLDER / name).lstat()) in numbers:
+                names.add(name)
+    return names
+
+
+def _number(stat: os.stat_result) -> _Number:
+    return stat.st_dev, stat.st_ino
+
+
+def _opened(pid: int) -> Iterator[tuple[str, _Number]]:
+    """Paths there, and whose they are."""
+    with contextlib.suppress(OSError):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if (path := str(link.readlink())).startswith(_PREFIX):
+                    yield path, _number(link.stat())
+
+
+def _mapped(pid: int) -> Iterator[tuple[str, _Number]]:
+    """The same; proc_pid_maps(5) has the device, in hexadecimal, and the inode before the path."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/maps").read_bytes().splitlines():
+            fields, prefix, name = line.decode(errors="surrogateescape").partition(_PREFIX)
+            if prefix:
+                device, inode = fields.split()[-2:]
+                major, minor = (int(part, 16) for part in device.split(":"))
+                yield prefix + name, (os.makedev(major, minor), int(inode))
+
+
+class Handover(NamedTuple):
+    """What must not show in a list of processes.
 
     Attributes:
         secrets: never to be written.
@@ -144,11 +217,11 @@ class Given(NamedTuple):
     shared: Sequence[str]
 
 
-class _Ear:
-    """Takes down what the processes say, so that none of them ever waits for us.
+class _LogPipe:
+    """The pipe that the processes print into, read so that none of them ever waits for us.
 
     Attributes:
-        sources: the pipe, as long as anybody may speak into it.
+        sources: the pipe, as long as any process may write to it.
     """
 
     def __init__(self, descriptor: int, log: BoundedLog) -> None:
@@ -156,7 +229,7 @@ class _Ear:
         self.sources, self._descriptor, self._log = [descriptor], descriptor, log
         self._due_s = 0.0
 
-    def listen(self, besides: Sequence[int] = (), within_s: float | None = None) -> list[int]:
+    def read(self, besides: Sequence[int] = (), within_s: float | None = None) -> list[int]:
         """Takes what is there; which of the other descriptors can be read."""
         wait_s = _IDLE_S if self._log.waits else within_s
         ready, _, _ = select.select([*self.sources, *besides], [], [], wait_s)
@@ -197,15 +270,15 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     mark, descriptor, log_path, *folders = sys.argv[1:]
     orders = io.FileIO(0)  # unbuffered: what select doesn't know of would wait for ever
-    given = Given(**json.loads(orders.readline() or '{"secrets": [], "shared": []}'))
+    given = Handover(**json.loads(orders.readline() or '{"secrets": [], "shared": []}'))
     log = BoundedLog(Path(log_path), functools.partial(hide_said, secrets=given.secrets))
-    ear, leader = _Ear(int(descriptor), log), NOBODY
+    pipe, leader = _LogPipe(int(descriptor), log), NO_LEADER
     while True:
-        if not ear.listen([orders.fileno()]):
+        if not pipe.read([orders.fileno()]):
             continue
         order = orders.readline().decode().strip()
         if order == SETTLE:
-            ear.settle()
+            pipe.settle()
             with contextlib.suppress(OSError):
                 os.write(1, b"\n")
         elif order == DONE:
@@ -213,20 +286,20 @@ def main() -> None:
         elif order:
             leader = Leader(*map(int, order.split()))
         else:
-            _end_all(ear, mark, leader, given.shared)
+            _end_all(pipe, mark, leader, given.shared)
             for folder in folders:
                 shutil.rmtree(folder, ignore_errors=True)
             break
-    ear.settle()
+    pipe.settle()
     log.close()
 
 
-def _end_all(ear: _Ear, mark: str, leader: Leader, shared_before: Collection[str]) -> None:
+def _end_all(pipe: _LogPipe, mark: str, leader: Leader, shared_before: Collection[str]) -> None:
     """Ends the processes, and listens to them meanwhile: none could end that waits for us."""
     end = threading.Thread(target=_end, args=(mark, leader, shared_before))
     end.start()
     while end.is_alive():
-        ear.listen(within_s=_POLL_S)
+        pipe.read(within_s=_POLL_S)
 
 
 def _end(mark: str, leader: Leader, shared_before: Collection[str]) -> None:

@@ -21,7 +21,7 @@ class Phase(StrEnum):
     STARTING = "starting"
     WARMING_UP = "warming up"
     MEASURING = "measuring"
-    PROVING = "proving"
+    CHECKING = "checking"
     JUDGING = "judging"
     CONFIRMING = "confirming"
     STOPPING = "stopping"

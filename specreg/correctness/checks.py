@@ -1,7 +1,7 @@
-"""Proving: running servers and prompts in, what must hold whatever the baseline says out.
+"""Check what must hold whatever a baseline says.
 
-A baseline says what was; these say what must be: speculation changes no token, draws as its target
-does, and takes the steps that its own models and text give.
+Speculation changes no token of a greedy answer, draws as its target does, and takes the steps that
+its own models and text give.
 """
 
 import itertools
@@ -11,18 +11,23 @@ from types import MappingProxyType
 
 from specreg.acceptance.record import NO_STEPS, StepCounts
 from specreg.core.errors import InvalidMeasurementError
-from specreg.correctness.draft_prediction import Foresee
 from specreg.correctness.lossless import check_lossless
-from specreg.correctness.oracle_client import consult, in_flight, is_foreseen, wanted_of
+from specreg.correctness.oracle_client import (
+    PredictDrafts,
+    has_oracle,
+    in_flight,
+    walk_answers,
+    wanted_of,
+)
 from specreg.datasets.prompts import Prompt
 from specreg.engines.protocols import Endpoint
 from specreg.engines.registry import engine_named
 from specreg.engines.token_api import DIALECTS, Transcript, Wanted
 from specreg.load.token_client import encode_prompts, score, transcribe
-from specreg.matrix import Case
-from specreg.matrix.tables import ROUNDING_NATS
+from specreg.matrix.case import Case
+from specreg.matrix.schema import ROUNDING_NATS
 from specreg.servers.server import Server
-from specreg.stats.permutation import BEGINNINGS_TOKENS, LEVEL, chance_of_alike, least_of
+from specreg.stats.permutation import BEGINNINGS_TOKENS, LEVEL, chance_of_alike
 from specreg.verdicts.judge import Outcome, Verdict
 
 _ORACLE_FRAC = 0.01
@@ -32,66 +37,65 @@ _DRAWN_PROMPTS = 4
 _DRAWS = 250
 _MOST_NAMED = 3
 
-Plain = MutableMapping[tuple[object, ...], tuple[Transcript, ...]]
-"""The control's answers, kept: all cases beside it are held against them."""
+ControlAnswers = MutableMapping[tuple[object, ...], tuple[Transcript, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
-    """What a proof looks at.
+class RunningCase:
+    """A case whose servers are up.
 
     Attributes:
-        case: whose.
+        case: which.
         server: with speculation; control: without it, None where there is none beside it.
         prompts: of the case.
-        foresee: asks the models themselves.
+        predict_drafts: asks the models themselves.
         models: target and draft as folders or hub ids; the target as it is, without padding.
-        plain: the control's answers so far.
+        control_answers: those so far, kept for all cases that have this control.
     """
 
     case: Case
     server: Server
     control: Server | None
     prompts: Sequence[Prompt]
-    foresee: Foresee
+    predict_drafts: PredictDrafts
     models: tuple[str, str | None]
-    plain: Plain = field(default_factory=dict)
+    control_answers: ControlAnswers = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Proof:
-    """Something that must hold.
+class CorrectnessCheck:
+    """Something that must hold of a case.
 
     Attributes:
-        name: ends in its unit.
+        name: of the verdict's metric; it ends in its unit.
         applies_to: whether it says anything of a case.
-        prove: what came of it.
+        check: gives the verdict.
         needs_torch: whether it asks the models, in an environment of their own.
     """
 
     name: str
     applies_to: Callable[[Case], bool]
-    prove: Callable[["Scene"], Verdict]
+    check: Callable[[RunningCase], Verdict]
     needs_torch: bool = False
 
 
-def prove_lossless(scene: Scene) -> Verdict:
-    """Greedy answers with speculation against those without, token by token.
+def check_answers(running: RunningCase) -> Verdict:
+    """Compare greedy answers with speculation to those without, token by token.
 
     Raises:
         InvalidMeasurementError: a server didn't answer in ids, or the one without speculation
             parts from itself.
     """
-    case, control = scene.case, _control(scene)
-    texts = encode_prompts(control.endpoint, case, scene.prompts)
+    case, control = running.case, _control(running)
+    texts = encode_prompts(control.endpoint, case, running.prompts)
     at_once = in_flight(case)
     other = 1 if at_once > 1 else case.server.max_sequences
-    plain = _plain(scene, texts, at_once)
+    plain = _answers_of_control(running, texts, at_once)
     found = check_lossless(
-        [prompt.id for prompt in scene.prompts],
+        [prompt.id for prompt in running.prompts],
         plain,
-        transcribe(scene.server.endpoint, texts, wanted_of(case, len(texts)), in_flight=at_once),
-        (lambda: _plain(scene, texts, other)) if other != at_once else None,
+        transcribe(running.server.endpoint, texts, wanted_of(case, len(texts)), in_flight=at_once),
+        (lambda: _answers_of_control(running, texts, other)) if other != at_once else None,
         lambda questions: score(control.endpoint, questions),
         rounding_nats=case.rounding_nats,
     )
@@ -105,14 +109,14 @@ def prove_lossless(scene: Scene) -> Verdict:
     )
 
 
-def prove_sampling(scene: Scene) -> Verdict:
-    """Answers drawn with speculation against those drawn without.
+def check_sampling(running: RunningCase) -> Verdict:
+    """Compare answers drawn with speculation to those drawn without.
 
     Raises:
         InvalidMeasurementError: a server didn't answer in ids.
     """
-    case, control = scene.case, _control(scene)
-    texts = encode_prompts(control.endpoint, case, scene.prompts[:_DRAWN_PROMPTS])
+    case, control = running.case, _control(running)
+    texts = encode_prompts(control.endpoint, case, running.prompts[:_DRAWN_PROMPTS])
 
     def draw(endpoint: Endpoint, first_seed: int) -> list[list[tuple[int, ...]]]:
         seeds = range(first_seed, first_seed + _DRAWS)
@@ -127,8 +131,9 @@ def prove_sampling(scene: Scene) -> Verdict:
         answers = [one.output for one in drawn]
         return [answers[start : start + _DRAWS] for start in range(0, len(answers), _DRAWS)]
 
-    pairs = list(zip(draw(scene.server.endpoint, 0), draw(control.endpoint, _DRAWS), strict=True))
-    chance = least_of([chance_of_alike(pairs, tokens=tokens) for tokens in BEGINNINGS_TOKENS])
+    pairs = list(zip(draw(running.server.endpoint, 0), draw(control.endpoint, _DRAWS), strict=True))
+    chances = [chance_of_alike(pairs, tokens=tokens) for tokens in BEGINNINGS_TOKENS]
+    chance = min(1.0, min(chances) * len(chances))  # Bonferroni's bound
     wrong = chance < LEVEL
     reason = (
         f"{_DRAWS} draws each of {len(texts)} prompts: their beginnings with and without"
@@ -144,33 +149,38 @@ def prove_sampling(scene: Scene) -> Verdict:
     )
 
 
-def prove_oracle(scene: Scene) -> Verdict:
-    """An engine's steps against those that its own text and models give.
+def check_steps(running: RunningCase) -> Verdict:
+    """Compare an engine's steps to those that its own text and models give.
 
     Raises:
         InvalidMeasurementError: a server didn't answer in ids, or doesn't count its steps.
         ModelError: the models can't be read.
     """
-    case, beside = scene.case, scene.control or scene.server
-    found = consult(
-        case, scene.prompts, scene.server.endpoint, beside.endpoint, scene.models, scene.foresee
+    case, beside = running.case, running.control or running.server
+    found = walk_answers(
+        case,
+        running.prompts,
+        running.server.endpoint,
+        beside.endpoint,
+        running.models,
+        running.predict_drafts,
     )
     if not any(answer.counts for answer in found.answers):
         message = "no answer tells its steps, so there is nothing to hold against the oracle"
         raise InvalidMeasurementError("ACCEPTANCE_MISSING", message)
-    # Those of SGLang end at the most that a step accepted; the foreseen ones don't.
+    # Those of SGLang end at the most that a step accepted; the expected ones don't.
     depth = case.server.draft_tokens
     counted = [(answer.counts or NO_STEPS).to_depth(depth) for answer in found.answers]
-    return _judge_oracle(scene, counted, found.steps, found.gaps_nats)
+    return _judge_steps(running, counted, found.steps, found.gaps_nats)
 
 
-def _judge_oracle(
-    scene: Scene,
+def _judge_steps(
+    running: RunningCase,
     counted: Sequence[StepCounts],
-    foreseen: Sequence[StepCounts],
+    expected: Sequence[StepCounts],
     gaps_nats: Sequence[float],
 ) -> Verdict:
-    ours, must = sum(counted, NO_STEPS), sum(foreseen, NO_STEPS)
+    ours, must = sum(counted, NO_STEPS), sum(expected, NO_STEPS)
     if not ours.steps and not must.steps:
         message = (
             "nothing was drafted, neither by the engine nor by what its models give; replay"
@@ -179,14 +189,14 @@ def _judge_oracle(
         raise InvalidMeasurementError("NOTHING_DRAFTED", message)
     otherwise = [
         f"'{prompt.id}' {_said(one)} instead of {_said(other)}"
-        for prompt, one, other in zip(scene.prompts, counted, foreseen, strict=True)
+        for prompt, one, other in zip(running.prompts, counted, expected, strict=True)
         if one != other
     ]
     # The models are read by other kernels than the engine's, whatever a case demands of its own.
-    rounding_nats = max(scene.case.rounding_nats, ROUNDING_NATS)
+    rounding_nats = max(running.case.rounding_nats, ROUNDING_NATS)
     unlike = [
         f"'{prompt.id}' by {gap:.2f} nats"
-        for prompt, gap in zip(scene.prompts, gaps_nats, strict=True)
+        for prompt, gap in zip(running.prompts, gaps_nats, strict=True)
         if gap > rounding_nats
     ]
     change = _change(ours, must)
@@ -202,7 +212,7 @@ def _judge_oracle(
     if wrong:
         reasons.append("the engine's drafter or verifier is wrong, see docs/lossless.md")
     return Verdict(
-        case_id=scene.case.id,
+        case_id=running.case.id,
         metric=ORACLE,
         outcome=Outcome.WRONG if wrong else Outcome.PASS,
         value=ours.acceptance_length,
@@ -240,24 +250,25 @@ def _differ(ours: StepCounts, must: StepCounts) -> bool:
     return abs(_change(ours, must)) > _ORACLE_FRAC or any(moved)
 
 
-def _plain(
-    scene: Scene, texts: Sequence[tuple[int, ...]], in_flight: int
+def _answers_of_control(
+    running: RunningCase, texts: Sequence[tuple[int, ...]], at_once: int
 ) -> tuple[Transcript, ...]:
     """The control's answers, asked for once for all cases."""
-    control = _control(scene)
-    cap = scene.case.output_cap_tokens
-    key = (control.spec, control.base_url, tuple(texts), cap, scene.case.ignore_eos, in_flight)
-    if key not in scene.plain:
-        wanted = wanted_of(scene.case, len(texts))
-        scene.plain[key] = transcribe(control.endpoint, texts, wanted, in_flight=in_flight)
-    return scene.plain[key]
+    control, case = _control(running), running.case
+    cap = case.output_cap_tokens
+    key = (control.spec, control.base_url, tuple(texts), cap, case.ignore_eos, at_once)
+    answers = running.control_answers
+    if key not in answers:
+        wanted = wanted_of(case, len(texts))
+        answers[key] = transcribe(control.endpoint, texts, wanted, in_flight=at_once)
+    return answers[key]
 
 
-def _control(scene: Scene) -> Server:
-    if scene.control is None:
-        message = f"'{scene.case.id}' has no server without speculation beside it"
+def _control(running: RunningCase) -> Server:
+    if running.control is None:
+        message = f"'{running.case.id}' has no server without speculation beside it"
         raise InvalidMeasurementError("CONTROL_MISSING", message)
-    return scene.control
+    return running.control
 
 
 def _gives_ids(case: Case) -> bool:
@@ -268,37 +279,44 @@ def _is_greedy(case: Case) -> bool:
     return case.speculates and case.temperature == 0 and _gives_ids(case)
 
 
-def _has_oracle(case: Case) -> bool:
-    return _is_greedy(case) and is_foreseen(case)
-
-
 LOSSLESS = "lossless_frac"
 SAMPLING = "sampling_frac"
 ORACLE = "oracle_length_tokens"
 
-_ROWS = (
-    Proof(
-        name=LOSSLESS,
-        applies_to=lambda case: _is_greedy(case) and case.control is not None,
-        prove=prove_lossless,
-    ),
-    Proof(
-        name=SAMPLING,
-        applies_to=lambda case: (
-            case.speculates and case.temperature > 0 and _gives_ids(case) and bool(case.control)
-        ),
-        prove=prove_sampling,
-    ),
-    Proof(name=ORACLE, applies_to=_has_oracle, prove=prove_oracle, needs_torch=True),
+CHECKS: Mapping[str, CorrectnessCheck] = MappingProxyType(
+    {
+        one.name: one
+        for one in (
+            CorrectnessCheck(
+                name=LOSSLESS,
+                applies_to=lambda case: _is_greedy(case) and case.control is not None,
+                check=check_answers,
+            ),
+            CorrectnessCheck(
+                name=SAMPLING,
+                applies_to=lambda case: (
+                    case.speculates
+                    and case.temperature > 0
+                    and _gives_ids(case)
+                    and case.control is not None
+                ),
+                check=check_sampling,
+            ),
+            CorrectnessCheck(
+                name=ORACLE,
+                applies_to=lambda case: _is_greedy(case) and has_oracle(case),
+                check=check_steps,
+                needs_torch=True,
+            ),
+        )
+    }
 )
 
-PROOFS: Mapping[str, Proof] = MappingProxyType({proof.name: proof for proof in _ROWS})
 
-
-def proofs_of(case: Case, *, with_torch: bool) -> tuple[Proof, ...]:
-    """What must hold of a case."""
+def checks_of(case: Case, *, with_torch: bool) -> tuple[CorrectnessCheck, ...]:
+    """The checks that say something of a case."""
     return tuple(
-        proof
-        for proof in PROOFS.values()
-        if proof.applies_to(case) and (with_torch or not proof.needs_torch)
+        check
+        for check in CHECKS.values()
+        if check.applies_to(case) and (with_torch or not check.needs_torch)
     )

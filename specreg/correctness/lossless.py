@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from specreg.core.errors import InvalidMeasurementError
 from specreg.engines.token_api import Transcript
-from specreg.matrix.tables import ROUNDING_NATS
+from specreg.matrix.schema import ROUNDING_NATS
 
 MOST_NOISE_NATS = 1.0
 """A server that parts from itself by more isn't rounding: nothing can be held against it."""

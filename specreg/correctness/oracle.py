@@ -20,25 +20,25 @@ class Drafted:
     accepted: int
 
 
-Foresight = Callable[[int], Drafted]
+DraftsAt = Callable[[int], Drafted]
 """The place in the text where a step begins, from 0 in; what it would draft there out."""
 
 
-def walk(foresight: Foresight, *, prompt_tokens: int, output_tokens: int, width: int) -> StepCounts:
+def walk(drafts_at: DraftsAt, *, prompt_tokens: int, output_tokens: int, width: int) -> StepCounts:
     """The steps of an answer, counted as the verifier does: drafts beyond its end count too.
 
     The prefill emits the first token; each step emits what it accepts and one more. A step in
     which nothing is drafted counts for nothing, and emits its one token.
 
     Args:
-        foresight: what would be drafted.
+        drafts_at: what would be drafted.
         prompt_tokens: how long the prompt is.
         output_tokens: how long the answer is.
         width: the most tokens drafted per step.
     """
     counts, place, end = NO_STEPS, prompt_tokens + 1, prompt_tokens + output_tokens
     while place < end:
-        drafted = foresight(place)
+        drafted = drafts_at(place)
         if drafted.proposed:
             histogram = [int(drafted.accepted == one) for one in range(width + 1)]
             counts += StepCounts.from_histogram(histogram, drafted.proposed)
@@ -46,7 +46,7 @@ def walk(foresight: Foresight, *, prompt_tokens: int, output_tokens: int, width:
     return counts
 
 
-def foresee_lookup(text: Sequence[int], rule: LookupRule, draft_tokens: int) -> Foresight:
+def drafts_of_lookup(text: Sequence[int], rule: LookupRule, draft_tokens: int) -> DraftsAt:
     """What n-gram lookup drafts.
 
     Args:
@@ -55,14 +55,14 @@ def foresee_lookup(text: Sequence[int], rule: LookupRule, draft_tokens: int) -> 
         draft_tokens: the most to draft.
     """
 
-    def foresee(place: int) -> Drafted:
+    def drafts_at(place: int) -> Drafted:
         drafts = propose(text[:place], rule, draft_tokens)
         return Drafted(proposed=len(drafts), accepted=common(drafts, text[place:]))
 
-    return foresee
+    return drafts_at
 
 
-def foresee_model(accepted: Sequence[int], draft_tokens: int) -> Foresight:
+def drafts_of_model(accepted: Sequence[int], draft_tokens: int) -> DraftsAt:
     """What a drafting model drafts, which is always as many tokens.
 
     Args:

@@ -1,29 +1,34 @@
-"""Consulting the oracle: whom to ask and models in; answers and the steps they took out."""
+"""Ask servers and models what the steps of an answer must have been.
+
+The models are read by `specreg.engines.pytorch.foreseeing`, in the reference engine's environment.
+"""
 
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import signal
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from specreg.acceptance.record import NO_STEPS, StepCounts
-from specreg.core.errors import InvalidMeasurementError, UnsupportedError
-from specreg.correctness.draft_prediction import Foresee, foresee
-from specreg.correctness.oracle import Foresight, foresee_lookup, foresee_model, walk
+from specreg.core.errors import InvalidMeasurementError, ModelError, UnsupportedError
+from specreg.core.processes import child_process
+from specreg.correctness.oracle import drafts_of_lookup, drafts_of_model, walk
 from specreg.datasets.prompts import Prompt
 from specreg.engines.protocols import Endpoint
 from specreg.engines.pytorch.lookup import LookupRule
-from specreg.engines.pytorch.questions import Foreseen, Question, Text
+from specreg.engines.pytorch.questions import REFUSED, Foreseen, Question, Text
 from specreg.engines.registry import ALONE, engine_named
 from specreg.engines.token_api import Transcript, Wanted
 from specreg.load.token_client import encode_prompts, transcribe
-from specreg.matrix import Case
-from specreg.matrix.load import Load
+from specreg.matrix.case import Case
 from specreg.matrix.models import resolve_model
 from specreg.matrix.prompts import load_case_prompts
+from specreg.matrix.schema import Load
 from specreg.servers.environments import engine_environment
-from specreg.servers.gpu_lease import claimed_gpus
+from specreg.servers.gpu_lease import lease_gpus
 from specreg.servers.start import start_server
 
 _UNSEEN_TOKENS: Mapping[tuple[str, str], int] = {
@@ -36,15 +41,21 @@ _UNSEEN_TOKENS: Mapping[tuple[str, str], int] = {
     ("vllm", "eagle3"): 0,
     ("vllm", "ngram"): 0,
 }
-"""By engine, as methods are spelt, and method: of how many of a text's first tokens the drafter
-never hears. A pair that isn't here was held against no such engine: SGLang's lookup learns, and
-TensorRT-LLM's is another; of its models' drafts nobody has seen any."""
+"""By engine, as methods are spelt, and method: how many of a text's first tokens the drafter isn't
+shown. A pair that isn't here was compared to no such engine: SGLang's lookup learns, TensorRT-LLM's
+is another, and drafts of its models were never seen."""
 _READY_WITHIN_S = 600.0
+_HERE = str(Path(__file__).parents[2])
+"""The folder that holds specreg, which isn't installed in that environment."""
+
+_MOST_LINES = 15
+
+PredictDrafts = Callable[[Question], Foreseen]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Consulted:
-    """What came of it, prompt by prompt.
+class WalkedAnswers:
+    """Answers and their steps, prompt by prompt.
 
     Attributes:
         answers: as the server gave them, with its own counts.
@@ -57,38 +68,38 @@ class Consulted:
     gaps_nats: tuple[float, ...]
 
 
-def is_foreseen(case: Case) -> bool:
-    """Whether the oracle knows what the case's engine drafts by its method."""
+def has_oracle(case: Case) -> bool:
+    """Whether it is known what the case's engine drafts by its method."""
     return _drafter(case) in _UNSEEN_TOKENS
 
 
-def consult(
+def walk_answers(
     case: Case,
     prompts: Sequence[Prompt],
     endpoint: Endpoint,
     beside: Endpoint,
     models: tuple[str, str | None],
-    ask_models: Foresee,
-) -> Consulted:
-    """Has prompts answered, and walks the answers' steps again.
+    ask_models: PredictDrafts,
+) -> WalkedAnswers:
+    """Have prompts answered, and walk the answers' steps again.
 
     Args:
         case: whose method, models and load.
         prompts: what to ask.
-        endpoint: who answers.
-        beside: who says how the answers would go on; best one without speculation.
+        endpoint: whose answers.
+        beside: says how the answers would go on; best one without speculation.
         models: target and draft as folders or hub ids.
         ask_models: asks the models themselves.
 
     Raises:
         InvalidMeasurementError: a server didn't answer in ids, or an answer ends so near the end
-            of the context that nobody can say how it would go on.
+            of the context that it can't be said how it would go on.
         ModelError: the models can't be read, or don't fit together.
     """
     spec = case.server
     texts = encode_prompts(endpoint, case, prompts)
     answers = transcribe(endpoint, texts, wanted_of(case, len(texts)), in_flight=in_flight(case))
-    check_room(case, answers)
+    check_context(case, answers)
     # The last step's drafts go beyond the answer, and so must the text.
     tails = transcribe(
         beside,
@@ -104,7 +115,7 @@ def consult(
         )
         for answer, tail in zip(answers, tails, strict=True)
     )
-    said = ask_models(
+    predicted = ask_models(
         Question(
             method=spec.method,
             target=models[0],
@@ -117,17 +128,19 @@ def consult(
     )
     steps = tuple(
         walk(
-            foresight,
-            prompt_tokens=len(answer.prompt),
-            output_tokens=len(answer.output),
+            drafts_of_lookup(text.ids, LookupRule(), spec.draft_tokens)
+            if spec.method == "ngram"
+            else drafts_of_model(accepted, spec.draft_tokens),
+            prompt_tokens=text.prompt_tokens,
+            output_tokens=text.output_tokens,
             width=spec.draft_tokens,
         )
-        for foresight, answer in zip(_foresights(case, whole, said), answers, strict=True)
+        for text, accepted in zip(whole, predicted.accepted, strict=True)
     )
-    return Consulted(answers=answers, steps=steps, gaps_nats=said.gaps_nats)
+    return WalkedAnswers(answers=answers, steps=steps, gaps_nats=predicted.gaps_nats)
 
 
-def expected_steps(
+def reference_steps(
     case: Case, root: Path, *, on_gpu: bool, show: Callable[[str], None]
 ) -> tuple[tuple[Prompt, ...], StepCounts]:
     """The prompts that a baseline is recorded on, and the steps that they should take in all.
@@ -144,7 +157,7 @@ def expected_steps(
         UnsupportedError: nobody knows what the case drafts.
         SpecregError: the reference engine didn't start, or the models can't be read.
     """
-    _check_foreseen(case)
+    _check_oracle(case)
     spec = case.server
     plain = dataclasses.replace(
         spec,
@@ -162,7 +175,7 @@ def expected_steps(
     prompts = load_case_prompts(root, case)[: 2 * case.prompts]
     requirement = engine_named("reference").requirement(on_gpu=on_gpu)
     with (
-        claimed_gpus(plain.parallel.gpus if on_gpu else 0, os.environ, tell=show),
+        lease_gpus(plain.parallel.gpus if on_gpu else 0, os.environ, tell=show),
         start_server(
             plain,
             engine_environment(requirement, show=show),
@@ -172,14 +185,14 @@ def expected_steps(
             show=show,
         ) as server,
     ):
-        found = consult(
+        found = walk_answers(
             # As many at once as the engine takes: here the load changes nothing but the time.
             dataclasses.replace(case, load=Load(concurrency=spec.max_sequences)),
             prompts,
             server.endpoint,
             server.endpoint,
             models,
-            functools.partial(foresee, on_gpu=on_gpu, show=show),
+            functools.partial(predict_drafts, on_gpu=on_gpu, show=show),
         )
     return prompts, sum(found.steps, NO_STEPS)
 
@@ -200,9 +213,9 @@ def _drafter(case: Case) -> tuple[str, str]:
     return engine_named(case.server.engine).spelling, case.server.method
 
 
-def _check_foreseen(case: Case) -> None:
+def _check_oracle(case: Case) -> None:
     engine, method = _drafter(case)
-    if not is_foreseen(case):
+    if not has_oracle(case):
         known = ", ".join(f"{one} with {other}" for one, other in sorted(_UNSEEN_TOKENS))
         message = (
             f"oracle of '{case.id}': what '{engine}' drafts with '{method}' isn't known; choose a"
@@ -217,7 +230,7 @@ def _check_foreseen(case: Case) -> None:
         raise UnsupportedError(message)
 
 
-def check_room(case: Case, answers: Sequence[Transcript]) -> None:
+def check_context(case: Case, answers: Sequence[Transcript]) -> None:
     """Silent where the last step's drafts had room in the context, so that all are known.
 
     Raises:
@@ -234,9 +247,60 @@ def check_room(case: Case, answers: Sequence[Transcript]) -> None:
         raise InvalidMeasurementError("CONTEXT_FULL", message)
 
 
-def _foresights(case: Case, texts: Sequence[Text], said: Foreseen) -> Iterator[Foresight]:
-    for text, accepted in zip(texts, said.accepted, strict=True):
-        if case.server.method == "ngram":
-            yield foresee_lookup(text.ids, LookupRule(), case.server.draft_tokens)
-        else:
-            yield foresee_model(accepted, case.server.draft_tokens)
+def predict_drafts(question: Question, *, on_gpu: bool, show: Callable[[str], None]) -> Foreseen:
+    """Ask the models in an environment of their own; nothing of it outlives this process.
+
+    Args:
+        question: of which models and texts.
+        on_gpu: whether to make the environment for a GPU.
+        show: is told what goes on.
+
+    Raises:
+        EnvironmentSetupError: the environment could not be made.
+        ModelError: the models could not be read, aren't of the architecture that the method needs,
+            or don't fit together.
+    """
+    requirement = engine_named("reference").requirement(on_gpu=on_gpu)
+    environment = engine_environment(requirement, show=show)
+    # As the engine has it: without a name it takes the machine's first GPU, or its CPU.
+    device = () if on_gpu else ("cpu",)
+    models = (question.target, question.draft)
+    offline = {"HF_HUB_OFFLINE": "1"} if all(Path(one).is_dir() for one in models) else {}
+    oracle = f"oracle of method '{question.method}'"
+    with tempfile.TemporaryDirectory(prefix="specreg-", ignore_cleanup_errors=True) as temporary:
+        try:
+            with child_process(
+                (environment.python, "-m", "specreg.engines.pytorch.foreseeing", *device),
+                log_path=Path(temporary) / "log",
+                environment={**os.environ, **offline, "PYTHONPATH": _HERE},
+                temporary=[Path(temporary)],
+            ) as child:
+                child.send(question)
+                answer = child.receive(Foreseen)
+                status = child.process.popen.wait()
+                lines = child.last_lines().splitlines()
+        except OSError as error:
+            message = f"{oracle}: can't be run, {error.strerror}: '{error.filename}'; delete the"
+            raise ModelError(f"{message} reference engine's folder in the cache") from error
+    if answer is None:
+        raise ModelError(f"{oracle}: {explain_exit(status, lines)}")
+    return answer
+
+
+def explain_exit(status: int, lines: Sequence[str]) -> str:
+    """Say why the process that reads the models ended, and what to do.
+
+    Args:
+        status: not 0; below, the signal that ended it.
+        lines: what it wrote.
+    """
+    tail = "\n".join(lines[-_MOST_LINES:]) or "(nothing)"
+    if status == REFUSED:
+        return lines[-1] if lines else tail
+    if status == -signal.SIGKILL:
+        return (
+            "its process was killed (SIGKILL), as a machine does that runs out of memory; free"
+            f" some, or give the case smaller models\nits last words:\n{tail}"
+        )
+    how = f"by signal {-status}" if status < 0 else f"with status {status}"
+    return f"its process ended {how}; its last words say why:\n{tail}"

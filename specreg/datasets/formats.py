@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 
 from specreg.core.commands import install_command
-from specreg.core.decoding import UNREADABLE
 from specreg.core.errors import DatasetError
+from specreg.core.files import UNREADABLE
 from specreg.datasets.prompts import Prompt, check_ids, check_prompt
 
 

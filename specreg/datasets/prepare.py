@@ -13,12 +13,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from specreg.core.checksums import file_sha256
 from specreg.core.commands import specreg_command
-from specreg.core.decoding import UNREADABLE
 from specreg.core.errors import DatasetError
-from specreg.core.files import replace_file
-from specreg.core.paths import data_dir as usual_data_dir
+from specreg.core.files import UNREADABLE, file_sha256, replace_file
+from specreg.core.files import data_dir as usual_data_dir
 from specreg.datasets.formats import FORMATS
 from specreg.datasets.hub import fetch_dataset_file
 from specreg.datasets.prompts import Prompt, interleaved

@@ -1,6 +1,5 @@
 """What an engine is: everything that specreg must know to install and to start one."""
 
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -9,11 +8,12 @@ from typing import ClassVar
 
 import msgspec
 
-from specreg.core.decoding import UNREADABLE
+from specreg.core.files import UNREADABLE
 from specreg.core.http import Name
-from specreg.engines._parallel import Meeting, Parallel, Part
+from specreg.engines._parallel import Parallel
 from specreg.engines.methods import Setting, is_older
 from specreg.engines.protocols import Protocol
+from specreg.engines.settings import LaunchSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +30,9 @@ class Memory:
     share_frac: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchOptions:
-    """What a command line is made from; see `specreg.matrix.ServerSpec` for the fields.
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions(LaunchSettings):
+    """What a command line is made from: the settings of a case's server, and how it is started.
 
     Attributes:
         target: the folder or hub id to serve.
@@ -45,8 +45,6 @@ class LaunchOptions:
         private: an empty one for what the server writes of prompts; it goes when the server does.
         version: of the engine; empty where it isn't known beforehand.
         flags: that its own help names; None where it takes all that specreg knows.
-        trust_remote_code: whether the models may bring code.
-        meeting: where the parts of a server that spans nodes meet; None for a server of one node.
         memory: what it is given of a GPU; None for what it finds within `gpu_memory_frac`.
     """
 
@@ -54,31 +52,17 @@ class LaunchOptions:
     served_name: str
     port: int
     speculation: Mapping[str, Setting]
-    dtype: str
-    max_model_len_tokens: int
-    max_sequences: int
-    gpu_memory_frac: float
-    parallel: Parallel
-    engine_args: tuple[str, ...]
     offline: bool
     on_gpu: bool
     folder: Path
     private: Path
     version: str = ""
     flags: frozenset[str] | None = None
-    trust_remote_code: bool = False
-    meeting: Meeting | None = None
     memory: Memory | None = None
 
     def takes(self, flag: str) -> bool:
         """Whether the engine takes a flag that specreg can do without."""
         return self.flags is None or flag in self.flags
-
-    def at(self, node: int) -> "LaunchOptions":
-        """The same for the part on another node."""
-        return dataclasses.replace(
-            self, meeting=self.meeting and dataclasses.replace(self.meeting, node=node)
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +141,6 @@ class Engine(ABC):
         protocol: how to speak to it.
         serves_names: whether it serves its model under the name that it is given.
         runs_model_code: whether it can run code that a model brings.
-        spans_nodes: whether specreg can start it on several nodes.
         memory_flags: how the flags begin that say what it takes of a GPU; empty where none says how
             large its KV cache is. first_told: the first version that has them.
     """
@@ -172,7 +155,6 @@ class Engine(ABC):
     protocol: ClassVar[Protocol]
     serves_names: ClassVar[bool] = True
     runs_model_code: ClassVar[bool] = True
-    spans_nodes: ClassVar[bool] = False
     memory_flags: ClassVar[tuple[str, ...]] = ()
     first_told: ClassVar[str] = ""
 
@@ -227,15 +209,6 @@ class Engine(ABC):
     @abstractmethod
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
         """Environment variables that the server needs."""
-
-    def parts(self, python: Path, options: LaunchOptions) -> tuple[Part, ...]:
-        """What runs beside `command`, in the order of its start: the same on each other node."""
-        if options.meeting is None:
-            return ()
-        return tuple(
-            Part(node=node, command=self.command(python, options.at(node)))
-            for node in range(1, options.parallel.nodes)
-        )
 
     def packages(self, parallel: Parallel) -> tuple[str, ...]:
         """What must be installed beside the engine for models that are spread so."""

@@ -1,6 +1,5 @@
-"""How a model is spread: over GPUs, and over nodes whose parts must find one another."""
+"""How a model is spread over GPUs."""
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -16,8 +15,9 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         expert: whether the experts of a layer lie on different GPUs instead of being split.
         draft_tensor: as `tensor`, of the draft; None for the engine's own choice.
         pipeline: into how many stages the layers are cut, each on GPUs of its own.
-        nodes: over how many machines the GPUs are spread, as many on each.
-        ray: whether Ray joins the nodes, instead of the engine itself.
+        nodes: over how many machines the GPUs are spread, as many on each; a server of several
+            is measured by its URL alone.
+        ray: whether vLLM's Ray executor runs the parts.
     """
 
     tensor: _Positive = 1
@@ -45,8 +45,6 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def why_not(self) -> str:
         """Why no engine can spread a model so, empty where one might; what to do at its end."""
-        if self.ray and self.nodes == 1:
-            return "parallel.ray = true with nodes = 1: Ray joins nodes; leave one out"
         if self.nodes > 1 and self.data > 1:
             return (
                 f"parallel.data = {self.data} with nodes = {self.nodes}: a server that spans nodes"
@@ -61,35 +59,3 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 ALONE = Parallel()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Meeting:
-    """Where the parts of a server that spans nodes find one another.
-
-    Attributes:
-        host, port: on the first node, as the others reach it.
-        node: on which of the nodes a part is, from 0; that one answers.
-    """
-
-    host: str
-    port: int
-    node: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """What runs beside the process of a server that answers.
-
-    Attributes:
-        node: on which of the nodes, from 0.
-        command: program and arguments.
-        first: whether what comes after it is started once it listens where all meet.
-    """
-
-    node: int
-    command: tuple[str, ...]
-    first: bool = False

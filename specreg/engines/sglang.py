@@ -12,8 +12,8 @@ from typing import ClassVar
 
 import msgspec
 
-from specreg.core.decoding import UNREADABLE
 from specreg.core.errors import UnsupportedError
+from specreg.core.files import UNREADABLE
 from specreg.engines._engine import Engine, Fetch, Identity, LaunchOptions, Requirement
 from specreg.engines._parallel import Parallel
 from specreg.engines.methods import is_older
@@ -77,7 +77,6 @@ class Sglang(Engine):
     health_path: ClassVar = "/health"
     version_path: ClassVar = "/server_info"
     protocol: ClassVar = sglang_protocol.PROTOCOL
-    spans_nodes: ClassVar = True
     memory_flags: ClassVar = ("--max-total-tokens", "--mem-fraction-static")
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
@@ -95,7 +94,7 @@ class Sglang(Engine):
         )
 
     def check_parallel(self, parallel: Parallel) -> None:
-        """The draft is split as the target, the layers are whole, and SGLang joins its own nodes.
+        """The draft is split as the target, the layers are whole, and Ray runs nothing.
 
         Raises:
             UnsupportedError: it is to be otherwise.
@@ -103,8 +102,8 @@ class Sglang(Engine):
         if parallel.pipeline > 1 or parallel.ray:
             message = (
                 f"parallel.pipeline = {parallel.pipeline}, ray = {str(parallel.ray).lower()}:"
-                " SGLang drafts nothing where layers are cut into stages, and joins its nodes"
-                " itself; leave them out"
+                " SGLang drafts nothing where layers are cut into stages, and has no executor of"
+                " Ray's; leave them out"
             )
             raise UnsupportedError(message)
         if parallel.draft_tensor not in {None, parallel.tensor}:
@@ -115,15 +114,11 @@ class Sglang(Engine):
             raise UnsupportedError(message)
 
     def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
-        """The server's module, and the method's settings as flags; the same on each node.
-
-        The others answer too, of their health alone: at ports of their own, should two be one.
-        """
-        node = options.meeting.node if options.meeting else 0
+        """The server's module, and the method's settings as flags."""
         return (
             *(str(python), "-m", _SERVER),
             *("--model-path", options.target, "--served-model-name", options.served_name),
-            *("--host", "127.0.0.1", "--port", str(options.port + node)),
+            *("--host", "127.0.0.1", "--port", str(options.port)),
             *("--dtype", options.dtype),
             *("--context-length", str(options.max_model_len_tokens)),
             *("--max-running-requests", str(options.max_sequences)),
@@ -134,7 +129,6 @@ class Sglang(Engine):
             *("--sampling-defaults", "openai"),
             *(_gpu_flags(options) if options.on_gpu else _CPU_FLAGS),
             *_parallel_flags(options.parallel),
-            *_node_flags(options),
             *_export_flags(options),
             *(f"--{key}={value}" for key, value in options.speculation.items()),
             *(("--trust-remote-code",) if options.trust_remote_code else ()),
@@ -213,17 +207,6 @@ def _parallel_flags(parallel: Parallel) -> tuple[str, ...]:
         *(("--tp-size", str(parallel.tensor)) if parallel.tensor > 1 else ()),
         *(("--dp-size", str(parallel.data)) if parallel.data > 1 else ()),
         *(("--ep-size", str(parallel.tensor)) if parallel.expert else ()),
-    )
-
-
-def _node_flags(options: LaunchOptions) -> tuple[str, ...]:
-    """Nothing for one node."""
-    meeting = options.meeting
-    if meeting is None:
-        return ()
-    return (
-        *("--nnodes", str(options.parallel.nodes), "--node-rank", str(meeting.node)),
-        *("--dist-init-addr", str(meeting)),
     )
 
 

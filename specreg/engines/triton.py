@@ -12,8 +12,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from specreg.core.decoding import UNREADABLE
 from specreg.core.errors import AttachError, UnsupportedError
+from specreg.core.files import UNREADABLE
 from specreg.core.http import Name
 from specreg.engines import vllm
 from specreg.engines._engine import Engine, Fetch, Identity, LaunchOptions, Requirement

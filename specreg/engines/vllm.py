@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from specreg.engines._engine import Engine, Fetch, Identity, LaunchOptions, Requirement
-from specreg.engines._parallel import Meeting, Parallel, Part
+from specreg.engines._parallel import Parallel
 from specreg.engines.methods import Setting, is_older
 from specreg.engines.protocols import vllm as vllm_protocol
 
@@ -28,7 +28,6 @@ class Vllm(Engine):
     health_path: ClassVar = "/health"
     version_path: ClassVar = "/version"
     protocol: ClassVar = vllm_protocol.PROTOCOL
-    spans_nodes: ClassVar = True
     memory_flags: ClassVar = ("--kv-cache-memory", "--gpu-memory-utilization")
     first_told: ClassVar = "0.10.2"
 
@@ -64,36 +63,18 @@ class Vllm(Engine):
         known = not version or (not old and is_older(version, _FLAGS_KNOWN_BEFORE))
         return () if known else (str(python), "-m", _SERVER, "--help")
 
-    def parts(self, python: Path, options: LaunchOptions) -> tuple[Part, ...]:
-        """Of the nodes that vLLM joins itself, headless servers; of Ray, its processes.
-
-        The API server's module has no headless ones, the `vllm` command's has.
-        """
-        meeting = options.meeting
-        if meeting is None:
-            return ()
-        if options.parallel.ray:
-            return _ray_parts(python, options.parallel, meeting)
-        command = (str(python), "-m", "vllm.entrypoints.cli.main", "serve", options.target)
-        return tuple(
-            Part(node=node, command=(*command, "--headless", *_flags(options.at(node))))
-            for node in range(1, options.parallel.nodes)
-        )
-
     def packages(self, parallel: Parallel) -> tuple[str, ...]:
-        """Ray, where that joins the nodes."""
+        """Ray, where its executor runs the parts."""
         return (_RAY,) if parallel.ray else ()
 
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
-        """Quiet, offline where nothing needs to be fetched, and small on a CPU; where Ray is."""
+        """Quiet, offline where nothing needs to be fetched, and small on a CPU."""
         quiet = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
         offline = {"HF_HUB_OFFLINE": "1"} if options.offline else {}
         on_cpu = {"VLLM_CPU_KVCACHE_SPACE": "1"}
         if options.parallel.gpus == 1:
             on_cpu["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        meeting = options.meeting if options.parallel.ray else None
-        joined = {"RAY_ADDRESS": str(meeting)} if meeting else {}
-        return quiet | offline | joined | ({} if options.on_gpu else on_cpu)
+        return quiet | offline | ({} if options.on_gpu else on_cpu)
 
     def identify(self, fetch: Fetch) -> Identity:
         """Whether it speculates shows in its counters, if it has any: those are absent without."""
@@ -149,37 +130,12 @@ def _parallel_flags(parallel: Parallel) -> tuple[str, ...]:
 
 
 def _executor_flags(options: LaunchOptions) -> tuple[str, ...]:
-    """Who runs the models: vLLM's own choice, unless they are on several nodes or on a CPU."""
-    parallel, meeting = options.parallel, options.meeting
-    if parallel.ray:
+    """Who runs the models: vLLM's own choice, unless it is to be Ray, or on a CPU."""
+    if options.parallel.ray:
         return ("--distributed-executor-backend", "ray")
-    if meeting is not None:
-        return (
-            *("--distributed-executor-backend", "mp", "--nnodes", str(parallel.nodes)),
-            *("--node-rank", str(meeting.node)),
-            *("--master-addr", meeting.host, "--master-port", str(meeting.port)),
-        )
     if options.on_gpu:
         return ()
-    return ("--distributed-executor-backend", "uni" if parallel.gpus == 1 else "mp")
-
-
-def _ray_parts(python: Path, parallel: Parallel, meeting: Meeting) -> tuple[Part, ...]:
-    """A cluster of as many GPUs as the server takes, at ports that another leaves free."""
-    ray = (
-        *(str(python.with_name("ray")), "start", "--block", "--disable-usage-stats"),
-        *(f"--num-gpus={parallel.gpus_by_node}", "--dashboard-agent-listen-port=0"),
-        *("--min-worker-port=0", "--max-worker-port=0"),
-    )
-    head = (
-        *("--head", f"--node-ip-address={meeting.host}", f"--port={meeting.port}"),
-        *("--include-dashboard=false", f"--ray-client-server-port={meeting.port + 1}"),
-    )
-    others = range(1, parallel.nodes)
-    return (
-        Part(node=0, command=(*ray, *head), first=True),
-        *(Part(node=node, command=(*ray, f"--address={meeting}")) for node in others),
-    )
+    return ("--distributed-executor-backend", "uni" if options.parallel.gpus == 1 else "mp")
 
 
 def _speculation_flags(options: LaunchOptions) -> tuple[str, ...]:

@@ -1,1 +1,4 @@
-"""The client: requests, arrivals, rounds, and the processes that share them."""
+"""The client: prompts and a load in, a round of traces out, from one process or several.
+
+It starts no server and judges nothing.
+"""

@@ -1,4 +1,4 @@
-"""Talking: a prompt and whom to ask in, what became of each turn out."""
+"""Ask a server for each turn of a conversation, and time the chunks of its answer."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from specreg.core.http import shortly
 from specreg.datasets.prompts import REPLIES, Prompt
 from specreg.engines.protocols import PROTOCOLS, Ask, Endpoint, Message, Role, StreamDecoder
 from specreg.engines.sse import DONE, splitter_for
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 
 if TYPE_CHECKING:
     import httpx
@@ -35,7 +35,7 @@ _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 Clock = Callable[[], int]
 
 
-class Finished(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class FinishedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A request that has ended, with all that was seen of it.
 
     Attributes:
@@ -52,13 +52,13 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     late: bool = False
 
 
-Record = Callable[[Finished], None]
-Hear = Callable[[int], None]
+Record = Callable[[FinishedRequest], None]
+NoteLife = Callable[[int], None]
 """Is told each second, while requests are on their way, when the server last showed life."""
 
 
-def check_heard(case: Case, heard_ns: int, now_ns: int) -> None:
-    """A server that is asked something shows life within 60 s.
+def check_silence(case: Case, alive_ns: int, now_ns: int) -> None:
+    """Check that a server that is asked something shows life within 60 s.
 
     Where answers come whole, and the time of a request is longer, within that.
 
@@ -66,7 +66,7 @@ def check_heard(case: Case, heard_ns: int, now_ns: int) -> None:
         HungError: it showed none.
     """
     most_s = _SILENCE_S if case.stream else max(_SILENCE_S, case.request_timeout_s)
-    if now_ns - heard_ns > most_s * _NS_PER_S:
+    if now_ns - alive_ns > most_s * _NS_PER_S:
         raise HungError(most_s)
 
 
@@ -99,7 +99,7 @@ def new_client(endpoint: Endpoint, *, connections: int | None) -> "httpx.AsyncCl
 
 
 @dataclass(slots=True, eq=False)
-class _Gathered:
+class _StreamState:
     """What has come of one stream so far, which is no more than can have been asked for.
 
     Attributes:
@@ -154,30 +154,30 @@ class _Gathered:
 
 
 @dataclass(slots=True, eq=False)
-class _Pulse:
+class _Activity:
     """The life that a server showed on what has ended: a token, or an end before its time was up.
 
     Attributes:
-        heard_ns: when; moved on by the time in which nothing was on its way, which is no silence.
+        alive_ns: when; moved on by the time in which nothing was on its way, which is no silence.
         idle_ns: since when nothing is, where nothing is.
     """
 
-    heard_ns: int = 0
+    alive_ns: int = 0
     idle_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Talk:
+class ChatClient:
     """One endpoint asked as one case says."""
 
     case: Case
     endpoint: Endpoint
-    client: "httpx.AsyncClient"
+    http: "httpx.AsyncClient"
     clock: Clock
     end: Record
-    hear: Hear
-    running: dict[_Gathered, asyncio.Timeout] = field(default_factory=dict)
-    pulse: _Pulse = field(default_factory=_Pulse)
+    note_life: NoteLife
+    running: dict[_StreamState, asyncio.Timeout] = field(default_factory=dict)
+    activity: _Activity = field(default_factory=_Activity)
 
     async def watch(self) -> None:
         """Tells of life, and ends the streams that have been silent for too long.
@@ -190,27 +190,27 @@ class Talk:
             if not self.running:
                 continue
             tokens_ns = [one.chunks[-1].at_ns for one in self.running if one.chunks]
-            self.hear(max([self.pulse.heard_ns, *tokens_ns]))
+            self.note_life(max([self.activity.alive_ns, *tokens_ns]))
             now_ns = self.clock()
             for gathered, timeout in self.running.items() if self.case.stream else ():
                 if now_ns - gathered.heard_ns > _SILENCE_S * _NS_PER_S and not timeout.expired():
                     gathered.error = f"nothing came for {_SILENCE_S:g} s"
                     timeout.reschedule(asyncio.get_running_loop().time())
 
-    def _begin(self, gathered: _Gathered, timeout: asyncio.Timeout) -> None:
+    def _begin(self, gathered: _StreamState, timeout: asyncio.Timeout) -> None:
         if not self.running:
-            self.pulse.heard_ns += gathered.sent_ns - self.pulse.idle_ns
+            self.activity.alive_ns += gathered.sent_ns - self.activity.idle_ns
         self.running[gathered] = timeout
 
-    def _end(self, gathered: _Gathered) -> None:
+    def _end(self, gathered: _StreamState) -> None:
         self.running.pop(gathered)
         now_ns = self.clock()
         if not gathered.late:
-            self.pulse.heard_ns = now_ns
+            self.activity.alive_ns = now_ns
         elif gathered.chunks:
-            self.pulse.heard_ns = max(self.pulse.heard_ns, gathered.chunks[-1].at_ns)
+            self.activity.alive_ns = max(self.activity.alive_ns, gathered.chunks[-1].at_ns)
         if not self.running:
-            self.pulse.idle_ns = now_ns
+            self.activity.idle_ns = now_ns
 
     async def replay(self, place: int, prompt: Prompt, planned_ns: int) -> None:
         """One conversation, each turn with the model's own replies before it."""
@@ -227,7 +227,7 @@ class Talk:
 
     async def _ask(
         self, place: int, prompt: Prompt, turn: int, said: tuple[Message, ...], planned_ns: int
-    ) -> Finished:
+    ) -> FinishedRequest:
         case = self.case
         ask = Ask(
             model=self.endpoint.model,
@@ -247,7 +247,7 @@ class Talk:
         path, body = protocol.path(ask), msgspec.json.encode(protocol.body(ask))
         sent_ns = self.clock()
         most_tokens = case.output_cap_tokens + _MORE_TOKENS
-        gathered = _Gathered(sent_ns=sent_ns, heard_ns=sent_ns, most_tokens=most_tokens)
+        gathered = _StreamState(sent_ns=sent_ns, heard_ns=sent_ns, most_tokens=most_tokens)
         try:
             async with asyncio.timeout(case.request_timeout_s) as timeout:
                 self._begin(gathered, timeout)
@@ -280,7 +280,7 @@ class Talk:
             request_id=gathered.request_id,
             error=gathered.error,
         )
-        return Finished(
+        return FinishedRequest(
             place=place,
             trace=trace,
             chunks=tuple(chunks),
@@ -289,10 +289,10 @@ class Talk:
         )
 
     async def _stream(
-        self, path: str, body: bytes, gathered: _Gathered, decoder: StreamDecoder
+        self, path: str, body: bytes, gathered: _StreamState, decoder: StreamDecoder
     ) -> None:
         splitter, clock = splitter_for(stream=self.case.stream), self.clock
-        async with self.client.stream("POST", path, content=body, headers=_HEADERS) as response:
+        async with self.http.stream("POST", path, content=body, headers=_HEADERS) as response:
             if response.status_code != HTTPStatus.OK:
                 text = await _beginning(response)
                 raise InvalidMeasurementError(

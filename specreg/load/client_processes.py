@@ -1,29 +1,38 @@
-"""The clients of one endpoint: this process, or several when one core isn't enough.
+"""Replay rounds from this process, or from several where one core isn't enough.
 
-A further process is `python -m specreg.load.client_processes`: orders come in as JSON lines,
-requests go out as they end. It ends with its input, so it can't outlive the suite.
+A further process is `python -m specreg.load.client_processes`: it takes `_Order` messages and gives
+`_Reply` messages, see `specreg.core.processes`.
 """
 
 import asyncio
 import contextlib
 import dataclasses
-import os
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from specreg.core.errors import AnswerError, HungError, InvalidMeasurementError
 from specreg.core.http import read
+from specreg.core.processes import ChildProcess, child_process
 from specreg.datasets.prompts import Prompt
 from specreg.engines.protocols import Endpoint
-from specreg.load.chat_client import Clock, Finished, Hear, Record, check_heard, new_client
-from specreg.load.rounds import Round, Share, Tally, replay_round
-from specreg.matrix import Case
-from specreg.matrix.load import Load
+from specreg.load.chat_client import (
+    Clock,
+    FinishedRequest,
+    NoteLife,
+    Record,
+    check_silence,
+    new_client,
+)
+from specreg.load.rounds import Round, RoundBuilder, RoundSlice, replay_round
+from specreg.matrix.case import Case
+from specreg.matrix.schema import Load
 from specreg.stats.percentiles import Histogram
 
 if TYPE_CHECKING:
@@ -33,7 +42,6 @@ _HEAD_START_NS = 50 * 10**6
 """What an order takes to reach all processes; then they begin together."""
 _SCRAPE_S = 30.0
 _TOKEN_S = 60.0
-_LINE_BYTES = 256 * 2**20
 
 
 class _Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,20 +50,49 @@ class _Order(msgspec.Struct, frozen=True, kw_only=True):
     case: Case
     endpoint: Endpoint
     prompts: tuple[Prompt, ...]
-    share: Share
+    part: RoundSlice
 
 
 class _Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A request that ended; when the server last showed life; or, at the end, how late we were."""
+    """A request that ended, when the server last showed life or, at the end, the lags."""
 
-    finished: Finished | None = None
-    heard_ns: int | None = None
+    finished: FinishedRequest | None = None
+    alive_ns: int | None = None
     lags: Histogram | None = None
 
 
+class _Worker(NamedTuple):
+    """A further process, and what it replies."""
+
+    child: ChildProcess
+    replies: asyncio.StreamReader
+
+    async def replay(
+        self, order: _Order, lags: Histogram, note_life: NoteLife
+    ) -> AsyncIterator[FinishedRequest]:
+        """The requests of a slice as they end; `lags` takes the process's own at the end.
+
+        Raises:
+            InvalidMeasurementError: `CLIENT_DIED`.
+        """
+        self.child.send(order)
+        while line := await self.replies.readline():
+            reply = msgspec.json.decode(line, type=_Reply)
+            if reply.alive_ns is not None:
+                note_life(reply.alive_ns)
+            if reply.finished is not None:
+                yield reply.finished
+            if reply.lags is not None:
+                lags.merge(reply.lags)
+                return
+        status = self.child.process.popen.wait()
+        message = f"a client process ended with status {status}:\n{self.child.last_lines()}"
+        raise InvalidMeasurementError("CLIENT_DIED", message)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Crew:
-    """Who asks one endpoint as one case says.
+class Clients:
+    """The processes that ask one endpoint as one case says.
 
     Attributes:
         client: of this process.
@@ -67,7 +104,7 @@ class Crew:
     endpoint: Endpoint
     clock: Clock
     client: "httpx.AsyncClient"
-    workers: tuple[asyncio.subprocess.Process, ...]
+    workers: tuple[_Worker, ...]
     token_within_s: float = _TOKEN_S
 
     async def replay(self, prompts: Sequence[Prompt], record: Record | None = None) -> Round:
@@ -81,14 +118,14 @@ class Crew:
         """
         late: list[int] = []
 
-        def keep(finished: Finished) -> None:
+        def keep(finished: FinishedRequest) -> None:
             if finished.late:
                 late.append(finished.place)
             if record is not None:
                 record(finished)
 
         if self.workers:
-            done = await self._replay_shares(tuple(prompts), keep)
+            done = await self._replay_slices(tuple(prompts), keep)
         else:
             done = await self._replay_here(self.case, prompts, keep)
         if late:
@@ -109,7 +146,7 @@ class Crew:
             output_cap_tokens=1,
             request_timeout_s=self.token_within_s,
         )
-        ended: list[Finished] = []
+        ended: list[FinishedRequest] = []
         await self._replay_here(case, prompts[:1], ended.append)
         if any(one.late for one in ended):
             raise HungError(self.token_within_s)
@@ -137,99 +174,63 @@ class Crew:
             raise InvalidMeasurementError("METRICS_MISSING", message) from error
         return page.text
 
-    async def _replay_shares(self, prompts: tuple[Prompt, ...], record: Record) -> Round:
-        started_ns, tally = self.clock() + _HEAD_START_NS, Tally()
+    async def _replay_slices(self, prompts: tuple[Prompt, ...], record: Record) -> Round:
+        started_ns, builder = self.clock() + _HEAD_START_NS, RoundBuilder()
         last_ns = started_ns
 
-        def hear(heard_ns: int) -> None:
+        def note_life(alive_ns: int) -> None:
             # A server that one process hears nothing from may be busy with another's requests.
             nonlocal last_ns
-            last_ns = max(last_ns, heard_ns)
-            check_heard(self.case, last_ns, self.clock())
+            last_ns = max(last_ns, alive_ns)
+            check_silence(self.case, last_ns, self.clock())
 
-        async def follow(number: int, worker: asyncio.subprocess.Process) -> None:
-            share = Share(number=number, of=len(self.workers), started_ns=started_ns)
-            order = _Order(case=self.case, endpoint=self.endpoint, prompts=prompts, share=share)
-            await _send(worker, order)
-            async for finished in _replies(worker, tally.lags, hear):
-                tally.take(finished)
+        async def follow(number: int, worker: _Worker) -> None:
+            part = RoundSlice(number=number, of=len(self.workers), started_ns=started_ns)
+            order = _Order(case=self.case, endpoint=self.endpoint, prompts=prompts, part=part)
+            async for finished in worker.replay(order, builder.lags, note_life):
+                builder.take(finished)
                 record(finished)
                 if not finished.late:
-                    hear(self.clock())
+                    note_life(self.clock())
 
         await asyncio.gather(*(follow(*pair) for pair in enumerate(self.workers)))
-        return tally.as_round()
+        return builder.as_round()
 
 
 @contextlib.asynccontextmanager
-async def open_crew(case: Case, endpoint: Endpoint, *, clock: Clock) -> AsyncIterator[Crew]:
-    """A crew for as long as the context lasts.
+async def open_clients(case: Case, endpoint: Endpoint, *, clock: Clock) -> AsyncIterator[Clients]:
+    """Clients for as long as the context lasts.
 
     Args:
         case: its load and number of client processes.
         endpoint: whom to ask.
         clock: monotonic, in nanoseconds; with further processes the system's own.
     """
+    count = case.client_processes if case.client_processes > 1 else 0
     async with contextlib.AsyncExitStack() as stack:
-        count = case.client_processes if case.client_processes > 1 else 0
-        yield Crew(
-            case=case,
-            endpoint=endpoint,
-            clock=clock,
-            client=await stack.enter_async_context(
-                new_client(endpoint, connections=case.load.concurrency or None)
-            ),
-            workers=tuple([await stack.enter_async_context(_worker()) for _ in range(count)]),
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specreg-")))
+        client = await stack.enter_async_context(
+            new_client(endpoint, connections=case.load.concurrency or None)
+        )
+        workers = [
+            await stack.enter_async_context(_worker(folder / f"client-{number}.log"))
+            for number in range(count)
+        ]
+        yield Clients(
+            case=case, endpoint=endpoint, clock=clock, client=client, workers=tuple(workers)
         )
 
 
 @contextlib.asynccontextmanager
-async def _worker() -> AsyncIterator[asyncio.subprocess.Process]:
-    pipe = asyncio.subprocess.PIPE
-    # In a session of its own, so that Ctrl-C reaches the suite alone, which then ends it.
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "specreg.load.client_processes"),
-        stdin=pipe,
-        stdout=pipe,
-        limit=_LINE_BYTES,
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-
-
-async def _send(worker: asyncio.subprocess.Process, order: _Order) -> None:
-    with contextlib.suppress(ConnectionError):  # then it has no replies either
-        if worker.stdin is not None:
-            worker.stdin.write(msgspec.json.encode(order) + b"\n")
-            await worker.stdin.drain()
-
-
-async def _replies(
-    worker: asyncio.subprocess.Process, lags: Histogram, hear: Hear
-) -> AsyncIterator[Finished]:
-    """The requests of a share as they end; `lags` takes the process's own at the end."""
-    decoder = msgspec.json.Decoder(_Reply)
-    while worker.stdout is not None and (line := await worker.stdout.readline()):
-        reply = decoder.decode(line)
-        if reply.heard_ns is not None:
-            hear(reply.heard_ns)
-        if reply.lags is not None:
-            lags.merge(reply.lags)
-            return
-        if reply.finished is not None:
-            yield reply.finished
-    message = f"a client process ended with status {await worker.wait()}; its output is above"
-    raise InvalidMeasurementError("CLIENT_DIED", message)
+async def _worker(log_path: Path) -> AsyncIterator[_Worker]:
+    command = (sys.executable, "-P", "-m", "specreg.load.client_processes")
+    with child_process(command, log_path=log_path, temporary=[log_path.parent]) as child:
+        async with child.reader() as reader:
+            yield _Worker(child, reader)
 
 
 async def _work() -> None:
-    """Replays the shares that are ordered on stdin, until it ends."""
+    """Replay the slices that are ordered on stdin, until it ends."""
     for line in iter(sys.stdin.buffer.readline, b""):
         order = msgspec.json.decode(line, type=_Order)
         connections = order.case.load.concurrency or None
@@ -240,22 +241,20 @@ async def _work() -> None:
                 order.prompts,
                 client=client,
                 clock=time.monotonic_ns,
-                record=lambda finished: _say(_Reply(finished=finished)),
-                share=order.share,
-                hear=lambda heard_ns: _say(_Reply(heard_ns=heard_ns)),
+                record=lambda finished: _reply(_Reply(finished=finished)),
+                part=order.part,
+                note_life=lambda alive_ns: _reply(_Reply(alive_ns=alive_ns)),
             )
-        _say(_Reply(lags=done.lags))
+        _reply(_Reply(lags=done.lags))
 
 
-def _say(reply: _Reply) -> None:
+def _reply(reply: _Reply) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(reply) + b"\n")
     sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":
-    try:
-        import uvloop
+    import uvloop
 
+    with contextlib.suppress(BrokenPipeError):  # the suite was killed, and takes no replies
         uvloop.run(_work())
-    except BrokenPipeError:  # whoever asked was killed, and nobody is left to tell anything
-        os._exit(1)

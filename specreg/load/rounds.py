@@ -1,14 +1,13 @@
-"""Replaying: prompts and whom to ask in, the traces of the requests out.
-
-One process and one event loop; `specreg.load.client_processes` spreads a load over several.
-"""
+"""Replay prompts as a load says, from one process and one event loop, into a round of traces."""
 
 import asyncio
 import gc
 import itertools
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,10 +15,16 @@ import msgspec
 from specreg.acceptance.trace import RequestTrace
 from specreg.datasets.prompts import Prompt
 from specreg.engines.protocols import Endpoint
-from specreg.load.arrivals import due_after_ns
-from specreg.load.chat_client import Clock, Finished, Hear, Record, Talk, check_heard
-from specreg.matrix import Case
-from specreg.matrix.load import Arrivals
+from specreg.load.chat_client import (
+    ChatClient,
+    Clock,
+    FinishedRequest,
+    NoteLife,
+    Record,
+    check_silence,
+)
+from specreg.matrix.case import Case
+from specreg.matrix.schema import Arrivals, Load
 from specreg.stats.percentiles import Histogram
 
 if TYPE_CHECKING:
@@ -51,14 +56,14 @@ class Round:
 
 
 @dataclass(slots=True)
-class Tally:
+class RoundBuilder:
     """What has come of a round so far; grows with its requests, not with their tokens."""
 
     traces: dict[tuple[int, int], RequestTrace] = field(default_factory=dict)
     gaps: Histogram = field(default_factory=Histogram)
     lags: Histogram = field(default_factory=Histogram)
 
-    def take(self, finished: Finished) -> None:
+    def take(self, finished: FinishedRequest) -> None:
         """Takes one more request."""
         self.traces[finished.place, finished.trace.turn] = finished.trace
         times_ns = [chunk.at_ns for chunk in finished.chunks]
@@ -78,7 +83,7 @@ class Tally:
         )
 
 
-class Share(msgspec.Struct, frozen=True, kw_only=True):
+class RoundSlice(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a round that one process replays: every `of`-th conversation, from `number`.
 
     Attributes:
@@ -99,8 +104,8 @@ async def replay_round(  # noqa: PLR0913 - most of them by name, each with a use
     client: "httpx.AsyncClient",
     clock: Clock,
     record: Record | None = None,
-    share: Share | None = None,
-    hear: Hear | None = None,
+    part: RoundSlice | None = None,
+    note_life: NoteLife | None = None,
 ) -> Round:
     """Replays prompts as the case's load says; each conversation's turns one after another.
 
@@ -114,18 +119,18 @@ async def replay_round(  # noqa: PLR0913 - most of them by name, each with a use
         client: for that endpoint.
         clock: monotonic, in nanoseconds.
         record: is told of each request as it ends.
-        share: which part of the round is ours; None for all of it, from now on.
-        hear: judges the server's silence; None for this process alone.
+        part: which part of the round is ours; None for all of it, from now on.
+        note_life: judges the server's silence; None for this process alone.
 
     Raises:
         HungError: for 60 s of requests on their way no token came on any stream.
     """
-    share = share or Share(started_ns=clock())
-    tally = Tally()
-    ended: asyncio.Queue[Finished] = asyncio.Queue()
+    part = part or RoundSlice(started_ns=clock())
+    builder = RoundBuilder()
+    ended: asyncio.Queue[FinishedRequest] = asyncio.Queue()
 
-    def finish(finished: Finished) -> None:
-        tally.take(finished)
+    def finish(finished: FinishedRequest) -> None:
+        builder.take(finished)
         if record is not None:
             record(finished)
 
@@ -139,23 +144,23 @@ async def replay_round(  # noqa: PLR0913 - most of them by name, each with a use
                 finish(ended.get_nowait())
             await asyncio.sleep(0)
 
-    talk = Talk(
+    asked = ChatClient(
         case=case,
         endpoint=endpoint,
-        client=client,
+        http=client,
         clock=clock,
         end=ended.put_nowait,
-        hear=hear or (lambda heard_ns: check_heard(case, heard_ns, clock())),
+        note_life=note_life or (lambda alive_ns: check_silence(case, alive_ns, clock())),
     )
-    due = _due(case, prompts, share, clock)
+    planned = _plan(case, prompts, part, clock)
     closed = case.load.arrivals is Arrivals.CLOSED
-    asking, watching, finishing, feeling = [
+    asking, watching, finishing, lagging = [
         asyncio.create_task(work)
         for work in (
-            _replay_closed(talk, due, share) if closed else _replay_open(talk, due),
-            talk.watch(),
+            _replay_closed(asked, planned, part) if closed else _replay_open(asked, planned),
+            asked.watch(),
             keep_finishing(),
-            _feel_the_lag(tally.lags, clock),
+            _measure_lag(builder.lags, clock),
         )
     ]
     # A full collection of what is there already would take a tenth of a second.
@@ -168,7 +173,7 @@ async def replay_round(  # noqa: PLR0913 - most of them by name, each with a use
             task.result()
     finally:
         gc.unfreeze()
-        for task in (asking, watching, feeling):
+        for task in (asking, watching, lagging):
             task.cancel()
         await asyncio.wait((asking,))
         if finishing.done():
@@ -176,18 +181,17 @@ async def replay_round(  # noqa: PLR0913 - most of them by name, each with a use
         finishing.cancel()
         while not ended.empty():
             finish(ended.get_nowait())
-    return tally.as_round()
+    return builder.as_round()
 
 
-class _Due(msgspec.Struct, frozen=True):
-    """A conversation to begin: its place in the round, and when; None for as soon as may be."""
-
-    place: int
-    prompt: Prompt
-    planned_ns: int | None
+_Planned = tuple[int, Prompt, int | None]
+"""A conversation to begin: its place in the round, its prompt, and when it is due; None for as soon
+as a slot is free."""
 
 
-def _due(case: Case, prompts: Sequence[Prompt], share: Share, clock: Clock) -> Iterator[_Due]:
+def _plan(
+    case: Case, prompts: Sequence[Prompt], part: RoundSlice, clock: Clock
+) -> Iterator[_Planned]:
     """What to send, in order; ends when all prompts or the time are used up."""
     load = case.load
     end_ns = None if load.duration_s is None else round(load.duration_s * _NS_PER_S)
@@ -195,35 +199,69 @@ def _due(case: Case, prompts: Sequence[Prompt], share: Share, clock: Clock) -> I
     closed = load.arrivals is Arrivals.CLOSED
     after_ns: Iterable[int | None] = itertools.repeat(None) if closed else due_after_ns(load)
     for place, (prompt, due_ns) in enumerate(zip(again, after_ns, strict=False)):
-        passed_ns = clock() - share.started_ns if due_ns is None else due_ns
+        passed_ns = clock() - part.started_ns if due_ns is None else due_ns
         if end_ns is not None and passed_ns >= end_ns:
             return
-        if place % share.of == share.number:
-            planned_ns = None if due_ns is None else share.started_ns + due_ns
-            yield _Due(place, prompt, planned_ns)
+        if place % part.of == part.number:
+            yield place, prompt, None if due_ns is None else part.started_ns + due_ns
 
 
-async def _replay_closed(talk: Talk, due: Iterator[_Due], share: Share) -> None:
+def due_after_ns(load: Load) -> Iterator[int]:
+    """When each request of an open load is due, counted from the start of a round; endless.
+
+    A rate that rises linearly over the ramp T sends, by time t < T, t²/2T as many requests as one
+    second at the full rate does; so a request that is due at u without the ramp is due at sqrt(2uT)
+    while u < T/2, and at u + T/2 later.
+    """
+    gaps_s = _GAPS[load.arrivals](load, random.Random(load.seed))  # noqa: S311 - no cryptography
+    for flat_s in itertools.accumulate(gaps_s, initial=0.0):
+        half_s = load.ramp_up_s / 2
+        ramped_s = flat_s + half_s if flat_s >= half_s else (4 * flat_s * half_s) ** 0.5
+        yield round(ramped_s * _NS_PER_S)
+
+
+def _constant(load: Load, _: random.Random) -> Iterator[float]:
+    return itertools.repeat(1 / load.requests_per_s)
+
+
+def _gamma(load: Load, draw: random.Random) -> Iterator[float]:
+    """Gaps of mean 1/rate and of the shape `burstiness`."""
+    scale_s = 1 / (load.requests_per_s * load.burstiness)
+    while True:
+        yield draw.gammavariate(load.burstiness, scale_s)
+
+
+def _poisson(load: Load, draw: random.Random) -> Iterator[float]:
+    while True:
+        yield draw.expovariate(load.requests_per_s)
+
+
+_GAPS: Mapping[Arrivals, Callable[[Load, random.Random], Iterator[float]]] = MappingProxyType(
+    {Arrivals.CONSTANT: _constant, Arrivals.POISSON: _poisson, Arrivals.GAMMA: _gamma}
+)
+
+
+async def _replay_closed(asked: ChatClient, planned: Iterator[_Planned], part: RoundSlice) -> None:
     """As many conversations at once as the load says: the next begins when one has ended."""
-    load, clock = talk.case.load, talk.clock
+    load, clock = asked.case.load, asked.clock
 
     async def keep_asking(slot: int) -> None:
         ramp_ns = round(load.ramp_up_s * _NS_PER_S * slot / load.concurrency)
-        await _sleep_until(share.started_ns + ramp_ns, clock)
-        for one in due:
-            await talk.replay(one.place, one.prompt, clock())
+        await _sleep_until(part.started_ns + ramp_ns, clock)
+        for place, prompt, _ in planned:
+            await asked.replay(place, prompt, clock())
 
-    slots = range(share.number, load.concurrency, share.of)
+    slots = range(part.number, load.concurrency, part.of)
     await asyncio.gather(*(keep_asking(slot) for slot in slots))
 
 
-async def _replay_open(talk: Talk, due: Iterator[_Due]) -> None:
+async def _replay_open(asked: ChatClient, planned: Iterator[_Planned]) -> None:
     """Each conversation begins when it is due, whatever became of those before it."""
     async with asyncio.TaskGroup() as group:
-        for one in due:
-            planned_ns = one.planned_ns or 0
-            await _sleep_until(planned_ns, talk.clock)
-            group.create_task(talk.replay(one.place, one.prompt, planned_ns))
+        for place, prompt, due_ns in planned:
+            planned_ns = due_ns or 0
+            await _sleep_until(planned_ns, asked.clock)
+            group.create_task(asked.replay(place, prompt, planned_ns))
 
 
 async def _sleep_until(moment_ns: int, clock: Clock) -> None:
@@ -232,7 +270,7 @@ async def _sleep_until(moment_ns: int, clock: Clock) -> None:
         await asyncio.sleep(left_ns / _NS_PER_S)
 
 
-async def _feel_the_lag(lags: Histogram, clock: Clock) -> None:
+async def _measure_lag(lags: Histogram, clock: Clock) -> None:
     """Notes how late each beat comes: what the loop's other work delays it by."""
     while True:
         due_ns = clock() + _BEAT_NS

@@ -13,7 +13,7 @@ from specreg.core.http import Answer, read
 from specreg.datasets.prompts import Prompt
 from specreg.engines.protocols import Ask, Endpoint, Message, Role
 from specreg.engines.token_api import DIALECTS, Call, Dialect, Transcript, Wanted
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 
 _TIMEOUT_S = 600.0
 """How long an answer may take. It comes whole, and may wait until others are there."""

@@ -31,7 +31,7 @@ class Worker(Protocol):
         ...
 
     def kill(self) -> None:
-        """Ends it at once; its servers are their watchdogs'. Nothing if it has ended."""
+        """Ends it at once; its servers are their supervisors'. Nothing if it has ended."""
         ...
 
 

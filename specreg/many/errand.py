@@ -9,7 +9,7 @@ import msgspec
 
 from specreg.core.errors import MemoryHeldError, SpecregError
 from specreg.many.places import Need, Place
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.measurement.journal import PARTS_FOLDER, Key
 from specreg.measurement.metrics import Family
 from specreg.telemetry.identity import Environment
@@ -32,23 +32,23 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         key: of its measurement.
         metrics: that the run judges of it.
         measures: whether that is to be made; not where it is there already, or nobody asks for it.
-        proofs: the names of those to make.
+        checks: the names of those to make.
     """
 
     case: Case
     key: Key
     metrics: frozenset[str]
     measures: bool = True
-    proofs: tuple[str, ...] = ()
+    checks: tuple[str, ...] = ()
 
     def tasks(self, launch: int) -> tuple[Task, ...]:
         """What is to be done on a launch, in order."""
         measured = ("",) if self.measures else ()
-        return tuple(Task(self.case.id, launch, name) for name in (*measured, *self.proofs))
+        return tuple(Task(self.case.id, launch, name) for name in (*measured, *self.checks))
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
-    """What is the same for all errands of a run; see `Suite`, `Shelf` and `Provision`."""
+    """What is the same for all errands of a run; see `Suite`, `BaselineStore` and `Provision`."""
 
     root: str
     run_folder: str
@@ -90,10 +90,10 @@ class Errand(msgspec.Struct, frozen=True, kw_only=True):
         left = []
         for asked in self.cases:
             tasks = asked.tasks(self.launch)
-            proofs = tuple(task.proof for task in tasks if task.proof and task not in done)
+            checks = tuple(task.proof for task in tasks if task.proof and task not in done)
             measures = asked.measures and Task(asked.case.id, self.launch) not in done
-            if measures or proofs:
-                left.append(msgspec.structs.replace(asked, measures=measures, proofs=proofs))
+            if measures or checks:
+                left.append(msgspec.structs.replace(asked, measures=measures, checks=checks))
         return msgspec.structs.replace(self, cases=tuple(left))
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from specreg.core.errors import SpecregError
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.matrix.models import is_hub_id
 
 MOST_BYTES = 256 * 2**20

@@ -14,8 +14,8 @@ from specreg.many.places import (
     cores_for,
     several_kinds,
 )
-from specreg.telemetry.host import Site
-from specreg.telemetry.sensors import Device
+from specreg.telemetry.identity import Host
+from specreg.telemetry.sensor import Device
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -34,7 +34,7 @@ class Node:
     name: str
     gpus: tuple[Device, ...]
     cores: int
-    site: Site
+    site: Host
     host: Ground
     ground: Ground = field(init=False)
     lost: bool = False

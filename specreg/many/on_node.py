@@ -33,8 +33,7 @@ from specreg.many.errand import (
 )
 from specreg.many.here import COMMAND, Process, given_place, start_process
 from specreg.many.luggage import unpack
-from specreg.telemetry.host import Site, this_site
-from specreg.telemetry.identity import find_gpus
+from specreg.telemetry.identity import Host, find_gpus, this_host
 
 PIECE_BYTES = 64 * 2**10
 """The most of a piece; what is larger than 100 KB, Ray leaves on the node, and loses with it."""
@@ -75,7 +74,7 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     sources_sha256: str
     boot_id: str
-    site: Site
+    site: Host
     cores: int
 
 
@@ -86,7 +85,7 @@ def survey() -> Survey:
         version=specreg.__version__,
         sources_sha256=sources_sha256(),
         boot_id=_BOOT_ID.read_text().strip(),
-        site=this_site(),
+        site=this_host(),
         cores=len(os.sched_getaffinity(0)),
     )
 

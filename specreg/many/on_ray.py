@@ -22,9 +22,9 @@ from specreg.many.luggage import pack
 from specreg.many.nodes import Node, Nodes, Spot, nodes_for, spot_of
 from specreg.many.on_node import Begun, Carried, Left, Piece, Runner
 from specreg.many.places import Need, Place
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.suite.run import Suite
-from specreg.telemetry.host import Site
+from specreg.telemetry.identity import Host
 
 RAY_OPTION = "--specreg-ray"
 _ALIVE_WITHIN_S = 10.0
@@ -44,7 +44,7 @@ class RayCluster:
     nodes: Sequence[Node]
 
     @property
-    def site(self) -> Site:
+    def site(self) -> Host:
         """Of the widest node; `crew` sees to it that those that measure are of its kind."""
         return max(self.nodes, key=lambda one: len(one.gpus)).site
 
@@ -56,7 +56,7 @@ class RayCluster:
                 workers read can't be sent.
         """
         nodes = nodes_for(RAY_OPTION, self.nodes, on_gpu=suite.provision.on_gpu)
-        luggage = self.ray.put(pack(suite.root, suite.shelf.folder, cases))
+        luggage = self.ray.put(pack(suite.root, suite.store.folder, cases))
         return OnRay(ray=self.ray, nodes=nodes, luggage=luggage, actors=self.ray.remote(Runner))
 
 

@@ -13,10 +13,9 @@ from specreg.many.ray_survey import connect
 from specreg.many.slurm_cluster import join
 from specreg.many.slurm_settings import SLURM_OPTION
 from specreg.many.team import Team, Wanted, new_team
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.suite.run import Suite
-from specreg.telemetry.host import Site
-from specreg.telemetry.identity import find_gpus
+from specreg.telemetry.identity import Host, find_gpus
 
 _AS_MANY_AS_FIT = 10**6
 
@@ -25,7 +24,7 @@ class Cluster(Protocol):
     """Machines that measure for this one."""
 
     @property
-    def site(self) -> Site | None:
+    def site(self) -> Host | None:
         """What they are; None where they are as this one."""
         ...
 

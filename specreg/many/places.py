@@ -8,7 +8,7 @@ from pathlib import Path
 
 from specreg.core.errors import UnsupportedError
 from specreg.many.cores import SYSFS, near_cores, own_cores
-from specreg.telemetry.sensors import Device
+from specreg.telemetry.sensor import Device
 
 WORKERS_OPTION = "--specreg-workers"
 

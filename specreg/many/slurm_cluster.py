@@ -15,16 +15,16 @@ from pathlib import Path
 import msgspec
 
 from specreg.core.errors import UnsupportedError
-from specreg.core.paths import cache_dir
+from specreg.core.files import cache_dir
 from specreg.many.job import look
 from specreg.many.on_node import Survey, check_same
 from specreg.many.on_slurm import JOBS_FOLDER, Slurm
 from specreg.many.places import Need
 from specreg.many.slurm_queue import Queue, last_words, open_queue
 from specreg.many.slurm_settings import LOCAL, SLURM_OPTION, parse_settings
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.suite.run import Suite
-from specreg.telemetry.host import Site
+from specreg.telemetry.identity import Host
 
 _POLL_S = 0.5
 _SURVEY_MIN = 5
@@ -40,7 +40,7 @@ class SlurmCluster:
     """
 
     queue: Queue
-    site: Site | None
+    site: Host | None
 
     def crew(self, suite: Suite, cases: Sequence[Case]) -> Slurm:
         """See `Cluster`; what jobs read and write lies on a disk that they share with us."""

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from specreg.core.errors import SpecregError, UnsupportedError
-from specreg.correctness.checks import Proof
+from specreg.correctness.checks import CorrectnessCheck
 from specreg.many.crew import Crew
 from specreg.many.errand import Asked, Errand, Failure, Measured, Proved, Task, Terms
 from specreg.many.places import Need
 from specreg.many.pool import Pool
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.measurement.journal import PARTS_FOLDER, Key, load_journal, parts_in
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Family
@@ -86,14 +86,14 @@ class Team:
             invalid=answer.invalid,
         )
 
-    def verdict(self, proof: Proof, case: Case, launch: int) -> Verdict:
-        """What came of a proof; waits for it.
+    def verdict(self, check: CorrectnessCheck, case: Case, launch: int) -> Verdict:
+        """The verdict of a check; waits for it.
 
         Raises:
             SpecregError: it couldn't be made.
         """
         self.begin()
-        answer = self.pool.answer(Task(case.id, launch, proof.name))
+        answer = self.pool.answer(Task(case.id, launch, check.name))
         if not isinstance(answer, Proved):
             raise _error(answer)
         self.suite.retried.extend(answer.retried)
@@ -169,7 +169,7 @@ class Team:
             key=key,
             measures=measures,
             metrics=frozenset(metric.name for metric in self.suite.asked_of(case)),
-            proofs=tuple(name for name in names if name not in METRICS),
+            checks=tuple(name for name in names if name not in METRICS),
         )
 
     def _need(self, cases: Sequence[Case]) -> Need:
@@ -231,7 +231,7 @@ def _terms(suite: Suite) -> Terms:
     return Terms(
         root=str(suite.root),
         run_folder=str(suite.run_folder),
-        baselines=str(suite.shelf.folder),
+        baselines=str(suite.store.folder),
         environment=suite.environment,
         launches=suite.launches,
         recording=suite.update_reason is not None,

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from specreg.baselines.store import Shelf
+from specreg.baselines.store import BaselineStore
 from specreg.core.errors import MemoryHeldError, SpecregError
-from specreg.correctness.checks import PROOFS
+from specreg.correctness.checks import CHECKS
 from specreg.many.errand import (
     Answer,
     Asked,
@@ -31,10 +31,10 @@ from specreg.many.errand import (
     failure_of,
     part_path,
 )
-from specreg.matrix import Tier
+from specreg.matrix.case import Tier
 from specreg.measurement.journal import Journal
 from specreg.measurement.measure import Measurement
-from specreg.servers.gpu_lease import lease
+from specreg.servers.gpu_lease import hold
 from specreg.servers.launch import Starting, launches_of
 from specreg.servers.provision import Provision
 from specreg.suite.run import Suite
@@ -93,7 +93,7 @@ def do(order: Order, say: Say) -> Ended:
         if order.checks_files:
             _check_files(suite, errand)
         with (
-            lease(gpus, waits=suite.provision.waits, tell=suite.provision.tell),
+            hold(gpus, waits=suite.provision.waits, tell=suite.provision.tell),
             suite.servers.start(control) as beside,
             suite.servers.start(launch, beside=beside) as server,
         ):
@@ -135,7 +135,7 @@ def _done(
         suite.retried.clear()
         try:
             if task.proof:
-                verdict = suite.prove(PROOFS[task.proof], asked.case, server, control)
+                verdict = suite.check(CHECKS[task.proof], asked.case, server, control)
                 answer: Answer = Proved(verdict=verdict, retried=tuple(suite.retried))
             else:
                 part = part_path(suite.run_folder, asked.key, order.attempt)
@@ -173,7 +173,7 @@ def _suite(order: Order, say: Say) -> Suite:
     return Suite(
         root=Path(terms.root),
         tier=Tier(name="", needs_gpus=len(order.gpus), cases=cases),
-        shelf=Shelf(folder=Path(terms.baselines), environment=terms.environment),
+        store=BaselineStore(folder=Path(terms.baselines), environment=terms.environment),
         launches=terms.launches,
         update_reason="" if terms.recording else None,
         provision=Provision(

@@ -1,21 +1,97 @@
-"""What the tables make: a case, the server that it needs, and the tier that it is of."""
+"""A case, the server that it needs, what that takes of GPUs, and the tier that it is of."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from specreg.core.redaction import learn
-from specreg.datasets.prompts import AS_IS
-from specreg.engines.methods import METHODS, Tree
-from specreg.engines.protocols import Form
-from specreg.engines.registry import ALONE, Parallel, engine_named
-from specreg.matrix.load import Load
-from specreg.matrix.needs import Needs, Sizes
-from specreg.matrix.tables import ROUNDING_NATS, USUAL_DRAFT_TOKENS, Width
+import msgspec
+
+from specreg.core.redaction import hide_known, learn
+from specreg.engines.methods import METHODS
+from specreg.engines.registry import Parallel, engine_named
+from specreg.engines.settings import LaunchSettings
+from specreg.matrix.schema import NO_LIMITS, USUAL_DRAFT_TOKENS, Limits, Load, Width, Workload
+
+RESERVE_GIB = 4.0
+"""Of each server on each GPU, beside weights and KV cache: the CUDA context, activations, captured
+graphs, the draft's own cache. Estimated, not measured."""
+_KIB_PER_GIB = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSpec:
+class Sizes:
+    """What the models of a server take.
+
+    Attributes:
+        target_gib: the target's weights.
+        draft_gib: the draft's, 0 without one, None where nobody said.
+        token_kib: a token in the KV cache.
+    """
+
+    target_gib: float
+    draft_gib: float | None
+    token_kib: float
+
+    def share_gib(self, parallel: Parallel, tokens: int) -> float | None:
+        """What one server takes on each of its GPUs; None where nobody said what its draft takes.
+
+        Weights and cache are split over the GPUs of a copy; copies share what is in flight.
+
+        Args:
+            parallel: how the models are spread.
+            tokens: in the KV caches of all copies.
+        """
+        weights_gib = self.weights_gib(parallel)
+        if weights_gib is None:
+            return None
+        return weights_gib + self.cache_gib(parallel, tokens) + RESERVE_GIB
+
+    def weights_gib(self, parallel: Parallel) -> float | None:
+        """The weights alone on each GPU; None where the draft's size is unknown."""
+        if self.draft_gib is None:
+            return None
+        draft_gib = self.draft_gib / (parallel.draft_tensor or parallel.tensor)
+        return self.target_gib / (parallel.tensor * parallel.pipeline) + draft_gib
+
+    def cache_gib(self, parallel: Parallel, tokens: int) -> float:
+        """So many tokens in the KV caches of all copies, on each GPU."""
+        split = parallel.tensor * parallel.pipeline * parallel.data
+        return self.token_kib * tokens / split / _KIB_PER_GIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a case needs.
+
+    Attributes:
+        gpus: how many.
+        memory_gib: of each; None where the model pair doesn't say what it takes.
+    """
+
+    gpus: int
+    memory_gib: float | None
+
+    def __str__(self) -> str:
+        each = "" if self.memory_gib is None else f" of {math.ceil(self.memory_gib)} GiB"
+        return f"{self.gpus} GPU(s){each}"
+
+    def unmet(self, gpus_gib: Sequence[float], where: str = "this machine") -> str:
+        """What of it a machine lacks, empty when nothing.
+
+        Args:
+            gpus_gib: the memory of each of its GPUs. The engines take the first ones.
+            where: what to call it.
+        """
+        taken = gpus_gib[: self.gpus]
+        if len(taken) == self.gpus and min(taken) >= (self.memory_gib or 0.0):
+            return ""
+        there = ", ".join(f"{math.floor(each)} GiB" for each in gpus_gib) or "none"
+        return f"needs {self}, {where} has {there}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSpec(LaunchSettings):
     """What has to be equal for two cases to share a server.
 
     Attributes:
@@ -26,16 +102,7 @@ class ServerSpec:
         widen: how large the models are made, None for as they are.
         draft_tokens: the most drafts that a step can accept, which are all that it drafts where
             there is no tree; 0 without speculation.
-        tree: how the drafts branch, None for one continuation.
-        dtype: the engine's name of the number format.
-        max_model_len_tokens: prompt and output together.
-        max_sequences: requests that the server takes on at once.
-        gpu_memory_frac: share of a GPU's memory that the server may take at most, 0..1. Case and
-            control run beside one another, so at most half.
-        parallel: how the models are spread over GPUs.
-        engine_args, engine_env: further arguments and environment variables, as pairs.
-        trust_remote_code: whether the engine runs code that the models bring.
-        sizes: what the models take, None where nobody said.
+        sizes: what the models take, None where it isn't known.
     """
 
     engine: str
@@ -45,20 +112,11 @@ class ServerSpec:
     draft: str | None
     padding_layers: int
     draft_tokens: int
-    dtype: str
-    max_model_len_tokens: int
-    max_sequences: int
-    gpu_memory_frac: float
-    parallel: Parallel = ALONE
-    engine_args: tuple[str, ...] = ()
-    engine_env: tuple[tuple[str, str], ...] = ()
-    trust_remote_code: bool = False
-    tree: Tree | None = None
     sizes: Sizes | None = None
     widen: Width | None = None
 
     def __post_init__(self) -> None:
-        """From here on nothing that we write or say has the secrets among them."""
+        """Have the secrets among arguments and variables hidden in all that is written or said."""
         learn(dict(self.engine_env), self.engine_args)
 
     @property
@@ -77,74 +135,40 @@ class ServerSpec:
         return f"{self.engine}-{self.method}-{self.models}{drafts}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What a request must keep to count as good; None for no limit."""
-
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
-
-
-NO_LIMITS = Limits()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+@dataclass(frozen=True, kw_only=True)
+class Case(Workload):
     """One measurement of the matrix.
 
     Attributes:
         server: what to start.
         control: the `none` server of the same target, measured in alternation for the speedup;
             None where the tier has no such case, and for `none` itself.
-        dataset: the name of the prompt set.
-        prompts: how many of its prompts are replayed.
-        matrix_prompts: how many the matrix says, where this run replays another number.
+        matrix_prompts: how many prompts the matrix says, where this run replays another number.
         load: how many requests come, and when; its duration is that of a round.
-        rounds: how many parts the prompts are dealt into; case and control alternate by round.
-        turns: the most turns of a conversation, None for all.
-        history_reply: what of a reply the next turn is told, a name of `REPLIES`.
-        form: whether prompts go through the model's chat template.
-        chat_template_args: arguments of that template, as pairs.
-        output_cap_tokens: the most tokens of a reply; temperature: 0 is greedy.
-        ignore_eos: whether every reply goes on to the cap.
-        stream: whether replies come as they are made, not at once.
-        request_timeout_s: how long a request may take; one that takes longer failed.
         limits: what a request must keep to count as good.
-        client_processes: how many processes send the requests.
-        speed: whether the time that the server takes means anything.
         power_s: how long each server is kept under load for its power; 0 for the rounds alone.
-        rounding_nats: two tokens whose log-probabilities lie closer may change places by rounding;
-            0 demands that speculation changes none.
-        tolerances: by metric, a relative change that overrides the metric's own.
     """
 
     server: ServerSpec
     control: ServerSpec | None
-    dataset: str
-    prompts: int
     load: Load
-    rounds: int
-    output_cap_tokens: int
-    temperature: float
     matrix_prompts: int | None = None
-    turns: int | None = None
-    history_reply: str = AS_IS
-    form: Form = Form.CHAT
-    chat_template_args: tuple[tuple[str, object], ...] = ()
-    ignore_eos: bool = False
-    stream: bool = True
-    request_timeout_s: float = 600.0
     limits: Limits = NO_LIMITS
-    client_processes: int = 1
-    speed: bool = True
     power_s: float = 0.0
-    rounding_nats: float = ROUNDING_NATS
-    tolerances: tuple[tuple[str, float], ...] = ()
 
     @property
     def id(self) -> str:
         """`vllm-eagle3-tiny-toy-c4`: engine, method, model pair, dataset, load."""
         return f"{self.server.id}-{self.dataset}-{self.load.id}"
+
+    @property
+    def key(self) -> str:
+        """All of it as JSON without secrets: of two cases, whether they are measured alike.
+
+        Into how many rounds the prompts are dealt isn't part of it.
+        """
+        plain = dataclasses.replace(self, rounds=Workload.rounds)
+        return hide_known(msgspec.json.encode(plain).decode())
 
     @property
     def needs(self) -> Needs:

@@ -1,4 +1,4 @@
-"""Model folders: checked, and padded with identity layers where a case asks for it."""
+"""Model folders and hub ids: found, checked for code, and padded where a case asks for it."""
 
 import contextlib
 import dataclasses
@@ -7,17 +7,15 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import filelock
 
-from specreg.core.checksums import file_sha256
-from specreg.core.errors import ModelError
-from specreg.core.files import passing_folder
-from specreg.core.paths import cache_dir
+from specreg.core.errors import ModelError, UnsupportedError
+from specreg.core.files import cache_dir, file_sha256, passing_folder
 from specreg.datasets.hub import (
     cached_model,
     check_access,
@@ -25,7 +23,8 @@ from specreg.datasets.hub import (
     is_installed,
     is_offline,
 )
-from specreg.matrix import ServerSpec
+from specreg.engines.registry import engine_named
+from specreg.matrix.case import ServerSpec
 
 _WEIGHTS = "model.safetensors"
 _OLDER_WEIGHTS = "pytorch_model.bin"
@@ -37,6 +36,10 @@ _TOKENIZER_FILES = (
     "generation_config.json",
 )
 
+_CODE_KEY = "auto_map"
+"""Of a configuration: names Python that lies beside the weights or on the hub. An engine that is
+told to trust it runs it with all our rights; of a hub id the engine itself refuses it else."""
+_TRUST_FLAG = re.compile(r"-*trust[-_]remote[-_]code\b")
 _GIB, _KIB = 2**30, 2**10
 
 _UNFIT = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
@@ -370,3 +373,73 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     length = len(encoded).to_bytes(_LENGTH_BYTES, "little")
     with path.open("wb") as file:
         file.writelines((length, encoded, *(tensor.data for tensor in tensors.values())))
+
+
+def check_model_code(root: Path, spec: ServerSpec) -> None:
+    """Check that no model folder of a server brings code, or the case trusts what it brings.
+
+    Args:
+        root: the repository's, for relative folders.
+        spec: of the server.
+
+    Raises:
+        ModelError: a folder brings some, or has a configuration that nobody can read.
+        UnsupportedError: as `check_trust`.
+    """
+    check_trust(spec)
+    if spec.trust_remote_code:
+        return
+    for reference in filter(None, (spec.target, spec.draft)):
+        if not is_hub_id(reference):
+            _check_folder((root / reference).resolve())
+
+
+def check_trust(spec: ServerSpec) -> None:
+    """Check that it is the setting that says whether models' code is trusted, and it can be.
+
+    Raises:
+        UnsupportedError: an argument says so, or the engine runs no such code.
+    """
+    told = next(filter(_TRUST_FLAG.match, spec.engine_args), None)
+    if told is not None:
+        message = (
+            f"engine_args '{told}': that is a setting of its own, which is part of the case; leave"
+            " it out and set trust_remote_code = true in the matrix"
+        )
+        raise UnsupportedError(message)
+    if spec.trust_remote_code and not engine_named(spec.engine).runs_model_code:
+        message = (
+            f"trust_remote_code with engine '{spec.engine}': it runs no code of models; leave it"
+            " out, or choose another engine"
+        )
+        raise UnsupportedError(message)
+
+
+def _check_folder(folder: Path) -> None:
+    for path in sorted(folder.glob("*config.json")):
+        try:
+            config = json.loads(path.read_bytes())
+        except (OSError, ValueError, RecursionError) as error:
+            message = f"model folder '{folder}': {path.name} can't be read, {error}; restore it"
+            raise ModelError(message) from error
+        named = next(_code_in(config), None)
+        if named is not None:
+            message = (
+                f"model folder '{folder}': {path.name} brings code of its own, {_CODE_KEY} ="
+                f" {json.dumps(named)[:200]}; name another model, or read that code and set"
+                " trust_remote_code = true in the matrix"
+            )
+            raise ModelError(message)
+
+
+def _code_in(config: object) -> Iterator[object]:
+    """What names code, however deep."""
+    left = [config]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict):
+            if one.get(_CODE_KEY):
+                yield one[_CODE_KEY]
+            left.extend(one.values())
+        elif isinstance(one, list):
+            left.extend(one)

@@ -1,22 +1,29 @@
-"""Reading a tier: a matrix file in, its cases out."""
+"""Load a tier: the cases of a matrix file."""
 
 import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from specreg.core.errors import MatrixError, UnknownNameError
 from specreg.datasets.prompts import REPLIES
 from specreg.datasets.table import dataset_named
 from specreg.engines.methods import METHODS
 from specreg.engines.registry import engine_named
-from specreg.matrix.case import Case, Limits, ServerSpec, Tier
-from specreg.matrix.file import load_pairs_file, load_tier_file
-from specreg.matrix.load import Arrivals, Load
-from specreg.matrix.needs import Sizes
-from specreg.matrix.place import Place
-from specreg.matrix.tables import CasesTable, ModelsTable
+from specreg.engines.settings import LaunchSettings, taken
+from specreg.matrix.case import Case, ServerSpec, Sizes, Tier
+from specreg.matrix.file import Place, load_pairs_file, load_tier_file
+from specreg.matrix.schema import (
+    Arrivals,
+    CasesTable,
+    Limits,
+    Load,
+    ModelsTable,
+    Pace,
+    Workload,
+)
 
 PAIRS = Path("models/pairs.toml")
 """The model pairs that all tiers share, from the folder that holds the tiers' own."""
@@ -100,7 +107,7 @@ def all_case_ids(folder: Path) -> frozenset[str]:
 
 
 def _check_pair(pair: ModelsTable, place: Place) -> None:
-    """Silent where the drafts are of methods that take one, and a size is of a draft.
+    """Check that the drafts are of methods that take one, and a size is of a draft.
 
     Raises:
         UnknownNameError: one isn't.
@@ -148,32 +155,25 @@ def _cases_of(
     )
     for server, load in itertools.product(servers, loads):
         yield Case(
+            **_taken(Workload, table),
             server=server,
             control=None,
-            dataset=table.dataset,
-            prompts=table.prompts,
             load=load,
-            rounds=table.rounds,
-            turns=table.turns,
-            history_reply=table.history_reply,
-            form=table.form,
-            chat_template_args=tuple(sorted(table.chat_template_args.items())),
-            output_cap_tokens=table.output_cap_tokens,
-            temperature=table.temperature,
-            ignore_eos=table.ignore_eos,
-            stream=table.stream,
-            request_timeout_s=table.request_timeout_s,
             limits=Limits(ttft_ms=table.ttft_limit_ms, tpot_ms=table.tpot_limit_ms),
-            client_processes=table.client_processes,
-            speed=table.speed,
             power_s=power_s,
-            rounding_nats=table.rounding_nats,
-            tolerances=tuple(sorted(table.tolerances.items())),
         )
 
 
+def _taken(kind: type[object], table: CasesTable) -> dict[str, Any]:
+    """The fields of a dataclass as a table has them, its tables as pairs."""
+    return {
+        name: tuple(sorted(value.items())) if isinstance(value, dict) else value
+        for name, value in taken(kind, table).items()
+    }
+
+
 def _check_rounds(table: CasesTable, place: Place) -> None:
-    """Silent where each round of a closed loop can have as many in flight as it says.
+    """Check that each round of a closed loop can have as many in flight as it says.
 
     Raises:
         MatrixError: the last one can't, and would be measured as a load that it isn't.
@@ -217,12 +217,7 @@ def _loads_of(table: CasesTable, place: Place) -> tuple[Load, ...]:
         where = place.at("burstiness")
         message = f'{where}: burstiness is of gamma alone; set arrivals = "gamma" or leave it out'
         raise MatrixError(message)
-    load = Load(
-        arrivals=arrivals,
-        burstiness=table.burstiness,
-        ramp_up_s=table.ramp_up_s,
-        duration_s=table.duration_s,
-    )
+    load = Load(**taken(Pace, table), arrivals=arrivals)
     return (
         *(dataclasses.replace(load, concurrency=requests) for requests in table.concurrency),
         *(dataclasses.replace(load, requests_per_s=rate) for rate in table.requests_per_s),
@@ -249,6 +244,7 @@ def _server_of(
     if method != "none":
         _check_tree(table, method, draft_tokens, place)
     spec = ServerSpec(
+        **_taken(LaunchSettings, table),
         engine=table.engine,
         method=method,
         models=models,
@@ -257,17 +253,10 @@ def _server_of(
         padding_layers=pair.padding_layers,
         widen=pair.widen,
         draft_tokens=draft_tokens,
-        dtype=table.dtype,
-        max_model_len_tokens=table.max_model_len_tokens,
-        max_sequences=table.max_sequences,
-        gpu_memory_frac=table.gpu_memory_frac,
-        parallel=table.parallel if draft is not None else table.parallel.without_draft,
-        engine_args=tuple(table.engine_args),
-        engine_env=tuple(sorted(table.engine_env.items())),
-        trust_remote_code=table.trust_remote_code,
-        tree=table.tree,
         sizes=_sizes_of(pair, method if draft is not None else None),
     )
+    if draft is None:
+        spec = dataclasses.replace(spec, parallel=spec.parallel.without_draft)
     return spec if method != "none" else _without_speculation(spec)
 
 
@@ -293,7 +282,7 @@ def _without_speculation(spec: ServerSpec) -> ServerSpec:
 
 
 def _check_tree(table: CasesTable, method: str, depth: int, place: Place) -> None:
-    """Silent where a method that drafts trees has one that there can be, and another has none.
+    """Check that a method that drafts trees has one that there can be, and another has none.
 
     Raises:
         MatrixError: it isn't so.
@@ -317,7 +306,7 @@ def _check_tree(table: CasesTable, method: str, depth: int, place: Place) -> Non
 
 
 def _check_shares(cases: Iterable[Case], places: Mapping[str, str]) -> None:
-    """Silent where case and control have room beside one another.
+    """Check that case and control have room beside one another.
 
     Raises:
         MatrixError: together they ask for more memory than a GPU has.

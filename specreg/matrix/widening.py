@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specreg.core.errors import ModelError
-from specreg.matrix import ServerSpec, Width
+from specreg.matrix.case import ServerSpec
 from specreg.matrix.models import (
     BFLOAT16,
     Tensor,
@@ -34,6 +34,7 @@ from specreg.matrix.models import (
     write_config,
     write_tensors,
 )
+from specreg.matrix.schema import Width
 
 _RECIPE = 1
 """What is written; another number makes all widened models anew."""
@@ -50,7 +51,7 @@ _Bits = npt.NDArray[np.uint16]
 """Numbers in bfloat16: the upper half of a float32."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Shape:
     """What a model is made to; each number by the name that `config.json` has for it."""
 
@@ -64,70 +65,20 @@ class Shape:
 SHAPES: Mapping[Width, Mapping[str, Shape]] = MappingProxyType(
     {
         Width.EIGHT_BILLION: {
-            _TARGET: Shape(
-                hidden_size=8192,
-                intermediate_size=22016,
-                num_attention_heads=256,
-                num_key_value_heads=64,
-                num_hidden_layers=12,
-            ),
-            "eagle3": Shape(
-                hidden_size=8192,
-                intermediate_size=8192,
-                num_attention_heads=256,
-                num_key_value_heads=64,
-            ),
-            "draft_model": Shape(
-                hidden_size=1024,
-                intermediate_size=3072,
-                num_attention_heads=32,
-                num_key_value_heads=8,
-                num_hidden_layers=16,
-            ),
+            _TARGET: Shape(8192, 22016, 256, 64, 12),
+            "eagle3": Shape(8192, 8192, 256, 64),
+            "draft_model": Shape(1024, 3072, 32, 8, 16),
         },
         Width.ONE_BILLION: {
-            _TARGET: Shape(
-                hidden_size=2048,
-                intermediate_size=5504,
-                num_attention_heads=64,
-                num_key_value_heads=16,
-                num_hidden_layers=24,
-            ),
-            "eagle3": Shape(
-                hidden_size=2048,
-                intermediate_size=5504,
-                num_attention_heads=64,
-                num_key_value_heads=16,
-            ),
+            _TARGET: Shape(2048, 5504, 64, 16, 24),
+            "eagle3": Shape(2048, 5504, 64, 16),
             # Few layers: on a GPU each costs its kernels' launches, however small it is.
-            "draft_model": Shape(
-                hidden_size=256,
-                intermediate_size=22016,
-                num_attention_heads=32,
-                num_key_value_heads=8,
-                num_hidden_layers=4,
-            ),
+            "draft_model": Shape(256, 22016, 32, 8, 4),
         },
         Width.THIRTY_MILLION: {
-            _TARGET: Shape(
-                hidden_size=512,
-                intermediate_size=1376,
-                num_attention_heads=16,
-                num_key_value_heads=4,
-                num_hidden_layers=11,
-            ),
-            "eagle3": Shape(
-                hidden_size=512,
-                intermediate_size=256,
-                num_attention_heads=16,
-                num_key_value_heads=4,
-            ),
-            "draft_model": Shape(
-                hidden_size=256,
-                intermediate_size=2048,
-                num_attention_heads=8,
-                num_key_value_heads=2,
-            ),
+            _TARGET: Shape(512, 1376, 16, 4, 11),
+            "eagle3": Shape(512, 256, 16, 4),
+            "draft_model": Shape(256, 2048, 8, 2),
         },
     }
 )
@@ -158,7 +109,7 @@ def served_models(root: Path, spec: ServerSpec) -> tuple[str, str | None]:
 
 
 def widen_models(root: Path, spec: ServerSpec, *, show: Callable[[str], None]) -> None:
-    """Makes a server's widened models where the cache hasn't got them.
+    """Make a server's widened models where the cache hasn't got them.
 
     Args:
         root: the repository's root.
@@ -176,7 +127,7 @@ def widen_models(root: Path, spec: ServerSpec, *, show: Callable[[str], None]) -
 
 
 def check_room(root: Path, specs: Iterable[ServerSpec]) -> None:
-    """Silent where the cache has room for the widened models that servers need and it lacks.
+    """Check that the cache has room for the widened models that servers need and it lacks.
 
     Raises:
         ModelError: it hasn't; or see `served_models`.

@@ -37,9 +37,9 @@ from specreg.datasets.prompts import Prompt
 from specreg.engines.methods import METHODS
 from specreg.engines.protocols import Protocol
 from specreg.load.chat_client import Clock, Record
-from specreg.load.client_processes import Crew, open_crew
+from specreg.load.client_processes import Clients, open_clients
 from specreg.load.rounds import Round
-from specreg.matrix import Case, ServerSpec
+from specreg.matrix.case import Case, ServerSpec
 from specreg.measurement.metrics import Family
 from specreg.measurement.validity import noting
 from specreg.servers.server import Server
@@ -85,7 +85,7 @@ class ArmReplay:
     """
 
     arm: Arm
-    clients: Crew
+    clients: Clients
     before: Counters | None = None
     rounds: list[Round] = field(default_factory=list)
     acceptance: AcceptanceRecord | None = None
@@ -156,7 +156,7 @@ class ArmReplay:
 @contextlib.asynccontextmanager
 async def open_arm(arm: Arm, *, clock: Clock) -> AsyncIterator[ArmReplay]:
     """Open an arm's clients for as long as the context lasts; `clock`: monotonic, nanoseconds."""
-    async with open_crew(arm.case, arm.server.endpoint, clock=clock) as clients:
+    async with open_clients(arm.case, arm.server.endpoint, clock=clock) as clients:
         yield ArmReplay(arm=arm, clients=clients)
 
 

@@ -13,7 +13,7 @@ from specreg.acceptance.record import AcceptanceRecord, Gauges, Source, StepCoun
 from specreg.acceptance.trace import RequestTrace
 from specreg.core.files import replace_file
 from specreg.engines.methods import METHODS
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import (
     Family,
@@ -27,7 +27,7 @@ from specreg.measurement.metrics import (
     ttft_ms,
 )
 from specreg.stats.percentiles import Histogram, Summary, summarize
-from specreg.telemetry.power.record import PowerRecord
+from specreg.telemetry.record import PowerRecord
 
 _NS_PER_MS = 10**6
 

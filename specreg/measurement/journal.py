@@ -14,17 +14,16 @@ import filelock
 import msgspec
 
 from specreg.acceptance.record import AcceptanceRecord, Gauges
-from specreg.core.decoding import UNREADABLE
 from specreg.core.errors import SpecregError
-from specreg.core.files import write_lines
-from specreg.load.chat_client import Finished, Record
-from specreg.load.rounds import Round, Tally
-from specreg.matrix import Case
+from specreg.core.files import UNREADABLE, write_lines
+from specreg.load.chat_client import FinishedRequest, Record
+from specreg.load.rounds import Round, RoundBuilder
+from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import Family, Replay
 from specreg.stats.alpha_spending import Look
 from specreg.stats.percentiles import Histogram
-from specreg.telemetry.power.record import PowerRecord
+from specreg.telemetry.record import PowerRecord
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +59,7 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     control: bool
     round: int
-    finished: Finished
+    finished: FinishedRequest
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -204,10 +203,10 @@ class _Open:
     """A measurement of which the end hasn't been read yet."""
 
     key: Key
-    tallies: dict[tuple[bool, int], Tally] = field(default_factory=dict)
+    tallies: dict[tuple[bool, int], RoundBuilder] = field(default_factory=dict)
 
     def take(self, line: Replayed) -> None:
-        self.tallies.setdefault((line.control, line.round), Tally()).take(line.finished)
+        self.tallies.setdefault((line.control, line.round), RoundBuilder()).take(line.finished)
 
     def close(self, line: Ended) -> Measurement:
         case = msgspec.json.decode(self.key.case, type=Case)
@@ -233,7 +232,7 @@ class _Open:
     def _rounds(self, line: Ended, *, control: bool) -> tuple[Round, ...]:
         rounds = []
         for number, lags in enumerate(line.lags[control]):
-            tally = self.tallies.get((control, number), Tally())
+            tally = self.tallies.get((control, number), RoundBuilder())
             tally.lags = lags
             rounds.append(tally.as_round())
         return tuple(rounds)

@@ -21,18 +21,17 @@ from specreg.core.timeline import Phase
 from specreg.datasets.prompts import Prompt
 from specreg.load.chat_client import Clock, Record
 from specreg.load.rounds import Round
-from specreg.matrix import Case
-from specreg.matrix.load import Load
+from specreg.matrix.case import Case
+from specreg.matrix.schema import Load
 from specreg.measurement.arm import Arm, ArmReplay, open_arm
 from specreg.measurement.metrics import METRICS, Family, Replay
 from specreg.measurement.validity import ALL, Invalid, all_invalid, noting
 from specreg.stats.alpha_spending import Look
-from specreg.stats.percentiles import Histogram, percentile
-from specreg.telemetry.power.checks import check_alone, check_held_back
-from specreg.telemetry.power.energy import Span
-from specreg.telemetry.power.record import Block, PowerRecord, record_power
-from specreg.telemetry.power.samples import PowerTrace
-from specreg.telemetry.power.watch import Watch
+from specreg.stats.percentiles import Histogram
+from specreg.telemetry.energy import Span, check_alone, check_held_back
+from specreg.telemetry.record import Block, PowerRecord, record_power
+from specreg.telemetry.sampler import Watch
+from specreg.telemetry.samples import PowerTrace
 
 _WARM_UP_NS = 10 * 10**9
 _COMPARED = 3
@@ -558,12 +557,12 @@ def check_client(rounds: Sequence[Round]) -> None:
     traces = [trace for part in rounds for trace in part.traces]
     delays = sorted(trace.sent_ns - trace.planned_ns for trace in traces)
     waits = sorted(trace.first_ns - trace.sent_ns for trace in traces if trace.first_ns)
-    limit_ns = max(_LATE_NS, _LATE_FRAC * percentile(waits, 0.5) if waits else 0)
+    limit_ns = max(_LATE_NS, _LATE_FRAC * statistics.median(waits) if waits else 0)
     lags = Histogram()
     for part in rounds:
         lags.merge(part.lags)
     beats_ns = lags.quantile_ns(0.5) if lags.size >= _ENOUGH_BEATS else 0.0
-    for what, late_ns in (("sent requests", percentile(delays, 0.5)), ("woke", beats_ns)):
+    for what, late_ns in (("sent requests", statistics.median(delays)), ("woke", beats_ns)):
         if late_ns > limit_ns:
             message = (
                 f"the client {what} {late_ns / 1e6:.1f} ms late or later in half of all cases,"

@@ -18,8 +18,9 @@ from specreg.acceptance.table import Countable
 from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import MatrixError, UnknownNameError
 from specreg.load.rounds import Round
-from specreg.matrix import MOST_DRAFT_TOKENS, NO_LIMITS, Case, Limits
-from specreg.telemetry.power.record import ArmPower, PowerRecord
+from specreg.matrix.case import Case
+from specreg.matrix.schema import MOST_DRAFT_TOKENS, NO_LIMITS, Limits
+from specreg.telemetry.record import ArmPower, PowerRecord
 
 _CountT = TypeVar("_CountT")
 
@@ -125,6 +126,10 @@ class Metric:
     needs_stream: bool = False
     of_output: bool = False
     two_sided: bool = False
+
+    def allowed_frac(self, case: Case) -> float:
+        """The relative change of a case that is still fine on the same kind of machine."""
+        return dict(case.tolerances).get(self.name, self.tolerance_frac)
 
     def applies_to(self, case: Case) -> bool:
         """Whether the case can have a value at all."""

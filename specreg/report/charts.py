@@ -1,256 +1,308 @@
-"""Charts: a case of the document in, drawings as SVG out."""
+"""Charts: a case of a document, or several loads of one, as SVG.
 
-import itertools
+Vega-Lite draws, here and not in the reader's browser: a page needs no script then, and a screen
+reader is told each mark. Colours are variables of the page's style, which knows day from night.
+"""
+
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import vl_convert
 
 from specreg.report.document import CaseReport, began_at
-from specreg.report.drawing import ALONE, BASE, INK, NOW, Chart, Spec, quantity, svg
-from specreg.report.quantities import axis_of, label_of
-from specreg.stats.histogram import Bar
-from specreg.verdicts.history import Lived, comparable
+from specreg.report.tables import axis_of, label_of
+from specreg.stats.percentiles import Bar
+from specreg.verdicts.history import comparable
 
+Layer = Mapping[str, object]
+
+_NOW, _BASE, _ALONE, _INK = (f"var(--{name})" for name in ("now", "base", "alone", "ink"))
+_LINES = tuple(f"var(--line{number})" for number in range(1, 7))
 _HISTORY = ("acceptance_length_tokens", "throughput_tokens_per_s", "speedup_ratio")
 _FEWEST = 2
-"""Runs, categories: one alone shows nothing."""
-_DECADE = 10
-_OF_A_DECADE = ((1,), (1, 3), (1, 2, 5))
-_FEWEST_TICKS = 3
+"""Runs, categories, loads: one alone shows nothing."""
+_DASHED = {"type": "rule", "color": _INK, "strokeDash": [5, 4]}
+_MOST_TICKS = 4
+_SIZE = {
+    "width": 250,
+    "height": 130,
+    # Labels are measured in another font than the reader's.
+    "padding": {"left": 20, "right": 12, "top": 6, "bottom": 6},
+}
+_CONFIG = {
+    "font": "system-ui, sans-serif",
+    "view": {"stroke": None},
+    "axis": {
+        "labelColor": _INK,
+        "titleColor": _INK,
+        "domainColor": _BASE,
+        "tickColor": _BASE,
+        "grid": False,
+        "titleFontWeight": "normal",
+        "labelFontSize": 11,
+        "titleFontSize": 12,
+        "titlePadding": 9,
+        "labelAngle": 0,
+        "tickCount": _MOST_TICKS,
+    },
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """A drawing.
+
+    Attributes:
+        title: what is drawn; note: how to read it.
+        svg: the markup, which Vega escaped.
+        colors: the variables of the colours that it is drawn in, where it doesn't name them.
+    """
+
+    title: str
+    note: str
+    svg: str
+    colors: tuple[str, ...] = ()
 
 
 def charts_of(case: CaseReport) -> Iterator[Chart]:
     """All that can be drawn of a case; a part that isn't known has no chart."""
-    for draw in (_positions, _categories, _histogram, _first_tokens, _steps):
-        chart = draw(case)
-        if chart is not None:
-            yield chart
+    yield from _positions(case)
+    yield from _categories(case)
+    yield from _durations(
+        "Time to the first token",
+        "Of this run's requests; the outermost bars have the tails too.",
+        case.spreads.ttft_ms,
+    )
+    yield from _durations(
+        "Time of a step",
+        "Between two chunks of an answer. A step with speculation may bring several tokens.",
+        case.spreads.step_ms,
+        case.spreads.control_step_ms,
+    )
     yield from _history(case)
 
 
-def _positions(case: CaseReport) -> Chart | None:
+def break_even(loads: Sequence[tuple[int, float]]) -> str:
+    """Where speculation stops to pay: its gain crosses 1, on a straight line over log load.
+
+    Args:
+        loads: requests in flight and the gain there, the lightest load first; one at least.
+    """
+    pays = [gain >= 1 for _, gain in loads]
+    if all(pays):
+        return "never fell below 1"
+    if not any(pays):
+        return "never reached 1"
+    place = next(n for n in range(1, len(pays)) if pays[n] != pays[n - 1])
+    (light, high), (heavy, low) = loads[place - 1 : place + 1]
+    crossing = light * (heavy / light) ** ((high - 1) / (high - low))
+    way = "pays up to about" if pays[0] else "pays from about"
+    return f"{way} {crossing:.2g} in flight"
+
+
+def speed_over_load(cases: Iterable[CaseReport]) -> Iterator[Chart]:
+    """A chart for each engine, model pair and prompt set: what speculation gains at each load."""
+    groups: dict[tuple[str, ...], dict[tuple[str, int], dict[int, float]]] = {}
+    for case in cases:
+        gain = case.figures.judged.get("speedup_ratio") if case.figures else None
+        if gain is not None and case.settings is not None and case.settings.concurrency:
+            lines = groups.setdefault((case.engine, case.models, case.dataset), {})
+            line = lines.setdefault((case.method, case.settings.draft_tokens), {})
+            line[case.settings.concurrency] = gain
+    for what, lines in groups.items():
+        methods = [method for method, _ in lines]
+        named: dict[str, dict[str, Sequence[tuple[int, float]]]] = {}
+        for (method, drafted), line in sorted(lines.items()):
+            name = f"{method}-k{drafted}" if methods.count(method) > 1 else method
+            # More lines than there are colours are drawn by method.
+            part = method if len(lines) > len(_LINES) else ""
+            named.setdefault(part, {})[name] = sorted(line.items())
+        for part, shown in named.items():
+            if len({load for line in shown.values() for load, _ in line}) >= _FEWEST:
+                yield _load_chart((*what, part) if part else what, shown)
+
+
+def _load_chart(what: Sequence[str], lines: Mapping[str, Sequence[tuple[int, float]]]) -> Chart:
+    rows = [{"n": n, "gain": gain, "method": name} for name in lines for n, gain in lines[name]]
+    crossings = "; ".join(
+        f"{name} {break_even(line)}" for name, line in lines.items() if len(line) >= _FEWEST
+    )
+    x = {
+        **_channel("n", "requests in flight"),
+        "scale": {"type": "log", "base": 2, "nice": False},
+        "axis": {"values": sorted({load for line in lines.values() for load, _ in line})},
+    }
+    y = _channel("gain", "speedup, times")
+    legend = {"title": None, "labelColor": _INK, "labelFontSize": 12, "orient": "top", "columns": 2}
+    color = {"field": "method", "type": "nominal", "scale": {"range": _LINES}, "legend": legend}
+    mark = {"type": "line", "point": {"filled": True, "size": 55}}
+    return Chart(
+        title=f"Speedup over load: {', '.join(what)}",
+        note="Throughput with speculation over throughput without it, by requests in flight."
+        f" Below the dashed line, at 1, speculation costs more than it gains. {crossings}.",
+        svg=_svg(
+            _layer([{"gain": 1}], _DASHED, y=y),
+            _layer(rows, mark, x=x, y=y, color=color),
+            width=270,
+            height=190,
+        ),
+    )
+
+
+def _positions(case: CaseReport) -> Iterator[Chart]:
     acceptance = case.figures.acceptance if case.figures else None
     if acceptance is None or not acceptance.total.marginal_frac:
-        return None
+        return
+    now = acceptance.total.marginal_frac
     expected = case.expected.marginal_frac if case.expected else ()
-    return Chart(
+    x = {"field": "place", "type": "ordinal", "title": "position in the draft"}
+    y = _channel("share", "share of steps", zero=True, axis={"format": ".0%", "tickCount": 4})
+    layers = (
+        _layer(
+            [{"place": place, "share": share} for place, share in enumerate(shares, start=1)],
+            {"type": "bar", "color": color, "width": {"band": band}},
+            x=x,
+            y=y,
+        )
+        # Narrow bars of now in front of wide ones of the baseline.
+        for shares, color, band in ((expected, _BASE, 0.9), (now, _NOW, 0.5))
+    )
+    yield Chart(
         title="Accepted, by position of the draft",
         colors=_with_base(expected),
         note="How often a step accepted so many drafts or more.",
-        svg=svg(
-            _bars_before(
-                _numbered(acceptance.total.marginal_frac, 1),
-                _numbered(expected, 1),
-                "position in the draft",
-                "share of steps",
-            )
-        ),
+        svg=_svg(*layers),
     )
 
 
-def _histogram(case: CaseReport) -> Chart | None:
-    acceptance = case.figures.acceptance if case.figures else None
-    if acceptance is None or not acceptance.total.steps:
-        return None
-    expected = case.expected.histogram if case.expected else ()
-    return Chart(
-        title="Accepted drafts of a step",
-        colors=_with_base(expected),
-        note="How often a step accepted exactly so many drafts.",
-        svg=svg(
-            _bars_before(
-                _numbered(_shares(acceptance.total.histogram), 0),
-                _numbered(_shares(expected), 0),
-                "drafts accepted",
-                "share of steps",
-            )
-        ),
-    )
-
-
-def _categories(case: CaseReport) -> Chart | None:
+def _categories(case: CaseReport) -> Iterator[Chart]:
     acceptance = case.figures.acceptance if case.figures else None
     if acceptance is None or len(acceptance.by_category) < _FEWEST:
-        return None
+        return
     expected = case.expected.category_acceptance_length_tokens if case.expected else {}
-    now = [
-        {"category": name, "tokens": part.acceptance_length_tokens}
+    now = {
+        name: part.acceptance_length_tokens
         for name, part in acceptance.by_category.items()
         if part.acceptance_length_tokens is not None
-    ]
-    before = [{"category": name, "tokens": value} for name, value in expected.items()]
+    }
     y = {"field": "category", "type": "nominal", "title": None, "axis": {"labelLimit": 110}}
-    x = quantity("tokens", "acceptance length, tokens per step", zero=False)
-    return Chart(
+    x = _channel("tokens", "acceptance length, tokens per step")
+    marks = (
+        (expected, {"type": "tick", "color": _BASE, "thickness": 7, "size": 18}),
+        (now, {"type": "point", "color": _NOW, "filled": True, "size": 70}),
+    )
+    layers = (
+        _layer([{"category": name, "tokens": values[name]} for name in values], mark, x=x, y=y)
+        for values, mark in marks
+    )
+    yield Chart(
         title="Acceptance length, by category of the prompts",
         colors=_with_base(expected),
         note="Tokens that one step brings forth: the accepted drafts, and one of the target's own.",
-        svg=svg(
-            (
-                {
-                    "data": {"values": before},
-                    "mark": {"type": "tick", "color": BASE, "thickness": 7, "size": 18},
-                    "encoding": {"x": x, "y": y},
-                },
-                {
-                    "data": {"values": now},
-                    "mark": {"type": "point", "color": NOW, "filled": True, "size": 70},
-                    "encoding": {"x": x, "y": y},
-                },
-            ),
-            width=200,
-            height={"step": 24},
-        ),
+        svg=_svg(*layers, width=200, height={"step": 24}),
     )
 
 
-def _first_tokens(case: CaseReport) -> Chart | None:
-    bars = case.spreads.ttft_ms
+def _durations(
+    title: str, note: str, bars: Sequence[Bar], alone: Sequence[Bar] = ()
+) -> Iterator[Chart]:
+    """Shares of durations over a logarithmic axis, those without speculation behind."""
     if not bars:
-        return None
-    return Chart(
-        title="Time to the first token",
-        note="Of this run's requests; the outermost bars have the tails too.",
-        svg=svg((_duration_layer(bars, NOW, _ticks(bars)),)),
-        colors=("now",),
-    )
-
-
-def _steps(case: CaseReport) -> Chart | None:
-    bars = case.spreads.step_ms
-    if not bars:
-        return None
-    alone = case.spreads.control_step_ms
+        return
     ticks = _ticks((*bars, *alone))
-    layers = [_duration_layer(alone, ALONE, ticks, 0.55)] if alone else []
-    return Chart(
-        title="Time of a step",
-        note="Between two chunks of an answer. A step with speculation may bring several tokens.",
-        svg=svg((*layers, _duration_layer(bars, NOW, ticks, 0.8))),
-        colors=("now", "alone") if alone else ("now",),
+    x = {
+        **_channel("low", "milliseconds"),
+        "scale": {"type": "log", "nice": False},
+        "axis": {"format": "~r", "values": ticks},
+    }
+    y = _channel("share", "share", zero=True, axis={"format": ".0%"})
+    layers = (
+        _layer(
+            [
+                {"low": bar.low_ms, "high": bar.high_ms, "share": bar.count / total}
+                for bar in some
+                if bar.count
+            ],
+            {"type": "bar", "color": color, "opacity": 0.7 if alone else 1, "binSpacing": 0},
+            x=x,
+            x2={"field": "high"},
+            y=y,
+            y2={"datum": 0},
+        )
+        for some, color in ((alone, _ALONE), (bars, _NOW))
+        if (total := sum(bar.count for bar in some))
     )
+    colors = ("now", "alone") if alone else ("now",)
+    yield Chart(title=title, note=note, svg=_svg(*layers), colors=colors)
 
 
 def _history(case: CaseReport) -> Iterator[Chart]:
     for metric in _HISTORY:
         runs = comparable(case.history, metric)
-        if len(runs) >= _FEWEST:
-            base = " The dashed line is the baseline." if _expects(case, metric) else ""
-            yield Chart(
-                title=f"History of {label_of(metric)}",
-                note=f"The last {len(runs)} runs that judged it on this machine; red is what was"
-                f" not fine.{base}",
-                svg=svg(tuple(_history_layers(case, metric, runs))),
-            )
-
-
-def _expects(case: CaseReport, metric: str) -> float | None:
-    return case.expected.values.get(metric) if case.expected else None
-
-
-def _history_layers(case: CaseReport, metric: str, runs: Sequence[Lived]) -> Iterator[Spec]:
-    moments = [began_at(run.run) for run in runs]
-    timed = all(moments)
-    rows = [
-        {
-            "at": moment.isoformat() if timed and moment else number,
-            "value": run.values[metric],
-            "fine": run.fine(metric),
-        }
-        for number, (run, moment) in enumerate(zip(runs, moments, strict=True), start=1)
-    ]
-    x = {"field": "at", "type": "temporal" if timed else "ordinal", "title": None}
-    y = quantity("value", axis_of(metric), zero=False)
-    expected = _expects(case, metric)
-    if expected is not None:
-        yield {
-            "data": {"values": [{"value": expected}]},
-            "mark": {"type": "rule", "color": INK, "strokeDash": [5, 4]},
-            "encoding": {"y": y},
-        }
-    yield {
-        "data": {"values": rows},
-        "mark": {"type": "line", "color": NOW},
-        "encoding": {"x": x, "y": y},
-    }
-    yield {
-        "data": {"values": rows},
-        "mark": {"type": "point", "filled": True, "size": 45},
-        "encoding": {
-            "x": x,
-            "y": y,
-            "color": {"condition": {"test": "datum.fine", "value": NOW}, "value": "var(--bad)"},
-            "size": {"condition": {"test": "datum.fine", "value": 30}, "value": 90},
-        },
-    }
+        if len(runs) < _FEWEST:
+            continue
+        moments = [began_at(run.run) for run in runs]
+        timed = all(moments)
+        rows = [
+            {
+                "at": moment.isoformat() if timed and moment else number,
+                "value": run.values[metric],
+                "fine": run.fine(metric),
+            }
+            for number, (run, moment) in enumerate(zip(runs, moments, strict=True), start=1)
+        ]
+        x = {"field": "at", "type": "temporal" if timed else "ordinal", "title": None}
+        y = _channel("value", axis_of(metric))
+        color = {"condition": {"test": "datum.fine", "value": _NOW}, "value": "var(--bad)"}
+        size = {"condition": {"test": "datum.fine", "value": 30}, "value": 90}
+        points = {"type": "point", "filled": True, "size": 45}
+        expected = case.expected.values.get(metric) if case.expected else None
+        layers = [_layer([{"value": expected}], _DASHED, y=y)] if expected is not None else []
+        layers.append(_layer(rows, {"type": "line", "color": _NOW}, x=x, y=y))
+        layers.append(_layer(rows, points, x=x, y=y, color=color, size=size))
+        base = " The dashed line is the baseline." if expected else ""
+        yield Chart(
+            title=f"History of {label_of(metric)}",
+            note=f"The last {len(runs)} runs that judged it on this machine; red is what was"
+            f" not fine.{base}",
+            svg=_svg(*layers),
+        )
 
 
 def _with_base(expected: object) -> tuple[str, ...]:
     return ("now", "base") if expected else ("now",)
 
 
-def _bars_before(
-    now: Sequence[Mapping[str, object]],
-    before: Sequence[Mapping[str, object]],
-    x_title: str,
-    y_title: str,
-) -> Sequence[Spec]:
-    """Narrow bars of now in front of wide ones of the baseline."""
-    x = {"field": "place", "type": "ordinal", "title": x_title}
-    y = {**quantity("share", y_title, zero=True), "axis": {"format": ".0%", "tickCount": 4}}
-    encoding = {"x": x, "y": y}
-    wide = {"type": "bar", "color": BASE, "width": {"band": 0.9}}
-    narrow = {"type": "bar", "color": NOW, "width": {"band": 0.5}}
-    return (
-        {"data": {"values": before}, "mark": wide, "encoding": encoding},
-        {"data": {"values": now}, "mark": narrow, "encoding": encoding},
-    )
-
-
 def _ticks(bars: Sequence[Bar]) -> Sequence[float]:
-    """Where an axis of logarithms says a number: at three or more, as round as can be."""
+    """Four round numbers at most, as far apart as one another on a logarithmic axis.
+
+    Vega's own axis says a number at each power of ten alone, and so none of a narrow range.
+    """
     low, high = min(bar.low_ms for bar in bars), max(bar.high_ms for bar in bars)
-    exponents = range(math.ceil(math.log10(high)), math.floor(math.log10(high - low)) - 2, -1)
-    if high >= _DECADE * low:
-        exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        for steps in _OF_A_DECADE:
-            found = [step * 10.0**power for power, step in itertools.product(exponents, steps)]
-            inside = [tick for tick in found if low <= tick <= high]
-            if len(inside) >= _FEWEST_TICKS:
-                return inside
-    for power, step in itertools.product(exponents, (5, 2.5, 2, 1)):
-        width = step * 10.0**power
-        inside = [width * n for n in range(math.ceil(low / width), math.floor(high / width) + 1)]
-        if len(inside) >= _FEWEST_TICKS:
-            return inside
-    return [low, high]
+    step = (high / low) ** (1 / _MOST_TICKS)
+    places = (low * step ** (n + 0.5) for n in range(_MOST_TICKS))
+    digits = max(0, math.ceil(-math.log10(1 - 1 / step)))
+    rounded = (round(place, digits - math.floor(math.log10(place))) for place in places)
+    return list(dict.fromkeys(rounded))
 
 
-def _duration_layer(
-    bars: Sequence[Bar], color: str, ticks: Sequence[float], opacity: float = 1.0
-) -> Spec:
-    total = sum(bar.count for bar in bars)
-    rows = [
-        {"low": bar.low_ms, "high": bar.high_ms, "share": bar.count / total}
-        for bar in bars
-        if bar.count
-    ]
-    scale = {"type": "log", "nice": False}
-    x = {"field": "low", "type": "quantitative", "title": "milliseconds", "scale": scale}
+def _channel(field: str, title: str, *, zero: bool = False, **others: object) -> Layer:
+    """Numbers with a title on their axis, which need not begin at 0."""
     return {
-        "data": {"values": rows},
-        "mark": {"type": "bar", "color": color, "opacity": opacity, "binSpacing": 0},
-        "encoding": {
-            "x": {**x, "axis": {"format": "~r", "values": list(ticks)}},
-            "x2": {"field": "high"},
-            "y": {**quantity("share", "share", zero=True), "axis": {"format": ".0%"}},
-            "y2": {"datum": 0},
-        },
+        "field": field,
+        "type": "quantitative",
+        "title": title,
+        "scale": {"zero": zero},
+        **others,
     }
 
 
-def _numbered(values: Sequence[float], first: int) -> Sequence[Mapping[str, object]]:
-    return [{"place": first + i, "share": value} for i, value in enumerate(values)]
+def _layer(rows: Sequence[Mapping[str, object]], mark: Layer, **encoding: Layer) -> Layer:
+    return {"data": {"values": rows}, "mark": mark, "encoding": encoding}
 
 
-def _shares(counts: Sequence[int]) -> Sequence[float]:
-    return [count / sum(counts) for count in counts] if any(counts) else ()
+def _svg(*layers: Layer, **size: object) -> str:
+    """The layers as one drawing, of the usual size unless told."""
+    spec = {**_SIZE, **size, "background": None, "config": _CONFIG, "layer": layers}
+    return vl_convert.vegalite_to_svg({**spec}, vl_version="6.1")

@@ -1,28 +1,126 @@
-"""`report.json`: all that is known of a run, in one document; every other form is made of it.
+"""`report.json`: all that is known of a run or of a gate, in one document.
 
-`docs/report.schema.json` is its JSON Schema, made from these classes.
+Every other form is rendered from it; `docs/report.schema.json` is its JSON Schema. Filling it:
+
+- The suite (`specreg.suite.finish.report_of`) makes a `Report` of kind RUN: `run` with the verdicts
+  against baselines, `cases` with their figures, `time`, `remarks`. `answers`, `title` and `hints`
+  may stay empty: the renderers derive them from `run` (`specreg.report.summary`).
+- A gate makes one of kind GATE: `title` ("UPGRADE: vllm==0.31.0 → vllm==0.32.0"), `answers` (one
+  line each, the word first), `arms` (A and B), `run` with a verdict for each effect (`expected` is
+  A's value, `value` is B's, `reason` and `cause` as in a run), `control` (A against itself, in the
+  same form), `cases`, `time`, `remarks` (how it was measured) and `hints` (what to type next).
+
+`record_report` writes it, `specreg.report.exports.write_outputs` the page and the Markdown beside
+it, and `specreg.report.terminal.render_report` prints it.
 """
 
+import contextlib
 import datetime as dt
 import json
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
 from pathlib import Path
 
 import msgspec
 
-from specreg.baselines.schema import CaseSettings
-from specreg.core.decoding import UNREADABLE
-from specreg.core.errors import ReportError
-from specreg.core.files import replace_file
+from specreg.baselines.comparison import Known, expected_value
+from specreg.baselines.schema import load_acceptance
+from specreg.core.errors import ReportError, SpecregError
+from specreg.core.files import UNREADABLE, replace_file
 from specreg.core.timeline import RunTime
+from specreg.matrix.schema import CaseSettings
 from specreg.measurement.figures import Figures
-from specreg.report.json import RunVerdict
-from specreg.stats.histogram import Bar
-from specreg.telemetry.identity import Environment
-from specreg.verdicts.history import Lived
+from specreg.measurement.measure import Measurement
+from specreg.measurement.metrics import METRICS, Family, acceptance_value, ttft_ms
+from specreg.stats.percentiles import Bar, Histogram, bars_of
+from specreg.telemetry.identity import Environment, ProcessorLoad
+from specreg.verdicts.history import RunRecord
+from specreg.verdicts.judge import Outcome, Verdict
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""The first had `sight_frac` for `mde_frac`, and is read too."""
 FILE_NAME = "report.json"
+REGRESSED_STATUS, UNDECIDED_STATUS, NO_BASELINE_STATUS = 1, 10, 11
 _ADVICE = "run the tier again to have all of it"
+_NS_PER_MS = 10**6
+_RENAMED = b'"sight_frac"', b'"mde_frac"'
+
+
+class Kind(StrEnum):
+    """What a document is of: a run against baselines, or arms against each other."""
+
+    RUN = "run"
+    GATE = "gate"
+
+
+class Tone(StrEnum):
+    """A colour: all is well, it can't be told or part is missing, something is wrong."""
+
+    GOOD = "good"
+    DOUBT = "doubt"
+    BAD = "bad"
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to one question in a line: of a run on "acceptance", "speed" or "power"."""
+
+    subject: str
+    tone: Tone
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.subject}: {self.text}"
+
+
+class ArmReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One side of a gate.
+
+    Attributes:
+        name: "A" or "B".
+        text: as it was typed; overrides: what its cases have otherwise, as KEY=VALUE.
+        installed: package and version, and where it came from if that is no index.
+        engine_versions: by its servers' own word.
+    """
+
+    name: str
+    text: str
+    overrides: tuple[str, ...] = ()
+    installed: str = ""
+    engine_versions: tuple[str, ...] = ()
+
+
+class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """The file.
+
+    Attributes:
+        schema_version: of this form.
+        run: its folder's name; tier: what was run; environment: on what.
+        attached: the URL of the server that somebody else ran, empty if we started our own.
+        complete: whether the whole tier was judged, and nothing cut it short.
+        exit_status: of the run.
+        outcomes: how many verdicts of each; verdicts: in the order of the run.
+        skipped: by case that didn't fit the machine, what it needs.
+        no_power: why power wasn't measured, empty where it was or wasn't asked for.
+        slowed: by case that speculation slows down for sure, its speedup, below 1.
+        load: of this machine's processor when the run began; null where others measured, and of a
+            run that an earlier specreg recorded.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    run: str
+    tier: str
+    environment: str
+    attached: str = ""
+    complete: bool
+    exit_status: int
+    outcomes: dict[str, int]
+    verdicts: tuple[Verdict, ...]
+    skipped: dict[str, str] = {}
+    no_power: str = ""
+    slowed: dict[str, float] = {}
+    load: ProcessorLoad | None = None
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +200,7 @@ class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
     figures: Figures | None
     spreads: Spreads
     expected: Expected | None
-    history: tuple[Lived, ...]
+    history: tuple[RunRecord, ...]
     reproduce: str
     logs: tuple[str, ...] = ()
     error: str = ""
@@ -120,6 +218,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         remarks: what a reader should know besides.
         ended_at: when it was done, in UTC by ISO 8601; empty of a run of an earlier specreg.
         time: where it went until then; null of a run of an earlier specreg.
+        kind: of what; title: the heading, empty for the tier and the machine.
+        answers: in the order to show them; empty where they follow from `run`.
+        arms: of a gate, A and B; control: its verdicts on A against itself.
+        hints: what to type next; empty where it follows from `run`.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -131,6 +233,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     remarks: tuple[str, ...] = ()
     ended_at: str = ""
     time: RunTime | None = None
+    kind: Kind = Kind.RUN
+    title: str = ""
+    answers: tuple[Answer, ...] = ()
+    arms: tuple[ArmReport, ...] = ()
+    control: tuple[Verdict, ...] = ()
+    hints: tuple[str, ...] = ()
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -138,16 +246,49 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return self.origin.options or (f"--specreg-tier={self.run.tier}",)
 
 
+def exit_status(verdicts: Sequence[Verdict]) -> int:
+    """What verdicts that failed say in a number.
+
+    1: something REGRESSED or is WRONG. 10: nothing did, but something is INVALID or INCONCLUSIVE.
+    11: only baselines are missing or unreadable. 0: all hold.
+    """
+    failed = {verdict.outcome for verdict in verdicts if verdict.fails}
+    if failed & {Outcome.REGRESSED, Outcome.WRONG}:
+        return REGRESSED_STATUS
+    if failed & {Outcome.INVALID, Outcome.INCONCLUSIVE}:
+        return UNDECIDED_STATUS
+    return NO_BASELINE_STATUS if Outcome.NO_BASELINE in failed else 0
+
+
+def count_outcomes(verdicts: Sequence[Verdict]) -> dict[str, int]:
+    """How many verdicts there are of each outcome, in the order of the outcomes."""
+    counted = Counter(verdict.outcome for verdict in verdicts)
+    return {str(outcome): counted[outcome] for outcome in Outcome if counted[outcome]}
+
+
 def record_report(path: Path, report: Report) -> None:
-    """Writes the file.
+    """Write the document.
 
     Raises:
         ReportError: the disk refuses.
     """
+    _record(path, report, "report")
+
+
+def record_verdict(path: Path, verdict: RunVerdict) -> None:
+    """Write `verdict.json`: what a run decided; nox folds pytest's own status into 1.
+
+    Raises:
+        ReportError: the disk refuses.
+    """
+    _record(path, verdict, "verdicts")
+
+
+def _record(path: Path, content: Report | RunVerdict, what: str) -> None:
     try:
-        replace_file(path, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+        replace_file(path, msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
     except OSError as error:
-        message = f"report '{path}': not written, {error.strerror}; make room or mend its rights"
+        message = f"{what} '{path}': not written, {error.strerror}; make room or mend its rights"
         raise ReportError(message) from error
 
 
@@ -158,21 +299,19 @@ def load_report(path: Path) -> Report:
         ReportError: there is none, it can't be read, or it is of another form.
     """
     try:
-        content = path.read_bytes()
-        version = msgspec.json.decode(content, type=_Version).schema_version
-        if version != SCHEMA_VERSION:
-            newer = version > SCHEMA_VERSION
-            advice = "use a newer specreg" if newer else _ADVICE
-            message = (
-                f"report '{path}': schema version {version}, this specreg reads {SCHEMA_VERSION};"
-                f" {advice}"
-            )
-            raise ReportError(message)
-        return msgspec.json.decode(content, type=Report)
+        content = path.read_bytes().replace(*_RENAMED)
+        version = msgspec.json.decode(content, type=dict[str, object]).get("schema_version")
+        if version in range(1, SCHEMA_VERSION + 1):
+            return msgspec.json.decode(content, type=Report)
     except OSError as error:
         raise ReportError(f"report '{path}': {error.strerror}; {_ADVICE}") from error
     except UNREADABLE as error:
         raise ReportError(f"report '{path}': {error}; {_ADVICE}") from error
+    is_newer = isinstance(version, int) and version > SCHEMA_VERSION
+    raise ReportError(
+        f"report '{path}': schema version {version}, this specreg reads {SCHEMA_VERSION};"
+        f" {'use a newer specreg' if is_newer else _ADVICE}"
+    )
 
 
 def began_at(run: str) -> dt.datetime | None:
@@ -192,5 +331,114 @@ def render_schema() -> str:
     return json.dumps(schema, indent=1, sort_keys=True) + "\n"
 
 
-class _Version(msgspec.Struct, frozen=True):
-    schema_version: int
+def load_verdict(path: Path) -> RunVerdict | None:
+    """The file that was written, None where there is none that can be read."""
+    with contextlib.suppress(OSError, *UNREADABLE):
+        return msgspec.json.decode(path.read_bytes().replace(*_RENAMED), type=RunVerdict)
+    return None
+
+
+def last_launches(figures: Iterable[Figures]) -> tuple[Figures, ...]:
+    """Of each case the figures of the last of its launches that are valid in most.
+
+    The cases are in the order given; one that is valid in nothing isn't there.
+    """
+    found: dict[str, Figures] = {}
+    for one in figures:
+        before = found.setdefault(one.case_id, one)
+        invalid, less = (len(each.invalid or ()) for each in (one, before))
+        if (-invalid, one.launch) > (-less, before.launch):
+            found[one.case_id] = one
+    return tuple(one for one in found.values() if len(one.invalid or ()) < len(Family))
+
+
+def slowed_of(figures: Iterable[Figures]) -> dict[str, float]:
+    """By case that speculation slows down, its speedup: the geometric mean over valid launches.
+
+    Only where each of several rounds of each launch was slower than any without speculation.
+    """
+    ratios: dict[str, list[float]] = {}
+    faster = set()
+    for one in figures:
+        if one.speedup is not None and one.speedup.throughput_ratio:
+            ratios.setdefault(one.case_id, []).append(one.speedup.throughput_ratio)
+            ours = one.timing and one.timing.throughput_tokens_per_s
+            alone = one.control and one.control.throughput_tokens_per_s
+            if not (ours and alone and ours.count > 1 and ours.max < alone.min):
+                faster.add(one.case_id)
+    return {
+        case_id: statistics.geometric_mean(found)
+        for case_id, found in ratios.items()
+        if case_id not in faster
+    }
+
+
+def load_figures(run_folder: Path) -> tuple[Figures, ...]:
+    """All figures that a run left, in the order of their names.
+
+    Raises:
+        SpecregError: there are none, or a file can't be read.
+    """
+    figures = []
+    for path in sorted((run_folder / "figures").glob("*.json")):
+        try:
+            figures.append(msgspec.json.decode(path.read_bytes(), type=Figures))
+        except (OSError, *UNREADABLE) as error:
+            message = f"figures '{path}': {error}; run the case again with this specreg"
+            raise SpecregError(message) from error
+    if not figures:
+        message = f"run '{run_folder}': it left no figures; name a run that measured something"
+        raise SpecregError(message)
+    return tuple(figures)
+
+
+def expected_of(known: Known, measured: Sequence[Measurement]) -> Expected | None:
+    """What the baseline holds that a case is judged by, of the prompts that were measured.
+
+    A baseline has those of the extension too, which differ; what is drawn beside one another must
+    be of the same prompts, as what is judged is. The speed of another machine says nothing.
+    """
+    baseline = known.baseline
+    if baseline is None:
+        return None
+    record = load_acceptance(baseline.acceptance)
+    ours = next((one.acceptance for one in measured if one.acceptance is not None), None)
+    if record is not None and record.prompts and ours is not None and ours.prompts:
+        record = record.only({prompt.prompt_id for prompt in ours.prompts})
+    values = {
+        metric.name: expected_value(metric, baseline)
+        if metric.by_launch
+        else acceptance_value(metric, record)
+        for metric in METRICS.values()
+        if known.exact is not None or not metric.by_launch
+    }
+    parts = record.by_category if record else {}
+    lengths = {name: part.total.acceptance_length for name, part in parts.items()}
+    return Expected(
+        environment=baseline.environment.name,
+        recorded_on=baseline.provenance.recorded_on,
+        engine_version=baseline.provenance.engine_version,
+        driver_version=baseline.provenance.driver_version,
+        reason=baseline.provenance.reason,
+        values={name: value for name, value in values.items() if value is not None},
+        histogram=record.total.histogram if record else (),
+        marginal_frac=record.total.marginal_acceptance if record else (),
+        category_acceptance_length_tokens={
+            name: length for name, length in lengths.items() if length is not None
+        },
+    )
+
+
+def spreads_of(measurement: Measurement) -> Spreads:
+    """How the durations of a measurement lie; nothing where its latency means nothing."""
+    replay = measurement.replay
+    if replay is None or not measurement.case.speed or Family.LATENCY in measurement.invalid:
+        return Spreads()
+    waits, steps, control_steps = Histogram(), Histogram(), Histogram()
+    waits.add_all([round(ms * _NS_PER_MS) for t in replay.traces if (ms := ttft_ms(t)) is not None])
+    for durations, rounds in ((steps, replay.rounds), (control_steps, replay.control_rounds)):
+        for part in rounds:
+            durations.merge(part.gaps)
+    return Spreads(
+        ttft_ms=bars_of(waits), step_ms=bars_of(steps), control_step_ms=bars_of(control_steps)
+    )

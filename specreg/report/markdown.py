@@ -1,24 +1,28 @@
-"""The summary of a run as Markdown, for a pull request or a job: what fails first, then all."""
+"""The summary of a document as Markdown, for a pull request or a job; failures first."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from specreg.report.document import Report
-from specreg.report.headline import MARKS, answers_of, moved_alone, notes_of
-from specreg.report.tables import time_rows
-from specreg.report.terminal import format_number, render_next
+from specreg.report.summary import (
+    MARKS,
+    answers_of,
+    arm_notes_of,
+    notes_of,
+    title_of,
+)
+from specreg.report.tables import format_number, time_rows
+from specreg.report.terminal import columns_of, next_of
 from specreg.verdicts.judge import Verdict
 
 _MOST_CHARS = 60_000
 """GitHub takes 65,536 characters of a comment."""
 _MOST_ASIDE_CHARS = 8_000
-"""Of the commands, and of all that is said beside the tables."""
+"""Of the commands, of the notes, and of where the time went."""
 _LEAST_CHARS = 500
 """Of the last table, if no row of it fits."""
 _MOST_TEXT_CHARS = 600
 """Of one text that others wrote."""
-_FOLDED = "\n<details><summary>All verdicts</summary>\n{}\n</details>\n"
-_TIMES = "\n<details><summary>Where the time went</summary>\n\n{}\n</details>\n"
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;"}
 # GitHub finds names and numbers in what is already plain text, where a backslash stops nothing.
 _APART = {"@": "@\u200b", "#": "\\#\u200b"}
@@ -26,67 +30,61 @@ _APART = {"@": "@\u200b", "#": "\\#\u200b"}
 _MARKUP = re.compile(r"[\\`*{}\[\]()#!~$^:@|<>&]|(?<![^\W_])_|_(?![^\W_])|(?<=www)\.")
 
 
-def render_markdown(report: Report, *, wrong: str = "") -> str:
-    """The summary, 60,000 characters at most; rows that don't fit are counted.
-
-    Args:
-        report: of the run.
-        wrong: what couldn't be read of it, empty where all could.
-    """
-    head = "\n".join((*_head(report, wrong), ""))
-    foot = f"{_times(report)}\n{_origin(report)}\n"
-    verdicts = report.run.verdicts
-    failing = [verdict for verdict in verdicts if verdict.fails]
+def render_markdown(report: Report) -> str:
+    """The summary, 60,000 characters at most; rows that don't fit are counted."""
+    now, before = columns_of(report)
+    columns = ("case", "metric", "outcome", before, "now" if now == "value" else now, "change")
+    head = "\n".join((*_head(report), ""))
+    times = time_rows(report.time) if report.time and report.time.pairs else ()
+    foot = _folded("Where the time went", _table(times, _MOST_ASIDE_CHARS)) + _origin(report)
     room_chars = _MOST_CHARS - len(head) - len(foot) - _LEAST_CHARS
-    first = _table("why", [_row(one, _why(one)) for one in failing], room_chars)
-    rows = [_row(one, _interval(one)) for one in verdicts]
-    room_chars += _LEAST_CHARS - len(first) - len(_FOLDED)
-    rest = _FOLDED.format(_table("between; tolerated", rows, room_chars)) if rows else ""
-    return head + first + rest + foot
+    failing = [_row(one, _why(one)) for one in report.run.verdicts if one.fails]
+    first = _table([(*columns, "why"), *failing], room_chars)
+    rows = [_row(one, _interval(one)) for one in report.run.verdicts]
+    room_chars += _LEAST_CHARS - len(first) - len(_folded("All verdicts", " "))
+    rest = _table([(*columns, "between; tolerated"), *rows], room_chars)
+    return head + first + _folded("All verdicts", rest) + foot
 
 
-def _times(report: Report) -> str:
-    """A table of where the time went; empty of a run that doesn't know."""
-    if report.time is None or not report.time.pairs:
-        return ""
-    head, *rows = time_rows(report.time)
-    rule = ("---", *("---:" for _ in head[1:]))
-    lines = [f"| {' | '.join(row)} |" for row in (head, rule, *rows)]
-    return _TIMES.format(_fitting(lines, _MOST_ASIDE_CHARS).rstrip("\n"))
-
-
-def _table(last: str, rows: Sequence[str], room_chars: int) -> str:
-    """A table of verdicts with as many rows as fit; empty without any."""
-    head = (
-        f"\n| case | metric | outcome | baseline | now | change | {last} |\n"
-        "| --- | --- | --- | ---: | ---: | ---: | --- |\n"
+def _head(report: Report) -> Iterator[str]:
+    yield f"## specreg: {_plain(title_of(report))}\n"
+    for one in answers_of(report):
+        yield f"- **{MARKS[one.tone]} {_plain(one.subject)}:** {_plain(one.text)}"
+    notes = (
+        *arm_notes_of(report),
+        *notes_of(report),
+        *report.run.skipped.values(),
+        *report.remarks,
     )
-    return head + _fitting(rows, room_chars - len(head)) if rows else ""
-
-
-def _head(report: Report, wrong: str) -> Iterator[str]:
-    run = report.run
-    yield f"## specreg: tier {_plain(run.tier)} on {_plain(run.environment)}"
-    yield ""
-    for one in answers_of(run):
-        yield f"- **{MARKS[one.tone]} {one.subject}:** {_plain(one.text)}"
-    if wrong:
-        yield f"\n> Not whole: {_plain(wrong)}"
-    told = (*notes_of(run), moved_alone(report), *run.skipped.values(), *report.remarks)
-    lines = [f"- Note: {_plain(text)}" for text in told if text]
+    lines = [f"- Note: {_plain(text)}" for text in notes if text]
     if lines:
         yield "\n" + _fitting(lines, _MOST_ASIDE_CHARS).rstrip("\n")
-    next_steps = render_next(run.verdicts, set(report.tier_cases), report.options)
+    next_steps = next_of(report)
     if len(next_steps) > _MOST_ASIDE_CHARS:
         next_steps = "the commands are too long for here: report.html has them"
     if next_steps:
         yield "\n```\n" + next_steps.replace("```", "'''") + "\n```"
 
 
+def _table(rows: Sequence[Sequence[str]], room_chars: int) -> str:
+    """A table with as many rows as fit, its head among them; empty without further ones."""
+    if len(rows) < 2:  # noqa: PLR2004 - the head and a row
+        return ""
+    # Numbers are set right.
+    rule = ("---:" if cell and cell[0] in "+-–0123456789" else "---" for cell in rows[1])
+    head, line, *lines = (f"| {' | '.join(row)} |" for row in (rows[0], rule, *rows[1:]))
+    top = f"\n{head}\n{line}\n"
+    return top + _fitting(lines, room_chars - len(top))
+
+
+def _folded(title: str, text: str) -> str:
+    return f"\n<details><summary>{title}</summary>\n{text}\n</details>\n" if text else ""
+
+
 def _fitting(lines: Sequence[str], room_chars: int) -> str:
     """As many whole lines as fit, and how many more there are."""
     kept = 0
-    # What is said of the rest takes a row too.
+    # The line that counts the rest takes room too.
     room_chars -= len(_more(len(lines)))
     for line in lines:
         room_chars -= len(line) + 1
@@ -101,8 +99,8 @@ def _more(rest: int) -> str:
     return f"\n… and {rest} more; `report.json` of the run has them.\n"
 
 
-def _row(verdict: Verdict, last: str) -> str:
-    cells = (
+def _row(verdict: Verdict, last: str) -> Sequence[str]:
+    return (
         _plain(verdict.case_id),
         verdict.metric,
         f"**{verdict.outcome}**" if verdict.fails else str(verdict.outcome),
@@ -111,18 +109,17 @@ def _row(verdict: Verdict, last: str) -> str:
         "–" if verdict.change_frac is None else f"{verdict.change_frac:+.1%}",
         _plain(last),
     )
-    return f"| {' | '.join(cells)} |"
 
 
 def _why(verdict: Verdict) -> str:
-    return "; ".join(filter(None, (verdict.cause, verdict.reason)))
+    return _joined((verdict.cause, verdict.reason))
 
 
 def _interval(verdict: Verdict) -> str:
     if verdict.low_frac is None or verdict.high_frac is None:
         return ""
     bounds = f"{verdict.low_frac:+.1%} and {verdict.high_frac:+.1%}"
-    return bounds + (f"; {verdict.tolerance_frac:.1%}" if verdict.tolerance_frac else "")
+    return _joined((bounds, f"{verdict.tolerance_frac:.1%}" if verdict.tolerance_frac else ""))
 
 
 def _origin(report: Report) -> str:
@@ -136,7 +133,11 @@ def _origin(report: Report) -> str:
         origin.specreg_version and f"specreg {origin.specreg_version}",
         origin.commit and f"commit {origin.commit}",
     )
-    return f"<sub>{_plain('; '.join(filter(None, parts)))}</sub>"
+    return f"\n<sub>{_plain(_joined(parts))}</sub>\n"
+
+
+def _joined(parts: Iterable[str]) -> str:
+    return "; ".join(filter(None, parts))
 
 
 def _plain(text: str) -> str:

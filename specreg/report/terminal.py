@@ -1,19 +1,20 @@
-"""The tables at the end of a run: verdicts, recorded baselines, and what to type next."""
+"""A document on a terminal, and baselines as tables; below them what to type next."""
 
-import io
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from specreg.baselines.comparison import change_of_baseline, expected_value, spreads_of
 from specreg.baselines.record import Recorded, commit_of
+from specreg.baselines.schema import Baseline
 from specreg.core.commands import is_attached, record_command, run_command, specreg_command
 from specreg.measurement.metrics import METRICS, Metric, better_frac
+from specreg.report.document import Kind, Report
+from specreg.report.summary import answers_of, arm_notes_of, notes_of, render_answers, title_of
+from specreg.report.tables import NOTHING, format_number, render_rows
 from specreg.verdicts.judge import Outcome, Verdict, first_look, log_to_frac
 
 _STYLES = {
@@ -23,12 +24,52 @@ _STYLES = {
     Outcome.NOT_COMPARABLE: "yellow",
     Outcome.INCONCLUSIVE: "yellow",
 }
-NOTHING = "–"
-_FIVE_DIGITS = 9999.5
-_SAID = {Outcome.INVALID, Outcome.WRONG, Outcome.REGRESSED, Outcome.INCONCLUSIVE}
+_NOTED = {Outcome.INVALID, Outcome.WRONG, Outcome.REGRESSED, Outcome.INCONCLUSIVE}
+_LARGEST_FRAC = 10
+"""Beyond a factor of ten, what two launches say for instance, no figure means anything."""
 
 
-def render_verdicts(verdicts: Sequence[Verdict], *, width: int, color: bool) -> str:
+def render_report(report: Report, *, width: int, color: bool) -> str:
+    """All of a document that a terminal shows: answers first, what to type next last."""
+    now, before = columns_of(report)
+    verdicts, control = report.run.verdicts, report.control
+    table = render_verdicts(verdicts, width=width, color=color, columns=(now, before))
+    again = render_verdicts(control, width=width, color=color, columns=(f"{before}2", before))
+    parts = (
+        title_of(report),
+        render_answers(answers_of(report), color=color),
+        "\n".join(arm_notes_of(report)),
+        table if verdicts else "",
+        f"the control, {before} against itself:\n{again}" if control else "",
+        render_notes(verdicts, report.run.environment if report.kind is Kind.RUN else None),
+        "\n".join((*notes_of(report), *report.remarks)),
+        next_of(report),
+    )
+    return "\n\n".join(filter(None, parts))
+
+
+def columns_of(report: Report) -> tuple[str, str]:
+    """What a verdict's `value` and `expected` are called: of a gate by its arms."""
+    if report.kind is Kind.RUN or not report.arms:
+        return "value", "baseline"
+    before, now = (arm.name for arm in report.arms)
+    return now, before
+
+
+def next_of(report: Report) -> str:
+    """What to type next: the document's own hints, else those that follow from its run."""
+    if report.hints or report.kind is not Kind.RUN:
+        return "\n".join(report.hints)
+    return render_next(report.run.verdicts, set(report.tier_cases), report.options)
+
+
+def render_verdicts(
+    verdicts: Sequence[Verdict],
+    *,
+    width: int,
+    color: bool,
+    columns: tuple[str, str] = ("value", "baseline"),
+) -> str:
     """A row for each verdict, in the order of the run, grouped by case.
 
     What was measured with more launches to come is left out where it was judged.
@@ -37,36 +78,66 @@ def render_verdicts(verdicts: Sequence[Verdict], *, width: int, color: bool) -> 
     for verdict in {(one.case_id, one.metric, one.outcome): one for one in verdicts}.values():
         by_case.setdefault(verdict.case_id, []).append(verdict)
     judged = {(one.case_id, one.metric) for one in verdicts if one.outcome is not Outcome.MEASURED}
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("case and metric", overflow="fold")
-    for name in ("value", "baseline", "change", "interval", "tolerance"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("outcome", no_wrap=True)
-    for case_id, rows in by_case.items():
-        table.add_row(Text(case_id, style="bold"))
-        for one in rows:
+    rows: list[Sequence[str | Text]] = []
+    for case_id, found in by_case.items():
+        rows.append([Text(case_id, style="bold")])
+        for one in found:
             if one.outcome is not Outcome.MEASURED or (case_id, one.metric) not in judged:
-                table.add_row(*_cells(one), Text(one.outcome, _STYLES.get(one.outcome, "red")))
-    return render_table(table, width, color=color)
+                style = _STYLES.get(one.outcome, "red")
+                rows.append([*_cells(one), Text(one.outcome, style if color else "")])
+    head = ("case and metric", *columns, "change", "interval", "tolerance", "outcome")
+    return render_rows(head, rows, width=width, color=color, left=("outcome",))
 
 
 def render_recorded(recorded: Iterable[Recorded], *, width: int, color: bool) -> str:
-    """Old and new value of each metric of the baselines that were written."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("baseline", overflow="fold")
-    for name in ("old", "new", "change", "interval", "spread", "launches"):
-        table.add_column(name, justify="right", no_wrap=True)
+    """Old and new value of each metric of baselines that were written, or that changed."""
+    rows: list[Sequence[str | Text]] = []
     for record in recorded:
-        table.add_row(Text(f"{record.path.parent.name}/{record.path.stem}", style="bold"))
-        for row in _recorded_rows(record):
-            table.add_row(*row)
-    return render_table(table, width, color=color)
+        name = f"{record.path.parent.name}/{record.path.stem}"
+        rows += [[Text(name, style="bold")], *_recorded_rows(record)]
+    head = ("baseline", "old", "new", "change", "interval", "spread", "launches")
+    return render_rows(head, rows, width=width, color=color)
 
 
-def render_notes(verdicts: Sequence[Verdict], environment: str) -> str:
-    """Why something isn't judged, and what was judged against another machine; may be empty."""
+def render_baselines(baselines: Sequence[tuple[Path, Baseline | str]]) -> str:
+    """A line for each file, never wrapped; one that can't be read says why.
+
+    Args:
+        baselines: path and content, or why there is none.
+    """
+    head = ("baseline", "recorded", "engine", "prompts", "launches", "AL", "tokens/s", "reason")
+    rows = [head, *(_listed(path, one) for path, one in baselines if not isinstance(one, str))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return "\n".join([*lines, *(one for _, one in baselines if isinstance(one, str))])
+
+
+def _listed(path: Path, baseline: Baseline) -> tuple[str, ...]:
+    prompts = {one.id for one in baseline.acceptance.prompts} if baseline.acceptance else ()
+    values = (
+        expected_value(METRICS[name], baseline)
+        for name in ("acceptance_length_tokens", "throughput_tokens_per_s")
+    )
+    return (
+        f"{path.parent.name}/{path.stem}",
+        baseline.provenance.recorded_on,
+        f"{baseline.case.engine}=={baseline.provenance.engine_version}",
+        str(len(prompts)),
+        str(len(baseline.launches)),
+        *map(format_number, values),
+        " ".join(baseline.provenance.reason.split()),
+    )
+
+
+def render_notes(verdicts: Sequence[Verdict], environment: str | None) -> str:
+    """Why something isn't judged, and what was judged against another machine; may be empty.
+
+    Args:
+        verdicts: of a run or a gate.
+        environment: the machine's, None where no baseline is compared with.
+    """
     lines = [f"{v.case_id}: {v.reason}" for v in _worth_saying(verdicts)]
-    foreign = sorted({verdict.against for verdict in verdicts} - {"", environment})
+    foreign = environment and sorted({verdict.against for verdict in verdicts} - {"", environment})
     if foreign:
         lines.append(
             f"nothing was recorded on this kind of machine: acceptance is judged against"
@@ -148,10 +219,10 @@ def _worth_saying(verdicts: Iterable[Verdict]) -> Iterable[Verdict]:
     """The first of each outcome that failed in a case and has a reason: they share it."""
     first: dict[tuple[str, Outcome], Verdict] = {}
     for verdict in verdicts:
-        said = verdict.outcome in _SAID
+        noted = verdict.outcome in _NOTED
         unlike = verdict.outcome is Outcome.NOT_COMPARABLE and "measured as" in verdict.reason
         unreadable = verdict.outcome is Outcome.NO_BASELINE and "record one" not in verdict.reason
-        if verdict.reason and (said or unreadable or unlike):
+        if verdict.reason and (noted or unreadable or unlike):
             first.setdefault((verdict.case_id, verdict.outcome), verdict)
     return first.values()
 
@@ -167,7 +238,7 @@ def _cells(verdict: Verdict) -> tuple[str, ...]:
     )
 
 
-def _recorded_rows(record: Recorded) -> Iterable[tuple[str, ...]]:
+def _recorded_rows(record: Recorded) -> Iterator[tuple[str, ...]]:
     for metric in METRICS.values():
         new = expected_value(metric, record.new)
         if new is None:
@@ -203,27 +274,9 @@ def _interval(low: float | None, high: float | None) -> str:
 
 
 def _percent(frac: float) -> str:
-    """Beyond a factor of ten, what two launches say for instance, no figure means anything."""
     beyond = "<-999" if frac < 0 else ">999"
-    return f"{100 * frac:+.1f}" if abs(frac) < 10 else beyond  # noqa: PLR2004
-
-
-def format_number(value: float | None) -> str:
-    """Four digits, all that stand before the point, or a dash for what is unknown."""
-    if value is None:
-        return NOTHING
-    return f"{value:.0f}" if abs(value) >= _FIVE_DIGITS else f"{value:.4g}"
+    return f"{100 * frac:+.1f}" if abs(frac) < _LARGEST_FRAC else beyond
 
 
 def _case_ids(verdicts: Iterable[Verdict], outcome: Outcome) -> tuple[str, ...]:
     return tuple(dict.fromkeys(v.case_id for v in verdicts if v.outcome is outcome))
-
-
-def render_table(table: Table, width: int, *, color: bool) -> str:
-    """A table as text of at most so many columns."""
-    buffer = io.StringIO()
-    console = Console(
-        file=buffer, width=width, force_terminal=color, no_color=not color, highlight=False
-    )
-    console.print(table)
-    return buffer.getvalue().rstrip()

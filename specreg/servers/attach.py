@@ -18,7 +18,7 @@ from specreg.core.http import ask
 from specreg.engines._engine import Identity
 from specreg.engines.methods import METHODS
 from specreg.engines.registry import Engine, engine_named
-from specreg.matrix import Case, ServerSpec, Tier
+from specreg.matrix.case import Case, ServerSpec, Tier
 from specreg.matrix.widening import served_models
 from specreg.servers.provision import check_version
 from specreg.servers.readiness import generates

@@ -23,12 +23,10 @@ import packaging.requirements
 import uv
 from packaging.version import Version
 
-from specreg.core.decoding import UNREADABLE
 from specreg.core.errors import EnvironmentSetupError
-from specreg.core.files import replace_file
+from specreg.core.files import UNREADABLE, cache_dir, replace_file
 from specreg.core.logs import log_tail
-from specreg.core.paths import cache_dir
-from specreg.core.processes import start_marked, stop_marked
+from specreg.core.processes import start_process, stop_process
 from specreg.engines._engine import Requirement
 
 _MARKER = "specreg.json"
@@ -252,13 +250,13 @@ def _run(command: tuple[str, ...], log_path: Path, own: Mapping[str, str]) -> No
         OSError: it can't be run.
         subprocess.CalledProcessError: it failed; with its last words.
     """
-    process = start_marked(
+    process = start_process(
         command, environment={**os.environ, **own}, log_path=log_path, cwd=Path.cwd()
     )
     try:
         status = process.popen.wait()
     finally:
-        stop_marked(process)
+        stop_process(process)
     if status:
         raise subprocess.CalledProcessError(status, command, stderr=log_tail(log_path))
 

@@ -1,25 +1,25 @@
-"""Claims: GPUs in, nobody else's for as long as a server of ours is on them, given back after.
+"""Lease GPUs to servers: no other run is on them meanwhile, and their memory is back afterwards.
 
-A run locks each GPU by its UUID, in a file of the user's cache; the system frees the lock of a
-process that is killed. Who isn't specreg, or another user, is seen by the driver and refused.
+A process locks each GPU by its UUID, in a file of the user's cache; the system frees the lock of a
+process that is killed. Other users, and programs that aren't specreg, are seen by the driver.
 """
 
 import contextlib
 import datetime as dt
-import fcntl
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+
+import filelock
 
 from specreg.core.errors import DeviceHeldError, MemoryHeldError, UnkillableError
-from specreg.core.paths import cache_dir
+from specreg.core.files import cache_dir, replace_file
 from specreg.core.processes import our_ids
-from specreg.telemetry.power.checks import describe
-from specreg.telemetry.power.devices import devices_of, wait_until_free
-from specreg.telemetry.sensors import SENSORS, Device
+from specreg.telemetry.devices import SENSORS, describe, devices_of, wait_until_free
+from specreg.telemetry.sensor import Device
 
 _POLL_S = 0.2
 _BACK_WITHIN_S = 10.0
@@ -29,46 +29,19 @@ _SLACK_BYTES = 2**30
 
 
 @dataclass(slots=True, eq=False)
-class _Claim:
-    """Of a server of ours: how much of its GPU was taken before; None where nobody can tell."""
+class _Lease:
+    """Of a server: how much of its GPU was taken before; None where that can't be told."""
 
     before_bytes: int | None = None
 
 
-@dataclass(slots=True, eq=False)
-class _Lock:
-    """Of a GPU that we hold.
-
-    Attributes:
-        file: that is locked.
-        leases: of those in which servers claim it.
-        claims: of our servers on it, in the order of their starts.
-    """
-
-    file: BinaryIO
-    leases: list[object] = field(default_factory=list)
-    claims: list[_Claim] = field(default_factory=list)
-
-    def give_back(self, claim: _Claim) -> int | None:
-        """How much of the GPU may be taken from now on; None where that can't be told yet.
-
-        What a server of ours took that started later nobody knows: it answers for both at its end.
-        """
-        at = self.claims.index(claim)
-        self.claims.remove(claim)
-        if at == len(self.claims):
-            return claim.before_bytes
-        later = self.claims[at]
-        known = [one.before_bytes for one in (claim, later) if one.before_bytes is not None]
-        later.before_bytes = min(known, default=None)
-        return None
+_LOCKS: dict[str, filelock.BaseFileLock] = {}
+"""Of the GPUs that this process holds, by UUID."""
+_LEASES: dict[str, list[_Lease]] = defaultdict(list)
+"""Of our servers on each GPU, in the order of their starts."""
 
 
-_OURS: dict[str, _Lock] = {}
-"""By UUID, what this process holds."""
-
-
-def claimed_gpus(
+def lease_gpus(
     gpus: int,
     variables: Mapping[str, str],
     *,
@@ -82,23 +55,24 @@ def claimed_gpus(
         gpus: how many it takes.
         variables: the environment that it is started with.
         tell: is told whom we wait for.
-        waits: see `claim`.
-        beside_starting: see `claim`.
+        waits: see `lease`.
+        beside_starting: see `lease`.
 
     Raises:
-        SensorError: nothing shows them; or as `claim` says, once it is entered.
+        SensorError: nothing shows them; or as `lease` says, once it is entered.
     """
     if not gpus:
         return contextlib.nullcontext()
     devices = devices_of(gpus, variables)
-    return claim(devices, waits=waits, tell=tell, beside_starting=beside_starting)
+    return lease(devices, waits=waits, tell=tell, beside_starting=beside_starting)
 
 
 @contextlib.contextmanager
-def lease(devices: Sequence[Device], *, waits: bool, tell: Callable[[str], None]) -> Iterator[None]:
-    """The locks of GPUs for as long as the context lasts, in which several servers claim them.
+def hold(devices: Sequence[Device], *, waits: bool, tell: Callable[[str], None]) -> Iterator[None]:
+    """Lock GPUs for as long as the context lasts, in which several servers may lease them.
 
-    Taken in the order of their ids, so that two who wait for one another never do so for ever.
+    They are taken in the order of their ids, so that two who wait for one another never do so for
+    ever.
 
     Args:
         devices: whose.
@@ -110,9 +84,7 @@ def lease(devices: Sequence[Device], *, waits: bool, tell: Callable[[str], None]
     """
     with contextlib.ExitStack() as stack:
         for device in sorted(devices, key=lambda device: device.id):
-            lock = stack.enter_context(_locked(device, waits=waits, tell=tell))
-            lock.leases.append(stack)
-            stack.callback(lock.leases.remove, stack)
+            stack.enter_context(_locked(device, waits=waits, tell=tell))
         yield
 
 
@@ -120,27 +92,26 @@ def is_held(device: Device) -> bool:
     """Whether another process has the lock of a GPU at this moment."""
     path = _lock_path(device)
     try:
-        # To write: over a network's disk (NFS) a lock that excludes others needs that.
-        with path.open("r+b") as file:
-            return not _lock(file)
-    except FileNotFoundError:
-        return False
+        with filelock.FileLock(path, timeout=0) if path.exists() else contextlib.nullcontext():
+            return False
+    except filelock.Timeout:
+        return True
 
 
 @contextlib.contextmanager
-def claim(
+def lease(
     devices: Sequence[Device],
     *,
     waits: bool,
     tell: Callable[[str], None],
     beside_starting: bool = False,
 ) -> Iterator[None]:
-    """GPUs for as long as the context lasts, in which a server starts and ends.
+    """Lock GPUs for as long as the context lasts, in which a server starts and ends.
 
     Args:
         devices: that it is to run on.
-        waits: whether to wait where another run of specreg holds one. Who holds one already never
-            does: two that wait for one another would wait for ever.
+        waits: whether to wait where another run of specreg holds one. A process that holds one
+            already never does: two that wait for one another would wait for ever.
         tell: is told whom we wait for.
         beside_starting: whether another server of ours is taking its memory meanwhile: the two
             can't be told apart then, and the last of them answers for both at its end.
@@ -150,15 +121,12 @@ def claim(
         SensorError: another process computes on one.
         MemoryHeldError: 10 s after the server's end a GPU hasn't got its memory back.
     """
-    waits = waits and not _OURS
-    with contextlib.ExitStack() as stack:
-        devices = sorted(devices, key=lambda device: device.id)
-        locks = [stack.enter_context(_locked(device, waits=waits, tell=tell)) for device in devices]
-        taken = {device.id for device in devices if _OURS[device.id].claims}
+    with hold(devices, waits=waits and not _LOCKS, tell=tell):
+        taken = {device.id for device in devices if _LEASES[device.id]}
         wait_until_free(tuple(devices), our_ids(), taken)
-        claims = [_Claim(None if beside_starting else _used_bytes(device)) for device in devices]
-        for lock, mine in zip(locks, claims, strict=True):
-            lock.claims.append(mine)
+        leases = [_Lease(None if beside_starting else _used_bytes(device)) for device in devices]
+        for device, one in zip(devices, leases, strict=True):
+            _LEASES[device.id].append(one)
         is_judged = True
         try:
             yield
@@ -166,53 +134,62 @@ def claim(
             is_judged = False
             raise
         finally:
-            after = [lock.give_back(mine) for lock, mine in zip(locks, claims, strict=True)]
-            for device, used_bytes in zip(devices, after if is_judged else (), strict=False):
-                _await_memory(device, used_bytes)
+            before = [_end(device, one) for device, one in zip(devices, leases, strict=True)]
+            for device, before_bytes in zip(devices, before if is_judged else (), strict=False):
+                _await_memory(device, before_bytes)
+
+
+def _end(device: Device, lease: _Lease) -> int | None:
+    """How much of the GPU may be taken from now on; None where that can't be told yet.
+
+    What a server of ours took that started later isn't known: it answers for both at its end.
+    """
+    leases = _LEASES[device.id]
+    at = leases.index(lease)
+    leases.remove(lease)
+    if at == len(leases):
+        return lease.before_bytes
+    later = leases[at]
+    known = [one.before_bytes for one in (lease, later) if one.before_bytes is not None]
+    later.before_bytes = min(known, default=None)
+    return None
 
 
 @contextlib.contextmanager
-def _locked(device: Device, *, waits: bool, tell: Callable[[str], None]) -> Iterator[_Lock]:
-    """The lock of a GPU; the one that this process has already, if it does."""
-    if device.id not in _OURS:
-        _OURS[device.id] = _Lock(_acquire(device, waits=waits, tell=tell))
-    lock = _OURS[device.id]
-    try:
-        yield lock
-    finally:
-        if not (lock.leases or lock.claims):
-            del _OURS[device.id]
-            lock.file.truncate(0)
-            lock.file.close()
-
-
-def _acquire(device: Device, *, waits: bool, tell: Callable[[str], None]) -> BinaryIO:
+def _locked(device: Device, *, waits: bool, tell: Callable[[str], None]) -> Iterator[None]:
+    """The lock of a GPU; it is free again when the last of this process's contexts ends."""
     path = _lock_path(device)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.open("a+b", buffering=0)
+    lock = _LOCKS.get(device.id) or filelock.FileLock(path, thread_local=False)
+    if not lock.is_locked:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _await_lock(lock, device, waits=waits, tell=tell)
+        since = dt.datetime.now(tz=dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
+        holder = f"{describe(os.getpid())} since {since}, in {Path.cwd()}"
+        replace_file(_holder_path(device), holder.encode())
+    else:
+        lock.acquire()
+    _LOCKS[device.id] = lock
     try:
-        _await_lock(file, device, waits=waits, tell=tell)
-    except BaseException:
-        file.close()
-        raise
-    since = dt.datetime.now(tz=dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    file.truncate(0)
-    file.write(f"{describe(os.getpid())} since {since}, in {Path.cwd()}".encode())
-    return file
-
-
-def _lock_path(device: Device) -> Path:
-    return cache_dir() / "gpus" / f"{device.id}.lock"
+        yield
+    finally:
+        if lock.lock_counter == 1:
+            del _LOCKS[device.id]
+            _holder_path(device).unlink(missing_ok=True)
+        lock.release()
 
 
 def _await_lock(
-    file: BinaryIO, device: Device, *, waits: bool, tell: Callable[[str], None]
+    lock: filelock.BaseFileLock, device: Device, *, waits: bool, tell: Callable[[str], None]
 ) -> None:
     told = ""
-    while not _lock(file):
-        file.seek(0)
-        who = file.read().decode(errors="replace") or "another run of specreg"
-        held = f"{_named(device)}: used by {who}"
+    while True:
+        with contextlib.suppress(filelock.Timeout):
+            lock.acquire(timeout=0)
+            return
+        holder = "another run of specreg"
+        with contextlib.suppress(OSError):
+            holder = _holder_path(device).read_text(errors="replace")
+        held = f"{_named(device)}: used by {holder}"
         if not waits:
             advice = "wait until it is done, or choose another GPU with CUDA_VISIBLE_DEVICES"
             raise DeviceHeldError(f"{held}; {advice}")
@@ -222,17 +199,16 @@ def _await_lock(
         time.sleep(_POLL_S)
 
 
+def _lock_path(device: Device) -> Path:
+    return cache_dir() / "gpus" / f"{device.id}.lock"
+
+
+def _holder_path(device: Device) -> Path:
+    return cache_dir() / "gpus" / f"{device.id}.txt"
+
+
 def _named(device: Device) -> str:
     return f"GPU {device.number} ({device.name}, {device.id})"
-
-
-def _lock(file: BinaryIO) -> bool:
-    """Whether the lock is ours now. No child gets the file, so it is free when we are gone."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _await_memory(device: Device, before_bytes: int | None) -> None:

@@ -13,7 +13,7 @@ import psutil
 
 from specreg.engines._engine import Memory
 from specreg.engines.registry import ALONE, engine_named
-from specreg.matrix import ServerSpec, Sizes
+from specreg.matrix.case import ServerSpec, Sizes
 from specreg.matrix.models import folder_sizes, is_hub_id, resolve_model
 
 _GIB = 2**30
@@ -52,7 +52,7 @@ def gpu_memory(
         version: of its engine, "" where that isn't known.
         gpus_gib: the memory of each GPU that it sees; it takes the first ones.
     """
-    gpu_gib = min(gpus_gib[: spec.parallel.gpus_by_node], default=0.0)
+    gpu_gib = min(gpus_gib[: spec.parallel.gpus], default=0.0)
     sizes = _sizes(root, spec)
     if sizes is None or not engine_named(spec.engine).takes_cache(version, spec.engine_args):
         return None

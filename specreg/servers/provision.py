@@ -10,20 +10,19 @@ from dataclasses import dataclass
 from specreg.core.errors import SensorError, UnsupportedError
 from specreg.engines._engine import Requirement
 from specreg.engines.methods import METHODS, is_older
-from specreg.engines.registry import ENGINES, engine_named
-from specreg.matrix import NO_LIMITS, Case, ServerSpec
+from specreg.engines.registry import engine_named
+from specreg.matrix.case import Case, ServerSpec
+from specreg.matrix.schema import NO_LIMITS
 from specreg.servers.environments import (
     EngineEnvironment,
     engine_environment,
     installed_version,
     why_not,
 )
-from specreg.servers.gpu_lease import claimed_gpus
-from specreg.servers.spanning import HERE_ALONE, Nodes
-from specreg.telemetry.host import Site
-from specreg.telemetry.identity import Gpus, find_gpus
-from specreg.telemetry.power.devices import devices_of, why_unreadable
-from specreg.telemetry.sensors import Device
+from specreg.servers.gpu_lease import lease_gpus
+from specreg.telemetry.devices import devices_of, why_unreadable
+from specreg.telemetry.identity import Gpus, Host, find_gpus
+from specreg.telemetry.sensor import Device
 
 VERSION_OPTION = "--specreg-engine-version"
 
@@ -42,7 +41,6 @@ class Provision:
         site: the machines that they run on; None for this one.
         version_option: what a user chooses a version by; empty for a side of a gate, which has none
             of a run's options.
-        nodes: that servers may span.
     """
 
     on_gpu: bool
@@ -53,8 +51,7 @@ class Provision:
     version_option: str = VERSION_OPTION
     tell: Callable[[str], None] = print
     waits: bool = True
-    nodes: Nodes = HERE_ALONE
-    site: Site | None = None
+    site: Host | None = None
 
     @property
     def found_gpus(self) -> Gpus:
@@ -82,7 +79,11 @@ class Provision:
             engine_named(spec.engine).check_arguments(spec.engine_args)
             engine_named(spec.engine).check_parallel(spec.parallel)
             if spec.parallel.nodes > 1:
-                self._check_nodes(spec)
+                message = (
+                    f"parallel.nodes = {spec.parallel.nodes}: servers are started on this machine"
+                    " alone; start it as its engine says, and measure it with --specreg-attach=URL"
+                )
+                raise UnsupportedError(message)
         notes = []
         for case in cases:
             version = self.requirement(case.server).version
@@ -134,17 +135,6 @@ class Provision:
         """What was given, as who gave it knows it: by an option of a run, or in a side."""
         return f"{'--specreg-engine-' if self.version_option else ''}{option} '{given}'"
 
-    def _check_nodes(self, spec: ServerSpec) -> None:
-        """Silent where an engine can be started on as many nodes as a server spans."""
-        if not engine_named(spec.engine).spans_nodes:
-            able = ", ".join(name for name, engine in ENGINES.items() if engine.spans_nodes)
-            message = (
-                f"parallel.nodes = {spec.parallel.nodes}: engine '{spec.engine}' is started on one"
-                f" node; leave it out, or take one of {able}"
-            )
-            raise UnsupportedError(message)
-        self.nodes.check(spec.parallel.nodes)
-
     def environment(self, spec: ServerSpec) -> EngineEnvironment:
         """What a server runs in; made if it isn't there.
 
@@ -180,30 +170,26 @@ class Provision:
         """
         if self.url is not None:
             raise SensorError("power: nobody here knows what the attached server runs on")
-        if spec.parallel.nodes > 1:
-            raise SensorError("power: nobody here sees what a server draws on other nodes")
         gpus = spec.parallel.gpus if self.on_gpu else 0
         if self.site is not None:
             return self.site.devices(gpus)
         return devices_of(gpus, {**os.environ, **dict(spec.engine_env)})
 
-    def claimed(
+    def leased(
         self, spec: ServerSpec, *, beside_starting: bool = False
     ) -> contextlib.AbstractContextManager[None]:
         """A server's GPUs for as long as the context lasts; nothing of one that has none of ours.
 
-        Those on other nodes are nobody's to claim here.
-
         Args:
             spec: of the server.
-            beside_starting: see `claim`.
+            beside_starting: see `lease`.
 
         Raises:
-            SensorError: nothing shows them; or as `claim` says, once it is entered.
+            SensorError: nothing shows them; or as `lease` says, once it is entered.
         """
-        gpus = spec.parallel.gpus_by_node if self.on_gpu and self.url is None else 0
+        gpus = spec.parallel.gpus if self.on_gpu and self.url is None else 0
         variables = {**os.environ, **dict(spec.engine_env)}
-        return claimed_gpus(
+        return lease_gpus(
             gpus, variables, waits=self.waits, tell=self.tell, beside_starting=beside_starting
         )
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -10,12 +10,11 @@ from pathlib import Path
 from specreg.acceptance.record import StepCounts
 from specreg.core.errors import AnswerError, ServerDiedError
 from specreg.core.http import ask
-from specreg.core.logs import log_end, log_tail
-from specreg.core.processes import MarkedProcess, process_ids, settle_log
+from specreg.core.logs import log_tail
+from specreg.core.processes import SupervisedProcess, process_ids, settle_log
 from specreg.engines.protocols import Endpoint
 from specreg.engines.registry import Engine
-from specreg.matrix import ServerSpec
-from specreg.servers.spanning import RunningPart
+from specreg.matrix.case import ServerSpec
 
 _DYING_S, _ENDING_S = 1.0, 10.0
 
@@ -80,13 +79,11 @@ class StartedServer(Server):
     Attributes:
         process: what runs; log_path: what it says.
         private: the folder of what it writes of prompts.
-        parts: what runs beside that process, on this node and others.
     """
 
-    process: MarkedProcess
+    process: SupervisedProcess
     log_path: Path
     private: Path
-    parts: tuple[RunningPart, ...] = ()
 
     @property
     def exports(self) -> bool:
@@ -104,9 +101,8 @@ class StartedServer(Server):
         return self.engine.protocol.parse_export(lines)
 
     def pids(self) -> frozenset[int]:
-        """Its processes on this node."""
-        running = (self.process, *(part.process for part in self.parts))
-        return frozenset[int]().union(*map(process_ids, running))
+        """Its processes."""
+        return process_ids(self.process)
 
     def check_alive(self) -> None:
         """Silent while the server runs.
@@ -128,23 +124,14 @@ class StartedServer(Server):
         raise ServerDiedError(message)
 
     def ended(self) -> str:
-        """How it ended, by the part that did and took it along if one did; empty while it runs."""
-        ended = next(filter(None, (part.ended() for part in self.parts)), "")
+        """How it ended; empty while it runs."""
         status = self.process.popen.poll()
-        return ended or ("" if status is None else f"ended with status {status}")
+        return "" if status is None else f"ended with status {status}"
 
     def log_tail(self) -> str:
-        """The last lines of all that it has said so far, and each of its parts: one of them knows.
-
-        vLLM ends when a part of it that goes on couldn't do its share.
-        """
+        """The last lines of its log so far."""
         settle_log(self.process)
-        return "\n".join((log_tail(self.log_path), *(part.log_tail() for part in self.parts)))
-
-    def log_ends(self) -> Iterator[str]:
-        """More of the same, to look for a cause in, one by one."""
-        for path in (self.log_path, *(part.log_path for part in self.parts)):
-            yield log_end(path)
+        return log_tail(self.log_path)
 
     def _status(self, within_s: float) -> int | None:
         """With which it ends, None where it doesn't in time."""

@@ -1,171 +1,129 @@
-"""Starting: a spec in, a server out once it has generated a token; it leaves nothing behind."""
+"""Start a server, and end every process of it; nothing is left of it afterwards."""
 
 import contextlib
 import dataclasses
 import itertools
 import os
+import socket
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ParamSpec
 
 from specreg.core.errors import ServerStartError
-from specreg.core.files import replace_file
-from specreg.core.paths import cache_dir
-from specreg.core.processes import MarkedProcess, note_shared, start_marked, stop_marked
+from specreg.core.files import cache_dir, replace_file
+from specreg.core.processes import SupervisedProcess, note_shared, start_process, stop_process
 from specreg.core.redaction import hide
 from specreg.engines._engine import LaunchOptions
 from specreg.engines.methods import METHODS
 from specreg.engines.registry import engine_named
-from specreg.matrix import ServerSpec
-from specreg.matrix.model_code import check_model_code
+from specreg.engines.settings import LaunchSettings, taken
+from specreg.matrix.case import ServerSpec
+from specreg.matrix.models import check_model_code
 from specreg.matrix.widening import served_models, widen_models
 from specreg.servers.environments import EngineEnvironment, flags_of
 from specreg.servers.memory import gpu_memory
-from specreg.servers.readiness import POLL_S, is_ready, scrape_version
+from specreg.servers.readiness import POLL_S, PORT_IN_USE, is_ready, scrape_version
 from specreg.servers.server import StartedServer
-from specreg.servers.spanning import HERE_ALONE, Nodes, RunningPart, Surroundings, running_parts
-from specreg.servers.spanning import free_port as free_port_of
-from specreg.servers.start_failures import PORT_IN_USE
 from specreg.telemetry.identity import find_gpus
 
-_Settings = ParamSpec("_Settings")
 _PORTS = 3
 _NONCE_DIGITS = 8
 _SOCKET_FOLDER_BYTES = 64
 """Of 107 that the path of a Unix socket may have; vLLM's names take 37 and more."""
 
 
+def free_port() -> int:
+    """A port of this machine alone that was free a moment ago; closed before it is bound."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 @contextlib.contextmanager
-def begin_server(  # noqa: PLR0913 - by name, the most of them facts of the run
+def start_server(  # noqa: PLR0913 - by name, the most of them facts of the run
     spec: ServerSpec,
     environment: EngineEnvironment,
     *,
     root: Path,
-    log_path: Path | None = None,
     on_gpu: bool,
     ready_within_s: float,
     show: Callable[[str], None],
+    log_path: Path | None = None,
     choose_port: Callable[[], int] | None = None,
-    nodes: Nodes = HERE_ALONE,
-) -> Iterator[Callable[[], StartedServer | None]]:
-    """Start a server, which takes a while; every process of it is gone after the context.
+) -> Iterator[StartedServer]:
+    """Start a server, and wait until it has generated a token; all of it ends with the context.
 
-    Gives what to ask for it: the server once it has generated a token, None before. One whose port
-    another program takes meanwhile is started again, on another port.
-
-    Args:
-        spec: what to start.
-        environment: the engine's environment.
-        root: the repository's root, for relative model folders.
-        log_path: where the server's output goes; what stands there stays, and it goes beside
-            it. None for a place that goes when the server does.
-        on_gpu: whether the engine runs on a GPU.
-        ready_within_s: how long it may take to the first token.
-        show: is told what goes on.
-        choose_port: the port to listen on; None for one that is free.
-        nodes: of a server that spans several.
-
-    Raises:
-        ModelError: a model folder is missing, or brings code that the case doesn't trust.
-        ServerStartError: it can't be started; where it is asked for, the server ended, or generated
-            nothing in time.
+    Args and errors: see `ServerStart`.
     """
-    check_model_code(root, spec)
-    target, draft = served_models(root, spec)
-    widen_models(root, spec, show=show)
-    chosen = choose_port or free_port
-    with (
-        tempfile.TemporaryDirectory(prefix="specreg-", ignore_cleanup_errors=True) as folder,
-        contextlib.ExitStack() as attempt,
-    ):
-        start = _Start(
-            spec=spec,
-            environment=environment,
-            root=root,
-            log_path=log_path,
-            on_gpu=on_gpu,
-            ready_within_s=ready_within_s,
-            target=target,
-            draft=draft,
-            nodes=nodes,
-            ports=(chosen() for _ in range(_PORTS)),
-            temporary=Path(folder),
-            attempt=attempt,
-        )
-        show(f"starting {spec.id}")
-        start.begin(next(start.ports))
-        yield start.poll
-
-
-def _waiting(
-    begin: Callable[
-        _Settings, contextlib.AbstractContextManager[Callable[[], StartedServer | None]]
-    ],
-) -> Callable[_Settings, contextlib.AbstractContextManager[StartedServer]]:
-    @contextlib.contextmanager
-    def start(*given: _Settings.args, **named: _Settings.kwargs) -> Iterator[StartedServer]:
-        with begin(*given, **named) as poll:
-            while (server := poll()) is None:
-                time.sleep(POLL_S)
-            yield server
-
-    return start
-
-
-start_server = _waiting(begin_server)
-"""As `begin_server`, and waits: gives the server that has generated a token."""
+    start = ServerStart(
+        spec=spec,
+        environment=environment,
+        root=root,
+        on_gpu=on_gpu,
+        ready_within_s=ready_within_s,
+        show=show,
+        log_path=log_path,
+        choose_port=choose_port or free_port,
+    )
+    with start.begin():
+        while (server := start.poll()) is None:
+            time.sleep(POLL_S)
+        yield server
 
 
 @dataclass(slots=True, kw_only=True)
-class _Start:
-    """What a server is started from, see `begin_server`; its processes end with `attempt`."""
+class ServerStart:
+    """The start of a server, which takes a while.
+
+    One whose port another program takes meanwhile is started again, on another port.
+
+    Attributes:
+        spec: what to start; environment: the engine's.
+        root: the repository's root, for relative model folders.
+        on_gpu: whether the engine runs on a GPU.
+        ready_within_s: how long it may take to the first token.
+        show: is told what goes on.
+        log_path: where the server's output goes; what stands there stays, and it goes beside
+            it. None for a place that goes when the server does.
+        choose_port: the port to listen on.
+    """
 
     spec: ServerSpec
     environment: EngineEnvironment
     root: Path
-    log_path: Path | None
     on_gpu: bool
     ready_within_s: float
-    target: str
-    draft: str | None
-    nodes: Nodes
-    ports: Iterator[int]
-    temporary: Path
-    attempt: contextlib.ExitStack
+    show: Callable[[str], None]
+    log_path: Path | None = None
+    choose_port: Callable[[], int] = free_port
+    _temporary: Path = field(init=False)
+    _processes: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    _attempts: int = 0
     _deadline_s: float = field(init=False)
     _server: StartedServer = field(init=False)
 
-    def begin(self, port: int) -> None:
-        """Start its processes; it answers at the port.
+    @contextlib.contextmanager
+    def begin(self) -> Iterator[None]:
+        """Start its processes, and don't wait; every one of them is gone after the context.
 
         Raises:
-            ServerStartError: they can't be.
+            ModelError: a model folder is missing, or brings code that the case doesn't trust.
+            ServerStartError: it can't be started.
         """
-        log_path = _unused(self.log_path or self.temporary / "server.log")
-        private = self.temporary / "private"
-        private.mkdir(exist_ok=True, mode=0o700)
-        options = self._options(private, port, self.temporary / f"files-{port}")
-        self._deadline_s = time.monotonic() + self.ready_within_s
-        parts, process = self._start(options, log_path)
-        for part in parts:
-            part.takes_along(process)
-        self._server = StartedServer(
-            spec=self.spec,
-            engine=engine_named(self.spec.engine),
-            base_url=f"http://127.0.0.1:{options.port}",
-            model=options.served_name,
-            target=self.target,
-            draft=self.draft,
-            engine_version="",
-            process=process,
-            log_path=log_path,
-            private=private,
-            parts=parts,
-        )
+        check_model_code(self.root, self.spec)
+        widen_models(self.root, self.spec, show=self.show)
+        with (
+            tempfile.TemporaryDirectory(prefix="specreg-", ignore_cleanup_errors=True) as folder,
+            self._processes,
+        ):
+            self._temporary = Path(folder)
+            self.show(f"starting {self.spec.id}")
+            self._begin()
+            yield
 
     def poll(self) -> StartedServer | None:
         """The server once it has generated a token, None before.
@@ -178,70 +136,74 @@ class _Start:
             if not is_ready(server, self._deadline_s):
                 return None
         except ServerStartError as error:
-            another = next(self.ports, None) if error.failure.endswith(PORT_IN_USE) else None
-            if another is None:
+            if self._attempts == _PORTS or not error.failure.endswith(PORT_IN_USE):
                 raise
-            self.attempt.close()
-            self.begin(another)
+            self._processes.close()
+            self._begin()
             return None
         running = dataclasses.replace(server, engine_version=scrape_version(server))
         note_shared(running.process)
         return running
 
-    def _options(self, private: Path, port: int, folder: Path) -> LaunchOptions:
-        spec, version = self.spec, self.environment.version
+    def _begin(self) -> None:
+        self._attempts += 1
+        target, draft = served_models(self.root, self.spec)
+        log_path = _unused(self.log_path or self._temporary / "server.log")
+        private = self._temporary / "private"
+        private.mkdir(exist_ok=True, mode=0o700)
+        options = self._options(target, draft, private)
+        self._deadline_s = time.monotonic() + self.ready_within_s
+        process = self._start(options, log_path)
+        self._server = StartedServer(
+            spec=self.spec,
+            engine=engine_named(self.spec.engine),
+            base_url=f"http://127.0.0.1:{options.port}",
+            model=options.served_name,
+            target=target,
+            draft=draft,
+            engine_version="",
+            process=process,
+            log_path=log_path,
+            private=private,
+        )
+
+    def _options(self, target: str, draft: str | None, private: Path) -> LaunchOptions:
+        spec, version, port = self.spec, self.environment.version, self.choose_port()
         engine = engine_named(spec.engine)
         asks = engine.help_command(Path(self.environment.python), version)
         return LaunchOptions(
-            target=self.target,
+            **taken(LaunchSettings, spec),
+            target=target,
             # Nobody else's is called so: a request that reaches another server fails there.
             served_name=f"{spec.id}-{uuid.uuid4().hex[:_NONCE_DIGITS]}",
             port=port,
             speculation=METHODS[spec.method].settings(
-                engine.spelling, self.draft, spec.draft_tokens, spec.tree, version=version
+                engine.spelling, draft, spec.draft_tokens, spec.tree, version=version
             ),
-            dtype=spec.dtype,
-            max_model_len_tokens=spec.max_model_len_tokens,
-            max_sequences=spec.max_sequences,
-            gpu_memory_frac=spec.gpu_memory_frac,
-            parallel=spec.parallel,
-            engine_args=spec.engine_args,
-            offline=all(Path(model).is_dir() for model in (self.target, self.draft) if model),
+            offline=all(Path(model).is_dir() for model in (target, draft) if model),
             on_gpu=self.on_gpu,
-            folder=folder,
+            folder=self._temporary / f"files-{port}",
             private=private,
             version=version,
             flags=flags_of(self.environment.python, asks, spec.engine_env) if asks else None,
-            trust_remote_code=spec.trust_remote_code,
-            meeting=self.nodes.meeting() if spec.parallel.nodes > 1 else None,
             memory=gpu_memory(self.root, spec, version, find_gpus().memory_gib)
             if self.on_gpu
             else None,
         )
 
-    def _start(
-        self, options: LaunchOptions, log_path: Path
-    ) -> tuple[tuple[RunningPart, ...], MarkedProcess]:
-        """Its parts, if it has any, and the process that answers."""
+    def _start(self, options: LaunchOptions, log_path: Path) -> SupervisedProcess:
         engine, python = engine_named(self.spec.engine), self.environment.python
         command = engine.command(Path(python), options)
         folder = str(Path(python).parent) if python else ""
         path = os.pathsep.join((folder, os.environ.get("PATH", "")))
         # As if its environment were active: SGLang calls ninja.
-        own = {**_own_temporary(self.temporary), **({"PATH": path} if python else {})}
-        case = dict(self.spec.engine_env)
-        variables = {**os.environ, **own, **engine.environment(options), **case}
-        # Parts are told on their command lines where they meet.
-        theirs = {**engine.environment(dataclasses.replace(options, meeting=None)), **case}
-        around = Surroundings(
-            nodes=self.nodes,
-            meeting=options.meeting,
-            here={**os.environ, **own, **theirs},
-            there=theirs,
-            path=folder,
-            folder=self.root,
-            log_path=log_path,
-        )
+        own = {**_own_temporary(self._temporary), **({"PATH": path} if python else {})}
+        variables = {
+            **os.environ,
+            **own,
+            **engine.environment(options),
+            **dict(self.spec.engine_env),
+        }
         subject = f"server '{self.spec.id}'"
         try:
             log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -251,21 +213,19 @@ class _Start:
             advice = "make room or mend its rights"
             raise ServerStartError(subject, what, advice, log_path, "") from error
         try:
-            parts = engine.parts(Path(python), options)
-            running = self.attempt.enter_context(running_parts(parts, around))
-            process = start_marked(
+            process = start_process(
                 command,
                 environment=variables,
                 log_path=log_path,
                 cwd=self.root,
-                temporary=[self.temporary],
+                temporary=[self._temporary],
             )
         except OSError as error:
             what = f"can't be run, {error.strerror}: '{error.filename}'"
             advice = "check the interpreter, or delete the engine's folder in the cache"
             raise ServerStartError(subject, what, advice, log_path, "") from error
-        self.attempt.callback(stop_marked, process)
-        return running, process
+        self._processes.callback(stop_process, process)
+        return process
 
 
 def _own_temporary(folder: Path) -> Mapping[str, str]:
@@ -292,8 +252,3 @@ def _write_files(folder: Path, shown: Path, files: Mapping[str, str]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         replace_file(shown / name, hide(text).encode())
-
-
-def free_port() -> int:
-    """A port of this machine alone that was free a moment ago."""
-    return free_port_of("127.0.0.1")

@@ -1,4 +1,4 @@
-"""Spreads: many numbers in, their mean, extremes and percentiles out, in a memory that is fixed."""
+"""Percentiles of values, and of durations that are counted in a histogram of fixed size."""
 
 import math
 import operator
@@ -7,9 +7,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import msgspec
+import numpy as np
 
 PER_E = 200
 """Buckets per factor e: a percentile of a `Histogram` is off by 0.25 % at most."""
+_PERCENTS = (50, 75, 90, 95, 99)
+_NS_PER_MS = 10**6
+_MOST_BARS = 24
+_TAIL_FRAC = 0.005
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,38 +40,23 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarize(values: Iterable[float]) -> Summary | None:
-    """The summary of some values, None of none."""
+    """Summarize values; None of none."""
     ordered = sorted(values)
     if not ordered:
         return None
+    quantiles = np.quantile(ordered, [percent / 100 for percent in _PERCENTS]).tolist()
     return Summary(
         count=len(ordered),
         mean=statistics.fmean(ordered),
         min=ordered[0],
         max=ordered[-1],
         stdev=statistics.stdev(ordered) if len(ordered) > 1 else 0.0,
-        p50=percentile(ordered, 0.50),
-        p75=percentile(ordered, 0.75),
-        p90=percentile(ordered, 0.90),
-        p95=percentile(ordered, 0.95),
-        p99=percentile(ordered, 0.99),
+        **{f"p{percent}": value for percent, value in zip(_PERCENTS, quantiles, strict=True)},
     )
 
 
-def percentile(ordered: Sequence[float], frac: float) -> float:
-    """The value below which `frac` (0..1) of the ordered values lie, linear between neighbours."""
-    place = frac * (len(ordered) - 1)
-    below = math.floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
-
-
-def _bucket(duration_ns: int) -> int:
-    return math.floor(PER_E * math.log(duration_ns)) if duration_ns > 0 else 0
-
-
 class Histogram(msgspec.Struct):
-    """Durations in a memory that doesn't grow with them: a count per half of a percent.
+    """Counts durations in buckets of half a percent, so its size doesn't grow with their number.
 
     Attributes:
         counts: by bucket; a duration of d ns is in bucket floor(200 ln d).
@@ -81,26 +71,28 @@ class Histogram(msgspec.Struct):
 
     @property
     def size(self) -> int:
-        """How many durations there are."""
+        """The number of durations."""
         return sum(self.counts.values())
 
     def add(self, duration_ns: int) -> None:
-        """Takes one more duration, 0 or more."""
+        """Add one duration, 0 or more."""
         self.add_all((duration_ns,))
 
     def add_all(self, durations_ns: Sequence[int]) -> None:
-        """Takes some more, which is cheaper than one by one."""
+        """Add several durations, which is cheaper than one by one."""
         if not durations_ns:
             return
-        self.min_ns = min(durations_ns) if not self.counts else min(self.min_ns, *durations_ns)
-        self.max_ns = max(self.max_ns, *durations_ns)
-        self.total_ns += sum(durations_ns)
-        self.total_ns2 += sum(map(operator.mul, durations_ns, durations_ns))
-        for bucket, count in Counter(map(_bucket, durations_ns)).items():
-            self.counts[bucket] = self.counts.get(bucket, 0) + count
+        added = Histogram(
+            counts=Counter(map(_bucket, durations_ns)),
+            total_ns=sum(durations_ns),
+            total_ns2=sum(map(operator.mul, durations_ns, durations_ns)),
+            min_ns=min(durations_ns),
+            max_ns=max(durations_ns),
+        )
+        self.merge(added)
 
     def merge(self, other: "Histogram") -> None:
-        """Takes all durations of another."""
+        """Add all durations of another histogram."""
         if not other.counts:
             return
         self.min_ns = min(self.min_ns, other.min_ns) if self.counts else other.min_ns
@@ -121,18 +113,64 @@ class Histogram(msgspec.Struct):
         return 0.0
 
     def summary_ms(self) -> Summary | None:
-        """The summary in milliseconds, None of none."""
+        """The summary in milliseconds; None of none."""
         count = self.size
         if not count:
             return None
         mean = self.total_ns / count
         variance = max(self.total_ns2 - count * mean * mean, 0.0) / max(count - 1, 1)
-        quantiles = {f"p{p}": self.quantile_ns(p / 100) / 1e6 for p in (50, 75, 90, 95, 99)}
         return Summary(
             count=count,
-            mean=mean / 1e6,
-            min=self.min_ns / 1e6,
-            max=self.max_ns / 1e6,
-            stdev=math.sqrt(variance) / 1e6,
-            **quantiles,
+            mean=mean / _NS_PER_MS,
+            min=self.min_ns / _NS_PER_MS,
+            max=self.max_ns / _NS_PER_MS,
+            stdev=math.sqrt(variance) / _NS_PER_MS,
+            **{f"p{one}": self.quantile_ns(one / 100) / _NS_PER_MS for one in _PERCENTS},
         )
+
+
+def _bucket(duration_ns: int) -> int:
+    return math.floor(PER_E * math.log(duration_ns)) if duration_ns > 0 else 0
+
+
+class Bar(msgspec.Struct, frozen=True, kw_only=True):
+    """How many durations are low_ms or more, and less than high_ms."""
+
+    low_ms: float
+    high_ms: float
+    count: int
+
+
+def bars_of(durations: Histogram) -> tuple[Bar, ...]:
+    """Bars to draw a histogram with: 24 at most, side by side, equally wide on a logarithmic scale.
+
+    Few durations have few bars, 2 ∛n by Rice's rule. The lowest and the highest half a percent
+    count to the outermost bars, whatever they are: one stall would make all others one bar. None of
+    no durations; empty bars stand between the others, so that a gap looks like one.
+    """
+    if not durations.counts:
+        return ()
+    first, last = _range_without_tails(durations)
+    most = min(_MOST_BARS, math.ceil(2 * durations.size ** (1 / 3)))
+    width = math.ceil((last - first + 1) / most)
+    counts: Counter[int] = Counter()
+    for bucket, count in durations.counts.items():
+        counts[(min(max(bucket, first), last) - first) // width] += count
+
+    def edge_ms(place: int) -> float:
+        return math.exp((first + place * width) / PER_E) / _NS_PER_MS
+
+    return tuple(
+        Bar(low_ms=edge_ms(place), high_ms=edge_ms(place + 1), count=counts[place])
+        for place in range(max(counts) + 1)
+    )
+
+
+def _range_without_tails(durations: Histogram) -> tuple[int, int]:
+    """The first and the last bucket of all but the tails."""
+    buckets = sorted(durations.counts)
+    reached = np.cumsum([durations.counts[bucket] for bucket in buckets])
+    tail = math.floor(_TAIL_FRAC * durations.size)
+    first = int(np.searchsorted(reached, tail, side="right"))
+    last = int(np.searchsorted(reached, durations.size - tail))
+    return buckets[first], buckets[last]

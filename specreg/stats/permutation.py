@@ -1,8 +1,8 @@
-"""Sampling: answers drawn with and without speculation in, whether they are drawn alike out.
+"""Test by permutation whether two servers draw their answers from one distribution.
 
-Speculative sampling must leave the distribution of a text as it was (Leviathan et al. 2023), and
-nobody sees in one text whether it did. Many draws of a few prompts tell: how often each beginning
-of one, two and three tokens came, with speculation and without.
+Speculative sampling must leave the distribution of a text as it was (Leviathan et al. 2023). Many
+draws of a few prompts tell: how often each beginning of one, two and three tokens came, with
+speculation and without.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def chance_of_alike(
         totals = np.bincount(codes)
         seen = np.bincount(codes[: len(ours)], minlength=len(totals))
         found += float(_statistic(seen, totals))
-        # Whoever deals the draws anew deals so many of each beginning to the one server.
+        # How many draws of each beginning the one server has after a shuffle.
         dealt = random.multivariate_hypergeometric(totals, len(ours), shuffles, method="count")
         shuffled += _statistic(dealt, totals)
     as_far = int((shuffled >= found - 1e-9).sum())
@@ -63,8 +63,3 @@ def _statistic(seen: np.ndarray, totals: np.ndarray) -> np.ndarray:
     share = seen.sum(-1, keepdims=True) / totals.sum()
     apart = (seen - share * totals) ** 2 / totals / (share * (1 - share))
     return np.asarray(apart.sum(-1))
-
-
-def least_of(chances: Sequence[float]) -> float:
-    """The smallest of several chances, as one: times how many there are (Bonferroni's bound)."""
-    return min(1.0, min(chances) * len(chances))

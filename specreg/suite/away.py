@@ -1,10 +1,10 @@
-"""Away: cases and proofs in, what came of them in other processes out."""
+"""Away: cases and checks in, what came of them in other processes out."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
-from specreg.correctness.checks import Proof
-from specreg.matrix import Case
+from specreg.correctness.checks import CorrectnessCheck
+from specreg.matrix.case import Case
 from specreg.measurement.journal import Key
 from specreg.measurement.measure import Measurement
 from specreg.verdicts.judge import Verdict
@@ -25,8 +25,8 @@ class Away(Protocol):
         """
         ...
 
-    def verdict(self, proof: Proof, case: Case, launch: int) -> Verdict:
-        """What came of a proof; waits for it.
+    def verdict(self, check: CorrectnessCheck, case: Case, launch: int) -> Verdict:
+        """The verdict of a check; waits for it.
 
         Raises:
             SpecregError: it couldn't be made.
@@ -34,7 +34,7 @@ class Away(Protocol):
         ...
 
     def kill(self) -> None:
-        """Ends them at once, whatever they are at; their watchdogs end the servers."""
+        """Ends them at once, whatever they are at; their supervisors end the servers."""
         ...
 
     def close(self, *, early: bool) -> str:

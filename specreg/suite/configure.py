@@ -5,25 +5,25 @@ import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from specreg.baselines.store import Shelf
+from specreg.baselines.store import BaselineStore
 from specreg.core.commands import run_command
 from specreg.core.errors import SpecregError, UnknownNameError
 from specreg.core.timeline import Timeline
 from specreg.datasets.hub import is_offline
 from specreg.many.options import Spread
-from specreg.matrix import Case, Tier, load_tier, with_prompts
+from specreg.matrix.case import Case, Tier
 from specreg.matrix.models import why_unfetchable
+from specreg.matrix.tier import load_tier, with_prompts
 from specreg.measurement.journal import Journal, last_run, load_journal, parts_in
 from specreg.measurement.metrics import METRICS, check_tolerances
 from specreg.report.progress import Progress
 from specreg.servers.attach import alone
 from specreg.servers.provision import Provision
-from specreg.servers.spanning import NODES_OPTION, Nodes, parse_nodes
 from specreg.suite.options import Options, options_to_repeat
 from specreg.suite.run import Suite
-from specreg.telemetry.host import Site
 from specreg.telemetry.identity import (
     UNKNOWN_ENVIRONMENT,
+    Host,
     current_environment,
     find_gpus,
     processor_load,
@@ -45,7 +45,6 @@ def check_options(root: Path, options: Options) -> None:
     """
     if options.attach is not None:
         _check_attachable(options)
-    _nodes(options)
     if options.launches is not None and options.launches < 1:
         message = f"--specreg-launches: got {options.launches}, needed 1 or more; leave it out"
         raise SpecregError(message)
@@ -69,7 +68,7 @@ def _tier(root: Path, options: Options, name: str) -> Tier:
     return tier
 
 
-def open_suite(root: Path, options: Options, progress: Progress, site: Site | None) -> Suite:
+def open_suite(root: Path, options: Options, progress: Progress, site: Host | None) -> Suite:
     """A run in which nothing was measured yet, but for what it goes on with.
 
     Args:
@@ -98,7 +97,7 @@ def open_suite(root: Path, options: Options, progress: Progress, site: Site | No
     suite = Suite(
         root=root,
         tier=tier,
-        shelf=Shelf(
+        store=BaselineStore(
             folder=root / options.baselines,
             environment=environment_of(needs_gpus=tier.gpus_used(gpus.memory_gib))
             if options.attach is None
@@ -117,7 +116,6 @@ def open_suite(root: Path, options: Options, progress: Progress, site: Site | No
             show=progress.show,
             tell=progress.tell,
             waits=not options.no_wait,
-            nodes=_nodes(options),
             site=site,
         ),
         ready_within_s=options.ready_within_s,
@@ -155,18 +153,6 @@ def _with_fewer_prompts(tier: Tier, options: Options) -> Tier:
     return tier if options.num_prompts is None else with_prompts(tier, options.num_prompts)
 
 
-def _nodes(options: Options) -> Nodes:
-    """The nodes that servers may span; each worker is on one machine."""
-    spread = next((name for name, given in spread_of(options).given.items() if given), "")
-    if options.nodes is not None and spread:
-        message = (
-            f"{NODES_OPTION} with {spread}: each worker measures on GPUs of one machine, and a"
-            " server that spans nodes takes those of others too; leave one of them out"
-        )
-        raise SpecregError(message)
-    return parse_nodes(options.nodes, options.node_command)
-
-
 def _softened(inconclusive: str) -> frozenset[str]:
     """The metrics that `--specreg-inconclusive` names."""
     return frozenset(
@@ -185,7 +171,6 @@ def _check_attachable(options: Options) -> None:
         "--specreg-engine-version": options.engine_version is not None,
         "--specreg-budget-gpu-min": options.budget_gpu_min is not None,
         **spread_of(options).given,
-        NODES_OPTION: options.nodes is not None,
     }
     too_much = [name for name, is_given in given.items() if is_given]
     if too_much:

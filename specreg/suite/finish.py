@@ -1,30 +1,52 @@
 """What is done when a run ends: what it measured and decided in, files and remarks out."""
 
 import contextlib
+import functools
+import itertools
+import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
+
+import specreg
 from specreg.baselines.comparison import differing_settings
-from specreg.baselines.record import Recorded, record_measurements
+from specreg.baselines.record import Recorded, commit_of, record_measurements
 from specreg.baselines.schema import Baseline
-from specreg.core.commands import specreg_command
+from specreg.core.commands import run_command, specreg_command
 from specreg.core.errors import BaselineError, SpecregError
-from specreg.matrix import Case, all_case_ids
+from specreg.matrix.case import Case
 from specreg.matrix.models import model_sha256
+from specreg.matrix.schema import CaseSettings
+from specreg.matrix.tier import all_case_ids
+from specreg.measurement.figures import Figures
 from specreg.measurement.measure import Measurement
-from specreg.report.breakdown import categories_of, last_launches, slowed_of
-from specreg.report.json import RunVerdict, count_outcomes
+from specreg.report.document import (
+    CaseReport,
+    Expected,
+    Origin,
+    Report,
+    RunVerdict,
+    Spreads,
+    count_outcomes,
+    expected_of,
+    last_launches,
+    slowed_of,
+    spreads_of,
+)
+from specreg.servers.launch import launches_of
 from specreg.suite.run import Suite
 from specreg.verdicts.history import (
-    Lived,
+    RunRecord,
     headroom_frac,
     history_path,
     identical_to,
-    lived_through,
     load_history,
+    noise_of,
     record_history,
+    run_record,
 )
-from specreg.verdicts.judge import Outcome, own_tolerance_frac
+from specreg.verdicts.judge import Outcome
 
 
 def record_baselines(suite: Suite) -> tuple[tuple[Recorded, ...], Mapping[str, str]]:
@@ -46,7 +68,7 @@ def record_baselines(suite: Suite) -> tuple[tuple[Recorded, ...], Mapping[str, s
     return tuple(written), refused
 
 
-def record_lived(suite: Suite) -> None:
+def record_runs(suite: Suite) -> None:
     """Adds what a run that judged did to the history, for later ones to learn how hours differ.
 
     Raises:
@@ -61,7 +83,7 @@ def record_lived(suite: Suite) -> None:
         if launches and verdicts:
             run = suite.run_folder.name
             settings = suite.settings(case)
-            lived.append(lived_through(run, launches, verdicts, settings, _exact(suite, case)))
+            lived.append(run_record(run, launches, verdicts, settings, _exact(suite, case)))
     record_history(history_path(suite.history, suite.environment.name), lived)
 
 
@@ -86,11 +108,48 @@ def run_verdict(suite: Suite, status: int, *, cut_short: bool) -> RunVerdict:
         no_power=suite.no_power,
         slowed=slowed_of(suite.figures),
         load=suite.load,
-        categories={
-            one.case_id: dict(categories_of(one))
-            for one in last_launches(suite.figures)
-            if categories_of(one)
-        },
+    )
+
+
+def report_of(
+    suite: Suite,
+    run: RunVerdict,
+    *,
+    command: str,
+    options: tuple[str, ...] = (),
+    remarks: Sequence[str] = (),
+) -> Report:
+    """Fill the document of a run that ends.
+
+    Args:
+        suite: what it held.
+        run: what it decided.
+        command: what was typed.
+        options: with which its cases run again as they did.
+        remarks: what a reader should know besides.
+    """
+    history = load_history(history_path(suite.history, suite.environment.name))
+    judged = {verdict.case_id for verdict in suite.verdicts}
+    return Report(
+        run=run,
+        machine=suite.environment,
+        origin=Origin(
+            command=command,
+            specreg_version=specreg.__version__,
+            commit=commit_of(suite.root),
+            python_version=platform.python_version(),
+            driver_version=suite.provision.found_gpus.driver_version,
+            options=options,
+        ),
+        cases=tuple(
+            _case_report(suite, suite.budgeted(case), history.of(case.id), options)
+            for case in suite.tier.cases
+            if case.id in judged
+        ),
+        tier_cases=tuple(case.id for case in suite.tier.cases),
+        remarks=tuple(remarks),
+        ended_at=suite.now.isoformat(timespec="seconds"),
+        time=suite.timeline.so_far(),
     )
 
 
@@ -119,11 +178,14 @@ def remarks(suite: Suite, matrix: Path) -> Iterator[str]:
         yield from _headroom(suite, case, history.of(case.id))
     if suite.asks_for_all:
         with contextlib.suppress(SpecregError):  # another tier can't be read; its own runs say so
-            unused = suite.shelf.unused(all_case_ids(matrix))
+            unused = suite.store.unused(all_case_ids(matrix))
             if unused:
                 names = ", ".join(path.stem for path in unused)
                 prune = specreg_command("baselines", "prune", "--tier", suite.tier.name)
                 yield f"no case asks for these baselines: {names}; {prune}"
+
+
+_LAST_RUNS = 60
 
 
 def _cases(suite: Suite) -> Iterable[Case]:
@@ -148,20 +210,23 @@ def _record(suite: Suite, case: Case, measurements: list[Measurement]) -> Record
     return record_measurements(
         measurements,
         settings,
-        suite.shelf,
+        suite.store,
         reason=suite.update_reason or "",
         torch_version=suite.provision.torch_version(case.server),
         driver_version=suite.provision.found_gpus.driver_version,
-        identical=identical_to(history.of(case.id), settings, first.engine_version, draft_sha256),
+        noise_of=functools.partial(
+            noise_of,
+            identical_to(history.of(case.id), settings, first.engine_version, draft_sha256),
+        ),
     )
 
 
-def _headroom(suite: Suite, case: Case, lived: Sequence[Lived]) -> Iterator[str]:
+def _headroom(suite: Suite, case: Case, lived: Sequence[RunRecord]) -> Iterator[str]:
     exact = _exact(suite, case)
     one_sided = [metric for metric in suite.asked_of(case) if not metric.two_sided]
     for metric in one_sided if exact else ():
         headroom = headroom_frac(metric, exact, lived) if exact else None
-        if headroom is not None and headroom >= own_tolerance_frac(metric, case) / 2:
+        if headroom is not None and headroom >= metric.allowed_frac(case) / 2:
             yield (
                 f"{case.id}: the baseline of {metric.name} is {headroom:.1%} below the last runs;"
                 f" a loss of {headroom:.1%} would pass, so record it anew"
@@ -175,3 +240,61 @@ def _exact(suite: Suite, case: Case) -> Baseline | None:
         if known.exact is not None and not differing_settings(known.exact.case, known.settings):
             return known.exact
     return None
+
+
+def _case_report(
+    suite: Suite, case: Case, lived: Sequence[RunRecord], options: tuple[str, ...]
+) -> CaseReport:
+    measured = [one for one in suite.measurements if one.case.id == case.id]
+    valid = [one for one in measured if one.values]
+    settings: CaseSettings | None = None
+    expected: Expected | None = None
+    with contextlib.suppress(SpecregError):  # the case is red for it, and says why
+        settings = suite.settings(case)
+        expected = expected_of(suite.known_of(case), (valid or measured)[-1:])
+    every = last_launches(suite.figures) + tuple(suite.figures[::-1])
+    figures = next((_without_requests(one) for one in every if one.case_id == case.id), None)
+    return CaseReport(
+        case_id=case.id,
+        engine=case.server.engine,
+        method=case.server.method,
+        models=case.server.models,
+        dataset=case.dataset,
+        target=case.server.target,
+        draft=case.server.draft or "",
+        settings=settings,
+        figures=figures,
+        spreads=spreads_of(valid[-1]) if valid else Spreads(),
+        expected=expected,
+        history=tuple(lived[-_LAST_RUNS:]),
+        reproduce=run_command((case.id,), _with_version(options, figures)),
+        logs=tuple(_logs(suite, case)),
+        error=suite.errors.get(case.id, ""),
+    )
+
+
+def _with_version(options: tuple[str, ...], figures: Figures | None) -> tuple[str, ...]:
+    """The options, and the engine that was measured: another day specreg knows a newer one."""
+    named = ("--specreg-engine-version", "--specreg-engine-python", "--specreg-attach")
+    if figures is None or any(option.startswith(named) for option in options):
+        return options
+    version = figures.engine_version.partition("+")[0]
+    return (*options, f"--specreg-engine-version={version}") if version else options
+
+
+def _logs(suite: Suite, case: Case) -> Iterator[str]:
+    """What its servers said on each launch, its own before the control's."""
+    for number in itertools.count(1):  # those of further looks too
+        control, server = launches_of(case, number)
+        launches = dict.fromkeys((server, control))
+        paths = [path for launch in launches for path in suite.servers.log_paths(launch, server)]
+        if not paths:
+            return
+        yield from (path.relative_to(suite.run_folder).as_posix() for path in paths)
+
+
+def _without_requests(figures: Figures) -> Figures:
+    if figures.acceptance is None:
+        return figures
+    acceptance = msgspec.structs.replace(figures.acceptance, by_request=())
+    return msgspec.structs.replace(figures, acceptance=acceptance)

@@ -4,8 +4,6 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from specreg.servers.spanning import NODES_OPTION, REACH, REACH_OPTION
-
 _OF_ONE_RUN = frozenset(
     (
         "tier",
@@ -90,20 +88,6 @@ class Options:
         "how many servers to measure at once, each on GPUs of its own and as far as they don't"
         " disturb one another; auto for as many as fit (default: one after another)",
         metavar="N|auto",
-    )
-    nodes: str | None = _option(
-        NODES_OPTION,
-        None,
-        "the hosts that servers may span, as they reach one another, this one first"
-        " (default: this one alone)",
-        metavar="HOST,HOST",
-    )
-    node_command: str | None = _option(
-        REACH_OPTION,
-        None,
-        "what runs a command on another of them and hands its input on, {host} standing for which"
-        f" (default: {REACH})",
-        metavar="COMMAND",
     )
     ray: str | None = _option(
         "--specreg-ray",

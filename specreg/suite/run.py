@@ -14,12 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
-
 from specreg.baselines.comparison import Known
 from specreg.baselines.estimate import START_S, Estimate, estimate_of, estimates_of, within_budget
-from specreg.baselines.schema import CaseSettings
-from specreg.baselines.store import Shelf, settings_in
+from specreg.baselines.store import BaselineStore, settings_in
 from specreg.core.errors import (
     BaselineError,
     HungError,
@@ -28,29 +25,28 @@ from specreg.core.errors import (
     ServerDiedError,
     SpecregError,
 )
-from specreg.core.redaction import hide_known
 from specreg.core.signals import check_signalled
 from specreg.core.timeline import Phase, Timeline
-from specreg.correctness.checks import Plain, Proof, Scene, proofs_of
-from specreg.correctness.draft_prediction import foresee
+from specreg.correctness.checks import ControlAnswers, CorrectnessCheck, RunningCase, checks_of
+from specreg.correctness.oracle_client import predict_drafts
 from specreg.datasets.prompts import prompts_sha256
-from specreg.matrix import Case, Tier
+from specreg.matrix.case import Case, Tier
 from specreg.matrix.models import model_sha256, resolve_model
 from specreg.matrix.prompts import load_case_prompts
+from specreg.matrix.schema import CaseSettings
 from specreg.measurement.arm import Arm, control_of
 from specreg.measurement.figures import Figures, figures_of, record_figures
 from specreg.measurement.journal import Journal, Key
 from specreg.measurement.measure import Measurement, Plan, beside, measure, workload_of
 from specreg.measurement.metrics import METRICS, Family, Metric
-from specreg.servers.launch import Launch, Starting, launches_of
-from specreg.servers.pairs import Servers
+from specreg.servers.launch import Launch, Servers, Starting, launches_of
 from specreg.servers.provision import Provision
 from specreg.servers.server import Server
 from specreg.stats.alpha_spending import PARTS, Look
 from specreg.suite.away import Away
 from specreg.telemetry.identity import Environment, ProcessorLoad
-from specreg.telemetry.power.watch import Watch, watch
-from specreg.verdicts.confirmation import Docket
+from specreg.telemetry.sampler import Watch, watch
+from specreg.verdicts.confirmation import Confirmation
 from specreg.verdicts.judge import Outcome, Verdict
 from specreg.verdicts.stop_rules import enough_for
 
@@ -65,7 +61,7 @@ class Suite:
     Attributes:
         root: the repository's root.
         tier: what runs.
-        shelf: the baselines of this machine.
+        store: the baselines of this machine.
         launches: how many launches of each server are measured.
         update_reason: why baselines are recorded, empty for the usual; None when they aren't.
         provision: where the engines come from.
@@ -87,7 +83,7 @@ class Suite:
         verbose: whether the percentiles of all cases are shown.
         away: who measures elsewhere, None where this process does.
         servers: those that it starts.
-        docket: the verdicts; taken_over: what an earlier run had measured; retried: what was
+        confirmation: the verdicts; taken_over: what an earlier run had measured; retried: what was
             measured a second time, as its server had gone away.
         figures: of each measurement so far.
         errors: by case that failed otherwise than by a verdict, what was said first, in full.
@@ -96,7 +92,7 @@ class Suite:
 
     root: Path
     tier: Tier
-    shelf: Shelf
+    store: BaselineStore
     launches: int
     update_reason: str | None
     provision: Provision
@@ -122,16 +118,16 @@ class Suite:
     taken_over: list[str] = field(default_factory=list)
     retried: list[str] = field(default_factory=list)
     servers: Servers = field(init=False)
-    docket: Docket = field(init=False)
+    confirmation: Confirmation = field(init=False)
     figures: list[Figures] = field(default_factory=list)
     errors: dict[str, str] = field(default_factory=dict)
     began_at: dt.datetime = field(default_factory=lambda: dt.datetime.now(tz=dt.UTC))
     began_ns: int = field(default_factory=time.monotonic_ns)
     _measured: dict[tuple[str, int], Measurement] = field(default_factory=dict)
-    _proven: dict[tuple[str, str], Verdict] = field(default_factory=dict)
+    _checked: dict[tuple[str, str], Verdict] = field(default_factory=dict)
     _failed: dict[str, SpecregError] = field(default_factory=dict)
     _verdict_rows: dict[tuple[str, str, int], int] = field(default_factory=dict)
-    _plain: Plain = field(default_factory=dict)
+    _control_answers: ControlAnswers = field(default_factory=dict)
     _known: tuple[Case, Known] | None = None
     _budgeted: Mapping[str, Case] = field(default_factory=dict)
     _estimates: dict[str, Estimate | None] = field(default_factory=dict)
@@ -145,7 +141,7 @@ class Suite:
             show=self.show,
             timeline=self.timeline,
         )
-        self.docket = Docket(
+        self.confirmation = Confirmation(
             known_of=self.known_of,
             measure_afresh=self.measure_afresh,
             softened=self.softened,
@@ -160,12 +156,12 @@ class Suite:
     @property
     def environment(self) -> Environment:
         """The machine."""
-        return self.shelf.environment
+        return self.store.environment
 
     @property
     def verdicts(self) -> Sequence[Verdict]:
         """So far, in the order of the run."""
-        return self.docket.verdicts
+        return self.confirmation.verdicts
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
@@ -183,7 +179,7 @@ class Suite:
         cases = [case for case in self.tier.cases if case.id in self.asked]
         fewer = within_budget(
             cases,
-            estimates_of(self.tier, self.shelf, self.provision.found_gpus, self.root),
+            estimates_of(self.tier, self.store, self.provision.found_gpus, self.root),
             self.environment.kind,
             budget_min=self.budget_min,
             launches=self.launches,
@@ -347,7 +343,7 @@ class Suite:
         """About how long a phase of a case takes; None where nothing tells."""
         if case.id not in self._estimates:
             self._estimates[case.id] = estimate_of(
-                case, self.tier, self.shelf, self.provision.found_gpus, self.root
+                case, self.tier, self.store, self.provision.found_gpus, self.root
             )
         estimate = self._estimates[case.id]
         return None if estimate is None else estimate.phase_s(phase, case.prompts)
@@ -402,7 +398,7 @@ class Suite:
     ) -> Verdict:
         """Judges a metric of a case that was measured, and with it all of its server group.
 
-        The group is all cases that share the server: they are measured and proved, and what looks
+        The group is all cases that share the server: they are measured and checked, and what looks
         worse or undecided is measured again on fresh launches, before the first test says anything.
 
         Args:
@@ -426,7 +422,7 @@ class Suite:
             if launches_of(case, number)[1] != server.launch:
                 continue
             beside = control if case.control else None
-            proofs = proofs_of(case, with_torch=self.with_oracle) if number == 1 else ()
+            checks = checks_of(case, with_torch=self.with_oracle) if number == 1 else ()
             try:
                 metrics = self.asked_of(case)
                 if metrics:
@@ -434,14 +430,14 @@ class Suite:
                 for metric in metrics:
                     self._verdict_rows[case.id, metric.name, number] = len(self.verdicts)
                     self._look(metric, case, number)
-                for proof in proofs:
-                    if proof.name in self.asked[case.id]:
-                        self.prove(proof, case, server, beside)
+                for check in checks:
+                    if check.name in self.asked[case.id]:
+                        self.check(check, case, server, beside)
             except MemoryHeldError:
                 raise
             except SpecregError:  # the case's own tests say so
                 continue
-        self.docket.confirm()
+        self.confirmation.confirm()
 
     def _look(self, metric: Metric, case: Case, launch: int) -> None:
         """Judges a metric of a launch, which may wait for a fresh one.
@@ -460,82 +456,84 @@ class Suite:
             verdict = Verdict(
                 case_id=case.id, metric=metric.name, outcome=Outcome.MEASURED, value=value
             )
-            self.docket.note(verdict)
+            self.confirmation.note(verdict)
             return
         numbers = range(1, launch + 1)
         launches = [self._measured[case.id, n] for n in numbers if (case.id, n) in self._measured]
         valid = [m for m in launches if metric.family not in m.invalid or m is measurement]
-        self.docket.judge(metric, valid)
+        self.confirmation.judge(metric, valid)
 
-    def prove(
-        self, proof: Proof, case: Case, server: Starting, control: Starting | None
+    def check(
+        self, check: CorrectnessCheck, case: Case, server: Starting, control: Starting | None
     ) -> Verdict:
-        """Proves what must hold of a case, once.
+        """Check what must hold of a case, once.
 
         Args:
-            proof: what.
+            check: which.
             case: of which.
             server: the case's.
             control: the one beside it, None where there is none.
 
         Raises:
-            SpecregError: a server didn't start or went away twice, or it couldn't be proved; the
+            SpecregError: a server didn't start or went away twice, or it couldn't be made; the
                 same when asked again.
         """
-        place = case.id, proof.name
-        if place not in self._proven:
-            self._proven[place] = self._at_most_once(
-                " ".join(place), lambda: self._prove(proof, case, server, control)
+        place = case.id, check.name
+        if place not in self._checked:
+            self._checked[place] = self._at_most_once(
+                " ".join(place), lambda: self._check(check, case, server, control)
             )
-        return self._proven[place]
+        return self._checked[place]
 
-    def _prove(
-        self, proof: Proof, case: Case, server: Starting, control: Starting | None
+    def _check(
+        self, check: CorrectnessCheck, case: Case, server: Starting, control: Starting | None
     ) -> Verdict:
-        """Proves it; once more, on a fresh server, where one went away."""
-        estimate_s = self._phase_s(case, Phase.PROVING)
+        """Check it; once more, on a fresh server, where one went away."""
+        estimate_s = self._phase_s(case, Phase.CHECKING)
         with self.timeline.during(
-            Phase.PROVING, server.launch.id, of=case.id, estimate_s=estimate_s
+            Phase.CHECKING, server.launch.id, of=case.id, estimate_s=estimate_s
         ):
             if self.away is not None:
-                verdict = self.away.verdict(proof, case, server.launch.number)
+                verdict = self.away.verdict(check, case, server.launch.number)
             else:
                 verdict = self._twice(
-                    lambda: self._prove_once(proof, case, server, control),
+                    lambda: self._check_once(check, case, server, control),
                     tuple(filter(None, (server, control))),
-                    again=f"{server.launch.case_id(case)}: {proof.name} proved again",
+                    again=f"{server.launch.case_id(case)}: {check.name} checked again",
                 )
-        self.docket.note(verdict)
+        self.confirmation.note(verdict)
         return verdict
 
-    def _prove_once(
-        self, proof: Proof, case: Case, server: Starting, control: Starting | None
+    def _check_once(
+        self, check: CorrectnessCheck, case: Case, server: Starting, control: Starting | None
     ) -> Verdict:
         spec = case.server
         running, beside = self._started(server, control)
-        scene = Scene(
+        running_case = RunningCase(
             case=case,
             server=running,
             control=beside,
             prompts=load_case_prompts(self.root, case)[: case.prompts],
-            foresee=functools.partial(foresee, on_gpu=self.provision.on_gpu, show=self.show),
+            predict_drafts=functools.partial(
+                predict_drafts, on_gpu=self.provision.on_gpu, show=self.show
+            ),
             models=(
                 resolve_model(self.root, spec.target),
                 resolve_model(self.root, spec.draft) if spec.draft else None,
             ),
-            plain=self._plain,
+            control_answers=self._control_answers,
         )
         try:
-            return proof.prove(scene)
+            return check.check(running_case)
         except InvalidMeasurementError:
-            for one in filter(None, (scene.server, scene.control)):
+            for one in filter(None, (running, beside)):
                 one.check_alive()
             raise
 
-    def note_failure(self, case: Case, what: Metric | Proof, reason: str) -> Verdict:
+    def note_failure(self, case: Case, what: Metric | CorrectnessCheck, reason: str) -> Verdict:
         """Remembers that a metric could not be judged, so that no table leaves it out."""
         verdict = Verdict(case_id=case.id, metric=what.name, outcome=Outcome.INVALID, reason=reason)
-        self.docket.note(verdict)
+        self.confirmation.note(verdict)
         return verdict
 
     def known_of(self, case: Case) -> Known:
@@ -545,7 +543,7 @@ class Suite:
             BaselineError: its baseline can't be read.
         """
         if self._known is None or self._known[0] != case:
-            self._known = case, self.shelf.look_up(case, self.settings(case))
+            self._known = case, self.store.look_up(case, self.settings(case))
         return self._known[1]
 
     def settings(self, case: Case) -> CaseSettings:
@@ -636,7 +634,7 @@ class Suite:
         requirement = self.provision.requirement(spec)
         files = [prompts_sha256(load_case_prompts(self.root, case)), *map(model_sha256, models)]
         return Key(
-            case=hide_known(msgspec.json.encode(case).decode()),
+            case=case.key,
             case_id=case.id,
             launch=launch,
             asked=self._asks_for(case),

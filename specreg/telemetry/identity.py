@@ -1,10 +1,11 @@
-"""The machine that measures: its stable facts, and the name of the environment they make."""
+"""The machine that measures: its stable facts, its load, and the name of its environment."""
 
 import functools
 import os
 import platform
 import re
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,8 @@ import msgspec
 import psutil
 
 from specreg.core.errors import SensorError
-from specreg.telemetry.sensors import SENSORS, Device
+from specreg.telemetry.devices import find_devices
+from specreg.telemetry.sensor import Device
 
 # The widest vector unit decides the kernels that a CPU engine picks.
 _INSTRUCTION_SETS = ("amx_tile", "avx512f", "avx2", "asimd")
@@ -21,18 +23,19 @@ _SHORT = {"amx_tile": "amx", "avx512f": "avx512"}
 _BYTES_PER_GB = 10**9
 _BYTES_PER_GIB = 2**30
 _LOADED_FRAC = 0.5
-"""Of the cores, what others may keep busy before a speed on processors means little."""
+"""The share of the cores that others may keep busy before a speed on processors means little."""
 _WATCHED_S = 0.2
 _MOST_NAMED = 3
+_PERCENT = 100
 
 
 class ProcessorLoad(msgspec.Struct, frozen=True, kw_only=True):
     """What keeps the processor busy before a run has started anything.
 
     Attributes:
-        waiting: how many processes and threads wanted to run, on average over the last minute.
+        waiting: processes and threads that wanted to run, on average over the last minute.
         cores: that we may use.
-        busiest_frac: by name of a process other than ours the share of a core that it took; the
+        busiest_frac: the share of a core that a process other than ours took, by its name; the
             three highest, where the load is high.
     """
 
@@ -46,22 +49,20 @@ class ProcessorLoad(msgspec.Struct, frozen=True, kw_only=True):
         return self.waiting > _LOADED_FRAC * self.cores
 
     def __str__(self) -> str:
-        named = ", ".join(
-            f"{name} {frac:.0%} of a core" for name, frac in self.busiest_frac.items()
-        )
-        told = f"a load of {self.waiting:.1f} on {self.cores} core(s) over the last minute"
-        return f"{told}, by {named}" if named else told
+        busiest = [f"{name} {frac:.0%} of a core" for name, frac in self.busiest_frac.items()]
+        load = f"a load of {self.waiting:.1f} on {self.cores} core(s) over the last minute"
+        return ", ".join([f"{load}, by {busiest[0]}", *busiest[1:]]) if busiest else load
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """What must be equal for two speeds to be comparable. No clocks, temperatures, host names.
 
     Attributes:
-        kind: "cpu" or "gpu", what the engine runs on; "unknown" where nobody can tell.
-        cpu: the processor's name; `instruction_set`: its widest; `cores`: that we may use. Empty
-            and 0 for "gpu".
-        gpus: the names of the GPUs in use; `gpu_memory_gb`: of the first, rounded. Empty and 0
-            for "cpu".
+        kind: "cpu" or "gpu", what the engine runs on, or "unknown".
+        cpu: the processor's name; instruction_set: its widest; cores: that we may use. Empty and 0
+            for "gpu".
+        gpus: the names of the GPUs in use; gpu_memory_gb: of the first, rounded. Empty and 0 for
+            "cpu".
         power_limit_w: what the GPUs are held to; 0 where it is the vendor's limit.
     """
 
@@ -109,12 +110,12 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 UNKNOWN_ENVIRONMENT = Environment(kind="unknown")
-"""Of a server that somebody else runs elsewhere: no speed is comparable with it."""
+"""Of a server that runs elsewhere: no speed is comparable with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpus:
-    """The GPUs that this process sees.
+    """The GPUs that a process sees.
 
     Attributes:
         devices: in the order in which engines take them.
@@ -141,18 +142,69 @@ class Gpus:
 
     @property
     def bandwidth_gib_per_s(self) -> float:
-        """How fast the first one reads its memory; 0 where nobody says."""
+        """How fast the first one reads its memory; 0 where its driver doesn't say."""
         return self.devices[0].bandwidth_gib_per_s if self.devices else 0.0
 
 
+class Host(msgspec.Struct, frozen=True, kw_only=True):
+    """What a machine is, to be told to one that has it measure.
+
+    Attributes:
+        cpu: its environment where no GPU is used.
+        gpus: that may be used, in the order in which engines take them; why_none: why there are
+            none.
+        processors: that tell what they draw; why_dark: why none does.
+    """
+
+    cpu: Environment
+    gpus: tuple[Device, ...] = ()
+    why_none: str = ""
+    processors: tuple[Device, ...] = ()
+    why_dark: str = ""
+
+    @property
+    def found(self) -> Gpus:
+        """Its GPUs, as `find_gpus` gives them."""
+        return Gpus(devices=self.gpus, why_none=self.why_none)
+
+    def environment(self, *, needs_gpus: int) -> Environment:
+        """See `current_environment`."""
+        return gpu_environment(self.gpus[:needs_gpus]) if needs_gpus and self.gpus else self.cpu
+
+    def devices(self, gpus: int) -> tuple[Device, ...]:
+        """See `devices_of`.
+
+        Raises:
+            SensorError: there are fewer, or none shows its power.
+        """
+        if gpus > len(self.gpus):
+            raise SensorError(self.why_none or f"there are {len(self.gpus)} of {gpus} GPUs")
+        if not gpus and not self.processors:
+            raise SensorError(self.why_dark)
+        return self.gpus[:gpus] if gpus else self.processors
+
+
+def this_host() -> Host:
+    """Describe this machine."""
+    gpus = find_gpus()
+    processors, why_dark = _find(of_gpus=False)
+    return Host(
+        cpu=cpu_environment(),
+        gpus=gpus.devices,
+        why_none=gpus.why_none,
+        processors=processors,
+        why_dark=why_dark,
+    )
+
+
 def current_environment(*, needs_gpus: int) -> Environment:
-    """This machine, as the environment of cases that use so many of its GPUs; 0 for none."""
+    """Return the environment of cases that use so many of this machine's GPUs; 0 for none."""
     gpus = find_gpus().devices
     return gpu_environment(gpus[:needs_gpus]) if needs_gpus and gpus else cpu_environment()
 
 
 def gpu_environment(used: Sequence[Device]) -> Environment:
-    """The environment of cases that use these GPUs, one or more."""
+    """Return the environment of cases that use these GPUs, one or more."""
     return Environment(
         kind="gpu",
         gpus=tuple(device.name for device in used),
@@ -162,7 +214,7 @@ def gpu_environment(used: Sequence[Device]) -> Environment:
 
 
 def cpu_environment() -> Environment:
-    """This machine, as the environment of cases that use none."""
+    """Return the environment of cases that use no GPU of this machine."""
     cpu, instruction_set = _read_cpu(Path("/proc/cpuinfo"))
     return Environment(
         kind="cpu", cpu=cpu, instruction_set=instruction_set, cores=len(os.sched_getaffinity(0))
@@ -171,50 +223,38 @@ def cpu_environment() -> Environment:
 
 @functools.cache
 def find_gpus() -> Gpus:
-    """The GPUs of this machine that this process sees, by their drivers."""
-    why: list[str] = []
-    for sensor in SENSORS.values():
-        if not sensor.of_gpus:
-            continue
-        try:
-            return Gpus(devices=tuple(sensor.find(os.environ)), why_none="")
-        except SensorError as error:
-            why.append(str(error))
-    return Gpus(devices=(), why_none="; ".join(why))
+    """Return the GPUs of this machine that this process sees, by their drivers."""
+    devices, why_none = _find(of_gpus=True)
+    return Gpus(devices=devices, why_none=why_none)
+
+
+def _find(*, of_gpus: bool) -> tuple[tuple[Device, ...], str]:
+    """Return all GPUs, or all processors, and why there are none."""
+    try:
+        return find_devices(os.environ, of_gpus=of_gpus), ""
+    except SensorError as error:
+        return (), str(error)
 
 
 def processor_load() -> ProcessorLoad:
-    """The load of this machine now; a fifth of a second is watched where it is high."""
+    """Return the load of this machine; a fifth of a second is watched where it is high."""
     found = ProcessorLoad(waiting=os.getloadavg()[0], cores=len(os.sched_getaffinity(0)))
     return msgspec.structs.replace(found, busiest_frac=busiest_frac()) if found.is_high else found
 
 
 def busiest_frac() -> dict[str, float]:
-    """By name the share of a core that the busiest processes besides this one take now."""
-    before, began = _spent_s(), time.monotonic()
+    """Return the shares of a core that the three busiest other processes take, by name."""
+    list(psutil.process_iter(["cpu_percent"]))  # it is of the time since it was asked last
     time.sleep(_WATCHED_S)
-    after, took_s = _spent_s(), time.monotonic() - began
-    taken: dict[str, float] = {}
-    for key, spent_s in after.items():
-        share = (spent_s - before.get(key, spent_s)) / took_s
-        if share:
-            taken[key[1]] = taken.get(key[1], 0.0) + share
-    highest = sorted(taken.items(), key=lambda item: -item[1])
-    return dict(highest[:_MOST_NAMED])
-
-
-def _spent_s() -> dict[tuple[int, str], float]:
-    """By number and name the processor time of each process but this one."""
-    found = {}
-    for one in psutil.process_iter(["name", "cpu_times"]):
-        times = one.info["cpu_times"]
-        if times is not None and one.pid != os.getpid():
-            found[one.pid, str(one.info["name"])] = times.user + times.system
-    return found
+    taken: Counter[str] = Counter()
+    for one in psutil.process_iter(["name", "cpu_percent"]):
+        if one.pid != os.getpid() and one.info["cpu_percent"]:
+            taken[str(one.info["name"])] += one.info["cpu_percent"] / _PERCENT
+    return dict(taken.most_common(_MOST_NAMED))
 
 
 def _read_cpu(cpuinfo: Path) -> tuple[str, str]:
-    """The processor's name and its widest instruction set."""
+    """Return the processor's name and its widest instruction set."""
     text = cpuinfo.read_text() if cpuinfo.is_file() else ""
     model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)

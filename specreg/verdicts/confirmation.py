@@ -1,4 +1,4 @@
-"""The docket of one run: measured launches in, verdicts out, after a second look where needed."""
+"""Hold the verdicts of one run, and look again at what needs a fresh launch."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from specreg.baselines.comparison import Comparison, Known, compare
 from specreg.core.errors import BaselineError
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Metric
 from specreg.stats.alpha_spending import MORE_LAUNCHES, Look
@@ -19,7 +19,7 @@ Place = tuple[str, str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Postponed:
+class Unconfirmed:
     """A figure that is looked at once more, on a fresh launch of its server group.
 
     Attributes:
@@ -40,7 +40,7 @@ class Postponed:
 
 
 @dataclass(slots=True, kw_only=True)
-class Docket:
+class Confirmation:
     """What a run judges.
 
     Attributes:
@@ -56,8 +56,8 @@ class Docket:
     measure_afresh: Callable[[Sequence[Case], int], Mapping[str, Measurement | str]]
     softened: AbstractSet[str] = frozenset()
     verdicts: list[Verdict] = field(default_factory=list)
-    _waiting: dict[Place, Postponed] = field(default_factory=dict)
-    _confirmed: list[Postponed] = field(default_factory=list)
+    _waiting: dict[Place, Unconfirmed] = field(default_factory=dict)
+    _confirmed: list[Unconfirmed] = field(default_factory=list)
     _last: Comparison | None = None
 
     def note(self, verdict: Verdict) -> None:
@@ -77,7 +77,7 @@ class Docket:
         self.verdicts.append(verdict)
         if verdict.outcome is Outcome.REGRESSED or _undecided(metric, verdict):
             place = (launches[-1].case.id, metric.name, len(launches))
-            self._waiting[place] = Postponed(
+            self._waiting[place] = Unconfirmed(
                 metric=metric, launches=tuple(launches), said=verdict, row=len(self.verdicts) - 1
             )
 
@@ -118,10 +118,10 @@ class Docket:
             comparison = compare(one.launches[-1:], self.known_of(one.case))
             self.verdicts[one.row] = blame_control(self.verdicts[one.row], comparison)
 
-    def _leave_open(self, postponed: Postponed, why: str) -> None:
-        said = postponed.said
+    def _leave_open(self, unconfirmed: Unconfirmed, why: str) -> None:
+        said = unconfirmed.said
         reason = f"{said.outcome} at a look, and {why}"
-        self.verdicts[postponed.row] = self._soften(
+        self.verdicts[unconfirmed.row] = self._soften(
             dataclasses.replace(said, outcome=Outcome.INCONCLUSIVE, reason=reason)
         )
 
@@ -155,28 +155,30 @@ class Docket:
             self._last = compare(launches, self.known_of(launches[-1].case))
         return self._last
 
-    def _again(self, postponed: Postponed, fresh: Measurement | str) -> tuple[Postponed, bool]:
+    def _again(
+        self, unconfirmed: Unconfirmed, fresh: Measurement | str
+    ) -> tuple[Unconfirmed, bool]:
         """What a fresh launch says, and whether another is to be asked.
 
         Alone it must repeat a loss, and what it doesn't repeat is forgotten: the launch that had it
         was picked for it. What was undecided is judged by all launches so far; a loss that shows
         then is one to be repeated.
         """
-        said, metric = postponed.said, postponed.metric
+        said, metric = unconfirmed.said, unconfirmed.metric
         if isinstance(fresh, str):
             reason = f"{said.outcome} at a first look, and no further launch: {fresh}"
             invalid = dataclasses.replace(said, outcome=Outcome.INVALID, reason=reason)
-            return dataclasses.replace(postponed, said=invalid), False
+            return dataclasses.replace(unconfirmed, said=invalid), False
         broken = metric.family in fresh.invalid
         if said.outcome is Outcome.REGRESSED or broken:
             verdict = self._look(metric, (fresh,), Look.LAUNCH)
             if not broken:
                 verdict = confirm(said, verdict)
-            again = dataclasses.replace(postponed, launches=(fresh,), said=verdict)
+            again = dataclasses.replace(unconfirmed, launches=(fresh,), said=verdict)
             return again, _undecided(metric, verdict)
-        launches = (*postponed.launches, fresh)
+        launches = (*unconfirmed.launches, fresh)
         verdict = self._look(metric, launches, Look.FURTHER_LAUNCH)
-        again = dataclasses.replace(postponed, launches=launches, said=verdict)
+        again = dataclasses.replace(unconfirmed, launches=launches, said=verdict)
         return again, _undecided(metric, verdict) or verdict.outcome is Outcome.REGRESSED
 
     def _compared(self) -> Mapping[tuple[str, str], Comparison]:

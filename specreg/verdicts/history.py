@@ -14,11 +14,11 @@ from pathlib import Path
 import msgspec
 
 from specreg.baselines.comparison import spreads_of
-from specreg.baselines.schema import Baseline, CaseSettings, Noise
-from specreg.core.decoding import UNREADABLE
+from specreg.baselines.schema import Baseline, Noise
 from specreg.core.errors import ReportError
-from specreg.core.files import append_lines
+from specreg.core.files import UNREADABLE, append_lines
 from specreg.matrix.models import model_sha256
+from specreg.matrix.schema import CaseSettings
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Metric
 from specreg.stats.intervals import Spread
@@ -31,7 +31,7 @@ _JUDGED = _FINE | {"REGRESSED", "WRONG", "INCONCLUSIVE"}
 """What is said of a value that was held against a baseline."""
 
 
-class Lived(msgspec.Struct, frozen=True, kw_only=True):
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What one run did with a case.
 
     Attributes:
@@ -73,15 +73,15 @@ class History:
         wrong: in words what couldn't be read, empty where all could.
     """
 
-    by_case: Mapping[str, tuple[Lived, ...]]
+    by_case: Mapping[str, tuple[RunRecord, ...]]
     wrong: str = ""
 
-    def of(self, case_id: str) -> tuple[Lived, ...]:
+    def of(self, case_id: str) -> tuple[RunRecord, ...]:
         """The lines of a case, none of one that nobody ran."""
         return self.by_case.get(case_id, ())
 
 
-def comparable(lived: Sequence[Lived], metric: str) -> tuple[Lived, ...]:
+def comparable(lived: Sequence[RunRecord], metric: str) -> tuple[RunRecord, ...]:
     """The runs that judged a metric, with the settings of the last one: others differ in more."""
     having = [one for one in lived if metric in one.values and one.judged(metric)]
     return tuple(one for one in having if one.settings_sha256 == having[-1].settings_sha256)
@@ -100,13 +100,13 @@ def baseline_sha256(baseline: Baseline | None) -> str:
     return hashlib.sha256(msgspec.json.encode(expects)).hexdigest()
 
 
-def lived_through(
+def run_record(
     run: str,
     launches: Sequence[Measurement],
     verdicts: Sequence[Verdict],
     settings: CaseSettings,
     baseline: Baseline | None,
-) -> Lived:
+) -> RunRecord:
     """What a run did with a case: its launches with a valid value, one at least, and the verdicts.
 
     Only what was judged is kept: speeds that nobody asked for were measured without their control,
@@ -119,7 +119,7 @@ def lived_through(
         if found:
             some = [value for value in found if value > 0]  # there is no logarithm of nothing
             values[name] = statistics.geometric_mean(some) if some else 0.0
-    return Lived(
+    return RunRecord(
         run=run,
         case_id=first.case.id,
         settings_sha256=settings_sha256(settings),
@@ -139,7 +139,7 @@ def history_path(folder: Path, environment: str) -> Path:
     return folder / f"{environment}.jsonl"
 
 
-def record_history(path: Path, lived: Iterable[Lived]) -> None:
+def record_history(path: Path, lived: Iterable[RunRecord]) -> None:
     """Adds lines.
 
     Raises:
@@ -165,7 +165,7 @@ def load_history(path: Path) -> History:
         return History({})
     except OSError as error:
         return History({}, f"history '{path}': {error.strerror}; mend its rights to have it shown")
-    found: dict[str, dict[str, Lived]] = {}
+    found: dict[str, dict[str, RunRecord]] = {}
     readable = [lived for line in lines if (lived := _lived(line)) is not None]
     for lived in readable:
         found.setdefault(lived.case_id, {})[lived.run] = lived
@@ -188,14 +188,14 @@ def merge_histories(*contents: bytes) -> bytes:
     return b"".join(line + b"\n" for _, line in ordered)
 
 
-def _lived(line: bytes) -> Lived | None:
+def _lived(line: bytes) -> RunRecord | None:
     try:
-        return msgspec.json.decode(line, type=Lived)
+        return msgspec.json.decode(line, type=RunRecord)
     except UNREADABLE:
         return None
 
 
-def noise_of(identical: Sequence[Lived], spreads: Mapping[str, Spread]) -> dict[str, Noise]:
+def noise_of(identical: Sequence[RunRecord], spreads: Mapping[str, Spread]) -> dict[str, Noise]:
     """How identical runs differ, beyond what the launches of one run do.
 
     s_b² = var(ln x over the runs) - s_w² / k for runs of k launches, no less than 0.
@@ -218,8 +218,8 @@ def noise_of(identical: Sequence[Lived], spreads: Mapping[str, Spread]) -> dict[
 
 
 def identical_to(
-    lived: Iterable[Lived], settings: CaseSettings, engine_version: str, draft_sha256: str
-) -> list[Lived]:
+    lived: Iterable[RunRecord], settings: CaseSettings, engine_version: str, draft_sha256: str
+) -> list[RunRecord]:
     """The runs with these settings, this engine and this draft."""
     alike = (settings_sha256(settings), engine_version, draft_sha256)
     return [
@@ -227,7 +227,7 @@ def identical_to(
     ]
 
 
-def learned(baseline: Baseline, lived: Iterable[Lived]) -> Baseline:
+def with_noise(baseline: Baseline, lived: Iterable[RunRecord]) -> Baseline:
     """The baseline with what identical runs tell of hours, as far as they tell anything new.
 
     Identical are those of the same settings, engine's version and draft.
@@ -238,7 +238,7 @@ def learned(baseline: Baseline, lived: Iterable[Lived]) -> Baseline:
     return msgspec.structs.replace(baseline, noise=noise)
 
 
-def headroom_frac(metric: Metric, baseline: Baseline, lived: Sequence[Lived]) -> float | None:
+def headroom_frac(metric: Metric, baseline: Baseline, lived: Sequence[RunRecord]) -> float | None:
     """How far a baseline lies below the last seven runs on average: a loss that would pass.
 
     None while fewer than five runs were judged against it, or where one of them wasn't better.

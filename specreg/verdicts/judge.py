@@ -13,12 +13,12 @@ from specreg.baselines.comparison import Comparison, Known, differing_settings, 
 from specreg.baselines.schema import load_acceptance
 from specreg.core.commands import ATTACH_OPTION, is_attached, record_command
 from specreg.engines.methods import METHODS
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.measurement.metrics import Direction, Family, Metric, acceptance_value
 from specreg.measurement.validity import spoiled_by
 from specreg.stats.alpha_spending import Look
 from specreg.stats.intervals import Change, change_of_launches, t_quantile
-from specreg.telemetry.power.record import PowerRecord
+from specreg.telemetry.record import PowerRecord
 
 _OTHER_CARD_FRAC = 0.1
 """What cards of one kind differ by in what their sensors say: ±5 % each."""
@@ -27,7 +27,7 @@ _MOST_LAUNCHES = 12
 """Of a case; each takes minutes."""
 
 _POWER_LEVEL = 0.1
-"""What a case can see is what it proves nine times out of ten."""
+"""The minimum detectable effect is proven nine times out of ten."""
 
 Say = Callable[..., "Verdict"]
 
@@ -57,7 +57,7 @@ class Verdict:
         change_frac: (value - expected) / (expected - origin), better is positive.
         low_frac, high_frac: the interval of that change.
         tolerance_frac: what would still have been fine.
-        sight_frac: the loss that the case proves nine times out of ten.
+        mde_frac: the minimum detectable effect, a loss that is proven nine times out of ten.
         p_worse: how often chance alone would look that much worse, one-sided.
         against: whose baseline: an environment or a source, empty without one.
         cause: of a change in speed, how much is acceptance and how much the cost of a step.
@@ -78,7 +78,7 @@ class Verdict:
     low_frac: float | None = None
     high_frac: float | None = None
     tolerance_frac: float | None = None
-    sight_frac: float | None = None
+    mde_frac: float | None = None
     p_worse: float | None = None
     against: str = ""
     cause: str = ""
@@ -198,14 +198,9 @@ def record_hint(case_id: str, known: Known) -> str:
     return f"record one with\n  {record_command((case_id,), known.options)}"
 
 
-def own_tolerance_frac(metric: Metric, case: Case) -> float:
-    """The tolerance on the same kind of machine: the case's, else the metric's."""
-    return dict(case.tolerances).get(metric.name, metric.tolerance_frac)
-
-
 def tolerance_frac(metric: Metric, case: Case, known: Known) -> float:
     """The tolerance of a case, wider against the acceptance of another machine or of a paper."""
-    own = own_tolerance_frac(metric, case)
+    own = metric.allowed_frac(case)
     if metric.by_launch or known.exact is not None:
         return own
     wider = max(metric.portable_tolerance_frac or 0, own)
@@ -219,7 +214,7 @@ def tolerance_frac(metric: Metric, case: Case, known: Known) -> float:
     return wider
 
 
-def sight_frac(change: Change, look: Look) -> float:
+def mde_frac(change: Change, look: Look) -> float:
     """The loss that would be proven nine times out of ten, on the change's own scale."""
     reach = t_quantile(look.value, change.freedom) + t_quantile(_POWER_LEVEL, change.freedom)
     return reach * change.error_frac
@@ -246,7 +241,7 @@ def _judge_acceptance(metric: Metric, comparison: Comparison, look: Look, say: S
     verdict = _decide(metric, change, tolerance, look, say)
     if verdict.outcome is Outcome.INCONCLUSIVE:
         prompts = len(comparison.ours.prompt_ids) if comparison.ours is not None else 0
-        more = max(2.0, ((verdict.sight_frac or 0.0) / tolerance) ** 2) * prompts
+        more = max(2.0, ((verdict.mde_frac or 0.0) / tolerance) ** 2) * prompts
         remedy = f"raise prompts in the matrix to about {more:.0f}"
         return _undecided(verdict, f"{prompts} prompts", remedy, needed_launches=0)
     if verdict.outcome is not Outcome.REGRESSED:
@@ -303,7 +298,7 @@ def _judge_speed(metric: Metric, comparison: Comparison, look: Look, say: Say) -
         if unlike:
             reason = f"{unlike}; {record_hint(case.id, known)}"
             return say(outcome=Outcome.NOT_COMPARABLE, reason=reason)
-    tolerance = own_tolerance_frac(metric, case)
+    tolerance = metric.allowed_frac(case)
     if other_card:
         tolerance = max(tolerance, _OTHER_CARD_FRAC)
     change = comparison.speed_change(metric)
@@ -355,7 +350,7 @@ def _decide(metric: Metric, change: Change, tolerance: float, look: Look, say: S
         low_frac=low,
         high_frac=high,
         tolerance_frac=tolerance,
-        sight_frac=-to_frac(-sight_frac(change, look)),
+        mde_frac=-to_frac(-mde_frac(change, look)),
         p_worse=2 * min(change.p_worse, 1 - change.p_worse) if metric.two_sided else change.p_worse,
         two_sided=metric.two_sided,
     )
@@ -367,18 +362,18 @@ def _more_launches(
     """What would decide a speed, by how launches spread; in words and as launches of a run."""
     tolerance, spread = verdict.tolerance_frac or 0.0, known.spreads[metric.name]
 
-    def seen(launches: int, against: int) -> float:
+    def mde(launches: int, against: int) -> float:
         change = change_of_launches((1.0,) * launches, (1.0,) * against, spread, 1)
-        return -log_to_frac(metric, -sight_frac(change, Look.LAUNCH))
+        return -log_to_frac(metric, -mde_frac(change, Look.LAUNCH))
 
     for more in range(verdict.launches + 1, _MOST_LAUNCHES + 1):
-        if seen(more, recorded) <= tolerance:
-            return f"measure {more} launches, which see {seen(more, recorded):.1%}", more
+        if mde(more, recorded) <= tolerance:
+            return f"measure {more} launches, which detect {mde(more, recorded):.1%}", more
     for more in range(recorded + 1, _MOST_LAUNCHES + 1):
-        if seen(more, more) <= tolerance:
+        if mde(more, more) <= tolerance:
             anew = f"{record_command((case.id,), known.options)} --specreg-launches={more}"
             return f"record it anew from {more} launches, and measure as many\n  {anew}", 0
-    most = seen(_MOST_LAUNCHES, _MOST_LAUNCHES)
+    most = mde(_MOST_LAUNCHES, _MOST_LAUNCHES)
     advice = f"raise its tolerance in the matrix to {most:.1%}, or measure on a quieter machine"
     return f"{_MOST_LAUNCHES} launches against as many would still be too few: {advice}", 0
 
@@ -388,9 +383,9 @@ def _launches(count: int) -> str:
 
 
 def _undecided(verdict: Verdict, by_what: str, remedy: str, *, needed_launches: int) -> Verdict:
-    """Says what the case can see: a tolerance finer than that can't be kept."""
+    """Say what the case can detect: a tolerance finer than that can't be kept."""
     reason = (
-        f"this case sees {verdict.sight_frac:.1%} with {by_what}, its tolerance is"
+        f"its minimum detectable effect is {verdict.mde_frac:.1%} with {by_what}, its tolerance"
         f" {verdict.tolerance_frac:.1%}; {remedy}"
     )
     return dataclasses.replace(verdict, reason=reason, needed_launches=needed_launches)

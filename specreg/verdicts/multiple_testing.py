@@ -11,7 +11,7 @@ from specreg.baselines.comparison import Comparison
 from specreg.measurement.metrics import METRICS, Family
 from specreg.stats.alpha_spending import LEVEL, Look
 from specreg.stats.intervals import Change
-from specreg.verdicts.judge import Outcome, Verdict, log_to_frac, own_tolerance_frac
+from specreg.verdicts.judge import Outcome, Verdict, log_to_frac
 
 _FEWEST_CASES = 4
 """With fewer there is no telling what most of them do."""
@@ -170,7 +170,7 @@ def _blamed(verdict: Verdict, alike: str, comparison: Comparison | None) -> Verd
 def _control_moved(comparison: Comparison, verdict: Verdict, change: Change) -> str:
     """In words, that the server beside it became worse than tolerated too; empty if it didn't."""
     metric = METRICS[verdict.metric]
-    tolerance = own_tolerance_frac(metric, comparison.measurement.case)
+    tolerance = metric.allowed_frac(comparison.measurement.case)
     moved, worst = log_to_frac(metric, change.estimate_frac), change.bounds(Look.LAUNCH.value)[1]
     if metric.two_sided and (verdict.change_frac or 0) > 0:  # more is what both became
         moved, worst = -moved, -change.bounds(Look.LAUNCH.value)[0]

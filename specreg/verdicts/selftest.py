@@ -10,7 +10,7 @@ import numpy as np
 from specreg.baselines.comparison import Known
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Metric
-from specreg.verdicts.confirmation import Docket
+from specreg.verdicts.confirmation import Confirmation
 from specreg.verdicts.judge import Outcome, Verdict
 from specreg.verdicts.simulation import (
     NO_LOSS,
@@ -210,20 +210,20 @@ def _judged(
 ) -> Sequence[Verdict]:
     """The verdicts on launches, after second looks at what needs them; among others."""
     firsts = {launch.case.id: launch for launch in launches}
-    docket = Docket(
+    confirmation = Confirmation(
         known_of=lambda case: knowns[case.id],
         measure_afresh=lambda cases, _: {
             case.id: world.again(firsts[case.id], loss) for case in cases
         },
     )
     for verdict in among:
-        docket.note(verdict)
+        confirmation.note(verdict)
     for launch in launches:
         for metric in metrics:
-            docket.judge(metric, (launch,))
-    docket.confirm()
-    docket.conclude()
-    return docket.verdicts
+            confirmation.judge(metric, (launch,))
+    confirmation.confirm()
+    confirmation.conclude()
+    return confirmation.verdicts
 
 
 _NIGHT = tuple(

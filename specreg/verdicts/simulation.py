@@ -28,13 +28,12 @@ from specreg.baselines.comparison import Known, spreads_of
 from specreg.baselines.schema import (
     SCHEMA_VERSION,
     Baseline,
-    CaseSettings,
-    LaunchesOnly,
     Provenance,
+    StoredAcceptance,
     stored_acceptance,
 )
-from specreg.matrix import Case, ServerSpec
-from specreg.matrix.load import Load
+from specreg.matrix.case import Case, ServerSpec
+from specreg.matrix.schema import CaseSettings, Load
 from specreg.measurement.measure import Measurement, all_prompts, values_of
 from specreg.measurement.metrics import METRICS, Direction, Metric, Replay
 from specreg.stats.alpha_spending import PARTS, Look
@@ -71,24 +70,26 @@ class World:
     def __init__(self, random: np.random.Generator) -> None:
         self._random = random
         self._hardness: dict[str, Column] = {}
-        self._spreads = spreads_of(
-            LaunchesOnly(launches=self._launches(1.0)) for _ in range(_NEIGHBOURS)
-        )
+        self._spreads = spreads_of(self._baseline() for _ in range(_NEIGHBOURS))
 
     def known_of(self, case: Case) -> Known:
         """A fresh baseline of a case, of twice its prompts."""
         hardness = self._random.normal(0, PROMPT_SPREAD, 2 * case.prompts)
         self._hardness[case.id] = hardness
-        baseline = Baseline(
+        baseline = self._baseline(stored_acceptance(self._acceptance(hardness, 0.0)))
+        return Known(
+            environment=_ENVIRONMENT, settings=_SETTINGS, exact=baseline, spreads=self._spreads
+        )
+
+    def _baseline(self, acceptance: StoredAcceptance | None = None) -> Baseline:
+        """One of launches that are drawn."""
+        return Baseline(
             schema_version=SCHEMA_VERSION,
             case=_SETTINGS,
             environment=_ENVIRONMENT,
             provenance=_PROVENANCE,
-            acceptance=stored_acceptance(self._acceptance(hardness, 0.0)),
+            acceptance=acceptance,
             launches=self._launches(1.0),
-        )
-        return Known(
-            environment=_ENVIRONMENT, settings=_SETTINGS, exact=baseline, spreads=self._spreads
         )
 
     def launch(
@@ -265,7 +266,6 @@ _SETTINGS = CaseSettings(
     output_cap_tokens=256,
     temperature=0.0,
     concurrency=4,
-    rounds=4,
     dtype="auto",
     max_model_len_tokens=1024,
     max_sequences=8,

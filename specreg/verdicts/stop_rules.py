@@ -5,7 +5,7 @@ from collections.abc import Set as AbstractSet
 
 from specreg.acceptance.record import AcceptanceRecord
 from specreg.baselines.comparison import Known, compare
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.measurement.measure import Enough, Measurement, values_of
 from specreg.measurement.metrics import Metric, Replay
 from specreg.stats.alpha_spending import Look

@@ -21,10 +21,11 @@ import uvloop
 
 from specreg.datasets.prompts import Prompt
 from specreg.engines.protocols import Endpoint
-from specreg.load.client_processes import open_crew
+from specreg.load.client_processes import open_clients
 from specreg.load.rounds import Round
-from specreg.matrix import Case, load_tier
-from specreg.matrix.load import Load
+from specreg.matrix.case import Case
+from specreg.matrix.schema import Load
+from specreg.matrix.tier import load_tier
 
 ROOT = Path(__file__).parents[2]
 
@@ -139,7 +140,7 @@ async def _replay(base_url: str, slots: Slots, numbers: Iterator[int]) -> Round:
     prompts = [
         Prompt(id=str(number), category="bench", turns=(f"number {number} ",)) for number in numbers
     ]
-    async with open_crew(case, endpoint, clock=time.monotonic_ns) as crew:
+    async with open_clients(case, endpoint, clock=time.monotonic_ns) as crew:
         return await crew.replay(prompts)
 
 

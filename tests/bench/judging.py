@@ -16,11 +16,11 @@ import msgspec
 
 from specreg.acceptance.record import StepCounts
 from specreg.baselines.schema import StoredAcceptance, record_baseline, stored_acceptance
-from specreg.baselines.store import Shelf
-from specreg.matrix import Case
+from specreg.baselines.store import BaselineStore
+from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Replay
-from specreg.verdicts.confirmation import Docket
+from specreg.verdicts.confirmation import Confirmation
 from tests.unit import builders
 
 CASES = 1_000
@@ -80,14 +80,14 @@ def judge(folder: Path) -> Judged:
         )
         for number in range(CASES)
     ]
-    shelf = Shelf(folder=folder, environment=builders.ENVIRONMENT)
+    store = BaselineStore(folder=folder, environment=builders.ENVIRONMENT)
     launch = measured(random, cases[0])
     plain = builders.baseline(*(SPEEDS for _ in range(3)))
     stored = msgspec.structs.replace(plain, acceptance=_stored(launch))
     for case in cases:
-        record_baseline(shelf.path(case.id), stored)
-    docket = Docket(
-        known_of=lambda case: shelf.look_up(case, builders.SETTINGS), measure_afresh=lambda *_: {}
+        record_baseline(store.path(case.id), stored)
+    confirmation = Confirmation(
+        known_of=lambda case: store.look_up(case, builders.SETTINGS), measure_afresh=lambda *_: {}
     )
     before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = time.perf_counter()
@@ -95,12 +95,12 @@ def judge(folder: Path) -> Judged:
         now = dataclasses.replace(launch, case=case)
         for metric in METRICS.values():
             if metric.name in now.values:
-                docket.judge(metric, (now,))
+                confirmation.judge(metric, (now,))
     seconds = time.perf_counter() - began
     return Judged(
         cases=CASES,
         prompts=PROMPTS,
-        verdicts=len(docket.verdicts),
+        verdicts=len(confirmation.verdicts),
         seconds=seconds,
         grown_mb=(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb) / 1024,
     )

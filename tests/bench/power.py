@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from specreg.core.errors import SensorError
-from specreg.telemetry.power.energy import energy_of, missing_frac
-from specreg.telemetry.power.samples import PowerTrace
-from specreg.telemetry.power.watch import watch
-from specreg.telemetry.sensors import Device, Scope
+from specreg.telemetry.energy import energy_of, missing_frac
+from specreg.telemetry.sampler import watch
+from specreg.telemetry.samples import PowerTrace
+from specreg.telemetry.sensor import Device, Scope
 from tests.doubles.nvml.device import (
     Load,
     ScriptedGpu,
@@ -77,7 +77,7 @@ def watched(
         for number, gpu in enumerate(gpus)
     ]
     with watch(devices, folder / "samples.jsonl") as watching:
-        process = psutil.Process(watching.popen.pid)
+        process = psutil.Process(watching.child.process.popen.pid)
         time.sleep(1.0)  # its imports are over
         before, began = process.cpu_times(), time.monotonic()
         time.sleep(seconds)

@@ -15,7 +15,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
 
-from specreg.correctness.checks import PROOFS
+from specreg.correctness.checks import CHECKS
 from specreg.measurement.metrics import METRICS
 from specreg.report.document import Report
 from specreg.report.page import render_page
@@ -82,7 +82,7 @@ def wide() -> Report:
     name = "tensorrt_llm-draft_model-llama-3.1-8b-instruct-speed-bench-throughput-1k-c16"
     verdicts = [
         dataclasses.replace(reports.LOST, metric=metric, case_id=name)
-        for metric in (*METRICS, *PROOFS)
+        for metric in (*METRICS, *CHECKS)
     ]
     bare = [dataclasses.replace(one, change_frac=None, value=12345.678) for one in verdicts]
     return msgspec.structs.replace(
@@ -216,7 +216,7 @@ def test_what_a_server_said_runs_nowhere(page: Page, tmp_path: Path) -> None:
         "<img src=x onerror=\"document.title='obeyed'\"><script>document.title='obeyed'</script>"
     )
     path = tmp_path / "page.html"
-    path.write_text(render_page(reports.with_case(target=hostile), wrong=hostile))
+    path.write_text(render_page(reports.with_case(target=hostile)))
     visit(page, path)
     assert "obeyed" not in page.title()
 

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from specreg.correctness.checks import PROOFS
+from specreg.correctness.checks import CHECKS
 from specreg.measurement.metrics import METRICS, Family
-from specreg.report.document import load_report
-from specreg.report.json import RunVerdict
+from specreg.report.document import RunVerdict, load_report
 from specreg.verdicts.judge import Outcome
 from tests.cluster.test_ray import cluster_of, says
 from tests.doubles.vllm.script import Script
@@ -68,7 +67,7 @@ def exact(found: Figures) -> Figures:
     return {
         (case_id, name): told
         for (case_id, name), told in found.items()
-        if name in PROOFS or METRICS[name].family is Family.ACCEPTANCE
+        if name in CHECKS or METRICS[name].family is Family.ACCEPTANCE
     }
 
 

@@ -229,10 +229,9 @@ def test_an_engine_does_not_look_for_its_modules_among_ours(tmp_path: Path, queu
         ("--engine=sglang", "unknown engine 'sglang'"),
         ("--update-baselines --num-prompts=3 --reason=x", "--update-baselines with --num-prompts"),
         ("--specreg-resume", "--specreg-resume: there is no run in"),
-        ("--specreg-nodes=a,b", "--specreg-nodes with --specreg-slurm"),
         ("-n 2", "pytest-xdist: cases measured at the same time disturb one another; leave out -n"),
     ],
-    ids=["launches", "engine", "prompts", "resume", "nodes", "xdist"],
+    ids=["launches", "engine", "prompts", "resume", "xdist"],
 )
 def test_nobody_waits_in_a_queue_for_what_cannot_be(
     tmp_path: Path, queue: Path, arguments: str, said: str

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from specreg.engines._engine import LaunchOptions, Memory
-from specreg.engines._parallel import Meeting
 from specreg.engines.methods import METHODS, Tree
 from specreg.engines.registry import Parallel, engine_named
 from specreg.servers.environments import EngineEnvironment, engine_environment
@@ -30,9 +29,7 @@ VERSIONS = [
     )
 ]
 SPREAD = Parallel(tensor=2, data=2, expert=True, draft_tensor=2)
-ACROSS = Parallel(tensor=2, nodes=2)
 MEMORY = Memory(cache_bytes=2**30, cache_tokens=9216, share_frac=0.03)
-MEETING = Meeting(host="node1", port=4711)
 TREE = Tree(branches=2, drafted_tokens=6)
 
 
@@ -67,18 +64,7 @@ def launches(engine: str, version: str) -> Mapping[str, LaunchOptions]:
         },
         "told its memory": dataclasses.replace(plain, on_gpu=True, memory=MEMORY),
         "over GPUs": dataclasses.replace(methods["eagle3"], on_gpu=True, parallel=SPREAD),
-        "over nodes": dataclasses.replace(
-            methods["eagle3"], on_gpu=True, parallel=ACROSS, meeting=MEETING
-        ),
     }
-
-
-def parts(engine: str, options: LaunchOptions) -> Mapping[str, tuple[str, ...]]:
-    """What the parts of a server on other nodes are told, vLLM's headless one after `serve`."""
-    others = engine_named(engine).parts(Path("python"), options)
-    assert len(others) == options.parallel.nodes - 1
-    begin = 4 if engine == "vllm" else 3
-    return {f"on node {one.node}": one.command[begin:] for one in others}
 
 
 def problems(
@@ -142,7 +128,6 @@ def test_the_engine_takes_each_command_line(engine: str, version: str) -> None:
         what: engine_named(engine).command(Path("python"), options)[3:]  # after "-m", a module
         for what, options in asked.items()
     }
-    commands |= parts(engine, asked["over nodes"])
     # A check that takes everything would be none: a flag and a method that nobody has.
     other = [
         word.replace("eagle3", "no-such").replace("EAGLE3", "NONE_SUCH")

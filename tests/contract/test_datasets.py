@@ -13,7 +13,7 @@ import pytest
 
 from specreg.datasets.formats import FORMATS
 from specreg.datasets.table import SETS
-from specreg.report.json import RunVerdict, load_verdict
+from specreg.report.document import RunVerdict, load_verdict
 from tests.unit import builders
 
 TOY = builders.ROOT / "fixtures/prompts/toy.jsonl"

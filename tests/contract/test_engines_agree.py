@@ -18,8 +18,9 @@ import pytest
 from specreg.acceptance.record import StepCounts
 from specreg.datasets.prompts import Prompt
 from specreg.engines.registry import engine_named
-from specreg.matrix import Case, load_tier
+from specreg.matrix.case import Case
 from specreg.matrix.prompts import load_case_prompts
+from specreg.matrix.tier import load_tier
 from specreg.measurement.arm import with_exported
 from specreg.servers.environments import EngineEnvironment, engine_environment
 from specreg.servers.server import Server

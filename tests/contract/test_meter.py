@@ -15,9 +15,10 @@ from specreg.compare.gate.drafter import scheduled
 from specreg.compare.gate.drafter.scheduled import SCHEDULE
 from specreg.datasets.prompts import Prompt
 from specreg.engines.registry import engine_named
-from specreg.matrix import Case, load_tier
-from specreg.matrix.load import Load
+from specreg.matrix.case import Case
 from specreg.matrix.prompts import load_case_prompts
+from specreg.matrix.schema import Load
+from specreg.matrix.tier import load_tier
 from specreg.measurement.measure import Measurement
 from specreg.servers.environments import EngineEnvironment, engine_environment
 from specreg.servers.server import Server

@@ -14,10 +14,11 @@ import pytest
 from specreg.acceptance.record import AcceptanceRecord, Source, View
 from specreg.engines.protocols import Form
 from specreg.engines.registry import engine_named
-from specreg.load.chat_client import Finished
-from specreg.matrix import Case, load_tier
-from specreg.matrix.load import Load
+from specreg.load.chat_client import FinishedRequest
+from specreg.matrix.case import Case
 from specreg.matrix.prompts import load_case_prompts
+from specreg.matrix.schema import Load
+from specreg.matrix.tier import load_tier
 from specreg.measurement.measure import Measurement, Plan
 from specreg.servers.environments import EngineEnvironment, engine_environment
 from specreg.servers.provision import Provision
@@ -117,7 +118,7 @@ def test_triton_says_at_once_what_it_streams(tmp_path: Path, provision: Provisio
     texts: dict[bool, dict[str, str]] = {True: {}, False: {}}
 
     def measured(one: Case, server: Server) -> Measurement:
-        def take(done: Finished) -> None:
+        def take(done: FinishedRequest) -> None:
             texts[one.stream][done.trace.prompt_id] = done.text
 
         plan = Plan(show=lambda _: None, record=lambda *_: take)

@@ -12,8 +12,10 @@ import pytest
 
 from specreg.acceptance.record import StepCounts
 from specreg.engines.registry import engine_named
-from specreg.matrix import Case, Width, load_tier
+from specreg.matrix.case import Case
 from specreg.matrix.prompts import load_case_prompts
+from specreg.matrix.schema import Width
+from specreg.matrix.tier import load_tier
 from specreg.matrix.widening import served_models, widen_models
 from specreg.servers.environments import EngineEnvironment, engine_environment
 from specreg.servers.start import start_server

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from specreg.report.exports import aiperf
+from specreg.report.exports import render_aiperf
 from tests.unit import reports
-from tests.unit.report.test_breakdown import CASE
-from tests.unit.report.test_outputs import MEASURED
+from tests.unit.report.test_exports import MEASURED
+from tests.unit.reports import CASE
 
 _AIPERF = ("-m", "uv", "tool", "run", "--from", "aiperf==0.13.0")
 _READ = """
@@ -43,7 +43,7 @@ def tool(*command: str) -> str:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What is exported of a case with a prompt of chat and one of maths."""
     found = tmp_path_factory.mktemp("exported")
-    for name, text in aiperf.export(reports.REPORT, MEASURED).items():
+    for name, text in render_aiperf(reports.REPORT, MEASURED).items():
         (found / name).parent.mkdir(parents=True, exist_ok=True)
         (found / name).write_text(text)
     return found

@@ -23,9 +23,9 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from specreg.core.shared_memory import shared_files, used_by, used_by_anybody
+from specreg.core.supervisor import shared_files, used_by, used_by_anybody
 from specreg.measurement.journal import parts_in
-from specreg.report.json import RunVerdict, load_verdict
+from specreg.report.document import RunVerdict, load_verdict
 from tests.doubles.nvml.device import ScriptedGpu, build, environment, write_script
 from tests.doubles.vllm.script import Script, record_script
 

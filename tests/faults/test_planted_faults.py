@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from specreg.report.json import load_verdict
+from specreg.report.document import load_verdict
 
 pytestmark = pytest.mark.vllm
 

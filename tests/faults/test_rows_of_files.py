@@ -19,8 +19,7 @@ from specreg.core.files import replace_file
 from specreg.core.logs import KEPT_BYTES
 from specreg.engines.registry import ENGINES, Engine
 from specreg.measurement.figures import figures_of, record_figures
-from specreg.report.document import began_at, load_report, record_report
-from specreg.report.json import record_verdict
+from specreg.report.document import began_at, load_report, record_report, record_verdict
 from specreg.verdicts.history import record_history
 from tests.doubles.vllm.script import Fault, Script
 from tests.faults.running import CASES, ROOT, Hurt, lives, print_time, wait_until

@@ -222,7 +222,7 @@ def test_row_04_a_server_that_crashes_in_a_proof(run: Hurt) -> None:
         log = "vllm-ngram-tiny-2.log"
         print_time(wait_until(lambda: log in run.logs()), until="the next attempt")
         output, _ = pytest_run.communicate(timeout=120)
-    said = f"{PROVED[0]}: lossless_frac proved again, server 'vllm-ngram-tiny': ended with status"
+    said = f"{PROVED[0]}: lossless_frac checked again, server 'vllm-ngram-tiny': ended with status"
     assert said in output
     assert [(one.case_id, one.outcome) for one in run.verdict().verdicts] == [
         (PROVED[0], "PASS"),

@@ -25,10 +25,10 @@ from specreg.baselines.store import settings_in
 from specreg.compare.soak.block import Block
 from specreg.compare.soak.drift import State
 from specreg.compare.soak.journal import Drifted, Journal
-from specreg.matrix import load_tier
+from specreg.matrix.tier import load_tier
 from specreg.measurement.metrics import METRICS, Family
 from specreg.telemetry.identity import Environment
-from specreg.telemetry.sensors import Scope
+from specreg.telemetry.sensor import Scope
 from tests.doubles.nvml.device import ScriptedGpu, Throttle
 from tests.doubles.vllm.script import Script
 from tests.faults.running import CASES, ROOT, Hurt, print_time, wait_until

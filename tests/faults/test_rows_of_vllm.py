@@ -18,7 +18,7 @@ import pytest
 
 from specreg.core.errors import ServerStartError
 from specreg.engines.registry import engine_named
-from specreg.matrix import ServerSpec
+from specreg.matrix.case import ServerSpec
 from specreg.measurement.journal import load_journal
 from specreg.servers.environments import EngineEnvironment, engine_environment
 from specreg.servers.server import StartedServer

@@ -23,7 +23,7 @@ from specreg.core.http import read
 from specreg.engines.protocols import PROTOCOLS, Endpoint, Form
 from specreg.engines.registry import engine_named
 from specreg.engines.token_api import DIALECTS
-from specreg.load.chat_client import Finished, new_client
+from specreg.load.chat_client import FinishedRequest, new_client
 from specreg.load.rounds import replay_round
 from specreg.measurement.arm import read_acceptance
 from specreg.measurement.measure import values_of
@@ -89,9 +89,9 @@ def read_stream(
     endpoint = Endpoint(base_url="http://scripted", model="toy", protocol=protocol)
     kept: list[bytes] = []
 
-    def keep(finished: Finished) -> None:
+    def keep(finished: FinishedRequest) -> None:
         kept.append(msgspec.json.encode(finished))
-        assert msgspec.json.decode(kept[-1], type=Finished) == finished
+        assert msgspec.json.decode(kept[-1], type=FinishedRequest) == finished
 
     async def run() -> None:
         wire = Wire(list(cut(rng, content)))

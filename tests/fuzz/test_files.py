@@ -16,7 +16,6 @@ from specreg.baselines.published import load_published
 from specreg.baselines.schema import (
     load_acceptance,
     load_baseline,
-    load_launches,
     load_table,
     parse_baseline,
     render_baseline,
@@ -25,8 +24,8 @@ from specreg.datasets.formats import FORMATS, Format
 from specreg.datasets.prepare import Preparation, load_prompts, prepare, prompts_path, record_path
 from specreg.datasets.prompts import interleaved, prompts_sha256
 from specreg.datasets.table import dataset_named
-from specreg.matrix import load_tier
-from specreg.matrix.model_code import check_model_code
+from specreg.matrix.models import check_model_code
+from specreg.matrix.tier import load_tier
 from specreg.measurement.metrics import METRICS, check_tolerances
 from tests.fuzz.mutations import Mutation, bytes_of, json_of, rows_of, toml_of
 from tests.fuzz.trying import try_all
@@ -60,7 +59,6 @@ def read_baseline(folder: Path, content: bytes) -> None:
     """Loads it, and reckons with it."""
     path = folder / "case.json"
     path.write_bytes(content)
-    load_launches(folder)
     baseline = load_baseline(path)
     assert baseline is not None
     for metric in METRICS.values():

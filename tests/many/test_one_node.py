@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from specreg.measurement.journal import load_journal
-from specreg.report.json import RunVerdict
+from specreg.report.document import RunVerdict
 from tests.doubles.nvml.device import ScriptedGpu
 from tests.doubles.vllm.script import Script
 from tests.faults.running import Hurt, print_time, wait_until

@@ -5,6 +5,6 @@ import pytest
 from specreg.verdicts.judge import Verdict
 
 
-@pytest.mark.proof("oracle_length_tokens")
-def test_the_steps_are_those_that_the_models_give(proven: Verdict) -> None:
-    assert proven.holds
+@pytest.mark.correctness("oracle_length_tokens")
+def test_the_steps_are_those_that_the_models_give(correctness: Verdict) -> None:
+    assert correctness.holds

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specreg.report.json import RunVerdict, load_verdict
+from specreg.report.document import RunVerdict, load_verdict
 from tests.doubles.nvml.device import ScriptedGpu, build, environment, write_script
 from tests.doubles.vllm.script import Script, record_script
 

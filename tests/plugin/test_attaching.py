@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from specreg.matrix import load_tier
+from specreg.matrix.tier import load_tier
 from specreg.servers.environments import EngineEnvironment
 from specreg.servers.start import start_server
 from tests.doubles.vllm.script import Fault, Script

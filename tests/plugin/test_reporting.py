@@ -54,7 +54,7 @@ def test_the_time_of_each_server_pair_and_none_is_that_of_the_process(suite: Sui
     assert 0 < pair.total_s < spent.wall_s < passed_s
     assert set(pair.ready_s) == {"vllm-eagle3-tiny", "vllm-none-tiny"}
     assert max(pair.ready_s.values()) <= pair.phases_s["starting"] + pair.phases_s["installing"]
-    assert {"warming up", "measuring", "proving", "judging", "stopping"} <= set(pair.phases_s)
+    assert {"warming up", "measuring", "checking", "judging", "stopping"} <= set(pair.phases_s)
     table = done.stdout.partition("where the time went, s")[2].splitlines()
     assert table[1].split()[0] == "vllm-eagle3-tiny"
     assert table[1].split()[-1] == f"{pair.total_s:.1f}"

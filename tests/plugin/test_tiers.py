@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from specreg.correctness.checks import PROOFS
-from specreg.matrix import load_tier, tier_names
+from specreg.correctness.checks import CHECKS
+from specreg.matrix.tier import load_tier, tier_names
 from specreg.measurement.metrics import METRICS
 from specreg.telemetry.identity import find_gpus
 from tests.plugin.conftest import ROOT
@@ -48,4 +48,4 @@ def test_a_tier_collects_a_test_of_each_case_and_metric(name: str) -> None:
     }
     assert wanted <= collected
     proved = {one.rpartition("-")[2] for one in collected - wanted}
-    assert proved <= PROOFS.keys()
+    assert proved <= CHECKS.keys()

@@ -13,12 +13,11 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from specreg.core.errors import InvalidMeasurementError, SensorError
-from specreg.telemetry.power.checks import check_alone, check_held_back
-from specreg.telemetry.power.energy import Span, check_counter, energy_of
-from specreg.telemetry.power.record import Block, PowerRecord, record_power
-from specreg.telemetry.power.samples import PowerTrace
-from specreg.telemetry.power.watch import watch
-from specreg.telemetry.sensors import Device, Scope
+from specreg.telemetry.energy import Span, check_alone, check_counter, check_held_back, energy_of
+from specreg.telemetry.record import Block, PowerRecord, record_power
+from specreg.telemetry.sampler import watch
+from specreg.telemetry.samples import PowerTrace
+from specreg.telemetry.sensor import Device, Scope
 from tests.doubles.nvml import device as scripted
 from tests.doubles.nvml.device import Load, Process, ScriptedGpu, Throttle, constant
 

@@ -15,11 +15,11 @@ from specreg.baselines.schema import (
     record_baseline,
 )
 from specreg.baselines.store import settings_in
-from specreg.matrix import load_tier
-from specreg.report.breakdown import load_figures
+from specreg.matrix.tier import load_tier
+from specreg.report.document import load_figures
 from specreg.telemetry.identity import Environment
-from specreg.telemetry.power.record import PowerRecord
-from specreg.telemetry.sensors import Scope
+from specreg.telemetry.record import PowerRecord
+from specreg.telemetry.sensor import Scope
 from specreg.verdicts.judge import Outcome
 from tests.doubles.nvml.device import Load, ScriptedGpu
 from tests.plugin.conftest import Suite

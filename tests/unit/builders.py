@@ -21,27 +21,26 @@ from specreg.acceptance.trace import Chunk, RequestTrace, chunk_sizes
 from specreg.baselines.schema import (
     SCHEMA_VERSION,
     Baseline,
-    CaseSettings,
     Provenance,
     StoredAcceptance,
     stored_acceptance,
 )
-from specreg.core.processes import MarkedProcess
-from specreg.core.supervisor import NOBODY
+from specreg.core.processes import SupervisedProcess
+from specreg.core.supervisor import NO_LEADER
 from specreg.datasets.prompts import Prompt
 from specreg.engines._engine import LaunchOptions, Requirement
 from specreg.engines.registry import ALONE, engine_named
 from specreg.load.rounds import Round
-from specreg.matrix import Case, ServerSpec
-from specreg.matrix.load import Load
+from specreg.matrix.case import Case, ServerSpec
+from specreg.matrix.schema import CaseSettings, Load
 from specreg.measurement.arm import Arm
 from specreg.measurement.measure import Measurement, Plan, measure, workload_of
 from specreg.measurement.metrics import Replay
 from specreg.servers.environments import _MARKER, EngineEnvironment, _folder
 from specreg.servers.server import Server, StartedServer
 from specreg.telemetry.identity import Environment, Gpus
-from specreg.telemetry.power.record import Block, DeviceRecord, PowerRecord, arm_power
-from specreg.telemetry.sensors import Device, Scope
+from specreg.telemetry.record import Block, DeviceRecord, PowerRecord, arm_power
+from specreg.telemetry.sensor import Device, Scope
 from tests.doubles.vllm.script import Script, chat_prompt, record_script, steps_of
 from tests.doubles.vllm.steps import Steps
 
@@ -110,7 +109,6 @@ SETTINGS = CaseSettings(
     output_cap_tokens=20,
     temperature=0.0,
     concurrency=2,
-    rounds=2,
     dtype="float32",
     max_model_len_tokens=1024,
     max_sequences=8,
@@ -270,11 +268,11 @@ def server(
         target="some/target",
         draft="some/draft",
         engine_version="99.0+scripted",
-        process=MarkedProcess(
+        process=SupervisedProcess(
             popen=process,
             mark="none",
-            leader=NOBODY,
-            watchdog=process,
+            leader=NO_LEADER,
+            supervisor=process,
             last_resort=list,
         ),
         log_path=log_path,

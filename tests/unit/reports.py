@@ -1,15 +1,66 @@
 """A report with plausible contents; a test replaces the fields that it is about."""
 
+import dataclasses
+
 import msgspec
 
+from specreg.load.rounds import Round
 from specreg.measurement.figures import figures_of
-from specreg.report.document import CaseReport, Expected, Origin, Report, Spreads
-from specreg.report.json import RunVerdict, count_outcomes, exit_status
-from specreg.stats.histogram import Bar
-from specreg.verdicts.history import Lived
+from specreg.measurement.measure import Measurement, values_of
+from specreg.measurement.metrics import Replay
+from specreg.report.document import (
+    CaseReport,
+    Expected,
+    Origin,
+    Report,
+    RunVerdict,
+    Spreads,
+    count_outcomes,
+    exit_status,
+)
+from specreg.stats.percentiles import Bar
+from specreg.verdicts.history import RunRecord
 from specreg.verdicts.judge import Outcome, Verdict
 from tests.unit import builders
-from tests.unit.report.test_breakdown import CASE, measured
+
+MS = 10**6
+CASE = dataclasses.replace(builders.CASE, control=builders.PLAIN_SPEC)
+CATEGORIES = ("chat", "math")
+
+
+def a_round(*tpots_ms: int, categories: tuple[str, ...] = CATEGORIES) -> Round:
+    """A request of each category, of five tokens, with such a time per token."""
+    traces = tuple(
+        msgspec.structs.replace(
+            builders.trace(builders.chunk(MS), builders.chunk(MS + 4 * tpot_ms * MS, 4)),
+            category=category,
+        )
+        for category, tpot_ms in zip(categories, tpots_ms, strict=True)
+    )
+    return Round(traces=traces, started_ns=0, ended_ns=10**9)
+
+
+def measured(
+    ours: Round | None = None, control: Round | None = None, case_number: int = 0
+) -> Measurement:
+    """Of a case: chat with AL 2.5 and maths with AL 4; 10 ms and 30 ms per token alone."""
+    prompts = (
+        builders.prompt_acceptance(builders.counts(8, 0, 6, 6)),
+        dataclasses.replace(
+            builders.prompt_acceptance(builders.counts(0, 0, 0, 2)), category="math"
+        ),
+    )
+    replay = Replay(
+        rounds=(ours or a_round(5, 10),),
+        control_rounds=(control or a_round(10, 30),),
+        acceptance=builders.acceptance_of(prompts),
+    )
+    case = dataclasses.replace(CASE, load=dataclasses.replace(CASE.load, concurrency=1))
+    case = case if case_number else CASE
+    return dataclasses.replace(
+        builders.measurement(values_of(case, replay), case=case), replay=replay
+    )
+
 
 HELD = Verdict(
     case_id=CASE.id,
@@ -21,6 +72,7 @@ HELD = Verdict(
     low_frac=-0.01,
     high_frac=0.01,
     tolerance_frac=0.05,
+    mde_frac=0.02,
 )
 LOST = Verdict(
     case_id=CASE.id,
@@ -48,9 +100,9 @@ EXPECTED = Expected(
 )
 
 
-def lived(number: int, **values: float) -> Lived:
+def lived(number: int, **values: float) -> RunRecord:
     """A run of the case, the how-manieth."""
-    return Lived(
+    return RunRecord(
         run=f"202611{number:02d}T020000-1",
         case_id=CASE.id,
         settings_sha256="ab",

@@ -13,7 +13,7 @@ from specreg.compare.gate.launched import Arm as Side
 from specreg.core.errors import ServerDiedError, ServerError, SpecregError
 from specreg.datasets.prompts import Prompt
 from specreg.load.chat_client import Clock
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.measurement.arm import Arm
 from specreg.measurement.measure import Plan, measure, workload_of
 from specreg.measurement.metrics import Replay

@@ -15,8 +15,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from specreg.compare.gate.side import Kind, Side
 from specreg.core.errors import UnsupportedError
-from specreg.core.files import passing_folder
-from specreg.core.paths import cache_dir
+from specreg.core.files import cache_dir, passing_folder
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 

@@ -12,9 +12,8 @@ import msgspec
 
 from specreg.compare.gate.launched import Launched
 from specreg.compare.gate.texts import TextsJudged, TextsSaid
-from specreg.core.decoding import UNREADABLE
 from specreg.core.errors import SpecregError
-from specreg.core.files import append_lines
+from specreg.core.files import UNREADABLE, append_lines
 from specreg.core.redaction import hide_bytes
 
 

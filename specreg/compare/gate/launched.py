@@ -11,7 +11,7 @@ from types import MappingProxyType
 import msgspec
 
 from specreg.acceptance.record import AcceptanceRecord
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.measurement.measure import values_of
 from specreg.measurement.metrics import Replay
 from specreg.stats.percentiles import Histogram

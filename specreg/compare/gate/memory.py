@@ -7,7 +7,7 @@ import pynvml
 from specreg.core.errors import SensorError
 from specreg.core.processes import resident_bytes
 from specreg.servers.server import StartedServer
-from specreg.telemetry.power.devices import devices_of
+from specreg.telemetry.devices import devices_of
 
 
 def held_bytes(server: StartedServer, *, on_gpu: bool) -> int | None:

@@ -27,8 +27,8 @@ from specreg.compare.gate.sitting import Place
 from specreg.compare.gate.source import Source, source_of
 from specreg.core.errors import UnsupportedError
 from specreg.core.files import replace_file
-from specreg.matrix import Case, Tier
-from specreg.matrix.context import check_contexts
+from specreg.matrix.case import Case, Tier
+from specreg.matrix.prompts import check_contexts
 from specreg.matrix.widening import served_models
 from specreg.telemetry.identity import current_environment, find_gpus
 

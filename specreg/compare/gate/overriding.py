@@ -12,7 +12,8 @@ import msgspec
 
 from specreg.core.errors import UnknownNameError, UnsupportedError
 from specreg.engines.methods import METHODS
-from specreg.matrix import MOST_DRAFT_TOKENS, Case, ServerSpec
+from specreg.matrix.case import Case, ServerSpec
+from specreg.matrix.schema import MOST_DRAFT_TOKENS
 
 _FORM = re.compile(r"(?P<key>[a-z_]+)(\.(?P<name>\w+))?=(?P<value>.*)", re.DOTALL)
 _Positive = Annotated[int, msgspec.Meta(ge=1)]

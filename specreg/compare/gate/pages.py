@@ -23,7 +23,7 @@ from specreg.compare.gate.report import (
     sides,
 )
 from specreg.compare.gate.texts import TextsJudged
-from specreg.report.terminal import render_table
+from specreg.report.tables import render_table
 
 _STYLES = {"PASS": "green", "IMPROVED": "bold green", "INCONCLUSIVE": "yellow", "INVALID": "yellow"}
 _TEMPLATES = Environment(

@@ -24,7 +24,7 @@ from specreg.datasets.prompts import Prompt
 from specreg.engines.methods import METHODS
 from specreg.engines.token_api import Wanted
 from specreg.load.token_client import encode_prompts, transcribe
-from specreg.matrix import Case, ServerSpec
+from specreg.matrix.case import Case, ServerSpec
 from specreg.matrix.prompts import load_case_prompts
 from specreg.servers.server import Server
 

@@ -12,7 +12,7 @@ from specreg.compare.gate.launched import Arm
 from specreg.compare.gate.overriding import Override, overridden
 from specreg.compare.gate.quantities import ACCEPTANCE, OUTPUT, QUANTITIES, Cause, Quantity
 from specreg.core.errors import DatasetError, UnknownNameError, UnsupportedError
-from specreg.matrix import Case, ServerSpec, Tier
+from specreg.matrix.case import Case, ServerSpec, Tier
 from specreg.matrix.prompts import load_case_prompts
 from specreg.stats.intervals import FEWEST_PROMPTS
 

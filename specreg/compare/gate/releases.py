@@ -7,8 +7,8 @@ import msgspec
 import uv
 from packaging.version import Version
 
-from specreg.core.decoding import UNREADABLE
 from specreg.core.errors import EnvironmentSetupError, UnsupportedError
+from specreg.core.files import UNREADABLE
 
 _ERROR_LINES = 5
 _MOST_NAMED = 10

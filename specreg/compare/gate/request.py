@@ -12,7 +12,7 @@ from specreg.compare.gate.judging import LAUNCHES_PER_BLOCK, Rules, count_figure
 from specreg.compare.gate.launched import Launched
 from specreg.compare.gate.quantities import ACCEPTANCE, QUANTITIES
 from specreg.core.errors import UnknownNameError, UnsupportedError
-from specreg.matrix import Tier
+from specreg.matrix.case import Tier
 
 _SPEED_LAUNCHES = 2 * LAUNCHES_PER_BLOCK
 

@@ -25,7 +25,7 @@ from specreg.compare.gate.sitting import Place, Sitting
 from specreg.compare.gate.source import Source
 from specreg.core.errors import MemoryHeldError, SpecregError, UnsupportedError
 from specreg.datasets.prompts import prompts_sha256
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.matrix.models import model_sha256, resolve_model
 from specreg.matrix.prompts import load_case_prompts
 from specreg.servers.server import StartedServer
@@ -248,7 +248,7 @@ class Gate:
     def _server(self, case: Case, arm: Arm, name: str) -> Iterator[tuple[StartedServer, float]]:
         """A running server of a side, and how long it took to its first token."""
         environment = self._source(arm).environment(case)
-        with self._source(arm).claimed(case):
+        with self._source(arm).leased(case):
             started = time.monotonic()
             with start_server(
                 case.server,

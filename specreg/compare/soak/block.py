@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.measurement.metrics import METRICS
 
 MEMORY_TOLERANCE_FRAC = 0.05

@@ -12,9 +12,8 @@ from specreg.compare.soak.journal import Begun, Journal, line_of
 from specreg.compare.soak.run import Soak
 from specreg.compare.soak.table import render_soak
 from specreg.core.errors import UnsupportedError
-from specreg.matrix import Case, Tier
-from specreg.matrix.context import check_contexts
-from specreg.matrix.prompts import load_case_prompts
+from specreg.matrix.case import Case, Tier
+from specreg.matrix.prompts import check_contexts, load_case_prompts
 from specreg.servers.start import start_server
 from specreg.telemetry.identity import find_gpus
 
@@ -68,7 +67,7 @@ class Opened:
         prompts = load_case_prompts(asked.root, case)
         environment = self.source.environment(case)
         with (
-            self.source.claimed(case),
+            self.source.leased(case),
             start_server(
                 case.server,
                 environment,

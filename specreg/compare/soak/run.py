@@ -15,7 +15,7 @@ from specreg.core.errors import InvalidMeasurementError
 from specreg.core.processes import resident_bytes
 from specreg.datasets.prompts import Prompt
 from specreg.load.chat_client import Clock
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.measurement.arm import Arm
 from specreg.measurement.measure import Plan, Workload, batch_of, measure
 from specreg.measurement.metrics import Family, Replay

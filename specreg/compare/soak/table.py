@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specreg.compare.soak.drift import PARTS, Drift, State
-from specreg.report.terminal import NOTHING, render_table
+from specreg.report.tables import NOTHING, render_table
 
 _STYLES = {State.STEADY: "green", State.DRIFTS: "red", State.UNTOLD: "yellow"}
 _COLUMNS = ("at first", "at last", "change/h", "interval/h", "tolerance/h", "alarm after")

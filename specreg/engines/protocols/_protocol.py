@@ -11,8 +11,8 @@ import msgspec
 
 from specreg.acceptance.record import Counters, Source, StepCounts
 from specreg.acceptance.trace import Body, StreamEvent
-from specreg.core.decoding import UNREADABLE
 from specreg.core.errors import InvalidMeasurementError
+from specreg.core.files import UNREADABLE
 
 
 class Role(StrEnum):

@@ -11,8 +11,8 @@ import msgspec
 from specreg.acceptance.page import counts_of, samples_of
 from specreg.acceptance.record import Counters, Gauges, Source, StepCounts
 from specreg.acceptance.trace import Body, StreamEvent
-from specreg.core.decoding import UNREADABLE
 from specreg.core.errors import InvalidMeasurementError, UnsupportedError
+from specreg.core.files import UNREADABLE
 from specreg.core.http import Count, Name
 from specreg.engines.methods import is_older
 from specreg.engines.protocols._openai import (

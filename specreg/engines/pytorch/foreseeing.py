@@ -1,6 +1,6 @@
 """Foreseeing: texts and their models in, what these would have said and drafted out.
 
-    python -m specreg.engines.pytorch.foreseeing ANSWER.json [DEVICE] < question.json
+    python -m specreg.engines.pytorch.foreseeing [DEVICE] < question.json > answer.json
 
 A draft counts as long as all before it were the text, and up to there the drafter has seen the
 text: one pass over it tells what would have been proposed at each of its places, as far as that
@@ -8,9 +8,9 @@ matters. Runs in the reference engine's environment, on its device.
 """
 
 import itertools
+import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import msgspec
 import torch
@@ -127,15 +127,20 @@ def _leading(right: Sequence[bool]) -> int:
 
 
 def main() -> None:
-    """A question in a line of the standard input, its answer in a file."""
-    path, *devices = sys.argv[1:]
+    """Answer the question in a line of the standard input, in a line of the standard output.
+
+    What others print there goes to the standard error.
+    """
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
-        device, *_ = choose_devices(devices, devices_there())
+        device, *_ = choose_devices(sys.argv[1:], devices_there())
         answer = foresee(msgspec.json.decode(sys.stdin.buffer.readline(), type=Question), device)
     except SpecregError as error:
         print(error, file=sys.stderr)  # noqa: T201 - a program's own words
         raise SystemExit(REFUSED) from error
-    Path(path).write_bytes(msgspec.json.encode(answer))
+    with answers:
+        answers.write(msgspec.json.encode(answer) + b"\n")
 
 
 if __name__ == "__main__":

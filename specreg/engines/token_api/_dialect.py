@@ -9,8 +9,8 @@ import msgspec
 
 from specreg.acceptance.record import StepCounts
 from specreg.acceptance.trace import Body
-from specreg.core.decoding import UNREADABLE
 from specreg.core.errors import InvalidMeasurementError
+from specreg.core.files import UNREADABLE
 from specreg.engines.protocols import Ask
 
 SpokenT = TypeVar("SpokenT")

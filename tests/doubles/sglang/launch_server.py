@@ -1,15 +1,12 @@
-"""Starts the scripted SGLang with the real one's command line; parts that answer nobody too."""
+"""Starts the scripted SGLang with the real one's command line."""
 
 import argparse
 import logging
 import os
-import sys
 
 from tests.doubles.protocols.sglang import ScriptedSglang
 from tests.doubles.vllm.launch import Launch, Speculation
-from tests.doubles.vllm.meeting import meet, node_of
 from tests.doubles.vllm.script import load_script
-from tests.doubles.vllm.start import begin_a_part, live_on
 
 
 def main() -> None:
@@ -23,11 +20,6 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--speculative-num-steps", type=int)
     flags, _ = parser.parse_known_args()
-    if node_of(sys.argv[1:]) > 0:
-        begin_a_part(script)
-        meet(sys.argv[1:])
-        live_on()
-    meet(sys.argv[1:])
     steps = flags.speculative_num_steps
     launch = Launch(
         model=flags.model_path,

@@ -120,8 +120,6 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         flood_bytes: of noise, which it prints before it listens.
         says_secrets: whether it prints its variables and arguments, as a debugger would.
         shares_memory: whether it leaves what it has in /dev/shm.
-        part_lives_s: how long a part lives that answers nobody, before it prints `exit_log` and
-            exits with `exit_status`; None for as long as it may.
     """
 
     acceptance_probs: Annotated[tuple[float, ...], msgspec.Meta(min_length=1)] = (0.8, 0.7, 0.6)
@@ -145,7 +143,6 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     flood_bytes: int = 0
     says_secrets: bool = False
     shares_memory: bool = False
-    part_lives_s: float | None = None
 
     def fault_of(self, number: int) -> Fault | None:
         """The fault that hits the generation request of this number, counted from 1."""

@@ -9,21 +9,16 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 import uuid
-from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from . import __version__
 from .app import ScriptedServer
 from .launch import parse_launch
-from .meeting import meet
 from .script import Fault, Script, load_script
 
 _LOG = logging.getLogger("vllm")
-_LONG_S = 60.0
 _SURVIVOR = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -39,40 +34,9 @@ def main() -> None:
     launch = parse_launch(sys.argv[1:])
     script = load_script(os.environ)
     _apply_start_faults(script)
-    meet(sys.argv[1:])
     shared = _share_memory() if script.shares_memory else ()
     ScriptedServer(launch, script).serve()
     del shared
-
-
-def serve_headless(arguments: Sequence[str]) -> None:
-    """A part of a server that answers nobody."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
-    script = load_script(os.environ)
-    begin_a_part(script)
-    meet(arguments)
-    live_on()
-
-
-def begin_a_part(script: Script) -> None:
-    """From here on a part lives as long as the script says; it may never meet the others."""
-    _LOG.info("a part with pid %d", os.getpid())
-    if script.ignore_sigterm:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if script.part_lives_s is not None:
-        threading.Timer(script.part_lives_s, _die, (script,)).start()
-
-
-def live_on() -> NoReturn:
-    """Until SIGTERM."""
-    while True:
-        time.sleep(_LONG_S)
-
-
-def _die(script: Script) -> None:
-    sys.stderr.write(f"{script.exit_log}\n")
-    sys.stderr.flush()
-    os._exit(script.exit_status)
 
 
 def _apply_start_faults(script: Script) -> None:

@@ -17,7 +17,7 @@ from specreg.baselines.comparison import (
     spreads_of,
 )
 from specreg.baselines.published import Published
-from specreg.baselines.schema import Baseline, LaunchesOnly, Noise, stored_acceptance
+from specreg.baselines.schema import Baseline, Noise, stored_acceptance
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Family, Replay
 from specreg.stats.intervals import Change, Spread
@@ -330,12 +330,10 @@ def test_a_control_says_nothing_without_a_baseline_rounds_or_a_spread() -> None:
     assert compare([broken], known(control=of_control)).control_change(THROUGHPUT) is None
 
 
-def launched(*values: float, noise: Noise | None = None) -> LaunchesOnly:
-    """What tells the spread of a baseline's launches."""
-    return LaunchesOnly(
-        launches=tuple({THROUGHPUT.name: value} for value in values),
-        noise={THROUGHPUT.name: noise} if noise else {},
-    )
+def launched(*values: float, noise: Noise | None = None) -> Baseline:
+    """A baseline of launches, which tell their spread."""
+    made = builders.baseline(*({THROUGHPUT.name: value} for value in values))
+    return msgspec.structs.replace(made, noise={THROUGHPUT.name: noise} if noise else {})
 
 
 def test_a_spread_is_pooled_over_baselines() -> None:
@@ -375,7 +373,7 @@ def test_one_launch_each_tells_no_spread() -> None:
 
 
 def test_settings_that_differ_are_named_with_both_values() -> None:
-    other = msgspec.structs.replace(builders.SETTINGS, dtype="auto", concurrency=4)
+    other = dataclasses.replace(builders.SETTINGS, dtype="auto", concurrency=4)
     assert differing_settings(builders.SETTINGS, builders.SETTINGS) == ""
     assert differing_settings(other, builders.SETTINGS) == (
         "concurrency: 4 -> 2, dtype: auto -> float32"

@@ -17,11 +17,11 @@ from specreg.baselines.estimate import (
     within_budget,
 )
 from specreg.baselines.schema import Baseline, baseline_path, record_baseline
-from specreg.baselines.store import Shelf
+from specreg.baselines.store import BaselineStore
 from specreg.core.errors import SpecregError
 from specreg.engines.registry import Parallel
-from specreg.matrix import Case, Sizes, Tier
-from specreg.matrix.load import Arrivals, Load
+from specreg.matrix.case import Case, Sizes, Tier
+from specreg.matrix.schema import Arrivals, Load
 from specreg.telemetry.identity import Environment, Gpus
 from tests.unit import builders
 
@@ -45,14 +45,14 @@ def record(folder: Path, case: Case, baseline: Baseline) -> None:
     record_baseline(baseline_path(folder, baseline.environment.name, case.id), baseline)
 
 
-def shelf(folder: Path, environment: Environment = builders.ENVIRONMENT) -> Shelf:
+def store(folder: Path, environment: Environment = builders.ENVIRONMENT) -> BaselineStore:
     """The baselines of a machine."""
-    return Shelf(folder=folder, environment=environment)
+    return BaselineStore(folder=folder, environment=environment)
 
 
 def estimate(folder: Path, case: Case = CASE) -> Estimate | None:
     """Of a case on this machine, which has no GPU."""
-    return estimates_of(tier(case), shelf(folder), NO_GPUS, builders.ROOT)[case.id]
+    return estimates_of(tier(case), store(folder), NO_GPUS, builders.ROOT)[case.id]
 
 
 def speed(tokens_per_s: float) -> dict[str, float]:
@@ -102,7 +102,7 @@ def test_another_machine_of_the_kind_is_better_than_nothing(tmp_path: Path) -> N
 def test_a_gpu_takes_nothing_from_what_a_cpu_recorded(tmp_path: Path) -> None:
     record(tmp_path, PLAIN, builders.baseline(speed(100.0)))
     on_gpu = tier(PLAIN, needs_gpus=1)
-    assert estimates_of(on_gpu, shelf(tmp_path, ON_GPU), H200, builders.ROOT) == {PLAIN.id: None}
+    assert estimates_of(on_gpu, store(tmp_path, ON_GPU), H200, builders.ROOT) == {PLAIN.id: None}
     assert estimate(tmp_path, PLAIN) is not None
 
 
@@ -122,7 +122,7 @@ def test_a_baseline_that_cannot_be_read_tells_nothing(tmp_path: Path) -> None:
 
 def guessed(folder: Path, case: Case, gpus: Gpus = H200) -> Estimate:
     """The guess of a case for a GPU."""
-    found = estimates_of(tier(case, needs_gpus=1), shelf(folder, ON_GPU), gpus, builders.ROOT)[
+    found = estimates_of(tier(case, needs_gpus=1), store(folder, ON_GPU), gpus, builders.ROOT)[
         case.id
     ]
     assert found is not None
@@ -163,7 +163,7 @@ def test_where_no_gpu_is_a_guess_is_of_an_h100(tmp_path: Path) -> None:
 
 def test_nobody_guesses_at_a_draft_of_unknown_size(tmp_path: Path) -> None:
     case = sized(CASE, dataclasses.replace(SIZES, draft_gib=None))
-    gpus = estimates_of(tier(case, needs_gpus=1), shelf(tmp_path, ON_GPU), H200, builders.ROOT)
+    gpus = estimates_of(tier(case, needs_gpus=1), store(tmp_path, ON_GPU), H200, builders.ROOT)
     assert gpus == {case.id: None}
 
 

@@ -12,7 +12,6 @@ from specreg.acceptance.record import AcceptanceRecord, Source, StepCounts
 from specreg.baselines.schema import (
     SCHEMA_VERSION,
     Baseline,
-    CaseSettings,
     Noise,
     RecordedDevice,
     StoredPrompt,
@@ -20,6 +19,7 @@ from specreg.baselines.schema import (
     load_acceptance,
     load_baseline,
     load_baselines,
+    parse_baseline,
     record_baseline,
     render_baseline,
     render_schema,
@@ -27,9 +27,9 @@ from specreg.baselines.schema import (
 )
 from specreg.core.errors import BaselineError
 from specreg.engines.methods import Tree
-from specreg.matrix import Limits
+from specreg.matrix.schema import CaseSettings, Limits
 from specreg.measurement.metrics import METRICS
-from specreg.telemetry.sensors import Scope
+from specreg.telemetry.sensor import Scope
 from tests.unit import builders
 
 COUNTS = builders.counts(8, 0, 6, 6)
@@ -313,14 +313,36 @@ def test_what_could_not_be_read_again_is_not_written(path: Path) -> None:
     assert not path.exists()
 
 
-def test_a_committed_baseline_is_rendered_as_it_is() -> None:
-    """A new setting with its default changes no file that lies in a repository."""
+def test_a_committed_baseline_of_an_earlier_form_is_read_as_it_was_recorded() -> None:
+    """Nothing of it is lost but what is compared no more."""
     paths = sorted((builders.ROOT / "baselines").glob("[!p]*/*.json"))
     assert paths
     for path in paths:
+        written = json.loads(path.read_text())
         committed = load_baseline(path)
         assert committed is not None
-        assert render_baseline(committed) == path.read_text()
+        assert committed.schema_version == SCHEMA_VERSION
+        assert parse_baseline(render_baseline(committed).encode(), path) == committed
+        again = json.loads(render_baseline(committed))
+        settings, case = again.pop("case"), written.pop("case")
+        assert case.pop("rounds", 4) > 0
+        assert again | {"schema_version": written["schema_version"]} == written
+        assert {name: settings[name] for name in case} == case
+        defaults = {field.name: field.default for field in dataclasses.fields(CaseSettings)}
+        for name in settings.keys() - case.keys():
+            assert getattr(committed.case, name) == defaults[name]
+
+
+def test_a_setting_that_is_not_known_is_refused_and_one_that_went_is_passed_over(
+    path: Path,
+) -> None:
+    case = json.loads(render_baseline(BASELINE))["case"]
+    older = edited(schema_version=2, case=case | {"rounds": 7}).encode()
+    assert parse_baseline(older, path) == BASELINE
+    for version, name in ((2, "unheard_of"), (SCHEMA_VERSION, "rounds")):
+        text = edited(schema_version=version, case=case | {name: 1})
+        with pytest.raises(BaselineError, match=rf"unknown field `{name}` - at `\$\.case`"):
+            parse_baseline(text.encode(), path)
 
 
 def test_a_newer_file_is_left_alone_and_takes_a_newer_specreg(path: Path) -> None:
@@ -362,15 +384,15 @@ def test_a_tree_drafts_more_than_its_positions(path: Path) -> None:
     chain = builders.baseline(of=six)
     with pytest.raises(BaselineError, match="COUNTS_INCONSISTENT"):
         record_baseline(path, chain)
-    settings = msgspec.structs.replace(builders.SETTINGS, tree=Tree(branches=2, drafted_tokens=6))
+    settings = dataclasses.replace(builders.SETTINGS, tree=Tree(branches=2, drafted_tokens=6))
     record_baseline(path, builders.baseline(of=six, settings=settings))
     found = load_baseline(path)
     assert found is not None
     assert found.case.tree == settings.tree
 
 
-def test_a_setting_is_written_when_it_is_no_default() -> None:
-    settings = msgspec.structs.replace(
+def test_settings_are_written_with_their_defaults() -> None:
+    settings = dataclasses.replace(
         builders.SETTINGS,
         requests_per_s=float("0"),  # equal to the default, and another object
         limits=Limits(ttft_ms=None, tpot_ms=None),
@@ -379,8 +401,7 @@ def test_a_setting_is_written_when_it_is_no_default() -> None:
     )
     baseline = msgspec.structs.replace(BASELINE, case=settings)
     rendered = json.loads(render_baseline(baseline))["case"]
-    required = {field.name for field in msgspec.structs.fields(CaseSettings) if field.required}
-    assert set(rendered) == {*required, "prompts", "burstiness", "turns"}
+    assert set(rendered) == {field.name for field in dataclasses.fields(CaseSettings)}
     assert msgspec.json.decode(render_baseline(baseline), type=Baseline) == baseline
 
 

@@ -15,16 +15,17 @@ from specreg.baselines.schema import Baseline, baseline_path, load_baseline, rec
 from specreg.baselines.store import settings_in
 from specreg.cli import app, main
 from specreg.core.errors import SpecregError, UnknownNameError
-from specreg.matrix import Case, load_tier
+from specreg.matrix.case import Case
+from specreg.matrix.tier import load_tier
 from specreg.measurement.figures import figures_of, record_figures
 from specreg.measurement.measure import Measurement
 from specreg.measurement.validity import all_invalid
-from specreg.report.json import RunVerdict, record_verdict
+from specreg.report.document import RunVerdict, record_verdict
 from specreg.telemetry.identity import current_environment
-from specreg.verdicts.history import Lived, history_path, record_history, settings_sha256
+from specreg.verdicts.history import RunRecord, history_path, record_history, settings_sha256
 from tests.unit import builders
 from tests.unit.baselines.test_published import PUBLISHED
-from tests.unit.report.test_breakdown import a_round, measured
+from tests.unit.reports import a_round, measured
 
 HERE = current_environment(needs_gpus=0)
 MATRIX = """
@@ -91,7 +92,7 @@ def test_a_case_without_a_baseline_is_explained_by_how_to_record_one(root: Path)
 
 def test_a_case_is_explained_by_what_is_expected_and_what_it_can_see(root: Path) -> None:
     recorded(root)
-    lived = Lived(
+    lived = RunRecord(
         run="first",
         case_id=CASE_ID,
         settings_sha256="",
@@ -201,7 +202,7 @@ def test_hours_are_learnt_from_identical_runs_and_nothing_else_changes(root: Pat
     before = load_baseline(path)
     assert before is not None
     lived = [
-        Lived(
+        RunRecord(
             run=f"at {value}",
             case_id=CASE_ID,
             settings_sha256=settings_sha256(before.case),

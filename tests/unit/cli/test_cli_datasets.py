@@ -8,7 +8,7 @@ from typer.testing import CliRunner, Result
 
 from specreg.cli import app
 from specreg.core.errors import DatasetError, UnknownNameError
-from specreg.core.paths import data_dir
+from specreg.core.files import data_dir
 
 
 def specreg(*arguments: str | Path, data: Path | None = None) -> Result:

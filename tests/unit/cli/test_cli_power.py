@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from specreg.cli import app
 from specreg.core.errors import SensorError
-from specreg.telemetry.power.samples import load_traces
-from specreg.telemetry.sensors.rapl import SENSOR as RAPL
+from specreg.telemetry.rapl import SENSOR as RAPL
+from specreg.telemetry.samples import load_traces
 from tests.doubles.nvml.device import Process, ScriptedGpu, build, constant, write_script
 from tests.unit.playing import Player, running
 
@@ -51,7 +51,7 @@ def power(
 
 def off_frac(block: str, truth_w: float) -> tuple[float, float]:
     """How far a mean is from the truth, and how far it says that it may be, both relative."""
-    found = re.search(r"energy counter  ([\d.]+) W, .* off by ([\d.]+)% at most", block)
+    found = re.search(r"energy counter +([\d.]+) W, .* off by ([\d.]+)% at most", block)
     assert found is not None, block
     return abs(float(found[1]) / truth_w - 1), float(found[2]) / 100
 
@@ -71,7 +71,7 @@ def test_all_gpus_in_sight_are_watched_and_summed(player: Player) -> None:
     check_mean(first, 400.0)
     assert f"process {os.getpid()} (" in first
     check_mean(second, 300.0)
-    assert "processes       none" in second
+    assert re.search(r"processes +none", second)
     assert float(total.split()[1]) == pytest.approx(700, rel=0.1)
     assert "2 of 2 device(s) in 2.0 s" in total
     assert [trace.device.id for trace in load_traces(output)] == ["GPU-00", "GPU-01"]
@@ -187,11 +187,6 @@ def test_a_gpu_that_tells_no_power_is_left_out_and_one_alone_is_refused(player: 
 
 
 def test_samples_are_written_to_a_file_that_can_be(player: Player) -> None:
-    named = power(player, FIRST, options=("--output", "samples.log"))
-    assert (named.returncode, named.stderr.splitlines()[-1]) == (
-        1,
-        "--output 'samples.log': needed a name that ends in .jsonl; change it",
-    )
     (player.folder / "file").touch()
     below = power(player, FIRST, options=("--output", "file/samples.jsonl"))
     assert below.returncode == 1

@@ -6,8 +6,7 @@ import pytest
 
 from specreg.cli import main
 from specreg.core.errors import ReportError, UnknownNameError
-from specreg.report.document import record_report, render_schema
-from specreg.report.json import record_verdict
+from specreg.report.document import record_report, record_verdict, render_schema
 from tests.unit import reports
 from tests.unit.cli.test_cli import specreg
 
@@ -73,28 +72,11 @@ def test_before_any_run_it_says_what_to_do(tmp_path: Path) -> None:
     assert "run the suite first" in str(error)
 
 
-def test_an_older_report_is_said_and_the_rest_is_shown(root: Path) -> None:
-    path = root / ".specreg/runs" / RUN / "report.json"
-    path.write_text('{"schema_version": 0}')
-    done = specreg(root, "report", "--to", "markdown")
-    assert done.exit_code == 0
-    assert "schema version 0, this specreg reads 1" in done.stderr
-    text = (path.parent / "report.md").read_text()
-    assert "schema version 0" in text
-    assert "1 of 1 figures worse" in text
-
-
 def test_what_could_not_be_made_is_an_error_and_the_rest_is_there(root: Path) -> None:
     done = specreg(root, "report", "--to", "aiperf", "--to", "markdown")
     assert isinstance(done.exception, ReportError)
     assert "what takes each request is left out" in str(done.exception)
     assert "report.md" in done.stdout
-
-
-def test_a_folder_is_uploaded_without_being_rendered(root: Path) -> None:
-    done = specreg(root, "report", "--upload", f"file://{root}/away")
-    assert done.stdout == f"copied to file://{root}/away/{RUN}\n"
-    assert not (root / ".specreg/runs" / RUN / "report.md").exists()
 
 
 def test_the_schema_is_printed(root: Path) -> None:

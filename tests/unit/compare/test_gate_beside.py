@@ -11,7 +11,7 @@ import pytest
 from specreg.compare.gate import beside
 from specreg.compare.gate.beside import SideError, measure_beside
 from specreg.compare.gate.launched import Arm
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.measurement.metrics import Replay
 from specreg.servers.server import StartedServer
 from tests.doubles.vllm.script import BEFORE_ROUNDS, SLOWING, Fault, Script

@@ -9,7 +9,7 @@ import pytest
 from specreg.compare.gate import memory
 from specreg.compare.gate.memory import held_bytes
 from specreg.engines.registry import Parallel
-from specreg.telemetry.sensors import Device, Scope
+from specreg.telemetry.sensor import Device, Scope
 from tests.unit import builders
 
 OURS, OTHER, THIRD = 100, 200, 300

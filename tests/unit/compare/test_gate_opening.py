@@ -17,9 +17,9 @@ from specreg.compare.gate.plan import Pair
 from specreg.compare.gate.quantities import OUTPUT
 from specreg.compare.gate.request import Request
 from specreg.core.errors import SpecregError, UnsupportedError
-from specreg.matrix import load_tier
+from specreg.matrix.tier import load_tier
 from specreg.telemetry.identity import Gpus
-from specreg.telemetry.sensors import Device, Scope
+from specreg.telemetry.sensor import Device, Scope
 from tests.doubles.vllm import __version__ as scripted_version
 from tests.doubles.vllm.script import Script, record_script
 from tests.unit import builders

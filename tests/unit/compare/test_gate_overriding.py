@@ -4,7 +4,7 @@ import pytest
 
 from specreg.compare.gate.overriding import overridden, parse_override
 from specreg.core.errors import UnknownNameError, UnsupportedError
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from tests.unit import builders
 
 

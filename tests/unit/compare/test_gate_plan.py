@@ -6,7 +6,8 @@ from specreg.compare.gate.launched import Arm
 from specreg.compare.gate.overriding import Override, parse_override
 from specreg.compare.gate.plan import Pair, drafts_of, pairs_of, shared_launches, subject_of
 from specreg.core.errors import UnknownNameError, UnsupportedError
-from specreg.matrix import Case, load_tier
+from specreg.matrix.case import Case
+from specreg.matrix.tier import load_tier
 from tests.unit import builders
 
 TIER = load_tier(builders.ROOT / "fixtures/matrix", "cpu")

@@ -32,7 +32,7 @@ from specreg.compare.gate.side import parse_side
 from specreg.compare.gate.source import Source
 from specreg.compare.gate.texts import TextsJudged, untold
 from specreg.core.errors import ModelError, SpecregError, UnknownNameError, UnsupportedError
-from specreg.matrix import load_tier
+from specreg.matrix.tier import load_tier
 from specreg.verdicts.judge import Outcome
 from tests.doubles.vllm.script import Script, record_script
 from tests.unit import builders

@@ -21,7 +21,7 @@ from specreg.compare.gate.request import Request
 from specreg.compare.gate.run import sittings_s
 from specreg.compare.gate.source import Source
 from specreg.core.errors import MemoryHeldError
-from specreg.matrix import load_tier
+from specreg.matrix.tier import load_tier
 from tests.doubles.vllm.script import Script, record_script
 from tests.unit import builders
 
@@ -110,7 +110,7 @@ def test_what_was_measured_stays_where_a_server_leaves_its_memory_held(
         message = "GPU 0: its memory isn't back"
         raise MemoryHeldError(message)
 
-    monkeypatch.setattr(Source, "claimed", held)
+    monkeypatch.setattr(Source, "leased", held)
     with pytest.raises(MemoryHeldError):
         opened.gate.launch(slot)
     assert {(one.case_id, one.arm) for one in told(opened) if not one.invalid} == BOTH
@@ -128,7 +128,7 @@ def test_memory_that_is_not_back_is_no_sides_fault(
         message = "GPU 0: its memory isn't back"
         raise MemoryHeldError(message)
 
-    monkeypatch.setattr(Source, "claimed", held)
+    monkeypatch.setattr(Source, "leased", held)
     with pytest.raises(MemoryHeldError):
         opened.gate.rehearse()
 

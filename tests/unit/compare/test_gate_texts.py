@@ -8,7 +8,7 @@ import pytest
 from specreg.compare.gate.texts import TextsSaid, doubted_by_a, why_not_compared
 from specreg.correctness.lossless import Losslessness, Parting
 from specreg.datasets.prompts import Prompt
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from tests.unit import builders
 
 PROMPTS = tuple(Prompt(id=name, category="", turns=("Tell me.",)) for name in "xyz")

@@ -16,7 +16,7 @@ from specreg.compare.soak.journal import Begun, Drifted, Journal, line_of
 from specreg.compare.soak.run import Soak, prompts_in
 from specreg.compare.soak.table import render_drift, render_soak
 from specreg.core.errors import SpecregError
-from specreg.matrix.load import Arrivals, Load
+from specreg.matrix.schema import Arrivals, Load
 from tests.unit import builders
 
 LENGTH, STEP = WATCHED["acceptance_length_tokens"], WATCHED["step_ms"]

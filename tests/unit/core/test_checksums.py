@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from specreg.core.checksums import file_sha256
+from specreg.core.files import file_sha256
 
 PLANTED = "ab" * 32
 

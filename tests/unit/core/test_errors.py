@@ -14,19 +14,22 @@ from specreg.core.errors import (
 )
 
 
-def test_a_name_that_is_nearly_right_is_suggested() -> None:
-    error = UnknownNameError("method", "eagle", ["none", "eagle3"], where="cpu.toml")
-    assert str(error) == (
-        "cpu.toml: unknown method 'eagle'; did you mean 'eagle3'? known: eagle3, none"
-    )
-
-
-def test_a_name_that_is_like_no_other_gets_the_list_alone() -> None:
-    assert str(UnknownNameError("engine", "xyz", ["vllm"])) == "unknown engine 'xyz'; known: vllm"
-
-
-def test_a_list_of_nothing_says_none() -> None:
-    assert str(UnknownNameError("tier", "cpu", [])) == "unknown tier 'cpu'; known: none"
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (
+            UnknownNameError("method", "eagle", ["none", "eagle3"], where="cpu.toml"),
+            "cpu.toml: unknown method 'eagle'; did you mean 'eagle3'? known: eagle3, none",
+        ),
+        (UnknownNameError("engine", "xyz", ["vllm"]), "unknown engine 'xyz'; known: vllm"),
+        (UnknownNameError("tier", "cpu", []), "unknown tier 'cpu'; known: none"),
+    ],
+    ids=["nearly-right", "like-no-other", "nothing-known"],
+)
+def test_a_name_that_is_unknown_is_answered_with_those_that_are(
+    error: UnknownNameError, text: str
+) -> None:
+    assert str(error) == text
 
 
 def test_an_unknown_name_has_its_facts_as_attributes() -> None:
@@ -51,11 +54,6 @@ def test_a_failed_start_ends_with_its_log() -> None:
         Path("a.log"),
         "boom",
     )
-
-
-def test_a_failed_start_without_a_log_says_so() -> None:
-    error = ServerStartError("server 's'", "unknown cause", "read the log", Path("a.log"), "")
-    assert str(error).endswith("(the log is empty)")
 
 
 def test_an_invalid_measurement_begins_with_its_reason() -> None:

@@ -7,17 +7,20 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
 from specreg.core.processes import (
+    SupervisedProcess,
+    child_process,
     process_ids,
     resident_bytes,
     settle_log,
-    start_marked,
-    stop_marked,
+    start_process,
+    stop_process,
 )
-from specreg.core.supervisor import NOBODY, leader_of, living
+from specreg.core.supervisor import NO_LEADER, leader_of, living
 from tests.unit import builders
 from tests.unit.servers.test_server import at_most
 
@@ -30,6 +33,12 @@ subprocess.Popen([sys.executable, "-c", sys.argv[1]], start_new_session=True)
 DEAF = """
 import os, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(os.getpid(), flush=True)
+time.sleep(120)
+"""
+
+SLEEPING = """
+import os, time
 print(os.getpid(), flush=True)
 time.sleep(120)
 """
@@ -51,13 +60,23 @@ ctypes.CDLL(None).pthread_exit(None)
 # Starts a program and ends without stopping it.
 ABANDONING = """
 import os, pathlib, sys, time
-from specreg.core.processes import start_marked
+from specreg.core.processes import start_process
 log_path = pathlib.Path(sys.argv[1])
 command = (sys.executable, "-c", sys.argv[2])
-start_marked(command, environment=os.environ, log_path=log_path, cwd=log_path.parent)
+start_process(command, environment=os.environ, log_path=log_path, cwd=log_path.parent)
 while not log_path.read_text().endswith("\\n"):
     time.sleep(0.01)
 """
+
+
+def start(folder: Path, *program: str, **environment: str) -> SupervisedProcess:
+    """A Python program with its arguments, whose log and place is a folder."""
+    return start_process(
+        (sys.executable, "-c", *program),
+        environment=os.environ | environment,
+        log_path=folder / "log",
+        cwd=folder,
+    )
 
 
 def lives(pid: int) -> bool:
@@ -89,12 +108,11 @@ def await_program(pid: int, name: str) -> None:
 
 def test_a_deaf_grandchild_in_its_own_session_is_gone(tmp_path: Path) -> None:
     log_path = tmp_path / "log"
-    command = (sys.executable, "-c", PARENT, DEAF)
-    process = start_marked(command, environment=os.environ, log_path=log_path, cwd=tmp_path)
+    process = start(tmp_path, PARENT, DEAF)
     grandchild = await_pid(log_path)
     process.popen.wait()  # from here on nobody is the grandchild's parent but init
     assert os.getsid(grandchild) == grandchild != process.popen.pid
-    stop_marked(process)
+    stop_process(process)
     assert not lives(grandchild)
     assert not lives(process.popen.pid)
     assert process.popen.returncode is not None
@@ -104,33 +122,27 @@ def test_a_deaf_grandchild_in_its_own_session_is_gone(tmp_path: Path) -> None:
 def test_a_child_that_wrote_over_its_environment_is_gone(tmp_path: Path, marked_s: float) -> None:
     """As setproctitle does; it stays in our session, though."""
     log_path = tmp_path / "log"
-    command = (sys.executable, "-c", FORGETFUL, str(marked_s))
-    process = start_marked(command, environment=os.environ, log_path=log_path, cwd=tmp_path)
+    process = start(tmp_path, FORGETFUL, str(marked_s))
     child = await_pid(log_path)
     await_program(child, "sleep")
     assert psutil.Process(child).environ() == {}
     if not marked_s:
         process.popen.wait()
-    stop_marked(process)
+    stop_process(process)
     assert not lives(child)
     assert process.popen.returncode is not None
 
 
 def test_a_process_whose_first_thread_ended_is_gone(tmp_path: Path) -> None:
     """It looks like one that only waits to be reaped, and can't be before its last thread ends."""
-    process = start_marked(
-        (sys.executable, "-c", HEADLESS),
-        environment=os.environ,
-        log_path=tmp_path / "log",
-        cwd=tmp_path,
-    )
+    process = start(tmp_path, HEADLESS)
     process_id = await_pid(tmp_path / "log")
     while psutil.Process(process_id).status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.01)
     assert process.popen.poll() is None
     assert process_ids(process) == {process_id}
     with at_most(8):
-        stop_marked(process)
+        stop_process(process)
     assert process.popen.returncode is not None
 
 
@@ -139,15 +151,15 @@ SPARING = """
 import os, pathlib, sys
 from specreg.core import processes
 from specreg.core.errors import UnkillableError
-from specreg.core.processes import start_marked, stop_marked
-processes._GONE_S = 1.0
+from specreg.core.processes import start_process, stop_process
+processes._TERM_S, processes._KILL_S, processes._GONE_S, processes._REAPED_S = 0.5, 0.5, 1.0, 0.5
 log_path = pathlib.Path(sys.argv[1])
 command = (sys.executable, "-c", sys.argv[2])
-process = start_marked(command, environment=os.environ, log_path=log_path, cwd=log_path.parent)
+process = start_process(command, environment=os.environ, log_path=log_path, cwd=log_path.parent)
 while not log_path.read_text().endswith("\\n"):
     pass
 try:
-    stop_marked(process)
+    stop_process(process)
 except UnkillableError as error:
     print(error)
 """
@@ -166,7 +178,7 @@ def test_what_cannot_be_killed_is_named_and_not_waited_for(tmp_path: Path) -> No
     process_id = await_pid(tmp_path / "log")
     assert lives(process_id)
     os.kill(process_id, signal.SIGKILL)
-    said = f"process {process_id} ({psutil.Process().name()}, sleeping): still there 6 s after"
+    said = f"process {process_id} ({psutil.Process().name()}, sleeping): still there 1.5 s after"
     assert done.stdout.startswith(said)
 
 
@@ -180,13 +192,13 @@ def test_what_is_left_is_killed_at_our_own_end(tmp_path: Path) -> None:
 # Starts two programs that ignore SIGTERM, and says so; stops them on Ctrl-C, one after the other.
 INTERRUPTED = """
 import contextlib, os, pathlib, sys, time
-from specreg.core.processes import start_marked, stop_marked
+from specreg.core.processes import start_process, stop_process
 with contextlib.ExitStack() as stack:
     for name in "ab":
         log_path = pathlib.Path(sys.argv[1], name)
         command = (sys.executable, "-c", sys.argv[2])
-        process = start_marked(command, environment=os.environ, log_path=log_path, cwd="/")
-        stack.callback(stop_marked, process)
+        process = start_process(command, environment=os.environ, log_path=log_path, cwd="/")
+        stack.callback(stop_process, process)
         while not log_path.read_text().endswith("\\n"):
             time.sleep(0.01)
     print(flush=True)
@@ -215,20 +227,20 @@ def test_a_second_ctrl_c_waits_for_no_server_of_several(tmp_path: Path) -> None:
 # Starts a program and is killed.
 KILLED = """
 import os, pathlib, signal, sys, time
-from specreg.core.processes import start_marked
+from specreg.core.processes import start_process
 log_path, temporary = map(pathlib.Path, sys.argv[1:3])
 command = (sys.executable, "-c", sys.argv[3])
-process = start_marked(
+process = start_process(
     command, environment=os.environ, log_path=log_path, cwd=log_path.parent, temporary=[temporary]
 )
 while not log_path.read_text().endswith("\\n"):
     time.sleep(0.01)
-print(process.watchdog.pid, flush=True)
+print(process.supervisor.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_watchdog_ends_what_is_left_when_we_are_killed(tmp_path: Path) -> None:
+def test_a_supervisor_ends_what_is_left_when_we_are_killed(tmp_path: Path) -> None:
     log_path, temporary = tmp_path / "log", tmp_path / "temporary"
     (temporary / "inner").mkdir(parents=True)
     command = (sys.executable, "-c", KILLED, str(log_path), str(temporary), DEAF)
@@ -241,21 +253,18 @@ def test_a_watchdog_ends_what_is_left_when_we_are_killed(tmp_path: Path) -> None
     assert not temporary.exists()
 
 
-def test_a_watchdog_goes_with_what_it_watches_and_may_be_killed_before(tmp_path: Path) -> None:
+def test_a_supervisor_goes_with_what_it_watches_and_may_be_killed_before(tmp_path: Path) -> None:
     for killed in (False, True):
-        process = start_marked(
-            (sys.executable, "-c", DEAF),
-            environment=os.environ,
-            log_path=tmp_path / "log",
-            cwd=tmp_path,
-        )
+        process = start(tmp_path, SLEEPING)
         process_id = await_pid(tmp_path / "log")
         if killed:
-            process.watchdog.kill()
-            process.watchdog.wait()
+            process.supervisor.kill()
+            process.supervisor.wait()
+        with at_most(5):
+            settle_log(process)
         assert lives(process_id)
-        stop_marked(process)
-        assert process.watchdog.returncode == (-signal.SIGKILL if killed else 0)
+        stop_process(process)
+        assert process.supervisor.returncode == (-signal.SIGKILL if killed else 0)
         assert not lives(process_id)
 
 
@@ -267,7 +276,7 @@ def test_a_session_that_another_leads_meanwhile_is_another_s() -> None:
         assert living("no-such-mark", leader) == [stranger.pid]
         earlier = leader._replace(started=leader.started - 1)
         assert living("no-such-mark", earlier) == []
-        assert living("no-such-mark", NOBODY) == []
+        assert living("no-such-mark", NO_LEADER) == []
         stranger.kill()
         os.waitid(os.P_PID, stranger.pid, os.WEXITED | os.WNOWAIT)  # dead, and not yet taken away
         assert living("no-such-mark", leader) == []
@@ -275,46 +284,13 @@ def test_a_session_that_another_leads_meanwhile_is_another_s() -> None:
 
 def test_the_last_resort_kills_and_may_be_called_again(tmp_path: Path) -> None:
     log_path = tmp_path / "log"
-    process = start_marked(
-        (sys.executable, "-c", DEAF), environment=os.environ, log_path=log_path, cwd=tmp_path
-    )
+    process = start(tmp_path, DEAF)
     process_id = await_pid(log_path)
     process.last_resort()
     assert not lives(process_id)
     process.last_resort()
-    stop_marked(process)
+    stop_process(process)
     assert process.popen.returncode is not None
-
-
-def test_a_title_is_not_written_over_the_environment(tmp_path: Path) -> None:
-    process = start_marked(
-        (sys.executable, "-c", "import os; print(os.environ['SPT_NOENV'])"),
-        environment={},
-        log_path=tmp_path / "log",
-        cwd=tmp_path,
-    )
-    process.popen.wait()
-    stop_marked(process)
-    assert (tmp_path / "log").read_text() == "1\n"
-
-
-def test_a_stranger_is_left_alone(tmp_path: Path) -> None:
-    sleep = (sys.executable, "-c", "import time; time.sleep(120)")
-    with subprocess.Popen(sleep) as stranger:
-        process = start_marked(
-            sleep, environment=os.environ, log_path=tmp_path / "log", cwd=tmp_path
-        )
-        stop_marked(process)
-        assert lives(stranger.pid)
-        stranger.kill()
-
-
-def test_a_process_that_ended_by_itself_keeps_its_status(tmp_path: Path) -> None:
-    command = (sys.executable, "-c", "raise SystemExit(7)")
-    process = start_marked(command, environment=os.environ, log_path=tmp_path / "log", cwd=tmp_path)
-    process.popen.wait()
-    stop_marked(process)
-    assert process.popen.returncode == 7
 
 
 def test_both_streams_go_to_the_log_and_the_process_sits_in_its_own_session(
@@ -322,22 +298,19 @@ def test_both_streams_go_to_the_log_and_the_process_sits_in_its_own_session(
 ) -> None:
     program = (
         "import os, sys; print('out', os.getcwd(), flush=True);"
-        "print('err', os.getsid(0) == os.getpid(), os.environ['MINE'], file=sys.stderr)"
+        "print('err', os.getsid(0) == os.getpid(), os.environ['MINE'], os.environ['SPT_NOENV'],"
+        " file=sys.stderr); sys.exit(7)"
     )
-    process = start_marked(
-        (sys.executable, "-c", program),
-        environment={"MINE": "yes"},
-        log_path=tmp_path / "log",
-        cwd=tmp_path,
-    )
+    process = start(tmp_path, program, MINE="yes")
     process.popen.wait()
-    stop_marked(process)
-    assert (tmp_path / "log").read_text() == f"out {tmp_path}\nerr True yes\n"
+    stop_process(process)
+    assert (tmp_path / "log").read_text() == f"out {tmp_path}\nerr True yes 1\n"
+    assert process.popen.returncode == 7
 
 
 def test_a_program_that_is_not_there_is_an_error_of_the_system(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no-such-program"):
-        start_marked(
+        start_process(
             (str(tmp_path / "no-such-program"),),
             environment={},
             log_path=tmp_path / "log",
@@ -362,18 +335,13 @@ def test_the_memory_of_all_its_processes_is_counted(
     arguments: tuple[str, ...], tmp_path: Path
 ) -> None:
     log_path = tmp_path / "log"
-    process = start_marked(
-        (sys.executable, "-c", HOLDING, *arguments),
-        environment=os.environ,
-        log_path=log_path,
-        cwd=tmp_path,
-    )
+    process = start(tmp_path, HOLDING, *arguments)
     try:
         await_pid(log_path)
         held_mib = resident_bytes(process) / 2**20
         ids = process_ids(process)
     finally:
-        stop_marked(process)
+        stop_process(process)
     processes = 1 + len(arguments)
     assert 40 * processes < held_mib < 40 * processes + 60
     assert len(ids) == processes
@@ -383,27 +351,16 @@ def test_the_memory_of_all_its_processes_is_counted(
 
 def test_all_that_was_said_is_on_disk_once_it_is_asked_for(tmp_path: Path) -> None:
     log_path = tmp_path / "log"
-    command = (sys.executable, "-c", "print('said'); print('no end', end='')")
-    process = start_marked(command, environment=os.environ, log_path=log_path, cwd=tmp_path)
+    process = start(tmp_path, "print('said'); print('no end', end='')")
     process.popen.wait()
     settle_log(process)
     assert log_path.read_text() == "said\nno end"
-    stop_marked(process)
+    stop_process(process)
     assert log_path.read_text() == "said\nno end"
     settle_log(process)
 
 
-def test_a_log_whose_watchdog_was_killed_is_settled_at_once(tmp_path: Path) -> None:
-    process = start_marked(
-        (sys.executable, "-c", DEAF),
-        environment=os.environ,
-        log_path=tmp_path / "log",
-        cwd=tmp_path,
-    )
-    process.watchdog.kill()
-    with at_most(5):
-        settle_log(process)
-        stop_marked(process)
+SECRET = {"MY_TOKEN": "planted-1"}
 
 
 def test_a_secret_never_reaches_the_log(tmp_path: Path) -> None:
@@ -412,24 +369,61 @@ def test_a_secret_never_reaches_the_log(tmp_path: Path) -> None:
         "w('a ' + os.environ['MY_TOKEN'][:4]); sys.stdout.flush(); time.sleep(0.5);"
         "w(os.environ['MY_TOKEN'][4:] + '\\n'); w('http://me:planted-2@host\\n')"
     )
-    process = start_marked(
-        (sys.executable, "-c", program),
-        environment={"MY_TOKEN": "planted-1"},
-        log_path=tmp_path / "log",
-        cwd=tmp_path,
-    )
+    process = start(tmp_path, program, **SECRET)
     process.popen.wait()
-    stop_marked(process)
+    stop_process(process)
     assert (tmp_path / "log").read_text() == "a HIDDEN\nhttp://me:HIDDEN@host\n"
 
 
 def test_the_list_of_processes_shows_no_secret(tmp_path: Path) -> None:
-    process = start_marked(
-        ("/bin/sleep", "120"),
-        environment={"MY_TOKEN": "planted-1"},
-        log_path=tmp_path / "log",
-        cwd=tmp_path,
-    )
-    shown = " ".join(psutil.Process(process.watchdog.pid).cmdline())
-    stop_marked(process)
+    process = start(tmp_path, "import time; time.sleep(120)", **SECRET)
+    shown = " ".join(psutil.Process(process.supervisor.pid).cmdline())
+    stop_process(process)
     assert "planted-1" not in shown
+
+
+class Word(msgspec.Struct):
+    """A message."""
+
+    text: str
+
+
+# Gives each message back, louder, and prints one for people.
+LOUD = """
+import json, sys
+print("hello", file=sys.stderr, flush=True)
+for line in sys.stdin:
+    print(json.dumps({"text": json.loads(line)["text"].upper()}), flush=True)
+"""
+
+
+def test_a_child_takes_and_gives_messages_and_prints_into_its_log(tmp_path: Path) -> None:
+    command = (sys.executable, "-c", LOUD)
+    with child_process(command, log_path=tmp_path / "log") as child:
+        for text in ("one", "two"):
+            child.send(Word(text))
+            assert child.receive(Word) == Word(text.upper())
+        assert child.last_lines() == "hello"
+        assert lives(child.process.popen.pid)
+    assert not lives(child.process.popen.pid)
+
+
+def test_a_child_that_ended_takes_no_message_and_gives_none(tmp_path: Path) -> None:
+    command = (sys.executable, "-c", "raise SystemExit('no such model')")
+    with child_process(command, log_path=tmp_path / "log") as child:
+        child.process.popen.wait()
+        child.send(Word("x" * 2**20))
+        assert child.receive(Word) is None
+        assert child.last_lines() == "no such model"
+
+
+def test_the_messages_of_a_child_may_be_kept_in_a_file(tmp_path: Path) -> None:
+    command = (sys.executable, "-c", LOUD)
+    with (
+        (tmp_path / "kept").open("wb") as output,
+        child_process(command, log_path=tmp_path / "log", output=output) as child,
+    ):
+        child.send(Word("one"))
+        while not (tmp_path / "kept").read_bytes().endswith(b"\n"):
+            time.sleep(0.01)
+    assert msgspec.json.decode((tmp_path / "kept").read_bytes()) == {"text": "ONE"}

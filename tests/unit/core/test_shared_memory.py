@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specreg.core.shared_memory import FOLDER, remove_shared, shared_files, used_by
+from specreg.core.supervisor import FOLDER, remove_shared, shared_files, used_by
 
 # Has a file there: open, mapped alone, or as glibc makes a semaphore: mapped under another name,
 # which is then taken away. Says so, and waits.

@@ -15,18 +15,18 @@ from specreg.correctness.checks import (
     LOSSLESS,
     ORACLE,
     SAMPLING,
-    Scene,
-    _judge_oracle,
-    proofs_of,
-    prove_lossless,
-    prove_oracle,
-    prove_sampling,
+    RunningCase,
+    _judge_steps,
+    check_answers,
+    check_sampling,
+    check_steps,
+    checks_of,
 )
-from specreg.correctness.draft_prediction import Foresee
+from specreg.correctness.oracle_client import PredictDrafts
 from specreg.datasets.prompts import Prompt
 from specreg.engines.pytorch.questions import Foreseen, Question
 from specreg.engines.registry import engine_named
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.verdicts.judge import Outcome, Verdict
 from tests.unit import builders
 from tests.unit.answering import Answer, Json, answering
@@ -48,17 +48,17 @@ def told(*histogram: int) -> Json:
     }
 
 
-def foresees(*, accepted: int = 1, gap_nats: float = 0.0) -> Foresee:
+def foresees(*, accepted: int = 1, gap_nats: float = 0.0) -> PredictDrafts:
     """Models that get as many drafts right everywhere, and would have said what was said or not."""
 
-    def foresee(question: Question) -> Foreseen:
+    def predict_drafts(question: Question) -> Foreseen:
         texts = question.texts
         return Foreseen(
             accepted=tuple((accepted,) * len(text.ids) for text in texts),
             gaps_nats=(gap_nats,) * len(texts),
         )
 
-    return foresee
+    return predict_drafts
 
 
 def says(output: Sequence[int], meta: Json | None = None) -> Answer:
@@ -67,12 +67,12 @@ def says(output: Sequence[int], meta: Json | None = None) -> Answer:
 
 
 def judged(
-    prove: Callable[[Scene], Verdict],
+    check: Callable[[RunningCase], Verdict],
     answer: Answer,
     beside: Answer | None = None,
     *prompts: Prompt,
     case: Case = CASE,
-    foresee: Foresee | None = None,
+    predict_drafts: PredictDrafts | None = None,
 ) -> Verdict:
     """What a proof says of a server, and of the one beside it."""
     with answering(answer) as url, answering(beside or answer) as beside_url:
@@ -82,13 +82,13 @@ def judged(
             )
             for at in (url, beside_url)
         )
-        return prove(
-            Scene(
+        return check(
+            RunningCase(
                 case=case,
                 server=server,
                 control=control if beside else None,
                 prompts=prompts or [ONE],
-                foresee=foresee or foresees(),
+                predict_drafts=predict_drafts or foresees(),
                 models=("target", "head"),
             )
         )
@@ -107,7 +107,7 @@ def by_prompt(one: Sequence[int], other: Sequence[int], gap_nats: float = 0.0) -
 
 
 def test_equal_answers_are_lossless_and_nothing_is_to_be_said() -> None:
-    verdict = judged(prove_lossless, by_prompt([4, 5], [6]), by_prompt([4, 5], [6]), ONE, OTHER)
+    verdict = judged(check_answers, by_prompt([4, 5], [6]), by_prompt([4, 5], [6]), ONE, OTHER)
 
     assert (verdict.metric, verdict.outcome) == (LOSSLESS, Outcome.PASS)
     assert (verdict.value, verdict.expected, verdict.reason) == (1.0, None, "")
@@ -129,7 +129,7 @@ def test_another_token_is_wrong_beyond_rounding(
     gap_nats: float, outcome: Outcome, words: str
 ) -> None:
     verdict = judged(
-        prove_lossless,
+        check_answers,
         by_prompt([4, 5], [6, 8]),
         by_prompt([4, 5], [6, 7], gap_nats),
         ONE,
@@ -166,7 +166,7 @@ def test_where_answers_part_the_control_answers_again_at_another_batch_size(
         return {"output_ids": [4 if first else 5], "meta_info": {}}
 
     verdict = judged(
-        prove_lossless,
+        check_answers,
         says([6]),
         control,
         ONE,
@@ -185,22 +185,22 @@ def test_the_control_answers_once_for_all_cases_that_ask_alike() -> None:
         asked.append(body["sampling_params"])
         return {"output_ids": [4], "meta_info": {}}
 
-    def prove(scene: Scene) -> Verdict:
+    def check(running: RunningCase) -> Verdict:
         for cap_tokens in (20, 21, 20):
             case = dataclasses.replace(CASE, output_cap_tokens=cap_tokens)
-            verdict = prove_lossless(dataclasses.replace(scene, case=case))
+            verdict = check_answers(dataclasses.replace(running, case=case))
         return verdict
 
-    assert judged(prove, says([4]), control).value == 1.0
+    assert judged(check, says([4]), control).value == 1.0
     assert [one["max_new_tokens"] for one in asked] == [20, 21]
 
 
-@pytest.mark.parametrize("prove", [prove_lossless, prove_sampling])
+@pytest.mark.parametrize("check", [check_answers, check_sampling])
 def test_without_a_server_beside_it_there_is_nothing_to_hold_it_against(
-    prove: Callable[[Scene], Verdict],
+    check: Callable[[RunningCase], Verdict],
 ) -> None:
     with pytest.raises(InvalidMeasurementError) as caught:
-        judged(prove, says([4]))
+        judged(check, says([4]))
 
     assert str(caught.value) == (
         f"CONTROL_MISSING: '{CASE.id}' has no server without speculation beside it"
@@ -234,7 +234,7 @@ def test_draws_of_another_distribution_are_wrong(
     theirs: list[int] = []
 
     verdict = judged(
-        prove_sampling,
+        check_sampling,
         draws(chances, ours),
         draws((0.5, 0.3, 0.2), theirs),
         case=dataclasses.replace(CASE, temperature=0.7),
@@ -259,14 +259,14 @@ ANSWERED = says([4, 5, 6, 7, 8], told(0, 2))
 
 
 def test_a_histogram_that_ends_at_the_most_accepted_tells_the_same_steps() -> None:
-    verdict = judged(prove_oracle, ANSWERED)
+    verdict = judged(check_steps, ANSWERED)
 
     assert (verdict.outcome, verdict.value, verdict.expected) == (Outcome.PASS, 2.0, 2.0)
     assert verdict.reason == ""
 
 
 def test_other_steps_than_the_models_give_are_wrong_and_named() -> None:
-    verdict = judged(prove_oracle, ANSWERED, foresee=foresees(accepted=3))
+    verdict = judged(check_steps, ANSWERED, predict_drafts=foresees(accepted=3))
 
     assert (verdict.outcome, verdict.value, verdict.expected) == (Outcome.WRONG, 2.0, 4.0)
     assert verdict.reason == (
@@ -280,7 +280,7 @@ def test_other_steps_than_the_models_give_are_wrong_and_named() -> None:
 def test_of_many_answers_that_took_other_steps_three_are_named() -> None:
     prompts = [Prompt(id=f"p{n}", category="any", token_ids=(1, n)) for n in range(4)]
 
-    verdict = judged(prove_oracle, ANSWERED, None, *prompts, foresee=foresees(accepted=3))
+    verdict = judged(check_steps, ANSWERED, None, *prompts, predict_drafts=foresees(accepted=3))
 
     assert "4 of 4 answers took other steps" in verdict.reason
     named = [prompt.id for prompt in prompts if f"'{prompt.id}' S 2, A" in verdict.reason]
@@ -294,7 +294,7 @@ def test_one_percent_of_the_drafts_per_step_may_differ_and_is_told(
     rejected: int, outcome: Outcome
 ) -> None:
     """200 steps, each of which accepts one draft by the models, and but for so many by itself."""
-    verdict = judged(prove_oracle, says([*range(401)], told(rejected, 200 - rejected)), case=CASE)
+    verdict = judged(check_steps, says([*range(401)], told(rejected, 200 - rejected)), case=CASE)
 
     assert verdict.outcome is outcome
     assert verdict.change_frac == pytest.approx(-rejected / 200)
@@ -311,7 +311,7 @@ def test_where_nothing_should_be_accepted_the_change_is_what_was(
     histogram: tuple[int, ...], outcome: Outcome, change_frac: float
 ) -> None:
     verdict = judged(
-        prove_oracle, says([4, 5, 6, 7, 8], told(*histogram)), foresee=foresees(accepted=0)
+        check_steps, says([4, 5, 6, 7, 8], told(*histogram)), predict_drafts=foresees(accepted=0)
     )
 
     assert (verdict.outcome, verdict.change_frac) == (outcome, change_frac)
@@ -319,7 +319,7 @@ def test_where_nothing_should_be_accepted_the_change_is_what_was(
 
 def test_answers_that_do_not_tell_their_steps_are_no_steps() -> None:
     with pytest.raises(InvalidMeasurementError) as caught:
-        judged(prove_oracle, says([4, 5, 6]))
+        judged(check_steps, says([4, 5, 6]))
 
     assert str(caught.value) == (
         "ACCEPTANCE_MISSING: no answer tells its steps, so there is nothing to hold against the"
@@ -335,7 +335,7 @@ def test_how_an_answer_goes_on_is_asked_of_the_server_beside_it() -> None:
         asked.append(body)
         return {"output_ids": [9, 9, 9], "meta_info": {}}
 
-    judged(prove_oracle, ANSWERED, control)
+    judged(check_steps, ANSWERED, control)
 
     (body,) = asked
     assert body["input_ids"] == [1, 2, 0, 4, 5, 6, 7, 8]
@@ -349,7 +349,7 @@ def test_how_an_answer_goes_on_is_asked_of_the_server_beside_it() -> None:
 def test_a_token_that_the_target_finds_less_likely_is_wrong_beyond_rounding(
     gap_nats: float, outcome: Outcome
 ) -> None:
-    verdict = judged(prove_oracle, ANSWERED, foresee=foresees(gap_nats=gap_nats))
+    verdict = judged(check_steps, ANSWERED, predict_drafts=foresees(gap_nats=gap_nats))
 
     assert verdict.outcome is outcome
     assert ("less likely than another: 'one' by 0.26 nats" in verdict.reason) == verdict.fails
@@ -364,7 +364,7 @@ def case_of(engine: str, method: str, *, temperature: float = 0.0, control: bool
 
 
 @pytest.mark.parametrize(
-    ("case", "proofs"),
+    ("case", "checks"),
     [
         pytest.param(case_of("vllm", "eagle3"), {LOSSLESS, ORACLE}, id="greedy"),
         pytest.param(case_of("vllm", "eagle3", control=False), {ORACLE}, id="alone"),
@@ -378,20 +378,20 @@ def case_of(engine: str, method: str, *, temperature: float = 0.0, control: bool
         pytest.param(case_of("triton", "eagle3"), set(), id="an engine without ids"),
     ],
 )
-def test_what_is_proved_depends_on_the_case(case: Case, proofs: set[str]) -> None:
-    assert {proof.name for proof in proofs_of(case, with_torch=True)} == proofs
-    assert {proof.name for proof in proofs_of(case, with_torch=False)} == proofs - {ORACLE}
+def test_what_is_proved_depends_on_the_case(case: Case, checks: set[str]) -> None:
+    assert {proof.name for proof in checks_of(case, with_torch=True)} == checks
+    assert {proof.name for proof in checks_of(case, with_torch=False)} == checks - {ORACLE}
 
 
 def stepped(counted: StepCounts, foreseen: StepCounts, rounding_nats: float = 0.25) -> Verdict:
     """What is thought of one answer's steps."""
-    return _judge_oracle(
-        Scene(
+    return _judge_steps(
+        RunningCase(
             case=dataclasses.replace(builders.CASE, rounding_nats=rounding_nats),
             server=builders.server("http://127.0.0.1:9"),
             control=None,
             prompts=[Prompt(id="ids", category="any", token_ids=(1, 2, 3))],
-            foresee=foresees(),
+            predict_drafts=foresees(),
             models=("target", "head"),
         ),
         [counted],

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from specreg.core.errors import ModelError
-from specreg.correctness.draft_prediction import explain_end, foresee
+from specreg.correctness.oracle_client import explain_exit, predict_drafts
 from specreg.engines.pytorch.questions import REFUSED, Foreseen, Question, Text
 from specreg.engines.registry import engine_named
 from specreg.servers.environments import EngineEnvironment, _fingerprint
@@ -40,7 +40,7 @@ question = json.loads(sys.stdin.readline())  # the input stays open
 variables = {name: os.environ.get(name) for name in ("PYTHONPATH", "HF_HUB_OFFLINE")}
 asked = {"arguments": sys.argv[1:], "question": question, "variables": variables}
 pathlib.Path(__file__).with_name("asked.json").write_text(json.dumps(asked))
-pathlib.Path(sys.argv[3]).write_text(json.dumps({"accepted": [[0, 1, 2]], "gaps_nats": [0.5]}))
+print(json.dumps({"accepted": [[0, 1, 2]], "gaps_nats": [0.5]}))
 """
 
 
@@ -66,7 +66,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 def ask(question: Question = QUESTION) -> Foreseen:
     """Its answer."""
-    return foresee(question, on_gpu=False, show=pytest.fail)
+    return predict_drafts(question, on_gpu=False, show=pytest.fail)
 
 
 def test_the_models_are_asked_in_their_own_environment(install: Install, tmp_path: Path) -> None:
@@ -75,9 +75,8 @@ def test_the_models_are_asked_in_their_own_environment(install: Install, tmp_pat
     assert ask() == Foreseen(accepted=((0, 1, 2),), gaps_nats=(0.5,))
 
     asked = msgspec.json.decode((tmp_path / "asked.json").read_bytes())
-    *named, answer, device = asked["arguments"]
+    *named, device = asked["arguments"]
     assert (named, device) == (["-m", "specreg.engines.pytorch.foreseeing"], "cpu")
-    assert not Path(answer).parent.exists()
     assert msgspec.convert(asked["question"], Question) == QUESTION
     assert asked["variables"]["PYTHONPATH"] == str(builders.ROOT)
 
@@ -138,13 +137,13 @@ def test_what_has_no_answer_is_told(install: Install, program: str, words: str) 
 
 
 def test_a_refusal_is_its_last_line() -> None:
-    assert explain_end(REFUSED, [PROGRESS, "draft 'x': too small; choose another"]) == (
+    assert explain_exit(REFUSED, [PROGRESS, "draft 'x': too small; choose another"]) == (
         "draft 'x': too small; choose another"
     )
 
 
 def test_one_that_was_killed_is_told_from_what_it_last_said() -> None:
-    said = explain_end(-9, [PROGRESS])
+    said = explain_exit(-9, [PROGRESS])
     first, *_, last = said.splitlines()
     assert first == (
         "its process was killed (SIGKILL), as a machine does that runs out of memory; free some,"
@@ -154,10 +153,10 @@ def test_one_that_was_killed_is_told_from_what_it_last_said() -> None:
 
 
 def test_any_other_end_is_told_with_its_last_words() -> None:
-    said = explain_end(1, [f"line {number}" for number in range(30)])
+    said = explain_exit(1, [f"line {number}" for number in range(30)])
     assert said.startswith("its process ended with status 1; its last words say why:\nline 15\n")
     assert said.endswith("line 29")
-    assert explain_end(-15, []) == (
+    assert explain_exit(-15, []) == (
         "its process ended by signal 15; its last words say why:\n(nothing)"
     )
 
@@ -171,9 +170,9 @@ time.sleep(120)
 ASKING = """
 import sys
 import msgspec
-from specreg.correctness.draft_prediction import foresee
+from specreg.correctness.oracle_client import predict_drafts
 from specreg.engines.pytorch.questions import Question
-foresee(msgspec.json.decode(sys.argv[1], type=Question), on_gpu=False, show=print)
+predict_drafts(msgspec.json.decode(sys.argv[1], type=Question), on_gpu=False, show=print)
 """
 
 

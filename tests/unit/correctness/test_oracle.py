@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 from specreg.acceptance.record import NO_STEPS, StepCounts
 from specreg.correctness.oracle import (
     Drafted,
-    Foresight,
+    DraftsAt,
     common,
-    foresee_lookup,
-    foresee_model,
+    drafts_of_lookup,
+    drafts_of_model,
     walk,
 )
 from specreg.engines.pytorch.lookup import LookupRule
 from tests.unit import builders
 
 
-def always(proposed: int, accepted: int) -> Foresight:
+def always(proposed: int, accepted: int) -> DraftsAt:
     """The same wherever a step begins."""
     return lambda _: Drafted(proposed=proposed, accepted=accepted)
 
@@ -46,11 +46,11 @@ def test_a_step_begins_where_the_one_before_ended() -> None:
     """A prompt of four: steps begin at 5, 5 + 2 + 1 = 8, and 8 + 0 + 1 = 9; the text ends at 10."""
     begun: list[int] = []
 
-    def foresee(place: int) -> Drafted:
+    def drafts_at(place: int) -> Drafted:
         begun.append(place)
         return Drafted(proposed=3, accepted={5: 2, 8: 0, 9: 3}[place])
 
-    found = walk(foresee, prompt_tokens=4, output_tokens=6, width=3)
+    found = walk(drafts_at, prompt_tokens=4, output_tokens=6, width=3)
 
     assert begun == [5, 8, 9]
     assert found == StepCounts(steps=3, accepted=5, proposed=9, position_counts=(2, 2, 1))
@@ -75,26 +75,28 @@ def test_an_answer_of_one_token_has_no_step(output_tokens: int) -> None:
 
 def test_lookup_drafts_what_followed_before_and_is_right_as_far_as_the_text_goes_on() -> None:
     """After 1 2 came 3 4 5 once; now comes 3 4 9, and at the end nobody has been yet."""
-    foresee = foresee_lookup((1, 2, 3, 4, 5, 1, 2, 3, 4, 9), LookupRule(), 3)
+    drafts_at = drafts_of_lookup((1, 2, 3, 4, 5, 1, 2, 3, 4, 9), LookupRule(), 3)
 
-    assert foresee(7) == Drafted(proposed=3, accepted=2)
-    assert foresee(2) == Drafted(proposed=0, accepted=0)
+    assert drafts_at(7) == Drafted(proposed=3, accepted=2)
+    assert drafts_at(2) == Drafted(proposed=0, accepted=0)
 
 
 def test_lookup_sees_nothing_from_its_place_on() -> None:
     """1 2 stands there once before place 4; that it comes again behind it is the future."""
-    assert foresee_lookup((1, 2, 1, 2, 1, 2), LookupRule(), 3)(2) == Drafted(proposed=0, accepted=0)
+    assert drafts_of_lookup((1, 2, 1, 2, 1, 2), LookupRule(), 3)(2) == Drafted(
+        proposed=0, accepted=0
+    )
 
 
 def test_lookup_drafts_fewer_where_the_text_before_ends() -> None:
     """5 5 5: the run of two stands at the beginning too, and one token follows it."""
-    foresee = foresee_lookup((5, 5, 5, 5, 5, 5), LookupRule(), 3)
-    assert foresee(3) == Drafted(proposed=1, accepted=1)
+    drafts_at = drafts_of_lookup((5, 5, 5, 5, 5, 5), LookupRule(), 3)
+    assert drafts_at(3) == Drafted(proposed=1, accepted=1)
 
 
 def test_a_model_drafts_as_many_everywhere() -> None:
-    foresee = foresee_model((0, 2, 3), 3)
-    assert [foresee(place) for place in range(3)] == [
+    drafts_at = drafts_of_model((0, 2, 3), 3)
+    assert [drafts_at(place) for place in range(3)] == [
         Drafted(proposed=3, accepted=accepted) for accepted in (0, 2, 3)
     ]
 
@@ -153,11 +155,11 @@ def test_the_walk_finds_the_steps_that_were_taken(
     for _ in range(width + 1):  # as the engine is asked for what comes after its answer
         whole.append(said_by(target, whole))
 
-    def foresee(place: int) -> Drafted:
+    def drafts_at(place: int) -> Drafted:
         drafts: list[int] = []
         for _ in range(width):
             drafts.append(said_by(drafter, [*whole[:place], *drafts]))
         return Drafted(proposed=width, accepted=common(drafts, whole[place:]))
 
-    found = walk(foresee, prompt_tokens=len(prompt), output_tokens=cap, width=width)
+    found = walk(drafts_at, prompt_tokens=len(prompt), output_tokens=cap, width=width)
     assert found == taken

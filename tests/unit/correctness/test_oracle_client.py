@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from specreg.core.errors import InvalidMeasurementError, UnsupportedError
-from specreg.correctness.oracle_client import check_room, expected_steps, is_foreseen
+from specreg.correctness.oracle_client import check_context, has_oracle, reference_steps
 from specreg.engines.methods import METHODS
 from specreg.engines.registry import ENGINES
 from specreg.engines.token_api import Transcript
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from tests.unit import builders
 
 
@@ -22,7 +22,7 @@ def case_of(engine: str, method: str, temperature: float = 0.0) -> Case:
 
 def test_it_knows_the_pairs_that_were_held_against_an_engine_and_no_others() -> None:
     pairs = itertools.product(ENGINES, METHODS)
-    assert {pair for pair in pairs if is_foreseen(case_of(*pair))} == {
+    assert {pair for pair in pairs if has_oracle(case_of(*pair))} == {
         ("reference", "draft_model"),
         ("reference", "ngram"),
         ("sglang", "draft_model"),
@@ -47,7 +47,7 @@ def test_it_knows_the_pairs_that_were_held_against_an_engine_and_no_others() -> 
 )
 def test_what_it_does_not_know_is_refused_by_name(case: Case, words: str) -> None:
     with pytest.raises(UnsupportedError, match=f"oracle of '{case.id}': ") as error:
-        expected_steps(case, Path(), on_gpu=False, show=print)
+        reference_steps(case, Path(), on_gpu=False, show=print)
     assert words in str(error.value)
 
 
@@ -56,10 +56,10 @@ def test_an_answer_whose_last_drafts_do_not_fit_into_the_context_is_no_measureme
     spec = case.server
     room = spec.max_model_len_tokens - spec.draft_tokens
     fits = Transcript(prompt=(1,) * 10, output=(2,) * (room - 10))
-    check_room(case, [fits])
+    check_context(case, [fits])
     longer = dataclasses.replace(fits, output=(*fits.output, 2))
     with pytest.raises(InvalidMeasurementError, match="lower output_cap_tokens or raise") as error:
-        check_room(case, [fits, longer])
+        check_context(case, [fits, longer])
     assert error.value.reason == "CONTEXT_FULL"
     assert f"is {room + 1} tokens, and its last step drafts {spec.draft_tokens}," in str(
         error.value

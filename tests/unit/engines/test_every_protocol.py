@@ -24,7 +24,7 @@ from specreg.acceptance.record import (
 from specreg.core.errors import InvalidMeasurementError
 from specreg.datasets.prompts import Prompt
 from specreg.engines.protocols import PROTOCOLS, Endpoint, Form
-from specreg.load.client_processes import open_crew
+from specreg.load.client_processes import open_clients
 from specreg.load.rounds import Round
 from specreg.measurement.arm import read_acceptance
 from specreg.measurement.metrics import Family, e2e_ms, metrics_of, tpot_ms, ttft_ms
@@ -120,7 +120,7 @@ def play(
         async with TestServer(server.application()) as listening:
             base_url = str(listening.make_url(""))
             endpoint = Endpoint(base_url=base_url, model="toy", protocol=protocol)
-            async with open_crew(case, endpoint, clock=time.monotonic_ns) as crew:
+            async with open_clients(case, endpoint, clock=time.monotonic_ns) as crew:
                 path, pages = PROTOCOLS[protocol].counters_path, []
                 pages += [await crew.scrape(path)] if path else []
                 done = await crew.replay(prompts)

@@ -7,7 +7,6 @@ import pytest
 
 from specreg.core.errors import UnsupportedError
 from specreg.engines._engine import Memory
-from specreg.engines._parallel import Meeting
 from specreg.engines.methods import METHODS
 from specreg.engines.registry import Parallel, engine_named
 from tests.unit import builders
@@ -151,20 +150,6 @@ def test_a_model_is_spread_as_the_case_says() -> None:
     assert flag(command, "--ep-size") == "4"
 
 
-def test_each_of_its_nodes_is_told_which_it_is_and_answers_at_a_port_of_its_own() -> None:
-    options = dataclasses.replace(
-        OPTIONS, parallel=Parallel(tensor=4, nodes=3), meeting=Meeting(host="node1", port=4711)
-    )
-    first, parts = SGLANG.command(PYTHON, options), SGLANG.parts(PYTHON, options)
-    assert [part.node for part in parts] == [1, 2]
-    for node, command in enumerate((first, *(part.command for part in parts))):
-        assert (flag(command, "--nnodes"), flag(command, "--node-rank")) == ("3", str(node))
-        assert flag(command, "--dist-init-addr") == "node1:4711"
-        assert flag(command, "--port") == str(8123 + node)
-    assert SGLANG.parts(PYTHON, OPTIONS) == ()
-    assert "--nnodes" not in SGLANG.command(PYTHON, OPTIONS)
-
-
 def test_a_draft_that_is_spread_otherwise_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="SGLang splits the draft as the target"):
         SGLANG.check_parallel(Parallel(tensor=2, draft_tensor=1))
@@ -174,7 +159,7 @@ def test_a_draft_that_is_spread_otherwise_is_refused() -> None:
     ("parallel", "words"),
     [
         (Parallel(tensor=2, pipeline=2), r"parallel\.pipeline = 2, ray = false: SGLang drafts"),
-        (Parallel(tensor=2, nodes=2, ray=True), r"parallel\.pipeline = 1, ray = true: SGLang"),
+        (Parallel(tensor=2, ray=True), r"parallel\.pipeline = 1, ray = true: SGLang"),
     ],
 )
 def test_stages_and_ray_are_refused(parallel: Parallel, words: str) -> None:

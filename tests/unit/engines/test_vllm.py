@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specreg.engines._engine import LaunchOptions, Memory
-from specreg.engines._parallel import Meeting
+from specreg.engines._engine import Memory
 from specreg.engines.methods import Setting
 from specreg.engines.registry import Parallel, engine_named
 from tests.unit import builders
@@ -167,54 +166,12 @@ def test_a_model_is_spread_as_the_case_says_and_a_small_one_not_at_all() -> None
     assert "parallel" not in " ".join(VLLM.command(PYTHON, OPTIONS))
 
 
-MEETING = Meeting(host="node1", port=4711)
-
-
-def across(parallel: Parallel) -> LaunchOptions:
-    """Options of a server that spans nodes, on GPUs."""
-    return dataclasses.replace(OPTIONS, on_gpu=True, parallel=parallel, meeting=MEETING)
-
-
-def test_nodes_that_vllm_joins_itself_run_headless_servers_of_the_same_flags() -> None:
-    options = across(Parallel(tensor=4, pipeline=3, nodes=3))
-    first, parts = VLLM.command(PYTHON, options), VLLM.parts(PYTHON, options)
-    assert [part.node for part in parts] == [1, 2]
-    assert not any(part.first for part in parts)
-    for part in parts:
-        begin = (str(PYTHON), "-m", "vllm.entrypoints.cli.main", "serve", "some/target")
-        assert part.command[:6] == (*begin, "--headless")
-        assert flag(part.command, "--node-rank") == str(part.node)
-        assert flag(part.command, "--pipeline-parallel-size") == "3"
-        told, asked = (set(one) for one in (part.command, first))
-        assert told - asked <= {*begin, "--headless", str(part.node)}
-        assert asked - told <= {*first[:3], "--model", "--host", "127.0.0.1", "--port", "8123", "0"}
-    assert flag(first, "--node-rank") == "0"
-    assert (flag(first, "--master-addr"), flag(first, "--master-port")) == ("node1", "4711")
-    assert flag(first, "--distributed-executor-backend") == "mp"
-    assert "RAY_ADDRESS" not in VLLM.environment(options)
-    assert VLLM.packages(options.parallel) == ()
-
-
-def test_ray_has_a_head_that_is_there_first_and_as_many_gpus_on_each_node() -> None:
-    options = across(Parallel(tensor=4, pipeline=2, nodes=2, ray=True))
-    command, (head, other) = VLLM.command(PYTHON, options), VLLM.parts(PYTHON, options)
-    assert flag(command, "--distributed-executor-backend") == "ray"
-    assert "--nnodes" not in command
-    assert VLLM.environment(options)["RAY_ADDRESS"] == "node1:4711"
-    assert (head.node, head.first, other.node, other.first) == (0, True, 1, False)
-    for part in (head, other):
-        assert part.command[:3] == ("/envs/vllm/bin/ray", "start", "--block")
-        assert "--num-gpus=4" in part.command
-    assert {"--head", "--node-ip-address=node1", "--port=4711"} <= set(head.command)
-    assert "--address=node1:4711" in other.command
-    assert VLLM.packages(options.parallel) == ("ray[cgraph]>=2.48",)
-
-
-def test_a_server_of_one_node_has_no_parts() -> None:
+def test_ray_runs_the_parts_where_it_is_asked_for() -> None:
     plain = dataclasses.replace(OPTIONS, on_gpu=True, parallel=Parallel(pipeline=2))
-    assert VLLM.parts(PYTHON, plain) == ()
     assert flag(VLLM.command(PYTHON, plain), "--pipeline-parallel-size") == "2"
     assert "--distributed-executor-backend" not in VLLM.command(PYTHON, plain)
+    by_ray = dataclasses.replace(plain, parallel=Parallel(pipeline=2, ray=True))
+    assert flag(VLLM.command(PYTHON, by_ray), "--distributed-executor-backend") == "ray"
 
 
 def test_on_a_cpu_a_model_that_is_spread_has_a_process_for_each_share() -> None:

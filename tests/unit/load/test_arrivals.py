@@ -5,8 +5,8 @@ import statistics
 
 import pytest
 
-from specreg.load.arrivals import due_after_ns
-from specreg.matrix.load import Arrivals, Load
+from specreg.load.rounds import due_after_ns
+from specreg.matrix.schema import Arrivals, Load
 
 S = 10**9
 

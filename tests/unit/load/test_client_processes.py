@@ -12,10 +12,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from specreg.core.errors import HungError
-from specreg.load.chat_client import Finished
-from specreg.load.client_processes import Crew, open_crew
+from specreg.load.chat_client import FinishedRequest
+from specreg.load.client_processes import Clients, open_clients
 from specreg.load.rounds import Round
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from tests.unit import builders
 from tests.unit.load.test_rounds import ENDPOINT, ONE_AT_A_TIME, PIECES, USAGE, Mute, Wire, event
 
@@ -23,13 +23,13 @@ LITTLE = dataclasses.replace(ONE_AT_A_TIME, request_timeout_s=0.2)
 """A round of it is over long before a minute is."""
 
 
-def replay(wire: Wire, case: Case, prompts: int) -> tuple[Round, list[Finished]]:
+def replay(wire: Wire, case: Case, prompts: int) -> tuple[Round, list[FinishedRequest]]:
     """A round of a crew of one over a wire, and what was recorded."""
-    recorded: list[Finished] = []
+    recorded: list[FinishedRequest] = []
 
     async def run() -> Round:
         async with httpx.AsyncClient(transport=wire, base_url="http://scripted") as client:
-            crew = Crew(
+            crew = Clients(
                 case=case,
                 endpoint=ENDPOINT,
                 clock=wire.clock,
@@ -124,7 +124,7 @@ def replay_by_two(ahead_s: float, muted: set[str]) -> Round:
             case = dataclasses.replace(
                 builders.with_concurrency(2), client_processes=2, request_timeout_s=5.0
             )
-            async with open_crew(case, endpoint, clock=Ahead(ahead_s)) as crew:
+            async with open_clients(case, endpoint, clock=Ahead(ahead_s)) as crew:
                 return await crew.replay(builders.PROMPTS[:2])
 
     return asyncio.run(run())

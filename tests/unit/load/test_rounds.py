@@ -12,15 +12,14 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from specreg.acceptance.record import NO_STEPS
 from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import HungError, SpecregError
 from specreg.datasets.prompts import Prompt
 from specreg.engines.protocols import Endpoint, Form
-from specreg.load.chat_client import Finished, Record, new_client
-from specreg.load.rounds import Round, Share, Tally, replay_round
-from specreg.matrix import Case
-from specreg.matrix.load import Arrivals, Load
+from specreg.load.chat_client import FinishedRequest, Record, new_client
+from specreg.load.rounds import Round, RoundBuilder, RoundSlice, replay_round
+from specreg.matrix.case import Case
+from specreg.matrix.schema import Arrivals, Load
 from specreg.measurement.metrics import tpot_ms, ttft_ms
 from tests.doubles.vllm.app import ScriptedServer
 from tests.doubles.vllm.launch import Launch, Level, Speculation
@@ -39,9 +38,9 @@ ENDPOINT = Endpoint(base_url="http://scripted", model="toy", protocol="vllm")
 ONE_AT_A_TIME = builders.with_concurrency(1)
 
 
-def replay(script: Script, case: Case = builders.CASE) -> tuple[Round, list[Finished]]:
+def replay(script: Script, case: Case = builders.CASE) -> tuple[Round, list[FinishedRequest]]:
     """A round against the scripted server, over a real connection; and what was recorded."""
-    recorded: list[Finished] = []
+    recorded: list[FinishedRequest] = []
 
     async def run() -> Round:
         async with TestServer(ScriptedServer(LAUNCH, script).application()) as listening:
@@ -106,7 +105,7 @@ def replay_wire(
     wire: Wire,
     case: Case = ONE_AT_A_TIME,
     prompts: Sequence[Prompt] = builders.PROMPTS,
-    share: Share | None = None,
+    part: RoundSlice | None = None,
     record: Record | None = None,
 ) -> Round:
     """A round over a wire, by the wire's clock."""
@@ -114,7 +113,7 @@ def replay_wire(
     async def run() -> Round:
         async with httpx.AsyncClient(transport=wire, base_url="http://scripted") as client:
             return await replay_round(
-                case, ENDPOINT, prompts, client=client, clock=wire.clock, record=record, share=share
+                case, ENDPOINT, prompts, client=client, clock=wire.clock, record=record, part=part
             )
 
     return asyncio.run(run())
@@ -161,12 +160,6 @@ def test_the_counts_of_each_request_are_the_truth(script: Script) -> None:
         assert counts.position_counts == truth.accepted_per_position
 
 
-def test_the_counts_of_all_requests_add_up_to_the_truth() -> None:
-    total = sum((trace.acceptance or NO_STEPS for trace in replay(DEFAULTS)[0].traces), NO_STEPS)
-    truths = [builders.truth(prompt, DEFAULTS) for prompt in builders.PROMPTS]
-    assert total == builders.counts_of(truths)
-
-
 def test_a_trace_holds_the_sizes_of_its_chunks_and_no_chunk() -> None:
     done, recorded = replay(Script(accepted_cycle=(0, 1, 3)))
     for trace, prompt in zip(done.traces, builders.PROMPTS, strict=True):
@@ -177,7 +170,7 @@ def test_a_trace_holds_the_sizes_of_its_chunks_and_no_chunk() -> None:
     assert {len(one.chunks) for one in recorded} != {0}
 
 
-def faulty(fault: Fault) -> tuple[Finished, list[Finished]]:
+def faulty(fault: Fault) -> tuple[FinishedRequest, list[FinishedRequest]]:
     """The second request, which the fault hit, and the others."""
     script = Script(fault=fault, fault_after_requests=1)
     one, hit, *others = replay(script, ONE_AT_A_TIME)[1]
@@ -233,42 +226,58 @@ def test_a_refusal_is_quoted_as_far_as_it_is_read() -> None:
     assert len(trace.error or "") < 400
 
 
-def test_an_event_that_is_no_text_is_an_error_of_its_request() -> None:
-    trace = only_trace(Wire([event("1"), b'data: {"choices": [{"delta": {"content": "\xff"}}]}\n']))
-    assert (trace.error or "").startswith("EVENT_UNREADABLE")
-    assert trace.tokens == 1
-
-
 @pytest.mark.parametrize(
-    "said",
+    ("pieces", "words", "tokens"),
     [
-        b'{"error": ' + b"[" * 100_000,
-        b'{"choices": [], "usage": {"completion_tokens": 1' + b"0" * 30 + b"}}",
-        b'{"choices": [], "usage": {"completion_tokens": -1}}',
-        b'{"metrics": {"speculative_decoding": {"num_draft_tokens": 1,'
-        b' "acceptance_histogram": [' + b"1," * 5_000 + b"1]}}}",
+        pytest.param(
+            [b'data: {"choices": [{"delta": {"content": "\xff"}}]}\n'],
+            "EVENT_UNREADABLE",
+            1,
+            id="no-text",
+        ),
+        pytest.param(
+            [b'data: {"error": ' + b"[" * 100_000 + b"\n\n"], "EVENT_UNREADABLE", 1, id="deep"
+        ),
+        pytest.param(
+            [b'data: {"choices": [], "usage": {"completion_tokens": 1' + b"0" * 30 + b"}}\n\n"],
+            "EVENT_UNREADABLE",
+            1,
+            id="huge",
+        ),
+        pytest.param(
+            [b'data: {"choices": [], "usage": {"completion_tokens": -1}}\n\n'],
+            "EVENT_UNREADABLE",
+            1,
+            id="negative",
+        ),
+        pytest.param(
+            [b'data: {"error": {"message": "EngineDeadError"}}\n\n'],
+            "SERVER_ERROR",
+            1,
+            id="error-event",
+        ),
+        pytest.param(
+            [event(", ".join(["1"] * 600))] * 2,
+            "TOKENS_IMPOSSIBLE: a chunk of 600 tokens in an answer that was to have 20 tokens",
+            601,
+            id="too-many-tokens",
+        ),
+        pytest.param(
+            # Without ids nothing else would end it before its time.
+            [event("", text="x" * 2**19)] * 4,
+            "ANSWER_ENDLESS: 1572865 characters in an answer that",
+            1,
+            id="too-much-text",
+        ),
     ],
-    ids=["deep", "huge", "negative", "long"],
 )
-def test_an_event_that_nobody_would_send_is_an_error_of_its_request(said: bytes) -> None:
-    trace = only_trace(Wire([event("1"), b"data: " + said + b"\n\n"]))
-    assert (trace.error or "").startswith("EVENT_UNREADABLE: ")
-    assert len(trace.error or "") < 1_000
-
-
-def test_an_answer_has_no_more_tokens_than_can_have_been_asked_for() -> None:
-    many = event(", ".join(["1"] * 600))
-    assert only_trace(Wire([event("1"), USAGE])).error is None
-    trace = only_trace(Wire([many, many]))
-    words = "TOKENS_IMPOSSIBLE: a chunk of 600 tokens in an answer that was to have 20 tokens"
+def test_an_event_that_cannot_be_is_an_error_of_its_request(
+    pieces: list[bytes], words: str, tokens: int
+) -> None:
+    trace = only_trace(Wire([event("1"), *pieces]))
     assert (trace.error or "").startswith(words)
-    assert trace.tokens == 600
-
-
-def test_an_answer_has_no_more_text_than_can_have_been_asked_for() -> None:
-    """Without ids nothing else would end it before its time."""
-    trace = only_trace(Wire([event("", text="x" * 2**19)] * 4))
-    assert (trace.error or "").startswith("ANSWER_ENDLESS: 1572864 characters in an answer that")
+    assert len(trace.error or "") < 1_000
+    assert trace.tokens == tokens
 
 
 def test_what_is_no_http_is_an_error_of_its_request() -> None:
@@ -297,16 +306,6 @@ def test_what_is_no_http_is_an_error_of_its_request() -> None:
     (trace,) = asyncio.run(run()).traces
     assert (trace.error or "").startswith("ClientResponseError: 400")
     assert len(trace.error or "") < 400
-
-
-def test_an_error_event_is_an_error_of_its_request() -> None:
-    trace = only_trace(Wire([event("1"), b'data: {"error": {"message": "EngineDeadError"}}\n\n']))
-    assert (trace.error or "").startswith("SERVER_ERROR")
-
-
-def test_an_event_without_choices_says_nothing() -> None:
-    trace = only_trace(Wire([b'data: {"id": "x"}\n\n', *PIECES]))
-    assert (trace.error, trace.tokens) == (None, 7)
 
 
 def test_a_request_that_takes_too_long_has_failed() -> None:
@@ -378,7 +377,7 @@ class Mute(Wire):
 def test_a_server_on_whose_streams_no_token_comes_hangs(before: int) -> None:
     """What is on its way is given up: to wait for each request in turn would take an hour."""
 
-    wire, recorded = Mute(61.0, answered=before), list[Finished]()
+    wire, recorded = Mute(61.0, answered=before), list[FinishedRequest]()
     with pytest.raises(HungError, match=r"HUNG: no token came for 60 s"):
         replay_wire(wire, ONE_AT_A_TIME, builders.PROMPTS[:4], record=recorded.append)
     assert len(wire.asked) == before + 1
@@ -389,7 +388,7 @@ def test_a_server_on_whose_streams_no_token_comes_hangs(before: int) -> None:
 def test_a_server_hangs_too_where_its_requests_have_less_time(*, stream: bool) -> None:
     """A request whose time is up is no sign of life, and the next one no new beginning."""
     case = dataclasses.replace(ONE_AT_A_TIME, request_timeout_s=0.4, stream=stream)
-    wire, recorded = Mute(21.0), list[Finished]()
+    wire, recorded = Mute(21.0), list[FinishedRequest]()
     with pytest.raises(HungError, match=r"HUNG: no token came for 60 s"):
         replay_wire(wire, case, builders.PROMPTS * 2, record=recorded.append)
     assert 3 <= len(wire.asked) < 12
@@ -425,7 +424,7 @@ def test_a_server_of_which_nothing_is_asked_does_not_hang() -> None:
 
     wire = Slower(())
 
-    def wait(_: Finished) -> None:
+    def wait(_: FinishedRequest) -> None:
         wire.clock.now_ns += 100 * S
 
     done = replay_wire(wire, open_load(1.0), builders.PROMPTS[:2], record=wait)
@@ -477,18 +476,12 @@ def test_prompts_are_asked_in_their_order_and_as_the_case_says() -> None:
     assert {request.headers["Accept-Encoding"] for request in wire.asked} == {"identity"}
 
 
-def test_a_completion_is_the_text_alone() -> None:
-    wire = Wire(PIECES)
-    replay_wire(wire, dataclasses.replace(ONE_AT_A_TIME, form=Form.COMPLETIONS))
-    assert {request.url.path for request in wire.asked} == {"/v1/completions"}
-    assert [body["prompt"] for body in wire.bodies] == [p.turns[0] for p in builders.PROMPTS]
-
-
 def test_a_prompt_of_token_ids_is_sent_as_ids() -> None:
     wire = Wire(PIECES)
     prompt = Prompt(id="random-0", category="random", token_ids=(5, 6, 7))
     replay_wire(wire, dataclasses.replace(ONE_AT_A_TIME, form=Form.COMPLETIONS), [prompt])
     assert [body["prompt"] for body in wire.bodies] == [[5, 6, 7]]
+    assert {request.url.path for request in wire.asked} == {"/v1/completions"}
 
 
 CONVERSATION = Prompt(id="talk", category="chat", turns=("One?", "Two?", "Three?"))
@@ -517,11 +510,6 @@ def test_a_reply_enters_the_history_as_the_case_says() -> None:
 def messages(body: dict[str, object]) -> list[dict[str, str]]:
     """The messages of a body."""
     return msgspec.convert(body["messages"], list[dict[str, str]])
-
-
-def test_no_more_turns_are_replayed_than_the_case_has() -> None:
-    case = dataclasses.replace(ONE_AT_A_TIME, turns=2)
-    assert [t.turn for t in replay_wire(Wire(PIECES), case, [CONVERSATION]).traces] == [1, 2]
 
 
 def test_a_turn_that_failed_ends_its_conversation() -> None:
@@ -627,10 +615,10 @@ def test_a_closed_loop_starts_its_requests_one_after_another() -> None:
     assert all(later - earlier >= 5 * MS for earlier, later in itertools.pairwise(sent))
 
 
-def test_shares_are_parts_of_one_round() -> None:
+def test_slices_are_parts_of_one_round() -> None:
     wires = [Wire(PIECES), Wire(PIECES)]
     rounds = [
-        replay_wire(wire, builders.CASE, share=Share(number=number, of=2, started_ns=MS))
+        replay_wire(wire, builders.CASE, part=RoundSlice(number=number, of=2, started_ns=MS))
         for number, wire in enumerate(wires)
     ]
     ids = [[trace.prompt_id for trace in part.traces] for part in rounds]
@@ -638,16 +626,11 @@ def test_shares_are_parts_of_one_round() -> None:
     assert [wire.most_in_flight for wire in wires] == [1, 1]
 
 
-def test_a_share_of_nothing_is_an_empty_round() -> None:
-    share = Share(number=1, of=2, started_ns=MS)
-    assert replay_wire(Wire(PIECES), prompts=builders.PROMPTS[:1], share=share).traces == ()
-
-
 def test_a_round_grows_with_its_requests_and_not_with_their_tokens() -> None:
     def size(tokens: int) -> int:
         chunks = tuple(builders.chunk(n * MS, tokens=2) for n in range(1, tokens))
-        tally = Tally()
-        finished = Finished(
+        tally = RoundBuilder()
+        finished = FinishedRequest(
             place=0, trace=builders.trace(*chunks), chunks=chunks, text="x" * tokens
         )
         tally.take(finished)
@@ -681,7 +664,7 @@ def test_requests_are_recorded_as_they_end_and_not_with_the_round() -> None:
 def test_a_disk_that_refuses_ends_the_round_at_once() -> None:
     wire = Wire((event("1", '"length"'),))
 
-    def refuse(_: Finished) -> None:
+    def refuse(_: FinishedRequest) -> None:
         raise SpecregError("no room")
 
     async def run() -> None:

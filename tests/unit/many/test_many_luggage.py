@@ -7,7 +7,7 @@ import pytest
 
 from specreg.core.errors import SpecregError
 from specreg.many.luggage import pack, unpack
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.matrix.models import model_sha256, resolve_model
 from specreg.matrix.prompts import load_case_prompts
 from tests.unit import builders

@@ -15,7 +15,7 @@ from specreg.many.errand import Done, Ended, Failure, Measured, Order, Said, Ter
 from specreg.many.nodes import Node, Nodes, Spot, nodes_for, spot_of
 from specreg.many.places import Ground, Machine, Need, Place
 from specreg.many.pool import Pool
-from specreg.telemetry.host import Site
+from specreg.telemetry.identity import Host
 from tests.unit import builders
 from tests.unit.many.test_many_places import ALL, FOUR, ONE, PAIR, gpu
 from tests.unit.many.test_many_pool import errand, of
@@ -40,7 +40,7 @@ def node(name: str, host: Ground | None = None, cpu: str = "fast") -> Node:
         name=name,
         gpus=host.machine.gpus,
         cores=host.machine.cores,
-        site=Site(cpu=msgspec.structs.replace(CPU, cpu=cpu), gpus=host.machine.gpus),
+        site=Host(cpu=msgspec.structs.replace(CPU, cpu=cpu), gpus=host.machine.gpus),
         host=host,
     )
 

@@ -16,7 +16,7 @@ from specreg.many.places import (
     check_alike,
     this_machine,
 )
-from specreg.telemetry.sensors import Device, Scope
+from specreg.telemetry.sensor import Device, Scope
 
 ONE, PAIR, ALL = (Need(gpus=gpus, timed=False) for gpus in (1, 2, 4))
 TIMED = Need(gpus=1)

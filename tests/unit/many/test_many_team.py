@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from specreg.correctness.checks import LOSSLESS, PROOFS
+from specreg.correctness.checks import CHECKS, LOSSLESS
 from specreg.many.errand import Done, Ended, Measured, Order, Proved, Said, part_path
 from specreg.many.places import Need, Place
 from specreg.many.team import Team, new_team
@@ -212,6 +212,6 @@ class Provers(Silent):
 def test_what_a_worker_proved_twice_is_said(tmp_path: Path) -> None:
     suite = _suite(order_in(tmp_path), lambda _: None)
     team = new_team(suite, [(CASE, 1, LOSSLESS)], Provers(), 1)
-    assert team.verdict(PROOFS[LOSSLESS], CASE, 1) == EQUAL
+    assert team.verdict(CHECKS[LOSSLESS], CASE, 1) == EQUAL
     team.close(early=False)
     assert suite.retried == ["proved again"]

@@ -10,7 +10,7 @@ import pytest
 from specreg.many.errand import Asked, Ended, Errand, Order, Said, Shown, Terms
 from specreg.many.places import Need
 from specreg.many.worker import _suite, do
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.measurement.journal import Key
 from tests.unit import builders
 
@@ -46,8 +46,8 @@ def order(folder: Path, *, measures: bool = True, **changes: str) -> Order:
     )
     plain = Order(terms=terms, errand=errand, checks_files=True)
     key = msgspec.structs.replace(_suite(plain, lambda _: None).key(CASE, 1), **changes)
-    proofs = () if measures else ("lossless_frac",)
-    cases = (msgspec.structs.replace(asked, key=key, measures=measures, proofs=proofs),)
+    checks = () if measures else ("lossless_frac",)
+    cases = (msgspec.structs.replace(asked, key=key, measures=measures, checks=checks),)
     return msgspec.structs.replace(plain, errand=msgspec.structs.replace(errand, cases=cases))
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from specreg.core.errors import DatasetError, ModelError
 from specreg.engines.protocols import Form
-from specreg.matrix import Case, ServerSpec
-from specreg.matrix.context import check_contexts, count_tokens
+from specreg.matrix.case import Case, ServerSpec
+from specreg.matrix.prompts import check_contexts, count_tokens
 from tests.unit import builders
 
 TINY = builders.ROOT / "fixtures/models/tiny/target"

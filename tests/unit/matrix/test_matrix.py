@@ -8,8 +8,9 @@ from specreg.core.errors import MatrixError, UnknownNameError
 from specreg.engines.methods import Tree
 from specreg.engines.protocols import Form
 from specreg.engines.registry import Parallel
-from specreg.matrix import MOST_DRAFT_TOKENS, Case, Limits, Tier, load_tier, with_prompts
-from specreg.matrix.load import Arrivals, Load
+from specreg.matrix.case import Case, Tier
+from specreg.matrix.schema import MOST_DRAFT_TOKENS, Arrivals, Limits, Load
+from specreg.matrix.tier import load_tier, with_prompts
 
 MODELS = """
 needs_gpus = 0

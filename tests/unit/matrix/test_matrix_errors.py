@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from specreg.core.errors import MatrixError, SpecregError, UnknownNameError
-from specreg.matrix import load_tier
+from specreg.matrix.tier import load_tier
 
 HEAD = """needs_gpus = 0
 
@@ -50,11 +50,6 @@ def said(folder: Path, text: str) -> str:
             "line 24, [[cases]] no. 2: unknown key of parallel 'tensr'; did you mean 'tensor'?"
             " known: data, draft_tensor, expert, nodes, pipeline, ray, tensor",
             id="key-of-parallel",
-        ),
-        pytest.param(
-            "parallel = { tensor = 2, ray = true }",
-            "line 24, [[cases]] no. 2: parallel.ray = true with nodes = 1: Ray joins nodes; leave",
-            id="ray-on-one-node",
         ),
         pytest.param(
             "parallel = { data = 2, nodes = 2 }",

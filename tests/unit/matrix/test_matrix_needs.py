@@ -7,7 +7,8 @@ import pytest
 
 from specreg.core.errors import MatrixError
 from specreg.engines.registry import Parallel
-from specreg.matrix import Case, Needs, Sizes, Tier, load_tier
+from specreg.matrix.case import Case, Needs, Sizes, Tier
+from specreg.matrix.tier import load_tier
 from tests.unit import builders
 
 PAIRS = """

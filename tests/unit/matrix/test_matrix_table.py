@@ -8,8 +8,9 @@ from typer.testing import CliRunner
 from specreg.baselines.schema import baseline_path, record_baseline
 from specreg.cli import app
 from specreg.core.errors import UnknownNameError
-from specreg.matrix import load_tier, render_schema
-from specreg.report.matrix import render_matrix
+from specreg.matrix.schema import render_schema
+from specreg.matrix.tier import load_tier
+from specreg.report.cases import render_matrix
 from specreg.telemetry.identity import Gpus, current_environment
 from tests.unit import builders
 

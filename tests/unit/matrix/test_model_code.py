@@ -9,8 +9,8 @@ import pytest
 
 from specreg.core.errors import ModelError, UnsupportedError
 from specreg.engines.registry import engine_named
-from specreg.matrix import ServerSpec
-from specreg.matrix.model_code import check_model_code
+from specreg.matrix.case import ServerSpec
+from specreg.matrix.models import check_model_code
 from tests.unit import builders
 
 AUTO_MAP = {"AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}

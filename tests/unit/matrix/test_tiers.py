@@ -3,8 +3,10 @@
 import pytest
 
 from specreg.engines.registry import engine_named
-from specreg.matrix import Case, Tier, load_tier, render_schema, tier_names
+from specreg.matrix.case import Case, Tier
 from specreg.matrix.models import is_hub_id
+from specreg.matrix.schema import render_schema
+from specreg.matrix.tier import load_tier, tier_names
 from specreg.measurement.metrics import check_tolerances
 from specreg.servers.provision import check_version
 from tests.unit import builders

@@ -14,8 +14,9 @@ import pytest
 
 from specreg.baselines.store import settings_in
 from specreg.core.errors import ModelError
-from specreg.matrix import ServerSpec, Width
+from specreg.matrix.case import ServerSpec
 from specreg.matrix.models import missing_files, model_sha256, read_tensors
+from specreg.matrix.schema import Width
 from specreg.matrix.widening import SHAPES, check_room, lacking_bytes, served_models, widen_models
 from tests.unit import builders
 

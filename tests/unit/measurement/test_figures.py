@@ -10,7 +10,8 @@ import pytest
 
 from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, Gauges, Source, View
 from specreg.load.rounds import Round
-from specreg.matrix import Case, Limits
+from specreg.matrix.case import Case
+from specreg.matrix.schema import Limits
 from specreg.measurement.figures import (
     ArmFigures,
     Figures,

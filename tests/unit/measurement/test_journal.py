@@ -20,11 +20,11 @@ from specreg.core.errors import SpecregError
 from specreg.datasets.prompts import Prompt
 from specreg.engines.methods import Tree
 from specreg.engines.protocols import Endpoint
-from specreg.load.chat_client import Finished
-from specreg.load.client_processes import open_crew
-from specreg.load.rounds import Tally
-from specreg.matrix import Case, Limits
-from specreg.matrix.load import Arrivals, Load
+from specreg.load.chat_client import FinishedRequest
+from specreg.load.client_processes import open_clients
+from specreg.load.rounds import RoundBuilder
+from specreg.matrix.case import Case
+from specreg.matrix.schema import Arrivals, Limits, Load
 from specreg.measurement.journal import PARTS_FOLDER, Journal, Key, last_run, load_journal, parts_in
 from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import Family, Replay
@@ -78,7 +78,7 @@ def journaled(
         server = ScriptedServer(launch, Script(prefill_ms=0.0, step_ms=0.1))
         async with TestServer(server.application()) as listening:
             endpoint = Endpoint(base_url=str(listening.make_url("")), model="toy", protocol="vllm")
-            async with open_crew(case, endpoint, clock=time.monotonic_ns) as crew:
+            async with open_clients(case, endpoint, clock=time.monotonic_ns) as crew:
                 rounds = [
                     [
                         await crew.replay(part, journal.record_round(control, number))
@@ -110,11 +110,11 @@ def journaled(
     return measurement
 
 
-def finished(prompt_id: str) -> Finished:
+def finished(prompt_id: str) -> FinishedRequest:
     """A request of two chunks that ended."""
     chunks = (builders.chunk(1), builders.chunk(2, 3))
     trace = msgspec.structs.replace(builders.trace(*chunks), prompt_id=prompt_id)
-    return Finished(place=0, trace=trace, chunks=chunks, text="a text")
+    return FinishedRequest(place=0, trace=trace, chunks=chunks, text="a text")
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
@@ -193,7 +193,7 @@ def test_a_request_is_on_disk_as_soon_as_it_has_ended(path: Path) -> None:
         line = lines_of(path)[-1]
         assert path.read_bytes().endswith(b"\n")
         assert (line["control"], line["round"]) == (True, 3)
-        assert msgspec.convert(line["finished"], Finished) == finished(prompt_id)
+        assert msgspec.convert(line["finished"], FinishedRequest) == finished(prompt_id)
     journal.close()
 
 
@@ -270,7 +270,7 @@ def test_a_look_of_another_version_is_no_look_of_ours(path: Path) -> None:
 def test_a_round_without_requests_comes_back_as_it_was(path: Path) -> None:
     measured = journaled(path)
     assert measured.replay is not None
-    rounds = (*measured.replay.rounds, Tally().as_round())
+    rounds = (*measured.replay.rounds, RoundBuilder().as_round())
     replay = dataclasses.replace(measured.replay, rounds=rounds)
     with_empty = dataclasses.replace(measured, replay=replay, values=values_of(CASE, replay))
     lines = path.read_bytes().splitlines(keepends=True)
@@ -341,7 +341,7 @@ def test_a_disk_that_was_full_for_a_while_costs_no_other_measurement(path: Path)
         record(finished("one"))
     journal.begin(KEY)
     record(finished("two"))
-    tally = Tally()
+    tally = RoundBuilder()
     tally.take(finished("two"))
     tally.lags.add(3)
     replay = Replay(rounds=(tally.as_round(),), control_rounds=(), acceptance=ACCEPTANCE)

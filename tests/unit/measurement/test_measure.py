@@ -32,10 +32,10 @@ from specreg.engines.protocols.vllm import VllmProtocol
 from specreg.engines.registry import engine_named
 from specreg.engines.vllm import Vllm
 from specreg.load.chat_client import Record
-from specreg.load.client_processes import Crew, open_crew
+from specreg.load.client_processes import Clients, open_clients
 from specreg.load.rounds import Round
-from specreg.matrix import Case, ServerSpec
-from specreg.matrix.load import Arrivals, Load
+from specreg.matrix.case import Case, ServerSpec
+from specreg.matrix.schema import Arrivals, Load
 from specreg.measurement.arm import Arm, control_of, with_exported
 from specreg.measurement.measure import (
     Measurement,
@@ -53,10 +53,10 @@ from specreg.servers.server import Server, StartedServer
 from specreg.servers.start import start_server
 from specreg.stats.alpha_spending import Look
 from specreg.stats.percentiles import Histogram
-from specreg.telemetry.power.record import PowerRecord
-from specreg.telemetry.power.samples import PowerTrace, Sample
-from specreg.telemetry.power.watch import Watch
-from specreg.telemetry.sensors import State
+from specreg.telemetry.record import PowerRecord
+from specreg.telemetry.sampler import Watch
+from specreg.telemetry.samples import PowerTrace, Sample
+from specreg.telemetry.sensor import State
 from tests.doubles.protocols.sglang import ScriptedOldSglang, ScriptedSglang
 from tests.doubles.vllm.launch import Launch, Level, Speculation
 from tests.doubles.vllm.script import BEFORE_ROUNDS, DEFAULTS, SLOWING, Fault, Script
@@ -385,14 +385,14 @@ def hurt_power(
     monkeypatch: pytest.MonkeyPatch, server: Server, error: InvalidMeasurementError
 ) -> None:
     """Lets all loads with an end of time, as those of power, fail on a server."""
-    replay_under = Crew.replay_under
+    replay_under = Clients.replay_under
 
-    async def failing(self: Crew, load: Load, prompts: Sequence[Prompt]) -> Round:
+    async def failing(self: Clients, load: Load, prompts: Sequence[Prompt]) -> Round:
         if load.duration_s and self.endpoint == server.endpoint:
             raise error
         return await replay_under(self, load, prompts)
 
-    monkeypatch.setattr(Crew, "replay_under", failing)
+    monkeypatch.setattr(Clients, "replay_under", failing)
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["server", "control"])
@@ -599,7 +599,7 @@ def test_a_page_is_not_waited_for_without_end() -> None:
 
     async def run() -> None:
         async with httpx.AsyncClient(transport=Page(), base_url="http://scripted") as client:
-            crew = Crew(
+            crew = Clients(
                 case=builders.CASE,
                 endpoint=builders.server().endpoint,
                 clock=time.monotonic_ns,
@@ -616,29 +616,30 @@ def test_a_client_process_that_dies_is_named_and_leaves_nothing() -> None:
     async def run() -> list[int | None]:
         case = dataclasses.replace(builders.CASE, client_processes=2)
         endpoint = dataclasses.replace(builders.server().endpoint, base_url="http://127.0.0.1:9")
-        async with open_crew(case, endpoint, clock=time.monotonic_ns) as crew:
-            crew.workers[1].kill()
+        async with open_clients(case, endpoint, clock=time.monotonic_ns) as crew:
+            crew.workers[1].child.process.popen.kill()
             with pytest.raises(InvalidMeasurementError, match="ended with status -9") as error:
                 await crew.replay(PROMPTS)
             assert error.value.reason == "CLIENT_DIED"
-        return [worker.returncode for worker in crew.workers]
+        return [worker.child.process.popen.returncode for worker in crew.workers]
 
-    assert asyncio.run(run()) == [-9, -9]
+    killed, stopped = asyncio.run(run())
+    assert (killed, stopped) == (-15, -9)
 
 
 # Is killed as soon as one of its two client processes has told it of a request.
 KILLED = """
 import asyncio, dataclasses, os, signal, time
-from specreg.load.arrivals import Load
-from specreg.load.client_processes import open_crew
+from specreg.load.rounds import Load
+from specreg.load.client_processes import open_clients
 from tests.unit import builders
 case = dataclasses.replace(
     builders.CASE, client_processes=2, load=Load(concurrency=2, duration_s=60.0)
 )
 endpoint = dataclasses.replace(builders.server().endpoint, base_url="http://127.0.0.1:9")
 async def run():
-    async with open_crew(case, endpoint, clock=time.monotonic_ns) as crew:
-        print(*(worker.pid for worker in crew.workers), flush=True)
+    async with open_clients(case, endpoint, clock=time.monotonic_ns) as crew:
+        print(*(worker.child.process.popen.pid for worker in crew.workers), flush=True)
         await crew.replay(builders.PROMPTS, lambda _: os.kill(os.getpid(), signal.SIGKILL))
 asyncio.run(run())
 """

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from specreg.core.errors import MatrixError, UnknownNameError
-from specreg.matrix import MOST_DRAFT_TOKENS, Case, Limits
+from specreg.matrix.case import Case
+from specreg.matrix.schema import MOST_DRAFT_TOKENS, Limits
 from specreg.measurement.metrics import (
     METRICS,
     Direction,

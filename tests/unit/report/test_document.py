@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 import jsonschema
@@ -10,28 +12,34 @@ import pytest
 
 from specreg.acceptance.record import AcceptanceRecord
 from specreg.baselines.record import record_measurements
-from specreg.core.errors import ReportError
-from specreg.measurement.figures import figures_of, record_figures
+from specreg.core.errors import ReportError, SpecregError
+from specreg.measurement.figures import Figures, figures_of, record_figures
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import Replay
-from specreg.report.document import load_report, record_report, render_schema
-from specreg.report.json import record_verdict
-from specreg.suite.document import report_in, report_of
-from specreg.suite.finish import run_verdict
+from specreg.measurement.metrics import Family, Replay
+from specreg.measurement.validity import all_invalid
+from specreg.report.document import (
+    RunVerdict,
+    count_outcomes,
+    exit_status,
+    last_launches,
+    load_figures,
+    load_report,
+    load_verdict,
+    record_report,
+    record_verdict,
+    render_schema,
+    slowed_of,
+)
+from specreg.report.failures import properties
+from specreg.stats.percentiles import summarize
+from specreg.suite.finish import report_of, run_verdict
+from specreg.verdicts.judge import Outcome, Verdict
 from tests.unit import builders, reports
-from tests.unit.report.test_breakdown import CASE, measured
+from tests.unit.reports import CASE, measured
 from tests.unit.suite.test_run import COUNTS, LENGTH, SPEED, suite
 from tests.unit.suite.test_run import measured as with_measurement
 
 SCHEMA = builders.ROOT / "docs/report.schema.json"
-
-
-def folder_of(path: Path) -> Path:
-    """A run's folder with verdicts, figures and the document."""
-    record_verdict(path / "verdict.json", reports.REPORT.run)
-    record_figures(path / "figures" / f"{CASE.id}.json", figures_of(measured(), 1))
-    record_report(path / "report.json", reports.REPORT)
-    return path
 
 
 def test_the_published_schema_is_that_of_the_code() -> None:
@@ -60,57 +68,34 @@ def test_the_schema_refuses_what_no_report_is() -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b'{"schema_version": 0}', "schema version 0, this specreg reads 1; run the tier again"),
-        (b'{"schema_version": 9}', "schema version 9, this specreg reads 1; use a newer specreg"),
+        (b'{"schema_version": 0}', "schema version 0, this specreg reads 2; run the tier again"),
+        (b'{"schema_version": 9}', "schema version 9, this specreg reads 2; use a newer specreg"),
         (b'{"schema_version": 1, "cases": []}', "missing required field `run`"),
         (b'{"schema_version": 1, "run"', "Input data was truncated"),
         (b"\xff", "run the tier again"),
     ],
     ids=["older", "newer", "lacking", "torn", "no-text"],
 )
-def test_a_report_that_cannot_be_read_is_said_and_the_rest_is_shown(
-    tmp_path: Path, content: bytes, said: str
-) -> None:
-    path = folder_of(tmp_path) / "report.json"
+def test_a_report_that_cannot_be_read_is_said(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "report.json"
     path.write_bytes(content)
-    with pytest.raises(ReportError, match="report"):
+    with pytest.raises(ReportError, match=said) as error:
         load_report(path)
-    report, wrong = report_in(tmp_path)
-    assert str(path) in wrong
-    assert said in wrong
-    assert wrong.endswith("shown is what its other files tell")
-    assert report.run == reports.REPORT.run
-    assert report.cases[0].figures is not None
-    assert report.cases[0].expected is None
-
-
-def test_figures_that_cannot_be_read_are_named_and_the_others_are_shown(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path)
-    (folder / "report.json").unlink()
-    old = folder / "figures" / "another.json"
-    old.write_text("{}")
-    report, wrong = report_in(folder)
-    assert f"figures '{old}': " in wrong
-    assert report.cases[0].figures is not None
+    assert str(path) in str(error.value)
 
 
 def test_a_report_of_an_earlier_specreg_is_read(tmp_path: Path) -> None:
     """What it doesn't say yet has a default."""
     content = json.loads(msgspec.json.encode(reports.REPORT))
+    content["schema_version"] = 1
+    for verdict in content["run"]["verdicts"]:
+        verdict["sight_frac"] = verdict.pop("mde_frac")
     del content["ended_at"], content["origin"]["options"]
     del content["cases"][0]["logs"], content["cases"][0]["error"]
     path = tmp_path / "report.json"
     path.write_text(json.dumps(content))
+    assert load_report(path).run.verdicts == reports.REPORT.run.verdicts
     assert load_report(path).options == ("--specreg-tier=cpu",)
-
-
-def test_a_folder_that_holds_nothing_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(ReportError, match="No such file"):
-        report_in(tmp_path)
-
-
-def test_a_whole_folder_is_read_without_a_word(tmp_path: Path) -> None:
-    assert report_in(folder_of(tmp_path)) == (reports.REPORT, "")
 
 
 def test_a_disk_that_refuses_is_said(tmp_path: Path) -> None:
@@ -140,7 +125,7 @@ def test_the_baseline_is_shown_of_the_prompts_that_were_measured(tmp_path: Path)
     further = [dataclasses.replace(one, counts=builders.counts(1, 0, 0, 9)) for one in told[4:]]
     one = suite(tmp_path)
     full = with_prompts(builders.acceptance_of([*told[:4], *further]))
-    record_measurements([full, full], one.settings(builders.CASE), one.shelf, reason="first")
+    record_measurements([full, full], one.settings(builders.CASE), one.store, reason="first")
     with_measurement(one, with_prompts(builders.acceptance_of(told[:4])))
     one.note_failure(builders.CASE, LENGTH, "so that it is there")
     (case,) = report_of(one, run_verdict(one, 10, cut_short=False), command="").cases
@@ -156,8 +141,8 @@ def test_the_baseline_is_shown_of_the_prompts_that_were_measured(tmp_path: Path)
 def test_the_speed_of_another_machine_is_no_baseline(tmp_path: Path, *, elsewhere: bool) -> None:
     one, launch = suite(tmp_path), builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0})
     environment = builders.OTHER_ENVIRONMENT if elsewhere else builders.ENVIRONMENT
-    shelf = dataclasses.replace(one.shelf, environment=environment)
-    record_measurements([launch, launch], one.settings(builders.CASE), shelf, reason="first")
+    store = dataclasses.replace(one.store, environment=environment)
+    record_measurements([launch, launch], one.settings(builders.CASE), store, reason="first")
     with_measurement(one, launch)
     one.note_failure(builders.CASE, LENGTH, "so that it is there")
     (case,) = report_of(one, run_verdict(one, 10, cut_short=False), command="").cases
@@ -171,3 +156,147 @@ def with_prompts(record: AcceptanceRecord) -> Measurement:
     launch = builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0})
     replay = Replay(rounds=(), control_rounds=(), acceptance=record)
     return dataclasses.replace(launch, replay=replay)
+
+
+def test_the_last_valid_launch_of_each_case_is_shown() -> None:
+    broken = dataclasses.replace(measured(), replay=None, invalid=all_invalid("X: y"))
+    first, second, other = (
+        figures_of(measured(), 1),
+        figures_of(measured(), 2),
+        figures_of(measured(case_number=1), 1),
+    )
+    every = [second, first, other, figures_of(broken, 3)]
+    assert last_launches(every) == (second, other)
+
+
+def test_a_launch_whose_speed_means_nothing_is_shown_where_there_is_no_other() -> None:
+    slow = dataclasses.replace(measured(), invalid={Family.LATENCY: "THROTTLED: 92 °C"})
+    first, second = figures_of(measured(), 1), figures_of(slow, 2)
+    assert last_launches([first, second]) == (first,)
+    assert last_launches([second]) == (second,)
+
+
+def raced(ours: Sequence[float], alone: Sequence[float], launch: int = 1) -> Figures:
+    """Figures with such tokens per second of each round, with speculation and without."""
+    found = figures_of(measured(), launch)
+    assert found.timing is not None
+    assert found.control is not None
+    assert found.speedup is not None
+    ratio = statistics.median(a / b for a, b in zip(ours, alone, strict=True))
+    replace = msgspec.structs.replace
+    return replace(
+        found,
+        timing=replace(found.timing, throughput_tokens_per_s=summarize(ours)),
+        control=replace(found.control, throughput_tokens_per_s=summarize(alone)),
+        speedup=replace(found.speedup, throughput_ratio=ratio),
+    )
+
+
+def test_a_case_is_slowed_down_where_each_round_of_each_launch_says_so() -> None:
+    halved = raced((50.0, 52.0), (100.0, 104.0))
+    assert slowed_of([halved]) == {CASE.id: pytest.approx(0.5)}
+    assert slowed_of([halved, raced((49.0, 51.0), (98.0, 102.0), 2)]) == {
+        CASE.id: pytest.approx(0.5)
+    }
+    faster = raced((100.0, 104.0), (50.0, 52.0), 2)
+    assert slowed_of([halved, faster]) == {}
+    assert slowed_of([raced((50.0, 99.0), (98.0, 100.0))]) == {}
+    assert slowed_of([raced((50.0,), (100.0,))]) == {}
+    assert slowed_of([msgspec.structs.replace(halved, speedup=None)]) == {}  # INVALID
+
+
+def test_what_a_run_left_is_read_again(tmp_path: Path) -> None:
+    figures = figures_of(measured(), 1)
+    record_figures(tmp_path / "figures" / "case.json", figures)
+    assert load_figures(tmp_path) == (figures,)
+
+
+def test_a_run_that_left_nothing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SpecregError, match=r"run '.*': it left no figures; name a run"):
+        load_figures(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"{", b"{}", b'{"case_id": "\xff"}'], ids=repr)
+def test_figures_of_another_form_are_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "figures" / "case.json"
+    path.parent.mkdir()
+    path.write_bytes(content)
+    with pytest.raises(SpecregError) as error:
+        load_figures(tmp_path)
+    assert str(error.value).startswith(f"figures '{path}': ")
+    assert str(error.value).endswith("; run the case again with this specreg")
+
+
+def verdict(outcome: Outcome, *, softened: bool = False) -> Verdict:
+    """A verdict without figures."""
+    return Verdict(case_id="case", metric="m", outcome=outcome, softened=softened)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "status"),
+    [
+        ("", 0),
+        ("PASS IMPROVED MEASURED NOT_COMPARABLE", 0),
+        ("PASS NO_BASELINE", 11),
+        ("NO_BASELINE INCONCLUSIVE", 10),
+        ("NO_BASELINE INVALID", 10),
+        ("INVALID INCONCLUSIVE", 10),
+        ("INVALID INCONCLUSIVE NO_BASELINE REGRESSED PASS", 1),
+        ("REGRESSED", 1),
+    ],
+)
+def test_the_status_is_that_of_the_worst(outcomes: str, status: int) -> None:
+    assert exit_status([verdict(Outcome(name)) for name in outcomes.split()]) == status
+
+
+def test_what_is_softened_counts_for_nothing() -> None:
+    assert exit_status([verdict(Outcome.INCONCLUSIVE, softened=True)]) == 0
+
+
+def test_outcomes_are_counted() -> None:
+    several = [verdict(Outcome.PASS), verdict(Outcome.INVALID), verdict(Outcome.PASS)]
+    assert count_outcomes(several) == {"PASS": 2, "INVALID": 1}
+
+
+def test_verdicts_that_were_written_are_read_again(tmp_path: Path) -> None:
+    run = RunVerdict(
+        run="20261121T000000-1",
+        tier="cpu",
+        environment="cpu-x",
+        complete=True,
+        exit_status=10,
+        outcomes={"INVALID": 1},
+        verdicts=(verdict(Outcome.INVALID),),
+    )
+    path = tmp_path / "run" / "verdict.json"
+    record_verdict(path, run)
+    assert load_verdict(path) == run
+
+
+@pytest.mark.parametrize("content", [None, b"{", b"[]", b"\xff", b'{"run": "\xff"}'])
+def test_what_cannot_be_read_is_none(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "verdict.json"
+    if content is not None:
+        path.write_bytes(content)
+    assert load_verdict(path) is None
+
+
+def test_a_disk_that_refuses_the_verdicts_is_said(tmp_path: Path) -> None:
+    run = RunVerdict(
+        run="r", tier="t", environment="e", complete=True, exit_status=0, outcomes={}, verdicts=()
+    )
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ReportError, match=r"verdicts '.*': not written, .*; make room"):
+        record_verdict(tmp_path / "file" / "verdict.json", run)
+    assert (tmp_path / "file").read_text() == ""
+
+
+def test_properties_leave_out_what_is_absent() -> None:
+    assert dict(properties(verdict(Outcome.PASS))) == {
+        "specreg.case_id": "case",
+        "specreg.metric": "m",
+        "specreg.outcome": "PASS",
+        "specreg.launches": "1",
+        "specreg.softened": "False",
+        "specreg.two_sided": "False",
+    }

@@ -2,12 +2,11 @@
 
 import dataclasses
 
-import msgspec
 import pytest
 
 from specreg.baselines.comparison import Known
 from specreg.datasets.prompts import Prompt
-from specreg.report.oracle import render_oracle
+from specreg.report.cases import render_oracle
 from tests.unit import builders
 
 ONE_TURN = Prompt(id="one", category="any", turns=("Hello",))
@@ -18,7 +17,7 @@ WARNING = "of all turns, not of the first alone: don't compare"
 def rendered(*prompts: Prompt, turns: int | None = None, known: bool = True) -> str:
     case = dataclasses.replace(builders.CASE, turns=turns)
     steps = builders.counts(1, 1, 1, 1)
-    settings = msgspec.structs.replace(builders.SETTINGS, turns=turns)
+    settings = dataclasses.replace(builders.SETTINGS, turns=turns)
     baseline = builders.baseline(of=steps, settings=settings) if known else None
     environment = builders.ENVIRONMENT
     return render_oracle(

@@ -1,13 +1,18 @@
 """The tables of what speculation gains: each reads as it stands."""
 
-import itertools
-
 import msgspec
 import pytest
 
+from specreg.acceptance.record import Gauges, Source, View
 from specreg.measurement.figures import Figures, figures_of
-from specreg.report.tables import render_categories, render_speedups
-from tests.unit.report.test_breakdown import a_round, measured
+from specreg.report.tables import (
+    render_categories,
+    render_gauges,
+    render_side_by_side,
+    render_speedups,
+    render_spreads,
+)
+from tests.unit.reports import a_round, measured
 
 GAINS = figures_of(measured(), 1)
 
@@ -15,25 +20,6 @@ GAINS = figures_of(measured(), 1)
 def called(case_id: str, figures: Figures = GAINS) -> Figures:
     """The figures of another case."""
     return msgspec.structs.replace(figures, case_id=case_id)
-
-
-def with_categories(case_id: str, *names: str) -> Figures:
-    """A case whose categories are called so, each with the figures of the chat."""
-    assert GAINS.timing
-    assert GAINS.speedup
-    assert GAINS.acceptance
-    pace, part = GAINS.timing.by_category["chat"], GAINS.acceptance.by_category["chat"]
-    return msgspec.structs.replace(
-        GAINS,
-        case_id=case_id,
-        timing=msgspec.structs.replace(GAINS.timing, by_category=dict.fromkeys(names, pace)),
-        acceptance=msgspec.structs.replace(
-            GAINS.acceptance, by_category=dict.fromkeys(names, part)
-        ),
-        speedup=msgspec.structs.replace(
-            GAINS.speedup, tpot_ratio_by_category=dict.fromkeys(names, 2.0)
-        ),
-    )
 
 
 def lines(text: str) -> list[str]:
@@ -56,56 +42,16 @@ def test_what_has_no_speedup_has_no_row() -> None:
     assert len(lines(render_speedups([alone, GAINS], width=110, color=False))) == 3
 
 
-def test_one_case_has_a_row_for_each_category() -> None:
-    shown = render_categories([called("case")], width=110, color=False)
-    assert lines(shown) == [
-        "case requests AL A/D ms/token alone with gain",
-        "chat 1 2.50 0.50 10 5 ×2.00",
-        "math 1 4.00 1.00 30 10 ×3.00",
-    ]
-
-
-def test_without_the_target_alone_there_is_no_time() -> None:
-    alone = msgspec.structs.replace(GAINS, case_id="case", speedup=None)
-    shown = render_categories([alone], width=110, color=False)
-    assert lines(shown) == [
-        "case requests AL A/D",
-        "chat 1 2.50 0.50",
-        "math 1 4.00 1.00",
-    ]
-    several = render_categories([alone, called("other", alone)], width=110, color=False)
-    assert lines(several)[1] == "case 2.50 4.00 2.64"
-
-
-def test_several_cases_have_a_row_each() -> None:
+def test_each_category_of_each_case_has_a_row() -> None:
     slower = figures_of(measured(a_round(10, 20)), 1)
-    shown = render_categories([called("one"), called("other", slower)], width=110, color=False)
-    assert lines(shown) == [
-        "AL and gain chat math all",
-        "one 2.50 ×2.00 4.00 ×3.00 2.64 ×2.67",
-        "other 2.50 ×1.00 4.00 ×1.50 2.64 ×1.33",
+    alone = msgspec.structs.replace(GAINS, speedup=None)
+    cases = [called("one"), called("other", slower), called("untimed", alone)]
+    assert lines(render_categories(cases, width=110, color=False)) == [
+        "by category requests AL A/D ms/token alone with gain",
+        *("one", "chat 1 2.50 0.50 10 5 ×2.00", "math 1 4.00 1.00 30 10 ×3.00"),
+        *("other", "chat 1 2.50 0.50 10 10 ×1.00", "math 1 4.00 1.00 30 20 ×1.50"),
+        *("untimed", "chat 1 2.50 0.50", "math 1 4.00 1.00"),
     ]
-
-
-def test_a_category_that_a_case_lacks_is_left_empty() -> None:
-    cases = [with_categories("one", "a", "b"), with_categories("other", "b", "c")]
-    head, one, other = render_categories(cases, width=110, color=False).splitlines()
-    assert head.split()[3:] == ["a", "b", "c", "all"]
-    assert one.count("×") == other.count("×") == 3
-    assert other.index("2.50") > head.index("a", len("AL and gain"))
-
-
-@pytest.mark.parametrize("width", [80, 110])
-def test_categories_that_do_not_fit_stand_below(width: int) -> None:
-    names = [f"category-{number}" for number in range(11)]
-    cases = [with_categories(case_id, *names) for case_id in ("one", "another-case-of-the-tier")]
-    shown = render_categories(cases, width=width, color=False)
-    assert max(map(len, shown.splitlines())) <= width
-    heads = [line.split()[3:] for line in shown.splitlines() if line.startswith("AL and gain")]
-    assert len(heads) == (3 if width == 80 else 2)
-    assert list(itertools.chain(*heads)) == [*names, "all"]
-    assert shown.count("one ") == len(heads)
-    assert "…" not in shown
 
 
 def test_nothing_is_shown_of_nothing() -> None:
@@ -117,3 +63,71 @@ def test_nothing_is_shown_of_nothing() -> None:
 def test_a_table_keeps_to_its_width(case_id: str) -> None:
     shown = render_speedups([called(case_id)], width=110, color=False)
     assert max(map(len, shown.splitlines())) <= 110
+
+
+def test_each_figure_has_its_percentiles_and_those_of_the_target_alone() -> None:
+    shown = lines(render_spreads([called("case")], width=110, color=False))
+    assert shown[0] == "how it spreads count mean min p50 p75 p90 p95 p99 max"
+    assert shown[1] == "case"
+    place = shown.index("time per output token, ms 2 7.5 5 7.5 8.75 9.5 9.75 9.95 10")
+    assert shown[place + 1] == "target alone 2 20 10 20 25 28 29 29.8 30"
+    assert "length of an answer, tokens 2 5 5 5 5 5 5 5 5" in shown
+
+
+def test_what_was_not_timed_has_no_rows() -> None:
+    bare = msgspec.structs.replace(called("case"), timing=None, control=None)
+    assert render_spreads([bare], width=110, color=False) == ""
+    alone = msgspec.structs.replace(called("case"), control=None)
+    assert "target alone" not in render_spreads([alone], width=110, color=False)
+
+
+def test_a_category_that_only_the_case_has_gains_nothing_known() -> None:
+    control = a_round(10, categories=("chat",))
+    one = called("case", figures_of(measured(control=control), 1))
+    assert lines(render_categories([one], width=110, color=False))[-1] == "math 1 4.00 1.00 – 10 ×–"
+
+
+def test_one_category_and_a_case_without_speculation_have_no_breakdown() -> None:
+    single = figures_of(measured(a_round(5, categories=("chat",))), 1)
+    plain = msgspec.structs.replace(GAINS, acceptance=None)
+    assert render_categories([single, plain], width=110, color=False) == ""
+
+
+def on(engine: str, length_tokens: float, **acceptance: object) -> Figures:
+    """The figures of the same case on an engine."""
+    assert GAINS.acceptance
+    total = msgspec.structs.replace(
+        GAINS.acceptance.total, acceptance_length_tokens=length_tokens, steps=40, requests=2
+    )
+    found = msgspec.structs.replace(GAINS.acceptance, total=total)
+    return msgspec.structs.replace(
+        GAINS,
+        case_id=f"{engine}-eagle3-toy-c2",
+        acceptance=msgspec.structs.replace(found, **acceptance),
+    )
+
+
+def test_a_case_on_two_engines_stands_side_by_side_with_its_sources() -> None:
+    vllm, sglang = on("vllm", 2.25), on("sglang", 2.5, source=Source.SGLANG_REQUEST)
+    assert lines(render_side_by_side([vllm, sglang], width=120, color=False)) == [
+        "on several engines version source view steps AL acceptance rate change",
+        "eagle3-toy-c2",
+        "vllm 0.32.0 vllm_request verifier 40 2.25 0.5455 –",
+        "sglang 0.32.0 sglang_request verifier 40 2.5 0.5455 +20.0%",
+    ]
+    assert render_side_by_side([vllm], width=120, color=False) == ""
+
+
+def test_what_does_not_count_the_same_has_no_change() -> None:
+    sglang = on("sglang", 2.5, view=View.EMITTED)
+    shown = render_side_by_side([on("vllm", 2.25), sglang], width=120, color=False)
+    assert lines(shown)[-1].endswith(" 0.5455 –")
+
+
+def test_what_a_server_says_of_itself_is_said_to_be_its_own() -> None:
+    gauges = Gauges(acceptance_length_tokens=1.525, acceptance_rate_frac=0.175)
+    assert render_gauges([GAINS]) == ""
+    assert render_gauges([msgspec.structs.replace(called("case"), gauges=gauges)]) == (
+        "case: the server's own gauges, of its last 40 decode iterations and"
+        " never judged: length 1.525, rate 0.175"
+    )

@@ -5,18 +5,17 @@ from pathlib import Path
 import msgspec
 
 from specreg.core.errors import ReportError, UnknownNameError
+from specreg.report.cases import render_trends
 from specreg.report.charts import charts_of
-from specreg.report.trends import render_trends
-from specreg.verdicts.history import Lived, comparable, record_history
+from specreg.verdicts.history import RunRecord, comparable, record_history
 from tests.unit.cli.test_cli import specreg
-from tests.unit.report.test_breakdown import CASE
 from tests.unit.report.test_tables import lines
-from tests.unit.reports import CASE_REPORT, lived
+from tests.unit.reports import CASE, CASE_REPORT, lived
 
 LENGTH = "acceptance_length_tokens"
 
 
-def row_of(*values: float) -> list[Lived]:
+def row_of(*values: float) -> list[RunRecord]:
     """A run a day with such an acceptance length."""
     return [lived(day, **{LENGTH: value}) for day, value in enumerate(values, start=1)]
 
@@ -89,11 +88,3 @@ def test_what_is_not_there_is_named_with_what_is(tmp_path: Path) -> None:
     folder_of(tmp_path, 2.0, 3.0)
     for arguments in (("nowhere",), ("--environment", "y"), ("--metric", "z")):
         assert isinstance(specreg(tmp_path, "history", *arguments).exception, UnknownNameError)
-
-
-def test_a_history_is_copied_where_one_says(tmp_path: Path) -> None:
-    folder_of(tmp_path, 2.0, 3.0)
-    done = specreg(tmp_path, "history", "--upload", f"file://{tmp_path}/away")
-    assert done.exit_code == 0, done.output
-    assert done.stdout.endswith(f"added to file://{tmp_path}/away/history\n")
-    assert (tmp_path / "away/history/cpu-x.jsonl").exists()

@@ -15,7 +15,7 @@ import pytest
 from specreg.core.errors import AttachError, ServerDiedError, UnsupportedError
 from specreg.engines._engine import Identity
 from specreg.engines.registry import engine_named
-from specreg.matrix import ServerSpec, Tier
+from specreg.matrix.case import ServerSpec, Tier
 from specreg.servers.attach import _facts, alone, attach_server, check_attached
 from specreg.servers.provision import check_version
 from specreg.servers.server import Server

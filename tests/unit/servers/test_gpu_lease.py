@@ -23,37 +23,46 @@ from tests.doubles.nvml.device import (
 from tests.unit import builders
 from tests.unit.servers.test_server import at_most
 
-# Claims so many GPUs, says what it is told and that it has them, and gives them back when asked to.
-CLAIM = """
-import os, sys
-from specreg.servers.gpu_lease import claimed_gpus
-from specreg.core.errors import SensorError
-def tell(text):
+# Takes orders from its input, `VERB NAME [KEY=VALUE …]`, and says what comes of each.
+PROGRAM = """
+import contextlib, os, pathlib, sys
+from specreg.core.errors import SensorError, UnkillableError
+from specreg.core.processes import start_process
+from specreg.servers import gpu_lease
+from specreg.servers.gpu_lease import _LOCKS, hold, is_held, lease_gpus
+from specreg.telemetry import devices
+from specreg.telemetry.devices import devices_of
+def say(text):
     print(text, flush=True)
-try:
-    with claimed_gpus(int(sys.argv[1]), os.environ, tell=tell, waits=len(sys.argv) < 3):
-        tell("claimed")
-        sys.stdin.readline()
-    tell("given back")
-except SensorError as error:
-    tell(f"{type(error).__name__}: {error}")
-"""
-# Two servers of one run on one GPU, and a second GPU that is claimed while the first is held.
-NESTED = """
-import os, sys
-from specreg.servers.gpu_lease import _OURS, claimed_gpus
-from specreg.core.errors import SensorError
-with claimed_gpus(1, os.environ, tell=print):
-    with claimed_gpus(1, os.environ, tell=print):
-        pass
-    print("one", len(_OURS), flush=True)
-    sys.stdin.readline()
+gpu_lease._BACK_WITHIN_S, devices._FREE_WITHIN_S = 3.0, 1.0
+opened = {}
+for line in sys.stdin:
+    verb, name, *options = line.split()
+    told = dict(option.split("=") for option in options)
+    variables = os.environ | {key: value for key, value in told.items() if key.isupper()}
+    gpus, stack = int(told.get("gpus", 1)), contextlib.ExitStack()
     try:
-        with claimed_gpus(2, os.environ, tell=print):
-            print("two", flush=True)
+        if verb == "lease":
+            beside, waits = "beside" in told, "no_wait" not in told
+            lease = lease_gpus(gpus, variables, tell=say, waits=waits, beside_starting=beside)
+            stack.enter_context(lease)
+        elif verb == "hold":
+            stack.enter_context(hold(devices_of(gpus, variables), waits=True, tell=say))
+        elif verb == "held":
+            say([is_held(device) for device in devices_of(gpus, variables)])
+            continue
+        elif verb == "start":
+            here = pathlib.Path(name)
+            start_process(["/bin/sleep", "120"], environment={}, log_path=here / "log", cwd=here)
+        elif verb == "fail":
+            with opened.pop(name):
+                raise UnkillableError("process 7 lives")
+        else:
+            opened.pop(name).close()
+        opened[name] = stack
+        say(f"{verb}: {len(_LOCKS)} locked")
     except SensorError as error:
-        print(type(error).__name__, flush=True)
-print(len(_OURS), flush=True)
+        say(f"{type(error).__name__}: {error}")
 """
 GIB = 2**30
 IDLE = ScriptedGpu(uuid="GPU-a", memory_used_bytes=GIB // 2)
@@ -61,9 +70,33 @@ BUSY = dataclasses.replace(IDLE, memory_used_bytes=41 * GIB)
 OTHER = ScriptedGpu(uuid="GPU-b", memory_used_bytes=GIB // 2)
 
 
+class Run:
+    """A process of a run, which takes orders."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def order(self, text: str) -> None:
+        """Have it do something."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{text}\n")
+        self.process.stdin.flush()
+
+    def read(self) -> str:
+        """The next line that it says."""
+        assert self.process.stdout is not None
+        with at_most(30):
+            return self.process.stdout.readline().strip()
+
+    def do(self, text: str) -> str:
+        """What comes of an order."""
+        self.order(text)
+        return self.read()
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Scripted GPUs, and processes that claim them."""
+    """Scripted GPUs, and processes that lease them."""
 
     folder: Path
     library: Path
@@ -73,30 +106,24 @@ class Machine:
         write_script(self.folder / "gpus", gpus)
 
     @contextmanager
-    def running(
-        self, *arguments: str, code: str = CLAIM, **said: str
-    ) -> Iterator[subprocess.Popen[str]]:
-        """A process of a run, which is gone afterwards."""
+    def run(self, *orders: str) -> Iterator[Run]:
+        """A process that has done what it was ordered, and is gone afterwards."""
         driver = environment(self.library, self.folder / "gpus")
         own = {"PYTHONPATH": str(builders.ROOT), "SPECREG_CACHE": str(self.folder / "cache")}
         with subprocess.Popen(
-            (sys.executable, "-c", code, *arguments),
-            env=os.environ | driver | own | said,
+            (sys.executable, "-c", PROGRAM),
+            env=os.environ | driver | own,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         ) as process:
             try:
-                yield process
+                run = Run(process)
+                for order in orders:
+                    assert run.do(order).endswith("locked")
+                yield run
             finally:
                 process.kill()
-
-    @contextmanager
-    def claiming(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-        """A process that has claimed what it wants."""
-        with self.running(*arguments) as process:
-            assert heard(process) == "claimed"
-            yield process
 
 
 @pytest.fixture(scope="module")
@@ -113,37 +140,21 @@ def machine(tmp_path: Path, library: Path) -> Machine:
     return machine
 
 
-def heard(process: subprocess.Popen[str]) -> str:
-    """The next line that a process says."""
-    assert process.stdout is not None
-    with at_most(30):
-        return process.stdout.readline().strip()
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    """Lets a process give back what it claimed."""
-    assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
-
-
 def test_a_second_run_waits_and_is_told_for_whom(machine: Machine) -> None:
-    with machine.claiming("1") as first, machine.running("1") as second:
-        said = heard(second)
+    with machine.run("lease a") as first, machine.run() as second:
+        said = second.do("lease a")
         assert said.startswith(
-            f"GPU 0 (Scripted NVIDIA H100, GPU-a): used by process {first.pid} (python"
+            f"GPU 0 (Scripted NVIDIA H100, GPU-a): used by process {first.process.pid} (python"
         )
         assert f", in {Path.cwd()}; waiting until it is done" in said
-        end(first)
-        assert heard(first) == "given back"
-        assert heard(second) == "claimed"
-        end(second)
-        assert heard(second) == "given back"
+        assert first.do("close a") == "close: 0 locked"
+        assert second.read() == "lease: 1 locked"
+        assert second.do("close a") == "close: 0 locked"
 
 
 def test_a_second_run_fails_at_once_where_it_is_asked_to(machine: Machine) -> None:
-    with machine.claiming("1"), machine.running("1", "no-wait") as second:
-        said = heard(second)
+    with machine.run("lease a"), machine.run() as second:
+        said = second.do("lease a no_wait=1")
         assert said.startswith("DeviceHeldError: GPU 0 (Scripted NVIDIA H100, GPU-a): used by")
         assert said.endswith(
             "; wait until it is done, or choose another GPU with CUDA_VISIBLE_DEVICES"
@@ -151,222 +162,105 @@ def test_a_second_run_fails_at_once_where_it_is_asked_to(machine: Machine) -> No
 
 
 def test_the_lock_of_a_run_that_is_killed_is_free(machine: Machine) -> None:
-    with machine.claiming("1") as first, machine.running("1") as second:
-        assert "waiting" in heard(second)
-        first.send_signal(signal.SIGKILL)
+    with machine.run("lease a") as first, machine.run() as second:
+        assert "waiting" in second.do("lease a")
+        first.process.send_signal(signal.SIGKILL)
         with at_most(5):
-            assert heard(second) == "claimed"
-
-
-def test_runs_on_different_gpus_do_not_wait(machine: Machine) -> None:
-    with (
-        machine.running("1", CUDA_VISIBLE_DEVICES="0") as first,
-        machine.running("1", CUDA_VISIBLE_DEVICES="1") as second,
-    ):
-        assert heard(first) == heard(second) == "claimed"
+            assert second.read() == "lease: 1 locked"
 
 
 def test_two_runs_never_wait_for_one_another(machine: Machine) -> None:
     """Each holds a GPU and wants the other's: whoever holds one doesn't wait."""
     with (
-        machine.running(code=NESTED, CUDA_VISIBLE_DEVICES="0,1") as first,
-        machine.running(code=NESTED, CUDA_VISIBLE_DEVICES="1,0") as second,
+        machine.run("lease a CUDA_VISIBLE_DEVICES=0", "lease b CUDA_VISIBLE_DEVICES=0") as first,
+        machine.run("lease a CUDA_VISIBLE_DEVICES=1") as second,
     ):
-        assert heard(first) == heard(second) == "one 1"
-        end(first)
-        assert heard(first) == "DeviceHeldError"
-        assert heard(first) == "0"
-        end(second)
-        assert heard(second) == "two"
-        assert heard(second) == "0"
+        assert first.do("close b") == "close: 1 locked"
+        assert first.do("lease c gpus=2").startswith("DeviceHeldError")
+        assert first.do("close a") == "close: 0 locked"
+        assert second.do("lease c gpus=2") == "lease: 2 locked"
 
 
 def test_without_gpus_there_is_nothing_to_lock(machine: Machine) -> None:
-    with machine.running("0") as first, machine.running("0") as second:
-        assert heard(first) == heard(second) == "claimed"
+    with machine.run("lease a gpus=0") as first:
+        assert first.do("lease b gpus=0") == "lease: 0 locked"
     assert not (machine.folder / "cache").exists()
 
 
-def test_a_gpu_that_is_too_hot_is_waited_for_and_claimed_all_the_same(machine: Machine) -> None:
+def test_a_gpu_that_is_too_hot_is_leased_all_the_same(machine: Machine) -> None:
     """What a server on it accepts is counted, not timed."""
     machine.play(dataclasses.replace(IDLE, throttle=(Throttle(0x20),)), OTHER)
-    with machine.claiming("1") as run:
-        end(run)
-        assert heard(run) == "given back"
+    with machine.run("lease a") as run:
+        assert run.do("close a") == "close: 0 locked"
 
 
 def test_memory_that_comes_back_is_waited_for(machine: Machine) -> None:
-    with machine.claiming("1") as run:
+    with machine.run("lease a") as run:
         machine.play(BUSY, OTHER)
-        end(run)
+        run.order("close a")
         time.sleep(1.5)
         machine.play(IDLE, OTHER)
-        assert heard(run) == "given back"
+        assert run.read() == "close: 0 locked"
+
+
+LOST = "MemoryHeldError: GPU 0 (Scripted NVIDIA H100, GPU-a): 3 s after its server's end 40.5 GiB"
 
 
 def test_memory_that_does_not_come_back_is_an_error_that_says_how_much(machine: Machine) -> None:
-    with machine.claiming("1") as run:
+    with machine.run("lease a") as run:
         machine.play(BUSY, OTHER)
-        end(run)
-        said = heard(run)
-    assert said.startswith("MemoryHeldError: GPU 0 (Scripted NVIDIA H100, GPU-a): 10 s after its")
-    assert "40.5 GiB are still taken" in said
-
-
-# Two servers on leased GPUs, one after the other; who else has them is asked from outside.
-LEASE = """
-import os, sys
-from specreg.servers.gpu_lease import _OURS, claim, is_held, lease
-from specreg.telemetry.power.devices import devices_of
-devices = devices_of(2, os.environ)
-print([is_held(device) for device in devices], flush=True)
-with lease(devices, waits=True, tell=print):
-    for _ in range(2):
-        with claim(devices[:1], waits=True, tell=print):
-            pass
-    print("leased", len(_OURS), flush=True)
-    sys.stdin.readline()
-print("given back", len(_OURS), flush=True)
-"""
-
-
-def test_a_lease_outlasts_the_servers_on_it(machine: Machine) -> None:
-    machine.play(IDLE, OTHER)
-    with machine.running(code=LEASE) as one:
-        assert heard(one) == "[False, False]"
-        assert heard(one) == "leased 2"
-        with machine.running(code=LEASE) as other:
-            assert heard(other) == "[True, True]"
-            assert "used by process" in heard(other)
-            end(one)
-            assert heard(one) == "given back 0"
-            assert heard(other) == "leased 2"
-            end(other)
-
-
-# A server of which a process can't be killed, with what it holds of the GPU.
-UNKILLED = """
-import os, sys
-from specreg.servers.gpu_lease import claimed_gpus
-from specreg.core.errors import SensorError, UnkillableError
-try:
-    with claimed_gpus(1, os.environ, tell=print):
-        print("claimed", flush=True)
-        sys.stdin.readline()
-        raise UnkillableError("process 7 lives")
-except SensorError as error:
-    print(f"{type(error).__name__}: {error}", flush=True)
-"""
+        assert run.do("close a").startswith(LOST)
 
 
 def test_of_memory_that_is_not_back_whose_it_is_is_said(machine: Machine) -> None:
-    with machine.running(code=UNKILLED) as run:
-        assert heard(run) == "claimed"
+    """A process of the server couldn't be killed, and that is the error."""
+    with machine.run("lease a") as run:
         machine.play(BUSY, OTHER)
-        end(run)
-        assert heard(run) == "UnkillableError: process 7 lives"
+        assert run.do("fail a") == "UnkillableError: process 7 lives"
 
 
-# Two servers on a GPU, of which the first ends first.
-CROSSED = """
-import contextlib, os, sys
-from specreg.servers.gpu_lease import claimed_gpus
-from specreg.core.errors import SensorError
-first, second = contextlib.ExitStack(), contextlib.ExitStack()
-first.enter_context(claimed_gpus(1, os.environ, tell=print))
-print("first", flush=True)
-sys.stdin.readline()
-second.enter_context(claimed_gpus(1, os.environ, tell=print))
-first.close()
-print("second alone", flush=True)
-sys.stdin.readline()
-try:
-    second.close()
-    print("given back", flush=True)
-except SensorError as error:
-    print(f"{type(error).__name__}: {error}", flush=True)
-"""
+def test_a_hold_outlasts_the_servers_on_it(machine: Machine) -> None:
+    with machine.run("hold all gpus=2", "lease a", "close a", "lease a", "close a") as one:
+        with machine.run() as other:
+            assert other.do("held all gpus=2") == "[True, True]"
+            assert "used by process" in other.do("hold all gpus=2")
+            assert one.do("close all") == "close: 0 locked"
+            assert other.read() == "hold: 2 locked"
+        assert one.do("held all gpus=2") == "[False, False]"
 
 
 @pytest.mark.parametrize(
-    ("afterwards", "words"), [(BUSY, "40.5 GiB are still taken"), (IDLE, "given back")]
+    ("afterwards", "words"), [(BUSY, LOST), (IDLE, "close: 0 locked")], ids=["lost", "back"]
 )
-def test_what_a_server_left_that_ended_first_is_missed_when_the_last_one_ends(
-    machine: Machine, afterwards: ScriptedGpu, words: str
-) -> None:
-    with machine.running(code=CROSSED) as run:
-        assert heard(run) == "first"
-        machine.play(BUSY, OTHER)
-        end(run)
-        assert heard(run) == "second alone"
-        machine.play(afterwards, OTHER)
-        end(run)
-        assert words in heard(run)
-
-
-# Two servers that take their memory at the same time, of which the second ends first.
-TOGETHER = """
-import contextlib, os, sys
-from specreg.servers.gpu_lease import claimed_gpus
-from specreg.core.errors import SensorError
-first, second = contextlib.ExitStack(), contextlib.ExitStack()
-first.enter_context(claimed_gpus(1, os.environ, tell=print))
-second.enter_context(claimed_gpus(1, os.environ, tell=print, beside_starting=True))
-print("both", flush=True)
-sys.stdin.readline()
-second.close()
-print("first alone", flush=True)
-sys.stdin.readline()
-try:
-    first.close()
-    print("given back", flush=True)
-except SensorError as error:
-    print(f"{type(error).__name__}: {error}", flush=True)
-"""
-
-
 @pytest.mark.parametrize(
-    ("afterwards", "words"), [(BUSY, "40.5 GiB are still taken"), (IDLE, "given back")]
+    ("second", "ends_first", "ends_last"),
+    [("lease b", "a", "b"), ("lease b beside=1", "b", "a")],
+    ids=["in-turn", "at-once"],
 )
-def test_of_two_that_started_at_once_the_last_one_answers_for_both(
-    machine: Machine, afterwards: ScriptedGpu, words: str
+def test_of_two_servers_on_a_gpu_the_last_one_answers_for_both(
+    machine: Machine,
+    second: str,
+    ends_first: str,
+    ends_last: str,
+    afterwards: ScriptedGpu,
+    words: str,
 ) -> None:
-    with machine.running(code=TOGETHER) as run:
-        assert heard(run) == "both"
-        machine.play(BUSY, OTHER)  # what the first one holds is no debt of the second's
-        end(run)
-        assert heard(run) == "first alone"
+    with machine.run("lease a") as run:
+        if ends_first == "b":
+            assert run.do(second) == "lease: 1 locked"
+        machine.play(BUSY, OTHER)
+        if ends_first == "a":
+            assert run.do(second) == "lease: 1 locked"
+        assert run.do(f"close {ends_first}") == "close: 1 locked"
         machine.play(afterwards, OTHER)
-        end(run)
-        assert words in heard(run)
-
-
-# A server of a run on one GPU, and a second GPU that the run wants.
-BESIDE = """
-import os, pathlib, sys
-from specreg.servers.gpu_lease import claimed_gpus
-from specreg.core.errors import SensorError
-from specreg.core.processes import start_marked, stop_marked
-folder, sleep = pathlib.Path(sys.argv[1]), ("/bin/sleep", "120")
-with claimed_gpus(1, os.environ, tell=print):
-    ours = start_marked(sleep, environment=os.environ, log_path=folder / "log", cwd=folder)
-    print("ours", flush=True)
-    sys.stdin.readline()
-    try:
-        with claimed_gpus(1, os.environ | {"CUDA_VISIBLE_DEVICES": sys.argv[2]}, tell=print):
-            print("claimed", flush=True)
-    except SensorError as error:
-        print(error, flush=True)
-    finally:
-        stop_marked(ours)
-"""
+        assert run.do(f"close {ends_last}").startswith(words)
 
 
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
-        ("0", "claimed"),
-        ("1", "DEVICE_SHARED: Scripted NVIDIA H100, number 1: used by process {pid} (sleep, user "),
+        ("0", "lease: 1 locked"),
+        ("1", "SensorError: DEVICE_SHARED: Scripted NVIDIA H100, number 1: used by process {pid}"),
     ],
     ids=["the-same", "another"],
 )
@@ -376,14 +270,12 @@ def test_only_on_a_gpu_that_ours_are_on_may_a_number_that_is_not_known_be_ours(
     """As in a container, whose driver may number processes as the host does."""
     with (
         subprocess.Popen(("/bin/sleep", "120")) as stranger,
-        machine.running(str(machine.folder), wanted, code=BESIDE) as run,
+        machine.run("lease a", f"start {machine.folder}") as run,
     ):
-        assert heard(run) == "ours"
         machine.play(
             dataclasses.replace(IDLE, processes=(Process(4_000_000, GIB),)),
             dataclasses.replace(OTHER, processes=(Process(stranger.pid, GIB),)),
         )
-        end(run)
-        said = heard(run)
+        said = run.do(f"lease b CUDA_VISIBLE_DEVICES={wanted}")
         stranger.kill()
     assert said.startswith(words.format(pid=stranger.pid))

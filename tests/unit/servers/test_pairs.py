@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from specreg.core.errors import ServerStartError
-from specreg.matrix import ServerSpec, Sizes, Width
-from specreg.servers.launch import Launch, Poll, Starting
+from specreg.matrix.case import ServerSpec, Sizes
+from specreg.matrix.schema import Width
+from specreg.servers.launch import Launch, Poll, Servers, Starting
 from specreg.servers.memory import fit_together, free_gib, gpu_memory
-from specreg.servers.pairs import Servers
 from specreg.servers.provision import Provision
 from tests.doubles.vllm.script import Fault, Script
 from tests.unit import builders

@@ -11,22 +11,161 @@ import pytest
 from specreg.core.errors import UnsupportedError
 from specreg.engines.protocols import Form
 from specreg.engines.registry import Parallel
-from specreg.matrix import NO_LIMITS, Case, Limits
+from specreg.matrix.case import Case
+from specreg.matrix.schema import NO_LIMITS, Limits
 from specreg.servers.provision import Provision, check_version
-from specreg.servers.spanning import Nodes
 from tests.unit import builders
 
 INSTALLED = Provision(on_gpu=False, version=None, python=None, url=None, show=lambda _: None)
 
 
-def case(engine: str, method: str = "draft_model", form: Form = Form.CHAT) -> Case:
+def case(
+    engine: str,
+    method: str = "draft_model",
+    form: Form = Form.CHAT,
+    parallel: Parallel | None = None,
+) -> Case:
     """A case of an engine and a method."""
-    server = dataclasses.replace(builders.SPEC, engine=engine, method=method)
+    server = dataclasses.replace(
+        builders.SPEC, engine=engine, method=method, parallel=parallel or Parallel()
+    )
     return dataclasses.replace(builders.CASE, server=server, form=form)
 
 
-def test_what_an_engine_has_is_silent() -> None:
-    INSTALLED.check([case("vllm"), case("vllm", "suffix"), case("sglang")])
+TEXT = Form.COMPLETIONS
+ON_GPU = dataclasses.replace(INSTALLED, on_gpu=True)
+LOOKAHEAD = case("tensorrt_llm", "lookahead")
+
+
+def of_version(version: str, provision: Provision = INSTALLED) -> Provision:
+    """The same with a version that was asked for."""
+    return dataclasses.replace(provision, version=version)
+
+
+@pytest.mark.parametrize(
+    ("provision", "cases"),
+    [
+        (INSTALLED, [case("vllm"), case("vllm", "suffix"), case("sglang")]),
+        (of_version("0.5.9"), [case("sglang", form=TEXT)]),
+        (of_version("0.5.11"), [case("sglang")]),
+        (of_version("0.5.19"), [case("sglang", "dflash", TEXT)]),
+        (of_version("0.31.0"), [case("vllm", "dflash")]),
+        (ON_GPU, [LOOKAHEAD]),
+        (of_version("1.3.0rc5", ON_GPU), [LOOKAHEAD]),
+        (
+            ON_GPU,
+            [case("vllm", parallel=Parallel(tensor=2, data=2, draft_tensor=1, expert=True))],
+        ),
+    ],
+    ids=["as-installed", "text", "chat", "dflash", "vllm", "lookahead", "older", "spread"],
+)
+def test_what_can_be_measured_is_silent(provision: Provision, cases: list[Case]) -> None:
+    provision.check(cases)
+
+
+@pytest.mark.parametrize(
+    ("provision", "cases", "words"),
+    [
+        pytest.param(
+            of_version("0.31.0"),
+            [case("vllm"), case("sglang")],
+            "is of one engine, the run has sglang, vllm; say",
+            id="a-version-of-two-engines",
+        ),
+        pytest.param(
+            dataclasses.replace(INSTALLED, python="/some/bin/python"),
+            [case("vllm"), case("sglang")],
+            "is of one engine, the run has sglang, vllm; say",
+            id="an-interpreter-of-two-engines",
+        ),
+        pytest.param(
+            dataclasses.replace(INSTALLED, python=sys.executable, version="0.31.0"),
+            [case("vllm")],
+            "-engine-version '0.31.0' with -python: an inter",
+            id="a-version-of-an-interpreter",
+        ),
+        pytest.param(
+            dataclasses.replace(INSTALLED, python="/no/python"),
+            [case("vllm")],
+            "--specreg-engine-python '/no/python': can't be run, No such file or directory; inst",
+            id="no-interpreter",
+        ),
+        pytest.param(
+            of_version("0.5.4"),
+            [case("sglang", form=TEXT)],
+            "acceptance of SGLang 0.5.4: its answers don't count their steps; take 0.5.9 or",
+            id="counts-no-steps",
+        ),
+        pytest.param(
+            of_version("0.5.9"),
+            [case("sglang")],
+            "acceptance of SGLang 0.5.9",
+            id="counts-none-of-a-chat",
+        ),
+        pytest.param(
+            of_version("0.5.13"),
+            [case("sglang", "dflash", TEXT)],
+            "method 'dflash': sglang 0.5.13 lacks it, or doesn't tell what it accepts; take 0.5.19",
+            id="lacks-the-method",
+        ),
+        pytest.param(
+            of_version("1.3.0rc22", ON_GPU),
+            [LOOKAHEAD],
+            "method 'lookahead': tensorrt_llm 1.3.0rc22 lost it; take one before 1.3.0rc22 with",
+            id="lost-the-method",
+        ),
+        pytest.param(
+            INSTALLED,
+            [case("tensorrt_llm")],
+            "'tensorrt_llm': runs on a GPU alone",
+            id="needs-a-gpu",
+        ),
+        pytest.param(
+            ON_GPU,
+            [case("sglang", parallel=Parallel(tensor=2, draft_tensor=1))],
+            "SGLang splits the draft as the target",
+            id="spread-of-the-draft",
+        ),
+        pytest.param(
+            ON_GPU,
+            [case("tensorrt_llm", parallel=Parallel(data=2))],
+            "trtllm-serve runs one copy",
+            id="copies",
+        ),
+        pytest.param(
+            ON_GPU,
+            [case("reference", parallel=Parallel(tensor=2))],
+            "the reference engine splits no matrix",
+            id="matrices",
+        ),
+        pytest.param(
+            INSTALLED,
+            [case("vllm", parallel=Parallel(tensor=2, nodes=2))],
+            "parallel.nodes = 2: servers are started on this machine alone; start it as its engine"
+            " says, and measure it with --specreg-attach=URL",
+            id="nodes",
+        ),
+    ],
+)
+def test_what_cannot_be_measured_is_said_before_anything_starts(
+    provision: Provision, cases: list[Case], words: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=re.escape(words)):
+        provision.check(cases)
+
+
+@pytest.mark.parametrize(
+    ("asked", "extra"),
+    [
+        (case("vllm"), ()),
+        (case("vllm", "suffix"), ("arctic-inference==0.1.1",)),
+        (case("vllm", parallel=Parallel(tensor=2, ray=True)), ("ray[cgraph]>=2.48",)),
+    ],
+    ids=["nothing", "of-the-method", "ray"],
+)
+def test_what_is_needed_beside_an_engine_is_installed(asked: Case, extra: tuple[str]) -> None:
+    assert INSTALLED.requirement(asked.server).extras == extra
+    assert "torch==2.13.0" in INSTALLED.requirement(case("reference").server).extras
 
 
 def test_a_version_that_nobody_tried_gets_a_note_and_is_measured() -> None:
@@ -37,71 +176,6 @@ def test_a_version_that_nobody_tried_gets_a_note_and_is_measured() -> None:
     assert note.startswith("engine 'vllm' 0.16.0: older than 0.26, the oldest that specreg is test")
     dataclasses.replace(old, version="0.32.0").check([case("vllm")])
     assert told == [note]
-
-
-def test_a_version_whose_answers_tell_no_counts_is_refused() -> None:
-    old = dataclasses.replace(INSTALLED, version="0.5.4")
-    words = r"acceptance of SGLang 0\.5\.4: its answers don't count their steps; take 0\.5\.9 or"
-    with pytest.raises(UnsupportedError, match=words):
-        old.check([case("sglang", form=Form.COMPLETIONS)])
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
-        pytest.param(dataclasses.replace(INSTALLED, version="0.31.0"), id="version"),
-        pytest.param(dataclasses.replace(INSTALLED, python="/some/bin/python"), id="python"),
-    ],
-)
-def test_one_version_is_not_that_of_two_engines(asked: Provision) -> None:
-    with pytest.raises(UnsupportedError, match="is of one engine, the run has sglang, vllm; say"):
-        asked.check([case("vllm"), case("sglang")])
-
-
-@pytest.mark.parametrize(
-    ("version", "form", "refused"),
-    [
-        ("0.5.9", Form.COMPLETIONS, False),
-        ("0.5.9", Form.CHAT, True),
-        ("0.5.11", Form.CHAT, False),
-    ],
-)
-def test_a_version_that_does_not_tell_acceptance_is_refused(
-    version: str, form: Form, *, refused: bool
-) -> None:
-    provision = dataclasses.replace(INSTALLED, version=version)
-    if not refused:
-        provision.check([case("sglang", form=form)])
-        return
-    with pytest.raises(UnsupportedError, match=f"acceptance of SGLang {version}"):
-        provision.check([case("sglang", form=form)])
-
-
-def test_a_version_that_lacks_the_method_is_refused_with_the_one_that_has_it() -> None:
-    old, has_it = (
-        dataclasses.replace(INSTALLED, version=version) for version in ("0.5.13", "0.5.19")
-    )
-    dflash = case("sglang", "dflash", Form.COMPLETIONS)
-    with pytest.raises(
-        UnsupportedError, match=r"^method 'dflash': sglang 0\.5\.13 lacks it, .*; take 0\.5\.19 or"
-    ):
-        old.check([dflash])
-    old.check([case("sglang", form=Form.COMPLETIONS)])
-    has_it.check([dflash])
-    dataclasses.replace(INSTALLED, version="0.31.0").check([case("vllm", "dflash")])
-
-
-def test_a_version_that_lost_the_method_is_refused_with_the_ones_that_have_it() -> None:
-    lookahead = case("tensorrt_llm", "lookahead")
-    on_gpu = dataclasses.replace(INSTALLED, on_gpu=True)
-    on_gpu.check([lookahead])
-    dataclasses.replace(on_gpu, version="1.3.0rc5").check([lookahead])
-    words = (
-        r"^method 'lookahead': tensorrt_llm 1\.3\.0rc22 lost it; take one before 1\.3\.0rc22 with"
-    )
-    with pytest.raises(UnsupportedError, match=words):
-        dataclasses.replace(on_gpu, version="1.3.0rc22").check([lookahead])
-    check_version(lookahead, "", ours=True)
 
 
 @pytest.mark.parametrize(
@@ -138,12 +212,6 @@ def test_what_only_a_stream_tells_is_refused_without_one(
         check_version(whole, "", ours=True)
 
 
-def test_an_engine_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(UnsupportedError, match="no program 'tritonserver' on PATH; run where it"):
-        INSTALLED.check([case("triton", form=Form.COMPLETIONS)])
-
-
 @pytest.fixture
 def triton_on_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A program that is called tritonserver."""
@@ -161,15 +229,6 @@ def test_a_program_on_path_is_taken_as_it_is(triton_on_path: None) -> None:
     unnamed = dataclasses.replace(triton.server, engine_args=("seed=7", "--log-verbose"))
     with pytest.raises(UnsupportedError, match="engine_args '--log-verbose': of a Triton case"):
         INSTALLED.check([dataclasses.replace(triton, server=unnamed)])
-
-
-def test_an_interpreter_that_cannot_be_run_is_named(tmp_path: Path) -> None:
-    python = str(tmp_path / "no-python")
-    with pytest.raises(
-        UnsupportedError,
-        match=f"--specreg-engine-python '{python}': can't be run, No such file or directory; inst",
-    ):
-        dataclasses.replace(INSTALLED, python=python).check([case("vllm")])
 
 
 def test_an_interpreter_without_the_engine_is_named(tmp_path: Path) -> None:
@@ -191,14 +250,6 @@ def test_an_interpreter_without_the_engine_is_named(tmp_path: Path) -> None:
     own.check([found])
 
 
-def test_an_interpreter_has_the_version_that_it_has() -> None:
-    both = dataclasses.replace(INSTALLED, python=sys.executable, version="0.31.0")
-    with pytest.raises(
-        UnsupportedError, match=r"-engine-version '0\.31\.0' with -python: an inter"
-    ):
-        both.check([case("vllm")])
-
-
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
@@ -216,90 +267,6 @@ def test_a_program_on_path_is_no_choice_of_a_version(
     )
     with pytest.raises(UnsupportedError, match=re.escape(message)):
         asked.check([case("triton", form=Form.COMPLETIONS)])
-
-
-@pytest.mark.parametrize(
-    ("engine", "parallel", "words"),
-    [
-        ("sglang", Parallel(tensor=2, draft_tensor=1), "SGLang splits the draft as the target"),
-        ("tensorrt_llm", Parallel(data=2), "trtllm-serve runs one copy"),
-        ("reference", Parallel(tensor=2), "the reference engine splits no matrix"),
-        ("vllm", Parallel(tensor=2, data=2, draft_tensor=1, expert=True), None),
-    ],
-)
-def test_what_an_engine_cannot_spread_is_refused_before_anything_starts(
-    engine: str, parallel: Parallel, words: str | None
-) -> None:
-    spread = case(engine)
-    spread = dataclasses.replace(
-        spread, server=dataclasses.replace(spread.server, parallel=parallel)
-    )
-    on_gpu = dataclasses.replace(INSTALLED, on_gpu=True)
-    with pytest.raises(UnsupportedError, match=words) if words else contextlib.nullcontext():
-        on_gpu.check([spread])
-
-
-ACROSS = Parallel(tensor=2, nodes=2)
-
-
-def across(engine: str, parallel: Parallel = ACROSS) -> Case:
-    """A case whose server spans nodes."""
-    plain = case(engine)
-    return dataclasses.replace(plain, server=dataclasses.replace(plain.server, parallel=parallel))
-
-
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_a_server_that_spans_nodes_needs_them_named(engine: str) -> None:
-    with pytest.raises(UnsupportedError, match=r"nodes = 2: --specreg-nodes names none; name as"):
-        INSTALLED.check([across(engine)])
-    named = dataclasses.replace(INSTALLED, nodes=Nodes(hosts=("127.0.0.1", "node2")))
-    named.check([across(engine)])
-    with pytest.raises(UnsupportedError, match=r"nodes = 3: --specreg-nodes names 127\.0\.0\.1, n"):
-        named.check([across(engine, Parallel(tensor=3, nodes=3))])
-
-
-def test_an_engine_that_is_started_on_one_node_alone_is_refused_on_two() -> None:
-    on_gpu = dataclasses.replace(INSTALLED, on_gpu=True)
-    message = "nodes = 2: engine 'tensorrt_llm' is started on one node; .* one of sglang, vllm"
-    with pytest.raises(UnsupportedError, match=message):
-        on_gpu.check([across("tensorrt_llm")])
-
-
-def test_ray_is_installed_where_it_joins_nodes() -> None:
-    assert INSTALLED.requirement(across("vllm").server).extras == ()
-    by_ray = across("vllm", Parallel(tensor=2, nodes=2, ray=True)).server
-    assert INSTALLED.requirement(by_ray).extras == ("ray[cgraph]>=2.48",)
-
-
-def test_of_a_server_that_spans_nodes_nobody_sees_the_power() -> None:
-    on_gpu = dataclasses.replace(INSTALLED, on_gpu=True)
-    why = "power: nobody here sees what a server draws on other nodes"
-    assert on_gpu.why_no_power(across("vllm").server) == why
-
-
-def test_an_engine_for_gpus_is_refused_without_one() -> None:
-    with pytest.raises(UnsupportedError, match="'tensorrt_llm': runs on a GPU alone"):
-        INSTALLED.check([case("tensorrt_llm")])
-    dataclasses.replace(INSTALLED, on_gpu=True).check([case("tensorrt_llm")])
-
-
-def test_a_method_brings_what_it_needs_beside_the_engine() -> None:
-    assert INSTALLED.requirement(case("vllm", "suffix").server).extras == (
-        "arctic-inference==0.1.1",
-    )
-    assert INSTALLED.requirement(case("vllm").server).extras == ()
-
-
-def test_of_an_interpreter_as_it_is_the_version_is_asked() -> None:
-    own = dataclasses.replace(INSTALLED, python=sys.executable)
-    assert own.requirement(case("vllm").server).version == ""
-    environment = own.environment(case("vllm").server)
-    assert (environment.python, environment.version) == (sys.executable, "")
-
-
-def test_what_an_engine_needs_beside_its_package_stays() -> None:
-    extras = INSTALLED.requirement(case("reference").server).extras
-    assert "torch==2.13.0" in extras
 
 
 @pytest.mark.parametrize(

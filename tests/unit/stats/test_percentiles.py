@@ -1,5 +1,6 @@
 """Spreads: exact where they can be, within a quarter of a percent where memory is fixed."""
 
+import itertools
 import math
 import random
 import statistics
@@ -8,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specreg.stats.percentiles import Histogram, percentile, summarize
+from specreg.stats.percentiles import Histogram, bars_of, summarize
 
+MS = 10**6
 DURATIONS = st.lists(st.integers(0, 10**12), min_size=1, max_size=200)
 
 
 def filled(durations_ns: list[int]) -> Histogram:
     """A histogram of some durations."""
     histogram = Histogram()
-    for duration_ns in durations_ns:
-        histogram.add(duration_ns)
+    histogram.add_all(durations_ns)
     return histogram
 
 
@@ -26,17 +27,18 @@ def test_a_summary_says_what_the_textbook_says() -> None:
     assert summary is not None
     assert (summary.count, summary.mean, summary.min, summary.max) == (4, 2.5, 1.0, 4.0)
     assert summary.stdev == pytest.approx(math.sqrt(5 / 3))
-    assert (summary.p50, summary.p75, summary.p90) == (2.5, 3.25, 3.7)
-    assert summary.p99 == pytest.approx(3.97)
+    assert (summary.p50, summary.p75) == (2.5, 3.25)
+    assert (summary.p90, summary.p99) == pytest.approx((3.7, 3.97))
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=60))
 def test_percentiles_are_those_of_the_standard_library(values: list[float]) -> None:
     cuts = statistics.quantiles(values, n=100, method="inclusive")
-    ordered = sorted(values)
-    for place in (50, 75, 90, 95, 99):
-        assert percentile(ordered, place / 100) == pytest.approx(cuts[place - 1], abs=1e-6)
+    found = summarize(values)
+    assert found is not None
+    percentiles = (found.p50, found.p75, found.p90, found.p95, found.p99)
+    assert percentiles == pytest.approx([cuts[n - 1] for n in (50, 75, 90, 95, 99)], abs=1e-6)
 
 
 def test_one_value_has_no_spread_and_none_has_no_summary() -> None:
@@ -86,3 +88,41 @@ def test_merging_is_taking_all_of_both(some: list[int], others: list[int]) -> No
     into_nothing = Histogram()
     into_nothing.merge(filled(some))
     assert into_nothing == filled(some)
+
+
+def test_there_are_no_bars_of_nothing() -> None:
+    assert bars_of(Histogram()) == ()
+
+
+def test_two_durations_far_apart_have_a_gap_between_them() -> None:
+    bars = bars_of(filled([MS, MS, 100 * MS]))
+    assert len(bars) == 3
+    assert [bar.count for bar in bars] == [2, *[0] * (len(bars) - 2), 1]
+    assert bars[0].low_ms <= 1 < bars[0].high_ms
+    assert bars[-1].low_ms <= 100 < bars[-1].high_ms
+
+
+@given(st.lists(st.integers(1000, 10**11), min_size=1, max_size=50))
+def test_every_duration_is_in_a_bar_and_bars_lie_side_by_side(durations_ns: list[int]) -> None:
+    bars = bars_of(filled(durations_ns))
+    assert sum(bar.count for bar in bars) == len(durations_ns)
+    assert len(bars) <= 24
+    assert bars[-1].count > 0
+    for one, other in itertools.pairwise(bars):
+        assert one.high_ms == other.low_ms
+        assert math.isclose(one.high_ms / one.low_ms, other.high_ms / other.low_ms)
+    assert bars[0].low_ms <= min(durations_ns) / MS * 1.001
+    assert bars[-1].high_ms >= max(durations_ns) / MS * 0.999
+
+
+def test_one_stall_and_one_burst_do_not_make_all_others_one_bar() -> None:
+    usual = [round(MS * (10 + n / 100)) for n in range(1000)]
+    bars = bars_of(filled([0, *usual, 10**12]))
+    assert sum(bar.count for bar in bars) == 1002
+    assert bars[0].low_ms > 9.9
+    assert bars[-1].high_ms < 22
+    assert sum(bar.count > 0 for bar in bars) > 15
+
+
+def test_few_durations_have_few_bars() -> None:
+    assert len(bars_of(filled([MS * n for n in range(1, 21)]))) <= 6

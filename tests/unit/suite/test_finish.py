@@ -12,7 +12,7 @@ from specreg.measurement.metrics import METRICS
 from specreg.suite.finish import record_baselines, remarks, run_verdict
 from specreg.suite.run import Suite
 from specreg.verdicts.history import (
-    Lived,
+    RunRecord,
     baseline_sha256,
     history_path,
     record_history,
@@ -30,8 +30,8 @@ def lived_suite(folder: Path, better_frac: float) -> Suite:
     launch = builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0}, of=COUNTS)
     settings = settings_in(builders.ROOT, builders.CASE)
     one = suite(folder)
-    baseline = record_measurements([launch, launch], settings, one.shelf, reason="first").new
-    lived = Lived(
+    baseline = record_measurements([launch, launch], settings, one.store, reason="first").new
+    lived = RunRecord(
         run="",
         case_id=builders.CASE.id,
         settings_sha256=settings_sha256(settings),
@@ -96,15 +96,15 @@ def test_a_case_that_is_wrong_is_not_recorded_and_one_that_holds_is(tmp_path: Pa
     launch = builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0}, of=COUNTS)
     one = measured(suite(tmp_path, update_reason="", launches=2), launch, launch)
     proven = Verdict(case_id=builders.CASE.id, metric="lossless_frac", outcome=Outcome.WRONG)
-    one.docket.note(dataclasses.replace(proven, reason="token 3 differs"))
+    one.confirmation.note(dataclasses.replace(proven, reason="token 3 differs"))
     written, refused = record_baselines(one)
     assert written == ()
     assert refused == {
         builders.CASE.id: f"baseline of '{builders.CASE.id}': not written, WRONG: token 3 differs"
     }
-    assert not one.shelf.path(builders.CASE.id).exists()
+    assert not one.store.path(builders.CASE.id).exists()
 
-    one.docket.verdicts[:] = [dataclasses.replace(proven, outcome=Outcome.PASS)]
+    one.confirmation.verdicts[:] = [dataclasses.replace(proven, outcome=Outcome.PASS)]
     (recorded,), refused = record_baselines(one)
     assert recorded.new.provenance.reason == "vllm 0.32.0"
     assert refused == {}

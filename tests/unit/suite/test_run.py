@@ -9,9 +9,8 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from specreg.acceptance.record import Source
 from specreg.baselines.record import record_measurements
-from specreg.baselines.store import Shelf, settings_in
+from specreg.baselines.store import BaselineStore, settings_in
 from specreg.core.errors import (
     HungError,
     InvalidMeasurementError,
@@ -19,23 +18,22 @@ from specreg.core.errors import (
     ServerDiedError,
     SpecregError,
 )
-from specreg.correctness.checks import LOSSLESS, Proof, Scene
-from specreg.matrix import Case, Tier
+from specreg.correctness.checks import LOSSLESS, CorrectnessCheck, RunningCase
+from specreg.matrix.case import Case, Tier
 from specreg.measurement.journal import Begun, Journal, Key
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Metric
 from specreg.measurement.validity import all_invalid
-from specreg.plugin import _LINES, RECORD_PROPERTY, SUITE, _conclude, pytest_terminal_summary
+from specreg.plugin import _LINES, RECORD_PROPERTY, SUITE, _conclude
 from specreg.servers.launch import Launch, Poll, Starting, launches_of
 from specreg.servers.provision import Provision
 from specreg.servers.server import Server
-from specreg.suite.finish import record_baselines, record_lived
+from specreg.suite.finish import record_baselines, record_runs
 from specreg.suite.run import Suite
 from specreg.verdicts.history import history_path, load_history
 from specreg.verdicts.judge import Outcome, Verdict
 from tests.unit import builders
 from tests.unit.answering import answering
-from tests.unit.core.test_support import on
 
 LENGTH = METRICS["acceptance_length_tokens"]
 SPEED = METRICS["throughput_tokens_per_s"]
@@ -48,7 +46,7 @@ def suite(folder: Path, *, update_reason: str | None = None, launches: int = 1) 
     return Suite(
         root=builders.ROOT,
         tier=Tier(name="cpu", needs_gpus=0, cases=(builders.CASE,)),
-        shelf=Shelf(folder=folder / "baselines", environment=builders.ENVIRONMENT),
+        store=BaselineStore(folder=folder / "baselines", environment=builders.ENVIRONMENT),
         launches=launches,
         update_reason=update_reason,
         provision=NOWHERE,
@@ -104,18 +102,6 @@ class Terminal:
     def write_line(self, line: str) -> None:
         """A line, or several."""
         self.text += f"{line}\n"
-
-
-def test_a_run_shows_what_a_case_did_on_several_engines(tmp_path: Path) -> None:
-    engines = [
-        on("vllm", COUNTS, source=Source.VLLM_REQUEST, requests=2),
-        on("sglang", COUNTS, source=Source.SGLANG_REQUEST, requests=2),
-    ]
-    shown = Terminal(measured(suite(tmp_path, update_reason="as a test"), *engines))
-    pytest_terminal_summary(cast("pytest.TerminalReporter", shown))
-    assert "on several engines" in shown.text
-    assert "vllm_request" in shown.text
-    assert "sglang_request" in shown.text
 
 
 def spoken_for(engine: str, method: str, load: int) -> Case:
@@ -214,7 +200,7 @@ def test_a_file_that_cannot_be_read_does_not_hinder_its_replacement_being_measur
     tmp_path: Path,
 ) -> None:
     one = measured(suite(tmp_path, update_reason="again"), MEASURED)
-    path = one.shelf.path(builders.CASE.id)
+    path = one.store.path(builders.CASE.id)
     path.parent.mkdir(parents=True)
     path.write_text("{")
     verdict = judged(one, LENGTH)
@@ -227,7 +213,7 @@ def test_a_speed_waits_for_all_launches_and_acceptance_does_not(tmp_path: Path) 
         for value in (100.0, 100.0)
     ]
     record_measurements(
-        launches, settings_in(builders.ROOT, builders.CASE), suite(tmp_path).shelf, reason="first"
+        launches, settings_in(builders.ROOT, builders.CASE), suite(tmp_path).store, reason="first"
     )
     one = measured(suite(tmp_path, launches=2), *launches)
     one.asked = {builders.CASE.id: {LENGTH.name, SPEED.name}}
@@ -249,7 +235,7 @@ def test_a_verdict_that_the_whole_run_changes_is_named(tmp_path: Path) -> None:
     """The line of its test was written before, and says REGRESSED."""
     one = suite(tmp_path)
     for outcome, metric in ((Outcome.REGRESSED, LENGTH), (Outcome.PASS, SPEED)):
-        one.docket.note(
+        one.confirmation.note(
             Verdict(case_id=builders.CASE.id, metric=metric.name, outcome=outcome, p_worse=0.5)
         )
     shown = Terminal(one)
@@ -275,7 +261,7 @@ def test_a_case_of_which_a_launch_is_missing_is_not_recorded(tmp_path: Path) -> 
     assert recorded == ()
     complaint = complaints[builders.CASE.id]
     assert "not written, 1 of 3 launches were measured; select the whole case" in complaint
-    assert not one.shelf.folder.exists()
+    assert not one.store.folder.exists()
 
 
 def test_a_case_with_lists_among_its_settings_is_recorded_too(tmp_path: Path) -> None:
@@ -290,7 +276,7 @@ def test_a_case_with_lists_among_its_settings_is_recorded_too(tmp_path: Path) ->
 def test_what_a_run_did_is_history_and_only_if_it_judged(tmp_path: Path) -> None:
     one = measured(suite(tmp_path), MEASURED)
     judged(one, LENGTH)
-    record_lived(one)
+    record_runs(one)
     path = history_path(tmp_path / "history", builders.ENVIRONMENT.name)
     (lived,) = load_history(path).of(builders.CASE.id)
     assert lived.outcomes == {LENGTH.name: "NO_BASELINE"}
@@ -298,7 +284,7 @@ def test_what_a_run_did_is_history_and_only_if_it_judged(tmp_path: Path) -> None
     assert lived.engine_version == "0.32.0"
     recording = measured(suite(tmp_path, update_reason="again"), MEASURED)
     judged(recording, LENGTH)
-    record_lived(recording)
+    record_runs(recording)
     assert len(load_history(path).of(builders.CASE.id)) == 1
 
 
@@ -348,7 +334,7 @@ def test_what_an_earlier_run_measured_is_taken_over_without_a_server(tmp_path: P
 @pytest.mark.parametrize(
     "changes",
     [
-        {"shelf": Shelf(folder=Path("baselines"), environment=builders.OTHER_ENVIRONMENT)},
+        {"store": BaselineStore(folder=Path("baselines"), environment=builders.OTHER_ENVIRONMENT)},
         {"asked": {builders.CASE.id: {LENGTH.name}}},
         {"provision": dataclasses.replace(NOWHERE, version="0.31.0")},
         {"provision": dataclasses.replace(NOWHERE, python="/some/bin/python")},
@@ -368,7 +354,7 @@ def test_what_was_measured_in_other_circumstances_is_measured_again(
 @pytest.mark.parametrize(
     ("case", "launch"),
     [
-        pytest.param(dataclasses.replace(builders.CASE, rounds=1), 1, id="case"),
+        pytest.param(dataclasses.replace(builders.CASE, turns=1), 1, id="case"),
         pytest.param(builders.CASE, 2, id="launch"),
     ],
 )
@@ -479,17 +465,17 @@ def test_a_case_of_which_only_a_proof_is_asked_is_not_measured(tmp_path: Path) -
 EQUAL = Verdict(case_id=builders.CASE.id, metric=LOSSLESS, outcome=Outcome.PASS)
 
 
-def proof(*came: Verdict | SpecregError) -> Proof:
+def check_of(*came: Verdict | SpecregError) -> CorrectnessCheck:
     """A proof of which this comes, one by one."""
     left = iter(came)
 
-    def prove(_: Scene) -> Verdict:
+    def check(_: RunningCase) -> Verdict:
         one = next(left)
         if isinstance(one, SpecregError):
             raise one
         return one
 
-    return Proof(name=LOSSLESS, applies_to=lambda _: True, prove=prove)
+    return CorrectnessCheck(name=LOSSLESS, applies_to=lambda _: True, check=check)
 
 
 def test_what_was_asked_of_a_server_that_died_is_proved_once_more_on_a_fresh_one(
@@ -498,11 +484,11 @@ def test_what_was_asked_of_a_server_that_died_is_proved_once_more_on_a_fresh_one
     one, starts = suite(tmp_path), list[Server]()
     starting = Starting(launch=LAUNCH, start=lambda: running(starts))
     gone = InvalidMeasurementError("HTTP_ERROR", "connection refused")
-    assert one.prove(proof(gone, EQUAL), builders.CASE, starting, None) is EQUAL
+    assert one.check(check_of(gone, EQUAL), builders.CASE, starting, None) is EQUAL
     assert len(starts) == 2
     assert one.verdicts == [EQUAL]
     (said,) = one.retried
-    assert said.startswith(f"{builders.CASE.id}: lossless_frac proved again, server '")
+    assert said.startswith(f"{builders.CASE.id}: lossless_frac checked again, server '")
     assert "ended with status 1" in said
 
 
@@ -511,7 +497,7 @@ def test_it_is_proved_twice_at_most(tmp_path: Path) -> None:
     starting = Starting(launch=LAUNCH, start=lambda: running(starts))
     gone = InvalidMeasurementError("HTTP_ERROR", "connection refused")
     with pytest.raises(ServerDiedError, match="ended with status 1"):
-        one.prove(proof(gone, gone, EQUAL), builders.CASE, starting, None)
+        one.check(check_of(gone, gone, EQUAL), builders.CASE, starting, None)
     assert len(starts) == 2
     assert not starting.running
 
@@ -539,5 +525,5 @@ def test_a_server_that_hangs_in_a_proof_is_ended_and_no_other(
             for _ in range(2)
         )
         with pytest.raises(type(error)):
-            suite(tmp_path).prove(proof(error), builders.CASE, starting, control)
+            suite(tmp_path).check(check_of(error), builders.CASE, starting, control)
     assert (starting.running, control.running) == (stays, stays)

@@ -7,25 +7,24 @@ import pytest
 
 from specreg.core.errors import SensorError
 from specreg.servers.provision import Provision
-from specreg.telemetry.host import Site, this_site
-from specreg.telemetry.identity import current_environment, find_gpus
-from specreg.telemetry.sensors import Device, Scope
+from specreg.telemetry.identity import Host, current_environment, find_gpus, this_host
+from specreg.telemetry.sensor import Device, Scope
 from tests.unit import builders
 from tests.unit.many.test_many_places import FOUR
 
 PACKAGE = Device(sensor="rapl", id="package-0", name="package-0", number=0, scope=Scope.PACKAGE)
-SITE = Site(cpu=builders.ENVIRONMENT, gpus=FOUR, processors=(PACKAGE,))
-WITHOUT = Site(cpu=builders.ENVIRONMENT, why_none="no driver", why_dark="no right to read it")
+SITE = Host(cpu=builders.ENVIRONMENT, gpus=FOUR, processors=(PACKAGE,))
+WITHOUT = Host(cpu=builders.ENVIRONMENT, why_none="no driver", why_dark="no right to read it")
 PROVISION = Provision(
     on_gpu=True, version=None, python=None, url=None, show=lambda _: None, site=SITE
 )
 
 
 def test_this_machine_is_what_it_is_asked_for_elsewhere() -> None:
-    told = msgspec.msgpack.decode(msgspec.msgpack.encode(this_site()), type=Site)
+    told = msgspec.msgpack.decode(msgspec.msgpack.encode(this_host()), type=Host)
     assert told.environment(needs_gpus=0) == current_environment(needs_gpus=0)
     assert told.found == find_gpus()
-    assert told == this_site()
+    assert told == this_host()
 
 
 def test_the_environment_is_that_of_the_gpus_in_use() -> None:

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from specreg.core.errors import InvalidMeasurementError
-from specreg.telemetry.power.checks import check_alone
-from specreg.telemetry.power.record import Block, arm_power
-from specreg.telemetry.power.samples import PowerTrace, Users
+from specreg.telemetry.energy import check_alone
+from specreg.telemetry.record import Block, arm_power
+from specreg.telemetry.samples import PowerTrace, Users
 from tests.doubles.nvml.device import (
     Process,
     ScriptedGpu,
@@ -26,8 +26,8 @@ from tests.unit import builders
 ASK = """
 import os, sys
 from specreg.core.errors import SensorError
-from specreg.telemetry.power.checks import check_cool, check_free
-from specreg.telemetry.power.devices import devices_of
+from specreg.telemetry.devices import check_cool, check_free
+from specreg.telemetry.devices import devices_of
 try:
     devices = devices_of(int(sys.argv[1]), os.environ)
     print(*[device.id for device in devices])

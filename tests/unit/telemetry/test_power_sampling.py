@@ -11,16 +11,10 @@ import msgspec
 import pytest
 
 from specreg.core.errors import SensorError
-from specreg.telemetry.power.energy import (
-    Span,
-    check_counter,
-    energy_of,
-    integral_j,
-    missing_frac,
-)
-from specreg.telemetry.power.sampler import EVERY_NS, sample
-from specreg.telemetry.power.samples import Head, Line, PowerTrace, Sample, Users, load_traces
-from specreg.telemetry.sensors import Device, Scope, Settings, State
+from specreg.telemetry.energy import Span, check_counter, energy_of, integral_j, missing_frac
+from specreg.telemetry.sampler import EVERY_NS, sample
+from specreg.telemetry.samples import Head, Line, PowerTrace, Sample, Users, load_traces
+from specreg.telemetry.sensor import Device, Scope, Settings, State
 from tests.doubles.nvml.device import Load, constant
 from tests.unit import builders
 

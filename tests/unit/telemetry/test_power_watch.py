@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from specreg.core.errors import SensorError
-from specreg.telemetry.power.samples import load_traces
-from specreg.telemetry.power.watch import watch
-from specreg.telemetry.sensors import Device, Scope
+from specreg.telemetry.sampler import watch
+from specreg.telemetry.samples import load_traces
+from specreg.telemetry.sensor import Device, Scope
 from tests.doubles.nvml.device import ScriptedGpu, build, environment, write_script
 from tests.unit import builders
 
@@ -23,10 +23,10 @@ DEVICE = Device(sensor="nvml", id=GPU.uuid, name=GPU.name, number=0, scope=Scope
 STARTER = """
 import msgspec, sys, time
 from pathlib import Path
-from specreg.telemetry.power.watch import watch
-from specreg.telemetry.sensors import Device
+from specreg.telemetry.sampler import watch
+from specreg.telemetry.sensor import Device
 with watch([msgspec.json.decode(sys.argv[1], type=Device)], Path(sys.argv[2])) as watching:
-    print(watching.popen.pid, flush=True)
+    print(watching.child.process.popen.pid, flush=True)
     time.sleep(600)
 """
 
@@ -59,7 +59,7 @@ def test_samples_are_on_disk_as_they_come(samples: Path) -> None:
     with watch([DEVICE], samples) as watching:
         time.sleep(1.0)
         (trace,) = watching.traces(until_ns=time.monotonic_ns())
-        pid = watching.popen.pid
+        pid = watching.child.process.popen.pid
     assert trace.device == DEVICE
     assert len(trace.samples) >= 5
     assert ends_within(pid, 1.0)
@@ -68,7 +68,7 @@ def test_samples_are_on_disk_as_they_come(samples: Path) -> None:
 def test_a_killed_sampler_is_said_and_its_samples_stay(samples: Path) -> None:
     with watch([DEVICE], samples) as watching:
         time.sleep(0.5)
-        watching.popen.kill()
+        watching.child.process.popen.kill()
         with pytest.raises(SensorError, match=r"ended with status -9 \(without a word\)"):
             watching.traces(until_ns=time.monotonic_ns())
     assert load_traces(samples)[0].samples

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from specreg.core.errors import SensorError
-from specreg.telemetry.sensors import SENSORS, Scope
-from specreg.telemetry.sensors.rapl import Rapl
+from specreg.telemetry.devices import SENSORS
+from specreg.telemetry.rapl import Rapl
+from specreg.telemetry.sensor import Scope
 
 RANGE_UJ = 262_143_328_850
 

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from specreg.core.errors import SensorError
-from specreg.telemetry.sensors import Device
-from specreg.telemetry.sensors._visible import visible
+from specreg.telemetry.nvml import visible
+from specreg.telemetry.sensor import Device
 from tests.unit import builders
 
 ALIKE = tuple(

@@ -1,4 +1,4 @@
-"""The docket: final at once, or after a second look on a fresh launch."""
+"""The confirmation: final at once, or after a second look on a fresh launch."""
 
 import dataclasses
 import math
@@ -10,13 +10,13 @@ import pytest
 from specreg.acceptance.record import StepCounts
 from specreg.baselines.comparison import Known
 from specreg.core.errors import BaselineError
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Metric, Replay
 from specreg.measurement.validity import all_invalid
 from specreg.stats.alpha_spending import Look
 from specreg.stats.intervals import Spread, t_quantile
-from specreg.verdicts.confirmation import Docket
+from specreg.verdicts.confirmation import Confirmation
 from specreg.verdicts.judge import Outcome, Verdict
 from tests.unit import builders
 
@@ -54,7 +54,7 @@ def known(within_frac: float = 0.001, *, control: bool = False) -> Known:
 
 
 class Run:
-    """A docket, and what it asked to be measured afresh."""
+    """A confirmation, and what it asked to be measured afresh."""
 
     def __init__(
         self, fresh: Fresh | None = None, of: Known | None = None, *, softened: bool = False
@@ -62,7 +62,7 @@ class Run:
         self.asked: list[tuple[list[Case], int]] = []
         self.fresh = fresh or {}
         of = of or known()
-        self.docket = Docket(
+        self.confirmation = Confirmation(
             known_of=lambda _: of,
             measure_afresh=self.measure,
             softened=frozenset(METRICS) if softened else frozenset(),
@@ -75,18 +75,18 @@ class Run:
 
     def look(self, metric: Metric, *launches: Measurement) -> Verdict:
         """The verdict as it looks at first."""
-        self.docket.judge(metric, launches)
-        return self.docket.verdicts[-1]
+        self.confirmation.judge(metric, launches)
+        return self.confirmation.verdicts[-1]
 
     def conclude(self) -> list[Verdict]:
         """All verdicts, after fresh launches and the look at the whole run."""
-        self.docket.confirm()
-        self.docket.conclude()
-        return self.docket.verdicts
+        self.confirmation.confirm()
+        self.confirmation.conclude()
+        return self.confirmation.verdicts
 
     def judge(self, metric: Metric, *launches: Measurement) -> Verdict:
         """The last word on what is judged after all else."""
-        self.docket.judge(metric, launches)
+        self.confirmation.judge(metric, launches)
         return self.conclude()[-1]
 
 
@@ -134,7 +134,7 @@ def test_a_loss_is_one_when_a_fresh_launch_repeats_it(metric: Metric, worse: Mea
     assert f"seen on two launches, a first launch had {worse.values[metric.name]:.4g}" in (
         verdict.reason
     )
-    assert run.docket.verdicts == [verdict]
+    assert run.confirmation.verdicts == [verdict]
 
 
 @pytest.mark.parametrize(
@@ -183,23 +183,23 @@ def test_all_that_looked_worse_is_measured_afresh_once_and_each_case_once() -> N
 def test_verdicts_keep_the_order_of_the_run() -> None:
     run = Run({TWO: [launch(TWO)]})
     noted = Verdict(case_id="case", metric=TIME.name, outcome=Outcome.MEASURED)
-    run.docket.note(noted)
+    run.confirmation.note(noted)
     first = run.look(SPEED, launch())
     worse = run.look(SPEED, launch(TWO, speed=80.0))
     last = run.look(TIME, launch())
-    looked = [one.outcome for one in run.docket.verdicts]
+    looked = [one.outcome for one in run.confirmation.verdicts]
     assert looked == [Outcome.MEASURED, Outcome.PASS, Outcome.REGRESSED, Outcome.PASS]
     run.conclude()
-    (confirmed,) = [one for one in run.docket.verdicts if one.case_id == TWO.id]
+    (confirmed,) = [one for one in run.confirmation.verdicts if one.case_id == TWO.id]
     assert (worse.outcome, confirmed.outcome) == (Outcome.REGRESSED, Outcome.PASS)
-    assert run.docket.verdicts == [noted, first, confirmed, last]
+    assert run.confirmation.verdicts == [noted, first, confirmed, last]
 
 
 def test_a_group_that_is_confirmed_asks_for_nothing_again() -> None:
     run = Run({ONE: [launch(speed=80.0)], TWO: [launch(TWO, speed=80.0)]})
     for case in (ONE, TWO):
         run.look(SPEED, launch(case, speed=80.0))
-        run.docket.confirm()
+        run.confirmation.confirm()
     assert run.asked == [([ONE], 1), ([TWO], 1)]
     assert [one.outcome for one in run.conclude()] == [Outcome.REGRESSED] * 2
 
@@ -328,20 +328,20 @@ def unreadable(_: Case) -> Known:
 
 
 def test_a_baseline_that_can_not_be_read_is_none() -> None:
-    docket = Docket(known_of=unreadable, measure_afresh=Run().measure)
-    docket.judge(SPEED, [launch()])
-    (verdict,) = docket.verdicts
+    confirmation = Confirmation(known_of=unreadable, measure_afresh=Run().measure)
+    confirmation.judge(SPEED, [launch()])
+    (verdict,) = confirmation.verdicts
     assert verdict.outcome is Outcome.NO_BASELINE
     assert verdict.reason == "baseline 'a.json': not JSON; restore it with git"
     assert verdict.value == 100.0
 
 
 def test_an_invalid_measurement_is_invalid_whatever_its_baseline() -> None:
-    docket = Docket(known_of=unreadable, measure_afresh=Run().measure)
+    confirmation = Confirmation(known_of=unreadable, measure_afresh=Run().measure)
     invalid = all_invalid("SPEC_DISABLED: x")
     broken = dataclasses.replace(launch(), replay=None, values={}, invalid=invalid)
-    docket.judge(SPEED, [broken])
-    (verdict,) = docket.verdicts
+    confirmation.judge(SPEED, [broken])
+    (verdict,) = confirmation.verdicts
     assert (verdict.outcome, verdict.reason) == (Outcome.INVALID, "SPEC_DISABLED: x")
 
 
@@ -408,15 +408,15 @@ def test_a_control_that_became_slower_too_had_a_slow_machine(tokens: int, outcom
     )
     run = Run({ONE: [beside]}, known(control=True))
     run.look(SPEED, beside)
-    run.docket.confirm()  # its test is told then, before the run has ended
-    assert run.docket.verdicts[-1].outcome is outcome
+    run.confirmation.confirm()  # its test is told then, before the run has ended
+    assert run.confirmation.verdicts[-1].outcome is outcome
     assert run.conclude()[-1].outcome is outcome
 
 
 def test_a_second_look_needs_the_same_settings() -> None:
     of = known()
     assert of.exact is not None
-    other = msgspec.structs.replace(builders.SETTINGS, concurrency=99)
+    other = dataclasses.replace(builders.SETTINGS, concurrency=99)
     exact = msgspec.structs.replace(of.exact, case=other)
     verdict = Run(of=dataclasses.replace(of, exact=exact)).look(SPEED, launch())
     assert verdict.outcome is Outcome.NO_BASELINE
@@ -425,8 +425,8 @@ def test_a_second_look_needs_the_same_settings() -> None:
 def test_a_loss_that_the_run_had_no_time_to_look_at_again_is_not_told() -> None:
     run = Run()
     run.look(SPEED, launch(speed=80.0))
-    run.docket.conclude()
-    (verdict,) = run.docket.verdicts
+    run.confirmation.conclude()
+    (verdict,) = run.confirmation.verdicts
     assert verdict.outcome is Outcome.INCONCLUSIVE
     assert verdict.reason == "REGRESSED at a look, and the run ended before another"
     assert verdict.value == 80.0
@@ -437,9 +437,9 @@ def test_a_run_that_is_cut_off_in_its_second_looks_leaves_nothing_unconfirmed() 
         del cases, further
         raise KeyboardInterrupt
 
-    docket = Docket(known_of=lambda _: known(), measure_afresh=interrupted)
-    docket.judge(SPEED, [launch(speed=80.0)])
+    confirmation = Confirmation(known_of=lambda _: known(), measure_afresh=interrupted)
+    confirmation.judge(SPEED, [launch(speed=80.0)])
     with pytest.raises(KeyboardInterrupt):
-        docket.confirm()
-    docket.conclude()
-    assert [one.outcome for one in docket.verdicts] == [Outcome.INCONCLUSIVE]
+        confirmation.confirm()
+    confirmation.conclude()
+    assert [one.outcome for one in confirmation.verdicts] == [Outcome.INCONCLUSIVE]

@@ -17,16 +17,16 @@ from specreg.measurement.metrics import METRICS, Metric
 from specreg.stats.intervals import Spread
 from specreg.verdicts.history import (
     History,
-    Lived,
+    RunRecord,
     baseline_sha256,
     headroom_frac,
     history_path,
     identical_to,
-    lived_through,
     load_history,
     merge_histories,
     noise_of,
     record_history,
+    run_record,
     settings_sha256,
 )
 from specreg.verdicts.judge import Outcome, Verdict
@@ -43,9 +43,9 @@ BASELINE = builders.baseline(
 """Of 100 tokens/s, 10 ms and AL 2."""
 
 
-def lived(case_id: str = "case", *, run: str = "20261121-0730", **values: float) -> Lived:
+def lived(case_id: str = "case", *, run: str = "20261121-0730", **values: float) -> RunRecord:
     """What a run did with a case."""
-    return Lived(
+    return RunRecord(
         run=run,
         case_id=case_id,
         settings_sha256="ab",
@@ -56,7 +56,7 @@ def lived(case_id: str = "case", *, run: str = "20261121-0730", **values: float)
     )
 
 
-def runs(*speeds: float) -> list[Lived]:
+def runs(*speeds: float) -> list[RunRecord]:
     """A run for each throughput."""
     return [lived(throughput_tokens_per_s=speed) for speed in speeds]
 
@@ -160,7 +160,7 @@ def test_a_disk_that_refuses_is_said(tmp_path: Path) -> None:
     )
 
 
-def lines_of(*lived: Lived) -> bytes:
+def lines_of(*lived: RunRecord) -> bytes:
     """A file with these lines."""
     return b"".join(msgspec.json.encode(one) + b"\n" for one in lived)
 
@@ -185,9 +185,9 @@ def test_a_run_is_what_its_launches_did_on_average() -> None:
         Verdict(case_id=builders.CASE.id, metric=TIME.name, outcome=Outcome.INCONCLUSIVE),
     ]
     verdicts[0] = dataclasses.replace(verdicts[0], change_frac=0.25)
-    found = lived_through("20261121-0730", launches, verdicts, builders.SETTINGS, BASELINE)
+    found = run_record("20261121-0730", launches, verdicts, builders.SETTINGS, BASELINE)
     assert found.values == pytest.approx({SPEED.name: 100.0, TIME.name: 8.0})
-    assert msgspec.structs.replace(found, values={}) == Lived(
+    assert msgspec.structs.replace(found, values={}) == RunRecord(
         run="20261121-0730",
         case_id=builders.CASE.id,
         settings_sha256=settings_sha256(builders.SETTINGS),
@@ -209,7 +209,7 @@ def test_a_figure_of_nothing_is_kept_as_such() -> None:
         Verdict(case_id=builders.CASE.id, metric=name, outcome=Outcome.PASS)
         for name in (rate, SPEED.name)
     ]
-    found = lived_through("run", launches, verdicts, builders.SETTINGS, None)
+    found = run_record("run", launches, verdicts, builders.SETTINGS, None)
     assert found.values == {rate: 0.5, SPEED.name: 0.0}
     assert found.baseline_sha256 == ""
 
@@ -219,15 +219,15 @@ def test_the_draft_that_was_judged_is_known_by_its_files(tmp_path: Path) -> None
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     launch = dataclasses.replace(builders.measurement({}), draft=str(tmp_path))
     plain = dataclasses.replace(launch, draft=None)
-    assert len(lived_through("run", [launch], [], builders.SETTINGS, None).draft_sha256) == 64
-    assert lived_through("run", [plain], [], builders.SETTINGS, None).draft_sha256 == ""
+    assert len(run_record("run", [launch], [], builders.SETTINGS, None).draft_sha256) == 64
+    assert run_record("run", [plain], [], builders.SETTINGS, None).draft_sha256 == ""
 
 
 def test_any_setting_tells_two_cases_apart() -> None:
     checksum = settings_sha256(builders.SETTINGS)
-    assert settings_sha256(msgspec.structs.replace(builders.SETTINGS)) == checksum
-    for change in ({"rounds": 3}, {"dtype": "auto"}, {"ignore_eos": True}):
-        assert settings_sha256(msgspec.structs.replace(builders.SETTINGS, **change)) != checksum
+    assert settings_sha256(dataclasses.replace(builders.SETTINGS)) == checksum
+    for change in ({"turns": 3}, {"dtype": "auto"}, {"ignore_eos": True}):
+        assert settings_sha256(dataclasses.replace(builders.SETTINGS, **change)) != checksum
 
 
 def test_four_runs_tell_no_noise_and_five_do() -> None:
@@ -276,7 +276,7 @@ def test_noise_and_launches_never_add_up_to_less_than_the_runs(
     assert noise.between_frac**2 <= total * (1 + 1e-9)
 
 
-def better(*changes: float, metric: Metric = SPEED, of: Baseline = BASELINE) -> list[Lived]:
+def better(*changes: float, metric: Metric = SPEED, of: Baseline = BASELINE) -> list[RunRecord]:
     """Runs that were better than a baseline by so much."""
     checksum = baseline_sha256(of)
     plain = lived()

@@ -11,7 +11,7 @@ from specreg.acceptance.record import AcceptanceRecord, Source, StepCounts, View
 from specreg.baselines.comparison import Known, compare, differing_settings, expected_value
 from specreg.baselines.published import Published
 from specreg.baselines.schema import Baseline, stored_acceptance
-from specreg.matrix import Case
+from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Family, Metric, Replay, better_frac
 from specreg.measurement.validity import all_invalid
@@ -250,9 +250,10 @@ def test_what_the_launches_cannot_tell_is_never_green(
 def test_an_inconclusive_verdict_says_what_the_case_can_see() -> None:
     verdict = judge_speed("throughput_tokens_per_s", 100.0, 100.0, 100.0, within_frac=0.03)
     reach = (t_quantile(Look.LAUNCH.value, 16) + t_quantile(0.1, 16)) * 0.03 * math.sqrt(1.5)
-    assert verdict.sight_frac == pytest.approx(1 - math.exp(-reach))
+    assert verdict.mde_frac == pytest.approx(1 - math.exp(-reach))
     assert verdict.reason.startswith(
-        "this case sees 14.8% with 1 launch against 2, its tolerance is 5.0%; 12 launches against"
+        "its minimum detectable effect is 14.8% with 1 launch against 2, its tolerance 5.0%;"
+        " 12 launches against"
     )
 
 
@@ -308,7 +309,7 @@ def test_prompts_that_disagree_leave_it_open() -> None:
     theirs = spread_lengths(20, 10, 18, 12, 15, 15)
     verdict = judge_records(ours, theirs, Look.FULL)
     assert verdict.outcome is Outcome.INCONCLUSIVE
-    assert "with 6 prompts, its tolerance is 5.0%; raise prompts in the matrix" in verdict.reason
+    assert "with 6 prompts, its tolerance 5.0%; raise prompts in the matrix" in verdict.reason
 
 
 def test_an_early_look_takes_more_to_be_convinced() -> None:
@@ -435,7 +436,7 @@ def test_a_case_that_was_never_recorded_has_no_baseline(name: str) -> None:
 
 @pytest.mark.parametrize("name", [LENGTH.name, THROUGHPUT.name])
 def test_a_baseline_of_other_settings_is_none_and_they_are_named(name: str) -> None:
-    other = msgspec.structs.replace(builders.SETTINGS, dtype="auto", concurrency=4)
+    other = dataclasses.replace(builders.SETTINGS, dtype="auto", concurrency=4)
     baseline = builders.baseline({name: 2.0}, {name: 2.0}, of=of_length(2.0), settings=other)
     measurement = builders.measurement({name: 2.0}, of=of_length(2.0))
     verdict = judged(METRICS[name], measurement, known(baseline))
@@ -457,7 +458,7 @@ def test_of_another_number_of_prompts_only_acceptance_is_compared(
     spec = dataclasses.replace(builders.SPEC, method=method)
     case = dataclasses.replace(builders.CASE, server=spec, prompts=20, matrix_prompts=40)
     baseline = builders.baseline({THROUGHPUT.name: 9.0}, {THROUGHPUT.name: 9.0}, of=of_length(2.0))
-    fewer = msgspec.structs.replace(builders.SETTINGS, num_prompts=20)
+    fewer = dataclasses.replace(builders.SETTINGS, num_prompts=20)
     values = {THROUGHPUT.name: 9.0, LENGTH.name: 2.0}
     measurement = builders.measurement(values, of=of_length(2.0), case=case)
     verdict = judged(metric, measurement, dataclasses.replace(known(baseline), settings=fewer))
@@ -569,7 +570,7 @@ def test_how_many_launches_would_tell_comes_from_how_they_spread(
         if needed
         else None
     )
-    assert again is None or (again.sight_frac or 1) <= (again.tolerance_frac or 0)
+    assert again is None or (again.mde_frac or 1) <= (again.tolerance_frac or 0)
 
 
 def test_the_hint_is_a_command_with_the_options_of_the_run() -> None:

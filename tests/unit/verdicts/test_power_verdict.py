@@ -14,12 +14,12 @@ from specreg.measurement.figures import figures_of
 from specreg.measurement.measure import Measurement, power_of, values_of
 from specreg.measurement.metrics import METRICS, Family
 from specreg.report.failures import sentence_of
-from specreg.report.power import render_power
+from specreg.report.tables import render_power
 from specreg.stats.intervals import Spread
-from specreg.telemetry.power.record import PowerRecord
-from specreg.telemetry.power.samples import PowerTrace, Sample, Users
-from specreg.telemetry.power.watch import Watch
-from specreg.telemetry.sensors import Scope, State
+from specreg.telemetry.record import PowerRecord
+from specreg.telemetry.sampler import Watch
+from specreg.telemetry.samples import PowerTrace, Sample, Users
+from specreg.telemetry.sensor import Scope, State
 from specreg.verdicts.judge import Outcome, Verdict, first_look, judge, two_sided_outcome_of
 from specreg.verdicts.multiple_testing import confirm
 from tests.unit import builders

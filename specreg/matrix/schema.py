@@ -1,0 +1,294 @@
+"""The schema of a case: the tables of a matrix file, and the settings that are derived from them.
+
+A setting of a server is declared in `engines/settings.py`, one of its requests in
+`RequestSettings`, one of their arrival in `Load`: each is then a key of `[[cases]]`, a field of the
+case and, unless `NOT_COMPARED` says why not, a setting of its baseline.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Annotated
+
+import msgspec
+
+from specreg.datasets.prompts import AS_IS
+from specreg.engines.protocols import Form
+from specreg.engines.settings import LaunchSettings, Positive, ServerSettings
+
+MOST_DRAFT_TOKENS = 16
+"""The most tokens drafted per step that the metrics tell apart by position."""
+ROUNDING_NATS = 0.25
+"""Two tokens whose log-probabilities lie closer may change places by rounding."""
+USUAL_DRAFT_TOKENS = 3
+"""What is drafted per step unless a table says otherwise; no case's id says it."""
+
+_AboveZero = Annotated[float, msgspec.Meta(gt=0)]
+_NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+_DraftTokens = Annotated[int, msgspec.Meta(ge=1, le=MOST_DRAFT_TOKENS)]
+_SomeNames = Annotated[list[str], msgspec.Meta(min_length=1)]
+
+
+class Arrivals(StrEnum):
+    """What decides when the next request is sent.
+
+    `CLOSED`: the end of one before it. The others send at a rate, whatever the server does.
+    """
+
+    CLOSED = "closed"
+    CONSTANT = "constant"
+    POISSON = "poisson"
+    GAMMA = "gamma"
+
+
+class Width(StrEnum):
+    """How large a pair is made, by about the parameters of its target."""
+
+    EIGHT_BILLION = "8b"
+    ONE_BILLION = "1b"
+    THIRTY_MILLION = "30m"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How the requests of a load are spread over time.
+
+    Attributes:
+        burstiness: the shape of gamma's gaps: their coefficient of variation is its -1/2th power;
+            1 is Poisson, below 1 comes in bursts, above is more even.
+        ramp_up_s: a round begins this gently: a closed loop's requests start one after another
+            over this time; a rate rises from 0 linearly.
+        duration_s: a round sends its prompts again and again for this long; None sends each once.
+    """
+
+    burstiness: _AboveZero = 1.0
+    ramp_up_s: _NotNegative = 0.0
+    duration_s: _AboveZero | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load(Pace):
+    """How many requests come, and when.
+
+    Attributes:
+        arrivals: closed loop, or how the gaps between requests are spread.
+        concurrency: requests in flight in a closed loop; 0 for the others.
+        requests_per_s: the mean rate of the others; 0 in a closed loop.
+        seed: of the gaps. Every round of a case has the same.
+    """
+
+    arrivals: Arrivals = Arrivals.CLOSED
+    concurrency: int = 0
+    requests_per_s: float = 0.0
+    seed: int = 0
+
+    @property
+    def id(self) -> str:
+        """`c4` for four in flight; `poisson2.5` for 2.5 requests/s."""
+        if self.arrivals is Arrivals.CLOSED:
+            return f"c{self.concurrency}"
+        return f"{self.arrivals}{self.requests_per_s:g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a request must keep to count as good; None for no limit."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+
+
+NO_LIMITS = Limits()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestSettings:
+    """The settings of requests that must be equal for two measurements to be compared.
+
+    Attributes:
+        output_cap_tokens: the most tokens of a reply.
+        temperature: 0 is greedy.
+        turns: the most turns of a conversation, None for all.
+        history_reply: what of a reply the next turn is told, a name of `REPLIES`.
+        form: whether prompts go through the model's chat template.
+        chat_template_args: arguments of that template, as pairs.
+        ignore_eos: whether every reply goes on to the cap.
+        stream: whether replies come as they are made, not at once.
+    """
+
+    output_cap_tokens: Positive
+    temperature: _NotNegative = 0.0
+    turns: Positive | None = None
+    history_reply: str = AS_IS
+    form: Form = Form.CHAT
+    chat_template_args: tuple[tuple[str, object], ...] = ()
+    ignore_eos: bool = False
+    stream: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload(RequestSettings):
+    """What is asked of a server, and how it is measured.
+
+    Attributes:
+        dataset: the name of the prompt set.
+        prompts: how many of its prompts are replayed, from the first.
+        rounds: how many parts the prompts are dealt into; case and control alternate by round.
+        request_timeout_s: how long a request may take; one that takes longer failed.
+        client_processes: how many processes send the requests.
+        speed: whether the time that the server takes means anything.
+        rounding_nats: two tokens whose log-probabilities lie closer may change places by rounding;
+            0 demands that speculation changes none.
+        tolerances: by metric, a relative change that overrides the metric's own.
+    """
+
+    dataset: str
+    prompts: Positive
+    rounds: Positive = 4
+    request_timeout_s: _AboveZero = 600.0
+    client_processes: Positive = 1
+    speed: bool = True
+    rounding_nats: _NotNegative = ROUNDING_NATS
+    tolerances: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseSettings(ServerSettings, RequestSettings, Load):
+    """What must be equal for two measurements of a case to be compared: the key of a baseline.
+
+    The engine's version and the draft are not among them: they are what one compares.
+
+    Attributes:
+        engine, method, draft_tokens: of the server.
+        target_sha256: of the target's files; empty of a hub id, which is `target` then.
+        prompts_sha256: of the prompts of a run by the matrix and of its extension.
+        limits: what a request must keep to count as good.
+        prompts: how many the matrix says; None in a file of an earlier form.
+        num_prompts: how many a run replays instead of those; None for those.
+    """
+
+    engine: str
+    method: str
+    draft_tokens: int
+    target_sha256: str
+    target: str
+    prompts_sha256: str
+    limits: Limits = NO_LIMITS
+    prompts: int | None = None
+    num_prompts: int | None = None
+
+
+NOT_COMPARED: Mapping[str, str] = MappingProxyType(
+    {
+        "models": "a pair's name; its target is compared by its files",
+        "draft": "one compares drafts",
+        "padding_layers": "the padded target's files are compared",
+        "widen": "the widened target's files are compared",
+        "sizes": "what a pair says of its memory changes no measurement",
+        "gpu_memory_frac": "which share of a GPU is enough differs by GPU",
+        "server": "its fields are compared one by one",
+        "control": "its own baseline is compared",
+        "load": "its fields are compared one by one",
+        "dataset": "a set's name; its prompts are compared",
+        "matrix_prompts": "it is what `prompts` is compared by",
+        "rounds": "a measurement may be dealt into another number of rounds",
+        "request_timeout_s": "a request that takes so long failed, and failures are told",
+        "client_processes": "a client that can't keep up is told by its lags",
+        "speed": "it says what is judged",
+        "power_s": "power is a mean, whatever the time",
+        "rounding_nats": "it says what is judged",
+        "tolerances": "they say what is judged",
+    }
+)
+"""By field of a case or its server, why a baseline isn't compared by it."""
+
+
+class ModelsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[models.NAME]`: a target and its drafts.
+
+    Attributes:
+        target: a folder (a path with a slash that begins with `.`, `/` or `fixtures/`) or a hub id.
+        drafts: by method, the draft model or head.
+        padding_layers: identity layers appended to the target at set-up, 0 or more; a tiny target
+            then costs enough per step for speculation to save something.
+        widen: how large models are made at set-up of those in the folders, which then say the same
+            and cost as much as others of that size; left out, they are taken as they are.
+        target_gib: what the target's weights take, as they are served; None where it isn't known,
+            and then it isn't checked whether a GPU holds it.
+        drafts_gib: by method, what the weights of its draft take.
+        token_kib: what a token takes in the target's KV cache.
+    """
+
+    target: str
+    drafts: dict[str, str] = {}
+    padding_layers: Annotated[int, msgspec.Meta(ge=0)] = 0
+    widen: Width | None = None
+    target_gib: _AboveZero | None = None
+    drafts_gib: dict[str, _AboveZero] = {}
+    token_kib: _NotNegative = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CasesTable(LaunchSettings, Workload, Pace):
+    """`[[cases]]`: one case for each of `methods` × `draft_tokens` × the loads.
+
+    The loads are `concurrency` or `requests_per_s`. Of several `models` a machine runs the first
+    that its GPUs hold. Where a case has pairs, which can be hashed, a file has tables.
+    """
+
+    engine: str
+    methods: _SomeNames
+    models: str | _SomeNames
+    draft_tokens: _DraftTokens | Annotated[list[_DraftTokens], msgspec.Meta(min_length=1)] = (
+        USUAL_DRAFT_TOKENS
+    )
+    concurrency: tuple[Positive, ...] = ()
+    requests_per_s: tuple[_AboveZero, ...] = ()
+    arrivals: Arrivals | None = None
+    ttft_limit_ms: _AboveZero | None = None
+    tpot_limit_ms: _AboveZero | None = None
+    power_s: _NotNegative | None = None
+    engine_env: dict[str, str] = field(default_factory=dict)  # type: ignore[assignment]
+    chat_template_args: dict[str, object] = field(default_factory=dict)  # type: ignore[assignment]
+    tolerances: dict[str, _AboveZero] = field(default_factory=dict)  # type: ignore[assignment]
+
+    @property
+    def each_draft_tokens(self) -> tuple[int, ...]:
+        """The tokens drafted per step, each once."""
+        written = self.draft_tokens
+        return tuple(dict.fromkeys(written)) if isinstance(written, list) else (written,)
+
+    @property
+    def each_models(self) -> tuple[str, ...]:
+        """The names of the pairs, the one that is preferred first."""
+        return tuple(self.models) if isinstance(self.models, list) else (self.models,)
+
+
+class TierFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A whole matrix file.
+
+    Attributes:
+        needs_gpus: how many GPUs a machine must have for the tier to run at all, 0 for none.
+        models: pairs of its own, beside those that all tiers share.
+        cases: what is run.
+    """
+
+    needs_gpus: Annotated[int, msgspec.Meta(ge=0)]
+    models: dict[str, ModelsTable] = {}
+    cases: list[CasesTable]
+
+
+class PairsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The file of the pairs that all tiers share."""
+
+    models: dict[str, ModelsTable]
+
+
+def render_schema() -> str:
+    """The JSON Schema of a matrix file; `fixtures/matrix/schema.json` holds it for editors."""
+    any_value = {"description": "what a chat template takes"}
+    schema = msgspec.json.schema(TierFile, schema_hook=lambda _: any_value)
+    schema["$defs"]["CasesTable"]["additionalProperties"] = False
+    return json.dumps(schema, indent=1, sort_keys=True) + "\n"

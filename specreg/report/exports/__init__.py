@@ -1,1 +1,0 @@
-"""A run in the forms of other tools: aiperf's."""

@@ -1,0 +1,165 @@
+"""The devices of a server: which they are, and whether they are free and cool."""
+
+import time
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from types import MappingProxyType
+
+import psutil
+
+from specreg.core.errors import SensorError
+from specreg.telemetry import nvml, rapl
+from specreg.telemetry.sensor import Device, Sensor, State
+
+_ALL: tuple[Sensor, ...] = (nvml.SENSOR, rapl.SENSOR)
+SENSORS: Mapping[str, Sensor] = MappingProxyType({one.name: one for one in _ALL})
+"""By name; a sensor is a module of this room."""
+
+THROTTLE_REASONS = {
+    0x1: "idle",
+    0x2: "clocks set by an application",
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+    0x100: "display clocks",
+}
+"""NVML's bits, in words."""
+_HELD_BACK = 0x8 | 0x20 | 0x40 | 0x80
+_FREE_WITHIN_S = 10.0
+_POLL_S = 0.5
+
+
+def throttle_reasons(mask: int) -> tuple[str, ...]:
+    """Return the bits of a mask in words."""
+    return tuple(word for bit, word in THROTTLE_REASONS.items() if mask & bit)
+
+
+def find_devices(variables: Mapping[str, str], *, of_gpus: bool) -> tuple[Device, ...]:
+    """Return all GPUs that a process with these environment variables sees, or all processors.
+
+    Raises:
+        SensorError: no sensor shows them, with the reason of each.
+    """
+    why: list[str] = []
+    for sensor in SENSORS.values():
+        if sensor.of_gpus == of_gpus:
+            try:
+                return tuple(sensor.find(variables))
+            except SensorError as error:
+                why.append(str(error))
+    raise SensorError("; ".join(why))
+
+
+def devices_of(gpus: int, variables: Mapping[str, str]) -> tuple[Device, ...]:
+    """Return the devices that a server runs on: the first GPUs that it sees, or the processors.
+
+    Args:
+        gpus: how many it takes, 0 for one that runs on processors.
+        variables: the environment that it is started with.
+
+    Raises:
+        SensorError: there are fewer, or none.
+    """
+    found = find_devices(variables, of_gpus=bool(gpus))
+    if len(found) < gpus:
+        raise SensorError(f"{found[0].sensor} shows {len(found)} of {gpus} GPUs")
+    return found[: gpus or None]
+
+
+def why_unreadable(devices: Sequence[Device]) -> str:
+    """Return why the power of some devices can't be read, empty where it can."""
+    return "; ".join(dict.fromkeys(device.why_not for device in devices if device.why_not))
+
+
+def held_back(states: Sequence[State]) -> tuple[float, str]:
+    """Return in which share of some states heat or lack of power held a device back, and why.
+
+    A power cap is normal. The words name the reasons, the highest temperature and the lowest clock.
+    """
+    held = [state for state in states if (state.throttle_mask or 0) & _HELD_BACK]
+    if not held:
+        return 0.0, ""
+    masks = [(state.throttle_mask or 0) & _HELD_BACK for state in held]
+    reasons = sorted({why for mask in masks for why in throttle_reasons(mask)})
+    hottest_c = max(state.temperature_c or 0 for state in held)
+    clocks_mhz = [state.sm_clock_mhz for state in held if state.sm_clock_mhz]
+    clock = f" at {min(clocks_mhz)} MHz" if clocks_mhz else ""
+    return len(held) / len(states), f"{', '.join(reasons)}, {hottest_c} °C{clock}"
+
+
+def check_cool(devices: Sequence[Device]) -> None:
+    """Check that no device is too hot, or short of power, before it runs.
+
+    Raises:
+        SensorError: one is, with the reason; or one is gone.
+    """
+    for device in devices:
+        frac, why = held_back([SENSORS[device.sensor].open(device).state()])
+        if frac:
+            raise SensorError(
+                f"THROTTLED: {device.name}, number {device.number}: is held back before it runs,"
+                f" {why}; let it cool down"
+            )
+
+
+def check_free(
+    devices: Sequence[Device], ours: AbstractSet[int], taken: AbstractSet[str] = frozenset()
+) -> None:
+    """Check before a start that no other process computes on the devices.
+
+    Args:
+        devices: that are to be used.
+        ours: the processes of our servers.
+        taken: the ids of those devices on which a server of ours is already.
+
+    Raises:
+        SensorError: one does, with the process and its user; or a device is gone.
+    """
+    for device in devices:
+        seen = set(SENSORS[device.sensor].open(device).pids() or ())
+        strangers = seen - ours
+        # Where none is ours though one must be, the driver numbers processes as the host does.
+        if strangers and not (device.id in taken and not seen & ours):
+            raise SensorError(
+                f"DEVICE_SHARED: {device.name}, number {device.number}: used by"
+                f" {', '.join(map(describe, sorted(strangers)))}; end it, or choose another GPU"
+                " with CUDA_VISIBLE_DEVICES"
+            )
+
+
+def wait_until_free(
+    devices: Sequence[Device], ours: AbstractSet[int], taken: AbstractSet[str]
+) -> None:
+    """Wait until no other process computes on the devices; a server takes a moment to end.
+
+    One that is held back has 10 s to cool down. After them the server starts all the same: what it
+    accepts is counted, and what is timed while the device is held back is INVALID by its trace.
+
+    Raises:
+        SensorError: a process still does after 10 s; see `check_free`.
+    """
+    deadline = time.monotonic() + _FREE_WITHIN_S
+    while True:
+        is_late = time.monotonic() > deadline
+        try:
+            check_free(devices, ours, taken)
+            if not is_late:
+                check_cool(devices)
+        except SensorError:
+            if is_late:
+                raise
+            time.sleep(_POLL_S)
+        else:
+            return
+
+
+def describe(pid: int) -> str:
+    """Describe a process as far as we may see it: `process 4242 (python, user ada)`."""
+    try:
+        process = psutil.Process(pid)
+        return f"process {pid} ({process.name()}, user {process.username()})"
+    except psutil.Error:
+        return f"process {pid} (of another user or container)"

@@ -1,0 +1,198 @@
+"""Energy: the trace of a device and a span of time in, joules out, or what is wrong with them.
+
+Energy is the difference of the counter between the two ends of the span, each end interpolated
+between the reads beside it. The counter of a GPU moves every 10 to 100 ms, so that at each end it
+is known to half of that: the error of the figure, 1 % of 10 s and 0.3 % of 30 s.
+"""
+
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+import numpy as np
+
+from specreg.core.errors import InvalidMeasurementError, SensorError
+from specreg.telemetry.devices import describe, held_back
+from specreg.telemetry.samples import PowerTrace, Sample, Users
+
+Span = tuple[int, int]
+"""From and to, in nanoseconds of the monotonic clock."""
+
+_MOST_MISSING_FRAC = 0.1
+_MOST_APART_FRAC = 0.03
+_STUCK_NS = 10**9
+_AVERAGED_NS = 10**9
+_NS_PER_S = 10**9
+_MJ_PER_J = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Energy:
+    """What a device drew in a span.
+
+    Attributes:
+        energy_j: by its counter where from_counter, else by its power, sample for sample.
+        error_frac: how far off it may be for the two ends of the span.
+        counter_ratio: the counter's energy over power × time; None where one says nothing.
+    """
+
+    energy_j: float
+    error_frac: float
+    from_counter: bool
+    counter_ratio: float | None
+
+
+def energy_of(trace: PowerTrace, span: Span) -> Energy:
+    """Return what a device drew in a span, by its counter if it has one.
+
+    Raises:
+        SensorError: the device was lost, samples are missing, the counter stands still or went
+            back, or there is neither counter nor power.
+    """
+    name = trace.device.name
+    if trace.failed is not None and trace.failed.at_ns < span[1]:
+        raise SensorError(f"{name}: {trace.failed.why}")
+    missing = missing_frac(trace, span)
+    if missing > _MOST_MISSING_FRAC:
+        raise SensorError(
+            f"{missing:.0%} of the samples of {name} are missing, more than 10 %; the sampler was"
+            " kept from running, or ended"
+        )
+    # Ten samples a second see the power of the moment too seldom where it swings.
+    summed_j = integral_j(trace.samples, span, "average_mw")
+    if summed_j is None:
+        summed_j = integral_j(trace.samples, span, "instant_mw")
+    reads = [(one.at_ns, one.energy_mj) for one in trace.samples if one.energy_mj is not None]
+    if not reads:
+        if summed_j is None:
+            raise SensorError(f"{name}: tells neither power nor energy; measure another device")
+        return Energy(energy_j=summed_j, error_frac=0.0, from_counter=False, counter_ratio=None)
+    moments_ns, energies_mj = np.array(reads).T
+    first, last = np.searchsorted(moments_ns, span)
+    around = slice(max(first - 1, 0), last + 1)
+    moments_ns, energies_mj = moments_ns[around], energies_mj[around]
+    if moments_ns[0] > span[0] or moments_ns[-1] < span[1]:
+        raise SensorError(f"{name}: no samples at an end of the time; measure again")
+    doubt_ns = _doubt_ns(name, moments_ns, energies_mj)
+    start_mj, end_mj = np.interp(span, moments_ns, energies_mj)
+    energy_j = float(end_mj - start_mj) / _MJ_PER_J
+    return Energy(
+        energy_j=energy_j,
+        error_frac=doubt_ns / (span[1] - span[0]),
+        from_counter=True,
+        counter_ratio=energy_j / summed_j if summed_j else None,
+    )
+
+
+def _doubt_ns(name: str, moments_ns: np.ndarray, energies_mj: np.ndarray) -> float:
+    """Return how long the counter tells nothing: half of the time between two moves at each end.
+
+    Raises:
+        SensorError: it stands still, or went back.
+    """
+    apart_ns = np.diff(moments_ns)
+    if (np.diff(energies_mj) < 0).any():
+        raise SensorError(f"the energy counter of {name} went back; was the driver reloaded?")
+    _, first, reads = np.unique(energies_mj, return_index=True, return_counts=True)
+    still_ns = (moments_ns[first + reads - 1] - moments_ns[first]).max()
+    if still_ns > _STUCK_NS:
+        message = f"the energy counter of {name} stood still for {still_ns / _NS_PER_S:.1f} s"
+        raise SensorError(f"{message}; look whether its power is read elsewhere (nvidia-smi)")
+    tick_ns = (moments_ns[-1] - moments_ns[0]) / max(len(first) - 1, 1)
+    return float(max(tick_ns, apart_ns[0]) + max(tick_ns, apart_ns[-1])) / 2
+
+
+def check_counter(energy: Energy) -> None:
+    """Check that counter and power agree within 3 %, or the error of a short span's ends.
+
+    Raises:
+        SensorError: they don't.
+    """
+    ratio = energy.counter_ratio
+    if ratio is not None and abs(ratio - 1) > max(_MOST_APART_FRAC, energy.error_frac):
+        raise SensorError(
+            f"its energy counter says {ratio:.2f} times what its power says over the same time,"
+            " and they may lie 3 % apart; its sensor looks away for a part of the time, or is off"
+        )
+
+
+def integral_j(samples: Sequence[Sample], span: Span, field: str) -> float | None:
+    """Sum up power × time, between samples as a line.
+
+    Args:
+        samples: of a device.
+        span: beyond the samples the power is that of the nearest.
+        field: of a sample's state; an average belongs to the middle of its second.
+
+    Returns:
+        None where no sample tells it.
+    """
+    told = [(one.at_ns, mw) for one in samples if (mw := getattr(one.state, field)) is not None]
+    if not told:
+        return None
+    moments_ns, powers_mw = np.array(told).T
+    moments_ns = moments_ns - (_AVERAGED_NS // 2 if field == "average_mw" else 0)
+    inside_ns = moments_ns[(moments_ns > span[0]) & (moments_ns < span[1])]
+    grid_ns = np.concatenate(([span[0]], inside_ns, [span[1]]))
+    total = np.trapezoid(np.interp(grid_ns, moments_ns, powers_mw), grid_ns)
+    return float(total) / _NS_PER_S / _MJ_PER_J
+
+
+def missing_frac(trace: PowerTrace, span: Span) -> float:
+    """Return the share of the samples due in a span that aren't there, 0..1."""
+    due = (span[1] - span[0]) // trace.every_ns
+    return max(0.0, 1 - len(trace.within(*span).samples) / due) if due else 0.0
+
+
+def check_held_back(traces: Sequence[PowerTrace], spans: Sequence[Span]) -> None:
+    """Check that no device was too hot, or short of power, in some spans.
+
+    Raises:
+        InvalidMeasurementError: `THROTTLED`.
+    """
+    for trace in traces:
+        states = [one.state for span in spans for one in trace.within(*span).samples]
+        frac, why = held_back(states)
+        if frac:
+            message = f"{trace.device.name} was held back in {frac:.0%} of the samples: {why}"
+            raise InvalidMeasurementError("THROTTLED", f"{message}; cool it, or give it more power")
+
+
+def check_alone(
+    traces: Sequence[PowerTrace], spans: Sequence[Span], ours: AbstractSet[int]
+) -> None:
+    """Check that no other process computed on a device in some spans.
+
+    Args:
+        traces: of the devices.
+        spans: in which they were measured.
+        ours: the processes of our servers.
+
+    Raises:
+        InvalidMeasurementError: `DEVICE_SHARED`, naming the process; it is left alone.
+    """
+    for trace in traces:
+        seen = {pid for span in spans for one in _listed(trace, span) for pid in one.pids}
+        strangers = seen - ours
+        # In a container the driver may number processes as the host does: then none is ours, and
+        # what was there before the first request is taken for it. Who was there before our servers
+        # is refused before they start.
+        if ours and trace.users and not seen & ours:
+            strangers = seen - set(trace.users[0].pids)
+        if strangers:
+            message = (
+                f"{trace.device.name}: used by {', '.join(map(describe, sorted(strangers)))} while"
+                " it was measured; measure again when it is free"
+            )
+            raise InvalidMeasurementError("DEVICE_SHARED", message)
+
+
+def _listed(trace: PowerTrace, span: Span) -> Iterator[Users]:
+    """Return the lists of processes in a span, the last before and the first after it.
+
+    A sampler lists them twice a second, and later on a busy machine: a span may fall in between.
+    """
+    start_ns, end_ns = span
+    yield from [one for one in trace.users if one.at_ns < start_ns][-1:]
+    yield from (one for one in trace.users if start_ns <= one.at_ns <= end_ns)
+    yield from [one for one in trace.users if one.at_ns > end_ns][:1]

@@ -1,1 +1,0 @@
-"""Power: a sampler in a process of its own, what it wrote, and the energy of a window of time."""

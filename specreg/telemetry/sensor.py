@@ -1,0 +1,125 @@
+"""What a sensor tells: which devices there are, what each draws and what it is set to."""
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+SCRIPTED = "Scripted"
+"""How the name of a test's device begins; no baseline is written from one."""
+
+
+class Scope(enum.StrEnum):
+    """Whose power a device's figures are: a GPU's, its module's with a processor, a processor's."""
+
+    GPU = "gpu"
+    MODULE = "module"
+    PACKAGE = "package"
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU or a processor; 0 and empty for what its driver doesn't say.
+
+    Attributes:
+        sensor: the name of the sensor that reads it.
+        id: unique and constant, such as a GPU's UUID.
+        name: the vendor's.
+        number: in the driver's order, from 0.
+        scope: of its power.
+        limit_w: a power limit that isn't the vendor's.
+        memory_bytes: all of its memory; bandwidth_gib_per_s: by its clock and the bus's width.
+        bus_id: as Linux writes it, 0000:1b:00.0.
+        why_not: why its power can't be read, empty where it can.
+    """
+
+    sensor: str
+    id: str
+    name: str
+    number: int
+    scope: Scope
+    limit_w: float = 0.0
+    memory_bytes: int = 0
+    bandwidth_gib_per_s: float = 0.0
+    driver_version: str = ""
+    bus_id: str = ""
+    why_not: str = ""
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A device at a moment; None for what it doesn't say.
+
+    Attributes:
+        average_mw: the power over the last second; instant_mw: at this moment.
+        throttle_mask: why its clocks are lowered, as NVML's bits.
+        utilisation_frac: share of the time in which it computed, 0..1.
+        used_bytes: of its memory.
+    """
+
+    average_mw: int | None = None
+    instant_mw: int | None = None
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    temperature_c: int | None = None
+    throttle_mask: int | None = None
+    utilisation_frac: float | None = None
+    used_bytes: int | None = None
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a device is set to, and the vendor's own values; None for what it doesn't say.
+
+    Attributes:
+        persistent: whether its driver stays loaded while the device is unused.
+        sliced: whether it is cut into slices (MIG).
+    """
+
+    limit_w: float | None = None
+    own_limit_w: float | None = None
+    sm_clock_mhz: int | None = None
+    own_sm_clock_mhz: int | None = None
+    persistent: bool | None = None
+    sliced: bool | None = None
+
+
+class Probe(Protocol):
+    """Reads one device; None for what it doesn't tell. Raises SensorError once it is gone."""
+
+    def energy_mj(self) -> int | None:
+        """Read the counter of all energy drawn."""
+        return None
+
+    def state(self) -> State:
+        """Read everything else that changes."""
+        return State()
+
+    def pids(self) -> Sequence[int] | None:
+        """List the processes that compute on it."""
+        return None
+
+    def settings(self) -> Settings:
+        """Read what it is set to."""
+        return Settings()
+
+
+class Sensor(Protocol):
+    """Finds the devices of a vendor; `name` is known to the sampler's process."""
+
+    name: str
+    of_gpus: bool
+
+    def find(self, variables: Mapping[str, str]) -> Sequence[Device]:
+        """List the devices that a process with these environment variables sees, in its order.
+
+        Raises:
+            SensorError: there is none, with the reason.
+        """
+        ...
+
+    def open(self, device: Device) -> Probe:
+        """Return what reads a device.
+
+        Raises:
+            SensorError: it is gone.
+        """
+        ...

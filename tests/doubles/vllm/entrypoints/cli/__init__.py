@@ -1,1 +1,0 @@
-"""Empty, as a package of a command line."""

@@ -1,0 +1,159 @@
+"""The schema of a case: each of its fields is compared, or is said not to be, and arrives."""
+
+import dataclasses
+import enum
+import typing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from specreg.baselines.comparison import differing_settings
+from specreg.baselines.store import settings_of
+from specreg.engines._engine import LaunchOptions
+from specreg.engines.methods import Tree
+from specreg.engines.registry import Parallel
+from specreg.matrix.case import Case, ServerSpec, Sizes
+from specreg.matrix.schema import (
+    NOT_COMPARED,
+    CaseSettings,
+    CasesTable,
+    Limits,
+    Load,
+    Width,
+    Workload,
+)
+from specreg.matrix.tier import load_tier
+from tests.unit import builders
+
+OTHERS = {
+    "parallel": Parallel(tensor=2),
+    "tree": Tree(branches=2, drafted_tokens=6),
+    "limits": Limits(tpot_ms=20.0),
+    "sizes": Sizes(target_gib=1.0, draft_gib=0.0, token_kib=0.0),
+    "widen": Width.ONE_BILLION,
+    "control": builders.PLAIN_SPEC,
+    "server": dataclasses.replace(builders.SPEC, dtype="other"),
+    "load": Load(concurrency=3),
+    "tolerances": (("tpot_p50_ms", 0.2),),
+    "matrix_prompts": 9,
+    "prompts": 5,
+}
+"""Other values of the fields whose types don't say one."""
+KINDS = (ServerSpec, Case, Load)
+FIELDS = [(kind, field.name) for kind in KINDS for field in dataclasses.fields(kind)]
+COMPARED = {field.name for field in dataclasses.fields(CaseSettings)}
+BY_PARTS = {"server", "load", "target", "prompts", "matrix_prompts"}
+"""Compared by something that is made of them."""
+
+
+def other(name: str, value: object) -> object:
+    """Another value than that of a field."""
+    if name in OTHERS:
+        return OTHERS[name]
+    match value:
+        case bool():
+            return not value
+        case enum.Enum():
+            return next(one for one in type(value) if one is not value)
+        case int() | float():
+            return value + 1
+        case str():
+            return f"{value}-other"
+        case tuple():
+            return (*value, ("a", "b"))
+    return 7
+
+
+def changed(kind: type, name: str) -> Case:
+    """The usual case with another value in a field of it, its server or its load."""
+    case = builders.CASE
+    part = {ServerSpec: case.server, Load: case.load}.get(kind, case)
+    value = ("--other",) if name == "engine_args" else other(name, getattr(part, name))
+    change: dict[str, Any] = {name: value}
+    if kind is ServerSpec:
+        return dataclasses.replace(case, server=dataclasses.replace(case.server, **change))
+    if kind is Load:
+        return dataclasses.replace(case, load=dataclasses.replace(case.load, **change))
+    return dataclasses.replace(case, **change)
+
+
+@pytest.mark.parametrize(("kind", "name"), FIELDS, ids=lambda one: getattr(one, "__name__", one))
+def test_each_field_of_a_case_is_compared_or_says_why_not(kind: type, name: str) -> None:
+    usual = settings_of(builders.CASE, "some/target", builders.PROMPTS)
+    case = changed(kind, name)
+    differing = differing_settings(usual, settings_of(case, case.server.target, builders.PROMPTS))
+    assert (name in COMPARED) != (name in NOT_COMPARED)
+    assert bool(differing) == (name in COMPARED or name in BY_PARTS)
+    if name in COMPARED:
+        assert f"{name}: " in differing
+
+
+def test_no_reason_is_given_of_what_is_no_field() -> None:
+    assert NOT_COMPARED.keys() <= {name for _, name in FIELDS}
+
+
+@pytest.mark.parametrize(("kind", "name"), FIELDS, ids=lambda one: getattr(one, "__name__", one))
+def test_all_but_the_rounds_is_part_of_the_key_of_a_measurement(kind: type, name: str) -> None:
+    assert (changed(kind, name).key == builders.CASE.key) == (name == "rounds")
+    assert msgspec.json.decode(builders.CASE.key, type=Case).server == builders.CASE.server
+
+
+def test_a_command_line_is_made_from_all_settings_of_a_server() -> None:
+    names = {field.name for field in dataclasses.fields(LaunchOptions)}
+    assert {field.name for field in dataclasses.fields(ServerSpec)} - names == {
+        *("engine", "method", "models", "draft", "draft_tokens"),  # by `speculation`
+        *("padding_layers", "widen", "sizes"),  # by `target` and `memory`
+    }
+
+
+SHARED = {
+    field.name: field.type
+    for field in dataclasses.fields(CasesTable)
+    if field.name in {one for _, one in FIELDS} and field.name not in {"engine", "models"}
+}
+WRITTEN = {
+    "parallel": "{ tensor = 2 }",
+    "tree": "{ branches = 2, drafted_tokens = 6 }",
+    "engine_args": '["--other"]',
+    "history_reply": '"stripped"',
+    "form": '"completions"',
+    "prompts": "9",
+    "burstiness": "2.0",
+    "gpu_memory_frac": "0.3",
+    "dataset": '"random-64"',
+    **dict.fromkeys(("engine_env", "chat_template_args"), '{ A = "b" }'),
+    "tolerances": "{ tpot_p50_ms = 0.2 }",
+}
+"""As a file has them, where the type doesn't say it."""
+
+
+@pytest.mark.parametrize(
+    "name", sorted(SHARED.keys() - {"draft_tokens", "concurrency", "requests_per_s", "arrivals"})
+)
+def test_each_key_of_a_table_arrives_in_the_case(name: str, tmp_path: Path) -> None:
+    table = {
+        "engine": '"sglang"',
+        "methods": '["eagle3_tree"]' if name == "tree" else '["eagle3"]',
+        "models": '"pair"',
+        "dataset": '"toy"',
+        "prompts": "8",
+        "output_cap_tokens": "8",
+        "requests_per_s": "[2.0]",
+        "arrivals": '"gamma"',
+    }
+    default = getattr(CasesTable, name, None)
+    found = WRITTEN.get(name) or str(other(name, default)).lower()
+    table[name] = f'"{found}"' if isinstance(default, str) and name not in WRITTEN else found
+    folder = tmp_path / "matrix"
+    folder.mkdir()
+    (folder / "here.toml").write_text(
+        'needs_gpus = 0\n[models.pair]\ntarget = "a/b"\n'
+        'drafts = { eagle3 = "a/c", eagle3_tree = "a/c" }\n[[cases]]\n'
+        + "\n".join(f"{key} = {value}" for key, value in table.items())
+    )
+    (case,) = load_tier(folder, "here").cases
+    kinds = {ServerSpec: case.server, Workload: case, Load: case.load, Case: case}
+    ours = next(one for kind, one in kinds.items() if name in typing.get_type_hints(kind))
+    assert getattr(ours, name) != default

@@ -1,0 +1,266 @@
+"""The forms of a run: each is read back, and says what was measured."""
+
+import csv
+import dataclasses
+import io
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from prometheus_client.parser import text_string_to_metric_families
+
+from specreg.core.errors import ReportError
+from specreg.load.chat_client import FinishedRequest
+from specreg.measurement.journal import Journal, Key
+from specreg.measurement.measure import Measurement
+from specreg.report.document import Report
+from specreg.report.exports import (
+    OUTPUTS,
+    Output,
+    append_job_summary,
+    render_aiperf,
+    render_metrics,
+    render_spread_rows,
+    render_verdict_rows,
+    write_outputs,
+)
+from specreg.report.markdown import render_markdown
+from specreg.stats.percentiles import summarize
+from tests.unit import reports
+from tests.unit.reports import CASE, MS, measured
+
+HOSTILE = "<script>alert(1)</script> | `x` @all\n```\n# head"
+
+
+def launch_of_two_prompts() -> Measurement:
+    """A chat prompt of 20 steps and one of maths of 2."""
+    launch = measured()
+    assert launch.replay is not None
+    assert launch.acceptance is not None
+    chat, maths = launch.acceptance.prompts
+    prompts = (chat, dataclasses.replace(maths, prompt_id="math-0"))
+    record = dataclasses.replace(launch.acceptance, prompts=prompts)
+    (part,) = launch.replay.rounds
+    ask, count = part.traces
+    traces = (ask, msgspec.structs.replace(count, prompt_id="math-0"))
+    rounds = (dataclasses.replace(part, traces=traces),)
+    replay = dataclasses.replace(launch.replay, rounds=rounds, acceptance=record)
+    return dataclasses.replace(launch, replay=replay)
+
+
+MEASURED = {CASE.id: launch_of_two_prompts()}
+
+
+def with_reason(text: str) -> Report:
+    """The report with what a server said as the reason of a failure."""
+    lost = dataclasses.replace(reports.LOST, reason=text)
+    return msgspec.structs.replace(reports.REPORT, run=reports.run_of(reports.HELD, lost))
+
+
+def rows_of(text: str) -> list[dict[str, str]]:
+    """The rows of a CSV by their heads."""
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def parsed(text: str) -> list[Token]:
+    """What a reader of GitHub's Markdown sees: the inline parts of all blocks."""
+    blocks = MarkdownIt("gfm-like", {"linkify": False}).parse(text)
+    return [part for block in blocks for part in (block.children or [block])]
+
+
+def test_markdown_says_first_what_needs_a_look_and_what_to_type() -> None:
+    text = render_markdown(reports.REPORT)
+    head, _, rest = text.partition("<details>")
+    assert "- **✗ speed:** 1 of 1 figures worse" in head
+    assert head.index("pytest tests/perf -k") < head.index("| **REGRESSED**")
+    assert "| **REGRESSED** | 100 | 90 | -10.0% | -8.0% by acceptance" in head
+    assert f"pytest tests/perf -k {CASE.id}- --specreg-tier=cpu" in head
+    assert "acceptance_length_tokens" not in head
+    assert (
+        "| acceptance_length_tokens | PASS | 2.65 | 2.64 | -0.6% | -1.0% and +1.0%; 5.0% |" in rest
+    )
+
+
+def test_markdown_of_what_holds_and_of_nothing() -> None:
+    held = msgspec.structs.replace(reports.REPORT, run=reports.run_of(reports.HELD))
+    assert "- **✓ acceptance:** holds in the one case" in render_markdown(held)
+    assert "- **? speed:** not judged" in render_markdown(reports.EMPTY)
+
+
+def test_what_a_server_said_is_no_markup_in_markdown() -> None:
+    said = f"{HOSTILE} ![i](http://x/i.png) [l](http://x) *b* __u__ ~~s~~ a\\|b &copy; $x$ #12 <b>"
+    plain = {token.type for token in parsed(render_markdown(with_reason("it became slower")))}
+    report = msgspec.structs.replace(with_reason(said), remarks=(said,))
+    tokens = parsed(render_markdown(report))
+    assert {token.type for token in tokens} - plain <= {
+        *("bullet_list_open", "bullet_list_close", "list_item_open", "list_item_close"),
+    }
+    words = "".join(token.content for token in tokens).replace("\u200b", "")
+    assert words.count(" ".join(said.split())) == 2
+    assert {"@all", "#12"} & set(render_markdown(report).split()) == set()
+
+
+def test_a_bar_in_a_reason_splits_no_row() -> None:
+    tokens = parsed(render_markdown(with_reason("a\\|b | c")))
+    assert [token.type for token in tokens].count("tr_open") == 5
+    assert [token.type for token in tokens].count("td_open") == 3 * 7
+    assert any(token.content.endswith("a\\|b | c") for token in tokens)
+
+
+def test_markdown_keeps_to_what_github_takes() -> None:
+    many = [dataclasses.replace(reports.LOST, case_id=f"case-{n}") for n in range(2000)]
+    text = render_markdown(msgspec.structs.replace(reports.REPORT, run=reports.run_of(*many)))
+    assert len(text) <= 60_000
+    first = text.partition("<details>")[0]
+    rows = [line for line in first.splitlines() if line.startswith("| case-")]
+    assert all(row.endswith(" |") for row in rows)
+    assert f"… and {2000 - len(rows)} more" in first
+    assert text.count("<details>") == text.count("</details>") == 1
+    assert "commit 0123456789ab" in text
+
+
+def test_many_failures_leave_the_commands_in_place() -> None:
+    many = [
+        dataclasses.replace(reports.LOST, case_id=f"case-{n}", reason="x" * 5000)
+        for n in range(200)
+    ]
+    text = render_markdown(msgspec.structs.replace(reports.REPORT, run=reports.run_of(*many)))
+    assert len(text) <= 60_000
+    assert "pytest tests/perf -k" in text
+    assert "or case-199-" in text
+
+
+def test_the_summary_of_a_job_is_added_to_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "summary.md"
+    place.write_text("before\n")
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    append_job_summary("lost")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(place))
+    append_job_summary("after\n")
+    assert place.read_text() == "before\nafter\n"
+
+
+def test_prometheus_reads_values_verdicts_and_the_status() -> None:
+    families = {f.name: f for f in text_string_to_metric_families(render_metrics(reports.REPORT))}
+    values = {s.labels["metric"]: s.value for s in families["specreg_value"].samples}
+    assert values == {"acceptance_length_tokens": 2.64, "throughput_tokens_per_s": 90.0}
+    outcomes = {
+        s.labels["metric"]: s.labels["outcome"] for s in families["specreg_verdict"].samples
+    }
+    assert outcomes["throughput_tokens_per_s"] == "REGRESSED"
+    (status,) = families["specreg_exit_status"].samples
+    assert (status.value, status.labels["tier"]) == (1, "cpu")
+    (began,) = families["specreg_started_timestamp_seconds"].samples
+    assert began.value == 1795226400
+
+
+def test_labels_of_prometheus_hold_any_text() -> None:
+    lost = dataclasses.replace(reports.LOST, case_id='a"b\\c\nd')
+    report = msgspec.structs.replace(reports.REPORT, run=reports.run_of(lost))
+    families = {f.name: f for f in text_string_to_metric_families(render_metrics(report))}
+    assert families["specreg_value"].samples[0].labels["case_id"] == 'a"b\\c\nd'
+
+
+def test_each_verdict_is_a_row_whatever_its_reason_holds() -> None:
+    held, lost = rows_of(render_verdict_rows(with_reason(HOSTILE)))
+    assert (held["outcome"], held["value"], held["p_worse"]) == ("PASS", "2.64", "")
+    assert (lost["outcome"], lost["reason"]) == ("REGRESSED", HOSTILE)
+
+
+def test_what_was_timed_is_a_row_with_speculation_and_without() -> None:
+    rows = rows_of(render_spread_rows(reports.REPORT))
+    tpot = {row["server"]: row["p50"] for row in rows if row["figure"] == "tpot_ms"}
+    assert tpot == {"case": "7.5", "control": "20.0"}
+
+
+def test_a_record_of_aiperf_says_when_how_long_and_what_was_accepted() -> None:
+    files = render_aiperf(reports.REPORT, MEASURED)
+    lines = files[f"aiperf/{CASE.id}/profile_export.jsonl"].splitlines()
+    first, second = map(json.loads, lines)
+    assert first["metadata"]["request_start_ns"] == 1795226400 * 10**9
+    assert first["metadata"]["request_end_ns"] - first["metadata"]["request_start_ns"] == 21 * MS
+    assert first["metrics"]["inter_token_latency"] == {"value": 5.0, "unit": "ms"}
+    assert second["metrics"]["request_latency"]["value"] == 41.0
+    assert second["spec_decode_acceptance"]["mean_acceptance_length"] == 4.0
+    summary = json.loads(files[f"aiperf/{CASE.id}/profile_export_aiperf.json"])
+    assert summary["request_latency"]["p50"] == 31.0
+
+
+def test_an_average_of_aiperf_is_the_mean_over_the_rounds() -> None:
+    figures = reports.CASE_REPORT.figures
+    assert figures is not None
+    assert figures.timing is not None
+    timing = msgspec.structs.replace(
+        figures.timing, throughput_tokens_per_s=summarize([10.0, 10.0, 40.0])
+    )
+    report = reports.with_case(figures=msgspec.structs.replace(figures, timing=timing))
+    text = render_aiperf(report, {})[f"aiperf/{CASE.id}/profile_export_aiperf.json"]
+    assert json.loads(text)["output_token_throughput"]["avg"] == 20.0
+
+
+def journal_in(folder: Path) -> None:
+    """A journal with one complete measurement."""
+    journal = Journal(folder / "journal.jsonl")
+    key = Key(
+        case=msgspec.json.encode(CASE).decode(),
+        case_id=CASE.id,
+        launch=1,
+        asked="all",
+        environment="e",
+        engine="vllm",
+        files_sha256="",
+    )
+    journal.begin(key)
+    launch = MEASURED[CASE.id]
+    assert launch.replay is not None
+    for control, rounds in ((False, launch.replay.rounds), (True, launch.replay.control_rounds)):
+        for number, part in enumerate(rounds):
+            for place, trace in enumerate(part.traces):
+                finished = FinishedRequest(place=place, trace=trace, chunks=(), text="")
+                journal.record_round(control, number)(finished)
+    journal.end(launch)
+    journal.close()
+
+
+@pytest.mark.parametrize("output", OUTPUTS.values(), ids=OUTPUTS)
+def test_every_form_is_written_for_any_run_or_that_it_is_not(
+    tmp_path: Path, output: Output
+) -> None:
+    journal_in(tmp_path)
+    for report in (reports.EMPTY, reports.with_case(figures=None), reports.REPORT):
+        written, failed = write_outputs([output.name], report, tmp_path, tmp_path / "out")
+        assert all(path.is_file() for path in written)
+        assert bool(written) is not bool(failed)
+    written, failed = write_outputs([output.name], reports.EMPTY, tmp_path, tmp_path / "empty")
+    assert bool(failed) is (output.name == "aiperf")
+    for said in failed:
+        assert f"report as {output.name}: no file, no case of run" in said
+
+
+def test_a_file_is_replaced_at_once(tmp_path: Path) -> None:
+    """A reader that has it open keeps what it had, and nothing else is left beside it."""
+    folder = tmp_path / "out"
+    write_outputs(["prometheus"], reports.REPORT, tmp_path, folder)
+    with (folder / "specreg.prom").open() as before:
+        write_outputs(["prometheus"], reports.EMPTY, tmp_path, folder)
+        assert "REGRESSED" in before.read()
+    assert "REGRESSED" not in (folder / "specreg.prom").read_text()
+    assert [path.name for path in folder.iterdir()] == ["specreg.prom"]
+
+
+def test_without_a_journal_the_rest_is_written(tmp_path: Path) -> None:
+    names = ["markdown", "aiperf"]
+    written, failed = write_outputs(names, reports.REPORT, tmp_path, tmp_path)
+    assert [path.name for path in written] == ["report.md", "profile_export_aiperf.json"]
+    assert "what takes each request is left out" in failed[0]
+
+
+def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ReportError, match="not written, Not a directory; make room"):
+        write_outputs(["markdown"], reports.REPORT, tmp_path, tmp_path / "file/further")

@@ -1,0 +1,189 @@
+"""What a run comes to: green is only what is known to be well."""
+
+import dataclasses
+
+import msgspec
+import pytest
+
+from specreg.report.document import Report, Tone
+from specreg.report.markdown import render_markdown
+from specreg.report.page import render_page
+from specreg.report.summary import answers_of, render_answers
+from specreg.telemetry.identity import ProcessorLoad
+from specreg.verdicts.judge import Outcome, Verdict
+from tests.unit import reports
+from tests.unit.report.test_page import Page
+from tests.unit.reports import CASE
+
+TONES = {
+    Outcome.PASS: Tone.GOOD,
+    Outcome.IMPROVED: Tone.GOOD,
+    Outcome.MEASURED: Tone.DOUBT,
+    Outcome.INCONCLUSIVE: Tone.DOUBT,
+    Outcome.NO_BASELINE: Tone.DOUBT,
+    Outcome.NOT_COMPARABLE: Tone.DOUBT,
+    Outcome.REGRESSED: Tone.BAD,
+    Outcome.WRONG: Tone.BAD,
+    Outcome.INVALID: Tone.BAD,
+}
+
+
+def run_with(*outcomes: Outcome, **changes: object) -> Report:
+    """A run whose verdicts on acceptance are these; what can't be told passes in it."""
+    verdicts = [dataclasses.replace(reports.HELD, outcome=one, softened=True) for one in outcomes]
+    return judged(*verdicts, **changes)
+
+
+def judged(*verdicts: Verdict, **changes: object) -> Report:
+    """A run with these verdicts."""
+    run = msgspec.structs.replace(reports.run_of(*verdicts), **changes)
+    return msgspec.structs.replace(reports.REPORT, run=run, remarks=())
+
+
+def speed(outcome: Outcome, **changes: object) -> Verdict:
+    """A verdict on the throughput of a case."""
+    made = dataclasses.replace(reports.LOST, outcome=outcome, reason="")
+    return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
+
+
+def texts(report: Report) -> dict[str, str]:
+    """What is said of each subject."""
+    return {one.subject: one.text for one in answers_of(report)}
+
+
+def tones(report: Report) -> tuple[Tone, ...]:
+    """The colours of acceptance, speed and power."""
+    return tuple(one.tone for one in answers_of(report))
+
+
+def test_each_outcome_has_its_colour_and_a_subject_without_a_verdict_is_not_green() -> None:
+    assert set(TONES) == set(Outcome)
+    for outcome, tone in TONES.items():
+        report = run_with(Outcome.PASS, outcome)
+        assert tones(report) == (tone, Tone.DOUBT, Tone.DOUBT), outcome
+        assert ("holds in" in texts(report)["acceptance"]) == (tone is Tone.GOOD)
+
+
+def test_figures_that_are_only_measured_name_none_of_them() -> None:
+    recorded = speed(Outcome.MEASURED, change_frac=None)
+    report = judged(recorded, dataclasses.replace(recorded, metric="ttft_p50_ms"))
+    assert texts(report)["speed"] == "all 2 figures measured, not judged"
+    why = dataclasses.replace(recorded, reason="the tier has no speed; so it is")
+    assert texts(judged(why))["speed"].startswith(
+        f"1 of 1 figures measured, not judged ({CASE.id}: the tier has no speed)"
+    )
+
+
+def test_acceptance_speed_and_power_are_answered_one_by_one() -> None:
+    report = judged(
+        reports.HELD,
+        dataclasses.replace(reports.HELD, case_id="other", metric="lossless_frac"),
+        speed(Outcome.REGRESSED, change_frac=-0.08),
+        speed(Outcome.REGRESSED, metric="ttft_p50_ms", change_frac=-0.06),
+        speed(Outcome.INCONCLUSIVE, metric="speedup_ratio"),
+        speed(Outcome.PASS, metric="tpot_p50_ms"),
+        no_power="RAPL: no readable device",
+    )
+    assert texts(report) == {
+        "acceptance": "holds in all 2 cases",
+        "speed": f"2 of 4 figures worse ({CASE.id}: throughput -8.0%), 1 undecided, 1 holds",
+        "power": "not measured: RAPL: no readable device",
+    }
+    assert tones(report) == (Tone.GOOD, Tone.BAD, Tone.DOUBT)
+    page, markdown = Page(render_page(report)), render_markdown(report)
+    banners = [one["class"] for one in page.all("p") if "banner" in (one.get("class") or "")]
+    assert banners == ["banner good", "banner bad", "banner doubt"]
+    assert "✗ speed: 2 of 4 figures worse" in page.text
+    assert "- **✓ acceptance:** holds in all 2 cases\n- **✗ speed:** 2 of 4" in markdown
+    assert render_answers(answers_of(report), color=False).splitlines()[0] == (
+        "acceptance: holds in all 2 cases"
+    )
+    assert "\x1b[1;31mspeed: 2 of 4" in render_answers(answers_of(report), color=True)
+
+
+def test_what_all_figures_share_is_said_once_and_with_its_reason() -> None:
+    reason = "nothing recorded in 'x', and speed doesn't carry over from 'y'; record one with\n  z"
+    foreign = speed(Outcome.NOT_COMPARABLE, change_frac=None, reason=reason)
+    report = judged(foreign, dataclasses.replace(foreign, case_id="other"))
+    told = "all 2 figures not comparable (nothing recorded in 'x', and speed doesn't carry over"
+    assert texts(report)["speed"].startswith(told)
+    alone = dataclasses.replace(foreign, outcome=Outcome.INVALID, reason="CLIENT_LATE: by 3 ms; x")
+    assert (
+        texts(judged(alone))["speed"] == f"1 of 1 figures invalid ({CASE.id}: CLIENT_LATE: by 3 ms)"
+    )
+
+
+def test_speculation_that_slows_a_case_down_is_said_though_it_equals_its_baseline() -> None:
+    report = judged(reports.HELD, speed(Outcome.PASS), slowed={"a": 0.97, "vllm-ngram-c4": 0.534})
+    assert tones(report)[:2] == (Tone.GOOD, Tone.DOUBT)
+    told = "holds in the one case; speculation slows 'vllm-ngram-c4' down: ×0.53, 'a' down: ×0.97"
+    assert texts(report)["speed"] == f"{told} tokens/s"
+    assert told in Page(render_page(report)).text
+
+
+def test_a_load_that_others_make_stands_beside_the_speed() -> None:
+    busy = ProcessorLoad(waiting=4.0, cores=2, busiest_frac={"cc1plus": 0.93})
+    report = judged(reports.HELD, speed(Outcome.PASS), load=busy)
+    told = "a load of 4.0 on 2 core(s) over the last minute, by cc1plus 93% of a core"
+    assert texts(report)["speed"].endswith(f"; the machine was busy when the run began: {told}")
+    assert texts(report)["acceptance"] == "holds in the one case"
+    quiet = judged(speed(Outcome.PASS), load=ProcessorLoad(waiting=0.9, cores=2))
+    assert texts(quiet)["speed"] == "holds in the one case"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"complete": False}, "This was not the whole tier"),
+        ({"exit_status": 1}, "ended with status 1, and not for a verdict"),
+    ],
+    ids=["cut-short", "broken-elsewhere"],
+)
+def test_a_run_that_is_not_whole_is_not_green_and_both_forms_say_why(
+    changes: dict[str, object], said: str
+) -> None:
+    report = run_with(Outcome.PASS, Outcome.PASS, **changes)
+    page, markdown = render_page(report), render_markdown(report)
+    assert set(tones(report)) == {Tone.DOUBT}
+    assert 'class="banner good"' not in page
+    assert said in page
+    assert said in markdown
+
+
+def test_a_run_of_some_cases_says_so_in_each_answer() -> None:
+    assert (
+        texts(run_with(Outcome.PASS, complete=False))["acceptance"] == "holds in the case that ran"
+    )
+
+
+def test_another_machine_is_amber_and_the_words_are_counted() -> None:
+    outcomes = [Outcome.PASS] * 36 + [Outcome.NOT_COMPARABLE] * 30
+    told = texts(run_with(*outcomes))["acceptance"]
+    assert told.startswith("30 of 66 figures not comparable (")
+    assert told.endswith("), 36 hold")
+
+
+def test_a_first_run_without_baselines_is_not_red() -> None:
+    report = run_with(Outcome.NO_BASELINE)
+    assert Tone.BAD not in tones(report)
+    assert report.run.exit_status == 11
+    assert 'class="banner bad"' not in render_page(report)
+    assert 'class="card bad"' not in render_page(report)
+
+
+def test_nothing_is_not_green() -> None:
+    assert set(tones(reports.EMPTY)) == {Tone.DOUBT}
+    why = "'a' needs 4 GPUs, here are 2"
+    lacks = msgspec.structs.replace(reports.EMPTY.run, skipped={"a": why})
+    skipped = msgspec.structs.replace(reports.EMPTY, run=lacks)
+    assert set(texts(skipped).values()) == {f"not measured: {why}"}
+
+
+def test_markdown_says_what_was_left_out_and_who_ran_the_server() -> None:
+    report = run_with(
+        Outcome.PASS, skipped={"big": "'big' needs 4 GPUs, here are 2"}, attached="http://h:1"
+    )
+    text = render_markdown(msgspec.structs.replace(report, remarks=("lower your tolerance",)))
+    assert "needs 4 GPUs" in text
+    assert "was not started by this run" in text
+    assert "lower your tolerance" in text
