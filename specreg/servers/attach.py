@@ -15,9 +15,9 @@ from specreg.core.errors import (
     ServerRefusedError,
 )
 from specreg.core.http import ask
-from specreg.engines._engine import Identity
+from specreg.engines.engine import Engine, Identity
 from specreg.engines.methods import METHODS
-from specreg.engines.registry import Engine, engine_named
+from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, ServerSpec, Tier
 from specreg.matrix.widening import served_models
 from specreg.servers.provision import check_version
@@ -110,7 +110,7 @@ def attach_server(
 
 def _check_counters(server: Server) -> None:
     """Silent where a server that is to speculate has the counters of its version."""
-    protocol = server.engine.protocol
+    protocol = server.engine.wire_format
     path = protocol.counters_path_of(server.engine_version)
     if path is None or server.spec.method == "none":
         return

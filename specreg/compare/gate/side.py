@@ -17,7 +17,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from specreg.core.errors import UnsupportedError
-from specreg.engines._engine import Requirement
+from specreg.engines.engine import Requirement
 from specreg.engines.registry import ENGINES, engine_named
 
 _REQUIREMENT = re.compile(r"(?P<engine>[\w.-]+)(==(?P<version>\S+))?")

@@ -12,7 +12,7 @@ from specreg.compare.gate.builds import Build, build_of
 from specreg.compare.gate.releases import check_released, released_versions
 from specreg.compare.gate.side import Kind, Side
 from specreg.core.errors import EnvironmentSetupError, SpecregError, UnsupportedError
-from specreg.engines._engine import Requirement
+from specreg.engines.engine import Requirement
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, ServerSpec
 from specreg.servers.environments import (

@@ -8,7 +8,7 @@ import pytest
 
 from specreg.compare.gate import memory
 from specreg.compare.gate.memory import held_bytes
-from specreg.engines.registry import Parallel
+from specreg.engines.settings import Parallel
 from specreg.telemetry.sensor import Device, Scope
 from tests.unit import builders
 

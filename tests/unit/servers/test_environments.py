@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from specreg.engines._engine import Requirement
+from specreg.engines.engine import Requirement
 from specreg.servers.environments import (
     _MARKER,
     _fingerprint,
