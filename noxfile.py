@@ -251,7 +251,7 @@ def record(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measures the client beside two plain ones, and errands: seven minutes."""
+    """Measures the client beside two plain ones, and workers: seven minutes."""
     _install(session, "tests")
     session.run("python", "-m", "tests.bench.run")
     session.run("python", "-m", "tests.bench.many")
