@@ -121,7 +121,7 @@ def lock(session: nox.Session) -> None:
 
 @nox.session
 def audit(session: nox.Session) -> None:
-    """Looks what is locked up among the known vulnerabilities; red where nobody says, too."""
+    """Looks what is locked up among the known vulnerabilities; red where that is unknown, too."""
     _install(session, "audit", project=False)
     session.run("python", ".ci/audit.py", _LOCK, *session.posargs)
 
