@@ -25,7 +25,7 @@ from pathlib import Path
 
 import msgspec
 
-from specreg.baselines.comparison import Known, expected_value
+from specreg.baselines.comparison import CaseBaselines, expected_value
 from specreg.baselines.schema import load_acceptance
 from specreg.core.errors import ReportError, SpecregError
 from specreg.core.files import UNREADABLE, replace_file
@@ -392,7 +392,7 @@ def load_figures(run_folder: Path) -> tuple[Figures, ...]:
     return tuple(figures)
 
 
-def expected_of(known: Known, measured: Sequence[Measurement]) -> Expected | None:
+def expected_of(known: CaseBaselines, measured: Sequence[Measurement]) -> Expected | None:
     """What the baseline holds that a case is judged by, of the prompts that were measured.
 
     A baseline has those of the extension too, which differ; what is drawn beside one another must
