@@ -14,7 +14,6 @@ import pytest
 from specreg.baselines.schema import check_baselines
 from specreg.core.commands import record_command, specreg_command
 from specreg.core.errors import (
-    DatasetError,
     MemoryHeldError,
     ModelError,
     ServerStartError,
@@ -28,10 +27,8 @@ from specreg.many.options import Cluster, form_team, reach
 from specreg.many.places import WORKERS_OPTION
 from specreg.many.team import Wanted
 from specreg.matrix.case import Case
-from specreg.matrix.models import check_model_code
 from specreg.matrix.prompts import check_contexts
 from specreg.matrix.tier import load_tier
-from specreg.matrix.widening import check_room
 from specreg.measurement.metrics import METRICS, Family, Metric, metrics_of
 from specreg.options import add_options, read_options
 from specreg.report.document import (
@@ -40,10 +37,9 @@ from specreg.report.document import (
     RunVerdict,
     exit_status,
     last_launches,
-    record_report,
-    record_verdict,
+    record_document,
 )
-from specreg.report.exports import ALWAYS, OUTPUTS, append_job_summary, can_make, write_outputs
+from specreg.report.exports import ALWAYS, append_job_summary, write_outputs
 from specreg.report.failures import Failure, failure_of, properties, render_blocks
 from specreg.report.markdown import render_markdown
 from specreg.report.progress import Progress
@@ -56,11 +52,17 @@ from specreg.report.terminal import (
     render_verdicts,
     render_written,
 )
-from specreg.servers.attach import check_attached
 from specreg.servers.launch import Launch, launches_of
 from specreg.servers.readiness import NOT_FETCHED
 from specreg.suite.away import Away
-from specreg.suite.configure import check_options, open_suite, spread_of, why_unfetched, why_unfit
+from specreg.suite.configure import (
+    check_cases,
+    check_options,
+    open_suite,
+    spread_of,
+    why_unfetched,
+    why_unfit,
+)
 from specreg.suite.finish import (
     record_baselines,
     record_runs,
@@ -105,21 +107,16 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 def pytest_configure(config: pytest.Config) -> None:
     """Loads the tier, so that a wrong name or file ends the run before anything starts."""
     interrupt_on_signals()
-    try:
+    with _as_usage_error():
         learn({}, config.invocation_params.args)
-        progress = Progress()
-        config.stash[_PROGRESS] = progress
+        progress = config.stash[_PROGRESS] = Progress()
         options = read_options(config)
         check_options(config.rootpath, options)
-        cluster = _reach(config, options, progress)
-        config.stash[_CLUSTER] = cluster
+        cluster = config.stash[_CLUSTER] = _reach(config, options, progress)
         site = cluster.site if cluster is not None else None
         config.stash[SUITE] = open_suite(config.rootpath, options, progress, site)
         config.stash[_LINES] = []
-        config.stash[_IS_ASKED] = False
-        config.stash[_OTHERS] = False
-    except SpecregError as error:
-        raise pytest.UsageError(str(error)) from error
+        config.stash[_IS_ASKED] = config.stash[_OTHERS] = False
 
 
 def _reach(config: pytest.Config, options: Options, progress: Progress) -> Cluster | None:
@@ -218,24 +215,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 wanted.append((case, _params(item)["server"].number, name))
     suite.asked, suite.skipped, suite.no_power = asked, skipped, "; ".join(dark)
     if not config.getoption("collectonly"):
-        _fit_budget(suite)
         without = {*suite.skipped, *suite.unfetched}
         running = [case for case_id, case in cases.items() if case_id not in without]
-        _check_runnable(suite, running)
-        _check_baselines(config, suite, running)
-        config.stash[_LINES].extend(_check_prompts(suite, running))
-        config.stash[_LINES].extend(_form_team(config, suite, wanted))
-        _hold(suite, wanted)
+        lines = config.stash[_LINES]
+        with _as_usage_error():
+            suite.fit_budget()
+            check_cases(suite, running)
+            _check_baselines(config, suite, running)
+            lines.extend(check_contexts(suite.root, running))
+            lines.extend(_form_team(config, suite, wanted))
+            if wanted:
+                suite.journal.hold()  # no other run may go on with it meanwhile
 
 
 def _form_team(config: pytest.Config, suite: Suite, wanted: Sequence[Wanted]) -> Iterator[str]:
-    """Has others measure where the user wants that; yields what is to be said of it."""
-    try:
-        spread = spread_of(read_options(config))
-        team = form_team(suite, wanted, spread, config.stash[_CLUSTER])
-    except SpecregError as error:
-        raise pytest.UsageError(str(error)) from error
-    suite.away = team
+    """Have others measure where the user wants that; yield what is to be said of it."""
+    spread = spread_of(read_options(config))
+    suite.away = team = form_team(suite, wanted, spread, config.stash[_CLUSTER])
     if team is not None and (why := team.why_fewer()):
         yield why
 
@@ -259,25 +255,11 @@ def _why_dark(suite: Suite, case: Case, what: Metric | CorrectnessCheck) -> str:
     return suite.provision.why_no_power(case.server) if is_power else ""
 
 
-def _fit_budget(suite: Suite) -> None:
-    """Ends the run before anything starts where it can't keep to its budget."""
+@contextlib.contextmanager
+def _as_usage_error() -> Iterator[None]:
+    """End the run with the words of an error of specreg, before anything starts."""
     try:
-        suite.fit_budget()
-    except SpecregError as error:
-        raise pytest.UsageError(str(error)) from error
-
-
-def _check_runnable(suite: Suite, cases: Collection[Case]) -> None:
-    """Ends the run before anything is measured where a case can't be."""
-    try:
-        if suite.provision.url is None:
-            suite.provision.check(cases)
-            specs = dict.fromkeys(case.server for case in cases)
-            for spec in specs:
-                check_model_code(suite.root, spec)
-            check_room(suite.root, specs)
-        else:
-            check_attached(cases, suite.provision.url, root=suite.root)
+        yield
     except SpecregError as error:
         raise pytest.UsageError(str(error)) from error
 
@@ -289,23 +271,6 @@ def _check_baselines(config: pytest.Config, suite: Suite, cases: Collection[Case
         config.stash[_LINES].extend(wrong)
         config.stash[_UNREADABLE] = True
         pytest.exit("baselines can't be read, see below; no server was started")
-
-
-def _hold(suite: Suite, wanted: Collection[Wanted]) -> None:
-    """Has nobody else go on with the run for as long as this one measures."""
-    try:
-        if wanted:
-            suite.journal.hold()
-    except SpecregError as error:
-        raise pytest.UsageError(str(error)) from error
-
-
-def _check_prompts(suite: Suite, cases: Collection[Case]) -> Sequence[str]:
-    """What can't be told of the prompts; ends the run where a case can't be asked them."""
-    try:
-        return check_contexts(suite.root, cases)
-    except DatasetError as error:
-        raise pytest.UsageError(str(error)) from error
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -356,7 +321,7 @@ def pytest_runtest_makereport(
     report.longrepr = cast("Any", Failure(message=head, text=text, case_id=case_id))
     if case_id:
         suite.errors.setdefault(params["case"].id, message)
-        verdict = suite.note_failure(params["case"], _what(params), head)
+        verdict = suite.note_failure(params["case"], _what(params).name, head)
         report.user_properties.extend(properties(verdict))
     else:
         item.config.stash[_OTHERS] = True
@@ -442,10 +407,9 @@ def _record_run(config: pytest.Config, suite: Suite, run: RunVerdict) -> None:
     with _kept(said):
         record_runs(suite)
     with _kept(said):
-        record_verdict(folder / "verdict.json", run)
+        record_document(folder / "verdict.json", run)
     config.stash[_LINES].extend(said)
     said.extend(suite.retried if suite.update_reason is not None else _remarks(config, suite))
-    names = [name for name in ALWAYS if can_make(OUTPUTS[name])]
     try:
         report = report_of(
             suite,
@@ -455,8 +419,8 @@ def _record_run(config: pytest.Config, suite: Suite, run: RunVerdict) -> None:
             remarks=tuple(said),
         )
         append_job_summary(render_markdown(report))
-        record_report(folder / FILE_NAME, report)
-        write_outputs(names, report, folder, folder)
+        record_document(folder / FILE_NAME, report)
+        write_outputs(ALWAYS, report, folder, folder)
     except Exception as error:  # noqa: BLE001 - whatever it is, it must take no verdict with it
         config.stash[_LINES].append(
             f"report of '{folder}': not whole, {type(error).__name__}: {error}; the verdicts stand,"

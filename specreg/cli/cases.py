@@ -28,7 +28,7 @@ from specreg.engines.methods import METHODS
 from specreg.engines.registry import ENGINES
 from specreg.matrix.schema import render_schema
 from specreg.matrix.tier import tier_names
-from specreg.measurement.metrics import check_tolerances
+from specreg.measurement.metrics import check_allowed
 from specreg.report.cases import render_explanation, render_matrix, render_oracle
 from specreg.report.tables import NOTHING
 from specreg.telemetry.identity import find_gpus
@@ -111,7 +111,7 @@ def matrix(
         return
     found = fitting_tier_of(root / files, tier)
     for case in found.cases:
-        check_tolerances(case, found.places[case.id])
+        check_allowed(case, found.places[case.id])
     gpus = find_gpus()
     estimates = estimates_of(found, shelf_of(root / folder, found), gpus, root)
     typer.echo(render_matrix(found, estimates, gpus, width=WIDTH))

@@ -10,11 +10,10 @@ from rich.style import Style
 from specreg.measurement.metrics import METRICS, Family
 from specreg.report.document import Answer, Kind, Report, RunVerdict, Tone
 from specreg.report.tables import label_of
-from specreg.verdicts.judge import Outcome, Verdict
+from specreg.verdicts.judge import GOOD, Outcome, Verdict
 
 MARKS: Mapping[Tone, str] = {Tone.GOOD: "✓", Tone.DOUBT: "?", Tone.BAD: "✗"}
 _BAD = {Outcome.REGRESSED, Outcome.WRONG, Outcome.INVALID}
-_GOOD = {Outcome.PASS, Outcome.IMPROVED}
 _WORDS: Mapping[Outcome, str] = {
     Outcome.REGRESSED: "worse",
     Outcome.WRONG: "wrong",
@@ -63,7 +62,7 @@ def tone_of(verdict: Verdict) -> Tone:
     """The colour of one verdict."""
     if verdict.outcome in _BAD:
         return Tone.BAD
-    return Tone.GOOD if verdict.outcome in _GOOD else Tone.DOUBT
+    return Tone.GOOD if verdict.outcome in GOOD else Tone.DOUBT
 
 
 def notes_of(report: Report) -> Iterator[str]:
@@ -100,14 +99,14 @@ def _answer(run: RunVerdict, subject: str, families: frozenset[Family]) -> Answe
     remarks = list(_speed_remarks(run)) if verdicts and subject == "speed" else []
     if outcomes & _BAD:
         tone = Tone.BAD
-    elif verdicts and outcomes <= _GOOD and run.complete and not _ended_badly(run):
+    elif verdicts and outcomes <= GOOD and run.complete and not _ended_badly(run):
         # A speculation that costs speed may well equal its baseline; that is nothing to be glad of.
         tone = Tone.DOUBT if subject == "speed" and run.slowed else Tone.GOOD
     else:
         tone = Tone.DOUBT
     if not verdicts:
         text = _why_none(run, subject)
-    elif outcomes <= _GOOD:
+    elif outcomes <= GOOD:
         text = _where_held(len({one.case_id for one in verdicts}), whole=run.complete)
     else:
         text = ", ".join(_counts(verdicts))
@@ -151,7 +150,7 @@ def _counts(verdicts: Sequence[Verdict]) -> Iterator[str]:
         elif found:
             yield f"{len(found)} {word}"
         is_first = is_first and not found
-    held = sum(verdict.outcome in _GOOD for verdict in verdicts)
+    held = sum(verdict.outcome in GOOD for verdict in verdicts)
     if held:
         yield f"{held} {'holds' if held == 1 else 'hold'}"
 

@@ -1,4 +1,4 @@
-"""A server that somebody else runs: its URL in, a server that can be measured out."""
+"""Attach to a server that others run, and check that it is the one that is asked for."""
 
 import contextlib
 import dataclasses
@@ -50,7 +50,7 @@ def alone(tier: Tier, url: str) -> Tier:
 
 
 def check_attached(cases: Collection[Case], url: str, *, root: Path) -> None:
-    """Silent where the server at a URL can measure the cases, as far as it says what it is.
+    """Check that the server at a URL can measure the cases, as far as it says what it is.
 
     Args:
         cases: that are asked for.
@@ -109,17 +109,17 @@ def attach_server(
 
 
 def _check_counters(server: Server) -> None:
-    """Silent where a server that is to speculate has the counters of its version."""
-    protocol = server.engine.wire_format
-    path = protocol.counters_path_of(server.engine_version)
+    """Check that a server that is to speculate has the counters of its version."""
+    wire_format = server.engine.wire_format
+    path = wire_format.counters_path_of(server.engine_version)
     if path is None or server.spec.method == "none":
         return
     try:
         page = ask(server.base_url, "GET", path, within_s=_TIMEOUT_S)
         page.good()
-        protocol.parse_counters(page.text)
+        wire_format.parse_counters(page.text)
     except AnswerError as error:
-        message = f"server at {server.base_url}: {error}; start it with {protocol.counters_flag}"
+        message = f"server at {server.base_url}: {error}; start it with {wire_format.counters_flag}"
         raise AttachError(message) from error
     except InvalidMeasurementError as error:
         raise AttachError(f"server at {server.base_url}: {error}") from error

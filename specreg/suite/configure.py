@@ -1,4 +1,4 @@
-"""Opening: what a user asked for in; a run that may begin, or what is wrong with it, out."""
+"""Make a run of what a user asked for, or say what is wrong with it."""
 
 import datetime as dt
 import os
@@ -12,12 +12,13 @@ from specreg.core.timeline import Timeline
 from specreg.datasets.hub import is_offline
 from specreg.many.options import Spread
 from specreg.matrix.case import Case, Tier
-from specreg.matrix.models import why_unfetchable
+from specreg.matrix.models import check_model_code, why_unfetchable
 from specreg.matrix.tier import load_tier, with_prompts
+from specreg.matrix.widening import check_room
 from specreg.measurement.journal import Journal, last_run, load_journal, parts_in
-from specreg.measurement.metrics import METRICS, check_tolerances
+from specreg.measurement.metrics import METRICS, check_allowed
 from specreg.report.progress import Progress
-from specreg.servers.attach import alone
+from specreg.servers.attach import alone, check_attached
 from specreg.servers.provision import Provision
 from specreg.suite.options import Options, options_to_repeat
 from specreg.suite.run import Suite
@@ -64,7 +65,7 @@ def _tier(root: Path, options: Options, name: str) -> Tier:
         tier = alone(tier, options.attach)
     tier = _with_fewer_prompts(tier, options)
     for case in tier.cases:
-        check_tolerances(case, tier.places[case.id])
+        check_allowed(case, tier.places[case.id])
     return tier
 
 
@@ -213,3 +214,19 @@ def why_unfetched(suite: Suite, cases: Collection[Case]) -> Mapping[str, str]:
 
 def _where(suite: Suite) -> str:
     return "this machine" if suite.provision.site is None else "the widest node"
+
+
+def check_cases(suite: Suite, cases: Collection[Case]) -> None:
+    """Silent where every case can be measured, as far as that is known before a server starts.
+
+    Raises:
+        SpecregError: one can't.
+    """
+    if suite.provision.url is not None:
+        check_attached(cases, suite.provision.url, root=suite.root)
+        return
+    suite.provision.check(cases)
+    specs = dict.fromkeys(case.server for case in cases)
+    for spec in specs:
+        check_model_code(suite.root, spec)
+    check_room(suite.root, specs)

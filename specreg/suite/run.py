@@ -1,6 +1,6 @@
-"""One run of the suite: from the options to servers, measurements, verdicts and baselines.
+"""Measure and judge the cases of one run.
 
-The pytest plugin and the fixtures hold one of these and do nothing by themselves.
+The pytest plugin and the fixtures hold one `Suite` and do nothing by themselves.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from specreg.baselines.comparison import Known
+from specreg.baselines.comparison import CaseBaselines
 from specreg.baselines.estimate import START_S, Estimate, estimate_of, estimates_of, within_budget
 from specreg.baselines.store import BaselineStore, settings_in
 from specreg.core.errors import (
@@ -46,9 +46,8 @@ from specreg.stats.alpha_spending import PARTS, Look
 from specreg.suite.away import Away
 from specreg.telemetry.identity import Environment, ProcessorLoad
 from specreg.telemetry.sampler import Watch, watch
-from specreg.verdicts.confirmation import Confirmation
+from specreg.verdicts.confirmation import Confirmation, enough_for
 from specreg.verdicts.judge import Outcome, Verdict
-from specreg.verdicts.stop_rules import enough_for
 
 _ATTEMPTS = 2
 _DoneT = TypeVar("_DoneT")
@@ -56,7 +55,7 @@ _DoneT = TypeVar("_DoneT")
 
 @dataclass(slots=True, kw_only=True)
 class Suite:
-    """What a run needs, and what has come of it so far.
+    """A run: what it needs, and what it has measured and judged so far.
 
     Attributes:
         root: the repository's root.
@@ -70,7 +69,7 @@ class Suite:
         history: the folder of what all runs did.
         journal: of this run; earlier: what the run that is resumed had measured.
         show: is told what goes on; timeline: which phase, for which server pair.
-        softened: the metrics whose tests pass where there is no telling.
+        softened: the metrics whose tests pass where an effect is INCONCLUSIVE.
         engine: whose cases run; None for all.
         with_oracle: whether the models themselves are asked, which takes torch.
         asked: by case, the metrics that this run judges; one that isn't there is asked for all.
@@ -87,7 +86,7 @@ class Suite:
             measured a second time, as its server had gone away.
         figures: of each measurement so far.
         errors: by case that failed otherwise than by a verdict, what was said first, in full.
-        began_at, began_ns: when it began, on the wall and on the clock that nobody sets.
+        began_at, began_ns: when it began, on the wall and on the monotonic clock.
     """
 
     root: Path
@@ -128,7 +127,7 @@ class Suite:
     _failed: dict[str, SpecregError] = field(default_factory=dict)
     _verdict_rows: dict[tuple[str, str, int], int] = field(default_factory=dict)
     _control_answers: ControlAnswers = field(default_factory=dict)
-    _known: tuple[Case, Known] | None = None
+    _known: tuple[Case, CaseBaselines] | None = None
     _budgeted: Mapping[str, Case] = field(default_factory=dict)
     _estimates: dict[str, Estimate | None] = field(default_factory=dict)
 
@@ -169,10 +168,10 @@ class Suite:
         return tuple(self._measured.values())
 
     def fit_budget(self) -> None:
-        """Lowers the prompts of the cases that are asked for to what the budget allows.
+        """Lower the prompts of the cases that are asked for to what the budget allows.
 
         Raises:
-            SpecregError: the least takes longer, or nobody knows how long it takes.
+            SpecregError: the least takes longer, or it isn't known how long it takes.
         """
         if self.budget_min is None:
             return
@@ -191,7 +190,7 @@ class Suite:
         return self._budgeted.get(case.id, case)
 
     def measure(self, case: Case, server: Starting, control: Starting | None) -> Measurement:
-        """Measures a case on a launch, once; or takes over what the run that is resumed has.
+        """Measure a case on a launch, once; or take over what the run that is resumed has.
 
         Args:
             case: what to measure.
@@ -219,7 +218,7 @@ class Suite:
             raise
 
     def _measure(self, case: Case, server: Starting, control: Starting | None) -> Measurement:
-        """Measures a case, or takes it over, and leaves its figures in the run's folder."""
+        """Measure a case, or take it over, and leave its figures in the run's folder."""
         number, name = server.launch.number, server.launch.case_id(case)
         key = self.key(case, number)
         measurement = self.earlier.get(key)
@@ -238,9 +237,9 @@ class Suite:
     def measure_twice(
         self, case: Case, key: Key, server: Starting, control: Starting | None
     ) -> Measurement:
-        """Measures a case; once more, on a fresh server, where one went away meanwhile.
+        """Measure a case; once more, on a fresh server, where one went away meanwhile.
 
-        Whatever comes of it, nobody meets a server that is gone or hangs again.
+        A server that is gone or hangs isn't used again, whatever comes of it.
 
         Args:
             case: what to measure.
@@ -251,26 +250,25 @@ class Suite:
         Raises:
             SpecregError: a server didn't start, or went away twice.
         """
-        control = control if self.asks_speed(case) else None
-        asked = tuple(filter(None, (server, control)))
+        pair = (server, control if self.asks_speed(case) else None)
         measurement = self._twice(
-            lambda: self._measure_once(case, key, server, control),
-            asked,
+            lambda: self._measure_once(case, key, *pair),
+            pair,
             again=f"{server.launch.case_id(case)}: measured again",
         )
         if any(reason.startswith(HungError.name) for reason in measurement.invalid.values()):
-            for starting in asked:
+            for starting in filter(None, pair):
                 starting.stop()
         return measurement
 
     def _twice(
-        self, attempt: Callable[[], _DoneT], asked: Sequence[Starting], *, again: str
+        self, attempt: Callable[[], _DoneT], pair: Sequence[Starting | None], *, again: str
     ) -> _DoneT:
         """What an attempt gives; once more, on a fresh server, where one went away meanwhile.
 
         Args:
             attempt: asks servers.
-            asked: which.
+            pair: which.
             again: what to say of the second one, before its reason.
 
         Raises:
@@ -282,45 +280,36 @@ class Suite:
                 return attempt()
             except ServerDiedError as error:
                 attempts -= 1
-                for starting in asked:
+                for starting in filter(None, pair):
                     starting.stop_if_dead()
                 if not attempts:
                     raise
                 self.retried.append(f"{again}, {str(error).splitlines()[0]}")
             except HungError:
-                for starting in asked:
+                for starting in filter(None, pair):
                     starting.stop()
                 raise
 
     def _measure_once(
         self, case: Case, key: Key, server: Starting, control: Starting | None
     ) -> Measurement:
-        running, beside_it = self._started(server, control)
-        pair, name = server.launch.id, server.launch.case_id(case)
+        arms = [Arm(case=case, server=one) for one in self._started(server, control)]
+        arms[1:] = [
+            dataclasses.replace(arm, case=control_of(case), required=False) for arm in arms[1:]
+        ]
+        name = server.launch.case_id(case)
         self.journal.begin(key)
         with (
-            self.timeline.during(Phase.MEASURING, pair, of=name),
+            self.timeline.during(Phase.MEASURING, server.launch.id, of=name),
             self._watching(case, name) as watching,
         ):
-            arms = [Arm(case=case, server=running)]
-            if beside_it is not None:
-                arms.append(Arm(case=control_of(case), server=beside_it, required=False))
-            plan = dataclasses.replace(
-                self._plan(case, server.launch.number),
-                power_s=self._power_s(case),
-                watching=watching,
-            )
+            plan = self._plan(case, server.launch.number, watching)
             found = measure(arms, workload_of(case, load_case_prompts(self.root, case)), plan)
         measurement = beside(*found) if len(found) > 1 else found[0]
         self.journal.end(measurement)
         return measurement
 
-    def _show_or_stop(self, what: str) -> None:
-        """Tell what goes on, by round; stop where a signal came and its interrupt was lost."""
-        check_signalled()
-        self.show(what)
-
-    def _started(self, server: Starting, control: Starting | None) -> tuple[Server, Server | None]:
+    def _started(self, server: Starting, control: Starting | None) -> tuple[Server, ...]:
         """A case's server and its control, if there is one, both ready.
 
         Raises:
@@ -328,16 +317,52 @@ class Suite:
         """
         pair, asked = server.launch.id, tuple(filter(None, (control, server)))
         starting = [one for one in asked if not one.running]
-        during = self.timeline.during
-        guess_s = START_S.get(self.environment.kind)
-        estimate_s = self.timeline.start_s or guess_s
+        estimate_s = self.timeline.start_s or START_S.get(self.environment.kind)
         names = " beside ".join(one.launch.id for one in reversed(starting))
         with contextlib.ExitStack() as stack:
             if starting:
-                stack.enter_context(during(Phase.STARTING, pair, of=names, estimate_s=estimate_s))
+                phase = self.timeline.during(Phase.STARTING, pair, of=names, estimate_s=estimate_s)
+                stack.enter_context(phase)
             self.servers.start_all(starting)
         self.timeline.note_ready(pair, {one.launch.id: one.ready_s or 0.0 for one in starting})
-        return server.server, control.server if control is not None else None
+        return tuple(one.server for one in reversed(asked))
+
+    def _plan(self, case: Case, launch: int, watching: Watch | None) -> Plan:
+        """How much of a case to measure: recording takes the extension too, once.
+
+        A case that is asked for acceptance alone stops once that has regressed; speeds are those
+        of all prompts.
+        """
+        recording, timed = self.update_reason is not None, self.asks_speed(case)
+        power = recording or any(one.family is Family.POWER for one in self.asked_of(case))
+        plan = Plan(
+            show=self._show_or_stop,
+            turn_to=lambda phase: self.timeline.turn_to(phase, self._phase_s(case, phase)),
+            record=self.journal.record_round,
+            power_s=case.power_s if power else 0.0,
+            watching=watching,
+        )
+        if recording:
+            return dataclasses.replace(
+                plan, enough=lambda _, look: look is Look.FULL and launch > 1
+            )
+        metrics = [metric for metric in self.asked_of(case) if not metric.by_launch]
+        if not metrics:
+            return plan
+        try:
+            known = self.known_of(case)
+        except BaselineError:
+            return plan
+        return dataclasses.replace(
+            plan,
+            parts=None if timed else PARTS,
+            enough=enough_for(case, metrics, known, may_stop_early=not timed),
+        )
+
+    def _show_or_stop(self, what: str) -> None:
+        """Tell what goes on, by round; stop where a signal came and its interrupt was lost."""
+        check_signalled()
+        self.show(what)
 
     def _phase_s(self, case: Case, phase: Phase) -> float | None:
         """About how long a phase of a case takes; None where nothing tells."""
@@ -348,14 +373,22 @@ class Suite:
         estimate = self._estimates[case.id]
         return None if estimate is None else estimate.phase_s(phase, case.prompts)
 
+    def _watching(self, case: Case, name: str) -> contextlib.AbstractContextManager[Watch | None]:
+        """What samples the power of a case that is timed, if anything can."""
+        if not case.speed or not self.asks_speed(case) or self.provision.why_no_power(case.server):
+            return contextlib.nullcontext()
+        return watch(
+            self.provision.devices(case.server), self.run_folder / "power" / f"{name}.jsonl"
+        )
+
     def measure_afresh(
         self, cases: Sequence[Case], further: int
     ) -> Mapping[str, Measurement | str]:
-        """Measures cases on one launch more of their servers, after all others were stopped.
+        """Measure cases on one launch more of their servers, after all others were stopped.
 
         Args:
             cases: which.
-            further: the how-manieth launch more, from 1.
+            further: the number of launches more, from 1.
 
         Returns:
             By case's id what was measured, or why it couldn't be.
@@ -372,21 +405,18 @@ class Suite:
         found: dict[str, Measurement | str] = {}
         groups: dict[tuple[Launch, Launch], list[Case]] = {}
         for case in cases:
-            control, launch = launches_of(case, number)
-            groups.setdefault((control, launch), []).append(case)
+            groups.setdefault(launches_of(case, number), []).append(case)
         for (control, launch), together in groups.items():
+            again = f"{launch.id} on a fresh launch"
             with (
-                self.timeline.during(
-                    Phase.CONFIRMING, launch.id, of=f"{launch.id} on a fresh launch"
-                ),
+                self.timeline.during(Phase.CONFIRMING, launch.id, of=again),
                 self.servers.start(control) as beside,
                 self.servers.start(launch, beside=beside) as server,
             ):
                 for case in together:
+                    pair = server, beside if case.control else None
                     try:
-                        found[case.id] = self.measure(
-                            case, server, beside if case.control else None
-                        )
+                        found[case.id] = self.measure(case, *pair)
                     except MemoryHeldError:
                         raise
                     except SpecregError as error:
@@ -396,7 +426,7 @@ class Suite:
     def judge(
         self, metric: Metric, case: Case, server: Starting, control: Starting | None
     ) -> Verdict:
-        """Judges a metric of a case that was measured, and with it all of its server group.
+        """Judge a metric of a case that was measured, and with it all of its server group.
 
         The group is all cases that share the server: they are measured and checked, and what looks
         worse or undecided is measured again on fresh launches, before the first test says anything.
@@ -417,7 +447,7 @@ class Suite:
 
     def _judge_group(self, server: Starting, control: Starting | None) -> None:
         number = server.launch.number
-        asked = (self.budgeted(case) for case in self.tier.cases if case.id in self.asked)
+        asked = [self.budgeted(case) for case in self.tier.cases if case.id in self.asked]
         for case in asked:
             if launches_of(case, number)[1] != server.launch:
                 continue
@@ -427,9 +457,10 @@ class Suite:
                 metrics = self.asked_of(case)
                 if metrics:
                     self.measure(case, server, beside)
-                for metric in metrics:
-                    self._verdict_rows[case.id, metric.name, number] = len(self.verdicts)
-                    self._look(metric, case, number)
+                with self.timeline.during(Phase.JUDGING, server.launch.id):
+                    for metric in metrics:
+                        self._verdict_rows[case.id, metric.name, number] = len(self.verdicts)
+                        self._judge(metric, case, number)
                 for check in checks:
                     if check.name in self.asked[case.id]:
                         self.check(check, case, server, beside)
@@ -439,16 +470,12 @@ class Suite:
                 continue
         self.confirmation.confirm()
 
-    def _look(self, metric: Metric, case: Case, launch: int) -> None:
-        """Judges a metric of a launch, which may wait for a fresh one.
+    def _judge(self, metric: Metric, case: Case, launch: int) -> None:
+        """Judge a metric of a launch, which may wait for a fresh one.
 
         Speeds are judged with the last launch, on all of them. While recording, only validity
         counts.
         """
-        with self.timeline.during(Phase.JUDGING, launches_of(case, launch)[1].id):
-            self._judge(metric, case, launch)
-
-    def _judge(self, metric: Metric, case: Case, launch: int) -> None:
         measurement = self._measured[case.id, launch]
         value = measurement.values.get(metric.name)
         waits = self.update_reason is not None or (metric.by_launch and launch < self.launches)
@@ -456,7 +483,7 @@ class Suite:
             verdict = Verdict(
                 case_id=case.id, metric=metric.name, outcome=Outcome.MEASURED, value=value
             )
-            self.confirmation.note(verdict)
+            self.confirmation.add(verdict)
             return
         numbers = range(1, launch + 1)
         launches = [self._measured[case.id, n] for n in numbers if (case.id, n) in self._measured]
@@ -466,7 +493,7 @@ class Suite:
     def check(
         self, check: CorrectnessCheck, case: Case, server: Starting, control: Starting | None
     ) -> Verdict:
-        """Check what must hold of a case, once.
+        """Check what must hold of a case, once; again on a fresh server where one went away.
 
         Args:
             check: which.
@@ -478,41 +505,34 @@ class Suite:
             SpecregError: a server didn't start or went away twice, or it couldn't be made; the
                 same when asked again.
         """
-        place = case.id, check.name
-        if place not in self._checked:
-            self._checked[place] = self._at_most_once(
-                " ".join(place), lambda: self._check(check, case, server, control)
-            )
-        return self._checked[place]
 
-    def _check(
-        self, check: CorrectnessCheck, case: Case, server: Starting, control: Starting | None
-    ) -> Verdict:
-        """Check it; once more, on a fresh server, where one went away."""
-        estimate_s = self._phase_s(case, Phase.CHECKING)
-        with self.timeline.during(
-            Phase.CHECKING, server.launch.id, of=case.id, estimate_s=estimate_s
-        ):
-            if self.away is not None:
-                verdict = self.away.verdict(check, case, server.launch.number)
-            else:
-                verdict = self._twice(
+        def attempt() -> Verdict:
+            estimate_s = self._phase_s(case, Phase.CHECKING)
+            with self.timeline.during(
+                Phase.CHECKING, server.launch.id, of=case.id, estimate_s=estimate_s
+            ):
+                if self.away is not None:
+                    return self.away.verdict(check, case, server.launch.number)
+                return self._twice(
                     lambda: self._check_once(check, case, server, control),
-                    tuple(filter(None, (server, control))),
+                    (server, control),
                     again=f"{server.launch.case_id(case)}: {check.name} checked again",
                 )
-        self.confirmation.note(verdict)
-        return verdict
+
+        place = case.id, check.name
+        if place not in self._checked:
+            self._checked[place] = self._at_most_once(" ".join(place), attempt)
+            self.confirmation.add(self._checked[place])
+        return self._checked[place]
 
     def _check_once(
         self, check: CorrectnessCheck, case: Case, server: Starting, control: Starting | None
     ) -> Verdict:
-        spec = case.server
-        running, beside = self._started(server, control)
-        running_case = RunningCase(
+        spec, servers = case.server, self._started(server, control)
+        running = RunningCase(
             case=case,
-            server=running,
-            control=beside,
+            server=servers[0],
+            control=servers[1] if len(servers) > 1 else None,
             prompts=load_case_prompts(self.root, case)[: case.prompts],
             predict_drafts=functools.partial(
                 predict_drafts, on_gpu=self.provision.on_gpu, show=self.show
@@ -524,19 +544,19 @@ class Suite:
             control_answers=self._control_answers,
         )
         try:
-            return check.check(running_case)
+            return check.check(running)
         except InvalidMeasurementError:
-            for one in filter(None, (running, beside)):
+            for one in servers:
                 one.check_alive()
             raise
 
-    def note_failure(self, case: Case, what: Metric | CorrectnessCheck, reason: str) -> Verdict:
-        """Remembers that a metric could not be judged, so that no table leaves it out."""
-        verdict = Verdict(case_id=case.id, metric=what.name, outcome=Outcome.INVALID, reason=reason)
-        self.confirmation.note(verdict)
+    def note_failure(self, case: Case, metric: str, reason: str) -> Verdict:
+        """Remember that a metric could not be judged, so that no table leaves it out."""
+        verdict = Verdict(case_id=case.id, metric=metric, outcome=Outcome.INVALID, reason=reason)
+        self.confirmation.add(verdict)
         return verdict
 
-    def known_of(self, case: Case) -> Known:
+    def known_of(self, case: Case) -> CaseBaselines:
         """What the baselines know of a case; that of the last case asked for is kept.
 
         Raises:
@@ -553,82 +573,33 @@ class Suite:
     @property
     def asks_for_all(self) -> bool:
         """Whether the run judges everything that the tier has, on all its prompts."""
-        return all(
-            not self.budgeted(case).matrix_prompts
-            and self.asked.get(case.id, frozenset()) >= self._measurable(case)
-            for case in self.tier.cases
-        )
-
-    def _measurable(self, case: Case) -> AbstractSet[str]:
-        """The metrics that the case can have on this machine."""
-        dark = bool(self.provision.why_no_power(case.server))
-        return {
-            metric.name
-            for metric in METRICS.values()
-            if metric.applies_to(case) and not (dark and metric.family is Family.POWER)
-        }
+        for case in self.tier.cases:
+            dark = bool(self.provision.why_no_power(case.server))
+            measurable = {
+                metric.name
+                for metric in METRICS.values()
+                if metric.applies_to(case) and not (dark and metric.family is Family.POWER)
+            }
+            asked = self.asked.get(case.id, frozenset())
+            if self.budgeted(case).matrix_prompts or not asked >= measurable:
+                return False
+        return True
 
     def asked_of(self, case: Case) -> tuple[Metric, ...]:
         """The metrics that this run judges of a case."""
         asked = self.asked.get(case.id, METRICS.keys())
         return tuple(m for m in METRICS.values() if m.name in asked and m.applies_to(case))
 
-    def _asks_for(self, case: Case) -> str:
-        """What a measurement is for; one for another purpose has other prompts or no control."""
-        if self.update_reason is not None:
-            return "record"
-        return "all" if self.asks_speed(case) else "acceptance"
-
     def asks_speed(self, case: Case) -> bool:
         """Whether the run wants to know how fast a case is."""
         recording = self.update_reason is not None
         return recording or any(metric.by_launch for metric in self.asked_of(case))
 
-    def _plan(self, case: Case, launch: int) -> Plan:
-        """How much of a case to measure: recording takes the extension too, once.
-
-        A case that is asked for acceptance alone stops once that has regressed; speeds are those
-        of all prompts.
-        """
-        plan = Plan(
-            show=self._show_or_stop,
-            turn_to=lambda phase: self.timeline.turn_to(phase, self._phase_s(case, phase)),
-            record=self.journal.record_round,
-        )
-        if self.update_reason is not None:
-            return dataclasses.replace(
-                plan, enough=lambda _, look: look is Look.FULL and launch > 1
-            )
-        metrics = [metric for metric in self.asked_of(case) if not metric.by_launch]
-        alone = not self.asks_speed(case)
-        try:
-            known = self.known_of(case)
-        except BaselineError:
-            return plan
-        if not metrics:
-            return plan
-        return dataclasses.replace(
-            plan,
-            parts=PARTS if alone else None,
-            enough=enough_for(case, metrics, known, may_stop_early=alone),
-        )
-
-    def _power_s(self, case: Case) -> float:
-        """How long each server of a case is kept under load for its power, if that is judged."""
-        recording = self.update_reason is not None
-        judged = recording or any(one.family is Family.POWER for one in self.asked_of(case))
-        return case.power_s if judged else 0.0
-
-    def _watching(self, case: Case, name: str) -> contextlib.AbstractContextManager[Watch | None]:
-        """What samples the power of a case that is timed, if anything can."""
-        if not case.speed or not self.asks_speed(case) or self.provision.why_no_power(case.server):
-            return contextlib.nullcontext()
-        return watch(
-            self.provision.devices(case.server), self.run_folder / "power" / f"{name}.jsonl"
-        )
-
     def key(self, case: Case, launch: int) -> Key:
         """What has to be equal for an earlier run's measurement to be taken over."""
+        asked = "all" if self.asks_speed(case) else "acceptance"  # others' prompts or no control
+        if self.update_reason is not None:
+            asked = "record"
         spec = case.server
         models = [resolve_model(self.root, name) for name in (spec.target, spec.draft) if name]
         requirement = self.provision.requirement(spec)
@@ -637,7 +608,7 @@ class Suite:
             case=case.key,
             case_id=case.id,
             launch=launch,
-            asked=self._asks_for(case),
+            asked=asked,
             environment=self.environment.name,
             engine=f"{self.provision.python or ''} {requirement.pin}".strip(),
             files_sha256=" ".join(files),

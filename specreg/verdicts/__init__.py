@@ -1,1 +1,1 @@
-"""Whether an effect is within tolerance, and how sure that is."""
+"""Whether an effect is within what is tolerated, and how sure that is."""

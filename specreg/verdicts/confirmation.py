@@ -1,18 +1,22 @@
-"""Hold the verdicts of one run, and look again at what needs a fresh launch."""
+"""Judge the figures of one run, and look again at those that need a fresh launch.
+
+It also says when a case has been measured enough.
+"""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from specreg.baselines.comparison import Comparison, Known, compare
+from specreg.acceptance.record import AcceptanceRecord
+from specreg.baselines.comparison import CaseBaselines, Comparison, compare
 from specreg.core.errors import BaselineError
 from specreg.matrix.case import Case
-from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import Metric
+from specreg.measurement.measure import Enough, Measurement, values_of
+from specreg.measurement.metrics import Metric, Replay
 from specreg.stats.alpha_spending import MORE_LAUNCHES, Look
 from specreg.verdicts.judge import Outcome, Verdict, judge, judge_at_looks
-from specreg.verdicts.multiple_testing import blame_control, blame_machine, confirm, hold_together
+from specreg.verdicts.multiple_testing import blame_machine, confirm, hold_together
 
 Place = tuple[str, str, int]
 """A case's id, a metric's name and the launch it is judged with."""
@@ -20,18 +24,20 @@ Place = tuple[str, str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unconfirmed:
-    """A figure that is looked at once more, on a fresh launch of its server group.
+    """A figure that needs another look, on a fresh launch of its server group.
 
     Attributes:
         metric: which.
-        launches: what the next one is to be judged with.
-        said: what the last look said; `row`: its place among the verdicts.
+        launches: what it was judged with last.
+        verdict: of that look; row: its place among the verdicts.
+        waits: whether another launch is needed.
     """
 
     metric: Metric
     launches: tuple[Measurement, ...]
-    said: Verdict
+    verdict: Verdict
     row: int
+    waits: bool = True
 
     @property
     def case(self) -> Case:
@@ -41,31 +47,31 @@ class Unconfirmed:
 
 @dataclass(slots=True, kw_only=True)
 class Confirmation:
-    """What a run judges.
+    """The verdicts of a run, the last word on each included.
 
     Attributes:
         known_of: what the baselines know of a case; raises BaselineError.
-        measure_afresh: measures cases on the how-manieth launch more, from 1; by case's id, what
-            came of it or why nothing did.
-        softened: the metrics whose tests pass where there is no telling.
+        measure_afresh: measures cases on so many launches more, from 1; by case's id, the
+            measurement or why there is none.
+        softened: the metrics whose tests pass where an effect is INCONCLUSIVE.
         verdicts: so far, in the order of the run; one that is to be confirmed is among them as
             it looked at first.
     """
 
-    known_of: Callable[[Case], Known]
+    known_of: Callable[[Case], CaseBaselines]
     measure_afresh: Callable[[Sequence[Case], int], Mapping[str, Measurement | str]]
     softened: AbstractSet[str] = frozenset()
     verdicts: list[Verdict] = field(default_factory=list)
     _waiting: dict[Place, Unconfirmed] = field(default_factory=dict)
-    _confirmed: list[Unconfirmed] = field(default_factory=list)
+    _compared: dict[tuple[str, str], Comparison] = field(default_factory=dict)
     _last: Comparison | None = None
 
-    def note(self, verdict: Verdict) -> None:
-        """Takes a verdict that needs no comparison."""
+    def add(self, verdict: Verdict) -> None:
+        """Add a verdict that needs no comparison."""
         self.verdicts.append(verdict)
 
     def judge(self, metric: Metric, launches: Sequence[Measurement]) -> None:
-        """Judges a metric of a case's launches.
+        """Judge a metric of a case's launches.
 
         What looks worse, and a speed that these launches can't tell, waits for `confirm`.
 
@@ -75,14 +81,17 @@ class Confirmation:
         """
         verdict = self._look(metric, launches, Look.LAUNCH)
         self.verdicts.append(verdict)
-        if verdict.outcome is Outcome.REGRESSED or _undecided(metric, verdict):
+        if verdict.outcome is Outcome.REGRESSED or _is_undecided(metric, verdict):
             place = (launches[-1].case.id, metric.name, len(launches))
             self._waiting[place] = Unconfirmed(
-                metric=metric, launches=tuple(launches), said=verdict, row=len(self.verdicts) - 1
+                metric=metric,
+                launches=tuple(launches),
+                verdict=verdict,
+                row=len(self.verdicts) - 1,
             )
 
     def confirm(self) -> None:
-        """Looks at what waits on fresh launches, MORE_LAUNCHES at most.
+        """Look at what waits on fresh launches, MORE_LAUNCHES at most.
 
         What the server without speculation beside a case did too is the machine's doing.
         """
@@ -90,43 +99,43 @@ class Confirmation:
             cases = list({one.case.id: one.case for one in self._waiting.values()}.values())
             fresh = self.measure_afresh(cases, further) if cases else {}
             for place, one in tuple(self._waiting.items()):
-                again, waits = self._again(one, fresh[one.case.id])
-                self.verdicts[again.row] = again.said
+                again = self._look_again(one, fresh[one.case.id])
+                self.verdicts[again.row] = again.verdict
                 self._waiting[place] = again
-                if not waits:
+                if not again.waits:
                     self._settle(place)
         for place, one in tuple(self._waiting.items()):
-            if one.said.outcome is Outcome.REGRESSED:
+            if one.verdict.outcome is Outcome.REGRESSED:
                 self._leave_open(one, "no launch was left to confirm it")
             self._settle(place)
 
     def conclude(self) -> None:
-        """Looks at all verdicts of the run together: never makes a red one green.
+        """Look at all verdicts of the run together, which never makes a red one green.
 
         What still waits, the run being cut short, is INCONCLUSIVE.
         """
         for one in self._waiting.values():
             self._leave_open(one, "the run ended before another")
-        held = hold_together(blame_machine(self.verdicts, self._compared()))
+        held = hold_together(blame_machine(self.verdicts, self._compared))
         self.verdicts[:] = [self._soften(verdict) for verdict in held]
 
     def _settle(self, place: Place) -> None:
-        """Takes a figure off those that wait."""
+        """Take a figure off those that wait."""
         one = self._waiting.pop(place)
-        self._confirmed.append(one)
         if one.metric.by_launch:
             comparison = compare(one.launches[-1:], self.known_of(one.case))
-            self.verdicts[one.row] = blame_control(self.verdicts[one.row], comparison)
+            self._compared[place[:2]] = comparison
+            blamed = blame_machine([self.verdicts[one.row]], {place[:2]: comparison})
+            self.verdicts[one.row] = blamed[0]
 
-    def _leave_open(self, unconfirmed: Unconfirmed, why: str) -> None:
-        said = unconfirmed.said
-        reason = f"{said.outcome} at a look, and {why}"
-        self.verdicts[unconfirmed.row] = self._soften(
-            dataclasses.replace(said, outcome=Outcome.INCONCLUSIVE, reason=reason)
+    def _leave_open(self, one: Unconfirmed, why: str) -> None:
+        reason = f"{one.verdict.outcome} at a look, and {why}"
+        self.verdicts[one.row] = self._soften(
+            dataclasses.replace(one.verdict, outcome=Outcome.INCONCLUSIVE, reason=reason)
         )
 
     def _look(self, metric: Metric, launches: Sequence[Measurement], look: Look) -> Verdict:
-        """One look; that of acceptance is the one that its measurement had."""
+        """The verdict at one look; that of acceptance is the one that its measurement had."""
         try:
             comparison = self._compare(launches)
         except BaselineError as error:
@@ -139,12 +148,9 @@ class Confirmation:
                 reason=invalid or str(error),
                 value=last.values.get(metric.name),
             )
-        verdict = (
-            judge(metric, comparison, look)
-            if metric.by_launch
-            else judge_at_looks(metric, comparison)
-        )
-        return self._soften(verdict)
+        if metric.by_launch:
+            return self._soften(judge(metric, comparison, look))
+        return self._soften(judge_at_looks(metric, comparison))
 
     def _soften(self, verdict: Verdict) -> Verdict:
         return dataclasses.replace(verdict, softened=verdict.metric in self.softened)
@@ -155,41 +161,72 @@ class Confirmation:
             self._last = compare(launches, self.known_of(launches[-1].case))
         return self._last
 
-    def _again(
-        self, unconfirmed: Unconfirmed, fresh: Measurement | str
-    ) -> tuple[Unconfirmed, bool]:
-        """What a fresh launch says, and whether another is to be asked.
+    def _look_again(self, one: Unconfirmed, fresh: Measurement | str) -> Unconfirmed:
+        """Judge a figure with a fresh launch.
 
         Alone it must repeat a loss, and what it doesn't repeat is forgotten: the launch that had it
         was picked for it. What was undecided is judged by all launches so far; a loss that shows
         then is one to be repeated.
         """
-        said, metric = unconfirmed.said, unconfirmed.metric
+        before, metric = one.verdict, one.metric
         if isinstance(fresh, str):
-            reason = f"{said.outcome} at a first look, and no further launch: {fresh}"
-            invalid = dataclasses.replace(said, outcome=Outcome.INVALID, reason=reason)
-            return dataclasses.replace(unconfirmed, said=invalid), False
+            reason = f"{before.outcome} at a first look, and no further launch: {fresh}"
+            invalid = dataclasses.replace(before, outcome=Outcome.INVALID, reason=reason)
+            return dataclasses.replace(one, verdict=invalid, waits=False)
         broken = metric.family in fresh.invalid
-        if said.outcome is Outcome.REGRESSED or broken:
-            verdict = self._look(metric, (fresh,), Look.LAUNCH)
+        if before.outcome is Outcome.REGRESSED or broken:
+            launches: tuple[Measurement, ...] = (fresh,)
+            verdict = self._look(metric, launches, Look.LAUNCH)
             if not broken:
-                verdict = confirm(said, verdict)
-            again = dataclasses.replace(unconfirmed, launches=(fresh,), said=verdict)
-            return again, _undecided(metric, verdict)
-        launches = (*unconfirmed.launches, fresh)
-        verdict = self._look(metric, launches, Look.FURTHER_LAUNCH)
-        again = dataclasses.replace(unconfirmed, launches=launches, said=verdict)
-        return again, _undecided(metric, verdict) or verdict.outcome is Outcome.REGRESSED
-
-    def _compared(self) -> Mapping[tuple[str, str], Comparison]:
-        """By case and metric, the last launch of the speeds that were looked at again."""
-        return {
-            (one.case.id, one.metric.name): compare(one.launches[-1:], self.known_of(one.case))
-            for one in self._confirmed
-            if one.metric.by_launch
-        }
+                verdict = confirm(before, verdict)
+            waits = _is_undecided(metric, verdict)
+        else:
+            launches = (*one.launches, fresh)
+            verdict = self._look(metric, launches, Look.FURTHER_LAUNCH)
+            waits = _is_undecided(metric, verdict) or verdict.outcome is Outcome.REGRESSED
+        return dataclasses.replace(one, launches=launches, verdict=verdict, waits=waits)
 
 
-def _undecided(metric: Metric, verdict: Verdict) -> bool:
-    """Whether another launch may decide it; one of acceptance has had its extension."""
+def _is_undecided(metric: Metric, verdict: Verdict) -> bool:
+    """Whether another launch may decide it; acceptance has had its extension."""
     return metric.by_launch and verdict.outcome is Outcome.INCONCLUSIVE
+
+
+def enough_for(
+    case: Case, metrics: Sequence[Metric], known: CaseBaselines, *, may_stop_early: bool
+) -> Enough:
+    """Enough is what decides all of some acceptance metrics, or shows a loss in the first early.
+
+    Few prompts may show a loss; that there is none takes all of them.
+
+    Args:
+        case: what is measured.
+        metrics: of acceptance, one at least.
+        known: what the baselines know of the case.
+        may_stop_early: whether nothing else is judged that takes all prompts.
+    """
+
+    def outcomes(
+        acceptance: AcceptanceRecord, look: Look, metrics: Sequence[Metric]
+    ) -> AbstractSet[Outcome]:
+        replay = Replay(rounds=(), control_rounds=(), acceptance=acceptance, limits=case.limits)
+        so_far = Measurement(
+            case=case,
+            engine_version="",
+            target="",
+            draft=None,
+            replay=replay,
+            values=values_of(case, replay),
+        )
+        comparison = compare((so_far,), known)
+        return {judge(metric, comparison, look).outcome for metric in metrics}
+
+    def enough(acceptance: AcceptanceRecord | None, look: Look) -> bool:
+        if acceptance is None or not acceptance.prompts:
+            return look is not Look.EARLY  # of a sum alone, more prompts tell nothing more
+        if look is Look.EARLY:
+            first = metrics[:1]
+            return may_stop_early and outcomes(acceptance, look, first) == {Outcome.REGRESSED}
+        return Outcome.INCONCLUSIVE not in outcomes(acceptance, look, metrics)
+
+    return enough

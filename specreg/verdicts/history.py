@@ -1,7 +1,7 @@
-"""The history: what each run measured and said in, how identical runs differ out.
+"""Keep a record of each run, and estimate from identical runs how hours differ.
 
-`.specreg/history/<environment>.jsonl`, a line for each case of a run. Verdicts don't
-depend on it; a baseline that is recorded takes from it how far hours lie apart.
+`.specreg/history/<environment>.jsonl`, a line for each case of a run. Verdicts don't depend on it;
+a baseline that is recorded takes its noise from it.
 """
 
 import hashlib
@@ -22,17 +22,14 @@ from specreg.matrix.schema import CaseSettings
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Metric
 from specreg.stats.intervals import Spread
-from specreg.verdicts.judge import Verdict
+from specreg.verdicts.judge import GOOD, JUDGED, Verdict
 
 _FEWEST_RUNS = 5
 _LAST_RUNS = 7
-_FINE = {"PASS", "IMPROVED"}
-_JUDGED = _FINE | {"REGRESSED", "WRONG", "INCONCLUSIVE"}
-"""What is said of a value that was held against a baseline."""
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What one run did with a case.
+    """A case of one run.
 
     Attributes:
         run: the name of its folder, which begins with the time in UTC.
@@ -57,19 +54,19 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     def judged(self, metric: str) -> bool:
         """Whether the run held a metric against a baseline, and the measurement was in order."""
-        return self.outcomes.get(metric) in _JUDGED
+        return self.outcomes.get(metric) in JUDGED
 
     def fine(self, metric: str) -> bool:
         """Whether it did, and the metric held."""
-        return self.outcomes.get(metric) in _FINE
+        return self.outcomes.get(metric) in GOOD
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What lies in a file.
+    """The records of a file.
 
     Attributes:
-        by_case: by case's id its lines, the oldest first.
+        by_case: by case's id, the oldest first.
         wrong: in words what couldn't be read, empty where all could.
     """
 
@@ -77,13 +74,13 @@ class History:
     wrong: str = ""
 
     def of(self, case_id: str) -> tuple[RunRecord, ...]:
-        """The lines of a case, none of one that nobody ran."""
+        """The records of a case, none of one that didn't run."""
         return self.by_case.get(case_id, ())
 
 
-def comparable(lived: Sequence[RunRecord], metric: str) -> tuple[RunRecord, ...]:
+def comparable(records: Sequence[RunRecord], metric: str) -> tuple[RunRecord, ...]:
     """The runs that judged a metric, with the settings of the last one: others differ in more."""
-    having = [one for one in lived if metric in one.values and one.judged(metric)]
+    having = [one for one in records if metric in one.values and one.judged(metric)]
     return tuple(one for one in having if one.settings_sha256 == having[-1].settings_sha256)
 
 
@@ -107,10 +104,10 @@ def run_record(
     settings: CaseSettings,
     baseline: Baseline | None,
 ) -> RunRecord:
-    """What a run did with a case: its launches with a valid value, one at least, and the verdicts.
+    """The record of a case: its launches with a valid value, one at least, and the verdicts.
 
-    Only what was judged is kept: speeds that nobody asked for were measured without their control,
-    or on fewer prompts.
+    Only what was judged is kept: other speeds were measured without their control, or on fewer
+    prompts.
     """
     first = launches[0]
     values = {}
@@ -139,13 +136,13 @@ def history_path(folder: Path, environment: str) -> Path:
     return folder / f"{environment}.jsonl"
 
 
-def record_history(path: Path, lived: Iterable[RunRecord]) -> None:
-    """Adds lines.
+def record_history(path: Path, records: Iterable[RunRecord]) -> None:
+    """Add records to a history.
 
     Raises:
         ReportError: the disk refuses.
     """
-    lines = b"".join(msgspec.json.encode(one) + b"\n" for one in lived)
+    lines = b"".join(msgspec.json.encode(one) + b"\n" for one in records)
     try:
         append_lines(path, lines)
     except OSError as error:
@@ -155,7 +152,7 @@ def record_history(path: Path, lived: Iterable[RunRecord]) -> None:
 
 
 def load_history(path: Path) -> History:
-    """What lies in a file; a line that can't be read is left out, and so said.
+    """Load a history; a line that can't be read is left out, and `wrong` says so.
 
     Of a run that was gone on with only the last line of a case counts: it measured it once.
     """
@@ -166,29 +163,15 @@ def load_history(path: Path) -> History:
     except OSError as error:
         return History({}, f"history '{path}': {error.strerror}; mend its rights to have it shown")
     found: dict[str, dict[str, RunRecord]] = {}
-    readable = [lived for line in lines if (lived := _lived(line)) is not None]
-    for lived in readable:
-        found.setdefault(lived.case_id, {})[lived.run] = lived
+    readable = [record for line in lines if (record := _parse_record(line)) is not None]
+    for record in readable:
+        found.setdefault(record.case_id, {})[record.run] = record
     torn = len(lines) - len(readable)
     wrong = f"history '{path}': {torn} line(s) can't be read; the rest is shown" if torn else ""
     return History({case_id: tuple(by_run.values()) for case_id, by_run in found.items()}, wrong)
 
 
-def merge_histories(*contents: bytes) -> bytes:
-    """The lines of several files as one, by time; of a run and case the last, in a file's order.
-
-    What can't be read is kept: a later specreg may have written it.
-    """
-    found: dict[tuple[str, bytes], bytes] = {}
-    for line in filter(None, b"\n".join(contents).splitlines()):
-        lived = _lived(line)
-        found[(lived.run, lived.case_id.encode()) if lived else ("", line)] = line
-    # The name of a run begins with its time.
-    ordered = sorted(found.items(), key=lambda item: item[0][0])
-    return b"".join(line + b"\n" for _, line in ordered)
-
-
-def _lived(line: bytes) -> RunRecord | None:
+def _parse_record(line: bytes) -> RunRecord | None:
     try:
         return msgspec.json.decode(line, type=RunRecord)
     except UNREADABLE:
@@ -218,27 +201,26 @@ def noise_of(identical: Sequence[RunRecord], spreads: Mapping[str, Spread]) -> d
 
 
 def identical_to(
-    lived: Iterable[RunRecord], settings: CaseSettings, engine_version: str, draft_sha256: str
+    records: Iterable[RunRecord], settings: CaseSettings, engine_version: str, draft_sha256: str
 ) -> list[RunRecord]:
     """The runs with these settings, this engine and this draft."""
     alike = (settings_sha256(settings), engine_version, draft_sha256)
     return [
-        one for one in lived if (one.settings_sha256, one.engine_version, one.draft_sha256) == alike
+        one
+        for one in records
+        if (one.settings_sha256, one.engine_version, one.draft_sha256) == alike
     ]
 
 
-def with_noise(baseline: Baseline, lived: Iterable[RunRecord]) -> Baseline:
-    """The baseline with what identical runs tell of hours, as far as they tell anything new.
-
-    Identical are those of the same settings, engine's version and draft.
-    """
+def with_noise(baseline: Baseline, records: Iterable[RunRecord]) -> Baseline:
+    """The baseline with the noise that runs of its settings, engine's version and draft show."""
     by = baseline.provenance
-    identical = identical_to(lived, baseline.case, by.engine_version, by.draft_sha256)
+    identical = identical_to(records, baseline.case, by.engine_version, by.draft_sha256)
     noise = {**baseline.noise, **noise_of(identical, spreads_of((baseline,)))}
     return msgspec.structs.replace(baseline, noise=noise)
 
 
-def headroom_frac(metric: Metric, baseline: Baseline, lived: Sequence[RunRecord]) -> float | None:
+def headroom_frac(metric: Metric, baseline: Baseline, records: Sequence[RunRecord]) -> float | None:
     """How far a baseline lies below the last seven runs on average: a loss that would pass.
 
     None while fewer than five runs were judged against it, or where one of them wasn't better.
@@ -246,7 +228,7 @@ def headroom_frac(metric: Metric, baseline: Baseline, lived: Sequence[RunRecord]
     sha256 = baseline_sha256(baseline)
     changes = [
         one.changes[metric.name]
-        for one in lived
+        for one in records
         if one.baseline_sha256 == sha256 and metric.name in one.changes
     ][-_LAST_RUNS:]
     if len(changes) < _FEWEST_RUNS or min(changes) <= 0:

@@ -1,4 +1,4 @@
-"""Judging: a case's launches beside what is known of it in, one verdict per metric out."""
+"""Judge a metric of a case: its launches against what is known of it."""
 
 import dataclasses
 import functools
@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from specreg.acceptance.record import AcceptanceRecord
-from specreg.baselines.comparison import Comparison, Known, differing_settings, of_any_number
+from specreg.baselines.comparison import (
+    CaseBaselines,
+    Comparison,
+    differing_settings,
+    of_any_number,
+)
 from specreg.baselines.schema import load_acceptance
 from specreg.core.commands import ATTACH_OPTION, is_attached, record_command
 from specreg.engines.methods import METHODS
@@ -46,9 +51,15 @@ class Outcome(StrEnum):
     MEASURED = "MEASURED"
 
 
+GOOD = frozenset({Outcome.PASS, Outcome.IMPROVED})
+"""Compared with a baseline, and no worse than tolerated."""
+JUDGED = GOOD | {Outcome.REGRESSED, Outcome.WRONG, Outcome.INCONCLUSIVE}
+"""Compared with a baseline."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What is to be thought of one metric of one case.
+    """An effect held against a tolerance: one metric of one case.
 
     Attributes:
         case_id, metric: whose.
@@ -92,7 +103,7 @@ class Verdict:
         """Whether the test of this verdict passes."""
         if self.outcome is Outcome.INCONCLUSIVE:
             return self.softened
-        return self.outcome in {Outcome.PASS, Outcome.IMPROVED, Outcome.MEASURED}
+        return self.outcome in GOOD or self.outcome is Outcome.MEASURED
 
     @property
     def fails(self) -> bool:
@@ -191,14 +202,14 @@ def two_sided_outcome_of(
     return Outcome.REGRESSED if changed and abs(change_frac) > tolerance else Outcome.INCONCLUSIVE
 
 
-def record_hint(case_id: str, known: Known) -> str:
+def record_hint(case_id: str, known: CaseBaselines) -> str:
     """What to type to record a case's baseline."""
     if is_attached(known.options):
         return f"leave out {ATTACH_OPTION} to record one"
     return f"record one with\n  {record_command((case_id,), known.options)}"
 
 
-def tolerance_frac(metric: Metric, case: Case, known: Known) -> float:
+def tolerance_frac(metric: Metric, case: Case, known: CaseBaselines) -> float:
     """The tolerance of a case, wider against the acceptance of another machine or of a paper."""
     own = metric.allowed_frac(case)
     if metric.by_launch or known.exact is not None:
@@ -335,7 +346,7 @@ def _say_no_power(power: PowerRecord | None, say: Say) -> Verdict:
     """Why there is no power to judge: it went wrong, or is too little."""
     if power is not None and power.invalid:
         return say(outcome=Outcome.INVALID, reason=power.invalid)
-    reason = power.too_short if power is not None else "nobody watched the power of this launch"
+    reason = power.too_short if power is not None else "the power of this launch wasn't sampled"
     return say(outcome=Outcome.NOT_COMPARABLE, reason=reason)
 
 
@@ -357,7 +368,7 @@ def _decide(metric: Metric, change: Change, tolerance: float, look: Look, say: S
 
 
 def _more_launches(
-    metric: Metric, verdict: Verdict, known: Known, case: Case, recorded: int
+    metric: Metric, verdict: Verdict, known: CaseBaselines, case: Case, recorded: int
 ) -> tuple[str, int]:
     """What would decide a speed, by how launches spread; in words and as launches of a run."""
     tolerance, spread = verdict.tolerance_frac or 0.0, known.spreads[metric.name]

@@ -1,7 +1,7 @@
-"""Looking a second time: what looked worse and what a fresh launch says in, what stands out.
+"""Tell a loss from chance among the hundreds of figures of a night, and from a slow machine.
 
-A night judges hundreds of figures; what looks worse in one of them must do so twice, and more
-clearly the more of them there are. What the server beside it does too is the machine's doing.
+What looks worse must do so twice, and more clearly the more figures there are. What the server
+without speculation beside it does too is the machine's doing.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ _MACHINE_MOVED = "MACHINE_MOVED"
 
 
 def confirm(first: Verdict, second: Verdict) -> Verdict:
-    """What a fresh launch makes of a figure that looked worse in the first.
+    """The verdict that a fresh launch gives a figure that looked worse in the first.
 
     A speed is what the fresh launch says: something else on a machine slows one now and then. It
     changes no acceptance; launches that disagree on that are INCONCLUSIVE.
@@ -39,7 +39,7 @@ def confirm(first: Verdict, second: Verdict) -> Verdict:
 
 
 def hold_together(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
-    """Holm's correction: among the many figures of a run, chance makes some look worse, even twice.
+    """Correct for the number of figures of a run, by Holm: chance makes some look bad, even twice.
 
     Of the m figures of acceptance that the run judged, or of speed, the k-th smallest p must not
     exceed LEVEL / (m - k + 1), with k from 1, and neither must those before it (Holm 1979). What
@@ -114,18 +114,6 @@ def blame_machine(
         else _blamed(verdict, alike.get(verdict.metric, ""), comparisons.get(_place(verdict)))
         for verdict in verdicts
     )
-
-
-def blame_control(verdict: Verdict, comparison: Comparison) -> Verdict:
-    """The same of one case, by the server without speculation that ran beside it.
-
-    Args:
-        verdict: on a speed.
-        comparison: with the launch that the verdict is about.
-    """
-    if verdict.outcome is not Outcome.REGRESSED or not _of_machine(verdict):
-        return verdict
-    return _blamed(verdict, "", comparison)
 
 
 def _of_machine(verdict: Verdict) -> bool:

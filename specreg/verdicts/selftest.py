@@ -1,4 +1,4 @@
-"""The self-test: simulated measurements through the real judging, and how often it errs, out."""
+"""Send simulated measurements through the real judging, and count how often it errs."""
 
 import math
 from collections import Counter
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specreg.baselines.comparison import Known
+from specreg.baselines.comparison import CaseBaselines
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Metric
 from specreg.verdicts.confirmation import Confirmation
-from specreg.verdicts.judge import Outcome, Verdict
+from specreg.verdicts.judge import GOOD, Outcome, Verdict
 from specreg.verdicts.simulation import (
     NO_LOSS,
     PROMPTS,
@@ -157,9 +157,9 @@ def most_by_chance(trials: int, frac: float) -> int:
 
 
 def _shares(outcomes: Mapping[Outcome, int]) -> tuple[float, float, float]:
-    """Of all verdicts, those that passed, that nobody could tell, and that regressed."""
+    """Of all verdicts, those that passed, that were inconclusive, and that regressed."""
     trials = sum(outcomes.values())
-    passed = outcomes.get(Outcome.PASS, 0) + outcomes.get(Outcome.IMPROVED, 0)
+    passed = sum(outcomes.get(outcome, 0) for outcome in GOOD)
     told = (passed, outcomes.get(Outcome.INCONCLUSIVE, 0), outcomes.get(Outcome.REGRESSED, 0))
     return told[0] / trials, told[1] / trials, told[2] / trials
 
@@ -186,7 +186,7 @@ def try_nights(nights: int, *, prompts: int, seed: int) -> tuple[int, int, int]:
     cases = [simulated_case(number, prompts=prompts) for number in range(CASES)]
     metrics = simulated_metrics(cases[0])
     alarms = undecided = judged = 0
-    knowns: Mapping[str, Known] = {}
+    knowns: Mapping[str, CaseBaselines] = {}
     for night in range(nights):
         if night % _NIGHTS_PER_BASELINE == 0:
             knowns = {case.id: world.known_of(case) for case in cases}
@@ -202,7 +202,7 @@ def try_nights(nights: int, *, prompts: int, seed: int) -> tuple[int, int, int]:
 def _judged(
     world: World,
     launches: Sequence[Measurement],
-    knowns: Mapping[str, Known],
+    knowns: Mapping[str, CaseBaselines],
     loss: Loss,
     metrics: Sequence[Metric],
     *,
@@ -217,7 +217,7 @@ def _judged(
         },
     )
     for verdict in among:
-        confirmation.note(verdict)
+        confirmation.add(verdict)
     for launch in launches:
         for metric in metrics:
             confirmation.judge(metric, (launch,))

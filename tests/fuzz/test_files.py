@@ -26,7 +26,7 @@ from specreg.datasets.prompts import interleaved, prompts_sha256
 from specreg.datasets.table import dataset_named
 from specreg.matrix.models import check_model_code
 from specreg.matrix.tier import load_tier
-from specreg.measurement.metrics import METRICS, check_tolerances
+from specreg.measurement.metrics import METRICS, check_allowed
 from tests.fuzz.mutations import Mutation, bytes_of, json_of, rows_of, toml_of
 from tests.fuzz.trying import try_all
 from tests.unit import builders
@@ -87,7 +87,7 @@ def read_tier(folder: Path, content: bytes, *, pairs: bytes | None = None) -> No
     tier.unmet((80.0, 80.0))
     tier.gpus_used((80.0,))
     for case in tier.cases:
-        check_tolerances(case, tier.places[case.id])
+        check_allowed(case, tier.places[case.id])
         assert case.id
         assert str(case.needs)
         check_model_code(builders.ROOT, case.server)

@@ -82,13 +82,6 @@ def test_traffic_of_others_is_noticed(
     assert "FOREIGN_TRAFFIC" in done.stdout
 
 
-def test_one_url_is_one_server(recorded_suite: Suite) -> None:
-    done = recorded_suite.run("tests/perf", "-q", "--specreg-attach=http://127.0.0.1:9")
-
-    assert done.returncode == 4
-    assert "is one server, the run asks for vllm-eagle3-tiny, vllm-none-tiny; choose" in done.stderr
-
-
 def test_a_server_of_another_method_is_named_before_anything_is_measured(
     recorded_suite: Suite,
 ) -> None:
@@ -98,38 +91,3 @@ def test_a_server_of_another_method_is_named_before_anything_is_measured(
     assert done.returncode == 4
     assert f"server at {url}: its speculation is 'off', the case asks for 'on'" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        "--specreg-launches=1",
-        "--specreg-resume",
-        "--update-baselines",
-        "--specreg-engine-version=1",
-    ],
-)
-def test_it_is_measured_and_judged_and_that_is_all(suite: Suite, other: str) -> None:
-    done = suite.run(*EAGLE3, "--specreg-attach=http://127.0.0.1:9", other, "--reason=x")
-
-    assert done.returncode == 4
-    assert f"--specreg-attach with {other.partition('=')[0]}: nobody here knows" in done.stderr
-
-
-def test_the_cases_of_one_engine_are_not_the_whole_tier(recorded_suite: Suite) -> None:
-    text = (recorded_suite.folder / "cpu.toml").read_text()
-    tables = text[text.index("[[cases]]") :].replace('"vllm"', '"sglang"')
-    recorded_suite.write_tier(f"{text}\n{tables}")
-
-    done = recorded_suite.run("tests/perf", "-q", "-k", "acceptance", "--engine=vllm")
-
-    assert done.returncode == 0, done.stdout
-    assert "sglang" not in done.stdout
-    assert recorded_suite.verdict().complete is False
-
-
-def test_an_engine_that_the_tier_lacks_is_named(suite: Suite) -> None:
-    done = suite.run(*EAGLE3, "--engine=sglang")
-
-    assert done.returncode == 4
-    assert "tier 'cpu': unknown engine 'sglang'; known: vllm" in done.stderr

@@ -9,8 +9,6 @@ import textwrap
 from collections import Counter
 from xml.etree import ElementTree as ET
 
-import msgspec
-
 from specreg.verdicts.judge import Outcome
 from tests.doubles.vllm.script import (
     BEFORE_ROUNDS,
@@ -31,13 +29,6 @@ def blocks(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
     told = done.stdout.partition("= FAILURES =")[2].partition("= specreg: tier")[0]
     heads = re.split(r"\n_+ (\S+) _+\n", told)[1:]
     return dict(zip(heads[::2], (text.strip("=\n") for text in heads[1::2]), strict=True))
-
-
-def test_an_unchanged_server_holds(recorded_suite: Suite) -> None:
-    done = recorded_suite.run(*ACCEPTANCE)
-
-    assert done.returncode == 0, done.stdout
-    assert done.stdout.count("PASS") == 2
 
 
 def test_a_worse_drafter_turns_its_cases_red_and_names_them(recorded_suite: Suite) -> None:
@@ -63,15 +54,6 @@ def test_a_worse_drafter_turns_its_cases_red_and_names_them(recorded_suite: Suit
     assert "-acceptance_length_tokens] - REGR" in done.stdout
     again = 'look again, on a fresh launch:\n  pytest tests/perf -k "vllm-eagle3-tiny-toy-c1- or'
     assert again in done.stdout
-
-
-def test_a_better_drafter_passes_and_is_said_to_be_better(recorded_suite: Suite) -> None:
-    recorded_suite.script = Script(acceptance_probs=(0.95, 0.95, 0.95))
-
-    done = recorded_suite.run(*ACCEPTANCE)
-
-    assert done.returncode == 0, done.stdout
-    assert done.stdout.count("IMPROVED") == 2
 
 
 def test_a_slower_step_turns_speed_red_and_leaves_acceptance_green(recorded_suite: Suite) -> None:
@@ -116,17 +98,13 @@ def test_what_nobody_can_tell_is_red_unless_it_is_softened(recorded_suite: Suite
 
     assert done.returncode == 10
     assert "INCONCLUSIVE: acceptance length " in blocks(done)["vllm-eagle3-tiny-toy-c1"]
-    assert "with 20 prompts, its tolerance is 5.0%" in done.stdout  # 10, and the extension's
+    assert "with 20 prompts, its tolerance 5.0%" in done.stdout  # 10, and the extension's
     assert (recorded_suite.verdict().exit_status, recorded_suite.verdict().complete) == (10, False)
 
     softened = recorded_suite.run(*command, "--specreg-inconclusive=warn")
 
     assert softened.returncode == 0
     assert "INCONCLUSIVE" in softened.stdout
-
-    for_speeds_alone = recorded_suite.run(*command, "--specreg-inconclusive=warn-speed")
-
-    assert for_speeds_alone.returncode == 10
 
 
 def test_a_speed_that_nobody_can_tell_takes_more_launches(recorded_suite: Suite) -> None:
@@ -141,16 +119,9 @@ def test_a_speed_that_nobody_can_tell_takes_more_launches(recorded_suite: Suite)
 
     assert done.returncode == 10
     assert "INCONCLUSIVE: speedup " in blocks(done)["vllm-eagle3-tiny-toy-c1"]
-    assert "with 4 launches against 2, its tolerance is 50.0%" in done.stdout
+    assert "with 4 launches against 2, its tolerance 90.0%" in done.stdout
     logs = {path.stem for path in recorded_suite.runs.glob("*/logs/vllm-eagle3-*")}
     assert len(logs) == 4
-
-    softened = recorded_suite.run(
-        *("tests/perf", "-q", "-k", "speedup and c1"), "--specreg-inconclusive=warn-speed"
-    )
-
-    assert softened.returncode == 0
-    assert "INCONCLUSIVE" in softened.stdout
 
 
 def test_programs_read_the_same_as_people(recorded_suite: Suite) -> None:
@@ -185,31 +156,16 @@ def test_without_a_baseline_the_case_fails_with_the_command_that_records_one(sui
 
     assert done.returncode == 11
     assert "NO_BASELINE" in done.stdout
+    ends = ("\nacceptance: ", "\nspeed: ", "\npower: ", "\nrecord what this machine does:")
+    places = [done.stdout.rindex(part) for part in ends]
+    assert places == sorted(places)
+    assert places[0] > done.stdout.index("report: ")
     both = '-k "vllm-eagle3-tiny-toy-c1- or vllm-eagle3-tiny-toy-c4-"'
     record = f"  pytest tests/perf {both} --specreg-tier=cpu "
     (hint,) = {line for line in done.stdout.splitlines() if line.startswith(record)}
     assert hint.endswith(" --update-baselines")
     listed = suite.run(*shlex.split(hint)[1:], "--co", "-q")
     assert listed.returncode == 0, listed.stdout
-
-
-def test_a_run_ends_with_acceptance_speed_and_power_and_then_what_to_type(suite: Suite) -> None:
-    done = suite.run("tests/perf", "-q", "-k", "eagle3 and c4 and (acceptance or throughput)")
-
-    ends = ("\nacceptance: ", "\nspeed: ", "\npower: ", "\nrecord what this machine does:")
-    places = [done.stdout.rindex(part) for part in ends]
-    assert places == sorted(places)
-    assert places[0] > done.stdout.index("report: ")
-    assert "all 5 figures without a baseline (nothing recorded in" in done.stdout
-
-
-def test_changed_settings_are_no_baseline_and_are_named(recorded_suite: Suite) -> None:
-    recorded_suite.write_matrix(output_cap_tokens=31)
-
-    done = recorded_suite.run(*ACCEPTANCE)
-
-    assert done.returncode == 11
-    assert "output_cap_tokens: 32 -> 31" in done.stdout
 
 
 # By the numbers of the checks in DEFINITIONS.md; merged chunks harm no answer with a record.
@@ -295,29 +251,6 @@ def test_another_machine_judges_acceptance_and_skips_speed(recorded_suite: Suite
     assert all(len(line.split(": ", 2)) == 3 for line in skipped)
     assert "record what this machine does" in done.stdout
     assert done.stdout.count("PASS") == 6  # five of acceptance, and no token was changed
-
-
-def test_a_corrupt_baseline_names_file_and_place_and_is_left_alone(recorded_suite: Suite) -> None:
-    (path,) = recorded_suite.baselines.glob("*/vllm-eagle3-tiny-toy-c1.json")
-    torn = path.read_text()[:100]
-    path.write_text(torn)
-
-    done = recorded_suite.run(*ACCEPTANCE)
-
-    assert done.returncode == 11
-    assert f"baseline '{path}': not JSON at line" in done.stdout
-    assert "restore it with git" in done.stdout
-    assert "Traceback" not in done.stdout
-    assert path.read_text() == torn
-
-
-def test_the_baselines_on_disk_are_what_the_server_did(recorded_once: Suite) -> None:
-    content = msgspec.json.decode(recorded_once.recorded()["vllm-eagle3-tiny-toy-c1"])
-
-    assert len(content["acceptance"]["prompts"]) == 20  # those of the extension too
-    assert len(content["launches"]) == 2
-    assert content["provenance"]["engine_version"] == "99.0+scripted"
-    assert content["provenance"]["reason"] == "test"
 
 
 def test_what_speculation_gains_is_shown_by_case_and_by_category(suite: Suite) -> None:

@@ -29,21 +29,6 @@ def test_a_run_of_fewer_prompts_is_compared_prompt_by_prompt(recorded_suite: Sui
     assert figures.timing.requests == 6
 
 
-def test_fewer_prompts_than_rounds_are_refused(suite: Suite) -> None:
-    done = suite.run("tests/perf", "-q", "--num-prompts=1")
-
-    assert done.returncode == 4
-    assert "--num-prompts 1: 'vllm-none-tiny-toy-c1' needs 2 or more" in done.stderr
-
-
-def test_a_baseline_is_of_the_prompts_of_the_matrix(suite: Suite) -> None:
-    arguments = ("--update-baselines", "--reason", "x", "--num-prompts=6")
-    done = suite.run("tests/perf", "-q", *arguments)
-
-    assert done.returncode == 4
-    assert "--update-baselines with --num-prompts: a baseline is of as many" in done.stderr
-
-
 def test_a_prompt_longer_than_the_context_is_refused_before_a_server_starts(suite: Suite) -> None:
     text = (suite.folder / "cpu.toml").read_text()
     suite.write_tier(text.replace("[cases.tol", "max_model_len_tokens = 60\n[cases.tol"))
@@ -54,13 +39,6 @@ def test_a_prompt_longer_than_the_context_is_refused_before_a_server_starts(suit
     assert "dataset 'toy': prompt '" in done.stderr
     assert "'vllm-eagle3-tiny-toy-c1' has 60, and" in done.stderr
     assert not list(suite.runs.glob("*/logs/*"))
-
-
-def test_more_prompts_than_there_are_are_refused_before_a_server_starts(suite: Suite) -> None:
-    done = suite.run("tests/perf", "-q", "-k", "eagle3 and c1", "--num-prompts=1000")
-
-    assert done.returncode == 4, done.stdout
-    assert "'vllm-eagle3-tiny-toy-c1' asks for 1000; lower prompts" in done.stderr
 
 
 def test_what_cannot_be_held_against_the_context_is_said(suite: Suite) -> None:

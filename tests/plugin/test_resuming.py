@@ -69,11 +69,3 @@ def test_a_run_that_was_cut_off_goes_on_where_it_was(timeless_suite: Suite) -> N
     assert f"taken over from the run that was cut off: {first}, {second}\n" in again.stdout
     assert begun(suite) == [first, second, second]
     assert list(logs.iterdir()) == []
-
-
-def test_there_must_be_a_run_to_go_on_with(suite: Suite) -> None:
-    done = suite.run("tests/perf", "--specreg-resume")
-    assert done.returncode == 4
-    said = [line for line in done.stderr.splitlines() if line]
-    assert said == [f"ERROR: --specreg-resume: there is no run in '{suite.runs}'; run without it"]
-    assert not suite.runs.exists()

@@ -10,13 +10,6 @@ from tests.plugin.conftest import Suite
 UPDATE = ("tests/perf", "-q", "--update-baselines", "--reason", "test", "--specreg-launches", "2")
 
 
-def test_only_the_cases_that_ran_are_written(suite: Suite) -> None:
-    done = suite.run(*UPDATE, "-k", "none and c1")
-
-    assert done.returncode == 0, done.stdout
-    assert set(suite.recorded()) == {"vllm-none-tiny-toy-c1"}
-
-
 def test_all_other_baselines_stay_as_they_are(recorded_suite: Suite) -> None:
     before = recorded_suite.recorded()
     recorded_suite.script = Script(acceptance_probs=(0.6, 0.5, 0.4))
@@ -28,20 +21,10 @@ def test_all_other_baselines_stay_as_they_are(recorded_suite: Suite) -> None:
     assert done.returncode == 0, done.stdout
     assert set(after) == set(before)
     assert changed == {"vllm-eagle3-tiny-toy-c1"}
-    assert "lossless_frac" in done.stdout  # what must be is proven, before what was is recorded
-
-
-def test_old_and_new_values_are_printed(recorded_suite: Suite) -> None:
-    recorded_suite.script = Script(acceptance_probs=(0.6, 0.5, 0.4))
-
-    done = recorded_suite.run(*UPDATE, "-k", "eagle3 and c1 and acceptance_length")
-
-    (row,) = (
-        line
-        for line in done.stdout.splitlines()
-        if "acceptance_length" in line[:30] and line.split()[-1] == "2"
-    )
-    old, new = (float(word) for word in row.split()[1:3])
+    assert "lossless_frac" in done.stdout  # what must be is checked, before what was is recorded
+    rows = [line.split() for line in done.stdout.splitlines() if "acceptance_length" in line[:30]]
+    (row,) = [row for row in rows if row[-1] == "2"]
+    old, new = map(float, row[1:3])
     assert old > new > 1
 
 

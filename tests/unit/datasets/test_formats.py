@@ -341,14 +341,6 @@ def test_braces_of_code_are_no_leftover(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_the_toy_prompts_say_the_same_in_every_form(name: str, tmp_path: Path) -> None:
-    prompts = toy()
-    loaded = FORMATS[name].load(write_lines(tmp_path / "toy.jsonl", rows_in(name, prompts)))
-    assert [prompt.turns for prompt in loaded.prompts] == [prompt.turns for prompt in prompts]
-    assert loaded.left_out_rows == 0
-
-
-@pytest.mark.parametrize("name", FORMATS)
 @settings(
     max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

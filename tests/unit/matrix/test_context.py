@@ -62,10 +62,6 @@ def words(tokens: int) -> str:
     return "honey" * (tokens // int(per_word))
 
 
-def test_the_committed_prompts_fit_into_the_committed_cases() -> None:
-    assert check_contexts(builders.ROOT, [dataclasses.replace(builders.CASE, prompts=160)]) == ()
-
-
 def test_a_prompt_that_just_fits_is_silent_and_one_token_more_is_refused(root: Path) -> None:
     write(root, [SHORT], [words(40)])
     assert check_contexts(root, [case()]) == ()
@@ -126,13 +122,6 @@ def test_what_nobody_can_count_hides_no_other_error(
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(DatasetError, match="asks for 3"):
         check_contexts(root, [case(), dataclasses.replace(case(), prompts=3)])
-
-
-def test_short_prompts_take_no_tokenizer(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(root, [SHORT], [SHORT])
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    (root / "fixtures/target/tokenizer.json").unlink()
-    assert check_contexts(root, [case()]) == ()
 
 
 @pytest.mark.parametrize("content", [None, "{"])

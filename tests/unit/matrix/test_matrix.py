@@ -95,11 +95,6 @@ def test_a_speculating_case_is_measured_beside_none_of_its_models(tmp_path: Path
     assert case.control == case_of(tier, "vllm-none-tiny-toy-c1").server
 
 
-def test_a_tier_without_none_has_no_controls(tmp_path: Path) -> None:
-    tier = load(tmp_path, MODELS + CASES.replace('"none", ', ""))
-    assert [case.control for case in tier.cases] == [None, None]
-
-
 def test_a_control_differs_from_its_case_in_the_speculation_alone(tmp_path: Path) -> None:
     half = CASES.replace("[1, 4]", "[8]") + 'dtype = "bfloat16"\n'
     tier = load(tmp_path, MODELS + CASES + half)
@@ -169,21 +164,6 @@ def test_an_unknown_tier_is_answered_with_the_files_there_are(tmp_path: Path) ->
     (tmp_path / "gpu.toml").touch()
     with pytest.raises(UnknownNameError, match="unknown tier 'gpus'; did you mean 'gpu'"):
         load_tier(tmp_path, "gpus")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param("needs_gpus = ", id="no-toml"),
-        pytest.param(MODELS, id="no-cases"),
-        pytest.param(MODELS + CASES.replace("[[cases]]", "[cases]"), id="no-list"),
-    ],
-)
-def test_a_file_that_does_not_decode_is_named(tmp_path: Path, text: str) -> None:
-    with pytest.raises(MatrixError) as error:
-        load(tmp_path, text)
-    assert str(error.value).startswith(f"matrix file '{tmp_path / 'cpu.toml'}': ")
-    assert str(error.value).endswith("; docs/matrix.md shows the tables and keys")
 
 
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
@@ -304,11 +284,6 @@ def test_a_rate_comes_at_random_unless_told_otherwise(tmp_path: Path) -> None:
     assert {case.load.id for case in load(tmp_path, MODELS + text).cases} == {"poisson4"}
 
 
-def test_the_server_may_be_asked_for_all_that_it_takes_on(tmp_path: Path) -> None:
-    tier = load(tmp_path, MODELS + CASES.replace("[1, 4]", "[5]") + "max_sequences = 5\n")
-    assert {case.load.concurrency for case in tier.cases} == {5}
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -341,22 +316,6 @@ def test_a_figure_out_of_its_bounds_is_refused_by_name(
     place = rf"line \d+, \[\[cases\]\] no\. 1: {key}\b.* = .+, needed `"
     with pytest.raises(MatrixError, match=place):
         load(tmp_path, MODELS + with_key(key, value))
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [("needs_gpus = 0", "needs_gpus = -1"), ("padding_layers = 2", "padding_layers = -1")],
-)
-def test_less_than_none_is_refused(tmp_path: Path, old: str, new: str) -> None:
-    with pytest.raises(MatrixError, match=r" = -1, needed `int` >= 0; docs/"):
-        load(tmp_path, MODELS.replace(old, new) + CASES)
-
-
-@pytest.mark.parametrize("draft_tokens", [1, MOST_DRAFT_TOKENS])
-def test_the_bounds_of_the_draft_are_within_them(tmp_path: Path, draft_tokens: int) -> None:
-    tier = load(tmp_path, MODELS + with_key("draft_tokens", str(draft_tokens)))
-    case = case_of(tier, f"vllm-eagle3-tiny-k{draft_tokens}-toy-c1")
-    assert case.server.draft_tokens == draft_tokens
 
 
 def test_of_several_pairs_a_machine_runs_the_first_that_fits_with_all_its_cases(

@@ -9,7 +9,6 @@ from specreg.core.errors import MatrixError
 from specreg.engines.settings import Parallel
 from specreg.matrix.case import Case, Needs, Sizes, Tier
 from specreg.matrix.tier import load_tier
-from tests.unit import builders
 
 PAIRS = """
 [models.eight]
@@ -130,11 +129,6 @@ def test_a_tier_uses_the_gpus_of_its_widest_case_that_fits(tmp_path: Path) -> No
     assert dataclasses.replace(tier, needs_gpus=0).gpus_used((92.0,)) == 0
 
 
-def test_a_tier_without_gpus_needs_none(tmp_path: Path) -> None:
-    tier = load(tmp_path, TIER.replace("needs_gpus = 1", "needs_gpus = 0"))
-    assert tier.unmet(()) == {}
-
-
 def test_case_and_control_do_not_take_more_than_there_is(tmp_path: Path) -> None:
     with pytest.raises(MatrixError, match=r"gpu_memory_frac = 0\.6, needed at most 0\.5: case and"):
         load(tmp_path, TIER.replace("0.25", "0.6"))
@@ -162,11 +156,3 @@ def replayed(case: Case, *numbers: int) -> Case:
     for number in numbers:
         case = case.replaying(number)
     return case
-
-
-def test_a_case_that_replays_fewer_prompts_knows_its_own_number() -> None:
-    case = dataclasses.replace(builders.CASE, prompts=20)
-    assert case.replaying(20) is case
-    fewer = replayed(case, 8, 6)
-    assert (fewer.prompts, fewer.matrix_prompts) == (6, 20)
-    assert replayed(case, 8, 20) == case

@@ -210,14 +210,6 @@ def test_a_disk_without_room_is_named_before_anything_is_written(
     assert not cache.exists()
 
 
-def test_what_is_there_needs_no_room() -> None:
-    assert lacking_bytes(builders.ROOT, [spec(), spec("draft_model")]) > 0
-    widened("eagle3")
-    draft_bytes = lacking_bytes(builders.ROOT, [spec(), spec("draft_model")])
-    assert draft_bytes == parameters(Width.THIRTY_MILLION)["draft_model"] * 2
-    assert lacking_bytes(builders.ROOT, [spec(width=None)]) == 0
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [

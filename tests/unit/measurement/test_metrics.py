@@ -13,7 +13,7 @@ from specreg.measurement.metrics import (
     Family,
     Metric,
     Replay,
-    check_tolerances,
+    check_allowed,
     e2e_ms,
     is_good,
     metrics_of,
@@ -229,20 +229,20 @@ def test_a_case_has_the_metrics_that_can_have_a_value(
 
 
 def test_a_tolerance_is_one_of_a_metric() -> None:
-    check_tolerances(dataclasses.replace(builders.CASE, tolerances=(("tpot_p50_ms", 0.2),)), "")
+    check_allowed(dataclasses.replace(builders.CASE, tolerances=(("tpot_p50_ms", 0.2),)), "")
     misspelled = dataclasses.replace(builders.CASE, tolerances=(("tpot_p50", 0.2),))
     with pytest.raises(UnknownNameError) as error:
-        check_tolerances(misspelled, "cpu.toml, line 7")
+        check_allowed(misspelled, "cpu.toml, line 7")
     known = "unknown metric in tolerances 'tpot_p50'; did you mean 'tpot_p50_ms'"
     assert str(error.value).startswith(f"cpu.toml, line 7: {known}")
 
 
 def test_a_tolerance_that_no_loss_could_overstep_is_refused() -> None:
     """A time may become twice as long; no more than all tokens per second can be lost."""
-    check_tolerances(dataclasses.replace(builders.CASE, tolerances=(("tpot_p50_ms", 1.0),)), "")
+    check_allowed(dataclasses.replace(builders.CASE, tolerances=(("tpot_p50_ms", 1.0),)), "")
     blind = dataclasses.replace(builders.CASE, tolerances=(("throughput_tokens_per_s", 1.0),))
     with pytest.raises(MatrixError) as error:
-        check_tolerances(blind, "cpu.toml, line 7")
+        check_allowed(blind, "cpu.toml, line 7")
     assert str(error.value) == (
         "cpu.toml, line 7: tolerances.throughput_tokens_per_s = 1, needed less than 1: no loss is"
         " greater than all there is, so it could never fail; lower it"

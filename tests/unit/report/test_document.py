@@ -25,8 +25,7 @@ from specreg.report.document import (
     load_figures,
     load_report,
     load_verdict,
-    record_report,
-    record_verdict,
+    record_document,
     render_schema,
     slowed_of,
 )
@@ -53,7 +52,7 @@ def test_what_is_written_keeps_to_the_schema_and_is_read_again(
     tmp_path: Path, report: msgspec.Struct
 ) -> None:
     path = tmp_path / "run/report.json"
-    record_report(path, report)  # type: ignore[arg-type]
+    record_document(path, report)  # type: ignore[arg-type]
     jsonschema.validate(json.loads(path.read_text()), json.loads(SCHEMA.read_text()))
     assert load_report(path) == report
 
@@ -100,15 +99,15 @@ def test_a_report_of_an_earlier_specreg_is_read(tmp_path: Path) -> None:
 
 def test_a_disk_that_refuses_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ReportError, match=r"report '.*': not written, .*; make room"):
-        record_report(tmp_path / "file" / "report.json", reports.REPORT)
+    with pytest.raises(ReportError, match=r"'.*': not written, .*; make room"):
+        record_document(tmp_path / "file" / "report.json", reports.REPORT)
     assert (tmp_path / "file").read_text() == ""
 
 
 def test_the_document_of_a_run_holds_what_was_measured(tmp_path: Path) -> None:
     launch = builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0}, of=COUNTS)
     one = with_measurement(suite(tmp_path), launch)
-    one.note_failure(builders.CASE, LENGTH, "it broke")
+    one.note_failure(builders.CASE, LENGTH.name, "it broke")
     report = report_of(one, run_verdict(one, 10, cut_short=False), command="pytest x")
     (case,) = report.cases
     assert case.case_id == builders.CASE.id
@@ -127,7 +126,7 @@ def test_the_baseline_is_shown_of_the_prompts_that_were_measured(tmp_path: Path)
     full = with_prompts(builders.acceptance_of([*told[:4], *further]))
     record_measurements([full, full], one.settings(builders.CASE), one.store, reason="first")
     with_measurement(one, with_prompts(builders.acceptance_of(told[:4])))
-    one.note_failure(builders.CASE, LENGTH, "so that it is there")
+    one.note_failure(builders.CASE, LENGTH.name, "so that it is there")
     (case,) = report_of(one, run_verdict(one, 10, cut_short=False), command="").cases
     assert case.figures is not None
     assert case.figures.acceptance is not None
@@ -144,7 +143,7 @@ def test_the_speed_of_another_machine_is_no_baseline(tmp_path: Path, *, elsewher
     store = dataclasses.replace(one.store, environment=environment)
     record_measurements([launch, launch], one.settings(builders.CASE), store, reason="first")
     with_measurement(one, launch)
-    one.note_failure(builders.CASE, LENGTH, "so that it is there")
+    one.note_failure(builders.CASE, LENGTH.name, "so that it is there")
     (case,) = report_of(one, run_verdict(one, 10, cut_short=False), command="").cases
     assert case.expected is not None
     assert case.expected.environment == environment.name
@@ -269,7 +268,7 @@ def test_verdicts_that_were_written_are_read_again(tmp_path: Path) -> None:
         verdicts=(verdict(Outcome.INVALID),),
     )
     path = tmp_path / "run" / "verdict.json"
-    record_verdict(path, run)
+    record_document(path, run)
     assert load_verdict(path) == run
 
 
@@ -286,8 +285,8 @@ def test_a_disk_that_refuses_the_verdicts_is_said(tmp_path: Path) -> None:
         run="r", tier="t", environment="e", complete=True, exit_status=0, outcomes={}, verdicts=()
     )
     (tmp_path / "file").write_text("")
-    with pytest.raises(ReportError, match=r"verdicts '.*': not written, .*; make room"):
-        record_verdict(tmp_path / "file" / "verdict.json", run)
+    with pytest.raises(ReportError, match=r"'.*': not written, .*; make room"):
+        record_document(tmp_path / "file" / "verdict.json", run)
     assert (tmp_path / "file").read_text() == ""
 
 

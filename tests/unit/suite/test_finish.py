@@ -96,7 +96,7 @@ def test_a_case_that_is_wrong_is_not_recorded_and_one_that_holds_is(tmp_path: Pa
     launch = builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0}, of=COUNTS)
     one = measured(suite(tmp_path, update_reason="", launches=2), launch, launch)
     proven = Verdict(case_id=builders.CASE.id, metric="lossless_frac", outcome=Outcome.WRONG)
-    one.confirmation.note(dataclasses.replace(proven, reason="token 3 differs"))
+    one.confirmation.add(dataclasses.replace(proven, reason="token 3 differs"))
     written, refused = record_baselines(one)
     assert written == ()
     assert refused == {

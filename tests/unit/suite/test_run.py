@@ -20,7 +20,7 @@ from specreg.core.errors import (
 )
 from specreg.correctness.checks import LOSSLESS, CorrectnessCheck, RunningCase
 from specreg.matrix.case import Case, Tier
-from specreg.measurement.journal import Begun, Journal, Key
+from specreg.measurement.journal import Attempt, Journal, Key
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Metric
 from specreg.measurement.validity import all_invalid
@@ -235,7 +235,7 @@ def test_a_verdict_that_the_whole_run_changes_is_named(tmp_path: Path) -> None:
     """The line of its test was written before, and says REGRESSED."""
     one = suite(tmp_path)
     for outcome, metric in ((Outcome.REGRESSED, LENGTH), (Outcome.PASS, SPEED)):
-        one.confirmation.note(
+        one.confirmation.add(
             Verdict(case_id=builders.CASE.id, metric=metric.name, outcome=outcome, p_worse=0.5)
         )
     shown = Terminal(one)
@@ -249,7 +249,7 @@ def test_a_verdict_that_the_whole_run_changes_is_named(tmp_path: Path) -> None:
 
 def test_a_failure_is_a_row_of_the_table(tmp_path: Path) -> None:
     one = suite(tmp_path)
-    one.note_failure(builders.CASE, LENGTH, "server 'x': ended")
+    one.note_failure(builders.CASE, LENGTH.name, "server 'x': ended")
     (noted,) = one.verdicts
     assert (noted.case_id, noted.metric) == (builders.CASE.id, LENGTH.name)
     assert (noted.outcome, noted.reason) == (Outcome.INVALID, "server 'x': ended")
@@ -307,7 +307,7 @@ def begun_key(one: Suite, case: Case = builders.CASE, *, launch: int = 1) -> Key
     with pytest.raises(ServerDiedError):
         one.measure(case, dead(launch), None)
     one.journal.close()
-    return msgspec.json.decode(one.journal.path.read_bytes().splitlines()[-1], type=Begun).key
+    return msgspec.json.decode(one.journal.path.read_bytes().splitlines()[-1], type=Attempt).key
 
 
 def resumed(one: Suite, *keys: Key) -> Suite:

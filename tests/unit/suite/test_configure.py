@@ -1,0 +1,120 @@
+"""What a user may ask for, and what is refused before anything starts."""
+
+import dataclasses
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specreg.core.errors import SpecregError
+from specreg.measurement.metrics import METRICS
+from specreg.report.progress import Progress
+from specreg.suite.configure import check_options, open_suite, unmet_need, why_unfit
+from specreg.suite.options import Options
+from tests.unit import builders
+
+TIER = """
+    needs_gpus = {gpus}
+    [models.tiny]
+    target = "fixtures/models/tiny/target"
+    drafts = {{ eagle3 = "fixtures/models/tiny/eagle3" }}
+    [[cases]]
+    engine = "vllm"
+    methods = ["none", "{method}"]
+    models = "tiny"
+    dataset = "toy"
+    concurrency = [1]
+    prompts = 10
+    rounds = 2
+    output_cap_tokens = 8
+"""
+ATTACH = "http://127.0.0.1:9"
+NOT_ATTACHED: dict[str, dict[str, Any]] = {
+    "--update-baselines": {"update_baselines": True},
+    "--specreg-resume": {"resume": True},
+    "--specreg-launches": {"launches": 1},
+    "--specreg-engine-version": {"engine_version": "1"},
+    "--specreg-budget-gpu-min": {"budget_gpu_min": 1.0},
+}
+
+
+@pytest.fixture
+def progress() -> Iterator[Progress]:
+    progress = Progress()
+    yield progress
+    progress.close()
+
+
+def options(folder: Path, *, gpus: int = 0, method: str = "eagle3", **given: Any) -> Options:  # noqa: ANN401 - any option
+    """Options with a tier of their own."""
+    (folder / "cpu.toml").write_text(textwrap.dedent(TIER.format(gpus=gpus, method=method)))
+    usual = Options(tier="cpu", matrix=str(folder), runs=str(folder / "runs"))
+    return dataclasses.replace(usual, **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"tier": "cpuu"}, "unknown tier 'cpuu'; did you mean 'cpu'? known: cpu"),
+        ({"method": "eagle33"}, "unknown method 'eagle33'; did you mean 'eagle3'?"),
+        ({"engine": "sglang"}, "tier 'cpu': unknown engine 'sglang'; known: vllm"),
+        ({"launches": 0}, "--specreg-launches: got 0, needed 1 or more"),
+        ({"num_prompts": 1}, "--num-prompts 1: 'vllm-none-tiny-toy-c1' needs 2 or more"),
+        (
+            {"num_prompts": 6, "update_baselines": True},
+            "--update-baselines with --num-prompts: a baseline is of as many",
+        ),
+        (
+            {"budget_gpu_min": 9.0, "update_baselines": True},
+            "--update-baselines with --specreg-budget-gpu-min: a baseline is of as many",
+        ),
+        ({"resume": True}, "--specreg-resume: there is no run in '"),
+        *(
+            ({"attach": ATTACH, **other}, f"--specreg-attach with {flag}: nobody here knows")
+            for flag, other in NOT_ATTACHED.items()
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(
+    tmp_path: Path, given: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(SpecregError) as caught:
+        check_options(builders.ROOT, options(tmp_path, **given))
+    assert words in str(caught.value)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_tier_that_lacks_gpus_is_skipped_unless_it_is_required(
+    tmp_path: Path, progress: Progress
+) -> None:
+    suite = open_suite(builders.ROOT, options(tmp_path, gpus=64), progress, None)
+    suite.journal.close()
+    assert unmet_need(suite).startswith("tier 'cpu' needs 64 GPU(s), this machine has")
+    assert len(why_unfit(suite)) == 2
+    with pytest.raises(SpecregError, match="needs 64 GPU"):
+        open_suite(builders.ROOT, options(tmp_path, gpus=64, require_tier=True), progress, None)
+
+
+@pytest.mark.parametrize(
+    ("inconclusive", "softened"),
+    [
+        ("fail", set()),
+        ("warn", set(METRICS)),
+        ("warn-speed", {metric.name for metric in METRICS.values() if metric.by_launch}),
+    ],
+)
+def test_metrics_are_softened_as_asked(
+    tmp_path: Path, progress: Progress, inconclusive: str, softened: set[str]
+) -> None:
+    suite = open_suite(builders.ROOT, options(tmp_path, inconclusive=inconclusive), progress, None)
+    suite.journal.close()
+    assert suite.softened == softened
+
+
+def test_an_attached_server_has_no_control_beside_it(tmp_path: Path, progress: Progress) -> None:
+    suite = open_suite(builders.ROOT, options(tmp_path, attach=ATTACH), progress, None)
+    suite.journal.close()
+    assert {case.control for case in suite.tier.cases} == {None}
+    assert suite.environment.name == "unknown"
