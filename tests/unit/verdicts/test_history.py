@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specreg.baselines.schema import Baseline, Noise
+from specreg.baselines.schema import Baseline
 from specreg.core.errors import ReportError
 from specreg.measurement.metrics import METRICS, Metric
 from specreg.stats.intervals import Spread
 from specreg.verdicts.history import (
-    History,
     RunRecord,
     baseline_sha256,
     headroom_frac,
@@ -70,10 +69,6 @@ def spread(within_frac: float) -> dict[str, Spread]:
 def path(tmp_path: Path) -> Path:
     """Where the history lies; its folder isn't there yet."""
     return history_path(tmp_path / "history", "cpu")
-
-
-def test_each_environment_has_a_file_of_its_own(path: Path) -> None:
-    assert path.parts[-2:] == ("history", "cpu.jsonl")
 
 
 def test_lines_come_back_the_oldest_first_and_by_case(path: Path) -> None:
@@ -132,20 +127,10 @@ def test_only_identical_runs_tell_how_hours_differ(changes: dict[str, str]) -> N
     assert identical_to([same, other, same], builders.SETTINGS, "0.32.0", "cd") == [same, same]
 
 
-def test_what_is_learnt_is_no_other_expectation() -> None:
-    noise = {SPEED.name: Noise(between_frac=0.1, runs=5)}
-    learnt = msgspec.structs.replace(BASELINE, noise=noise)
-    assert baseline_sha256(learnt) == baseline_sha256(BASELINE)
-
-
 def test_what_a_later_specreg_adds_to_a_line_does_not_hide_it(path: Path) -> None:
     record_history(path, [lived()])
     path.write_bytes(path.read_bytes().replace(b'{"run"', b'{"new": 1, "run"'))
     assert load_history(path).of("case") == (lived(),)
-
-
-def test_a_machine_without_a_history_has_none(path: Path) -> None:
-    assert load_history(path) == History({})
 
 
 def test_a_disk_that_refuses_is_said(tmp_path: Path) -> None:
@@ -247,10 +232,6 @@ def test_what_launches_differ_by_is_no_noise_of_the_hour() -> None:
     assert noise.between_frac == pytest.approx(math.sqrt(0.0015625 - 0.0009))
 
 
-def test_runs_that_differ_as_launches_do_have_no_noise() -> None:
-    assert noise_of(runs(100, 101, 99, 100, 100), spread(0.1))[SPEED.name].between_frac == 0.0
-
-
 def test_only_speeds_have_noise_and_only_where_launches_tell() -> None:
     full = [lived(throughput_tokens_per_s=9.0, tpot_p50_ms=8.0, acceptance_length_tokens=2.0)] * 5
     one = Spread(within_frac=0.1, between_frac=0.0, freedom=4)
@@ -309,7 +290,3 @@ def test_runs_that_were_judged_by_another_baseline_do_not_count() -> None:
     other = builders.baseline({SPEED.name: 90.0})
     assert headroom_frac(SPEED, other, better(*[0.1] * 5)) is None
     assert headroom_frac(SPEED, other, better(*[0.1] * 5, of=other)) == pytest.approx(0.1)
-
-
-def test_a_metric_that_was_not_judged_has_no_headroom() -> None:
-    assert headroom_frac(SPEED, BASELINE, better(*[0.1] * 5, metric=TIME)) is None
