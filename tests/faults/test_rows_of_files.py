@@ -62,7 +62,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "report": lambda path: record_report(path, reports.REPORT),
     "figures": lambda path: record_figures(path, FIGURES),
     "baseline": lambda path: record_baseline(path, builders.baseline({"tpot_p50_ms": 1.0})),
-    "history": lambda path: record_history(path, [reports.lived(1, tpot_p50_ms=1.0)]),
+    "history": lambda path: record_history(path, [reports.past_run(1, tpot_p50_ms=1.0)]),
     "gate-journal": lambda path: Journal(path=path).write(*[Rehearsed()] * 20),
 }
 

@@ -252,10 +252,10 @@ def test_what_a_run_did_is_history_and_only_if_it_judged(tmp_path: Path) -> None
     judged(one, LENGTH)
     record_runs(one)
     path = history_path(tmp_path / "history", builders.ENVIRONMENT.name)
-    (lived,) = load_history(path).of(builders.CASE.id)
-    assert lived.outcomes == {LENGTH.name: "NO_BASELINE"}
-    assert lived.values == {LENGTH.name: 2.5}
-    assert lived.engine_version == "0.32.0"
+    (past_run,) = load_history(path).of(builders.CASE.id)
+    assert past_run.outcomes == {LENGTH.name: "NO_BASELINE"}
+    assert past_run.values == {LENGTH.name: 2.5}
+    assert past_run.engine_version == "0.32.0"
     recording = measured(suite(tmp_path, update_reason="again"), MEASURED)
     judged(recording, LENGTH)
     record_runs(recording)
