@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.doubles.nvml.device import build
+
 _PRODUCT = Path(__file__).parent / "perf"
 
 
@@ -22,3 +24,9 @@ def _ended_by_signals(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The scripted driver of NVIDIA's GPUs."""
+    return build(tmp_path_factory.mktemp("nvml"))

@@ -1,4 +1,4 @@
-"""About how long a case takes: what was recorded of it in, seconds out, or else a rough guess.
+"""Estimate how long a case takes, from what was recorded of it or else as a rough guess.
 
 An estimate chooses how many prompts a budget leaves, and is shown as one. It never judges.
 """
@@ -156,7 +156,7 @@ def within_budget(
         launches: of each server.
 
     Raises:
-        SpecregError: nobody knows how long one of them takes, or the least takes longer.
+        SpecregError: how long one of them takes isn't known, or the least takes longer.
     """
     cases = tuple(cases)
     unknown = [case.id for case in cases if estimates[case.id] is None]

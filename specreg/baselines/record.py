@@ -41,7 +41,7 @@ _SAME_AL_FRAC = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class RecordedBaseline:
     """A baseline that was written: its path, the one it replaced (None if new) and itself.
 
     Attributes:
@@ -63,8 +63,8 @@ def record_measurements(
     torch_version: str = "",
     driver_version: str = "",
     noise_of: Callable[[Mapping[str, Spread]], dict[str, Noise]] = lambda _: {},
-) -> Recorded:
-    """Writes the baseline of one case from the measurements of its launches.
+) -> RecordedBaseline:
+    """Write the baseline of one case from the measurements of its launches.
 
     Where a launch has figures that mean nothing, what was recorded of their metrics before is kept.
 
@@ -131,7 +131,7 @@ def record_measurements(
         there.unlink(missing_ok=True)
     why = render_invalid(invalid)
     left_out = f"baseline of '{first.case.id}': written without {why}" if why else ""
-    return Recorded(path=path, old=old, new=baseline, left_out=left_out)
+    return RecordedBaseline(path=path, old=old, new=baseline, left_out=left_out)
 
 
 def _invalid_of(measurements: Sequence[Measurement], old: Baseline | None) -> Invalid:

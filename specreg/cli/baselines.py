@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from specreg.baselines.record import Recorded
+from specreg.baselines.record import RecordedBaseline
 from specreg.baselines.schema import (
     Baseline,
     baseline_files,
@@ -61,7 +61,7 @@ def diff(
         if isinstance(new, str):
             unreadable.append(new)
         elif old != new:
-            changes.append(Recorded(path=path, old=old, new=new))
+            changes.append(RecordedBaseline(path=path, old=old, new=new))
     if changes:
         typer.echo(render_recorded(changes, width=WIDTH, color=False))
     typer.echo("\n".join(unreadable) or ("" if changes else f"as in {revision}"), nl=not changes)

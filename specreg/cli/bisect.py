@@ -17,9 +17,9 @@ from specreg.cli.options import (
     WaitOption,
     fitting_tier_of,
 )
-from specreg.compare.gate.opening import set_aside
-from specreg.compare.gate.request import Request, check_extent
-from specreg.compare.gate.searching import PAGE, render_searched, search
+from specreg.compare.bisect import PAGE, open_search, render_search
+from specreg.compare.document import set_aside
+from specreg.compare.request import Request
 from specreg.core.redaction import hide
 
 
@@ -30,9 +30,7 @@ def bisect(  # noqa: PLR0913, PLR0917 - an option each
     versions: Annotated[str, typer.Option(help="0.30.0,0.31.0,…: search among these alone")] = "",
     launches: Annotated[int, typer.Option(help="the most of each side; even")] = 16,
     prompts: Annotated[int | None, typer.Option(help="how many the case replays", min=1)] = None,
-    tolerance: Annotated[
-        list[str], typer.Option(help="QUANTITY=FRACTION, a loss that is fine")
-    ] = [],  # noqa: B006
+    tolerance: Annotated[list[str], typer.Option(help="METRIC=FRACTION, a loss that is fine")] = [],  # noqa: B006
     seconds: SecondsOption = 20.0,
     out: Annotated[
         Path | None,
@@ -66,13 +64,12 @@ def bisect(  # noqa: PLR0913, PLR0917 - an option each
             root=root.resolve(),
             show=lambda text: typer.echo(hide(text), err=True),
         )
-        check_extent(request)
         named = tuple(filter(None, map(str.strip, versions.split(","))))
-        asked = search(good, bad, named, request, folder)
+        asked = open_search(good, bad, named, request, folder)
         try:
             with going_on("type the same again"):
-                searched = asked.run()
+                found = asked.run()
         finally:
             typer.echo(f"gates: {asked.gates}")
-        typer.echo(render_searched(searched))
-        raise typer.Exit(searched.exit_status)
+        typer.echo(render_search(found))
+        raise typer.Exit(found.exit_status)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from specreg.cli.options import (
@@ -22,12 +21,15 @@ from specreg.cli.options import (
     WaitOption,
     fitting_tier_of,
 )
-from specreg.compare.gate.opening import Opened, open_gate, set_aside
-from specreg.compare.gate.pages import render_terminal
-from specreg.compare.gate.request import Request
+from specreg.compare.document import document_of, set_aside, write_document
+from specreg.compare.gate import Gate
+from specreg.compare.opening import open_gate
+from specreg.compare.request import Request
+from specreg.core.commands import specreg_command
 from specreg.core.errors import SpecregError
 from specreg.core.redaction import hide, hide_known
 from specreg.core.signals import interrupt_on_signals
+from specreg.report.terminal import render_report
 
 FAILED_STATUS, INTERRUPTED_STATUS = 10, 130
 
@@ -54,9 +56,7 @@ def gate(  # noqa: PLR0913, PLR0917 - an option each
         float | None, typer.Option(help="the most that the launches may take")
     ] = None,
     prompts: Annotated[int | None, typer.Option(help="how many each case replays", min=1)] = None,
-    tolerance: Annotated[
-        list[str], typer.Option(help="QUANTITY=FRACTION, a loss that is fine")
-    ] = [],  # noqa: B006
+    tolerance: Annotated[list[str], typer.Option(help="METRIC=FRACTION, a loss that is fine")] = [],  # noqa: B006
     control: Annotated[bool, typer.Option(help="measure side A once more, against itself")] = True,  # noqa: FBT002 - an option
     together: Annotated[
         bool | None,
@@ -66,7 +66,6 @@ def gate(  # noqa: PLR0913, PLR0917 - an option each
         ),
     ] = None,
     seconds: SecondsOption = 20.0,
-    rehearse: Annotated[bool, typer.Option(help="start each server once beforehand")] = True,  # noqa: FBT002 - an option
     resume: Annotated[bool, typer.Option("--resume", help="go on with what lies in --out")] = False,  # noqa: FBT002 - an option
     out: Annotated[Path | None, typer.Option(help="where the report goes")] = None,
     ready_within_s: ReadyOption = 600.0,
@@ -106,11 +105,10 @@ def gate(  # noqa: PLR0913, PLR0917 - an option each
         )
         with going_on("type the same again"):
             opened = open_gate(asked)
-        asked.show(opened.extent)
-        with going_on(_resume(opened)):
-            opened.gate.record()
-            if rehearse:
-                opened.gate.rehearse()
+        asked.show(
+            f"{len(opened.pairs)} cases on {len(opened.groups)} servers of each side, at most"
+            f" {opened.rules.launches} launches of each"
+        )
         raise typer.Exit(_measured(opened))
 
 
@@ -142,15 +140,11 @@ def going_on(how: str) -> Iterator[None]:
         raise
 
 
-def _resume(opened: Opened) -> str:
-    return f"type the same with --resume --out {opened.gate.place.folder}"
-
-
-def _measured(opened: Opened) -> int:
+def _measured(gate: Gate) -> int:
     """The exit status; what was measured is told, whatever cuts it short."""
     cut_short = None
     try:
-        opened.gate.measure()
+        gate.measure()
     except KeyboardInterrupt:
         cut_short = INTERRUPTED_STATUS
     except (SpecregError, OSError) as error:
@@ -159,13 +153,12 @@ def _measured(opened: Opened) -> int:
     except Exception:  # noqa: BLE001 - a fault of ours; what was measured is told all the same
         typer.echo(hide(traceback.format_exc()), err=True)
         cut_short = FAILED_STATUS
-    report = opened.report()
-    if cut_short is not None:
-        report = msgspec.structs.replace(report, exit_status=cut_short)
-    written = opened.record(report)  # first: a terminal that was closed takes nothing any more
-    typer.echo(hide_known(render_terminal(report, width=WIDTH, color=sys.stdout.isatty())))
+    report = document_of(gate, command=specreg_command(*sys.argv[1:]), status=cut_short)
+    # First: a terminal that was closed takes nothing any more.
+    written = write_document(gate.folder, report, gate.request.show)
+    typer.echo(hide_known(render_report(report, width=WIDTH, color=sys.stdout.isatty())))
     if written:
-        typer.echo(f"report: {opened.gate.place.folder / 'gate.html'}")
-    if not report.complete:
-        typer.echo(f"go on: {_resume(opened)}")
-    return report.exit_status
+        typer.echo(f"report: {gate.folder / 'report.html'}")
+    if not report.run.complete:
+        typer.echo(f"go on: type the same with --resume --out {gate.folder}")
+    return report.run.exit_status

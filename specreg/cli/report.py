@@ -18,11 +18,11 @@ from specreg.report.document import (
     load_verdict,
     render_schema,
 )
-from specreg.report.exports import ALWAYS, OUTPUTS, write_outputs
+from specreg.report.exports import ALWAYS, FORMS, write_outputs
 from specreg.report.tables import render_figures
 from specreg.verdicts.history import load_history
 
-_FORMS = "; ".join(f"{output.name}: {output.text}" for output in OUTPUTS.values())
+_FORMS = "; ".join(f"{name}: {text}" for name, text in FORMS.items())
 _USUAL = (
     *("acceptance_length_tokens", "throughput_tokens_per_s", "ttft_p50_ms", "tpot_p50_ms"),
     "speedup_ratio",
@@ -49,8 +49,8 @@ def report(
         typer.echo(render_schema(), nl=False)
         return
     for name in to or ():
-        if name not in OUTPUTS:
-            raise UnknownNameError("form", name, OUTPUTS, "specreg report --to")
+        if name not in FORMS:
+            raise UnknownNameError("form", name, FORMS, "specreg report --to")
     found = _folder_of(root / runs, run)
     written, failed = write_outputs(
         to or ALWAYS, load_report(found / FILE_NAME), found, folder or found

@@ -19,9 +19,16 @@ from specreg.cli.options import (
     case_of,
     tier_of,
 )
-from specreg.compare.soak.opening import Opened, Request, first_speculating, open_soak
+from specreg.compare.soak import (
+    SoakRequest,
+    first_speculating,
+    open_soak,
+    run_soak,
+)
 from specreg.core.errors import SpecregError
 from specreg.core.redaction import hide
+from specreg.report.document import exit_status
+from specreg.report.terminal import render_verdicts
 
 
 def soak(  # noqa: PLR0913, PLR0917 - an option each
@@ -53,7 +60,7 @@ def soak(  # noqa: PLR0913, PLR0917 - an option each
     """
     with ending():
         found = tier_of(root / matrix, tier)
-        asked = Request(
+        asked = SoakRequest(
             tier=found,
             case=case_of(found, case) if case else first_speculating(found),
             engine=engine,
@@ -66,22 +73,26 @@ def soak(  # noqa: PLR0913, PLR0917 - an option each
             waits=wait,
             show=lambda text: typer.echo(hide(text), err=True),
         )
-        raise typer.Exit(_soaked(open_soak(asked)))
+        raise typer.Exit(_soaked(asked))
 
 
-def _soaked(opened: Opened) -> int:
+def _soaked(asked: SoakRequest) -> int:
     """The exit status; what was measured is told, whatever cuts it short."""
+    soak, source = open_soak(asked)
     cut_short = None
     try:
-        opened.measure()
+        run_soak(asked, soak, source)
     except KeyboardInterrupt:
         cut_short = INTERRUPTED_STATUS
     except SpecregError as error:
         typer.echo(str(error), err=True)
         cut_short = FAILED_STATUS
-    if not opened.soak.blocks:
+    if not soak.blocks:
         return cut_short or FAILED_STATUS
-    table, status = opened.conclude(width=WIDTH, color=sys.stdout.isatty())
-    typer.echo(table)
-    typer.echo(f"{len(opened.soak.blocks)} blocks: {opened.soak.journal.path}")
-    return status if cut_short is None else cut_short
+    verdicts = soak.conclude()
+    typer.echo(render_verdicts(verdicts, width=WIDTH, color=sys.stdout.isatty()))
+    for one in verdicts:
+        if one.reason:
+            typer.echo(f"{one.metric}: {one.reason}")
+    typer.echo(f"{len(soak.blocks)} blocks; a change is that of an hour: {soak.path}")
+    return exit_status(verdicts) if cut_short is None else cut_short

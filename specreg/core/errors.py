@@ -1,10 +1,10 @@
 """Every error that specreg raises on purpose, as one tree.
 
 SpecregError
-├── UnknownNameError        an engine, method, dataset, tier or model pair that nobody declared
+├── UnknownNameError        an engine, method, dataset, tier or model pair that isn't declared
 ├── MatrixError             a matrix file that doesn't decode, or asks for what can't be
 ├── UnsupportedError        an engine or its version lacks what a case asks for
-├── DatasetError            a prompt file that can't be used, or a set that nobody prepared
+├── DatasetError            a prompt file that can't be used, or a set that wasn't prepared
 ├── ModelError              a model folder that is missing or not one
 ├── EnvironmentSetupError   an engine's environment could not be made
 ├── ServerError
@@ -113,7 +113,7 @@ class ServerDiedError(ServerError):
 
 
 class AnswerError(ServerError):
-    """An answer that can't be taken; the message names the path, and whoever asked says of whom.
+    """An answer that can't be taken; the message names the path.
 
     Attributes:
         status: HTTP's, of a refusal; None where there was no whole answer.

@@ -42,7 +42,7 @@ def data_dir() -> Path:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Writes a file, and makes its folder; what was there stays until all of this is on the disk.
+    """Write a file, and make its folder; what was there stays until all of this is on the disk.
 
     Args:
         path: of the file.
@@ -78,7 +78,7 @@ def passing_folder(path: Path) -> Iterator[Path]:
 
 
 def append_lines(path: Path, content: bytes) -> None:
-    """Adds lines to a file, and makes its folder: all of them, or none where the disk refuses.
+    """Add lines to a file, and make its folder: all of them, or none where the disk refuses.
 
     Raises:
         OSError: the disk refuses; the file is as it was.
@@ -89,7 +89,7 @@ def append_lines(path: Path, content: bytes) -> None:
 
 
 def append_piece(path: Path, content: bytes) -> None:
-    """Adds part of a file that comes in pieces, and makes its folder.
+    """Add part of a file that comes in pieces, and make its folder.
 
     Raises:
         OSError: the disk refuses.
@@ -100,9 +100,9 @@ def append_piece(path: Path, content: bytes) -> None:
 
 
 def write_lines(file: BinaryIO, content: bytes) -> None:
-    """The same to a file that is open, unbuffered, for reading and appending.
+    """Add lines to a file that is open, unbuffered, for reading and appending.
 
-    A line in which somebody was cut off before is ended first, so that ours begin anew.
+    A line in which a writer was cut off before is ended first, so that ours begin anew.
     """
     before_bytes = file.seek(0, os.SEEK_END)
     left = memoryview(hide_bytes(_end_of_torn_line(file) + content))
@@ -147,7 +147,7 @@ def _remove(path: Path) -> None:
 class _Stamp(msgspec.Struct, frozen=True, kw_only=True):
     """What a file system says of a file; it changes with the content.
 
-    The last time it was changed (ctime) is among it, as nobody can set that back.
+    The last time it was changed (ctime) is among it, as that can't be set back.
     """
 
     path: str

@@ -1,6 +1,6 @@
-"""Answers: a question to a server in, its answer out, within bounds of bytes and of time.
+"""Ask a server over HTTP, within bounds of bytes and of time.
 
-A server's answer is somebody else's data. Everything that isn't the stream of a measured request is
+A server's answer is not to be trusted. Everything that isn't the stream of a measured request is
 read here; that stream is read by `specreg.load.chat_client`, and what may be in either has its
 bounds here.
 """
@@ -48,7 +48,7 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """As UTF-8, whatever it says of itself; what is none has marks in its place."""
+        """The content as UTF-8, whatever it says of itself; what isn't has marks in its place."""
         return self.content.decode(errors="replace")
 
     def good(self) -> bytes:
@@ -70,7 +70,7 @@ async def read(
     within_s: float,
     body: bytes | None = None,
 ) -> Answer:
-    """An answer of any status, read to its end.
+    """Ask a server, and read its answer of any status to the end.
 
     Args:
         client: for the server.
@@ -109,7 +109,7 @@ async def read(
 def ask(
     base_url: str, method: str, path: str, *, within_s: float, body: bytes | None = None
 ) -> Answer:
-    """The same of a server that is asked once, outside of any event loop.
+    """Ask a server once, outside of any event loop; see `read`.
 
     Args:
         base_url: `http://HOST:PORT`.

@@ -1,4 +1,4 @@
-"""Logs: what a server says in, a file with the first and the last of it, and no secrets, out.
+"""Keep the first and the last of what a server prints, without secrets.
 
 The standard library alone: the supervisor writes them, so that no log ends with us.
 """
@@ -22,13 +22,13 @@ _UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
 class BoundedLog:
     """A file that keeps the first and, up to twice as much, the last bytes that it is given.
 
-    What is dropped in a flood is neither searched for secrets nor written: nobody waits for it.
+    What is dropped in a flood is neither searched for secrets nor written: that would take time.
     """
 
     def __init__(
         self, path: Path, hide: Callable[[bytes], bytes], *, kept_bytes: int = KEPT_BYTES
     ) -> None:
-        """Opens the file, which is there.
+        """Open the file, which is there.
 
         Args:
             path: of the file.
@@ -43,7 +43,7 @@ class BoundedLog:
         """Whether something came since the last `write`."""
 
     def take(self, said: bytes) -> None:
-        """What was said."""
+        """Take what was printed."""
         self._waiting += said
         self.waits = True
         if len(self._waiting) < 2 * self._kept_bytes:
@@ -54,11 +54,11 @@ class BoundedLog:
             self._drop(len(self._waiting) - self._kept_bytes)
 
     def write(self, *, unfinished: bool = False) -> None:
-        """Puts what was said on disk; a disk that refuses loses it.
+        """Put on disk what came; a disk that refuses loses it.
 
         Args:
-            unfinished: the last line too, which is written anew once it is whole: of half a secret
-                nobody knows that it is one.
+            unfinished: the last line too, which is written anew once it is whole: half a
+                secret isn't known as one.
         """
         self.waits = False
         whole = self._hide(self._take_lines())
@@ -74,7 +74,7 @@ class BoundedLog:
             self._dropped_bytes += len(whole)
 
     def close(self) -> None:
-        """The same, all of it, and closes the file."""
+        """Put all that came on disk, and close the file."""
         self.write(unfinished=True)
         self._file.close()
 
@@ -87,7 +87,7 @@ class BoundedLog:
         return lines
 
     def _drop(self, most_bytes: int) -> None:
-        """Leaves out so much of what waits, but for the line that it would end in."""
+        """Leave out so much of what waits, but for the line that it would end in."""
         earliest = max(0, most_bytes - _LONG_LINE_BYTES)
         end = 1 + self._waiting.rfind(b"\n", earliest, most_bytes) or most_bytes
         self._dropped_bytes += end
@@ -101,7 +101,7 @@ class BoundedLog:
             self._cut(self._kept_bytes)
 
     def _cut(self, kept_bytes: int) -> None:
-        """Leaves out what lies between the beginning and the last bytes."""
+        """Leave out what lies between the beginning and the last bytes."""
         end = self._size_bytes()
         first = min(self._kept_bytes, end)
         last = max(first, end - kept_bytes)

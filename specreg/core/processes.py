@@ -137,7 +137,7 @@ def start_process(
             _dismiss(guard)
             raise
         except KeyboardInterrupt:
-            # It came between the fork and us: nobody but its mark knows the child, once it runs.
+            # It came between the fork and us: only its mark is known of the child, once it runs.
             time.sleep(_EXEC_S)
             kill_all(mark, NO_LEADER, _KILL_S)
             _dismiss(guard)
@@ -248,7 +248,7 @@ def stop_process(process: SupervisedProcess) -> None:
         note_shared(process)
         ask_all(process.mark, process.leader, _TERM_S)
         note_shared(process)
-    except KeyboardInterrupt:  # once more, as a rule: then nobody asks the others either
+    except KeyboardInterrupt:  # once more, as a rule: then the others aren't asked either
         kill_running()
         raise
     finally:
@@ -327,7 +327,7 @@ def resident_bytes(process: SupervisedProcess) -> int:
     """The memory that the process and its descendants hold; what they share is counted once.
 
     Anonymous and shared memory, by proportional set sizes; of a process that doesn't tell its own,
-    all that is resident. Pages of files, such as libraries, don't count: nobody holds them, and
+    all that is resident. Pages of files, such as libraries, don't count: they aren't held, and
     they are the fewer, the more others have the same files open.
     """
     return sum(map(_resident_bytes, process_ids(process)))

@@ -1,4 +1,4 @@
-"""Redaction: what we write and say in, the same without secrets out.
+"""Hide secrets in what we write and print.
 
 Secrets are the values of environment variables and options whose names end in token, key, secret
 or password, and the passwords in URLs. Nothing is guessed.
@@ -28,7 +28,7 @@ _TOLD: set[str] = set()
 
 
 def learn(environment: Mapping[str, str], arguments: Sequence[str] = ()) -> None:
-    """Has the secrets in variables and arguments hidden from now on; our own variables' are."""
+    """Have the secrets in variables and arguments hidden from now on; our own variables' are."""
     _TOLD.update(secrets_in(environment, arguments))
 
 
@@ -72,7 +72,7 @@ def hide_known(text: str, secrets: Iterable[str] | None = None) -> str:
 
 
 def hide_bytes(content: bytes) -> bytes:
-    """The same for a file of ours."""
+    """The content of a file of ours without the known secrets."""
     secrets = [secret.encode(errors="surrogateescape") for secret in known_secrets()]
     for secret in secrets:
         content = content.replace(secret, HIDDEN.encode())

@@ -1,4 +1,4 @@
-"""Interrupting: signals that end what runs in, a `KeyboardInterrupt` for each of them out."""
+"""Turn the signals that end a run into a `KeyboardInterrupt` each."""
 
 import signal
 import threading
@@ -12,10 +12,10 @@ _MOMENT_S = 0.01
 
 
 def interrupt_on_signals() -> None:
-    """Has a cancelled job or a closed terminal end what runs like Ctrl-C: with its servers.
+    """Have a cancelled job or a closed terminal end what runs like Ctrl-C: with its servers.
 
     Not under nohup, which has the signal ignored. Of two in a row asyncio, which takes Ctrl-C for
-    itself where nobody else did, made one: the second must find the first's cleaning up.
+    itself where no other handler was set, made one: the second must find the first's cleaning up.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) in {signal.SIG_DFL, signal.default_int_handler}:
@@ -33,7 +33,7 @@ def check_signalled() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Ends the run; a moment later where it would leave a file open, for which pytest fails it."""
+    """End the run; a moment later where it would leave a file open, for which pytest fails it."""
     if frame is not None and frame.f_code.co_filename == _OPENS_MODULES:
         threading.Timer(_MOMENT_S, signal.raise_signal, (number,)).start()
         return

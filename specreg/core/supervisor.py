@@ -64,7 +64,7 @@ class _Stat(NamedTuple):
 
 
 def leader_of(pid: int) -> Leader:
-    """A process that runs, or that nobody has waited for yet.
+    """A process that runs, or that wasn't waited for yet.
 
     Raises:
         OSError: there is none.
@@ -93,7 +93,7 @@ def shared_by(mark: str, leader: Leader, before: Collection[str]) -> set[str]:
 
 
 def kill_all(mark: str, leader: Leader, within_s: float) -> list[int]:
-    """Kills what is left, and what is born meanwhile, again and again; who lives all the same."""
+    """Kill what is left, and what is born meanwhile, again and again; what lives all the same."""
     deadline = time.monotonic() + within_s
     while (pids := living(mark, leader)) and time.monotonic() < deadline:
         _signal(pids, signal.SIGKILL)
@@ -102,7 +102,7 @@ def kill_all(mark: str, leader: Leader, within_s: float) -> list[int]:
 
 
 def ask_all(mark: str, leader: Leader, within_s: float) -> None:
-    """Asks each that runs, or is born meanwhile, to end, once; and waits for them."""
+    """Ask each that runs, or is born meanwhile, to end, once; and wait for them."""
     deadline, asked = time.monotonic() + within_s, set[int]()
     while (pids := living(mark, leader)) and time.monotonic() < deadline:
         _signal(set(pids) - asked, signal.SIGTERM)
@@ -112,7 +112,7 @@ def ask_all(mark: str, leader: Leader, within_s: float) -> None:
 
 def _signal(pids: Collection[int], number: signal.Signals) -> None:
     for pid in pids:
-        with contextlib.suppress(OSError):  # it ended, or runs as somebody else
+        with contextlib.suppress(OSError):  # it ended, or runs as another user
             os.kill(pid, number)
 
 
@@ -161,7 +161,7 @@ def used_by_anybody() -> frozenset[str]:
 
 
 def remove_shared(names: Iterable[str]) -> None:
-    """Removes files of processes that ended, but for those that somebody else uses."""
+    """Remove files of processes that ended, but for those that other processes use."""
     left = [name for name in names if (FOLDER / name).exists()]
     if left:
         used = used_by_anybody()
@@ -195,7 +195,10 @@ def _opened(pid: int) -> Iterator[tuple[str, _Number]]:
 
 
 def _mapped(pid: int) -> Iterator[tuple[str, _Number]]:
-    """The same; proc_pid_maps(5) has the device, in hexadecimal, and the inode before the path."""
+    """Paths there that are mapped, and whose.
+
+    proc_pid_maps(5) has the device, in hexadecimal, and the inode before the path.
+    """
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/maps").read_bytes().splitlines():
             fields, prefix, name = line.decode(errors="surrogateescape").partition(_PREFIX)
@@ -230,7 +233,7 @@ class _LogPipe:
         self._due_s = 0.0
 
     def read(self, besides: Sequence[int] = (), within_s: float | None = None) -> list[int]:
-        """Takes what is there; which of the other descriptors can be read."""
+        """Take what is there; which of the other descriptors can be read."""
         wait_s = _IDLE_S if self._log.waits else within_s
         ready, _, _ = select.select([*self.sources, *besides], [], [], wait_s)
         if self._log.waits and (not ready or time.monotonic() >= self._due_s):
@@ -240,7 +243,7 @@ class _LogPipe:
         return [one for one in ready if one != self._descriptor]
 
     def settle(self) -> None:
-        """Puts on disk all that was said so far, and nothing that is said from now on."""
+        """Put on disk all that was printed so far, and nothing that is printed from now on."""
         size = fcntl.ioctl(self._descriptor, termios.FIONREAD, bytes(4))
         left_bytes = int(struct.unpack("i", size)[0])
         while left_bytes > 0 and self.sources:
@@ -264,8 +267,8 @@ class _LogPipe:
 
 
 def main() -> None:
-    """Watches until it is told that all is done, or nobody is left who could tell."""
-    # Whoever ends us in order says so; a cancelled job's signals come to all of its processes.
+    """Supervise until the input says that all is done, or ends without that word."""
+    # An orderly end comes as an order; a cancelled job's signals come to all of its processes.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     mark, descriptor, log_path, *folders = sys.argv[1:]
@@ -295,7 +298,7 @@ def main() -> None:
 
 
 def _end_all(pipe: _LogPipe, mark: str, leader: Leader, shared_before: Collection[str]) -> None:
-    """Ends the processes, and listens to them meanwhile: none could end that waits for us."""
+    """End the processes, and read what they print meanwhile: none could end that waits for us."""
     end = threading.Thread(target=_end, args=(mark, leader, shared_before))
     end.start()
     while end.is_alive():

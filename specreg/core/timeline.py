@@ -111,7 +111,7 @@ class Timeline:
     def during(
         self, phase: Phase, pair: str = "", *, of: str = "", estimate_s: float | None = None
     ) -> Iterator[None]:
-        """Spends the context's time on a phase; one inside of it has its own.
+        """Spend the context's time on a phase; one inside of it has its own.
 
         Args:
             phase: which.
@@ -136,13 +136,13 @@ class Timeline:
             self.listener(tuple(self._steps))
 
     def turn_to(self, phase: Phase, estimate_s: float | None = None) -> None:
-        """Ends the innermost phase and begins another of the same pair in its place."""
+        """End the innermost phase and begin another of the same pair in its place."""
         now = self._book()
         self._steps[-1] = replace(self._steps[-1], phase=phase, estimate_s=estimate_s, began_ns=now)
         self.listener(tuple(self._steps))
 
     def note_ready(self, pair: str, ready_s: Mapping[str, float]) -> None:
-        """Keeps how long each server of a pair took to its first token, in seconds."""
+        """Keep how long each server of a pair took to its first token, in seconds."""
         self._ready_s.setdefault(pair, {}).update(ready_s)
 
     @property
@@ -171,7 +171,7 @@ class Timeline:
         )
 
     def _book(self) -> int:
-        """Gives the time since the last change to the innermost phase; the moment."""
+        """Book the time since the last change on the innermost phase; the moment."""
         now = self.clock()
         if self._steps:
             step = self._steps[-1]

@@ -201,7 +201,7 @@ class GenaiPerfRow(Row, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class LoadedPrompts:
     """What a file holds.
 
     Attributes:
@@ -227,7 +227,7 @@ class Format:
     row: type[Row]
     needs: str
 
-    def load(self, path: Path) -> Loaded:
+    def load(self, path: Path) -> LoadedPrompts:
         """Load the prompts of a file of JSON lines, of one JSON array or of Parquet.
 
         Raises:
@@ -250,7 +250,7 @@ class Format:
         if not prompts:
             raise DatasetError(f"prompt file '{path}': asks nothing; {advice}")
         check_ids(prompts, f"prompt file '{path}'")
-        return Loaded(prompts=tuple(prompts), left_out_rows=left_out_rows)
+        return LoadedPrompts(prompts=tuple(prompts), left_out_rows=left_out_rows)
 
 
 FORMATS: Mapping[str, Format] = MappingProxyType(

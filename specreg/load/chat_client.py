@@ -123,7 +123,7 @@ class _StreamState:
     request_id: str = ""
 
     def take(self, event: StreamEvent, at_ns: int) -> None:
-        """Takes one more event; a count that comes again replaces the earlier one.
+        """Take one more event; a count that comes again replaces the earlier one.
 
         Raises:
             InvalidMeasurementError: `ANSWER_ENDLESS`, `TOKENS_IMPOSSIBLE`.
@@ -180,10 +180,10 @@ class ChatClient:
     activity: _Activity = field(default_factory=_Activity)
 
     async def watch(self) -> None:
-        """Tells of life, and ends the streams that have been silent for too long.
+        """Report life, and end the streams that have been silent for too long.
 
         Raises:
-            HungError: whoever hears it may.
+            HungError: `note_life` may.
         """
         while True:
             await asyncio.sleep(_WATCH_S)

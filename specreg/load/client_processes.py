@@ -138,7 +138,7 @@ class Clients:
         )
 
     async def _check_generates(self, prompts: Sequence[Prompt]) -> None:
-        """Silent where the server answers the first prompt, with a token or a refusal."""
+        """Check that the server answers the first prompt, with a token or a refusal."""
         case = dataclasses.replace(
             self.case,
             load=Load(concurrency=1),
@@ -152,7 +152,7 @@ class Clients:
             raise HungError(self.token_within_s)
 
     async def replay_under(self, load: Load, prompts: Sequence[Prompt]) -> Round:
-        """The same under another load, as for the warm-up; nobody records it."""
+        """One round under another load, as for the warm-up; it isn't recorded."""
         case = dataclasses.replace(self.case, load=load)
         return await dataclasses.replace(self, case=case).replay(prompts)
 

@@ -64,7 +64,7 @@ class RoundBuilder:
     lags: Histogram = field(default_factory=Histogram)
 
     def take(self, finished: FinishedRequest) -> None:
-        """Takes one more request."""
+        """Take one more request."""
         self.traces[finished.place, finished.trace.turn] = finished.trace
         times_ns = [chunk.at_ns for chunk in finished.chunks]
         self.gaps.add_all(list(filter(None, map(operator.sub, times_ns[1:], times_ns))))
@@ -107,7 +107,7 @@ async def replay_round(  # noqa: PLR0913 - most of them by name, each with a use
     part: RoundSlice | None = None,
     note_life: NoteLife | None = None,
 ) -> Round:
-    """Replays prompts as the case's load says; each conversation's turns one after another.
+    """Replay prompts as the case's load says; each conversation's turns one after another.
 
     A request that fails is a trace with an error, and ends its conversation; nothing is retried.
     What is still on its way when the server turns out to hang is given up.
@@ -166,7 +166,7 @@ async def replay_round(  # noqa: PLR0913 - most of them by name, each with a use
     # A full collection of what is there already would take a tenth of a second.
     gc.freeze()
     try:
-        # Whoever only watches or finishes is done by an error alone, as of a disk that is full.
+        # Watching and finishing are done by an error alone, as of a disk that is full.
         working = (asking, watching, finishing)
         done, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
         for task in (asking,) if asking in done else done:
@@ -242,7 +242,7 @@ _GAPS: Mapping[Arrivals, Callable[[Load, random.Random], Iterator[float]]] = Map
 
 
 async def _replay_closed(asked: ChatClient, planned: Iterator[_Planned], part: RoundSlice) -> None:
-    """As many conversations at once as the load says: the next begins when one has ended."""
+    """Replay as many conversations at once as the load says: the next begins when one has ended."""
     load, clock = asked.case.load, asked.clock
 
     async def keep_asking(slot: int) -> None:
@@ -271,7 +271,7 @@ async def _sleep_until(moment_ns: int, clock: Clock) -> None:
 
 
 async def _measure_lag(lags: Histogram, clock: Clock) -> None:
-    """Notes how late each beat comes: what the loop's other work delays it by."""
+    """Measure how late each beat comes: what the loop's other work delays it by."""
     while True:
         due_ns = clock() + _BEAT_NS
         await _sleep_until(due_ns, clock)

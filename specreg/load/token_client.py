@@ -1,4 +1,4 @@
-"""Transcribing: whom to ask and what in, answers in token ids out. Nothing here is timed."""
+"""Ask a server for prompts and answers in token ids; nothing here is timed."""
 
 import asyncio
 import time

@@ -25,7 +25,7 @@ class Sizes:
 
     Attributes:
         target_gib: the target's weights.
-        draft_gib: the draft's, 0 without one, None where nobody said.
+        draft_gib: the draft's, 0 without one, None where it isn't known.
         token_kib: a token in the KV cache.
     """
 
@@ -34,7 +34,7 @@ class Sizes:
     token_kib: float
 
     def share_gib(self, parallel: Parallel, tokens: int) -> float | None:
-        """What one server takes on each of its GPUs; None where nobody said what its draft takes.
+        """What one server takes on each of its GPUs; None where its draft's size isn't known.
 
         Weights and cache are split over the GPUs of a copy; copies share what is in flight.
 

@@ -23,6 +23,7 @@ from specreg.measurement.metrics import (
     output_tokens_per_s,
     requests_per_s,
     throughput_tokens_per_s,
+    tokens_per_step,
     tpot_ms,
     ttft_ms,
 )
@@ -263,7 +264,7 @@ def _arm(replay: Replay, *, control: bool) -> ArmFigures:
         requests=len(traces),
         good_requests=sum(map(good, traces)),
         tokens=sum(trace.tokens for trace in traces),
-        tokens_per_chunk=_tokens_per_chunk(traces),
+        tokens_per_chunk=tokens_per_step(replay.of_control if control else replay),
         ttft_ms=spread(ttft_ms),
         e2e_ms=spread(e2e_ms),
         tpot_ms=spread(tpot_ms),
@@ -307,11 +308,6 @@ def _speedup(
 def _ratio(theirs: Summary | None, ours: Summary | None) -> float | None:
     """Of medians: a stalled request moves none."""
     return theirs.p50 / ours.p50 if theirs and ours and ours.p50 else None
-
-
-def _tokens_per_chunk(traces: Sequence[RequestTrace]) -> float | None:
-    chunks = sum(sum(trace.chunk_sizes) for trace in traces)
-    return sum(trace.later_tokens for trace in traces) / chunks if chunks else None
 
 
 def _summary(values: Iterable[float | None]) -> Summary | None:

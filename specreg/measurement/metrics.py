@@ -20,6 +20,7 @@ from specreg.core.errors import MatrixError, UnknownNameError
 from specreg.load.rounds import Round
 from specreg.matrix.case import Case
 from specreg.matrix.schema import MOST_DRAFT_TOKENS, NO_LIMITS, Limits
+from specreg.stats.percentiles import Histogram
 from specreg.telemetry.record import ArmPower, PowerRecord
 
 _CountT = TypeVar("_CountT")
@@ -99,6 +100,10 @@ class Metric:
         direction: which way is better.
         function: its value, None where there is none.
         tolerance_frac: the relative change that is still fine, on the same kind of machine.
+        gate_tolerance_frac: the same of two arms of one hour, which may be finer; None for a metric
+            that a gate doesn't compare.
+        in_suite: whether runs of the suite judge it.
+        cause: what a loss of it is a loss of, for people.
         portable_tolerance_frac: the same against a baseline of another kind of machine; None for
             a metric that says nothing there.
         by_launch: whether launches are what it varies by; the others are ratios of counts, which
@@ -118,6 +123,9 @@ class Metric:
     function: Callable[[Replay], float | None]
     tolerance_frac: float
     portable_tolerance_frac: float | None = None
+    gate_tolerance_frac: float | None = None
+    in_suite: bool = True
+    cause: str = ""
     by_launch: bool = False
     origin: float = 0.0
     position: int | None = None
@@ -199,6 +207,20 @@ def is_good(trace: RequestTrace, limits: Limits) -> bool:
     return in_time and (tpot or 0.0) <= (limits.tpot_ms or math.inf)
 
 
+def step_p50_ms(replay: Replay) -> float | None:
+    """The median time between two chunks of an answer, which is a step."""
+    gaps = Histogram()
+    for part in replay.rounds:
+        gaps.merge(part.gaps)
+    return gaps.quantile_ns(0.5) / _NS_PER_MS if gaps.size else None
+
+
+def tokens_per_step(replay: Replay) -> float | None:
+    """The tokens of a chunk, of all but each request's first; of any step, drafted or not."""
+    chunks = sum(sum(trace.chunk_sizes) for trace in replay.traces)
+    return sum(trace.later_tokens for trace in replay.traces) / chunks if chunks else None
+
+
 def goodput_requests_per_s(replay: Replay) -> float | None:
     """The median over the rounds of good requests per second."""
     return _median(
@@ -263,6 +285,7 @@ def _acceptance(
     *,
     tolerance_frac: float,
     portable_tolerance_frac: float,
+    gate_tolerance_frac: float | None = None,
     origin: float = 0.0,
     position: int | None = None,
     of_proposed: bool = False,
@@ -278,6 +301,8 @@ def _acceptance(
         function=value,
         tolerance_frac=tolerance_frac,
         portable_tolerance_frac=portable_tolerance_frac,
+        gate_tolerance_frac=gate_tolerance_frac,
+        cause="acceptance",
         origin=origin,
         position=position,
         of_proposed=of_proposed,
@@ -287,7 +312,11 @@ def _acceptance(
 
 _ROWS = (
     _acceptance(
-        "acceptance_length_tokens", tolerance_frac=0.05, portable_tolerance_frac=0.08, origin=1.0
+        "acceptance_length_tokens",
+        tolerance_frac=0.05,
+        portable_tolerance_frac=0.08,
+        gate_tolerance_frac=0.02,
+        origin=1.0,
     ),
     _acceptance(
         "acceptance_rate_frac",
@@ -310,6 +339,8 @@ _ROWS = (
         direction=Direction.UP,
         function=lambda replay: _median(throughput_tokens_per_s(part) for part in replay.rounds),
         tolerance_frac=0.05,
+        gate_tolerance_frac=0.03,
+        cause="output",
         by_launch=True,
         of_output=True,
     ),
@@ -328,6 +359,8 @@ _ROWS = (
         direction=Direction.DOWN,
         function=lambda replay: _median(ttft_ms(trace) for trace in replay.traces),
         tolerance_frac=0.05,
+        gate_tolerance_frac=0.05,
+        cause="prefill",
         needs_stream=True,
         by_launch=True,
     ),
@@ -340,6 +373,18 @@ _ROWS = (
         needs_stream=True,
         by_launch=True,
         of_output=True,
+    ),
+    Metric(
+        name="step_p50_ms",
+        family=Family.LATENCY,
+        direction=Direction.DOWN,
+        function=step_p50_ms,
+        tolerance_frac=0.05,
+        gate_tolerance_frac=0.03,
+        in_suite=False,
+        cause="the cost of a step",
+        needs_stream=True,
+        by_launch=True,
     ),
     Metric(
         name="speedup_ratio",
@@ -369,7 +414,14 @@ _ROWS = (
     ),
 )
 
-METRICS: Mapping[str, Metric] = MappingProxyType({metric.name: metric for metric in _ROWS})
+METRICS: Mapping[str, Metric] = MappingProxyType(
+    {metric.name: metric for metric in _ROWS if metric.in_suite}
+)
+"""What a run of the suite judges."""
+GATE_METRICS: Mapping[str, Metric] = MappingProxyType(
+    {metric.name: metric for metric in _ROWS if metric.gate_tolerance_frac is not None}
+)
+"""What a gate compares."""
 
 
 def check_allowed(case: Case, where: str) -> None:
@@ -409,4 +461,6 @@ def better_frac(metric: Metric, value: float, expected: float) -> float:
 
 def metrics_of(case: Case, family: Family) -> tuple[Metric, ...]:
     """The metrics of a family that the case can have, in the order of the rows."""
-    return tuple(metric for metric in _ROWS if metric.family is family and metric.applies_to(case))
+    return tuple(
+        metric for metric in METRICS.values() if metric.family is family and metric.applies_to(case)
+    )

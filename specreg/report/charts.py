@@ -4,11 +4,10 @@ Vega-Lite draws, here and not in the reader's browser: a page needs no script th
 reader is told each mark. Colours are variables of the page's style, which knows day from night.
 """
 
+import importlib.util
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-
-import vl_convert
 
 from specreg.report.document import CaseReport, began_at
 from specreg.report.tables import axis_of, label_of
@@ -63,6 +62,11 @@ class Chart:
     note: str
     svg: str
     colors: tuple[str, ...] = ()
+
+
+def can_draw() -> bool:
+    """Whether Vega-Lite is installed, which is in the extra `report`."""
+    return importlib.util.find_spec("vl_convert") is not None
 
 
 def charts_of(case: CaseReport) -> Iterator[Chart]:
@@ -253,7 +257,7 @@ def _history(case: CaseReport) -> Iterator[Chart]:
             for number, (run, moment) in enumerate(zip(runs, moments, strict=True), start=1)
         ]
         x = {"field": "at", "type": "temporal" if timed else "ordinal", "title": None}
-        y = _channel("value", axis_of(metric))
+        y = _channel("value", axis_of(metric).rpartition(", ")[2])
         color = {"condition": {"test": "datum.fine", "value": _NOW}, "value": "var(--bad)"}
         size = {"condition": {"test": "datum.fine", "value": 30}, "value": 90}
         points = {"type": "point", "filled": True, "size": 45}
@@ -304,5 +308,7 @@ def _layer(rows: Sequence[Mapping[str, object]], mark: Layer, **encoding: Layer)
 
 def _svg(*layers: Layer, **size: object) -> str:
     """The layers as one drawing, of the usual size unless told."""
+    import vl_convert  # noqa: PLC0415 - an extra
+
     spec = {**_SIZE, **size, "background": None, "config": _CONFIG, "layer": layers}
     return vl_convert.vegalite_to_svg({**spec}, vl_version="6.1")

@@ -7,20 +7,16 @@ assumption.
 
 import csv
 import dataclasses
-import importlib.util
 import io
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from specreg.acceptance.record import StepCounts
 from specreg.acceptance.trace import RequestTrace
-from specreg.core.commands import install_command
 from specreg.core.errors import ReportError, SpecregError
 from specreg.core.files import replace_file
 from specreg.core.redaction import hide_known
@@ -36,8 +32,15 @@ from specreg.verdicts.judge import Verdict
 Measured = Mapping[str, Measurement]
 """By case's id, its last launch that is complete."""
 
+FORMS: Mapping[str, str] = {
+    "html": "one page for people, which needs nothing else",
+    "markdown": "a summary for a pull request or a job",
+    "csv": "verdicts and spreads, a row each",
+    "prometheus": "gauges for the node exporter's text files",
+    "aiperf": "aiperf's records of each request",
+}
 ALWAYS = ("html", "markdown")
-"""What each run leaves, as far as what that takes is installed."""
+"""What each run leaves."""
 _LABELS = ("tier", "environment", "case_id", "engine", "method", "models", "dataset", "metric")
 _AIPERF_SUMMARIES = {
     "time_to_first_token": ("ttft_ms", "ms"),
@@ -53,36 +56,13 @@ _AIPERF_RATES = {
 _NS_PER_S = 10**9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
-    """One form.
-
-    Attributes:
-        name: what the command calls it; text: what it is.
-        files: its files, by their paths below the run's folder, of a document and each request.
-        needs: packages of the extra `report` without which it can't be made.
-        per_request: whether it takes each request, which the journal has.
-    """
-
-    name: str
-    text: str
-    files: Callable[[Report, Measured], Mapping[str, str]]
-    needs: tuple[str, ...] = ()
-    per_request: bool = False
-
-
-def can_make(output: Output) -> bool:
-    """Whether what a form takes is installed."""
-    return all(importlib.util.find_spec(package) is not None for package in output.needs)
-
-
 def write_outputs(
     names: Iterable[str], report: Report, run_folder: Path, folder: Path
 ) -> tuple[list[Path], list[str]]:
     """Write forms of a document.
 
     Args:
-        names: of OUTPUTS.
+        names: of FORMS.
         report: the document.
         run_folder: where its journal lies.
         folder: where to write.
@@ -95,28 +75,21 @@ def write_outputs(
     """
     written: list[Path] = []
     failed: list[str] = []
-    chosen = [OUTPUTS[name] for name in names]
-    measured: Measured = {}
-    if any(output.per_request for output in chosen):
-        try:
-            launches = load_journal(run_folder / "journal.jsonl").items()
-        except SpecregError as error:
-            failed.append(f"{error}; what takes each request is left out")
-        else:
-            ordered = sorted(launches, key=lambda item: item[0].launch)
-            measured = {key.case_id: measurement for key, measurement in ordered}
-    for output in chosen:
-        if not can_make(output):
-            failed.append(f"report as {output.name}: not made; {install_command('report')} first")
-            continue
-        files = output.files(report, measured)
+    for name in names:
+        measured: Measured = {}
+        if name == "aiperf":
+            try:
+                measured = _measured(run_folder)
+            except SpecregError as error:
+                failed.append(f"{error}; what takes each request is left out")
+        files = _render(name, report, measured)
         if not files:
             failed.append(
-                f"report as {output.name}: no file, no case of run '{report.run.run}' holds what it"
+                f"report as {name}: no file, no case of run '{report.run.run}' holds what it"
                 " takes; name a run that measured one"
             )
-        for name, text in files.items():
-            path = folder / name
+        for file, text in files.items():
+            path = folder / file
             try:
                 replace_file(path, text.encode())  # at once: the node exporter may be reading
             except OSError as error:
@@ -124,6 +97,35 @@ def write_outputs(
                 raise ReportError(f"{message}; make room or mend its rights") from error
             written.append(path)
     return written, failed
+
+
+def _render(name: str, report: Report, measured: Measured) -> Mapping[str, str]:
+    """The files of a form, by their paths below the folder."""
+    match name:
+        case "html":
+            from specreg.report.page import render_page  # noqa: PLC0415 - only where one is made
+
+            return {"report.html": render_page(report)}
+        case "markdown":
+            return {"report.md": render_markdown(report)}
+        case "csv":
+            rows = render_verdict_rows(report), render_spread_rows(report)
+            return dict(zip(("verdicts.csv", "spreads.csv"), rows, strict=True))
+        case "prometheus":
+            return {"specreg.prom": render_metrics(report)}
+        case _:
+            return render_aiperf(report, measured)
+
+
+def _measured(run_folder: Path) -> Measured:
+    """What the journal of a run holds.
+
+    Raises:
+        SpecregError: it can't be read.
+    """
+    launches = load_journal(run_folder / "journal.jsonl").items()
+    ordered = sorted(launches, key=lambda item: item[0].launch)
+    return {key.case_id: measurement for key, measurement in ordered}
 
 
 def append_job_summary(text: str) -> None:
@@ -296,44 +298,3 @@ def _aiperf_acceptance(
         "num_spec_tokens": case.settings.draft_tokens if case.settings else None,
         "completion_tokens": trace.tokens,
     }
-
-
-def _html(report: Report, _: Measured) -> Mapping[str, str]:
-    from specreg.report.page import render_page  # noqa: PLC0415 - takes the extra `report`
-
-    return {"report.html": render_page(report)}
-
-
-_ROWS = (
-    Output(
-        name="html",
-        text="one page for people, which needs nothing else",
-        files=_html,
-        needs=("vl_convert",),
-    ),
-    Output(
-        name="markdown",
-        text="a summary for a pull request or a job",
-        files=lambda report, _: {"report.md": render_markdown(report)},
-    ),
-    Output(
-        name="csv",
-        text="verdicts and spreads, a row each",
-        files=lambda report, _: {
-            "verdicts.csv": render_verdict_rows(report),
-            "spreads.csv": render_spread_rows(report),
-        },
-    ),
-    Output(
-        name="prometheus",
-        text="gauges for the node exporter's text files",
-        files=lambda report, _: {"specreg.prom": render_metrics(report)},
-    ),
-    Output(
-        name="aiperf",
-        text="aiperf's records of each request",
-        files=render_aiperf,
-        per_request=True,
-    ),
-)
-OUTPUTS: Mapping[str, Output] = MappingProxyType({output.name: output for output in _ROWS})

@@ -1,4 +1,4 @@
-"""A server that somebody else runs: its URL in, a server that can be measured out."""
+"""Attach to a server that others run, and check that it is the one that is asked for."""
 
 import contextlib
 import dataclasses
@@ -50,7 +50,7 @@ def alone(tier: Tier, url: str) -> Tier:
 
 
 def check_attached(cases: Collection[Case], url: str, *, root: Path) -> None:
-    """Silent where the server at a URL can measure the cases, as far as it says what it is.
+    """Check that the server at a URL can measure the cases, as far as it says what it is.
 
     Args:
         cases: that are asked for.
@@ -109,7 +109,7 @@ def attach_server(
 
 
 def _check_counters(server: Server) -> None:
-    """Silent where a server that is to speculate has the counters of its version."""
+    """Check that a server that is to speculate has the counters of its version."""
     protocol = server.engine.protocol
     path = protocol.counters_path_of(server.engine_version)
     if path is None or server.spec.method == "none":

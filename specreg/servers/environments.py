@@ -1,4 +1,4 @@
-"""Engine environments: a requirement in, an interpreter that can run the engine out.
+"""Make the environments of engines: a requirement in, an interpreter that can run it out.
 
 Each engine and version gets a virtual environment of its own in the user's cache, made by uv once.
 """
@@ -235,7 +235,7 @@ def _recipes(requirement: Requirement, variables: Mapping[str, str]) -> Iterator
 
 
 def _uv(log_path: Path, *arguments: str) -> None:
-    """Runs uv, which may build for an hour; nothing of it outlives us, however we end.
+    """Run uv, which may build for an hour; nothing of it outlives us, however we end.
 
     Raises:
         subprocess.CalledProcessError: it failed; with its last words.

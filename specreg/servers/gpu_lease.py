@@ -212,7 +212,7 @@ def _named(device: Device) -> str:
 
 
 def _await_memory(device: Device, before_bytes: int | None) -> None:
-    """Returns once a GPU has its memory back; a driver takes a moment."""
+    """Return once a GPU has its memory back; a driver takes a moment."""
     deadline = time.monotonic() + _BACK_WITHIN_S
     while True:
         used_bytes = _used_bytes(device)

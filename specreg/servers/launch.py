@@ -44,7 +44,7 @@ class Launch:
         return (self.only_for or self.spec.id) + self._suffix
 
     def case_id(self, case: Case) -> str:
-        """The same of a case on this launch."""
+        """The id of a case on this launch, from the second on with `-launch2`."""
         return case.id + self._suffix
 
     @property
@@ -134,7 +134,7 @@ class Starting:
         return self._poll is not None and self._server is None
 
     def stop_if_dead(self) -> None:
-        """Stops what is left of it if it went away, so that the next who asks gets a fresh one.
+        """Stop what is left of it if it went away, so that the next one starts afresh.
 
         Raises:
             MemoryHeldError: its GPU hasn't got its memory back.
@@ -146,7 +146,7 @@ class Starting:
             self.stop()
 
     def stop(self) -> None:
-        """Stops it, if it runs or starts."""
+        """Stop it, if it runs or starts."""
         self._server = self._poll = None
         self._running.close()
 
@@ -243,7 +243,7 @@ class Servers:
         return fit_together(self.root, specs, versions, gpus_gib)
 
     def stop(self) -> None:
-        """Stops all servers that run, the last one first; who asks for one again gets a fresh one.
+        """Stop all servers that run, the last one first; one that is asked for again starts afresh.
 
         Raises:
             MemoryHeldError: a GPU hasn't got its memory back.

@@ -35,8 +35,8 @@ class Provision:
         on_gpu: whether they run on a GPU.
         version: which to install, None for each engine's own choice.
         python: an interpreter that has the engine, None to make an environment.
-        url: of a server that somebody else runs, None to start them.
-        show: is told what goes on; tell: what must be heard, whoever is watching.
+        url: of a server that others run, None to start them.
+        show: is told what goes on; tell: what must be printed in any case.
         waits: whether to wait for a GPU on which another run of specreg measures.
         site: the machines that they run on; None for this one.
         version_option: what a user chooses a version by; empty for a side of a gate, which has none
@@ -59,7 +59,7 @@ class Provision:
         return find_gpus() if self.site is None else self.site.found
 
     def check(self, cases: Collection[Case]) -> None:
-        """Silent where each case could be measured, as far as one can tell beforehand.
+        """Check that each case could be measured, as far as that is known beforehand.
 
         Raises:
             UnsupportedError: an engine doesn't run here or isn't installed; its version is too
@@ -93,7 +93,7 @@ class Provision:
             self.tell(note)
 
     def _check_installed(self, spec: ServerSpec) -> None:
-        """Silent where an engine is there, or specreg is to install it."""
+        """Check that an engine is there, or that specreg is to install it."""
         engine = engine_named(spec.engine)
         if engine.program is not None:
             self._check_program(engine.name, engine.program)
@@ -115,7 +115,7 @@ class Provision:
                 raise UnsupportedError(message)
 
     def _check_program(self, engine: str, program: str) -> None:
-        """Silent where a program is on PATH, and no other is asked for."""
+        """Check that a program is on PATH, and no other is asked for."""
         for option, given in (("version", self.version), ("python", self.python)):
             if given is not None:
                 message = (
@@ -169,7 +169,7 @@ class Provision:
             SensorError: nothing shows it.
         """
         if self.url is not None:
-            raise SensorError("power: nobody here knows what the attached server runs on")
+            raise SensorError("power: what the attached server runs on isn't known here")
         gpus = spec.parallel.gpus if self.on_gpu else 0
         if self.site is not None:
             return self.site.devices(gpus)
@@ -194,14 +194,14 @@ class Provision:
         )
 
     def why_no_power(self, spec: ServerSpec) -> str:
-        """Why nobody can say what a server draws; empty where somebody can."""
+        """Why the power of a server can't be read; empty where it can."""
         try:
             return why_unreadable(self.devices(spec))
         except SensorError as error:
             return str(error)
 
     def requirement(self, spec: ServerSpec) -> Requirement:
-        """What to install for a server, or what is there; the version is "" where nobody knows.
+        """What to install for a server, or what is there; the version is "" where it isn't known.
 
         Raises:
             UnsupportedError: the engine doesn't run here.
@@ -241,7 +241,7 @@ def _untested(engine: str, version: str) -> str:
 
 
 def check_version(case: Case, version: str, *, ours: bool, option: str = VERSION_OPTION) -> None:
-    """Silent where a version of a case's engine can measure it; "" is any version.
+    """Check that a version of a case's engine can measure it; "" is any version.
 
     Args:
         case: what is to be measured.
@@ -273,7 +273,7 @@ def check_version(case: Case, version: str, *, ours: bool, option: str = VERSION
 
 
 def _check_whole(case: Case, *, streams_alone: bool) -> None:
-    """Silent where answers can come at once, and tell what is asked of them.
+    """Check that answers can come at once, and tell what is asked of them.
 
     Raises:
         UnsupportedError: the engine is asked for streams alone, or only a stream would tell.

@@ -133,7 +133,7 @@ def is_ready(server: StartedServer, deadline: float) -> bool:
 
 
 def _check_identity(server: StartedServer) -> None:
-    """Silent where nobody answers at its port but itself, as far as its engine says its name."""
+    """Check that no other server answers at its port, as far as its engine says its name."""
 
     def fetch(method: str, path: str) -> bytes:
         return ask(server.base_url, method, path, within_s=_IDENTITY_TIMEOUT_S).good()
@@ -205,7 +205,7 @@ def scrape_version(server: Server) -> str:
 def start_error(server: StartedServer, what: str) -> ServerStartError:
     """The error of a start that came to nothing, with the kind of failure that its logs show."""
     tail = server.log_tail()
-    # The cause may stand far above the traceback of whoever noticed.
+    # The cause may stand far above the traceback of the part that noticed.
     texts = (f"{what}\n{tail}", log_end(server.log_path))
     known = (
         (match.expand(failure), advice)

@@ -1,4 +1,4 @@
-"""Servers that run: how to speak to one, whether it still lives, and what it has said."""
+"""A server that runs: how to ask it, whether it still lives, and its log."""
 
 import contextlib
 import subprocess
@@ -41,7 +41,7 @@ class Server:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Whom to ask."""
+        """Where to ask it, for which model and by which protocol."""
         return Endpoint(
             base_url=self.base_url, model=self.model, protocol=self.engine.protocol.name
         )
@@ -60,7 +60,7 @@ class Server:
         return frozenset()
 
     def check_alive(self) -> None:
-        """Silent while the server answers.
+        """Check that the server answers.
 
         Raises:
             ServerDiedError: it doesn't any more.
@@ -105,7 +105,7 @@ class StartedServer(Server):
         return process_ids(self.process)
 
     def check_alive(self) -> None:
-        """Silent while the server runs.
+        """Check that the server runs.
 
         Raises:
             ServerDiedError: it ended; the message has the end of its log.

@@ -174,7 +174,7 @@ class ServerStart:
         return LaunchOptions(
             **taken(LaunchSettings, spec),
             target=target,
-            # Nobody else's is called so: a request that reaches another server fails there.
+            # No other is called so: a request that reaches another server fails there.
             served_name=f"{spec.id}-{uuid.uuid4().hex[:_NONCE_DIGITS]}",
             port=port,
             speculation=METHODS[spec.method].settings(
@@ -240,7 +240,7 @@ def _own_temporary(folder: Path) -> Mapping[str, str]:
 
 
 def _unused(path: Path) -> Path:
-    """The path, or one beside it that nobody has written: what an earlier attempt said is kept."""
+    """The path, or one beside it that isn't there yet: the log of an earlier attempt is kept."""
     others = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
     return next(one for one in itertools.chain([path], others) if not one.exists())
 

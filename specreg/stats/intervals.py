@@ -2,6 +2,7 @@
 
 import functools
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,9 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specreg.acceptance.table import Column
+from specreg.stats.percentiles import PER_E
 
 FEWEST_PROMPTS = 5
 """With fewer prompts in common there is no telling how they spread."""
+BLOCK_PARTS = 8
+"""What blocks are cut into; with fewer blocks there is no telling how they drift."""
+_LEAST_FREEDOM = 3
+_TINY = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +71,9 @@ def change_of_ratio(
     size = len(deviations)
     error = math.sqrt(size / (size - 1) * float(np.dot(deviations, deviations)))
     # Rounding leaves 1e-17 of two equal runs.
-    tiny = 1e-12
     return Change(
-        estimate_frac=change if abs(change) > tiny else 0.0,
-        error_frac=error if error > tiny else 0.0,
+        estimate_frac=change if abs(change) > _TINY else 0.0,
+        error_frac=error if error > _TINY else 0.0,
         freedom=size - 1,
     )
 
@@ -94,6 +99,59 @@ def change_of_launches(
         error_frac=math.sqrt(within + 2 * spread.between_frac**2),
         freedom=spread.freedom,
     )
+
+
+def change_of_pairs(differences: Sequence[float]) -> Change | None:
+    """The change from one arm to another that was up beside it, by launches of both.
+
+    The mean of n differences, its error s/√n with their own spread s, and n - 1 degrees of freedom.
+    What a machine does meanwhile it does to both. A median is known no finer than a bucket of its
+    histogram, q wide; that adds q²/12 to the variance of each launch, so no error is 0 by rounding.
+
+    Args:
+        differences: of logarithms, better being positive; one for each pair of launches.
+
+    Returns:
+        None with fewer than three degrees of freedom: a spread may well look small by chance.
+    """
+    count = len(differences)
+    if count <= _LEAST_FREEDOM:
+        return None
+    mean = math.fsum(differences) / count
+    variance = statistics.variance(differences) + 2 / (12 * PER_E**2)
+    return Change(
+        estimate_frac=mean if abs(mean) > _TINY else 0.0,
+        error_frac=math.sqrt(variance / count),
+        freedom=count - 1,
+    )
+
+
+def change_of_blocks(values: Sequence[float], hours: Sequence[float], scale: float) -> Change:
+    """The change in an hour from the first blocks to the last, of one arm that was measured long.
+
+    What differs from block to block hangs together: a neighbour comes and goes, a buffer is made
+    once and stays. So no line is fitted, whose error would take each block for a draw of its own.
+    The blocks are cut into eight parts; the change from the mean of the first to that of the last
+    is the sum of seven moves, and their spread is its error. Noise that comes and goes makes that
+    error larger than it need be, a single jump as large as the drift that it feigns.
+
+    Args:
+        values: of the blocks, `BLOCK_PARTS` at least, in order.
+        hours: when each was measured.
+        scale: what makes a difference of values a relative change, better being positive.
+    """
+    means, times = part_means(values), part_means(hours)
+    moves, span_h = np.diff(means) * scale, float(times[-1] - times[0])
+    return Change(
+        estimate_frac=float(moves.sum()) / span_h,
+        error_frac=float(moves.std(ddof=1)) * math.sqrt(len(moves)) / span_h,
+        freedom=len(moves) - 1,
+    )
+
+
+def part_means(values: Sequence[float]) -> NDArray[np.float64]:
+    """The means of `BLOCK_PARTS` parts, as even as can be, in order."""
+    return np.array([part.mean() for part in np.array_split(np.asarray(values), BLOCK_PARTS)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

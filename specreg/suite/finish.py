@@ -11,7 +11,7 @@ import msgspec
 
 import specreg
 from specreg.baselines.comparison import differing_settings
-from specreg.baselines.record import Recorded, commit_of, record_measurements
+from specreg.baselines.record import RecordedBaseline, commit_of, record_measurements
 from specreg.baselines.schema import Baseline
 from specreg.core.commands import run_command, specreg_command
 from specreg.core.errors import BaselineError, SpecregError
@@ -49,13 +49,13 @@ from specreg.verdicts.history import (
 from specreg.verdicts.judge import Outcome
 
 
-def record_baselines(suite: Suite) -> tuple[tuple[Recorded, ...], Mapping[str, str]]:
+def record_baselines(suite: Suite) -> tuple[tuple[RecordedBaseline, ...], Mapping[str, str]]:
     """Write the baselines of the cases whose launches were all measured.
 
     Returns:
         What was written, and by case in words what was not, or not as a whole, and why.
     """
-    written: list[Recorded] = []
+    written: list[RecordedBaseline] = []
     refused: dict[str, str] = {}
     for case in _cases(suite):
         measurements = [one for one in suite.measurements if one.case == case]
@@ -193,7 +193,7 @@ def _cases(suite: Suite) -> Iterable[Case]:
     return {one.case.id: one.case for one in suite.measurements}.values()
 
 
-def _record(suite: Suite, case: Case, measurements: list[Measurement]) -> Recorded:
+def _record(suite: Suite, case: Case, measurements: list[Measurement]) -> RecordedBaseline:
     for one in suite.verdicts:
         if one.case_id == case.id and one.outcome is Outcome.WRONG:
             raise BaselineError(f"baseline of '{case.id}': not written, WRONG: {one.reason}")

@@ -108,7 +108,7 @@ def check_cool(devices: Sequence[Device]) -> None:
 def check_free(
     devices: Sequence[Device], ours: AbstractSet[int], taken: AbstractSet[str] = frozenset()
 ) -> None:
-    """Check before a start that no other process computes on the devices.
+    """Check before a start that no process but ours computes on the devices.
 
     Args:
         devices: that are to be used.

@@ -117,15 +117,9 @@ def check_counter(energy: Energy) -> None:
 
 
 def integral_j(samples: Sequence[Sample], span: Span, field: str) -> float | None:
-    """Sum up power × time, between samples as a line.
+    """Sum up a power field of the samples × time, between them as a line.
 
-    Args:
-        samples: of a device.
-        span: beyond the samples the power is that of the nearest.
-        field: of a sample's state; an average belongs to the middle of its second.
-
-    Returns:
-        None where no sample tells it.
+    An average belongs to the middle of its second. None where no sample tells it.
     """
     told = [(one.at_ns, mw) for one in samples if (mw := getattr(one.state, field)) is not None]
     if not told:
@@ -161,12 +155,7 @@ def check_held_back(traces: Sequence[PowerTrace], spans: Sequence[Span]) -> None
 def check_alone(
     traces: Sequence[PowerTrace], spans: Sequence[Span], ours: AbstractSet[int]
 ) -> None:
-    """Check that no other process computed on a device in some spans.
-
-    Args:
-        traces: of the devices.
-        spans: in which they were measured.
-        ours: the processes of our servers.
+    """Check that no process but ours computed on a device in some spans.
 
     Raises:
         InvalidMeasurementError: `DEVICE_SHARED`, naming the process; it is left alone.

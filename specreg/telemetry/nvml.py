@@ -1,7 +1,8 @@
 """NVML: NVIDIA's GPUs, by their driver, with nvidia-ml-py."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -146,11 +147,7 @@ def visible(
 
     As CUDA's programming guide has it: numbers or UUIDs, which may be cut short as long as they
     fit one; what follows the first that fits none is not seen, and what is named twice leaves none.
-
-    Args:
-        devices: all, in the driver's order.
-        variables: the environment.
-        slice_called: the slice of a GPU (MIG) of such a UUID, None where there is none.
+    `slice_called` gives the slice of a GPU (MIG) of a UUID, None where there is none.
 
     Raises:
         SensorError: numbers are given of GPUs of several kinds, whose order is unknown.
@@ -262,3 +259,28 @@ def _power(handle: object, scope: Scope) -> tuple[int | None, int | None]:
 
 
 SENSOR = Nvml()
+
+
+def held_bytes(numbers: Iterable[int], pids: AbstractSet[int]) -> int | None:
+    """The memory of GPUs that some processes hold; None where it isn't known.
+
+    Where the driver knows processes by other ids than ours, as in a container, only a process that
+    is alone on its GPU is known to be one of them.
+
+    Args:
+        numbers: of the GPUs, as the driver counts them.
+        pids: of the processes.
+    """
+    held = []
+    try:
+        pynvml.nvmlInit()
+        for number in numbers:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(number)
+            running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            mine = [one for one in running if one.pid in pids]
+            if not mine and len(running) == 1:
+                mine = running
+            held += [one.usedGpuMemory for one in mine] or [None]
+    except pynvml.NVMLError:
+        return None
+    return int(sum(held)) if all(held) else None

@@ -1,4 +1,4 @@
-"""The record of a measurement's power: traces and blocks of load in, what each device did out."""
+"""The record of a measurement's power: what each device did in a block of load."""
 
 import functools
 import operator
@@ -23,12 +23,10 @@ _J_PER_KWH = 3_600_000
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
-    """One uninterrupted stretch in which a server had requests.
+    """One uninterrupted stretch of load on a server.
 
     Attributes:
-        span_ns: from its start to its end.
-        tokens: generated in it.
-        accepted_frac: of these the accepted drafts, 0..1.
+        tokens: generated in it; accepted_frac: of these the accepted drafts, 0..1.
     """
 
     span_ns: Span
@@ -40,16 +38,12 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What a device did in a block; null for what it doesn't say.
 
     Attributes:
-        device: which, and whose power it is.
-        energy_j, mean_w: by its counter where from_counter, else by its power; null where the meter
-            is out of order.
-        error_frac: how far off the ends of the block may make them.
-        average_w, instant_w: the means of its two power fields.
-        idle_w: the mean while the servers had nothing to do; peak_w: the most that a sample said.
-        sm_clock_mhz, memory_clock_mhz: medians; temperature_c, used_bytes: the highest.
-        utilisation_frac: the mean.
-        throttled: all reasons that were seen.
-        counter_ratio: its counter's energy over power × time.
+        energy_j, mean_w, error_frac, counter_ratio: see `Energy`; null where the meter is out of
+            order.
+        average_w, instant_w: the means of its two power fields; peak_w: the highest sample.
+        idle_w: the mean while the servers had nothing to do.
+        sm_clock_mhz, memory_clock_mhz: medians; temperature_c, used_bytes: the highest;
+            utilisation_frac: the mean; throttled: all reasons that were seen.
         missing_frac: the share of the samples that aren't there.
         invalid: why its energy means nothing, empty where it does.
     """
@@ -75,16 +69,12 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArmPower(msgspec.Struct, frozen=True, kw_only=True):
-    """What all devices did while one server had requests; null where there is no value.
+    """What all devices together did in a block; null where one of them doesn't say.
 
     Attributes:
-        window_s: how long that was; tokens: that were generated in it.
-        energy_j, mean_w, idle_w, error_frac: of all devices.
-        energy_j_per_token: energy_j over the tokens.
-        above_idle_j_per_token: the same of what was drawn beyond idle_w.
+        window_s: the length of the block; tokens: generated in it.
+        above_idle_j_per_token: of what was drawn beyond idle_w.
         energy_j_per_accepted_token: energy_j over the drafts accepted.
-        tokens_per_kwh: how many tokens a kilowatt-hour makes.
-        devices: of each.
     """
 
     window_s: float
@@ -124,13 +114,9 @@ def record_power(
     case: Block,
     control: Block | None = None,
 ) -> PowerRecord:
-    """Record what devices did while either server had requests.
+    """Record what devices did in the block of the case's server, and of the one beside it.
 
-    Args:
-        traces: of all devices.
-        idle: a span without requests, an empty one where there was none.
-        case: the block of the case's server.
-        control: that of the one beside it.
+    `idle` is a span without requests, an empty one where there was none.
     """
     arms = [
         arm_power(block, [record_device(trace, block.span_ns, idle) for trace in traces])
@@ -188,10 +174,7 @@ def _over(above: float | None, below: float | None) -> float | None:
 def record_device(trace: PowerTrace, span: Span, idle: Span) -> DeviceRecord:
     """Record what one device did in a span; where its meter is out of order its state stays.
 
-    Args:
-        trace: of the device.
-        span: in which it had work.
-        idle: in which it had none, an empty one where there was no such time.
+    `idle` is a span in which it had no work, an empty one where there was none.
     """
     energy, invalid = None, ""
     try:

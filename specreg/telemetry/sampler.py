@@ -48,11 +48,7 @@ class Devices(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """A sampler that runs.
-
-    Attributes:
-        path: where its samples go; child: its process.
-    """
+    """A sampler that runs, and where its samples go."""
 
     path: Path
     child: ChildProcess
@@ -85,12 +81,11 @@ class Watch:
 def watch(devices: Sequence[Device], path: Path) -> Iterator[Watch]:
     """Sample devices for as long as the context lasts, or until this process is killed.
 
+    A sampler that didn't start says so when its traces are asked for.
+
     Args:
         devices: one at least.
         path: where the samples go; a file that exists stays, and a new one is made beside it.
-
-    Yields:
-        The sampler; one that didn't start says so when its traces are asked for.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     others = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
@@ -122,12 +117,7 @@ def sample(
 ) -> None:
     """Sample devices until told to stop; one that can't be read any more is left alone.
 
-    Args:
-        devices: what is sampled.
-        probes: what reads each of them.
-        write: takes the lines.
-        wait_until: waits for a moment; whether to stop instead.
-        clock: monotonic, in nanoseconds.
+    The clock is monotonic, in nanoseconds; `wait_until` tells whether to stop instead.
     """
     write(Head(devices=tuple(devices), every_ns=EVERY_NS))
     left = dict(enumerate(probes))

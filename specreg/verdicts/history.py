@@ -171,20 +171,6 @@ def load_history(path: Path) -> History:
     return History({case_id: tuple(by_run.values()) for case_id, by_run in found.items()}, wrong)
 
 
-def merge_histories(*contents: bytes) -> bytes:
-    """The lines of several files as one, by time; of a run and case the last, in a file's order.
-
-    What can't be read is kept: a later specreg may have written it.
-    """
-    found: dict[tuple[str, bytes], bytes] = {}
-    for line in filter(None, b"\n".join(contents).splitlines()):
-        record = _parse_record(line)
-        found[(record.run, record.case_id.encode()) if record else ("", line)] = line
-    # The name of a run begins with its time.
-    ordered = sorted(found.items(), key=lambda item: item[0][0])
-    return b"".join(line + b"\n" for _, line in ordered)
-
-
 def _parse_record(line: bytes) -> RunRecord | None:
     try:
         return msgspec.json.decode(line, type=RunRecord)

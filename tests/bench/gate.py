@@ -1,50 +1,207 @@
-"""How often a gate errs, by simulation: the table of docs/gate.md. `python -m tests.bench.gate`."""
+"""How often a gate errs, by simulation: the table of docs/gate.md. `python -m tests.bench.gate`.
 
+Accepted drafts are drawn as those of the suite's own simulation; the times of a launch are drawn
+around what was planted.
+"""
+
+import math
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
-from specreg.compare.gate.answer import cause_of
-from specreg.compare.gate.simulation import CASES, Planted, Scene, simulated_decision
+from specreg.acceptance.record import AcceptanceRecord, StepCounts
+from specreg.compare.decision import Decision, decide
+from specreg.compare.judging import (
+    LAUNCHES_PER_BLOCK,
+    Rules,
+    SideLaunch,
+    causes_of,
+    is_settled,
+    judge_subject,
+)
+from specreg.compare.pairs import Group, Pair, Side
+from specreg.verdicts.simulation import (
+    LAUNCH_SPREAD_FRAC,
+    PROMPT_SPREAD,
+    PROMPTS,
+    RATES,
+    STEPS,
+    accepted_frac,
+    shift_of,
+)
+from tests.unit import builders
+from tests.unit.compare.launches import launch
+
+CASES = 3
+BLOCKS = 8
+_STEP_MS, _TTFT_MS = 8.0, 40.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planted:
+    """What side B loses: of AL - 1, and what a step and the prefill take longer, 0..1."""
+
+    acceptance_frac: float = 0.0
+    step_frac: float = 0.0
+    prefill_frac: float = 0.0
+
+
+NOTHING = Planted()
+
+
+@dataclass(slots=True, kw_only=True)
+class World:
+    """Two sides to draw launches of.
+
+    Attributes:
+        random: draws.
+        planted: what B loses in each case.
+        repeating_frac: the share of the prompts whose answers repeat, 0..1.
+        launch_spread_frac: how launches differ, as a standard deviation of logarithms.
+        drift_frac: how much slower the machine becomes from one launch to the next.
+        moved_frac: how much slower each launch of A2 is, as if the machine had moved.
+        machine_spread_frac: how the machine differs from one time to another; launches that are up
+            at the same time share that.
+    """
+
+    random: np.random.Generator
+    planted: Planted = NOTHING
+    repeating_frac: float = 0.5
+    launch_spread_frac: float = LAUNCH_SPREAD_FRAC
+    drift_frac: float = 0.0
+    moved_frac: float = 0.0
+    machine_spread_frac: float = 0.0
+    _times: int = 0
+    _prompts: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = field(
+        default_factory=dict
+    )
+
+    def launches(self, group: Group, number: int) -> list[SideLaunch]:
+        """What a launch of each side does."""
+        found = []
+        for sides in group.slots(number):
+            self._times += 1
+            slow = self._noise(self.machine_spread_frac) * math.exp(self.drift_frac * self._times)
+            found += [self._of(pair, side, number, slow) for pair in group.pairs for side in sides]
+        return found
+
+    def _of(self, pair: Pair, side: Side, number: int, slow: float) -> SideLaunch:
+        lost = self.planted if side is Side.B else NOTHING
+        record = self._acceptance(pair.id, shift_of(lost.acceptance_frac))
+        tokens = record.total.acceptance_length or 1.0
+        slow *= 1 + (self.moved_frac if side is Side.A2 else 0.0)
+        step_ms = _STEP_MS * slow * self._noise() / (1 - lost.step_frac)
+        return launch(
+            side,
+            number,
+            pair=pair,
+            tokens_per_s=1000 * tokens / step_ms,
+            step_ms=step_ms,
+            ttft_ms=_TTFT_MS * slow * self._noise() / (1 - lost.prefill_frac),
+            tokens_per_step=tokens / 2,
+            acceptance=record,
+        )
+
+    def _noise(self, spread_frac: float | None = None) -> float:
+        spread = self.launch_spread_frac if spread_frac is None else spread_frac
+        return math.exp(self.random.normal(0, spread)) if spread else 1.0
+
+    def _acceptance(self, case_id: str, shift: float) -> AcceptanceRecord:
+        shape = (PROMPTS, STEPS, len(RATES))
+        if case_id not in self._prompts:
+            hardness = self.random.normal(0, PROMPT_SPREAD, PROMPTS)
+            self._prompts[case_id] = hardness, self.random.random(shape)
+        hardness, repeated = self._prompts[case_id]
+        draws = self.random.random(shape)
+        repeating = round(self.repeating_frac * PROMPTS)
+        draws[:repeating] = repeated[:repeating]
+        rates = np.stack([accepted_frac(rate, hardness, shift) for rate in RATES], axis=-1)
+        alive = np.cumprod(draws < rates[:, None, :], axis=-1).sum(axis=1)
+        each = [
+            builders.prompt_acceptance(
+                StepCounts(
+                    steps=STEPS,
+                    accepted=sum(counts),
+                    proposed=STEPS * len(RATES),
+                    position_counts=tuple(counts),
+                ),
+                prompt_id=f"prompt-{number}",
+            )
+            for number, counts in enumerate(alive.tolist())
+        ]
+        return builders.acceptance_of(each)
+
+
+def groups_of_world(*, together: bool) -> Sequence[Group]:
+    """Three cases on a server each; side A is launched once more for the first."""
+    cases = [builders.with_concurrency(number + 1) for number in range(CASES)]
+    return [
+        Group(
+            name=case.id,
+            pairs=(Pair(a=case, b=case),),
+            with_control=case is cases[0],
+            together=together,
+        )
+        for case in cases
+    ]
+
+
+def simulated_decision(world: World, *, together: bool = False) -> Decision:
+    """A whole gate of three cases, stopped as a real one is."""
+    groups = groups_of_world(together=together)
+    subjects = [subject for group in groups for subject in group.subjects]
+    figures = sum(len(one.deciding) for one in subjects if not one.is_control)
+    rules = Rules(blocks=BLOCKS, figures=figures)
+    done: list[SideLaunch] = []
+    for block in range(BLOCKS):
+        for group in groups:
+            ours = [one for one in group.subjects if not one.is_control]
+            if block and all(is_settled(judge_subject(one, done, rules)) for one in ours):
+                continue
+            for number in range(1, LAUNCHES_PER_BLOCK + 1):
+                done += world.launches(group, LAUNCHES_PER_BLOCK * block + number)
+    return decide(subjects, done, rules)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Gates of one kind; `scene`: what `Scene` has otherwise."""
+    """Gates of one kind; `world`: what `World` has otherwise."""
 
     said: str
     gates: int = 100
-    scene: dict[str, object] = field(default_factory=dict)
+    world: dict[str, object] = field(default_factory=dict)
     together: bool = False
 
 
 ROWS = (
     Row(said="nothing", gates=300),
-    Row(said="nothing, no answer repeats", scene={"repeating_frac": 0.0}),
-    Row(said="nothing, the machine slows by 0.3 % a launch", scene={"drift_frac": 0.003}),
-    Row(said="nothing, launches differ by 4 %", scene={"launch_spread_frac": 0.04}),
+    Row(said="nothing, no answer repeats", world={"repeating_frac": 0.0}),
+    Row(said="nothing, the machine slows by 0.3 % a launch", world={"drift_frac": 0.003}),
+    Row(said="nothing, launches differ by 4 %", world={"launch_spread_frac": 0.04}),
     Row(
         said="nothing, side by side, the machine moves by 10 %",
         gates=300,
-        scene={"machine_spread_frac": 0.1},
+        world={"machine_spread_frac": 0.1},
         together=True,
     ),
-    Row(said="nothing, the same in turn", scene={"machine_spread_frac": 0.1}),
+    Row(said="nothing, the same in turn", world={"machine_spread_frac": 0.1}),
     Row(
         said="a step that takes 5 % more, side by side, the machine moves by 10 %",
-        scene={"planted": Planted(step_frac=0.05), "machine_spread_frac": 0.1},
+        world={"planted": Planted(step_frac=0.05), "machine_spread_frac": 0.1},
         together=True,
     ),
-    Row(said="a step that takes 5 % more", scene={"planted": Planted(step_frac=0.05)}),
+    Row(said="a step that takes 5 % more", world={"planted": Planted(step_frac=0.05)}),
     Row(
         said="a step that takes 3 % more, which is the tolerance",
-        scene={"planted": Planted(step_frac=0.03)},
+        world={"planted": Planted(step_frac=0.03)},
     ),
-    Row(said="3 % of AL - 1", scene={"planted": Planted(acceptance_frac=0.03)}),
-    Row(said="a prefill that takes 10 % more", scene={"planted": Planted(prefill_frac=0.1)}),
-    Row(said="nothing, but the control's launches are 10 % slower", scene={"moved_frac": 0.1}),
+    Row(said="3 % of AL - 1", world={"planted": Planted(acceptance_frac=0.03)}),
+    Row(said="a prefill that takes 10 % more", world={"planted": Planted(prefill_frac=0.1)}),
+    Row(said="nothing, but the control's launches are 10 % slower", world={"moved_frac": 0.1}),
 )
 
 
@@ -54,15 +211,15 @@ def main() -> None:
         answers, outcomes, causes = Counter[str](), Counter[str](), Counter[str]()
         launches = 0
         for seed in range(row.gates):
-            scene = Scene(random=np.random.default_rng(seed), **row.scene)  # type: ignore[arg-type]
-            found = simulated_decision(scene, together=row.together)
+            world = World(random=np.random.default_rng(seed), **row.world)  # type: ignore[arg-type]
+            found = simulated_decision(world, together=row.together)
             answers[found.answer] += 1
-            outcomes.update(one.outcome for one in found.judged if one.decides)
-            launches += max(one.launches for one in found.judged)
-            causes.update(
-                cause_of([one for one in found.judged if one.case_id == f"case-{number}"]) or "none"
-                for number in range(CASES)
-            )
+            outcomes.update(one.outcome for one in found.verdicts)
+            launches += max(one.launches for one in found.verdicts)
+            by_case = {one.case_id: [] for one in found.verdicts}  # type: ignore[var-annotated]
+            for one in found.verdicts:
+                by_case[one.case_id].append(one)
+            causes.update(causes_of(ones) or "none" for ones in by_case.values())
         columns = (
             row.said,
             str(row.gates),

@@ -1,4 +1,4 @@
-"""Measures the client itself and the judging: `nox -s bench`, about seven minutes.
+"""Measures the client itself: `nox -s bench`, about seven minutes.
 
 Each client runs in a process of its own against a paced server in another, one after the other,
 again and again, so that a busy minute of the machine hits all of them.
@@ -189,11 +189,6 @@ def main() -> None:
         grown_bytes = memory_per_request_bytes(chunks)
         everything[f"memory_{chunks}_chunks_bytes"] = grown_bytes
         console.print(f"memory per request of {chunks} chunks: {grown_bytes:.0f} bytes")
-    judged = subprocess.run(
-        (sys.executable, "-m", "tests.bench.judging"), check=True, capture_output=True, cwd=ROOT
-    )
-    everything["judging"] = msgspec.json.decode(judged.stdout)
-    console.print(f"judging: {judged.stdout.decode().strip()}")
     path = ROOT / ".specreg" / "bench.json"
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(everything)))

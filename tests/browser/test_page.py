@@ -164,15 +164,6 @@ def test_a_click_leads_from_the_failure_to_its_case(page: Page, files: dict[str,
     expect(page.locator("#case-11 svg").first).to_be_in_viewport(ratio=0.1)
 
 
-def test_a_case_that_holds_is_folded_and_opens(page: Page, files: dict[str, Path]) -> None:
-    visit(page, files["many"])
-    case = page.locator("#case-3")
-    expect(case.locator("svg").first).to_be_hidden()
-    case.locator("summary").first.click()
-    expect(case.locator("svg").first).to_be_visible()
-    expect(case.get_by_text("pytest tests/perf -k")).to_be_visible()
-
-
 def test_only_what_needs_a_look_is_shown_where_that_is_asked_for(
     page: Page, files: dict[str, Path]
 ) -> None:
@@ -184,17 +175,6 @@ def test_only_what_needs_a_look_is_shown_where_that_is_asked_for(
     expect(page.locator("#case-3")).to_be_hidden()
     page.get_by_label("all cases").check()
     assert rows.count() == 12
-
-
-def test_the_keyboard_reaches_everything(page: Page, files: dict[str, Path]) -> None:
-    visit(page, files["many"])
-    page.locator("#case-3 summary").first.focus()
-    page.keyboard.press("Enter")
-    expect(page.locator("#case-3")).to_have_attribute("open", "")
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == (
-        "Verdicts on case-3"
-    )
 
 
 def test_day_and_night_have_their_colours_in_the_drawings_too(
@@ -219,12 +199,6 @@ def test_what_a_server_said_runs_nowhere(page: Page, tmp_path: Path) -> None:
     path.write_text(render_page(reports.with_case(target=hostile)))
     visit(page, path)
     assert "obeyed" not in page.title()
-
-
-def test_it_prints(page: Page, files: dict[str, Path], tmp_path: Path) -> None:
-    visit(page, files["small"])
-    page.pdf(path=tmp_path / "page.pdf")
-    assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
 
 
 def test_what_is_folded_is_on_paper_too(page: Page, files: dict[str, Path]) -> None:

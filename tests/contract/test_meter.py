@@ -11,9 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from specreg.compare.gate.drafter import scheduled
-from specreg.compare.gate.drafter.scheduled import SCHEDULE
 from specreg.datasets.prompts import Prompt
+from specreg.engines.drafter import scheduled
+from specreg.engines.drafter.scheduled import SCHEDULE
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case
 from specreg.matrix.prompts import load_case_prompts

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from specreg.baselines.schema import record_baseline
-from specreg.compare.gate.journal import Journal, Rehearsed
+from specreg.compare.soak import Block, record_block
 from specreg.core.errors import ServerDiedError, SpecregError
 from specreg.core.files import replace_file
 from specreg.core.logs import KEPT_BYTES
 from specreg.engines.registry import ENGINES, Engine
 from specreg.measurement.figures import figures_of, record_figures
-from specreg.report.document import began_at, load_report, record_report, record_verdict
+from specreg.report.document import began_at, load_report, record_document
 from specreg.verdicts.history import record_history
 from tests.doubles.vllm.script import Fault, Script
 from tests.faults.running import CASES, ROOT, Hurt, lives, print_time, wait_until
@@ -58,12 +58,12 @@ def disk_full_at(size_bytes: int) -> Iterator[None]:
 
 FIGURES = figures_of(builders.measurement({}), 1)
 WRITERS: dict[str, Callable[[Path], object]] = {
-    "verdict": lambda path: record_verdict(path, reports.REPORT.run),
-    "report": lambda path: record_report(path, reports.REPORT),
+    "verdict": lambda path: record_document(path, reports.REPORT.run),
+    "report": lambda path: record_document(path, reports.REPORT),
     "figures": lambda path: record_figures(path, FIGURES),
     "baseline": lambda path: record_baseline(path, builders.baseline({"tpot_p50_ms": 1.0})),
     "history": lambda path: record_history(path, [reports.past_run(1, tpot_p50_ms=1.0)]),
-    "gate-journal": lambda path: Journal(path=path).write(*[Rehearsed()] * 20),
+    "soak": lambda path: record_block(path, Block(number=1, at_s=0.0, lasted_s=1.0, requests=9)),
 }
 
 
@@ -72,7 +72,7 @@ def test_row_13_a_full_disk_leaves_the_old_file(tmp_path: Path, what: str) -> No
     path = tmp_path / "folder" / "file"
     WRITERS[what](path)
     before = path.read_bytes()
-    appends = what in {"history", "gate-journal"}
+    appends = what in {"history", "soak"}
     started = time.monotonic()
     with (
         disk_full_at(len(before) + 50 if appends else 50),
@@ -183,7 +183,7 @@ def test_row_17_no_secret_is_in_the_files_of_a_gate(
     started = time.monotonic()
     done = gate.run("--launches", "2", *both, "--b", both[1], b=b)
     print_time(time.monotonic() - started)
-    assert gate.report().complete, done.stdout + done.stderr
+    assert gate.report().run.complete, done.stdout + done.stderr
     assert leaks(gate.out, done.stdout, done.stderr) == []
     assert gate.servers() == []
     again = gate.run("--launches", "2", *both, "--b", both[1], "--resume", b=b)

@@ -141,7 +141,7 @@ def test_row_02_a_server_that_is_never_ready(
 
 
 @dataclasses.dataclass(kw_only=True)
-class Told:
+class HurtRun:
     """What came of a run of which three servers were hurt.
 
     Attributes:
@@ -166,10 +166,10 @@ class Told:
 
 
 @pytest.fixture(scope="session")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+def told(tmp_path_factory: pytest.TempPathFactory) -> HurtRun:
     """A run in which something happens to each case's server, and Ctrl-C at last."""
     run = Hurt(folder=tmp_path_factory.mktemp("hurt"), script=None, variables=SLOW)
-    told = Told(run=run)
+    told = HurtRun(run=run)
     with run.start() as pytest_run:
         wait_until(run.is_measuring(CASES[0]))
         told.finished[CASES[0]] = run.finished(CASES[0])
@@ -200,7 +200,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     return told
 
 
-def test_row_03_a_server_that_hangs_in_the_run(told: Told) -> None:
+def test_row_03_a_server_that_hangs_in_the_run(told: HurtRun) -> None:
     assert told.hung_s >= 60, "a minute of silence"
     print_time(told.hung_s, 60 + 10)  # and row 5's time to be gone
     reasons = {one.case_id: one.reason for one in told.run.verdict().verdicts}
@@ -208,7 +208,7 @@ def test_row_03_a_server_that_hangs_in_the_run(told: Told) -> None:
     assert told.run.attempts(CASES[0]) == 1
 
 
-def test_row_04_a_worker_that_crashes_in_the_run(told: Told) -> None:
+def test_row_04_a_worker_that_crashes_in_the_run(told: HurtRun) -> None:
     print_time(told.retried_s, until="the next attempt")
     assert f"{CASES[1]}: measured again, server 'vllm-ngram-tiny': ended with" in told.output
     assert told.run.attempts(CASES[1]) == 2
@@ -219,13 +219,13 @@ def test_row_04_a_worker_that_crashes_in_the_run(told: Told) -> None:
     assert len(replay.traces) == 20, "the second attempt alone, and all of it"
 
 
-def test_row_05_a_worker_that_survives_its_server(told: Told) -> None:
+def test_row_05_a_worker_that_survives_its_server(told: HurtRun) -> None:
     print_time(told.orphan_s, 10)
     assert f"{CASES[2]}: measured again, " in told.output
     assert len(told.run.logs()) == 4
 
 
-def test_row_07_ctrl_c_once(told: Told) -> None:
+def test_row_07_ctrl_c_once(told: HurtRun) -> None:
     print_time(told.ended_s)
     assert "type the same again with --specreg-resume" in told.output
     assert {one.case_id for one in told.run.verdict().verdicts} == set(CASES[:2])
@@ -260,7 +260,7 @@ def test_row_07_ctrl_c_twice(tmp_path: Path) -> None:
     print_time(took_s, 5)
 
 
-def test_row_18_nothing_listens_elsewhere(told: Told) -> None:
+def test_row_18_nothing_listens_elsewhere(told: HurtRun) -> None:
     assert set(told.listening) == {"127.0.0.1"}
 
 

@@ -47,8 +47,8 @@ Read = Callable[[random.Random, bytes], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
-    """What a server said.
+class Recording:
+    """What a server has answered.
 
     Attributes:
         content: as it was recorded.
@@ -199,7 +199,7 @@ def recorded(path: str) -> bytes:
     return (RECORDINGS / path).read_bytes()
 
 
-def streams() -> Iterable[Said]:
+def streams() -> Iterable[Recording]:
     """Answers to prompts."""
     spoken = (
         *(
@@ -216,11 +216,11 @@ def streams() -> Iterable[Said]:
     )
     for protocol, form, path in spoken:
         content = recorded(str(path))
-        yield Said(
+        yield Recording(
             content=content, wrong=stream_of, read=functools.partial(read_stream, protocol, form)
         )
     whole = functools.partial(read_stream, "triton", Form.COMPLETIONS, stream=False)
-    yield Said(content=recorded("triton/2.51.0/generate.json"), wrong=json_of, read=whole)
+    yield Recording(content=recorded("triton/2.51.0/generate.json"), wrong=json_of, read=whole)
 
 
 _TRTLLM = b"".join(
@@ -230,22 +230,22 @@ _TRTLLM = b"".join(
 )
 
 
-def pages() -> Iterable[Said]:
+def pages() -> Iterable[Recording]:
     """Counters."""
     pages = (*sorted(RECORDINGS.glob("vllm/*/metrics_before.txt")),)
     for page_before in (*pages, RECORDINGS / "sglang/0.5.23/metrics_before.txt"):
         folder, before = page_before.parent, page_before.read_bytes()
         reading = functools.partial(read_page, folder.parent.name, before)
-        yield Said(content=(folder / "metrics.txt").read_bytes(), wrong=page_of, read=reading)
+        yield Recording(content=(folder / "metrics.txt").read_bytes(), wrong=page_of, read=reading)
     page = b"trtllm_request_success_total 1.0\n" + _TRTLLM
-    yield Said(
+    yield Recording(
         content=page,
         wrong=page_of,
         read=functools.partial(read_page, "tensorrt_llm", b"trtllm_request_success_total 0.0\n"),
     )
 
 
-def identities() -> Iterable[Said]:
+def identities() -> Iterable[Recording]:
     """What servers say of themselves."""
     openai = {"/version": b'{"version": "1.3.0"}'}
     by_engine = {
@@ -270,10 +270,10 @@ def identities() -> Iterable[Said]:
         for path, page in said.items():
             if path != "/metrics":
                 reading = functools.partial(read_identity, engine, said, path)
-                yield Said(content=page, wrong=json_of, read=reading)
+                yield Recording(content=page, wrong=json_of, read=reading)
 
 
-def asked_in_ids() -> Iterable[Said]:
+def asked_in_ids() -> Iterable[Recording]:
     """Answers without a stream, and what is written to a file."""
     completion = json.loads(recorded("vllm/0.32.0/completion.json"))
     completion["choices"][0]["token_ids"] = [520, 355, 2]  # as one that was asked for them
@@ -282,24 +282,24 @@ def asked_in_ids() -> Iterable[Said]:
         ("sglang", recorded("sglang/0.5.23/generate.json")),
     ):
         reading = functools.partial(read_ids, protocol)
-        yield Said(content=answer, wrong=json_of, read=reading)
+        yield Recording(content=answer, wrong=json_of, read=reading)
     scores = recorded("vllm/0.32.0/scores.json")
     candidate = int(re.findall(rb"token_id:(\d+)", scores)[0])
-    yield Said(content=scores, wrong=json_of, read=functools.partial(read_scores, candidate))
+    yield Recording(content=scores, wrong=json_of, read=functools.partial(read_scores, candidate))
     line = json.dumps(json.loads(recorded("sglang/0.5.23/generate.json"))["meta_info"]).encode()
-    yield Said(content=line, wrong=json_of, read=read_export)
+    yield Recording(content=line, wrong=json_of, read=read_export)
 
 
-def connections() -> Iterable[Said]:
+def connections() -> Iterable[Recording]:
     """Whole answers, head and body."""
     models = recorded("vllm/0.32.0/models.json")
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     once, measured = (functools.partial(read_http, measured=is_one) for is_one in (False, True))
-    yield Said(content=head % len(models) + models, wrong=_http_of, read=once)
+    yield Recording(content=head % len(models) + models, wrong=_http_of, read=once)
     stream = recorded("vllm/0.32.0/chat_stream_usage.txt")
     chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     body = b"".join(b"%x\r\n%b\r\n" % (len(one), one) for one in (stream[:900], stream[900:]))
-    yield Said(content=chunked + body + b"0\r\n\r\n", wrong=_http_of, read=measured)
+    yield Recording(content=chunked + body + b"0\r\n\r\n", wrong=_http_of, read=measured)
 
 
 _HEADS = (
@@ -330,7 +330,7 @@ SILENT = {"ACCEPTANCE_MISSING", "USAGE_MISSING", "CHUNKS_MERGED"}
 """What is said of acceptance where a recording doesn't tell it, once all of it has been read."""
 
 
-def is_read(said: Said) -> bool:
+def is_read(said: Recording) -> bool:
     """Whether it is, as far as it says something."""
     try:
         said.read(random.Random(0), said.content)  # noqa: S311 - no secret

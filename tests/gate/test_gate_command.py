@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from specreg.compare.gate.journal import Journal
-from specreg.compare.gate.launched import Launched
-from specreg.compare.gate.report import GateReport, load_report
+from specreg.compare.answers import METRIC
+from specreg.report.document import Report, load_report
+from specreg.verdicts.judge import Outcome, Verdict
 from tests.doubles.vllm.script import BEFORE_ROUNDS, SLOWING, Fault, Script, record_script
 
 ROOT = Path(__file__).parents[2]
@@ -105,8 +105,25 @@ class Gate:
                 continue
         return found
 
-    def report(self) -> GateReport:
-        return load_report(self.out / "gate.json")
+    def report(self) -> Report:
+        return load_report(self.out / "report.json")
+
+    def answer(self) -> str:
+        """The word."""
+        (found,) = self.report().answers
+        return found.subject
+
+    def launches(self) -> int:
+        """How many servers were measured."""
+        lines = (self.out / "journal.jsonl").read_bytes().splitlines()
+        return sum(b'"Ended"' in line for line in lines)
+
+    def figures(self) -> list[Verdict]:
+        """The verdicts that the answer rests on, but for that on the answers."""
+        return [one for one in self.report().run.verdicts if one.metric != METRIC]
+
+    def answers(self) -> list[Verdict]:
+        return [one for one in self.report().run.verdicts if one.metric == METRIC]
 
 
 @pytest.fixture
@@ -118,14 +135,13 @@ def test_identical_sides_may_be_exchanged(gate: Gate) -> None:
     gate.write_tier(speed=False)
     done = gate.run("--launches", "2")
     assert done.returncode == 0, done.stdout + done.stderr
-    report = gate.report()
-    assert report.answer == "upgrade"
-    assert {one.outcome for one in report.decision.judged if one.decides} == {"PASS"}
-    assert [one.outcome for one in report.decision.texts] == ["PASS"]
-    assert report.decision.control
-    assert report.complete
-    assert "UPGRADE" in done.stdout.splitlines()[-2]
-    for name in ("gate.json", "gate.md", "gate.html"):
+    assert gate.answer() == "UPGRADE"
+    assert {one.outcome for one in gate.figures()} == {Outcome.PASS}
+    assert [one.outcome for one in gate.answers()] == [Outcome.PASS]
+    assert gate.report().control
+    assert gate.report().run.complete
+    assert "UPGRADE: B is as good as A" in done.stdout
+    for name in ("report.json", "report.md", "report.html"):
         assert (gate.out / name).exists()
 
 
@@ -134,7 +150,7 @@ def test_what_accepts_less_is_refused_for_its_acceptance(gate: Gate) -> None:
     done = gate.run("--launches", "2", b=Script(acceptance_probs=(0.6, 0.5, 0.4)))
     assert done.returncode == 1, done.stdout + done.stderr
     assert f"{EAGLE3} is worse by acceptance" in done.stdout
-    assert "DON'T" in done.stdout.splitlines()[-2]
+    assert "DON'T: B is worse than A" in done.stdout
 
 
 def test_what_changes_a_token_now_and_then_is_no_upgrade(gate: Gate) -> None:
@@ -142,9 +158,9 @@ def test_what_changes_a_token_now_and_then_is_no_upgrade(gate: Gate) -> None:
     # The first of the answers; asked again, it is what it should be.
     done = gate.run("--launches", "2", b=CHANGES_ONE)
     assert done.returncode == 10, done.stdout + done.stderr
-    [texts] = gate.report().decision.texts
-    assert texts.outcome == "INVALID"
-    assert "B's answers differ from A's" in texts.reason
+    [answers] = gate.answers()
+    assert answers.outcome is Outcome.INVALID
+    assert "B's answers differ from A's" in answers.reason
 
 
 def test_answers_that_cant_be_compared_dont_use_up_the_launches(gate: Gate) -> None:
@@ -152,9 +168,8 @@ def test_answers_that_cant_be_compared_dont_use_up_the_launches(gate: Gate) -> N
     gate.write_tier(speed=False)
     done = gate.run("--launches", "16", "--no-control", "--case", EAGLE3, b=CHANGES_ONE)
     assert done.returncode == 10, done.stdout + done.stderr
-    report = gate.report()
-    assert {one.outcome for one in report.decision.judged if one.decides} == {"PASS"}
-    assert report.launches == 8
+    assert {one.outcome for one in gate.figures()} == {Outcome.PASS}
+    assert gate.launches() == 8
 
 
 def test_a_side_that_cant_start_is_said_before_anything_is_measured(gate: Gate) -> None:
@@ -163,19 +178,17 @@ def test_a_side_that_cant_start_is_said_before_anything_is_measured(gate: Gate) 
     assert done.returncode == 10
     assert f"side B ('{sys.executable}'): server 'vllm-none-tiny'" in done.stderr
     assert "unknown or refused argument" in done.stderr
-    assert not [
-        one for one in Journal(path=gate.out / "gate.jsonl").lines() if isinstance(one, Launched)
-    ]
+    assert not (gate.out / "journal.jsonl").exists()
 
 
 def test_a_gate_that_was_cut_off_goes_on_and_keeps_what_it_had(gate: Gate) -> None:
     gate.write_tier(speed=False)
     whole = gate.run("--launches", "2")
     assert whole.returncode == 0, whole.stdout + whole.stderr
-    path = gate.out / "gate.jsonl"
+    path = gate.out / "journal.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
-    kept = [line for line in lines if b'"Launched"' in line][:3]  # A, B and A2 of a sitting
-    cut = lines.index(kept[-1]) + 1
+    ends = [at for at, line in enumerate(lines) if b'"Ended"' in line]
+    cut = ends[2] + 1  # A, B and A2 of a launch
     path.write_bytes(b"".join(lines[:cut]) + lines[cut][:20])
 
     refused = gate.run("--launches", "2")
@@ -184,10 +197,8 @@ def test_a_gate_that_was_cut_off_goes_on_and_keeps_what_it_had(gate: Gate) -> No
     assert refused.returncode == 10
     assert "say --resume to go on" in refused.stderr
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
-    assert "rehearsing" not in resumed.stderr
-    again = path.read_bytes().splitlines(keepends=True)
-    assert [line for line in again if b'"Launched"' in line][:3] == kept
-    assert gate.report().launches == 6
+    assert path.read_bytes().splitlines(keepends=True)[:cut] == lines[:cut]
+    assert gate.launches() == 6
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda one: one.name)
@@ -197,15 +208,15 @@ def test_a_signal_ends_it_with_its_servers_and_what_it_had_is_told(
     gate.write_tier(speed=False)
     started = gate.start("--launches", "2")
     assert started.stderr is not None
-    sittings = (line for line in started.stderr if line.startswith("block"))
-    assert next(sittings) == f"block 1, sides A, B, A2: {SERVER}\n"
-    assert next(sittings) == f"block 1, sides A2, B, A: {SERVER}\n"
+    sittings = (line for line in started.stderr if line.startswith("launch"))
+    assert next(sittings) == f"launch 1, sides A, B, A2: {SERVER}\n"
+    assert next(sittings) == f"launch 2, sides A2, B, A: {SERVER}\n"
     started.send_signal(number)
     stdout, stderr = started.communicate(timeout=60)
     assert started.returncode == 130, stdout + stderr
     assert "go on: type the same with --resume --out" in stdout
-    assert gate.report().launches == 3
-    assert gate.report().exit_status == 130
+    assert gate.launches() == 3
+    assert gate.report().run.exit_status == 130
     assert gate.servers() == []
 
 
@@ -215,24 +226,27 @@ def test_in_turn_one_server_is_up_at_a_time(gate: Gate) -> None:
     with gate.start("--launches", "2", "--in-turn") as started:
         assert started.stderr is not None
         for line in started.stderr:
-            sittings += [line.split(":")[0]] if line.startswith("block") else []
+            sittings += [line.split(":")[0]] if line.startswith("launch") else []
             assert len(gate.servers()) <= 1
     assert started.returncode == 0
-    assert sittings == [f"block 1, side {arm}" for arm in ("A", "B", "A2", "A2", "B", "A")]
-    assert gate.report().launches == 6
+    assert sittings == [
+        *(f"launch 1, side {side}" for side in ("A", "B", "A2")),
+        *(f"launch 2, side {side}" for side in ("A2", "B", "A")),
+    ]
+    assert gate.launches() == 6
 
 
 def test_a_page_that_cant_be_written_is_told_and_the_answer_stays(gate: Gate) -> None:
     gate.write_tier(speed=False)
-    (gate.out / "gate.md").mkdir(parents=True)
+    (gate.out / "report.md").mkdir(parents=True)
     done = gate.run("--launches", "2", "--no-control")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "gate.md': can't be written, Is a directory" in done.stderr
-    assert gate.report().answer == "upgrade"
-    assert (gate.out / "gate.html").exists()
+    assert "report.md': can't be written, Is a directory" in done.stderr
+    assert gate.answer() == "UPGRADE"
+    assert (gate.out / "report.html").exists()
 
 
-def test_a_rehearsal_that_failed_leaves_nothing_in_the_way(gate: Gate) -> None:
+def test_a_start_that_failed_leaves_nothing_in_the_way(gate: Gate) -> None:
     gate.write_tier(speed=False)
     failed = gate.run(b=Script(fault=Fault.EXIT_AT_START))
     assert failed.returncode == 10
@@ -240,21 +254,14 @@ def test_a_rehearsal_that_failed_leaves_nothing_in_the_way(gate: Gate) -> None:
     assert again.returncode == 0, again.stdout + again.stderr
 
 
-def test_a_disk_that_is_full_ends_it_with_what_it_had_and_no_answer(gate: Gate) -> None:
+def test_a_disk_that_refuses_ends_it_with_no_answer(gate: Gate) -> None:
     gate.write_tier(speed=False)
-    started = gate.start("--launches", "4")
-    assert started.stderr is not None
-    sittings = (line for line in started.stderr if line.startswith("block"))
-    next(sittings)
-    next(sittings)  # the first one is in the journal
-    path = gate.out / "gate.jsonl"
-    path.rename(gate.out / "kept.jsonl")
-    path.mkdir()
-    stdout, stderr = started.communicate(timeout=60)
-    assert started.returncode == 10, stdout + stderr
-    assert f"journal '{path}': Is a directory; make room or mend its rights" in stderr
-    assert "go on: type the same with --resume" in stdout
-    assert gate.report().launches >= 3
+    path = gate.out / "answers.json"
+    path.mkdir(parents=True)
+    done = gate.run("--launches", "4")
+    assert done.returncode == 10, done.stdout + done.stderr
+    assert f"answers '{path}': Is a directory; make room or mend its rights" in done.stderr
+    assert "go on: type the same with --resume" in done.stdout
 
 
 def test_what_dies_on_one_side_leaves_it_undecided_and_is_told(gate: Gate) -> None:
@@ -270,12 +277,11 @@ def test_what_failed_is_tried_again_where_it_is_resumed(gate: Gate) -> None:
     planted = Script(fault=Fault.CRASH_MID_RUN, fault_after_requests=BEFORE_ROUNDS + PROMPTS)
     failed = gate.run("--launches", "2", b=planted)
     assert failed.returncode == 10, failed.stdout + failed.stderr
-    lines = (gate.out / "gate.jsonl").read_bytes()
+    lines = (gate.out / "journal.jsonl").read_bytes()
     again = gate.run("--launches", "2", "--resume", b=Script())
     assert again.returncode == 0, again.stdout + again.stderr
-    assert gate.report().answer == "upgrade"
-    assert {one.arm for one in gate.report().failed} == {"B"}  # still told
-    assert (gate.out / "gate.jsonl").read_bytes().startswith(lines)
+    assert gate.answer() == "UPGRADE"
+    assert (gate.out / "journal.jsonl").read_bytes().startswith(lines)
 
 
 def test_no_time_left_ends_it_and_says_how_to_go_on(gate: Gate) -> None:
@@ -283,10 +289,10 @@ def test_no_time_left_ends_it_and_says_how_to_go_on(gate: Gate) -> None:
     assert done.returncode == 10, done.stdout + done.stderr
     assert "go on: type the same with --resume --out" in done.stdout
     assert "type the same with --resume --minutes " in done.stdout
-    assert not gate.report().complete
-    before = gate.report().launches
+    assert not gate.report().run.complete
+    before = gate.launches()
     gate.run("--minutes", "0.25", "--resume")
-    assert gate.report().launches > before
+    assert gate.launches() > before
 
 
 def test_a_step_that_takes_longer_is_found_and_called_so(gate: Gate) -> None:
@@ -294,8 +300,8 @@ def test_a_step_that_takes_longer_is_found_and_called_so(gate: Gate) -> None:
     done = gate.run("--case", EAGLE3, "--launches", "8", "--no-control", b=slow)
     assert done.returncode == 1, done.stdout + done.stderr
     assert f"{EAGLE3} is worse by the cost of a step" in done.stdout
-    judged = {one.quantity: one for one in gate.report().decision.judged}
-    assert judged["acceptance_length_tokens"].outcome == "PASS"
-    assert judged["step_p50_ms"].outcome == "REGRESSED"
-    parts = judged["throughput_tokens_per_s"].parts_frac
-    assert min(parts, key=parts.__getitem__) == "the cost of a step"
+    judged = {one.metric: one for one in gate.figures()}
+    assert judged["acceptance_length_tokens"].outcome is Outcome.PASS
+    assert judged["step_p50_ms"].outcome is Outcome.REGRESSED
+    cause = judged["throughput_tokens_per_s"].cause
+    assert cause.partition(" by ")[2].startswith("the cost of a step, ")

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from specreg.compare.gate.drafter.scheduled import step_after
-from specreg.compare.gate.judging import Judged
-from specreg.compare.gate.report import GateReport, load_report
+from specreg.compare.answers import METRIC
+from specreg.engines.drafter.scheduled import step_after
+from specreg.report.document import Report, load_report
+from specreg.verdicts.judge import Verdict
 
 ROOT = Path(__file__).parents[2]
 VERSION = "vllm==0.32.0"
@@ -56,7 +57,7 @@ def tier_of(*, speed: bool) -> str:
     return MATRIX.replace("SPEED", str(speed).lower()).replace("CAP_TOKENS", str(CAP_TOKENS))
 
 
-def run(folder: Path, *arguments: str, speed: bool) -> tuple[int, str, GateReport]:
+def run(folder: Path, *arguments: str, speed: bool) -> tuple[int, str, Report]:
     """Two sides of the same version; what the command said and wrote."""
     (folder / "cpu.toml").write_text(tier_of(speed=speed))
     done = subprocess.run(
@@ -72,14 +73,14 @@ def run(folder: Path, *arguments: str, speed: bool) -> tuple[int, str, GateRepor
         text=True,
     )
     said = done.stdout + done.stderr
-    assert (folder / "gate" / "gate.json").exists(), said
-    return done.returncode, said, load_report(folder / "gate" / "gate.json")
+    assert (folder / "gate" / "report.json").exists(), said
+    return done.returncode, said, load_report(folder / "gate" / "report.json")
 
 
-def judged(report: GateReport, case_id: str, quantity: str) -> Judged:
+def judged(report: Report, case_id: str, metric: str) -> Verdict:
     """One row of a report."""
-    rows = report.decision.judged
-    return next(one for one in rows if (one.case_id, one.quantity) == (case_id, quantity))
+    rows = report.run.verdicts
+    return next(one for one in rows if (one.case_id, one.metric) == (case_id, metric))
 
 
 def foreseen(folder: Path, side: str, schedule: Sequence[int]) -> float:
@@ -99,7 +100,7 @@ def test_3_percent_of_the_accepted_drafts_are_found(tmp_path: Path) -> None:
     pinned, planted = (1, 2), (1, 1, *(1, 2) * 10)
     status, said, report = run(
         tmp_path,
-        *("--no-rehearse", "--pin", "2.5", "--launches", "2"),
+        *("--pin", "2.5", "--launches", "2"),
         *("--b", f"engine_env.SCHEDULED_ACCEPTED={','.join(map(str, planted))}"),
         speed=False,
     )
@@ -108,18 +109,18 @@ def test_3_percent_of_the_accepted_drafts_are_found(tmp_path: Path) -> None:
     assert lost.outcome == "REGRESSED"
     a, b = foreseen(tmp_path, "A", pinned), foreseen(tmp_path, "B", planted)
     assert b / a - 1 == pytest.approx(-0.03, abs=0.002)  # an answer or two ends sooner
-    assert lost.a == pytest.approx(1 + a)
-    assert lost.b == pytest.approx(1 + b)
+    assert lost.expected == pytest.approx(1 + a)
+    assert lost.value == pytest.approx(1 + b)
     assert lost.change_frac == pytest.approx(b / a - 1)
     assert f"{PINNED} is worse by acceptance" in said
     assert judged(report, CASE, "acceptance_length_tokens").outcome == "PASS"
-    assert {one.outcome for one in report.decision.texts} == {"PASS"}
+    assert {one.outcome for one in report.run.verdicts if one.metric == METRIC} == {"PASS"}
 
 
 def test_5_ms_more_per_step_are_found(tmp_path: Path) -> None:
     status, said, report = run(
         tmp_path,
-        *("--no-rehearse", "--launches", "6", "--b", "engine_env.PLANTED_FAULT=sleep"),
+        *("--launches", "6", "--b", "engine_env.PLANTED_FAULT=sleep"),
         *("--a", f"engine_env.PYTHONPATH={PLANTED}", "--b", f"engine_env.PYTHONPATH={PLANTED}"),
         speed=True,
     )
@@ -137,7 +138,7 @@ def test_5_percent_of_a_step_are_found(tmp_path: Path) -> None:
     there = f"engine_env.PYTHONPATH={PLANTED}"
     status, said, report = run(
         tmp_path,
-        *("--matrix", "fixtures/matrix", "--case", PADDED, "--no-rehearse", "--seconds", "30"),
+        *("--matrix", "fixtures/matrix", "--case", PADDED, "--seconds", "30"),
         *("--a", there, "--b", there, "--b", "engine_env.PLANTED_FAULT=sleep"),
         *("--b", "engine_env.PLANTED_SLEEP_S=0.0006"),
         speed=True,
@@ -193,4 +194,4 @@ def test_a_flag_that_a_side_lacks_is_said_before_anything_is_measured(tmp_path: 
     assert done.returncode == 10
     assert "side B ('vllm==0.32.0'): server" in done.stderr
     assert "--no-such-flag" in done.stderr
-    assert b'"Launched"' not in (tmp_path / "gate" / "gate.jsonl").read_bytes()
+    assert not (tmp_path / "gate" / "journal.jsonl").exists()

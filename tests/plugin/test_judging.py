@@ -119,7 +119,7 @@ def test_a_speed_that_nobody_can_tell_takes_more_launches(recorded_suite: Suite)
 
     assert done.returncode == 10
     assert "INCONCLUSIVE: speedup " in blocks(done)["vllm-eagle3-tiny-toy-c1"]
-    assert "with 4 launches against 2, its tolerance 50.0%" in done.stdout
+    assert "with 4 launches against 2, its tolerance 90.0%" in done.stdout
     logs = {path.stem for path in recorded_suite.runs.glob("*/logs/vllm-eagle3-*")}
     assert len(logs) == 4
 

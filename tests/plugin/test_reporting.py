@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from specreg.report.document import load_report
-from tests.doubles.vllm.script import Script
 from tests.plugin.conftest import Suite
 
 FILE = "report.json"
@@ -58,27 +57,22 @@ def test_the_time_of_each_server_pair_and_none_is_that_of_the_process(suite: Sui
     table = done.stdout.partition("where the time went, s")[2].splitlines()
     assert table[1].split()[0] == "vllm-eagle3-tiny"
     assert table[1].split()[-1] == f"{pair.total_s:.1f}"
-    assert "Where the time went" in (folder / "report.html").read_text()
     assert "| vllm-eagle3-tiny |" in (folder / "report.md").read_text()
 
 
 def test_percentiles_are_shown_where_they_are_asked_for(
     recorded_suite: Suite,
 ) -> None:
-    speeds = ("tests/perf", "-q", "-k", "c1 and throughput", "--specreg-inconclusive=warn")
+    speeds = ("tests/perf", "-q", "-k", "none and c1 and throughput")
     quiet, verbose = recorded_suite.run(*speeds), recorded_suite.run(*speeds, "--specreg-verbose")
     assert "how it spreads" not in quiet.stdout
-    assert verbose.stdout.count("time to first token, ms") == 2
-
-    recorded_suite.script = Script(step_ms=9.0)
-    slow = recorded_suite.run(*speeds)
-    assert slow.returncode == 1
-    assert "time to first token, ms" not in slow.stdout
+    assert verbose.stdout.count("time to first token, ms") == 1
 
 
 def test_a_run_leaves_a_page_and_adds_to_the_summary_of_a_job(
     recorded_suite: Suite, tmp_path: Path
 ) -> None:
+    recorded_suite.draws = True
     recorded_suite.job_summary = tmp_path / "summary.md"
     past = f"--specreg-history={tmp_path / 'past'}"
     done = recorded_suite.run("tests/perf", "-q", "-k", "c1 and acceptance_length", past)
@@ -92,6 +86,7 @@ def test_a_run_leaves_a_page_and_adds_to_the_summary_of_a_job(
 
 
 def test_a_drawing_that_fails_takes_no_verdict_with_it(recorded_suite: Suite) -> None:
+    recorded_suite.draws = True
     recorded_suite.python_path = recorded_suite.folder / "broken"
     recorded_suite.python_path.mkdir()
     broken = "def vegalite_to_svg(*_, **__):\n    raise ValueError('no ink')\n"
@@ -106,12 +101,7 @@ def test_a_drawing_that_fails_takes_no_verdict_with_it(recorded_suite: Suite) ->
 
 
 def test_without_the_extra_the_summary_is_what_is_left(recorded_suite: Suite) -> None:
-    recorded_suite.python_path = recorded_suite.folder / "without"
-    recorded_suite.python_path.mkdir()
-    absent = "import sys\n\nsys.modules['vl_convert'] = None\n"
-    (recorded_suite.python_path / "absent.py").write_text(absent)
-
-    done = recorded_suite.run("tests/perf", "-q", "-p", "absent", "-k", "c1 and acceptance_length")
+    done = recorded_suite.run("tests/perf", "-q", "-k", "none and c1 and throughput")
 
     (folder,) = recorded_suite.runs.iterdir()
     assert f"report: {folder / 'report.md'}" in done.stdout
@@ -138,7 +128,7 @@ def test_a_machine_that_nothing_fits_leaves_the_reasons(suite: Suite) -> None:
     assert done.returncode == 0
     assert "nothing was judged: tier 'cpu' needs 1 GPU(s), this machine has 0" in done.stdout
     (folder,) = suite.runs.iterdir()
-    assert "needs 1 GPU(s)" in (folder / "report.html").read_text()
+    assert r"needs 1 GPU\(s\)" in (folder / "report.md").read_text()
     assert len(suite.verdict().skipped) == 4
 
 

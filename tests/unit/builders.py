@@ -307,7 +307,7 @@ def counts_of(steps: Sequence[Steps]) -> StepCounts:
 
 
 def device(name: str = "NVIDIA H200", **changes: object) -> Device:
-    """A GPU that nobody has."""
+    """A GPU of no machine."""
     whole = Device(sensor="nvml", id=f"GPU-{name}", name=name, number=0, scope=Scope.GPU)
     return msgspec.structs.replace(whole, **changes)
 

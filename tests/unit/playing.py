@@ -4,8 +4,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.doubles.nvml.device import ScriptedGpu, environment, write_script
@@ -24,18 +24,19 @@ class Player:
     """Starts Python where the driver is the scripted one.
 
     Attributes:
-        library: the driver; folder: an empty one, for the script.
+        library: the driver; folder: for the script; more: variables.
     """
 
     library: Path
     folder: Path
+    more: Mapping[str, str] = field(default_factory=dict)
 
     def variables(self, gpus: Sequence[ScriptedGpu]) -> dict[str, str]:
         """The environment of such a process."""
         script = write_script(self.folder / "gpus", gpus)
         plain = {name: said for name, said in os.environ.items() if name not in _OF_CUDA}
         ours = {"PYTHONPATH": str(builders.ROOT)}
-        return plain | environment(self.library, script) | ours
+        return plain | environment(self.library, script) | ours | dict(self.more)
 
     def run(
         self, gpus: Sequence[ScriptedGpu], *arguments: str | Path

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from specreg.acceptance.record import StepCounts
-from specreg.baselines.comparison import Known, differing_settings
-from specreg.baselines.published import Published
+from specreg.baselines.comparison import CaseBaselines, differing_settings
+from specreg.baselines.published import PublishedFigure
 from specreg.baselines.record import record_measurements
 from specreg.baselines.schema import Baseline, Noise, baseline_path, load_baseline, record_baseline
 from specreg.baselines.store import BaselineStore, settings_of
@@ -53,7 +53,7 @@ def store(folder: Path) -> BaselineStore:
     return BaselineStore(folder=folder, environment=builders.ENVIRONMENT)
 
 
-def look_up(folder: Path, case: Case = builders.CASE) -> Known:
+def look_up(folder: Path, case: Case = builders.CASE) -> CaseBaselines:
     """What they know of a case."""
     return store(folder).look_up(case, builders.SETTINGS)
 
@@ -164,7 +164,7 @@ def test_the_control_has_no_draft_to_spread(tmp_path: Path) -> None:
 
 def published(folder: Path) -> None:
     """A published figure of the case."""
-    told = Published(
+    told = PublishedFigure(
         schema_version=1,
         source="a paper",
         conditions="80 prompts",

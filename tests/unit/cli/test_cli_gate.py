@@ -2,16 +2,14 @@
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from specreg.cli import app
-from specreg.compare.gate.bisecting import Bisected
-from specreg.compare.gate.opening import Opened
-from specreg.compare.gate.request import Request
-from specreg.compare.gate.searching import Search, Searched
+from specreg.compare.bisect import Bisected, Search, SearchReport
+from specreg.compare.gate import Gate
+from specreg.compare.request import Request
 from tests.unit import builders
 
 IN_ROOT = ("--root", str(builders.ROOT), "--tier", "cpu", "--matrix", "fixtures/matrix")
@@ -65,7 +63,7 @@ def test_it_is_said_with_status_10(arguments: tuple[str, ...], said: str) -> Non
 
 
 def test_a_fault_of_ours_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: Request) -> Opened:
+    def fail(_: Request) -> Gate:
         raise RuntimeError("nobody foresaw it")
 
     monkeypatch.setattr(sys.modules["specreg.cli.gate"], "open_gate", fail)
@@ -75,10 +73,8 @@ def test_a_fault_of_ours_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_interruption_before_anything_is_measured_says_how_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What is being installed has no folder yet; what is rehearsed has one."""
-
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -86,15 +82,6 @@ def test_an_interruption_before_anything_is_measured_says_how_to_go_on(
     monkeypatch.setattr(command, "open_gate", interrupt)
     done = CliRunner().invoke(app, ("gate", "vllm", "vllm", *IN_ROOT))
     assert (done.exit_code, done.stdout) == (130, "go on: type the same again\n")
-
-    gate = SimpleNamespace(
-        place=SimpleNamespace(folder=tmp_path), record=lambda: None, rehearse=interrupt
-    )
-    opened = SimpleNamespace(gate=gate, extent="")
-    monkeypatch.setattr(command, "open_gate", lambda _: opened)
-    done = CliRunner().invoke(app, ("gate", "vllm", "vllm", *IN_ROOT))
-    said = f"go on: type the same with --resume --out {tmp_path}\n"
-    assert (done.exit_code, done.stdout) == (130, said)
 
 
 @pytest.mark.parametrize("prompts", ["0", "-3"])
@@ -111,7 +98,7 @@ def test_no_prompts_are_refused(command: tuple[str, ...], prompts: str) -> None:
 def test_a_start_that_is_refused_leaves_no_answer_of_an_earlier_run(
     tmp_path: Path, refused: tuple[str, ...]
 ) -> None:
-    for name in ("gate.json", "gate.md", "gate.html", "gate.jsonl"):
+    for name in ("report.json", "report.md", "report.html", "journal.jsonl"):
         (tmp_path / name).write_text(name)
     done = CliRunner().invoke(
         app, ("gate", "vllm", "vllm", *IN_ROOT, "--out", str(tmp_path), *refused)
@@ -119,10 +106,10 @@ def test_a_start_that_is_refused_leaves_no_answer_of_an_earlier_run(
     assert done.exit_code == 10
     left = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert left == {
-        "earlier-gate.json": "gate.json",
-        "earlier-gate.md": "gate.md",
-        "earlier-gate.html": "gate.html",
-        "gate.jsonl": "gate.jsonl",
+        "earlier-report.json": "report.json",
+        "earlier-report.md": "report.md",
+        "earlier-report.html": "report.html",
+        "journal.jsonl": "journal.jsonl",
     }
 
 
@@ -142,7 +129,7 @@ def test_a_bisect_ends_with_the_status_of_what_it_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     between = Bisected(last_good="0.30.0", first_bad="0.32.0", between=("0.31.0",))
-    searched = Searched(case_id=CASE, good="", bad="", exit_status=10, found=between)
+    searched = SearchReport(case_id=CASE, good="", bad="", exit_status=10, found=between)
     monkeypatch.setattr(Search, "run", lambda _: searched)
     done = CliRunner().invoke(app, (*BISECT, *IN_ROOT, "--out", str(tmp_path)))
     assert done.exit_code == 10
@@ -169,9 +156,9 @@ def test_a_bisect_hands_its_options_to_its_gates(
 ) -> None:
     asked: list[Search] = []
 
-    def noted(one: Search) -> Searched:
+    def noted(one: Search) -> SearchReport:
         asked.append(one)
-        return Searched(case_id=CASE, good="", bad="")
+        return SearchReport(case_id=CASE, good="", bad="")
 
     monkeypatch.setattr(Search, "run", noted)
     monkeypatch.chdir(tmp_path)

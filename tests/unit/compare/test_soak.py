@@ -1,7 +1,7 @@
 """A soak: what is said of blocks whose drift is known, and what the command says of itself."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,16 +10,26 @@ from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from specreg.cli import app
-from specreg.compare.soak.block import MEMORY_TOLERANCE_FRAC, WATCHED, Block, watched_of
-from specreg.compare.soak.drift import LEVEL, LOOKS, PARTS, Drift, Look, State, drift_of
-from specreg.compare.soak.journal import Begun, Drifted, Journal, line_of
-from specreg.compare.soak.run import Soak, prompts_in
-from specreg.compare.soak.table import render_drift, render_soak
+from specreg.compare.soak import (
+    FIGURES,
+    LEVEL,
+    LOOKS,
+    MEMORY_TOLERANCE_FRAC,
+    Block,
+    Look,
+    Soak,
+    figures_of_soak,
+    judge_figure,
+    prompts_in,
+    record_block,
+)
 from specreg.core.errors import SpecregError
 from specreg.matrix.schema import Arrivals, Load
+from specreg.stats.intervals import BLOCK_PARTS
+from specreg.verdicts.judge import Outcome, Verdict
 from tests.unit import builders
 
-LENGTH, STEP = WATCHED["acceptance_length_tokens"], WATCHED["step_ms"]
+LENGTH, STEP = FIGURES["acceptance_length_tokens"], FIGURES["step_ms"]
 BLOCKS = 100
 LENGTH_S = 3600.0
 LEAD_IN_S = 360.0
@@ -46,11 +56,12 @@ def blocks_of(lengths: Values, steps_ms: Values | None = None) -> list[Block]:
     ]
 
 
-def drift(lengths: Values, *, tolerance_frac: float = 0.05, level: float = 0.01) -> Drift:
+def drift(lengths: Values, *, tolerance_frac: float = 0.05, level: float = 0.01) -> Verdict:
     """The drift of an hour with such acceptance lengths."""
-    return drift_of(
+    return judge_figure(
         LENGTH,
         blocks_of(lengths),
+        case_id="case",
         lead_in_s=LEAD_IN_S,
         level=level,
         tolerance_frac=tolerance_frac,
@@ -95,7 +106,7 @@ def test_a_steady_server_raises_no_more_alarms_than_the_level_allows(
     """Whatever the noise, at all looks and figures together, with nothing for a tolerance."""
     rng = np.random.default_rng(20261122)
     alarms = sum(
-        bool(soaked(tmp_path, 100 + noise(rng, BLOCKS), 100 + noise(rng, BLOCKS)).alarms_s)
+        bool(soaked(tmp_path, 100 + noise(rng, BLOCKS), 100 + noise(rng, BLOCKS)).alarms)
         for _ in range(SOAKS)
     )
     # Of 1,000 soaks at 1 % each more than 20 are as rare as one time in a thousand.
@@ -110,7 +121,7 @@ def soaked(folder: Path, lengths: Values, steps_ms: Values) -> Soak:
         length_s=LENGTH_S,
         prompts=None,
         tolerance_frac=0.0,
-        journal=Journal(path=folder / "soak.jsonl"),
+        path=folder / "soak.jsonl",
         show=lambda _: None,
     )
     blocks = blocks_of(lengths, steps_ms)
@@ -128,77 +139,81 @@ def test_the_looks_share_the_level() -> None:
 
 def test_a_fall_is_seen_with_its_slope_and_at_an_early_look(tmp_path: Path) -> None:
     found = drift(fallen(0.3))
-    assert found.state is State.DRIFTS
+    assert found.outcome is Outcome.REGRESSED
     # Relative to the first judged part: the ninth part of the soak after the lead-in, on average.
-    first = 1 - 0.3 * (0.1 + 0.9 / PARTS / 2)
+    first = 1 - 0.3 * (0.1 + 0.9 / BLOCK_PARTS / 2)
     assert found.change_frac == pytest.approx(-0.3 / first, rel=0.01)
-    assert found.low_frac < found.change_frac < found.high_frac < 0
-    assert found.lost_after_h == pytest.approx(0.05 / (0.3 / first), rel=0.01)
-    alarms = soaked(tmp_path, fallen(0.3), np.ones(BLOCKS)).alarms_s
-    assert list(alarms) == ["acceptance_length_tokens"]
-    assert alarms["acceptance_length_tokens"] <= LOOKS[0] * LENGTH_S
+    bounds = found.low_frac, found.change_frac, found.high_frac
+    assert None not in bounds
+    assert sorted(filter(None, bounds)) == [*bounds]
+    assert found.high_frac is not None
+    assert found.high_frac < 0
+    assert f"what is fine for one is lost after {0.05 / (0.3 / first):.1f} h" in found.reason
+    soak = soaked(tmp_path, fallen(0.3), np.ones(BLOCKS))
+    assert list(soak.alarms) == ["acceptance_length_tokens"]
+    assert soak.alarms["acceptance_length_tokens"].outcome is Outcome.REGRESSED
+    assert soak.alarms_s["acceptance_length_tokens"] <= LOOKS[0] * LENGTH_S
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_fall_is_seen_through_noise(seed: int) -> None:
     noise = np.random.default_rng(seed).normal(scale=0.02, size=BLOCKS)
-    assert drift(fallen(0.3) + noise).state is State.DRIFTS
+    assert drift(fallen(0.3) + noise).outcome is Outcome.REGRESSED
 
 
-def test_a_fall_within_the_tolerance_is_steady_and_says_when_it_would_count() -> None:
+def test_a_fall_within_the_tolerance_is_steady() -> None:
     found = drift(fallen(0.03))
-    assert found.state is State.STEADY
-    assert found.lost_after_h == pytest.approx(1.6, rel=0.05)
+    assert (found.outcome, found.reason) == (Outcome.PASS, "")
 
 
 def test_more_than_before_is_no_drift_of_acceptance_but_one_of_a_step() -> None:
     rising = fallen(-0.3)
-    assert drift(rising).state is State.STEADY
-    found = drift_of(
+    assert drift(rising).outcome is Outcome.IMPROVED
+    found = judge_figure(
         STEP,
         blocks_of(np.ones(BLOCKS), rising),
+        case_id="case",
         lead_in_s=LEAD_IN_S,
         level=0.01,
         tolerance_frac=0.05,
     )
-    assert found.state is State.DRIFTS
+    assert found.outcome is Outcome.REGRESSED
 
 
 def test_the_lead_in_is_not_judged() -> None:
     lengths = np.full(BLOCKS, 3.0)
     lengths[: BLOCKS // 10] = 9.0
     found = drift(lengths)
-    assert (found.state, found.change_frac, found.blocks) == (State.STEADY, 0.0, 90)
+    assert (found.outcome, found.change_frac) == (Outcome.PASS, 0.0)
+    assert (found.expected, found.value) == (3.0, 3.0)
 
 
 def test_noise_that_could_hide_a_loss_leaves_no_telling_and_says_how_long_would() -> None:
     rng = np.random.default_rng(1)
     found = drift(3 + rng.normal(scale=0.5, size=BLOCKS))
-    assert found.state is State.UNTOLD
-    assert found.needed_min is not None
-    assert found.needed_min > 60
-    assert "soak for " in render_drift(found)
+    assert found.outcome is Outcome.INCONCLUSIVE
+    minutes = int(found.reason.removeprefix("no telling yet; soak for ").split()[0])
+    assert minutes > 60
 
 
 @pytest.mark.parametrize("blocks", [1, 5, 8])
 def test_with_too_few_blocks_there_is_no_telling(blocks: int) -> None:
     found = drift(np.full(blocks, 3.0))
-    assert (found.state, found.change) == (State.UNTOLD, None)
-    said = render_drift(found)
-    assert f"no telling from {found.blocks} blocks, 8 are needed; soak longer" in said
+    assert (found.outcome, found.change_frac) == (Outcome.INCONCLUSIVE, None)
+    assert " blocks, 8 are needed; soak longer" in found.reason
 
 
 def test_what_accepts_nothing_has_nothing_to_lose_and_is_not_called_steady() -> None:
     found = drift(np.ones(BLOCKS))
-    assert found.state is State.UNTOLD
-    assert render_drift(found).endswith("it is never beyond 1; there is nothing to lose")
+    assert found.outcome is Outcome.INCONCLUSIVE
+    assert found.reason == "it is never beyond 1; there is nothing to lose"
 
 
 def test_the_tolerance_is_that_of_the_case_and_a_twentieth_of_memory() -> None:
     case = dataclasses.replace(
         builders.CASE, tolerances=(("acceptance_length_tokens", 0.01), ("tpot_p50_ms", 0.5))
     )
-    told = [one.tolerance_frac(case) for one in watched_of(case, on_gpu=True)]
+    told = [one.tolerance_frac(case) for one in figures_of_soak(case, on_gpu=True)]
     assert told == [0.01, 0.5, MEMORY_TOLERANCE_FRAC, MEMORY_TOLERANCE_FRAC]
 
 
@@ -211,9 +226,9 @@ def test_the_tolerance_is_that_of_the_case_and_a_twentieth_of_memory() -> None:
     ],
     ids=["all", "no speed", "no speculation"],
 )
-def test_what_means_nothing_is_not_watched(fields: dict[str, object], left: set[str]) -> None:
+def test_what_means_nothing_is_not_judged(fields: dict[str, object], left: set[str]) -> None:
     case = dataclasses.replace(builders.CASE, **fields)  # type: ignore[arg-type]
-    assert {one.name for one in watched_of(case, on_gpu=False)} == left
+    assert {one.name for one in figures_of_soak(case, on_gpu=False)} == left
 
 
 @pytest.mark.parametrize(
@@ -234,49 +249,20 @@ def test_a_block_takes_the_time_it_may(
     assert prompts_in(within_s, case, 2, lasted_s) == prompts
 
 
-def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
-    journal = Journal(path=tmp_path / "a" / "soak.jsonl")
-    begun = Begun(case_id="c", engine="vllm 0.32.0", engine_version="0.32.0", minutes=10)
-    untold = line_of(drift(np.ones(3)), 5.0)
-    assert untold == Drifted(
-        figure="acceptance_length_tokens",
-        state=State.UNTOLD,
-        after_s=5.0,
-        change_frac=None,
-        low_frac=None,
-        high_frac=None,
-    )
-    block = blocks_of(fallen(0.1))[0]
-    journal.write(begun, block)
-    journal.write(untold)
-    whole = journal.path.read_bytes()
-    for cut in (1, 40):
-        journal.path.write_bytes(whole[:-cut])
-        assert journal.lines() == (begun, block)
+def test_an_alarm_stays_whatever_comes_after_it(tmp_path: Path) -> None:
+    """A server that is itself again at the end has lost something all the same."""
+    lengths = np.concatenate([fallen(0.8, 60), np.full(40, 3.0)])
+    soak = soaked(tmp_path, lengths, np.ones(BLOCKS))
+    found = {one.metric: one.outcome for one in soak.conclude()}
+    assert found["acceptance_length_tokens"] is Outcome.REGRESSED
+    assert found["step_ms"] is not Outcome.REGRESSED
 
 
 def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    journal = Journal(path=tmp_path / "file" / "soak.jsonl")
     said = r"soak '.*soak.jsonl': .*; make room or mend its rights"
     with pytest.raises(SpecregError, match=said):
-        journal.write(blocks_of(fallen(0.1))[0])
-
-
-def shown(lengths: Values, alarms: dict[str, float]) -> Iterator[str]:
-    text = render_soak([drift(lengths)], alarms, width=110, color=False)
-    yield from text.splitlines()
-
-
-def test_the_table_says_slope_interval_and_alarm() -> None:
-    head, row, said = shown(fallen(0.3), {"acceptance_length_tokens": 726.0})
-    titles = "figure at first at last change/h interval/h tolerance/h alarm after state"
-    assert " ".join(head.split()) == titles
-    assert "12.1 min" in row
-    assert "DRIFTS" in row
-    assert said.startswith("acceptance length: worse by 31.")
-    assert said.endswith("; look at the server's log for what grows or fills")
-    assert len(list(shown(np.full(BLOCKS, 3.0), {}))) == 2
+        record_block(tmp_path / "file" / "soak.jsonl", blocks_of(fallen(0.1))[0])
 
 
 IN_ROOT = ("--root", str(builders.ROOT), "--tier", "cpu", "--matrix", "fixtures/matrix")

@@ -19,7 +19,6 @@ from tests.doubles.nvml.device import (
     Process,
     Scope,
     ScriptedGpu,
-    Throttle,
     build,
     constant,
     environment,
@@ -109,11 +108,6 @@ class Driver:
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("library"))
-
-
-@pytest.fixture(scope="module")
 def driver(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
     script = write_script(tmp_path_factory.mktemp("script") / "gpus", [ScriptedGpu()])
     with Driver(library, script) as started:
@@ -140,54 +134,18 @@ def test_each_gpu_is_found_by_index_and_uuid(driver: Driver) -> None:
     assert buses == [1, 2]
 
 
-MEMORY = {"total": 1_000, "used": 400, "free": 600}
-
-
 @pytest.mark.parametrize(
     ("fields", "name", "arguments", "expected"),
     [
         ({}, "SystemGetDriverVersion", None, "580.scripted"),
-        ({}, "SystemGetNVMLVersion", None, "13.scripted"),
-        ({}, "SystemGetCudaDriverVersion", None, 13_000),
-        ({}, "DeviceGetMinorNumber", (), 0),
-        ({"architecture": 7}, "DeviceGetArchitecture", (), 7),
-        ({"compute_major": 8, "compute_minor": 6}, "DeviceGetCudaComputeCapability", (), [8, 6]),
         ({"memory_bus_bits": 6_144}, "DeviceGetMemoryBusWidth", (), 6_144),
-        ({"persistence": False}, "DeviceGetPersistenceMode", (), 0),
-        ({"persistence": True}, "DeviceGetPersistenceMode", (), 1),
         ({"mig": True}, "DeviceGetMigMode", (), [1, 1]),
-        ({"mig": False}, "DeviceGetMigMode", (), [0, 0]),
         ({"mig": True}, "DeviceGetUtilizationRates", (), "NVMLError_NotSupported"),
-        ({"utilisation_percent": 31}, "DeviceGetUtilizationRates", (), {"gpu": 31, "memory": 31}),
         ({"temperature_c": 83}, "DeviceGetTemperature", (0,), 83),
-        ({"temperature_c": 83}, "DeviceGetTemperatureV", (0,), 83),
-        ({"power_limit_w": 350.5}, "DeviceGetPowerManagementLimit", (), 350_500),
         ({"power_limit_w": 350.5}, "DeviceGetEnforcedPowerLimit", (), 350_500),
         ({"power_limit_w": 350.5}, "DeviceGetPowerManagementDefaultLimit", (), 700_000),
-        (
-            {"power_limit_w": 350.5},
-            "DeviceGetPowerManagementLimitConstraints",
-            (),
-            [100_000, 700_000],
-        ),
         ({"sm_clock_mhz": 1_700}, "DeviceGetClockInfo", (pynvml.NVML_CLOCK_SM,), 1_700),
-        ({"memory_clock_mhz": 900}, "DeviceGetClockInfo", (pynvml.NVML_CLOCK_MEM,), 900),
-        ({"max_sm_clock_mhz": 1_800}, "DeviceGetMaxClockInfo", (pynvml.NVML_CLOCK_SM,), 1_800),
         ({"max_memory_clock_mhz": 950}, "DeviceGetMaxClockInfo", (pynvml.NVML_CLOCK_MEM,), 950),
-        (
-            {"application_clock_mhz": 1_200},
-            "DeviceGetApplicationsClock",
-            (pynvml.NVML_CLOCK_SM,),
-            1_200,
-        ),
-        (
-            {"application_clock_mhz": 1_200},
-            "DeviceGetDefaultApplicationsClock",
-            (pynvml.NVML_CLOCK_SM,),
-            1_980,
-        ),
-        ({}, "DeviceGetClockInfo", (pynvml.NVML_CLOCK_VIDEO,), "NVMLError_NotSupported"),
-        ({"processes": (Process(7, 8),)}, "DeviceGetGraphicsRunningProcesses", (), []),
         ({}, "DeviceGetSerial", (), "NVMLError_FunctionNotFound"),
     ],
     ids=str,
@@ -202,13 +160,6 @@ def test_the_driver_says_what_is_scripted(
     driver.plays(ScriptedGpu(**fields))
     gpu = None if arguments is None else 0
     assert driver.says(name, *(arguments or ()), gpu=gpu) == expected
-
-
-def test_both_forms_of_the_memory_say_the_same(driver: Driver) -> None:
-    driver.plays(ScriptedGpu(memory_total_bytes=1_000, memory_used_bytes=400))
-    assert driver.says("DeviceGetMemoryInfo") == MEMORY
-    newer = driver.says("DeviceGetMemoryInfo", pynvml.nvmlMemory_v2)
-    assert newer == MEMORY | {"reserved": 0, "version": pynvml.nvmlMemory_v2}
 
 
 @pytest.mark.parametrize("load", [constant(400.0), WAVE], ids=["constant", "wave"])
@@ -275,14 +226,6 @@ def test_the_instant_is_this_moment(driver: Driver) -> None:
     assert driver.field(INSTANT) == (pynvml.NVML_SUCCESS, 500_000)
 
 
-def test_power_drifts(driver: Driver) -> None:
-    gpu = running_for(2.0, ScriptedGpu(load=replace(constant(400.0), drift_w_per_s=50.0)))
-    driver.plays(gpu)
-    (said,), *asked_ns = driver.timed("DeviceGetFieldValues", [INSTANT])
-    first_mw, last_mw = (400_000 + 50_000 * (at - gpu.started_ns) / NS_PER_S for at in asked_ns)
-    assert first_mw - 1 <= said["value"]["uiVal"] <= last_mw + 1
-
-
 def test_a_sampling_sensor_sees_a_quarter_and_its_counter_all(driver: Driver) -> None:
     # It looks at the first quarter of each 100 ms, when half of it is high.
     load = Load(low_w=100.0, high_w=500.0, duty_frac=0.125)
@@ -297,23 +240,6 @@ def test_a_sampling_sensor_sees_a_quarter_and_its_counter_all(driver: Driver) ->
     assert said_mj == pytest.approx(300_000 * (at_ns - gpu.started_ns) / NS_PER_S, abs=1)
 
 
-def test_a_module_has_no_power_of_the_gpu(driver: Driver) -> None:
-    driver.plays(ScriptedGpu(scope=Scope.MODULE, load=constant(650.0)))
-    assert driver.says("DeviceGetPowerUsage") == "NVMLError_NotSupported"
-    for number in (AVERAGE, INSTANT):
-        assert driver.field(number, Scope.GPU)[0] == pynvml.NVML_ERROR_NOT_SUPPORTED
-        assert driver.field(number, Scope.MODULE) == (pynvml.NVML_SUCCESS, 650_000)
-    driver.plays(ScriptedGpu())
-    assert driver.field(AVERAGE, Scope.MODULE)[0] == pynvml.NVML_ERROR_NOT_SUPPORTED
-
-
-def test_without_a_counter_power_can_still_be_read(driver: Driver) -> None:
-    driver.plays(ScriptedGpu(has_energy_counter=False))
-    assert driver.says("DeviceGetTotalEnergyConsumption") == "NVMLError_NotSupported"
-    assert driver.field(ENERGY)[0] == pynvml.NVML_ERROR_NOT_SUPPORTED
-    assert driver.says("DeviceGetPowerUsage") == 400_000
-
-
 def test_a_counter_sticks_and_resets(driver: Driver) -> None:
     driver.plays(running_for(10.0, ScriptedGpu(counter_sticks_after_s=4.05)))
     assert driver.says("DeviceGetTotalEnergyConsumption") == 4_000 * 400
@@ -325,15 +251,6 @@ def test_a_counter_sticks_and_resets(driver: Driver) -> None:
     before = running_for(7.0, ScriptedGpu(counter_resets_at_s=8.0))
     driver.plays(before)
     assert driver.counter(before)[0] == pytest.approx(7_000 * 400)
-
-
-def test_without_permission_neither_power_nor_energy_is_said(driver: Driver) -> None:
-    driver.plays(ScriptedGpu(permission=False))
-    for name in ("DeviceGetPowerUsage", "DeviceGetTotalEnergyConsumption"):
-        assert driver.says(name) == "NVMLError_NoPermission"
-    fields = [driver.field(number)[0] for number in (ENERGY, AVERAGE, INSTANT)]
-    assert fields == [pynvml.NVML_ERROR_NO_PERMISSION] * 3
-    assert driver.says("DeviceGetTemperature", 0) == 61
 
 
 def test_a_lost_gpu_answers_nothing_and_the_other_goes_on(driver: Driver) -> None:
@@ -356,26 +273,6 @@ def test_processes_are_listed_from_their_time_on(driver: Driver, version: str) -
         assert [(one["pid"], one["usedGpuMemory"]) for one in listed] == [
             one[:2] for one in expected
         ]
-
-
-@pytest.mark.parametrize("names", ["Event", "Throttle"])
-def test_throttling_comes_and_goes(driver: Driver, names: str) -> None:
-    throttle = (Throttle(0x4), Throttle(0x40, from_s=2.0, to_s=4.0))
-    said = []
-    for running_s in (1.0, 3.0, 5.0):
-        driver.plays(running_for(running_s, ScriptedGpu(throttle=throttle)))
-        said.append(driver.says(f"DeviceGetCurrentClocks{names}Reasons"))
-    assert said == [0x4, 0x44, 0x4]
-    assert driver.says(f"DeviceGetSupportedClocks{names}Reasons") & 0x40
-
-
-def test_the_sm_clock_drops(driver: Driver) -> None:
-    said = []
-    for running_s in (1.0, 3.0):
-        gpu = running_for(running_s, ScriptedGpu(later_sm_clock_mhz=900, sm_clock_changes_at_s=2.0))
-        driver.plays(gpu)
-        said.append(driver.says("DeviceGetClockInfo", pynvml.NVML_CLOCK_SM))
-    assert said == [1_980, 900]
 
 
 def test_a_script_is_replaced_while_the_energy_goes_on(driver: Driver) -> None:
@@ -407,12 +304,6 @@ def test_no_driver_is_loaded_where_there_is_no_script(library: Path, tmp_path: P
         assert driver.says("DeviceGetCount", gpu=None) == 0
         assert driver.says("Shutdown", gpu=None) is None
         assert driver.says("DeviceGetCount", gpu=None) == "NVMLError_Uninitialized"
-
-
-def test_the_child_alone_has_loaded_the_library(driver: Driver, library: Path) -> None:
-    child = Path(f"/proc/{driver.process.pid}/maps").read_text()
-    assert str(library) in child
-    assert str(library) not in Path("/proc/self/maps").read_text()
 
 
 def test_a_missing_compiler_says_what_to_install(

@@ -1,12 +1,10 @@
 """The scripted server speaks vLLM's protocol and does what its truth says."""
 
 import asyncio
-import importlib.util
 import itertools
 import json
 import math
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -19,7 +17,6 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from aiohttp import ClientPayloadError
 from aiohttp.test_utils import TestClient, TestServer
 from aiohttp.web import Application, Request
 from prometheus_client.parser import text_string_to_metric_families
@@ -34,7 +31,7 @@ from tests.doubles.vllm.script import (
     record_script,
     steps_of,
 )
-from tests.doubles.vllm.steps import FinishReason, Steps, likeliest, merged
+from tests.doubles.vllm.steps import FinishReason, Steps, likeliest
 
 RECORDINGS = Path(__file__).parents[3] / "fixtures/recordings/vllm/0.32.0"
 SPECULATION = '{"method":"ngram","num_speculative_tokens":3}'
@@ -295,30 +292,11 @@ def test_the_token_that_is_said_is_the_likeliest_and_the_others_are_never_as_lik
         assert sum(map(math.exp, ranked)) == pytest.approx(1.0)
 
 
-def test_scores_are_named_by_their_text_unless_ids_are_asked_for(plain: httpx.Client) -> None:
-    body = COMPLETION | {"max_tokens": 2, "logprobs": 1}
-    (choice,) = plain.post("/v1/completions", json=body).json()["choices"]
-
-    assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
-    assert choice["logprobs"]["text_offset"] == [0, len(choice["logprobs"]["tokens"][0])]
-
-
 def test_without_speculation_nothing_is_said_of_it(plain: httpx.Client) -> None:
     *_, final = events_of(plain.post("/v1/chat/completions", json=CHAT | STREAM).text)
     assert "metrics" not in final
     assert plain.post("/v1/chat/completions", json=CHAT).json()["metrics"] is None
     assert counters_of(plain.get("/metrics").text) == {}
-
-
-def test_the_version_and_the_model_name_the_server(plain: httpx.Client) -> None:
-    assert plain.get("/version").json() == {"version": "99.0+scripted"}
-    (card,) = plain.get("/v1/models").json()["data"]
-    assert (card["id"], card["root"]) == ("toy", "folder")
-
-
-def test_an_unknown_model_is_refused(plain: httpx.Client) -> None:
-    assert plain.post("/v1/completions", json=COMPLETION | {"model": "b"}).status_code == 404
-    assert plain.post("/v1/completions", content="{").status_code == 400
 
 
 def test_a_record_without_speculation_is_refused_at_the_start(tmp_path: Path) -> None:
@@ -327,43 +305,6 @@ def test_a_record_without_speculation_is_refused_at_the_start(tmp_path: Path) ->
     _, log = process.communicate(timeout=5)
     assert process.returncode == 1
     assert "ValueError: --per-request-spec-decode-metrics requires speculative decoding" in log
-
-
-def test_a_scripted_exit_prints_its_log(tmp_path: Path) -> None:
-    script = Script(fault=Fault.EXIT_AT_START, exit_status=7, exit_log="out of memory")
-    process = launched(tmp_path, script=script)
-    _, log = process.communicate(timeout=5)
-    assert (process.returncode, log.splitlines()[-1]) == (7, "out of memory")
-
-
-def test_a_crash_ends_the_process_halfway(tmp_path: Path) -> None:
-    script = Script(fault=Fault.CRASH_MID_RUN, fault_after_requests=1)
-    with started(tmp_path, script=script) as client:
-        await_health(client)
-        assert client.post("/v1/completions", json=COMPLETION).is_success
-        with pytest.raises(httpx.RemoteProtocolError):
-            client.post("/v1/completions", json=COMPLETION | STREAM)
-
-
-def test_a_deaf_server_leaves_a_deaf_worker_in_another_session(tmp_path: Path) -> None:
-    script = Script(fault=Fault.SURVIVOR, ignore_sigterm=True, survivor_s=5)
-    process = launched(tmp_path, "--port", "0", script=script)
-    assert process.stderr
-    worker = next(int(line.split()[-1]) for line in process.stderr if "worker pid" in line)
-    for pid in (process.pid, worker):
-        os.kill(pid, signal.SIGTERM)
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(timeout=0.1)
-    process.kill()
-    process.wait()
-    assert os.getsid(worker) == worker != process.pid
-    os.kill(worker, signal.SIGKILL)
-    process.stderr.close()
-
-
-def test_the_stand_in_is_not_what_import_vllm_finds() -> None:
-    spec = importlib.util.find_spec("vllm")
-    assert spec is None or "scripted" not in str(spec.origin)
 
 
 def test_the_text_depends_on_the_prompt_alone() -> None:
@@ -417,73 +358,6 @@ def in_process(
     asyncio.run(run())
 
 
-async def stream(client: Client) -> str:
-    """The text of one chat's stream."""
-    async with client.post("/v1/chat/completions", json=CHAT | STREAM) as response:
-        return await response.text()
-
-
-async def counters(client: Client) -> dict[str, float]:
-    """The counters of the speculation."""
-    async with client.get("/metrics") as response:
-        return counters_of(await response.text())
-
-
-@pytest.mark.parametrize(
-    ("fault", "status"), [(Fault.HTTP_500, 500), (Fault.HTTP_429, 429)], ids=["500", "429"]
-)
-def test_one_request_is_refused(fault: Fault, status: int) -> None:
-    async def ask(client: Client) -> None:
-        posted = [await client.post("/v1/chat/completions", json=CHAT) for _ in range(3)]
-        assert [response.status for response in posted] == [200, status, 200]
-
-    in_process(Script(fault=fault, fault_after_requests=1), ask)
-
-
-def test_a_truncated_stream_breaks_off() -> None:
-    async def ask(client: Client) -> None:
-        with pytest.raises(ClientPayloadError):
-            await stream(client)
-
-    in_process(Script(fault=Fault.TRUNCATED_STREAM), ask)
-
-
-def test_wrong_json_is_one_event_of_the_stream() -> None:
-    async def ask(client: Client) -> None:
-        with pytest.raises(json.JSONDecodeError):
-            events_of(await stream(client))
-
-    in_process(Script(fault=Fault.WRONG_JSON), ask)
-
-
-def test_without_usage_the_stream_ends_with_its_last_token() -> None:
-    async def ask(client: Client) -> None:
-        *_, last = events_of(await stream(client))
-        assert "usage" not in last
-        assert last["choices"][0]["finish_reason"] == "length"
-
-    in_process(Script(fault=Fault.NO_USAGE), ask)
-
-
-def test_merged_chunks_hold_two_steps() -> None:
-    async def ask(client: Client) -> None:
-        _, *events, final = events_of(await stream(client))
-        assert len(events) == len(merged(TRUTH.chunks)) < len(TRUTH.chunks)
-        assert final["metrics"]["speculative_decoding"] == record_of(TRUTH)
-
-    in_process(Script(fault=Fault.MERGED_CHUNKS), ask)
-
-
-def test_disabled_speculation_drafts_nothing() -> None:
-    async def ask(client: Client) -> None:
-        *_, final = events_of(await stream(client))
-        record = final["metrics"]["speculative_decoding"]
-        assert (record["num_spec_steps"], record["acceptance_histogram"]) == (0, [0, 0, 0, 0])
-        assert set((await counters(client)).values()) == {0.0}
-
-    in_process(Script(fault=Fault.SPEC_DISABLED), ask)
-
-
 @pytest.mark.parametrize(("drafted", "differing"), [(3, [0, 1, 0]), (0, [0, 0, 0])])
 def test_speculation_changes_one_token_of_one_answer_to_one_that_is_never_said(
     drafted: int, differing: list[int]
@@ -504,47 +378,3 @@ def test_speculation_changes_one_token_of_one_answer_to_one_that_is_never_said(
             assert other not in likeliest(said)[:20]
 
     in_process(Script(fault=Fault.CHANGED_TOKEN, fault_after_requests=1), ask, launch)
-
-
-def test_renamed_counters_are_not_found() -> None:
-    async def ask(client: Client) -> None:
-        await stream(client)
-        assert await counters(client) == {}
-
-    in_process(Script(fault=Fault.COUNTERS_RENAMED), ask)
-
-
-@pytest.mark.parametrize(
-    ("fault", "drafts"),
-    [
-        pytest.param(Fault.COUNTERS_RESET, 1, id="reset"),
-        pytest.param(None, 2, id="right"),
-    ],
-)
-def test_reset_counters_begin_again(fault: Fault | None, drafts: int) -> None:
-    async def ask(client: Client) -> None:
-        await stream(client)
-        await stream(client)
-        assert (await counters(client))["drafts_total"] == drafts * TRUTH.verify_steps
-
-    in_process(Script(fault=fault, fault_after_requests=1), ask)
-
-
-def test_a_foreign_user_moves_the_counters() -> None:
-    async def ask(client: Client) -> None:
-        await stream(client)
-        assert (await counters(client))["drafts_total"] > TRUTH.verify_steps
-
-    in_process(Script(fault=Fault.COUNTERS_TOO_HIGH), ask)
-
-
-@pytest.mark.parametrize(
-    ("fault", "health"), [(Fault.NEVER_READY, 503), (Fault.HEALTHY_BUT_MUTE, 200)]
-)
-def test_a_mute_server_generates_nothing(fault: Fault, health: int) -> None:
-    async def ask(client: Client) -> None:
-        assert (await client.get("/health")).status == health
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(stream(client), timeout=0.05)
-
-    in_process(Script(fault=fault), ask)

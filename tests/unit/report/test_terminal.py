@@ -4,17 +4,22 @@ import dataclasses
 import shlex
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from specreg.baselines.record import Recorded
+from specreg.baselines.record import RecordedBaseline
+from specreg.report.document import Answer, ArmReport, Kind, Tone
+from specreg.report.markdown import render_markdown
+from specreg.report.page import render_page
 from specreg.report.terminal import (
     render_next,
     render_notes,
     render_recorded,
+    render_report,
     render_verdicts,
 )
 from specreg.verdicts.judge import Outcome, Verdict
-from tests.unit import builders
+from tests.unit import builders, reports
 
 TIER = ("--specreg-tier=cpu",)
 HERE = builders.ENVIRONMENT.name
@@ -139,7 +144,7 @@ def test_the_whole_tier_is_recorded_only_when_all_of_it_is_new() -> None:
 
 
 def test_a_recorded_change_is_positive_when_better() -> None:
-    record = Recorded(
+    record = RecordedBaseline(
         path=Path("cpu-x/case.json"),
         old=builders.baseline({"tpot_p50_ms": 10.0, "speedup_ratio": 1.0}),
         new=builders.baseline({"tpot_p50_ms": 9.0}, {"tpot_p50_ms": 9.0}),
@@ -161,3 +166,40 @@ def test_a_case_of_several_launches_is_shown_once() -> None:
     rows = [line.split() for line in shown.splitlines()[1:]]
     assert [row[0] for row in rows] == ["case", "m", "b", "m"]
     assert [row[-1] for row in rows if row[0] == "m"] == ["PASS", "MEASURED"]
+
+
+GATE = msgspec.structs.replace(
+    reports.REPORT,
+    kind=Kind.GATE,
+    title="DON'T: vllm==0.31.0 → vllm==0.32.0",
+    answers=(Answer(subject="don't", tone=Tone.BAD, text="throughput is worse"),),
+    arms=(
+        ArmReport(name="A", text="vllm==0.31.0", engine_versions=("0.31.0",)),
+        ArmReport(name="B", text="vllm==0.32.0", overrides=("draft_tokens=5",)),
+    ),
+    control=(reports.HELD,),
+    hints=("go on: type the same with --resume",),
+)
+
+
+def test_a_gate_is_shown_by_its_own_words_and_arms() -> None:
+    shown = render_report(GATE, width=110, color=False)
+    assert shown.startswith("DON'T: vllm==0.31.0 → vllm==0.32.0\n\ndon't: throughput is worse\n\n")
+    assert "A is vllm==0.31.0; its servers said 0.31.0\nB is vllm==0.32.0 with draft" in shown
+    heads = [line.split() for line in shown.splitlines() if line.startswith("case and metric")]
+    assert [head[3:5] for head in heads] == [["B", "A"], ["A2", "A"]]
+    assert "the control, A against itself:" in shown
+    assert shown.endswith("\n\na remark\n\ngo on: type the same with --resume")
+    markdown, page = render_markdown(GATE), render_page(GATE)
+    assert "| outcome | A | B | change | why |" in markdown
+    assert "The control: A against itself" in page
+    for words in ("throughput is worse", "--resume", "draft_tokens=5"):
+        assert words in page
+        assert words in markdown.replace("\\", "")
+
+
+def test_a_run_is_shown_with_its_answers_first_and_what_to_type_last() -> None:
+    shown = render_report(reports.REPORT, width=110, color=False)
+    assert shown.startswith("tier cpu on ")
+    assert shown.index("speed: 1 of 1 figures worse") < shown.index("case and metric")
+    assert shown.endswith(f"pytest tests/perf -k {reports.CASE.id}- --specreg-tier=cpu")

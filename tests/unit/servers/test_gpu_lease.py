@@ -16,7 +16,6 @@ from tests.doubles.nvml.device import (
     Process,
     ScriptedGpu,
     Throttle,
-    build,
     environment,
     write_script,
 )
@@ -124,12 +123,6 @@ class Machine:
                 yield run
             finally:
                 process.kill()
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The scripted driver."""
-    return build(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ from specreg.suite.preflight import (
 from specreg.telemetry.identity import ProcessorLoad
 from specreg.telemetry.rapl import Rapl
 from specreg.telemetry.sensor import Sensor
-from tests.doubles.nvml.device import Process, ScriptedGpu, Throttle, build
+from tests.doubles.nvml.device import Process, ScriptedGpu, Throttle
 from tests.unit import builders
 from tests.unit.playing import Player, running
 
@@ -126,11 +126,6 @@ def only(found: Iterator[Finding]) -> Finding:
 
 def seen(one: Finding) -> tuple[State, str]:
     return one.state, one.says
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("library"))
 
 
 def with_gpus(

@@ -20,7 +20,7 @@ from specreg.core.errors import (
 )
 from specreg.correctness.checks import LOSSLESS, CorrectnessCheck, RunningCase
 from specreg.matrix.case import Case, Tier
-from specreg.measurement.journal import Begun, Journal, Key
+from specreg.measurement.journal import Attempt, Journal, Key
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Metric
 from specreg.measurement.validity import all_invalid
@@ -281,7 +281,7 @@ def begun_key(one: Suite, case: Case = builders.CASE, *, launch: int = 1) -> Key
     with pytest.raises(ServerDiedError):
         one.measure(case, dead(launch), None)
     one.journal.close()
-    return msgspec.json.decode(one.journal.path.read_bytes().splitlines()[-1], type=Begun).key
+    return msgspec.json.decode(one.journal.path.read_bytes().splitlines()[-1], type=Attempt).key
 
 
 def resumed(one: Suite, *keys: Key) -> Suite:

@@ -20,8 +20,9 @@ from specreg.telemetry.identity import (
     current_environment,
     find_gpus,
 )
-from tests.doubles.nvml.device import ScriptedGpu, build, environment, write_script
+from tests.doubles.nvml.device import ScriptedGpu
 from tests.unit import builders
+from tests.unit.playing import Player
 
 XEON = "Intel(R) Xeon(R) CPU @ 2.50GHz"
 PROGRAM = """
@@ -47,12 +48,6 @@ H200 = ScriptedGpu(
 TWO = (H200, dataclasses.replace(H200, uuid="GPU-2"))
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The scripted driver."""
-    return build(tmp_path_factory.mktemp("nvml"))
-
-
 def seen_with_two_gpus(library: Path, *, cores: int, needs_gpus: int) -> Environment:
     """This machine in a process of its own that may use some cores, and whose driver shows GPUs."""
     said = said_with(library, TWO, PROGRAM, str(cores), str(needs_gpus))
@@ -61,16 +56,12 @@ def seen_with_two_gpus(library: Path, *, cores: int, needs_gpus: int) -> Environ
 
 def said_with(
     library: Path, gpus: Sequence[ScriptedGpu], program: str, *arguments: str, **variables: str
-) -> bytes:
+) -> str:
     """What a program prints on this machine with other GPUs."""
-    script = write_script(library.parent / "script", gpus)
-    here = {"PYTHONPATH": str(builders.ROOT), **variables}
-    return subprocess.run(
-        (sys.executable, "-c", program, *arguments),
-        env=os.environ | environment(library, script) | here,
-        check=True,
-        capture_output=True,
-    ).stdout
+    player = Player(library=library, folder=library.parent, more=variables)
+    done = player.run(gpus, "-c", program, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def gpus_with(library: Path, *gpus: ScriptedGpu, **variables: str) -> Gpus:

@@ -2,8 +2,6 @@
 
 import dataclasses
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -17,11 +15,9 @@ from tests.doubles.nvml.device import (
     Process,
     ScriptedGpu,
     Throttle,
-    build,
-    environment,
-    write_script,
 )
 from tests.unit import builders
+from tests.unit.playing import Player
 
 ASK = """
 import os, sys
@@ -40,22 +36,10 @@ except SensorError as error:
 THREE = tuple(ScriptedGpu(uuid=f"GPU-{letter}") for letter in "abc")
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The scripted driver."""
-    return build(tmp_path_factory.mktemp("nvml"))
-
-
 def asked(library: Path, gpus: tuple[ScriptedGpu, ...], *arguments: int, **said: str) -> list[str]:
     """What a process says of the devices of a server that takes so many GPUs."""
-    script = write_script(library.parent / "script", gpus)
-    done = subprocess.run(
-        (sys.executable, "-c", ASK, *map(str, arguments)),
-        env=os.environ | environment(library, script) | {"PYTHONPATH": str(builders.ROOT)} | said,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    player = Player(library=library, folder=library.parent, more=said)
+    done = player.run(gpus, "-c", ASK, *map(str, arguments))
     return done.stdout.splitlines()
 
 

@@ -1,4 +1,4 @@
-"""The sampler as a process: what it leaves when it, or whoever started it, is killed."""
+"""The sampler as a process: what it leaves when it, or what started it, is killed."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from specreg.core.errors import SensorError
 from specreg.telemetry.sampler import watch
 from specreg.telemetry.samples import load_traces
 from specreg.telemetry.sensor import Device, Scope
-from tests.doubles.nvml.device import ScriptedGpu, build, environment, write_script
+from tests.doubles.nvml.device import ScriptedGpu, environment, write_script
 from tests.unit import builders
 
 GPU = ScriptedGpu()
@@ -32,10 +32,10 @@ with watch([msgspec.json.decode(sys.argv[1], type=Device)], Path(sys.argv[2])) a
 
 
 @pytest.fixture(autouse=True)
-def _driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _driver(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scripted driver, for the processes that a test starts."""
     script = write_script(tmp_path / "script", [GPU])
-    for name, value in environment(build(tmp_path), script).items():
+    for name, value in environment(library, script).items():
         monkeypatch.setenv(name, value)
 
 
@@ -83,7 +83,7 @@ def test_a_sampler_that_cannot_start_says_why(samples: Path) -> None:
         watching.traces(until_ns=time.monotonic_ns())
 
 
-def test_a_sampler_ends_with_whoever_started_it(samples: Path) -> None:
+def test_a_sampler_ends_with_what_started_it(samples: Path) -> None:
 
     given = msgspec.json.encode(DEVICE).decode()
     starter = subprocess.Popen(

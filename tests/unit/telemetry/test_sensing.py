@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.doubles.nvml.device import ScriptedGpu, build
+from tests.doubles.nvml.device import ScriptedGpu
 from tests.unit.playing import Player, running
 
 FINDING = """
@@ -16,11 +16,6 @@ try:
 except SensorError as error:
     print(error)
 """
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("library"))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from specreg.acceptance.record import StepCounts
-from specreg.baselines.comparison import Known
+from specreg.baselines.comparison import CaseBaselines
 from specreg.core.errors import BaselineError
 from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement
@@ -40,10 +40,10 @@ def launch(
     return builders.measurement(values, of=of, case=case)
 
 
-def known(within_frac: float = 0.001, *, control: bool = False) -> Known:
+def known(within_frac: float = 0.001, *, control: bool = False) -> CaseBaselines:
     """A baseline of three usual launches, on a machine whose launches differ by so much."""
     spread = Spread(within_frac=within_frac, between_frac=0.0, freedom=20)
-    return Known(
+    return CaseBaselines(
         environment=builders.ENVIRONMENT,
         settings=builders.SETTINGS,
         exact=builders.baseline(USUAL, USUAL, USUAL, of=GOOD),
@@ -56,7 +56,7 @@ class Run:
     """A confirmation, and what it asked to be measured afresh."""
 
     def __init__(
-        self, fresh: Fresh | None = None, of: Known | None = None, *, softened: bool = False
+        self, fresh: Fresh | None = None, of: CaseBaselines | None = None, *, softened: bool = False
     ) -> None:
         self.asked: list[tuple[list[Case], int]] = []
         self.fresh = fresh or {}
@@ -315,7 +315,7 @@ def test_a_fresh_launch_whose_meter_was_out_of_order_leaves_no_verdict(speed: fl
     assert verdict.reason == "REQUEST_FAILED: prompt 'a'"
 
 
-def unreadable(_: Case) -> Known:
+def unreadable(_: Case) -> CaseBaselines:
     """A baseline that somebody broke."""
     raise BaselineError("baseline 'a.json': not JSON; restore it with git")
 

@@ -22,7 +22,6 @@ from specreg.verdicts.history import (
     history_path,
     identical_to,
     load_history,
-    merge_histories,
     noise_of,
     record_history,
     run_record,
@@ -148,19 +147,6 @@ def test_a_disk_that_refuses_is_said(tmp_path: Path) -> None:
 def lines_of(*past_run: RunRecord) -> bytes:
     """A file with these lines."""
     return b"".join(msgspec.json.encode(one) + b"\n" for one in past_run)
-
-
-def test_two_histories_are_one_by_time_and_nothing_is_lost() -> None:
-    first, second = past_run(run="20261120-0730"), past_run(run="20261122-0730")
-    other, again = (
-        past_run("other", run="20261121-0730"),
-        past_run(run="20261122-0730", tpot_p50_ms=9.0),
-    )
-    later = msgspec.json.encode(first).replace(b'"run":', b'"new": 1, "run":') + b"\n"
-    there, here = later + lines_of(second), b'{"torn\n' + lines_of(other, again)
-    merged = merge_histories(there, here)
-    assert merged == b'{"torn\n' + later + lines_of(other, again)
-    assert merge_histories(merged, here) == merge_histories(merged) == merged
 
 
 def test_a_run_is_what_its_launches_did_on_average() -> None:

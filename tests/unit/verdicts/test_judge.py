@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from specreg.acceptance.record import AcceptanceRecord, Source, StepCounts, View, Weighting
-from specreg.baselines.comparison import Known, compare, expected_value
-from specreg.baselines.published import Published
+from specreg.baselines.comparison import CaseBaselines, compare, expected_value
+from specreg.baselines.published import PublishedFigure
 from specreg.baselines.schema import Baseline, stored_acceptance
 from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement
@@ -38,13 +38,13 @@ def known(
     exact: Baseline | None = None,
     nearest: Baseline | None = None,
     *,
-    published: Published | None = None,
+    published: PublishedFigure | None = None,
     within_frac: float = 0.0,
-) -> Known:
+) -> CaseBaselines:
     """What is known, with launches that differ by so much wherever speed is known."""
     spread = Spread(within_frac=within_frac, between_frac=0.0, freedom=16)
     spreads = {name: spread for row in exact.launches for name in row} if exact else {}
-    return Known(
+    return CaseBaselines(
         environment=builders.ENVIRONMENT,
         settings=builders.SETTINGS,
         exact=exact,
@@ -55,7 +55,7 @@ def known(
 
 
 def judged(
-    metric: Metric, measurement: Measurement, of: Known, look: Look | None = None
+    metric: Metric, measurement: Measurement, of: CaseBaselines, look: Look | None = None
 ) -> Verdict:
     """The verdict on one launch."""
     return judge(metric, compare([measurement], of), look or first_look(metric))
@@ -346,7 +346,7 @@ def test_a_loss_is_told_by_category_of_the_prompts_that_both_have() -> None:
     assert verdict.reason == "by category: chat 2 -> 1.5"
 
 
-PUBLISHED = Published(
+PUBLISHED = PublishedFigure(
     schema_version=1,
     source="https://example.org/paper",
     conditions="80 prompts",

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specreg.baselines.comparison import Comparison, Known, compare
+from specreg.baselines.comparison import CaseBaselines, Comparison, compare
 from specreg.measurement.metrics import METRICS, Replay
 from specreg.stats.alpha_spending import LEVEL
 from specreg.stats.intervals import Spread
@@ -214,7 +214,7 @@ def beside_control(
         replay=Replay(rounds=(), control_rounds=(second,), acceptance=None),
     )
     spread = Spread(within_frac=within_frac, between_frac=0.0, freedom=20)
-    known = Known(
+    known = CaseBaselines(
         environment=builders.ENVIRONMENT,
         settings=builders.SETTINGS,
         control=builders.baseline({SPEED: 1000.0}),

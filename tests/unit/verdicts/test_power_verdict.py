@@ -7,7 +7,7 @@ from typing import cast
 import msgspec
 import pytest
 
-from specreg.baselines.comparison import Known, compare
+from specreg.baselines.comparison import CaseBaselines, compare
 from specreg.baselines.schema import Baseline, RecordedDevice
 from specreg.core.errors import SensorError
 from specreg.measurement.figures import figures_of
@@ -53,7 +53,7 @@ def judged(
     name: str, power: PowerRecord | None, against: Baseline | None = None, tokens: int = 6000
 ) -> Verdict:
     """The verdict on one launch of 12 kJ and 6,000 tokens in a minute, unless told otherwise."""
-    known = Known(
+    known = CaseBaselines(
         environment=builders.ENVIRONMENT,
         settings=builders.SETTINGS,
         exact=against or baseline(),
@@ -224,7 +224,7 @@ def test_a_slow_gpu_is_seen_though_its_meter_is_out_of_order() -> None:
 
 def test_a_slow_gpu_in_an_earlier_launch_counts_too() -> None:
     launches = [measured(builders.power(sm_clock_mhz=1200.0)), measured(builders.power())]
-    known = Known(
+    known = CaseBaselines(
         environment=builders.ENVIRONMENT,
         settings=builders.SETTINGS,
         exact=baseline(),

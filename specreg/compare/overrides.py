@@ -1,0 +1,120 @@
+"""`draft_tokens=5` as it was typed, and a case with it: what one side of a comparison does else."""
+
+import dataclasses
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated
+
+import msgspec
+
+from specreg.core.errors import UnknownNameError, UnsupportedError
+from specreg.engines.methods import METHODS
+from specreg.matrix.case import Case, ServerSpec
+from specreg.matrix.schema import MOST_DRAFT_TOKENS
+
+_FORM = re.compile(r"(?P<key>[a-z_]+)(\.(?P<name>\w+))?=(?P<value>.*)", re.DOTALL)
+_Positive = Annotated[int, msgspec.Meta(ge=1)]
+_TYPES: Mapping[str, object] = MappingProxyType(
+    {
+        "method": str,
+        "draft": str,
+        "draft_tokens": Annotated[int, msgspec.Meta(ge=1, le=MOST_DRAFT_TOKENS)],
+        "target": str,
+        "padding_layers": Annotated[int, msgspec.Meta(ge=0)],
+        "dtype": str,
+        "max_model_len_tokens": _Positive,
+        "max_sequences": _Positive,
+        "gpu_memory_frac": Annotated[float, msgspec.Meta(gt=0, lt=1)],
+        "engine_args": str,
+        "engine_env": str,
+        "trust_remote_code": bool,
+    }
+)
+_OF_SPECULATION = frozenset({"method", "draft", "draft_tokens"})
+"""Say nothing of a server without a drafter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Override:
+    """One setting of a side's servers; `name` is of the variable where it is `engine_env`."""
+
+    key: str
+    value: object
+    name: str = ""
+
+
+def parse_override(text: str) -> Override:
+    """An override as it was typed: `KEY=VALUE` or `engine_env.NAME=VALUE`.
+
+    Raises:
+        UnsupportedError: it isn't one, or its value is of another kind.
+        UnknownNameError: no such setting.
+    """
+    found = _FORM.fullmatch(text)
+    if found is None:
+        message = f"override '{text}': give KEY=VALUE, or engine_env.NAME=VALUE"
+        raise UnsupportedError(message)
+    key, name, value = found["key"], found["name"] or "", found["value"]
+    if key not in _TYPES:
+        raise UnknownNameError("setting", key, _TYPES, f"override '{text}'")
+    if (key == "engine_env") != bool(name):
+        message = f"override '{text}': a name after the dot is of engine_env, and it needs one"
+        raise UnsupportedError(message)
+    try:
+        if key == "engine_args":
+            shlex.split(value)
+        converted = msgspec.convert(value, _TYPES[key], strict=False)
+    except (ValueError, msgspec.ValidationError) as error:
+        message = f"override '{text}': {error}; give another value, quoted as a shell wants it"
+        raise UnsupportedError(message) from error
+    return Override(key=key, name=name, value=converted)
+
+
+def overridden(case: Case, overrides: Sequence[Override], drafts: Mapping[str, str]) -> Case:
+    """A case as a side runs it.
+
+    Args:
+        case: of the matrix.
+        overrides: of the side, the last of a key counts.
+        drafts: by method, the draft of the case's model pair.
+
+    Raises:
+        UnknownNameError: the engine doesn't have the method, or the pair no draft for it.
+    """
+    spec = case.server
+    for one in overrides:
+        if case.speculates or one.key not in _OF_SPECULATION:
+            spec = _with(spec, one)
+    if spec.method != case.server.method:
+        named = any(one.key == "draft" for one in overrides)
+        spec = _with_draft(spec, f"override of '{case.id}'", drafts, named=named)
+    return dataclasses.replace(case, server=spec)
+
+
+def _with(spec: ServerSpec, one: Override) -> ServerSpec:
+    """A server with a setting; arguments come after the case's own, variables beside them."""
+    value = one.value
+    if one.key == "engine_args":
+        value = (*spec.engine_args, *shlex.split(str(value)))
+    elif one.key == "engine_env":
+        value = tuple(sorted({**dict(spec.engine_env), one.name: str(value)}.items()))
+    return dataclasses.replace(spec, **{one.key: value})  # type: ignore[arg-type]
+
+
+def _with_draft(
+    spec: ServerSpec, where: str, drafts: Mapping[str, str], *, named: bool
+) -> ServerSpec:
+    method = spec.method
+    if method not in METHODS:
+        raise UnknownNameError("method", method, METHODS, "override of method")
+    METHODS[method].check_engine(spec.engine, where)
+    if not METHODS[method].needs_draft:
+        return dataclasses.replace(spec, draft=None, tree=None)
+    if named:
+        return spec
+    if method not in drafts:
+        raise UnknownNameError(f"draft of '{spec.models}' for method", method, drafts, where)
+    return dataclasses.replace(spec, draft=drafts[method])

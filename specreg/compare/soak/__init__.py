@@ -1,1 +1,0 @@
-"""A soak: one server kept under its case's load for long, and what drifts meanwhile."""

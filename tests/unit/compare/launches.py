@@ -1,0 +1,92 @@
+"""Launches of a gate whose figures are known, and gates that are made of such."""
+
+import math
+from collections.abc import Sequence
+from types import MappingProxyType
+
+import msgspec
+
+from specreg.acceptance.record import AcceptanceRecord
+from specreg.compare.judging import SideLaunch
+from specreg.compare.pairs import Pair, Side, subject_of
+from specreg.load.rounds import Round
+from specreg.measurement.measure import Measurement, values_of
+from specreg.measurement.metrics import Replay
+from specreg.stats.percentiles import Histogram
+from tests.unit import builders
+
+PAIR = Pair(a=builders.CASE, b=builders.CASE)
+SUBJECT = subject_of(PAIR)
+CONTROL = subject_of(PAIR, Side.A2)
+TOKENS = 1000
+
+
+def launch(  # noqa: PLR0913 - most by name
+    side: Side,
+    number: int,
+    *,
+    pair: Pair = PAIR,
+    tokens_per_s: float = 100.0,
+    step_ms: float = 10.0,
+    ttft_ms: float = 20.0,
+    tokens_per_step: float = 1.5,
+    acceptance: AcceptanceRecord | None = None,
+    version: str = "0.32.0",
+) -> SideLaunch:
+    """A launch whose only request has such figures; a step has one token or two."""
+    lasted_ns = round(TOKENS / tokens_per_s * 1e9)
+    trace = builders.trace(
+        builders.chunk(round(ttft_ms * 1e6)), builders.chunk(lasted_ns, TOKENS - 1)
+    )
+    chunks = round((TOKENS - 1) / tokens_per_step)
+    of_two = TOKENS - 1 - chunks
+    trace = msgspec.structs.replace(trace, chunk_sizes=(0, chunks - of_two, of_two))
+    gaps = Histogram()
+    gaps.add(round(step_ms * 1e6))
+    part = Round(traces=(trace,), started_ns=0, ended_ns=lasted_ns, gaps=gaps)
+    replay = Replay(rounds=(part,), control_rounds=(), acceptance=acceptance or accepted())
+    case = pair.of(side)
+    return SideLaunch(
+        pair_id=pair.id,
+        side=side,
+        number=number,
+        measurement=Measurement(
+            case=case,
+            engine_version=version,
+            target="target",
+            draft=None,
+            replay=replay,
+            values=values_of(case, replay),
+            invalid=MappingProxyType({}),
+        ),
+    )
+
+
+def accepted(*histogram: int) -> AcceptanceRecord:
+    """Six prompts that all did the same."""
+    return builders.acceptance(builders.counts(*(histogram or (2, 3, 4, 1))), prompts=6)
+
+
+def failed(side: Side, number: int, *, pair: Pair = PAIR) -> SideLaunch:
+    return SideLaunch(pair_id=pair.id, side=side, number=number, failed="it died")
+
+
+NOISE = (0.004, -0.003, 0.003, -0.004)
+"""Of each launch, as logarithms; nothing of it is of a side."""
+
+
+def launches(
+    change_frac: float = 0.0, *, noise: float = 1.0, blocks: int = 4, other: Side = Side.B
+) -> Sequence[SideLaunch]:
+    """Launches of both sides, of which one has another throughput."""
+    return [
+        launch(
+            side,
+            number,
+            tokens_per_s=100
+            * (1 if side is Side.A else 1 + change_frac)
+            * math.exp(noise * NOISE[(number + (side is Side.A)) % 4]),
+        )
+        for number in range(1, 2 * blocks + 1)
+        for side in (Side.A, other)
+    ]

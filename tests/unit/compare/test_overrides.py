@@ -1,0 +1,65 @@
+import dataclasses
+
+import pytest
+
+from specreg.compare.overrides import overridden, parse_override
+from specreg.core.errors import UnknownNameError, UnsupportedError
+from specreg.matrix.case import Case
+from tests.unit import builders
+
+
+def with_overrides(*texts: str, case: Case = builders.CASE) -> Case:
+    return overridden(case, [parse_override(text) for text in texts], {"eagle3": "some/head"})
+
+
+def test_a_setting_takes_the_place_of_the_cases_own() -> None:
+    spec = with_overrides("draft_tokens=5", "max_sequences=16", "dtype=bfloat16").server
+    assert (spec.draft_tokens, spec.max_sequences, spec.dtype) == (5, 16, "bfloat16")
+
+
+def test_arguments_and_variables_are_added_to_the_cases_own() -> None:
+    own = dataclasses.replace(
+        builders.SPEC, engine_args=("--seed", "7"), engine_env=(("OMP", "1"), ("X", "old"))
+    )
+    case = dataclasses.replace(builders.CASE, server=own)
+    spec = with_overrides("engine_args=--foo 'a b'", "engine_env.X=new=er", case=case).server
+    assert spec.engine_args == ("--seed", "7", "--foo", "a b")
+    assert spec.engine_env == (("OMP", "1"), ("X", "new=er"))
+
+
+def test_another_method_takes_the_draft_that_the_models_have_for_it() -> None:
+    assert with_overrides("method=eagle3").server.draft == "some/head"
+    assert with_overrides("method=eagle3", "draft=other/head").server.draft == "other/head"
+    assert with_overrides("method=ngram").server.draft is None
+    with pytest.raises(UnknownNameError, match="unknown draft of 'toy' for method 'eagle'"):
+        with_overrides("method=eagle")
+    with pytest.raises(UnknownNameError, match="unknown method 'nogram'; did you mean 'ngram'"):
+        with_overrides("method=nogram")
+
+
+def test_what_is_of_speculation_leaves_a_server_without_it_as_it_is() -> None:
+    assert with_overrides("draft_tokens=5", case=builders.PLAIN_CASE) == builders.PLAIN_CASE
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("draft_tokens", "give KEY=VALUE"),
+        (
+            "engine_args=--a 'b",
+            "No closing quotation; give another value, quoted",
+        ),
+        ("draft_tokens=many", "Expected `int`, got `str`"),
+        ("draft_tokens=0", "Expected `int` >= 1"),
+        ("engine_env=1", "a name after the dot is of engine_env, and it needs one"),
+        ("dtype.x=1", "a name after the dot is of engine_env"),
+    ],
+)
+def test_what_cant_be_read_is_said(text: str, said: str) -> None:
+    with pytest.raises(UnsupportedError, match=said):
+        parse_override(text)
+
+
+def test_an_unknown_setting_is_named_with_those_that_there_are() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'draft_tokens'"):
+        parse_override("draft_token=5")

@@ -1,0 +1,125 @@
+import dataclasses
+
+import pytest
+
+from specreg.compare.overrides import Override, parse_override
+from specreg.compare.pairs import Pair, groups_of, pairs_of, subject_of
+from specreg.core.errors import UnsupportedError
+from specreg.matrix.case import Case
+from specreg.matrix.tier import load_tier
+from tests.unit import builders
+
+TIER = load_tier(builders.ROOT / "fixtures/matrix", "cpu")
+OF_A_LAUNCH = {"acceptance_length_tokens", "step_p50_ms", "ttft_p50_ms", "throughput_tokens_per_s"}
+
+
+def pairs(*case_ids: str, b: str = "", prompts: int | None = None) -> tuple[Pair, ...]:
+    overrides: list[Override] = [parse_override(b)] if b else []
+    said: list[str] = []
+    chosen = [case for case in TIER.cases if not case_ids or case.id in case_ids]
+    return pairs_of(TIER, chosen, ((), overrides), prompts=prompts, show=said.append)
+
+
+def with_server(**changes: object) -> Case:
+    server = dataclasses.replace(builders.SPEC, **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(builders.CASE, server=server)
+
+
+def test_without_a_choice_all_cases_of_the_tier_are_compared() -> None:
+    assert [pair.id for pair in pairs()] == [case.id for case in TIER.cases]
+
+
+def test_no_control_runs_beside_a_side() -> None:
+    assert {side.control for pair in pairs() for side in (pair.a, pair.b)} == {None}
+
+
+def test_an_override_is_of_one_side() -> None:
+    [pair] = pairs("vllm-eagle3-tiny-toy-c1", b="draft_tokens=5")
+    assert (pair.a.server.draft_tokens, pair.b.server.draft_tokens) == (3, 5)
+    assert pair.id == "vllm-eagle3-tiny-toy-c1 > vllm-eagle3-tiny-k5-toy-c1"
+
+
+def test_prompts_are_those_that_are_asked_for() -> None:
+    [pair] = pairs("vllm-eagle3-tiny-toy-c1", prompts=7)
+    assert (pair.a.prompts, pair.b.prompts) == (7, 7)
+
+
+def test_sides_that_draft_alike_are_held_to_all_that_they_do() -> None:
+    subject = subject_of(Pair(a=builders.CASE, b=builders.CASE))
+    assert subject.deciding == OF_A_LAUNCH
+    assert {one.name for one in subject.metrics} == OF_A_LAUNCH
+
+
+def test_sides_that_draft_otherwise_are_held_to_their_output() -> None:
+    pair = Pair(a=builders.CASE, b=with_server(draft_tokens=5))
+    subject = subject_of(pair)
+    assert subject.deciding == {"ttft_p50_ms", "throughput_tokens_per_s"}
+    assert {one.name for one in subject.metrics} == OF_A_LAUNCH
+
+
+def test_another_head_is_held_to_its_acceptance_where_nothing_has_a_speed() -> None:
+    a = dataclasses.replace(builders.CASE, speed=False)
+    b = dataclasses.replace(with_server(draft="other/head"), speed=False)
+    assert subject_of(Pair(a=a, b=b)).deciding == {"acceptance_length_tokens"}
+
+
+@pytest.mark.parametrize(("prompts", "told"), [(4, True), (5, False)])
+def test_too_few_prompts_for_an_acceptance_are_said(prompts: int, told: bool) -> None:  # noqa: FBT001 - a parameter
+    said: list[str] = []
+    ids = ("vllm-eagle3-tiny-toy-c1", "vllm-none-tiny-toy-c1")
+    chosen = [case for case in TIER.cases if case.id in ids]
+    pairs_of(TIER, chosen, ((), ()), prompts=prompts, show=said.append)
+    words = (
+        "vllm-eagle3-tiny-toy-c1: acceptance is decided by 5 prompts at least, so with 4 it will"
+        " stay undecided; give --prompts 5 or more"
+    )
+    assert said == [words] * told
+
+
+def test_nothing_to_compare_is_said() -> None:
+    tier = dataclasses.replace(TIER, cases=(dataclasses.replace(builders.PLAIN_CASE, speed=False),))
+    said: list[str] = []
+    with pytest.raises(UnsupportedError, match="none of 1 cases can be compared"):
+        pairs_of(tier, tier.cases, ((), ()), prompts=None, show=said.append)
+    assert said == ["left out: vllm-none-toy-toy-c2 says nothing that could be compared"]
+
+
+def test_loads_of_a_server_share_its_launches_and_the_control_is_the_plain_one() -> None:
+    found = groups_of(pairs(), with_control=True, together=False)
+    named = {group.name: [pair.a.load.concurrency for pair in group.pairs] for group in found}
+    assert named["vllm-none-tiny"] == [1, 4]
+    with_control = [group.name for group in found if any(one.is_control for one in group.subjects)]
+    assert with_control == ["vllm-none-tiny"]
+
+
+def test_a_drafter_that_learns_has_its_launches_alone() -> None:
+    learning = [
+        dataclasses.replace(
+            with_server(method="suffix", draft=None),
+            load=dataclasses.replace(builders.CASE.load, concurrency=n),
+        )
+        for n in (1, 2)
+    ]
+    pairs_ = [Pair(a=one, b=one) for one in learning]
+    found = groups_of(pairs_, with_control=False, together=False)
+    assert [len(group.pairs) for group in found] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("with_control", "together", "order"),
+    [
+        (False, True, ["AB", "BA", "AB", "BA"]),
+        (False, False, ["A", "B", "B", "A", "A", "B", "B", "A"]),
+        (True, True, ["A B A2", "A2 B A", "B A2 A", "A A2 B"]),
+    ],
+)
+def test_the_sides_take_turns_at_being_first(
+    with_control: bool,  # noqa: FBT001 - a parameter
+    together: bool,  # noqa: FBT001 - a parameter
+    order: list[str],
+) -> None:
+    pair = Pair(a=builders.CASE, b=builders.CASE)
+    [group] = groups_of([pair], with_control=with_control, together=together)
+    slots = [slot for launch in range(1, 5) for slot in group.slots(launch)]
+    between = " " if with_control else ""
+    assert [between.join(slot) for slot in slots] == order
