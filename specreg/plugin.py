@@ -37,10 +37,9 @@ from specreg.report.document import (
     RunVerdict,
     exit_status,
     last_launches,
-    record_report,
-    record_verdict,
+    record_document,
 )
-from specreg.report.exports import ALWAYS, append_job_summary, can_make, write_outputs
+from specreg.report.exports import ALWAYS, append_job_summary, write_outputs
 from specreg.report.failures import Failure, failure_of, properties, render_blocks
 from specreg.report.markdown import render_markdown
 from specreg.report.progress import Progress
@@ -408,10 +407,9 @@ def _record_run(config: pytest.Config, suite: Suite, run: RunVerdict) -> None:
     with _kept(said):
         record_runs(suite)
     with _kept(said):
-        record_verdict(folder / "verdict.json", run)
+        record_document(folder / "verdict.json", run)
     config.stash[_LINES].extend(said)
     said.extend(suite.retried if suite.update_reason is not None else _remarks(config, suite))
-    names = [name for name in ALWAYS if can_make(name)]
     try:
         report = report_of(
             suite,
@@ -421,8 +419,8 @@ def _record_run(config: pytest.Config, suite: Suite, run: RunVerdict) -> None:
             remarks=tuple(said),
         )
         append_job_summary(render_markdown(report))
-        record_report(folder / FILE_NAME, report)
-        write_outputs(names, report, folder, folder)
+        record_document(folder / FILE_NAME, report)
+        write_outputs(ALWAYS, report, folder, folder)
     except Exception as error:  # noqa: BLE001 - whatever it is, it must take no verdict with it
         config.stash[_LINES].append(
             f"report of '{folder}': not whole, {type(error).__name__}: {error}; the verdicts stand,"

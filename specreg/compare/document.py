@@ -28,7 +28,7 @@ from specreg.report.document import (
     Spreads,
     Tone,
     count_outcomes,
-    record_report,
+    record_document,
 )
 from specreg.report.markdown import render_markdown
 from specreg.report.page import render_page
@@ -108,7 +108,7 @@ def write_document(folder: Path, report: Report, show: Callable[[str], None]) ->
     """Write the document and its pages; say which can't be, False then."""
     written = True
     try:
-        record_report(folder / FILES[0], report)
+        record_document(folder / FILES[0], report)
     except ReportError as error:
         show(str(error))
         written = False

@@ -20,7 +20,7 @@ from specreg.matrix.tier import load_tier
 from specreg.measurement.figures import figures_of, record_figures
 from specreg.measurement.measure import Measurement
 from specreg.measurement.validity import all_invalid
-from specreg.report.document import RunVerdict, record_verdict
+from specreg.report.document import RunVerdict, record_document
 from specreg.telemetry.identity import current_environment
 from specreg.verdicts.history import RunRecord, history_path, record_history, settings_sha256
 from tests.unit import builders
@@ -237,7 +237,7 @@ def ran(root: Path, name: str, *, complete: bool = True, exit_status: int = 0) -
         outcomes={},
         verdicts=(),
     )
-    record_verdict(root / ".specreg/runs" / name / "verdict.json", verdict)
+    record_document(root / ".specreg/runs" / name / "verdict.json", verdict)
 
 
 def test_prune_removes_what_no_case_asks_for(root: Path) -> None:

@@ -330,3 +330,11 @@ def test_of_several_positions_the_worst_is_shown() -> None:
     overview = Page(render_page(report)).text.partition("Overview")[2].partition("The cases")[0]
     assert "▼ -30.0%" in overview
     assert overview.count("▼ -") == 1
+
+
+def test_without_the_extra_a_page_has_all_but_its_charts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specreg.report.page.can_draw", lambda: False)
+    page = Page(render_page(reports.REPORT))
+    assert page.all("svg") == []
+    assert "Charts are drawn once you type" in page.text
+    assert "time per output token, ms" in page.text
