@@ -20,7 +20,7 @@ from specreg.correctness.lossless import Losslessness, Parting, Score, check_los
 from specreg.correctness.oracle_client import in_flight, wanted_of
 from specreg.datasets.prompts import Prompt
 from specreg.engines.registry import engine_named
-from specreg.engines.token_api import DIALECTS, Transcript
+from specreg.engines.token_api import Transcript
 from specreg.load.token_client import encode_prompts, score, transcribe
 from specreg.matrix.case import Case
 from specreg.matrix.prompts import load_case_prompts
@@ -156,9 +156,8 @@ def _verdict(pair: Pair, outcome: Outcome, reason: str, value: float | None = No
 
 def why_not_compared(a: Case, b: Case) -> str:
     """Why both sides need not give the same answers, or can't be asked; empty where they must."""
-    protocol = engine_named(a.server.engine).protocol.name
-    if protocol not in DIALECTS:
-        return f"protocol '{protocol}' tells no token ids"
+    if engine_named(a.server.engine).token_api is None:
+        return f"engine '{a.server.engine}' tells no token ids"
     if not a.temperature == b.temperature == 0:
         return "the answers are drawn at a temperature"
     if _target(a) != _target(b):

@@ -17,11 +17,12 @@ from specreg.core.errors import InvalidMeasurementError, ModelError, Unsupported
 from specreg.core.processes import child_process
 from specreg.correctness.oracle import drafts_of_lookup, drafts_of_model, walk
 from specreg.datasets.prompts import Prompt
-from specreg.engines.protocols import Endpoint
 from specreg.engines.pytorch.lookup import LookupRule
 from specreg.engines.pytorch.questions import REFUSED, Foreseen, Question, Text
-from specreg.engines.registry import ALONE, engine_named
+from specreg.engines.registry import engine_named
+from specreg.engines.settings import ALONE
 from specreg.engines.token_api import Transcript, Wanted
+from specreg.engines.wire_format import Endpoint
 from specreg.load.token_client import encode_prompts, transcribe
 from specreg.matrix.case import Case
 from specreg.matrix.models import resolve_model

@@ -17,7 +17,8 @@ from specreg.compare.soak import Block, record_block
 from specreg.core.errors import ServerDiedError, SpecregError
 from specreg.core.files import replace_file
 from specreg.core.logs import KEPT_BYTES
-from specreg.engines.registry import ENGINES, Engine
+from specreg.engines.engine import Engine
+from specreg.engines.registry import ENGINES
 from specreg.measurement.figures import figures_of, record_figures
 from specreg.report.document import began_at, load_report, record_document
 from specreg.verdicts.history import record_history

@@ -78,7 +78,7 @@ class ScriptedGpu:
     """A GPU, as its driver shows it. Times in seconds count from `started_ns`.
 
     Attributes:
-        name: begins with "Scripted", so that nobody takes its figures for a GPU's.
+        name: begins with "Scripted", so that its figures aren't taken for a GPU's.
         started_ns: the origin, by CLOCK_MONOTONIC, which is time.monotonic_ns().
         scope: which of the two scopes the power fields have; of a module alone (GH200) there is
             no nvmlDeviceGetPowerUsage either.
@@ -91,8 +91,8 @@ class ScriptedGpu:
             time: the median and the 99th percentile of an H100 (fixtures/recordings/nvml/h100).
         counter_factor: times the truth; `counter_sticks_after_s`: its last tick;
             `counter_resets_at_s`: where it begins at 0 again, as when a driver is loaded anew.
-        default_power_limit_w: the vendor's, power_limit_w: what somebody set it to.
-        application_clock_mhz: what somebody set the SM clock to; the vendor's is the highest.
+        default_power_limit_w: the vendor's, power_limit_w: what it is set to.
+        application_clock_mhz: what the SM clock is set to; the vendor's is the highest.
         later_sm_clock_mhz: what sm_clock_mhz becomes at sm_clock_changes_at_s.
         mig: whether the GPU is cut into slices.
         architecture: by NVML's number; 9 is Hopper.
@@ -181,7 +181,7 @@ def write_script(script: Path, gpus: Sequence[ScriptedGpu]) -> Path:
     """Tells the library what to play; one that is in use plays it from its next call on."""
     new = script.with_suffix(".new")
     new.write_text("".join(f"{line}\n" for gpu in gpus for line in _lines(gpu)))
-    return new.replace(script)  # at once: nobody reads half a script
+    return new.replace(script)  # at once: half a script is never read
 
 
 def environment(library: Path, script: Path) -> dict[str, str]:

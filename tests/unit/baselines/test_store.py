@@ -17,8 +17,8 @@ from specreg.baselines.schema import Baseline, Noise, baseline_path, load_baseli
 from specreg.baselines.store import BaselineStore, settings_of
 from specreg.core.errors import BaselineError, DatasetError
 from specreg.datasets.prompts import Prompt
-from specreg.engines.protocols import Form
-from specreg.engines.registry import Parallel
+from specreg.engines.settings import Parallel
+from specreg.engines.wire_format import Form
 from specreg.matrix.case import Case
 from specreg.matrix.models import model_sha256
 from specreg.matrix.prompts import check_form, load_case_prompts
