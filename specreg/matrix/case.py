@@ -9,8 +9,8 @@ import msgspec
 
 from specreg.core.redaction import hide_known, learn
 from specreg.engines.methods import METHODS
-from specreg.engines.registry import Parallel, engine_named
-from specreg.engines.settings import LaunchSettings
+from specreg.engines.registry import engine_named
+from specreg.engines.settings import LaunchSettings, Parallel
 from specreg.matrix.schema import NO_LIMITS, USUAL_DRAFT_TOKENS, Limits, Load, Width, Workload
 
 RESERVE_GIB = 4.0

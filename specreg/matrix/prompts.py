@@ -12,8 +12,8 @@ from specreg.core.errors import DatasetError, ModelError
 from specreg.datasets.prepare import load_prompts
 from specreg.datasets.prompts import Prompt
 from specreg.datasets.table import dataset_named
-from specreg.engines.protocols import Form
 from specreg.engines.registry import engine_named
+from specreg.engines.wire_format import Form
 from specreg.matrix.case import Case
 from specreg.matrix.models import model_file, resolve_model, vocabulary_of
 
@@ -55,7 +55,7 @@ def check_form(case: Case, prompts: Iterable[Prompt]) -> None:
     Raises:
         DatasetError: the case puts them into a chat, or to an engine that doesn't.
     """
-    protocol = engine_named(case.server.engine).protocol
+    protocol = engine_named(case.server.engine).wire_format
     if not protocol.takes_token_ids and any(prompt.token_ids for prompt in prompts):
         message = (
             f"dataset '{case.dataset}': its prompts are token ids, which '{case.server.engine}'"

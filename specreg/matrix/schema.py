@@ -15,8 +15,8 @@ from typing import Annotated
 import msgspec
 
 from specreg.datasets.prompts import AS_IS
-from specreg.engines.protocols import Form
 from specreg.engines.settings import LaunchSettings, Positive, ServerSettings
+from specreg.engines.wire_format import Form
 
 MOST_DRAFT_TOKENS = 16
 """The most tokens drafted per step that the metrics tell apart by position."""

@@ -26,6 +26,7 @@ from specreg.report.tables import (
     axis_of,
     format_number,
     label_of,
+    render_interval,
     render_value,
     spreads_of,
     time_rows,
@@ -193,12 +194,6 @@ def _frac(value: float | None) -> str:
     return NOTHING if value is None else f"{value:+.1%}"
 
 
-def _interval(verdict: Verdict) -> str:
-    if verdict.low_frac is None or verdict.high_frac is None:
-        return NOTHING
-    return f"{verdict.low_frac:+.1%} and {verdict.high_frac:+.1%}"
-
-
 def _drawing(chart: Chart) -> Markup:
     return Markup(chart.svg)  # noqa: S704 - Vega escaped it
 
@@ -213,7 +208,7 @@ _TEMPLATES = Environment(
 _TEMPLATES.filters.update(
     number=format_number,
     frac=_frac,
-    interval=_interval,
+    interval=render_interval,
     invalid=render_invalid,
     label=label_of,
     values=_values,
