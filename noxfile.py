@@ -121,7 +121,7 @@ def lock(session: nox.Session) -> None:
 
 @nox.session
 def audit(session: nox.Session) -> None:
-    """Looks what is locked up among the known vulnerabilities; red where nobody says, too."""
+    """Looks what is locked up among the known vulnerabilities; red where that is unknown, too."""
     _install(session, "audit", project=False)
     session.run("python", ".ci/audit.py", _LOCK, *session.posargs)
 
@@ -251,7 +251,7 @@ def record(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measures the client beside two plain ones, and errands: seven minutes."""
+    """Measures the client beside two plain ones, and workers: seven minutes."""
     _install(session, "tests")
     session.run("python", "-m", "tests.bench.run")
     session.run("python", "-m", "tests.bench.many")

@@ -1,6 +1,6 @@
 """Whether what the sessions install has known vulnerabilities, by pip-audit.
 
-Exit status: 0 none is known of any, 1 of some, which are named, 10 nobody says: pip-audit calls
+Exit status: 0 none is known of any, 1 of some, which are named, 10 unknown: pip-audit calls
 that a success, as it skips whatever it can't look up.
 """
 

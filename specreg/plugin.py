@@ -1,7 +1,4 @@
-"""The pytest plugin: options in, parametrised cases, verdicts and baselines out.
-
-The only module besides `options.py` that knows pytest; what happens is in `suite.py`.
-"""
+"""pytest's hooks: they parametrise the tests of the suite, and report what `specreg.suite` does."""
 
 import contextlib
 import os
@@ -37,10 +34,9 @@ from specreg.report.document import (
     RunVerdict,
     exit_status,
     last_launches,
-    record_report,
-    record_verdict,
+    record_document,
 )
-from specreg.report.exports import ALWAYS, append_job_summary, can_make, write_outputs
+from specreg.report.exports import ALWAYS, append_job_summary, write_outputs
 from specreg.report.failures import Failure, failure_of, properties, render_blocks
 from specreg.report.markdown import render_markdown
 from specreg.report.progress import Progress
@@ -121,7 +117,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _reach(config: pytest.Config, options: Options, progress: Progress) -> Cluster | None:
-    """The cluster that measures, if any; nobody is asked where nothing is measured.
+    """The cluster that measures, if any; none is asked where nothing is measured.
 
     Raises:
         SpecregError: there is none, or each of several processes would ask for it.
@@ -193,7 +189,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput") and any(place(item)[0] >= 0 for item in items):
         raise pytest.UsageError(_NO_XDIST)
     ours = [item for item in items if place(item)[0] >= 0]
-    # Where a selection leaves nothing at all, nobody can say that it meant other tests.
+    # Where a selection leaves nothing at all, it may have meant these.
     config.stash[_IS_ASKED] = bool(ours) or (config.stash[_IS_ASKED] and not items)
     cases = {_params(item)["case"].id: _params(item)["case"] for item in ours}
     unfit = {**_note_unfetched(config, suite, cases.values()), **why_unfit(suite)}
@@ -408,10 +404,9 @@ def _record_run(config: pytest.Config, suite: Suite, run: RunVerdict) -> None:
     with _kept(said):
         record_runs(suite)
     with _kept(said):
-        record_verdict(folder / "verdict.json", run)
+        record_document(folder / "verdict.json", run)
     config.stash[_LINES].extend(said)
     said.extend(suite.retried if suite.update_reason is not None else _remarks(config, suite))
-    names = [name for name in ALWAYS if can_make(name)]
     try:
         report = report_of(
             suite,
@@ -421,8 +416,8 @@ def _record_run(config: pytest.Config, suite: Suite, run: RunVerdict) -> None:
             remarks=tuple(said),
         )
         append_job_summary(render_markdown(report))
-        record_report(folder / FILE_NAME, report)
-        write_outputs(names, report, folder, folder)
+        record_document(folder / FILE_NAME, report)
+        write_outputs(ALWAYS, report, folder, folder)
     except Exception as error:  # noqa: BLE001 - whatever it is, it must take no verdict with it
         config.stash[_LINES].append(
             f"report of '{folder}': not whole, {type(error).__name__}: {error}; the verdicts stand,"

@@ -1,4 +1,4 @@
-"""Comparing: a case's launches and what is known of it in, both side by side out."""
+"""Compare a case's launches with the baselines that apply to it."""
 
 import dataclasses
 import itertools
@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from specreg.acceptance.table import Column, CountsTable, counts_table
-from specreg.baselines.published import Published
+from specreg.baselines.published import PublishedFigure
 from specreg.baselines.schema import Baseline, load_table
 from specreg.matrix.schema import CaseSettings
 from specreg.measurement.measure import Measurement
@@ -29,14 +29,14 @@ _LEAST_CLOCK_FRAC = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
-    """What is known of a case before it is judged.
+class CaseBaselines:
+    """The baselines that apply to a case, before it is judged.
 
     Attributes:
         environment: where it was measured; `settings`: with what.
         exact: the baseline of this environment, None if there is none.
         nearest: one of another environment with the same settings, None if there is none.
-        published: what somebody published of it, None if nobody did.
+        published: a published figure of it, None if there is none.
         control: the baseline of the same load without speculation, None if there is none.
         spreads: by metric, how launches of this environment differ.
         options: with which pytest runs the case, the tier among them.
@@ -46,7 +46,7 @@ class Known:
     settings: CaseSettings
     exact: Baseline | None = None
     nearest: Baseline | None = None
-    published: Published | None = None
+    published: PublishedFigure | None = None
     control: Baseline | None = None
     spreads: Mapping[str, Spread]
     options: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ class Comparison:
     """
 
     launches: tuple[Measurement, ...]
-    known: Known
+    known: CaseBaselines
     ours: CountsTable | None
     theirs: CountsTable | None
     run_ids: AbstractSet[str]
@@ -94,7 +94,7 @@ class Comparison:
     def held_back(self) -> str:
         """Why no speed of the launches counts: a GPU ran slower than when it was recorded.
 
-        Empty where none did, or nobody knows.
+        Empty where none did, or it isn't known.
         """
         return why_held_back(self.launches, self.known.exact)
 
@@ -106,7 +106,7 @@ class Comparison:
         theirs = [(one.scope, one.from_counter) for one in recorded]
         if not theirs or ours == theirs:
             return ""
-        return f"power measured as {_told(ours)}, recorded as {_told(theirs)}"
+        return f"power measured as {_render_kinds(ours)}, recorded as {_render_kinds(theirs)}"
 
     @property
     def other_card(self) -> str:
@@ -125,7 +125,7 @@ class Comparison:
     def expects(self, metric: Metric) -> bool:
         """Whether what is known holds an acceptance metric at all."""
         if self.theirs is None:
-            return self._told(metric) is not None
+            return self._of_the_sum(metric) is not None
         parts = ratio_parts(metric, self.theirs)
         return parts is not None and bool(parts[1].any())
 
@@ -144,7 +144,7 @@ class Comparison:
         ours = ratio_parts(metric, self.ours)
         theirs = ratio_parts(metric, self.theirs) if self.theirs is not None else None
         value = _quotient(ours) if ours is not None else None
-        expected = _quotient(theirs) if theirs is not None else self._told(metric)
+        expected = _quotient(theirs) if theirs is not None else self._of_the_sum(metric)
         if ours is None or value is None or expected is None:
             return f"the prompts to compare by hold no {metric.name}"
         change = (
@@ -187,7 +187,7 @@ class Comparison:
         found = self.ratio_change(metric)
         return None if isinstance(found, str) else math.log(found[0] / found[1])
 
-    def _told(self, metric: Metric) -> float | None:
+    def _of_the_sum(self, metric: Metric) -> float | None:
         """The expectation of a source that knows the sum only."""
         if self.known.baseline is not None:
             value = self.known.baseline.acceptance_value(metric)
@@ -196,17 +196,15 @@ class Comparison:
         return None if value is None else value - metric.origin
 
 
-def compare(launches: Sequence[Measurement], known: Known) -> Comparison:
-    """Puts a case's launches beside what is known of it; one launch at least."""
+def compare(launches: Sequence[Measurement], known: CaseBaselines) -> Comparison:
+    """Put a case's launches beside what is known of it; one launch at least."""
     acceptance = launches[-1].acceptance
     ours = counts_table(acceptance.prompts) if acceptance and acceptance.prompts else None
     run_ids = frozenset(ours.prompt_ids[: launches[-1].case.prompts] if ours else ())
     stored = known.baseline.acceptance if known.baseline else None
     theirs = load_table(stored) if stored and stored.prompts else None
     if ours is not None and theirs is not None:
-        recorded = set(theirs.prompt_ids)
-        common = tuple(one for one in ours.prompt_ids if one in recorded)
-        ours, theirs = ours.only(common), theirs.only(common)
+        ours, theirs = common_prompts(ours, theirs)
     return Comparison(
         launches=tuple(launches), known=known, ours=ours, theirs=theirs, run_ids=run_ids
     )
@@ -265,6 +263,13 @@ def paired_ratio_change(
     return change_of_ratio(ours, theirs, expected)
 
 
+def common_prompts(one: CountsTable, other: CountsTable) -> tuple[CountsTable, CountsTable]:
+    """Both tables with the prompts alone that both have, in the order of the first."""
+    there = set(other.prompt_ids)
+    common = [prompt_id for prompt_id in one.prompt_ids if prompt_id in there]
+    return one.only(common), other.only(common)
+
+
 def change_of_baseline(metric: Metric, old: Baseline, new: Baseline) -> Change | None:
     """What a new baseline changes; None where there is nothing to compare or no spread."""
     if metric.by_launch:
@@ -275,13 +280,11 @@ def change_of_baseline(metric: Metric, old: Baseline, new: Baseline) -> Change |
         return change_of_launches(after, before, spread, metric.direction.value)
     if new.acceptance is None or old.acceptance is None:
         return None
-    tables = [load_table(one) for one in (new.acceptance, old.acceptance)]
-    recorded = set(tables[1].prompt_ids)
-    common = [one for one in tables[0].prompt_ids if one in recorded]
-    parts = [ratio_parts(metric, table.only(common)) for table in tables]
-    ours, theirs = parts
+    tables = common_prompts(load_table(new.acceptance), load_table(old.acceptance))
+    ours, theirs = (ratio_parts(metric, table) for table in tables)
     expected = _quotient(theirs) if theirs is not None else None
-    if ours is None or theirs is None or not expected or len(common) < FEWEST_PROMPTS:
+    few = len(tables[0].prompt_ids) < FEWEST_PROMPTS
+    if ours is None or theirs is None or not expected or few:
         return None
     return change_of_ratio(ours, theirs, expected) if ours[1].any() else None
 
@@ -343,7 +346,7 @@ def of_any_number(settings: CaseSettings) -> CaseSettings:
 def why_held_back(launches: Iterable[Measurement], recorded: Baseline | None) -> str:
     """Why no speed of some launches counts: a GPU ran slower than when it was recorded.
 
-    Empty where none did, or nobody knows.
+    Empty where none did, or it isn't known.
     """
     theirs = recorded.devices if recorded else ()
     pairs = (zip(_devices(launch), theirs, strict=False) for launch in launches)
@@ -365,7 +368,7 @@ def _devices(measurement: Measurement) -> Sequence[DeviceRecord]:
     return power.case.devices if power and power.case else ()
 
 
-def _told(kinds: Iterable[tuple[Scope, bool]]) -> str:
+def _render_kinds(kinds: Iterable[tuple[Scope, bool]]) -> str:
     return ", ".join(f"{scope} by {'counter' if counted else 'power'}" for scope, counted in kinds)
 
 

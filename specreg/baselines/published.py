@@ -1,4 +1,4 @@
-"""Published figures: acceptance that somebody wrote down, the last thing to compare with.
+"""Published figures: acceptance from papers and tables, the last thing to compare with.
 
 `baselines/published/<name>.json`, one figure each with its source. Acceptance hardly depends on the
 machine; speed does, so there is none here.
@@ -21,7 +21,7 @@ _SUM_WITHIN_TOKENS = 0.02
 """How far AL may lie from 1 + Σ of the positions: both are published rounded."""
 
 
-class Published(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PublishedFigure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One file.
 
     Attributes:
@@ -32,8 +32,8 @@ class Published(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         dataset: the name of the prompt set.
         draft_tokens: tokens drafted per step (k).
         temperature: 0 is greedy.
-        acceptance_length_tokens: AL = 1 + A / S, 1..k + 1; None where nobody said.
-        acceptance_rate_frac: AR = A / D, 0..1; None where nobody said.
+        acceptance_length_tokens: AL = 1 + A / S, 1..k + 1; None where it isn't said.
+        acceptance_rate_frac: AR = A / D, 0..1; None where it isn't said.
         position_frac: marginal acceptance P_i / S by position, each 0..1; k of them or none.
         tolerance_frac: the change of AL that the source itself still calls fine, relative to AL.
         turns, output_cap_tokens: of a conversation and a reply; None where the figure is for any.
@@ -56,7 +56,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     output_cap_tokens: int | None = None
 
     def value(self, metric_name: str) -> float | None:
-        """The figure of a metric, None where nobody published it."""
+        """The figure of a metric, None where it wasn't published."""
         figures = {
             "acceptance_length_tokens": self.acceptance_length_tokens,
             "acceptance_rate_frac": self.acceptance_rate_frac,
@@ -66,7 +66,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return figures.get(metric_name)
 
 
-def load_published(folder: Path) -> tuple[Published, ...]:
+def load_published(folder: Path) -> tuple[PublishedFigure, ...]:
     """All published figures below a folder of baselines, in the order of their names.
 
     Raises:
@@ -75,12 +75,12 @@ def load_published(folder: Path) -> tuple[Published, ...]:
     return tuple(_load(path) for path in sorted((folder / "published").glob("*.json")))
 
 
-def published_for(case: Case, published: Iterable[Published]) -> Published | None:
+def published_for(case: Case, published: Iterable[PublishedFigure]) -> PublishedFigure | None:
     """The first figure of the same models, method, k, prompts, sampling, turns and cap."""
     return next((one for one in published if _is_of(one, case)), None)
 
 
-def _is_of(one: Published, case: Case) -> bool:
+def _is_of(one: PublishedFigure, case: Case) -> bool:
     server = case.server
     told = (one.method, one.target, one.draft, one.draft_tokens, one.dataset, one.temperature)
     wanted = (server.method, server.target, server.draft, server.draft_tokens)
@@ -92,7 +92,7 @@ def _is_of(one: Published, case: Case) -> bool:
     )
 
 
-def _contradictions(published: Published) -> Iterator[str]:
+def _contradictions(published: PublishedFigure) -> Iterator[str]:
     """What can't be true of a figure, got and needed."""
     length, rate = published.acceptance_length_tokens, published.acceptance_rate_frac
     positions, most = published.position_frac, published.draft_tokens
@@ -113,10 +113,10 @@ def _contradictions(published: Published) -> Iterator[str]:
         yield f"acceptance_rate_frac = {rate}, at a length of {length} it is {least:.3f} or more"
 
 
-def _load(path: Path) -> Published:
+def _load(path: Path) -> PublishedFigure:
     subject, advice = f"published figure '{path}'", "restore it with git, or remove it"
     try:
-        published = msgspec.json.decode(path.read_bytes(), type=Published)
+        published = msgspec.json.decode(path.read_bytes(), type=PublishedFigure)
     except OSError as error:
         raise BaselineError(f"{subject}: {error.strerror}; {advice}") from error
     except UNREADABLE as error:

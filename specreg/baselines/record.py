@@ -13,7 +13,7 @@ import msgspec
 import specreg
 from specreg.acceptance.record import AcceptanceRecord
 from specreg.acceptance.table import counts_table
-from specreg.baselines.comparison import spreads_of, why_held_back
+from specreg.baselines.comparison import common_prompts, spreads_of, why_held_back
 from specreg.baselines.schema import (
     SCHEMA_VERSION,
     Baseline,
@@ -41,7 +41,7 @@ _SAME_AL_FRAC = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class RecordedBaseline:
     """A baseline that was written: its path, the one it replaced (None if new) and itself.
 
     Attributes:
@@ -63,8 +63,8 @@ def record_measurements(
     torch_version: str = "",
     driver_version: str = "",
     noise_of: Callable[[Mapping[str, Spread]], dict[str, Noise]] = lambda _: {},
-) -> Recorded:
-    """Writes the baseline of one case from the measurements of its launches.
+) -> RecordedBaseline:
+    """Write the baseline of one case from the measurements of its launches.
 
     Where a launch has figures that mean nothing, what was recorded of their metrics before is kept.
 
@@ -131,7 +131,7 @@ def record_measurements(
         there.unlink(missing_ok=True)
     why = render_invalid(invalid)
     left_out = f"baseline of '{first.case.id}': written without {why}" if why else ""
-    return Recorded(path=path, old=old, new=baseline, left_out=left_out)
+    return RecordedBaseline(path=path, old=old, new=baseline, left_out=left_out)
 
 
 def _invalid_of(measurements: Sequence[Measurement], old: Baseline | None) -> Invalid:
@@ -259,14 +259,12 @@ def _lengths(
     """AL of two launches over the same prompts; twice the same where chance explains them."""
     if not first.prompts or not second.prompts:
         return first.total.acceptance_length or 1.0, second.total.acceptance_length or 1.0
-    tables = [counts_table(record.prompts) for record in (first, second)]
-    common = [one for one in tables[0].prompt_ids if one in set(tables[1].prompt_ids)]
-    parts = [ratio_parts(metric, table.only(common)) for table in tables]
-    ours, theirs = parts
+    tables = common_prompts(counts_table(first.prompts), counts_table(second.prompts))
+    ours, theirs = (ratio_parts(metric, table) for table in tables)
     if ours is None or theirs is None or not ours[1].any() or not theirs[1].any():
         return first.total.acceptance_length or 1.0, second.total.acceptance_length or 1.0
     accepted = [float(above.sum() / below.sum()) for above, below in (ours, theirs)]
-    if accepted[1] and len(common) >= FEWEST_PROMPTS:
+    if accepted[1] and len(tables[0].prompt_ids) >= FEWEST_PROMPTS:
         low, high = change_of_ratio(ours, theirs, accepted[1]).bounds(Look.FULL.value)
         if low <= 0 <= high:
             return 1 + accepted[1], 1 + accepted[1]

@@ -96,7 +96,7 @@ class RecordedDevice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     Attributes:
         id: of this very one; name: of its kind.
-        scope: whose power it told.
+        scope: whose power was measured.
         from_counter: whether its energy is that of a counter.
         sm_clock_mhz: at which it ran, the median; None where it doesn't say.
     """
@@ -219,7 +219,7 @@ def load_baselines(folder: Path, pattern: str) -> tuple[Baseline, ...]:
 
 
 def record_baseline(path: Path, baseline: Baseline) -> None:
-    """Writes a baseline; the file is the old or the new one at any moment, never a torn one.
+    """Write a baseline; the file is the old or the new one at any moment, never a torn one.
 
     Raises:
         BaselineError: the file that is there can't be read, so it isn't overwritten; this one

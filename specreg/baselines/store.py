@@ -9,8 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from specreg.baselines.comparison import Known, differing_settings, of_any_number, spreads_of
-from specreg.baselines.published import Published, load_published, published_for
+from specreg.baselines.comparison import (
+    CaseBaselines,
+    differing_settings,
+    of_any_number,
+    spreads_of,
+)
+from specreg.baselines.published import PublishedFigure, load_published, published_for
 from specreg.baselines.schema import (
     Baseline,
     baseline_path,
@@ -90,7 +95,7 @@ class BaselineStore:
         return spreads_of(itertools.chain.from_iterable(found))
 
     @functools.cached_property
-    def published(self) -> tuple[Published, ...]:
+    def published(self) -> tuple[PublishedFigure, ...]:
         """The published figures.
 
         Raises:
@@ -107,7 +112,7 @@ class BaselineStore:
         paths = (baseline_path(self.folder, name, case_id) for name in self.environment.names)
         return next((path for path in paths if path.exists()), self.path(case_id))
 
-    def look_up(self, case: Case, settings: CaseSettings) -> Known:
+    def look_up(self, case: Case, settings: CaseSettings) -> CaseBaselines:
         """What is known of a case.
 
         Raises:
@@ -116,7 +121,7 @@ class BaselineStore:
         exact = self._exact(case)
         nearest = None if exact else self._nearest(case, of_any_number(settings))
         known = exact is not None or nearest is not None
-        return Known(
+        return CaseBaselines(
             environment=self.environment,
             settings=settings,
             exact=exact,

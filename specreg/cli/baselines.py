@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from specreg.baselines.record import Recorded
+from specreg.baselines.record import RecordedBaseline
 from specreg.baselines.schema import (
     Baseline,
     baseline_files,
@@ -54,14 +54,16 @@ def diff(
     folder: FolderOption = BASELINES,
 ) -> None:
     """Print what the baselines on disk change against those of a revision."""
-    _check_revision(root, revision)
+    if _git(root, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}").returncode:
+        message = f"revision '{revision}': git knows none of this name in '{root}'; see git log"
+        raise BaselineError(message)
     changes, unreadable = [], []
     for path in baseline_files(root / folder):
         old, new = _baseline_at(revision, path), _readable(path)
         if isinstance(new, str):
             unreadable.append(new)
         elif old != new:
-            changes.append(Recorded(path=path, old=old, new=new))
+            changes.append(RecordedBaseline(path=path, old=old, new=new))
     if changes:
         typer.echo(render_recorded(changes, width=WIDTH, color=False))
     typer.echo("\n".join(unreadable) or ("" if changes else f"as in {revision}"), nl=not changes)
@@ -149,25 +151,18 @@ def _readable(path: Path) -> Baseline | str:
 def _baseline_at(revision: str, path: Path) -> Baseline | None:
     """A baseline as git has it, None where it hasn't, or in another form."""
     where = path.resolve()
-    command = ("git", "-C", str(where.parent), "show", f"{revision}:./{where.name}")
-    done = _git(*command)
+    done = _git(where.parent, "show", f"{revision}:./{where.name}")
     with contextlib.suppress(BaselineError):
         return parse_baseline(done.stdout, path) if done.returncode == 0 else None
     return None
 
 
-def _git(*command: str) -> subprocess.CompletedProcess[bytes]:
+def _git(folder: Path, *command: str) -> subprocess.CompletedProcess[bytes]:
+    typed = ("git", "-C", str(folder), *command)
     try:
-        return subprocess.run(command, check=False, capture_output=True)  # noqa: S603
+        return subprocess.run(typed, check=False, capture_output=True)  # noqa: S603
     except OSError as error:
         raise BaselineError(f"git: {error.strerror}; install it to compare revisions") from error
-
-
-def _check_revision(root: Path, revision: str) -> None:
-    command = ("git", "-C", str(root), "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
-    if _git(*command).returncode:
-        message = f"revision '{revision}': git knows none of this name in '{root}'; see git log"
-        raise BaselineError(message)
 
 
 def _last_verdict(runs: Path) -> RunVerdict | None:

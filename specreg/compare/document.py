@@ -28,7 +28,7 @@ from specreg.report.document import (
     Spreads,
     Tone,
     count_outcomes,
-    record_report,
+    record_document,
 )
 from specreg.report.markdown import render_markdown
 from specreg.report.page import render_page
@@ -108,7 +108,7 @@ def write_document(folder: Path, report: Report, show: Callable[[str], None]) ->
     """Write the document and its pages; say which can't be, False then."""
     written = True
     try:
-        record_report(folder / FILES[0], report)
+        record_document(folder / FILES[0], report)
     except ReportError as error:
         show(str(error))
         written = False
@@ -128,7 +128,7 @@ def _arm(gate: Gate, side: Side) -> ArmReport:
         name=side,
         text=(request.a, request.b)[place],
         overrides=tuple((request.a_overrides, request.b_overrides)[place]),
-        installed=gate.installed[place],
+        installed=gate.sides.installed[place],
         engine_versions=gate.versions(side),
     )
 
@@ -164,7 +164,7 @@ def _expected(gate: Gate, verdicts: Sequence[Verdict]) -> Expected:
         environment="side A",
         recorded_on=dt.datetime.now(tz=dt.UTC).date().isoformat(),
         engine_version=", ".join(gate.versions(Side.A)),
-        reason=gate.installed[0],
+        reason=gate.sides.installed[0],
         values={one.metric: one.expected for one in verdicts if one.expected is not None},
         histogram=(),
         marginal_frac=(),

@@ -20,9 +20,9 @@ from specreg.correctness.oracle_client import (
     wanted_of,
 )
 from specreg.datasets.prompts import Prompt
-from specreg.engines.protocols import Endpoint
 from specreg.engines.registry import engine_named
-from specreg.engines.token_api import DIALECTS, Transcript, Wanted
+from specreg.engines.token_api import Transcript, Wanted
+from specreg.engines.wire_format import Endpoint
 from specreg.load.token_client import encode_prompts, score, transcribe
 from specreg.matrix.case import Case
 from specreg.matrix.schema import ROUNDING_NATS
@@ -272,7 +272,7 @@ def _control(running: RunningCase) -> Server:
 
 
 def _gives_ids(case: Case) -> bool:
-    return engine_named(case.server.engine).protocol.name in DIALECTS
+    return engine_named(case.server.engine).token_api is not None
 
 
 def _is_greedy(case: Case) -> bool:

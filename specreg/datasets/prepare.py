@@ -29,7 +29,7 @@ _MOST_RANDOM_PROMPTS, _MOST_RANDOM_TOKENS = 1024, 2**22
 """Of a length; those longer than 4,096 tokens are fewer."""
 
 
-class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+class PreparedSet(msgspec.Struct, frozen=True, kw_only=True):
     """The record of a prepared set.
 
     Attributes:
@@ -68,7 +68,7 @@ class Preparation:
         part: whether the file may hold other rows than were published.
         prompts: how many to keep, spread over the categories; None for all.
         revision: of the hub's dataset, a branch, a tag or a commit.
-        show: told what happens, a line at a time.
+        show: takes each line of progress.
     """
 
     data_dir: Path
@@ -109,7 +109,7 @@ def load_prompts(
     return _prepared_prompts(prompts_path(folder, one.name), record.sha256)
 
 
-def prepare(one: PromptSet, asked: Preparation) -> Prepared:
+def prepare(one: PromptSet, asked: Preparation) -> PreparedSet:
     """Write a set's prompts and its record, unless both are there already.
 
     Raises:
@@ -133,7 +133,7 @@ def prepare(one: PromptSet, asked: Preparation) -> Prepared:
     written = prompts_path(asked.data_dir, one.name)
     # The prompts, then what is known of them: a set without a record is none.
     _write_file(written, b"".join(msgspec.json.encode(prompt) + b"\n" for prompt in prompts))
-    record = Prepared(
+    record = PreparedSet(
         dataset=one.name,
         source=source,
         revision=revision,
@@ -163,7 +163,7 @@ def record_path(folder: Path, name: str) -> Path:
     return folder / f"{name}.json"
 
 
-def load_record(folder: Path, name: str) -> Prepared | None:
+def load_record(folder: Path, name: str) -> PreparedSet | None:
     """The record of a set whose prompts are still what was written; None where there is none.
 
     Raises:
@@ -171,7 +171,7 @@ def load_record(folder: Path, name: str) -> Prepared | None:
     """
     path, remedy = record_path(folder, name), f"prepare it anew: {specreg_command('prepare', name)}"
     try:
-        record = msgspec.json.decode(path.read_bytes(), type=Prepared)
+        record = msgspec.json.decode(path.read_bytes(), type=PreparedSet)
         got = file_sha256(prompts_path(folder, name))
     except FileNotFoundError:
         return None
@@ -225,7 +225,7 @@ def _write_file(path: Path, content: bytes) -> None:
         raise DatasetError(message) from error
 
 
-def _kept(one: PromptSet, asked: Preparation) -> Prepared | None:
+def _kept(one: PromptSet, asked: Preparation) -> PreparedSet | None:
     """The record of a set that is what is asked for, and says so; None where it must be written."""
     try:
         record = load_record(asked.data_dir, one.name)
@@ -241,7 +241,7 @@ def _kept(one: PromptSet, asked: Preparation) -> Prepared | None:
     return record
 
 
-def _as_asked(record: Prepared, one: PromptSet, asked: Preparation) -> bool:
+def _as_asked(record: PreparedSet, one: PromptSet, asked: Preparation) -> bool:
     """Whether preparing the set would write what is there; of the hub, any revision is as good."""
     given = None if asked.given is None else file_sha256(_file_in(asked.given, one))
     return (
@@ -299,5 +299,5 @@ def _check_counts(one: PromptSet, prompts: Sequence[Prompt]) -> None:
             raise DatasetError(message)
 
 
-def _summary(record: Prepared) -> str:
+def _summary(record: PreparedSet) -> str:
     return f"{record.prompts} prompts (categories: {len(record.categories)})"

@@ -1,4 +1,4 @@
-"""Prompts: conversations to replay, in texts or in token ids, and what of a reply is told on."""
+"""Prompts, conversations to replay in texts or token ids, and what of a reply becomes history."""
 
 import hashlib
 import itertools

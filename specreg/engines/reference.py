@@ -5,10 +5,28 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
+from specreg.acceptance.record import Counters, Source
 from specreg.core.errors import UnsupportedError
-from specreg.engines._engine import Engine, LaunchOptions, Requirement
-from specreg.engines._parallel import Parallel
-from specreg.engines.protocols import reference as reference_protocol
+from specreg.engines.engine import Engine, LaunchOptions, Requirement
+from specreg.engines.settings import Parallel
+from specreg.engines.vllm import VllmTokenApi, VllmWireFormat, parse_vllm_counters
+
+
+class ReferenceWireFormat(VllmWireFormat):
+    """Each answer carries its own counts."""
+
+    request_source: ClassVar[Source | None] = Source.REFERENCE
+    counters_source: ClassVar[Source | None] = None
+
+    def parse_counters(self, page: str) -> Counters:
+        """The counters `reference:spec_decode_num_…`."""
+        counts = parse_vllm_counters(page, prefix="reference:")
+        return Counters(steps=counts.steps, counts=counts)
+
+
+class ReferenceTokenApi(VllmTokenApi):
+    """As vLLM."""
+
 
 _VERSION = "5.19.0"
 _TORCH = "torch==2.13.0"
@@ -33,7 +51,8 @@ class Reference(Engine):
     module: ClassVar = "transformers"
     health_path: ClassVar = "/health"
     version_path: ClassVar = "/version"
-    protocol: ClassVar = reference_protocol.PROTOCOL
+    wire_format: ClassVar = ReferenceWireFormat()
+    token_api: ClassVar = ReferenceTokenApi()
     runs_model_code: ClassVar = False
 
     def requirement(self, *, on_gpu: bool) -> Requirement:

@@ -5,8 +5,8 @@ from types import MappingProxyType
 
 from specreg.core.errors import UnknownNameError
 from specreg.engines import reference, sglang, tensorrt_llm, triton, vllm
-from specreg.engines._engine import Engine
-from specreg.engines._parallel import ALONE, Parallel
+from specreg.engines.engine import Engine
+from specreg.engines.settings import ALONE, Parallel
 
 __all__ = ["ALONE", "ENGINES", "Engine", "Parallel", "engine_named"]
 

@@ -1,20 +1,116 @@
 """TensorRT-LLM: `trtllm-serve` of the PyPI package `tensorrt-llm`, on a GPU alone.
 
 Written from its documentation and source (docs/source/features/speculative-decoding.md,
-tensorrt_llm/commands/serve.py); never seen running here.
+tensorrt_llm/{commands,serve,metrics}, test_spec_dec_stats_pairing.py); never seen running here.
+
+With `continuous_usage_stats` each chunk has the usage so far. Of its steps it says:
+
+- `/prometheus/metrics`, counters of all requests that have ended: exact. When one has ended, each
+  position adds the steps in which a token was drafted there, and those in which it was accepted.
+  So the drafts of the first position are the steps that drafted, S, and the sums over the positions
+  are D and A; NVIDIA's examples/llm-api/measure_dspark_acceptance_disagg.py reckons likewise. It
+  counts between `[DONE]` and the end of the answer's body, which our client awaits
+  (openai_server.py). Before TensorRT-LLM#17082 they took the drafts of the next step for those of
+  the step that was verified, so older versions are read from their chunks.
+- `/metrics`, statistics of each iteration: of many requests at once, gone once read, and beyond
+  a thousand gone unread. Not for us.
+- `avg_decoded_tokens_per_iter` of a choice: all tokens delivered over all iterations, the
+  prefill's included; it knows neither the drafts nor what was cut off. Not for us.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from specreg.core.errors import UnsupportedError
-from specreg.engines._engine import Engine, LaunchOptions, Requirement
-from specreg.engines._parallel import Parallel
+from specreg.acceptance.page import counts_of, position_in
+from specreg.acceptance.record import Counters, Source, StepCounts
+from specreg.acceptance.trace import Body
+from specreg.core.errors import InvalidMeasurementError, UnsupportedError
+from specreg.engines.engine import Engine, LaunchOptions, Requirement
 from specreg.engines.methods import is_older
-from specreg.engines.protocols import tensorrt_llm as tensorrt_llm_protocol
-from specreg.engines.protocols.tensorrt_llm import FIRST_THAT_COUNTS
+from specreg.engines.settings import Parallel
+from specreg.engines.wire_format import (
+    USAGE_IN_EACH_CHUNK,
+    Ask,
+    StreamDecoder,
+    UsageDecoder,
+    WireFormat,
+    openai_body,
+    openai_path,
+)
+
+PATH = "/prometheus/metrics"
+_PREFIX = "trtllm_"
+_DRAFTED = "spec_decode_drafted_tokens"
+_ACCEPTED = "spec_decode_accepted_tokens"
+_ENDED = "request_success"
+
+
+def parse_trtllm_counters(page: str) -> Counters:
+    """The counters since the server's start; a position that never counted isn't on the page.
+
+    Raises:
+        InvalidMeasurementError: `METRICS_MISSING`, no request is counted on it;
+            `METRICS_UNREADABLE`.
+    """
+    drafted, accepted = Counter[int](), Counter[int]()
+    totals = Counter[str]()
+    for name, labels, count in counts_of(page, _PREFIX, path=PATH):
+        totals[name] += count
+        position = position_in(labels, "token_position")
+        if position is not None:
+            of_positions = {_DRAFTED: drafted, _ACCEPTED: accepted}.get(name, Counter())
+            of_positions[position] += count
+    if _ENDED not in totals:
+        message = (
+            f"looked for {_PREFIX}{_ENDED}_total; is the server started with"
+            " return_perf_metrics: true?"
+        )
+        raise InvalidMeasurementError("METRICS_MISSING", message)
+    counts = StepCounts(
+        steps=drafted[0],
+        accepted=accepted.total(),
+        proposed=drafted.total(),
+        position_counts=tuple(accepted[i] for i in range(max(drafted, default=-1) + 1)),
+    )
+    return Counters(steps=counts.steps, counts=counts, requests=totals[_ENDED])
+
+
+FIRST_THAT_COUNTS = "1.3.0rc29"
+"""Of September 29, 2026: on the 17th TensorRT-LLM#19311 described a source that has #17082."""
+
+
+class TensorrtLlmWireFormat(WireFormat):
+    """`trtllm-serve`."""
+
+    request_source: ClassVar[Source | None] = None
+    counters_source: ClassVar[Source | None] = Source.TRTLLM_COUNTERS
+    counters_path: ClassVar[str | None] = PATH
+    counters_flag: ClassVar = "return_perf_metrics: true"
+
+    def counters_path_of(self, version: str) -> str | None:
+        """None of a version whose counters pair the wrong steps, or that has none."""
+        return None if is_older(version, FIRST_THAT_COUNTS) else PATH
+
+    def path(self, ask: Ask) -> str:
+        """By the form of the prompt."""
+        return openai_path(ask)
+
+    def body(self, ask: Ask) -> Body:
+        """Usage in each chunk, so that its tokens are counted and not guessed."""
+        return openai_body(ask, USAGE_IN_EACH_CHUNK)
+
+    def new_decoder(self, ask: Ask) -> StreamDecoder:
+        """One for each answer."""
+        del ask
+        return UsageDecoder()
+
+    def parse_counters(self, page: str) -> Counters:
+        """The counters `trtllm_spec_decode_…` by position, of the requests that have ended."""
+        return parse_trtllm_counters(page)
+
 
 _VERSION = "1.2.1"
 _OPTIONS = "options.yaml"
@@ -29,7 +125,7 @@ class TensorrtLlm(Engine):
     module: ClassVar = "tensorrt_llm"
     health_path: ClassVar = "/health"
     version_path: ClassVar = "/version"
-    protocol: ClassVar = tensorrt_llm_protocol.PROTOCOL
+    wire_format: ClassVar = TensorrtLlmWireFormat()
     serves_names: ClassVar = False
 
     def requirement(self, *, on_gpu: bool) -> Requirement:

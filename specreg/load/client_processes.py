@@ -21,7 +21,7 @@ from specreg.core.errors import AnswerError, HungError, InvalidMeasurementError
 from specreg.core.http import read
 from specreg.core.processes import ChildProcess, child_process
 from specreg.datasets.prompts import Prompt
-from specreg.engines.protocols import Endpoint
+from specreg.engines.wire_format import Endpoint
 from specreg.load.chat_client import (
     Clock,
     FinishedRequest,

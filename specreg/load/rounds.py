@@ -14,7 +14,7 @@ import msgspec
 
 from specreg.acceptance.trace import RequestTrace
 from specreg.datasets.prompts import Prompt
-from specreg.engines.protocols import Endpoint
+from specreg.engines.wire_format import Endpoint
 from specreg.load.chat_client import (
     ChatClient,
     Clock,

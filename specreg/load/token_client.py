@@ -11,8 +11,9 @@ import msgspec
 from specreg.core.errors import AnswerError, HungError, InvalidMeasurementError, UnsupportedError
 from specreg.core.http import Answer, read
 from specreg.datasets.prompts import Prompt
-from specreg.engines.protocols import Ask, Endpoint, Message, Role
-from specreg.engines.token_api import DIALECTS, Call, Dialect, Transcript, Wanted
+from specreg.engines.registry import ENGINES
+from specreg.engines.token_api import Call, TokenApi, Transcript, Wanted
+from specreg.engines.wire_format import Ask, Endpoint, Message, Role
 from specreg.matrix.case import Case
 
 _TIMEOUT_S = 600.0
@@ -21,19 +22,21 @@ _ANSWER_CHARACTERS = 300
 AnswerT = TypeVar("AnswerT")
 
 
-def dialect_of(endpoint: Endpoint) -> Dialect:
+def token_api_of(endpoint: Endpoint) -> TokenApi:
     """How to ask an endpoint in ids.
 
     Raises:
         UnsupportedError: it knows no ids.
     """
-    if endpoint.protocol not in DIALECTS:
+    api = ENGINES[endpoint.engine].token_api
+    if api is None:
+        having = sorted(name for name, engine in ENGINES.items() if engine.token_api)
         message = (
-            f"protocol '{endpoint.protocol}': its answers are no token ids, so nothing can be said"
-            f" of their tokens; these have them: {', '.join(sorted(DIALECTS))}"
+            f"engine '{endpoint.engine}': its answers are no token ids, so nothing can be said"
+            f" of their tokens; these have them: {', '.join(having)}"
         )
         raise UnsupportedError(message)
-    return DIALECTS[endpoint.protocol]
+    return api
 
 
 def encode_prompts(
@@ -45,7 +48,7 @@ def encode_prompts(
         UnsupportedError: it knows no ids.
         InvalidMeasurementError: `HTTP_ERROR`, `ANSWER_UNREADABLE`.
     """
-    dialect = dialect_of(endpoint)
+    api = token_api_of(endpoint)
 
     async def encode(prompt: Prompt, post: _Post) -> tuple[int, ...]:
         if prompt.token_ids:
@@ -58,7 +61,7 @@ def encode_prompts(
             temperature=0.0,
             chat_template_args=case.chat_template_args,
         )
-        return dialect.parse_ids(await post(dialect.encode(ask)))
+        return api.parse_ids(await post(api.encode(ask)))
 
     return _ask_all(endpoint, prompts, encode, case.server.max_sequences)
 
@@ -85,11 +88,11 @@ def transcribe(
         HungError: no answer came in that time.
         InvalidMeasurementError: `HTTP_ERROR`, `ANSWER_UNREADABLE`.
     """
-    dialect = dialect_of(endpoint)
+    api = token_api_of(endpoint)
 
     async def complete(one: tuple[Sequence[int], Wanted], post: _Post) -> Transcript:
-        answer = await post(dialect.complete(endpoint.model, *one))
-        return dialect.parse_transcript(answer, one[0])
+        answer = await post(api.complete(endpoint.model, *one))
+        return api.parse_transcript(answer, one[0])
 
     questions = tuple(zip(texts, wanted, strict=True))
     return _ask_all(endpoint, questions, complete, in_flight, within_s=within_s)
@@ -112,11 +115,11 @@ def score(
         UnsupportedError: it knows no ids.
         InvalidMeasurementError: `HTTP_ERROR`, `ANSWER_UNREADABLE`.
     """
-    dialect = dialect_of(endpoint)
+    api = token_api_of(endpoint)
 
     async def ask(one: tuple[Sequence[int], Sequence[int]], post: _Post) -> tuple[float, ...]:
-        answer = await post(dialect.score(endpoint.model, *one))
-        return dialect.parse_scores(answer, one[1])
+        answer = await post(api.score(endpoint.model, *one))
+        return api.parse_scores(answer, one[1])
 
     return _ask_all(endpoint, questions, ask, 1)
 

@@ -9,8 +9,8 @@ import msgspec
 
 from specreg.core.redaction import hide_known, learn
 from specreg.engines.methods import METHODS
-from specreg.engines.registry import Parallel, engine_named
-from specreg.engines.settings import LaunchSettings
+from specreg.engines.registry import engine_named
+from specreg.engines.settings import LaunchSettings, Parallel
 from specreg.matrix.schema import NO_LIMITS, USUAL_DRAFT_TOKENS, Limits, Load, Width, Workload
 
 RESERVE_GIB = 4.0
@@ -25,7 +25,7 @@ class Sizes:
 
     Attributes:
         target_gib: the target's weights.
-        draft_gib: the draft's, 0 without one, None where nobody said.
+        draft_gib: the draft's, 0 without one, None where it isn't known.
         token_kib: a token in the KV cache.
     """
 
@@ -34,7 +34,7 @@ class Sizes:
     token_kib: float
 
     def share_gib(self, parallel: Parallel, tokens: int) -> float | None:
-        """What one server takes on each of its GPUs; None where nobody said what its draft takes.
+        """What one server takes on each of its GPUs; None where its draft's size isn't known.
 
         Weights and cache are split over the GPUs of a copy; copies share what is in flight.
 

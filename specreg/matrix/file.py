@@ -90,7 +90,7 @@ def models_table(path: Path, text: str, name: str) -> Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class TierTables:
     """What a matrix file says.
 
     Attributes:
@@ -106,7 +106,7 @@ class Written:
     remarks: tuple[str, ...]
 
 
-def load_tier_file(path: Path) -> Written:
+def load_tier_file(path: Path) -> TierTables:
     """The tables of a tier's file.
 
     Raises:
@@ -130,7 +130,7 @@ def load_tier_file(path: Path) -> Written:
     head = _convert(raw, TierFile, whole_file(path, text))
     tables = enumerate(listed, start=1)
     places = [(table, case_table(path, text, number)) for number, table in tables]
-    return Written(
+    return TierTables(
         remarks=remarks,
         needs_gpus=head.needs_gpus,
         models=_models_of(models, path, text),
@@ -184,14 +184,14 @@ def _convert(raw: object, kind: type[_TableT], place: Place) -> _TableT:
         _explain(str(error), raw, kind, place)
 
 
-def _explain(said: str, raw: object, kind: object, place: Place) -> NoReturn:
+def _explain(error: str, raw: object, kind: object, place: Place) -> NoReturn:
     """Say what msgspec says in the words of the file: which key, what was got, what is known.
 
     Raises:
         UnknownNameError, MatrixError: always one of them.
     """
-    found = _WHERE.match(said)
-    what, path = (found.group(1), found.group(2) or "") if found else (said, "")
+    found = _WHERE.match(error)
+    what, path = (found.group(1), found.group(2) or "") if found else (error, "")
     hint = _fields_of(kind).get(re.split(r"[.\[]", path)[0])
     got, key = _follow(raw, path, hint)
     types_of = _members(hint)

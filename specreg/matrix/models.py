@@ -248,7 +248,7 @@ def content_sha256(folder: Path, *more: object) -> str:
 
 
 def make_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Makes a folder of the cache once, whole or not at all, also where several processes want it.
+    """Make a folder of the cache once, whole or not at all, also where several processes want it.
 
     Raises:
         ModelError: the disk refuses; or as `write` says.
@@ -277,7 +277,7 @@ class Tensor:
 
 
 def write_padded_model(source: Path, target: Path, layers: int) -> None:
-    """Writes the model of `source` with `layers` identity layers appended into `target`.
+    """Write the model of `source` with `layers` identity layers appended into `target`.
 
     A layer whose projections are zero adds nothing to the residual stream: the language stays
     the same to the last bit, the cost of a step grows.
@@ -327,7 +327,7 @@ def read_model(source: Path, use: str) -> tuple[dict[str, Any], dict[str, Tensor
 
 
 def write_config(source: Path, target: Path, config: Mapping[str, object]) -> None:
-    """Writes a configuration, and copies the tokenizer of `source` beside it."""
+    """Write a configuration, and copy the tokenizer of `source` beside it."""
     (target / _CONFIG).write_text(json.dumps(config, indent=2))
     for name in _TOKENIZER_FILES:
         if (source / name).is_file():
@@ -357,7 +357,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Writes tensors into a file."""
+    """Write tensors into a file."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, tensor in tensors.items():
@@ -383,7 +383,7 @@ def check_model_code(root: Path, spec: ServerSpec) -> None:
         spec: of the server.
 
     Raises:
-        ModelError: a folder brings some, or has a configuration that nobody can read.
+        ModelError: a folder brings some, or has a configuration that can't be read.
         UnsupportedError: as `check_trust`.
     """
     check_trust(spec)
@@ -400,11 +400,11 @@ def check_trust(spec: ServerSpec) -> None:
     Raises:
         UnsupportedError: an argument says so, or the engine runs no such code.
     """
-    told = next(filter(_TRUST_FLAG.match, spec.engine_args), None)
-    if told is not None:
+    argument = next(filter(_TRUST_FLAG.match, spec.engine_args), None)
+    if argument is not None:
         message = (
-            f"engine_args '{told}': that is a setting of its own, which is part of the case; leave"
-            " it out and set trust_remote_code = true in the matrix"
+            f"engine_args '{argument}': that is a setting of its own, which is part of the case;"
+            " leave it out and set trust_remote_code = true in the matrix"
         )
         raise UnsupportedError(message)
     if spec.trust_remote_code and not engine_named(spec.engine).runs_model_code:

@@ -12,8 +12,8 @@ from specreg.core.errors import DatasetError, ModelError
 from specreg.datasets.prepare import load_prompts
 from specreg.datasets.prompts import Prompt
 from specreg.datasets.table import dataset_named
-from specreg.engines.protocols import Form
 from specreg.engines.registry import engine_named
+from specreg.engines.wire_format import Form
 from specreg.matrix.case import Case
 from specreg.matrix.models import model_file, resolve_model, vocabulary_of
 
@@ -55,7 +55,7 @@ def check_form(case: Case, prompts: Iterable[Prompt]) -> None:
     Raises:
         DatasetError: the case puts them into a chat, or to an engine that doesn't.
     """
-    protocol = engine_named(case.server.engine).protocol
+    protocol = engine_named(case.server.engine).wire_format
     if not protocol.takes_token_ids and any(prompt.token_ids for prompt in prompts):
         message = (
             f"dataset '{case.dataset}': its prompts are token ids, which '{case.server.engine}'"
@@ -136,7 +136,7 @@ def _tokenizer(target: str) -> Any:  # noqa: ANN401 - of a library that may be m
 
 
 def _needed_tokens(case: Case, prompt: Prompt, count: Count) -> tuple[int, ...]:
-    """What each turn needs: all that was said up to it, and each reply up to the cap."""
+    """What each turn needs: all turns up to it, and each reply up to the cap."""
     cap_tokens = case.output_cap_tokens
     if prompt.token_ids:
         return (len(prompt.token_ids) + cap_tokens,)
@@ -151,7 +151,7 @@ def _overlong(case: Case, prompts: Sequence[Prompt], count: Count) -> list[Promp
 
 
 def _refusal(case: Case, overlong: Sequence[Prompt], count: Count) -> str:
-    """Names the first prompt and turn that don't fit, and what would help all of them."""
+    """Name the first prompt and turn that don't fit, and what would help all of them."""
     limit_tokens = case.server.max_model_len_tokens
     first = _needed_tokens(case, overlong[0], count)
     turn, needed_tokens = next(

@@ -15,8 +15,8 @@ from typing import Annotated
 import msgspec
 
 from specreg.datasets.prompts import AS_IS
-from specreg.engines.protocols import Form
 from specreg.engines.settings import LaunchSettings, Positive, ServerSettings
+from specreg.engines.wire_format import Form
 
 MOST_DRAFT_TOKENS = 16
 """The most tokens drafted per step that the metrics tell apart by position."""
@@ -111,7 +111,7 @@ class RequestSettings:
         output_cap_tokens: the most tokens of a reply.
         temperature: 0 is greedy.
         turns: the most turns of a conversation, None for all.
-        history_reply: what of a reply the next turn is told, a name of `REPLIES`.
+        history_reply: what of a reply enters the history of the next turn, a name of `REPLIES`.
         form: whether prompts go through the model's chat template.
         chat_template_args: arguments of that template, as pairs.
         ignore_eos: whether every reply goes on to the cap.
@@ -194,8 +194,8 @@ NOT_COMPARED: Mapping[str, str] = MappingProxyType(
         "dataset": "a set's name; its prompts are compared",
         "matrix_prompts": "it is what `prompts` is compared by",
         "rounds": "a measurement may be dealt into another number of rounds",
-        "request_timeout_s": "a request that takes so long failed, and failures are told",
-        "client_processes": "a client that can't keep up is told by its lags",
+        "request_timeout_s": "a request that takes so long failed, and failures are reported",
+        "client_processes": "a client that can't keep up shows by its lags",
         "speed": "it says what is judged",
         "power_s": "power is a mean, whatever the time",
         "rounding_nats": "it says what is judged",

@@ -114,7 +114,7 @@ def widen_models(root: Path, spec: ServerSpec, *, show: Callable[[str], None]) -
     Args:
         root: the repository's root.
         spec: of the server; nothing is made of one whose models are taken as they are.
-        show: is told what goes on.
+        show: takes each line of progress.
 
     Raises:
         ModelError: see `served_models`; or the disk has no room.
@@ -254,7 +254,7 @@ class _Widened:
         return sum(part.size_bytes for parts in self._files() for part in parts.values())
 
     def write(self, folder: Path) -> None:
-        """Writes it: a file for each layer, so that no more than one is in memory."""
+        """Write it: a file for each layer, so that no more than one is in memory."""
         files = self._files()
         names: dict[str, str] = {}
         for number, parts in enumerate(files, 1):

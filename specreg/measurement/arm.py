@@ -35,7 +35,7 @@ from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import InvalidMeasurementError
 from specreg.datasets.prompts import Prompt
 from specreg.engines.methods import METHODS
-from specreg.engines.protocols import Protocol
+from specreg.engines.wire_format import WireFormat
 from specreg.load.chat_client import Clock, Record
 from specreg.load.client_processes import Clients, open_clients
 from specreg.load.rounds import Round
@@ -141,16 +141,16 @@ class ArmReplay:
         if case.speculates:
             traces = await with_exported(server, traces)
         after = await self._counters()
-        record = read_acceptance(case.server, server.engine.protocol, traces, self.before, after)
+        record = read_acceptance(case.server, server.engine.wire_format, traces, self.before, after)
         return record, after.gauges if after else None
 
     async def _counters(self) -> Counters | None:
         server = self.arm.server
-        protocol = server.engine.protocol
+        wire_format = server.engine.wire_format
         if not self.arm.case.speculates:
             return None
-        path = protocol.counters_path_of(server.engine_version)
-        return None if path is None else protocol.parse_counters(await self.clients.scrape(path))
+        path = wire_format.counters_path_of(server.engine_version)
+        return None if path is None else wire_format.parse_counters(await self.clients.scrape(path))
 
 
 @contextlib.asynccontextmanager
@@ -186,7 +186,7 @@ async def with_exported(server: Server, traces: Sequence[RequestTrace]) -> list[
 
 def read_acceptance(
     spec: ServerSpec,
-    protocol: Protocol,
+    wire_format: WireFormat,
     traces: Sequence[RequestTrace],
     before: Counters | None,
     after: Counters | None,
@@ -195,7 +195,7 @@ def read_acceptance(
 
     Args:
         spec: of the server; without speculation there is no acceptance.
-        protocol: what the server speaks.
+        wire_format: what the server speaks.
         traces: one at least, all finished.
         before: the server's counters, None where it has none.
         after: the same, afterwards.
@@ -208,20 +208,20 @@ def read_acceptance(
     method = METHODS[spec.method]
     moved = check_counters(before, after) if before and after else None
     spoken = [trace for trace in traces if trace.acceptance is not None]
-    if protocol.request_source is not None and spoken:
-        record = _record(protocol.request_source, View.VERIFIER, traces, _own_counts(traces))
+    if wire_format.request_source is not None and spoken:
+        record = _record(wire_format.request_source, View.VERIFIER, traces, _own_counts(traces))
         if moved is not None:
             check_reconciled(record.total, moved)
-    elif protocol.counters_source is not None and moved is not None and moved.counts is not None:
+    elif wire_format.counters_source is not None and moved is not None and moved.counts is not None:
         check_ended(len(traces), moved)
         record = AcceptanceRecord(
-            source=protocol.counters_source,
+            source=wire_format.counters_source,
             view=View.VERIFIER,
             weighting=Weighting.STEP,
             total=moved.counts,
             prompts=(),
         )
-    elif protocol.request_source is not None:
+    elif wire_format.request_source is not None:
         message = (
             "no answer tells its steps, nor do the counters; is the server as old as it says, and"
             " are its statistics switched on?"

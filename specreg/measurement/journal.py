@@ -1,6 +1,6 @@
 """The journal: every request on disk as it ends, and from there the measurements of a cut-off run.
 
-`.specreg/runs/<run>/journal.jsonl`; each line is a `Begun`, a `Replayed` or an `Ended`, in order.
+Each line of `.specreg/runs/<run>/journal.jsonl` is an `Attempt`, a `Replayed` or an `Ended`.
 """
 
 import contextlib
@@ -47,8 +47,8 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     files_sha256: str
 
 
-class Begun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A measurement begins; at_s: seconds since the epoch."""
+class Attempt(msgspec.Struct, frozen=True, kw_only=True, tag="Begun"):
+    """The start of a measurement, in seconds since the epoch."""
 
     key: Key
     at_s: float
@@ -90,7 +90,7 @@ PARTS_FOLDER = "parts"
 _LOCK = "journal.lock"
 """Beside the journal; held by whoever writes it."""
 
-Line = Begun | Replayed | Ended
+Line = Attempt | Replayed | Ended
 
 
 @dataclass(slots=True)
@@ -126,7 +126,7 @@ class Journal:
 
     def begin(self, key: Key) -> None:
         """A measurement begins."""
-        self._write(Begun(key=key, at_s=time.time()))
+        self._write(Attempt(key=key, at_s=time.time()))
 
     def record_round(self, arm: int, number: int) -> Record:
         """What takes the requests of a round; arm 0 is the case's, 1 its control's."""
@@ -250,7 +250,7 @@ def load_journal(path: Path) -> Mapping[Key, Measurement]:
     found: dict[Key, Measurement] = {}
     begun: _Open | None = None
     for line in _lines(path):
-        if isinstance(line, Begun):
+        if isinstance(line, Attempt):
             begun = _Open(line.key)
         elif begun is None:
             continue

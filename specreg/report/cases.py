@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.text import Text
 
 from specreg.acceptance.record import StepCounts
-from specreg.baselines.comparison import Known, differing_settings, expected_value
+from specreg.baselines.comparison import CaseBaselines, differing_settings, expected_value
 from specreg.baselines.estimate import (
     START_S,
     USUAL_BANDWIDTH_GIB_PER_S,
@@ -48,7 +48,7 @@ _HOURS = (
 
 
 def render_explanation(
-    case: Case, known: Known, history: Sequence[RunRecord], *, width: int
+    case: Case, known: CaseBaselines, history: Sequence[RunRecord], *, width: int
 ) -> str:
     """Expectation, tolerance and minimum detectable effect of each metric, and the last outcomes.
 
@@ -69,7 +69,7 @@ def render_explanation(
     return "\n\n".join(parts)
 
 
-def _head(case: Case, known: Known) -> Iterator[str]:
+def _head(case: Case, known: CaseBaselines) -> Iterator[str]:
     yield f"{case.id} on {known.environment.name}"
     yield (
         f"{case.prompts} prompts of {case.dataset}, {case.load.id}, up to"
@@ -95,7 +95,9 @@ def _head(case: Case, known: Known) -> Iterator[str]:
         yield f"nothing is expected: {record_hint(case.id, known)}"
 
 
-def _row(metric: Metric, case: Case, known: Known, history: Sequence[RunRecord]) -> tuple[str, ...]:
+def _row(
+    metric: Metric, case: Case, known: CaseBaselines, history: Sequence[RunRecord]
+) -> tuple[str, ...]:
     change = _one_launch(metric, known) if metric.by_launch else _one_run(metric, case, known)
     frac = None if change is None else mde_frac(change, first_look(metric))
     if frac is not None and metric.by_launch:
@@ -110,13 +112,13 @@ def _row(metric: Metric, case: Case, known: Known, history: Sequence[RunRecord])
     )
 
 
-def _expected(metric: Metric, known: Known) -> float | None:
+def _expected(metric: Metric, known: CaseBaselines) -> float | None:
     if known.exact is not None or (known.baseline is not None and not metric.by_launch):
         return expected_value(metric, known.baseline) if known.baseline else None
     return known.published.value(metric.name) if known.published and not metric.by_launch else None
 
 
-def _one_launch(metric: Metric, known: Known) -> Change | None:
+def _one_launch(metric: Metric, known: CaseBaselines) -> Change | None:
     """The doubt that one launch more would leave."""
     spread: Spread | None = known.spreads.get(metric.name)
     recorded = known.exact.launch_values(metric) if known.exact else ()
@@ -125,7 +127,7 @@ def _one_launch(metric: Metric, known: Known) -> Change | None:
     return change_of_launches(recorded[:1], recorded, spread, metric.direction.value)
 
 
-def _one_run(metric: Metric, case: Case, known: Known) -> Change | None:
+def _one_run(metric: Metric, case: Case, known: CaseBaselines) -> Change | None:
     """The doubt that a run would leave whose answers share nothing with the baseline's.
 
     Both then vary like the baseline's prompts do, which counts their differing difficulty twice.
@@ -203,7 +205,9 @@ def _guess_note(gpus: Gpus) -> str:
     )
 
 
-def render_oracle(case: Case, prompts: Sequence[Prompt], steps: StepCounts, known: Known) -> str:
+def render_oracle(
+    case: Case, prompts: Sequence[Prompt], steps: StepCounts, known: CaseBaselines
+) -> str:
     """Lines of text: the steps, their acceptance, and the baseline's.
 
     Args:

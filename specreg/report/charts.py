@@ -4,11 +4,10 @@ Vega-Lite draws, here and not in the reader's browser: a page needs no script th
 reader is told each mark. Colours are variables of the page's style, which knows day from night.
 """
 
+import importlib.util
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-
-import vl_convert
 
 from specreg.report.document import CaseReport, began_at
 from specreg.report.tables import axis_of, label_of
@@ -63,6 +62,11 @@ class Chart:
     note: str
     svg: str
     colors: tuple[str, ...] = ()
+
+
+def can_draw() -> bool:
+    """Whether Vega-Lite is installed, which is in the extra `report`."""
+    return importlib.util.find_spec("vl_convert") is not None
 
 
 def charts_of(case: CaseReport) -> Iterator[Chart]:
@@ -304,5 +308,7 @@ def _layer(rows: Sequence[Mapping[str, object]], mark: Layer, **encoding: Layer)
 
 def _svg(*layers: Layer, **size: object) -> str:
     """The layers as one drawing, of the usual size unless told."""
+    import vl_convert  # noqa: PLC0415 - an extra
+
     spec = {**_SIZE, **size, "background": None, "config": _CONFIG, "layer": layers}
     return vl_convert.vegalite_to_svg({**spec}, vl_version="6.1")

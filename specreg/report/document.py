@@ -10,7 +10,7 @@ Every other form is rendered from it; `docs/report.schema.json` is its JSON Sche
   A's value, `value` is B's, `reason` and `cause` as in a run), `control` (A against itself, in the
   same form), `cases`, `time`, `remarks` (how it was measured) and `hints` (what to type next).
 
-`record_report` writes it, `specreg.report.exports.write_outputs` the page and the Markdown beside
+`record_document` writes it, `specreg.report.exports.write_outputs` the page and the Markdown beside
 it, and `specreg.report.terminal.render_report` prints it.
 """
 
@@ -25,7 +25,7 @@ from pathlib import Path
 
 import msgspec
 
-from specreg.baselines.comparison import Known, expected_value
+from specreg.baselines.comparison import CaseBaselines, expected_value
 from specreg.baselines.schema import load_acceptance
 from specreg.core.errors import ReportError, SpecregError
 from specreg.core.files import UNREADABLE, replace_file
@@ -266,29 +266,16 @@ def count_outcomes(verdicts: Sequence[Verdict]) -> dict[str, int]:
     return {str(outcome): counted[outcome] for outcome in Outcome if counted[outcome]}
 
 
-def record_report(path: Path, report: Report) -> None:
-    """Write the document.
+def record_document(path: Path, content: Report | RunVerdict) -> None:
+    """Write `report.json`, or `verdict.json`: what a run decided; nox folds its status into 1.
 
     Raises:
         ReportError: the disk refuses.
     """
-    _record(path, report, "report")
-
-
-def record_verdict(path: Path, verdict: RunVerdict) -> None:
-    """Write `verdict.json`: what a run decided; nox folds pytest's own status into 1.
-
-    Raises:
-        ReportError: the disk refuses.
-    """
-    _record(path, verdict, "verdicts")
-
-
-def _record(path: Path, content: Report | RunVerdict, what: str) -> None:
     try:
         replace_file(path, msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
     except OSError as error:
-        message = f"{what} '{path}': not written, {error.strerror}; make room or mend its rights"
+        message = f"'{path}': not written, {error.strerror}; make room or mend its rights"
         raise ReportError(message) from error
 
 
@@ -392,7 +379,7 @@ def load_figures(run_folder: Path) -> tuple[Figures, ...]:
     return tuple(figures)
 
 
-def expected_of(known: Known, measured: Sequence[Measurement]) -> Expected | None:
+def expected_of(known: CaseBaselines, measured: Sequence[Measurement]) -> Expected | None:
     """What the baseline holds that a case is judged by, of the prompts that were measured.
 
     A baseline has those of the extension too, which differ; what is drawn beside one another must

@@ -7,7 +7,6 @@ assumption.
 
 import csv
 import dataclasses
-import importlib.util
 import io
 import json
 import os
@@ -18,7 +17,6 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from specreg.acceptance.record import StepCounts
 from specreg.acceptance.trace import RequestTrace
-from specreg.core.commands import install_command
 from specreg.core.errors import ReportError, SpecregError
 from specreg.core.files import replace_file
 from specreg.core.redaction import hide_known
@@ -42,7 +40,7 @@ FORMS: Mapping[str, str] = {
     "aiperf": "aiperf's records of each request",
 }
 ALWAYS = ("html", "markdown")
-"""What each run leaves, as far as what that takes is installed."""
+"""What each run leaves."""
 _LABELS = ("tier", "environment", "case_id", "engine", "method", "models", "dataset", "metric")
 _AIPERF_SUMMARIES = {
     "time_to_first_token": ("ttft_ms", "ms"),
@@ -56,11 +54,6 @@ _AIPERF_RATES = {
     "request_throughput": ("requests_per_s", "requests/sec"),
 }
 _NS_PER_S = 10**9
-
-
-def can_make(name: str) -> bool:
-    """Whether what a form takes is installed: charts are an extra."""
-    return name != "html" or importlib.util.find_spec("vl_convert") is not None
 
 
 def write_outputs(
@@ -83,9 +76,6 @@ def write_outputs(
     written: list[Path] = []
     failed: list[str] = []
     for name in names:
-        if not can_make(name):
-            failed.append(f"report as {name}: not made; {install_command('report')} first")
-            continue
         measured: Measured = {}
         if name == "aiperf":
             try:
@@ -113,7 +103,7 @@ def _render(name: str, report: Report, measured: Measured) -> Mapping[str, str]:
     """The files of a form, by their paths below the folder."""
     match name:
         case "html":
-            from specreg.report.page import render_page  # noqa: PLC0415 - the extra `report`
+            from specreg.report.page import render_page  # noqa: PLC0415 - only where one is made
 
             return {"report.html": render_page(report)}
         case "markdown":

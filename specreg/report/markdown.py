@@ -11,7 +11,7 @@ from specreg.report.summary import (
     notes_of,
     title_of,
 )
-from specreg.report.tables import format_number, time_rows
+from specreg.report.tables import format_number, render_interval, time_rows
 from specreg.report.terminal import columns_of, next_of
 from specreg.verdicts.judge import Verdict
 
@@ -116,10 +116,10 @@ def _why(verdict: Verdict) -> str:
 
 
 def _interval(verdict: Verdict) -> str:
-    if verdict.low_frac is None or verdict.high_frac is None:
+    if verdict.low_frac is None:
         return ""
-    bounds = f"{verdict.low_frac:+.1%} and {verdict.high_frac:+.1%}"
-    return _joined((bounds, f"{verdict.tolerance_frac:.1%}" if verdict.tolerance_frac else ""))
+    tolerated = f"{verdict.tolerance_frac:.1%}" if verdict.tolerance_frac else ""
+    return _joined((render_interval(verdict), tolerated))
 
 
 def _origin(report: Report) -> str:

@@ -7,9 +7,9 @@ import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from specreg.core.commands import run_command
+from specreg.core.commands import install_command, run_command
 from specreg.measurement.validity import render_invalid
-from specreg.report.charts import Chart, charts_of, speed_over_load
+from specreg.report.charts import Chart, can_draw, charts_of, speed_over_load
 from specreg.report.document import CaseReport, Kind, Report, Tone, began_at
 from specreg.report.failures import failing_by_case, moment_of, since_when
 from specreg.report.summary import (
@@ -26,6 +26,7 @@ from specreg.report.tables import (
     axis_of,
     format_number,
     label_of,
+    render_interval,
     render_value,
     spreads_of,
     time_rows,
@@ -78,7 +79,8 @@ def render_page(report: Report, *, most_bytes: int = _MOST_BYTES) -> str:
         "cards": _cards(report),
         "columns": columns,
         "rows": [(case_id, _worst(found, columns)) for case_id, found in by_case.items()],
-        "loads": list(speed_over_load(report.cases)),
+        "loads": list(speed_over_load(report.cases)) if can_draw() else [],
+        "lacking": "" if can_draw() else install_command("report"),
         "notes": render_notes(passed, run.environment if is_run else None),
         "times": time_rows(report.time) if report.time and report.time.pairs else (),
         "next_steps": next_of(report)
@@ -108,11 +110,12 @@ def _sections(
         return case.case_id not in red, places.get(case.case_id, len(places))
 
     for case in sorted(report.cases, key=order):
+        is_drawn = can_draw() and used_bytes < _DRAWN_FRAC * most_bytes
         text = _TEMPLATES.get_template("case.html.jinja").render(
             case=case,
             names=columns_of(report),
             verdicts=by_case.get(case.case_id, ()),
-            charts=list(charts_of(case)) if used_bytes < _DRAWN_FRAC * most_bytes else (),
+            charts=list(charts_of(case)) if is_drawn else (),
             is_open=case.case_id in red,
             percentiles=list(spreads_of(case.figures)) if case.figures else [],
             settings=_settings(case),
@@ -191,12 +194,6 @@ def _frac(value: float | None) -> str:
     return NOTHING if value is None else f"{value:+.1%}"
 
 
-def _interval(verdict: Verdict) -> str:
-    if verdict.low_frac is None or verdict.high_frac is None:
-        return NOTHING
-    return f"{verdict.low_frac:+.1%} and {verdict.high_frac:+.1%}"
-
-
 def _drawing(chart: Chart) -> Markup:
     return Markup(chart.svg)  # noqa: S704 - Vega escaped it
 
@@ -211,7 +208,7 @@ _TEMPLATES = Environment(
 _TEMPLATES.filters.update(
     number=format_number,
     frac=_frac,
-    interval=_interval,
+    interval=render_interval,
     invalid=render_invalid,
     label=label_of,
     values=_values,

@@ -10,6 +10,7 @@ from rich.text import Text
 from specreg.core.timeline import PairTime, Phase, RunTime
 from specreg.measurement.figures import Figures
 from specreg.stats.percentiles import Summary
+from specreg.verdicts.judge import Verdict
 
 NOTHING = "–"
 SPREADS = {
@@ -62,6 +63,13 @@ def render_value(metric: str, value: float | None) -> str:
     if _suffix(metric) == "_frac":
         return f"{100 * value:.4g}%"
     return " ".join(filter(None, (format_number(value), _UNITS.get(_suffix(metric), ""))))
+
+
+def render_interval(verdict: Verdict) -> str:
+    """`-1.2% and +0.8%`: between what the change lies, or a dash."""
+    if verdict.low_frac is None or verdict.high_frac is None:
+        return NOTHING
+    return f"{verdict.low_frac:+.1%} and {verdict.high_frac:+.1%}"
 
 
 def render_table(table: Table, width: int, *, color: bool) -> str:

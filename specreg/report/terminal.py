@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.text import Text
 
 from specreg.baselines.comparison import change_of_baseline, expected_value, spreads_of
-from specreg.baselines.record import Recorded, commit_of
+from specreg.baselines.record import RecordedBaseline, commit_of
 from specreg.baselines.schema import Baseline
 from specreg.core.commands import is_attached, record_command, run_command, specreg_command
 from specreg.measurement.metrics import METRICS, Metric, better_frac
@@ -89,7 +89,7 @@ def render_verdicts(
     return render_rows(head, rows, width=width, color=color, left=("outcome",))
 
 
-def render_recorded(recorded: Iterable[Recorded], *, width: int, color: bool) -> str:
+def render_recorded(recorded: Iterable[RecordedBaseline], *, width: int, color: bool) -> str:
     """Old and new value of each metric of baselines that were written, or that changed."""
     rows: list[Sequence[str | Text]] = []
     for record in recorded:
@@ -183,7 +183,7 @@ def render_next(
 
 
 def render_written(
-    recorded: Sequence[Recorded], everything: AbstractSet[str], options: Sequence[str]
+    recorded: Sequence[RecordedBaseline], everything: AbstractSet[str], options: Sequence[str]
 ) -> str:
     """The files of the baselines that were written, and what to type next.
 
@@ -238,7 +238,7 @@ def _cells(verdict: Verdict) -> tuple[str, ...]:
     )
 
 
-def _recorded_rows(record: Recorded) -> Iterator[tuple[str, ...]]:
+def _recorded_rows(record: RecordedBaseline) -> Iterator[tuple[str, ...]]:
     for metric in METRICS.values():
         new = expected_value(metric, record.new)
         if new is None:
@@ -257,7 +257,7 @@ def _recorded_rows(record: Recorded) -> Iterator[tuple[str, ...]]:
         )
 
 
-def _bounds(metric: Metric, record: Recorded) -> tuple[float | None, float | None]:
+def _bounds(metric: Metric, record: RecordedBaseline) -> tuple[float | None, float | None]:
     """The interval of what a new baseline changes."""
     change = change_of_baseline(metric, record.old, record.new) if record.old else None
     if change is None:

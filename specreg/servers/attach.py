@@ -15,9 +15,9 @@ from specreg.core.errors import (
     ServerRefusedError,
 )
 from specreg.core.http import ask
-from specreg.engines._engine import Identity
+from specreg.engines.engine import Engine, Identity
 from specreg.engines.methods import METHODS
-from specreg.engines.registry import Engine, engine_named
+from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, ServerSpec, Tier
 from specreg.matrix.widening import served_models
 from specreg.servers.provision import check_version
@@ -110,16 +110,16 @@ def attach_server(
 
 def _check_counters(server: Server) -> None:
     """Check that a server that is to speculate has the counters of its version."""
-    protocol = server.engine.protocol
-    path = protocol.counters_path_of(server.engine_version)
+    wire_format = server.engine.wire_format
+    path = wire_format.counters_path_of(server.engine_version)
     if path is None or server.spec.method == "none":
         return
     try:
         page = ask(server.base_url, "GET", path, within_s=_TIMEOUT_S)
         page.good()
-        protocol.parse_counters(page.text)
+        wire_format.parse_counters(page.text)
     except AnswerError as error:
-        message = f"server at {server.base_url}: {error}; start it with {protocol.counters_flag}"
+        message = f"server at {server.base_url}: {error}; start it with {wire_format.counters_flag}"
         raise AttachError(message) from error
     except InvalidMeasurementError as error:
         raise AttachError(f"server at {server.base_url}: {error}") from error

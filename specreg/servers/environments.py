@@ -27,7 +27,7 @@ from specreg.core.errors import EnvironmentSetupError
 from specreg.core.files import UNREADABLE, cache_dir, replace_file
 from specreg.core.logs import log_tail
 from specreg.core.processes import start_process, stop_process
-from specreg.engines._engine import Requirement
+from specreg.engines.engine import Requirement
 
 _MARKER = "specreg.json"
 _HELP = "specreg-help.txt"

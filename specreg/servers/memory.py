@@ -11,8 +11,9 @@ from pathlib import Path
 
 import psutil
 
-from specreg.engines._engine import Memory
-from specreg.engines.registry import ALONE, engine_named
+from specreg.engines.engine import Memory
+from specreg.engines.registry import engine_named
+from specreg.engines.settings import ALONE
 from specreg.matrix.case import ServerSpec, Sizes
 from specreg.matrix.models import folder_sizes, is_hub_id, resolve_model
 

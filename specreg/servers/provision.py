@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from specreg.core.errors import SensorError, UnsupportedError
-from specreg.engines._engine import Requirement
+from specreg.engines.engine import Requirement
 from specreg.engines.methods import METHODS, is_older
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, ServerSpec
@@ -267,9 +267,9 @@ def check_version(case: Case, version: str, *, ours: bool, option: str = VERSION
             f"method '{method.name}': {engine.name} {version} lost it; take one before {lost}{how}"
         )
         raise UnsupportedError(message)
-    engine.protocol.check(case.form, version, ours=ours)
+    engine.wire_format.check(case.form, version, ours=ours)
     if not case.stream:
-        _check_whole(case, streams_alone=not engine.protocol.answers_whole)
+        _check_whole(case, streams_alone=not engine.wire_format.answers_whole)
 
 
 def _check_whole(case: Case, *, streams_alone: bool) -> None:

@@ -15,8 +15,7 @@ from specreg.core.errors import (
 )
 from specreg.core.http import ask
 from specreg.core.logs import log_end
-from specreg.engines.protocols import Ask, Form, Message, Protocol, Role
-from specreg.engines.sse import DONE, splitter_for
+from specreg.engines.wire_format import DONE, Ask, Form, Message, Role, WireFormat, splitter_for
 from specreg.servers.server import Server, StartedServer
 
 POLL_S = 0.2
@@ -161,10 +160,10 @@ def generates(server: Server, *, timeout_s: float, output_cap_tokens: int = 1) -
         output_cap_tokens=output_cap_tokens,
         temperature=0.0,
         # Every model answers so; one that isn't decoupled has no stream.
-        stream=not server.engine.protocol.answers_whole,
+        stream=not server.engine.wire_format.answers_whole,
     )
-    url, protocol = server.base_url, server.engine.protocol
-    path, body = protocol.path(probe), msgspec.json.encode(protocol.body(probe))
+    url, wire_format = server.base_url, server.engine.wire_format
+    path, body = wire_format.path(probe), msgspec.json.encode(wire_format.body(probe))
     within_s = min(_PROBE_TIMEOUT_S, max(POLL_S, timeout_s))
     try:
         health = ask(
@@ -178,12 +177,12 @@ def generates(server: Server, *, timeout_s: float, output_cap_tokens: int = 1) -
     if HTTPStatus.BAD_REQUEST <= answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:
         said = answer.content[:_ANSWER_BYTES].decode(errors="replace")
         raise ServerRefusedError(f"refused to generate, {said}")
-    return answer.status == HTTPStatus.OK and _holds_tokens(protocol, probe, answer.content)
+    return answer.status == HTTPStatus.OK and _holds_tokens(wire_format, probe, answer.content)
 
 
-def _holds_tokens(protocol: Protocol, probe: Ask, content: bytes) -> bool:
+def _holds_tokens(wire_format: WireFormat, probe: Ask, content: bytes) -> bool:
     """Whether an answer can be read, and something was generated in it."""
-    splitter, decoder = splitter_for(stream=probe.stream), protocol.new_decoder(probe)
+    splitter, decoder = splitter_for(stream=probe.stream), wire_format.new_decoder(probe)
     try:
         events = [*splitter.feed(content), *splitter.close()]
         said = [decoder.parse_event(event) for event in events if event != DONE]

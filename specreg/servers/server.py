@@ -12,8 +12,8 @@ from specreg.core.errors import AnswerError, ServerDiedError
 from specreg.core.http import ask
 from specreg.core.logs import log_tail
 from specreg.core.processes import SupervisedProcess, process_ids, settle_log
-from specreg.engines.protocols import Endpoint
-from specreg.engines.registry import Engine
+from specreg.engines.engine import Engine
+from specreg.engines.wire_format import Endpoint
 from specreg.matrix.case import ServerSpec
 
 _DYING_S, _ENDING_S = 1.0, 10.0
@@ -41,10 +41,8 @@ class Server:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where to ask it, for which model and by which protocol."""
-        return Endpoint(
-            base_url=self.base_url, model=self.model, protocol=self.engine.protocol.name
-        )
+        """Where to ask it, for which model and in which engine's wire format."""
+        return Endpoint(base_url=self.base_url, model=self.model, engine=self.engine.name)
 
     @property
     def exports(self) -> bool:
@@ -88,7 +86,7 @@ class StartedServer(Server):
     @property
     def exports(self) -> bool:
         """By its version."""
-        return self.engine.protocol.exports(self.engine_version)
+        return self.engine.wire_format.exports(self.engine_version)
 
     def exported(self) -> Mapping[str, StepCounts]:
         """From all that lies there.
@@ -98,7 +96,7 @@ class StartedServer(Server):
         """
         texts = [path.read_bytes() for path in sorted(self.private.iterdir())]
         lines = (line for text in texts for line in text.splitlines())
-        return self.engine.protocol.parse_export(lines)
+        return self.engine.wire_format.parse_export(lines)
 
     def pids(self) -> frozenset[int]:
         """Its processes."""

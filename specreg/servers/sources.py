@@ -29,7 +29,7 @@ from packaging.version import InvalidVersion, Version
 
 from specreg.core.errors import EnvironmentSetupError, SpecregError, UnsupportedError
 from specreg.core.files import UNREADABLE, cache_dir, passing_folder
-from specreg.engines._engine import Requirement
+from specreg.engines.engine import Requirement
 from specreg.engines.registry import ENGINES, engine_named
 from specreg.matrix.case import Case, ServerSpec
 from specreg.servers.environments import (

@@ -16,7 +16,7 @@ from specreg.core.errors import ServerStartError
 from specreg.core.files import cache_dir, replace_file
 from specreg.core.processes import SupervisedProcess, note_shared, start_process, stop_process
 from specreg.core.redaction import hide
-from specreg.engines._engine import LaunchOptions
+from specreg.engines.engine import LaunchOptions
 from specreg.engines.methods import METHODS
 from specreg.engines.registry import engine_named
 from specreg.engines.settings import LaunchSettings, taken

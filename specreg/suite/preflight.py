@@ -11,7 +11,7 @@ from pathlib import Path
 
 from specreg.core.commands import record_command
 from specreg.core.errors import SensorError, SpecregError, UnsupportedError
-from specreg.engines._engine import Requirement
+from specreg.engines.engine import Requirement
 from specreg.matrix.case import Case, ServerSpec, Tier
 from specreg.report.doctor import Finding, State, in_the_way, note, of_error, ok
 from specreg.servers.provision import Provision

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from specreg.baselines.comparison import Known
+from specreg.baselines.comparison import CaseBaselines
 from specreg.baselines.estimate import START_S, Estimate, estimate_of, estimates_of, within_budget
 from specreg.baselines.store import BaselineStore, settings_in
 from specreg.core.errors import (
@@ -127,7 +127,7 @@ class Suite:
     _failed: dict[str, SpecregError] = field(default_factory=dict)
     _verdict_rows: dict[tuple[str, str, int], int] = field(default_factory=dict)
     _control_answers: ControlAnswers = field(default_factory=dict)
-    _known: tuple[Case, Known] | None = None
+    _known: tuple[Case, CaseBaselines] | None = None
     _budgeted: Mapping[str, Case] = field(default_factory=dict)
     _estimates: dict[str, Estimate | None] = field(default_factory=dict)
 
@@ -556,7 +556,7 @@ class Suite:
         self.confirmation.add(verdict)
         return verdict
 
-    def known_of(self, case: Case) -> Known:
+    def known_of(self, case: Case) -> CaseBaselines:
         """What the baselines know of a case; that of the last case asked for is kept.
 
         Raises:

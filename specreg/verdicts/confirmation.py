@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from specreg.acceptance.record import AcceptanceRecord
-from specreg.baselines.comparison import Comparison, Known, compare
+from specreg.baselines.comparison import CaseBaselines, Comparison, compare
 from specreg.core.errors import BaselineError
 from specreg.matrix.case import Case
 from specreg.measurement.measure import Enough, Measurement, values_of
@@ -58,7 +58,7 @@ class Confirmation:
             it looked at first.
     """
 
-    known_of: Callable[[Case], Known]
+    known_of: Callable[[Case], CaseBaselines]
     measure_afresh: Callable[[Sequence[Case], int], Mapping[str, Measurement | str]]
     softened: AbstractSet[str] = frozenset()
     verdicts: list[Verdict] = field(default_factory=list)
@@ -193,7 +193,7 @@ def _is_undecided(metric: Metric, verdict: Verdict) -> bool:
 
 
 def enough_for(
-    case: Case, metrics: Sequence[Metric], known: Known, *, may_stop_early: bool
+    case: Case, metrics: Sequence[Metric], known: CaseBaselines, *, may_stop_early: bool
 ) -> Enough:
     """Enough is what decides all of some acceptance metrics, or shows a loss in the first early.
 

@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from specreg.acceptance.record import AcceptanceRecord
-from specreg.baselines.comparison import Comparison, Known, differing_settings, of_any_number
+from specreg.baselines.comparison import (
+    CaseBaselines,
+    Comparison,
+    differing_settings,
+    of_any_number,
+)
 from specreg.baselines.schema import load_acceptance
 from specreg.core.commands import ATTACH_OPTION, is_attached, record_command
 from specreg.engines.methods import METHODS
@@ -197,14 +202,14 @@ def two_sided_outcome_of(
     return Outcome.REGRESSED if changed and abs(change_frac) > tolerance else Outcome.INCONCLUSIVE
 
 
-def record_hint(case_id: str, known: Known) -> str:
+def record_hint(case_id: str, known: CaseBaselines) -> str:
     """What to type to record a case's baseline."""
     if is_attached(known.options):
         return f"leave out {ATTACH_OPTION} to record one"
     return f"record one with\n  {record_command((case_id,), known.options)}"
 
 
-def tolerance_frac(metric: Metric, case: Case, known: Known) -> float:
+def tolerance_frac(metric: Metric, case: Case, known: CaseBaselines) -> float:
     """The tolerance of a case, wider against the acceptance of another machine or of a paper."""
     own = metric.allowed_frac(case)
     if metric.by_launch or known.exact is not None:
@@ -363,7 +368,7 @@ def _decide(metric: Metric, change: Change, tolerance: float, look: Look, say: S
 
 
 def _more_launches(
-    metric: Metric, verdict: Verdict, known: Known, case: Case, recorded: int
+    metric: Metric, verdict: Verdict, known: CaseBaselines, case: Case, recorded: int
 ) -> tuple[str, int]:
     """What would decide a speed, by how launches spread; in words and as launches of a run."""
     tolerance, spread = verdict.tolerance_frac or 0.0, known.spreads[metric.name]

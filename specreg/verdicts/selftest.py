@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specreg.baselines.comparison import Known
+from specreg.baselines.comparison import CaseBaselines
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Metric
 from specreg.verdicts.confirmation import Confirmation
@@ -186,7 +186,7 @@ def try_nights(nights: int, *, prompts: int, seed: int) -> tuple[int, int, int]:
     cases = [simulated_case(number, prompts=prompts) for number in range(CASES)]
     metrics = simulated_metrics(cases[0])
     alarms = undecided = judged = 0
-    knowns: Mapping[str, Known] = {}
+    knowns: Mapping[str, CaseBaselines] = {}
     for night in range(nights):
         if night % _NIGHTS_PER_BASELINE == 0:
             knowns = {case.id: world.known_of(case) for case in cases}
@@ -202,7 +202,7 @@ def try_nights(nights: int, *, prompts: int, seed: int) -> tuple[int, int, int]:
 def _judged(
     world: World,
     launches: Sequence[Measurement],
-    knowns: Mapping[str, Known],
+    knowns: Mapping[str, CaseBaselines],
     loss: Loss,
     metrics: Sequence[Metric],
     *,

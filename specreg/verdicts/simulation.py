@@ -24,7 +24,7 @@ from specreg.acceptance.record import (
     Weighting,
 )
 from specreg.acceptance.table import Column
-from specreg.baselines.comparison import Known, spreads_of
+from specreg.baselines.comparison import CaseBaselines, spreads_of
 from specreg.baselines.schema import (
     SCHEMA_VERSION,
     Baseline,
@@ -72,12 +72,12 @@ class World:
         self._hardness: dict[str, Column] = {}
         self._spreads = spreads_of(self._baseline() for _ in range(_NEIGHBOURS))
 
-    def known_of(self, case: Case) -> Known:
+    def known_of(self, case: Case) -> CaseBaselines:
         """A fresh baseline of a case, of twice its prompts."""
         hardness = self._random.normal(0, PROMPT_SPREAD, 2 * case.prompts)
         self._hardness[case.id] = hardness
         baseline = self._baseline(stored_acceptance(self._acceptance(hardness, 0.0)))
-        return Known(
+        return CaseBaselines(
             environment=_ENVIRONMENT, settings=_SETTINGS, exact=baseline, spreads=self._spreads
         )
 
@@ -93,7 +93,7 @@ class World:
         )
 
     def launch(
-        self, case: Case, known: Known, loss: Loss, *, asked: Sequence[Metric]
+        self, case: Case, known: CaseBaselines, loss: Loss, *, asked: Sequence[Metric]
     ) -> Measurement:
         """One launch of a case, measured until it is enough for what is asked."""
         whole = self._acceptance(self._hardness[case.id], shift_of(loss.acceptance_frac))

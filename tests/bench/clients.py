@@ -20,7 +20,7 @@ import psutil
 import uvloop
 
 from specreg.datasets.prompts import Prompt
-from specreg.engines.protocols import Endpoint
+from specreg.engines.wire_format import Endpoint
 from specreg.load.client_processes import open_clients
 from specreg.load.rounds import Round
 from specreg.matrix.case import Case
@@ -136,7 +136,7 @@ async def _replay(base_url: str, slots: Slots, numbers: Iterator[int]) -> Round:
     tier = load_tier(ROOT / "fixtures/matrix", "cpu")
     load = Load(concurrency=slots.streams, ramp_up_s=slots.ramp_s)
     case: Case = dataclasses.replace(tier.cases[0], load=load)
-    endpoint = Endpoint(base_url=base_url, model="toy", protocol="vllm")
+    endpoint = Endpoint(base_url=base_url, model="toy", engine="vllm")
     prompts = [
         Prompt(id=str(number), category="bench", turns=(f"number {number} ",)) for number in numbers
     ]

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from specreg.engines._engine import LaunchOptions, Memory
+from specreg.engines.engine import LaunchOptions, Memory
 from specreg.engines.methods import METHODS, Tree
-from specreg.engines.registry import Parallel, engine_named
+from specreg.engines.registry import engine_named
+from specreg.engines.settings import Parallel
 from specreg.servers.environments import EngineEnvironment, engine_environment
 from tests.unit import builders
 

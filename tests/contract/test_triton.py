@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from specreg.acceptance.record import AcceptanceRecord, Source, View
-from specreg.engines.protocols import Form
 from specreg.engines.registry import engine_named
+from specreg.engines.wire_format import Form
 from specreg.load.chat_client import FinishedRequest
 from specreg.matrix.case import Case
 from specreg.matrix.prompts import load_case_prompts

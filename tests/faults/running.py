@@ -70,7 +70,7 @@ class Hurt:
         settings: further ones of the cases, as TOML; dataset: what they replay.
         user: whose cache it has, None for its own.
         patience_s: how long it may take.
-        temporary: where it and its servers put what nobody keeps.
+        temporary: where it and its servers put temporary files.
     """
 
     folder: Path
@@ -298,7 +298,7 @@ def ports_of(process: psutil.Process) -> set[int]:
 
 
 def is_free(port: int) -> bool:
-    """Whether nobody listens on a port."""
+    """Whether a port is free."""
     with socket.socket() as client:
         return client.connect_ex(("127.0.0.1", port)) != 0
 
@@ -339,7 +339,7 @@ def marked(folder: Path) -> list[psutil.Process]:
 
 
 def end_of_leader(find: Callable[[], Sequence[psutil.Process]]) -> float:
-    """When the process ended that leads a session, in seconds of the clock that nobody sets.
+    """When the process ended that leads a session, in seconds of the monotonic clock.
 
     Args:
         find: the processes that it is one of; it may not be there yet.

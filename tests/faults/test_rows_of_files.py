@@ -17,9 +17,10 @@ from specreg.compare.soak import Block, record_block
 from specreg.core.errors import ServerDiedError, SpecregError
 from specreg.core.files import replace_file
 from specreg.core.logs import KEPT_BYTES
-from specreg.engines.registry import ENGINES, Engine
+from specreg.engines.engine import Engine
+from specreg.engines.registry import ENGINES
 from specreg.measurement.figures import figures_of, record_figures
-from specreg.report.document import began_at, load_report, record_report, record_verdict
+from specreg.report.document import began_at, load_report, record_document
 from specreg.verdicts.history import record_history
 from tests.doubles.vllm.script import Fault, Script
 from tests.faults.running import CASES, ROOT, Hurt, lives, print_time, wait_until
@@ -58,11 +59,11 @@ def disk_full_at(size_bytes: int) -> Iterator[None]:
 
 FIGURES = figures_of(builders.measurement({}), 1)
 WRITERS: dict[str, Callable[[Path], object]] = {
-    "verdict": lambda path: record_verdict(path, reports.REPORT.run),
-    "report": lambda path: record_report(path, reports.REPORT),
+    "verdict": lambda path: record_document(path, reports.REPORT.run),
+    "report": lambda path: record_document(path, reports.REPORT),
     "figures": lambda path: record_figures(path, FIGURES),
     "baseline": lambda path: record_baseline(path, builders.baseline({"tpot_p50_ms": 1.0})),
-    "history": lambda path: record_history(path, [reports.lived(1, tpot_p50_ms=1.0)]),
+    "history": lambda path: record_history(path, [reports.past_run(1, tpot_p50_ms=1.0)]),
     "soak": lambda path: record_block(path, Block(number=1, at_s=0.0, lasted_s=1.0, requests=9)),
 }
 

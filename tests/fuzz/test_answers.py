@@ -20,9 +20,9 @@ from specreg.acceptance.checks import check_counters, check_requests
 from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import AnswerError, InvalidMeasurementError
 from specreg.core.http import read
-from specreg.engines.protocols import PROTOCOLS, Endpoint, Form
-from specreg.engines.registry import engine_named
-from specreg.engines.token_api import DIALECTS
+from specreg.engines.registry import ENGINES, engine_named
+from specreg.engines.vllm import VllmTokenApi
+from specreg.engines.wire_format import Endpoint, Form
 from specreg.load.chat_client import FinishedRequest, new_client
 from specreg.load.rounds import replay_round
 from specreg.measurement.arm import read_acceptance
@@ -86,7 +86,7 @@ def read_stream(
 ) -> None:
     """Asks, keeps what came as a journal does, and makes figures of it."""
     case = dataclasses.replace(ONE, form=form, stream=stream, request_timeout_s=10.0)
-    endpoint = Endpoint(base_url="http://scripted", model="toy", protocol=protocol)
+    endpoint = Endpoint(base_url="http://scripted", model="toy", engine=protocol)
     kept: list[bytes] = []
 
     def keep(finished: FinishedRequest) -> None:
@@ -108,7 +108,7 @@ def read_stream(
         check_requests(done.traces)
         check_trace(done.traces[0])
         spec = dataclasses.replace(builders.SPEC, method="eagle3")
-        record = read_acceptance(spec, PROTOCOLS[protocol], done.traces, None, None)
+        record = read_acceptance(spec, ENGINES[protocol].wire_format, done.traces, None, None)
         values_of(case, Replay(rounds=(done,), control_rounds=(), acceptance=record))
 
     asyncio.run(run())
@@ -123,8 +123,8 @@ def check_trace(trace: RequestTrace) -> None:
 
 def read_page(protocol: str, before: bytes, _: random.Random, page: bytes) -> None:
     """Counters, and what they moved by."""
-    first = PROTOCOLS[protocol].parse_counters(before.decode())
-    last = PROTOCOLS[protocol].parse_counters(page.decode(errors="replace"))
+    first = ENGINES[protocol].wire_format.parse_counters(before.decode())
+    last = ENGINES[protocol].wire_format.parse_counters(page.decode(errors="replace"))
     msgspec.json.encode(dataclasses.asdict(check_counters(first, last)))
 
 
@@ -145,20 +145,22 @@ def read_identity(engine: str, pages: dict[str, bytes], path: str, _: object, pa
 
 def read_ids(protocol: str, _: random.Random, answer: bytes) -> None:
     """Ids, sent back as they would be asked on."""
-    found = DIALECTS[protocol].parse_transcript(answer, (1, 2))
-    asked = DIALECTS[protocol].score("toy", (*found.prompt, *found.output), found.output[:1])
+    api = ENGINES[protocol].token_api
+    assert api is not None
+    found = api.parse_transcript(answer, (1, 2))
+    asked = api.score("toy", (*found.prompt, *found.output), found.output[:1])
     msgspec.json.encode(asked.body)
 
 
 def read_scores(candidate: int, _: random.Random, answer: bytes) -> None:
     """How likely a token is."""
-    (score,) = DIALECTS["vllm"].parse_scores(answer, (candidate,))
+    (score,) = VllmTokenApi().parse_scores(answer, (candidate,))
     assert math.isfinite(score)
 
 
 def read_export(_: random.Random, line: bytes) -> None:
     """A file that a server wrote."""
-    PROTOCOLS["sglang"].parse_export(line.splitlines())
+    ENGINES["sglang"].wire_format.parse_export(line.splitlines())
 
 
 def read_http(_: random.Random, content: bytes, *, measured: bool) -> None:
@@ -172,7 +174,7 @@ def read_http(_: random.Random, content: bytes, *, measured: bool) -> None:
     async def run() -> None:
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        endpoint = Endpoint(base_url=f"http://127.0.0.1:{port}", model="toy", protocol="vllm")
+        endpoint = Endpoint(base_url=f"http://127.0.0.1:{port}", model="toy", engine="vllm")
         try:
             if not measured:
                 async with httpx.AsyncClient(base_url=endpoint.base_url) as client:
@@ -354,5 +356,5 @@ def test_any_answer_ends_in_words_or_in_a_reading(numbers: range) -> None:
 
 def test_recordings_are_all_there() -> None:
     assert {Path(folder).name for folder in RECORDINGS.iterdir() if folder.is_dir()} >= {
-        *PROTOCOLS
+        *ENGINES
     } - {"tensorrt_llm"}

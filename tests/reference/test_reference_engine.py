@@ -20,8 +20,7 @@ from typing import Any
 import httpx
 import pytest
 
-from specreg.engines.protocols import PROTOCOLS
-from specreg.engines.registry import engine_named
+from specreg.engines.registry import ENGINES, engine_named
 from specreg.servers.environments import engine_environment
 from tests.unit import builders
 
@@ -153,7 +152,7 @@ def test_a_stream_says_what_the_whole_answer_says(server: httpx.Client) -> None:
 
 
 def test_the_counters_move_by_what_the_answers_say(server: httpx.Client) -> None:
-    protocol = PROTOCOLS["reference"]
+    protocol = ENGINES["reference"].wire_format
     before = protocol.parse_counters(server.get("/metrics").text).counts
     spoken = [chat(server, text)["metrics"]["speculative_decoding"] for text in TEXTS[:4]]
     after = protocol.parse_counters(server.get("/metrics").text).counts

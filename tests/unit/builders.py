@@ -28,8 +28,9 @@ from specreg.baselines.schema import (
 from specreg.core.processes import SupervisedProcess
 from specreg.core.supervisor import NO_LEADER
 from specreg.datasets.prompts import Prompt
-from specreg.engines._engine import LaunchOptions, Requirement
-from specreg.engines.registry import ALONE, engine_named
+from specreg.engines.engine import LaunchOptions, Requirement
+from specreg.engines.registry import engine_named
+from specreg.engines.settings import ALONE
 from specreg.load.rounds import Round
 from specreg.matrix.case import Case, ServerSpec
 from specreg.matrix.schema import CaseSettings, Load
@@ -307,7 +308,7 @@ def counts_of(steps: Sequence[Steps]) -> StepCounts:
 
 
 def device(name: str = "NVIDIA H200", **changes: object) -> Device:
-    """A GPU that nobody has."""
+    """A GPU of no machine."""
     whole = Device(sensor="nvml", id=f"GPU-{name}", name=name, number=0, scope=Scope.GPU)
     return msgspec.structs.replace(whole, **changes)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import filelock
 
-from specreg.engines._engine import Requirement
+from specreg.engines.engine import Requirement
 from specreg.servers.environments import engine_environment
 
 _WHEEL = Requirement(package="nvidia-pytriton", version="0.7.0")

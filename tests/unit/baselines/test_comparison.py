@@ -9,13 +9,13 @@ import pytest
 
 from specreg.acceptance.record import AcceptanceRecord, StepCounts
 from specreg.baselines.comparison import (
+    CaseBaselines,
     Comparison,
-    Known,
     change_of_baseline,
     compare,
     spreads_of,
 )
-from specreg.baselines.published import Published
+from specreg.baselines.published import PublishedFigure
 from specreg.baselines.schema import Baseline, Noise, stored_acceptance
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Family, Replay
@@ -68,11 +68,11 @@ def known(
     exact: Baseline | None = None,
     *,
     nearest: Baseline | None = None,
-    published: Published | None = None,
+    published: PublishedFigure | None = None,
     control: Baseline | None = None,
-) -> Known:
+) -> CaseBaselines:
     """What is known of the case, with a spread for throughput and TPOT."""
-    return Known(
+    return CaseBaselines(
         environment=builders.ENVIRONMENT,
         settings=builders.SETTINGS,
         exact=exact,
@@ -88,9 +88,9 @@ def by_prompt(ours: Mapping[str, StepCounts], theirs: Mapping[str, StepCounts]) 
     return compare([measured(record(ours))], known(recorded(record(theirs))))
 
 
-def told(length_tokens: float) -> Published:
+def told(length_tokens: float) -> PublishedFigure:
     """A published acceptance length."""
-    return Published(
+    return PublishedFigure(
         schema_version=1,
         source="https://example.org",
         conditions="",

@@ -19,7 +19,7 @@ from specreg.baselines.estimate import (
 from specreg.baselines.schema import Baseline, baseline_path, record_baseline
 from specreg.baselines.store import BaselineStore
 from specreg.core.errors import SpecregError
-from specreg.engines.registry import Parallel
+from specreg.engines.settings import Parallel
 from specreg.matrix.case import Case, Sizes, Tier
 from specreg.matrix.schema import Arrivals, Load
 from specreg.telemetry.identity import Environment, Gpus

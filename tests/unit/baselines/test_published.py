@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from specreg.baselines.published import Published, load_published, published_for
+from specreg.baselines.published import PublishedFigure, load_published, published_for
 from specreg.core.errors import BaselineError
 from specreg.engines.methods import METHODS, Tree
 from specreg.measurement.metrics import METRICS
 from tests.unit import builders
 
-PUBLISHED = Published(
+PUBLISHED = PublishedFigure(
     schema_version=1,
     source="https://example.org/table, its third row",
     conditions="80 first turns of MT-Bench, temperature 0, at most 256 tokens",
@@ -36,11 +36,11 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "published" / "one.json"
 
 
-def changed(**changes: Any) -> Published:  # noqa: ANN401 - any field
+def changed(**changes: Any) -> PublishedFigure:  # noqa: ANN401 - any field
     return msgspec.structs.replace(PUBLISHED, **changes)
 
 
-def write(path: Path, figure: Published) -> None:
+def write(path: Path, figure: PublishedFigure) -> None:
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(msgspec.json.encode(figure))
 

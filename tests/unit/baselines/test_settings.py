@@ -11,9 +11,9 @@ import pytest
 
 from specreg.baselines.comparison import differing_settings
 from specreg.baselines.store import settings_of
-from specreg.engines._engine import LaunchOptions
+from specreg.engines.engine import LaunchOptions
 from specreg.engines.methods import Tree
-from specreg.engines.registry import Parallel
+from specreg.engines.settings import Parallel
 from specreg.matrix.case import Case, ServerSpec, Sizes
 from specreg.matrix.schema import (
     NOT_COMPARED,

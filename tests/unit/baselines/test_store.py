@@ -10,15 +10,15 @@ import msgspec
 import pytest
 
 from specreg.acceptance.record import StepCounts
-from specreg.baselines.comparison import Known, differing_settings
-from specreg.baselines.published import Published
+from specreg.baselines.comparison import CaseBaselines, differing_settings
+from specreg.baselines.published import PublishedFigure
 from specreg.baselines.record import record_measurements
 from specreg.baselines.schema import Baseline, Noise, baseline_path, load_baseline, record_baseline
 from specreg.baselines.store import BaselineStore, settings_of
 from specreg.core.errors import BaselineError, DatasetError
 from specreg.datasets.prompts import Prompt
-from specreg.engines.protocols import Form
-from specreg.engines.registry import Parallel
+from specreg.engines.settings import Parallel
+from specreg.engines.wire_format import Form
 from specreg.matrix.case import Case
 from specreg.matrix.models import model_sha256
 from specreg.matrix.prompts import check_form, load_case_prompts
@@ -53,7 +53,7 @@ def store(folder: Path) -> BaselineStore:
     return BaselineStore(folder=folder, environment=builders.ENVIRONMENT)
 
 
-def look_up(folder: Path, case: Case = builders.CASE) -> Known:
+def look_up(folder: Path, case: Case = builders.CASE) -> CaseBaselines:
     """What they know of a case."""
     return store(folder).look_up(case, builders.SETTINGS)
 
@@ -164,7 +164,7 @@ def test_the_control_has_no_draft_to_spread(tmp_path: Path) -> None:
 
 def published(folder: Path) -> None:
     """A published figure of the case."""
-    told = Published(
+    told = PublishedFigure(
         schema_version=1,
         source="a paper",
         conditions="80 prompts",
@@ -414,7 +414,7 @@ def test_the_acceptance_of_the_launch_with_the_most_prompts_is_kept(tmp_path: Pa
 
 
 def test_the_history_of_identical_runs_becomes_the_noise(tmp_path: Path) -> None:
-    lived = [
+    past_run = [
         RunRecord(
             run=str(number),
             case_id=builders.CASE.id,
@@ -431,7 +431,7 @@ def test_the_history_of_identical_runs_becomes_the_noise(tmp_path: Path) -> None
         builders.SETTINGS,
         store(tmp_path),
         reason="again",
-        noise_of=functools.partial(noise_of, lived),
+        noise_of=functools.partial(noise_of, past_run),
     )
     assert recorded.new.noise["speedup_ratio"].runs == 5
     assert 0.04 < recorded.new.noise["speedup_ratio"].between_frac < 0.07

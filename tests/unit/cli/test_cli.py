@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from specreg import __version__ as specreg_version
-from specreg.baselines.schema import Baseline, baseline_path, load_baseline, record_baseline
+from specreg.baselines.schema import baseline_path, load_baseline, record_baseline
 from specreg.baselines.store import settings_in
 from specreg.cli import app, main
 from specreg.core.errors import SpecregError, UnknownNameError
@@ -20,7 +20,7 @@ from specreg.matrix.tier import load_tier
 from specreg.measurement.figures import figures_of, record_figures
 from specreg.measurement.measure import Measurement
 from specreg.measurement.validity import all_invalid
-from specreg.report.document import RunVerdict, record_verdict
+from specreg.report.document import RunVerdict, record_document
 from specreg.telemetry.identity import current_environment
 from specreg.verdicts.history import RunRecord, history_path, record_history, settings_sha256
 from tests.unit import builders
@@ -92,7 +92,7 @@ def test_a_case_without_a_baseline_is_explained_by_how_to_record_one(root: Path)
 
 def test_a_case_is_explained_by_what_is_expected_and_what_it_can_see(root: Path) -> None:
     recorded(root)
-    lived = RunRecord(
+    past_run = RunRecord(
         run="first",
         case_id=CASE_ID,
         settings_sha256="",
@@ -101,8 +101,8 @@ def test_a_case_is_explained_by_what_is_expected_and_what_it_can_see(root: Path)
         values={},
         outcomes={"throughput_tokens_per_s": "INCONCLUSIVE"},
     )
-    second = msgspec.structs.replace(lived, run="second")
-    record_history(history_path(root / ".specreg/history", HERE.name), [lived, second])
+    second = msgspec.structs.replace(past_run, run="second")
+    record_history(history_path(root / ".specreg/history", HERE.name), [past_run, second])
     done = specreg(root, "explain", CASE_ID, "--tier", "cpu")
     assert "expected: what was recorded on 2026-11-21, with vllm 0.32.0, 6 prompts" in done.output
     assert "3 launches: first run" in done.output
@@ -136,6 +136,8 @@ def test_a_case_that_nobody_declared_is_answered_with_those_there_are(
         ("baselines import x.json --case a", "--update-baselines"),
         ("report --to nemo-skills", "--to aiperf"),
         ("report some-run --to=speed-bench --folder x", "report.json"),
+        ("history --upload s3://bucket/x", "aws s3 sync"),
+        ("report --push http://gateway:9091", "curl"),
     ],
 )
 def test_what_is_no_longer_there_is_said_in_a_line_with_what_to_use(
@@ -201,7 +203,7 @@ def test_hours_are_learnt_from_identical_runs_and_nothing_else_changes(root: Pat
     path = recorded(root)
     before = load_baseline(path)
     assert before is not None
-    lived = [
+    past_run = [
         RunRecord(
             run=f"at {value}",
             case_id=CASE_ID,
@@ -216,7 +218,7 @@ def test_hours_are_learnt_from_identical_runs_and_nothing_else_changes(root: Pat
             (1.0, "0.31.0"),
         )
     ]
-    record_history(history_path(root / ".specreg/history", HERE.name), lived)
+    record_history(history_path(root / ".specreg/history", HERE.name), past_run)
     done = specreg(root, "baselines", "learn", "--tier", "cpu")
     assert done.output == f"{CASE_ID}: throughput_tokens_per_s 7.9%\n"
     after = load_baseline(path)
@@ -237,7 +239,7 @@ def ran(root: Path, name: str, *, complete: bool = True, exit_status: int = 0) -
         outcomes={},
         verdicts=(),
     )
-    record_verdict(root / ".specreg/runs" / name / "verdict.json", verdict)
+    record_document(root / ".specreg/runs" / name / "verdict.json", verdict)
 
 
 def test_prune_removes_what_no_case_asks_for(root: Path) -> None:
@@ -289,11 +291,6 @@ def test_the_schema_is_printed() -> None:
     assert json.loads(done.output)["$ref"] == "#/$defs/Baseline"
 
 
-def test_what_was_recorded_keeps_its_schema(root: Path) -> None:
-    path = recorded(root)
-    assert load_baseline(path) == msgspec.json.decode(path.read_bytes(), type=Baseline)
-
-
 def finished(root: Path, run: str, *measurements: Measurement) -> None:
     """A run that left the figures of some measurements."""
     for number, one in enumerate(measurements):
@@ -338,23 +335,14 @@ def test_tables_shows_the_last_launch_and_names_what_is_invalid(root: Path) -> N
     assert done.stdout.endswith(f"{builders.CASE.id}: SPEC_DISABLED: nothing\n")
 
 
-def test_tables_without_such_a_run_names_those_there_are(root: Path) -> None:
-    finished(root, "20260101T000000-1", measured())
-    done = specreg(root, "tables", "x")
-    assert isinstance(done.exception, UnknownNameError)
-    assert str(done.exception).endswith("unknown run 'x'; known: 20260101T000000-1")
-
-
-def test_tables_before_any_run_says_what_to_do(root: Path) -> None:
-    done = specreg(root, "tables")
-    assert isinstance(done.exception, SpecregError)
-    assert str(done.exception).endswith("left figures; run the suite first")
-
-
-def test_tables_of_a_run_without_speculation_says_so(root: Path) -> None:
+def test_tables_of_what_is_not_there_says_what_to_do(root: Path) -> None:
+    assert str(specreg(root, "tables").exception).endswith("left figures; run the suite first")
     plain = builders.measurement({}, case=builders.PLAIN_CASE)
     finished(root, "20260101T000000-1", plain)
     assert "nothing in it speculates" in specreg(root, "tables").stdout
+    unknown = specreg(root, "tables", "x").exception
+    assert isinstance(unknown, UnknownNameError)
+    assert str(unknown).endswith("unknown run 'x'; known: 20260101T000000-1")
 
 
 READING = (

@@ -6,7 +6,7 @@ import pytest
 
 from specreg.cli import main
 from specreg.core.errors import ReportError, UnknownNameError
-from specreg.report.document import record_report, record_verdict, render_schema
+from specreg.report.document import record_document, render_schema
 from tests.unit import reports
 from tests.unit.cli.test_cli import specreg
 
@@ -18,8 +18,8 @@ def root(tmp_path: Path) -> Path:
     """A repository with two judged runs, and one that was cut off before."""
     for name in ("20260101T000000-1", RUN):
         folder = tmp_path / ".specreg/runs" / name
-        record_verdict(folder / "verdict.json", reports.REPORT.run)
-        record_report(folder / "report.json", reports.REPORT)
+        record_document(folder / "verdict.json", reports.REPORT.run)
+        record_document(folder / "report.json", reports.REPORT)
     (tmp_path / ".specreg/runs/20270101T000000-1").mkdir()
     return tmp_path
 
@@ -40,8 +40,8 @@ def test_a_later_run_without_a_verdict_is_said(root: Path) -> None:
 
 def test_an_empty_run_is_not_the_last_one(root: Path) -> None:
     empty = root / ".specreg/runs/20270201T000000-1"
-    record_verdict(empty / "verdict.json", reports.EMPTY.run)
-    record_report(empty / "report.json", reports.EMPTY)
+    record_document(empty / "verdict.json", reports.EMPTY.run)
+    record_document(empty / "report.json", reports.EMPTY)
     done = specreg(root, "report")
     assert done.stderr == f"the last run, '{empty.name}', judged nothing; this is '{RUN}'\n"
     assert f"/{RUN}/" in done.stdout

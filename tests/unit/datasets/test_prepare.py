@@ -11,7 +11,7 @@ import pytest
 
 from specreg.core.errors import DatasetError
 from specreg.datasets.formats import FORMATS
-from specreg.datasets.prepare import Preparation, Prepared, load_prompts, load_record, prepare
+from specreg.datasets.prepare import Preparation, PreparedSet, load_prompts, load_record, prepare
 from specreg.datasets.prompts import Prompt
 from specreg.datasets.table import SETS, dataset_named
 from tests.unit import builders
@@ -52,7 +52,7 @@ class Folder:
         part: bool = False,
         prompts: int | None = None,
         revision: str = "main",
-    ) -> Prepared:
+    ) -> PreparedSet:
         """Prepares a set."""
         asked = Preparation(
             data_dir=self.data_dir,
@@ -90,7 +90,7 @@ def test_a_prepared_set_is_loaded_spread_over_its_categories(folder: Folder) -> 
 def test_the_record_says_what_was_prepared_of_what(folder: Folder) -> None:
     record = folder.prepare("mt-bench", folder.file)
     written = (folder.data_dir / "mt-bench.jsonl").read_bytes()
-    assert record == Prepared(
+    assert record == PreparedSet(
         dataset="mt-bench",
         source="question.jsonl",
         revision="",
@@ -105,7 +105,7 @@ def test_the_record_says_what_was_prepared_of_what(folder: Folder) -> None:
         sha256=hashlib.sha256(written).hexdigest(),
     )
     stored = (folder.data_dir / "mt-bench.json").read_bytes()
-    assert msgspec.json.decode(stored, type=Prepared) == record
+    assert msgspec.json.decode(stored, type=PreparedSet) == record
     assert sorted(path.name for path in folder.data_dir.iterdir()) == [
         "mt-bench.json",
         "mt-bench.jsonl",

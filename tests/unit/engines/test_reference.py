@@ -10,10 +10,10 @@ import pytest
 from specreg.acceptance.record import Source, StepCounts
 from specreg.core.errors import InvalidMeasurementError, UnsupportedError
 from specreg.engines.methods import METHODS
-from specreg.engines.protocols import PROTOCOLS
 from specreg.engines.pytorch.options import parse_options
 from specreg.engines.pytorch.placement import Placement, choose_devices, place
-from specreg.engines.registry import Parallel, engine_named
+from specreg.engines.registry import ENGINES, engine_named
+from specreg.engines.settings import Parallel
 from tests.unit import builders
 
 REFERENCE = engine_named("reference")
@@ -86,7 +86,7 @@ reference:spec_decode_num_accepted_tokens_per_pos_total{position="2"} 1
 
 
 def test_its_counters_have_a_name_of_their_own() -> None:
-    protocol = PROTOCOLS["reference"]
+    protocol = ENGINES["reference"].wire_format
     expected = StepCounts(steps=4, accepted=7, proposed=12, position_counts=(4, 2, 1))
     assert protocol.parse_counters(PAGE).counts == expected
     assert protocol.request_source is Source.REFERENCE
@@ -96,7 +96,7 @@ def test_its_counters_have_a_name_of_their_own() -> None:
 
 def test_its_counters_are_absent_without_speculation() -> None:
     with pytest.raises(InvalidMeasurementError, match="SPEC_DISABLED"):
-        PROTOCOLS["reference"].parse_counters("reference:generation_tokens_total 3\n")
+        ENGINES["reference"].wire_format.parse_counters("reference:generation_tokens_total 3\n")
 
 
 @pytest.mark.parametrize(

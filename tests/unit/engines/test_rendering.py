@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from specreg.engines.engine import Engine
 from specreg.engines.methods import METHODS, Method
-from specreg.engines.registry import ENGINES, Engine
+from specreg.engines.registry import ENGINES
 from tests.unit import builders
 
 ENGINE_FILES = tuple((builders.ROOT / f"specreg/engines/{name}.py") for name in ENGINES)

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from specreg.core.errors import UnsupportedError
-from specreg.engines._engine import Memory
+from specreg.engines.engine import Memory
 from specreg.engines.methods import METHODS
-from specreg.engines.registry import Parallel, engine_named
+from specreg.engines.registry import engine_named
+from specreg.engines.settings import Parallel
 from tests.unit import builders
 
 SGLANG = engine_named("sglang")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from specreg.core.errors import InvalidMeasurementError
 from specreg.core.http import MOST_BYTES
-from specreg.engines.sse import DONE, EventSplitter, splitter_for
+from specreg.engines.wire_format import DONE, EventSplitter, splitter_for
 
 EVENTS = (b'{"text": "one"}', '{"text": "zwölf €"}'.encode(), DONE)
 STREAM = b"".join(b"data: " + event + b"\n\n" for event in EVENTS)

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from specreg.core.errors import UnsupportedError
-from specreg.engines._engine import LaunchOptions
+from specreg.engines.engine import LaunchOptions
 from specreg.engines.methods import METHODS, Method
-from specreg.engines.registry import Parallel, engine_named
+from specreg.engines.registry import engine_named
+from specreg.engines.settings import Parallel
 from specreg.servers.provision import check_version
 from tests.unit import builders
 
@@ -97,7 +98,7 @@ def test_the_requests_are_counted_by_versions_that_count_them_right() -> None:
     newer, older = (dataclasses.replace(OPTIONS, version=v) for v in ("1.3.0rc29", "1.3.0rc28"))
     assert options_file(newer)["return_perf_metrics"] is True
     assert "return_perf_metrics" not in options_file(older)
-    where = TENSORRT_LLM.protocol.counters_path_of
+    where = TENSORRT_LLM.wire_format.counters_path_of
     assert [where(version) for version in ("1.2.1", "1.3.0rc28")] == [None, None]
     assert [where(version) for version in ("1.3.0rc29", "1.4.0", "unknown")] == [
         "/prometheus/metrics"

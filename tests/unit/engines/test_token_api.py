@@ -6,11 +6,17 @@ import pytest
 
 from specreg.acceptance.record import StepCounts
 from specreg.core.errors import InvalidMeasurementError
-from specreg.engines.protocols import Ask, Form, Message, Role
-from specreg.engines.token_api import DIALECTS, Dialect, Wanted
+from specreg.engines.registry import ENGINES
+from specreg.engines.sglang import SglangTokenApi
+from specreg.engines.token_api import TokenApi, Wanted
+from specreg.engines.vllm import VllmTokenApi
+from specreg.engines.wire_format import Ask, Form, Message, Role
 from tests.unit import builders
 
-VLLM, SGLANG = DIALECTS["vllm"], DIALECTS["sglang"]
+VLLM, SGLANG = VllmTokenApi(), SglangTokenApi()
+APIS: dict[str, TokenApi] = {
+    name: engine.token_api for name, engine in ENGINES.items() if engine.token_api
+}
 SGLANG_RECORDINGS = builders.ROOT / "fixtures/recordings/sglang/0.5.23"
 CHAT = Ask(
     model="toy",
@@ -43,8 +49,7 @@ def sglang_page(*scores: tuple[float, int, None]) -> bytes:
 
 
 def test_a_protocol_with_ids_has_the_dialect_of_its_name() -> None:
-    assert sorted(DIALECTS) == ["reference", "sglang", "vllm"]
-    assert all(name == dialect.name for name, dialect in DIALECTS.items())
+    assert sorted(APIS) == ["reference", "sglang", "vllm"]
 
 
 def test_vllm_tells_its_steps_as_recorded() -> None:
@@ -160,12 +165,12 @@ def test_a_candidate_that_sglang_does_not_score_is_named(answer: bytes, token: i
 
 
 @pytest.mark.parametrize("answer", [b"<html>", b"{}", b'{"choices": []}', b"\xff"])
-@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
-def test_what_nobody_can_read_is_no_answer(dialect: Dialect, answer: bytes) -> None:
+@pytest.mark.parametrize("api", APIS.values(), ids=APIS)
+def test_what_nobody_can_read_is_no_answer(api: TokenApi, answer: bytes) -> None:
     for parse in (
-        lambda: dialect.parse_ids(answer),
-        lambda: dialect.parse_transcript(answer, [1]),
-        lambda: dialect.parse_scores(answer, [1]),
+        lambda: api.parse_ids(answer),
+        lambda: api.parse_transcript(answer, [1]),
+        lambda: api.parse_scores(answer, [1]),
     ):
         with pytest.raises(InvalidMeasurementError) as error:
             parse()
@@ -193,6 +198,6 @@ def test_two_candidates_that_nobody_scored_are_no_tie() -> None:
         b' {"top_logprobs": [{"token_id:7": -0.1, "token_id:8": -3.0}]}}]}'
     )
 
-    assert DIALECTS["vllm"].parse_scores(page, (7, 5)) == (-0.1, -3.0)
+    assert VLLM.parse_scores(page, (7, 5)) == (-0.1, -3.0)
     with pytest.raises(InvalidMeasurementError, match="none of the candidates"):
-        DIALECTS["vllm"].parse_scores(page, (5, 6))
+        VLLM.parse_scores(page, (5, 6))

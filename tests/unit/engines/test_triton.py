@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from specreg.core.errors import UnsupportedError
-from specreg.engines._engine import LaunchOptions
+from specreg.engines.engine import LaunchOptions
 from specreg.engines.methods import METHODS
-from specreg.engines.registry import Parallel, engine_named
+from specreg.engines.registry import engine_named
+from specreg.engines.settings import Parallel
 from tests.unit import builders
 
 TRITON = engine_named("triton")

@@ -6,7 +6,7 @@ import pytest
 
 from specreg.acceptance.record import NO_STEPS, Counters, StepCounts
 from specreg.core.errors import InvalidMeasurementError
-from specreg.engines.trtllm_counters import parse_trtllm_counters
+from specreg.engines.tensorrt_llm import parse_trtllm_counters
 
 PAGE = """
 # TYPE trtllm_spec_decode_drafted_tokens counter

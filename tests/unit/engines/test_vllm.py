@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from specreg.engines._engine import Memory
+from specreg.engines.engine import Memory
 from specreg.engines.methods import Setting
-from specreg.engines.registry import Parallel, engine_named
+from specreg.engines.registry import engine_named
+from specreg.engines.settings import Parallel
 from tests.unit import builders
 
 VLLM = engine_named("vllm")

@@ -6,7 +6,7 @@ import pytest
 
 from specreg.acceptance.record import StepCounts
 from specreg.core.errors import InvalidMeasurementError
-from specreg.engines.vllm_counters import parse_vllm_counters
+from specreg.engines.vllm import parse_vllm_counters
 from tests.unit import builders
 
 RECORDED = (builders.RECORDINGS / "metrics.txt").read_text()

@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestServer
 from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import HungError, SpecregError
 from specreg.datasets.prompts import Prompt
-from specreg.engines.protocols import Endpoint, Form
+from specreg.engines.wire_format import Endpoint, Form
 from specreg.load.chat_client import FinishedRequest, Record, new_client
 from specreg.load.rounds import Round, RoundBuilder, RoundSlice, replay_round
 from specreg.matrix.case import Case
@@ -34,7 +34,7 @@ LAUNCH = Launch(
     speculation=Speculation(num_speculative_tokens=3),
     level=Level.SUMMARY,
 )
-ENDPOINT = Endpoint(base_url="http://scripted", model="toy", protocol="vllm")
+ENDPOINT = Endpoint(base_url="http://scripted", model="toy", engine="vllm")
 ONE_AT_A_TIME = builders.with_concurrency(1)
 
 

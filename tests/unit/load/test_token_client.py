@@ -10,9 +10,9 @@ import pytest
 
 from specreg.core.errors import HungError, InvalidMeasurementError, UnsupportedError
 from specreg.datasets.prompts import Prompt
-from specreg.engines.protocols import Endpoint, Form
 from specreg.engines.token_api import Transcript, Wanted
-from specreg.load.token_client import dialect_of, encode_prompts, score, transcribe
+from specreg.engines.wire_format import Endpoint, Form
+from specreg.load.token_client import encode_prompts, score, token_api_of, transcribe
 from tests.unit import builders
 from tests.unit.answering import Answer, Json, answering
 
@@ -25,7 +25,7 @@ PROMPTS = (
 
 def at(url: str, protocol: str = "sglang") -> Endpoint:
     """What answers there, in ids: SGLang's are the plainest."""
-    return Endpoint(base_url=url, model="toy", protocol=protocol)
+    return Endpoint(base_url=url, model="toy", engine=protocol)
 
 
 def echoes(_: str, body: Json) -> Json:
@@ -179,10 +179,10 @@ def test_a_server_that_is_gone_is_told_with_where_to_look() -> None:
 
 def test_a_protocol_without_ids_is_named_with_those_that_have_them() -> None:
     with pytest.raises(UnsupportedError) as caught:
-        dialect_of(at("http://nowhere", "triton"))
+        token_api_of(at("http://nowhere", "triton"))
 
     assert str(caught.value) == (
-        "protocol 'triton': its answers are no token ids, so nothing can be said of their tokens;"
+        "engine 'triton': its answers are no token ids, so nothing can be said of their tokens;"
         " these have them: reference, sglang, vllm"
     )
 

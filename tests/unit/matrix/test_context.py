@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from specreg.core.errors import DatasetError, ModelError
-from specreg.engines.protocols import Form
+from specreg.engines.wire_format import Form
 from specreg.matrix.case import Case, ServerSpec
 from specreg.matrix.prompts import check_contexts, count_tokens
 from tests.unit import builders

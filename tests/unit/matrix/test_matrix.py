@@ -6,8 +6,8 @@ import pytest
 
 from specreg.core.errors import MatrixError, UnknownNameError
 from specreg.engines.methods import Tree
-from specreg.engines.protocols import Form
-from specreg.engines.registry import Parallel
+from specreg.engines.settings import Parallel
+from specreg.engines.wire_format import Form
 from specreg.matrix.case import Case, Tier
 from specreg.matrix.schema import MOST_DRAFT_TOKENS, Arrivals, Limits, Load
 from specreg.matrix.tier import load_tier, with_prompts

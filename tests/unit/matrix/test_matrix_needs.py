@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from specreg.core.errors import MatrixError
-from specreg.engines.registry import Parallel
+from specreg.engines.settings import Parallel
 from specreg.matrix.case import Case, Needs, Sizes, Tier
 from specreg.matrix.tier import load_tier
 

@@ -19,7 +19,7 @@ from specreg.acceptance.record import AcceptanceRecord, Gauges, Source, View
 from specreg.core.errors import SpecregError
 from specreg.datasets.prompts import Prompt
 from specreg.engines.methods import Tree
-from specreg.engines.protocols import Endpoint
+from specreg.engines.wire_format import Endpoint
 from specreg.load.chat_client import FinishedRequest
 from specreg.load.client_processes import open_clients
 from specreg.load.rounds import RoundBuilder
@@ -77,7 +77,7 @@ def journaled(
     async def run() -> Replay:
         server = ScriptedServer(launch, Script(prefill_ms=0.0, step_ms=0.1))
         async with TestServer(server.application()) as listening:
-            endpoint = Endpoint(base_url=str(listening.make_url("")), model="toy", protocol="vllm")
+            endpoint = Endpoint(base_url=str(listening.make_url("")), model="toy", engine="vllm")
             async with open_clients(case, endpoint, clock=time.monotonic_ns) as crew:
                 rounds = [
                     [

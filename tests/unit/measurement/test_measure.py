@@ -27,10 +27,9 @@ from aiohttp.test_utils import TestServer
 from specreg.acceptance.record import AcceptanceRecord, Gauges, Source, StepCounts
 from specreg.core.errors import HungError, InvalidMeasurementError, ServerDiedError
 from specreg.datasets.prompts import Prompt
-from specreg.engines.protocols import Form
-from specreg.engines.protocols.vllm import VllmProtocol
 from specreg.engines.registry import engine_named
-from specreg.engines.vllm import Vllm
+from specreg.engines.vllm import Vllm, VllmWireFormat
+from specreg.engines.wire_format import Form
 from specreg.load.chat_client import Record
 from specreg.load.client_processes import Clients, open_clients
 from specreg.load.rounds import Round
@@ -456,12 +455,12 @@ def test_a_case_without_speculation_has_no_acceptance(servers: tuple[Server, Ser
 def test_the_counters_are_where_the_servers_version_has_them(
     servers: tuple[Server, Server],
 ) -> None:
-    class Elsewhere(VllmProtocol):
+    class Elsewhere(VllmWireFormat):
         def counters_path_of(self, version: str) -> str:
             return f"/of-{version}"
 
     class Other(Vllm):
-        protocol = Elsewhere()
+        wire_format = Elsewhere()
 
     found = measured(dataclasses.replace(servers[0], engine=Other()), None)
     (why,) = found.invalid.values()
@@ -469,13 +468,13 @@ def test_the_counters_are_where_the_servers_version_has_them(
 
 
 def test_counters_that_are_missing_leave_the_speeds(servers: tuple[Server, Server]) -> None:
-    class Nowhere(VllmProtocol):
+    class Nowhere(VllmWireFormat):
         def counters_path_of(self, version: str) -> str:
             del version
             return "/nowhere"
 
     class Other(Vllm):
-        protocol = Nowhere()
+        wire_format = Nowhere()
 
     found = measured(dataclasses.replace(servers[0], engine=Other()), servers[1], BESIDE_CONTROL)
     assert found.invalid.keys() == {Family.ACCEPTANCE}

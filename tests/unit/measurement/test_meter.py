@@ -12,20 +12,20 @@ from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, Counters, Sour
 from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import InvalidMeasurementError
 from specreg.engines.methods import Tree
-from specreg.engines.protocols import PROTOCOLS, Protocol
-from specreg.engines.protocols._openai import SpecTokensDetails
-from specreg.engines.protocols.vllm import VllmProtocol
+from specreg.engines.registry import ENGINES
+from specreg.engines.vllm import VllmWireFormat
+from specreg.engines.wire_format import SpecTokensDetails, WireFormat
 from specreg.measurement.arm import read_acceptance
 from tests.unit import builders
 
-VLLM = PROTOCOLS["vllm"]
+VLLM = ENGINES["vllm"].wire_format
 ONE, OTHER = builders.counts(1, 0, 1, 0), builders.counts(0, 0, 0, 2)
 BOTH = ONE + OTHER
 NOTHING = Counters(steps=0, counts=NO_STEPS)
 
 
-class Silent(VllmProtocol):
-    """A protocol whose answers and counters say nothing of acceptance."""
+class Silent(VllmWireFormat):
+    """A wire_format whose answers and counters say nothing of acceptance."""
 
     request_source: ClassVar[Source | None] = None
     counters_source: ClassVar[Source | None] = None
@@ -43,13 +43,13 @@ MUTE = tuple(msgspec.structs.replace(trace, acceptance=None) for trace in SPOKEN
 
 
 def read(
-    traces: tuple[RequestTrace, ...], moved: Counters | None, protocol: Protocol = VLLM
+    traces: tuple[RequestTrace, ...], moved: Counters | None, wire_format: WireFormat = VLLM
 ) -> AcceptanceRecord:
     """The acceptance of requests during which the counters moved."""
     before = (
         None if moved is None else dataclasses.replace(NOTHING, counts=moved.counts and NO_STEPS)
     )
-    found = read_acceptance(builders.SPEC, protocol, traces, before, moved)
+    found = read_acceptance(builders.SPEC, wire_format, traces, before, moved)
     assert found is not None
     return found
 
@@ -76,7 +76,9 @@ def test_a_histogram_that_ends_early_is_as_long_as_the_case_can_accept(
     ).counts
     spec = dataclasses.replace(builders.SPEC, tree=tree)
     before, after = Counters(steps=0), Counters(steps=3)
-    record = read_acceptance(spec, PROTOCOLS["sglang"], (request(told, 1, 1, 1, 3),), before, after)
+    record = read_acceptance(
+        spec, ENGINES["sglang"].wire_format, (request(told, 1, 1, 1, 3),), before, after
+    )
     assert record is not None
     assert record.total.histogram == record.prompts[0].counts.histogram == (2, 0, 1, 0)
     assert record.total.proposed == 3 * drafted_tokens
@@ -91,12 +93,12 @@ class Broken:
     traces: tuple[RequestTrace, ...] = SPOKEN
     before: Counters | None = NOTHING
     after: Counters | None = AGREEING
-    protocol: Protocol = VLLM
+    wire_format: WireFormat = VLLM
 
     def read(self) -> None:
         """Reads it as a measurement does."""
         check_requests(self.traces)
-        read_acceptance(builders.SPEC, self.protocol, self.traces, self.before, self.after)
+        read_acceptance(builders.SPEC, self.wire_format, self.traces, self.before, self.after)
 
 
 CONTRADICTING = dataclasses.replace(BOTH, accepted=BOTH.accepted - 1)
@@ -112,7 +114,7 @@ BROKEN = (
         traces=(request(None, 1, 8),),
         before=None,
         after=None,
-        protocol=Silent(),
+        wire_format=Silent(),
     ),
     Broken(
         check=6,
@@ -164,7 +166,7 @@ def test_where_steps_count_with_the_end_of_a_request_ours_alone_have_ended(
 ) -> None:
     before = dataclasses.replace(NOTHING, requests=4)
     after = dataclasses.replace(AGREEING, requests=4 + ended)
-    tensorrt_llm = PROTOCOLS["tensorrt_llm"]
+    tensorrt_llm = ENGINES["tensorrt_llm"].wire_format
     if reason is None:
         record = read_acceptance(builders.SPEC, tensorrt_llm, MUTE, before, after)
         assert record is not None
@@ -192,15 +194,15 @@ def test_chunks_are_the_last_resort() -> None:
     assert record.total == BOTH
 
 
-@pytest.mark.parametrize("protocol", ["triton", "tensorrt_llm"])
+@pytest.mark.parametrize("wire_format", ["triton", "tensorrt_llm"])
 def test_a_drafter_that_is_off_is_none_that_is_never_right_where_chunks_are_all_there_is(
-    protocol: str,
+    wire_format: str,
 ) -> None:
     """Nine chunks of one token: the 27 drafts that they would stand for, nobody has seen."""
     spec = dataclasses.replace(builders.SPEC, method="eagle3")
     traces = (request(None, *(1,) * 10),)
     with pytest.raises(InvalidMeasurementError, match="S, A, D = 9, 0, unknown; look at") as error:
-        read_acceptance(spec, PROTOCOLS[protocol], traces, None, None)
+        read_acceptance(spec, ENGINES[wire_format].wire_format, traces, None, None)
     assert error.value.reason == "SPEC_DISABLED"
 
 

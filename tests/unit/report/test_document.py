@@ -25,8 +25,7 @@ from specreg.report.document import (
     load_figures,
     load_report,
     load_verdict,
-    record_report,
-    record_verdict,
+    record_document,
     render_schema,
     slowed_of,
 )
@@ -53,7 +52,7 @@ def test_what_is_written_keeps_to_the_schema_and_is_read_again(
     tmp_path: Path, report: msgspec.Struct
 ) -> None:
     path = tmp_path / "run/report.json"
-    record_report(path, report)  # type: ignore[arg-type]
+    record_document(path, report)  # type: ignore[arg-type]
     jsonschema.validate(json.loads(path.read_text()), json.loads(SCHEMA.read_text()))
     assert load_report(path) == report
 
@@ -100,8 +99,8 @@ def test_a_report_of_an_earlier_specreg_is_read(tmp_path: Path) -> None:
 
 def test_a_disk_that_refuses_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ReportError, match=r"report '.*': not written, .*; make room"):
-        record_report(tmp_path / "file" / "report.json", reports.REPORT)
+    with pytest.raises(ReportError, match=r"'.*': not written, .*; make room"):
+        record_document(tmp_path / "file" / "report.json", reports.REPORT)
     assert (tmp_path / "file").read_text() == ""
 
 
@@ -269,7 +268,7 @@ def test_verdicts_that_were_written_are_read_again(tmp_path: Path) -> None:
         verdicts=(verdict(Outcome.INVALID),),
     )
     path = tmp_path / "run" / "verdict.json"
-    record_verdict(path, run)
+    record_document(path, run)
     assert load_verdict(path) == run
 
 
@@ -286,8 +285,8 @@ def test_a_disk_that_refuses_the_verdicts_is_said(tmp_path: Path) -> None:
         run="r", tier="t", environment="e", complete=True, exit_status=0, outcomes={}, verdicts=()
     )
     (tmp_path / "file").write_text("")
-    with pytest.raises(ReportError, match=r"verdicts '.*': not written, .*; make room"):
-        record_verdict(tmp_path / "file" / "verdict.json", run)
+    with pytest.raises(ReportError, match=r"'.*': not written, .*; make room"):
+        record_document(tmp_path / "file" / "verdict.json", run)
     assert (tmp_path / "file").read_text() == ""
 
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from specreg.baselines.comparison import Known
+from specreg.baselines.comparison import CaseBaselines
 from specreg.datasets.prompts import Prompt
 from specreg.report.cases import render_oracle
 from tests.unit import builders
@@ -24,7 +24,7 @@ def rendered(*prompts: Prompt, turns: int | None = None, known: bool = True) -> 
         case,
         prompts,
         steps,
-        Known(environment=environment, settings=settings, exact=baseline, spreads={}),
+        CaseBaselines(environment=environment, settings=settings, exact=baseline, spreads={}),
     )
 
 

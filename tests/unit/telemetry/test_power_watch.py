@@ -1,4 +1,4 @@
-"""The sampler as a process: what it leaves when it, or whoever started it, is killed."""
+"""The sampler as a process: what it leaves when it, or what started it, is killed."""
 
 import os
 import signal
@@ -83,7 +83,7 @@ def test_a_sampler_that_cannot_start_says_why(samples: Path) -> None:
         watching.traces(until_ns=time.monotonic_ns())
 
 
-def test_a_sampler_ends_with_whoever_started_it(samples: Path) -> None:
+def test_a_sampler_ends_with_what_started_it(samples: Path) -> None:
 
     given = msgspec.json.encode(DEVICE).decode()
     starter = subprocess.Popen(

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from specreg.acceptance.record import AcceptanceRecord
-from specreg.baselines.comparison import Known
+from specreg.baselines.comparison import CaseBaselines
 from specreg.baselines.schema import stored_acceptance
 from specreg.measurement.measure import Enough
 from specreg.measurement.metrics import METRICS
@@ -38,7 +38,7 @@ def rule(
 ) -> Enough:
     """Enough for these metrics of the case, against a baseline like SAME."""
     baseline = msgspec.structs.replace(builders.baseline(), acceptance=stored_acceptance(SAME))
-    known = Known(
+    known = CaseBaselines(
         environment=builders.ENVIRONMENT,
         settings=builders.SETTINGS,
         exact=baseline if recorded else None,

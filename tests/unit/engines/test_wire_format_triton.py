@@ -6,11 +6,11 @@ import pytest
 
 from specreg.acceptance.trace import StreamEvent
 from specreg.core.errors import InvalidMeasurementError, UnsupportedError
-from specreg.engines.protocols import PROTOCOLS, Ask, Form, Message, Role
-from specreg.engines.sse import EventSplitter
+from specreg.engines.registry import ENGINES
+from specreg.engines.wire_format import Ask, EventSplitter, Form, Message, Role
 from tests.unit import builders
 
-TRITON = PROTOCOLS["triton"]
+TRITON = ENGINES["triton"].wire_format
 RECORDING = builders.ROOT / "fixtures/recordings/triton/2.51.0"
 TEXT = Ask(
     model="toy",

@@ -8,12 +8,19 @@ import pytest
 from specreg.acceptance.record import Counters, Gauges, StepCounts
 from specreg.acceptance.trace import StreamEvent
 from specreg.core.errors import InvalidMeasurementError
-from specreg.engines.protocols import PROTOCOLS, Ask, Form, Message, Role
-from specreg.engines.protocols._openai import SpecTokensDetails
-from specreg.engines.sse import DONE, EventSplitter
+from specreg.engines.registry import ENGINES
+from specreg.engines.wire_format import (
+    DONE,
+    Ask,
+    EventSplitter,
+    Form,
+    Message,
+    Role,
+    SpecTokensDetails,
+)
 from tests.unit import builders
 
-SGLANG = PROTOCOLS["sglang"]
+SGLANG = ENGINES["sglang"].wire_format
 RECORDING = builders.ROOT / "fixtures/recordings/sglang/0.5.23"
 CHAT = Ask(
     model="toy",

@@ -23,7 +23,8 @@ from specreg.acceptance.record import (
 )
 from specreg.core.errors import InvalidMeasurementError
 from specreg.datasets.prompts import Prompt
-from specreg.engines.protocols import PROTOCOLS, Endpoint, Form
+from specreg.engines.registry import ENGINES
+from specreg.engines.wire_format import Endpoint, Form
 from specreg.load.client_processes import open_clients
 from specreg.load.rounds import Round
 from specreg.measurement.arm import read_acceptance
@@ -119,14 +120,14 @@ def play(
     async def run() -> tuple[Round, Counters | None, Counters | None]:
         async with TestServer(server.application()) as listening:
             base_url = str(listening.make_url(""))
-            endpoint = Endpoint(base_url=base_url, model="toy", protocol=protocol)
+            endpoint = Endpoint(base_url=base_url, model="toy", engine=protocol)
             async with open_clients(case, endpoint, clock=time.monotonic_ns) as crew:
-                path, pages = PROTOCOLS[protocol].counters_path, []
+                path, pages = ENGINES[protocol].wire_format.counters_path, []
                 pages += [await crew.scrape(path)] if path else []
                 done = await crew.replay(prompts)
                 pages += [await crew.scrape(path)] if path else []
             before, after = (
-                map(PROTOCOLS[protocol].parse_counters, pages) if pages else (None, None)
+                map(ENGINES[protocol].wire_format.parse_counters, pages) if pages else (None, None)
             )
             return done, before, after
 
@@ -140,13 +141,13 @@ def measured(
     done, before, after = play(protocol, form, draft_tokens, requests)
     check_requests(done.traces)
     spec = dataclasses.replace(builders.SPEC, draft_tokens=draft_tokens)
-    record = read_acceptance(spec, PROTOCOLS[protocol], done.traces, before, after)
+    record = read_acceptance(spec, ENGINES[protocol].wire_format, done.traces, before, after)
     assert record is not None
     return record
 
 
 def test_each_protocol_has_a_scripted_server_or_a_reason() -> None:
-    assert SERVERS.keys() | HAS_NO_SCRIPT == PROTOCOLS.keys()
+    assert SERVERS.keys() | HAS_NO_SCRIPT == ENGINES.keys()
     assert not SERVERS.keys() & HAS_NO_SCRIPT
 
 
@@ -216,4 +217,4 @@ def test_merged_chunks_are_refused_where_chunks_are_all_there_is(protocol: str) 
     requests = [Played(accepted=(3, 3, 3, 3), tokens=17)]
     done, *_ = play(protocol, Form.COMPLETIONS, 3, requests, script)
     with pytest.raises(InvalidMeasurementError, match="CHUNKS_MERGED"):
-        read_acceptance(builders.SPEC, PROTOCOLS[protocol], done.traces, None, None)
+        read_acceptance(builders.SPEC, ENGINES[protocol].wire_format, done.traces, None, None)

@@ -7,11 +7,11 @@ import pytest
 from specreg.acceptance.record import NO_STEPS, StepCounts
 from specreg.acceptance.trace import StreamEvent
 from specreg.core.errors import InvalidMeasurementError
-from specreg.engines.protocols import PROTOCOLS, Ask
-from specreg.engines.sse import DONE, EventSplitter
+from specreg.engines.registry import ENGINES
+from specreg.engines.wire_format import DONE, Ask, EventSplitter
 from tests.unit import builders
 
-REFERENCE = PROTOCOLS["reference"]
+REFERENCE = ENGINES["reference"].wire_format
 RECORDING = builders.ROOT / "fixtures/recordings/reference/5.19.0"
 STREAMS = ("chat_stream.txt", "ids_stream.txt")
 ASK = Ask(model="toy", output_cap_tokens=1, temperature=0.0)

@@ -1,9 +1,9 @@
-"""What a dialect is: how to ask one kind of server in token ids, answers without a stream."""
+"""Requests in token ids: texts to ids, ids to ids, ids to scores, without a stream."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -11,9 +11,9 @@ from specreg.acceptance.record import StepCounts
 from specreg.acceptance.trace import Body
 from specreg.core.errors import InvalidMeasurementError
 from specreg.core.files import UNREADABLE
-from specreg.engines.protocols import Ask
+from specreg.engines.wire_format import Ask
 
-SpokenT = TypeVar("SpokenT")
+AnswerT = TypeVar("AnswerT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +55,8 @@ class Transcript:
     counts: StepCounts | None = None
 
 
-class Dialect(ABC):
-    """One way to ask in ids. Subclasses hold no state. `name`: of the protocol."""
-
-    name: ClassVar[str]
+class TokenApi(ABC):
+    """How a server is asked in token ids. Subclasses hold no state."""
 
     @abstractmethod
     def encode(self, ask: Ask) -> Call:
@@ -97,7 +95,7 @@ class Dialect(ABC):
         """
 
 
-def decode_answer(answer: bytes, form: type[SpokenT]) -> SpokenT:
+def decode_answer(answer: bytes, form: type[AnswerT]) -> AnswerT:
     """An answer in a server's own form.
 
     Raises:

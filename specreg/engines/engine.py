@@ -10,10 +10,10 @@ import msgspec
 
 from specreg.core.files import UNREADABLE
 from specreg.core.http import Name
-from specreg.engines._parallel import Parallel
 from specreg.engines.methods import Setting, is_older
-from specreg.engines.protocols import Protocol
-from specreg.engines.settings import LaunchSettings
+from specreg.engines.settings import LaunchSettings, Parallel
+from specreg.engines.token_api import TokenApi
+from specreg.engines.wire_format import WireFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +138,8 @@ class Engine(ABC):
         program: the program that must be on PATH, None for an engine that specreg installs.
         module: what an interpreter that has the engine can import; empty where there is a program.
         health_path, version_path: what to GET.
-        protocol: how to speak to it.
+        wire_format: how it is asked and read.
+        token_api: how it is asked in token ids, None where it gives none.
         serves_names: whether it serves its model under the name that it is given.
         runs_model_code: whether it can run code that a model brings.
         memory_flags: how the flags begin that say what it takes of a GPU; empty where none says how
@@ -152,7 +153,8 @@ class Engine(ABC):
     module: ClassVar[str] = ""
     health_path: ClassVar[str]
     version_path: ClassVar[str]
-    protocol: ClassVar[Protocol]
+    wire_format: ClassVar[WireFormat]
+    token_api: ClassVar[TokenApi | None] = None
     serves_names: ClassVar[bool] = True
     runs_model_code: ClassVar[bool] = True
     memory_flags: ClassVar[tuple[str, ...]] = ()

@@ -9,11 +9,11 @@ import pytest
 from specreg.acceptance.record import NO_STEPS, StepCounts
 from specreg.acceptance.trace import StreamEvent
 from specreg.core.errors import InvalidMeasurementError
-from specreg.engines.protocols import PROTOCOLS, Ask, Form, Message, Role
-from specreg.engines.sse import DONE, EventSplitter
+from specreg.engines.registry import ENGINES
+from specreg.engines.wire_format import DONE, Ask, EventSplitter, Form, Message, Role
 from tests.unit import builders
 
-VLLM = PROTOCOLS["vllm"]
+VLLM = ENGINES["vllm"].wire_format
 VERSIONS = ("0.27.1", "0.29.0", "0.31.0", "0.32.0")
 STREAMS = ("chat_stream.txt", "chat_stream_usage.txt", "comp_stream.txt", "ids_stream.txt")
 
