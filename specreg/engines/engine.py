@@ -31,7 +31,7 @@ class Memory:
     share_frac: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOptions(LaunchSettings):
     """What a command line is made from: the settings of a case's server, and how it is started.
 

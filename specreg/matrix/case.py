@@ -89,7 +89,7 @@ class Needs:
         return f"needs {self}, {where} has {there}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSpec(LaunchSettings):
     """What has to be equal for two cases to share a server.
 
@@ -134,7 +134,7 @@ class ServerSpec(LaunchSettings):
         return f"{self.engine}-{self.method}-{self.models}{drafts}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Case(Workload):
     """One measurement of the matrix.
 

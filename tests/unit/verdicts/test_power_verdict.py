@@ -11,8 +11,9 @@ from specreg.baselines.comparison import CaseBaselines, compare
 from specreg.baselines.schema import Baseline, RecordedDevice
 from specreg.core.errors import SensorError
 from specreg.measurement.figures import figures_of
-from specreg.measurement.measure import Measurement, power_of, values_of
+from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import METRICS, Family
+from specreg.measurement.power import power_of
 from specreg.report.failures import sentence_of
 from specreg.report.tables import render_power
 from specreg.stats.intervals import Spread
