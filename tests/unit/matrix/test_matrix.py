@@ -464,5 +464,5 @@ def test_a_round_that_cannot_is_refused(tmp_path: Path) -> None:
 
 def test_an_engine_without_the_method_is_named_with_its_table(tmp_path: Path) -> None:
     text = MODELS + CASES.replace('"vllm"', '"triton"').replace('"eagle3"]', '"lookahead"]')
-    with pytest.raises(UnknownNameError, match=r"line \d+, \[\[cases\]\] no\. 1: unknown method of engine"):
+    with pytest.raises(UnknownNameError, match=r"line \d+, \[\[cases\]\] no\. 1: unknown method"):
         load(tmp_path, text)
