@@ -1,7 +1,4 @@
-"""The pytest plugin: options in, parametrised cases, verdicts and baselines out.
-
-The only module besides `options.py` that knows pytest; what happens is in `suite.py`.
-"""
+"""pytest's hooks: they parametrise the tests of the suite, and report what `specreg.suite` does."""
 
 import contextlib
 import os
@@ -120,7 +117,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _reach(config: pytest.Config, options: Options, progress: Progress) -> Cluster | None:
-    """The cluster that measures, if any; nobody is asked where nothing is measured.
+    """The cluster that measures, if any; none is asked where nothing is measured.
 
     Raises:
         SpecregError: there is none, or each of several processes would ask for it.
@@ -192,7 +189,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput") and any(place(item)[0] >= 0 for item in items):
         raise pytest.UsageError(_NO_XDIST)
     ours = [item for item in items if place(item)[0] >= 0]
-    # Where a selection leaves nothing at all, nobody can say that it meant other tests.
+    # Where a selection leaves nothing at all, it may have meant these.
     config.stash[_IS_ASKED] = bool(ours) or (config.stash[_IS_ASKED] and not items)
     cases = {_params(item)["case"].id: _params(item)["case"] for item in ours}
     unfit = {**_note_unfetched(config, suite, cases.values()), **why_unfit(suite)}

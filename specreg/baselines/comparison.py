@@ -204,9 +204,7 @@ def compare(launches: Sequence[Measurement], known: CaseBaselines) -> Comparison
     stored = known.baseline.acceptance if known.baseline else None
     theirs = load_table(stored) if stored and stored.prompts else None
     if ours is not None and theirs is not None:
-        recorded = set(theirs.prompt_ids)
-        common = tuple(one for one in ours.prompt_ids if one in recorded)
-        ours, theirs = ours.only(common), theirs.only(common)
+        ours, theirs = common_prompts(ours, theirs)
     return Comparison(
         launches=tuple(launches), known=known, ours=ours, theirs=theirs, run_ids=run_ids
     )
@@ -265,6 +263,13 @@ def paired_ratio_change(
     return change_of_ratio(ours, theirs, expected)
 
 
+def common_prompts(one: CountsTable, other: CountsTable) -> tuple[CountsTable, CountsTable]:
+    """Both tables with the prompts alone that both have, in the order of the first."""
+    there = set(other.prompt_ids)
+    common = [prompt_id for prompt_id in one.prompt_ids if prompt_id in there]
+    return one.only(common), other.only(common)
+
+
 def change_of_baseline(metric: Metric, old: Baseline, new: Baseline) -> Change | None:
     """What a new baseline changes; None where there is nothing to compare or no spread."""
     if metric.by_launch:
@@ -275,13 +280,11 @@ def change_of_baseline(metric: Metric, old: Baseline, new: Baseline) -> Change |
         return change_of_launches(after, before, spread, metric.direction.value)
     if new.acceptance is None or old.acceptance is None:
         return None
-    tables = [load_table(one) for one in (new.acceptance, old.acceptance)]
-    recorded = set(tables[1].prompt_ids)
-    common = [one for one in tables[0].prompt_ids if one in recorded]
-    parts = [ratio_parts(metric, table.only(common)) for table in tables]
-    ours, theirs = parts
+    tables = common_prompts(load_table(new.acceptance), load_table(old.acceptance))
+    ours, theirs = (ratio_parts(metric, table) for table in tables)
     expected = _quotient(theirs) if theirs is not None else None
-    if ours is None or theirs is None or not expected or len(common) < FEWEST_PROMPTS:
+    few = len(tables[0].prompt_ids) < FEWEST_PROMPTS
+    if ours is None or theirs is None or not expected or few:
         return None
     return change_of_ratio(ours, theirs, expected) if ours[1].any() else None
 

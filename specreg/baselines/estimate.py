@@ -97,7 +97,28 @@ def estimate_of(
     """The same of one case of a tier; None where nothing was recorded or can be guessed."""
     bandwidth = gpus.bandwidth_gib_per_s or USUAL_BANDWIDTH_GIB_PER_S
     kind = "gpu" if tier.needs_gpus else "cpu"
-    return _estimate(case, store, kind, bandwidth, turns_of(root, case))
+    turns = turns_of(root, case)
+    alone = dataclasses.replace(case, server=case.control, control=None) if case.control else None
+    found = []
+    for one in filter(None, (case, alone)):
+        pace = _recorded_pace(one, store, kind, turns)
+        if pace is None and kind == "gpu":
+            pace = _guessed_pace(one, bandwidth, turns)
+        if pace is None:
+            return None
+        found.append(pace)
+    rate, duration_s = case.load.requests_per_s, case.load.duration_s or 0.0
+    due_s = 1 / rate if rate else 0.0  # the next isn't sent before
+    paces_s = [max(pace_s, due_s) for pace_s, _ in found]
+    sources = dict.fromkeys(source for _, source in found)
+    return Estimate(
+        own_s=paces_s[0],
+        beside_s=sum(paces_s[1:]),
+        fixed_s=len(found) * case.rounds * duration_s,
+        extra_prompts=_WARM_UP_BATCHES * (case.load.concurrency or 1),
+        source=" and ".join(sources),
+        power_s=len(found) * case.power_s,
+    )
 
 
 def turns_of(root: Path, case: Case) -> float:
@@ -179,33 +200,6 @@ def within_budget(
         " with a prompt for each round; give that, or choose fewer cases with -k"
     )
     raise SpecregError(message)
-
-
-def _estimate(
-    case: Case, store: BaselineStore, kind: str, bandwidth_gib_per_s: float, turns: float
-) -> Estimate | None:
-    """None where nothing was recorded and nothing can be guessed."""
-    alone = dataclasses.replace(case, server=case.control, control=None) if case.control else None
-    found = []
-    for one in filter(None, (case, alone)):
-        pace = _recorded_pace(one, store, kind, turns)
-        if pace is None and kind == "gpu":
-            pace = _guessed_pace(one, bandwidth_gib_per_s, turns)
-        if pace is None:
-            return None
-        found.append(pace)
-    rate, duration_s = case.load.requests_per_s, case.load.duration_s or 0.0
-    due_s = 1 / rate if rate else 0.0  # the next isn't sent before
-    paces_s = [max(pace_s, due_s) for pace_s, _ in found]
-    sources = dict.fromkeys(source for _, source in found)
-    return Estimate(
-        own_s=paces_s[0],
-        beside_s=sum(paces_s[1:]),
-        fixed_s=len(found) * case.rounds * duration_s,
-        extra_prompts=_WARM_UP_BATCHES * (case.load.concurrency or 1),
-        source=" and ".join(sources),
-        power_s=len(found) * case.power_s,
-    )
 
 
 def _recorded_pace(

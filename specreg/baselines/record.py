@@ -13,7 +13,7 @@ import msgspec
 import specreg
 from specreg.acceptance.record import AcceptanceRecord
 from specreg.acceptance.table import counts_table
-from specreg.baselines.comparison import spreads_of, why_held_back
+from specreg.baselines.comparison import common_prompts, spreads_of, why_held_back
 from specreg.baselines.schema import (
     SCHEMA_VERSION,
     Baseline,
@@ -259,14 +259,12 @@ def _lengths(
     """AL of two launches over the same prompts; twice the same where chance explains them."""
     if not first.prompts or not second.prompts:
         return first.total.acceptance_length or 1.0, second.total.acceptance_length or 1.0
-    tables = [counts_table(record.prompts) for record in (first, second)]
-    common = [one for one in tables[0].prompt_ids if one in set(tables[1].prompt_ids)]
-    parts = [ratio_parts(metric, table.only(common)) for table in tables]
-    ours, theirs = parts
+    tables = common_prompts(counts_table(first.prompts), counts_table(second.prompts))
+    ours, theirs = (ratio_parts(metric, table) for table in tables)
     if ours is None or theirs is None or not ours[1].any() or not theirs[1].any():
         return first.total.acceptance_length or 1.0, second.total.acceptance_length or 1.0
     accepted = [float(above.sum() / below.sum()) for above, below in (ours, theirs)]
-    if accepted[1] and len(common) >= FEWEST_PROMPTS:
+    if accepted[1] and len(tables[0].prompt_ids) >= FEWEST_PROMPTS:
         low, high = change_of_ratio(ours, theirs, accepted[1]).bounds(Look.FULL.value)
         if low <= 0 <= high:
             return 1 + accepted[1], 1 + accepted[1]

@@ -20,15 +20,17 @@ from specreg.cli.options import (
     tier_of,
 )
 from specreg.compare.soak import (
-    SoakRequest,
-    first_speculating,
+    Soak,
     open_soak,
     run_soak,
 )
-from specreg.core.errors import SpecregError
+from specreg.core.errors import SpecregError, UnsupportedError
 from specreg.core.redaction import hide
+from specreg.matrix.case import Case, Tier
 from specreg.report.document import exit_status
 from specreg.report.terminal import render_verdicts
+from specreg.servers.sources import Source
+from specreg.telemetry.identity import find_gpus
 
 
 def soak(  # noqa: PLR0913, PLR0917 - an option each
@@ -60,28 +62,43 @@ def soak(  # noqa: PLR0913, PLR0917 - an option each
     """
     with ending():
         found = tier_of(root / matrix, tier)
-        asked = SoakRequest(
-            tier=found,
-            case=case_of(found, case) if case else first_speculating(found),
+        soaked, source = open_soak(
+            found,
+            case_of(found, case) if case else _first_speculating(found),
             engine=engine,
             minutes=minutes,
             prompts=prompts,
             tolerance_frac=tolerance,
             root=root.resolve(),
             out=out,
-            ready_within_s=ready_within_s,
             waits=wait,
             show=lambda text: typer.echo(hide(text), err=True),
         )
-        raise typer.Exit(_soaked(asked))
+        raise typer.Exit(
+            _soaked(soaked, source, root=root.resolve(), ready_within_s=ready_within_s)
+        )
 
 
-def _soaked(asked: SoakRequest) -> int:
+def _first_speculating(tier: Tier) -> Case:
+    """The first case of a tier that speculates and fits this machine.
+
+    Raises:
+        UnsupportedError: it has none.
+    """
+    unmet = tier.unmet(find_gpus().memory_gib)
+    fitting = (case for case in tier.cases if case.speculates and case.id not in unmet)
+    found = next(fitting, None)
+    if found is None:
+        message = f"tier '{tier.name}': no case that speculates fits this machine; name a case"
+        raise UnsupportedError(message)
+    return found
+
+
+def _soaked(soak: Soak, source: Source, *, root: Path, ready_within_s: float) -> int:
     """The exit status; what was measured is told, whatever cuts it short."""
-    soak, source = open_soak(asked)
     cut_short = None
     try:
-        run_soak(asked, soak, source)
+        run_soak(soak, source, root=root, ready_within_s=ready_within_s)
     except KeyboardInterrupt:
         cut_short = INTERRUPTED_STATUS
     except SpecregError as error:

@@ -14,10 +14,10 @@ import msgspec
 from packaging.version import InvalidVersion, Version
 
 import specreg
-from specreg.compare.answers import METRIC as ANSWERS
+from specreg.compare.arms import SideError
 from specreg.compare.decision import Answer, Decision, launches_for
 from specreg.compare.document import document_of, set_aside, write_document
-from specreg.compare.gate import JOURNAL, Gate, SideError
+from specreg.compare.gate import JOURNAL, Gate
 from specreg.compare.judging import why_broken
 from specreg.compare.opening import only_one, open_gate
 from specreg.compare.pairs import Side
@@ -29,6 +29,7 @@ from specreg.core.errors import (
     UnsupportedError,
 )
 from specreg.core.files import replace_file
+from specreg.correctness.checks import LOSSLESS
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case
 from specreg.matrix.widening import served_models
@@ -347,7 +348,7 @@ class Search:
         """
         why = why_broken(gate.launches, Side.A)
         failed = gate.answers.failed.get(self.case.id, "")
-        if ANSWERS in sought and failed.startswith("side A"):
+        if LOSSLESS in sought and failed.startswith("side A"):
             why = failed
         if why:
             message = (

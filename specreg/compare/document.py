@@ -128,7 +128,7 @@ def _arm(gate: Gate, side: Side) -> ArmReport:
         name=side,
         text=(request.a, request.b)[place],
         overrides=tuple((request.a_overrides, request.b_overrides)[place]),
-        installed=gate.installed[place],
+        installed=gate.sides.installed[place],
         engine_versions=gate.versions(side),
     )
 
@@ -164,7 +164,7 @@ def _expected(gate: Gate, verdicts: Sequence[Verdict]) -> Expected:
         environment="side A",
         recorded_on=dt.datetime.now(tz=dt.UTC).date().isoformat(),
         engine_version=", ".join(gate.versions(Side.A)),
-        reason=gate.installed[0],
+        reason=gate.sides.installed[0],
         values={one.metric: one.expected for one in verdicts if one.expected is not None},
         histogram=(),
         marginal_frac=(),

@@ -14,7 +14,7 @@ import filelock
 import msgspec
 
 from specreg.compare.answers import AnswerComparison
-from specreg.compare.cores import cores_apart
+from specreg.compare.arms import SideError, Sides, naming
 from specreg.compare.decision import Decision, Pace, decide
 from specreg.compare.judging import (
     LAUNCHES_PER_BLOCK,
@@ -39,9 +39,6 @@ from specreg.compare.pinning import (
 from specreg.compare.request import Request
 from specreg.core.errors import (
     HungError,
-    MemoryHeldError,
-    ServerDiedError,
-    SpecregError,
     UnsupportedError,
 )
 from specreg.core.redaction import hide_known
@@ -53,9 +50,8 @@ from specreg.matrix.prompts import load_case_prompts
 from specreg.measurement.arm import Arm
 from specreg.measurement.journal import Journal, Key, load_journal
 from specreg.measurement.measure import Measurement, Plan, measure, workload_of
+from specreg.servers.cores import cores_apart
 from specreg.servers.server import StartedServer
-from specreg.servers.sources import Source
-from specreg.servers.start import start_server
 from specreg.telemetry.identity import Environment
 from specreg.verdicts.judge import Outcome
 
@@ -68,27 +64,13 @@ _Requests = list[tuple[int, FinishedRequest]]
 """Requests with their rounds."""
 
 
-class SideError(SpecregError):
-    """One of the sides failed.
-
-    Attributes:
-        side: which.
-        started: whether its server had started.
-    """
-
-    def __init__(self, side: Side, message: str, *, started: bool = True) -> None:
-        super().__init__(message)
-        self.side, self.started = side, started
-
-
 @dataclass(slots=True, kw_only=True)
 class Gate:
     """What a gate needs, and what has come of it so far.
 
     Attributes:
-        request: see there; folder: of what it leaves.
+        request: see there; sides: where its servers come from.
         groups: what is compared, by what shares its servers.
-        sources: of A and of B; installed: what they are.
         environment: the machine.
         rules: how much evidence there may be, and how it is weighed.
         journal: of this gate; answers: of both sides.
@@ -99,10 +81,8 @@ class Gate:
     """
 
     request: Request
-    folder: Path
+    sides: Sides
     groups: Sequence[Group]
-    sources: tuple[Source, Source]
-    installed: tuple[str, str]
     environment: Environment
     rules: Rules
     journal: Journal
@@ -113,6 +93,11 @@ class Gate:
     went_on: bool = False
     out_of_time: bool = False
     finished: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """Of what it leaves."""
+        return self.sides.folder
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
@@ -142,7 +127,7 @@ class Gate:
         self.answers.take_over()
         self.went_on = True
         for side in (Side.A, Side.B):
-            self._check_version(side)
+            self.sides.check_version(side, self.versions(side))
         blocks = max((one.block for one in self.launches), default=0)
         if blocks > self.rules.blocks:
             self.rules = dataclasses.replace(self.rules, blocks=blocks)
@@ -248,7 +233,7 @@ class Gate:
                 }
                 for pair in group.pairs:
                     measured = self._measure(pair, number, servers)
-                    with self._naming(servers):
+                    with naming(servers):
                         self.answers.ask(pair, servers, math.ceil(number / LAUNCHES_PER_BLOCK))
                     for side, (measurement, requests) in measured.items():
                         self._keep(pair, side, number, measurement)
@@ -288,7 +273,7 @@ class Gate:
             Arm(
                 case=pair.of(side),
                 server=server,
-                origin=self._source(side).origin.text,
+                origin=self.sides.source(side).origin.text,
                 required=side is not Side.A2 or len(servers) == 1,
             )
             for side, server in servers.items()
@@ -302,7 +287,7 @@ class Gate:
             record=record,
         )
         workload = workload_of(pair.a, load_case_prompts(request.root, pair.a))
-        with self._naming(servers), apart:
+        with naming(servers), apart:
             found = measure(arms, workload, plan)
         kept = {}
         for place, (side, measurement) in enumerate(zip(taken, found, strict=True)):
@@ -350,7 +335,7 @@ class Gate:
             launch=number,
             asked=f"side {side}, {how}, {request.least_s:g} s",
             environment=self.environment.name,
-            engine=self.installed[side is Side.B],
+            engine=self.sides.installed[side is Side.B],
             files_sha256=" ".join(files),
         )
 
@@ -363,62 +348,15 @@ class Gate:
                 continue
             self.request.show(f"recording the answers of side {side} for {case.id}")
             prompts = load_case_prompts(self.request.root, case)[: case.prompts]
-            with self._server(plain_case(case), side, f"recording-{side}-{case.id}") as server:
+            with self.sides.server(plain_case(case), side, f"recording-{side}-{case.id}") as server:
                 record_answers(case, server, prompts, path)
 
     @contextlib.contextmanager
     def _started(self, group: Group, side: Side, number: int) -> Iterator[StartedServer]:
         case = group.pairs[0].of(side)
-        with self._server(case, side, f"{number:03}-{side}-{case.server.id}") as server:
-            self._check_version(side, server.engine_version)
+        with self.sides.server(case, side, f"{number:03}-{side}-{case.server.id}") as server:
+            self.sides.check_version(side, (*self.versions(side), server.engine_version))
             yield server
-
-    @contextlib.contextmanager
-    def _server(self, case: Case, side: Side, name: str) -> Iterator[StartedServer]:
-        """A running server of a side.
-
-        Raises:
-            SideError: it didn't start.
-            MemoryHeldError: a GPU hasn't got its memory back, whosever server it was.
-        """
-        source, request = self._source(side), self.request
-        with contextlib.ExitStack() as stack:
-            try:
-                environment = source.environment(case)
-                stack.enter_context(source.leased(case))
-                server = stack.enter_context(
-                    start_server(
-                        case.server,
-                        environment,
-                        root=request.root,
-                        log_path=self.folder / "logs" / f"{name.replace(' ', '')}.log",
-                        on_gpu=request.on_gpu,
-                        ready_within_s=request.ready_within_s,
-                        show=lambda _: None,
-                    )
-                )
-            except MemoryHeldError:
-                raise
-            except SpecregError as error:
-                message = f"side {side} ('{source.origin.text}'): {error}"
-                raise SideError(side, message, started=False) from error
-            yield server
-
-    @contextlib.contextmanager
-    def _naming(self, servers: Mapping[Side, StartedServer]) -> Iterator[None]:
-        """Say of a server that went away whose it is."""
-        try:
-            yield
-        except ServerDiedError:
-            for side, server in servers.items():
-                try:
-                    server.check_alive()
-                except ServerDiedError as error:
-                    raise SideError(side, str(error).splitlines()[0]) from error
-            raise
-
-    def _source(self, side: Side) -> Source:
-        return self.sources[side is Side.B]
 
     def versions(self, side: Side) -> tuple[str, ...]:
         """What the servers of a side said that they are, each once; of A2 too where it is A's."""
@@ -428,23 +366,6 @@ class Gate:
             if one.measurement is not None and (one.side is Side.B) == (side is Side.B)
         )
         return tuple(sorted(set(filter(None, told))))
-
-    def _check_version(self, side: Side, now: str = "") -> None:
-        """Check that all launches of a side are of one version, by its servers' own word.
-
-        An interpreter that is taken as it is may hold another one by the time that a gate goes on.
-
-        Raises:
-            UnsupportedError: they aren't.
-        """
-        versions = dict.fromkeys(filter(None, (*self.versions(side), now)))
-        if len(versions) > 1:
-            message = (
-                f"side {side} ('{self._source(side).origin.text}'): its servers said"
-                f" {', '.join(versions)}, so its launches aren't of one version; bring back the one"
-                " it had, or begin another gate"
-            )
-            raise UnsupportedError(message)
 
     @property
     def minutes(self) -> float:

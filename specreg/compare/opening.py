@@ -7,14 +7,15 @@ from pathlib import Path
 import filelock
 
 from specreg.compare.answers import AnswerComparison
+from specreg.compare.arms import Sides
 from specreg.compare.gate import JOURNAL, Gate
 from specreg.compare.judging import LAUNCHES_PER_BLOCK, SPEED_LAUNCHES, Rules
-from specreg.compare.overrides import parse_override
 from specreg.compare.pairs import ACCEPTANCE, Pair, Side, check_prompts, groups_of, pairs_of
 from specreg.compare.pinning import pinned_pairs, recording_of
 from specreg.compare.request import Request
 from specreg.core.errors import SpecregError, UnknownNameError, UnsupportedError
 from specreg.matrix.case import Case
+from specreg.matrix.overrides import parse_override
 from specreg.matrix.prompts import check_contexts
 from specreg.matrix.widening import served_models
 from specreg.measurement.journal import Journal
@@ -72,10 +73,13 @@ def open_gate(asked: Request) -> Gate:
         raise SpecregError(message)
     gate = Gate(
         request=asked,
-        folder=folder,
+        sides=Sides(
+            request=asked,
+            folder=folder,
+            sources=(a, b),
+            installed=(installed[0], installed[1]),
+        ),
         groups=groups,
-        sources=(a, b),
-        installed=(installed[0], installed[1]),
         environment=current_environment(needs_gpus=tier.gpus_used(find_gpus().memory_gib)),
         rules=rules,
         journal=journal,

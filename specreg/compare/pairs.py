@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from specreg.compare.overrides import Override, overridden
 from specreg.core.errors import DatasetError, UnsupportedError
 from specreg.matrix.case import Case, ServerSpec, Tier
+from specreg.matrix.overrides import Override, overridden
 from specreg.matrix.prompts import load_case_prompts
 from specreg.measurement.metrics import GATE_METRICS, Family, Metric
 from specreg.stats.intervals import FEWEST_PROMPTS

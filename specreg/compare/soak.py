@@ -14,7 +14,6 @@ import msgspec
 
 from specreg.core.errors import (
     InvalidMeasurementError,
-    SensorError,
     SpecregError,
     UnsupportedError,
 )
@@ -31,9 +30,8 @@ from specreg.servers.server import StartedServer
 from specreg.servers.sources import Source, parse_origin, source_of
 from specreg.servers.start import start_server
 from specreg.stats.intervals import BLOCK_PARTS, change_of_blocks, part_means
-from specreg.telemetry.devices import devices_of
+from specreg.telemetry.devices import held_bytes
 from specreg.telemetry.identity import find_gpus
-from specreg.telemetry.nvml import held_bytes
 from specreg.verdicts.judge import Outcome, Verdict, outcome_of
 
 LEAD_IN_FRAC = 0.1
@@ -322,6 +320,8 @@ class Soak:
         replay, late = self._measured(arm, prompts)
         (done,), found = replay.rounds, replay.acceptance
         timed = bool(done.gaps.size) and not late
+        variables = {**os.environ, **dict(server.spec.engine_env)}
+        gpus = server.spec.parallel.gpus
         return Block(
             number=len(self.blocks) + 1,
             at_s=((done.started_ns + done.ended_ns) / 2 - started_ns) / _NS_PER_S,
@@ -330,19 +330,9 @@ class Soak:
             acceptance_length_tokens=found.total.acceptance_length if found else None,
             step_ms=done.gaps.total_ns / done.gaps.size / 1e6 if timed else None,
             memory_bytes=resident_bytes(server.process) or None,
-            gpu_memory_bytes=_gpu_bytes(server) if self.on_gpu else None,
+            gpu_memory_bytes=held_bytes(gpus, variables, server.pids()) if self.on_gpu else None,
             client_late=late,
         )
-
-
-def _gpu_bytes(server: StartedServer) -> int | None:
-    """What a server holds of the memory of its GPUs; None where it isn't known."""
-    variables = {**os.environ, **dict(server.spec.engine_env)}
-    try:
-        devices = devices_of(server.spec.parallel.gpus, variables)
-    except SensorError:
-        return None
-    return held_bytes([device.number for device in devices], server.pids())
 
 
 def prompts_in(within_s: float, case: Case, size: int, lasted_s: float) -> int:
@@ -374,107 +364,94 @@ def record_block(path: Path, block: Block) -> None:
         raise SpecregError(message) from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SoakRequest:
-    """What is asked of a soak; texts are as they were typed.
+def open_soak(  # noqa: PLR0913 - an option each
+    tier: Tier,
+    case: Case,
+    *,
+    engine: str,
+    minutes: float,
+    prompts: int | None,
+    tolerance_frac: float | None,
+    root: Path,
+    out: Path | None,
+    waits: bool,
+    show: Callable[[str], None],
+) -> tuple[Soak, Source]:
+    """A soak that may start, and where its server comes from.
 
-    Attributes:
-        tier: of which; case: which of its cases.
+    Args:
+        tier: of the case.
+        case: whose load it is.
         engine: where the server comes from, as `specreg gate` takes it; empty for what the tier
             runs.
-        minutes: how long; prompts: of each block, None for as many as make a hundredth of that.
+        minutes: how long.
+        prompts: of each block, None for as many as make a hundredth of that.
         tolerance_frac: the loss in an hour that is fine, None for each figure's own.
-        root: the repository's root; out: the soak's folder, None for a new one in `.specreg`.
-        ready_within_s: how long the server may take to its first token.
+        root: the repository's root.
+        out: the soak's folder, None for a new one in `.specreg`.
         waits: whether to wait for a GPU on which another run of specreg measures.
         show: is told what goes on.
-    """
-
-    tier: Tier
-    case: Case
-    engine: str = ""
-    minutes: float = 10.0
-    prompts: int | None = None
-    tolerance_frac: float | None = None
-    root: Path
-    out: Path | None = None
-    ready_within_s: float = 600.0
-    waits: bool = True
-    show: Callable[[str], None]
-
-
-def open_soak(asked: SoakRequest) -> tuple[Soak, Source]:
-    """A soak that may start, and where its server comes from.
 
     Raises:
         SpecregError: something can't be measured as it is asked for; nothing was.
     """
-    case, on_gpu = asked.case, asked.tier.needs_gpus > 0
-    folder = asked.out or asked.root / ".specreg" / "soaks" / time.strftime("%Y-%m-%dT%H-%M-%S")
+    on_gpu = tier.needs_gpus > 0
+    folder = out or root / ".specreg" / "soaks" / time.strftime("%Y-%m-%dT%H-%M-%S")
     path = folder.resolve() / "soak.jsonl"
     if path.exists():
         raise UnsupportedError(f"--out '{folder}': holds a soak already; name another folder")
-    unmet = asked.tier.unmet(find_gpus().memory_gib)
+    unmet = tier.unmet(find_gpus().memory_gib)
     if case.id in unmet:
         raise UnsupportedError(f"{unmet[case.id]}; choose another case")
-    origin = parse_origin(asked.engine or case.server.engine)
+    origin = parse_origin(engine or case.server.engine)
     if origin.engine not in {"", case.server.engine}:
         message = (
-            f"--engine '{asked.engine}': '{case.id}' is of '{case.server.engine}', not of"
+            f"--engine '{engine}': '{case.id}' is of '{case.server.engine}', not of"
             f" '{origin.engine}'; name that one, or another case"
         )
         raise UnsupportedError(message)
-    source = source_of(origin, on_gpu=on_gpu, show=asked.show, waits=asked.waits)
+    source = source_of(origin, on_gpu=on_gpu, show=show, waits=waits)
     source.check((case,))
     source.check_released(case.server)
-    for said in check_contexts(asked.root, [case]):
-        asked.show(said)
+    for said in check_contexts(root, [case]):
+        show(said)
     soak = Soak(
         case=case,
         on_gpu=on_gpu,
-        length_s=60 * asked.minutes,
-        prompts=asked.prompts,
-        tolerance_frac=asked.tolerance_frac,
+        length_s=60 * minutes,
+        prompts=prompts,
+        tolerance_frac=tolerance_frac,
         path=path,
-        show=asked.show,
+        show=show,
     )
     return soak, source
 
 
-def run_soak(asked: SoakRequest, soak: Soak, source: Source) -> None:
+def run_soak(soak: Soak, source: Source, *, root: Path, ready_within_s: float) -> None:
     """Start the server and soak it.
+
+    Args:
+        soak: which.
+        source: where its server comes from.
+        root: the repository's root.
+        ready_within_s: how long the server may take to its first token.
 
     Raises:
         SpecregError: it didn't start, went away or couldn't be measured; or the disk refuses.
     """
-    case = asked.case
-    prompts = load_case_prompts(asked.root, case)
+    case = soak.case
+    prompts = load_case_prompts(root, case)
     environment = source.environment(case)
     with (
         source.leased(case),
         start_server(
             case.server,
             environment,
-            root=asked.root,
+            root=root,
             log_path=soak.path.parent / "logs" / f"{case.server.id}.log",
             on_gpu=soak.on_gpu,
-            ready_within_s=asked.ready_within_s,
-            show=asked.show,
+            ready_within_s=ready_within_s,
+            show=soak.show,
         ) as server,
     ):
         soak.run(server, prompts)
-
-
-def first_speculating(tier: Tier) -> Case:
-    """The first case of a tier that speculates and fits this machine.
-
-    Raises:
-        UnsupportedError: it has none.
-    """
-    unmet = tier.unmet(find_gpus().memory_gib)
-    fitting = (case for case in tier.cases if case.speculates and case.id not in unmet)
-    found = next(fitting, None)
-    if found is None:
-        message = f"tier '{tier.name}': no case that speculates fits this machine; name a case"
-        raise UnsupportedError(message)
-    return found

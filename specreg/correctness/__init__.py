@@ -1,1 +1,4 @@
-"""Whether speculation changed a text, or took other steps than its models give."""
+"""A running case in, a verdict out on whether speculation changed its text or its steps.
+
+It never compares with a baseline.
+"""

@@ -59,7 +59,7 @@ class Losslessness:
     Attributes:
         prompts: how many were compared, one at least.
         partings: of the answers with speculation.
-        noise: of the same answers without it, at another batch size; None where nobody asked.
+        noise: of the same answers without it, at another batch size; None where not asked again.
         rounding_nats: what the case calls rounding; 0 is a demand for every token.
 
     Raises:
@@ -72,7 +72,7 @@ class Losslessness:
     rounding_nats: float
 
     def __post_init__(self) -> None:
-        """No answers have no share that is equal; and what nobody compared is not proved."""
+        """Refuse no answers: no answers have no share that is equal."""
         if not self.prompts:
             message = "no answers with and without speculation; give the case a prompt at least"
             raise InvalidMeasurementError("NOTHING_COMPARED", message)
@@ -102,7 +102,7 @@ class Losslessness:
 
     def __str__(self) -> str:
         control = (
-            "nobody asked again without speculation"
+            "not asked again without speculation"
             if self.control_equal_frac is None
             else f"{self.control_equal_frac:.1%} without speculation at another batch size"
         )

@@ -1,6 +1,9 @@
-"""Ask servers and models what the steps of an answer must have been.
+"""Walk the steps that a method must have taken to an answer, and ask for what that takes.
 
-The models are read by `specreg.engines.pytorch.foreseeing`, in the reference engine's environment.
+What a greedy drafter would have proposed at any place of a text follows from the text alone, so
+the steps of an answer can be walked again. That they are others says that the engine's drafter or
+verifier is wrong, not that the text has changed: the walk is along the engine's own text. The
+models are read by `specreg.engines.pytorch.foreseeing`, in the reference engine's environment.
 """
 
 import dataclasses
@@ -15,9 +18,8 @@ from pathlib import Path
 from specreg.acceptance.record import NO_STEPS, StepCounts
 from specreg.core.errors import InvalidMeasurementError, ModelError, UnsupportedError
 from specreg.core.processes import child_process
-from specreg.correctness.oracle import drafts_of_lookup, drafts_of_model, walk
 from specreg.datasets.prompts import Prompt
-from specreg.engines.pytorch.lookup import LookupRule
+from specreg.engines.pytorch.lookup import LookupRule, propose
 from specreg.engines.pytorch.questions import REFUSED, Foreseen, Question, Text
 from specreg.engines.registry import engine_named
 from specreg.engines.settings import ALONE
@@ -52,6 +54,75 @@ _HERE = str(Path(__file__).parents[2])
 _MOST_LINES = 15
 
 PredictDrafts = Callable[[Question], Foreseen]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafted:
+    """What a step would draft: how many tokens, and how many of them the text goes on with."""
+
+    proposed: int
+    accepted: int
+
+
+DraftsAt = Callable[[int], Drafted]
+"""Gives what a step would draft that begins at a place in the text, from 0."""
+
+
+def walk(drafts_at: DraftsAt, *, prompt_tokens: int, output_tokens: int, width: int) -> StepCounts:
+    """The steps of an answer, counted as the verifier does: drafts beyond its end count too.
+
+    The prefill emits the first token; each step emits what it accepts and one more. A step in
+    which nothing is drafted counts for nothing, and emits its one token.
+
+    Args:
+        drafts_at: what would be drafted.
+        prompt_tokens: how long the prompt is.
+        output_tokens: how long the answer is.
+        width: the most tokens drafted per step.
+    """
+    counts, place, end = NO_STEPS, prompt_tokens + 1, prompt_tokens + output_tokens
+    while place < end:
+        drafted = drafts_at(place)
+        if drafted.proposed:
+            histogram = [int(drafted.accepted == one) for one in range(width + 1)]
+            counts += StepCounts.from_histogram(histogram, drafted.proposed)
+        place += drafted.accepted + 1
+    return counts
+
+
+def drafts_of_lookup(text: Sequence[int], rule: LookupRule, draft_tokens: int) -> DraftsAt:
+    """What n-gram lookup drafts.
+
+    Args:
+        text: prompt and answer, and as many tokens more as a step drafts.
+        rule: how to look up.
+        draft_tokens: the most to draft.
+    """
+
+    def drafts_at(place: int) -> Drafted:
+        drafts = propose(text[:place], rule, draft_tokens)
+        return Drafted(proposed=len(drafts), accepted=common(drafts, text[place:]))
+
+    return drafts_at
+
+
+def drafts_of_model(accepted: Sequence[int], draft_tokens: int) -> DraftsAt:
+    """What a drafting model drafts, which is always as many tokens.
+
+    Args:
+        accepted: by place in the text, how many of the drafts of a step that begins there are
+            right, as `specreg.engines.pytorch.foreseeing` finds out.
+        draft_tokens: how many are drafted.
+    """
+    return lambda place: Drafted(proposed=draft_tokens, accepted=accepted[place])
+
+
+def common(drafts: Sequence[int], text: Sequence[int]) -> int:
+    """How many tokens two texts have in common before they part."""
+    for count, (draft, token) in enumerate(zip(drafts, text, strict=False)):
+        if draft != token:
+            return count
+    return min(len(drafts), len(text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +226,7 @@ def reference_steps(
         show: is told what goes on.
 
     Raises:
-        UnsupportedError: nobody knows what the case drafts.
+        UnsupportedError: it isn't known what the case drafts.
         SpecregError: the reference engine didn't start, or the models can't be read.
     """
     _check_oracle(case)
@@ -211,7 +282,8 @@ def in_flight(case: Case) -> int:
 
 def _drafter(case: Case) -> tuple[str, str]:
     """The engine that speculates, whatever server is around it, and its method."""
-    return engine_named(case.server.engine).spelling, case.server.method
+    engine = engine_named(case.server.engine)
+    return engine.backend or engine.name, case.server.method
 
 
 def _check_oracle(case: Case) -> None:

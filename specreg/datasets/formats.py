@@ -21,39 +21,11 @@ from specreg.core.files import UNREADABLE
 from specreg.datasets.prompts import Prompt, check_ids, check_prompt
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of a file; columns that no field names are allowed."""
-
-    def prompt(self, number: int) -> Prompt | None:
-        """What the row asks, None where it asks nothing; `number` counts the file's rows from 0.
-
-        Raises:
-            DatasetError: it must not be asked as it is; the message names the field.
-        """
-        raise NotImplementedError
-
-
-class SpecregRow(Row, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A row; see `Prompt` for the fields."""
-
-    id: str
-    category: str
-    turns: tuple[str, ...] = ()
-    token_ids: tuple[int, ...] = ()
-
-    def prompt(self, number: int) -> Prompt:  # noqa: ARG002 - it has an id
-        """The same."""
-        return Prompt(
-            id=self.id, category=self.category, turns=self.turns, token_ids=self.token_ids
-        )
-
-
-class QuestionRow(Row, frozen=True, kw_only=True, rename={"texts": "prompt"}):
-    """A question.
+class QuestionRow(msgspec.Struct, frozen=True, kw_only=True, rename={"texts": "prompt"}):
+    """A question, under the names of FastChat or of HuggingFaceH4.
 
     Attributes:
         question_id, prompt_id: an identifier, under either name.
-        category: its category.
         turns, texts: what the user says; `texts` is `prompt` in the file.
     """
 
@@ -63,13 +35,81 @@ class QuestionRow(Row, frozen=True, kw_only=True, rename={"texts": "prompt"}):
     turns: tuple[str, ...] | None = None
     texts: tuple[str, ...] | None = None
 
-    def prompt(self, number: int) -> Prompt:  # noqa: ARG002 - it has an id
-        """The question."""
-        name = self.question_id if self.question_id is not None else self.prompt_id
-        turns = self.turns if self.turns is not None else self.texts
-        if name is None or turns is None:
-            raise _missing("question_id" if name is None else "turns", "questions")
-        return Prompt(id=str(name), category=self.category, turns=turns)
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """A message of a chat."""
+
+    role: str
+    content: str
+
+
+class SpeedRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt of SPEED-Bench.
+
+    Attributes:
+        category: one of eleven, or the entropy of its answers.
+        turns: what the user says; messages: the same as NeMo-Skills writes it.
+        source: the dataset that it is taken from, a hub id or an address.
+    """
+
+    question_id: str
+    category: str
+    turns: tuple[str, ...] | None = None
+    messages: tuple[Message, ...] | None = None
+    source: str = ""
+
+
+class HumanEvalRow(msgspec.Struct, frozen=True, kw_only=True, rename={"text": "prompt"}):
+    """A function's head and docstring, to be completed; `text` is `prompt` in the file."""
+
+    task_id: str
+    text: str
+
+
+class Gsm8kRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A sum in words; its answer isn't read."""
+
+    question: str
+
+
+class SharegptTurn(msgspec.Struct, frozen=True, kw_only=True, rename={"who": "from"}):
+    """A turn of a conversation; `who`: human, gpt or others, in the file `from`."""
+
+    who: str
+    value: str
+
+
+class SharegptRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A conversation. Its id is optional in such files, and not read."""
+
+    conversations: tuple[SharegptTurn, ...]
+
+
+class GenaiPerfRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A request of genai-perf, or of aiperf's `single_turn`."""
+
+    text: str
+
+
+def _question(row: QuestionRow, _: int) -> Prompt:
+    name = row.question_id if row.question_id is not None else row.prompt_id
+    turns = row.turns if row.turns is not None else row.texts
+    if name is None or turns is None:
+        raise _missing("question_id" if name is None else "turns", "questions")
+    return Prompt(id=str(name), category=row.category, turns=turns)
+
+
+def _conversation(row: SharegptRow, number: int) -> Prompt | None:
+    """What the user said; None where that is nothing, or a turn of it is."""
+    turns = tuple(one.value for one in row.conversations if one.who in {"human", "user"})
+    if not turns or not all(map(str.strip, turns)):
+        return None
+    return Prompt(id=f"sharegpt-{number}", category="chat", turns=turns)
+
+
+def _own_turn(name: str, category: str, number: int, text: str) -> Prompt:
+    """A prompt of one turn, of a row without an id."""
+    return Prompt(id=f"{name}-{number}", category=category, turns=(text,))
 
 
 # Half of SPEED-Bench's published rows are references to their sources. Such a row begins with a
@@ -93,39 +133,15 @@ _TEMPLATES = {
 """What a source fills into the templates of its rows, by a part of the row's `source`."""
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """A message of a chat."""
-
-    role: str
-    content: str
-
-
-class SpeedRow(Row, frozen=True, kw_only=True):
-    """A prompt.
-
-    Attributes:
-        question_id: its identifier.
-        category: one of eleven, or the entropy of its answers.
-        turns: what the user says; messages: the same as NeMo-Skills writes it.
-        source: the dataset that it is taken from, a hub id or an address.
-    """
-
-    question_id: str
-    category: str
-    turns: tuple[str, ...] | None = None
-    messages: tuple[Message, ...] | None = None
-    source: str = ""
-
-    def prompt(self, number: int) -> Prompt:  # noqa: ARG002 - it has an id
-        """The prompt."""
-        turns = self.turns
-        if self.messages is not None:
-            turns = tuple(one.content for one in self.messages if one.role == "user")
-        if turns is None:
-            raise _missing("turns", "speed-bench")
-        for place, turn in enumerate(turns, 1):
-            _check_turn(turn, f"prompt '{self.question_id}', turn {place}", self.source)
-        return Prompt(id=self.question_id, category=self.category, turns=turns)
+def _speed(row: SpeedRow, _: int) -> Prompt:
+    turns = row.turns
+    if row.messages is not None:
+        turns = tuple(one.content for one in row.messages if one.role == "user")
+    if turns is None:
+        raise _missing("turns", "speed-bench")
+    for place, turn in enumerate(turns, 1):
+        _check_turn(turn, f"prompt '{row.question_id}', turn {place}", row.source)
+    return Prompt(id=row.question_id, category=row.category, turns=turns)
 
 
 def _check_turn(turn: str, subject: str, source: str) -> None:
@@ -142,62 +158,6 @@ def _fields_of(source: str) -> tuple[str, ...]:
         if part.lower() in source.lower():
             return fields
     return tuple(dict.fromkeys(itertools.chain(*_TEMPLATES.values())))
-
-
-class HumanEvalRow(Row, frozen=True, kw_only=True, rename={"text": "prompt"}):
-    """A task.
-
-    Attributes:
-        task_id: `HumanEval/0`.
-        text: the code to complete; in the file `prompt`.
-    """
-
-    task_id: str
-    text: str
-
-    def prompt(self, number: int) -> Prompt:  # noqa: ARG002 - it has an id
-        """The code as it stands."""
-        return Prompt(id=self.task_id, category="coding", turns=(self.text,))
-
-
-class Gsm8kRow(Row, frozen=True, kw_only=True):
-    """A sum."""
-
-    question: str
-
-    def prompt(self, number: int) -> Prompt:
-        """The text; rows have no ids, so their number is one."""
-        return Prompt(id=f"gsm8k-{number}", category="math", turns=(self.question,))
-
-
-class SharegptTurn(msgspec.Struct, frozen=True, kw_only=True, rename={"who": "from"}):
-    """A turn of a conversation; `who`: human, gpt or others, in the file `from`."""
-
-    who: str
-    value: str
-
-
-class SharegptRow(Row, frozen=True, kw_only=True):
-    """A conversation. Its id is optional in such files, and not read."""
-
-    conversations: tuple[SharegptTurn, ...]
-
-    def prompt(self, number: int) -> Prompt | None:
-        """What the user said; None where that is nothing, or a turn of it is."""
-        turns = tuple(one.value for one in self.conversations if one.who in {"human", "user"})
-        if not turns or not all(map(str.strip, turns)):
-            return None
-        return Prompt(id=f"sharegpt-{number}", category="chat", turns=turns)
-
-
-class GenaiPerfRow(Row, frozen=True, kw_only=True):
-    """A request."""
-
-    text: str
-
-    def prompt(self, number: int) -> Prompt:
-        """The text; rows have no ids, so their number is one."""
-        return Prompt(id=f"genai-perf-{number}", category="own", turns=(self.text,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,13 +179,16 @@ class Format:
 
     Attributes:
         name: what users write.
-        row: the type of its rows.
+        row: the type of its rows; columns that it doesn't name are passed over.
         needs: what a row must have, in words.
+        prompt: what a row asks, None where that is nothing; takes the row and its number from 0.
+            Raises a DatasetError, which names the field, of one that can't be asked as it is.
     """
 
     name: str
-    row: type[Row]
+    row: type[msgspec.Struct]
     needs: str
+    prompt: Callable[[Any, int], Prompt | None]
 
     def load(self, path: Path) -> LoadedPrompts:
         """Load the prompts of a file of JSON lines, of one JSON array or of Parquet.
@@ -238,7 +201,7 @@ class Format:
         prompts, left_out_rows = [], 0
         for number, (place, row) in enumerate(_read_rows(path, self.row, advice)):
             try:
-                prompt = row.prompt(number)
+                prompt = self.prompt(row, number)
                 if prompt is not None:
                     check_prompt(prompt)
             except DatasetError as error:
@@ -253,21 +216,43 @@ class Format:
         return LoadedPrompts(prompts=tuple(prompts), left_out_rows=left_out_rows)
 
 
+_TURNS = "category and turns (a list of texts)"
 FORMATS: Mapping[str, Format] = MappingProxyType(
     {
-        name: Format(name=name, row=row, needs=needs)
-        for name, row, needs in (
-            ("specreg", SpecregRow, "id, category and turns (a list of texts) or token_ids"),
-            ("questions", QuestionRow, "question_id, category and turns (a list of texts)"),
+        name: Format(name=name, row=row, needs=needs, prompt=prompt)
+        for name, row, needs, prompt in (
+            ("specreg", Prompt, f"id, {_TURNS} or token_ids", lambda row, _: row),
+            ("questions", QuestionRow, f"question_id, {_TURNS}", _question),
             (
                 "speed-bench",
                 SpeedRow,
-                "question_id, category and turns (a list of texts) or messages (role and content)",
+                f"question_id, {_TURNS} or messages (of role and content)",
+                _speed,
             ),
-            ("humaneval", HumanEvalRow, "task_id and prompt (a text)"),
-            ("gsm8k", Gsm8kRow, "question (a text)"),
-            ("sharegpt", SharegptRow, "conversations (a list of objects with from and value)"),
-            ("genai-perf", GenaiPerfRow, "text (a text)"),
+            (
+                "humaneval",
+                HumanEvalRow,
+                "task_id and prompt (a text)",
+                lambda row, _: Prompt(id=row.task_id, category="coding", turns=(row.text,)),
+            ),
+            (
+                "gsm8k",
+                Gsm8kRow,
+                "question (a text)",
+                lambda row, number: _own_turn("gsm8k", "math", number, row.question),
+            ),
+            (
+                "sharegpt",
+                SharegptRow,
+                "conversations (a list of objects with from and value)",
+                _conversation,
+            ),
+            (
+                "genai-perf",
+                GenaiPerfRow,
+                "text (a text)",
+                lambda row, number: _own_turn("genai-perf", "own", number, row.text),
+            ),
         )
     }
 )
@@ -277,14 +262,14 @@ def _missing(field: str, name: str) -> DatasetError:
     return DatasetError(f"{field} is missing; a row of '{name}' needs {FORMATS[name].needs}")
 
 
-def _read_rows(path: Path, row: type[Row], advice: str) -> Iterator[tuple[str, Row]]:
+def _read_rows(path: Path, row: type[msgspec.Struct], advice: str) -> Iterator[tuple[str, Any]]:
     """The rows of a file, each with its place, `prompts.jsonl:3` for instance.
 
     What ends in `.parquet` is that, all else JSON: an array where it begins with one, lines
     otherwise.
     """
     rows: Any
-    decode: Callable[[Any], Row]
+    decode: Callable[[Any], Any]
     if path.suffix == ".parquet":
         rows = _parquet_rows(path, {field.encode_name for field in msgspec.structs.fields(row)})
         decode = functools.partial(msgspec.convert, type=row)

@@ -1,1 +1,4 @@
-"""Intervals, alpha spending, permutation tests and percentiles of plain numbers."""
+"""Plain numbers in, intervals, levels, chances and percentiles out.
+
+It knows nothing of cases, metrics or outcomes.
+"""

@@ -1,4 +1,4 @@
-"""Looking several times: which look at a measurement this is in, the level that it may use out.
+"""Share the level of a test among several looks at a measurement.
 
 Every look may err. Five looks at the level of one would raise three times its alarms, so they
 share it: a little for each early look, the rest for the last (Haybittle 1971, Peto 1976). The
@@ -20,7 +20,7 @@ class Look(Enum):
     """A moment at which a metric may be decided, and its share of the level."""
 
     EARLY = 0.00001
-    """After a fifth of the prompts, two, three or four: for what nobody could miss.
+    """After a fifth of the prompts, two, three or four: for what is plain.
 
     What stops a case early must also stand among the hundreds of figures of a night.
     """

@@ -1,4 +1,4 @@
-"""Intervals: what two measurements did in, their relative change and how sure it is out."""
+"""Estimate the relative change between two measurements, and its interval."""
 
 import functools
 import math
@@ -160,7 +160,7 @@ class Spread:
 
     Attributes:
         within_frac: from launch to launch within a run.
-        between_frac: from run to run, beyond that; 0 where nobody knows.
+        between_frac: from run to run, beyond that; 0 where it isn't known.
         freedom: degrees of freedom of the lesser known of both.
     """
 

@@ -1,4 +1,4 @@
-"""Away: cases and checks in, what came of them in other processes out."""
+"""Measure and check cases in other processes."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -14,7 +14,7 @@ class Away(Protocol):
     """What measures in other processes, several servers at once."""
 
     def send(self, cases: Sequence[Case], launch: int) -> None:
-        """Has cases measured on the how-manieth launch of their servers."""
+        """Have cases measured on a launch of their servers, numbered from 1."""
         ...
 
     def measurement(self, case: Case, launch: int, key: Key) -> Measurement:

@@ -164,7 +164,7 @@ def _softened(inconclusive: str) -> frozenset[str]:
 
 
 def _check_attachable(options: Options) -> None:
-    """A server that somebody else runs is measured and judged, and that is all."""
+    """Silent where nothing is asked of an attached server but to be measured and judged."""
     given = {
         "--update-baselines": options.update_baselines,
         "--specreg-resume": options.resume,
@@ -176,8 +176,8 @@ def _check_attachable(options: Options) -> None:
     too_much = [name for name, is_given in given.items() if is_given]
     if too_much:
         message = (
-            f"--specreg-attach with {', '.join(too_much)}: nobody here knows how that server was"
-            " started, or starts it anew; leave one of them out"
+            f"--specreg-attach with {', '.join(too_much)}: it isn't known how that server was"
+            " started, nor can it be started anew; leave one of them out"
         )
         raise SpecregError(message)
 

@@ -1,4 +1,4 @@
-"""What is done when a run ends: what it measured and decided in, files and remarks out."""
+"""Record what a run measured and decided: baselines, history, verdicts and the report document."""
 
 import contextlib
 import functools
@@ -50,7 +50,7 @@ from specreg.verdicts.judge import Outcome
 
 
 def record_baselines(suite: Suite) -> tuple[tuple[RecordedBaseline, ...], Mapping[str, str]]:
-    """Writes the baselines of the cases whose launches were all measured.
+    """Write the baselines of the cases whose launches were all measured.
 
     Returns:
         What was written, and by case in words what was not, or not as a whole, and why.
@@ -69,22 +69,22 @@ def record_baselines(suite: Suite) -> tuple[tuple[RecordedBaseline, ...], Mappin
 
 
 def record_runs(suite: Suite) -> None:
-    """Adds what a run that judged did to the history, for later ones to learn how hours differ.
+    """Add the records of a run that judged to the history.
 
     Raises:
         ReportError: the disk refuses.
     """
     if suite.update_reason is not None or suite.provision.url is not None:
         return
-    lived = []
+    records = []
     for case in _cases(suite):
         launches = [m for m in suite.measurements if m.case == case and m.values]
         verdicts = [v for v in suite.verdicts if v.case_id == case.id]
         if launches and verdicts:
             run = suite.run_folder.name
             settings = suite.settings(case)
-            lived.append(run_record(run, launches, verdicts, settings, _exact(suite, case)))
-    record_history(history_path(suite.history, suite.environment.name), lived)
+            records.append(run_record(run, launches, verdicts, settings, _exact(suite, case)))
+    record_history(history_path(suite.history, suite.environment.name), records)
 
 
 def why_nothing(suite: Suite) -> str:
@@ -221,11 +221,11 @@ def _record(suite: Suite, case: Case, measurements: list[Measurement]) -> Record
     )
 
 
-def _headroom(suite: Suite, case: Case, lived: Sequence[RunRecord]) -> Iterator[str]:
+def _headroom(suite: Suite, case: Case, records: Sequence[RunRecord]) -> Iterator[str]:
     exact = _exact(suite, case)
     one_sided = [metric for metric in suite.asked_of(case) if not metric.two_sided]
     for metric in one_sided if exact else ():
-        headroom = headroom_frac(metric, exact, lived) if exact else None
+        headroom = headroom_frac(metric, exact, records) if exact else None
         if headroom is not None and headroom >= metric.allowed_frac(case) / 2:
             yield (
                 f"{case.id}: the baseline of {metric.name} is {headroom:.1%} below the last runs;"
@@ -243,7 +243,7 @@ def _exact(suite: Suite, case: Case) -> Baseline | None:
 
 
 def _case_report(
-    suite: Suite, case: Case, lived: Sequence[RunRecord], options: tuple[str, ...]
+    suite: Suite, case: Case, records: Sequence[RunRecord], options: tuple[str, ...]
 ) -> CaseReport:
     measured = [one for one in suite.measurements if one.case.id == case.id]
     valid = [one for one in measured if one.values]
@@ -266,7 +266,7 @@ def _case_report(
         figures=figures,
         spreads=spreads_of(valid[-1]) if valid else Spreads(),
         expected=expected,
-        history=tuple(lived[-_LAST_RUNS:]),
+        history=tuple(records[-_LAST_RUNS:]),
         reproduce=run_command((case.id,), _with_version(options, figures)),
         logs=tuple(_logs(suite, case)),
         error=suite.errors.get(case.id, ""),

@@ -163,3 +163,18 @@ def describe(pid: int) -> str:
         return f"process {pid} ({process.name()}, user {process.username()})"
     except psutil.Error:
         return f"process {pid} (of another user or container)"
+
+
+def held_bytes(count: int, variables: Mapping[str, str], pids: AbstractSet[int]) -> int | None:
+    """The memory of GPUs that some processes hold; None where it isn't known.
+
+    Args:
+        count: of the GPUs, as `devices_of` has it.
+        variables: of the processes.
+        pids: of the processes.
+    """
+    try:
+        devices = devices_of(count, variables)
+    except SensorError:
+        return None
+    return nvml.held_bytes([device.number for device in devices], pids)

@@ -1,1 +1,4 @@
-"""Whether an effect is within what is tolerated, and how sure that is."""
+"""Measurements and what is known of their case in, verdicts out, confirmed and corrected.
+
+It never starts a server or measures.
+"""

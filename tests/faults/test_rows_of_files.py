@@ -63,7 +63,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "report": lambda path: record_document(path, reports.REPORT),
     "figures": lambda path: record_figures(path, FIGURES),
     "baseline": lambda path: record_baseline(path, builders.baseline({"tpot_p50_ms": 1.0})),
-    "history": lambda path: record_history(path, [reports.lived(1, tpot_p50_ms=1.0)]),
+    "history": lambda path: record_history(path, [reports.past_run(1, tpot_p50_ms=1.0)]),
     "soak": lambda path: record_block(path, Block(number=1, at_s=0.0, lasted_s=1.0, requests=9)),
 }
 

@@ -213,7 +213,7 @@ def test_row_04_a_server_that_crashes_each_time_is_tried_twice(run: Hurt) -> Non
     assert run.left() == []
 
 
-def test_row_04_a_server_that_crashes_in_a_proof(run: Hurt) -> None:
+def test_row_04_a_server_that_crashes_in_a_check(run: Hurt) -> None:
     run.matrix, run.script = PAIRS, Script(step_ms=20.0)
     with run.start("-k", "lossless and tiny") as pytest_run:
         wait_until(lambda: is_proving(run))

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from specreg.compare.answers import METRIC
+from specreg.correctness.checks import LOSSLESS
 from specreg.report.document import Report, load_report
 from specreg.verdicts.judge import Outcome, Verdict
 from tests.doubles.vllm.script import BEFORE_ROUNDS, SLOWING, Fault, Script, record_script
@@ -120,10 +120,10 @@ class Gate:
 
     def figures(self) -> list[Verdict]:
         """The verdicts that the answer rests on, but for that on the answers."""
-        return [one for one in self.report().run.verdicts if one.metric != METRIC]
+        return [one for one in self.report().run.verdicts if one.metric != LOSSLESS]
 
     def answers(self) -> list[Verdict]:
-        return [one for one in self.report().run.verdicts if one.metric == METRIC]
+        return [one for one in self.report().run.verdicts if one.metric == LOSSLESS]
 
 
 @pytest.fixture

@@ -100,7 +100,7 @@ EXPECTED = Expected(
 )
 
 
-def lived(number: int, **values: float) -> RunRecord:
+def past_run(number: int, **values: float) -> RunRecord:
     """A run of the case, the how-manieth."""
     return RunRecord(
         run=f"202611{number:02d}T020000-1",
@@ -126,7 +126,7 @@ CASE_REPORT = CaseReport(
     spreads=Spreads(ttft_ms=BARS, step_ms=BARS, control_step_ms=BARS),
     expected=EXPECTED,
     history=tuple(
-        lived(day, acceptance_length_tokens=2.6, throughput_tokens_per_s=100.0 + day)
+        past_run(day, acceptance_length_tokens=2.6, throughput_tokens_per_s=100.0 + day)
         for day in range(1, 13)
     ),
     reproduce=f"pytest tests/perf -k {CASE.id}- --specreg-tier=cpu",

@@ -414,7 +414,7 @@ def test_the_acceptance_of_the_launch_with_the_most_prompts_is_kept(tmp_path: Pa
 
 
 def test_the_history_of_identical_runs_becomes_the_noise(tmp_path: Path) -> None:
-    lived = [
+    past_run = [
         RunRecord(
             run=str(number),
             case_id=builders.CASE.id,
@@ -431,7 +431,7 @@ def test_the_history_of_identical_runs_becomes_the_noise(tmp_path: Path) -> None
         builders.SETTINGS,
         store(tmp_path),
         reason="again",
-        noise_of=functools.partial(noise_of, lived),
+        noise_of=functools.partial(noise_of, past_run),
     )
     assert recorded.new.noise["speedup_ratio"].runs == 5
     assert 0.04 < recorded.new.noise["speedup_ratio"].between_frac < 0.07

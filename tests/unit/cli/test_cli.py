@@ -92,7 +92,7 @@ def test_a_case_without_a_baseline_is_explained_by_how_to_record_one(root: Path)
 
 def test_a_case_is_explained_by_what_is_expected_and_what_it_can_see(root: Path) -> None:
     recorded(root)
-    lived = RunRecord(
+    past_run = RunRecord(
         run="first",
         case_id=CASE_ID,
         settings_sha256="",
@@ -101,8 +101,8 @@ def test_a_case_is_explained_by_what_is_expected_and_what_it_can_see(root: Path)
         values={},
         outcomes={"throughput_tokens_per_s": "INCONCLUSIVE"},
     )
-    second = msgspec.structs.replace(lived, run="second")
-    record_history(history_path(root / ".specreg/history", HERE.name), [lived, second])
+    second = msgspec.structs.replace(past_run, run="second")
+    record_history(history_path(root / ".specreg/history", HERE.name), [past_run, second])
     done = specreg(root, "explain", CASE_ID, "--tier", "cpu")
     assert "expected: what was recorded on 2026-11-21, with vllm 0.32.0, 6 prompts" in done.output
     assert "3 launches: first run" in done.output
@@ -203,7 +203,7 @@ def test_hours_are_learnt_from_identical_runs_and_nothing_else_changes(root: Pat
     path = recorded(root)
     before = load_baseline(path)
     assert before is not None
-    lived = [
+    past_run = [
         RunRecord(
             run=f"at {value}",
             case_id=CASE_ID,
@@ -218,7 +218,7 @@ def test_hours_are_learnt_from_identical_runs_and_nothing_else_changes(root: Pat
             (1.0, "0.31.0"),
         )
     ]
-    record_history(history_path(root / ".specreg/history", HERE.name), lived)
+    record_history(history_path(root / ".specreg/history", HERE.name), past_run)
     done = specreg(root, "baselines", "learn", "--tier", "cpu")
     assert done.output == f"{CASE_ID}: throughput_tokens_per_s 7.9%\n"
     after = load_baseline(path)

@@ -10,7 +10,7 @@ import filelock
 import pytest
 
 from specreg.compare import bisect
-from specreg.compare.answers import METRIC
+from specreg.compare.arms import SideError
 from specreg.compare.bisect import (
     Search,
     Step,
@@ -24,12 +24,13 @@ from specreg.compare.bisect import (
     why_of,
 )
 from specreg.compare.decision import Answer, Decision
-from specreg.compare.gate import Gate, SideError
+from specreg.compare.gate import Gate
 from specreg.compare.judging import SideLaunch
 from specreg.compare.opening import open_gate
 from specreg.compare.pairs import Group, Side
 from specreg.compare.request import Request
 from specreg.core.errors import ModelError, SpecregError, UnknownNameError, UnsupportedError
+from specreg.correctness.checks import LOSSLESS
 from specreg.matrix.tier import load_tier
 from specreg.report.document import load_report
 from specreg.servers.sources import Source, parse_origin
@@ -50,7 +51,7 @@ def decision(
     """By metric's name its outcome."""
     verdicts = [
         Verdict(case_id=CASE, metric=name, outcome=outcome, launches=6)
-        for name, outcome in {**outcomes, METRIC: texts}.items()
+        for name, outcome in {**outcomes, LOSSLESS: texts}.items()
     ]
     return Decision(answer=answer, reasons=(), takes=(), verdicts=tuple(verdicts), control=())
 
@@ -70,7 +71,7 @@ def test_what_it_lost_besides_is_another_matter() -> None:
 def test_answers_are_looked_at_where_the_last_one_changed_them() -> None:
     changed = decision(texts=Outcome.WRONG, step_p50_ms=Outcome.PASS)
     assert step_of(changed, frozenset({"step_p50_ms"})) is Step.GOOD
-    assert step_of(changed, frozenset({METRIC})) is Step.BAD
+    assert step_of(changed, frozenset({LOSSLESS})) is Step.BAD
 
 
 def test_a_last_version_that_lost_nothing_is_good_only_where_that_is_proven() -> None:
@@ -101,7 +102,7 @@ def test_of_an_unknown_version_it_says_what_a_search_would_take() -> None:
     assert why_of(found, Step.UNKNOWN, frozenset({"ttft_p50_ms"})) == (
         "ttft_p50_ms: there is no telling; type the same with --launches 8"
     )
-    assert METRIC in why_of(found, Step.UNKNOWN, frozenset())
+    assert LOSSLESS in why_of(found, Step.UNKNOWN, frozenset())
     bad = dataclasses.replace(found, reasons=("a", "b"))
     assert why_of(bad, Step.BAD, frozenset({"step_p50_ms"})) == "a; b"
     assert not why_of(bad, Step.GOOD, frozenset({"step_p50_ms"}))

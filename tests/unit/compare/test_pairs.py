@@ -2,10 +2,10 @@ import dataclasses
 
 import pytest
 
-from specreg.compare.overrides import Override, parse_override
 from specreg.compare.pairs import Pair, groups_of, pairs_of, subject_of
 from specreg.core.errors import UnsupportedError
 from specreg.matrix.case import Case
+from specreg.matrix.overrides import Override, parse_override
 from specreg.matrix.tier import load_tier
 from tests.unit import builders
 

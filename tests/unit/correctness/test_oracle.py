@@ -7,14 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specreg.acceptance.record import NO_STEPS, StepCounts
-from specreg.correctness.oracle import (
-    Drafted,
-    DraftsAt,
-    common,
-    drafts_of_lookup,
-    drafts_of_model,
-    walk,
-)
+from specreg.correctness.oracle_client import Drafted, DraftsAt, common, drafts_of_lookup, walk
 from specreg.engines.pytorch.lookup import LookupRule
 from tests.unit import builders
 
@@ -67,12 +60,6 @@ def test_a_step_that_drafts_nothing_counts_for_nothing_and_emits_one_token() -> 
     assert found == StepCounts(steps=1, accepted=0, proposed=1, position_counts=(0, 0, 0))
 
 
-@pytest.mark.parametrize("output_tokens", [0, 1])
-def test_an_answer_of_one_token_has_no_step(output_tokens: int) -> None:
-    found = walk(always(3, 3), prompt_tokens=4, output_tokens=output_tokens, width=3)
-    assert found == NO_STEPS
-
-
 def test_lookup_drafts_what_followed_before_and_is_right_as_far_as_the_text_goes_on() -> None:
     """After 1 2 came 3 4 5 once; now comes 3 4 9, and at the end nobody has been yet."""
     drafts_at = drafts_of_lookup((1, 2, 3, 4, 5, 1, 2, 3, 4, 9), LookupRule(), 3)
@@ -92,30 +79,6 @@ def test_lookup_drafts_fewer_where_the_text_before_ends() -> None:
     """5 5 5: the run of two stands at the beginning too, and one token follows it."""
     drafts_at = drafts_of_lookup((5, 5, 5, 5, 5, 5), LookupRule(), 3)
     assert drafts_at(3) == Drafted(proposed=1, accepted=1)
-
-
-def test_a_model_drafts_as_many_everywhere() -> None:
-    drafts_at = drafts_of_model((0, 2, 3), 3)
-    assert [drafts_at(place) for place in range(3)] == [
-        Drafted(proposed=3, accepted=accepted) for accepted in (0, 2, 3)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("drafts", "text", "tokens"),
-    [
-        pytest.param((1, 2, 3), (1, 2, 3), 3, id="all"),
-        pytest.param((1, 9, 3), (1, 2, 3), 1, id="what-follows-a-difference-counts-not"),
-        pytest.param((9,), (1, 2), 0, id="none"),
-        pytest.param((1, 2, 3), (1, 2), 2, id="a-text-that-ends"),
-        pytest.param((1,), (1, 2), 1, id="drafts-that-end"),
-        pytest.param((), (1,), 0, id="no-drafts"),
-    ],
-)
-def test_what_is_common_ends_with_the_first_difference(
-    drafts: tuple[int, ...], text: tuple[int, ...], tokens: int
-) -> None:
-    assert common(drafts, text) == tokens
 
 
 def said_by(rule: Sequence[int], text: Sequence[int]) -> int:

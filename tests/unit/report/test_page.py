@@ -92,7 +92,7 @@ def test_what_fails_stands_first_with_its_cause_and_what_to_type() -> None:
 def test_a_card_says_since_when_with_what_and_where_to_look() -> None:
     slow = [
         msgspec.structs.replace(
-            reports.lived(day, throughput_tokens_per_s=90.0),
+            reports.past_run(day, throughput_tokens_per_s=90.0),
             outcomes={"throughput_tokens_per_s": "REGRESSED"},
         )
         for day in (13, 14)
@@ -114,7 +114,7 @@ def test_a_card_says_since_when_with_what_and_where_to_look() -> None:
 @pytest.mark.parametrize("outcome", ["NOT_COMPARABLE", "NO_BASELINE", "INVALID", "MEASURED"])
 def test_a_run_that_did_not_judge_a_figure_says_nothing_of_since_when(outcome: str) -> None:
     name = "throughput_tokens_per_s"
-    days = [reports.lived(day, **{name: 90.0}) for day in (13, 14, 15)]
+    days = [reports.past_run(day, **{name: 90.0}) for day in (13, 14, 15)]
     other = [msgspec.structs.replace(one, outcomes={name: outcome}) for one in days]
     lost = msgspec.structs.replace(days[-1], run="20261116T020000-1", outcomes={name: "REGRESSED"})
     report = reports.with_case(history=(*reports.CASE_REPORT.history, *other, lost))

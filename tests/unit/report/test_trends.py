@@ -10,14 +10,14 @@ from specreg.report.charts import charts_of
 from specreg.verdicts.history import RunRecord, comparable, record_history
 from tests.unit.cli.test_cli import specreg
 from tests.unit.report.test_tables import lines
-from tests.unit.reports import CASE, CASE_REPORT, lived
+from tests.unit.reports import CASE, CASE_REPORT, past_run
 
 LENGTH = "acceptance_length_tokens"
 
 
 def row_of(*values: float) -> list[RunRecord]:
     """A run a day with such an acceptance length."""
-    return [lived(day, **{LENGTH: value}) for day, value in enumerate(values, start=1)]
+    return [past_run(day, **{LENGTH: value}) for day, value in enumerate(values, start=1)]
 
 
 def folder_of(root: Path, *values: float) -> Path:
@@ -35,13 +35,13 @@ def test_a_trend_says_how_many_runs_and_how_far_they_came() -> None:
 
 
 def test_better_is_positive_as_in_every_verdict() -> None:
-    slower = [lived(day, ttft_p50_ms=value) for day, value in enumerate((100.0, 130.0), start=1)]
+    slower = [past_run(day, ttft_p50_ms=value) for day, value in enumerate((100.0, 130.0), start=1)]
     shown = render_trends({CASE.id: slower}, ["ttft_p50_ms"], width=110)
     assert lines(shown)[2].startswith("ttft_p50_ms 2 100 130 -30.0%")
 
 
 def test_runs_with_other_settings_are_not_part_of_a_trend() -> None:
-    other = msgspec.structs.replace(lived(1, **{LENGTH: 9.0}), settings_sha256="cd")
+    other = msgspec.structs.replace(past_run(1, **{LENGTH: 9.0}), settings_sha256="cd")
     rows = [other, *row_of(2.0, 2.0)]
     assert comparable(rows, LENGTH) == tuple(rows[1:])
     assert comparable(rows, "speedup_ratio") == ()

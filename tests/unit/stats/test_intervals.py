@@ -78,10 +78,6 @@ def test_the_tail_is_students(freedom: int) -> None:
         assert t_tail(-t, freedom) == pytest.approx(1 - exact, rel=1e-8)
 
 
-def test_nothing_lies_beyond_infinity() -> None:
-    assert (t_tail(math.inf, 3), t_tail(-math.inf, 3)) == (0.0, 1.0)
-
-
 @pytest.mark.parametrize("freedom", FREEDOMS)
 def test_the_quantile_is_students(freedom: int) -> None:
     for level in LEVELS:
@@ -108,11 +104,6 @@ def test_chance_is_what_the_interval_just_reaches_nothing_at(
 ) -> None:
     change = Change(estimate_frac=estimate, error_frac=error, freedom=freedom)
     assert change.bounds(change.p_worse)[1] == pytest.approx(0, abs=1e-9)
-
-
-def test_a_gain_looks_worse_by_chance_more_often_than_not() -> None:
-    gain = Change(estimate_frac=0.02, error_frac=0.01, freedom=79)
-    assert gain.p_worse == pytest.approx(float(stats.t.cdf(2, 79)))
 
 
 @pytest.mark.parametrize(("estimate", "p"), [(-0.01, 0.0), (0.0, 1.0), (0.01, 1.0)])
@@ -144,13 +135,6 @@ def test_equal_runs_have_no_error_and_no_change() -> None:
     run, _ = realistic(np.random.default_rng(1), 80)
     change = ratio_change(run, run)
     assert change == Change(estimate_frac=0.0, error_frac=0.0, freedom=79)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_what_rounding_leaves_of_equal_ratios_is_nothing(seed: int) -> None:
-    (accepted_drafts, steps), _ = realistic(np.random.default_rng(seed), 20)
-    change = ratio_change((accepted_drafts / 3, steps / 3), (accepted_drafts, steps))
-    assert (change.estimate_frac, change.error_frac) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("prompts", [20, 80])
@@ -223,14 +207,6 @@ def test_launches_are_compared_as_factors() -> None:
     assert change.estimate_frac == pytest.approx(math.log(1.25))
     assert change.error_frac == pytest.approx(0.02 * math.sqrt(1.5))
     assert change.freedom == 6
-
-
-def test_a_shorter_time_is_a_gain() -> None:
-    shorter = change_of_launches((8.0,), (10.0,), QUIET, -1)
-    longer = change_of_launches((10.0,), (8.0,), QUIET, -1)
-    assert shorter.estimate_frac == pytest.approx(math.log(1.25))
-    assert longer.estimate_frac == pytest.approx(-math.log(1.25))
-    assert shorter.error_frac == longer.error_frac > 0
 
 
 def test_more_launches_leave_the_error_of_the_hour() -> None:

@@ -72,7 +72,7 @@ def options(folder: Path, *, gpus: int = 0, method: str = "eagle3", **given: Any
         ),
         ({"resume": True}, "--specreg-resume: there is no run in '"),
         *(
-            ({"attach": ATTACH, **other}, f"--specreg-attach with {flag}: nobody here knows")
+            ({"attach": ATTACH, **other}, f"--specreg-attach with {flag}: it isn't known")
             for flag, other in NOT_ATTACHED.items()
         ),
     ],

@@ -25,13 +25,13 @@ from tests.unit.suite.test_run import COUNTS, LENGTH, SPEED, measured, suite
 EVERYTHING = {builders.CASE.id: {m.name for m in METRICS.values() if m.applies_to(builders.CASE)}}
 
 
-def lived_suite(folder: Path, better_frac: float) -> Suite:
+def suite_with_past(folder: Path, better_frac: float) -> Suite:
     """A suite whose last six runs were better than the baseline by so much in throughput."""
     launch = builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0}, of=COUNTS)
     settings = settings_in(builders.ROOT, builders.CASE)
     one = suite(folder)
     baseline = record_measurements([launch, launch], settings, one.store, reason="first").new
-    lived = RunRecord(
+    past_run = RunRecord(
         run="",
         case_id=builders.CASE.id,
         settings_sha256=settings_sha256(settings),
@@ -42,7 +42,7 @@ def lived_suite(folder: Path, better_frac: float) -> Suite:
         changes={SPEED.name: better_frac},
         baseline_sha256=baseline_sha256(baseline),
     )
-    runs = [msgspec.structs.replace(lived, run=f"run {number}") for number in range(6)]
+    runs = [msgspec.structs.replace(past_run, run=f"run {number}") for number in range(6)]
     record_history(history_path(one.history, builders.ENVIRONMENT.name), runs)
     return measured(one, launch)
 
@@ -52,7 +52,7 @@ def test_a_baseline_that_lies_well_below_the_last_runs_is_named(
     tmp_path: Path, better_frac: float, *, said: bool
 ) -> None:
     """Half the tolerance is 2.5 %."""
-    found = list(remarks(lived_suite(tmp_path, better_frac), tmp_path))
+    found = list(remarks(suite_with_past(tmp_path, better_frac), tmp_path))
     assert bool(found) is said
     if said:
         words = "is 3.0% below the last runs; a loss of 3.0% would pass, so record it anew"
@@ -60,7 +60,7 @@ def test_a_baseline_that_lies_well_below_the_last_runs_is_named(
 
 
 def test_a_torn_history_is_named(tmp_path: Path) -> None:
-    one = lived_suite(tmp_path, 0.0)
+    one = suite_with_past(tmp_path, 0.0)
     with history_path(one.history, builders.ENVIRONMENT.name).open("ab") as file:
         file.write(b'{"run": "2026')
     (said,) = remarks(one, tmp_path)
@@ -80,7 +80,7 @@ def test_a_run_is_complete_when_all_of_the_tier_was_judged_and_nothing_cut_it_sh
 
 
 def test_what_nobody_asks_for_is_named_after_a_run_of_everything(tmp_path: Path) -> None:
-    one = lived_suite(tmp_path, 0.0)
+    one = suite_with_past(tmp_path, 0.0)
     (tmp_path / "tier.toml").write_text("needs_gpus = 0\nmodels = {}\ncases = []\n")
     assert list(remarks(one, tmp_path)) == []
     one.asked = EVERYTHING

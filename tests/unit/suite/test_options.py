@@ -18,10 +18,6 @@ def read(pytester: pytest.Pytester, *arguments: str) -> Options:
     return read_options(pytester.parseconfig("-p", "specreg.plugin", *arguments))
 
 
-def test_nothing_given_is_the_defaults(pytester: pytest.Pytester) -> None:
-    assert read(pytester) == Options()
-
-
 def test_what_is_given_arrives_in_its_type(pytester: pytest.Pytester) -> None:
     options = read(
         pytester,
@@ -63,12 +59,6 @@ def test_what_is_given_arrives_in_its_type(pytester: pytest.Pytester) -> None:
     )
     fields = dataclasses.fields(Options)
     assert [f.name for f in fields if getattr(options, f.name) == f.default] == []
-
-
-@pytest.mark.parametrize("field", dataclasses.fields(Options), ids=lambda field: field.name)
-def test_a_field_is_named_as_its_flag(field: "dataclasses.Field[object]") -> None:
-    flag = field.metadata["flag"].removeprefix("--").removeprefix("specreg-")
-    assert flag.replace("-", "_") == field.name
 
 
 def test_the_help_names_each_flag(pytester: pytest.Pytester) -> None:

@@ -19,7 +19,6 @@ from specreg.suite.needs import (
     examine_engines,
     examine_memory,
     examine_models,
-    examine_port,
 )
 from specreg.suite.preflight import (
     Preflight,
@@ -34,7 +33,6 @@ from specreg.suite.preflight import (
 from specreg.telemetry.identity import ProcessorLoad
 from specreg.telemetry.rapl import Rapl
 from specreg.telemetry.sensor import Sensor
-from tests.doubles.nvml import device as scripted
 from tests.doubles.nvml.device import Process, ScriptedGpu, Throttle
 from tests.unit import builders
 from tests.unit.playing import Player, running
@@ -253,11 +251,6 @@ def test_power_that_cannot_be_read_is_no_more_than_a_note(
     assert State.IN_THE_WAY not in {one.state for all_of in found.values() for one in all_of}
 
 
-def test_a_scope_that_is_not_the_gpus_is_said(root: Path, library: Path) -> None:
-    module = dataclasses.replace(WELL, scope=scripted.Scope.MODULE)
-    assert "module scope" in with_gpus(root, library, module)["power"][0].says
-
-
 def test_a_driver_without_gpus_is_in_the_way_of_a_tier_that_needs_one(
     root: Path, library: Path
 ) -> None:
@@ -268,10 +261,6 @@ def test_a_driver_without_gpus_is_in_the_way_of_a_tier_that_needs_one(
     first, second = found["cases"]
     assert seen(first) == (State.IN_THE_WAY, "0 of 2 cases of tier 'here' run here")
     assert "tier 'here' needs 1 GPU(s), this machine has 0" in second.says
-
-
-def test_a_tier_without_gpus_asks_for_no_driver(root: Path, library: Path) -> None:
-    assert "driver" not in with_gpus(root, library, gpus=0)
 
 
 def test_a_case_too_large_for_the_gpu_is_left_out(root: Path, library: Path) -> None:
@@ -356,10 +345,6 @@ def test_a_load_that_others_make_is_said_of_speed() -> None:
     one = only(disturbed(ProcessorLoad(waiting=4.0, cores=2, busiest_frac={"cc1plus": 0.5})))
     assert (one.subject, one.state) == ("speed", State.NOTE)
     assert one.says == "a load of 4.0 on 2 core(s) over the last minute, by cc1plus 50% of a core"
-
-
-def test_a_port_can_be_bound_here(root: Path) -> None:
-    assert only(examine_port(preflight(root))).state == State.OK
 
 
 def test_a_port_that_cannot_be_bound_is_in_the_way(root: Path, library: Path) -> None:
@@ -479,14 +464,6 @@ def test_prompts_are_there_or_are_prepared_by_a_command(root: Path) -> None:
     assert missing.advice == "run specreg prepare mt-bench"
     made = only(examine_datasets(preflight(root, dataset="random-64")))
     assert seen(made) == (State.OK, "random-64: made when it is asked for")
-
-
-def test_too_few_prompts_for_any_case_are_said(root: Path) -> None:
-    path = root / "fixtures/prompts/toy.jsonl"
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:9]))
-    few = only(examine_datasets(preflight(root)))
-    assert few.state == State.IN_THE_WAY
-    assert "has 9 prompts" in few.says
 
 
 def test_a_tier_that_cannot_be_read_is_in_the_way_and_the_rest_is_still_told(root: Path) -> None:

@@ -4,7 +4,6 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-import msgspec
 import pytest
 
 from specreg.acceptance.record import StepCounts
@@ -292,12 +291,6 @@ def test_a_loss_that_no_launch_is_left_to_repeat_is_not_told() -> None:
     assert verdict.reason == "REGRESSED at a look, and no launch was left to confirm it"
 
 
-def test_launches_that_were_measured_anyway_are_pooled_too() -> None:
-    run = Run({ONE: [launch(speed=102.0)]}, known(0.01))
-    verdict = run.judge(SPEED, launch(speed=94.0), launch(speed=97.0))
-    assert verdict.launches == 3
-
-
 @pytest.mark.parametrize(
     ("speed", "looked"), [(80.0, "REGRESSED"), (96.0, "INCONCLUSIVE")], ids=["loss", "no-telling"]
 )
@@ -343,13 +336,6 @@ def test_an_invalid_measurement_is_invalid_whatever_its_baseline() -> None:
     confirmation.judge(SPEED, [broken])
     (verdict,) = confirmation.verdicts
     assert (verdict.outcome, verdict.reason) == (Outcome.INVALID, "SPEC_DISABLED: x")
-
-
-def test_a_fresh_launch_confirms_the_acceptance_though_its_speed_means_nothing() -> None:
-    bad = builders.counts(500, 300, 150, 50)
-    slow = dataclasses.replace(launch(of=bad), invalid={SPEED.family: "THROTTLED: 92 °C"})
-    run = Run({ONE: [slow]})
-    assert run.judge(LENGTH, launch(of=bad)).outcome is Outcome.REGRESSED
 
 
 @pytest.mark.parametrize("softened", [False, True], ids=["strict", "softened"])
@@ -411,15 +397,6 @@ def test_a_control_that_became_slower_too_had_a_slow_machine(tokens: int, outcom
     run.confirmation.confirm()  # its test is told then, before the run has ended
     assert run.confirmation.verdicts[-1].outcome is outcome
     assert run.conclude()[-1].outcome is outcome
-
-
-def test_a_second_look_needs_the_same_settings() -> None:
-    of = known()
-    assert of.exact is not None
-    other = dataclasses.replace(builders.SETTINGS, concurrency=99)
-    exact = msgspec.structs.replace(of.exact, case=other)
-    verdict = Run(of=dataclasses.replace(of, exact=exact)).look(SPEED, launch())
-    assert verdict.outcome is Outcome.NO_BASELINE
 
 
 def test_a_loss_that_the_run_had_no_time_to_look_at_again_is_not_told() -> None:

@@ -138,26 +138,6 @@ def test_acceptance_and_speed_are_counted_apart_and_each_figure_once() -> None:
     assert outcomes(held) == [WORSE, FINE, *[Outcome.INCONCLUSIVE] * 2, FINE, FINE]
 
 
-def test_what_was_not_compared_does_not_count() -> None:
-    invalid = [verdict(Outcome.INVALID, case_id=name, p=None) for name in ("a", "b")]
-    held = hold_together([verdict(WORSE, p=0.009), *invalid])
-    assert held[0].outcome is WORSE
-
-
-def test_verdicts_keep_their_places_and_those_that_were_not_confirmed_their_words() -> None:
-    least, most = of_chances([0.003, 0.0001])
-    between = verdict(FINE, case_id="between", p=0.9, reason="not confirmed")
-    held = hold_together([least, between, most])
-    assert outcomes(held) == [WORSE, FINE, WORSE]
-    assert held == (least, between, most)
-
-
-def test_metrics_of_one_case_are_refused_one_by_one() -> None:
-    clear, unclear = verdict(WORSE, p=0.0001), verdict(WORSE, metric=TIME, p=0.006)
-    third = verdict(FINE, case_id="third", p=0.5)
-    assert outcomes(hold_together([unclear, clear, third])) == [Outcome.INCONCLUSIVE, WORSE, FINE]
-
-
 CHANCES = st.lists(st.integers(0, 2000).map(lambda n: (100 * n + 37) * 1e-7), max_size=12)
 """Never just a threshold: 37 ends no divisor of 1 %."""
 
@@ -175,21 +155,6 @@ def test_what_is_kept_is_what_the_adjusted_chances_say(chances: list[float], mor
     kept = kept_of(hold_together(among(chances, figures)))
     assert all(p <= LEVEL for p in kept)
     assert set(kept) == {p for p in chances if adjusted[p] <= LEVEL}
-
-
-@settings(max_examples=50, deadline=None)
-@given(CHANCES, st.integers(0, 20))
-def test_the_more_there_are_the_less_is_kept(chances: list[float], more: int) -> None:
-    few = hold_together(among(chances, len(chances)))
-    many = hold_together(among(chances, len(chances) + more))
-    assert {one.case_id for one in many if one.outcome is WORSE} <= {
-        one.case_id for one in few if one.outcome is WORSE
-    }
-
-
-@given(st.integers(0, 30), st.integers(0, 30))
-def test_all_that_is_certain_is_kept(certain: int, more: int) -> None:
-    assert kept_of(hold_together(among([0.0] * certain, certain + more))) == [0.0] * certain
 
 
 @pytest.mark.parametrize("metric", [SPEED, TIME, "ttft_p50_ms", "goodput_requests_per_s"])
@@ -288,12 +253,6 @@ def test_a_server_beside_it_that_stays_tells_that_most_cases_lost_something_of_t
     losses = of_cases(*[WORSE] * 6)
     comparisons = {(one.case_id, one.metric): beside_control(1000) for one in losses}
     assert blame_machine(losses, comparisons) == losses
-
-
-def test_each_metric_has_the_server_beside_its_own_launch() -> None:
-    losses = [verdict(WORSE), verdict(WORSE, metric=TIME)]
-    held = blame_machine(losses, {("case", TIME): beside_control(900)})
-    assert outcomes(held)[0] is WORSE
 
 
 def test_only_a_loss_is_blamed_on_the_server_beside_it() -> None:

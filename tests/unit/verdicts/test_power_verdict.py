@@ -11,8 +11,9 @@ from specreg.baselines.comparison import CaseBaselines, compare
 from specreg.baselines.schema import Baseline, RecordedDevice
 from specreg.core.errors import SensorError
 from specreg.measurement.figures import figures_of
-from specreg.measurement.measure import Measurement, power_of, values_of
+from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import METRICS, Family
+from specreg.measurement.power import power_of
 from specreg.report.failures import sentence_of
 from specreg.report.tables import render_power
 from specreg.stats.intervals import Spread
@@ -182,16 +183,6 @@ def test_a_gpu_that_runs_slower_than_it_was_recorded_makes_its_speeds_invalid(
         assert verdict.reason.startswith("CLOCK_LOW: NVIDIA H200 ran at 1870 MHz, it was recorded")
 
 
-def test_a_clock_that_nobody_knows_says_nothing() -> None:
-    assert judged(ENERGY.name, builders.power(sm_clock_mhz=None)).outcome is Outcome.PASS
-
-
-def test_a_baseline_without_devices_has_no_card_to_differ_from() -> None:
-    row = {ENERGY.name: 2.0}
-    bare = builders.baseline(row, row, row)
-    assert judged(ENERGY.name, builders.power(), bare).outcome is Outcome.PASS
-
-
 def test_figures_tell_what_a_token_costs_and_what_speculation_saves() -> None:
     power = builders.power(accepted_frac=0.4)
     both = msgspec.structs.replace(
@@ -212,10 +203,6 @@ def test_figures_tell_what_a_token_costs_and_what_speculation_saves() -> None:
     assert "+67%" in shown
     assert "at its power cap" in shown
     assert "±0.1%" in shown
-
-
-def test_there_is_no_table_where_nobody_watched() -> None:
-    assert render_power([figures_of(measured(None), 1)], width=110, color=False) == ""
 
 
 def test_a_meter_out_of_order_stands_in_the_table() -> None:

@@ -35,10 +35,6 @@ def launched(loss: Loss, launches: int = 10) -> list[float]:
     return [launch.values[LENGTH.name] for launch in found]
 
 
-def test_prompts_are_drawn_as_drafters_look() -> None:
-    assert np.mean(launched(NO_LOSS)) == pytest.approx(2.58, abs=0.1)
-
-
 def test_a_planted_loss_is_as_large_as_it_says() -> None:
     lost = np.mean(launched(Loss(acceptance_frac=0.5))) - 1
     assert lost / (np.mean(launched(NO_LOSS)) - 1) == pytest.approx(0.5, abs=0.03)
@@ -48,11 +44,6 @@ def test_a_great_loss_is_caught_early_and_none_is_missed() -> None:
     outcomes, used_frac = try_plant(FIFTEEN, 20, seed=1)
     assert outcomes == {Outcome.REGRESSED: 20}
     assert used_frac < 0.5
-
-
-def test_a_loss_of_speed_is_caught() -> None:
-    outcomes, _ = try_plant(PLANTS[-1], 20, seed=1)
-    assert outcomes == {Outcome.REGRESSED: 20}
 
 
 def test_a_wide_tolerance_lets_a_loss_pass_and_the_self_test_sees_it() -> None:

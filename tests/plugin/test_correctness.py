@@ -1,4 +1,4 @@
-"""What must hold is proved as a user runs it: one changed token turns it red."""
+"""What must hold is checked as a user runs it: one changed token turns it red."""
 
 from specreg.datasets.prepare import load_prompts
 from specreg.datasets.table import dataset_named

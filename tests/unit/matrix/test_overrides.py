@@ -2,9 +2,9 @@ import dataclasses
 
 import pytest
 
-from specreg.compare.overrides import overridden, parse_override
 from specreg.core.errors import UnknownNameError, UnsupportedError
 from specreg.matrix.case import Case
+from specreg.matrix.overrides import overridden, parse_override
 from tests.unit import builders
 
 
