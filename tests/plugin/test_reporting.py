@@ -100,12 +100,12 @@ def test_a_drawing_that_fails_takes_no_verdict_with_it(recorded_suite: Suite) ->
     assert recorded_suite.verdict().outcomes == {"PASS": 1}
 
 
-def test_without_the_extra_the_summary_is_what_is_left(recorded_suite: Suite) -> None:
+def test_without_the_extra_the_page_lacks_its_charts(recorded_suite: Suite) -> None:
     done = recorded_suite.run("tests/perf", "-q", "-k", "none and c1 and throughput")
 
     (folder,) = recorded_suite.runs.iterdir()
-    assert f"report: {folder / 'report.md'}" in done.stdout
-    assert not (folder / "report.html").exists()
+    assert f"report: {folder / 'report.html'}" in done.stdout
+    assert "<svg" not in (folder / "report.html").read_text()
 
 
 def test_a_history_that_refuses_is_said_and_takes_no_verdict_with_it(

@@ -85,7 +85,7 @@ class ScriptedGpu:
         permission: without it neither power nor energy can be read.
         lost_at_s: from when on the GPU answers nothing at all.
         sampled_frac: of each 100 ms, the first part that the power sensor looks at: a quarter on
-            A100 and H100 (arXiv 2312.02741). The energy counter sees all, unless counter_sampled.
+            A100 and H100 (arXiv 2312.02741). The energy counter sees all.
         tick_ms: the counter's, from the origin; it holds the true energy up to its last tick.
         read_ms, slow_read_ms: what the counter and the fields take to read, as a rule and each 50th
             time: the median and the 99th percentile of an H100 (fixtures/recordings/nvml/h100).
@@ -93,9 +93,7 @@ class ScriptedGpu:
             `counter_resets_at_s`: where it begins at 0 again, as when a driver is loaded anew.
         default_power_limit_w: the vendor's, power_limit_w: what it is set to.
         application_clock_mhz: what the SM clock is set to; the vendor's is the highest.
-        later_sm_clock_mhz: what sm_clock_mhz becomes at sm_clock_changes_at_s.
         mig: whether the GPU is cut into slices.
-        architecture: by NVML's number; 9 is Hopper.
     """
 
     load: Load = field(default_factory=lambda: constant(400.0))
@@ -111,14 +109,11 @@ class ScriptedGpu:
     read_ms: float = 3.0
     slow_read_ms: float = 18.0
     counter_factor: float = 1.0
-    counter_sampled: bool = False
     counter_sticks_after_s: float = NEVER
     counter_resets_at_s: float = NEVER
     processes: tuple[Process, ...] = ()
     throttle: tuple[Throttle, ...] = ()
     sm_clock_mhz: int = 1_980
-    later_sm_clock_mhz: int = 1_980
-    sm_clock_changes_at_s: float = NEVER
     max_sm_clock_mhz: int = 1_980
     memory_clock_mhz: int = 2_619
     max_memory_clock_mhz: int = 2_619
@@ -132,9 +127,6 @@ class ScriptedGpu:
     application_clock_mhz: int = 1_980
     persistence: bool = True
     mig: bool = False
-    architecture: int = 9
-    compute_major: int = 9
-    compute_minor: int = 0
 
     def __post_init__(self) -> None:
         if not self.name.startswith("Scripted"):

@@ -1,7 +1,7 @@
 /* libnvidia-ml.so.1 with a known truth: what nvidia-ml-py finds in place of NVIDIA's driver.
  *
  * $SPECREG_SCRIPTED_NVML names the script, which device.py writes and explains. All GPUs live on
- * CLOCK_MONOTONIC, from the `started_ns` of each, so that whoever wrote the script knows the true
+ * CLOCK_MONOTONIC, from the `started_ns` of each, so that the author of the script knows the true
  * energy between any two moments. Functions, structs and numbers are those of NVIDIA's nvml.h, as
  * far as nvidia-ml-py asks for them. What isn't here, an older driver wouldn't have either. */
 
@@ -24,7 +24,6 @@ enum {
     INSUFFICIENT_SIZE = 7,
     DRIVER_NOT_LOADED = 9,
     GPU_IS_LOST = 15,
-    VERSION_MISMATCH = 25,
     UNKNOWN = 999,
 };
 typedef unsigned long long u64;
@@ -38,13 +37,12 @@ enum { MOST_GPUS = 16, MOST_ROWS = 32, LONGEST = 96 };
 #define NUMBERS(X)                                                                                 \
     X(low_w) X(high_w) X(period_ms) X(duty_frac) X(drift_w_per_s)                                  \
     X(scope) X(permission) X(lost_at_s) X(sampled_frac)                                            \
-    X(has_energy_counter) X(tick_ms) X(counter_factor) X(counter_sampled)                          \
+    X(has_energy_counter) X(tick_ms) X(counter_factor)                                             \
     X(counter_sticks_after_s) X(counter_resets_at_s) X(read_ms) X(slow_read_ms)                    \
-    X(sm_clock_mhz) X(later_sm_clock_mhz) X(sm_clock_changes_at_s) X(max_sm_clock_mhz)             \
+    X(sm_clock_mhz) X(max_sm_clock_mhz)                                                            \
     X(memory_clock_mhz) X(max_memory_clock_mhz) X(memory_bus_bits)                                 \
     X(memory_total_bytes) X(memory_used_bytes) X(utilisation_percent) X(temperature_c)             \
-    X(power_limit_w) X(default_power_limit_w) X(application_clock_mhz) X(persistence) X(mig)       \
-    X(architecture) X(compute_major) X(compute_minor)
+    X(power_limit_w) X(default_power_limit_w) X(application_clock_mhz) X(persistence) X(mig)
 
 struct process { double pid, memory_bytes, from_s; };
 struct throttle { double mask, from_s, to_s; };
@@ -73,7 +71,7 @@ static int read_number(struct gpu *gpu, const char *key, const char *value) {
     return 0;
 }
 
-/* Whether a line was understood: a key that nobody reads would be a fault that nobody sees. */
+/* Whether a line was understood: a key that isn't read would be a fault that isn't seen. */
 static int read_line(const char *key, const char *value) {
     if (!strcmp(key, "uuid")) {
         if (gpu_count == MOST_GPUS) return 0;
@@ -206,7 +204,6 @@ static int counter_mj(const struct gpu *gpu, u64 *mj) {
     double reset_ns = gpu->counter_resets_at_s * NS_PER_S;
     if ((double)tick_ns >= reset_ns) from_ns = (long long)reset_ns;
     double energy_j = true_energy_j(gpu, tick_ns) - true_energy_j(gpu, from_ns);
-    if (gpu->counter_sampled) energy_j = sensed_energy_j(gpu, from_ns, tick_ns);
     *mj = (u64)llround(fmax(energy_j, 0) * 1e3 * gpu->counter_factor);
     return SUCCESS;
 }
@@ -254,9 +251,6 @@ static int say(const char *text, char *out, unsigned size) {
 }
 
 int nvmlSystemGetDriverVersion(char *out, unsigned size) { return say("580.scripted", out, size); }
-int nvmlSystemGetNVMLVersion(char *out, unsigned size) { return say("13.scripted", out, size); }
-int nvmlSystemGetCudaDriverVersion(int *out) { return *out = 13000, SUCCESS; }
-int nvmlSystemGetCudaDriverVersion_v2(int *out) { return *out = 13000, SUCCESS; }
 
 int nvmlDeviceGetCount_v2(unsigned *count) {
     pthread_mutex_lock(&lock);
@@ -300,24 +294,15 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) {
 ASKED(nvmlDeviceGetName, say(gpu.name, out, size), char *out, unsigned size)
 ASKED(nvmlDeviceGetUUID, say(gpu.uuid, out, size), char *out, unsigned size)
 ONE(nvmlDeviceGetIndex, unsigned, gpu.index)
-ONE(nvmlDeviceGetMinorNumber, unsigned, gpu.index)
-ONE(nvmlDeviceGetArchitecture, unsigned, gpu.architecture)
-TWO(nvmlDeviceGetCudaComputeCapability, int, gpu.compute_major, gpu.compute_minor)
 ONE(nvmlDeviceGetMemoryBusWidth, unsigned, gpu.memory_bus_bits)
 ONE(nvmlDeviceGetPersistenceMode, unsigned, gpu.persistence)
-ONE(nvmlDeviceGetPerformanceState, unsigned, 0)
 TWO(nvmlDeviceGetMigMode, unsigned, gpu.mig, gpu.mig)
-ONE(nvmlDeviceGetMaxMigDeviceCount, unsigned, 7)
 
 ONE(nvmlDeviceGetCurrentClocksEventReasons, u64, throttle_mask(&gpu))
 ONE(nvmlDeviceGetCurrentClocksThrottleReasons, u64, throttle_mask(&gpu))
-ONE(nvmlDeviceGetSupportedClocksEventReasons, u64, 0x1ff)
-ONE(nvmlDeviceGetSupportedClocksThrottleReasons, u64, 0x1ff)
 
-ONE(nvmlDeviceGetPowerManagementLimit, unsigned, gpu.power_limit_w * 1e3)
 ONE(nvmlDeviceGetPowerManagementDefaultLimit, unsigned, gpu.default_power_limit_w * 1e3)
 ONE(nvmlDeviceGetEnforcedPowerLimit, unsigned, gpu.power_limit_w * 1e3)
-TWO(nvmlDeviceGetPowerManagementLimitConstraints, unsigned, 1e5, gpu.default_power_limit_w * 1e3)
 ASKED(nvmlDeviceGetPowerUsage, power_mw(&gpu, 0, 0, out), unsigned *out)
 LOOKED(look_slowly, nvmlDeviceGetTotalEnergyConsumption, counter_mj(&gpu, out), u64 *out)
 
@@ -328,26 +313,15 @@ static int clock_of(unsigned kind, double sm_mhz, double memory_mhz, unsigned *o
     return kind == 3 ? NOT_SUPPORTED : SUCCESS;
 }
 
-static double sm_clock_mhz(const struct gpu *gpu) {
-    int later = gpu->now_ns >= gpu->sm_clock_changes_at_s * NS_PER_S;
-    return later ? gpu->later_sm_clock_mhz : gpu->sm_clock_mhz;
-}
-
 #define CLOCK(function, sm_mhz, memory_mhz)                                                        \
     ASKED(function, clock_of(kind, sm_mhz, memory_mhz, out), unsigned kind, unsigned *out)
-CLOCK(nvmlDeviceGetClockInfo, sm_clock_mhz(&gpu), gpu.memory_clock_mhz)
+CLOCK(nvmlDeviceGetClockInfo, gpu.sm_clock_mhz, gpu.memory_clock_mhz)
 CLOCK(nvmlDeviceGetMaxClockInfo, gpu.max_sm_clock_mhz, gpu.max_memory_clock_mhz)
 CLOCK(nvmlDeviceGetApplicationsClock, gpu.application_clock_mhz, gpu.max_memory_clock_mhz)
 CLOCK(nvmlDeviceGetDefaultApplicationsClock, gpu.max_sm_clock_mhz, gpu.max_memory_clock_mhz)
 
-struct temperature { unsigned version, sensor; int c; };
 ASKED(nvmlDeviceGetTemperature, sensor ? INVALID_ARGUMENT : (*c = gpu.temperature_c, SUCCESS),
       unsigned sensor, unsigned *c)
-ASKED(nvmlDeviceGetTemperatureV,
-      out->version != 0x100000c ? VERSION_MISMATCH
-      : out->sensor             ? INVALID_ARGUMENT
-                                : (out->c = gpu.temperature_c, SUCCESS),
-      struct temperature *out)
 
 /* A GPU in slices has no utilisation as a whole. */
 struct utilisation { unsigned gpu, memory; };
@@ -356,16 +330,9 @@ ASKED(nvmlDeviceGetUtilizationRates,
       struct utilisation *out)
 
 struct memory { u64 total, free, used; };
-struct memory_v2 { unsigned version; u64 total, reserved, free, used; };
 #define FREE_BYTES (gpu.memory_total_bytes - gpu.memory_used_bytes)
 ONE(nvmlDeviceGetMemoryInfo, struct memory,
     ((struct memory){gpu.memory_total_bytes, FREE_BYTES, gpu.memory_used_bytes}))
-ASKED(nvmlDeviceGetMemoryInfo_v2,
-      out->version != 0x2000028
-          ? VERSION_MISMATCH
-          : (out->total = gpu.memory_total_bytes, out->reserved = 0, out->free = FREE_BYTES,
-             out->used = gpu.memory_used_bytes, SUCCESS),
-      struct memory_v2 *out)
 
 struct pci {
     char legacy_id[16];
@@ -398,19 +365,12 @@ static int list(const struct gpu *gpu, unsigned *count, struct running *out) {
 
 #define RUNNING(function)                                                                          \
     ASKED(function, list(&gpu, count, out), unsigned *count, struct running *out)
-#define NONE(function)                                                                             \
-    ASKED(function, ((void)out, *count = 0, SUCCESS), unsigned *count, struct running *out)
 RUNNING(nvmlDeviceGetComputeRunningProcesses_v2)
 RUNNING(nvmlDeviceGetComputeRunningProcesses_v3)
-NONE(nvmlDeviceGetGraphicsRunningProcesses_v2)
-NONE(nvmlDeviceGetGraphicsRunningProcesses_v3)
-NONE(nvmlDeviceGetMPSComputeRunningProcesses_v2)
-NONE(nvmlDeviceGetMPSComputeRunningProcesses_v3)
 
 /* ---- Fields: each says for itself whether it could be read. --------------------------------- */
 
-enum { ENERGY = 83, POWER_AVERAGE = 185, POWER_INSTANT = 186 };
-enum { UNSIGNED_INT = 1, UNSIGNED_LONG_LONG = 3 };
+enum { POWER_AVERAGE = 185, POWER_INSTANT = 186, UNSIGNED_INT = 1 };
 struct field {
     unsigned id, scope;
     long long timestamp_us, latency_us;
@@ -425,10 +385,7 @@ static void read_field(const struct gpu *gpu, struct field *field) {
     field->timestamp_us = now.tv_sec * 1000000LL + now.tv_nsec / 1000;
     field->latency_us = 0;
     field->answer = NOT_SUPPORTED;
-    if (field->id == ENERGY) {
-        field->type = UNSIGNED_LONG_LONG;
-        field->answer = counter_mj(gpu, &field->value.big);
-    } else if (field->id == POWER_AVERAGE || field->id == POWER_INSTANT) {
+    if (field->id == POWER_AVERAGE || field->id == POWER_INSTANT) {
         field->type = UNSIGNED_INT;
         field->answer =
             power_mw(gpu, field->scope, field->id == POWER_INSTANT, &field->value.number);
