@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specreg.engines.methods import METHODS
-from specreg.engines.pytorch.lookup import LookupRule, Occurrence, propose
+from specreg.engines.pytorch.speculation import LookupRule, Occurrence, propose
 
 LAST = LookupRule(occurrence=Occurrence.LAST)
 
