@@ -19,7 +19,7 @@ from specreg.engines.pytorch.decoding import decode
 from specreg.engines.pytorch.eagle3 import Eagle3Head, HeadSize, ObservedTarget
 from specreg.engines.pytorch.models import load_models
 from specreg.engines.pytorch.options import parse_options
-from specreg.engines.pytorch.oracle import load_head
+from specreg.engines.pytorch.oracle import answer_question, load_head
 from specreg.engines.pytorch.oracle_questions import OracleAnswer, Question, Text
 from specreg.engines.pytorch.requests import Job
 
@@ -100,7 +100,7 @@ class NumberFormats(unittest.TestCase):
 
     def test_auto_is_the_weights_own_which_is_bfloat16(self) -> None:
         for method in DRAFTS:
-            assert predicted(method, "auto") == foreseen(method, "bfloat16")
+            assert predicted(method, "auto") == predicted(method, "bfloat16")
 
 
 class Alone:
