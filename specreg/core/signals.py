@@ -1,5 +1,6 @@
 """Turn the signals that end a run into a `KeyboardInterrupt` each."""
 
+import os
 import signal
 import threading
 from types import FrameType
@@ -35,7 +36,7 @@ def check_signalled() -> None:
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """End the run; a moment later where it would leave a file open, for which pytest fails it."""
     if frame is not None and frame.f_code.co_filename == _OPENS_MODULES:
-        threading.Timer(_MOMENT_S, signal.raise_signal, (number,)).start()
+        threading.Timer(_MOMENT_S, os.kill, (os.getpid(), number)).start()
         return
     SIGNALLED.append(number)
     raise KeyboardInterrupt

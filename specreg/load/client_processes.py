@@ -208,25 +208,23 @@ async def open_clients(case: Case, endpoint: Endpoint, *, clock: Clock) -> Async
     """
     count = case.client_processes if case.client_processes > 1 else 0
     async with contextlib.AsyncExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specreg-")))
         client = await stack.enter_async_context(
             new_client(endpoint, connections=case.load.concurrency or None)
         )
-        workers = [
-            await stack.enter_async_context(_worker(folder / f"client-{number}.log"))
-            for number in range(count)
-        ]
+        workers = [await stack.enter_async_context(_worker()) for _ in range(count)]
         yield Clients(
             case=case, endpoint=endpoint, clock=clock, client=client, workers=tuple(workers)
         )
 
 
 @contextlib.asynccontextmanager
-async def _worker(log_path: Path) -> AsyncIterator[_Worker]:
+async def _worker() -> AsyncIterator[_Worker]:
     command = (sys.executable, "-P", "-m", "specreg.load.client_processes")
-    with child_process(command, log_path=log_path, temporary=[log_path.parent]) as child:
-        async with child.reader() as reader:
-            yield _Worker(child, reader)
+    with tempfile.TemporaryDirectory(prefix="specreg-", ignore_cleanup_errors=True) as folder:
+        log_path = Path(folder) / "log"
+        with child_process(command, log_path=log_path, temporary=[Path(folder)]) as child:
+            async with child.reader() as reader:
+                yield _Worker(child, reader)
 
 
 async def _work() -> None:

@@ -101,6 +101,14 @@ def test_a_drawing_and_a_history_that_fail_take_no_verdict_with_them(recorded_su
     assert recorded_suite.verdict().outcomes == {"PASS": 1}
 
 
+def test_without_the_extra_the_page_lacks_its_charts(recorded_suite: Suite) -> None:
+    done = recorded_suite.run("tests/perf", "-q", "-k", "none and c1 and throughput")
+
+    (folder,) = recorded_suite.runs.iterdir()
+    assert f"report: {folder / 'report.html'}" in done.stdout
+    assert "<svg" not in (folder / "report.html").read_text()
+
+
 def test_a_machine_that_nothing_fits_leaves_the_reasons(suite: Suite) -> None:
     suite.write_matrix(needs_gpus=1)
     done = suite.run("tests/perf", "-q")

@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import itertools
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import httpx
 import msgspec
@@ -107,13 +107,15 @@ def replay_wire(
     prompts: Sequence[Prompt] = builders.PROMPTS,
     part: RoundSlice | None = None,
     record: Record | None = None,
+    clock: Callable[[], int] | None = None,
 ) -> Round:
-    """A round over a wire, by the wire's clock."""
+    """A round over a wire, by the wire's clock unless told otherwise."""
+    clock = clock or wire.clock
 
     async def run() -> Round:
         async with httpx.AsyncClient(transport=wire, base_url="http://scripted") as client:
             return await replay_round(
-                case, ENDPOINT, prompts, client=client, clock=wire.clock, record=record, part=part
+                case, ENDPOINT, prompts, client=client, clock=clock, record=record, part=part
             )
 
     return asyncio.run(run())
@@ -562,20 +564,14 @@ class Slow(Wire):
         self.in_flight -= 1
 
 
-def replay_by_real_time(wire: Wire, case: Case, prompts: int = len(builders.PROMPTS)) -> Round:
+def replay_by_real_time(
+    wire: Wire,
+    case: Case,
+    prompts: Sequence[Prompt] = builders.PROMPTS,
+    record: Record | None = None,
+) -> Round:
     """A round over a wire by the system's clock."""
-
-    async def run() -> Round:
-        async with httpx.AsyncClient(transport=wire, base_url="http://scripted") as client:
-            return await replay_round(
-                case,
-                ENDPOINT,
-                builders.PROMPTS[:prompts],
-                client=client,
-                clock=time.monotonic_ns,
-            )
-
-    return asyncio.run(run())
+    return replay_wire(wire, case, prompts, record=record, clock=time.monotonic_ns)
 
 
 def planned_gaps_ns(done: Round) -> set[int]:
@@ -610,7 +606,7 @@ def test_a_closed_loop_with_a_duration_ends_after_it() -> None:
 def test_a_closed_loop_starts_its_requests_one_after_another() -> None:
     load = Load(concurrency=3, ramp_up_s=0.03)
     case = dataclasses.replace(builders.CASE, load=load)
-    done = replay_by_real_time(Slow(()), case, prompts=3)
+    done = replay_by_real_time(Slow(()), case, builders.PROMPTS[:3])
     sent = [trace.sent_ns for trace in done.traces]
     assert all(later - earlier >= 5 * MS for earlier, later in itertools.pairwise(sent))
 
@@ -643,18 +639,12 @@ def test_requests_are_recorded_as_they_end_and_not_with_the_round() -> None:
     """A run that is killed must have on disk what it has measured."""
     wire, asked_when_recorded = Wire((event("1", '"length"'),)), []
 
-    async def run() -> None:
-        async with httpx.AsyncClient(transport=wire, base_url="http://scripted") as client:
-            await replay_round(
-                builders.with_concurrency(16),
-                ENDPOINT,
-                builders.PROMPTS * 40,
-                client=client,
-                clock=time.monotonic_ns,
-                record=lambda _: asked_when_recorded.append(len(wire.asked)),
-            )
-
-    asyncio.run(run())
+    replay_by_real_time(
+        wire,
+        builders.with_concurrency(16),
+        builders.PROMPTS * 40,
+        record=lambda _: asked_when_recorded.append(len(wire.asked)),
+    )
     assert len(asked_when_recorded) == 240
     # Those in flight, and as many that have just ended.
     behind = [asked - done for done, asked in enumerate(asked_when_recorded, 1)]
@@ -667,19 +657,8 @@ def test_a_disk_that_refuses_ends_the_round_at_once() -> None:
     def refuse(_: FinishedRequest) -> None:
         raise SpecregError("no room")
 
-    async def run() -> None:
-        async with httpx.AsyncClient(transport=wire, base_url="http://scripted") as client:
-            await replay_round(
-                ONE_AT_A_TIME,
-                ENDPOINT,
-                builders.PROMPTS * 40,
-                client=client,
-                clock=time.monotonic_ns,
-                record=refuse,
-            )
-
     with pytest.raises(SpecregError, match="no room"):
-        asyncio.run(run())
+        replay_by_real_time(wire, ONE_AT_A_TIME, builders.PROMPTS * 40, record=refuse)
     assert len(wire.asked) < 10, "of 240"
 
 
@@ -691,5 +670,5 @@ def test_a_lag_of_the_loop_is_felt() -> None:
                 time.sleep(0.06)  # noqa: ASYNC251 - what a client must not do
                 yield piece
 
-    done = replay_by_real_time(Blocking(()), ONE_AT_A_TIME, prompts=1)
+    done = replay_by_real_time(Blocking(()), ONE_AT_A_TIME, builders.PROMPTS[:1])
     assert done.lags.max_ns > 30 * MS

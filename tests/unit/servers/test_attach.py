@@ -69,6 +69,12 @@ def attached(spec: ServerSpec, url: str, root: Path) -> AbstractContextManager[S
     return attach_server(spec, url, root=root, ready_within_s=5.0)
 
 
+def refuse(spec: ServerSpec, url: str, root: Path, words: str) -> None:
+    """What is there is refused with these words."""
+    with pytest.raises(AttachError, match=words), attached(spec, url, root):
+        pytest.fail("it was taken")
+
+
 def test_what_runs_there_is_asked_by_its_own_name_and_goes_on_running(tmp_path: Path) -> None:
     with running(tmp_path, builders.SPEC) as url:
         with attached(builders.SPEC, url, tmp_path) as server:
@@ -109,39 +115,25 @@ def test_what_runs_there_is_asked_by_its_own_name_and_goes_on_running(tmp_path: 
 def test_something_else_than_asked_for_is_named(
     tmp_path: Path, spec: ServerSpec, message: str
 ) -> None:
-    with (
-        running(tmp_path, builders.SPEC) as url,
-        pytest.raises(AttachError, match=f"server at {url}: {message}"),
-        attached(spec, url, tmp_path),
-    ):
-        pytest.fail("it was taken")
+    with running(tmp_path, builders.SPEC) as url:
+        refuse(spec, url, tmp_path, f"server at {url}: {message}")
 
 
 def test_a_server_without_speculation_is_none_for_a_case_with_it(tmp_path: Path) -> None:
-    with (
-        running(tmp_path, builders.PLAIN_SPEC) as url,
-        pytest.raises(AttachError, match="its speculation is 'off', the case asks for 'on'"),
-        attached(builders.SPEC, url, tmp_path),
-    ):
-        pytest.fail("it was taken")
+    with running(tmp_path, builders.PLAIN_SPEC) as url:
+        words = "its speculation is 'off', the case asks for 'on'"
+        refuse(builders.SPEC, url, tmp_path, words)
 
 
 def test_where_nothing_answers_there_is_nothing_to_measure(tmp_path: Path) -> None:
-    with (
-        pytest.raises(AttachError, match=r"doesn't answer as vllm does, .*refused"),
-        attached(builders.SPEC, "http://127.0.0.1:9", tmp_path),
-    ):
-        pytest.fail("it was taken")
+    words = "doesn't answer as vllm does, .*refused"
+    refuse(builders.SPEC, "http://127.0.0.1:9", tmp_path, words)
 
 
 def test_a_server_that_refuses_to_generate_says_why(tmp_path: Path) -> None:
     script = Script(fault=Fault.HTTP_429, fault_after_requests=1)  # the probe of its own start
-    with (
-        running(tmp_path, builders.SPEC, script) as url,
-        pytest.raises(AttachError, match=r"refused to generate, .*scripted"),
-        attached(builders.SPEC, url, tmp_path),
-    ):
-        pytest.fail("it was taken")
+    with running(tmp_path, builders.SPEC, script) as url:
+        refuse(builders.SPEC, url, tmp_path, "refused to generate, .*scripted")
 
 
 @pytest.mark.parametrize(
@@ -270,11 +262,7 @@ def test_a_server_without_its_counters_is_refused_with_what_switches_them_on(
     mute = {name: page for name, page in pages.items() if name != path}
     plain = dataclasses.replace(spec, method="none", draft=None, draft_tokens=0)
     with answering(mute) as url:
-        with (
-            pytest.raises(AttachError, match=f"server at {url}: .*404.*; start it with {flag}"),
-            attached(spec, url, tmp_path),
-        ):
-            pytest.fail("it was taken")
+        refuse(spec, url, tmp_path, f"server at {url}: .*404.*; start it with {flag}")
         if engine == "tensorrt_llm":  # which doesn't say that it speculates
             with attached(plain, url, tmp_path):
                 pass
@@ -294,14 +282,9 @@ def test_one_setting_of_another_type_hides_no_other() -> None:
 
 
 def test_a_server_that_wants_a_key_says_so(tmp_path: Path) -> None:
-    with (
-        answering({"/v1/models": b"401"}) as url,
-        pytest.raises(
-            AttachError, match=f"server at {url}: wants an API key, HTTP 401.*; start it wi"
-        ),
-        attached(builders.SPEC, url, tmp_path),
-    ):
-        pytest.fail("it was taken")
+    with answering({"/v1/models": b"401"}) as url:
+        words = f"server at {url}: wants an API key, HTTP 401.*; start it wi"
+        refuse(builders.SPEC, url, tmp_path, words)
 
 
 def test_another_number_of_drafts_is_named() -> None:
@@ -363,12 +346,8 @@ def test_triton_is_taken_with_one_model_of_its_vllm_backend(
         "/v2/models/one/config": b'{"name":"one","platform":"","backend":"%b"}' % backend,
     }
     spec = dataclasses.replace(builders.SPEC, engine="triton")
-    with (
-        answering(pages) as url,
-        pytest.raises(AttachError, match=f"server at {url}: {message}"),
-        attached(spec, url, tmp_path),
-    ):
-        pytest.fail("it was taken")
+    with answering(pages) as url:
+        refuse(spec, url, tmp_path, f"server at {url}: {message}")
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt_llm"])
