@@ -1,4 +1,4 @@
-"""`specreg`: what is done besides running the suite. A file for each group of commands."""
+"""The command `specreg`: what is typed comes in, a command of a module for each group runs."""
 
 import ast
 import importlib

@@ -90,7 +90,7 @@ def engines() -> None:
     """Print which engine has which method, in Markdown."""
     rows = [["method", *ENGINES], *[["---"] * (len(ENGINES) + 1)]]
     for method in METHODS.values():
-        has = (engine.spelling in method.spelling for engine in ENGINES.values())
+        has = (method.name in engine.methods for engine in ENGINES.values())
         rows.append([f"`{method.name}`", *("yes" if one else NOTHING for one in has)])
     typer.echo("\n".join(f"| {' | '.join(row)} |" for row in rows))
 

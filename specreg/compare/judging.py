@@ -42,7 +42,7 @@ class SideLaunch:
 
     Attributes:
         pair_id: of what is compared.
-        side: whose server; number: the how many-th launch of it, from 1.
+        side: whose server; number: of its launch, from 1.
         measurement: None where it failed.
         failed: why it came to nothing, empty where it didn't.
     """

@@ -13,7 +13,7 @@ from specreg.core.files import replace_file
 from specreg.correctness.answers import answers_of
 from specreg.datasets.prompts import Prompt
 from specreg.engines import pinning
-from specreg.engines.methods import METHODS
+from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case
 from specreg.matrix.prompts import load_case_prompts
 from specreg.servers.server import Server
@@ -70,7 +70,7 @@ def _why_not_recorded(case: Case, prompts: Sequence[Prompt]) -> str:
 
 def pinned_case(case: Case, length_tokens: float, recording: Path) -> Case:
     """A case whose drafter accepts so many tokens per step by a recording."""
-    METHODS[pinning.METHOD].check_engine(case.server.engine, "--pin")
+    engine_named(case.server.engine).spelling_of(pinning.METHOD, "--pin")
     schedule = pinning.schedule_of(length_tokens, case.server.draft_tokens)
     server = dataclasses.replace(
         case.server,

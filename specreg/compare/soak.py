@@ -241,7 +241,7 @@ class Soak:
         """Measure block after block, until the time is over.
 
         Args:
-            server: running, with nobody else using it.
+            server: running, with no other client using it.
             prompts: the dataset's; a block takes the first ones.
 
         Raises:

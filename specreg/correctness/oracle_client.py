@@ -282,7 +282,8 @@ def in_flight(case: Case) -> int:
 
 def _drafter(case: Case) -> tuple[str, str]:
     """The engine that speculates, whatever server is around it, and its method."""
-    return engine_named(case.server.engine).spelling, case.server.method
+    engine = engine_named(case.server.engine)
+    return engine.backend or engine.name, case.server.method
 
 
 def _check_oracle(case: Case) -> None:

@@ -8,9 +8,10 @@ from typing import ClassVar
 
 import msgspec
 
+from specreg.core.errors import UnknownNameError
 from specreg.core.files import UNREADABLE
 from specreg.core.http import Name
-from specreg.engines.methods import Setting, is_older
+from specreg.engines.methods import Setting, Spelling, is_older
 from specreg.engines.settings import LaunchSettings, Parallel
 from specreg.engines.token_api import TokenApi
 from specreg.engines.wire_format import WireFormat
@@ -30,7 +31,7 @@ class Memory:
     share_frac: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOptions(LaunchSettings):
     """What a command line is made from: the settings of a case's server, and how it is started.
 
@@ -132,8 +133,8 @@ class Engine(ABC):
 
     Attributes:
         name: what users write, and part of a case's id.
-        spelling: the engine whose words its methods are spelt in; its own name but for a server
-            around another engine.
+        methods: how it spells those that it has.
+        backend: the engine that it runs, empty where that is itself.
         oldest: the oldest version that specreg was tested with; an older one gets a note.
         program: the program that must be on PATH, None for an engine that specreg installs.
         module: what an interpreter that has the engine can import; empty where there is a program.
@@ -147,7 +148,8 @@ class Engine(ABC):
     """
 
     name: ClassVar[str]
-    spelling: ClassVar[str]
+    methods: ClassVar[Mapping[str, Spelling]]
+    backend: ClassVar[str] = ""
     oldest: ClassVar[str]
     program: ClassVar[str | None] = None
     module: ClassVar[str] = ""
@@ -167,6 +169,16 @@ class Engine(ABC):
         Raises:
             UnsupportedError: it doesn't run there.
         """
+
+    def spelling_of(self, method: str, where: str = "") -> Spelling:
+        """How it spells a method.
+
+        Raises:
+            UnknownNameError: it doesn't have it; the message begins with where that was asked.
+        """
+        if method not in self.methods:
+            raise UnknownNameError(f"method of engine '{self.name}'", method, self.methods, where)
+        return self.methods[method]
 
     def takes_cache(self, version: str, arguments: tuple[str, ...]) -> bool:
         """Whether a version can be told how large its KV cache is, and the case doesn't say."""

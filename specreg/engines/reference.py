@@ -8,6 +8,7 @@ from typing import ClassVar
 from specreg.acceptance.record import Counters, Source
 from specreg.core.errors import UnsupportedError
 from specreg.engines.engine import Engine, LaunchOptions, Requirement
+from specreg.engines.methods import DRAFT, DRAFT_TOKENS, Spelling
 from specreg.engines.settings import Parallel
 from specreg.engines.vllm import VllmTokenApi, VllmWireFormat, parse_vllm_counters
 
@@ -42,11 +43,27 @@ _FOLDER = str(Path(__file__).parents[2])
 """That holds specreg, which isn't installed in the engine's environment."""
 
 
+_METHODS = {
+    "none": Spelling(settings={}),
+    "ngram": Spelling(
+        settings={
+            "method": "ngram",
+            "draft-tokens": DRAFT_TOKENS,
+            "longest-tokens": 4,
+            "shortest-tokens": 2,
+        }
+    ),
+    "draft_model": Spelling(
+        settings={"method": "draft_model", "draft-model": DRAFT, "draft-tokens": DRAFT_TOKENS}
+    ),
+}
+
+
 class Reference(Engine):
     """The reference engine; its version is that of transformers, whose models it runs."""
 
     name: ClassVar = "reference"
-    spelling: ClassVar = "reference"
+    methods: ClassVar = _METHODS
     oldest: ClassVar = "5.19"
     module: ClassVar = "transformers"
     health_path: ClassVar = "/health"

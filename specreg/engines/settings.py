@@ -69,7 +69,8 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 ALONE = Parallel()
 
 
-# No slots, here and in what is derived: a class of two bases with slots can't be made.
+# No slots here: of two bases with slots no class can be made. What is derived has them, because
+# msgspec gives a decoded object without slots no attributes for what was left out.
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
     """The settings of a server that must be equal for two measurements to be compared.

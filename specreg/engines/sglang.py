@@ -21,7 +21,14 @@ from specreg.core.errors import InvalidMeasurementError, UnsupportedError
 from specreg.core.files import UNREADABLE
 from specreg.core.http import Count, Name
 from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Requirement
-from specreg.engines.methods import is_older
+from specreg.engines.methods import (
+    BRANCHES,
+    DRAFT,
+    DRAFT_TOKENS,
+    VERIFIED_TOKENS,
+    Spelling,
+    is_older,
+)
 from specreg.engines.settings import Parallel
 from specreg.engines.token_api import Call, TokenApi, Transcript, Wanted, decode_answer, unreadable
 from specreg.engines.wire_format import (
@@ -335,11 +342,62 @@ class _ServerInfo(msgspec.Struct, frozen=True):
         }
 
 
+def _chain(algorithm: str, *, branches: int | str = 1) -> Spelling:
+    """A drafter of one continuation, or of a tree."""
+    return Spelling(
+        settings={
+            "speculative-algorithm": algorithm,
+            "speculative-draft-model-path": DRAFT,
+            "speculative-num-steps": DRAFT_TOKENS,
+            "speculative-eagle-topk": branches,
+            "speculative-num-draft-tokens": VERIFIED_TOKENS,
+        }
+    )
+
+
+_METHODS = {
+    "none": Spelling(settings={}),
+    "ngram": Spelling(
+        settings={
+            "speculative-algorithm": "NGRAM",
+            "speculative-num-draft-tokens": VERIFIED_TOKENS,
+            # One continuation, as the other engines propose; SGLang's own default is a tree.
+            "speculative-ngram-max-bfs-breadth": 1,
+        },
+        learns=True,  # its corpus takes in every batch
+    ),
+    "draft_model": _chain("STANDALONE"),
+    "eagle": _chain("EAGLE"),
+    "eagle3": _chain("EAGLE3"),
+    "draft_model_tree": _chain("STANDALONE", branches=BRANCHES),
+    "eagle_tree": _chain("EAGLE", branches=BRANCHES),
+    "eagle3_tree": _chain("EAGLE3", branches=BRANCHES),
+    "mtp": Spelling(
+        settings={
+            "speculative-algorithm": "EAGLE",
+            "speculative-num-steps": DRAFT_TOKENS,
+            "speculative-eagle-topk": 1,
+            "speculative-num-draft-tokens": VERIFIED_TOKENS,
+        }
+    ),
+    "dflash": Spelling(
+        settings={
+            "speculative-algorithm": "DFLASH",
+            "speculative-draft-model-path": DRAFT,
+            "speculative-num-draft-tokens": VERIFIED_TOKENS,
+        },
+        # 0.5.9 lacks it. 0.5.11 and 0.5.13 count no histogram of it, and what was delivered alone.
+        # Nothing between 0.5.13 and 0.5.19 was looked at.
+        since="0.5.19",
+    ),
+}
+
+
 class Sglang(Engine):
     """SGLang."""
 
     name: ClassVar = "sglang"
-    spelling: ClassVar = "sglang"
+    methods: ClassVar = _METHODS
     oldest: ClassVar = "0.5.9"
     module: ClassVar = "sglang"
     health_path: ClassVar = "/health"

@@ -29,7 +29,14 @@ from specreg.acceptance.record import Counters, Source, StepCounts
 from specreg.acceptance.trace import Body
 from specreg.core.errors import InvalidMeasurementError, UnsupportedError
 from specreg.engines.engine import Engine, LaunchOptions, Requirement
-from specreg.engines.methods import is_older
+from specreg.engines.methods import (
+    DRAFT,
+    DRAFT_TOKENS,
+    VERIFIED_TOKENS,
+    Renamed,
+    Spelling,
+    is_older,
+)
 from specreg.engines.settings import Parallel
 from specreg.engines.wire_format import (
     USAGE_IN_EACH_CHUNK,
@@ -116,11 +123,72 @@ _VERSION = "1.2.1"
 _OPTIONS = "options.yaml"
 
 
+_CONFIG = "speculative_config."
+_METHODS = {
+    "none": Spelling(settings={}),
+    "ngram": Spelling(
+        settings={
+            f"{_CONFIG}decoding_type": "NGram",
+            f"{_CONFIG}max_draft_len": DRAFT_TOKENS,
+            f"{_CONFIG}max_matching_ngram_size": 4,
+            f"{_CONFIG}is_public_pool": False,
+            "disable_overlap_scheduler": True,
+        }
+    ),
+    "draft_model": Spelling(
+        settings={
+            f"{_CONFIG}decoding_type": Renamed(
+                before="DraftTarget", since="1.3.0rc0", after="Draft_Target"
+            ),
+            f"{_CONFIG}max_draft_len": DRAFT_TOKENS,
+            f"{_CONFIG}speculative_model_dir": DRAFT,
+            "disable_overlap_scheduler": True,
+        }
+    ),
+    "eagle3": Spelling(
+        settings={
+            # TensorRT-LLM never had EAGLE-1 or 2 on PyTorch, and still takes the old word.
+            f"{_CONFIG}decoding_type": Renamed(before="Eagle", since="1.3.0rc5", after="Eagle3"),
+            f"{_CONFIG}max_draft_len": DRAFT_TOKENS,
+            f"{_CONFIG}speculative_model_dir": DRAFT,
+        }
+    ),
+    "mtp": Spelling(
+        settings={
+            f"{_CONFIG}decoding_type": "MTP",
+            f"{_CONFIG}max_draft_len": DRAFT_TOKENS,
+            # What it counts by up to some candidate of 1.3; later ones warn and leave it out.
+            f"{_CONFIG}num_nextn_predict_layers": DRAFT_TOKENS,
+        }
+    ),
+    "dflash": Spelling(
+        settings={
+            # Its mask token and the layers that it reads stand in the draft's own config.json.
+            f"{_CONFIG}decoding_type": "DFlash",
+            f"{_CONFIG}max_draft_len": DRAFT_TOKENS,
+            f"{_CONFIG}speculative_model": DRAFT,
+        },
+        since="1.3.0rc22",  # nothing between 1.3.0rc5 and that was looked at
+    ),
+    # Of its older backend alone: engine_args = ["--backend", "tensorrt"]. 1.3.0rc5 has it; nothing
+    # between that and 1.3.0rc22 was looked at.
+    "lookahead": Spelling(
+        settings={
+            f"{_CONFIG}decoding_type": "Lookahead",
+            f"{_CONFIG}max_window_size": 4,
+            f"{_CONFIG}max_ngram_size": VERIFIED_TOKENS,
+            f"{_CONFIG}max_verification_set_size": 4,
+        },
+        until="1.3.0rc22",
+    ),
+}
+
+
 class TensorrtLlm(Engine):
     """TensorRT-LLM, 1.0 or newer. A method's settings are paths into its file of options."""
 
     name: ClassVar = "tensorrt_llm"
-    spelling: ClassVar = "tensorrt_llm"
+    methods: ClassVar = _METHODS
     oldest: ClassVar = "1.0"
     module: ClassVar = "tensorrt_llm"
     health_path: ClassVar = "/health"

@@ -145,7 +145,8 @@ class Triton(Engine):
     """Triton. What it runs is vLLM, so the methods are spelt as vLLM's."""
 
     name: ClassVar = "triton"
-    spelling: ClassVar = "vllm"
+    methods: ClassVar = vllm.Vllm.methods
+    backend: ClassVar = "vllm"
     oldest: ClassVar = "2.51"
     program: ClassVar = "tritonserver"
     health_path: ClassVar = "/v2/health/ready"

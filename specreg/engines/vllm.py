@@ -15,7 +15,7 @@ from specreg.acceptance.trace import Body, StreamEvent
 from specreg.core.errors import InvalidMeasurementError
 from specreg.core.http import Count, Histogram
 from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Requirement
-from specreg.engines.methods import Setting, is_older
+from specreg.engines.methods import DRAFT, DRAFT_TOKENS, Setting, Spelling, is_older
 from specreg.engines.settings import Parallel
 from specreg.engines.token_api import Call, TokenApi, Transcript, Wanted, decode_answer, unreadable
 from specreg.engines.wire_format import (
@@ -292,11 +292,41 @@ _SERVER = "vllm.entrypoints.openai.api_server"
 _RAY = "ray[cgraph]>=2.48"
 
 
+def _drafter(method: str) -> Spelling:
+    """A method that needs a draft and no more."""
+    settings = {"method": method, "model": DRAFT, "num_speculative_tokens": DRAFT_TOKENS}
+    return Spelling(settings=settings)
+
+
+# vLLM 0.31 and 0.32 draft no trees.
+_METHODS = {
+    "none": Spelling(settings={}),
+    "ngram": Spelling(
+        settings={
+            "method": "ngram",
+            "num_speculative_tokens": DRAFT_TOKENS,
+            "prompt_lookup_max": 4,
+            "prompt_lookup_min": 2,
+        }
+    ),
+    "suffix": Spelling(
+        settings={"method": "suffix", "num_speculative_tokens": DRAFT_TOKENS},
+        packages=("arctic-inference==0.1.1",),
+        learns=True,  # its cache keeps the answers of requests that have ended
+    ),
+    "mtp": Spelling(settings={"method": "mtp", "num_speculative_tokens": DRAFT_TOKENS}),
+    **{
+        name: _drafter(name)
+        for name in ("draft_model", "eagle", "eagle3", "medusa", "dflash", "custom_class")
+    },
+}
+
+
 class Vllm(Engine):
     """vLLM; from 0.29 on it counts acceptance per request."""
 
     name: ClassVar = "vllm"
-    spelling: ClassVar = "vllm"
+    methods: ClassVar = _METHODS
     oldest: ClassVar = "0.26"
     module: ClassVar = "vllm"
     health_path: ClassVar = "/health"

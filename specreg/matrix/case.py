@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import msgspec
 
 from specreg.core.redaction import hide_known, learn
-from specreg.engines.methods import METHODS
 from specreg.engines.registry import engine_named
 from specreg.engines.settings import LaunchSettings, Parallel
 from specreg.matrix.schema import NO_LIMITS, USUAL_DRAFT_TOKENS, Limits, Load, Width, Workload
@@ -90,7 +89,7 @@ class Needs:
         return f"needs {self}, {where} has {there}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSpec(LaunchSettings):
     """What has to be equal for two cases to share a server.
 
@@ -135,7 +134,7 @@ class ServerSpec(LaunchSettings):
         return f"{self.engine}-{self.method}-{self.models}{drafts}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Case(Workload):
     """One measurement of the matrix.
 
@@ -203,8 +202,7 @@ class Case(Workload):
     @property
     def needs_fresh_server(self) -> bool:
         """Whether what another case asked the server would change what this one measures."""
-        spelling = engine_named(self.server.engine).spelling
-        return spelling in METHODS[self.server.method].learns_on
+        return engine_named(self.server.engine).spelling_of(self.server.method).learns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ import msgspec
 
 from specreg.core.errors import UnknownNameError, UnsupportedError
 from specreg.engines.methods import METHODS
+from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, ServerSpec
 from specreg.matrix.schema import MOST_DRAFT_TOKENS
 
@@ -110,7 +111,7 @@ def _with_draft(
     method = spec.method
     if method not in METHODS:
         raise UnknownNameError("method", method, METHODS, "override of method")
-    METHODS[method].check_engine(spec.engine, where)
+    engine_named(spec.engine).spelling_of(method, where)
     if not METHODS[method].needs_draft:
         return dataclasses.replace(spec, draft=None, tree=None)
     if named:

@@ -68,7 +68,7 @@ class Pace:
     duration_s: _AboveZero | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Load(Pace):
     """How many requests come, and when.
 
@@ -154,7 +154,7 @@ class Workload(RequestSettings):
     tolerances: tuple[tuple[str, float], ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CaseSettings(ServerSettings, RequestSettings, Load):
     """What must be equal for two measurements of a case to be compared: the key of a baseline.
 
@@ -230,7 +230,7 @@ class ModelsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     token_kib: _NotNegative = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CasesTable(LaunchSettings, Workload, Pace):
     """`[[cases]]`: one case for each of `methods` × `draft_tokens` × the loads.
 

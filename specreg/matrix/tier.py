@@ -238,8 +238,7 @@ def _server_of(
         raise UnknownNameError(
             f"draft in [models.{models}] for method", method, pair.drafts, place.at("models")
         )
-    spelling = engine_named(table.engine, place.at("engine")).spelling
-    METHODS[method].check_engine(spelling, place.at("methods"))
+    engine_named(table.engine, place.at("engine")).spelling_of(method, place.at("methods"))
     draft = pair.drafts[method] if METHODS[method].needs_draft else None
     if method != "none":
         _check_tree(table, method, draft_tokens, place)

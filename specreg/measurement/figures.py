@@ -157,7 +157,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
         gauges: the server's own, of its last iterations at the end; null where it has none.
         timing: of the case's server, null where a speed is invalid; control: of the one beside it.
         speedup: of one over the other; null without a control, and where speeds mean nothing.
-        power: what the devices drew; null where nobody watched.
+        power: what the devices drew; null where that wasn't watched.
     """
 
     case_id: str

@@ -88,21 +88,21 @@ PARTS_FOLDER = "parts"
 """The folder of the journals that workers write, one for each measurement."""
 
 _LOCK = "journal.lock"
-"""Beside the journal; held by whoever writes it."""
+"""Beside the journal; held by the process that writes it."""
 
 Line = Attempt | Replayed | Ended
 
 
 @dataclass(slots=True)
 class Journal:
-    """Writes one run's journal; each line is on its way to disk when the call returns."""
+    """Write one run's journal; each line is on its way to disk when the call returns."""
 
     path: Path
     _file: BinaryIO | None = None
     _lock: filelock.BaseFileLock | None = None
 
     def hold(self) -> None:
-        """Has nobody else go on with the run until we close this, or are gone: the system frees it.
+        """Keep other processes from the run until this is closed or our process has ended.
 
         Raises:
             SpecregError: a run that lives writes it; or the disk refuses.
@@ -157,7 +157,7 @@ class Journal:
         )
 
     def take(self, part: Path) -> None:
-        """Adds the lines of another journal, which is gone then; that of nobody is none.
+        """Add the lines of another journal, which is gone then; one that isn't there has none.
 
         Raises:
             SpecregError: it can't be read, or ours not written.
@@ -172,7 +172,7 @@ class Journal:
             raise SpecregError(message) from error
 
     def close(self) -> None:
-        """Closes the file, if anything was written; whoever wants to may go on with the run."""
+        """Close the file, if anything was written; another process may go on with the run then."""
         self._close_file()
         if self._lock is not None:
             self._lock.release()
@@ -257,7 +257,7 @@ def load_journal(path: Path) -> Mapping[Key, Measurement]:
         elif isinstance(line, Replayed):
             begun.take(line)
         elif isinstance(line, Ended):
-            # A case that another version wrote may have another form; nobody asks for it then.
+            # A case that another version wrote may have another form, and is of no use then.
             # Nor for one with a look that this version doesn't know.
             with contextlib.suppress(msgspec.ValidationError, KeyError):
                 found.setdefault(begun.key, begun.close(line))
@@ -298,7 +298,7 @@ def parts_in(run_folder: Path) -> Sequence[Path]:
 def _changed_ns(path: Path) -> int:
     try:
         return path.stat().st_mtime_ns
-    except FileNotFoundError:  # somebody has just taken it
+    except FileNotFoundError:  # another process has just taken it
         return 0
 
 

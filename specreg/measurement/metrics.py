@@ -57,7 +57,7 @@ class Replay:
         acceptance: None for a case that doesn't speculate.
         limits: what a request must keep to count as good.
         gauges: what the server said of its acceptance at the end; no metric is of them.
-        power: what the devices drew; None where nobody watched.
+        power: what the devices drew; None where that wasn't watched.
     """
 
     rounds: tuple[Round, ...]

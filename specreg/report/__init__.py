@@ -1,1 +1,5 @@
-"""What people read: progress while a run lasts, tables when it ends."""
+"""Reports: verdicts and figures come in, as one document of a run or a gate.
+
+Its forms go out: on the terminal, Markdown, HTML, JSON, CSV, Prometheus and aiperf's. It measures
+and judges nothing.
+"""

@@ -97,7 +97,7 @@ class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         schema_version: of this form.
         run: its folder's name; tier: what was run; environment: on what.
-        attached: the URL of the server that somebody else ran, empty if we started our own.
+        attached: the URL of a server that this run didn't start, empty where it started its own.
         complete: whether the whole tier was judged, and nothing cut it short.
         exit_status: of the run.
         outcomes: how many verdicts of each; verdicts: in the order of the run.
@@ -326,7 +326,7 @@ def load_verdict(path: Path) -> RunVerdict | None:
 
 
 def last_launches(figures: Iterable[Figures]) -> tuple[Figures, ...]:
-    """Of each case the figures of the last of its launches that are valid in most.
+    """The figures of each case's last launch among those that are valid in most.
 
     The cases are in the order given; one that is valid in nothing isn't there.
     """

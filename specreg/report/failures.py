@@ -37,7 +37,7 @@ class Failure:
 
 
 def failure_of(verdict: Verdict) -> Failure:
-    """Of a test whose verdict doesn't hold."""
+    """What pytest shows of a test whose verdict doesn't hold."""
     return Failure(
         message=f"{verdict.outcome}: {sentence_of(verdict)}",
         text=render_failures([verdict]),

@@ -49,7 +49,7 @@ class Progress:
 
     @property
     def watched(self) -> bool:
-        """Whether somebody sits at a terminal."""
+        """Whether standard error is a terminal."""
         return self._file is not None and self._file.isatty()
 
     def watch(self, steps: Sequence[Step]) -> None:

@@ -114,7 +114,7 @@ def _answer(run: RunVerdict, subject: str, families: frozenset[Family]) -> Answe
 
 
 def _family(verdict: Verdict) -> Family:
-    """Of its metric; a correctness check is of what speculation accepts."""
+    """The family of its metric; a correctness check is of what speculation accepts."""
     metric = METRICS.get(verdict.metric)
     return metric.family if metric else Family.ACCEPTANCE
 

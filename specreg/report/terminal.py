@@ -156,7 +156,7 @@ def render_next(
         everything: the ids of all cases of the tier.
         options: with which its cases run as they did.
     """
-    # A server that somebody else runs is launched and recorded by nobody here.
+    # A server that runs already isn't launched here, and not recorded.
     ours = not is_attached(options)
     lines = []
     for outcome, what in (

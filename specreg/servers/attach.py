@@ -16,7 +16,6 @@ from specreg.core.errors import (
 )
 from specreg.core.http import ask
 from specreg.engines.engine import Engine, Identity
-from specreg.engines.methods import METHODS
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, ServerSpec, Tier
 from specreg.matrix.widening import served_models
@@ -165,8 +164,8 @@ def _facts(
     if found.speculates is not None:
         asked = "off" if spec.method == "none" else "on"
         yield "its speculation", "on" if found.speculates else "off", asked
-    spelling = engine_named(spec.engine).spelling
-    settings = METHODS[spec.method].settings(spelling, draft, spec.draft_tokens, spec.tree)
+    spelling = engine_named(spec.engine).spelling_of(spec.method)
+    settings = spelling.render(draft, spec.draft_tokens, spec.tree)
     for name, value in settings.items():
         if name in found.speculation:
             yield f"its {name}", Path(found.speculation[name]).name, Path(str(value)).name

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from specreg.core.errors import SensorError, UnsupportedError
 from specreg.engines.engine import Requirement
-from specreg.engines.methods import METHODS, is_older
+from specreg.engines.methods import is_older
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, ServerSpec
 from specreg.matrix.schema import NO_LIMITS
@@ -223,7 +223,7 @@ class Provision:
             version=self.version or wanted.version,
             extras=(
                 *wanted.extras,
-                *METHODS[spec.method].packages.get(engine.spelling, ()),
+                *engine.spelling_of(spec.method).packages,
                 *engine.packages(spec.parallel),
             ),
         )
@@ -253,19 +253,18 @@ def check_version(case: Case, version: str, *, ours: bool, option: str = VERSION
         UnsupportedError: it is too old or too new for the method, or doesn't tell the acceptance of
             such prompts.
     """
-    engine, method = engine_named(case.server.engine), METHODS[case.server.method]
-    first, lost = method.since.get(engine.name, ""), method.until.get(engine.name, "")
+    engine, method = engine_named(case.server.engine), case.server.method
+    spelling = engine.spelling_of(method)
+    first, lost = spelling.since, spelling.until
     how = f" with {option}" if ours and option else ""
     if is_older(version, first):
         message = (
-            f"method '{method.name}': {engine.name} {version} lacks it, or doesn't tell what"
+            f"method '{method}': {engine.name} {version} lacks it, or doesn't tell what"
             f" it accepts; take {first} or newer{how}"
         )
         raise UnsupportedError(message)
     if version and lost and not is_older(version, lost):
-        message = (
-            f"method '{method.name}': {engine.name} {version} lost it; take one before {lost}{how}"
-        )
+        message = f"method '{method}': {engine.name} {version} lost it; take one before {lost}{how}"
         raise UnsupportedError(message)
     engine.wire_format.check(case.form, version, ours=ours)
     if not case.stream:

@@ -79,7 +79,7 @@ def parse_origin(text: str) -> Origin:
 
     Raises:
         UnsupportedError: it can't be read, or nothing is at its place.
-        UnknownNameError: nobody declared its engine.
+        UnknownNameError: its engine isn't declared.
     """
     of_engine = _OF_ENGINE.fullmatch(text)
     if of_engine and of_engine["engine"] != "git" and not Path(text).exists():
@@ -126,7 +126,7 @@ def _at_place(text: str, engine: str, place: str) -> Origin:
         return Origin(text=text, engine=engine, kind=Kind.GIT, place=place)
     try:
         path = Path(place).expanduser()
-    except RuntimeError:  # nobody of that name has a home here
+    except RuntimeError:  # no user of that name has a home here
         path = Path(place)
     if path.suffix == ".whl" and path.is_file():
         kind = Kind.WHEEL
@@ -186,7 +186,7 @@ def _of_wheel(place: str) -> Build:
 def _of_checkout(place: str) -> Build:
     """By its commit and, where its files are others, by the tree that they would make."""
     advice = (
-        "is no git checkout, so nobody could say what was measured; commit it, or build a wheel"
+        "is no git checkout, so what was measured couldn't be told; commit it, or build a wheel"
     )
     git = functools.partial(_git, advice, "-C", place)
     commit, tree, objects = git(
@@ -341,7 +341,7 @@ class Source:
             raise UnsupportedError(f"side '{self.origin.text}': {error}") from error
 
     def check_released(self, spec: ServerSpec) -> None:
-        """Silent where a version can be installed for a server, or nobody can tell beforehand.
+        """Check that a version can be installed for a server, as far as that is known beforehand.
 
         Raises:
             UnsupportedError: there is no such release; the message names the side.
@@ -420,6 +420,6 @@ def source_of(
     """Where a side's servers come from, from here on: what is built is looked at once.
 
     Raises:
-        UnsupportedError: nobody could say afterwards what was built; the message names the side.
+        UnsupportedError: what is built couldn't be told afterwards; the message names the side.
     """
     return Source(origin=origin, on_gpu=on_gpu, show=show, waits=waits, build=build_of(origin))

@@ -17,7 +17,6 @@ from specreg.core.files import cache_dir, replace_file
 from specreg.core.processes import SupervisedProcess, note_shared, start_process, stop_process
 from specreg.core.redaction import hide
 from specreg.engines.engine import LaunchOptions
-from specreg.engines.methods import METHODS
 from specreg.engines.registry import engine_named
 from specreg.engines.settings import LaunchSettings, taken
 from specreg.matrix.case import ServerSpec
@@ -177,8 +176,8 @@ class ServerStart:
             # No other is called so: a request that reaches another server fails there.
             served_name=f"{spec.id}-{uuid.uuid4().hex[:_NONCE_DIGITS]}",
             port=port,
-            speculation=METHODS[spec.method].settings(
-                engine.spelling, draft, spec.draft_tokens, spec.tree, version=version
+            speculation=engine.spelling_of(spec.method).render(
+                draft, spec.draft_tokens, spec.tree, version
             ),
             offline=all(Path(model).is_dir() for model in (target, draft) if model),
             on_gpu=self.on_gpu,

@@ -36,23 +36,17 @@ TREE = Tree(branches=2, drafted_tokens=6)
 
 def launches(engine: str, version: str) -> Mapping[str, LaunchOptions]:
     """All that a case can ask for, by what it is."""
-    spelling = engine_named(engine).spelling
     plain = dataclasses.replace(
         builders.LAUNCH_OPTIONS, engine_args=(), speculation={}, version=version
     )
     methods = {
-        method.name: dataclasses.replace(
+        name: dataclasses.replace(
             plain,
-            speculation=method.settings(
-                spelling,
-                "/models/draft",
-                3,
-                TREE if method.drafts_trees else None,
-                version=version,
+            speculation=spelling.render(
+                "/models/draft", 3, TREE if METHODS[name].drafts_trees else None, version
             ),
         )
-        for method in METHODS.values()
-        if spelling in method.spelling
+        for name, spelling in engine_named(engine).methods.items()
     }
     return {
         **methods,

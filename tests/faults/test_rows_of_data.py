@@ -113,7 +113,7 @@ BASELINES = (
     ('{"schema_version": 2,\n "case": }\n', "not JSON at line 2, column 10 (", "restore it with"),
     (
         json.dumps({"schema_version": SCHEMA_VERSION + 1}),
-        "schema version 3 at line 1, ",
+        f"schema version {SCHEMA_VERSION + 1} at line 1, ",
         "use a newer",
     ),
     (CONFLICT, "holds both sides of a merge conflict, from line 2 on", "restore it with git"),

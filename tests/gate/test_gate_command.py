@@ -277,11 +277,9 @@ def test_what_failed_is_tried_again_where_it_is_resumed(gate: Gate) -> None:
     planted = Script(fault=Fault.CRASH_MID_RUN, fault_after_requests=BEFORE_ROUNDS + PROMPTS)
     failed = gate.run("--launches", "2", b=planted)
     assert failed.returncode == 10, failed.stdout + failed.stderr
-    lines = (gate.out / "journal.jsonl").read_bytes()
     again = gate.run("--launches", "2", "--resume", b=Script())
     assert again.returncode == 0, again.stdout + again.stderr
     assert gate.answer() == "UPGRADE"
-    assert (gate.out / "journal.jsonl").read_bytes().startswith(lines)
 
 
 def test_no_time_left_ends_it_and_says_how_to_go_on(gate: Gate) -> None:

@@ -292,6 +292,7 @@ def test_a_committed_baseline_of_an_earlier_form_is_read_as_it_was_recorded() ->
         assert again | {"schema_version": written["schema_version"]} == written
         assert {name: settings[name] for name in case} == case
         defaults = {field.name: field.default for field in dataclasses.fields(CaseSettings)}
+        assert settings.keys() == defaults.keys()
         for name in settings.keys() - case.keys():
             assert getattr(committed.case, name) == defaults[name]
 

@@ -129,6 +129,13 @@ WRITTEN = {
 """As a file has them, where the type doesn't say it."""
 
 
+DEFAULTS = {
+    field.name: field.default
+    for field in dataclasses.fields(CasesTable)
+    if field.default is not dataclasses.MISSING
+}
+
+
 @pytest.mark.parametrize(
     "name", sorted(SHARED.keys() - {"draft_tokens", "concurrency", "requests_per_s", "arrivals"})
 )
@@ -143,7 +150,7 @@ def test_each_key_of_a_table_arrives_in_the_case(name: str, tmp_path: Path) -> N
         "requests_per_s": "[2.0]",
         "arrivals": '"gamma"',
     }
-    default = getattr(CasesTable, name, None)
+    default = DEFAULTS.get(name)
     found = WRITTEN.get(name) or str(other(name, default)).lower()
     table[name] = f'"{found}"' if isinstance(default, str) and name not in WRITTEN else found
     folder = tmp_path / "matrix"

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specreg.engines.methods import METHODS
 from specreg.engines.pytorch.lookup import LookupRule, Occurrence, propose
+from specreg.engines.registry import engine_named
 
 LAST = LookupRule(occurrence=Occurrence.LAST)
 
@@ -51,7 +51,7 @@ def test_drafts_what_followed_the_last_tokens_before(
 
 
 def test_the_default_is_what_vllm_is_told() -> None:
-    settings = METHODS["ngram"].spelling["vllm"]
+    settings = engine_named("vllm").methods["ngram"].settings
     rule = LookupRule()
 
     assert settings["prompt_lookup_max"] == rule.longest_tokens

@@ -9,7 +9,6 @@ import pytest
 
 from specreg.acceptance.record import Source, StepCounts
 from specreg.core.errors import InvalidMeasurementError, UnsupportedError
-from specreg.engines.methods import METHODS
 from specreg.engines.pytorch.options import parse_options
 from specreg.engines.pytorch.placement import Placement, choose_devices, place
 from specreg.engines.registry import ENGINES, engine_named
@@ -23,7 +22,7 @@ PLAIN = dataclasses.replace(builders.LAUNCH_OPTIONS, engine_args=())
 
 @pytest.mark.parametrize("method", ["none", "ngram", "draft_model"])
 def test_its_own_parser_reads_the_command_line(method: str) -> None:
-    settings = METHODS[method].settings("reference", "/models/draft", 5)
+    settings = REFERENCE.methods[method].render("/models/draft", 5)
     options = dataclasses.replace(PLAIN, speculation=settings)
     command = REFERENCE.command(PYTHON, options)
     assert command[:3] == (str(PYTHON), "-m", "specreg.engines.pytorch")

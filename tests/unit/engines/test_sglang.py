@@ -7,14 +7,13 @@ import pytest
 
 from specreg.core.errors import UnsupportedError
 from specreg.engines.engine import Memory
-from specreg.engines.methods import METHODS
 from specreg.engines.registry import engine_named
 from specreg.engines.settings import Parallel
 from tests.unit import builders
 
 SGLANG = engine_named("sglang")
 PYTHON = Path("/envs/sglang/bin/python")
-SPECULATION = METHODS["eagle3"].settings("sglang", "/models/head", 3)
+SPECULATION = engine_named("sglang").methods["eagle3"].render("/models/head", 3)
 OPTIONS = dataclasses.replace(builders.LAUNCH_OPTIONS, speculation=SPECULATION)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from specreg.core.errors import UnsupportedError
 from specreg.engines.engine import LaunchOptions
-from specreg.engines.methods import METHODS, Method
+from specreg.engines.methods import Spelling
 from specreg.engines.registry import engine_named
 from specreg.engines.settings import Parallel
 from specreg.servers.provision import check_version
@@ -17,7 +17,7 @@ from tests.unit import builders
 
 TENSORRT_LLM = engine_named("tensorrt_llm")
 PYTHON = Path("/envs/tensorrt-llm/bin/python")
-SPECULATION = METHODS["draft_model"].settings("tensorrt_llm", "/models/draft", 3)
+SPECULATION = TENSORRT_LLM.methods["draft_model"].render("/models/draft", 3)
 OPTIONS = dataclasses.replace(builders.LAUNCH_OPTIONS, speculation=SPECULATION, on_gpu=True)
 
 
@@ -35,11 +35,11 @@ READINGS: list[dict[str, Any]] = json.loads(
     (builders.ROOT / "fixtures/recordings/tensorrt_llm/llm_args.json").read_text()
 )["readings"]
 SPELT = [
-    pytest.param(method, reading, id=f"{method.name}-{reading['version']}")
-    for method in METHODS.values()
+    pytest.param(spelling, reading, id=f"{name}-{reading['version']}")
+    for name, spelling in TENSORRT_LLM.methods.items()
     for reading in READINGS
-    if method.spelling.get("tensorrt_llm")
-    if has(method.name, reading["version"])
+    if spelling.settings
+    if has(name, reading["version"])
 ]
 
 
@@ -71,12 +71,12 @@ def test_a_setting_stands_where_its_path_says() -> None:
     }
 
 
-@pytest.mark.parametrize(("method", "reading"), SPELT)
+@pytest.mark.parametrize(("spelling", "reading"), SPELT)
 def test_a_row_is_spelt_as_the_argument_classes_of_that_time(
-    method: Method, reading: dict[str, Any]
+    spelling: Spelling, reading: dict[str, Any]
 ) -> None:
     """They refuse what they don't know."""
-    settings = method.settings("tensorrt_llm", "/models/draft", 3, version=reading["version"])
+    settings = spelling.render("/models/draft", 3, version=reading["version"])
     said = {
         path.removeprefix("speculative_config."): value
         for path, value in settings.items()

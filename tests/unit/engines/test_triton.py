@@ -8,13 +8,12 @@ import pytest
 
 from specreg.core.errors import UnsupportedError
 from specreg.engines.engine import LaunchOptions
-from specreg.engines.methods import METHODS
 from specreg.engines.registry import engine_named
 from specreg.engines.settings import Parallel
 from tests.unit import builders
 
 TRITON = engine_named("triton")
-SPECULATION = METHODS["eagle3"].settings("vllm", "/models/head", 3)
+SPECULATION = engine_named("triton").methods["eagle3"].render("/models/head", 3)
 OPTIONS = dataclasses.replace(
     builders.LAUNCH_OPTIONS, speculation=SPECULATION, engine_args=("seed=7",)
 )

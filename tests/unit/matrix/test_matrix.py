@@ -436,7 +436,7 @@ def test_a_tree_that_cannot_be_is_named(tmp_path: Path, text: str, words: str) -
 
 
 def test_an_engine_without_trees_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnknownNameError, match="engine for method 'eagle3_tree' 'vllm'"):
+    with pytest.raises(UnknownNameError, match="method of engine 'vllm' 'eagle3_tree'"):
         load(tmp_path, TREES.replace("sglang", "vllm") + tree(2, 6))
 
 
@@ -464,5 +464,5 @@ def test_a_round_that_cannot_is_refused(tmp_path: Path) -> None:
 
 def test_an_engine_without_the_method_is_named_with_its_table(tmp_path: Path) -> None:
     text = MODELS + CASES.replace('"vllm"', '"triton"').replace('"eagle3"]', '"lookahead"]')
-    with pytest.raises(UnknownNameError, match=r"line \d+, \[\[cases\]\] no\. 1: unknown engine"):
+    with pytest.raises(UnknownNameError, match=r"line \d+, \[\[cases\]\] no\. 1: unknown method"):
         load(tmp_path, text)
