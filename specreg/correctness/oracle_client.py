@@ -3,7 +3,7 @@
 What a greedy drafter would have proposed at any place of a text follows from the text alone, so
 the steps of an answer can be walked again. That they are others says that the engine's drafter or
 verifier is wrong, not that the text has changed: the walk is along the engine's own text. The
-models are read by `specreg.engines.pytorch.foreseeing`, in the reference engine's environment.
+models are read by `specreg.engines.pytorch.oracle`, in the reference engine's environment.
 """
 
 import dataclasses
@@ -19,8 +19,8 @@ from specreg.acceptance.record import NO_STEPS, StepCounts
 from specreg.core.errors import InvalidMeasurementError, ModelError, UnsupportedError
 from specreg.core.processes import child_process
 from specreg.datasets.prompts import Prompt
-from specreg.engines.pytorch.lookup import LookupRule, propose
-from specreg.engines.pytorch.questions import REFUSED, Foreseen, Question, Text
+from specreg.engines.pytorch.oracle_questions import REFUSED, OracleAnswer, Question, Text
+from specreg.engines.pytorch.speculation import LookupRule, propose
 from specreg.engines.registry import engine_named
 from specreg.engines.settings import ALONE
 from specreg.engines.token_api import Transcript, Wanted
@@ -53,7 +53,7 @@ _HERE = str(Path(__file__).parents[2])
 
 _MOST_LINES = 15
 
-PredictDrafts = Callable[[Question], Foreseen]
+PredictDrafts = Callable[[Question], OracleAnswer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,7 @@ def drafts_of_model(accepted: Sequence[int], draft_tokens: int) -> DraftsAt:
 
     Args:
         accepted: by place in the text, how many of the drafts of a step that begins there are
-            right, as `specreg.engines.pytorch.foreseeing` finds out.
+            right, as `specreg.engines.pytorch.oracle` finds out.
         draft_tokens: how many are drafted.
     """
     return lambda place: Drafted(proposed=draft_tokens, accepted=accepted[place])
@@ -132,7 +132,7 @@ class WalkedAnswers:
     Attributes:
         answers: as the server gave them, with its own counts.
         steps: what they must have taken.
-        gaps_nats: see `specreg.engines.pytorch.questions.Foreseen`.
+        gaps_nats: see `specreg.engines.pytorch.oracle_questions.OracleAnswer`.
     """
 
     answers: tuple[Transcript, ...]
@@ -320,7 +320,9 @@ def check_context(case: Case, answers: Sequence[Transcript]) -> None:
         raise InvalidMeasurementError("CONTEXT_FULL", message)
 
 
-def predict_drafts(question: Question, *, on_gpu: bool, show: Callable[[str], None]) -> Foreseen:
+def predict_drafts(
+    question: Question, *, on_gpu: bool, show: Callable[[str], None]
+) -> OracleAnswer:
     """Ask the models in an environment of their own; nothing of it outlives this process.
 
     Args:
@@ -343,13 +345,13 @@ def predict_drafts(question: Question, *, on_gpu: bool, show: Callable[[str], No
     with tempfile.TemporaryDirectory(prefix="specreg-", ignore_cleanup_errors=True) as temporary:
         try:
             with child_process(
-                (environment.python, "-m", "specreg.engines.pytorch.foreseeing", *device),
+                (environment.python, "-m", "specreg.engines.pytorch.oracle", *device),
                 log_path=Path(temporary) / "log",
                 environment={**os.environ, **offline, "PYTHONPATH": _HERE},
                 temporary=[Path(temporary)],
             ) as child:
                 child.send(question)
-                answer = child.receive(Foreseen)
+                answer = child.receive(OracleAnswer)
                 status = child.process.popen.wait()
                 lines = child.last_lines().splitlines()
         except OSError as error:

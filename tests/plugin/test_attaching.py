@@ -5,8 +5,6 @@ import dataclasses
 import sys
 from collections.abc import Iterator
 
-import pytest
-
 from specreg.matrix.tier import load_tier
 from specreg.servers.environments import EngineEnvironment
 from specreg.servers.start import start_server
@@ -63,15 +61,9 @@ def test_a_worse_drafter_is_asked_again_on_the_same_server(recorded_suite: Suite
     assert "\n2 failed, 32 deselected in " in done.stdout
 
 
-@pytest.mark.parametrize(
-    "own_arguments",
-    [(), ("--per-request-spec-decode-metrics", "none")],
-    ids=["answers-tell", "counters-alone"],
-)
-def test_traffic_of_others_is_noticed(
-    recorded_suite: Suite, own_arguments: tuple[str, ...]
-) -> None:
+def test_traffic_of_others_is_noticed(recorded_suite: Suite) -> None:
     """Without `--per-request-spec-decode-metrics`, vLLM's default, by the requests that ended."""
+    own_arguments = ("--per-request-spec-decode-metrics", "none")
     script = Script(fault=Fault.COUNTERS_TOO_HIGH)
     with running(recorded_suite, script, own_arguments=own_arguments) as url:
         done = recorded_suite.run(

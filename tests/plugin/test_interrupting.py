@@ -65,7 +65,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_no_server_outlives_a_run_that_is_interrupted(suite: Suite, number: signal.Signals) -> None:
     suite.script = SLOW
     with start(suite) as run:

@@ -13,8 +13,10 @@ FILE = "report.json"
 
 
 def test_a_run_leaves_all_that_it_knows_in_its_folder(recorded_suite: Suite) -> None:
-    done = recorded_suite.run("tests/perf", "-q", "-k", "c4 and (acceptance or throughput)")
+    chosen = ("-k", "c4 and (acceptance or throughput)", "--specreg-verbose")
+    done = recorded_suite.run("tests/perf", "-q", *chosen)
 
+    assert done.stdout.count("time to first token, ms") == 2
     (folder,) = recorded_suite.runs.iterdir()
     report = load_report(folder / "report.json")
     assert report.run == recorded_suite.verdict()
@@ -60,15 +62,6 @@ def test_the_time_of_each_server_pair_and_none_is_that_of_the_process(suite: Sui
     assert "| vllm-eagle3-tiny |" in (folder / "report.md").read_text()
 
 
-def test_percentiles_are_shown_where_they_are_asked_for(
-    recorded_suite: Suite,
-) -> None:
-    speeds = ("tests/perf", "-q", "-k", "none and c1 and throughput")
-    quiet, verbose = recorded_suite.run(*speeds), recorded_suite.run(*speeds, "--specreg-verbose")
-    assert "how it spreads" not in quiet.stdout
-    assert verbose.stdout.count("time to first token, ms") == 1
-
-
 def test_a_run_leaves_a_page_and_adds_to_the_summary_of_a_job(
     recorded_suite: Suite, tmp_path: Path
 ) -> None:
@@ -84,18 +77,26 @@ def test_a_run_leaves_a_page_and_adds_to_the_summary_of_a_job(
     assert "This was not the whole tier" in page
     assert (tmp_path / "summary.md").read_text() == (folder / "report.md").read_text()
 
+    before = recorded_suite.verdict()  # a run that is gone on with in vain stays as it was
+    assert recorded_suite.run("tests/perf", "-q", "-k", "x", "--specreg-resume").returncode == 5
+    assert recorded_suite.verdict() == before
 
-def test_a_drawing_that_fails_takes_no_verdict_with_it(recorded_suite: Suite) -> None:
+
+def test_a_drawing_and_a_history_that_fail_take_no_verdict_with_them(recorded_suite: Suite) -> None:
+    past = recorded_suite.folder / "past"
+    past.write_text("")  # no folder
     recorded_suite.draws = True
     recorded_suite.python_path = recorded_suite.folder / "broken"
     recorded_suite.python_path.mkdir()
     broken = "def vegalite_to_svg(*_, **__):\n    raise ValueError('no ink')\n"
     (recorded_suite.python_path / "vl_convert.py").write_text(broken)
 
-    done = recorded_suite.run("tests/perf", "-q", "-k", "c1 and acceptance_length")
+    arguments = ("-k", "c1 and acceptance_length", f"--specreg-history={past}")
+    done = recorded_suite.run("tests/perf", "-q", *arguments)
 
     assert done.returncode == 0, done.stdout
     assert "PASS" in done.stdout
+    assert "this run isn't in it" in done.stdout
     assert "not whole, ValueError: no ink; the verdicts stand" in done.stdout
     assert recorded_suite.verdict().outcomes == {"PASS": 1}
 
@@ -106,19 +107,6 @@ def test_without_the_extra_the_page_lacks_its_charts(recorded_suite: Suite) -> N
     (folder,) = recorded_suite.runs.iterdir()
     assert f"report: {folder / 'report.html'}" in done.stdout
     assert "<svg" not in (folder / "report.html").read_text()
-
-
-def test_a_history_that_refuses_is_said_and_takes_no_verdict_with_it(
-    recorded_suite: Suite, tmp_path: Path
-) -> None:
-    (tmp_path / "file").write_text("")
-    past = f"--specreg-history={tmp_path / 'file'}"
-    done = recorded_suite.run("tests/perf", "-q", "-k", "c1 and acceptance_length", past)
-
-    assert done.returncode == 0, done.stdout
-    assert "this run isn't in it" in done.stdout
-    (folder,) = recorded_suite.runs.iterdir()
-    assert any("this run isn't in it" in one for one in load_report(folder / FILE).remarks)
 
 
 def test_a_machine_that_nothing_fits_leaves_the_reasons(suite: Suite) -> None:
@@ -140,13 +128,6 @@ def test_a_machine_that_nothing_fits_leaves_the_reasons(suite: Suite) -> None:
 def test_what_is_not_to_judge_leaves_nothing(suite: Suite, arguments: tuple[str, ...]) -> None:
     assert suite.run("-q", *arguments).returncode == 0
     assert not suite.runs.exists()
-
-
-def test_a_run_that_is_gone_on_with_in_vain_stays_as_it_was(recorded_suite: Suite) -> None:
-    recorded_suite.run("tests/perf", "-q", "-k", "c1 and acceptance_length")
-    before = recorded_suite.verdict()
-    assert recorded_suite.run("tests/perf", "-q", "-k", "x", "--specreg-resume").returncode == 5
-    assert recorded_suite.verdict() == before
 
 
 def test_the_command_is_told_with_what_the_environment_adds(

@@ -27,15 +27,12 @@ import torch
 from numpy.typing import NDArray
 
 from specreg.core.errors import ModelError, ServerRefusedError, UnsupportedError
-from specreg.engines.pytorch import verifying
-from specreg.engines.pytorch.asking import ChatBody, Message
-from specreg.engines.pytorch.decoding import Models, decode
-from specreg.engines.pytorch.jobs import Job, Step
+from specreg.engines.pytorch import speculation
+from specreg.engines.pytorch.decoding import Models, Reader, decode
 from specreg.engines.pytorch.models import Loaded, device_map, load_model, load_models
-from specreg.engines.pytorch.options import parse_options
-from specreg.engines.pytorch.placement import Placement
-from specreg.engines.pytorch.reading import Reader
-from specreg.engines.pytorch.verifying import Floats
+from specreg.engines.pytorch.options import Placement, parse_options
+from specreg.engines.pytorch.requests import ChatBody, Job, Message, Step
+from specreg.engines.pytorch.speculation import Floats
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "fixtures/models/tiny"
@@ -276,7 +273,7 @@ class Sampling(unittest.TestCase):
                     if ids[: len(prefix)] == prefix and len(ids) > len(prefix)
                 ]
                 logits = whole_logits([*prompt, *prefix])[-1]
-                p = verifying.distributions(logits[None], temperature)[0]
+                p = speculation.distributions(logits[None], temperature)[0]
                 assert agrees(np.bincount(following, minlength=len(p)), p)
                 assert not agrees(np.bincount(following, minlength=len(p)), np.sqrt(p))
 
@@ -320,8 +317,8 @@ class Faults(unittest.TestCase):
 
     def test_each_changes_the_text(self) -> None:
         wrappers: dict[Callable[..., Any], tuple[Any, str]] = {
-            planted.one_too_many: (verifying, "verify"),
-            planted.no_correction: (verifying, "verify"),
+            planted.one_too_many: (speculation, "verify"),
+            planted.no_correction: (speculation, "verify"),
             planted.wrong_rollback: (Reader, "forget"),
         }
         sound = {method: [answer.ids for answer in greedy(method, 1)[:10]] for method in METHODS}

@@ -122,7 +122,7 @@ def generated(client: httpx.Client) -> int:
     return int(found[1])
 
 
-@pytest.mark.parametrize("checks", ["check_decoding.py", "check_foreseeing.py"])
+@pytest.mark.parametrize("checks", ["check_decoding.py", "check_oracle.py"])
 def test_what_needs_torch_is_right(checks: str) -> None:
     done = subprocess.run(
         (interpreter(), "-m", "unittest", str(HERE / checks)),

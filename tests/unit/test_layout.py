@@ -26,7 +26,7 @@ UNITLESS = re.compile(
     r"|expected|first|judged|last|launches|origin|scale|values?|a|b"  # in the unit of a metric
     r"|max|mean|min|stdev|p\d\d"  # in the unit of what is summarised
 )
-WRITERS = r"core|engines/pytorch/foreseeing|many/desk|matrix/\w+|servers/(environments|start)"
+WRITERS = r"core|engines/pytorch/oracle|many/desk|matrix/\w+|servers/(environments|start)"
 
 
 def is_float(annotation: object) -> bool:

@@ -12,8 +12,8 @@ def main() -> int:
         options = parse_options(sys.argv[1:])
         from aiohttp import web  # noqa: PLC0415 - these need the extra
 
-        from specreg.engines.pytorch.app import App  # noqa: PLC0415
         from specreg.engines.pytorch.models import load_models  # noqa: PLC0415
+        from specreg.engines.pytorch.server import App  # noqa: PLC0415
 
         loaded = load_models(options)
     except ImportError as error:

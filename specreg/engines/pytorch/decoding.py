@@ -1,45 +1,116 @@
 """Decoding: models and prompts in, the steps of their answers out.
 
 The first step of an answer reads the prompt and drafts nothing. Each later one reads the token
-before it and what was drafted after that, verifies, and forgets what wasn't accepted.
+before it and what was drafted after that, verifies, and forgets what wasn't accepted. A drafter
+follows the rows of one batch from its start to its end.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
+import torch
+from transformers import DynamicCache
 
-from specreg.engines.pytorch import verifying
-from specreg.engines.pytorch.drafting import NewDrafter
-from specreg.engines.pytorch.jobs import Job, Step
-from specreg.engines.pytorch.reading import Model, Reader
-from specreg.engines.pytorch.verifying import NO_DRAFT, Draft, Floats, Verified
+from specreg.engines.pytorch import speculation
+from specreg.engines.pytorch.requests import Job, Step
+from specreg.engines.pytorch.speculation import (
+    NO_DRAFT,
+    Draft,
+    Floats,
+    LookupRule,
+    Verified,
+    distributions,
+    propose,
+    sample,
+)
+
+Model = Any
+"""A causal language model of transformers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Models:
-    """What decodes.
+class Reader:
+    """Texts that a model reads at once. `lengths`: by row, how many tokens it has read."""
 
-    Attributes:
-        target: the model whose answers they are.
-        new_drafter: makes what drafts for it.
-        stop_ids: the ids that end a text.
-        context_tokens: how many tokens prompt and answer may have together.
-    """
+    def __init__(self, model: Model, rows: int) -> None:
+        self._model = model
+        self._device = model.get_input_embeddings().weight.device
+        self._cache = DynamicCache()
+        self._held = torch.zeros((rows, 0), dtype=torch.bool)
+        self.lengths = [0] * rows
 
-    target: Model
-    new_drafter: NewDrafter
-    stop_ids: frozenset[int]
-    context_tokens: int
+    def read(self, texts: Sequence[Sequence[int]], wanted: Sequence[int]) -> list[Floats]:
+        """Reads on.
+
+        Args:
+            texts: by row, the ids that follow; none for a row that waits, but not at first.
+            wanted: by row, after how many of the last of them the logits are wanted.
+
+        Returns:
+            By row, logits of shape [wanted, V] in float32.
+        """
+        width = max(map(len, texts))
+        ids = torch.tensor([[*text, *(0,) * (width - len(text))] for text in texts])
+        # Filled up on the right, where a row sees tokens of its own: one that sees none computes
+        # NaN, which a mask doesn't keep away.
+        new = torch.arange(width) < torch.tensor([[len(text)] for text in texts])
+        positions = torch.tensor(self.lengths)[:, None] + torch.arange(width)
+        self._held = torch.cat((self._held, new), dim=1)
+        places = [
+            range(len(text) - count, len(text)) for text, count in zip(texts, wanted, strict=True)
+        ]
+        kept = sorted(set().union(*places))
+        with torch.inference_mode():
+            output = self._model(
+                input_ids=ids.to(self._device),
+                attention_mask=self._held.to(self._device, torch.long),
+                position_ids=torch.where(new, positions, 0).to(self._device),
+                past_key_values=self._cache,
+                use_cache=True,
+                logits_to_keep=torch.tensor(kept, device=self._device),
+            )
+        logits = output.logits.float().cpu().numpy()
+        self.lengths = [
+            length + len(text) for length, text in zip(self.lengths, texts, strict=True)
+        ]
+        return [logits[row, [kept.index(place) for place in own]] for row, own in enumerate(places)]
+
+    def forget(self, counts: Sequence[int]) -> None:
+        """Goes back, by row, by as many tokens as `counts` says, 0 or more."""
+        for row, count in enumerate(counts):
+            columns = self._held[row].nonzero().flatten()
+            self._held[row, columns[len(columns) - count :]] = False
+        self.lengths = [length - count for length, count in zip(self.lengths, counts, strict=True)]
+        in_use = self._held.any(dim=0).nonzero().flatten()
+        columns_left = int(in_use[-1]) + 1 if len(in_use) else 0
+        self._cache.crop(columns_left - self._held.shape[1])
+        self._held = self._held[:, :columns_left]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Goes on with some of the rows, one at least, in the order they have."""
+        if len(rows) == len(self.lengths):
+            return
+        self._cache.batch_select_indices(torch.tensor(rows))
+        self._held = self._held[list(rows)]
+        self.lengths = [self.lengths[row] for row in rows]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Row:
-    """A job on its way; see `specreg.engines.pytorch.drafting.Row`."""
+class Row:
+    """A job and what was decoded of it so far.
+
+    Attributes:
+        index: its place among the jobs of the batch.
+        context: the ids of prompt and answer so far.
+        random: the job's own generator.
+        unread: the last ids, which the target hasn't read yet.
+    """
 
     index: int
     job: Job
-    models: Models
+    models: "Models"
     context: list[int]
     random: np.random.Generator
     unread: Sequence[int] = field(default_factory=tuple)
@@ -47,10 +118,12 @@ class _Row:
 
     @property
     def temperature(self) -> float:
+        """0 is greedy."""
         return self.job.temperature
 
     @property
     def room_tokens(self) -> int:
+        """How many more tokens fit into the target's context."""
         return self.models.context_tokens - len(self.context)
 
     def take(self, draft: Draft, verified: Verified, logits: Floats) -> Step:
@@ -77,6 +150,130 @@ class _Row:
         return new[:left], "length" if len(new) >= left else None
 
 
+class Drafter(Protocol):
+    """One of the ways to draft."""
+
+    def draft(self, rows: Sequence[Row]) -> list[Draft]:
+        """A draft for each row; the same rows in the same order as ever."""
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Goes on with some of the rows, in the order they have."""
+
+
+NewDrafter = Callable[[int], Drafter]
+"""Makes the drafter of a batch, by how many rows it has."""
+
+
+class NoDrafter:
+    """Autoregressive decoding."""
+
+    def draft(self, rows: Sequence[Row]) -> list[Draft]:
+        """Nothing."""
+        return [NO_DRAFT] * len(rows)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Knows nothing of rows."""
+
+
+class LookupDrafter:
+    """N-gram lookup in the text so far, without a model (Ou et al. 2024)."""
+
+    def __init__(self, rule: LookupRule, draft_tokens: int) -> None:
+        self._rule, self._draft_tokens = rule, draft_tokens
+
+    def draft(self, rows: Sequence[Row]) -> list[Draft]:
+        """What followed the last tokens when they stood there before."""
+        return [
+            Draft(
+                token_ids=propose(row.context, self._rule, min(self._draft_tokens, row.room_tokens))
+            )
+            for row in rows
+        ]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Knows nothing of rows."""
+
+
+class ModelDrafter:
+    """A smaller model that goes on by itself, by the temperature of the request."""
+
+    def __init__(self, model: Model, draft_tokens: int, rows: int) -> None:
+        self._reader = Reader(model, rows)
+        self._draft_tokens = draft_tokens
+        self._read: list[list[int]] = [[] for _ in range(rows)]
+
+    def draft(self, rows: Sequence[Row]) -> list[Draft]:
+        """The model's next tokens, one after the other."""
+        limits = [min(self._draft_tokens, row.room_tokens) for row in rows]
+        self._go_back(rows)
+        unread = [row.context[len(read) :] for row, read in zip(rows, self._read, strict=True)]
+        drafted: list[list[int]] = [[] for _ in rows]
+        drawn_from: list[list[Floats]] = [[] for _ in rows]
+        for place in range(max(limits)):
+            logits = self._read_on(unread)
+            for index, row in enumerate(rows):
+                if place < limits[index]:
+                    token_id, q = _choose(logits[index][-1], row)
+                    drafted[index].append(token_id)
+                    drawn_from[index].extend(q)
+            unread = [
+                ids[place:] if place + 1 < limit else []
+                for ids, limit in zip(drafted, limits, strict=True)
+            ]
+        return [
+            Draft(token_ids=tuple(ids), distributions=np.stack(q) if q else None)
+            for ids, q in zip(drafted, drawn_from, strict=True)
+        ]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Goes on with some of the rows, in the order they have."""
+        self._reader.keep(rows)
+        self._read = [self._read[row] for row in rows]
+
+    def _go_back(self, rows: Sequence[Row]) -> None:
+        """Forgets, of what was read, all that didn't become the text."""
+        # The last token is always read anew: what follows it is what is asked.
+        agreed = [
+            sum(1 for _ in itertools.takewhile(bool, map(int.__eq__, read, row.context[:-1])))
+            for row, read in zip(rows, self._read, strict=True)
+        ]
+        self._reader.forget(
+            [len(read) - count for read, count in zip(self._read, agreed, strict=True)]
+        )
+        for read, count in zip(self._read, agreed, strict=True):
+            del read[count:]
+
+    def _read_on(self, texts: Sequence[Sequence[int]]) -> list[Floats]:
+        for read, text in zip(self._read, texts, strict=True):
+            read.extend(text)
+        return self._reader.read(texts, [min(1, len(text)) for text in texts])
+
+
+def _choose(logits: Floats, row: Row) -> tuple[int, list[Floats]]:
+    """A draft, and what it was drawn from if it was; logits of shape [V]."""
+    if row.temperature == 0:
+        return int(logits.argmax()), []
+    q = distributions(logits, row.temperature)
+    return sample(q, row.random), [q]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Models:
+    """What decodes.
+
+    Attributes:
+        target: the model whose answers they are.
+        new_drafter: makes what drafts for it.
+        stop_ids: the ids that end a text.
+        context_tokens: how many tokens prompt and answer may have together.
+    """
+
+    target: Model
+    new_drafter: NewDrafter
+    stop_ids: frozenset[int]
+    context_tokens: int
+
+
 def decode(
     models: Models, jobs: Sequence[Job], wanted: Callable[[int], bool] = lambda _: True
 ) -> Iterator[Mapping[int, Step]]:
@@ -91,7 +288,7 @@ def decode(
         One step of each job that isn't finished, by its place in `jobs`.
     """
     rows = [
-        _Row(
+        Row(
             index=index,
             job=job,
             models=models,
@@ -114,14 +311,14 @@ def decode(
         drafts = drafter.draft(rows)
 
 
-def _step(reader: Reader, rows: Sequence[_Row], drafts: Sequence[Draft]) -> dict[int, Step]:
+def _step(reader: Reader, rows: Sequence[Row], drafts: Sequence[Draft]) -> dict[int, Step]:
     logits = reader.read(
         [(*row.unread, *draft.token_ids) for row, draft in zip(rows, drafts, strict=True)],
         [len(draft.token_ids) + 1 for draft in drafts],
     )
     verified = [
         # By the module's name, so that a fault can be planted there.
-        verifying.verify(draft, own, row.temperature, row.random)
+        speculation.verify(draft, own, row.temperature, row.random)
         for row, draft, own in zip(rows, drafts, logits, strict=True)
     ]
     reader.forget(

@@ -1,4 +1,4 @@
-"""The models: names and devices in, what decodes out; what doesn't fit together is refused."""
+"""Load the target, the draft and the tokenizer, and refuse those that don't fit together."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -12,13 +12,17 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Dynami
 from transformers.cache_utils import DynamicLayer
 
 from specreg.core.errors import ModelError, UnsupportedError
-from specreg.engines.pytorch.asking import Tokenizer
-from specreg.engines.pytorch.decoding import Models
-from specreg.engines.pytorch.drafting import LookupDrafter, ModelDrafter, NewDrafter, NoDrafter
-from specreg.engines.pytorch.lookup import LookupRule
-from specreg.engines.pytorch.options import Options
-from specreg.engines.pytorch.placement import Placement, choose_devices, place
-from specreg.engines.pytorch.reading import Model
+from specreg.engines.pytorch.decoding import (
+    LookupDrafter,
+    Model,
+    ModelDrafter,
+    Models,
+    NewDrafter,
+    NoDrafter,
+)
+from specreg.engines.pytorch.options import Options, Placement, choose_devices, place
+from specreg.engines.pytorch.requests import Tokenizer
+from specreg.engines.pytorch.speculation import LookupRule
 
 _MOST_CHARACTERS = 200
 Config = Any

@@ -57,18 +57,18 @@ def drawn_again(remainder: Callable[..., Any]) -> Callable[..., Any]:
 def plant(fault: str) -> None:
     """Plants a fault by name; anything else plants nothing."""
     if fault == "wrong_rollback":
-        from specreg.engines.pytorch.reading import Reader  # noqa: PLC0415 - it needs torch
+        from specreg.engines.pytorch.decoding import Reader  # noqa: PLC0415 - it needs torch
 
         Reader.forget = wrong_rollback(Reader.forget)  # type: ignore[method-assign]
     if fault in {"one_too_many", "no_correction"}:
-        from specreg.engines.pytorch import verifying  # noqa: PLC0415 - beside the engine alone
+        from specreg.engines.pytorch import speculation  # noqa: PLC0415 - beside the engine alone
 
         wrap = {"one_too_many": one_too_many, "no_correction": no_correction}[fault]
-        verifying.verify = wrap(verifying.verify)
+        speculation.verify = wrap(speculation.verify)
     if fault == "drawn_again":
-        from specreg.engines.pytorch import verifying  # noqa: PLC0415 - the same
+        from specreg.engines.pytorch import speculation  # noqa: PLC0415 - the same
 
-        verifying._remainder = drawn_again(verifying._remainder)  # noqa: SLF001 - what is broken
+        speculation._remainder = drawn_again(speculation._remainder)  # noqa: SLF001 - what is broken
 
 
 def plant_chosen() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from specreg.core.errors import ModelError
 from specreg.correctness.oracle_client import explain_exit, predict_drafts
-from specreg.engines.pytorch.questions import REFUSED, Foreseen, Question, Text
+from specreg.engines.pytorch.oracle_questions import REFUSED, OracleAnswer, Question, Text
 from specreg.engines.registry import engine_named
 from specreg.servers.environments import EngineEnvironment, _fingerprint
 from tests.unit import builders
@@ -64,7 +64,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     return write
 
 
-def ask(question: Question = QUESTION) -> Foreseen:
+def ask(question: Question = QUESTION) -> OracleAnswer:
     """Its answer."""
     return predict_drafts(question, on_gpu=False, show=pytest.fail)
 
@@ -72,11 +72,11 @@ def ask(question: Question = QUESTION) -> Foreseen:
 def test_the_models_are_asked_in_their_own_environment(install: Install, tmp_path: Path) -> None:
     install(ANSWERS)
 
-    assert ask() == Foreseen(accepted=((0, 1, 2),), gaps_nats=(0.5,))
+    assert ask() == OracleAnswer(accepted=((0, 1, 2),), gaps_nats=(0.5,))
 
     asked = msgspec.json.decode((tmp_path / "asked.json").read_bytes())
     *named, device = asked["arguments"]
-    assert (named, device) == (["-m", "specreg.engines.pytorch.foreseeing"], "cpu")
+    assert (named, device) == (["-m", "specreg.engines.pytorch.oracle"], "cpu")
     assert msgspec.convert(asked["question"], Question) == QUESTION
     assert asked["variables"]["PYTHONPATH"] == str(builders.ROOT)
 
@@ -155,7 +155,7 @@ ASKING = """
 import sys
 import msgspec
 from specreg.correctness.oracle_client import predict_drafts
-from specreg.engines.pytorch.questions import Question
+from specreg.engines.pytorch.oracle_questions import Question
 predict_drafts(msgspec.json.decode(sys.argv[1], type=Question), on_gpu=False, show=print)
 """
 

@@ -24,7 +24,7 @@ from specreg.correctness.checks import (
 )
 from specreg.correctness.oracle_client import PredictDrafts
 from specreg.datasets.prompts import Prompt
-from specreg.engines.pytorch.questions import Foreseen, Question
+from specreg.engines.pytorch.oracle_questions import OracleAnswer, Question
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case
 from specreg.verdicts.judge import Outcome, Verdict
@@ -51,9 +51,9 @@ def told(*histogram: int) -> Json:
 def predicts(*, accepted: int = 1, gap_nats: float = 0.0) -> PredictDrafts:
     """Models that get as many drafts right everywhere, and would have said what was said or not."""
 
-    def predict_drafts(question: Question) -> Foreseen:
+    def predict_drafts(question: Question) -> OracleAnswer:
         texts = question.texts
-        return Foreseen(
+        return OracleAnswer(
             accepted=tuple((accepted,) * len(text.ids) for text in texts),
             gaps_nats=(gap_nats,) * len(texts),
         )

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from specreg.acceptance.record import NO_STEPS, StepCounts
 from specreg.correctness.oracle_client import Drafted, DraftsAt, common, drafts_of_lookup, walk
-from specreg.engines.pytorch.lookup import LookupRule
+from specreg.engines.pytorch.speculation import LookupRule
 from tests.unit import builders
 
 

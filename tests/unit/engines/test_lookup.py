@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specreg.engines.pytorch.lookup import LookupRule, Occurrence, propose
+from specreg.engines.pytorch.speculation import LookupRule, Occurrence, propose
 from specreg.engines.registry import engine_named
 
 LAST = LookupRule(occurrence=Occurrence.LAST)

@@ -9,8 +9,7 @@ import pytest
 
 from specreg.acceptance.record import Source, StepCounts
 from specreg.core.errors import InvalidMeasurementError, UnsupportedError
-from specreg.engines.pytorch.options import parse_options
-from specreg.engines.pytorch.placement import Placement, choose_devices, place
+from specreg.engines.pytorch.options import Placement, choose_devices, parse_options, place
 from specreg.engines.registry import ENGINES, engine_named
 from specreg.engines.settings import Parallel
 from tests.unit import builders

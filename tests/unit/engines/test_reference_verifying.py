@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from specreg.engines.pytorch.verifying import (
+from specreg.engines.pytorch.speculation import (
     NO_DRAFT,
     Draft,
     Floats,

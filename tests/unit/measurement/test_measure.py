@@ -6,6 +6,7 @@ import dataclasses
 import gzip
 import itertools
 import json
+import os
 import signal
 import statistics
 import subprocess
@@ -626,14 +627,14 @@ def test_a_client_process_that_dies_is_named_and_leaves_nothing() -> None:
     assert (killed, stopped) == (-15, -9)
 
 
-# Is killed as soon as one of its two client processes has told it of a request.
+# Is killed as soon as a request has ended.
 KILLED = """
-import asyncio, dataclasses, os, signal, time
+import asyncio, dataclasses, os, signal, sys, time
 from specreg.load.rounds import Load
 from specreg.load.client_processes import open_clients
 from tests.unit import builders
 case = dataclasses.replace(
-    builders.CASE, client_processes=2, load=Load(concurrency=2, duration_s=60.0)
+    builders.CASE, client_processes=int(sys.argv[1]), load=Load(concurrency=2, duration_s=60.0)
 )
 endpoint = dataclasses.replace(builders.server().endpoint, base_url="http://127.0.0.1:9")
 async def run():
@@ -644,16 +645,23 @@ asyncio.run(run())
 """
 
 
-def test_client_processes_end_with_a_run_that_is_killed() -> None:
-    command = (sys.executable, "-c", KILLED)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_nothing_of_the_clients_is_left_by_a_run_that_is_killed(
+    tmp_path: Path, processes: int
+) -> None:
     done = subprocess.run(
-        command, check=False, cwd=builders.ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        (sys.executable, "-c", KILLED, str(processes)),
+        check=False,
+        cwd=builders.ROOT,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     )
     assert done.returncode == -signal.SIGKILL
     pids = [int(pid) for pid in done.stdout.split()]
-    assert len(pids) == 2
-    with at_most(5):
-        while any(map(lives, pids)):
+    assert len(pids) == (2 if processes == 2 else 0)
+    with at_most(10):
+        while any(map(lives, pids)) or any(tmp_path.iterdir()):
             time.sleep(0.05)
 
 

@@ -17,12 +17,11 @@ import torch
 from specreg.core.errors import ModelError
 from specreg.engines.pytorch.decoding import decode
 from specreg.engines.pytorch.eagle3 import Eagle3Head, HeadSize, ObservedTarget
-from specreg.engines.pytorch.foreseeing import foresee
-from specreg.engines.pytorch.heads import load_head
-from specreg.engines.pytorch.jobs import Job
 from specreg.engines.pytorch.models import load_models
 from specreg.engines.pytorch.options import parse_options
-from specreg.engines.pytorch.questions import Foreseen, Question, Text
+from specreg.engines.pytorch.oracle import answer_question, load_head
+from specreg.engines.pytorch.oracle_questions import OracleAnswer, Question, Text
+from specreg.engines.pytorch.requests import Job
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "fixtures/models/tiny"
@@ -62,15 +61,15 @@ def ask(method: str, dtype: str, draft: str = "", target: str = TARGET) -> Quest
     )
 
 
-def foreseen(method: str, dtype: str = "float32") -> Foreseen:
+def predicted(method: str, dtype: str = "float32") -> OracleAnswer:
     """What the tiny models say of the texts."""
-    return foresee(ask(method, dtype), "cpu")
+    return answer_question(ask(method, dtype), "cpu")
 
 
 class NumberFormats(unittest.TestCase):
     def test_bfloat16_is_told_and_differs_little_from_float32(self) -> None:
         for method in DRAFTS:
-            exact, rounded = (foreseen(method, dtype) for dtype in ("float32", "bfloat16"))
+            exact, rounded = (predicted(method, dtype) for dtype in ("float32", "bfloat16"))
             places = [
                 one == other
                 for ours, theirs in zip(exact.accepted, rounded.accepted, strict=True)
@@ -85,7 +84,7 @@ class NumberFormats(unittest.TestCase):
         text = texts()[0]
         worst = (*text.ids[:-1], 0)
         gaps = [
-            foresee(
+            answer_question(
                 msgspec.structs.replace(
                     ask("none", "float32"),
                     texts=(
@@ -101,7 +100,7 @@ class NumberFormats(unittest.TestCase):
 
     def test_auto_is_the_weights_own_which_is_bfloat16(self) -> None:
         for method in DRAFTS:
-            assert foreseen(method, "auto") == foreseen(method, "bfloat16")
+            assert predicted(method, "auto") == predicted(method, "bfloat16")
 
 
 class Alone:
@@ -158,7 +157,7 @@ class Heads(unittest.TestCase):
         observed = ObservedTarget(target, loaded.layers)
         embed = target.model.embed_tokens
         seen: set[int] = set()
-        for text, accepted in zip(texts(), foreseen("eagle3").accepted, strict=True):
+        for text, accepted in zip(texts(), predicted("eagle3").accepted, strict=True):
             with torch.inference_mode():
                 streams = observed.observe(torch.tensor([text.ids]))[-1][0]
                 alone = Alone(loaded.head)
@@ -215,7 +214,7 @@ class Refusals(unittest.TestCase):
     ) -> str:
         """What is said of a draft or target."""
         try:
-            foresee(ask(method, dtype, draft=draft, target=target), "cpu")
+            answer_question(ask(method, dtype, draft=draft, target=target), "cpu")
         except ModelError as error:
             return str(error)
         return "nothing"

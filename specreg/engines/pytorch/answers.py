@@ -1,11 +1,10 @@
-"""Answers: the steps of one in, the JSON of events and of whole answers out, as vLLM has it."""
+"""Answers: the JSON of events and of whole answers, as vLLM has it, made of the steps of a job."""
 
 import time
 import uuid
 from collections.abc import Mapping
 
-from specreg.engines.pytorch.asking import Body, ChatBody, Tokenizer
-from specreg.engines.pytorch.jobs import Job, Step
+from specreg.engines.pytorch.requests import Body, ChatBody, Job, Step, Tokenizer
 
 Json = dict[str, object]
 _UNFINISHED = "\ufffd"

@@ -1,4 +1,4 @@
-"""Questions to `python -m specreg.engines.pytorch.foreseeing` and its answers, as JSON."""
+"""Questions to `python -m specreg.engines.pytorch.oracle` and its answers, as JSON."""
 
 import msgspec
 
@@ -38,7 +38,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     texts: tuple[Text, ...]
 
 
-class Foreseen(msgspec.Struct, frozen=True, kw_only=True):
+class OracleAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The answer, text by text.
 
     Attributes:
