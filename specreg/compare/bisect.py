@@ -22,6 +22,7 @@ from specreg.compare.judging import why_broken
 from specreg.compare.opening import only_one, open_gate
 from specreg.compare.pairs import Side
 from specreg.compare.request import Request
+from specreg.core.commands import specreg_command
 from specreg.core.errors import (
     EnvironmentSetupError,
     SpecregError,
@@ -336,7 +337,7 @@ class Search:
             status = INTERRUPTED_STATUS
             raise
         finally:
-            report = document_of(gate, command=f"specreg bisect {self.case.id}", status=status)
+            report = document_of(gate, command=specreg_command("bisect", self.case.id), status=status)
             write_document(gate.folder, report, self.request.show)
         return decision
 
