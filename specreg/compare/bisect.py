@@ -337,7 +337,9 @@ class Search:
             status = INTERRUPTED_STATUS
             raise
         finally:
-            report = document_of(gate, command=specreg_command("bisect", self.case.id), status=status)
+            report = document_of(
+                gate, command=specreg_command("bisect", self.case.id), status=status
+            )
             write_document(gate.folder, report, self.request.show)
         return decision
 
