@@ -99,7 +99,7 @@ def test_what_is_built_is_pinned_by_where_it_lies() -> None:
 
 def test_a_folder_without_commits_is_no_checkout(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").touch()
-    with pytest.raises(UnsupportedError, match="is no git checkout, so nobody could say"):
+    with pytest.raises(UnsupportedError, match="is no git checkout, so what was measured"):
         build_of(parse_origin(f"vllm@{tmp_path}"))
 
 
