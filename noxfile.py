@@ -71,7 +71,7 @@ def _finds_chromium() -> bool:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """The project's own tests: no engine, no GPU, about eleven minutes on two cores."""
+    """The project's own tests: no engine, no GPU, about six minutes on two cores."""
     _install(session, "tests")
     folders = ("tests/unit", "tests/plugin", "tests/fuzz")
     _pytest(session, *folders, "-n", "2", "--dist=worksteal")
