@@ -143,7 +143,7 @@ def browser(session: nox.Session) -> None:
 
 @nox.session
 def exports(session: nox.Session) -> None:
-    """Has aiperf and an S3 server take what a run hands on; a minute, once fetched."""
+    """Has aiperf take what a run hands on; a minute, once fetched."""
     _install(session, "exports")
     _pytest(session, "tests/exports")
 
@@ -227,7 +227,7 @@ def power(session: nox.Session) -> None:
 
 @nox.session
 def contract(session: nox.Session) -> None:
-    """Measures a real engine whose acceptance is known beforehand: about five minutes."""
+    """Measures a real engine whose acceptance is known beforehand: about three minutes."""
     _install(session, "tests")
     names = ("meter", "cross_check", "widening")
     _pytest(session, *(f"tests/contract/test_{name}.py" for name in names))

@@ -1,1 +1,1 @@
-"""Two or more measurements against each other: gate, bisect, soak."""
+"""Measurements against each other: gate and bisect of two arms, soak of one arm over time."""

@@ -28,7 +28,7 @@ from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Requi
 from specreg.engines.wire_format import Ask, Form, StreamDecoder, WireFormat, decode_event
 
 _TEXT_ALONE = (
-    "protocol 'triton': takes a text, neither a chat nor token ids; set"
+    "engine 'triton': takes a text, neither a chat nor token ids; set"
     ' form = "completions" in the matrix, with a dataset of texts'
 )
 _NOT_YET = {None, "", "None", "null"}

@@ -1,4 +1,4 @@
-"""Dialects: what is asked in token ids, and what real servers answered."""
+"""Token APIs: what is asked in token ids, and what real servers answered."""
 
 import json
 
@@ -48,7 +48,7 @@ def sglang_page(*scores: tuple[float, int, None]) -> bytes:
     return json.dumps({"output_ids": [5], "meta_info": meta}).encode()
 
 
-def test_a_protocol_with_ids_has_the_dialect_of_its_name() -> None:
+def test_an_engine_with_ids_has_the_token_api_of_its_name() -> None:
     assert sorted(APIS) == ["reference", "sglang", "vllm"]
 
 
