@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import msgspec
 
-from specreg.core.supervisor import leader_of
+from specreg.core.supervisor import started_ticks
 
 _NS_PER_S = 10**9
 
@@ -84,7 +84,7 @@ class RunTime(msgspec.Struct, frozen=True, kw_only=True):
 
 def process_began_ns() -> int:
     """When this process began, on the monotonic clock; to 10 ms, as the kernel counts."""
-    started_s = leader_of(os.getpid()).started / os.sysconf("SC_CLK_TCK")
+    started_s = started_ticks(os.getpid()) / os.sysconf("SC_CLK_TCK")
     age_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - round(started_s * _NS_PER_S)
     return time.monotonic_ns() - age_ns
 
