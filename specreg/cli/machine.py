@@ -29,7 +29,6 @@ from specreg.cli.options import (
 from specreg.core.errors import MatrixError, SensorError
 from specreg.matrix.case import Tier
 from specreg.report.doctor import State, render_findings
-from specreg.suite.needs import CHECKS
 from specreg.suite.preflight import examine, preflight_of
 from specreg.telemetry.devices import describe, devices_of, why_unreadable
 from specreg.telemetry.energy import Span
@@ -66,7 +65,7 @@ def doctor(
         variables=os.environ,
         engine_python=engine_python,
     )
-    found = examine(preflight, CHECKS)
+    found = examine(preflight)
     color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     typer.echo(render_findings(found, width=WIDTH, color=color))
     states = {one.state for findings in found.values() for one in findings}
