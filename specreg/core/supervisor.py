@@ -143,7 +143,7 @@ def used_by(pids: Iterable[int] | None = None) -> frozenset[str]:
     By their numbers: glibc maps a semaphore under a name that it then changes for its own.
     """
     numbers = {found for pid in (_all_pids() if pids is None else pids) for found in _numbers(pid)}
-    names = set()
+    names = set[str]()
     for name in shared_files() if numbers else ():
         with contextlib.suppress(OSError):
             stat = (FOLDER / name).lstat()
