@@ -92,9 +92,12 @@ def estimates_of(tier: Tier, store: BaselineStore, gpus: Gpus, root: Path) -> Es
 
 
 def estimate_of(
-    case: Case, tier: Tier, store: BaselineStore, gpus: Gpus, root: Path
+    case: Case, tier: Tier, store: BaselineStore, gpus: Gpus, root: Path | None
 ) -> Estimate | None:
-    """The same of one case of a tier; None where nothing was recorded or can be guessed."""
+    """The same of one case of a tier; None where nothing was recorded or can be guessed.
+
+    Without a root its conversations are as long as published, whatever prompts lie here.
+    """
     bandwidth = gpus.bandwidth_gib_per_s or USUAL_BANDWIDTH_GIB_PER_S
     kind = "gpu" if tier.needs_gpus else "cpu"
     turns = turns_of(root, case)
@@ -121,13 +124,16 @@ def estimate_of(
     )
 
 
-def turns_of(root: Path, case: Case) -> float:
+def turns_of(root: Path | None, case: Case) -> float:
     """How many turns a conversation has on average; as published where no prompts are there."""
+    published = dataset_named(case.dataset).turns
+    published = min(published, case.turns or published)
+    if root is None:
+        return published
     try:
         prompts = load_case_prompts(root, case)[: case.prompts]
     except SpecregError:
-        published = dataset_named(case.dataset).turns
-        return min(published, case.turns or published)
+        return published
     return statistics.fmean(max(len(prompt.turns[: case.turns]), 1) for prompt in prompts)
 
 
@@ -209,7 +215,7 @@ def _recorded_pace(
     own = None
     with contextlib.suppress(BaselineError):
         own = load_baseline(store.found(case.id))
-    others = load_baselines(store.folder, f"*/{case.id}.json")
+    others = load_baselines(store.folder, f"*/{case.id}.json", store.among)
     for found in (own, *others):
         seconds = _prompt_s(found, turns) if found and found.environment.kind == kind else None
         if found is not None and seconds is not None:

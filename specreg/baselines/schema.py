@@ -8,7 +8,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -206,13 +206,18 @@ def check_baselines(paths: Iterable[Path]) -> tuple[str, ...]:
     return tuple(wrong)
 
 
-def load_baselines(folder: Path, pattern: str) -> tuple[Baseline, ...]:
+def load_baselines(
+    folder: Path, pattern: str, among: Collection[Path] | None = None
+) -> tuple[Baseline, ...]:
     """The baselines whose paths below `folder` match a glob pattern, in the paths' order.
 
-    One that can't be read is left out: it turns its own case red, and no other.
+    One that can't be read is left out: it turns its own case red, and no other. With `among` those
+    files alone are read.
     """
     found = []
     for path in sorted(folder.glob(pattern)):
+        if among is not None and path not in among:
+            continue
         with contextlib.suppress(BaselineError):
             found.append(load_baseline(path))
     return tuple(baseline for baseline in found if baseline is not None)

@@ -1,6 +1,7 @@
 """The journal: every request on disk as it ends, and from there the measurements of a cut-off run.
 
-Each line of `.specreg/runs/<run>/journal.jsonl` is an `Attempt`, a `Replayed` or an `Ended`.
+Each line of `.specreg/runs/<run>/journal.jsonl` is an `Attempt`, a `Replayed`, an `Ended` or a
+`Checked`.
 """
 
 import contextlib
@@ -8,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import filelock
 import msgspec
@@ -84,13 +85,21 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     invalid: dict[Family, str] = {}
 
 
+class Checked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A correctness check of a case is made; the verdict as `verdict.json` has it."""
+
+    key: Key
+    check: str
+    verdict: dict[str, Any]
+
+
 PARTS_FOLDER = "parts"
 """The folder of the journals that workers write, one for each measurement."""
 
 _LOCK = "journal.lock"
 """Beside the journal; held by the process that writes it."""
 
-Line = Attempt | Replayed | Ended
+Line = Attempt | Replayed | Ended | Checked
 
 
 @dataclass(slots=True)
@@ -155,6 +164,10 @@ class Journal:
                 invalid=dict(measurement.invalid),
             )
         )
+
+    def note_check(self, key: Key, check: str, verdict: object) -> None:
+        """A correctness check is made."""
+        self._write(Checked(key=key, check=check, verdict=msgspec.to_builtins(verdict)))
 
     def take(self, part: Path) -> None:
         """Add the lines of another journal, which is gone then; one that isn't there has none.
@@ -262,9 +275,19 @@ def load_journal(path: Path) -> Mapping[Key, Measurement]:
             with contextlib.suppress(msgspec.ValidationError, KeyError):
                 found.setdefault(begun.key, begun.close(line))
             begun = None
-        else:
+        elif not isinstance(line, Checked):
             begun = None
     return found
+
+
+def load_checks(path: Path) -> Mapping[tuple[Key, str], Mapping[str, Any]]:
+    """The verdicts of the correctness checks in a journal, by key and the check's name.
+
+    Raises:
+        SpecregError: the file can't be read.
+    """
+    lines = _lines(path)
+    return {(one.key, one.check): one.verdict for one in lines if isinstance(one, Checked)}
 
 
 def last_run(runs: Path) -> Path:

@@ -1,0 +1,203 @@
+"""Cut a run into shards: sets of server groups, each run by an ordinary pytest process.
+
+The cut depends on committed files alone, so it is the same on every machine at the same commit.
+"""
+
+import re
+import statistics
+import subprocess
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from specreg.baselines.estimate import START_S, estimate_of
+from specreg.baselines.store import BaselineStore
+from specreg.core.errors import SpecregError
+from specreg.core.files import replace_file
+from specreg.matrix.case import Case, Tier
+from specreg.servers.launch import Launch, launches_of
+from specreg.telemetry.identity import UNKNOWN_ENVIRONMENT, Gpus
+
+OPTION = "--specreg-shard"
+LIST = "list"
+_S_PER_MIN = 60.0
+_NO_GPUS = Gpus(devices=(), why_none="")
+_USUAL_CASE_S = 60.0
+"""Of a case without an estimate, where none of the others has one either."""
+
+
+class ServerGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """The cases that share a server and its control; a shard has all of them or none.
+
+    Attributes:
+        id: of the server.
+        cases: their ids, in the tier's order.
+        gpus: how many the widest takes; memory_gib: of each, None where it isn't known.
+        expected_s: of the start of the server and of all cases, on all launches.
+    """
+
+    id: str
+    cases: tuple[str, ...]
+    gpus: int
+    memory_gib: float | None
+    expected_s: float
+
+
+class Shard(msgspec.Struct, frozen=True, kw_only=True):
+    """One part of a run.
+
+    Attributes:
+        number: from 1.
+        groups: the longest first.
+    """
+
+    number: int
+    groups: tuple[ServerGroup, ...]
+
+    @property
+    def expected_s(self) -> float:
+        """Of all its groups, one after another."""
+        return sum(group.expected_s for group in self.groups)
+
+    @property
+    def case_ids(self) -> tuple[str, ...]:
+        """The cases of all its groups."""
+        return tuple(case for group in self.groups for case in group.cases)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardChoice:
+    """What `--specreg-shard` asks for.
+
+    Attributes:
+        number: which shard to run, from 1; 0 to list them.
+        of: how many there are; 0 for one for each server group.
+    """
+
+    number: int
+    of: int
+
+    @property
+    def lists(self) -> bool:
+        """Whether the shards are only listed."""
+        return not self.number
+
+
+def parse_choice(text: str) -> ShardChoice:
+    """The choice that `I/N`, `list` or `list/N` says.
+
+    Raises:
+        SpecregError: it says something else, or there is no such shard.
+    """
+    found = re.fullmatch(rf"(?:({LIST})|(\d+))(?:/(\d+))?", text)
+    if found and found[1]:
+        return ShardChoice(0, int(found[3] or 0))
+    number, of = (int(found[2]), int(found[3] or 0)) if found else (0, 0)
+    if not 1 <= number <= of:
+        message = (
+            f"{OPTION} '{text}': got no shard, needed I/N with I from 1 to N; give 1/4 for the"
+            f" first of four, or {LIST}/4 to see all of them"
+        )
+        raise SpecregError(message)
+    return ShardChoice(number, of)
+
+
+def group_key(case: Case) -> tuple[Launch, Launch]:
+    """What cases of one server group have in common: the launches of control and server."""
+    return launches_of(case, 1)
+
+
+def server_groups(
+    cases: Collection[Case], tier: Tier, baselines: Path, *, launches: int = 1
+) -> tuple[ServerGroup, ...]:
+    """The server groups of some cases, in their order.
+
+    Args:
+        cases: that are run.
+        tier: of which they are.
+        baselines: the folder of all baselines; of a repository those that are committed.
+        launches: of each server.
+    """
+    store = BaselineStore(
+        folder=baselines, environment=UNKNOWN_ENVIRONMENT, among=committed_in(baselines)
+    )
+    together: dict[tuple[Launch, Launch], list[Case]] = {}
+    for case in cases:
+        together.setdefault(group_key(case), []).append(case)
+    estimates = {case.id: estimate_of(case, tier, store, _NO_GPUS, None) for case in cases}
+    seconds = {
+        case.id: found.case_s(case.prompts)
+        for case in cases
+        if (found := estimates[case.id]) is not None
+    }
+    usual_s = statistics.median(seconds.values()) if seconds else _USUAL_CASE_S
+    start_s = START_S["gpu" if tier.needs_gpus else "cpu"]
+    return tuple(
+        ServerGroup(
+            id=server.id,
+            cases=tuple(case.id for case in ours),
+            gpus=max(case.needs.gpus for case in ours) if tier.needs_gpus else 0,
+            memory_gib=max((case.needs.memory_gib or 0.0 for case in ours), default=0.0) or None,
+            expected_s=launches * (start_s + sum(seconds.get(case.id, usual_s) for case in ours)),
+        )
+        for (_, server), ours in together.items()
+    )
+
+
+def cut(groups: Sequence[ServerGroup], of: int) -> tuple[Shard, ...]:
+    """Deal server groups out to shards, the longest first, each to the shard with the least so far.
+
+    Args:
+        groups: all of a run.
+        of: how many shards, 1 or more; 0 for one for each group. Some may get none.
+    """
+    dealt: list[list[ServerGroup]] = [[] for _ in range(of or len(groups))]
+    for group in longest_first(groups):
+        least = min(dealt, key=lambda shard: sum(one.expected_s for one in shard))
+        least.append(group)
+    return tuple(
+        Shard(number=number, groups=tuple(mine)) for number, mine in enumerate(dealt, start=1)
+    )
+
+
+def longest_first(groups: Sequence[ServerGroup]) -> list[ServerGroup]:
+    """Server groups in the order in which to begin them: the widest, then the longest first."""
+    return sorted(groups, key=lambda one: (-one.gpus, -one.expected_s, one.id))
+
+
+def render_shards(shards: Sequence[Shard]) -> str:
+    """A table of the shards, with GPUs, memory and minutes."""
+    lines = ["shard  GPUs  GiB of each  minutes  cases"]
+    for shard in shards:
+        gpus = max((group.gpus for group in shard.groups), default=0)
+        memory = max((group.memory_gib or 0.0 for group in shard.groups), default=0.0)
+        minutes = shard.expected_s / _S_PER_MIN
+        held = f"{memory:.0f}" if memory else "-"
+        cases = " ".join(shard.case_ids) or "none"
+        lines.append(f"{shard.number:>5}  {gpus:>4}  {held:>11}  {minutes:>7.1f}  {cases}")
+    return "\n".join(lines)
+
+
+def record_shards(path: Path, shards: Sequence[Shard]) -> None:
+    """Write the shards as JSON, for what starts them.
+
+    Raises:
+        SpecregError: the disk refuses.
+    """
+    try:
+        replace_file(path, msgspec.json.format(msgspec.json.encode(shards), indent=1) + b"\n")
+    except OSError as error:
+        message = f"'{path}': not written, {error.strerror}; make room or mend its rights"
+        raise SpecregError(message) from error
+
+
+def committed_in(folder: Path) -> frozenset[Path] | None:
+    """The files of a folder that its repository has; None outside a repository."""
+    command = ("git", "-C", str(folder), "ls-files", "-z")
+    try:
+        done = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return frozenset(folder / name for name in filter(None, done.stdout.split("\0")))
