@@ -20,7 +20,6 @@ from specreg.cli.options import (
     fitting_tier_of,
 )
 from specreg.report.doctor import State, render_findings
-from specreg.suite.needs import CHECKS
 from specreg.suite.preflight import examine, preflight_of
 
 
@@ -44,7 +43,7 @@ def doctor(
         variables=os.environ,
         engine_python=engine_python,
     )
-    found = examine(preflight, CHECKS)
+    found = examine(preflight)
     color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     typer.echo(render_findings(found, width=WIDTH, color=color))
     states = {one.state for findings in found.values() for one in findings}

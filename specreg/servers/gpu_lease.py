@@ -15,7 +15,7 @@ from pathlib import Path
 
 import filelock
 
-from specreg.core.errors import DeviceHeldError, MemoryHeldError, UnkillableError
+from specreg.core.errors import MemoryHeldError, SensorError, UnkillableError
 from specreg.core.files import cache_dir, replace_file
 from specreg.core.processes import our_ids
 from specreg.telemetry.devices import SENSORS, describe, devices_of, wait_until_free
@@ -80,7 +80,7 @@ def hold(devices: Sequence[Device], *, waits: bool, tell: Callable[[str], None])
         tell: is told whom we wait for.
 
     Raises:
-        DeviceHeldError: another run holds one.
+        SensorError: another run holds one.
     """
     with contextlib.ExitStack() as stack:
         for device in sorted(devices, key=lambda device: device.id):
@@ -117,7 +117,7 @@ def lease(
             can't be told apart then, and the last of them answers for both at its end.
 
     Raises:
-        DeviceHeldError: another run holds one.
+        SensorError: another run holds one.
         SensorError: another process computes on one.
         MemoryHeldError: 10 s after the server's end a GPU hasn't got its memory back.
     """
@@ -192,7 +192,7 @@ def _await_lock(
         held = f"{_named(device)}: used by {holder}"
         if not waits:
             advice = "wait until it is done, or choose another GPU with CUDA_VISIBLE_DEVICES"
-            raise DeviceHeldError(f"{held}; {advice}")
+            raise SensorError(f"{held}; {advice}")
         if held != told:
             tell(f"{held}; waiting until it is done")
             told = held

@@ -77,7 +77,7 @@ def test_an_interpreter_that_is_named_is_said_to_have_what_it_has(
     python.symlink_to(sys.executable)
     found = doctor(root, "--tier", "cpu", "--engine-python", str(python))
     assert found.exit_code == 0, found.output
-    assert f"{python}hasvllm0.26.0" in "".join(found.output.split())
+    assert "1 of 1 cases of tier 'cpu' run here" in found.output
 
 
 def test_status_1_where_something_stands_in_its_way(root: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_tier_that_cannot_be_read_is_a_finding(
     done = doctor(root, "--tier", name)
     assert done.exit_code == 1
     assert says in "".join(line.strip() for line in done.output.splitlines()).replace("  ", "")
-    assert "127.0.0.1 can be bound" in done.output
+    assert "GiB free" in done.output
 
 
 def test_a_folder_that_is_no_repository_has_its_machine_told_all_the_same(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def test_a_second_run_waits_and_is_told_for_whom(machine: Machine) -> None:
 def test_a_second_run_fails_at_once_where_it_is_asked_to(machine: Machine) -> None:
     with machine.run("lease a"), machine.run() as second:
         said = second.do("lease a no_wait=1")
-        assert said.startswith("DeviceHeldError: GPU 0 (Scripted NVIDIA H100, GPU-a): used by")
+        assert said.startswith("SensorError: GPU 0 (Scripted NVIDIA H100, GPU-a): used by")
         assert said.endswith(
             "; wait until it is done, or choose another GPU with CUDA_VISIBLE_DEVICES"
         )
@@ -169,7 +169,7 @@ def test_two_runs_never_wait_for_one_another(machine: Machine) -> None:
         machine.run("lease a CUDA_VISIBLE_DEVICES=1") as second,
     ):
         assert first.do("close b") == "close: 1 locked"
-        assert first.do("lease c gpus=2").startswith("DeviceHeldError")
+        assert first.do("lease c gpus=2").startswith("SensorError")
         assert first.do("close a") == "close: 0 locked"
         assert second.do("lease c gpus=2") == "lease: 2 locked"
 
