@@ -81,7 +81,7 @@ class Provision:
                     " alone; start it as its engine says, and measure it with --specreg-attach=URL"
                 )
                 raise UnsupportedError(message)
-        notes = {}
+        notes: dict[str, None] = {}
         for case in cases:
             version = self.requirement(case.server).version
             check_version(case, version, ours=True)
