@@ -10,7 +10,12 @@ import pytest
 from specreg.suite.options import Options
 
 GROUP = "specreg"
+_ONE_MACHINE = "pytest -n auto measures on all GPUs of this machine (docs/many.md)"
 GONE = {
+    "--specreg-workers": _ONE_MACHINE,
+    "--specreg-ray": "specreg ray --address auto runs the shards on a cluster (docs/many.md)",
+    "--specreg-slurm": "an array of jobs with --specreg-shard=I/N, then specreg merge"
+    " (docs/many.md)",
     "--specreg-nodes": "start the server yourself, and measure it with --specreg-attach=URL",
     "--specreg-node-command": "start the server yourself, and measure it with --specreg-attach=URL",
 }

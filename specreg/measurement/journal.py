@@ -5,8 +5,9 @@ Each line of `.specreg/runs/<run>/journal.jsonl` is an `Attempt`, a `Replayed`, 
 """
 
 import contextlib
+import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -92,9 +93,6 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     check: str
     verdict: dict[str, Any]
 
-
-PARTS_FOLDER = "parts"
-"""The folder of the journals that workers write, one for each measurement."""
 
 _LOCK = "journal.lock"
 """Beside the journal; held by the process that writes it."""
@@ -290,13 +288,21 @@ def load_checks(path: Path) -> Mapping[tuple[Key, str], Mapping[str, Any]]:
     return {(one.key, one.check): one.verdict for one in lines if isinstance(one, Checked)}
 
 
-def last_run(runs: Path) -> Path:
+def last_run(runs: Path, part: str = "") -> Path:
     """The folder of the last run, which is the one that was written to last.
+
+    Args:
+        runs: the folder of all runs.
+        part: what the names of the runs of a shard end with; empty for whole runs.
 
     Raises:
         SpecregError: there is none, it still goes on, or it has no journal.
     """
-    folders = [path for path in runs.glob("*") if path.is_dir()]
+    folders = [
+        path
+        for path in runs.glob(f"*{part}")
+        if path.is_dir() and (part or not re.search(r"-\d+of\d+$", path.name))
+    ]
     if not folders:
         raise SpecregError(f"--specreg-resume: there is no run in '{runs}'; run without it")
     last = max(folders, key=_written_ns)
@@ -304,25 +310,13 @@ def last_run(runs: Path) -> Path:
         asked = Journal(last / "journal.jsonl")
         asked.hold()
         asked.close()
-    if not (last / "journal.jsonl").exists() and not parts_in(last):
+    if not (last / "journal.jsonl").exists():
         message = (
             f"--specreg-resume: the last run, '{last}', has no journal: it was cut off before it"
             " measured anything; run without it, or remove that folder to go on with the one before"
         )
         raise SpecregError(message)
     return last
-
-
-def parts_in(run_folder: Path) -> Sequence[Path]:
-    """The journals of workers that a run hasn't taken into its own, in the order of their ends."""
-    return sorted((run_folder / PARTS_FOLDER).glob("*.jsonl"), key=_changed_ns)
-
-
-def _changed_ns(path: Path) -> int:
-    try:
-        return path.stat().st_mtime_ns
-    except FileNotFoundError:  # another process has just taken it
-        return 0
 
 
 def _written_ns(folder: Path) -> int:

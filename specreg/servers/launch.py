@@ -12,6 +12,7 @@ from specreg.matrix.case import Case, ServerSpec
 from specreg.matrix.widening import widen_models
 from specreg.servers.attach import attach_server
 from specreg.servers.environments import EngineEnvironment
+from specreg.servers.gpu_claim import GpuClaim
 from specreg.servers.memory import fit_together
 from specreg.servers.provision import Provision
 from specreg.servers.readiness import POLL_S
@@ -129,6 +130,11 @@ class Starting:
         return self._server is not None
 
     @property
+    def is_up(self) -> bool:
+        """Whether it was started and not stopped."""
+        return self._poll is not None
+
+    @property
     def is_starting(self) -> bool:
         """Whether it was started and isn't ready yet."""
         return self._poll is not None and self._server is None
@@ -182,7 +188,8 @@ class Servers:
         ready_within_s: how long a server may take to its first token.
         logs: the folder of what they say.
         show: is told what goes on.
-        beside: the id of the launch beside which controls stand, where several of one may run.
+        claim: of the GPUs, where other processes of the run measure beside this one; None where
+            all are its own.
         timeline: is told when one stops.
     """
 
@@ -191,7 +198,7 @@ class Servers:
     ready_within_s: float
     logs: Path
     show: Callable[[str], None]
-    beside: str = ""
+    claim: GpuClaim | None = None
     timeline: Timeline = field(default_factory=Timeline)
     _startings: list[Starting] = field(default_factory=list)
 
@@ -220,6 +227,9 @@ class Servers:
                 its context ends.
         """
         idle = [one for one in startings if not one.running]
+        if idle and self.claim is not None and not any(one.running for one in self._startings):
+            gpus = max(one.launch.spec.parallel.gpus for one in idle)
+            self.claim.take(gpus if self.provision.on_gpu else 0, self.provision.tell)
         if len(idle) > 1 and self._fit_together([one.launch.spec for one in idle]):
             for one in idle:  # all that takes the machine is done before the first of them starts
                 self._environment(one.launch.spec)
@@ -256,24 +266,13 @@ class Servers:
         stopping = self.timeline.during(Phase.STOPPING, of=starting.launch.id)
         with stopping if starting.running else contextlib.nullcontext():
             starting.stop()
+        if self.claim is not None and not any(one.is_up for one in self._startings):
+            self.claim.give_back()
 
-    def log_paths(self, launch: Launch, server: Launch) -> Sequence[Path]:
-        """What was said there, in further attempts too, also by one of its own beside a server."""
-        names = (launch.id, f"{launch.id}-beside-{server.id}")
-        paths = (
-            path
-            for name in names
-            for path in (
-                self.logs / f"{name}.log",
-                *sorted(self.logs.glob(f"{name}-[0-9]*.log")),
-            )
-        )
+    def log_paths(self, launch: Launch) -> Sequence[Path]:
+        """What was said there, in further attempts and other processes too."""
+        paths = (self.logs / f"{launch.id}.log", *sorted(self.logs.glob(f"{launch.id}-[0-9]*.log")))
         return [path for path in paths if path.is_file()]
-
-    def _log_path(self, launch: Launch) -> Path:
-        """Where the server of a launch says what it says."""
-        beside = f"-beside-{self.beside}" if self.beside not in {"", launch.id} else ""
-        return self.logs / f"{launch.id}{beside}.log"
 
     @contextlib.contextmanager
     def _server(self, launch: Launch) -> Iterator[Poll]:
@@ -289,7 +288,7 @@ class Servers:
             spec=spec,
             environment=self._environment(spec),
             root=self.root,
-            log_path=self._log_path(launch),
+            log_path=self.logs / f"{launch.id}.log",
             on_gpu=provision.on_gpu,
             ready_within_s=self.ready_within_s,
             show=self.show,

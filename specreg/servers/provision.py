@@ -21,7 +21,7 @@ from specreg.servers.environments import (
 )
 from specreg.servers.gpu_lease import lease_gpus
 from specreg.telemetry.devices import devices_of, why_unreadable
-from specreg.telemetry.identity import Gpus, Host, find_gpus
+from specreg.telemetry.identity import Gpus, find_gpus
 from specreg.telemetry.sensor import Device
 
 
@@ -36,7 +36,6 @@ class Provision:
         url: of a server that others run, None to start them.
         show: is told what goes on; tell: what must be printed in any case.
         waits: whether to wait for a GPU on which another run of specreg measures.
-        site: the machines that they run on; None for this one.
     """
 
     on_gpu: bool
@@ -46,12 +45,11 @@ class Provision:
     show: Callable[[str], None]
     tell: Callable[[str], None] = print
     waits: bool = True
-    site: Host | None = None
 
     @property
     def found_gpus(self) -> Gpus:
         """The GPUs of the machine that they run on."""
-        return find_gpus() if self.site is None else self.site.found
+        return find_gpus()
 
     def check(self, cases: Collection[Case]) -> None:
         """Check that each case could be measured, as far as that is known beforehand.
@@ -143,8 +141,6 @@ class Provision:
         Raises:
             EnvironmentSetupError: its environment could not be made.
         """
-        if self.site is not None:
-            return ""
         return installed_version(self.environment(spec).python, "torch")
 
     def devices(self, spec: ServerSpec) -> tuple[Device, ...]:
@@ -156,8 +152,6 @@ class Provision:
         if self.url is not None:
             raise SensorError("power: what the attached server runs on isn't known here")
         gpus = spec.parallel.gpus if self.on_gpu else 0
-        if self.site is not None:
-            return self.site.devices(gpus)
         return devices_of(gpus, {**os.environ, **dict(spec.engine_env)})
 
     def leased(

@@ -2,40 +2,37 @@
 
 import datetime as dt
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from specreg.baselines.store import BaselineStore
 from specreg.core.commands import run_command
 from specreg.core.errors import SpecregError, UnknownNameError
 from specreg.core.timeline import Timeline
 from specreg.datasets.hub import is_offline
-from specreg.many.options import Spread
 from specreg.matrix.case import Case, Tier
 from specreg.matrix.models import check_model_code, why_unfetchable
 from specreg.matrix.tier import load_tier, with_prompts
 from specreg.matrix.widening import check_room
-from specreg.measurement.journal import Journal, last_run, load_journal, parts_in
+from specreg.measurement.journal import Journal, last_run, load_checks, load_journal
 from specreg.measurement.metrics import METRICS, check_allowed
 from specreg.report.progress import Progress
 from specreg.servers.attach import alone, check_attached
 from specreg.servers.provision import Provision
 from specreg.suite.options import Options, options_to_repeat
 from specreg.suite.run import Suite
+from specreg.suite.shards import parse_choice
 from specreg.telemetry.identity import (
     UNKNOWN_ENVIRONMENT,
-    Host,
     current_environment,
     find_gpus,
     processor_load,
 )
 
 _LAUNCHES_TO_RECORD = 3
-
-
-def spread_of(options: Options) -> Spread:
-    """Over what a run is spread, if anything."""
-    return Spread(workers=options.workers, ray=options.ray, slurm=options.slurm)
+_KeyT = TypeVar("_KeyT")
+_FoundT = TypeVar("_FoundT")
 
 
 def check_options(root: Path, options: Options) -> None:
@@ -51,8 +48,8 @@ def check_options(root: Path, options: Options) -> None:
         raise SpecregError(message)
     if options.tier is not None:
         _tier(root, options, options.tier)
-    if options.resume:
-        last_run(root / options.runs)
+    if options.shard is not None:
+        parse_choice(options.shard)
 
 
 def _tier(root: Path, options: Options, name: str) -> Tier:
@@ -69,38 +66,46 @@ def _tier(root: Path, options: Options, name: str) -> Tier:
     return tier
 
 
-def open_suite(root: Path, options: Options, progress: Progress, site: Host | None) -> Suite:
+def open_suite(
+    root: Path, options: Options, progress: Progress, within: Path | None = None
+) -> Suite:
     """A run in which nothing was measured yet, but for what it goes on with.
 
     Args:
         root: the repository's root.
         options: what the user asked for.
         progress: is told what goes on.
-        site: the cluster's nodes; None for this machine.
+        within: the folder of the run that this process has a share of; None for one of its own.
 
     Raises:
         SpecregError: an option, the tier or the machine doesn't fit; the message names it.
     """
-    gpus = find_gpus() if site is None else site.found
+    gpus = find_gpus()
     tier = _tier(root, options, options.tier or ("gpu" if gpus.names else "cpu"))
     if options.attach is None:
         tier = tier.chosen(gpus.memory_gib)
-    environment_of = current_environment if site is None else site.environment
     runs = root / options.runs
+    choice = parse_choice(options.shard) if options.shard is not None else None
     began_at = dt.datetime.now(tz=dt.UTC)
     started = began_at.strftime("%Y%m%dT%H%M%S")
-    run_folder = last_run(runs) if options.resume else runs / f"{started}-{os.getpid()}"
+    part = f"-{choice.number}of{choice.of}" if choice is not None else ""
+    run_folder = runs / f"{started}-{os.getpid()}{part}"
+    if within is not None:
+        run_folder = within
+    elif options.resume:
+        run_folder = last_run(runs, part)
     journal = Journal(run_folder / "journal.jsonl")
-    if options.resume:
+    sources = [journal.path] if options.resume else []
+    if within is not None:  # another process of the run may have died, or the run goes on
+        sources = [within.parents[1] / "journal.jsonl", *within.parent.glob("*/journal.jsonl")]
+    if options.resume and within is None:
         journal.hold()  # before anything of it is taken
-    for part in parts_in(run_folder):
-        journal.take(part)
     suite = Suite(
         root=root,
         tier=tier,
         store=BaselineStore(
             folder=root / options.baselines,
-            environment=environment_of(needs_gpus=tier.gpus_used(gpus.memory_gib))
+            environment=current_environment(needs_gpus=tier.gpus_used(gpus.memory_gib))
             if options.attach is None
             else UNKNOWN_ENVIRONMENT,
             options=options_to_repeat(options, tier.name),
@@ -108,7 +113,7 @@ def open_suite(root: Path, options: Options, progress: Progress, site: Host | No
         launches=options.launches or (_LAUNCHES_TO_RECORD if options.update_baselines else 1),
         update_reason=(options.reason or "").strip() if options.update_baselines else None,
         began_at=began_at,
-        load=processor_load() if site is None else None,
+        load=processor_load(),
         provision=Provision(
             on_gpu=tier.needs_gpus > 0,
             version=options.engine_version,
@@ -117,7 +122,6 @@ def open_suite(root: Path, options: Options, progress: Progress, site: Host | No
             show=progress.show,
             tell=progress.tell,
             waits=not options.no_wait,
-            site=site,
         ),
         ready_within_s=options.ready_within_s,
         run_folder=run_folder,
@@ -126,16 +130,29 @@ def open_suite(root: Path, options: Options, progress: Progress, site: Host | No
         engine=options.engine,
         with_oracle=options.oracle,
         journal=journal,
-        earlier=load_journal(journal.path) if options.resume else {},
+        earlier=_earlier(sources, load_journal),
+        earlier_checks=_earlier(sources, load_checks),
         show=progress.show,
         timeline=Timeline(listener=progress.watch),
         budget_min=options.budget_gpu_min,
         verbose=options.verbose,
+        shares_machine=within is not None,
         skips_unfetched=not options.require_tier or is_offline(),
     )
     if options.require_tier and unmet_need(suite):
         raise SpecregError(unmet_need(suite))
     return suite
+
+
+def _earlier(
+    journals: Iterable[Path], load: Callable[[Path], Mapping[_KeyT, _FoundT]]
+) -> Mapping[_KeyT, _FoundT]:
+    """What several journals hold; the first one that has something counts."""
+    found: dict[_KeyT, _FoundT] = {}
+    for path in journals:
+        if path.exists():
+            found = {**load(path), **found}
+    return found
 
 
 def _with_fewer_prompts(tier: Tier, options: Options) -> Tier:
@@ -171,7 +188,7 @@ def _check_attachable(options: Options) -> None:
         "--specreg-launches": options.launches is not None,
         "--specreg-engine-version": options.engine_version is not None,
         "--specreg-budget-gpu-min": options.budget_gpu_min is not None,
-        **spread_of(options).given,
+        "--specreg-shard": options.shard is not None,
     }
     too_much = [name for name, is_given in given.items() if is_given]
     if too_much:
@@ -188,7 +205,7 @@ def unmet_need(suite: Suite) -> str:
     if len(gpus.names) >= suite.tier.needs_gpus or suite.provision.url is not None:
         return ""
     return (
-        f"tier '{suite.tier.name}' needs {suite.tier.needs_gpus} GPU(s), {_where(suite)} has"
+        f"tier '{suite.tier.name}' needs {suite.tier.needs_gpus} GPU(s), this machine has"
         f" {len(gpus.names)} ({gpus.why_none}); use a machine with one, or the CPU's tier:"
         f" {run_command((), ['--specreg-tier=cpu'])}"
     )
@@ -200,20 +217,16 @@ def why_unfit(suite: Suite) -> Mapping[str, str]:
         return {}
     if why := unmet_need(suite):
         return {case.id: why for case in suite.tier.cases}
-    return suite.tier.unmet(suite.provision.found_gpus.memory_gib, _where(suite))
+    return suite.tier.unmet(suite.provision.found_gpus.memory_gib)
 
 
 def why_unfetched(suite: Suite, cases: Collection[Case]) -> Mapping[str, str]:
     """By case why its models can't be fetched, as far as the hub tells before a server starts."""
     provision = suite.provision
-    if provision.url is not None or provision.site is not None:
+    if provision.url is not None:
         return {}
     found = {case.id: why_unfetchable(case.server) for case in cases}
     return {case_id: why for case_id, why in found.items() if why}
-
-
-def _where(suite: Suite) -> str:
-    return "this machine" if suite.provision.site is None else "the widest node"
 
 
 def check_cases(suite: Suite, cases: Collection[Case]) -> None:

@@ -284,7 +284,7 @@ def _logs(suite: Suite, case: Case) -> Iterator[str]:
     for number in itertools.count(1):  # those of further looks too
         control, server = launches_of(case, number)
         launches = dict.fromkeys((server, control))
-        paths = [path for launch in launches for path in suite.servers.log_paths(launch, server)]
+        paths = [path for launch in launches for path in suite.servers.log_paths(launch)]
         if not paths:
             return
         yield from (path.relative_to(suite.run_folder).as_posix() for path in paths)

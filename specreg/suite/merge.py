@@ -5,11 +5,9 @@ died is joined as far as it came.
 """
 
 import hashlib
-import os
 import platform
 import shutil
 import socket
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,18 +16,17 @@ from typing import Any
 import msgspec
 
 from specreg.baselines.record import commit_of
-from specreg.core.errors import MemoryHeldError, ReportError, SpecregError
+from specreg.core.errors import ReportError, SpecregError
 from specreg.core.files import UNREADABLE, replace_file
 from specreg.correctness.checks import CorrectnessCheck, checks_of
 from specreg.matrix.case import Case, Tier
 from specreg.measurement.journal import load_checks, load_journal
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import METRICS
 from specreg.report.document import FILE_NAME, Report, load_report
-from specreg.servers.launch import Poll, Starting, launches_of
+from specreg.servers.launch import Starting, launches_of
 from specreg.suite.run import Suite
 from specreg.telemetry.identity import Environment
-from specreg.verdicts.judge import Outcome, Verdict
+from specreg.verdicts.judge import Verdict
 
 PLAN = "plan.json"
 WORKERS_FOLDER = "shards"

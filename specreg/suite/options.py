@@ -13,9 +13,7 @@ _OF_ONE_RUN = frozenset(
         "launches",
         "resume",
         "verbose",
-        "workers",
-        "ray",
-        "slurm",
+        "shard",
     )
 )
 
@@ -82,26 +80,12 @@ class Options:
         text="show the percentiles of all cases at the end",
         action="store_true",
     )
-    workers: str | None = _option(
-        "--specreg-workers",
+    shard: str | None = _option(
+        "--specreg-shard",
         None,
-        "how many servers to measure at once, each on GPUs of its own and as far as they don't"
-        " disturb one another; auto for as many as fit (default: one after another)",
-        metavar="N|auto",
-    )
-    ray: str | None = _option(
-        "--specreg-ray",
-        None,
-        "measure on the nodes of a Ray cluster that this machine is a node of: its address,"
-        " HOST:PORT, or auto; needs the extra ray",
-        metavar="ADDRESS",
-    )
-    slurm: str | None = _option(
-        "--specreg-slurm",
-        None,
-        "measure each server as a job of Slurm: partition=NAME,time=MINUTES and what else"
-        " docs/many.md names; cluster=local for jobs on this machine; needs the extra slurm",
-        metavar="KEY=VALUE,…",
+        "run the I-th of N parts of the run, cut by expected time, I from 1; specreg merge joins"
+        " them. list/N shows them, list each server group",
+        metavar="I/N|list",
     )
     oracle: bool = _option(
         "--specreg-oracle",

@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
+
+import msgspec
 
 from specreg.baselines.comparison import CaseBaselines
 from specreg.baselines.estimate import START_S, Estimate, estimate_of, estimates_of, within_budget
@@ -39,11 +41,11 @@ from specreg.measurement.figures import Figures, figures_of, record_figures
 from specreg.measurement.journal import Journal, Key
 from specreg.measurement.measure import Measurement, Plan, beside, measure, workload_of
 from specreg.measurement.metrics import METRICS, Family, Metric
+from specreg.servers.gpu_claim import GpuClaim
 from specreg.servers.launch import Launch, Servers, Starting, launches_of
 from specreg.servers.provision import Provision
 from specreg.servers.server import Server
 from specreg.stats.alpha_spending import PARTS, Look
-from specreg.suite.away import Away
 from specreg.telemetry.identity import Environment, ProcessorLoad
 from specreg.telemetry.sampler import Watch, watch
 from specreg.verdicts.confirmation import Confirmation, enough_for
@@ -51,6 +53,16 @@ from specreg.verdicts.judge import Outcome, Verdict
 
 _ATTEMPTS = 2
 _DoneT = TypeVar("_DoneT")
+
+
+class Merged(Protocol):
+    """What other processes measured and checked; each raises SpecregError where they didn't."""
+
+    def measurement(self, case: Case, launch: int) -> Measurement:
+        """What was measured of a case on a launch."""
+
+    def verdict(self, check: CorrectnessCheck, case: Case) -> Verdict:
+        """The verdict of a check."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,7 +79,8 @@ class Suite:
         ready_within_s: how long a server may take to its first token.
         run_folder: where this run leaves logs, figures and its journal.
         history: the folder of what all runs did.
-        journal: of this run; earlier: what the run that is resumed had measured.
+        journal: of this run; earlier, earlier_checks: what the run that is resumed had measured
+            and checked.
         show: is told what goes on; timeline: which phase, for which server pair.
         softened: the metrics whose tests pass where an effect is INCONCLUSIVE.
         engine: whose cases run; None for all.
@@ -80,7 +93,8 @@ class Suite:
         load: of the processor when the run began; None where others measure.
         budget_min: minutes of a GPU that the run may take, None for any.
         verbose: whether the percentiles of all cases are shown.
-        away: who measures elsewhere, None where this process does.
+        merged: what other processes measured, None where this one measures.
+        shares_machine: whether other processes of the same run measure on this machine.
         servers: those that it starts.
         confirmation: the verdicts; taken_over: what an earlier run had measured; retried: what was
             measured a second time, as its server had gone away.
@@ -100,6 +114,7 @@ class Suite:
     history: Path
     journal: Journal
     earlier: Mapping[Key, Measurement]
+    earlier_checks: Mapping[tuple[Key, str], Mapping[str, Any]] = field(default_factory=dict)
     show: Callable[[str], None]
     timeline: Timeline = field(default_factory=Timeline)
     softened: AbstractSet[str] = frozenset()
@@ -113,7 +128,8 @@ class Suite:
     load: ProcessorLoad | None = None
     budget_min: float | None = None
     verbose: bool = False
-    away: Away | None = None
+    merged: Merged | None = None
+    shares_machine: bool = False
     taken_over: list[str] = field(default_factory=list)
     retried: list[str] = field(default_factory=list)
     servers: Servers = field(init=False)
@@ -139,6 +155,7 @@ class Suite:
             logs=self.run_folder / "logs",
             show=self.show,
             timeline=self.timeline,
+            claim=GpuClaim() if self.shares_machine else None,
         )
         self.confirmation = Confirmation(
             known_of=self.known_of,
@@ -220,13 +237,11 @@ class Suite:
     def _measure(self, case: Case, server: Starting, control: Starting | None) -> Measurement:
         """Measure a case, or take it over, and leave its figures in the run's folder."""
         number, name = server.launch.number, server.launch.case_id(case)
-        key = self.key(case, number)
-        measurement = self.earlier.get(key)
-        if measurement is not None:
+        if self.merged is not None:
+            measurement = self.merged.measurement(case, number)
+        elif (found := self.earlier.get(key := self.key(case, number))) is not None:
+            measurement = found
             self.taken_over.append(name)
-        elif self.away is not None:
-            with self.timeline.during(Phase.MEASURING, server.launch.id, of=name):
-                measurement = self.away.measurement(case, number, key)
         else:
             measurement = self.measure_twice(case, key, server, control)
         figures = figures_of(measurement, number)
@@ -400,8 +415,6 @@ class Suite:
         left = [case for case in cases if (case.id, number) not in self._measured]
         if left:
             self.servers.stop()
-            if self.away is not None:
-                self.away.send(left, number)
         found: dict[str, Measurement | str] = {}
         groups: dict[tuple[Launch, Launch], list[Case]] = {}
         for case in cases:
@@ -511,13 +524,18 @@ class Suite:
             with self.timeline.during(
                 Phase.CHECKING, server.launch.id, of=case.id, estimate_s=estimate_s
             ):
-                if self.away is not None:
-                    return self.away.verdict(check, case, server.launch.number)
-                return self._twice(
+                if self.merged is not None:
+                    return self.merged.verdict(check, case)
+                key = self.key(case, server.launch.number)
+                if (key, check.name) in self.earlier_checks:
+                    return msgspec.convert(self.earlier_checks[key, check.name], Verdict)
+                verdict = self._twice(
                     lambda: self._check_once(check, case, server, control),
                     (server, control),
                     again=f"{server.launch.case_id(case)}: {check.name} checked again",
                 )
+                self.journal.note_check(key, check.name, verdict)
+                return verdict
 
         place = case.id, check.name
         if place not in self._checked:

@@ -146,57 +146,6 @@ class Gpus:
         return self.devices[0].bandwidth_gib_per_s if self.devices else 0.0
 
 
-class Host(msgspec.Struct, frozen=True, kw_only=True):
-    """What a machine is, to be told to one that has it measure.
-
-    Attributes:
-        cpu: its environment where no GPU is used.
-        gpus: that may be used, in the order in which engines take them; why_none: why there are
-            none.
-        processors: that tell what they draw; why_dark: why none does.
-    """
-
-    cpu: Environment
-    gpus: tuple[Device, ...] = ()
-    why_none: str = ""
-    processors: tuple[Device, ...] = ()
-    why_dark: str = ""
-
-    @property
-    def found(self) -> Gpus:
-        """Its GPUs, as `find_gpus` gives them."""
-        return Gpus(devices=self.gpus, why_none=self.why_none)
-
-    def environment(self, *, needs_gpus: int) -> Environment:
-        """See `current_environment`."""
-        return gpu_environment(self.gpus[:needs_gpus]) if needs_gpus and self.gpus else self.cpu
-
-    def devices(self, gpus: int) -> tuple[Device, ...]:
-        """See `devices_of`.
-
-        Raises:
-            SensorError: there are fewer, or none shows its power.
-        """
-        if gpus > len(self.gpus):
-            raise SensorError(self.why_none or f"there are {len(self.gpus)} of {gpus} GPUs")
-        if not gpus and not self.processors:
-            raise SensorError(self.why_dark)
-        return self.gpus[:gpus] if gpus else self.processors
-
-
-def this_host() -> Host:
-    """Describe this machine."""
-    gpus = find_gpus()
-    processors, why_dark = _find(of_gpus=False)
-    return Host(
-        cpu=cpu_environment(),
-        gpus=gpus.devices,
-        why_none=gpus.why_none,
-        processors=processors,
-        why_dark=why_dark,
-    )
-
-
 def current_environment(*, needs_gpus: int) -> Environment:
     """Return the environment of cases that use so many of this machine's GPUs; 0 for none."""
     gpus = find_gpus().devices

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from specreg.acceptance.record import AcceptanceRecord
 from specreg.baselines.comparison import CaseBaselines, Comparison, compare
@@ -109,14 +110,24 @@ class Confirmation:
                 self._leave_open(one, "no launch was left to confirm it")
             self._settle(place)
 
-    def conclude(self) -> None:
+    def conclude(self, hosts: Mapping[str, str] = MappingProxyType({})) -> None:
         """Look at all verdicts of the run together, which never makes a red one green.
 
         What still waits, the run being cut short, is INCONCLUSIVE.
+
+        Args:
+            hosts: by case's id the machine that measured it, where there were several: each is
+                blamed for its own cases alone.
         """
         for one in self._waiting.values():
             self._leave_open(one, "the run ended before another")
-        held = hold_together(blame_machine(self.verdicts, self._compared))
+        blamed = list(self.verdicts)
+        for host in dict.fromkeys(hosts.get(one.case_id, "") for one in blamed):
+            rows = [row for row, one in enumerate(blamed) if hosts.get(one.case_id, "") == host]
+            alike = blame_machine([blamed[row] for row in rows], self._compared)
+            for row, verdict in zip(rows, alike, strict=True):
+                blamed[row] = verdict
+        held = hold_together(blamed)
         self.verdicts[:] = [self._soften(verdict) for verdict in held]
 
     def _settle(self, place: Place) -> None:
