@@ -1,17 +1,8 @@
 """`report.json`: all that is known of a run or of a gate, in one document.
 
-Every other form is rendered from it; `docs/report.schema.json` is its JSON Schema. Filling it:
-
-- The suite (`specreg.suite.finish.report_of`) makes a `Report` of kind RUN: `run` with the verdicts
-  against baselines, `cases` with their figures, `time`, `remarks`. `answers`, `title` and `hints`
-  may stay empty: the renderers derive them from `run` (`specreg.report.summary`).
-- A gate makes one of kind GATE: `title` ("UPGRADE: vllm==0.31.0 → vllm==0.32.0"), `answers` (one
-  line each, the word first), `arms` (A and B), `run` with a verdict for each effect (`expected` is
-  A's value, `value` is B's, `reason` and `cause` as in a run), `control` (A against itself, in the
-  same form), `cases`, `time`, `remarks` (how it was measured) and `hints` (what to type next).
-
-`record_document` writes it, `specreg.report.exports.write_outputs` the page and the Markdown beside
-it, and `specreg.report.terminal.render_report` prints it.
+The suite fills one of kind RUN, whose title, answers and hints follow from `run`; a gate one of
+kind GATE, which brings its own and has A's values as `expected`. Every other form is rendered from
+it; `docs/report.schema.json` is its JSON Schema.
 """
 
 import contextlib
@@ -27,25 +18,20 @@ import msgspec
 
 from specreg.baselines.comparison import CaseBaselines, expected_value
 from specreg.baselines.schema import load_acceptance
-from specreg.core.errors import ReportError, SpecregError
+from specreg.core.errors import ReportError
 from specreg.core.files import UNREADABLE, replace_file
 from specreg.core.timeline import RunTime
 from specreg.matrix.schema import CaseSettings
 from specreg.measurement.figures import Figures
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import METRICS, Family, acceptance_value, ttft_ms
-from specreg.stats.percentiles import Bar, Histogram, bars_of
+from specreg.measurement.metrics import METRICS, Family, acceptance_value
 from specreg.telemetry.identity import Environment, ProcessorLoad
 from specreg.verdicts.history import RunRecord
 from specreg.verdicts.judge import Outcome, Verdict
 
 SCHEMA_VERSION = 2
-"""The first had `sight_frac` for `mde_frac`, and is read too."""
 FILE_NAME = "report.json"
 REGRESSED_STATUS, UNDECIDED_STATUS, NO_BASELINE_STATUS = 1, 10, 11
-_ADVICE = "run the tier again to have all of it"
-_NS_PER_MS = 10**6
-_RENAMED = b'"sight_frac"', b'"mde_frac"'
 
 
 class Kind(StrEnum):
@@ -164,14 +150,6 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
     driver_version: str = ""
 
 
-class Spreads(msgspec.Struct, frozen=True, kw_only=True):
-    """How durations of a case lie: the time to the first token, and of a step."""
-
-    ttft_ms: tuple[Bar, ...] = ()
-    step_ms: tuple[Bar, ...] = ()
-    control_step_ms: tuple[Bar, ...] = ()
-
-
 class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of one case.
 
@@ -181,7 +159,6 @@ class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
         settings: all that must be equal to compare; null where it couldn't be told.
         figures: of its last valid launch, else of the last one; null where none was measured. What
             each request did is in the run's folder `figures`.
-        spreads: of that launch.
         expected: null without a baseline.
         history: what earlier runs on this machine and this one did, the oldest first.
         reproduce: what to type.
@@ -198,7 +175,6 @@ class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
     draft: str
     settings: CaseSettings | None
     figures: Figures | None
-    spreads: Spreads
     expected: Expected | None
     history: tuple[RunRecord, ...]
     reproduce: str
@@ -286,19 +262,14 @@ def load_report(path: Path) -> Report:
         ReportError: there is none, it can't be read, or it is of another form.
     """
     try:
-        content = path.read_bytes().replace(*_RENAMED)
+        content = path.read_bytes()
         version = msgspec.json.decode(content, type=dict[str, object]).get("schema_version")
-        if version in range(1, SCHEMA_VERSION + 1):
+        if version == SCHEMA_VERSION:
             return msgspec.json.decode(content, type=Report)
-    except OSError as error:
-        raise ReportError(f"report '{path}': {error.strerror}; {_ADVICE}") from error
-    except UNREADABLE as error:
-        raise ReportError(f"report '{path}': {error}; {_ADVICE}") from error
-    is_newer = isinstance(version, int) and version > SCHEMA_VERSION
-    raise ReportError(
-        f"report '{path}': schema version {version}, this specreg reads {SCHEMA_VERSION};"
-        f" {'use a newer specreg' if is_newer else _ADVICE}"
-    )
+        why = f"schema version {version}, this specreg reads {SCHEMA_VERSION}"
+    except (OSError, *UNREADABLE) as error:
+        raise ReportError(f"report '{path}': {error}; run the tier again") from error
+    raise ReportError(f"report '{path}': {why}; run the tier again, or use the specreg of the run")
 
 
 def began_at(run: str) -> dt.datetime | None:
@@ -321,7 +292,7 @@ def render_schema() -> str:
 def load_verdict(path: Path) -> RunVerdict | None:
     """The file that was written, None where there is none that can be read."""
     with contextlib.suppress(OSError, *UNREADABLE):
-        return msgspec.json.decode(path.read_bytes().replace(*_RENAMED), type=RunVerdict)
+        return msgspec.json.decode(path.read_bytes(), type=RunVerdict)
     return None
 
 
@@ -360,25 +331,6 @@ def slowed_of(figures: Iterable[Figures]) -> dict[str, float]:
     }
 
 
-def load_figures(run_folder: Path) -> tuple[Figures, ...]:
-    """All figures that a run left, in the order of their names.
-
-    Raises:
-        SpecregError: there are none, or a file can't be read.
-    """
-    figures = []
-    for path in sorted((run_folder / "figures").glob("*.json")):
-        try:
-            figures.append(msgspec.json.decode(path.read_bytes(), type=Figures))
-        except (OSError, *UNREADABLE) as error:
-            message = f"figures '{path}': {error}; run the case again with this specreg"
-            raise SpecregError(message) from error
-    if not figures:
-        message = f"run '{run_folder}': it left no figures; name a run that measured something"
-        raise SpecregError(message)
-    return tuple(figures)
-
-
 def expected_of(known: CaseBaselines, measured: Sequence[Measurement]) -> Expected | None:
     """What the baseline holds that a case is judged by, of the prompts that were measured.
 
@@ -413,19 +365,4 @@ def expected_of(known: CaseBaselines, measured: Sequence[Measurement]) -> Expect
         category_acceptance_length_tokens={
             name: length for name, length in lengths.items() if length is not None
         },
-    )
-
-
-def spreads_of(measurement: Measurement) -> Spreads:
-    """How the durations of a measurement lie; nothing where its latency means nothing."""
-    replay = measurement.replay
-    if replay is None or not measurement.case.speed or Family.LATENCY in measurement.invalid:
-        return Spreads()
-    waits, steps, control_steps = Histogram(), Histogram(), Histogram()
-    waits.add_all([round(ms * _NS_PER_MS) for t in replay.traces if (ms := ttft_ms(t)) is not None])
-    for durations, rounds in ((steps, replay.rounds), (control_steps, replay.control_rounds)):
-        for part in rounds:
-            durations.merge(part.gaps)
-    return Spreads(
-        ttft_ms=bars_of(waits), step_ms=bars_of(steps), control_step_ms=bars_of(control_steps)
     )

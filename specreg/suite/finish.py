@@ -27,12 +27,10 @@ from specreg.report.document import (
     Origin,
     Report,
     RunVerdict,
-    Spreads,
     count_outcomes,
     expected_of,
     last_launches,
     slowed_of,
-    spreads_of,
 )
 from specreg.servers.launch import launches_of
 from specreg.suite.run import Suite
@@ -266,7 +264,6 @@ def _case_report(
         draft=case.server.draft or "",
         settings=settings,
         figures=figures,
-        spreads=spreads_of(valid[-1]) if valid else Spreads(),
         expected=expected,
         history=tuple(records[-_LAST_RUNS:]),
         reproduce=run_command((case.id,), _with_version(options, figures)),

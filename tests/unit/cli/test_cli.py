@@ -1,6 +1,5 @@
 """The command: what is done with baselines besides running the suite."""
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -14,18 +13,14 @@ from specreg import __version__ as specreg_version
 from specreg.baselines.schema import baseline_path, load_baseline, record_baseline
 from specreg.baselines.store import settings_in
 from specreg.cli import app, main
-from specreg.core.errors import SpecregError, UnknownNameError
+from specreg.core.errors import SpecregError
 from specreg.matrix.case import Case
 from specreg.matrix.tier import load_tier
-from specreg.measurement.figures import figures_of, record_figures
-from specreg.measurement.measure import Measurement
-from specreg.measurement.validity import all_invalid
 from specreg.report.document import RunVerdict, record_document
 from specreg.telemetry.identity import current_environment
 from specreg.verdicts.history import RunRecord, history_path, record_history, settings_sha256
 from tests.unit import builders
 from tests.unit.baselines.test_published import PUBLISHED
-from tests.unit.reports import a_round, measured
 
 HERE = current_environment(needs_gpus=0)
 MATRIX = """
@@ -129,29 +124,6 @@ def test_a_case_that_nobody_declared_is_answered_with_those_there_are(
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize(
-    ("typed", "instead"),
-    [
-        ("convert a.jsonl b.jsonl --from specreg --to genai-perf", "JSON lines"),
-        ("baselines import x.json --case a", "--update-baselines"),
-        ("report --to nemo-skills", "--to aiperf"),
-        ("report some-run --to=speed-bench --folder x", "report.json"),
-        ("history --upload s3://bucket/x", "aws s3 sync"),
-        ("report --push http://gateway:9091", "curl"),
-    ],
-)
-def test_what_is_no_longer_there_is_said_in_a_line_with_what_to_use(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: str, instead: str
-) -> None:
-    monkeypatch.setattr("sys.argv", ["specreg", *typed.split()])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    (line,) = capsys.readouterr().err.splitlines()
-    assert ended.value.code == 1
-    assert "no longer there" in line
-    assert instead in line
-
-
 def test_all_baselines_are_listed_and_one_that_cannot_be_read_says_why(root: Path) -> None:
     recorded(root)
     torn = baseline_path(root / "baselines", HERE.name, "torn")
@@ -163,7 +135,6 @@ def test_all_baselines_are_listed_and_one_that_cannot_be_read_says_why(root: Pat
         f"{HERE.name}/{CASE_ID}",
         "2026-11-21",
         "vllm==0.32.0",
-        "6",
         "3",
         "2.5",
         "100",
@@ -289,60 +260,6 @@ def test_a_published_figure_is_expected_where_nothing_was_recorded(root: Path) -
 def test_the_schema_is_printed() -> None:
     done = CliRunner().invoke(app, ["baselines", "schema"])
     assert json.loads(done.output)["$ref"] == "#/$defs/Baseline"
-
-
-def finished(root: Path, run: str, *measurements: Measurement) -> None:
-    """A run that left the figures of some measurements."""
-    for number, one in enumerate(measurements):
-        path = root / ".specreg/runs" / run / "figures" / f"{number}.json"
-        record_figures(path, figures_of(one, number + 1))
-
-
-def test_tables_shows_what_the_last_run_or_a_named_one_gained(root: Path) -> None:
-    finished(root, "20260101T000000-1", measured(a_round(10, 30)))
-    finished(root, "20260102T000000-1", measured())
-
-    last, named = specreg(root, "tables"), specreg(root, "tables", "20260101T000000-1")
-
-    for done, gain in ((last, "×2.67"), (named, "×1.00")):
-        assert done.exit_code == 0, done.output
-        (row,) = [line for line in done.stdout.splitlines() if line.startswith(builders.CASE.id)][
-            :1
-        ]
-        assert gain in row
-    assert "  math" in last.stdout
-    assert last.stderr == ""
-
-
-def test_tables_passes_over_a_run_that_measured_nothing_and_says_so(root: Path) -> None:
-    finished(root, "20260101T000000-1", measured())
-    (root / ".specreg/runs/20260102T000000-1/figures").mkdir(parents=True)
-    done = specreg(root, "tables")
-    assert "×2.67" in done.stdout
-    assert done.stderr == (
-        "the last run, '20260102T000000-1', measured nothing; this is '20260101T000000-1'\n"
-    )
-
-
-def test_tables_shows_the_last_launch_and_names_what_is_invalid(root: Path) -> None:
-    invalid = all_invalid("SPEC_DISABLED: nothing")
-    broken = dataclasses.replace(measured(), replay=None, invalid=invalid)
-    finished(root, "20260101T000000-1", measured(), measured(a_round(10, 30)), broken)
-
-    done = specreg(root, "tables")
-
-    assert "×2.67" not in done.stdout
-    assert done.stdout.endswith(f"{builders.CASE.id}: SPEC_DISABLED: nothing\n")
-
-
-def test_tables_of_what_is_not_there_says_what_to_do(root: Path) -> None:
-    assert str(specreg(root, "tables").exception).endswith("left figures; run the suite first")
-    plain = builders.measurement({}, case=builders.PLAIN_CASE)
-    finished(root, "20260101T000000-1", plain)
-    assert "nothing in it speculates" in specreg(root, "tables").stdout
-    unknown = specreg(root, "tables", "x").exception
-    assert isinstance(unknown, UnknownNameError)
-    assert str(unknown).endswith("unknown run 'x'; known: 20260101T000000-1")
 
 
 READING = (

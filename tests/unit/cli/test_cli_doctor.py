@@ -119,5 +119,5 @@ def test_a_folder_that_is_no_repository_has_its_machine_told_all_the_same(tmp_pa
     done = doctor(tmp_path / "nowhere")
     assert done.exit_code == 1
     assert done.output.startswith("this machine\n")
-    assert "no such folder" in done.output
+    assert "no such folder" in " ".join(done.output.split())
     assert "→ run this in the repository, or give --root" in done.output

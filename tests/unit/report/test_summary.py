@@ -67,7 +67,7 @@ def test_each_outcome_has_its_colour_and_a_subject_without_a_verdict_is_not_gree
 def test_figures_that_are_only_measured_name_none_of_them() -> None:
     recorded = speed(Outcome.MEASURED, change_frac=None)
     report = judged(recorded, dataclasses.replace(recorded, metric="ttft_p50_ms"))
-    assert texts(report)["speed"] == "all 2 figures measured, not judged"
+    assert texts(report)["speed"] == "2 of 2 figures measured, not judged"
     why = dataclasses.replace(recorded, reason="the tier has no speed; so it is")
     assert texts(judged(why))["speed"].startswith(
         f"1 of 1 figures measured, not judged ({CASE.id}: the tier has no speed)"
@@ -105,7 +105,7 @@ def test_what_all_figures_share_is_said_once_and_with_its_reason() -> None:
     reason = "nothing recorded in 'x', and speed doesn't carry over from 'y'; record one with\n  z"
     foreign = speed(Outcome.NOT_COMPARABLE, change_frac=None, reason=reason)
     report = judged(foreign, dataclasses.replace(foreign, case_id="other"))
-    told = "all 2 figures not comparable (nothing recorded in 'x', and speed doesn't carry over"
+    told = "2 of 2 figures not comparable (nothing recorded in 'x', and speed doesn't carry over"
     assert texts(report)["speed"].startswith(told)
     alone = dataclasses.replace(foreign, outcome=Outcome.INVALID, reason="CLIENT_LATE: by 3 ms; x")
     assert (

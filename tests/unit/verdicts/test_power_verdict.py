@@ -15,7 +15,7 @@ from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import METRICS, Family
 from specreg.measurement.power import power_of
 from specreg.report.failures import sentence_of
-from specreg.report.tables import render_power
+from specreg.report.tables import render_figures
 from specreg.stats.intervals import Spread
 from specreg.telemetry.record import PowerRecord
 from specreg.telemetry.sampler import Watch
@@ -146,7 +146,7 @@ def test_figures_tell_what_a_token_costs_and_what_speculation_saves() -> None:
     assert case.mean_w == pytest.approx(200)
     assert case.idle_w == pytest.approx(100)
     assert case.devices[0].throttled == ("power cap",)
-    shown = render_power([found], width=140, color=False)
+    shown = render_figures([found], width=140, color=False)
     assert "+67%" in shown
     assert "at its power cap" in shown
     assert "±0.1%" in shown
@@ -154,7 +154,7 @@ def test_figures_tell_what_a_token_costs_and_what_speculation_saves() -> None:
 
 def test_a_meter_out_of_order_stands_in_the_table() -> None:
     broken = PowerRecord(invalid="POWER_INVALID: the sampler ended")
-    shown = render_power([figures_of(measured(broken), 1)], width=140, color=False)
+    shown = render_figures([figures_of(measured(broken), 1)], width=140, color=False)
     assert "POWER_INVALID: the sampler" in shown
 
 
