@@ -164,7 +164,9 @@ def remarks(suite: Suite, matrix: Path) -> Iterator[str]:
     if fewer:
         least, most = (chosen(case.prompts for case in fewer) for chosen in (min, max))
         many = f"{least}" if least == most else f"{least} to {most}"
-        given = "--num-prompts" if suite.budget_min is None else "--specreg-budget-gpu-min"
+        given = (
+            "--num-prompts" if suite.options.budget_gpu_min is None else "--specreg-budget-gpu-min"
+        )
         yield (
             f"{given} left {many} prompts of a case: acceptance was compared over those that its"
             " baseline has too, speed wasn't"
