@@ -4,6 +4,7 @@ import contextlib
 import os
 import shlex
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -20,12 +21,8 @@ from specreg.core.processes import kill_running
 from specreg.core.redaction import hide_known, learn
 from specreg.core.signals import SIGNALLED, check_signalled, interrupt_on_signals
 from specreg.correctness.checks import CHECKS, CorrectnessCheck, checks_of
-from specreg.many.options import Cluster, form_team, reach
-from specreg.many.places import WORKERS_OPTION
-from specreg.many.team import Wanted
 from specreg.matrix.case import Case
 from specreg.matrix.prompts import check_contexts
-from specreg.matrix.tier import load_tier
 from specreg.measurement.metrics import METRICS, Family, Metric, metrics_of
 from specreg.options import add_options, read_options
 from specreg.report.document import (
@@ -51,12 +48,10 @@ from specreg.report.terminal import (
 )
 from specreg.servers.launch import Launch, launches_of
 from specreg.servers.readiness import NOT_FETCHED
-from specreg.suite.away import Away
 from specreg.suite.configure import (
     check_cases,
     check_options,
     open_suite,
-    spread_of,
     why_unfetched,
     why_unfit,
 )
@@ -68,15 +63,30 @@ from specreg.suite.finish import (
     run_verdict,
     why_nothing,
 )
-from specreg.suite.options import Options
+from specreg.suite.merge import (
+    WORKERS_FOLDER,
+    plan_of,
+    record_plan,
+    record_torch_versions,
+    take_workers,
+)
 from specreg.suite.run import Suite
+from specreg.suite.shards import (
+    cut,
+    group_key,
+    longest_first,
+    parse_choice,
+    record_shards,
+    render_shards,
+    server_groups,
+)
+from specreg.telemetry.identity import find_gpus
 from specreg.verdicts.judge import Outcome
 
 SUITE = pytest.StashKey[Suite]()
 RECORD_PROPERTY = pytest.StashKey[Callable[[str, object], None]]()
 """Takes a property of the whole run for JUnit's file."""
 _PROGRESS = pytest.StashKey[Progress]()
-_CLUSTER = pytest.StashKey[Cluster | None]()
 _LINES = pytest.StashKey[list[str]]()
 _OTHERS = pytest.StashKey[bool]()
 """Whether a test failed otherwise than by its verdict."""
@@ -88,10 +98,22 @@ _IS_ASKED = pytest.StashKey[bool]()
 _UNREADABLE = pytest.StashKey[bool]()
 """Whether the run ended before it began, as what is expected can't be read."""
 
-_NO_XDIST = (
-    "pytest-xdist: cases measured at the same time disturb one another; leave out -n, and give"
-    f" {WORKERS_OPTION} auto for as many as don't"
+_NOT_GROUPED = (
+    "pytest-xdist: cases that share a server stay together; leave out --dist, or give"
+    " --dist=loadgroup"
 )
+_TIMED = (
+    "pytest-xdist: without a GPU servers share the processor, and speeds measured at the same time"
+    " mean nothing; leave out -n, or choose acceptance alone: -k acceptance"
+)
+_SHOWN = pytest.StashKey[str]()
+"""What is shown instead of running anything."""
+_EMPTY_SHARD = pytest.StashKey[bool]()
+"""Whether the shard that is asked for has no server group."""
+_RUN_FOLDER = "specreg_run_folder"
+_GROUPED, _REFUSED = "specreg_grouped", "specreg_refused"
+"""Under which a worker of pytest-xdist is told the folder of the run, and whether it gets server
+groups; and tells why it refuses to begin."""
 _WIDTH = 110
 
 
@@ -104,36 +126,57 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 def pytest_configure(config: pytest.Config) -> None:
     """Loads the tier, so that a wrong name or file ends the run before anything starts."""
     interrupt_on_signals()
-    with _as_usage_error():
+    with _as_usage_error(config):
         learn({}, config.invocation_params.args)
         progress = config.stash[_PROGRESS] = Progress()
         options = read_options(config)
         check_options(config.rootpath, options)
-        cluster = config.stash[_CLUSTER] = _reach(config, options, progress)
-        site = cluster.site if cluster is not None else None
-        config.stash[SUITE] = open_suite(config.rootpath, options, progress, site)
+        given: dict[str, Any] = getattr(config, "workerinput", {})
+        within = None
+        if _RUN_FOLDER in given:
+            within = Path(given[_RUN_FOLDER]) / WORKERS_FOLDER / given["workerid"]
+            config.option.loadgroup = given[_GROUPED]
+        config.stash[SUITE] = open_suite(config.rootpath, options, progress, within)
         config.stash[_LINES] = []
-        config.stash[_IS_ASKED] = config.stash[_OTHERS] = False
+    if _has_workers(config) and config.option.dist == "load":
+        config.option.dist, config.option.loadscopereorder = "loadgroup", False
+    config.stash[_IS_ASKED] = config.stash[_OTHERS] = False
 
 
-def _reach(config: pytest.Config, options: Options, progress: Progress) -> Cluster | None:
-    """The cluster that measures, if any; none is asked where nothing is measured.
+def _has_workers(config: pytest.Config) -> bool:
+    """Whether the tests are run by workers of pytest-xdist, and not by this process."""
+    return not hasattr(config, "workerinput") and config.getoption("dist", "no") != "no"
 
-    Raises:
-        SpecregError: there is none, or each of several processes would ask for it.
-    """
-    shows = any(config.getoption(name) for name in ("help", "version", "collectonly"))
-    if options.attach is not None or shows:
-        return None
-    spread = spread_of(options)
-    if config.getoption("dist", "no") != "no" and (spread.ray, spread.slurm) != (None, None):
-        raise SpecregError(_NO_XDIST)
 
-    def widest() -> int:
-        tier = load_tier(config.rootpath / options.matrix, options.tier or "gpu")
-        return max(case.needs.gpus for case in tier.cases) if tier.needs_gpus else 0
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int | None:
+    """A worker for each GPU; pytest-xdist's own number where there is none."""
+    return len(find_gpus().devices) or None
 
-    return reach(spread, widest, progress.tell)
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:  # noqa: ANN401 - its type is xdist's own
+    """Tells a worker of pytest-xdist in which run it has a share."""
+    node.workerinput[_RUN_FOLDER] = str(node.config.stash[SUITE].run_folder)
+    node.workerinput[_GROUPED] = node.config.option.dist == "loadgroup"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:  # noqa: ANN401 - its type is xdist's own
+    """Ends the run where a worker of pytest-xdist refused to begin."""
+    if refused := getattr(node, "workeroutput", {}).get(_REFUSED):
+        text, is_unreadable = refused
+        node.config.stash[_LINES].append(text)
+        if is_unreadable:
+            node.config.stash[_UNREADABLE] = True
+        status = None if is_unreadable else pytest.ExitCode.USAGE_ERROR
+        pytest.exit("a worker refused to begin, see below", returncode=status)
+
+
+def _tell_controller(config: pytest.Config, text: str, *, is_unreadable: bool = False) -> None:
+    """Has the controller of pytest-xdist say why this worker refuses to begin."""
+    if hasattr(config, "workeroutput"):
+        config.workeroutput[_REFUSED] = (text, is_unreadable)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -156,7 +199,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     suite = metafunc.config.stash[SUITE]
     metafunc.config.stash[_IS_ASKED] = True
     rows = [
-        pytest.param(control, server, case, what, id=_item_id(case, what, server))
+        pytest.param(
+            *(control, server, case, what),
+            id=_item_id(case, what, server),
+            marks=_together(metafunc.config, case),
+        )
         for control, server, case in _setups(suite)
         for what in _asked(suite, marker, case, server)
     ]
@@ -186,8 +233,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return (setups[params["server"].id, params["case"].id], names[_what(params).name])
 
     items.sort(key=place)
-    if hasattr(config, "workerinput") and any(place(item)[0] >= 0 for item in items):
-        raise pytest.UsageError(_NO_XDIST)
+    shards = _deal(config, suite, items)
     ours = [item for item in items if place(item)[0] >= 0]
     # Where a selection leaves nothing at all, it may have meant these.
     config.stash[_IS_ASKED] = bool(ours) or (config.stash[_IS_ASKED] and not items)
@@ -196,7 +242,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     asked: dict[str, set[str]] = {}
     skipped: dict[str, str] = {}
     dark: dict[str, None] = {}
-    wanted: list[Wanted] = []
     for item in ours:
         case = _params(item)["case"]
         if case.id in unfit:
@@ -208,29 +253,79 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         else:
             name = _what(_params(item)).name
             asked.setdefault(case.id, set()).add(name)
-            if case.id not in suite.unfetched:
-                wanted.append((case, _params(item)["server"].number, name))
     suite.asked, suite.skipped, suite.no_power = asked, skipped, "; ".join(dark)
     if not config.getoption("collectonly"):
         without = {*suite.skipped, *suite.unfetched}
         running = [case for case_id, case in cases.items() if case_id not in without]
         lines = config.stash[_LINES]
-        with _as_usage_error():
+        with _as_usage_error(config):
             suite.fit_budget()
             check_cases(suite, running)
             _check_baselines(config, suite, running)
             lines.extend(check_contexts(suite.root, running))
-            lines.extend(_form_team(config, suite, wanted))
-            if wanted:
+            if ours:
+                _check_xdist(config, suite)
                 suite.journal.hold()  # no other run may go on with it meanwhile
+                number = parse_choice(suite.options.shard).number if suite.options.shard else 0
+                record_plan(suite.run_folder, plan_of(suite, number=number, shards=shards))
 
 
-def _form_team(config: pytest.Config, suite: Suite, wanted: Sequence[Wanted]) -> Iterator[str]:
-    """Have others measure where the user wants that; yield what is to be said of it."""
-    spread = spread_of(read_options(config))
-    suite.away = team = form_team(suite, wanted, spread, config.stash[_CLUSTER])
-    if team is not None and (why := team.why_fewer()):
-        yield why
+def _together(config: pytest.Config, case: Case) -> Sequence[pytest.MarkDecorator]:
+    """What keeps the tests of a server group on one worker of pytest-xdist."""
+    _, server = group_key(case)
+    return [pytest.mark.xdist_group(server.id)] if hasattr(config, "workerinput") else []
+
+
+def _deal(
+    config: pytest.Config, suite: Suite, items: list[pytest.Item]
+) -> Sequence[Collection[str]]:
+    """Leaves the tests of the shard that is asked for, the longest server group first.
+
+    Returns:
+        The cases of each shard; none where the run isn't cut.
+    """
+    if not suite.is_part:
+        return ()
+    cases = {_params(item)["case"].id: _params(item)["case"] for item in items if _params(item)}
+    groups = server_groups(cases.values(), suite.tier, suite.store.folder, launches=suite.launches)
+    order = {case: n for n, one in enumerate(longest_first(groups)) for case in one.cases}
+    items.sort(key=lambda item: order[_params(item)["case"].id] if _params(item) else -1)
+    if suite.options.shard is None:
+        return ()
+    choice = parse_choice(suite.options.shard)
+    shards = cut(groups, choice.of)
+    mine: Collection[str] = ()
+    if choice.lists:
+        path = config.rootpath / ".specreg" / "shards.json"
+        with _as_usage_error(config):
+            record_shards(path, shards)
+        config.stash[_SHOWN] = f"{render_shards(shards)}\nas JSON: {path}"
+    else:
+        mine = shards[choice.number - 1].case_ids
+    gone = [
+        item
+        for item in items
+        if (_params(item)["case"].id not in mine if _params(item) else choice.number != 1)
+    ]
+    config.hook.pytest_deselected(items=gone)
+    items[:] = [item for item in items if item not in gone]
+    config.stash[_EMPTY_SHARD] = not items
+    return [shard.case_ids for shard in shards]
+
+
+def _check_xdist(config: pytest.Config, suite: Suite) -> None:
+    """Check that workers of pytest-xdist keep server groups together, and disturb no speed.
+
+    Raises:
+        SpecregError: they don't.
+    """
+    if not suite.shares_machine:
+        return
+    if not config.getoption("loadgroup", default=False):
+        raise SpecregError(_NOT_GROUPED)
+    names = {name for asked in suite.asked.values() for name in asked if name in METRICS}
+    if not suite.tier.needs_gpus and any(METRICS[name].by_launch for name in names):
+        raise SpecregError(_TIMED)
 
 
 def _note_unfetched(
@@ -253,11 +348,12 @@ def _why_dark(suite: Suite, case: Case, what: Metric | CorrectnessCheck) -> str:
 
 
 @contextlib.contextmanager
-def _as_usage_error() -> Iterator[None]:
+def _as_usage_error(config: pytest.Config) -> Iterator[None]:
     """End the run with the words of an error of specreg, before anything starts."""
     try:
         yield
     except SpecregError as error:
+        _tell_controller(config, str(error))
         raise pytest.UsageError(str(error)) from error
 
 
@@ -267,6 +363,7 @@ def _check_baselines(config: pytest.Config, suite: Suite, cases: Collection[Case
     if wrong:
         config.stash[_LINES].extend(wrong)
         config.stash[_UNREADABLE] = True
+        _tell_controller(config, "\n".join(wrong), is_unreadable=True)
         pytest.exit("baselines can't be read, see below; no server was started")
 
 
@@ -325,13 +422,27 @@ def pytest_runtest_makereport(
     return report
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Remembers of a worker's test whether it failed otherwise than by its verdict."""
+    config = getattr(report, "node", None) and report.node.config
+    if config and report.failed and not _case_of(report):
+        config.stash[_OTHERS] = True
+
+
+def _case_of(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """The case that a report's verdict is about; empty of any other."""
+    return str(dict(getattr(report, "user_properties", ())).get("specreg.case_id", ""))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Records what the run did: its baselines where that was asked for, verdicts, history."""
-    suite, lines = session.config.stash[SUITE], session.config.stash[_LINES]
+    config = session.config
+    suite, lines = config.stash[SUITE], config.stash[_LINES]
+    if config.stash.get(_EMPTY_SHARD, False):
+        session.exitstatus = pytest.ExitCode.OK
+        return
     if len(SIGNALLED) > 1:
-        if suite.away is not None:
-            suite.away.kill()
         kill_running()
         raise KeyboardInterrupt
     cut_short = bool(session.shouldstop or session.shouldfail) or exitstatus in {
@@ -340,12 +451,15 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     }
     with _kept(lines):  # first of all: a report takes its time, and a second Ctrl-C must find none
         suite.servers.stop()
-    if suite.away is not None:
-        lines.extend(_end_team(session, suite.away, early=cut_short))
-    _conclude(session.config, suite)
+    if _has_workers(config):
+        lines.extend(_take_workers(session, cut_short=cut_short))
+    _conclude(config, suite)
     if suite.measurements and cut_short:
         lines.append("to go on from here, type the same again with --specreg-resume")
-    if suite.update_reason is not None and suite.measurements:
+    if suite.update_reason is not None and suite.is_part:
+        with _kept(lines):
+            record_torch_versions(suite)
+    elif suite.update_reason is not None and suite.measurements:
         lines.extend(_record_baselines(session, cut_short=cut_short))
     only_ours = exitstatus == pytest.ExitCode.TESTS_FAILED and not session.config.stash[_OTHERS]
     if exitstatus == pytest.ExitCode.OK or only_ours:
@@ -359,31 +473,32 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     _put_into_blocks(session.config)
 
 
+def _take_workers(session: pytest.Session, *, cut_short: bool) -> Iterator[str]:
+    """Ends the workers of pytest-xdist, and judges what they measured; yields what to say of it."""
+    session.config.pluginmanager.getplugin("dsession").pytest_sessionfinish()
+    suite = session.config.stash[SUITE]
+    try:
+        yield from take_workers(suite, whole=not cut_short)
+    except SpecregError as error:
+        yield str(error)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 def _conclude(config: pytest.Config, suite: Suite) -> None:
     """Looks at all verdicts together; JUnit's tests are told by then, so its file is told here."""
     looked, changes = tuple(suite.verdicts), list[str]()
-    suite.confirmation.conclude()
+    suite.confirmation.conclude(suite.hosts)
     for before, after in zip(looked, suite.verdicts, strict=True):
         if after.outcome is not before.outcome:
             name = f"specreg.final.{after.case_id}.{after.metric}"
-            config.stash[RECORD_PROPERTY](name, f"{after.outcome}: {after.reason}")
+            if RECORD_PROPERTY in config.stash:
+                config.stash[RECORD_PROPERTY](name, f"{after.outcome}: {after.reason}")
             changes.append(f"{after.case_id} {after.metric}: {before.outcome} -> {after.outcome}")
     if changes:
         config.stash[_LINES].append(
             f"{len(changes)} verdict{'s' * (len(changes) > 1)} changed when the whole run was"
             f" looked at: {', '.join(changes)}"
         )
-
-
-def _end_team(session: pytest.Session, away: Away, *, early: bool) -> Iterator[str]:
-    """Ends who measures elsewhere; yields what is to be said of it."""
-    try:
-        if said := away.close(early=early):
-            yield said
-    except SpecregError as error:
-        yield str(error)
-        if session.exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def _ended_without(session: pytest.Session, suite: Suite) -> bool:
@@ -415,9 +530,10 @@ def _record_run(config: pytest.Config, suite: Suite, run: RunVerdict) -> None:
             options=suite.store.options,
             remarks=tuple(said),
         )
-        append_job_summary(render_markdown(report))
         record_document(folder / FILE_NAME, report)
-        write_outputs(ALWAYS, report, folder, folder)
+        if not suite.shares_machine:
+            append_job_summary(render_markdown(report))
+            write_outputs(ALWAYS, report, folder, folder)
     except Exception as error:  # noqa: BLE001 - whatever it is, it must take no verdict with it
         config.stash[_LINES].append(
             f"report of '{folder}': not whole, {type(error).__name__}: {error}; the verdicts stand,"
@@ -471,7 +587,7 @@ def _put_into_blocks(config: pytest.Config) -> None:
     if reporter is None or config.option.tbstyle == "no":
         return
     reports = [one for kind in ("failed", "error") for one in reporter.getreports(kind)]
-    if reports and all(getattr(one.longrepr, "case_id", "") for one in reports):
+    if reports and all(map(_case_of, reports)):
         config.option.tbstyle = "no"
         suite = config.stash[SUITE]
         config.stash[_BLOCKS] = render_blocks(suite.verdicts, suite.errors)
@@ -488,6 +604,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """What failed, the table of the verdicts, what was recorded, and what to type next."""
     config = terminalreporter.config
     suite = config.stash[SUITE]
+    if _SHOWN in config.stash:
+        terminalreporter.write_line(config.stash[_SHOWN])
     if not suite.verdicts and not config.stash[_LINES]:
         return
     blocks = config.stash.get(_BLOCKS, {})
@@ -500,7 +618,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     table = render_verdicts(judged, width=_WIDTH, color=color) if judged else ""
     parts = [table, *config.stash[_LINES]]
     figures = last_launches(suite.figures)
-    parts.append(render_figures(figures, width=_WIDTH, color=color, percentiles=suite.verbose))
+    parts.append(
+        render_figures(figures, width=_WIDTH, color=color, percentiles=suite.options.verbose)
+    )
     parts.append(render_times(suite.timeline.so_far(), width=_WIDTH, color=color))
     if not all(case.speed for case in suite.tier.cases):
         parts.append("the servers of this tier say nothing of speed, so none is shown")
@@ -528,7 +648,7 @@ def _setups(suite: Suite) -> Iterator[tuple[Launch, Launch, Case]]:
     in_order = sorted(suite.tier.cases, key=lambda case: specs.index(case.server))
     for number in range(1, suite.launches + 1):
         for case in in_order:
-            if suite.engine in {None, case.server.engine}:
+            if suite.options.engine in {None, case.server.engine}:
                 yield *launches_of(case, number), case
 
 
@@ -541,7 +661,9 @@ def _asked(
         return metrics_of(case, Family(name))
     if server.number > 1:
         return ()
-    return [check for check in checks_of(case, with_torch=suite.with_oracle) if check.name == name]
+    return [
+        check for check in checks_of(case, with_torch=suite.options.oracle) if check.name == name
+    ]
 
 
 def _item_id(case: Case, what: Metric | CorrectnessCheck, server: Launch) -> str:

@@ -6,8 +6,6 @@ verifier is wrong, not that the text has changed: the walk is along the engine's
 models are read by `specreg.engines.pytorch.oracle`, in the reference engine's environment.
 """
 
-import dataclasses
-import functools
 import os
 import signal
 import tempfile
@@ -16,23 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specreg.acceptance.record import NO_STEPS, StepCounts
-from specreg.core.errors import InvalidMeasurementError, ModelError, UnsupportedError
+from specreg.core.errors import InvalidMeasurementError, ModelError
 from specreg.core.processes import child_process
 from specreg.datasets.prompts import Prompt
 from specreg.engines.pytorch.oracle_questions import REFUSED, OracleAnswer, Question, Text
 from specreg.engines.pytorch.speculation import LookupRule, propose
 from specreg.engines.registry import engine_named
-from specreg.engines.settings import ALONE
 from specreg.engines.token_api import Transcript, Wanted
 from specreg.engines.wire_format import Endpoint
 from specreg.load.token_client import encode_prompts, transcribe
 from specreg.matrix.case import Case
-from specreg.matrix.models import resolve_model
-from specreg.matrix.prompts import load_case_prompts
-from specreg.matrix.schema import Load
 from specreg.servers.environments import engine_environment
-from specreg.servers.gpu_lease import lease_gpus
-from specreg.servers.start import start_server
 
 _UNSEEN_TOKENS: Mapping[tuple[str, str], int] = {
     ("reference", "draft_model"): 0,
@@ -212,63 +204,6 @@ def walk_answers(
     return WalkedAnswers(answers=answers, steps=steps, gaps_nats=predicted.gaps_nats)
 
 
-def reference_steps(
-    case: Case, root: Path, *, on_gpu: bool, show: Callable[[str], None]
-) -> tuple[tuple[Prompt, ...], StepCounts]:
-    """The prompts that a baseline is recorded on, and the steps that they should take in all.
-
-    The answers are the reference engine's, without speculation.
-
-    Args:
-        case: which; no server of its engine is started.
-        root: the repository's root.
-        on_gpu: whether to run on a GPU.
-        show: is told what goes on.
-
-    Raises:
-        UnsupportedError: it isn't known what the case drafts.
-        SpecregError: the reference engine didn't start, or the models can't be read.
-    """
-    _check_oracle(case)
-    spec = case.server
-    plain = dataclasses.replace(
-        spec,
-        engine="reference",
-        method="none",
-        draft=None,
-        draft_tokens=0,
-        padding_layers=0,
-        widen=None,
-        parallel=ALONE,
-        engine_args=(),
-        engine_env=(),
-    )
-    models = resolve_model(root, spec.target), resolve_model(root, spec.draft or spec.target)
-    prompts = load_case_prompts(root, case)[: 2 * case.prompts]
-    requirement = engine_named("reference").requirement(on_gpu=on_gpu)
-    with (
-        lease_gpus(plain.parallel.gpus if on_gpu else 0, os.environ, tell=show),
-        start_server(
-            plain,
-            engine_environment(requirement, show=show),
-            root=root,
-            on_gpu=on_gpu,
-            ready_within_s=_READY_WITHIN_S,
-            show=show,
-        ) as server,
-    ):
-        found = walk_answers(
-            # As many at once as the engine takes: here the load changes nothing but the time.
-            dataclasses.replace(case, load=Load(concurrency=spec.max_sequences)),
-            prompts,
-            server.endpoint,
-            server.endpoint,
-            models,
-            functools.partial(predict_drafts, on_gpu=on_gpu, show=show),
-        )
-    return prompts, sum(found.steps, NO_STEPS)
-
-
 def wanted_of(case: Case, count: int) -> list[Wanted]:
     """What the answers of a case are to be, greedy."""
     one = Wanted(output_cap_tokens=case.output_cap_tokens, ignore_eos=case.ignore_eos)
@@ -284,23 +219,6 @@ def _drafter(case: Case) -> tuple[str, str]:
     """The engine that speculates, whatever server is around it, and its method."""
     engine = engine_named(case.server.engine)
     return engine.backend or engine.name, case.server.method
-
-
-def _check_oracle(case: Case) -> None:
-    engine, method = _drafter(case)
-    if not has_oracle(case):
-        known = ", ".join(f"{one} with {other}" for one, other in sorted(_UNSEEN_TOKENS))
-        message = (
-            f"oracle of '{case.id}': what '{engine}' drafts with '{method}' isn't known; choose a"
-            f" case of these: {known}"
-        )
-        raise UnsupportedError(message)
-    if case.temperature > 0:
-        message = (
-            f"oracle of '{case.id}': its answers are drawn (temperature = {case.temperature}), and"
-            " what is drafted is told of greedy ones alone; choose a case with temperature = 0"
-        )
-        raise UnsupportedError(message)
 
 
 def check_context(case: Case, answers: Sequence[Transcript]) -> None:

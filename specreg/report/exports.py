@@ -1,8 +1,7 @@
 """The forms in which a run is handed on: page, Markdown, CSV, Prometheus and aiperf's.
 
-aiperf's are the files of its 0.13: a record for each request, and the percentiles of a case. The
-moments of requests are exact to one another; that the first was sent when the run began is an
-assumption.
+aiperf's is its 0.13's file of a record for each request. The moments of requests are exact to one
+another; that the first was sent when the run began is an assumption.
 """
 
 import contextlib
@@ -13,11 +12,10 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from specreg.acceptance.record import StepCounts
-from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import ReportError
 from specreg.core.files import replace_file
 from specreg.core.redaction import hide_known
@@ -26,6 +24,7 @@ from specreg.measurement.journal import load_journal
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import e2e_ms, tpot_ms, ttft_ms
 from specreg.report.document import CaseReport, Report, began_at
+from specreg.report.failures import properties, render_skip, sentence_of
 from specreg.report.markdown import render_markdown
 from specreg.stats.percentiles import Summary
 from specreg.verdicts.judge import Verdict
@@ -33,6 +32,7 @@ from specreg.verdicts.judge import Verdict
 FORMS: Mapping[str, str] = {
     "html": "one page for people, which needs nothing else",
     "markdown": "a summary for a pull request or a job",
+    "junit": "JUnit's XML, a test for each verdict",
     "csv": "verdicts and spreads, a row each",
     "prometheus": "gauges for the node exporter's text files",
     "aiperf": "aiperf's records of each request",
@@ -46,13 +46,9 @@ _NS_PER_S = 10**9
 def write_outputs(
     names: Iterable[str], report: Report, run_folder: Path, folder: Path
 ) -> list[Path]:
-    """Write forms of a document; the files that were written.
+    """Write forms of a document, named as in FORMS, into a folder; the files that were written.
 
-    Args:
-        names: of FORMS.
-        report: the document.
-        run_folder: where its journal lies.
-        folder: where to write.
+    The run's folder holds the journal.
 
     Raises:
         SpecregError: the disk refuses, the journal can't be read, or no case holds what a form
@@ -84,6 +80,8 @@ def _render(name: str, report: Report, run_folder: Path) -> Mapping[str, str]:
             return {"report.html": render_page(report)}
         case "markdown":
             return {"report.md": render_markdown(report)}
+        case "junit":
+            return {"junit.xml": render_junit(report)}
         case "csv":
             verdicts, spreads = render_verdict_rows(report), render_spread_rows(report)
             return {"verdicts.csv": verdicts, "spreads.csv": spreads}
@@ -93,6 +91,29 @@ def _render(name: str, report: Report, run_folder: Path) -> Mapping[str, str]:
             launches = load_journal(run_folder / "journal.jsonl").items()
             ordered = sorted(launches, key=lambda item: item[0].launch)
             return render_aiperf(report, {key.case_id: measured for key, measured in ordered})
+
+
+def render_junit(report: Report) -> str:
+    """JUnit's XML with a test for each verdict: its last word, after all of them were looked at."""
+    run = report.run
+    failed = sum(one.fails for one in run.verdicts)
+    counts = {"tests": str(len(run.verdicts)), "failures": str(failed)}
+    suites = ET.Element("testsuites")
+    suite = ET.SubElement(suites, "testsuite", {"name": f"specreg {run.tier}", **counts})
+    for one in run.verdicts:
+        names = {"classname": one.case_id, "name": one.metric}
+        test = ET.SubElement(suite, "testcase", names)
+        held = ET.SubElement(test, "properties")
+        for name, value in properties(one):
+            ET.SubElement(held, "property", {"name": name, "value": hide_known(value)})
+        if one.fails:
+            message = hide_known(f"{one.outcome}: {sentence_of(one)}")
+            text = ET.SubElement(test, "failure", {"message": message})
+            text.text = hide_known(one.reason)
+        elif not one.holds:
+            ET.SubElement(test, "skipped", {"message": hide_known(render_skip(one))})
+    ET.indent(suites)
+    return f"{ET.tostring(suites, encoding='unicode', xml_declaration=True)}\n"
 
 
 def append_job_summary(text: str) -> None:
@@ -124,11 +145,8 @@ def render_spread_rows(report: Report) -> str:
 
 
 def _csv(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """CSV as RFC 4180 has it, but for the ends of its lines."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(head)
-    writer.writerows(["" if value is None else value for value in row] for row in rows)
+    csv.writer(text, lineterminator="\n").writerows((head, *rows))
     return text.getvalue()
 
 
@@ -165,45 +183,17 @@ def render_metrics(report: Report) -> str:
 
 
 def render_aiperf(report: Report, measured: Mapping[str, Measurement]) -> Mapping[str, str]:
-    """By path, the summary of each case that was timed, and records for what the journal has.
-
-    Args:
-        report: the document.
-        measured: by case's id, its last launch that is complete.
-    """
-    files: dict[str, str] = {}
+    """By path, aiperf's records of the requests of a case, whose id is the key of its launch."""
     moment = began_at(report.run.run)
     began_ns = int(moment.timestamp()) * _NS_PER_S if moment else 0
-    for case in report.cases:
-        folder = f"aiperf/{case.case_id}"
-        if case.figures and case.figures.timing:
-            summary = json.dumps(_aiperf_summary(case.figures.timing), indent=1)
-            files[f"{folder}/profile_export_aiperf.json"] = f"{summary}\n"
-        if case.case_id in measured:
-            lines = map(json.dumps, _aiperf_records(case, measured[case.case_id], began_ns))
-            files[f"{folder}/profile_export.jsonl"] = "".join(f"{line}\n" for line in lines)
-    return files
-
-
-def _aiperf_summary(timing: ArmFigures) -> Mapping[str, object]:
-    found: dict[str, object] = {
-        "request_count": {"unit": "requests", "avg": float(timing.requests)},
+    return {
+        f"aiperf/{case.case_id}/profile_export.jsonl": "".join(
+            f"{json.dumps(record)}\n"
+            for record in _aiperf_records(case, measured[case.case_id], began_ns)
+        )
+        for case in report.cases
+        if case.case_id in measured
     }
-    keys = ("count", "min", "max", "p50", "p75", "p90", "p95", "p99")
-    for name, unit, summary, others in (
-        ("time_to_first_token", "ms", timing.ttft_ms, keys),
-        ("request_latency", "ms", timing.e2e_ms, keys),
-        ("inter_token_latency", "ms", timing.tpot_ms, keys),
-        ("output_token_throughput_per_user", "tokens/sec/user", timing.output_tokens_per_s, keys),
-        ("output_sequence_length", "tokens", timing.completion_tokens, keys),
-        ("output_token_throughput", "tokens/sec", timing.throughput_tokens_per_s, ()),
-        ("request_throughput", "requests/sec", timing.requests_per_s, ()),
-    ):
-        if summary is not None:
-            more = {"std": summary.stdev} if others else {}
-            more |= {key: getattr(summary, key) for key in others}
-            found[name] = {"unit": unit, "avg": summary.mean, **more}
-    return found
 
 
 def _aiperf_records(
@@ -230,44 +220,27 @@ def _aiperf_records(
             },
             "metrics": {
                 name: {"value": value, "unit": unit}
-                for name, value, unit in _aiperf_metrics(trace, steps)
+                for name, value, unit in (
+                    ("time_to_first_token", ttft_ms(trace), "ms"),
+                    ("request_latency", e2e_ms(trace), "ms"),
+                    ("inter_token_latency", tpot_ms(trace), "ms"),
+                    ("output_sequence_length", trace.tokens, "tokens"),
+                )
                 if value is not None
             },
-            "spec_decode_acceptance": _aiperf_acceptance(case, trace, steps),
+            "spec_decode_acceptance": {
+                "engine": case.engine,
+                "mean_acceptance_length": steps.acceptance_length,
+                "draft_acceptance_rate": steps.acceptance_rate,
+                "acceptance_histogram": {str(j): n for j, n in enumerate(steps.histogram) if n},
+                "num_accepted_draft_tokens": steps.accepted,
+                "num_draft_tokens": steps.proposed,
+                "num_spec_steps": steps.steps,
+                "num_spec_tokens": case.settings.draft_tokens if case.settings else None,
+                "completion_tokens": trace.tokens,
+            }
+            # Its record needs to know what was drafted.
+            if steps and steps.steps and steps.proposed
+            else None,
             "error": None,
         }
-
-
-def _aiperf_metrics(
-    trace: RequestTrace, steps: StepCounts | None
-) -> Iterator[tuple[str, float | None, str]]:
-    yield "time_to_first_token", ttft_ms(trace), "ms"
-    yield "request_latency", e2e_ms(trace), "ms"
-    yield "inter_token_latency", tpot_ms(trace), "ms"
-    yield "output_sequence_length", trace.tokens, "tokens"
-    if steps is not None:
-        rate = steps.acceptance_rate
-        yield "spec_decode_acceptance_length", steps.acceptance_length, "ratio"
-        yield "spec_decode_draft_acceptance_rate", None if rate is None else 100 * rate, "%"
-        yield "spec_decode_steps", steps.steps, "count"
-        yield "spec_decode_accepted_draft_tokens", steps.accepted, "tokens"
-        yield "spec_decode_draft_tokens", steps.proposed, "tokens"
-
-
-def _aiperf_acceptance(
-    case: CaseReport, trace: RequestTrace, steps: StepCounts | None
-) -> Mapping[str, object] | None:
-    """Its engine-neutral record; None without steps, or where the drafted aren't known."""
-    if steps is None or not steps.steps or not steps.proposed:
-        return None
-    return {
-        "engine": case.engine,
-        "mean_acceptance_length": steps.acceptance_length,
-        "draft_acceptance_rate": steps.acceptance_rate,
-        "acceptance_histogram": {str(j): n for j, n in enumerate(steps.histogram) if n},
-        "num_accepted_draft_tokens": steps.accepted,
-        "num_draft_tokens": steps.proposed,
-        "num_spec_steps": steps.steps,
-        "num_spec_tokens": case.settings.draft_tokens if case.settings else None,
-        "completion_tokens": trace.tokens,
-    }

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import Any
 
 import msgspec
 
@@ -29,6 +30,10 @@ class Failure:
     def reprcrash(self) -> "Failure":
         """Where pytest looks for the message."""
         return self
+
+    def toterminal(self, writer: Any) -> None:  # noqa: ANN401 - pytest's, which reports don't import
+        """Write it; having this, a worker of pytest-xdist sends it as its text."""
+        writer.line(self.text)
 
     def __str__(self) -> str:
         return self.text

@@ -62,7 +62,7 @@ def render_page(report: Report, *, most_bytes: int = _MOST_BYTES) -> str:
         (case_id, tone_of(failing), failing, known.get(case_id)) for case_id, failing in red.items()
     ]
     columns = list(dict.fromkeys(_column(verdict.metric) for verdict in run.verdicts))
-    again = run_command((), report.options) if is_run else report.origin.command
+    again = run_command((), report.origin.options) if is_run else report.origin.command
     frame = {
         "report": report,
         "run": run,

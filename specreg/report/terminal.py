@@ -58,7 +58,7 @@ def next_of(report: Report) -> str:
     """What to type next: the document's own hints, else those that follow from its run."""
     if report.hints or report.kind is not Kind.RUN:
         return "\n".join(report.hints)
-    return render_next(report.run.verdicts, set(report.tier_cases), report.options)
+    return render_next(report.run.verdicts, set(report.tier_cases), report.origin.options)
 
 
 def render_verdicts(

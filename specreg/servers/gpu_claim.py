@@ -10,7 +10,7 @@ from pathlib import Path
 
 import filelock
 
-from specreg.core.errors import DeviceHeldError, SensorError
+from specreg.core.errors import SensorError
 from specreg.core.files import cache_dir
 from specreg.core.signals import check_signalled
 from specreg.servers.gpu_lease import hold
@@ -80,10 +80,10 @@ class GpuClaim:
     def _take_free(self, devices: Sequence[Device], gpus: int) -> bool:
         """Hold so many of some GPUs if so many are free; none otherwise."""
         with contextlib.ExitStack() as stack:
-            held = []
+            held: list[Device] = []
             for device in devices:
                 if len(held) < gpus:
-                    with contextlib.suppress(DeviceHeldError):
+                    with contextlib.suppress(SensorError):
                         stack.enter_context(hold([device], waits=False, tell=lambda _: None))
                         held.append(device)
             if len(held) < gpus:

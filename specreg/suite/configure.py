@@ -47,12 +47,12 @@ def check_options(root: Path, options: Options) -> None:
         message = f"--specreg-launches: got {options.launches}, needed 1 or more; leave it out"
         raise SpecregError(message)
     if options.tier is not None:
-        _tier(root, options, options.tier)
+        load_cases(root, options, options.tier)
     if options.shard is not None:
         parse_choice(options.shard)
 
 
-def _tier(root: Path, options: Options, name: str) -> Tier:
+def load_cases(root: Path, options: Options, name: str) -> Tier:
     """What is to be measured."""
     tier = load_tier(root / options.matrix, name)
     engines = {case.server.engine for case in tier.cases}
@@ -81,7 +81,7 @@ def open_suite(
         SpecregError: an option, the tier or the machine doesn't fit; the message names it.
     """
     gpus = find_gpus()
-    tier = _tier(root, options, options.tier or ("gpu" if gpus.names else "cpu"))
+    tier = load_cases(root, options, options.tier or ("gpu" if gpus.names else "cpu"))
     if options.attach is None:
         tier = tier.chosen(gpus.memory_gib)
     runs = root / options.runs
@@ -101,6 +101,7 @@ def open_suite(
     if options.resume and within is None:
         journal.hold()  # before anything of it is taken
     suite = Suite(
+        options=options,
         root=root,
         tier=tier,
         store=BaselineStore(
@@ -114,34 +115,36 @@ def open_suite(
         update_reason=(options.reason or "").strip() if options.update_baselines else None,
         began_at=began_at,
         load=processor_load(),
-        provision=Provision(
-            on_gpu=tier.needs_gpus > 0,
-            version=options.engine_version,
-            python=options.engine_python,
-            url=options.attach.rstrip("/") if options.attach else None,
-            show=progress.show,
-            tell=progress.tell,
-            waits=not options.no_wait,
-        ),
-        ready_within_s=options.ready_within_s,
+        provision=provision_of(options, tier, progress.show, progress.tell),
         run_folder=run_folder,
         history=root / options.history if options.history else runs.parent / "history",
-        softened=_softened(options.inconclusive),
-        engine=options.engine,
-        with_oracle=options.oracle,
+        softened=softened_of(options.inconclusive),
         journal=journal,
         earlier=_earlier(sources, load_journal),
         earlier_checks=_earlier(sources, load_checks),
         show=progress.show,
         timeline=Timeline(listener=progress.watch),
-        budget_min=options.budget_gpu_min,
-        verbose=options.verbose,
         shares_machine=within is not None,
         skips_unfetched=not options.require_tier or is_offline(),
     )
     if options.require_tier and unmet_need(suite):
         raise SpecregError(unmet_need(suite))
     return suite
+
+
+def provision_of(
+    options: Options, tier: Tier, show: Callable[[str], None], tell: Callable[[str], None]
+) -> Provision:
+    """Where the engines of a run come from."""
+    return Provision(
+        on_gpu=tier.needs_gpus > 0,
+        version=options.engine_version,
+        python=options.engine_python,
+        url=options.attach.rstrip("/") if options.attach else None,
+        show=show,
+        tell=tell,
+        waits=not options.no_wait,
+    )
 
 
 def _earlier(
@@ -171,7 +174,7 @@ def _with_fewer_prompts(tier: Tier, options: Options) -> Tier:
     return tier if options.num_prompts is None else with_prompts(tier, options.num_prompts)
 
 
-def _softened(inconclusive: str) -> frozenset[str]:
+def softened_of(inconclusive: str) -> frozenset[str]:
     """The metrics that `--specreg-inconclusive` names."""
     return frozenset(
         metric.name

@@ -72,17 +72,20 @@ def record_runs(suite: Suite) -> None:
     Raises:
         ReportError: the disk refuses.
     """
-    if suite.update_reason is not None or suite.provision.url is not None:
+    if suite.update_reason is not None or suite.provision.url is not None or suite.is_part:
         return
-    records = []
+    path, records = history_path(suite.history, suite.environment.name), []
+    known = load_history(path)
     for case in _cases(suite):
+        if any(one.run == suite.run_folder.name for one in known.of(case.id)):
+            continue  # the same shards are merged again
         launches = [m for m in suite.measurements if m.case == case and m.values]
         verdicts = [v for v in suite.verdicts if v.case_id == case.id]
         if launches and verdicts:
             run = suite.run_folder.name
             settings = suite.settings(case)
             records.append(run_record(run, launches, verdicts, settings, _exact(suite, case)))
-    record_history(history_path(suite.history, suite.environment.name), records)
+    record_history(path, records)
 
 
 def why_nothing(suite: Suite) -> str:
@@ -136,7 +139,7 @@ def report_of(
             specreg_version=specreg.__version__,
             commit=commit_of(suite.root),
             python_version=platform.python_version(),
-            driver_version=suite.provision.found_gpus.driver_version,
+            driver_version=_driver_version(suite),
             options=options,
         ),
         cases=tuple(
@@ -146,8 +149,8 @@ def report_of(
         ),
         tier_cases=tuple(case.id for case in suite.tier.cases),
         remarks=tuple(remarks),
-        ended_at=suite.now.isoformat(timespec="seconds"),
-        time=suite.timeline.so_far(),
+        ended_at=suite.ended_at or suite.now.isoformat(timespec="seconds"),
+        time=None if suite.ended_at else suite.timeline.so_far(),
     )
 
 
@@ -164,7 +167,9 @@ def remarks(suite: Suite, matrix: Path) -> Iterator[str]:
     if fewer:
         least, most = (chosen(case.prompts for case in fewer) for chosen in (min, max))
         many = f"{least}" if least == most else f"{least} to {most}"
-        given = "--num-prompts" if suite.budget_min is None else "--specreg-budget-gpu-min"
+        given = (
+            "--num-prompts" if suite.options.budget_gpu_min is None else "--specreg-budget-gpu-min"
+        )
         yield (
             f"{given} left {many} prompts of a case: acceptance was compared over those that its"
             " baseline has too, speed wasn't"
@@ -184,6 +189,12 @@ def remarks(suite: Suite, matrix: Path) -> Iterator[str]:
 
 
 _LAST_RUNS = 60
+
+
+def _driver_version(suite: Suite) -> str:
+    if suite.driver_version is not None:
+        return suite.driver_version
+    return suite.provision.found_gpus.driver_version
 
 
 def _cases(suite: Suite) -> Iterable[Case]:
@@ -210,8 +221,9 @@ def _record(suite: Suite, case: Case, measurements: list[Measurement]) -> Record
         settings,
         suite.store,
         reason=suite.update_reason or "",
-        torch_version=suite.provision.torch_version(case.server),
-        driver_version=suite.provision.found_gpus.driver_version,
+        torch_version=suite.torch_versions.get(case.id)
+        or suite.provision.torch_version(case.server),
+        driver_version=_driver_version(suite),
         noise_of=functools.partial(
             noise_of,
             identical_to(history.of(case.id), settings, first.engine_version, draft_sha256),

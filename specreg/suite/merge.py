@@ -4,26 +4,32 @@ A shard leaves `plan.json` before it starts anything and its journal while it me
 died is joined as far as it came.
 """
 
+import contextlib
+import dataclasses
+import datetime as dt
 import hashlib
-import platform
 import shutil
 import socket
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import msgspec
 
 from specreg.baselines.record import commit_of
+from specreg.baselines.store import BaselineStore
 from specreg.core.errors import ReportError, SpecregError
 from specreg.core.files import UNREADABLE, replace_file
 from specreg.correctness.checks import CorrectnessCheck, checks_of
 from specreg.matrix.case import Case, Tier
-from specreg.measurement.journal import load_checks, load_journal
+from specreg.measurement.journal import Journal, load_checks, load_journal
 from specreg.measurement.measure import Measurement
-from specreg.report.document import FILE_NAME, Report, load_report
+from specreg.report.document import FILE_NAME, load_report
 from specreg.servers.launch import Starting, launches_of
+from specreg.suite.configure import load_cases, provision_of, softened_of
+from specreg.suite.options import Options, options_to_repeat
 from specreg.suite.run import Suite
 from specreg.telemetry.identity import Environment
 from specreg.verdicts.judge import Verdict
@@ -31,35 +37,38 @@ from specreg.verdicts.judge import Verdict
 PLAN = "plan.json"
 WORKERS_FOLDER = "shards"
 """In a run's folder, those of the processes that share it out among them."""
+_JOURNAL = "journal.jsonl"
 _COPIED = ("logs", "power")
-_MUST_AGREE = ("commit", "tier", "matrix_sha256", "environment", "launches", "update_reason", "of")
+_MUST_AGREE = ("commit", "tier", "matrix_sha256", "environment", "launches", "reason", "of")
 
 
 class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What a run is about to do, written before it starts anything.
 
     Attributes:
-        run: its folder's name; began_at: in UTC by ISO 8601.
+        run: its folder's name; began_at: in UTC by ISO 8601; host: the machine's name.
         commit: of the repository; tier, matrix_sha256: its name and the checksum of its cases.
-        environment: the machine's; host: its name.
-        options: what repeats the run, beside the shard.
-        update_reason: why baselines are recorded; None where they aren't.
+        environment: the machine's; gpus_gib: the memory of each of its GPUs.
+        options: what the user asked for; reason: why baselines are recorded, None where not.
         launches: of each server.
         number, of: which shard it is, and of how many; 0 where the run isn't cut.
         shards: the cases of each shard, by its place from 0.
         asked: by case of this run, the metrics and checks.
         skipped: by case that doesn't fit, what it needs; no_power: why power isn't measured.
+        driver_version: of the GPUs, empty without; torch_versions: by case, what its engine ran
+            with; known at the end of a run that records.
     """
 
     run: str
     began_at: str
+    host: str
     commit: str
     tier: str
     matrix_sha256: str
     environment: Environment
-    host: str
-    options: tuple[str, ...]
-    update_reason: str | None
+    gpus_gib: tuple[float, ...] = ()
+    options: dict[str, Any]
+    reason: str | None
     launches: int
     number: int = 0
     of: int = 0
@@ -68,7 +77,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     skipped: dict[str, str] = {}
     no_power: str = ""
     driver_version: str = ""
-    python_version: str = platform.python_version()
+    torch_versions: dict[str, str] = {}
 
     @property
     def name(self) -> str:
@@ -81,20 +90,20 @@ def matrix_sha256(tier: Tier) -> str:
     return hashlib.sha256("\n".join(case.key for case in tier.cases).encode()).hexdigest()
 
 
-def plan_of(
-    suite: Suite, *, number: int = 0, shards: Sequence[Collection[str]] = ()
-) -> RunPlan:
-    """What a run whose tests are chosen is about to do."""
+def plan_of(suite: Suite, *, number: int = 0, shards: Sequence[Collection[str]] = ()) -> RunPlan:
+    """What a run whose tests are chosen is about to do, the given shard of it."""
+    gpus = suite.provision.found_gpus
     return RunPlan(
         run=suite.run_folder.name,
         began_at=suite.began_at.isoformat(timespec="seconds"),
+        host=socket.gethostname(),
         commit=commit_of(suite.root),
         tier=suite.tier.name,
         matrix_sha256=matrix_sha256(suite.tier),
         environment=suite.environment,
-        host=socket.gethostname(),
-        options=suite.store.options,
-        update_reason=suite.update_reason,
+        gpus_gib=gpus.memory_gib,
+        options=dataclasses.asdict(suite.options),
+        reason=suite.update_reason,
         launches=suite.launches,
         number=number,
         of=len(shards),
@@ -102,7 +111,7 @@ def plan_of(
         asked={case: tuple(sorted(names)) for case, names in suite.asked.items()},
         skipped=dict(suite.skipped),
         no_power=suite.no_power,
-        driver_version=suite.provision.found_gpus.driver_version,
+        driver_version=gpus.driver_version,
     )
 
 
@@ -120,31 +129,43 @@ def record_plan(folder: Path, plan: RunPlan) -> None:
         raise ReportError(message) from error
 
 
+def record_torch_versions(suite: Suite) -> None:
+    """Add to a run's plan what the engine of each case ran with.
+
+    Raises:
+        SpecregError: the plan can't be read or written.
+    """
+    plan = load_shard(suite.run_folder).plan
+    versions = {
+        one.case.id: suite.provision.torch_version(one.case.server) for one in suite.measurements
+    }
+    record_plan(suite.run_folder, msgspec.structs.replace(plan, torch_versions=versions))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRun:
     """What lies in the folder of a shard.
 
     Attributes:
         folder, plan: see there.
-        measured: by case's id and launch.
-        checked: by case's id and the check's name.
-        report: None of a shard that didn't come to its end.
+        measured: by case's id and launch; checked: by case's id and the check's name.
+        verdicts: None of a shard that didn't come to its end; ended_at: then, by ISO 8601.
     """
 
     folder: Path
     plan: RunPlan
     measured: Mapping[tuple[str, int], Measurement]
     checked: Mapping[tuple[str, str], Mapping[str, Any]]
-    report: Report | None
+    verdicts: tuple[Verdict, ...] | None = ()
+    ended_at: str = ""
 
     def why_not(self, case_id: str, metric: str) -> str:
         """Why it hasn't measured a case that was its own."""
-        if self.report is None:
+        if self.verdicts is None:
             return f"{self.plan.name} died before it was done, see '{self.folder}'"
-        for verdict in self.report.run.verdicts:
-            if (verdict.case_id, verdict.metric) == (case_id, metric):
-                return verdict.reason or f"{self.plan.name}: {verdict.outcome}"
-        return f"{self.plan.name} ended without it"
+        ours = [one for one in self.verdicts if one.case_id == case_id and one.reason]
+        own = [one for one in ours if one.metric == metric] or ours
+        return own[0].reason if own else f"{self.plan.name} ended without it"
 
 
 def load_shard(folder: Path) -> ShardRun:
@@ -157,59 +178,61 @@ def load_shard(folder: Path) -> ShardRun:
     try:
         plan = msgspec.json.decode(path.read_bytes(), type=RunPlan)
     except OSError as error:
-        message = f"'{folder}': {error.strerror}: {PLAN}; name the folder of a run"
+        message = f"'{path}': {error.strerror}; name the folder of a run that has one"
         raise SpecregError(message) from error
     except UNREADABLE as error:
-        raise SpecregError(f"'{path}': {error}; name the folder of another run") from error
-    journal = folder / "journal.jsonl"
-    there = journal.exists()
-    measured = load_journal(journal) if there else {}
-    checked = load_checks(journal) if there else {}
-    report = folder / FILE_NAME
+        raise SpecregError(f"'{path}': {error}; leave that run out, and run it again") from error
+    report = load_report(folder / FILE_NAME) if (folder / FILE_NAME).exists() else None
     return ShardRun(
         folder=folder,
         plan=plan,
-        measured={(key.case_id, key.launch): one for key, one in measured.items()},
-        checked={(key.case_id, check): one for (key, check), one in checked.items()},
-        report=load_report(report) if report.exists() else None,
+        **_journalled(folder / _JOURNAL),
+        verdicts=report.run.verdicts if report is not None else None,
+        ended_at=report.ended_at if report is not None else "",
     )
 
 
+def _journalled(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {"measured": {}, "checked": {}}
+    checks = load_checks(path).items()
+    return {
+        "measured": {(key.case_id, key.launch): one for key, one in load_journal(path).items()},
+        "checked": {(key.case_id, check): one for (key, check), one in checks},
+    }
+
+
 def check_alike(shards: Sequence[ShardRun]) -> None:
-    """Check that shards are of one run: commit, tier, matrix, machine and how they were cut.
+    """Check that shards are of one run: commit, tier, matrix, machine, and how they were cut.
 
     Raises:
         SpecregError: they aren't; it says which differ.
     """
-    first = shards[0].plan
     for name in _MUST_AGREE:
-        values = {shard.folder: getattr(shard.plan, name) for shard in shards}
-        told = {
-            folder: value.name if isinstance(value, Environment) else value
-            for folder, value in values.items()
-        }
-        if any(value != getattr(first, name) for value in values.values()):
-            each = "; ".join(f"'{folder}' has {value!r}" for folder, value in told.items())
-            raise SpecregError(f"{name} differs: {each}; merge the shards of one run alone")
+        values = [getattr(shard.plan, name) for shard in shards]
+        if any(value != values[0] for value in values):
+            told = [one.name if isinstance(one, Environment) else repr(one) for one in values]
+            each = (f"'{shard.folder}' {text}" for shard, text in zip(shards, told, strict=True))
+            message = f"{name} differs: {', '.join(each)}; merge the shards of one run alone"
+            raise SpecregError(message)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class MergedShards:
     """What other processes measured and checked, in place of measuring and checking it here."""
 
     shards: Sequence[ShardRun]
 
     def measurement(self, case: Case, launch: int) -> Measurement:
-        """What was measured of a case; of two shards that did, the first one's.
+        """What was measured of a case on a launch; of two shards that did, the first one's.
 
         Raises:
             SpecregError: none did; it says why.
         """
         for shard in self.shards:
-            found = shard.measured.get((case.id, launch))
-            if found is not None:
+            if (found := shard.measured.get((case.id, launch))) is not None:
                 return found
-        raise SpecregError(self.why_not(case.id, ""))
+        raise SpecregError(self.why_not(case.id))
 
     def verdict(self, check: CorrectnessCheck, case: Case) -> Verdict:
         """The verdict of a check.
@@ -218,29 +241,41 @@ class MergedShards:
             SpecregError: none was made.
         """
         for shard in self.shards:
-            found = shard.checked.get((case.id, check.name))
-            if found is not None:
-                return msgspec.convert(dict(found), Verdict)
+            if (found := shard.checked.get((case.id, check.name))) is not None:
+                return msgspec.convert(found, Verdict)
         raise SpecregError(self.why_not(case.id, check.name))
 
-    def why_not(self, case_id: str, metric: str) -> str:
-        """Why a case wasn't measured, in words."""
+    def why_not(self, case_id: str, metric: str = "") -> str:
+        """Why a case wasn't measured or checked, in words."""
         own = [shard for shard in self.shards if case_id in shard.plan.asked]
         if own:
-            return own[-1].why_not(case_id, metric or "acceptance_length_tokens")
+            return own[-1].why_not(case_id, metric)
         plan = self.shards[0].plan
         number = next(n for n, cases in enumerate(plan.shards, start=1) if case_id in cases)
-        return f"shard {number}/{plan.of} is missing; run it, and merge again"
+        return _missing(number, plan.of)
 
-    def twice(self) -> Iterator[str]:
-        """What was measured by two, in words."""
-        names: dict[str, list[str]] = {}
+    @property
+    def missing(self) -> Sequence[int]:
+        """The numbers of the shards that have cases and aren't there."""
+        there = {shard.plan.number for shard in self.shards}
+        dealt = enumerate(self.shards[0].plan.shards, start=1)
+        return [number for number, cases in dealt if cases and number not in there]
+
+    @property
+    def remarks(self) -> Iterator[str]:
+        """What is missing, what died, and what was measured twice, in words."""
+        for number in self.missing:
+            yield _missing(number, self.shards[0].plan.of)
+        for shard in self.shards:
+            if shard.verdicts is None:
+                yield f"{shard.plan.name} died before it was done: '{shard.folder}'"
+        by_case: dict[str, list[str]] = {}
         for shard in self.shards:
             for case_id in dict.fromkeys(case_id for case_id, _ in shard.measured):
-                names.setdefault(case_id, []).append(shard.plan.name)
-        for case_id, both in names.items():
-            if len(both) > 1:
-                yield f"{case_id}: measured by {' and '.join(both)}; the first one's counts"
+                by_case.setdefault(case_id, []).append(shard.plan.name)
+        for case_id, names in by_case.items():
+            if len(names) > 1:
+                yield f"{case_id}: measured by {' and '.join(names)}; the first one's counts"
 
     @property
     def hosts(self) -> Mapping[str, str]:
@@ -250,6 +285,10 @@ class MergedShards:
             for shard in reversed(self.shards)
             for case_id, _ in shard.measured
         }
+
+
+def _missing(number: int, of: int) -> str:
+    return f"shard {number}/{of} is missing: run it with --specreg-shard={number}/{of}, merge again"
 
 
 def take_shards(suite: Suite, shards: Sequence[ShardRun], *, whole: bool) -> tuple[str, ...]:
@@ -263,80 +302,153 @@ def take_shards(suite: Suite, shards: Sequence[ShardRun], *, whole: bool) -> tup
     Returns:
         What is to be said of the shards.
     """
-    merged = MergedShards(shards=shards)
-    suite.merged = merged
-    everything: dict[str, set[str]] = {}
+    merged, plan = MergedShards(shards), shards[0].plan
+    asked: dict[str, set[str]] = {}
     for shard in shards:
         for case_id, names in shard.plan.asked.items():
-            everything.setdefault(case_id, set()).update(names)
-    plan = shards[0].plan
-    missing = [
-        number
-        for number in range(1, plan.of + 1)
-        if number not in {shard.plan.number for shard in shards}
-    ]
-    some = sorted({name for names in everything.values() for name in names})
-    for number in missing:
-        for case_id in plan.shards[number - 1]:
-            everything.setdefault(case_id, set()).update(some)
-    suite.skipped.update(item for shard in shards for item in shard.plan.skipped.items())
-    suite.asked = {
-        case.id: everything[case.id]
-        for case in suite.tier.cases
-        if case.id in everything and case.id not in suite.skipped
-    }
-    suite.no_power = suite.no_power or plan.no_power
-    for shard in shards:
-        _copy(shard.folder, suite.run_folder)
-    for case in suite.tier.cases:
-        if case.id in suite.asked:
-            _judge(suite, suite.budgeted(case), whole=whole)
-    died = [
-        f"{shard.plan.name} died before it was done: '{shard.folder}'"
+            asked.setdefault(case_id, set()).update(names)
+        suite.skipped.update(shard.plan.skipped)
+    everything = {name for names in asked.values() for name in names}
+    for number in merged.missing:
+        asked.update(dict.fromkeys(plan.shards[number - 1], everything))
+    suite.merged, suite.hosts, suite.asked = merged, merged.hosts, asked
+    suite.no_power, suite.driver_version = plan.no_power, plan.driver_version
+    suite.torch_versions = {
+        case_id: version
         for shard in shards
-        if shard.report is None
+        for case_id, version in shard.plan.torch_versions.items()
+    }
+    servers = list(dict.fromkeys(case.server for case in suite.tier.cases))
+    for case in sorted(suite.tier.cases, key=lambda case: servers.index(case.server)):
+        if case.id in asked and case.id not in suite.skipped:
+            _judge(suite, case, whole=whole)
+    return tuple(merged.remarks)
+
+
+def take_workers(suite: Suite, *, whole: bool) -> tuple[str, ...]:
+    """Judge what the workers of a run measured, and have all that they left in its own folder.
+
+    Args:
+        suite: the run.
+        whole: as of `take_shards`.
+
+    Returns:
+        What is to be said of the workers; nothing without any.
+    """
+    folder = suite.run_folder / WORKERS_FOLDER
+    shards = [load_shard(path) for path in sorted(folder.glob("*")) if (path / PLAN).exists()]
+    if not shards:
+        return ()
+    before = _journalled(suite.journal.path)  # of the run that is gone on with
+    own = ShardRun(folder=suite.run_folder, plan=shards[0].plan, **before)
+    taken = take_shards(suite, [own, *shards] if own.measured else shards, whole=whole)
+    copy_files(shards, suite.run_folder)
+    for shard in shards:
+        suite.journal.take(shard.folder / _JOURNAL)
+    shutil.rmtree(folder, ignore_errors=True)
+    return taken
+
+
+def copy_files(shards: Sequence[ShardRun], into: Path) -> None:
+    """Have what servers and devices said of all shards in one folder; equal names get a number."""
+    found = [
+        (number, path, path.relative_to(shard.folder))
+        for number, shard in enumerate(shards, start=1)
+        for name in _COPIED
+        for path in sorted((shard.folder / name).rglob("*"))
+        if path.is_file()
     ]
-    gone = [f"shard {number}/{plan.of} is missing; run it, and merge again" for number in missing]
-    return (*gone, *died, *merged.twice())
+    names = Counter(name for _, _, name in found)
+    for number, path, name in found:
+        own = name.with_stem(f"{name.stem}-{number}") if names[name] > 1 else name
+        (into / own).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, into / own)
+
+
+def open_merged(root: Path, shards: Sequence[ShardRun], into: Path) -> Suite:
+    """The run that shards are of, in a folder of its own.
+
+    Raises:
+        SpecregError: the repository isn't at the commit, or hasn't the cases, that they are of.
+    """
+    check_alike(shards)
+    plan = shards[0].plan
+    options = dataclasses.replace(Options(**plan.options), shard=None, resume=False)
+    runs = root / options.runs
+    tier = load_cases(root, options, plan.tier).chosen(plan.gpus_gib)
+    here = {"commit": commit_of(root), "matrix_sha256": matrix_sha256(tier)}
+    for name, value in here.items():
+        if value != getattr(plan, name):
+            message = (
+                f"{name} differs: the shards have '{getattr(plan, name)}', '{root}' '{value}';"
+                " check out the commit that they are of"
+            )
+            raise SpecregError(message)
+    return Suite(
+        options=options,
+        root=root,
+        tier=tier,
+        store=BaselineStore(
+            folder=root / options.baselines,
+            environment=plan.environment,
+            options=options_to_repeat(options, tier.name),
+        ),
+        launches=plan.launches,
+        update_reason=plan.reason,
+        began_at=min(dt.datetime.fromisoformat(shard.plan.began_at) for shard in shards),
+        ended_at=max(shard.ended_at or shard.plan.began_at for shard in shards),
+        provision=provision_of(options, tier, print, print),
+        run_folder=into,
+        history=root / options.history if options.history else runs.parent / "history",
+        softened=softened_of(options.inconclusive),
+        journal=Journal(into / _JOURNAL),
+        earlier={},
+        show=print,
+    )
+
+
+def join_journals(shards: Sequence[ShardRun], path: Path) -> None:
+    """Write the journals of all shards as one.
+
+    Raises:
+        ReportError: the disk refuses.
+    """
+    parts = [shard.folder / _JOURNAL for shard in shards]
+    texts = [part.read_bytes() for part in parts if part.exists()]
+    try:
+        replace_file(path, b"".join(t if t.endswith(b"\n") else t + b"\n" for t in texts if t))
+    except OSError as error:
+        message = f"'{path}': not written, {error.strerror}; make room or mend its rights"
+        raise ReportError(message) from error
 
 
 def _judge(suite: Suite, case: Case, *, whole: bool) -> None:
     """Judge what was measured of a case on each launch; say why of what wasn't."""
 
-    def never() -> Any:  # noqa: ANN401 - it gives nothing
+    def never() -> Never:
         raise SpecregError(f"{case.id}: a merge starts no server")
 
     for number in range(1, suite.launches + 1):
-        control, server = (
-            Starting(launch=launch, start=never) for launch in launches_of(case, number)
-        )
-        for metric in suite.asked_of(case):
-            try:
-                suite.judge(metric, case, server, control if case.control else None)
-            except SpecregError as error:
-                if whole:
-                    suite.note_failure(case, metric.name, str(error).splitlines()[0])
-        checks = checks_of(case, with_torch=True) if number == 1 else ()
+        control, server = (Starting(launch=one, start=never) for one in launches_of(case, number))
+        beside = control if case.control else None
+        metrics = suite.asked_of(case)
+        made = checks_of(case, with_torch=True) if number == 1 else ()
+        checks = [check for check in made if check.name in suite.asked[case.id]]
+        with _noting(suite, case, [metric.name for metric in metrics], whole=whole):
+            if metrics:
+                suite.measure(case, server, beside)
+            for metric in metrics:
+                suite.judge(metric, case, server, beside)
         for check in checks:
-            if check.name in suite.asked[case.id]:
-                try:
-                    suite.check(check, case, server, control if case.control else None)
-                except SpecregError as error:
-                    if whole:
-                        suite.note_failure(case, check.name, str(error).splitlines()[0])
+            with _noting(suite, case, [check.name], whole=whole):
+                suite.check(check, case, server, beside)
 
 
-def _copy(folder: Path, into: Path) -> None:
-    """Have what a shard's servers and devices said beside the others', and its journal's lines."""
-    into.mkdir(parents=True, exist_ok=True)
-    for name in _COPIED:
-        for path in sorted((folder / name).rglob("*")):
-            if path.is_file():
-                there = into / path.relative_to(folder)
-                there.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, there)
-    journal = folder / "journal.jsonl"
-    if journal.exists():
-        with (into / "journal.jsonl").open("ab") as file:
-            lines = journal.read_bytes()
-            file.write(lines if lines.endswith(b"\n") or not lines else lines + b"\n")
+@contextlib.contextmanager
+def _noting(suite: Suite, case: Case, names: Sequence[str], *, whole: bool) -> Iterator[None]:
+    """Note of what wasn't measured why, where the run is to be whole."""
+    try:
+        yield
+    except SpecregError as error:
+        for name in names if whole else ():
+            suite.note_failure(case, name, str(error).splitlines()[0])

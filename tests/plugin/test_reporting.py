@@ -119,7 +119,7 @@ def test_a_machine_that_nothing_fits_leaves_the_reasons(suite: Suite) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("tests/perf", "--co"), ("tests/perf", "tests/unit/core/test_errors.py", "-k", "tree")],
+    [("tests/perf", "--co"), ("tests/perf", "tests/unit/core/test_errors.py", "-k", "bounded")],
     ids=["listed", "other-tests"],
 )
 def test_what_is_not_to_judge_leaves_nothing(suite: Suite, arguments: tuple[str, ...]) -> None:

@@ -2,12 +2,11 @@
 
 import dataclasses
 import itertools
-from pathlib import Path
 
 import pytest
 
-from specreg.core.errors import InvalidMeasurementError, UnsupportedError
-from specreg.correctness.oracle_client import check_context, has_oracle, reference_steps
+from specreg.core.errors import InvalidMeasurementError
+from specreg.correctness.oracle_client import check_context, has_oracle
 from specreg.engines.methods import METHODS
 from specreg.engines.registry import ENGINES
 from specreg.engines.token_api import Transcript
@@ -34,21 +33,6 @@ def test_it_knows_the_pairs_that_were_held_against_an_engine_and_no_others() -> 
         ("vllm", "eagle3"),
         ("vllm", "ngram"),
     }
-
-
-@pytest.mark.parametrize(
-    ("case", "words"),
-    [
-        (case_of("tensorrt_llm", "ngram"), "what 'tensorrt_llm' drafts with 'ngram' isn't known;"),
-        (case_of("sglang", "ngram"), "what 'sglang' drafts with 'ngram' isn't known; choose a"),
-        (case_of("vllm", "none"), "reference with draft_model, reference with ngram, sglang with"),
-        (case_of("vllm", "ngram", 0.7), "drawn (temperature = 0.7), and what is drafted is told"),
-    ],
-)
-def test_what_it_does_not_know_is_refused_by_name(case: Case, words: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"oracle of '{case.id}': ") as error:
-        reference_steps(case, Path(), on_gpu=False, show=print)
-    assert words in str(error.value)
 
 
 def test_an_answer_whose_last_drafts_do_not_fit_into_the_context_is_no_measurement() -> None:

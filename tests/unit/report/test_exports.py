@@ -27,7 +27,6 @@ from specreg.report.exports import (
     write_outputs,
 )
 from specreg.report.markdown import render_markdown
-from specreg.stats.percentiles import summarize
 from tests.unit import reports
 from tests.unit.reports import CASE, MS, measured
 
@@ -186,20 +185,6 @@ def test_a_record_of_aiperf_says_when_how_long_and_what_was_accepted() -> None:
     assert first["metrics"]["inter_token_latency"] == {"value": 5.0, "unit": "ms"}
     assert second["metrics"]["request_latency"]["value"] == 41.0
     assert second["spec_decode_acceptance"]["mean_acceptance_length"] == 4.0
-    summary = json.loads(files[f"aiperf/{CASE.id}/profile_export_aiperf.json"])
-    assert summary["request_latency"]["p50"] == 31.0
-
-
-def test_an_average_of_aiperf_is_the_mean_over_the_rounds() -> None:
-    figures = reports.CASE_REPORT.figures
-    assert figures is not None
-    assert figures.timing is not None
-    timing = msgspec.structs.replace(
-        figures.timing, throughput_tokens_per_s=summarize([10.0, 10.0, 40.0])
-    )
-    report = reports.with_case(figures=msgspec.structs.replace(figures, timing=timing))
-    text = render_aiperf(report, {})[f"aiperf/{CASE.id}/profile_export_aiperf.json"]
-    assert json.loads(text)["output_token_throughput"]["avg"] == 20.0
 
 
 def journal_in(folder: Path) -> None:
