@@ -19,7 +19,6 @@ _COMMANDS: Mapping[str, str] = {
     "gate": "gate",
     "bisect": "bisect",
     "soak": "soak",
-    "oracle": "cases",
     "prepare": "datasets",
     "matrix": "cases",
     "engines": "cases",
