@@ -209,13 +209,9 @@ def hostile_reports() -> dict[str, Report]:
         "reason": replace(report, run=reports.run_of(lost)),
         "category": reports.with_case(figures=replace(figures(), acceptance=changed)),
         "remark": replace(report, remarks=(HOSTILE,)),
-        "target": reports.with_case(target=HOSTILE),
-        "engine_version": reports.with_case(figures=replace(figures(), engine_version=HOSTILE)),
-        "tier": replace(report, run=replace(report.run, tier=HOSTILE)),
         "case_id": replace(reports.with_case(case_id=HOSTILE), run=reports.run_of(other)),
         "models": replace(report, cases=tuple(loads)),
         "error": reports.with_case(error=f"{HOSTILE}\n{HOSTILE}"),
-        "log": reports.with_case(logs=(HOSTILE,)),
     }
 
 
