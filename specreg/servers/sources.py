@@ -30,11 +30,10 @@ from specreg.core.errors import EnvironmentSetupError, SpecregError, Unsupported
 from specreg.core.files import UNREADABLE, cache_dir, file_sha256, passing_folder
 from specreg.engines.engine import Requirement
 from specreg.engines.registry import engine_named
-from specreg.matrix.case import Case, ServerSpec
+from specreg.matrix.case import Case
 from specreg.servers.environments import (
     EngineEnvironment,
     engine_environment,
-    installed_environment,
     installed_version,
 )
 from specreg.servers.provision import Provision, check_version
@@ -306,24 +305,6 @@ class Source:
                     )
                     raise UnsupportedError(message)
             self._provision.check(cases)
-
-    def check_released(self, spec: ServerSpec) -> None:
-        """Check that a version can be installed for a server, as far as that is known beforehand.
-
-        Raises:
-            UnsupportedError: there is no such release; the message names the side.
-        """
-        if self.origin.kind is not Kind.VERSION or not self.origin.place:
-            return
-        requirement = self._provision.requirement(spec)
-        if engine_named(spec.engine).program or installed_environment(requirement):
-            return
-        released: tuple[str, ...] = ()
-        with contextlib.suppress(EnvironmentSetupError):  # the installer knows other places
-            released = released_versions(requirement.package)
-        with self._naming():
-            if released:
-                check_released(Version(self.origin.place), map(Version, released))
 
     def environment(self, case: Case) -> EngineEnvironment:
         """What a case's server runs in; made if it isn't there.

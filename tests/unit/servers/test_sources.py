@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from specreg.core.errors import UnknownNameError, UnsupportedError
-from specreg.servers import sources
 from specreg.servers.environments import installed_version
 from specreg.servers.sources import (
     Kind,
@@ -215,18 +214,3 @@ def test_a_place_without_its_engine_is_not_of_several() -> None:
     )
     with pytest.raises(UnsupportedError, match="the cases are of sglang, vllm; give ENGINE@PLACE"):
         source.check((builders.CASE, other))
-
-
-def test_a_version_that_was_never_released_is_said_before_anything_is_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPECREG_CACHE", str(tmp_path))
-    monkeypatch.setattr(sources, "released_versions", lambda _: ("0.31.0", "0.32.0"))
-    for text in ("vllm", "vllm==0.32", "vllm==0.32.0"):
-        Source(origin=parse_origin(text), on_gpu=False, show=silent).check_released(builders.SPEC)
-    source = Source(origin=parse_origin("vllm==0.31.7"), on_gpu=False, show=silent)
-    with pytest.raises(
-        UnsupportedError,
-        match=r"side 'vllm==0.31.7': version '0.31.7': was never released; .* 0.31.0, 0.32.0",
-    ):
-        source.check_released(builders.SPEC)
