@@ -112,11 +112,6 @@ def is_offline() -> bool:
     return is_installed() and bool(_constants().HF_HUB_OFFLINE)
 
 
-def has_token() -> bool:
-    """Whether there is a token to show to the hub; what it is stays where it is."""
-    return is_installed() and importlib.import_module("huggingface_hub").get_token() is not None
-
-
 def _constants() -> Any:  # noqa: ANN401 - of a library that may be missing
     """What huggingface_hub took from the environment."""
     return importlib.import_module("huggingface_hub.constants")

@@ -1,17 +1,11 @@
 """The summary of a document as Markdown, for a pull request or a job; failures first."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from specreg.report.document import Report
-from specreg.report.summary import (
-    MARKS,
-    answers_of,
-    arm_notes_of,
-    notes_of,
-    title_of,
-)
-from specreg.report.tables import format_number, render_interval, time_rows
+from specreg.report.summary import MARKS, answers_of, notes_of, title_of
+from specreg.report.tables import NOTHING, format_number, render_interval, time_rows
 from specreg.report.terminal import columns_of, next_of
 from specreg.verdicts.judge import Verdict
 
@@ -23,9 +17,15 @@ _LEAST_CHARS = 500
 """Of the last table, if no row of it fits."""
 _MOST_TEXT_CHARS = 600
 """Of one text that others wrote."""
-_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;"}
 # GitHub finds names and numbers in what is already plain text, where a backslash stops nothing.
-_APART = {"@": "@\u200b", "#": "\\#\u200b"}
+_INERT = {
+    "&": "&amp;",
+    "<": "&lt;",
+    ">": "&gt;",
+    "|": "&#124;",
+    "@": "@\u200b",
+    "#": "\\#\u200b",
+}
 # A line between letters, as in `draft_model`, is no markup, and one that searches for it finds it.
 _MARKUP = re.compile(r"[\\`*{}\[\]()#!~$^:@|<>&]|(?<![^\W_])_|_(?![^\W_])|(?<=www)\.")
 
@@ -35,10 +35,12 @@ def render_markdown(report: Report) -> str:
     now, before = columns_of(report)
     columns = ("case", "metric", "outcome", before, "now" if now == "value" else now, "change")
     head = "\n".join((*_head(report), ""))
-    times = time_rows(report.time) if report.time and report.time.pairs else ()
-    foot = _folded("Where the time went", _table(times, _MOST_ASIDE_CHARS)) + _origin(report)
+    times = _table(time_rows(report.time) if report.time else (), _MOST_ASIDE_CHARS)
+    foot = _folded("Where the time went", times) + _origin(report)
     room_chars = _MOST_CHARS - len(head) - len(foot) - _LEAST_CHARS
-    failing = [_row(one, _why(one)) for one in report.run.verdicts if one.fails]
+    failing = [
+        _row(one, _joined(one.cause, one.reason)) for one in report.run.verdicts if one.fails
+    ]
     first = _table([(*columns, "why"), *failing], room_chars)
     rows = [_row(one, _interval(one)) for one in report.run.verdicts]
     room_chars += _LEAST_CHARS - len(first) - len(_folded("All verdicts", " "))
@@ -50,14 +52,9 @@ def _head(report: Report) -> Iterator[str]:
     yield f"## specreg: {_plain(title_of(report))}\n"
     for one in answers_of(report):
         yield f"- **{MARKS[one.tone]} {_plain(one.subject)}:** {_plain(one.text)}"
-    notes = (
-        *arm_notes_of(report),
-        *notes_of(report),
-        *report.run.skipped.values(),
-        *report.remarks,
-    )
-    lines = [f"- Note: {_plain(text)}" for text in notes if text]
-    if lines:
+    notes = (*notes_of(report), *report.run.skipped.values(), *report.remarks)
+    if notes:
+        lines = [f"- Note: {_plain(text)}" for text in notes]
         yield "\n" + _fitting(lines, _MOST_ASIDE_CHARS).rstrip("\n")
     next_steps = next_of(report)
     if len(next_steps) > _MOST_ASIDE_CHARS:
@@ -83,20 +80,16 @@ def _folded(title: str, text: str) -> str:
 
 def _fitting(lines: Sequence[str], room_chars: int) -> str:
     """As many whole lines as fit, and how many more there are."""
-    kept = 0
-    # The line that counts the rest takes room too.
-    room_chars -= len(_more(len(lines)))
+    more = "\n… and {} more; `report.json` of the run has them.\n"
+    left_chars = room_chars - len(more.format(len(lines)))
+    kept = []
     for line in lines:
-        room_chars -= len(line) + 1
-        if room_chars < 0:
+        left_chars -= len(line) + 1
+        if left_chars < 0:
             break
-        kept += 1
-    rest = len(lines) - kept
-    return "".join(f"{line}\n" for line in lines[:kept]) + (_more(rest) if rest else "")
-
-
-def _more(rest: int) -> str:
-    return f"\n… and {rest} more; `report.json` of the run has them.\n"
+        kept.append(f"{line}\n")
+    rest = len(lines) - len(kept)
+    return "".join(kept) + (more.format(rest) if rest else "")
 
 
 def _row(verdict: Verdict, last: str) -> Sequence[str]:
@@ -106,20 +99,16 @@ def _row(verdict: Verdict, last: str) -> Sequence[str]:
         f"**{verdict.outcome}**" if verdict.fails else str(verdict.outcome),
         format_number(verdict.expected),
         format_number(verdict.value),
-        "–" if verdict.change_frac is None else f"{verdict.change_frac:+.1%}",
+        NOTHING if verdict.change_frac is None else f"{verdict.change_frac:+.1%}",
         _plain(last),
     )
-
-
-def _why(verdict: Verdict) -> str:
-    return _joined((verdict.cause, verdict.reason))
 
 
 def _interval(verdict: Verdict) -> str:
     if verdict.low_frac is None:
         return ""
     tolerated = f"{verdict.tolerance_frac:.1%}" if verdict.tolerance_frac else ""
-    return _joined((render_interval(verdict), tolerated))
+    return _joined(render_interval(verdict), tolerated)
 
 
 def _origin(report: Report) -> str:
@@ -127,16 +116,16 @@ def _origin(report: Report) -> str:
     versions = dict.fromkeys(
         f"{case.engine} {case.figures.engine_version}" for case in report.cases if case.figures
     )
-    parts = (
+    text = _joined(
         f"run {report.run.run}",
         ", ".join(versions),
         origin.specreg_version and f"specreg {origin.specreg_version}",
         origin.commit and f"commit {origin.commit}",
     )
-    return f"\n<sub>{_plain(_joined(parts))}</sub>\n"
+    return f"\n<sub>{_plain(text)}</sub>\n"
 
 
-def _joined(parts: Iterable[str]) -> str:
+def _joined(*parts: str) -> str:
     return "; ".join(filter(None, parts))
 
 
@@ -145,8 +134,4 @@ def _plain(text: str) -> str:
     words = " ".join(text.split())
     if len(words) > _MOST_TEXT_CHARS:
         words = words[: _MOST_TEXT_CHARS - 1] + "…"
-    return _MARKUP.sub(lambda found: _inert(found[0]), words)
-
-
-def _inert(mark: str) -> str:
-    return _ENTITIES.get(mark) or _APART.get(mark) or f"\\{mark}"
+    return _MARKUP.sub(lambda found: _INERT.get(found[0], f"\\{found[0]}"), words)

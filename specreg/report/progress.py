@@ -58,8 +58,7 @@ class Progress:
             now = self._clock()
             for step in [step for step in self._told if step not in steps]:
                 del self._told[step]
-                took = render_time(now - step.began_ns)
-                self._print(f"{step.phase} {step.of} took {took}")
+                self._print(f"{step.phase} {step.of} took {render_time(now - step.began_ns)}")
             self._steps, self._text = tuple(steps), ""
             self._go_on()
 
@@ -114,7 +113,7 @@ class Progress:
                     self._print(f"{step.phase} {step.of}{about}", at_ns=step.began_ns)
             if self._steps and now - self._told.get(self._steps[-1], now) >= _AGAIN_NS:
                 self._told[self._steps[-1]] = now
-                self._print(self._line(now))
+                self._print(self._line())
 
     def _go_on(self) -> None:
         """Shows at once what a terminal may see; the thread says the rest."""
@@ -122,7 +121,7 @@ class Progress:
             return
         if self.watched:
             self._draw()
-        if self._thread is None and (self._steps or self._text):
+        if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
             self._thread.start()
 
@@ -130,26 +129,24 @@ class Progress:
         while not self._over.wait(_TERMINAL_S if self.watched else _LOG_S):
             self.tick()
 
-    def _line(self, now: int) -> str:
+    def _line(self) -> str:
         """`vllm-eagle3-tiny-toy-c4: round 3 of 8, 0:12 of about 0:30`."""
         if not self._steps:
             return self._text
         step = self._steps[-1]
         of = f" of {_about(step)}" if _about(step) else ""
-        passed = render_time(now - step.began_ns)
+        passed = render_time(self._clock() - step.began_ns)
         return f"{self._text or f'{step.phase} {step.of}'}, {passed}{of}"
 
     def _draw(self) -> None:
         """Replaces the line in place; takes it away where nothing goes on."""
-        if not (self._steps or self._text):
-            if self._drawn:
-                self._write("")
-            return
-        self._frame = (self._frame + 1) % len(_FRAMES)
-        width = shutil.get_terminal_size().columns - 1
-        line = f"{_FRAMES[self._frame]} {hide(self._line(self._clock()))}"
-        self._write(line[:width])
-        self._drawn = True
+        if self._steps or self._text:
+            self._frame = (self._frame + 1) % len(_FRAMES)
+            line = f"{_FRAMES[self._frame]} {hide(self._line())}"
+            self._write(line[: shutil.get_terminal_size().columns - 1])
+            self._drawn = True
+        elif self._drawn:
+            self._write("")
 
     def _print(self, text: str, at_ns: int | None = None) -> None:
         """A line of a log, with the time since the process began."""

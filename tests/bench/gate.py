@@ -24,7 +24,7 @@ from specreg.compare.judging import (
     judge_subject,
 )
 from specreg.compare.pairs import Group, Pair, Side
-from specreg.verdicts.simulation import (
+from specreg.verdicts.selftest import (
     LAUNCH_SPREAD_FRAC,
     PROMPT_SPREAD,
     PROMPTS,

@@ -23,7 +23,7 @@ import pytest
 
 from specreg.many.ray_survey import why_not
 from tests.doubles.vllm.script import record_script
-from tests.faults.running import ROOT, Hurt, print_time, wait_until
+from tests.faults.running import ROOT, Hurt, wait_until
 from tests.many.test_one_node import (
     FAST,
     SLOW,
@@ -248,9 +248,7 @@ def test_a_raylet_that_is_killed_loses_no_finished_case(raylets: Raylets, tmp_pa
             worker = raylets.measures(second)
             assert worker is not None
             raylets.kill_raylet_of(worker)
-            started = time.monotonic()
             output, _ = pytest_run.communicate(timeout=180)
-            print_time(time.monotonic() - started)
     finally:
         raylets.mend()
     assert "begun again, its worker was lost with its node" in output
@@ -282,7 +280,7 @@ def test_a_run_that_is_killed_leaves_no_server(raylets: Raylets, tmp_path: Path)
     with run.start(raylets.option) as pytest_run:
         wait_until(lambda: len(raylets.servers()) == 2)
         pytest_run.kill()
-        print_time(wait_until(lambda: raylets.servers() == raylets.workers() == [], 30.0))
+        wait_until(lambda: raylets.servers() == raylets.workers() == [], 30.0)
 
 
 def test_nodes_of_several_kinds_are_named(raylets: Raylets, tmp_path: Path) -> None:
@@ -324,9 +322,7 @@ def test_a_case_that_no_node_holds_is_skipped_with_its_reason(
 def test_what_is_no_cluster_is_named_in_time(tmp_path: Path) -> None:
     run = hurt(tmp_path, 1, 1, FAST)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        started = time.monotonic()
         done = run.run(f"--specreg-ray=127.0.0.1:{silent.getsockname()[1]}")
-        print_time(time.monotonic() - started)
     assert done.returncode == 4, done.stdout
     assert "nothing answers within 10 s (" in done.stdout
     assert "Traceback" not in done.stdout

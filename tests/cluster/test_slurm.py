@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tests.doubles.nvml.device import ScriptedGpu, build, environment, write_script
-from tests.faults.running import ROOT, Hurt, print_time, wait_until
+from tests.faults.running import ROOT, Hurt, wait_until
 from tests.many.test_one_node import FAST, SLOW, cases, figures, gpus, hurt, lines_of
 
 LOCAL = "--specreg-slurm=cluster=local"
@@ -154,9 +154,7 @@ def test_ctrl_c_once(tmp_path: Path) -> None:
     with run.start(LOCAL) as pytest_run:
         wait_until(run.is_measuring(cases(1)[2]))
         pytest_run.send_signal(signal.SIGINT)
-        began_s = time.monotonic()
         output, _ = pytest_run.communicate(timeout=60)
-        print_time(time.monotonic() - began_s)
         assert left_of(run) == []
     assert "type the same again with --specreg-resume" in output
     measured = {case for case, _ in figures(run.verdict())}
@@ -331,9 +329,7 @@ def test_a_node_that_fails_loses_no_finished_case(tmp_path: Path, queue: Path) -
         job = jobs(queue)[0].stem
         (queue / f"{job}.state").write_text("NODE_FAIL\n")
         os.killpg(int((queue / f"{job}.group").read_text()), signal.SIGKILL)
-        began_s = time.monotonic()
         wait_until(lambda: len(jobs(queue)) == 2)
-        print_time(time.monotonic() - began_s)
         output, _ = pytest_run.communicate(timeout=180)
     assert f"begun again, its worker is gone: job {job} on node " in output
     assert "is NODE_FAIL" in output

@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from specreg.core.supervisor import shared_files, used_by, used_by_anybody
+from specreg.core.supervisor import shared_files, used_by
 from specreg.measurement.journal import parts_in
 from specreg.report.document import RunVerdict, load_verdict
 from tests.doubles.nvml.device import ScriptedGpu, build, environment, write_script
@@ -181,11 +181,9 @@ class Hurt:
                         process.kill()
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """The command, done; of one that meets its fault by itself that is its time."""
-        started = time.monotonic()
+        """The command, done."""
         with self.start(*arguments) as run:
             output, _ = run.communicate(timeout=self.patience_s)
-        print_time(time.monotonic() - started)
         return subprocess.CompletedProcess(run.args, run.returncode, output)
 
     def processes(self) -> list[psutil.Process]:
@@ -222,15 +220,6 @@ class Hurt:
         after = lines[begun[attempt] + 1 :] if begun else []
         of_it = itertools.takewhile(lambda line: line["type"] != "Begun", after)
         return sum(line["type"] == "Replayed" for line in of_it)
-
-    def lasted_s(self, case_id: str) -> float:
-        """From the beginning of a case until the next began."""
-        begun = [line for line in self.journal() if line["type"] == "Begun"]
-        at = next(at for at, line in enumerate(begun) if _begins(line, case_id))
-        after, before = (line["at_s"] for line in (begun[at + 1], begun[at]))
-        assert isinstance(after, float)
-        assert isinstance(before, float)
-        return after - before
 
     def attempts(self, case_id: str) -> int:
         """How often a case has been begun."""
@@ -285,7 +274,7 @@ def shared_left(before: frozenset[str], ours: Collection[int] = ()) -> frozenset
     """
     left = shared_files() - before
     if left:
-        left -= used_by_anybody() - used_by(ours)
+        left -= used_by() - used_by(ours)
     if left and not ours:
         time.sleep(0.5)
     return left & shared_files()
@@ -310,22 +299,6 @@ def wait_until(condition: Callable[[], bool], within_s: float = _PATIENCE_S) -> 
         assert time.monotonic() - started < within_s
         time.sleep(0.05)
     return time.monotonic() - started
-
-
-def print_time(took_s: float, bound_s: float | None = None, *, until: str = "") -> None:
-    """How long it took from the fault on, which must be within its bound.
-
-    pytest -rP shows it, docs/reliability.md has it.
-
-    Args:
-        took_s: until nothing was left.
-        bound_s: of docs/reliability.md, where the row has one.
-        until: what came of it, where that is another moment.
-    """
-    words = f" until {until}" if until else ""
-    bound = "" if bound_s is None else f", at most {bound_s:g} s"
-    print(f"took {took_s:.2f} s{words}{bound}")  # noqa: T201 - that is its purpose
-    assert bound_s is None or took_s < bound_s
 
 
 def marked(folder: Path) -> list[psutil.Process]:

@@ -7,7 +7,6 @@ import hashlib
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import pytest
 from specreg.baselines.schema import SCHEMA_VERSION, baseline_path
 from specreg.telemetry.identity import current_environment
 from tests.doubles.vllm.script import BEFORE_ROUNDS, SLOWING, Fault, Script
-from tests.faults.running import CASES, ROOT, Hurt, print_time
+from tests.faults.running import CASES, ROOT, Hurt
 
 REQUESTS_OF_A_PART = 4
 """Acceptance alone is looked at in five parts."""
@@ -59,7 +58,6 @@ def test_row_10_a_request_that_fails(run: Hurt, fault: Fault, words: str) -> Non
     assert found[CASES[0]].partition(": ")[2] in done.stdout.replace("\n", " ")
     assert [found[case].partition(":")[0] for case in CASES[1:]] == ["NO_BASELINE"] * 2
     assert [run.attempts(case) for case in CASES] == [1, 1, 1]
-    print_time(run.lasted_s(CASES[0]), until="the next case")
     assert len(run.logs()) == 1
     assert run.left() == []
 
@@ -209,7 +207,6 @@ def test_row_24_a_set_that_cannot_be_prepared(
 ) -> None:
     file = tmp_path / "qualitative.jsonl"
     file.write_text(f"{json.dumps({**SPEED, 'question_id': 'q0'})}\n{json.dumps(second)}\n")
-    started = time.monotonic()
     done = subprocess.run(
         (
             *(sys.executable, "-m", "specreg", "prepare", "speed-bench-qualitative"),
@@ -220,7 +217,6 @@ def test_row_24_a_set_that_cannot_be_prepared(
         capture_output=True,
         text=True,
     )
-    print_time(time.monotonic() - started)
     assert done.returncode != 0
     assert f"{file}:2: {words}" in done.stderr
     assert not (tmp_path / "data").exists()

@@ -28,7 +28,6 @@ from tests.faults.running import (
     is_free,
     lives,
     ports_of,
-    print_time,
     wait_until,
 )
 from tests.unit.servers.test_server import at_most, left_of, port_of, start
@@ -128,7 +127,7 @@ def test_row_01_a_server_that_exits_at_start(
         ended = beside.submit(end_of_leader, lambda: left_of(tmp_path))
         with pytest.raises(ServerStartError) as error, start(tmp_path, script):
             pytest.fail("it never started")
-        print_time(time.monotonic() - ended.result(), 2)
+        assert time.monotonic() - ended.result() < 2
     assert error.value.failure == f"ended with status {status}: {failure}"
     assert hint in str(error.value).splitlines()[0]
     assert error.value.log_tail.splitlines() == log.splitlines()[-40:]
@@ -139,14 +138,12 @@ def test_row_01_a_server_that_exits_at_start(
 @pytest.mark.parametrize("fault", [Fault.NEVER_READY, Fault.HEALTHY_BUT_MUTE])
 @pytest.mark.usefixtures("empty_afterwards")
 def test_row_02_a_server_that_is_never_ready(tmp_path: Path, fault: Fault) -> None:
-    started = time.monotonic()
     with (
         at_most(20),
         pytest.raises(ServerStartError, match=r"generated no token in time.*\nlast lines of "),
         start(tmp_path, Script(fault=fault), ready_within_s=2.0),
     ):
         pytest.fail("it is never ready")
-    print_time(time.monotonic() - started - 2.0)
     assert left_of(tmp_path) == []
 
 
@@ -158,7 +155,7 @@ def test_row_03_a_server_that_hangs_in_the_run(run: Hurt) -> None:
         took_s = wait_until(lambda: not lives(server))
         output, _ = pytest_run.communicate(timeout=120)
     assert took_s >= 60, "a minute of silence"
-    print_time(took_s, 60 + 10)  # and row 5's time to be gone
+    assert took_s < 60 + 10  # and row 5's time to be gone
     assert run.finished(CASES[0], attempt=0) >= finished
     outcomes = {one.case_id: (one.outcome, one.reason) for one in run.verdict().verdicts}
     assert outcomes[CASES[0]][0] == "INVALID", output
@@ -177,7 +174,7 @@ def test_row_03_a_server_that_hangs_while_its_requests_have_little_time(run: Hur
         server.send_signal(signal.SIGSTOP)
         took_s = wait_until(lambda: not lives(server))
         output, _ = pytest_run.communicate(timeout=120)
-    print_time(took_s, 4 * 5 + 60 + 10)  # a round's requests first, and row 5's time to be gone
+    assert took_s < 4 * 5 + 60 + 10  # a round's requests first, and row 5's time to be gone
     outcomes = {one.case_id: (one.outcome, one.reason) for one in run.verdict().verdicts}
     assert outcomes[CASES[0]][1].startswith("HUNG: no token came for 60 s"), output
     assert [outcomes[case][0] for case in CASES[1:]] == ["NO_BASELINE", "NO_BASELINE"], output
@@ -190,9 +187,8 @@ def test_row_04_a_server_that_crashes_in_the_run(run: Hurt) -> None:
         wait_until(run.is_measuring())
         finished, server = run.finished(CASES[0]), run.server()
         server.kill()
-        took_s = wait_until(lambda: run.attempts(CASES[0]) == 2)
+        wait_until(lambda: run.attempts(CASES[0]) == 2)
         output, _ = pytest_run.communicate(timeout=120)
-    print_time(took_s, until="the next attempt")
     assert run.finished(CASES[0], attempt=0) >= finished, "what was finished is on disk"
     assert f"{CASES[0]}: measured again, server 'vllm-ngram-tiny': ended with status -9" in output
     assert run.logs() == ["vllm-ngram-tiny-2.log", "vllm-ngram-tiny.log"]
@@ -220,7 +216,7 @@ def test_row_04_a_server_that_crashes_in_a_check(run: Hurt) -> None:
         _, server = servers(run)
         server.kill()
         log = "vllm-ngram-tiny-2.log"
-        print_time(wait_until(lambda: log in run.logs()), until="the next attempt")
+        wait_until(lambda: log in run.logs())
         output, _ = pytest_run.communicate(timeout=120)
     said = f"{PROVED[0]}: lossless_frac checked again, server 'vllm-ngram-tiny': ended with status"
     assert said in output
@@ -240,7 +236,7 @@ def test_row_05_a_worker_that_survives_its_server(run: Hurt) -> None:
         server.kill()
         took_s = wait_until(lambda: not lives(worker))
         output, _ = pytest_run.communicate(timeout=120)
-    print_time(took_s, 10)
+    assert took_s < 10
     assert run.finished(CASES[0], attempt=0) >= finished
     assert "measured again" in output
     assert run.left() == []
@@ -252,9 +248,7 @@ def test_row_05_gpu_memory_that_is_not_back_stops_the_run(run: Hurt) -> None:
         wait_until(run.is_measuring())
         run.show_gpus(dataclasses.replace(IDLE, memory_used_bytes=41 * GIB))
         run.server().kill()
-        started = time.monotonic()
         output, _ = pytest_run.communicate(timeout=60)
-    print_time(time.monotonic() - started)
     assert pytest_run.returncode == pytest.ExitCode.INTERRUPTED, output
     assert "server's end 40.5 GiB are still taken" in output
     assert run.attempts(CASES[0]) == 1
@@ -287,10 +281,8 @@ def test_row_05_a_worker_that_cannot_be_killed_ends_the_run(run: Hurt) -> None:
         server = run.server()
         (worker,) = server.children()
         server.kill()
-        started = time.monotonic()
         output, _ = pytest_run.communicate(timeout=120)
         assert lives(worker)
-    print_time(time.monotonic() - started)
     assert pytest_run.returncode == pytest.ExitCode.INTERRUPTED, output
     assert f"process {worker.pid} (" in output
     assert (
@@ -312,7 +304,7 @@ def test_row_06_pytest_is_killed(run: Hurt) -> None:
         finished = run.finished(CASES[1])
         pytest_run.kill()
         took_s = wait_until(lambda: run.left() == [] and is_free(port))
-    print_time(took_s, 5)
+    assert took_s < 5
     assert run.finished(CASES[1]) >= finished
     (journal,) = run.runs.glob("*/journal.jsonl")
     assert {key.case_id for key in load_journal(journal)} == {CASES[0]}
@@ -324,11 +316,9 @@ def test_row_07_ctrl_c_once(run: Hurt) -> None:
         wait_until(run.is_measuring(CASES[1]))
         finished, server = run.finished(CASES[1]), run.server()
         pytest_run.send_signal(signal.SIGINT)
-        started = time.monotonic()
         wait_until(lambda: any(run.runs.glob("*/verdict.json")))
         assert not lives(server), "a report takes its time, and comes after the clean-up"
         output, _ = pytest_run.communicate(timeout=60)
-        print_time(time.monotonic() - started)
         assert run.left() == []
     assert run.finished(CASES[1]) >= finished
     assert "type the same again with --specreg-resume" in output
@@ -345,7 +335,7 @@ def test_row_07_ctrl_c_twice(run: Hurt, pause_s: float) -> None:
         time.sleep(pause_s)
         pytest_run.send_signal(signal.SIGINT)
         took_s = wait_until(lambda: run.left() == [])
-    print_time(took_s, 5)
+    assert took_s < 5
 
 
 def test_row_08_another_process_on_the_gpu(run: Hurt) -> None:
@@ -366,9 +356,7 @@ def test_row_09_the_port_is_taken_meanwhile(tmp_path: Path) -> None:
     """By another scripted server of the same model; the kernel gives the next port."""
     with start(tmp_path, Script()) as stranger:
         ports = iter([port_of(stranger), 0])
-        started = time.monotonic()
         with start(tmp_path, Script(), choose_port=lambda: next(ports) or free_port()) as server:
-            print_time(time.monotonic() - started, until="it runs on another")
             assert server.base_url != stranger.base_url
             assert server.model != stranger.model
         stranger.check_alive()
@@ -390,17 +378,13 @@ def test_row_14_two_runs_at_once_on_one_gpu(run: Hurt) -> None:
     with run.start() as first:
         wait_until(run.is_measuring())
         first.send_signal(signal.SIGSTOP)  # it has the GPU for as long as the others take
-        started = time.monotonic()
         with waiting.start() as second, hasty.start("--specreg-no-wait") as third:
             refused, _ = third.communicate(timeout=120)
-            print_time(time.monotonic() - started, until="it was refused")
             assert first.poll() is None
             assert hasty.logs() == waiting.logs() == []
             first.send_signal(signal.SIGCONT)
             said, _ = first.communicate(timeout=120)
-            started = time.monotonic()
             waited, _ = second.communicate(timeout=120)
-            print_time(time.monotonic() - started, until="the other had measured too")
     who = f"GPU 0 (Scripted NVIDIA H100, GPU-a): used by process {first.pid} ("
     assert who in refused
     assert {one.outcome for one in hasty.verdict().verdicts} == {"INVALID"}
@@ -415,9 +399,7 @@ def test_row_14_two_runs_at_once_without_a_gpu(run: Hurt) -> None:
     other = run.beside("other")
     with run.start() as first, other.start() as second:
         wait_until(lambda: run.is_measuring()() and other.is_measuring()())
-        started = time.monotonic()
         said = [one.communicate(timeout=120)[0] for one in (first, second)]
-        print_time(time.monotonic() - started)
     assert [first.returncode, second.returncode] == [11, 11], said
     for one in (run, other):
         outcomes = {(verdict.case_id, verdict.outcome) for verdict in one.verdict().verdicts}
@@ -442,7 +424,6 @@ def test_row_15_a_run_that_still_goes_on_is_left_alone(run: Hurt) -> None:
     with run.start() as pytest_run:
         wait_until(run.is_measuring(CASES[1]))
         pytest_run.send_signal(signal.SIGSTOP)  # it goes on for as long as the other takes
-        started = time.monotonic()
         refused = subprocess.run(
             run.command("--specreg-resume"),
             check=False,
@@ -452,7 +433,6 @@ def test_row_15_a_run_that_still_goes_on_is_left_alone(run: Hurt) -> None:
             text=True,
             timeout=60,
         )
-        print_time(time.monotonic() - started)
         pytest_run.send_signal(signal.SIGCONT)
         output, _ = pytest_run.communicate(timeout=120)
     assert refused.returncode == pytest.ExitCode.USAGE_ERROR, refused.stdout

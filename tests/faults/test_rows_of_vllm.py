@@ -34,7 +34,6 @@ from tests.faults.running import (
     lives,
     marked,
     ports_of,
-    print_time,
     wait_until,
 )
 from tests.unit import builders
@@ -120,7 +119,7 @@ def test_row_01_a_server_that_exits_at_start(
         ended = beside.submit(end_of_leader, lambda: marked(tmp_path))
         with pytest.raises(ServerStartError) as error, start(tmp_path, environment, spec):
             pytest.fail("it never started")
-        print_time(time.monotonic() - ended.result(), 2)
+        assert time.monotonic() - ended.result() < 2
     assert error.value.failure == f"ended with status {status}: {failure}"
     assert marked(tmp_path) == []
 
@@ -129,14 +128,12 @@ def test_row_01_a_server_that_exits_at_start(
 def test_row_02_a_server_that_is_never_ready(
     tmp_path: Path, environment: EngineEnvironment
 ) -> None:
-    started = time.monotonic()
     with (
         at_most(30),
         pytest.raises(ServerStartError, match=r"generated no token in time.*\nlast lines of "),
         start(tmp_path, environment, ready_within_s=4.0),
     ):
         pytest.fail("it takes longer")
-    print_time(time.monotonic() - started - 4.0)
     assert marked(tmp_path) == []
 
 
@@ -148,10 +145,9 @@ class HurtRun:
         run: itself; output: what it printed.
         finished: by case how many requests had ended before it was hurt.
         hung_s: from when a server was stopped until all of it was gone.
-        retried_s: from when a worker was killed until its case was begun anew.
         orphan_s: from when a server was killed until its worker was gone.
         listening: the addresses that the first server listened on, of all its processes.
-        ended_s: from Ctrl-C until the run had ended, and left: what there was then.
+        left: what there was after Ctrl-C.
     """
 
     run: Hurt
@@ -159,9 +155,7 @@ class HurtRun:
     finished: dict[str, int] = dataclasses.field(default_factory=dict)
     listening: list[str] = dataclasses.field(default_factory=list)
     hung_s: float = 0.0
-    retried_s: float = 0.0
     orphan_s: float = 0.0
-    ended_s: float = 0.0
     left: list[str] = dataclasses.field(default_factory=list)
 
 
@@ -182,7 +176,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> HurtRun:
         wait_until(run.is_measuring(CASES[1]))
         told.finished[CASES[1]] = run.finished(CASES[1])
         run.worker().kill()
-        told.retried_s = wait_until(lambda: run.attempts(CASES[1]) == 2)
+        wait_until(lambda: run.attempts(CASES[1]) == 2)
 
         wait_until(run.is_measuring(CASES[2]))
         told.finished[CASES[2]] = run.finished(CASES[2])
@@ -193,23 +187,20 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> HurtRun:
         wait_until(lambda: run.attempts(CASES[2]) == 2)
         wait_until(run.is_measuring(CASES[2]))
         pytest_run.send_signal(signal.SIGINT)
-        started = time.monotonic()
         told.output, _ = pytest_run.communicate(timeout=60)
-        told.ended_s = time.monotonic() - started
         told.left = run.left()
     return told
 
 
 def test_row_03_a_server_that_hangs_in_the_run(told: HurtRun) -> None:
     assert told.hung_s >= 60, "a minute of silence"
-    print_time(told.hung_s, 60 + 10)  # and row 5's time to be gone
+    assert told.hung_s < 60 + 10  # and row 5's time to be gone
     reasons = {one.case_id: one.reason for one in told.run.verdict().verdicts}
     assert reasons[CASES[0]].startswith("HUNG: no token came for 60 s"), told.output
     assert told.run.attempts(CASES[0]) == 1
 
 
 def test_row_04_a_worker_that_crashes_in_the_run(told: HurtRun) -> None:
-    print_time(told.retried_s, until="the next attempt")
     assert f"{CASES[1]}: measured again, server 'vllm-ngram-tiny': ended with" in told.output
     assert told.run.attempts(CASES[1]) == 2
     (journal,) = told.run.runs.glob("*/journal.jsonl")
@@ -220,13 +211,12 @@ def test_row_04_a_worker_that_crashes_in_the_run(told: HurtRun) -> None:
 
 
 def test_row_05_a_worker_that_survives_its_server(told: HurtRun) -> None:
-    print_time(told.orphan_s, 10)
+    assert told.orphan_s < 10
     assert f"{CASES[2]}: measured again, " in told.output
     assert len(told.run.logs()) == 4
 
 
 def test_row_07_ctrl_c_once(told: HurtRun) -> None:
-    print_time(told.ended_s)
     assert "type the same again with --specreg-resume" in told.output
     assert {one.case_id for one in told.run.verdict().verdicts} == set(CASES[:2])
     assert told.left == []
@@ -242,7 +232,7 @@ def test_row_06_pytest_is_killed(tmp_path: Path) -> None:
         finished = run.finished(CASES[0])
         pytest_run.kill()
         took_s = wait_until(lambda: run.left() == [] and is_free(port))
-    print_time(took_s, 5)
+    assert took_s < 5
     assert run.finished(CASES[0]) >= finished >= 3
 
 
@@ -257,7 +247,7 @@ def test_row_07_ctrl_c_twice(tmp_path: Path) -> None:
         time.sleep(0.3)
         pytest_run.send_signal(signal.SIGINT)
         took_s = wait_until(lambda: run.left() == [])
-    print_time(took_s, 5)
+    assert took_s < 5
 
 
 def test_row_18_nothing_listens_elsewhere(told: HurtRun) -> None:
@@ -270,9 +260,7 @@ def test_row_09_the_port_is_taken_meanwhile(tmp_path: Path, environment: EngineE
         stranger.bind(("127.0.0.1", 0))
         stranger.listen()
         ports = iter([stranger.getsockname()[1], 0])
-        started = time.monotonic()
         with start(tmp_path, environment, choose_port=lambda: next(ports) or free_port()) as server:
-            print_time(time.monotonic() - started, until="it runs on another")
             (card,) = httpx.get(f"{server.base_url}/v1/models").json()["data"]
             assert card["id"] == server.model != SPEC.id
             assert server.model.startswith(SPEC.id)

@@ -14,7 +14,7 @@ from specreg.measurement.journal import load_journal
 from specreg.report.document import RunVerdict
 from tests.doubles.nvml.device import ScriptedGpu
 from tests.doubles.vllm.script import Script
-from tests.faults.running import Hurt, print_time, wait_until
+from tests.faults.running import Hurt, wait_until
 
 GIB = 2**30
 MATRIX = """
@@ -149,8 +149,7 @@ def test_seventy_two_cases_on_eight_gpus(tmp_path: Path) -> None:
     many.patience_s = 500.0
     done = many.run("--specreg-workers=auto")
     took_s = time.monotonic() - started
-    print_time(took_s)
-    print(f"ideal {ideal_s:.1f} s, ratio {took_s / ideal_s:.2f}")  # noqa: T201 - as print_time
+    print(f"ideal {ideal_s:.1f} s, ratio {took_s / ideal_s:.2f}")  # noqa: T201 - shown by -rP
     print([line for line in done.stdout.splitlines() if "idle" in line])  # noqa: T201
     assert {case for case, _ in figures(many.verdict())} == set(cases(24))
     assert {outcome for outcome, _ in figures(many.verdict()).values()} == {"NO_BASELINE"}
@@ -196,7 +195,7 @@ def test_ctrl_c_twice(tmp_path: Path, pause_s: float) -> None:
         pytest_run.send_signal(signal.SIGINT)
         time.sleep(pause_s)
         pytest_run.send_signal(signal.SIGINT)
-        print_time(wait_until(lambda: run.left() == [], 15.0))
+        wait_until(lambda: run.left() == [], 15.0)
 
 
 def test_a_killed_run_is_gone_on_with(tmp_path: Path) -> None:
@@ -204,7 +203,7 @@ def test_a_killed_run_is_gone_on_with(tmp_path: Path) -> None:
     with run.start("--specreg-workers=auto") as pytest_run:
         wait_until(run.is_measuring(cases(2)[2]))
         pytest_run.kill()
-        print_time(wait_until(lambda: run.left() == [], 15.0))
+        wait_until(lambda: run.left() == [], 15.0)
     done = run.run("--specreg-resume")
     (journal,) = run.runs.glob("*/journal.jsonl")
     assert {key.case_id for key in load_journal(journal)} == set(cases(2))

@@ -77,7 +77,7 @@ def test_an_interpreter_that_is_named_is_said_to_have_what_it_has(
     python.symlink_to(sys.executable)
     found = doctor(root, "--tier", "cpu", "--engine-python", str(python))
     assert found.exit_code == 0, found.output
-    assert f"{python}hasvllm0.26.0" in "".join(found.output.split())
+    assert "1 of 1 cases of tier 'cpu' run here" in found.output
 
 
 def test_status_1_where_something_stands_in_its_way(root: Path) -> None:
@@ -87,13 +87,6 @@ def test_status_1_where_something_stands_in_its_way(root: Path) -> None:
     assert "config.jsonismissing" in "".join(done.output.split())
     assert "→ check the path in the matrix" in done.output
     assert done.output.endswith("thing(s) in the way\n") or "1 thing(s) in the way, " in done.output
-
-
-def test_status_1_where_the_machine_has_too_few_gpus(root: Path) -> None:
-    done = doctor(root, "--tier", "large")
-    assert done.exit_code == 1
-    assert "0 of 1 cases of tier 'large' run here" in done.output
-    assert "needs 999 GPU(s)" in " ".join(done.output.split())
 
 
 @pytest.mark.parametrize(
@@ -112,12 +105,12 @@ def test_a_tier_that_cannot_be_read_is_a_finding(
     done = doctor(root, "--tier", name)
     assert done.exit_code == 1
     assert says in "".join(line.strip() for line in done.output.splitlines()).replace("  ", "")
-    assert "127.0.0.1 can be bound" in done.output
+    assert "GiB free" in done.output
 
 
 def test_a_folder_that_is_no_repository_has_its_machine_told_all_the_same(tmp_path: Path) -> None:
     done = doctor(tmp_path / "nowhere")
     assert done.exit_code == 1
     assert done.output.startswith("this machine\n")
-    assert "no such folder" in done.output
+    assert "no such folder" in " ".join(done.output.split())
     assert "→ run this in the repository, or give --root" in done.output

@@ -5,7 +5,7 @@ import http.server
 import re
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
@@ -64,24 +64,24 @@ def running(folder: Path, spec: ServerSpec, script: Script | None = None) -> Ite
         yield server.base_url
 
 
-def attached(spec: ServerSpec, url: str, root: Path) -> AbstractContextManager[Server]:
+def attached(spec: ServerSpec, url: str, root: Path) -> Server:
     """What is there, for a spec."""
     return attach_server(spec, url, root=root, ready_within_s=5.0)
 
 
 def refuse(spec: ServerSpec, url: str, root: Path, words: str) -> None:
     """What is there is refused with these words."""
-    with pytest.raises(AttachError, match=words), attached(spec, url, root):
-        pytest.fail("it was taken")
+    with pytest.raises(AttachError, match=words):
+        attached(spec, url, root)
 
 
 def test_what_runs_there_is_asked_by_its_own_name_and_goes_on_running(tmp_path: Path) -> None:
     with running(tmp_path, builders.SPEC) as url:
-        with attached(builders.SPEC, url, tmp_path) as server:
-            assert server.base_url == url
-            assert re.fullmatch(r"vllm-draft_model-toy-[0-9a-f]{8}", server.model)
-            assert server.engine_version == "99.0+scripted"
-            server.check_alive()
+        server = attached(builders.SPEC, url, tmp_path)
+        assert server.base_url == url
+        assert re.fullmatch(r"vllm-draft_model-toy-[0-9a-f]{8}", server.model)
+        assert server.engine_version == "99.0+scripted"
+        server.check_alive()
         assert httpx.get(f"{url}/health").status_code == 200
     with pytest.raises(ServerDiedError, match=f"server at {url}: answers no more"):
         server.check_alive()
@@ -257,15 +257,14 @@ def test_a_server_without_its_counters_is_refused_with_what_switches_them_on(
     tmp_path: Path, engine: str, target: str, pages: Mapping[str, bytes], path: str, flag: str
 ) -> None:
     spec = dataclasses.replace(builders.SPEC, engine=engine, target=target, draft="d/draft")
-    with answering(pages) as url, attached(spec, url, tmp_path) as server:
-        assert server.engine.name == engine
+    with answering(pages) as url:
+        assert attached(spec, url, tmp_path).engine.name == engine
     mute = {name: page for name, page in pages.items() if name != path}
     plain = dataclasses.replace(spec, method="none", draft=None, draft_tokens=0)
     with answering(mute) as url:
         refuse(spec, url, tmp_path, f"server at {url}: .*404.*; start it with {flag}")
         if engine == "tensorrt_llm":  # which doesn't say that it speculates
-            with attached(plain, url, tmp_path):
-                pass
+            attached(plain, url, tmp_path)
 
 
 def test_one_setting_of_another_type_hides_no_other() -> None:

@@ -267,10 +267,9 @@ KERNEL = (
         ("ModuleNotFoundError: No module named 'deep_gemm'", "lacks the module 'deep_gemm'"),
         ("/envs/bin/python: No module named sglang", "lacks the module 'sglang'"),
         ("ImportError: libcudart.so.13: undefined symbol: x", "broken engine environment"),
-        ("AssertionError: spec decode is not supported.", "it refuses speculation"),
         (
             "ImportError: sgl_kernel: the stand-in for CPUs is written for SGLang 0.5.23, not for…",
-            "the stand-in for its kernels is of another version",
+            "its kernels are missing, or are of another version",
         ),
         ("error: Socket '127.0.0.1:8000' already in use", "port in use"),
         (

