@@ -46,12 +46,7 @@ _S_PER_MIN = 60
 
 
 def render_page(report: Report, *, most_bytes: int = _MOST_BYTES) -> str:
-    """The page, 2 MB at most: what fails comes first, and what doesn't fit is named.
-
-    Args:
-        report: of a run or a gate.
-        most_bytes: how much it may weigh; the details of single cases give way.
-    """
+    """The page: what fails comes first, and what doesn't fit into `most_bytes` is named."""
     run, is_run = report.run, report.kind is Kind.RUN
     by_case: dict[str, list[Verdict]] = {}
     for verdict in run.verdicts:
