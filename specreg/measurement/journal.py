@@ -306,11 +306,11 @@ def last_run(runs: Path, part: str = "") -> Path:
     if not folders:
         raise SpecregError(f"--specreg-resume: there is no run in '{runs}'; run without it")
     last = max(folders, key=_written_ns)
-    if (last / _LOCK).exists():
-        asked = Journal(last / "journal.jsonl")
+    for lock in last.rglob(_LOCK):  # of the run, or of one that has a share of it
+        asked = Journal(lock.with_name("journal.jsonl"))
         asked.hold()
         asked.close()
-    if not (last / "journal.jsonl").exists():
+    if not any(last.rglob("journal.jsonl")):
         message = (
             f"--specreg-resume: the last run, '{last}', has no journal: it was cut off before it"
             " measured anything; run without it, or remove that folder to go on with the one before"

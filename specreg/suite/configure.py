@@ -95,7 +95,7 @@ def open_suite(
     elif options.resume:
         run_folder = last_run(runs, part)
     journal = Journal(run_folder / "journal.jsonl")
-    sources = [journal.path] if options.resume else []
+    sources = [journal.path, *run_folder.glob("shards/*/journal.jsonl")] if options.resume else []
     if within is not None:  # another process of the run may have died, or the run goes on
         sources = [within.parents[1] / "journal.jsonl", *within.parent.glob("*/journal.jsonl")]
     if options.resume and within is None:

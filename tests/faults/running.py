@@ -24,7 +24,6 @@ import msgspec
 import psutil
 
 from specreg.core.supervisor import shared_files, used_by
-from specreg.measurement.journal import parts_in
 from specreg.report.document import RunVerdict, load_verdict
 from tests.doubles.nvml.device import ScriptedGpu, build, environment, write_script
 from tests.doubles.vllm.script import Script, record_script
@@ -238,7 +237,7 @@ class Hurt:
         """The runs' own, each with those of its workers that it hasn't taken yet, in order."""
         for run in sorted(self.runs.glob("*")):
             yield run / "journal.jsonl"
-            yield from parts_in(run)
+            yield from sorted(run.glob("shards/*/journal.jsonl"))
 
     def verdict(self) -> RunVerdict:
         """What the last run decided."""

@@ -25,7 +25,7 @@ from specreg.load.client_processes import open_clients
 from specreg.load.rounds import RoundBuilder
 from specreg.matrix.case import Case
 from specreg.matrix.schema import Arrivals, Limits, Load
-from specreg.measurement.journal import PARTS_FOLDER, Journal, Key, last_run, load_journal, parts_in
+from specreg.measurement.journal import Journal, Key, last_run, load_checks, load_journal
 from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import Family, Replay
 from specreg.measurement.validity import all_invalid
@@ -388,7 +388,7 @@ def test_a_run_that_measured_nothing_does_not_hand_over_an_older_one(tmp_path: P
 
 def test_a_journal_takes_the_lines_of_another_which_is_gone_then(path: Path) -> None:
     measured = builders.measurement({})
-    part = path.parent / PARTS_FOLDER / "case.jsonl"
+    part = path.parent / "shards" / "gw0" / "journal.jsonl"
     worker = Journal(part)
     worker.begin(KEY)
     worker.end(measured)
@@ -403,12 +403,30 @@ def test_a_journal_takes_the_lines_of_another_which_is_gone_then(path: Path) -> 
     journal.end(measured)
     journal.close()
     assert list(load_journal(path)) == [KEY, other]
-    assert parts_in(path.parent) == []
+    assert not part.exists()
 
 
 def test_a_run_whose_workers_alone_wrote_is_gone_on_with(tmp_path: Path) -> None:
-    write(tmp_path / "run" / PARTS_FOLDER, at_s=1000.0, name="case.jsonl")
+    write(tmp_path / "run" / "shards" / "gw0", at_s=1000.0, name="journal.jsonl")
     assert last_run(tmp_path) == tmp_path / "run"
+
+
+def test_a_shard_goes_on_with_the_last_run_of_the_same_shard(tmp_path: Path) -> None:
+    for at, name in enumerate(("a", "b-1of2", "c-2of2")):
+        write(tmp_path / name, at_s=1000.0 + at)
+    assert last_run(tmp_path) == tmp_path / "a"
+    assert last_run(tmp_path, "-1of2") == tmp_path / "b-1of2"
+
+
+def test_a_check_that_was_made_is_read_again_and_hides_no_measurement(path: Path) -> None:
+    measured = builders.measurement({})
+    journal = Journal(path)
+    journal.begin(KEY)
+    journal.note_check(KEY, "lossless_frac", {"outcome": "PASS"})
+    journal.end(measured)
+    journal.close()
+    assert load_checks(path) == {(KEY, "lossless_frac"): {"outcome": "PASS"}}
+    assert list(load_journal(path)) == [KEY]
 
 
 def test_nobody_goes_on_with_a_run_that_still_goes_on(path: Path) -> None:

@@ -27,8 +27,7 @@ def test_what_is_given_arrives_in_its_type(pytester: pytest.Pytester) -> None:
         *("--specreg-engine-version", "0.31.0", "--specreg-engine-python", "p"),
         *("--specreg-no-wait", "--specreg-resume", "--specreg-inconclusive", "warn"),
         *("--specreg-attach", "http://h:1", "--engine", "sglang", "--specreg-oracle"),
-        *("--specreg-verbose", "--specreg-history", "past", "--specreg-workers", "4"),
-        *("--specreg-ray", "auto", "--specreg-slurm", "partition=fast"),
+        *("--specreg-verbose", "--specreg-history", "past", "--specreg-shard", "1/4"),
         *("--num-prompts", "20", "--specreg-budget-gpu-min", "7.5"),
     )
     assert options == Options(
@@ -41,9 +40,7 @@ def test_what_is_given_arrives_in_its_type(pytester: pytest.Pytester) -> None:
         budget_gpu_min=7.5,
         inconclusive="warn",
         verbose=True,
-        workers="4",
-        ray="auto",
-        slurm="partition=fast",
+        shard="1/4",
         history="past",
         oracle=True,
         matrix="m",
