@@ -51,7 +51,6 @@ from specreg.report.terminal import (
 )
 from specreg.servers.launch import Launch, launches_of
 from specreg.servers.readiness import NOT_FETCHED
-from specreg.suite.away import Away
 from specreg.suite.configure import (
     check_cases,
     check_options,
@@ -69,7 +68,7 @@ from specreg.suite.finish import (
     why_nothing,
 )
 from specreg.suite.options import Options
-from specreg.suite.run import Suite
+from specreg.suite.run import Away, Suite
 from specreg.verdicts.judge import Outcome
 
 SUITE = pytest.StashKey[Suite]()
@@ -500,7 +499,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     table = render_verdicts(judged, width=_WIDTH, color=color) if judged else ""
     parts = [table, *config.stash[_LINES]]
     figures = last_launches(suite.figures)
-    parts.append(render_figures(figures, width=_WIDTH, color=color, percentiles=suite.verbose))
+    parts.append(
+        render_figures(figures, width=_WIDTH, color=color, percentiles=suite.options.verbose)
+    )
     parts.append(render_times(suite.timeline.so_far(), width=_WIDTH, color=color))
     if not all(case.speed for case in suite.tier.cases):
         parts.append("the servers of this tier say nothing of speed, so none is shown")
@@ -528,7 +529,7 @@ def _setups(suite: Suite) -> Iterator[tuple[Launch, Launch, Case]]:
     in_order = sorted(suite.tier.cases, key=lambda case: specs.index(case.server))
     for number in range(1, suite.launches + 1):
         for case in in_order:
-            if suite.engine in {None, case.server.engine}:
+            if suite.options.engine in {None, case.server.engine}:
                 yield *launches_of(case, number), case
 
 
@@ -541,7 +542,9 @@ def _asked(
         return metrics_of(case, Family(name))
     if server.number > 1:
         return ()
-    return [check for check in checks_of(case, with_torch=suite.with_oracle) if check.name == name]
+    return [
+        check for check in checks_of(case, with_torch=suite.options.oracle) if check.name == name
+    ]
 
 
 def _item_id(case: Case, what: Metric | CorrectnessCheck, server: Launch) -> str:

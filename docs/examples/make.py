@@ -65,10 +65,8 @@ def keep(name: str, run_folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     if run_folder != folder:
         shutil.copy(run_folder / "report.json", folder)
-    written, failed = write_outputs(ALWAYS, load_report(folder / FILE_NAME), folder, folder)
-    if failed:
-        raise SystemExit("\n".join(failed))
-    _picture(folder, written[0])
+    page, _ = write_outputs(ALWAYS, load_report(folder / FILE_NAME), folder, folder)
+    _picture(folder, page)
 
 
 def _picture(folder: Path, page: Path) -> None:

@@ -2,7 +2,6 @@
 
 import ast
 import importlib
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,12 +18,10 @@ _COMMANDS: Mapping[str, str] = {
     "gate": "gate",
     "bisect": "gate",
     "soak": "soak",
-    "oracle": "cases",
     "prepare": "datasets",
     "matrix": "cases",
     "engines": "cases",
     "doctor": "machine",
-    "power": "machine",
     "tables": "report",
     "report": "report",
     "history": "report",
@@ -32,17 +29,6 @@ _COMMANDS: Mapping[str, str] = {
     "baselines": "baselines",
 }
 """By command the file that it is in, which is imported once the command is typed."""
-
-_GONE: Mapping[str, str] = {
-    r"convert\b": "prompts are JSON lines of id, category and turns, which jq or a script rewrites",
-    r"baselines import\b": "record the case with --update-baselines",
-    r"report\b.*--to[ =](?:speed-bench|nemo-skills|specdec-bench)\b": (
-        "report.json has acceptance by category and position, --to aiperf each request"
-    ),
-    r"(?:report|history)\b.*--upload\b": "copy the folder, for instance with aws s3 sync",
-    r"report\b.*--push\b": "--to prometheus writes what curl --data-binary sends to a push gateway",
-}
-"""What was there once, by how it is typed, and what to use instead."""
 
 
 class Commands(typer.core.TyperGroup):
@@ -106,17 +92,10 @@ def _options(
     del version
 
 
-def _check_gone(typed: str) -> None:
-    for gone, instead in _GONE.items():
-        if found := re.match(gone, typed):
-            raise SpecregError(f"specreg {found[0]}: no longer there; {instead}")
-
-
 def main() -> None:
     """The command line; an error of specreg is its message alone, with status 1."""
     try:
         learn({}, sys.argv[1:])
-        _check_gone(" ".join(sys.argv[1:]))
         app()
     except SpecregError as error:
         typer.echo(str(error), err=True)

@@ -32,7 +32,7 @@ from specreg.cli.options import (
 )
 from specreg.core.errors import BaselineError
 from specreg.matrix.tier import all_case_ids
-from specreg.report.document import RunVerdict, load_verdict
+from specreg.report.document import load_verdict
 from specreg.report.terminal import render_baselines, render_recorded
 from specreg.verdicts.history import history_path, load_history, with_noise
 
@@ -42,9 +42,9 @@ baselines = typer.Typer(no_args_is_help=True, help=__doc__)
 @baselines.command("list")
 def list_baselines(root: RootOption = HERE, folder: FolderOption = BASELINES) -> None:
     """Print all baselines: what was recorded where, when and why; status 1 if one can't be read."""
-    found = [(path, _readable(path)) for path in baseline_files(root / folder)]
-    typer.echo(render_baselines(found))
-    raise typer.Exit(1 if any(isinstance(one, str) for _, one in found) else 0)
+    found, unreadable = _readable(root / folder)
+    typer.echo("\n".join((render_baselines(found.items(), width=WIDTH), *unreadable)))
+    raise typer.Exit(1 if unreadable else 0)
 
 
 @baselines.command()
@@ -57,16 +57,14 @@ def diff(
     if _git(root, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}").returncode:
         message = f"revision '{revision}': git knows none of this name in '{root}'; see git log"
         raise BaselineError(message)
-    changes, unreadable = [], []
-    for path in baseline_files(root / folder):
-        old, new = _baseline_at(revision, path), _readable(path)
-        if isinstance(new, str):
-            unreadable.append(new)
-        elif old != new:
-            changes.append(RecordedBaseline(path=path, old=old, new=new))
-    if changes:
-        typer.echo(render_recorded(changes, width=WIDTH, color=False))
-    typer.echo("\n".join(unreadable) or ("" if changes else f"as in {revision}"), nl=not changes)
+    found, unreadable = _readable(root / folder)
+    changes = [
+        RecordedBaseline(path=path, old=old, new=new)
+        for path, new in found.items()
+        if (old := _baseline_at(revision, path)) != new
+    ]
+    shown = render_recorded(changes, width=WIDTH, color=False)
+    typer.echo("\n".join(filter(None, (shown, *unreadable))) or f"as in {revision}")
 
 
 @baselines.command()
@@ -81,13 +79,11 @@ def prune(
 
     Refused unless the last run judged its whole tier and nothing failed.
     """
-    last = _last_verdict(root / runs)
+    folders = sorted(path for path in (root / runs).glob("*") if path.is_dir())
+    last = load_verdict(folders[-1] / "verdict.json") if folders else None
     if last is None or not last.complete or last.exit_status:
-        said = (
-            "there is none" if last is None else f"'{last.run}' was filtered, cut short or failed"
-        )
         raise BaselineError(
-            f"prune: refused, the last run must have judged its whole tier and passed, and {said};"
+            "prune: refused, the last run must have judged its whole tier and passed;"
             " run the suite without -k first"
         )
     store = shelf_of(root / folder, tier_of(root / matrix, tier))
@@ -119,12 +115,11 @@ def learn(
     history = load_history(history_path((root / runs).parent / "history", store.environment.name))
     if history.wrong:
         typer.echo(history.wrong, err=True)
-    for path in baseline_files(root / folder):
+    found, unreadable = _readable(root / folder)
+    for line in unreadable:
+        typer.echo(line)
+    for path, old in found.items():
         if path.parent.name not in store.environment.names:
-            continue
-        old = _readable(path)
-        if isinstance(old, str):
-            typer.echo(old)
             continue
         new = with_noise(old, history.of(path.stem))
         if new == old:
@@ -140,12 +135,19 @@ def schema() -> None:
     typer.echo(render_schema(), nl=False)
 
 
-def _readable(path: Path) -> Baseline | str:
-    """A baseline, or why it can't be read."""
-    try:
-        return load_baseline(path) or "it went away"
-    except BaselineError as error:
-        return str(error)
+def _readable(folder: Path) -> tuple[dict[Path, Baseline], list[str]]:
+    """The baselines below a folder by their files, and why others can't be read."""
+    found: dict[Path, Baseline] = {}
+    unreadable: list[str] = []
+    for path in baseline_files(folder):
+        try:
+            baseline = load_baseline(path)
+        except BaselineError as error:
+            unreadable.append(str(error))
+        else:
+            if baseline is not None:
+                found[path] = baseline
+    return found, unreadable
 
 
 def _baseline_at(revision: str, path: Path) -> Baseline | None:
@@ -163,9 +165,3 @@ def _git(folder: Path, *command: str) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(typed, check=False, capture_output=True)  # noqa: S603
     except OSError as error:
         raise BaselineError(f"git: {error.strerror}; install it to compare revisions") from error
-
-
-def _last_verdict(runs: Path) -> RunVerdict | None:
-    """What the last run decided, None without one."""
-    folders = sorted(path for path in runs.glob("*") if path.is_dir())
-    return load_verdict(folders[-1] / "verdict.json") if folders else None

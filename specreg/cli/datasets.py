@@ -5,19 +5,15 @@ from typing import Annotated
 
 import typer
 
-from specreg.core.errors import DatasetError, UnknownNameError
-from specreg.core.files import data_dir as default_data_dir
+from specreg.core.files import data_dir as usual_data_dir
 from specreg.core.redaction import hide
 from specreg.datasets.prepare import Preparation
 from specreg.datasets.prepare import prepare as prepare_set
-from specreg.datasets.table import SETS, PromptSet, dataset_named
+from specreg.datasets.table import dataset_named
 
 
 def prepare(
     name: Annotated[str, typer.Argument(help="of a dataset: gsm8k, speed-bench-qualitative")],
-    config: Annotated[
-        str | None, typer.Option(help="of a dataset that has several, or all of them: all")
-    ] = None,
     given: Annotated[
         Path | None, typer.Option("--from", help="a file that you have, or a folder that holds it")
     ] = None,
@@ -37,44 +33,11 @@ def prepare(
     No dataset is part of specreg: each has a licence of its own, which is shown first.
     """
     asked = Preparation(
-        data_dir=data_dir or default_data_dir(),
+        data_dir=data_dir or usual_data_dir(),
         given=given,
         part=part,
         prompts=num_prompts,
         revision=revision,
         show=lambda text: typer.echo(hide(text), err=True),
     )
-    sets = _sets_of(name, config)
-    if len(sets) > 1 and given is not None and not given.is_dir():
-        message = (
-            f"dataset '{name}': '{given}' is one file, --config all has {len(sets)}; give the"
-            " folder that holds them, or one --config"
-        )
-        raise DatasetError(message)
-    for one in sets:
-        prepare_set(one, asked)
-
-
-def _sets_of(name: str, config: str | None) -> tuple[PromptSet, ...]:
-    """The sets that a name and a config mean.
-
-    Raises:
-        UnknownNameError: there is no such dataset or config.
-        DatasetError: the dataset has several configs and none was given, or has none.
-    """
-    if config is None and name in SETS:
-        return (SETS[name],)
-    sets = {one.config: one for one in SETS.values() if one.dataset == name}
-    if not sets:
-        one = dataset_named(name)
-        if config is not None:
-            raise DatasetError(f"dataset '{name}': has no configs; leave --config out")
-        return (one,)
-    if config == "all":
-        return tuple(sets.values())
-    if config is None:
-        message = f"dataset '{name}': has several configs: {', '.join(sets)}; give --config, or all"
-        raise DatasetError(message)
-    if config not in sets:
-        raise UnknownNameError(f"config of {name}", config, sets)
-    return (sets[config],)
+    prepare_set(dataset_named(name), asked)

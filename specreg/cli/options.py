@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from specreg.baselines.store import BaselineStore
-from specreg.core.errors import UnknownNameError
+from specreg.core.errors import MatrixError, UnknownNameError
 from specreg.matrix.case import Case, Tier
 from specreg.matrix.tier import load_tier
 from specreg.telemetry.identity import current_environment, find_gpus
@@ -46,7 +46,14 @@ RUNS = Path(".specreg/runs")
 
 
 def tier_of(matrix: Path, name: str | None) -> Tier:
-    """The tier of a name, else that of this machine."""
+    """The tier of a name, else that of this machine.
+
+    Raises:
+        SpecregError: there is none, or it can't be read.
+    """
+    if not matrix.is_dir():
+        message = f"tiers '{matrix}': no such folder; run this in the repository, or give --root"
+        raise MatrixError(message)
     return load_tier(matrix, name or ("gpu" if find_gpus().names else "cpu"))
 
 

@@ -242,7 +242,6 @@ class Soak:
         origin = parse_origin(self.engine or self.case.server.engine)
         source = source_of(origin, on_gpu=self.on_gpu, show=self.show, waits=self.waits)
         source.check((self.case,))
-        source.check_released(self.case.server)
         for said in check_contexts(self.root, [self.case]):
             self.show(said)
         return source

@@ -18,13 +18,9 @@ _FEWER = ("--num-prompts", "--specreg-budget-gpu-min")
 
 
 def run_command(case_ids: Sequence[str], options: Sequence[str]) -> str:
-    """What runs exactly these cases, all of the tier where none is named.
+    """What runs exactly these cases of a tier, all of it where none is named.
 
-    A dash behind each keeps `…-c1` from meaning `…-c16` too.
-
-    Args:
-        case_ids: of one tier.
-        options: of the suite, the tier among them.
+    A dash behind each keeps `…-c1` from meaning `…-c16` too. The options name the tier.
     """
     names = " or ".join(f"{case_id}-" for case_id in case_ids)
     chosen = [f"-k {names}" if len(case_ids) == 1 else f'-k "{names}"'] if case_ids else []

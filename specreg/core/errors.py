@@ -1,27 +1,5 @@
 """Every error that specreg raises on purpose, as one tree.
 
-SpecregError
-├── UnknownNameError        an engine, method, dataset, tier or model pair that isn't declared
-├── MatrixError             a matrix file that doesn't decode, or asks for what can't be
-├── UnsupportedError        an engine or its version lacks what a case asks for
-├── DatasetError            a prompt file that can't be used, or a set that wasn't prepared
-├── ModelError              a model folder that is missing or not one
-├── EnvironmentSetupError   an engine's environment could not be made
-├── ServerError
-│   ├── ServerStartError    the server died or never became ready
-│   ├── ServerRefusedError  the server refused to generate a token
-│   ├── ServerDiedError     the server went away while it was measured
-│   ├── AnswerError         an answer that can't be taken: refused, too late, too long, or no HTTP
-│   └── AttachError         nothing, or something else than asked for, answers at a URL
-├── SensorError             a device whose power can't be read, or that is gone
-│   ├── DeviceHeldError     a GPU on which another run of specreg measures
-│   └── MemoryHeldError     a GPU that hasn't got its memory back; nothing may be measured any more
-│       └── UnkillableError processes of a server that live after they were killed; the same
-├── InvalidMeasurementError the meter was not in order; the figures mean nothing
-│   └── HungError           a server that takes requests and generates nothing; it is ended
-├── BaselineError           a baseline file that can't be read, or must not be written
-└── ReportError             a report that can't be read, made or sent
-
 A message reads `<subject>: <what is wrong, got and needed>; <what to do>`.
 """
 
@@ -43,26 +21,20 @@ class SpecregError(Exception):
 
 
 class UnknownNameError(SpecregError):
-    """A name that nothing declares.
-
-    Attributes:
-        kind: what was looked for, "engine" for instance.
-        name: the name as given.
-        known: the names that would have been understood, sorted.
-    """
+    """An engine, method, dataset, tier or model pair that isn't declared."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], where: str = "") -> None:
-        self.kind, self.name, self.known = kind, name, tuple(sorted(known))
-        close = difflib.get_close_matches(name, self.known, n=1)
+        known = sorted(known)
+        close = difflib.get_close_matches(name, known, n=1)
         advice = f"did you mean '{close[0]}'? " if close else ""
         place = f"{where}: " if where else ""
         super().__init__(
-            f"{place}unknown {kind} '{name}'; {advice}known: {', '.join(self.known) or 'none'}"
+            f"{place}unknown {kind} '{name}'; {advice}known: {', '.join(known) or 'none'}"
         )
 
 
 class MatrixError(SpecregError):
-    """A matrix file that can't be used; the message names file, table and key."""
+    """A matrix file that doesn't decode, or asks for what can't be; names file, table and key."""
 
 
 class UnsupportedError(SpecregError):
@@ -70,7 +42,7 @@ class UnsupportedError(SpecregError):
 
 
 class DatasetError(SpecregError):
-    """A prompt file that can't be used; the message names file, row and field."""
+    """A prompt file that can't be used, or a set that wasn't prepared; names file, row, field."""
 
 
 class ModelError(SpecregError):
@@ -90,8 +62,7 @@ class ServerStartError(ServerError):
 
     Attributes:
         failure: the kind of failure, "out of memory" for instance.
-        log_path: the whole log.
-        log_tail: its last lines, 40 at most.
+        log_path: the whole log; log_tail: its last lines, 40 at most.
     """
 
     def __init__(
@@ -113,7 +84,7 @@ class ServerDiedError(ServerError):
 
 
 class AnswerError(ServerError):
-    """An answer that can't be taken; the message names the path.
+    """An answer that can't be taken: refused, too late, too long, or no HTTP; names the path.
 
     Attributes:
         status: HTTP's, of a refusal; None where there was no whole answer.
@@ -130,11 +101,7 @@ class AttachError(ServerError):
 
 
 class SensorError(SpecregError):
-    """A device whose power can't be read, that is in use, or that is gone."""
-
-
-class DeviceHeldError(SensorError):
-    """A GPU on which another run of specreg measures; the message names it."""
+    """A device whose power can't be read, that is gone, or on which another run measures."""
 
 
 class MemoryHeldError(SensorError):
@@ -158,18 +125,12 @@ class InvalidMeasurementError(SpecregError):
 
 
 class HungError(InvalidMeasurementError):
-    """A server that takes requests and generates nothing.
-
-    Attributes:
-        silent_s: for how long.
-    """
+    """A server that takes requests and generates nothing, for so many seconds; it is ended."""
 
     name = "HUNG"
 
     def __init__(self, silent_s: float) -> None:
-        self.silent_s = silent_s
-        message = f"no token came for {silent_s:g} s; look at the server's log"
-        super().__init__(self.name, message)
+        super().__init__(self.name, f"no token came for {silent_s:g} s; look at the server's log")
 
 
 class BaselineError(SpecregError):

@@ -34,13 +34,7 @@ _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What came back.
-
-    Attributes:
-        path: that was asked.
-        status: HTTP's.
-        content: `MOST_BYTES` or less.
-    """
+    """What came back from a path: HTTP's status, and `MOST_BYTES` or less."""
 
     path: str
     status: int
@@ -70,14 +64,7 @@ async def read(
     within_s: float,
     body: bytes | None = None,
 ) -> Answer:
-    """Ask a server, and read its answer of any status to the end.
-
-    Args:
-        client: for the server.
-        method: HTTP's.
-        path: what to ask.
-        within_s: how long it may take from the first byte sent to the last one read.
-        body: what to send, JSON.
+    """Ask a server, JSON if anything, and read its answer of any status to the end.
 
     Raises:
         AnswerError: there is none, in time or at all; it is longer than `MOST_BYTES`, or no HTTP.
@@ -99,7 +86,7 @@ async def read(
     except TimeoutError as error:
         message = f"{path}: no whole answer within {within_s:g} s"
         raise AnswerError(message, late=True) from error
-    # The transport of talk leaves some of aiohttp's as they are, of what is no HTTP for instance.
+    # The aiohttp transport leaves some of its own as they are, of what is no HTTP for instance.
     except (httpx.HTTPError, httpx.InvalidURL, aiohttp.ClientError) as error:
         message = f"{path}: {type(error).__name__}, {_why(error)}"
         raise AnswerError(message) from error
@@ -109,18 +96,7 @@ async def read(
 def ask(
     base_url: str, method: str, path: str, *, within_s: float, body: bytes | None = None
 ) -> Answer:
-    """Ask a server once, outside of any event loop; see `read`.
-
-    Args:
-        base_url: `http://HOST:PORT`.
-        method: HTTP's.
-        path: what to ask.
-        within_s: how long it may take.
-        body: what to send, JSON.
-
-    Raises:
-        AnswerError: see `read`.
-    """
+    """Ask the server at `http://HOST:PORT` once, outside of any event loop; see `read`."""
     import httpx  # noqa: PLC0415 - takes long, and few commands ask a server
 
     async def once() -> Answer:

@@ -12,7 +12,6 @@ import asyncio
 import atexit
 import contextlib
 import fcntl
-import functools
 import json
 import os
 import re
@@ -20,7 +19,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TypeVar
@@ -33,16 +32,14 @@ from specreg.core.errors import UnkillableError
 from specreg.core.logs import log_tail
 from specreg.core.redaction import known_secrets, learn
 from specreg.core.supervisor import (
-    NO_LEADER,
-    Handover,
-    Leader,
+    Session,
     ask_all,
     kill_all,
-    leader_of,
     living,
     remove_shared,
     shared_by,
     shared_files,
+    started_ticks,
 )
 
 _TERM_S = 5.0
@@ -50,19 +47,14 @@ _KILL_S = 5.0
 _GONE_S = 25.0
 """What was killed may yet have much memory to give back; only then is it beyond us."""
 _REAPED_S = 5.0
-STOPPED_WITHIN_S = _TERM_S + _KILL_S + _GONE_S + _REAPED_S
-"""The most that `stop_process` takes."""
 _EXEC_S = 0.2
 _PIPE_BYTES = 2**20
+_MESSAGE_BYTES = 256 * 2**20
 _HELD_KIB = re.compile(r"^Pss_(?:Anon|Shmem): *(\d+) kB", re.MULTILINE)
 _HERE = str(Path(__file__).parents[2])
 """The folder that holds specreg, for a process that knows of no other."""
 
-
-_MESSAGE_BYTES = 256 * 2**20
 _MessageT = TypeVar("_MessageT")
-_RUNNING: "dict[str, SupervisedProcess]" = {}
-"""By their marks, what was started and not stopped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,22 +63,21 @@ class SupervisedProcess:
 
     Attributes:
         popen: the process; it leads a session of its own.
-        mark: by which its descendants are known.
-        leader: the process, as the leader of its session.
+        session: by which its descendants are known.
         supervisor: writes its log, and ends all of them when we are killed.
-        last_resort: kills all that is left of them, and gives the ids of those that live all the
-            same; runs at our own end too.
         shared_before: what lay in /dev/shm before; shared: what they had there since, as far as
             was seen.
     """
 
     popen: subprocess.Popen[bytes]
-    mark: str
-    leader: Leader
+    session: Session
     supervisor: subprocess.Popen[bytes]
-    last_resort: Callable[[], list[int]]
     shared_before: Collection[str] = ()
     shared: set[str] = field(default_factory=set)
+
+
+_RUNNING: dict[str, SupervisedProcess] = {}
+"""By their marks, what was started and not stopped."""
 
 
 def start_process(
@@ -116,12 +107,16 @@ def start_process(
     # setproctitle, which vLLM's workers call, writes over the environment that /proc shows.
     marked = {**environment, supervisor.VARIABLE: mark, "SPT_NOENV": "1"}
     learn(environment, command)
-    before, shared = shared_files(), set[str]()
+    before = shared_files()
     log_path.write_bytes(b"")
-    with _pipe() as (speaks, hears):
+    hears, speaks = os.pipe()
+    try:
+        with contextlib.suppress(OSError):  # a container may not grant it
+            fcntl.fcntl(speaks, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         guard = _start_supervisor(mark, hears, log_path, temporary)
         try:
-            _tell(guard, json.dumps(Handover(known_secrets(), tuple(before))._asdict()))
+            # Not as arguments, which show in a list of processes.
+            _tell(guard, json.dumps({"secrets": known_secrets(), "shared": tuple(before)}))
             popen = subprocess.Popen(  # noqa: S603 - our own arguments, no shell
                 command,
                 env=marked,
@@ -131,28 +126,20 @@ def start_process(
                 start_new_session=True,
                 cwd=cwd,
             )
-            leader = leader_of(popen.pid)
-            _tell(guard, f"{leader.pid} {leader.started}")
-        except OSError:
+            session = Session(mark, popen.pid, started_ticks(popen.pid))
+            _tell(guard, f"{session.leader} {session.started}")
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                # Between the fork and us: only its mark is known of the child, once it runs.
+                time.sleep(_EXEC_S)
+                kill_all(Session(mark), _KILL_S)
             _dismiss(guard)
             raise
-        except KeyboardInterrupt:
-            # It came between the fork and us: only its mark is known of the child, once it runs.
-            time.sleep(_EXEC_S)
-            kill_all(mark, NO_LEADER, _KILL_S)
-            _dismiss(guard)
-            raise
-    # A second Ctrl-C may cut the orderly way short; what is left then goes with us.
-    last_resort = functools.partial(_end, mark, leader, shared)
-    atexit.register(last_resort)
+    finally:
+        os.close(speaks)
+        os.close(hears)
     _RUNNING[mark] = SupervisedProcess(
-        popen=popen,
-        mark=mark,
-        leader=leader,
-        supervisor=guard,
-        last_resort=last_resort,
-        shared_before=before,
-        shared=shared,
+        popen=popen, session=session, supervisor=guard, shared_before=before
     )
     return _RUNNING[mark]
 
@@ -207,15 +194,9 @@ def child_process(
 ) -> Iterator[ChildProcess]:
     """Run a program that exchanges messages with us for as long as the context lasts.
 
-    Args:
-        command: program and arguments; no shell.
-        log_path: see `start_process`, as of `temporary`.
-        environment: the whole environment; None for ours, with the modules that we can import.
-        temporary: folders that the caller removes.
+    Args and errors are those of `start_process`, but for:
+        environment: None for ours, with the modules that we can import.
         output: a file that keeps its messages, for which nothing is received; None for a pipe.
-
-    Raises:
-        OSError: the program can't be run, or the log not be written.
     """
     ours = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = start_process(
@@ -230,10 +211,7 @@ def child_process(
         yield ChildProcess(process=process, log_path=log_path)
     finally:
         stop_process(process)
-        for stream in (process.popen.stdin, process.popen.stdout):
-            with contextlib.suppress(BrokenPipeError):  # it may have ended before it read all
-                if stream is not None:
-                    stream.close()
+        _close(process.popen)
 
 
 def stop_process(process: SupervisedProcess) -> None:
@@ -246,41 +224,39 @@ def stop_process(process: SupervisedProcess) -> None:
     """
     try:
         note_shared(process)
-        ask_all(process.mark, process.leader, _TERM_S)
-        note_shared(process)
+        ask_all(process.session, _TERM_S)
     except KeyboardInterrupt:  # once more, as a rule: then the others aren't asked either
         kill_running()
         raise
     finally:
-        left = process.last_resort()
-        atexit.unregister(process.last_resort)
+        left = _kill(process)
         # One that waits in the kernel, or that a debugger holds, can't be waited for.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.popen.wait(_REAPED_S)
-        _RUNNING.pop(process.mark, None)
+        _RUNNING.pop(process.session.mark, None)
         _dismiss(process.supervisor)
     if left:
-        left = kill_all(process.mark, process.leader, _GONE_S)
+        left = kill_all(process.session, _GONE_S)
         process.popen.poll()  # so that it is no zombie
     if left:
         message = (
-            f"{_described(left)}: still there {_KILL_S + _GONE_S:g} s after it was killed, and"
-            " nothing can be measured beside it; see what it waits for in the kernel's log (dmesg),"
-            " and end it, or start the machine anew"
+            f"{', '.join(map(_described, left))}: still there {_KILL_S + _GONE_S:g} s after it was"
+            " killed, and nothing can be measured beside it; see what it waits for in the kernel's"
+            " log (dmesg), and end it, or start the machine anew"
         )
         raise UnkillableError(message)
 
 
+@atexit.register
 def kill_running() -> None:
-    """Kill at once all that was started and not stopped."""
+    """Kill at once all that was started and not stopped; at our own end, too."""
     for process in tuple(_RUNNING.values()):
-        note_shared(process)
-        process.last_resort()
+        _kill(process)
 
 
 def note_shared(process: SupervisedProcess) -> None:
     """Remember what they have in /dev/shm now, to remove it should they not."""
-    process.shared.update(shared_by(process.mark, process.leader, process.shared_before))
+    process.shared.update(shared_by(process.session, process.shared_before))
 
 
 def settle_log(process: SupervisedProcess) -> None:
@@ -291,36 +267,21 @@ def settle_log(process: SupervisedProcess) -> None:
         guard.stdout.readline()
 
 
-def _end(mark: str, leader: Leader, shared: Collection[str]) -> list[int]:
-    left = kill_all(mark, leader, _KILL_S)
-    remove_shared(shared)
+def _kill(process: SupervisedProcess) -> list[int]:
+    """Kill what is left, and remove what it had in /dev/shm; what lives all the same."""
+    note_shared(process)
+    left = kill_all(process.session, _KILL_S)
+    remove_shared(process.shared)
     return left
 
 
-def _described(pids: Sequence[int]) -> str:
-    """Processes and what they do: `process 4242 (python, disk-sleep)`."""
-    return ", ".join(f"process {pid} ({_state(pid)})" for pid in pids)
-
-
-def _state(pid: int) -> str:
+def _described(pid: int) -> str:
+    """`process 4242 (python, disk-sleep)`."""
     try:
         process = psutil.Process(pid)
-        return f"{process.name()}, {process.status()}"
+        return f"process {pid} ({process.name()}, {process.status()})"
     except psutil.Error:
-        return "of another user"
-
-
-@contextlib.contextmanager
-def _pipe() -> Iterator[tuple[int, int]]:
-    """Where to speak, and where to hear it; other processes have their copies afterwards."""
-    hears, speaks = os.pipe()
-    try:
-        with contextlib.suppress(OSError):  # a container may not grant it
-            fcntl.fcntl(speaks, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        yield speaks, hears
-    finally:
-        os.close(speaks)
-        os.close(hears)
+        return f"process {pid} (of another user)"
 
 
 def resident_bytes(process: SupervisedProcess) -> int:
@@ -333,26 +294,23 @@ def resident_bytes(process: SupervisedProcess) -> int:
     return sum(map(_resident_bytes, process_ids(process)))
 
 
+def _resident_bytes(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        told = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        return 1024 * sum(map(int, _HELD_KIB.findall(told)))
+    with contextlib.suppress(psutil.Error):
+        return int(psutil.Process(pid).memory_info().rss)
+    return 0
+
+
 def process_ids(process: SupervisedProcess) -> frozenset[int]:
     """The ids of the process and its descendants."""
-    return frozenset(living(process.mark, process.leader))
+    return frozenset(living(process.session))
 
 
 def our_ids() -> frozenset[int]:
     """The ids of all processes that we started and haven't stopped, with their descendants."""
     return frozenset[int]().union(*map(process_ids, _RUNNING.values()))
-
-
-def _resident_bytes(pid: int) -> int:
-    try:
-        told = Path(f"/proc/{pid}/smaps_rollup").read_text()
-        return 1024 * sum(map(int, _HELD_KIB.findall(told)))
-    except OSError:
-        pass
-    try:
-        return int(psutil.Process(pid).memory_info().rss)
-    except psutil.Error:
-        return 0
 
 
 def _start_supervisor(
@@ -386,8 +344,13 @@ def _write(pipe: IO[bytes] | None, content: bytes) -> None:
 def _dismiss(guard: subprocess.Popen[bytes]) -> None:
     """End a supervisor that has nothing to do any more but to write what it has read."""
     _tell(guard, supervisor.DONE)
-    for stream in (guard.stdin, guard.stdout):
+    _close(guard)
+    guard.wait()
+
+
+def _close(popen: subprocess.Popen[bytes]) -> None:
+    """Close our ends of its pipes; it may have ended before it read all."""
+    for stream in (popen.stdin, popen.stdout):
         with contextlib.suppress(BrokenPipeError):
             if stream is not None:
                 stream.close()
-    guard.wait()

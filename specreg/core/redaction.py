@@ -3,7 +3,7 @@
 Secrets are the values of environment variables and options whose names end in token, key, secret
 or password, and the passwords in URLs. Nothing is guessed.
 
-The standard library alone: the supervisor, who writes the logs, has nothing else.
+The standard library alone: the supervisor, which writes the logs, has nothing else.
 """
 
 import functools
@@ -11,7 +11,7 @@ import html
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import quote, unquote
 
 HIDDEN = "HIDDEN"
@@ -37,27 +37,55 @@ def known_secrets() -> tuple[str, ...]:
     return _known(tuple(os.environ.items()), frozenset(_TOLD))
 
 
+@functools.lru_cache(maxsize=2)
+def _known(variables: tuple[tuple[str, str], ...], told: frozenset[str]) -> tuple[str, ...]:
+    found = set()
+    for secret in secrets_in(dict(variables)) | told:
+        lines = (line.strip() for line in secret.splitlines())  # a log has them one by one
+        for one in (secret, *(line for line in lines if len(line) >= _LEAST_CHARACTERS)):
+            found |= {one, quote(one, safe="", errors="surrogateescape"), html.escape(one)}
+            found |= {json.dumps(one)[1:-1], json.dumps(one, ensure_ascii=False)[1:-1]}
+            found.add(repr(one)[1:-1])
+    return tuple(sorted(found, key=len, reverse=True))
+
+
 def secrets_in(environment: Mapping[str, str], arguments: Sequence[str] = ()) -> frozenset[str]:
     """The values that are secret, 8 characters long or more.
 
     Args:
         environment: variables, as `HF_TOKEN`; a number or a path that exists is no secret.
-        arguments: of a command line, as `--api-key X`, `--api-key=X` and `api_key=X`.
+        arguments: of a command line, as `--api-key X`, `--api-key=X` and `api_key=X`; several
+            values may follow one name.
     """
     named = [value for name, value in environment.items() if _NAME.fullmatch(name)]
-    named += _of_options(arguments)
+    takes = False
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if equals and _NAME.fullmatch(name):
+            named.append(value.strip("\"'"))
+            takes = False
+        elif argument.startswith("--"):
+            takes = bool(_NAME.fullmatch(argument))
+        elif takes:
+            named.append(argument)
     for text in (*environment.values(), *arguments):
-        named += _passwords(text)
+        for found in _PASSWORD.finditer(text):
+            password = found[0].removeprefix(found[1] or found[2])
+            named += [password, unquote(password)]
     return frozenset(filter(_is_secret, named))
 
 
-def hide(text: str, secrets: Iterable[str] | None = None) -> str:
-    """A text without the known secrets, and without the passwords in its URLs.
+def _is_secret(value: str) -> bool:
+    return (
+        len(value) >= _LEAST_CHARACTERS
+        and "://" not in value  # the password in it, if there is one, is
+        and not _ORDINARY.fullmatch(value)
+        and not ("/" in value and os.access(value, os.F_OK))
+    )
 
-    Args:
-        text: of whomever.
-        secrets: to hide instead of the known ones.
-    """
+
+def hide(text: str, secrets: Iterable[str] | None = None) -> str:
+    """A text without the secrets, None for the known ones, and without passwords in its URLs."""
     text = hide_known(text, secrets)
     if "://" not in text:  # a hundred times faster than the expression
         return text
@@ -73,9 +101,8 @@ def hide_known(text: str, secrets: Iterable[str] | None = None) -> str:
 
 def hide_bytes(content: bytes) -> bytes:
     """The content of a file of ours without the known secrets."""
-    secrets = [secret.encode(errors="surrogateescape") for secret in known_secrets()]
-    for secret in secrets:
-        content = content.replace(secret, HIDDEN.encode())
+    for secret in known_secrets():
+        content = content.replace(secret.encode(errors="surrogateescape"), HIDDEN.encode())
     return content
 
 
@@ -83,51 +110,3 @@ def hide_said(content: bytes, secrets: Iterable[str]) -> bytes:
     """What `hide` does, of any bytes, with the secrets to hide."""
     text = content.decode(errors="surrogateescape")
     return hide(text, secrets).encode(errors="surrogateescape")
-
-
-@functools.lru_cache(maxsize=2)
-def _known(variables: tuple[tuple[str, str], ...], told: frozenset[str]) -> tuple[str, ...]:
-    spellings = _spellings(secrets_in(dict(variables)) | told)
-    return tuple(sorted(spellings, key=len, reverse=True))
-
-
-def _of_options(arguments: Sequence[str]) -> Iterator[str]:
-    """The values of options whose names say so; several may follow one."""
-    takes = False
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        if equals and _NAME.fullmatch(name):
-            takes = False
-            yield value.strip("\"'")
-        elif argument.startswith("--"):
-            takes = bool(_NAME.fullmatch(argument))
-        elif takes:
-            yield argument
-
-
-def _passwords(text: str) -> Iterator[str]:
-    """Those in the URLs of a text, as they stand there and as they are meant."""
-    for found in _PASSWORD.finditer(text):
-        password = found[0].removeprefix(found[1] or found[2])
-        yield from (password, unquote(password))
-
-
-def _is_secret(value: str) -> bool:
-    return (
-        len(value) >= _LEAST_CHARACTERS
-        and "://" not in value  # the password in it, if there is one, is
-        and not _ORDINARY.fullmatch(value)
-        and not ("/" in value and os.access(value, os.F_OK))
-    )
-
-
-def _spellings(secrets: Iterable[str]) -> set[str]:
-    """As they stand in a URL, a JSON string, a page or, if they have several lines, in a log."""
-    found = set()
-    for secret in secrets:
-        lines = [line.strip() for line in secret.splitlines()]
-        for one in (secret, *(line for line in lines if len(line) >= _LEAST_CHARACTERS)):
-            found |= {one, quote(one, safe="", errors="surrogateescape"), html.escape(one)}
-            found |= {json.dumps(one)[1:-1], json.dumps(one, ensure_ascii=False)[1:-1]}
-            found.add(repr(one)[1:-1])
-    return found

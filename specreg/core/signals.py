@@ -24,11 +24,7 @@ def interrupt_on_signals() -> None:
 
 
 def check_signalled() -> None:
-    """Raise the interrupt of a signal that came: Python drops one that is raised in a finalizer.
-
-    Raises:
-        KeyboardInterrupt: a signal came.
-    """
+    """Raise `KeyboardInterrupt` if a signal came: Python drops one that a finalizer raises."""
     if SIGNALLED:
         raise KeyboardInterrupt
 

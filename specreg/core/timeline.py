@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import msgspec
 
-from specreg.core.supervisor import leader_of
+from specreg.core.supervisor import started_ticks
 
 _NS_PER_S = 10**9
 
@@ -29,13 +29,11 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A phase that goes on.
+    """A phase that goes on since `began_ns`, for a server pair.
 
     Attributes:
-        phase: which; pair: the server pair that it is for.
         of: what it is about: a pair, a case or a requirement.
         estimate_s: about how long it takes, None where nothing tells.
-        began_ns: on the timeline's clock.
     """
 
     phase: Phase
@@ -45,16 +43,11 @@ class Step:
     began_ns: int
 
 
-StepListener = Callable[[Sequence[Step]], None]
-"""Is told the steps that go on, the innermost last, each time they change."""
-
-
 class PairTime(msgspec.Struct, frozen=True, kw_only=True):
     """Where the time of one server pair went.
 
     Attributes:
-        pair: the launch of the case's server.
-        phases_s: seconds by phase; together they are the pair's.
+        pair: the launch of the case's server; phases_s: its seconds by phase.
         ready_s: by server of the pair, from its own start to its first token.
     """
 
@@ -69,12 +62,11 @@ class PairTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the time of a run went: `wall_s` is that of the pairs and `idle_s`.
+    """Where the time of a run went: `wall_s`, since the process began, is `idle_s` and its pairs'.
 
     Attributes:
         pairs: in the order of the run.
         idle_s: for no pair: imports, collection, waiting, reports.
-        wall_s: since the process began.
     """
 
     pairs: tuple[PairTime, ...]
@@ -84,7 +76,7 @@ class RunTime(msgspec.Struct, frozen=True, kw_only=True):
 
 def process_began_ns() -> int:
     """When this process began, on the monotonic clock; to 10 ms, as the kernel counts."""
-    started_s = leader_of(os.getpid()).started / os.sysconf("SC_CLK_TCK")
+    started_s = started_ticks(os.getpid()) / os.sysconf("SC_CLK_TCK")
     age_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - round(started_s * _NS_PER_S)
     return time.monotonic_ns() - age_ns
 
@@ -94,14 +86,13 @@ class Timeline:
     """The phases of a run; each moment belongs to the innermost phase that goes on.
 
     Attributes:
-        clock: monotonic, in nanoseconds.
-        began_ns: on that clock.
-        listener: is told the steps that go on, each time they change.
+        clock: monotonic, in nanoseconds; began_ns: on that clock.
+        listener: is told the steps that go on, the innermost last, each time they change.
     """
 
     clock: Callable[[], int] = time.monotonic_ns
     began_ns: int = field(default_factory=process_began_ns)
-    listener: StepListener = lambda _: None
+    listener: Callable[[Sequence[Step]], None] = lambda _: None
     _steps: list[Step] = field(default_factory=list)
     _spent_ns: dict[str, dict[Phase, int]] = field(default_factory=dict)
     _ready_s: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -113,12 +104,7 @@ class Timeline:
     ) -> Iterator[None]:
         """Spend the context's time on a phase; one inside of it has its own.
 
-        Args:
-            phase: which.
-            pair: the server pair that it is for; empty for that of the phase around it, or the
-                last one.
-            of: what it is about; empty for the pair.
-            estimate_s: about how long it takes, None where nothing tells.
+        Args are those of `Step`; an empty pair is that of the phase around it, or the last one.
         """
         if not pair:
             pair = self._steps[-1].pair if self._steps else next(reversed(self._spent_ns), "")
@@ -148,10 +134,10 @@ class Timeline:
     @property
     def start_s(self) -> float | None:
         """What starting took the last pair, in seconds; None before the first."""
-        took_ns = [
-            spent[Phase.STARTING] for spent in self._spent_ns.values() if Phase.STARTING in spent
-        ]
-        return took_ns[-1] / _NS_PER_S if took_ns else None
+        for spent in reversed(self._spent_ns.values()):
+            if Phase.STARTING in spent:
+                return spent[Phase.STARTING] / _NS_PER_S
+        return None
 
     def so_far(self) -> RunTime:
         """Where the time went until now."""

@@ -1,7 +1,7 @@
 """SGLang: the PyPI package `sglang`, whose kernels are for GPUs.
 
 Without a GPU the server itself runs, given a package that stands in for its kernels;
-`tests/doubles/sglang_cpu` has one, for tests of the protocol and never to measure a speed.
+`tests/sglang_cpu` has one, for tests of the protocol and never to measure a speed.
 """
 
 import contextlib

@@ -16,7 +16,8 @@ from typing import Any
 
 import msgspec
 
-from specreg.core.files import append_lines, append_piece
+from specreg.core.files import append_lines
+from specreg.core.redaction import hide_bytes
 from specreg.many.errand import Order, Said, Shown
 from specreg.many.luggage import pack
 from specreg.many.nodes import Node, Nodes, Spot, nodes_for, spot_of
@@ -142,8 +143,12 @@ class Remote:
                     self._has_begun.set()
                 elif isinstance(carried, Piece):
                     # Of a worker that was lost before, a line may be torn: ours begin anew.
-                    add = append_piece if carried.path in seen else append_lines
-                    add(self.folder / carried.path, carried.content)
+                    path = self.folder / carried.path
+                    if carried.path in seen:
+                        with path.open("ab") as file:
+                            file.write(hide_bytes(carried.content))
+                    else:
+                        append_lines(path, carried.content)
                     seen.add(carried.path)
                 elif isinstance(carried, Left):
                     self.how = carried.how

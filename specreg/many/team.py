@@ -239,7 +239,7 @@ def _terms(suite: Suite) -> Terms:
         version=provision.version,
         python=provision.python,
         waits=provision.waits,
-        ready_within_s=suite.ready_within_s,
+        ready_within_s=suite.options.ready_within_s,
     )
 
 

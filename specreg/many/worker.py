@@ -37,6 +37,7 @@ from specreg.measurement.measure import Measurement
 from specreg.servers.gpu_lease import hold
 from specreg.servers.launch import Starting, launches_of
 from specreg.servers.provision import Provision
+from specreg.suite.options import Options
 from specreg.suite.run import Suite
 from specreg.telemetry.identity import find_gpus
 
@@ -185,7 +186,7 @@ def _suite(order: Order, say: Say) -> Suite:
             tell=lambda text: say(Shown(text=text, stays=True)),
             waits=terms.waits,
         ),
-        ready_within_s=terms.ready_within_s,
+        options=Options(ready_within_s=terms.ready_within_s),
         run_folder=run_folder,
         history=run_folder,
         journal=Journal(run_folder / "journal.jsonl"),

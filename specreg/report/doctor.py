@@ -1,14 +1,13 @@
 """What the doctor found, and its text: a line each with its mark, and below it what to do."""
 
 import enum
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rich.table import Table
-from rich.text import Text
+from rich.style import Style
 
 from specreg.core.errors import SpecregError
-from specreg.report.tables import render_table
 
 
 class State(enum.StrEnum):
@@ -58,38 +57,27 @@ def of_error(subject: str, error: SpecregError | str, state: State = State.IN_TH
     return Finding(subject=subject, state=state, says=says or advice, advice=advice if says else "")
 
 
-_MARK = max(len(f"  {state}") for state in State)
 _STYLES = {State.OK: "green", State.NOTE: "yellow", State.IN_THE_WAY: "bold red"}
 
 
 def render_findings(found: Mapping[str, Sequence[Finding]], *, width: int, color: bool) -> str:
     """The findings under their headings, and how many stand in the way."""
     every = [one for findings in found.values() for one in findings]
-    subject = max((len(one.subject) for one in every), default=0)
-    blocks = [
-        f"{heading}\n{_block(findings, subject, width, color=color)}"
-        for heading, findings in found.items()
-    ]
-    return "\n\n".join((*blocks, _summary(every)))
-
-
-def _block(findings: Sequence[Finding], subject: int, width: int, *, color: bool) -> str:
-    """The rows of a heading; the subjects take as many columns under each."""
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(no_wrap=True, min_width=_MARK)
-    table.add_column(no_wrap=True, min_width=subject)
-    table.add_column(overflow="fold")
-    for one in findings:
-        mark = Text(f"  {one.state}", _STYLES[one.state])
-        table.add_row(mark, Text(one.subject), Text(one.says))
-        if one.advice:
-            table.add_row("", "", Text(f"→ {one.advice}"))
-    rows = render_table(table, width, color=color).splitlines()
-    return "\n".join(map(str.rstrip, rows))
-
-
-def _summary(every: Sequence[Finding]) -> str:
+    marks, subjects = max(map(len, State)), max((len(one.subject) for one in every), default=0)
+    room = width - marks - subjects - 6
+    lines: list[str] = []
+    for heading, findings in found.items():
+        lines.append(heading)
+        for one in findings:
+            style = Style.parse(_STYLES[one.state] if color else "none")
+            mark = style.render(f"{one.state:{marks}}")
+            said = textwrap.wrap(one.says, room) or [""]
+            said += textwrap.wrap(f"→ {one.advice}", room) if one.advice else []
+            lines.append(f"  {mark}  {one.subject:{subjects}}  {said[0]}")
+            lines += [f"{'':{width - room}}{line}" for line in said[1:]]
+        lines.append("")
     states = [one.state for one in every]
     ways, notes = states.count(State.IN_THE_WAY), states.count(State.NOTE)
     remarks = f", {notes} note(s)" if notes else ""
-    return f"{f'{ways} thing(s) in the way' if ways else 'nothing is in the way'}{remarks}"
+    lines.append(f"{f'{ways} thing(s) in the way' if ways else 'nothing is in the way'}{remarks}")
+    return "\n".join(lines)

@@ -1,17 +1,8 @@
 """`report.json`: all that is known of a run or of a gate, in one document.
 
-Every other form is rendered from it; `docs/report.schema.json` is its JSON Schema. Filling it:
-
-- The suite (`specreg.suite.finish.report_of`) makes a `Report` of kind RUN: `run` with the verdicts
-  against baselines, `cases` with their figures, `time`, `remarks`. `answers`, `title` and `hints`
-  may stay empty: the renderers derive them from `run` (`specreg.report.summary`).
-- A gate makes one of kind GATE: `title` ("UPGRADE: vllm==0.31.0 → vllm==0.32.0"), `answers` (one
-  line each, the word first), `arms` (A and B), `run` with a verdict for each effect (`expected` is
-  A's value, `value` is B's, `reason` and `cause` as in a run), `control` (A against itself, in the
-  same form), `cases`, `time`, `remarks` (how it was measured) and `hints` (what to type next).
-
-`record_document` writes it, `specreg.report.exports.write_outputs` the page and the Markdown beside
-it, and `specreg.report.terminal.render_report` prints it.
+The suite fills one of kind RUN, whose title, answers and hints follow from `run`; a gate one of
+kind GATE, which brings its own and has A's values as `expected`. Every other form is rendered from
+it; `docs/report.schema.json` is its JSON Schema.
 """
 
 import contextlib
@@ -22,30 +13,26 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from specreg.baselines.comparison import CaseBaselines, expected_value
 from specreg.baselines.schema import load_acceptance
-from specreg.core.errors import ReportError, SpecregError
+from specreg.core.errors import ReportError
 from specreg.core.files import UNREADABLE, replace_file
 from specreg.core.timeline import RunTime
 from specreg.matrix.schema import CaseSettings
 from specreg.measurement.figures import Figures
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import METRICS, Family, acceptance_value, ttft_ms
-from specreg.stats.percentiles import Bar, Histogram, bars_of
+from specreg.measurement.metrics import METRICS, Family, acceptance_value
 from specreg.telemetry.identity import Environment, ProcessorLoad
 from specreg.verdicts.history import RunRecord
 from specreg.verdicts.judge import Outcome, Verdict
 
-SCHEMA_VERSION = 2
-"""The first had `sight_frac` for `mde_frac`, and is read too."""
+SCHEMA_VERSION: Literal[2] = 2
 FILE_NAME = "report.json"
 REGRESSED_STATUS, UNDECIDED_STATUS, NO_BASELINE_STATUS = 1, 10, 11
-_ADVICE = "run the tier again to have all of it"
-_NS_PER_MS = 10**6
-_RENAMED = b'"sight_frac"', b'"mde_frac"'
 
 
 class Kind(StrEnum):
@@ -75,13 +62,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArmReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One side of a gate.
+    """One side of a gate: its name A or B, and as it was typed.
 
-    Attributes:
-        name: "A" or "B".
-        text: as it was typed; overrides: what its cases have otherwise, as KEY=VALUE.
-        installed: package and version, and where it came from if that is no index.
-        engine_versions: by its servers' own word.
+    `overrides` are KEY=VALUE, what its cases have otherwise; `installed` is package, version and
+    where it came from if that is no index; `engine_versions` is its servers' own word.
     """
 
     name: str
@@ -92,23 +76,19 @@ class ArmReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The file.
+    """What a run decided, as in `verdict.json`; its name is its folder's.
 
     Attributes:
-        schema_version: of this form.
-        run: its folder's name; tier: what was run; environment: on what.
         attached: the URL of a server that this run didn't start, empty where it started its own.
         complete: whether the whole tier was judged, and nothing cut it short.
-        exit_status: of the run.
-        outcomes: how many verdicts of each; verdicts: in the order of the run.
+        verdicts: in the order of the run; outcomes: how many of each.
         skipped: by case that didn't fit the machine, what it needs.
         no_power: why power wasn't measured, empty where it was or wasn't asked for.
         slowed: by case that speculation slows down for sure, its speedup, below 1.
-        load: of this machine's processor when the run began; null where others measured, and of a
-            run that an earlier specreg recorded.
+        load: of this machine's processor when the run began; null where others measured.
     """
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     run: str
     tier: str
     environment: str
@@ -124,13 +104,9 @@ class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a run comes from.
+    """Where a run comes from: what was typed, and the options that repeat it beside the cases.
 
-    Attributes:
-        command: what was typed.
-        options: what repeats it, beside the cases; empty of a run that an earlier specreg recorded.
-        commit: of the repository, empty outside one.
-        driver_version: of the GPUs, empty without one.
+    The commit of the repository and the driver of the GPUs are empty without one.
     """
 
     command: str
@@ -142,15 +118,10 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True):
-    """What the baseline of a case holds, of the prompts that were measured.
+    """What the baseline of a case holds, of the prompts that were measured; when, with what, why.
 
-    Attributes:
-        environment: whose; recorded_on, engine_version, reason: when, with what and why.
-        driver_version: of the GPUs then, empty without one.
-        values: by metric.
-        histogram: entry j counts the steps with j drafts accepted.
-        marginal_frac: by position, from the first.
-        category_acceptance_length_tokens: by category.
+    Entry j of the histogram counts the steps with j drafts accepted; `marginal_frac` is by
+    position, from the first.
     """
 
     environment: str
@@ -164,29 +135,17 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
     driver_version: str = ""
 
 
-class Spreads(msgspec.Struct, frozen=True, kw_only=True):
-    """How durations of a case lie: the time to the first token, and of a step."""
-
-    ttft_ms: tuple[Bar, ...] = ()
-    step_ms: tuple[Bar, ...] = ()
-    control_step_ms: tuple[Bar, ...] = ()
-
-
 class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of one case.
 
     Attributes:
-        case_id, engine, method, models, dataset: what it is called, and of what it is made.
-        target, draft: folders or hub ids; the draft is empty where the method needs none.
+        draft: a folder or a hub id as the target, empty where the method needs none.
         settings: all that must be equal to compare; null where it couldn't be told.
-        figures: of its last valid launch, else of the last one; null where none was measured. What
-            each request did is in the run's folder `figures`.
-        spreads: of that launch.
+        figures: of its last valid launch, else of the last one; null where none was measured.
         expected: null without a baseline.
         history: what earlier runs on this machine and this one did, the oldest first.
-        reproduce: what to type.
-        logs: what its servers said, from the run's folder.
-        error: what went wrong with it in full, the last lines of a server's log for instance.
+        reproduce: what to type; logs: what its servers said, from the run's folder.
+        error: what went wrong with it in full.
     """
 
     case_id: str
@@ -198,7 +157,6 @@ class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
     draft: str
     settings: CaseSettings | None
     figures: Figures | None
-    spreads: Spreads
     expected: Expected | None
     history: tuple[RunRecord, ...]
     reproduce: str
@@ -210,21 +168,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The document.
 
     Attributes:
-        schema_version: of this form.
-        run: what was decided, as in `verdict.json`.
-        machine, origin: where, and from what.
-        cases: in the order of the run.
-        tier_cases: the ids of all cases of the tier.
+        cases: in the order of the run; tier_cases: the ids of all cases of the tier.
         remarks: what a reader should know besides.
-        ended_at: when it was done, in UTC by ISO 8601; empty of a run of an earlier specreg.
-        time: where it went until then; null of a run of an earlier specreg.
-        kind: of what; title: the heading, empty for the tier and the machine.
-        answers: in the order to show them; empty where they follow from `run`.
+        ended_at: when it was done, in UTC by ISO 8601; time: where it went until then.
+        title, answers, hints: of a gate; empty where they follow from `run`.
         arms: of a gate, A and B; control: its verdicts on A against itself.
-        hints: what to type next; empty where it follows from `run`.
     """
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     run: RunVerdict
     machine: Environment
     origin: Origin
@@ -239,11 +190,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     arms: tuple[ArmReport, ...] = ()
     control: tuple[Verdict, ...] = ()
     hints: tuple[str, ...] = ()
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        """With which its cases run as they did."""
-        return self.origin.options or (f"--specreg-tier={self.run.tier}",)
 
 
 def exit_status(verdicts: Sequence[Verdict]) -> int:
@@ -263,7 +209,7 @@ def exit_status(verdicts: Sequence[Verdict]) -> int:
 def count_outcomes(verdicts: Sequence[Verdict]) -> dict[str, int]:
     """How many verdicts there are of each outcome, in the order of the outcomes."""
     counted = Counter(verdict.outcome for verdict in verdicts)
-    return {str(outcome): counted[outcome] for outcome in Outcome if counted[outcome]}
+    return {str(one): counted[one] for one in Outcome if counted[one]}
 
 
 def record_document(path: Path, content: Report | RunVerdict) -> None:
@@ -286,19 +232,10 @@ def load_report(path: Path) -> Report:
         ReportError: there is none, it can't be read, or it is of another form.
     """
     try:
-        content = path.read_bytes().replace(*_RENAMED)
-        version = msgspec.json.decode(content, type=dict[str, object]).get("schema_version")
-        if version in range(1, SCHEMA_VERSION + 1):
-            return msgspec.json.decode(content, type=Report)
-    except OSError as error:
-        raise ReportError(f"report '{path}': {error.strerror}; {_ADVICE}") from error
-    except UNREADABLE as error:
-        raise ReportError(f"report '{path}': {error}; {_ADVICE}") from error
-    is_newer = isinstance(version, int) and version > SCHEMA_VERSION
-    raise ReportError(
-        f"report '{path}': schema version {version}, this specreg reads {SCHEMA_VERSION};"
-        f" {'use a newer specreg' if is_newer else _ADVICE}"
-    )
+        return msgspec.json.decode(path.read_bytes(), type=Report)
+    except (OSError, *UNREADABLE) as error:
+        advice = "run the tier again, or use the specreg of the run"
+        raise ReportError(f"report '{path}': {error}; {advice}") from error
 
 
 def began_at(run: str) -> dt.datetime | None:
@@ -321,14 +258,14 @@ def render_schema() -> str:
 def load_verdict(path: Path) -> RunVerdict | None:
     """The file that was written, None where there is none that can be read."""
     with contextlib.suppress(OSError, *UNREADABLE):
-        return msgspec.json.decode(path.read_bytes().replace(*_RENAMED), type=RunVerdict)
+        return msgspec.json.decode(path.read_bytes(), type=RunVerdict)
     return None
 
 
 def last_launches(figures: Iterable[Figures]) -> tuple[Figures, ...]:
     """The figures of each case's last launch among those that are valid in most.
 
-    The cases are in the order given; one that is valid in nothing isn't there.
+    In the order given; one that is valid in nothing isn't there.
     """
     found: dict[str, Figures] = {}
     for one in figures:
@@ -358,25 +295,6 @@ def slowed_of(figures: Iterable[Figures]) -> dict[str, float]:
         for case_id, found in ratios.items()
         if case_id not in faster
     }
-
-
-def load_figures(run_folder: Path) -> tuple[Figures, ...]:
-    """All figures that a run left, in the order of their names.
-
-    Raises:
-        SpecregError: there are none, or a file can't be read.
-    """
-    figures = []
-    for path in sorted((run_folder / "figures").glob("*.json")):
-        try:
-            figures.append(msgspec.json.decode(path.read_bytes(), type=Figures))
-        except (OSError, *UNREADABLE) as error:
-            message = f"figures '{path}': {error}; run the case again with this specreg"
-            raise SpecregError(message) from error
-    if not figures:
-        message = f"run '{run_folder}': it left no figures; name a run that measured something"
-        raise SpecregError(message)
-    return tuple(figures)
 
 
 def expected_of(known: CaseBaselines, measured: Sequence[Measurement]) -> Expected | None:
@@ -413,19 +331,4 @@ def expected_of(known: CaseBaselines, measured: Sequence[Measurement]) -> Expect
         category_acceptance_length_tokens={
             name: length for name, length in lengths.items() if length is not None
         },
-    )
-
-
-def spreads_of(measurement: Measurement) -> Spreads:
-    """How the durations of a measurement lie; nothing where its latency means nothing."""
-    replay = measurement.replay
-    if replay is None or not measurement.case.speed or Family.LATENCY in measurement.invalid:
-        return Spreads()
-    waits, steps, control_steps = Histogram(), Histogram(), Histogram()
-    waits.add_all([round(ms * _NS_PER_MS) for t in replay.traces if (ms := ttft_ms(t)) is not None])
-    for durations, rounds in ((steps, replay.rounds), (control_steps, replay.control_rounds)):
-        for part in rounds:
-            durations.merge(part.gaps)
-    return Spreads(
-        ttft_ms=bars_of(waits), step_ms=bars_of(steps), control_step_ms=bars_of(control_steps)
     )

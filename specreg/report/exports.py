@@ -1,93 +1,60 @@
 """The forms in which a run is handed on: page, Markdown, CSV, Prometheus and aiperf's.
 
-aiperf's are the files of its 0.13: a record for each request, and the percentiles of a case. The
-moments of requests are exact to one another; that the first was sent when the run began is an
-assumption.
+aiperf's is its 0.13's file of a record for each request. The moments of requests are exact to one
+another; that the first was sent when the run began is an assumption.
 """
 
+import contextlib
 import csv
 import dataclasses
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from specreg.acceptance.record import StepCounts
-from specreg.acceptance.trace import RequestTrace
-from specreg.core.errors import ReportError, SpecregError
+from specreg.core.errors import ReportError
 from specreg.core.files import replace_file
 from specreg.core.redaction import hide_known
-from specreg.measurement.figures import ArmFigures
 from specreg.measurement.journal import load_journal
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import e2e_ms, tpot_ms, ttft_ms
 from specreg.report.document import CaseReport, Report, began_at
 from specreg.report.markdown import render_markdown
-from specreg.stats.percentiles import Summary
 from specreg.verdicts.judge import Verdict
-
-Measured = Mapping[str, Measurement]
-"""By case's id, its last launch that is complete."""
 
 FORMS: Mapping[str, str] = {
     "html": "one page for people, which needs nothing else",
     "markdown": "a summary for a pull request or a job",
-    "csv": "verdicts and spreads, a row each",
+    "csv": "verdicts, a row each",
     "prometheus": "gauges for the node exporter's text files",
     "aiperf": "aiperf's records of each request",
 }
 ALWAYS = ("html", "markdown")
 """What each run leaves."""
 _LABELS = ("tier", "environment", "case_id", "engine", "method", "models", "dataset", "metric")
-_AIPERF_SUMMARIES = {
-    "time_to_first_token": ("ttft_ms", "ms"),
-    "request_latency": ("e2e_ms", "ms"),
-    "inter_token_latency": ("tpot_ms", "ms"),
-    "output_token_throughput_per_user": ("output_tokens_per_s", "tokens/sec/user"),
-    "output_sequence_length": ("completion_tokens", "tokens"),
-}
-_AIPERF_RATES = {
-    "output_token_throughput": ("throughput_tokens_per_s", "tokens/sec"),
-    "request_throughput": ("requests_per_s", "requests/sec"),
-}
 _NS_PER_S = 10**9
 
 
 def write_outputs(
     names: Iterable[str], report: Report, run_folder: Path, folder: Path
-) -> tuple[list[Path], list[str]]:
-    """Write forms of a document.
+) -> list[Path]:
+    """Write forms of a document, named as in FORMS, into a folder; the files that were written.
 
-    Args:
-        names: of FORMS.
-        report: the document.
-        run_folder: where its journal lies.
-        folder: where to write.
-
-    Returns:
-        What was written, and in words what wasn't and why.
+    The run's folder holds the journal.
 
     Raises:
-        ReportError: the disk refuses.
+        SpecregError: the disk refuses, the journal can't be read, or no case holds what a form
+            takes.
     """
     written: list[Path] = []
-    failed: list[str] = []
     for name in names:
-        measured: Measured = {}
-        if name == "aiperf":
-            try:
-                measured = _measured(run_folder)
-            except SpecregError as error:
-                failed.append(f"{error}; what takes each request is left out")
-        files = _render(name, report, measured)
+        files = _render(name, report, run_folder)
         if not files:
-            failed.append(
-                f"report as {name}: no file, no case of run '{report.run.run}' holds what it"
-                " takes; name a run that measured one"
-            )
+            message = f"report as {name}: no case of run '{report.run.run}' holds what it takes"
+            raise ReportError(f"{message}; name a run that measured one")
         for file, text in files.items():
             path = folder / file
             try:
@@ -96,10 +63,10 @@ def write_outputs(
                 message = f"report '{path}': not written, {error.strerror}"
                 raise ReportError(f"{message}; make room or mend its rights") from error
             written.append(path)
-    return written, failed
+    return written
 
 
-def _render(name: str, report: Report, measured: Measured) -> Mapping[str, str]:
+def _render(name: str, report: Report, run_folder: Path) -> Mapping[str, str]:
     """The files of a form, by their paths below the folder."""
     match name:
         case "html":
@@ -109,62 +76,30 @@ def _render(name: str, report: Report, measured: Measured) -> Mapping[str, str]:
         case "markdown":
             return {"report.md": render_markdown(report)}
         case "csv":
-            rows = render_verdict_rows(report), render_spread_rows(report)
-            return dict(zip(("verdicts.csv", "spreads.csv"), rows, strict=True))
+            return {"verdicts.csv": render_verdict_rows(report)}
         case "prometheus":
             return {"specreg.prom": render_metrics(report)}
         case _:
-            return render_aiperf(report, measured)
-
-
-def _measured(run_folder: Path) -> Measured:
-    """What the journal of a run holds.
-
-    Raises:
-        SpecregError: it can't be read.
-    """
-    launches = load_journal(run_folder / "journal.jsonl").items()
-    ordered = sorted(launches, key=lambda item: item[0].launch)
-    return {key.case_id: measurement for key, measurement in ordered}
+            launches = load_journal(run_folder / "journal.jsonl").items()
+            ordered = sorted(launches, key=lambda item: item[0].launch)
+            return render_aiperf(report, {key.case_id: measured for key, measured in ordered})
 
 
 def append_job_summary(text: str) -> None:
     """Add to the summary of a GitHub job, where one runs. A disk that refuses loses it."""
     place = os.environ.get("GITHUB_STEP_SUMMARY")
     if place:
-        try:
-            with Path(place).open("a", encoding="utf-8") as file:
-                file.write(hide_known(text))
-        except OSError:
-            return
+        with contextlib.suppress(OSError), Path(place).open("a", encoding="utf-8") as file:
+            file.write(hide_known(text))
 
 
 def render_verdict_rows(report: Report) -> str:
     """CSV with a row for each verdict with all that it says; what is unknown is empty."""
     names = [field.name for field in dataclasses.fields(Verdict)]
-    return _csv(names, ([getattr(one, name) for name in names] for one in report.run.verdicts))
-
-
-def render_spread_rows(report: Report) -> str:
-    """CSV with a row for each thing that was timed of a case, and of the target alone."""
-    fields = Summary.__struct_fields__
-    rows = (
-        [case.case_id, server, name, *(getattr(summary, field) for field in fields)]
-        for case in report.cases
-        if case.figures
-        for server, arm in (("case", case.figures.timing), ("control", case.figures.control))
-        for name in ArmFigures.__struct_fields__
-        if isinstance(summary := getattr(arm, name, None), Summary)
-    )
-    return _csv(["case_id", "server", "figure", *fields], rows)
-
-
-def _csv(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """CSV as RFC 4180 has it, but for the ends of its lines."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(head)
-    writer.writerows(["" if value is None else value for value in row] for row in rows)
+    writer.writerow(names)
+    writer.writerows([getattr(one, name) for name in names] for one in report.run.verdicts)
     return text.getvalue()
 
 
@@ -177,19 +112,20 @@ def render_metrics(report: Report) -> str:
     def gauge(name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"specreg_{name}", text, labels, registry=registry)
 
-    value = gauge("value", "What was measured, in the unit of the metric.", *_LABELS)
-    expected = gauge("expected", "What the baseline holds.", *_LABELS)
-    change = gauge("change_ratio", "Change against the baseline; better is positive.", *_LABELS)
+    gauges = (
+        gauge("value", "What was measured, in the unit of the metric.", *_LABELS),
+        gauge("expected", "What the baseline holds.", *_LABELS),
+        gauge("change_ratio", "Change against the baseline; better is positive.", *_LABELS),
+    )
     verdict = gauge("verdict", "1 for the outcome of a verdict.", *_LABELS, "outcome")
     for one in report.run.verdicts:
         case = cases.get(one.case_id)
         made_of = {name: getattr(case, name, "") for name in _LABELS[3:-1]}
         labels = {**run, "case_id": one.case_id, **made_of, "metric": one.metric}
         verdict.labels(**labels, outcome=str(one.outcome)).set(1)
-        numbers = ((value, one.value), (expected, one.expected), (change, one.change_frac))
-        for metric, number in numbers:
+        for which, number in zip(gauges, (one.value, one.expected, one.change_frac), strict=True):
             if number is not None:
-                metric.labels(**labels).set(number)
+                which.labels(**labels).set(number)
     status = gauge("exit_status", "Of the run: 0, 1, 10 or 11, or one of pytest's own.", *run)
     status.labels(**run).set(report.run.exit_status)
     moment = began_at(report.run.run)
@@ -199,44 +135,24 @@ def render_metrics(report: Report) -> str:
     return generate_latest(registry).decode()
 
 
-def render_aiperf(report: Report, measured: Measured) -> Mapping[str, str]:
-    """A folder for each case that was measured; records for those that the journal has."""
-    files: dict[str, str] = {}
-    for case in report.cases:
-        folder = f"aiperf/{case.case_id}"
-        if case.figures and case.figures.timing:
-            summary = _aiperf_summary(case.figures.timing)
-            files[f"{folder}/profile_export_aiperf.json"] = json.dumps(summary, indent=1) + "\n"
-        found = measured.get(case.case_id)
-        if found is not None and found.replay is not None:
-            lines = map(json.dumps, _aiperf_records(report, case, found))
-            files[f"{folder}/profile_export.jsonl"] = "".join(f"{line}\n" for line in lines)
-    return files
-
-
-def _aiperf_summary(timing: ArmFigures) -> Mapping[str, object]:
-    found: dict[str, object] = {
-        "request_count": {"unit": "requests", "avg": float(timing.requests)},
+def render_aiperf(report: Report, measured: Mapping[str, Measurement]) -> Mapping[str, str]:
+    """By path, aiperf's records of the requests of a case, whose id is the key of its launch."""
+    moment = began_at(report.run.run)
+    began_ns = int(moment.timestamp()) * _NS_PER_S if moment else 0
+    return {
+        f"aiperf/{case.case_id}/profile_export.jsonl": "".join(
+            f"{json.dumps(record)}\n"
+            for record in _aiperf_records(case, measured[case.case_id], began_ns)
+        )
+        for case in report.cases
+        if case.case_id in measured
     }
-    for name, (field, unit) in _AIPERF_SUMMARIES.items():
-        summary: Summary | None = getattr(timing, field)
-        if summary is not None:
-            keys = ("count", "min", "max", "p50", "p75", "p90", "p95", "p99")
-            others = {key: getattr(summary, key) for key in keys}
-            found[name] = {"unit": unit, "avg": summary.mean, "std": summary.stdev, **others}
-    for name, (field, unit) in _AIPERF_RATES.items():
-        rate: Summary | None = getattr(timing, field)
-        if rate is not None:
-            found[name] = {"unit": unit, "avg": rate.mean}
-    return found
 
 
 def _aiperf_records(
-    report: Report, case: CaseReport, measurement: Measurement
+    case: CaseReport, measurement: Measurement, began_ns: int
 ) -> Iterator[Mapping[str, object]]:
     traces = measurement.replay.traces if measurement.replay else ()
-    moment = began_at(report.run.run)
-    began_ns = int(moment.timestamp()) * _NS_PER_S if moment else 0
     shift_ns = began_ns - min((trace.sent_ns for trace in traces), default=0)
     known = measurement.acceptance.prompts if measurement.acceptance else ()
     counts = {(prompt.prompt_id, prompt.turn): prompt.counts for prompt in known}
@@ -257,44 +173,27 @@ def _aiperf_records(
             },
             "metrics": {
                 name: {"value": value, "unit": unit}
-                for name, value, unit in _aiperf_metrics(trace, steps)
+                for name, value, unit in (
+                    ("time_to_first_token", ttft_ms(trace), "ms"),
+                    ("request_latency", e2e_ms(trace), "ms"),
+                    ("inter_token_latency", tpot_ms(trace), "ms"),
+                    ("output_sequence_length", trace.tokens, "tokens"),
+                )
                 if value is not None
             },
-            "spec_decode_acceptance": _aiperf_acceptance(case, trace, steps),
+            "spec_decode_acceptance": {
+                "engine": case.engine,
+                "mean_acceptance_length": steps.acceptance_length,
+                "draft_acceptance_rate": steps.acceptance_rate,
+                "acceptance_histogram": {str(j): n for j, n in enumerate(steps.histogram) if n},
+                "num_accepted_draft_tokens": steps.accepted,
+                "num_draft_tokens": steps.proposed,
+                "num_spec_steps": steps.steps,
+                "num_spec_tokens": case.settings.draft_tokens if case.settings else None,
+                "completion_tokens": trace.tokens,
+            }
+            # Its record needs to know what was drafted.
+            if steps and steps.steps and steps.proposed
+            else None,
             "error": None,
         }
-
-
-def _aiperf_metrics(
-    trace: RequestTrace, steps: StepCounts | None
-) -> Iterator[tuple[str, float | None, str]]:
-    yield "time_to_first_token", ttft_ms(trace), "ms"
-    yield "request_latency", e2e_ms(trace), "ms"
-    yield "inter_token_latency", tpot_ms(trace), "ms"
-    yield "output_sequence_length", trace.tokens, "tokens"
-    if steps is not None:
-        rate = steps.acceptance_rate
-        yield "spec_decode_acceptance_length", steps.acceptance_length, "ratio"
-        yield "spec_decode_draft_acceptance_rate", None if rate is None else 100 * rate, "%"
-        yield "spec_decode_steps", steps.steps, "count"
-        yield "spec_decode_accepted_draft_tokens", steps.accepted, "tokens"
-        yield "spec_decode_draft_tokens", steps.proposed, "tokens"
-
-
-def _aiperf_acceptance(
-    case: CaseReport, trace: RequestTrace, steps: StepCounts | None
-) -> Mapping[str, object] | None:
-    """Its engine-neutral record; None without steps, or where the drafted aren't known."""
-    if steps is None or not steps.steps or not steps.proposed:
-        return None
-    return {
-        "engine": case.engine,
-        "mean_acceptance_length": steps.acceptance_length,
-        "draft_acceptance_rate": steps.acceptance_rate,
-        "acceptance_histogram": {str(j): n for j, n in enumerate(steps.histogram) if n},
-        "num_accepted_draft_tokens": steps.accepted,
-        "num_draft_tokens": steps.proposed,
-        "num_spec_steps": steps.steps,
-        "num_spec_tokens": case.settings.draft_tokens if case.settings else None,
-        "completion_tokens": trace.tokens,
-    }

@@ -9,17 +9,10 @@ from markupsafe import Markup
 
 from specreg.core.commands import install_command, run_command
 from specreg.measurement.validity import render_invalid
-from specreg.report.charts import Chart, can_draw, charts_of, speed_over_load
+from specreg.report.charts import can_draw, charts_of, speed_over_load
 from specreg.report.document import CaseReport, Kind, Report, Tone, began_at
-from specreg.report.failures import failing_by_case, moment_of, since_when
-from specreg.report.summary import (
-    MARKS,
-    answers_of,
-    arm_notes_of,
-    notes_of,
-    title_of,
-    tone_of,
-)
+from specreg.report.failures import failing_by_case, moment_of, sentence_of, since_when
+from specreg.report.summary import MARKS, answers_of, notes_of, title_of, tone_of
 from specreg.report.tables import (
     NOTHING,
     PERCENTILES,
@@ -46,27 +39,24 @@ MEANINGS: Mapping[Outcome, tuple[str, str]] = {
     Outcome.PASS: ("✓", "proven to lie within the tolerance"),
 }
 """By outcome its symbol and what it means, the worst first."""
-_MOST_BYTES = 2_000_000
-_DRAWN_FRAC = 0.7
-"""Where so much of its room is full, further cases come without charts, and then not at all."""
-_LEGEND = {"now": "this run", "base": "the baseline", "alone": "without speculation"}
+_MOST_DRAWN = 60
+"""Cases with charts, about 2 MB of them; those that fail come first."""
 _S_PER_MIN = 60
 
 
-def render_page(report: Report, *, most_bytes: int = _MOST_BYTES) -> str:
-    """The page, 2 MB at most: what fails comes first, and what doesn't fit is named.
-
-    Args:
-        report: of a run or a gate.
-        most_bytes: how much it may weigh; the details of single cases give way.
-    """
-    run = report.run
+def render_page(report: Report) -> str:
+    """The page: what fails comes first, and charts are those of the first 60 cases."""
+    run, is_run = report.run, report.kind is Kind.RUN
     by_case: dict[str, list[Verdict]] = {}
     for verdict in run.verdicts:
         by_case.setdefault(verdict.case_id, []).append(verdict)
+    known = {case.case_id: case for case in report.cases}
+    red = failing_by_case(run.verdicts)
+    cards = [
+        (case_id, tone_of(failing), failing, known.get(case_id)) for case_id, failing in red.items()
+    ]
     columns = list(dict.fromkeys(_column(verdict.metric) for verdict in run.verdicts))
-    passed = [verdict for verdict in run.verdicts if not verdict.fails]
-    is_run = report.kind is Kind.RUN
+    again = run_command((), report.origin.options) if is_run else report.origin.command
     frame = {
         "report": report,
         "run": run,
@@ -74,69 +64,35 @@ def render_page(report: Report, *, most_bytes: int = _MOST_BYTES) -> str:
         "title": title_of(report),
         "names": columns_of(report),
         "answers": answers_of(report),
-        "open": [*arm_notes_of(report), *notes_of(report)],
+        "open": list(notes_of(report)),
         "when": _when(report),
-        "cards": _cards(report),
+        "red": red,
+        "linked": known,
+        "cards": sorted(cards, key=lambda card: card[1] is not Tone.BAD),
         "columns": columns,
         "rows": [(case_id, _worst(found, columns)) for case_id, found in by_case.items()],
         "loads": list(speed_over_load(report.cases)) if can_draw() else [],
         "lacking": "" if can_draw() else install_command("report"),
-        "notes": render_notes(passed, run.environment if is_run else None),
-        "times": time_rows(report.time) if report.time and report.time.pairs else (),
-        "next_steps": next_of(report)
-        or f"nothing needs to be done; the same again:\n  {_again(report)}",
+        "notes": render_notes(
+            (one for one in run.verdicts if not one.fails), run.environment if is_run else None
+        ),
+        "times": time_rows(report.time) if report.time else (),
+        "next_steps": next_of(report) or f"nothing needs to be done; the same again:\n  {again}",
     }
-    page = _TEMPLATES.get_template("page.html.jinja")
-    case_ids = [case.case_id for case in report.cases]
-    # As heavy as the frame can be: each case is linked, and is named as one that was left out.
-    bare = page.render(**frame, sections=(), left_out=case_ids, linked=set(case_ids))
-    sections = _sections(report, by_case, most_bytes - len(bare.encode()))
-    left_out = [case_id for case_id in case_ids if case_id not in sections]
-    return page.render(
-        **frame, sections=list(sections.values()), left_out=left_out, linked=set(sections)
-    )
-
-
-def _sections(
-    report: Report, by_case: Mapping[str, Sequence[Verdict]], most_bytes: int
-) -> Mapping[str, Markup]:
-    """By case its details as far as they fit, the failing ones first."""
-    sections: dict[str, Markup] = {}
-    used_bytes = 0
-    places = {case_id: place for place, case_id in enumerate(by_case)}
-    red = failing_by_case(report.run.verdicts)
-
-    def order(case: CaseReport) -> tuple[bool, int]:
-        return case.case_id not in red, places.get(case.case_id, len(places))
-
-    for case in sorted(report.cases, key=order):
-        is_drawn = can_draw() and used_bytes < _DRAWN_FRAC * most_bytes
-        text = _TEMPLATES.get_template("case.html.jinja").render(
-            case=case,
-            names=columns_of(report),
-            verdicts=by_case.get(case.case_id, ()),
-            charts=list(charts_of(case)) if is_drawn else (),
-            is_open=case.case_id in red,
-            percentiles=list(spreads_of(case.figures)) if case.figures else [],
-            settings=_settings(case),
+    places = list(dict.fromkeys((*red, *by_case, *known)))
+    sections = [
+        {
+            "case": case,
+            "verdicts": by_case.get(case.case_id, ()),
+            "charts": list(charts_of(case)) if can_draw() and number < _MOST_DRAWN else (),
+            "percentiles": list(spreads_of(case.figures)) if case.figures else [],
+            "settings": _settings(case),
+        }
+        for number, case in enumerate(
+            sorted(report.cases, key=lambda case: places.index(case.case_id))
         )
-        size_bytes = len(text.encode()) + 1
-        if used_bytes + size_bytes <= most_bytes:
-            used_bytes += size_bytes
-            sections[case.case_id] = Markup(text)  # noqa: S704 - the template has escaped it
-    return sections
-
-
-def _cards(
-    report: Report,
-) -> Sequence[tuple[str, Tone, Sequence[Verdict], CaseReport | None]]:
-    """Each case that needs a look, its colour and the verdicts that fail, the red ones first."""
-    known = {case.case_id: case for case in report.cases}
-    cards = []
-    for case_id, failing in failing_by_case(report.run.verdicts).items():
-        is_bad = any(tone_of(verdict) is Tone.BAD for verdict in failing)
-        cards.append((case_id, Tone.BAD if is_bad else Tone.DOUBT, failing, known.get(case_id)))
-    return sorted(cards, key=lambda card: card[1] is not Tone.BAD)
+    ]
+    return _TEMPLATES.get_template("page.html.jinja").render(**frame, sections=sections)
 
 
 def _column(metric: str) -> str:
@@ -155,17 +111,11 @@ def _worst(verdicts: Sequence[Verdict], columns: Sequence[str]) -> Sequence[Verd
 def _when(report: Report) -> str:
     """When the run began and how long it took; empty where neither is known."""
     began = began_at(report.run.run)
-    if began is None:
+    if began is None or not report.ended_at:
         return ""
-    start = f"Began {moment_of(report.run.run)}"
-    if not report.ended_at:
-        return f"{start}."
     took = dt.datetime.fromisoformat(report.ended_at) - began
-    return f"{start}, done {max(1, round(took.total_seconds() / _S_PER_MIN))} min later."
-
-
-def _again(report: Report) -> str:
-    return run_command((), report.options) if report.kind is Kind.RUN else report.origin.command
+    minutes = max(1, round(took.total_seconds() / _S_PER_MIN))
+    return f"Began {moment_of(report.run.run)}, done {minutes} min later."
 
 
 def _settings(case: CaseReport) -> Mapping[str, object]:
@@ -174,28 +124,11 @@ def _settings(case: CaseReport) -> Mapping[str, object]:
     return {name: value for name, value in plain.items() if value not in (None, "", [], ())}
 
 
-def _values(verdict: Verdict) -> str:
-    """`100 → 90 tokens/s`: of the baseline and of now."""
-    before, now = (
-        render_value(verdict.metric, value) for value in (verdict.expected, verdict.value)
-    )
-    number, _, unit = before.partition(" ")
-    return f"{number if unit and now.endswith(f' {unit}') else before} → {now}"
-
-
 def _short(verdict: Verdict) -> str:
     """The change, or the value where there is nothing to compare with."""
     if verdict.change_frac is not None:
         return f"{verdict.change_frac:+.1%}"
     return render_value(verdict.metric, verdict.value).partition(" ")[0]
-
-
-def _frac(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:+.1%}"
-
-
-def _drawing(chart: Chart) -> Markup:
-    return Markup(chart.svg)  # noqa: S704 - Vega escaped it
 
 
 _TEMPLATES = Environment(
@@ -207,15 +140,13 @@ _TEMPLATES = Environment(
 )
 _TEMPLATES.filters.update(
     number=format_number,
-    frac=_frac,
+    frac=lambda value: NOTHING if value is None else f"{value:+.1%}",
     interval=render_interval,
     invalid=render_invalid,
     label=label_of,
-    values=_values,
+    sentence=sentence_of,
     short=_short,
-    drawing=_drawing,
+    drawing=lambda chart: Markup(chart.svg),  # noqa: S704 - Vega escaped it
     since=since_when,
 )
-_TEMPLATES.globals.update(
-    marks=MARKS, meanings=MEANINGS, spread_columns=PERCENTILES, legend=_LEGEND
-)
+_TEMPLATES.globals.update(marks=MARKS, meanings=MEANINGS, spread_columns=PERCENTILES)

@@ -24,13 +24,12 @@ _WORDS: Mapping[Outcome, str] = {
     Outcome.MEASURED: "measured, not judged",
 }
 """The worst first."""
-_SUBJECTS: Mapping[str, frozenset[Family]] = {
-    "acceptance": frozenset({Family.ACCEPTANCE}),
-    "speed": frozenset({Family.THROUGHPUT, Family.LATENCY, Family.SPEEDUP}),
-    "power": frozenset({Family.POWER}),
+_SUBJECTS: Mapping[str, set[Family]] = {
+    "acceptance": {Family.ACCEPTANCE},
+    "speed": {Family.THROUGHPUT, Family.LATENCY, Family.SPEEDUP},
+    "power": {Family.POWER},
 }
 _STYLES = {Tone.GOOD: "green", Tone.DOUBT: "yellow", Tone.BAD: "bold red"}
-_MOST_NAMED = 3
 
 
 def title_of(report: Report) -> str:
@@ -38,18 +37,22 @@ def title_of(report: Report) -> str:
     return report.title or f"tier {report.run.tier} on {report.run.environment}"
 
 
-def answers_of(report: Report) -> tuple[Answer, ...]:
+def answers_of(report: Report) -> Sequence[Answer]:
     """The document's own answers, else those that follow from its run."""
     return report.answers or answers_of_run(report.run)
 
 
-def answers_of_run(run: RunVerdict) -> tuple[Answer, ...]:
-    """An answer on acceptance, speed and power, in this order always.
+def answers_of_run(run: RunVerdict) -> Sequence[Answer]:
+    """An answer on acceptance (and losslessness), speed and power, in this order always.
 
-    Losslessness belongs to acceptance. Green is a whole run that ended well, and in it each verdict
-    of the subject PASS or IMPROVED.
+    Green is a whole run that ended well, and in it each verdict of the subject PASS or IMPROVED.
     """
-    return tuple(_answer(run, subject, families) for subject, families in _SUBJECTS.items())
+    by_subject: dict[str, list[Verdict]] = {subject: [] for subject in _SUBJECTS}
+    for verdict in run.verdicts:
+        metric = METRICS.get(verdict.metric)
+        family = metric.family if metric else Family.ACCEPTANCE  # a correctness check
+        by_subject[next(name for name, has in _SUBJECTS.items() if family in has)].append(verdict)
+    return [_answer(run, subject, verdicts) for subject, verdicts in by_subject.items()]
 
 
 def render_answers(answers: Sequence[Answer], *, color: bool) -> str:
@@ -58,21 +61,29 @@ def render_answers(answers: Sequence[Answer], *, color: bool) -> str:
     return "\n".join(style.render(str(one)) for style, one in zip(styles, answers, strict=True))
 
 
-def tone_of(verdict: Verdict) -> Tone:
-    """The colour of one verdict."""
-    if verdict.outcome in _BAD:
+def tone_of(verdicts: Sequence[Verdict]) -> Tone:
+    """The colour of some verdicts: that of the worst."""
+    outcomes = {verdict.outcome for verdict in verdicts}
+    if outcomes & _BAD:
         return Tone.BAD
-    return Tone.GOOD if verdict.outcome in GOOD else Tone.DOUBT
+    return Tone.GOOD if outcomes and outcomes <= GOOD else Tone.DOUBT
 
 
 def notes_of(report: Report) -> Iterator[str]:
-    """Sentences on what the answers leave open."""
-    run = report.run
-    if not run.complete and report.kind is Kind.RUN:
-        yield "This was not the whole tier: part of it was left out, or it was cut short."
-    elif not run.complete:
-        yield "It was cut short before all was decided."
-    if report.kind is Kind.RUN and _ended_badly(run):
+    """What each arm of a gate is, and what the answers leave open."""
+    run, is_run = report.run, report.kind is Kind.RUN
+    for arm in report.arms:
+        overrides = f" with {', '.join(arm.overrides)}" if arm.overrides else ""
+        installed = f": {arm.installed}" if arm.installed else ""
+        said = f"; its servers said {', '.join(arm.engine_versions)}" if arm.engine_versions else ""
+        yield f"{arm.name} is {arm.text}{overrides}{installed}{said}"
+    if not run.complete:
+        yield (
+            "This was not the whole tier: part of it was left out, or it was cut short."
+            if is_run
+            else "It was cut short before all was decided."
+        )
+    if is_run and _ended_badly(run):
         yield (
             f"The run ended with status {run.exit_status}, and not for a verdict: something else"
             " failed or stopped it, and its output says what."
@@ -83,40 +94,16 @@ def notes_of(report: Report) -> Iterator[str]:
         yield f"Cases that were skipped: {len(run.skipped)}."
 
 
-def arm_notes_of(report: Report) -> Iterator[str]:
-    """What each arm of a gate is, and by its servers' own word."""
-    for arm in report.arms:
-        overrides = f" with {', '.join(arm.overrides)}" if arm.overrides else ""
-        installed = f": {arm.installed}" if arm.installed else ""
-        versions = ", ".join(arm.engine_versions)
-        word = f"; its servers said {versions}" if versions else ""
-        yield f"{arm.name} is {arm.text}{overrides}{installed}{word}"
-
-
-def _answer(run: RunVerdict, subject: str, families: frozenset[Family]) -> Answer:
-    verdicts = [one for one in run.verdicts if _family(one) in families]
-    outcomes = {verdict.outcome for verdict in verdicts}
-    remarks = list(_speed_remarks(run)) if verdicts and subject == "speed" else []
-    if outcomes & _BAD:
-        tone = Tone.BAD
-    elif verdicts and outcomes <= GOOD and run.complete and not _ended_badly(run):
-        # A speculation that costs speed may well equal its baseline; that is nothing to be glad of.
-        tone = Tone.DOUBT if subject == "speed" and run.slowed else Tone.GOOD
-    else:
+def _answer(run: RunVerdict, subject: str, verdicts: Sequence[Verdict]) -> Answer:
+    tone = tone_of(verdicts)
+    # A speculation that costs speed may well equal its baseline; that is nothing to be glad of.
+    costs = subject == "speed" and run.slowed
+    if tone is Tone.GOOD and (costs or not run.complete or _ended_badly(run)):
         tone = Tone.DOUBT
     if not verdicts:
-        text = _why_none(run, subject)
-    elif outcomes <= GOOD:
-        text = _where_held(len({one.case_id for one in verdicts}), whole=run.complete)
-    else:
-        text = ", ".join(_counts(verdicts))
-    return Answer(subject=subject, tone=tone, text="; ".join((text, *remarks)))
-
-
-def _family(verdict: Verdict) -> Family:
-    """The family of its metric; a correctness check is of what speculation accepts."""
-    metric = METRICS.get(verdict.metric)
-    return metric.family if metric else Family.ACCEPTANCE
+        return Answer(subject=subject, tone=tone, text=_why_none(run, subject))
+    remarks = _speed_remarks(run) if subject == "speed" else ()
+    return Answer(subject=subject, tone=tone, text="; ".join((_counts(run, verdicts), *remarks)))
 
 
 def _ended_badly(run: RunVerdict) -> bool:
@@ -132,27 +119,24 @@ def _why_none(run: RunVerdict, subject: str) -> str:
     return "not judged: no test of it ran"
 
 
-def _where_held(cases: int, *, whole: bool) -> str:
-    if whole:
-        return f"holds in all {cases} cases" if cases > 1 else "holds in the one case"
-    return f"holds in the {cases} cases that ran" if cases > 1 else "holds in the case that ran"
-
-
-def _counts(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """`3 of 12 figures worse (a-case: throughput -8.0%)`, `2 undecided`, `7 hold`."""
-    is_first, total = True, len(verdicts)
+def _counts(run: RunVerdict, verdicts: Sequence[Verdict]) -> str:
+    """`3 of 12 figures worse (a-case: throughput -8.0%), 2 undecided, 7 hold`."""
+    parts: list[str] = []
     for outcome, word in _WORDS.items():
         found = [verdict for verdict in verdicts if verdict.outcome is outcome]
-        if found and is_first:
-            many = f"all {total}" if len(found) == total > 1 else f"{len(found)} of {total}"
+        if found and not parts:
             example = _example(found)
-            yield f"{many} figures {word}{example and f' ({example})'}"
+            example = f" ({example})" if example else ""
+            parts.append(f"{len(found)} of {len(verdicts)} figures {word}{example}")
         elif found:
-            yield f"{len(found)} {word}"
-        is_first = is_first and not found
+            parts.append(f"{len(found)} {word}")
+    if not parts:
+        cases = len({one.case_id for one in verdicts})
+        whole = f"all {cases} cases" if cases > 1 else "the one case"
+        part = f"the {cases} cases that ran" if cases > 1 else "the case that ran"
+        return f"holds in {whole if run.complete else part}"
     held = sum(verdict.outcome in GOOD for verdict in verdicts)
-    if held:
-        yield f"{held} {'holds' if held == 1 else 'hold'}"
+    return ", ".join((*parts, *([f"{held} hold{'s' * (held == 1)}"] if held else [])))
 
 
 def _example(found: Sequence[Verdict]) -> str:
@@ -174,8 +158,7 @@ def _speed_remarks(run: RunVerdict) -> Iterator[str]:
     """What must stand beside the speeds, whatever their verdicts are."""
     if run.slowed:
         worst = sorted(run.slowed.items(), key=lambda item: item[1])
-        named = ", ".join(f"'{name}' down: ×{ratio:.2f}" for name, ratio in worst[:_MOST_NAMED])
-        more = len(worst) - _MOST_NAMED
-        yield f"speculation slows {named} tokens/s{f', and {more} more' if more > 0 else ''}"
+        named = ", ".join(f"'{name}' down: ×{ratio:.2f}" for name, ratio in worst)
+        yield f"speculation slows {named} tokens/s"
     if run.load is not None and run.load.is_high:
         yield f"the machine was busy when the run began: {run.load}"

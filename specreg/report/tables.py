@@ -7,9 +7,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specreg.core.timeline import PairTime, Phase, RunTime
+from specreg.core.timeline import Phase, RunTime
 from specreg.measurement.figures import Figures
 from specreg.stats.percentiles import Summary
+from specreg.telemetry.record import PowerRecord
 from specreg.verdicts.judge import Verdict
 
 NOTHING = "–"
@@ -35,6 +36,13 @@ _UNITS = {
 }
 """The longer ones first: what ends in `_tokens_per_s` doesn't end in another."""
 _FIVE_DIGITS = 9999.5
+_TIMED = ("ms/token\nalone", "\nwith", "\ngain", "tokens/s\nalone", "\nwith", "\ngain")
+_POSITIONS = "accepted by\nposition"
+_SPEEDUP = ("speedup over\nthe target alone", *_TIMED, "\nAL", "\nA/D", _POSITIONS)
+_CATEGORIES = ("by category", "requests", "AL", "A/D", "ms/token alone", "with", "gain")
+_SPREADS = ("how it spreads", "count", *PERCENTILES)
+_JOULES = ("J/token", "beyond idle", "alone", "saved")
+_POWER = ("power", *_JOULES, "W", "peak", "idle", "°C", "MHz", "remark")
 _SHOWN_S = 0.05
 """Of a phase; one that took no pair longer has no column."""
 
@@ -72,16 +80,6 @@ def render_interval(verdict: Verdict) -> str:
     return f"{verdict.low_frac:+.1%} and {verdict.high_frac:+.1%}"
 
 
-def render_table(table: Table, width: int, *, color: bool) -> str:
-    """A table as text of at most so many columns."""
-    buffer = io.StringIO()
-    console = Console(
-        file=buffer, width=width, force_terminal=color, no_color=not color, highlight=False
-    )
-    console.print(table)
-    return buffer.getvalue().rstrip()
-
-
 def render_rows(
     head: Sequence[str],
     rows: Iterable[Sequence[str | Text]],
@@ -91,63 +89,52 @@ def render_rows(
     left: Collection[str] = (),
     folded: Collection[str] = (),
 ) -> str:
-    """Rows below their heads; empty without rows.
+    """Rows below their heads, `width` columns of text at most; empty without rows.
 
-    Args:
-        head: of the columns. The first is set left and wraps, the others right and don't.
-        rows: of cells; a short one leaves the last columns empty.
-        width: columns of the text.
-        color: whether it is for a terminal.
-        left: heads of further columns that are set left.
-        folded: of these, those that wrap.
+    A short row leaves the last columns empty, and one cell alone is a heading. The first column is
+    set left and wraps, those `folded` too; those `left` don't wrap, others are set right.
     """
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(head[0], overflow="fold")
-    for name in head[1:]:
-        wraps = name in folded
+    for name in head:
+        wraps = name == head[0] or name in folded
         is_left = wraps or name in left
         table.add_column(
             name, justify="left" if is_left else "right", no_wrap=not wraps, overflow="fold"
         )
     for row in rows:
         # Not as strings: rich takes what stands in brackets for markup.
-        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
-    return render_table(table, width, color=color) if table.row_count else ""
+        cells = (Text(cell) if isinstance(cell, str) else cell for cell in row)
+        table.add_row(*cells, style="bold" if len(row) == 1 else None)
+    text = io.StringIO()
+    console = Console(
+        file=text, width=width, force_terminal=color, no_color=not color, highlight=False
+    )
+    console.print(table)
+    return "\n".join(map(str.rstrip, text.getvalue().splitlines())) if table.row_count else ""
 
 
 def render_figures(
     figures: Sequence[Figures], *, width: int, color: bool, percentiles: bool = False
 ) -> str:
-    """All tables of what some cases measured, each where there is something to show.
-
-    Args:
-        figures: of one launch of each case.
-        width: columns of the text.
-        color: whether it is for a terminal.
-        percentiles: whether to show how all that was timed spreads, too.
-    """
-    parts = (
-        render_side_by_side(figures, width=width, color=color),
-        render_gauges(figures),
-        render_speedups(figures, width=width, color=color),
-        render_categories(figures, width=width, color=color),
-        render_spreads(figures if percentiles else (), width=width, color=color),
-        render_power(figures, width=width, color=color),
-    )
-    return "\n\n".join(filter(None, parts))
-
-
-def render_speedups(figures: Iterable[Figures], *, width: int, color: bool) -> str:
-    """A row for each case that was measured beside its target alone; empty without one.
+    """All tables of what one launch of each case measured, each where there is something to show.
 
     Medians: of TPOT over requests, of throughput over rounds. `A/D` is the draft efficiency, and
-    the positions are marginal: how often a step accepted so many drafts or more.
+    the positions are marginal: how often a step accepted so many drafts or more. J/token: all
+    energy over all tokens, that beyond idle, and alone: without speculation; saved: the share of it
+    that speculation saves; the remark says how far off the ends of the block may make these.
     """
-    timed = ("ms/token\nalone", "\nwith", "\ngain", "tokens/s\nalone", "\nwith", "\ngain")
-    positions = "accepted by\nposition"
-    head = ("speedup over\nthe target alone", *timed, "\nAL", "\nA/D", positions)
-    rows = map(_speedup_row, (one for one in figures if one.speedup and one.control))
-    return render_rows(head, rows, width=width, color=color, folded=(positions,))
+    spread = figures if percentiles else ()
+    tables = (
+        (_SPEEDUP, [_speedup_row(one) for one in figures if one.speedup and one.control]),
+        (_CATEGORIES, [row for one in figures for row in _category_rows(one)]),
+        (_SPREADS, [row for one in spread for row in _spread_rows(one)]),
+        (_POWER, [[one.case_id, *_power_cells(one.power)] for one in figures if one.power]),
+    )
+    shown = (
+        render_rows(head, rows, width=width, color=color, folded=(_POSITIONS, "remark"))
+        for head, rows in tables
+    )
+    return "\n\n".join(filter(None, shown))
 
 
 def _speedup_row(one: Figures) -> Sequence[str]:
@@ -157,8 +144,8 @@ def _speedup_row(one: Figures) -> Sequence[str]:
             ("tpot_ms", one.speedup.tpot_ratio),
             ("throughput_tokens_per_s", one.speedup.throughput_ratio),
         ):
-            arms = (getattr(arm, field) for arm in (one.control, one.timing))
-            cells += [*(format_number(arm.p50 if arm else None) for arm in arms), _gain(gain)]
+            cells += [_median(getattr(arm, field)) for arm in (one.control, one.timing)]
+            cells.append(_gain(gain))
     if one.acceptance:
         total = one.acceptance.total
         cells += map(_fixed, (total.acceptance_length_tokens, total.acceptance_rate_frac))
@@ -166,27 +153,24 @@ def _speedup_row(one: Figures) -> Sequence[str]:
     return cells
 
 
-def render_categories(figures: Iterable[Figures], *, width: int, color: bool) -> str:
-    """A row for each category of each case that speculates and has several; empty without one."""
-    rows: list[Sequence[str | Text]] = []
-    for one in figures:
-        timing, acceptance, speedup = one.timing, one.acceptance, one.speedup
-        if timing is None or acceptance is None or len(timing.by_category) == 1:
-            continue
-        rows.append([Text(one.case_id, style="bold")])
-        for name, pace in timing.by_category.items():
-            cells = [f"  {name}", str(pace.requests)]
-            part = acceptance.by_category.get(name)
-            cells.append(_fixed(part.acceptance_length_tokens if part else None))
-            cells.append(_fixed(part.acceptance_rate_frac if part else None))
-            if speedup and one.control:
-                alone = one.control.by_category.get(name)
-                tpots_ms = (alone.tpot_ms if alone else None, pace.tpot_ms)
-                cells += [format_number(each.p50 if each else None) for each in tpots_ms]
-                cells.append(_gain(speedup.tpot_ratio_by_category.get(name)))
-            rows.append(cells)
-    head = ("by category", "requests", "AL", "A/D", "ms/token alone", "with", "gain")
-    return render_rows(head, rows, width=width, color=color)
+def _category_rows(one: Figures) -> Iterator[Sequence[str]]:
+    """A row for each category of a case that speculates and has several."""
+    if one.timing is None or one.acceptance is None or len(one.timing.by_category) == 1:
+        return
+    yield [one.case_id]
+    for name, pace in one.timing.by_category.items():
+        part = one.acceptance.by_category.get(name)
+        cells = [
+            f"  {name}",
+            str(pace.requests),
+            _fixed(part.acceptance_length_tokens if part else None),
+            _fixed(part.acceptance_rate_frac if part else None),
+        ]
+        if one.speedup and one.control:
+            alone = one.control.by_category.get(name)
+            cells += [_median(alone.tpot_ms if alone else None), _median(pace.tpot_ms)]
+            cells.append(_gain(one.speedup.tpot_ratio_by_category.get(name)))
+        yield cells
 
 
 def spreads_of(figures: Figures) -> Iterator[tuple[str, Summary, Summary | None]]:
@@ -197,39 +181,20 @@ def spreads_of(figures: Figures) -> Iterator[tuple[str, Summary, Summary | None]
             yield name, ours, getattr(figures.control, field) if figures.control else None
 
 
-def render_spreads(figures: Iterable[Figures], *, width: int, color: bool) -> str:
-    """Rows for each case, with those of the target alone below; empty where nothing was timed."""
-    rows: list[Sequence[str | Text]] = []
-    for one in figures:
-        found = list(spreads_of(one))
-        rows += [[Text(one.case_id, style="bold")]] if found else []
-        for name, ours, alone in found:
-            for label, summary in ((f"  {name}", ours), ("    target alone", alone)):
-                if summary is not None:
-                    values = (getattr(summary, field) for field in PERCENTILES)
-                    rows.append([label, str(summary.count), *map(format_number, values)])
-    head = ("how it spreads", "count", *PERCENTILES)
-    return render_rows(head, rows, width=width, color=color)
+def _spread_rows(one: Figures) -> Iterator[Sequence[str]]:
+    if one.timing:
+        yield [one.case_id]
+    for name, ours, alone in spreads_of(one):
+        for label, summary in ((f"  {name}", ours), ("    target alone", alone)):
+            if summary is not None:
+                values = (getattr(summary, field) for field in PERCENTILES)
+                yield [label, str(summary.count), *map(format_number, values)]
 
 
-def render_power(figures: Iterable[Figures], *, width: int, color: bool) -> str:
-    """A row for each case whose power was watched; empty without one.
-
-    J/token: all energy over all tokens, that beyond idle, and alone: without speculation; saved:
-    the share of it that speculation saves; the remark says how far off the ends of the block may
-    make these.
-    """
-    columns = ("J/token", "beyond idle", "alone", "saved", "W", "peak", "idle", "°C", "MHz")
-    rows = [[one.case_id, *_power_cells(one)] for one in figures if one.power]
-    head = ("power", *columns, "remark")
-    return render_rows(head, rows, width=width, color=color, folded=("remark",))
-
-
-def _power_cells(one: Figures) -> Sequence[str]:
-    power = one.power
-    arm = power.case if power else None
-    if power is None or arm is None:
-        return (*[NOTHING] * 9, power.invalid if power else "")
+def _power_cells(power: PowerRecord) -> Sequence[str]:
+    arm = power.case
+    if arm is None:
+        return (*[NOTHING] * 9, power.invalid)
     alone = power.control.energy_j_per_token if power.control else None
     peaks = [device.peak_w for device in arm.devices if device.peak_w is not None]
     hottest = [device.temperature_c for device in arm.devices if device.temperature_c]
@@ -248,19 +213,21 @@ def _power_cells(one: Figures) -> Sequence[str]:
 def time_rows(run_time: RunTime) -> Sequence[Sequence[str]]:
     """Where the time of a run went, in seconds: a head, a row for each server pair, and the sum.
 
-    In brackets is what each server of the pair took by itself to its first token.
+    Nothing where no server was asked for.
     """
+    pairs = run_time.pairs
+    if not pairs:
+        return ()
     phases = [
-        phase
-        for phase in Phase
-        if any(pair.phases_s.get(phase, 0) >= _SHOWN_S for pair in run_time.pairs)
+        phase for phase in Phase if max(one.phases_s.get(phase, 0) for one in pairs) >= _SHOWN_S
     ]
+    spent_s = [[*(one.phases_s.get(phase, 0) for phase in phases), one.total_s] for one in pairs]
     gaps = [""] * len(phases)
     return (
         ["where the time went, s", *phases, "total"],
         *(
-            [pair.pair, *(_phase_cell(pair, one) for one in phases), f"{pair.total_s:.1f}"]
-            for pair in run_time.pairs
+            [pair.pair, *(f"{one_s:.1f}" for one_s in phases_s)]
+            for pair, phases_s in zip(pairs, spent_s, strict=True)
         ),
         ["for no pair", *gaps, f"{run_time.idle_s:.1f}"],
         ["since the process began", *gaps, f"{run_time.wall_s:.1f}"],
@@ -268,77 +235,17 @@ def time_rows(run_time: RunTime) -> Sequence[Sequence[str]]:
 
 
 def render_times(run_time: RunTime, *, width: int, color: bool) -> str:
-    """The same as a table; empty where no server was asked for."""
-    head, *rows = time_rows(run_time)
-    return render_rows(head, rows, width=width, color=color) if run_time.pairs else ""
-
-
-def _phase_cell(pair: PairTime, phase: Phase) -> str:
-    seconds = pair.phases_s.get(phase, 0.0)
-    if phase is not Phase.STARTING or not pair.ready_s:
-        return f"{seconds:.1f}"
-    return f"{seconds:.1f} ({', '.join(f'{one_s:.1f}' for one_s in pair.ready_s.values())})"
-
-
-def render_side_by_side(figures: Iterable[Figures], *, width: int, color: bool) -> str:
-    """The acceptance of each case that was measured on several engines; empty without one.
-
-    The change is that of AL - 1 against the first of them, where both count the same (the
-    verifier's tokens, or those delivered) of as many requests.
-    """
-    groups: dict[str, list[Figures]] = {}
-    for one in figures:
-        if one.acceptance is not None:
-            groups.setdefault(one.case_id.partition("-")[2], []).append(one)
-    rows: list[Sequence[str]] = []
-    for name, group in groups.items():
-        if len(group) > 1:
-            rows += [[name], *(_engine_row(one, group[0]) for one in group)]
-    left = ("version", "source", "view")
-    head = ("on several engines", *left, "steps", "AL", "acceptance rate", "change")
-    return render_rows(head, rows, width=width, color=color, left=left)
-
-
-def _engine_row(one: Figures, first: Figures) -> Sequence[str]:
-    ours, theirs = one.acceptance, first.acceptance
-    if ours is None or theirs is None:
-        return ()
-    change = NOTHING
-    length, its = ours.total.acceptance_length_tokens, theirs.total.acceptance_length_tokens
-    alike = (ours.view, _requests(one)) == (theirs.view, _requests(first))
-    if one is not first and alike and length and its and its != 1:
-        change = f"{(length - its) / (its - 1):+.1%}"
-    return (
-        f"  {one.case_id.partition('-')[0]}",
-        *(one.engine_version, ours.source, ours.view, str(ours.total.steps)),
-        *map(format_number, (length, ours.total.acceptance_rate_frac)),
-        change,
-    )
-
-
-def _requests(one: Figures) -> int | None:
-    """How many its acceptance is of; counters don't say, and are of those that were timed."""
-    counted = one.acceptance.total.requests if one.acceptance else None
-    return counted or (one.timing.requests if one.timing else None)
-
-
-def render_gauges(figures: Iterable[Figures]) -> str:
-    """What servers say of their own acceptance, a line for each case; empty without one.
-
-    That is of SGLang's last 40 decode iterations, unless it was started with another
-    `--decode-log-interval`.
-    """
-    return "\n".join(
-        f"{one.case_id}: the server's own gauges, of its last 40 decode iterations and never"
-        f" judged: length {format_number(one.gauges.acceptance_length_tokens)},"
-        f" rate {format_number(one.gauges.acceptance_rate_frac)}"
-        for one in figures
-        if one.gauges is not None
-    )
+    """The same as a table."""
+    rows = time_rows(run_time)
+    return render_rows(rows[0], rows[1:], width=width, color=color) if rows else ""
 
 
 def _suffix(metric: str) -> str:
     return next((suffix for suffix in _UNITS if metric.endswith(suffix)), "")
+
+
+def _median(summary: Summary | None) -> str:
+    return format_number(summary.p50 if summary else None)
 
 
 def _gain(ratio: float | None) -> str:

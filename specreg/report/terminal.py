@@ -1,7 +1,8 @@
 """A document on a terminal, and baselines as tables; below them what to type next."""
 
+import itertools
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
@@ -11,9 +12,9 @@ from specreg.baselines.comparison import change_of_baseline, expected_value, spr
 from specreg.baselines.record import RecordedBaseline, commit_of
 from specreg.baselines.schema import Baseline
 from specreg.core.commands import is_attached, record_command, run_command, specreg_command
-from specreg.measurement.metrics import METRICS, Metric, better_frac
+from specreg.measurement.metrics import METRICS, better_frac
 from specreg.report.document import Kind, Report
-from specreg.report.summary import answers_of, arm_notes_of, notes_of, render_answers, title_of
+from specreg.report.summary import answers_of, notes_of, render_answers, title_of
 from specreg.report.tables import NOTHING, format_number, render_rows
 from specreg.verdicts.judge import Outcome, Verdict, first_look, log_to_frac
 
@@ -26,22 +27,19 @@ _STYLES = {
 }
 _NOTED = {Outcome.INVALID, Outcome.WRONG, Outcome.REGRESSED, Outcome.INCONCLUSIVE}
 _LARGEST_FRAC = 10
-"""Beyond a factor of ten, what two launches say for instance, no figure means anything."""
 
 
 def render_report(report: Report, *, width: int, color: bool) -> str:
     """All of a document that a terminal shows: answers first, what to type next last."""
     now, before = columns_of(report)
-    verdicts, control = report.run.verdicts, report.control
-    table = render_verdicts(verdicts, width=width, color=color, columns=(now, before))
+    run, control = report.run, report.control
     again = render_verdicts(control, width=width, color=color, columns=(f"{before}2", before))
     parts = (
         title_of(report),
         render_answers(answers_of(report), color=color),
-        "\n".join(arm_notes_of(report)),
-        table if verdicts else "",
+        render_verdicts(run.verdicts, width=width, color=color, columns=(now, before)),
         f"the control, {before} against itself:\n{again}" if control else "",
-        render_notes(verdicts, report.run.environment if report.kind is Kind.RUN else None),
+        render_notes(run.verdicts, run.environment if report.kind is Kind.RUN else None),
         "\n".join((*notes_of(report), *report.remarks)),
         next_of(report),
     )
@@ -50,7 +48,7 @@ def render_report(report: Report, *, width: int, color: bool) -> str:
 
 def columns_of(report: Report) -> tuple[str, str]:
     """What a verdict's `value` and `expected` are called: of a gate by its arms."""
-    if report.kind is Kind.RUN or not report.arms:
+    if not report.arms:
         return "value", "baseline"
     before, now = (arm.name for arm in report.arms)
     return now, before
@@ -60,7 +58,7 @@ def next_of(report: Report) -> str:
     """What to type next: the document's own hints, else those that follow from its run."""
     if report.hints or report.kind is not Kind.RUN:
         return "\n".join(report.hints)
-    return render_next(report.run.verdicts, set(report.tier_cases), report.options)
+    return render_next(report.run.verdicts, set(report.tier_cases), report.origin.options)
 
 
 def render_verdicts(
@@ -74,74 +72,72 @@ def render_verdicts(
 
     What was measured with more launches to come is left out where it was judged.
     """
-    by_case: dict[str, list[Verdict]] = {}
-    for verdict in {(one.case_id, one.metric, one.outcome): one for one in verdicts}.values():
-        by_case.setdefault(verdict.case_id, []).append(verdict)
     judged = {(one.case_id, one.metric) for one in verdicts if one.outcome is not Outcome.MEASURED}
-    rows: list[Sequence[str | Text]] = []
-    for case_id, found in by_case.items():
-        rows.append([Text(case_id, style="bold")])
-        for one in found:
-            if one.outcome is not Outcome.MEASURED or (case_id, one.metric) not in judged:
-                style = _STYLES.get(one.outcome, "red")
-                rows.append([*_cells(one), Text(one.outcome, style if color else "")])
+    rows: dict[str, list[Sequence[str | Text]]] = {}
+    for one in {(each.case_id, each.metric, each.outcome): each for each in verdicts}.values():
+        found = rows.setdefault(one.case_id, [[one.case_id]])
+        if one.outcome is Outcome.MEASURED and (one.case_id, one.metric) in judged:
+            continue
+        cells = (
+            f"  {one.metric}",
+            format_number(one.value),
+            format_number(one.expected),
+            NOTHING if one.change_frac is None else f"{one.change_frac:+.1%}",
+            _interval(one.low_frac, one.high_frac),
+            NOTHING if one.tolerance_frac is None else f"{one.tolerance_frac:.1%}",
+        )
+        style = _STYLES.get(one.outcome, "red") if color else ""
+        found.append([*cells, Text(one.outcome, style)])
     head = ("case and metric", *columns, "change", "interval", "tolerance", "outcome")
-    return render_rows(head, rows, width=width, color=color, left=("outcome",))
+    every = itertools.chain.from_iterable(rows.values())
+    return render_rows(head, every, width=width, color=color, left=("outcome",))
 
 
 def render_recorded(recorded: Iterable[RecordedBaseline], *, width: int, color: bool) -> str:
     """Old and new value of each metric of baselines that were written, or that changed."""
-    rows: list[Sequence[str | Text]] = []
+    rows: list[Sequence[str]] = []
     for record in recorded:
-        name = f"{record.path.parent.name}/{record.path.stem}"
-        rows += [[Text(name, style="bold")], *_recorded_rows(record)]
+        rows += [[f"{record.path.parent.name}/{record.path.stem}"], *_recorded_rows(record)]
     head = ("baseline", "old", "new", "change", "interval", "spread", "launches")
     return render_rows(head, rows, width=width, color=color)
 
 
-def render_baselines(baselines: Sequence[tuple[Path, Baseline | str]]) -> str:
-    """A line for each file, never wrapped; one that can't be read says why.
+def render_baselines(baselines: Iterable[tuple[Path, Baseline]], *, width: int) -> str:
+    """A row for each baseline: what was recorded where, when and why."""
+    names = ("acceptance_length_tokens", "throughput_tokens_per_s")
+    rows = [
+        (
+            f"{path.parent.name}/{path.stem}",
+            one.provenance.recorded_on,
+            f"{one.case.engine}=={one.provenance.engine_version}",
+            str(len(one.launches)),
+            *(format_number(expected_value(METRICS[name], one)) for name in names),
+            " ".join(one.provenance.reason.split()),
+        )
+        for path, one in baselines
+    ]
+    head = ("baseline", "recorded", "engine", "launches", "AL", "tokens/s", "reason")
+    return render_rows(head, rows, width=width, left=("engine",), folded=("reason",))
 
-    Args:
-        baselines: path and content, or why there is none.
+
+def render_notes(verdicts: Iterable[Verdict], environment: str | None) -> str:
+    """Why something isn't judged, once a case and outcome; what another machine's baseline judged.
+
+    The environment is the machine's, None where no baseline is compared with.
     """
-    head = ("baseline", "recorded", "engine", "prompts", "launches", "AL", "tokens/s", "reason")
-    rows = [head, *(_listed(path, one) for path, one in baselines if not isinstance(one, str))]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-    return "\n".join([*lines, *(one for _, one in baselines if isinstance(one, str))])
-
-
-def _listed(path: Path, baseline: Baseline) -> tuple[str, ...]:
-    prompts = {one.id for one in baseline.acceptance.prompts} if baseline.acceptance else ()
-    values = (
-        expected_value(METRICS[name], baseline)
-        for name in ("acceptance_length_tokens", "throughput_tokens_per_s")
-    )
-    return (
-        f"{path.parent.name}/{path.stem}",
-        baseline.provenance.recorded_on,
-        f"{baseline.case.engine}=={baseline.provenance.engine_version}",
-        str(len(prompts)),
-        str(len(baseline.launches)),
-        *map(format_number, values),
-        " ".join(baseline.provenance.reason.split()),
-    )
-
-
-def render_notes(verdicts: Sequence[Verdict], environment: str | None) -> str:
-    """Why something isn't judged, and what was judged against another machine; may be empty.
-
-    Args:
-        verdicts: of a run or a gate.
-        environment: the machine's, None where no baseline is compared with.
-    """
-    lines = [f"{v.case_id}: {v.reason}" for v in _worth_saying(verdicts)]
-    foreign = environment and sorted({verdict.against for verdict in verdicts} - {"", environment})
-    if foreign:
+    first: dict[tuple[str, Outcome], str] = {}
+    foreign = set()
+    for one in verdicts:
+        unlike = one.outcome is Outcome.NOT_COMPARABLE and "measured as" in one.reason
+        unreadable = one.outcome is Outcome.NO_BASELINE and "record one" not in one.reason
+        if one.reason and (one.outcome in _NOTED or unlike or unreadable):
+            first.setdefault((one.case_id, one.outcome), f"{one.case_id}: {one.reason}")
+        foreign |= {one.against} - {"", environment}
+    lines = list(first.values())
+    if foreign and environment is not None:
         lines.append(
             f"nothing was recorded on this kind of machine: acceptance is judged against"
-            f" {', '.join(foreign)}, with a wider tolerance; speed is not comparable"
+            f" {', '.join(sorted(foreign))}, with a wider tolerance; speed is not comparable"
         )
     return "\n".join(lines)
 
@@ -151,23 +147,19 @@ def render_next(
 ) -> str:
     """The commands to run next, empty when there is nothing to do.
 
-    Args:
-        verdicts: of this run.
-        everything: the ids of all cases of the tier.
-        options: with which its cases run as they did.
+    `everything` are the ids of all cases of the tier, which run again as they did with `options`.
     """
     # A server that runs already isn't launched here, and not recorded.
     ours = not is_attached(options)
     lines = []
-    for outcome, what in (
-        (Outcome.WRONG, "look again, on a fresh launch"),
-        (Outcome.REGRESSED, "look again, on a fresh launch"),
-        (Outcome.INVALID, "measure again, once the reason above is mended"),
+    for what, outcomes in (
+        ("look again, on a fresh launch", {Outcome.WRONG, Outcome.REGRESSED}),
+        ("measure again, once the reason above is mended", {Outcome.INVALID}),
     ):
-        ids = _case_ids(verdicts, outcome)
+        ids = _case_ids(verdicts, outcomes)
         lines += [f"{what}:\n  {run_command(ids, options)}"] if ids else []
     open_ones = [verdict for verdict in verdicts if verdict.needed_launches != 0]
-    undecided = _case_ids(open_ones, Outcome.INCONCLUSIVE)
+    undecided = _case_ids(open_ones, {Outcome.INCONCLUSIVE})
     if undecided:
         needed = max(verdict.needed_launches or 0 for verdict in open_ones)
         more = (f"--specreg-launches={needed}",) if needed and ours else ()
@@ -175,7 +167,8 @@ def render_next(
             f"measure again, until it is decided:\n  {run_command(undecided, (*options, *more))}"
         )
     unlike = [verdict for verdict in verdicts if "record one" in verdict.reason]
-    new = _case_ids(verdicts, Outcome.NO_BASELINE) or _case_ids(unlike, Outcome.NOT_COMPARABLE)
+    new = _case_ids(verdicts, {Outcome.NO_BASELINE})
+    new = new or _case_ids(unlike, {Outcome.NOT_COMPARABLE})
     if new and ours:
         chosen = () if set(new) == everything else new
         lines.append(f"record what this machine does:\n  {record_command(chosen, options)}")
@@ -185,98 +178,56 @@ def render_next(
 def render_written(
     recorded: Sequence[RecordedBaseline], everything: AbstractSet[str], options: Sequence[str]
 ) -> str:
-    """The files of the baselines that were written, and what to type next.
-
-    Args:
-        recorded: of this run.
-        everything: the ids of all cases of the tier.
-        options: with which its cases run as they did.
-    """
-    paths = [_from_here(record.path) for record in recorded]
+    """The files of the baselines that were written, and what to type next, as `render_next`."""
+    here = Path.cwd()
+    paths = [
+        one.path.relative_to(here) if one.path.is_relative_to(here) else one.path
+        for one in recorded
+    ]
     ids = [path.stem for path in paths]
-    folder = paths[0].parent
+    folder = paths[0].parent.parent
     then = [run_command(() if set(ids) == everything else ids, options)]
     if commit_of(folder):
-        diff = specreg_command("baselines", "diff", "--baselines", str(folder.parent))
+        diff = specreg_command("baselines", "diff", "--baselines", str(folder))
         # All of it: a baseline that lay in a folder of the old form has left that one.
-        then = [diff, *then, shlex.join(("git", "add", str(folder.parent)))]
-    lines = (f"  {line}" for line in then)
-    return "\n".join(
-        [
-            "written:",
-            *(f"  {path}" for path in paths),
-            "look at it, run against it, keep it:",
-            *lines,
-        ]
-    )
-
-
-def _from_here(path: Path) -> Path:
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-
-
-def _worth_saying(verdicts: Iterable[Verdict]) -> Iterable[Verdict]:
-    """The first of each outcome that failed in a case and has a reason: they share it."""
-    first: dict[tuple[str, Outcome], Verdict] = {}
-    for verdict in verdicts:
-        noted = verdict.outcome in _NOTED
-        unlike = verdict.outcome is Outcome.NOT_COMPARABLE and "measured as" in verdict.reason
-        unreadable = verdict.outcome is Outcome.NO_BASELINE and "record one" not in verdict.reason
-        if verdict.reason and (noted or unreadable or unlike):
-            first.setdefault((verdict.case_id, verdict.outcome), verdict)
-    return first.values()
-
-
-def _cells(verdict: Verdict) -> tuple[str, ...]:
-    return (
-        f"  {verdict.metric}",
-        format_number(verdict.value),
-        format_number(verdict.expected),
-        NOTHING if verdict.change_frac is None else f"{verdict.change_frac:+.1%}",
-        _interval(verdict.low_frac, verdict.high_frac),
-        NOTHING if verdict.tolerance_frac is None else f"{verdict.tolerance_frac:.1%}",
+        then = [diff, *then, shlex.join(("git", "add", str(folder)))]
+    return "\n  ".join(("written:", *map(str, paths))) + "\n  ".join(
+        ("\nlook at it, run against it, keep it:", *then)
     )
 
 
 def _recorded_rows(record: RecordedBaseline) -> Iterator[tuple[str, ...]]:
+    spreads = spreads_of((record.new,))
     for metric in METRICS.values():
         new = expected_value(metric, record.new)
         if new is None:
             continue
         old = expected_value(metric, record.old) if record.old else None
-        spread = spreads_of((record.new,)).get(metric.name)
-        low, high = _bounds(metric, record)
+        change = change_of_baseline(metric, record.old, record.new) if record.old else None
+        bounds = change.bounds(first_look(metric).value) if change else None
+        if bounds and metric.by_launch:
+            bounds = log_to_frac(metric, bounds[0]), log_to_frac(metric, bounds[1])
         yield (
             f"  {metric.name}",
             format_number(old),
             format_number(new),
             NOTHING if old is None else f"{better_frac(metric, new, old):+.1%}",
-            _interval(low, high),
-            NOTHING if spread is None else f"{spread.within_frac:.1%}",
+            _interval(*bounds) if bounds else NOTHING,
+            f"{spreads[metric.name].within_frac:.1%}" if metric.name in spreads else NOTHING,
             str(len(record.new.launches)),
         )
 
 
-def _bounds(metric: Metric, record: RecordedBaseline) -> tuple[float | None, float | None]:
-    """The interval of what a new baseline changes."""
-    change = change_of_baseline(metric, record.old, record.new) if record.old else None
-    if change is None:
-        return None, None
-    low, high = change.bounds(first_look(metric).value)
-    if metric.by_launch:
-        return log_to_frac(metric, low), log_to_frac(metric, high)
-    return low, high
-
-
 def _interval(low: float | None, high: float | None) -> str:
-    """`-1.2..+0.8%`: where a change lies."""
-    return NOTHING if low is None or high is None else f"{_percent(low)}..{_percent(high)}%"
+    """`-1.2..+0.8%`: where a change lies; beyond a factor of ten no figure means anything."""
+    if low is None or high is None:
+        return NOTHING
+    ends = (
+        f"{100 * end:+.1f}" if abs(end) < _LARGEST_FRAC else "<-999" if end < 0 else ">999"
+        for end in (low, high)
+    )
+    return f"{'..'.join(ends)}%"
 
 
-def _percent(frac: float) -> str:
-    beyond = "<-999" if frac < 0 else ">999"
-    return f"{100 * frac:+.1f}" if abs(frac) < _LARGEST_FRAC else beyond
-
-
-def _case_ids(verdicts: Iterable[Verdict], outcome: Outcome) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(v.case_id for v in verdicts if v.outcome is outcome))
+def _case_ids(verdicts: Iterable[Verdict], outcomes: Container[Outcome]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(v.case_id for v in verdicts if v.outcome in outcomes))

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import filelock
@@ -36,11 +35,9 @@ _ERROR_LINES = 15
 
 
 class EngineEnvironment(msgspec.Struct, frozen=True, kw_only=True):
-    """An environment that is ready.
+    """An environment that is ready: its interpreter, and the engine's package and version.
 
     Attributes:
-        python: its interpreter.
-        package, version: of the engine.
         torch_source: where torch came from: "find-links", "pytorch-cpu-index" or "pypi".
     """
 
@@ -66,10 +63,9 @@ def why_not(python: str, module: str, *, variables: Mapping[str, str]) -> str:
 
     Args:
         python: a path, or a name on PATH.
-        module: of the top level.
+        module: of the top level; a folder that happens to be called so, of no file, is none.
         variables: the environment to look in.
     """
-    # A folder that happens to be called so is a module too, of no file.
     code = (
         f"import importlib.util as u, sys; found = u.find_spec({module!r});"
         " sys.exit(found is None or found.origin is None)"
@@ -81,33 +77,44 @@ def why_not(python: str, module: str, *, variables: Mapping[str, str]) -> str:
     return f"has no module '{module}'" if done.returncode else ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Recipe:
-    torch_source: str
-    arguments: tuple[str, ...] = ()
-
-
 def engine_environment(
     requirement: Requirement, *, show: Callable[[str], None]
 ) -> EngineEnvironment:
     """The environment of an engine; made if it isn't there, which takes minutes and gigabytes.
 
-    Args:
-        requirement: what to install.
-        show: is told what goes on, a line at a time.
+    `show` is told what goes on, a line at a time.
 
     Raises:
         EnvironmentSetupError: no way of getting torch and the engine worked.
     """
     folder = _folder(requirement)
     folder.parent.mkdir(parents=True, exist_ok=True)
+    failures = []
     with filelock.FileLock(f"{folder}.lock"):
         made = installed_environment(requirement)
-        if made is not None:
-            return made
-        environment = _make(requirement, folder, show)
-        replace_file(folder / _MARKER, msgspec.json.encode(environment))
-        return environment
+        for torch_source, arguments in _torch_sources(requirement, os.environ) if not made else ():
+            show(f"installing {requirement.pin} (once; torch from {torch_source})")
+            try:
+                _install(requirement, folder, torch_source, arguments)
+            except subprocess.CalledProcessError as error:
+                words = "\n".join(error.stderr.strip().splitlines()[-_ERROR_LINES:])
+                failures.append(f"torch from {torch_source}:\n{words}")
+                continue
+            made = EngineEnvironment(
+                python=str(folder / "bin" / "python"),
+                package=requirement.package,
+                version=requirement.version,
+                torch_source=torch_source,
+            )
+            replace_file(folder / _MARKER, msgspec.json.encode(made))
+            break
+    if made is None:
+        message = (
+            f"environment for '{requirement.pin}': could not be installed;"
+            " check the network, and the disk: it takes 3 to 7 GB\n" + "\n".join(failures)
+        )
+        raise EnvironmentSetupError(message)
+    return made
 
 
 def installed_environment(requirement: Requirement) -> EngineEnvironment | None:
@@ -138,21 +145,19 @@ def flags_of(
     keeps = (folder / _MARKER).is_file() and "PYTHONPATH" not in variables
     kept = folder / _HELP
     if keeps and kept.is_file():
-        return _flags_in(kept.read_bytes())
-    with tempfile.TemporaryDirectory(prefix="specreg-") as temporary:
-        log_path = Path(temporary) / _HELP
-        try:
-            _run(command, log_path, variables)
-        except (OSError, subprocess.CalledProcessError):  # the start of the server says why
-            return None
-        said = log_path.read_bytes()
-    if keeps and _flags_in(said):
+        said = kept.read_bytes()
+    else:
+        with tempfile.TemporaryDirectory(prefix="specreg-") as temporary:
+            log_path = Path(temporary) / _HELP
+            try:
+                _run(command, log_path, variables)
+            except (OSError, subprocess.CalledProcessError):  # the start of the server says why
+                return None
+            said = log_path.read_bytes()
+    flags = frozenset(flag.decode() for flag in _FLAG.findall(said))
+    if keeps and flags:
         replace_file(kept, said)
-    return _flags_in(said)
-
-
-def _flags_in(text: bytes) -> frozenset[str] | None:
-    return frozenset(flag.decode() for flag in _FLAG.findall(text)) or None
+    return flags or None
 
 
 def _folder(requirement: Requirement) -> Path:
@@ -160,44 +165,23 @@ def _folder(requirement: Requirement) -> Path:
     return cache_dir() / "environments" / name
 
 
-def _make(requirement: Requirement, folder: Path, show: Callable[[str], None]) -> EngineEnvironment:
-    failures = []
-    for recipe in _recipes(requirement, os.environ):
-        show(f"installing {requirement.pin} (once; torch from {recipe.torch_source})")
-        try:
-            _install(requirement, recipe, folder)
-        except subprocess.CalledProcessError as error:
-            words = "\n".join(error.stderr.strip().splitlines()[-_ERROR_LINES:])
-            failures.append(f"torch from {recipe.torch_source}:\n{words}")
-            continue
-        return EngineEnvironment(
-            python=str(folder / "bin" / "python"),
-            package=requirement.package,
-            version=requirement.version,
-            torch_source=recipe.torch_source,
-        )
-    message = (
-        f"environment for '{requirement.pin}': could not be installed;"
-        " check the network, and the disk: it takes 3 to 7 GB\n" + "\n".join(failures)
-    )
-    raise EnvironmentSetupError(message)
-
-
-def _install(requirement: Requirement, recipe: _Recipe, folder: Path) -> None:
+def _install(
+    requirement: Requirement, folder: Path, torch_source: str, arguments: tuple[str, ...]
+) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     log_path = Path(f"{folder}.log")
     _uv(log_path, "venv", "--python", sys.executable, str(folder))
     install = ("pip", "install", "--python", str(folder / "bin" / "python"))
     overrides = folder / "overrides.txt"
     lines = requirement.overrides
-    if requirement.local_torch is not None and recipe.torch_source == "pypi":
+    if requirement.local_torch is not None and torch_source == "pypi":
         _uv(log_path, *install, "--no-deps", requirement.pin)
         lines = (*lines, *_torch_of_pypi(folder))
     overrides.write_text("\n".join(lines))
     # Without compiled bytecode the first start of a server takes minutes.
     _uv(
         log_path,
-        *(*install, "--compile-bytecode", "--override", str(overrides), *recipe.arguments),
+        *(*install, "--compile-bytecode", "--override", str(overrides), *arguments),
         *(requirement.pin, *requirement.extras),
     )
 
@@ -218,33 +202,28 @@ def _torch_of_pypi(folder: Path) -> Iterator[str]:
                 yield "triton"
 
 
-def _recipes(requirement: Requirement, variables: Mapping[str, str]) -> Iterator[_Recipe]:
-    """The ways to get torch, the lightest first. An engine for a GPU takes PyPI's."""
-    if requirement.local_torch is None:
-        yield _Recipe(torch_source="pypi")
-        return
-    wheel = f"{requirement.local_torch.replace('==', '-')}+cpu-*.whl"
-    # uv reads UV_FIND_LINKS only; pip's variable is where people have such a folder.
-    links = f"{variables.get('UV_FIND_LINKS', '')} {variables.get('PIP_FIND_LINKS', '')}"
-    for link in links.replace(",", " ").split():
-        if any(Path(link).glob(wheel)):
-            yield _Recipe(torch_source="find-links", arguments=("--find-links", link))
-    yield _Recipe(torch_source="pytorch-cpu-index", arguments=("--torch-backend", "cpu"))
-    # PyPI's is a CUDA build, twice the size; the server runs on the CPU just the same.
-    yield _Recipe(torch_source="pypi")
+def _torch_sources(
+    requirement: Requirement, variables: Mapping[str, str]
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The ways to get torch, the lightest first, with uv's arguments; one for a GPU has PyPI's."""
+    if requirement.local_torch is not None:
+        wheel = f"{requirement.local_torch.replace('==', '-')}+cpu-*.whl"
+        # uv reads UV_FIND_LINKS only; pip's variable is where people have such a folder.
+        links = f"{variables.get('UV_FIND_LINKS', '')} {variables.get('PIP_FIND_LINKS', '')}"
+        for link in links.replace(",", " ").split():
+            if any(Path(link).glob(wheel)):
+                yield "find-links", ("--find-links", link)
+        yield "pytorch-cpu-index", ("--torch-backend", "cpu")
+    # For a CPU PyPI's is a CUDA build, twice the size; the server runs just the same.
+    yield "pypi", ()
 
 
 def _uv(log_path: Path, *arguments: str) -> None:
-    """Run uv, which may build for an hour; nothing of it outlives us, however we end.
-
-    Raises:
-        subprocess.CalledProcessError: it failed; with its last words.
-    """
     _run((uv.find_uv_bin(), "--no-progress", *arguments), log_path, {})
 
 
 def _run(command: tuple[str, ...], log_path: Path, own: Mapping[str, str]) -> None:
-    """Run a command to its end; its descendants end with it, however we end.
+    """Run a command, which may build for an hour; its descendants end with it, however we end.
 
     Raises:
         OSError: it can't be run.

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import filelock
 
-from specreg.core.errors import DeviceHeldError, MemoryHeldError, UnkillableError
+from specreg.core.errors import MemoryHeldError, SensorError, UnkillableError
 from specreg.core.files import cache_dir, replace_file
 from specreg.core.processes import our_ids
 from specreg.telemetry.devices import SENSORS, describe, devices_of, wait_until_free
@@ -30,17 +30,19 @@ _SLACK_BYTES = 2**30
 
 @dataclass(slots=True, eq=False)
 class _Lease:
-    """Of a server: how much of its GPU was taken before; None where that can't be told."""
+    """A server's GPU, and how much of it was taken before; None where that can't be told."""
 
-    before_bytes: int | None = None
+    device: Device
+    before_bytes: int | None
 
 
 _LOCKS: dict[str, filelock.BaseFileLock] = {}
-"""Of the GPUs that this process holds, by UUID."""
+"""Of the GPUs that this process held, by UUID."""
 _LEASES: dict[str, list[_Lease]] = defaultdict(list)
 """Of our servers on each GPU, in the order of their starts."""
 
 
+@contextlib.contextmanager
 def lease_gpus(
     gpus: int,
     variables: Mapping[str, str],
@@ -48,39 +50,52 @@ def lease_gpus(
     tell: Callable[[str], None],
     waits: bool = True,
     beside_starting: bool = False,
-) -> contextlib.AbstractContextManager[None]:
-    """A server's GPUs for as long as the context lasts; nothing of one that takes none.
+) -> Iterator[None]:
+    """Lock a server's GPUs for as long as the context lasts, in which it starts and ends.
 
     Args:
-        gpus: how many it takes.
+        gpus: how many it takes; none of one that takes none.
         variables: the environment that it is started with.
         tell: is told whom we wait for.
-        waits: see `lease`.
-        beside_starting: see `lease`.
+        waits: whether to wait where another run of specreg holds one. A process that holds one
+            already never does: two that wait for one another would wait for ever.
+        beside_starting: whether another server of ours is taking its memory meanwhile: the two
+            can't be told apart then, and the last of them answers for both at its end.
 
     Raises:
-        SensorError: nothing shows them; or as `lease` says, once it is entered.
+        SensorError: nothing shows them, another run holds one, or a process computes on one.
+        MemoryHeldError: 10 s after the server's end a GPU hasn't got its memory back.
     """
     if not gpus:
-        return contextlib.nullcontext()
+        yield
+        return
     devices = devices_of(gpus, variables)
-    return lease(devices, waits=waits, tell=tell, beside_starting=beside_starting)
+    is_holding = any(lock.is_locked for lock in _LOCKS.values())
+    with hold(devices, waits=waits and not is_holding, tell=tell):
+        wait_until_free(devices, our_ids(), {one.id for one in devices if _LEASES[one.id]})
+        leases = [_Lease(one, None if beside_starting else _used_bytes(one)) for one in devices]
+        for lease in leases:
+            _LEASES[lease.device.id].append(lease)
+        is_judged = True
+        try:
+            yield
+        except (KeyboardInterrupt, UnkillableError):  # whose memory it is is said already
+            is_judged = False
+            raise
+        finally:
+            before = [_end(lease) for lease in leases]
+            for device, before_bytes in zip(devices, before if is_judged else (), strict=False):
+                _await_memory(device, before_bytes)
 
 
 @contextlib.contextmanager
 def hold(devices: Sequence[Device], *, waits: bool, tell: Callable[[str], None]) -> Iterator[None]:
     """Lock GPUs for as long as the context lasts, in which several servers may lease them.
 
-    They are taken in the order of their ids, so that two who wait for one another never do so for
-    ever.
-
-    Args:
-        devices: whose.
-        waits: whether to wait where another run of specreg holds one.
-        tell: is told whom we wait for.
+    In the order of their ids, so that two who wait for one another never do so for ever.
 
     Raises:
-        DeviceHeldError: another run holds one.
+        SensorError: another run holds one, and we don't wait.
     """
     with contextlib.ExitStack() as stack:
         for device in sorted(devices, key=lambda device: device.id):
@@ -98,126 +113,60 @@ def is_held(device: Device) -> bool:
         return True
 
 
-@contextlib.contextmanager
-def lease(
-    devices: Sequence[Device],
-    *,
-    waits: bool,
-    tell: Callable[[str], None],
-    beside_starting: bool = False,
-) -> Iterator[None]:
-    """Lock GPUs for as long as the context lasts, in which a server starts and ends.
-
-    Args:
-        devices: that it is to run on.
-        waits: whether to wait where another run of specreg holds one. A process that holds one
-            already never does: two that wait for one another would wait for ever.
-        tell: is told whom we wait for.
-        beside_starting: whether another server of ours is taking its memory meanwhile: the two
-            can't be told apart then, and the last of them answers for both at its end.
-
-    Raises:
-        DeviceHeldError: another run holds one.
-        SensorError: another process computes on one.
-        MemoryHeldError: 10 s after the server's end a GPU hasn't got its memory back.
-    """
-    with hold(devices, waits=waits and not _LOCKS, tell=tell):
-        taken = {device.id for device in devices if _LEASES[device.id]}
-        wait_until_free(tuple(devices), our_ids(), taken)
-        leases = [_Lease(None if beside_starting else _used_bytes(device)) for device in devices]
-        for device, one in zip(devices, leases, strict=True):
-            _LEASES[device.id].append(one)
-        is_judged = True
-        try:
-            yield
-        except (KeyboardInterrupt, UnkillableError):  # whose memory it is is said already
-            is_judged = False
-            raise
-        finally:
-            before = [_end(device, one) for device, one in zip(devices, leases, strict=True)]
-            for device, before_bytes in zip(devices, before if is_judged else (), strict=False):
-                _await_memory(device, before_bytes)
-
-
-def _end(device: Device, lease: _Lease) -> int | None:
-    """How much of the GPU may be taken from now on; None where that can't be told yet.
-
-    What a server of ours took that started later isn't known: it answers for both at its end.
-    """
-    leases = _LEASES[device.id]
-    at = leases.index(lease)
-    leases.remove(lease)
-    if at == len(leases):
-        return lease.before_bytes
-    later = leases[at]
-    known = [one.before_bytes for one in (lease, later) if one.before_bytes is not None]
-    later.before_bytes = min(known, default=None)
-    return None
-
-
-@contextlib.contextmanager
-def _locked(device: Device, *, waits: bool, tell: Callable[[str], None]) -> Iterator[None]:
-    """The lock of a GPU; it is free again when the last of this process's contexts ends."""
-    path = _lock_path(device)
-    lock = _LOCKS.get(device.id) or filelock.FileLock(path, thread_local=False)
-    if not lock.is_locked:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _await_lock(lock, device, waits=waits, tell=tell)
-        since = dt.datetime.now(tz=dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
-        holder = f"{describe(os.getpid())} since {since}, in {Path.cwd()}"
-        replace_file(_holder_path(device), holder.encode())
-    else:
-        lock.acquire()
-    _LOCKS[device.id] = lock
-    try:
-        yield
-    finally:
-        if lock.lock_counter == 1:
-            del _LOCKS[device.id]
-            _holder_path(device).unlink(missing_ok=True)
-        lock.release()
-
-
-def _await_lock(
-    lock: filelock.BaseFileLock, device: Device, *, waits: bool, tell: Callable[[str], None]
-) -> None:
-    told = ""
-    while True:
-        with contextlib.suppress(filelock.Timeout):
-            lock.acquire(timeout=0)
-            return
-        holder = "another run of specreg"
-        with contextlib.suppress(OSError):
-            holder = _holder_path(device).read_text(errors="replace")
-        held = f"{_named(device)}: used by {holder}"
-        if not waits:
-            advice = "wait until it is done, or choose another GPU with CUDA_VISIBLE_DEVICES"
-            raise DeviceHeldError(f"{held}; {advice}")
-        if held != told:
-            tell(f"{held}; waiting until it is done")
-            told = held
-        time.sleep(_POLL_S)
-
-
 def _lock_path(device: Device) -> Path:
     return cache_dir() / "gpus" / f"{device.id}.lock"
 
 
-def _holder_path(device: Device) -> Path:
-    return cache_dir() / "gpus" / f"{device.id}.txt"
+@contextlib.contextmanager
+def _locked(device: Device, *, waits: bool, tell: Callable[[str], None]) -> Iterator[None]:
+    """Lock a GPU; it is free again when the last of this process's contexts ends."""
+    path = _lock_path(device)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = _LOCKS.setdefault(device.id, filelock.FileLock(path, thread_local=False))
+    holder_path = path.with_suffix(".txt")
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout as error:
+        holder = "another run of specreg"
+        with contextlib.suppress(OSError):
+            holder = holder_path.read_text(errors="replace")
+        held = f"{_named(device)}: used by {holder}"
+        if not waits:
+            advice = "wait until it is done, or choose another GPU with CUDA_VISIBLE_DEVICES"
+            raise SensorError(f"{held}; {advice}") from error
+        tell(f"{held}; waiting until it is done")
+        lock.acquire(poll_interval=_POLL_S)
+    try:
+        if lock.lock_counter == 1:
+            since = dt.datetime.now(tz=dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
+            ours = f"{describe(os.getpid())} since {since}, in {Path.cwd()}"
+            replace_file(holder_path, ours.encode())
+        yield
+    finally:
+        if lock.lock_counter == 1:
+            holder_path.unlink(missing_ok=True)
+        lock.release()
 
 
-def _named(device: Device) -> str:
-    return f"GPU {device.number} ({device.name}, {device.id})"
+def _end(lease: _Lease) -> int | None:
+    """How much of the GPU may be taken from now on; None where that can't be told yet.
+
+    What a server of ours took that started later isn't known: it answers for both at its end.
+    """
+    leases = _LEASES[lease.device.id]
+    at = leases.index(lease)
+    leases.remove(lease)
+    if at == len(leases):
+        return lease.before_bytes
+    known = (one.before_bytes for one in (lease, leases[at]) if one.before_bytes is not None)
+    leases[at].before_bytes = min(known, default=None)
+    return None
 
 
 def _await_memory(device: Device, before_bytes: int | None) -> None:
     """Return once a GPU has its memory back; a driver takes a moment."""
     deadline = time.monotonic() + _BACK_WITHIN_S
-    while True:
-        used_bytes = _used_bytes(device)
-        if before_bytes is None or used_bytes is None:
-            return
+    while before_bytes is not None and (used_bytes := _used_bytes(device)) is not None:
         kept_bytes = used_bytes - before_bytes
         if kept_bytes <= _SLACK_BYTES:
             return
@@ -229,6 +178,10 @@ def _await_memory(device: Device, before_bytes: int | None) -> None:
             )
             raise MemoryHeldError(message)
         time.sleep(_POLL_S)
+
+
+def _named(device: Device) -> str:
+    return f"GPU {device.number} ({device.name}, {device.id})"
 
 
 def _used_bytes(device: Device) -> int | None:

@@ -82,46 +82,28 @@ class Starting:
             time.sleep(POLL_S)
         return server
 
-    def begin(self) -> None:
-        """Start it where it neither runs nor starts, without waiting until it is ready.
-
-        Raises:
-            SpecregError: it can't be started.
-        """
-        if self._error is not None:
-            raise self._error
-        if self._poll is None:
-            self.ready_s = None
-            with self._failing():
-                self._poll = self._running.enter_context(self.start())
-            self._started_ns = time.monotonic_ns()
-
     def poll(self) -> Server | None:
         """The server once it is ready, None before; started where it doesn't start yet.
 
         Raises:
-            SpecregError: it didn't start.
+            SpecregError: it didn't start; what was begun of it is ended.
         """
-        self.begin()
-        if self._server is None and self._poll is not None:
-            with self._failing():
-                self._server = self._poll()
-            if self._server is not None:
-                self.ready_s = (time.monotonic_ns() - self._started_ns) / _NS_PER_S
-        return self._server
-
-    @contextlib.contextmanager
-    def _failing(self) -> Iterator[None]:
-        """End what was started, and remember why, where it doesn't start."""
+        if self._error is not None:
+            raise self._error
         try:
-            try:
-                yield
-            except SpecregError:
-                self.stop()
-                raise
+            if self._poll is None:
+                self.ready_s = None
+                self._poll = self._running.enter_context(self.start())
+                self._started_ns = time.monotonic_ns()
+            elif self._server is None:
+                self._server = self._poll()
+                if self._server is not None:
+                    self.ready_s = (time.monotonic_ns() - self._started_ns) / _NS_PER_S
         except SpecregError as error:
             self._error = error
+            self.stop()
             raise
+        return self._server
 
     @property
     def running(self) -> bool:
@@ -151,20 +133,6 @@ class Starting:
         self._running.close()
 
 
-def wait_until_ready(startings: Sequence[Starting]) -> None:
-    """Start servers at once, and return when each has generated a token.
-
-    They are asked in turn, so the `ready_s` of one is late by what the others take to answer.
-
-    Raises:
-        SpecregError: one didn't start. The others go on: who asks for one again waits for it.
-    """
-    for one in startings:
-        one.begin()
-    while startings := [one for one in startings if one.poll() is None]:
-        time.sleep(POLL_S)
-
-
 def launches_of(case: Case, number: int) -> tuple[Launch, Launch]:
     """The launches of a case's control and of its server, of a number from 1."""
     only_for = case.id if case.needs_fresh_server else ""
@@ -177,13 +145,11 @@ class Servers:
     """The servers of a run.
 
     Attributes:
-        root: the repository's root.
         provision: where the engines come from.
         ready_within_s: how long a server may take to its first token.
-        logs: the folder of what they say.
-        show: is told what goes on.
+        logs: the folder of what they say; show: is told what goes on.
         beside: the id of the launch beside which controls stand, where several of one may run.
-        timeline: is told when one stops.
+        timeline: is told when one is installed or stops.
     """
 
     root: Path
@@ -215,6 +181,8 @@ class Servers:
     def start_all(self, startings: Sequence[Starting]) -> None:
         """Start servers, at once where memory allows, and return when all are ready.
 
+        They are asked in turn, so the `ready_s` of one is late by what the others take to answer.
+
         Raises:
             SpecregError: one didn't start. What else was begun goes on, until it is asked for or
                 its context ends.
@@ -224,9 +192,11 @@ class Servers:
             for one in idle:  # all that takes the machine is done before the first of them starts
                 self._environment(one.launch.spec)
                 widen_models(self.root, one.launch.spec, show=self.show)
-            wait_until_ready(idle)
+            waiting = idle
+            while waiting := [one for one in waiting if one.poll() is None]:
+                time.sleep(POLL_S)
         for one in idle:
-            wait_until_ready([one])
+            _ = one.server
 
     def _environment(self, spec: ServerSpec) -> EngineEnvironment:
         """What a server's engine runs in, installed where it isn't yet."""
@@ -260,36 +230,24 @@ class Servers:
     def log_paths(self, launch: Launch, server: Launch) -> Sequence[Path]:
         """What was said there, in further attempts too, also by one of its own beside a server."""
         names = (launch.id, f"{launch.id}-beside-{server.id}")
-        paths = (
-            path
-            for name in names
-            for path in (
-                self.logs / f"{name}.log",
-                *sorted(self.logs.glob(f"{name}-[0-9]*.log")),
-            )
-        )
-        return [path for path in paths if path.is_file()]
-
-    def _log_path(self, launch: Launch) -> Path:
-        """Where the server of a launch says what it says."""
-        beside = f"-beside-{self.beside}" if self.beside not in {"", launch.id} else ""
-        return self.logs / f"{launch.id}{beside}.log"
+        patterns = (f"{name}{ending}" for name in names for ending in (".log", "-[0-9]*.log"))
+        return [path for pattern in patterns for path in sorted(self.logs.glob(pattern))]
 
     @contextlib.contextmanager
     def _server(self, launch: Launch) -> Iterator[Poll]:
         spec, provision = launch.spec, self.provision
         if provision.url is not None:
-            within_s = self.ready_within_s
-            with attach_server(
-                spec, provision.url, root=self.root, ready_within_s=within_s
-            ) as attached:
-                yield lambda: attached
+            attached = attach_server(
+                spec, provision.url, root=self.root, ready_within_s=self.ready_within_s
+            )
+            yield lambda: attached
             return
+        beside = f"-beside-{self.beside}" if self.beside not in {"", launch.id} else ""
         start = ServerStart(
             spec=spec,
             environment=self._environment(spec),
             root=self.root,
-            log_path=self._log_path(launch),
+            log_path=self.logs / f"{launch.id}{beside}.log",
             on_gpu=provision.on_gpu,
             ready_within_s=self.ready_within_s,
             show=self.show,

@@ -31,9 +31,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _LIMITS = (
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),
     (
-        "memory/memory.limit_in_bytes",
-        "memory/memory.usage_in_bytes",
-        "memory/memory.stat",
+        *(f"memory/memory.{name}" for name in ("limit_in_bytes", "usage_in_bytes", "stat")),
         "total_inactive_file",
     ),
 )
@@ -107,8 +105,7 @@ def fit_together(
 def free_gib(cgroups: Path = _CGROUPS) -> float:
     """The memory that may still be taken: the machine's, or what a container's limit leaves of it.
 
-    Args:
-        cgroups: the folder in which the kernel tells limits.
+    Limits stand in the folder `cgroups`.
     """
     free_bytes = psutil.virtual_memory().available
     for limit, used, details, key in _LIMITS:

@@ -4,11 +4,11 @@ import contextlib
 import dataclasses
 import os
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from specreg.core.errors import SensorError, UnsupportedError
-from specreg.engines.engine import Requirement
+from specreg.engines.engine import Engine, Requirement
 from specreg.engines.methods import is_older
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, ServerSpec
@@ -24,8 +24,6 @@ from specreg.telemetry.devices import devices_of, why_unreadable
 from specreg.telemetry.identity import Gpus, Host, find_gpus
 from specreg.telemetry.sensor import Device
 
-VERSION_OPTION = "--specreg-engine-version"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provision:
@@ -39,8 +37,6 @@ class Provision:
         show: is told what goes on; tell: what must be printed in any case.
         waits: whether to wait for a GPU on which another run of specreg measures.
         site: the machines that they run on; None for this one.
-        version_option: what a user chooses a version by; empty for a side of a gate, which has none
-            of a run's options.
     """
 
     on_gpu: bool
@@ -48,7 +44,6 @@ class Provision:
     python: str | None
     url: str | None
     show: Callable[[str], None]
-    version_option: str = VERSION_OPTION
     tell: Callable[[str], None] = print
     waits: bool = True
     site: Host | None = None
@@ -75,65 +70,55 @@ class Provision:
             )
             raise UnsupportedError(message)
         for spec in dict.fromkeys(case.server for case in cases):
-            self._check_installed(spec)
-            engine_named(spec.engine).check_arguments(spec.engine_args)
-            engine_named(spec.engine).check_parallel(spec.parallel)
+            engine = engine_named(spec.engine)
+            if why := self._why_not_installed(engine, {**os.environ, **dict(spec.engine_env)}):
+                raise UnsupportedError(why)
+            engine.check_arguments(spec.engine_args)
+            engine.check_parallel(spec.parallel)
             if spec.parallel.nodes > 1:
                 message = (
                     f"parallel.nodes = {spec.parallel.nodes}: servers are started on this machine"
                     " alone; start it as its engine says, and measure it with --specreg-attach=URL"
                 )
                 raise UnsupportedError(message)
-        notes = []
+        notes: dict[str, None] = {}
         for case in cases:
             version = self.requirement(case.server).version
-            check_version(case, version, ours=True, option=self.version_option)
-            notes.append(_untested(case.server.engine, version))
-        for note in filter(None, dict.fromkeys(notes)):
+            check_version(case, version, ours=True)
+            oldest = engine_named(case.server.engine).oldest
+            if is_older(version, oldest):
+                notes[
+                    f"engine '{case.server.engine}' {version}: older than {oldest}, the oldest that"
+                    " specreg is tested with; what it takes and tells is read from its own help,"
+                    " metrics and answers"
+                ] = None
+        for note in notes:
             self.tell(note)
 
-    def _check_installed(self, spec: ServerSpec) -> None:
-        """Check that an engine is there, or that specreg is to install it."""
-        engine = engine_named(spec.engine)
-        if engine.program is not None:
-            self._check_program(engine.name, engine.program)
-        elif self.python is not None:
-            if self.version is not None:
-                message = (
-                    f"--specreg-engine-version '{self.version}' with -python: an interpreter has"
-                    " the version that it has; leave one of them out"
+    def _why_not_installed(self, engine: Engine, variables: Mapping[str, str]) -> str:
+        """Why an engine isn't there, nor specreg's to install; empty where it is."""
+        version, python, program = self.version, self.python, engine.program
+        if program is not None:
+            given = [
+                f"{name} '{one}'"
+                for name, one in (("version", version), ("python", python))
+                if one is not None
+            ]
+            if given:
+                is_one = f"engine '{engine.name}' is the program '{program}' on PATH"
+                return f"{given[0]}: {is_one}; leave it out"
+            if shutil.which(program) is None:
+                advice = "run where it is installed, or leave the engine's cases out"
+                return f"engine '{engine.name}': no program '{program}' on PATH; {advice}"
+        elif python is not None:
+            if version is not None:
+                return (
+                    f"version '{version}' with python '{python}': an interpreter has the version"
+                    " that it has; leave one of them out"
                 )
-                raise UnsupportedError(message)
-            variables = {**os.environ, **dict(spec.engine_env)}
-            why = why_not(self.python, engine.module, variables=variables)
-            if why:
-                own = "leave it out: then specreg makes an environment"
-                message = (
-                    f"{self._named('python', self.python)}: {why}; install {engine.name} there, or"
-                    f" {own if self.version_option else 'name another place'}"
-                )
-                raise UnsupportedError(message)
-
-    def _check_program(self, engine: str, program: str) -> None:
-        """Check that a program is on PATH, and no other is asked for."""
-        for option, given in (("version", self.version), ("python", self.python)):
-            if given is not None:
-                message = (
-                    f"{self._named(option, given)}: engine '{engine}' is the program"
-                    f" '{program}' on PATH; leave it out"
-                )
-                raise UnsupportedError(message)
-        if shutil.which(program) is None:
-            others = f"leave the engine out: -k 'not {engine}'"
-            message = (
-                f"engine '{engine}': no program '{program}' on PATH; run where it is installed,"
-                f" or {others if self.version_option else 'choose other cases'}"
-            )
-            raise UnsupportedError(message)
-
-    def _named(self, option: str, given: str) -> str:
-        """What was given, as who gave it knows it: by an option of a run, or in a side."""
-        return f"{'--specreg-engine-' if self.version_option else ''}{option} '{given}'"
+            if why := why_not(python, engine.module, variables=variables):
+                return f"python '{python}': {why}; install {engine.name} there, or name another"
+        return ""
 
     def environment(self, spec: ServerSpec) -> EngineEnvironment:
         """What a server runs in; made if it isn't there.
@@ -180,17 +165,14 @@ class Provision:
     ) -> contextlib.AbstractContextManager[None]:
         """A server's GPUs for as long as the context lasts; nothing of one that has none of ours.
 
-        Args:
-            spec: of the server.
-            beside_starting: see `lease`.
-
-        Raises:
-            SensorError: nothing shows them; or as `lease` says, once it is entered.
+        See `lease_gpus`.
         """
-        gpus = spec.parallel.gpus if self.on_gpu and self.url is None else 0
-        variables = {**os.environ, **dict(spec.engine_env)}
         return lease_gpus(
-            gpus, variables, waits=self.waits, tell=self.tell, beside_starting=beside_starting
+            spec.parallel.gpus if self.on_gpu and self.url is None else 0,
+            {**os.environ, **dict(spec.engine_env)},
+            waits=self.waits,
+            tell=self.tell,
+            beside_starting=beside_starting,
         )
 
     def why_no_power(self, spec: ServerSpec) -> str:
@@ -210,44 +192,24 @@ class Provision:
         if self.url is not None:
             return Requirement(package=self.url, version="")
         wanted = engine.requirement(on_gpu=self.on_gpu)
-        python = self.python
-        if engine.program is None and python is not None:
+        if engine.program is None and self.python is not None:
             # Built from source, an engine for CPUs too is called as its module.
-            usual = installed_version(python, wanted.package)
+            usual = installed_version(self.python, wanted.package)
             package = wanted.package if usual else engine.module
-            return dataclasses.replace(
-                wanted, package=package, version=usual or installed_version(python, package)
-            )
-        return dataclasses.replace(
-            wanted,
-            version=self.version or wanted.version,
-            extras=(
-                *wanted.extras,
-                *engine.spelling_of(spec.method).packages,
-                *engine.packages(spec.parallel),
-            ),
-        )
+            version = usual or installed_version(self.python, package)
+            return dataclasses.replace(wanted, package=package, version=version)
+        spelling = engine.spelling_of(spec.method)
+        extras = (*wanted.extras, *spelling.packages, *engine.packages(spec.parallel))
+        return dataclasses.replace(wanted, version=self.version or wanted.version, extras=extras)
 
 
-def _untested(engine: str, version: str) -> str:
-    """A note on a version that is older than those that specreg was tested with, else empty."""
-    oldest = engine_named(engine).oldest
-    if not is_older(version, oldest):
-        return ""
-    return (
-        f"engine '{engine}' {version}: older than {oldest}, the oldest that specreg is tested with;"
-        " what it takes and tells is read from its own help, metrics and answers"
-    )
-
-
-def check_version(case: Case, version: str, *, ours: bool, option: str = VERSION_OPTION) -> None:
+def check_version(case: Case, version: str, *, ours: bool) -> None:
     """Check that a version of a case's engine can measure it; "" is any version.
 
     Args:
         case: what is to be measured.
         version: of its engine.
         ours: whether we start the server.
-        option: what a user chooses a version by then; empty where that goes without saying.
 
     Raises:
         UnsupportedError: it is too old or too new for the method, or doesn't tell the acceptance of
@@ -255,34 +217,22 @@ def check_version(case: Case, version: str, *, ours: bool, option: str = VERSION
     """
     engine, method = engine_named(case.server.engine), case.server.method
     spelling = engine.spelling_of(method)
-    first, lost = spelling.since, spelling.until
-    how = f" with {option}" if ours and option else ""
-    if is_older(version, first):
-        message = (
-            f"method '{method}': {engine.name} {version} lacks it, or doesn't tell what"
-            f" it accepts; take {first} or newer{how}"
-        )
-        raise UnsupportedError(message)
-    if version and lost and not is_older(version, lost):
-        message = f"method '{method}': {engine.name} {version} lost it; take one before {lost}{how}"
-        raise UnsupportedError(message)
+    subject = f"method '{method}': {engine.name} {version}"
+    if is_older(version, spelling.since):
+        message = f"lacks it, or doesn't tell what it accepts; take {spelling.since} or newer"
+        raise UnsupportedError(f"{subject} {message}")
+    if version and spelling.until and not is_older(version, spelling.until):
+        raise UnsupportedError(f"{subject} lost it; take one before {spelling.until}")
     engine.wire_format.check(case.form, version, ours=ours)
-    if not case.stream:
-        _check_whole(case, streams_alone=not engine.wire_format.answers_whole)
-
-
-def _check_whole(case: Case, *, streams_alone: bool) -> None:
-    """Check that answers can come at once, and tell what is asked of them.
-
-    Raises:
-        UnsupportedError: the engine is asked for streams alone, or only a stream would tell.
-    """
-    reasons = (
-        (streams_alone, f"engine '{case.server.engine}' is asked for streams alone"),
+    # Of answers that come at once: what only a stream tells.
+    for applies, reason in (
+        (
+            not engine.wire_format.answers_whole,
+            f"engine '{engine.name}' is asked for streams alone",
+        ),
         (case.speculates, "only the chunks of a stream tell its acceptance"),
         (case.limits != NO_LIMITS, "limits on TTFT and TPOT are kept in a stream"),
-    )
-    for applies, reason in reasons:
-        if applies:
+    ):
+        if applies and not case.stream:
             message = f"case '{case.id}' with stream = false: {reason}; leave one of them out"
             raise UnsupportedError(message)

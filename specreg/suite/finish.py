@@ -27,12 +27,10 @@ from specreg.report.document import (
     Origin,
     Report,
     RunVerdict,
-    Spreads,
     count_outcomes,
     expected_of,
     last_launches,
     slowed_of,
-    spreads_of,
 )
 from specreg.servers.launch import launches_of
 from specreg.suite.run import Suite
@@ -166,7 +164,9 @@ def remarks(suite: Suite, matrix: Path) -> Iterator[str]:
     if fewer:
         least, most = (chosen(case.prompts for case in fewer) for chosen in (min, max))
         many = f"{least}" if least == most else f"{least} to {most}"
-        given = "--num-prompts" if suite.budget_min is None else "--specreg-budget-gpu-min"
+        given = (
+            "--num-prompts" if suite.options.budget_gpu_min is None else "--specreg-budget-gpu-min"
+        )
         yield (
             f"{given} left {many} prompts of a case: acceptance was compared over those that its"
             " baseline has too, speed wasn't"
@@ -264,7 +264,6 @@ def _case_report(
         draft=case.server.draft or "",
         settings=settings,
         figures=figures,
-        spreads=spreads_of(valid[-1]) if valid else Spreads(),
         expected=expected,
         history=tuple(records[-_LAST_RUNS:]),
         reproduce=run_command((case.id,), _with_version(options, figures)),

@@ -5,18 +5,12 @@ The pytest plugin and the fixtures hold one `Suite` and do nothing by themselves
 
 import contextlib
 import dataclasses
-import datetime as dt
 import functools
-import time
 from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-from specreg.baselines.comparison import CaseBaselines
-from specreg.baselines.estimate import START_S, Estimate, estimate_of, estimates_of, within_budget
-from specreg.baselines.store import BaselineStore, settings_in
+from specreg.baselines.estimate import START_S
 from specreg.core.errors import (
     BaselineError,
     HungError,
@@ -29,22 +23,18 @@ from specreg.core.signals import check_signalled
 from specreg.core.timeline import Phase, Timeline
 from specreg.correctness.checks import ControlAnswers, CorrectnessCheck, RunningCase, checks_of
 from specreg.correctness.oracle_client import predict_drafts
-from specreg.datasets.prompts import prompts_sha256
-from specreg.matrix.case import Case, Tier
-from specreg.matrix.models import model_sha256, resolve_model
+from specreg.matrix.case import Case
+from specreg.matrix.models import resolve_model
 from specreg.matrix.prompts import load_case_prompts
-from specreg.matrix.schema import CaseSettings
 from specreg.measurement.arm import Arm, control_of
 from specreg.measurement.figures import Figures, figures_of, record_figures
 from specreg.measurement.journal import Journal, Key
 from specreg.measurement.measure import Measurement, Plan, beside, measure, workload_of
-from specreg.measurement.metrics import METRICS, Family, Metric
+from specreg.measurement.metrics import Family, Metric
 from specreg.servers.launch import Launch, Servers, Starting, launches_of
-from specreg.servers.provision import Provision
 from specreg.servers.server import Server
 from specreg.stats.alpha_spending import PARTS, Look
-from specreg.suite.away import Away
-from specreg.telemetry.identity import Environment, ProcessorLoad
+from specreg.suite.scope import Scope
 from specreg.telemetry.sampler import Watch, watch
 from specreg.verdicts.confirmation import Confirmation, enough_for
 from specreg.verdicts.judge import Outcome, Verdict
@@ -53,66 +43,45 @@ _ATTEMPTS = 2
 _DoneT = TypeVar("_DoneT")
 
 
+class Away(Protocol):
+    """What measures in other processes, several servers at once; its methods raise SpecregError."""
+
+    def send(self, cases: Sequence[Case], launch: int) -> None:
+        """Have cases measured on a launch of their servers, numbered from 1."""
+
+    def measurement(self, case: Case, launch: int, key: Key) -> Measurement:
+        """What was measured of a case; waits for it."""
+
+    def verdict(self, check: CorrectnessCheck, case: Case, launch: int) -> Verdict:
+        """The verdict of a check; waits for it."""
+
+    def kill(self) -> None:
+        """Ends them at once, whatever they are at; their supervisors end the servers."""
+
+    def close(self, *, early: bool) -> str:
+        """Ends them, or waits until they are done; what to say of it."""
+
+
 @dataclass(slots=True, kw_only=True)
-class Suite:
-    """A run: what it needs, and what it has measured and judged so far.
+class Suite(Scope):
+    """A run: what it measures and judges, and what it has so far.
+
+    A method's `server` is the case's, and `control` the one beside it, None for no speedup.
 
     Attributes:
-        root: the repository's root.
-        tier: what runs.
-        store: the baselines of this machine.
-        launches: how many launches of each server are measured.
-        update_reason: why baselines are recorded, empty for the usual; None when they aren't.
-        provision: where the engines come from.
-        ready_within_s: how long a server may take to its first token.
-        run_folder: where this run leaves logs, figures and its journal.
-        history: the folder of what all runs did.
         journal: of this run; earlier: what the run that is resumed had measured.
         show: is told what goes on; timeline: which phase, for which server pair.
-        softened: the metrics whose tests pass where an effect is INCONCLUSIVE.
-        engine: whose cases run; None for all.
-        with_oracle: whether the models themselves are asked, which takes torch.
-        asked: by case, the metrics that this run judges; one that isn't there is asked for all.
-        skipped: by case that was asked for and can't run here, what it needs.
-        unfetched: by case that isn't skipped, why its models can't be fetched; skips_unfetched:
-            whether such a case is skipped, not INVALID.
-        no_power: why power can't be measured, empty where it can or isn't asked for.
-        load: of the processor when the run began; None where others measure.
-        budget_min: minutes of a GPU that the run may take, None for any.
-        verbose: whether the percentiles of all cases are shown.
         away: who measures elsewhere, None where this process does.
-        servers: those that it starts.
-        confirmation: the verdicts; taken_over: what an earlier run had measured; retried: what was
-            measured a second time, as its server had gone away.
+        taken_over: what an earlier run had measured; retried: what was measured a second time, as
+            its server had gone away.
         figures: of each measurement so far.
         errors: by case that failed otherwise than by a verdict, what was said first, in full.
-        began_at, began_ns: when it began, on the wall and on the monotonic clock.
     """
 
-    root: Path
-    tier: Tier
-    store: BaselineStore
-    launches: int
-    update_reason: str | None
-    provision: Provision
-    ready_within_s: float
-    run_folder: Path
-    history: Path
     journal: Journal
     earlier: Mapping[Key, Measurement]
     show: Callable[[str], None]
     timeline: Timeline = field(default_factory=Timeline)
-    softened: AbstractSet[str] = frozenset()
-    engine: str | None = None
-    with_oracle: bool = False
-    asked: Mapping[str, AbstractSet[str]] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)
-    unfetched: Mapping[str, str] = field(default_factory=dict)
-    skips_unfetched: bool = True
-    no_power: str = ""
-    load: ProcessorLoad | None = None
-    budget_min: float | None = None
-    verbose: bool = False
     away: Away | None = None
     taken_over: list[str] = field(default_factory=list)
     retried: list[str] = field(default_factory=list)
@@ -120,22 +89,17 @@ class Suite:
     confirmation: Confirmation = field(init=False)
     figures: list[Figures] = field(default_factory=list)
     errors: dict[str, str] = field(default_factory=dict)
-    began_at: dt.datetime = field(default_factory=lambda: dt.datetime.now(tz=dt.UTC))
-    began_ns: int = field(default_factory=time.monotonic_ns)
     _measured: dict[tuple[str, int], Measurement] = field(default_factory=dict)
     _checked: dict[tuple[str, str], Verdict] = field(default_factory=dict)
     _failed: dict[str, SpecregError] = field(default_factory=dict)
     _verdict_rows: dict[tuple[str, str, int], int] = field(default_factory=dict)
     _control_answers: ControlAnswers = field(default_factory=dict)
-    _known: tuple[Case, CaseBaselines] | None = None
-    _budgeted: Mapping[str, Case] = field(default_factory=dict)
-    _estimates: dict[str, Estimate | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.servers = Servers(
             root=self.root,
             provision=self.provision,
-            ready_within_s=self.ready_within_s,
+            ready_within_s=self.options.ready_within_s,
             logs=self.run_folder / "logs",
             show=self.show,
             timeline=self.timeline,
@@ -147,17 +111,6 @@ class Suite:
         )
 
     @property
-    def now(self) -> dt.datetime:
-        """The moment, as far from the beginning as it took, whatever became of the wall clock."""
-        passed_us = (time.monotonic_ns() - self.began_ns) // 1000
-        return self.began_at + dt.timedelta(microseconds=passed_us)
-
-    @property
-    def environment(self) -> Environment:
-        """The machine."""
-        return self.store.environment
-
-    @property
     def verdicts(self) -> Sequence[Verdict]:
         """So far, in the order of the run."""
         return self.confirmation.verdicts
@@ -167,35 +120,8 @@ class Suite:
         """So far, in the order of the run."""
         return tuple(self._measured.values())
 
-    def fit_budget(self) -> None:
-        """Lower the prompts of the cases that are asked for to what the budget allows.
-
-        Raises:
-            SpecregError: the least takes longer, or it isn't known how long it takes.
-        """
-        if self.budget_min is None:
-            return
-        cases = [case for case in self.tier.cases if case.id in self.asked]
-        fewer = within_budget(
-            cases,
-            estimates_of(self.tier, self.store, self.provision.found_gpus, self.root),
-            self.environment.kind,
-            budget_min=self.budget_min,
-            launches=self.launches,
-        )
-        self._budgeted = {case.id: case for case in fewer}
-
-    def budgeted(self, case: Case) -> Case:
-        """The case with the prompts that the budget allows; as it is without one."""
-        return self._budgeted.get(case.id, case)
-
     def measure(self, case: Case, server: Starting, control: Starting | None) -> Measurement:
         """Measure a case on a launch, once; or take over what the run that is resumed has.
-
-        Args:
-            case: what to measure.
-            server: the case's.
-            control: the one beside it, None for no speedup.
 
         Raises:
             SpecregError: a server didn't start, or went away twice; the same when asked again.
@@ -241,12 +167,6 @@ class Suite:
 
         A server that is gone or hangs isn't used again, whatever comes of it.
 
-        Args:
-            case: what to measure.
-            key: under which it stands in the journal.
-            server: the case's.
-            control: the one beside it, None for no speedup.
-
         Raises:
             SpecregError: a server didn't start, or went away twice.
         """
@@ -264,16 +184,7 @@ class Suite:
     def _twice(
         self, attempt: Callable[[], _DoneT], pair: Sequence[Starting | None], *, again: str
     ) -> _DoneT:
-        """What an attempt gives; once more, on a fresh server, where one went away meanwhile.
-
-        Args:
-            attempt: asks servers.
-            pair: which.
-            again: what to say of the second one, before its reason.
-
-        Raises:
-            SpecregError: the attempt's; or a server went away twice.
-        """
+        """What an attempt gives; once more, on a fresh server, where one went away meanwhile."""
         attempts = 1 if self.provision.url is not None else _ATTEMPTS
         while True:
             try:
@@ -310,11 +221,7 @@ class Suite:
         return measurement
 
     def _started(self, server: Starting, control: Starting | None) -> tuple[Server, ...]:
-        """A case's server and its control, if there is one, both ready.
-
-        Raises:
-            SpecregError: one didn't start.
-        """
+        """A case's server and its control, if there is one, both ready."""
         pair, asked = server.launch.id, tuple(filter(None, (control, server)))
         starting = [one for one in asked if not one.running]
         estimate_s = self.timeline.start_s or START_S.get(self.environment.kind)
@@ -337,7 +244,7 @@ class Suite:
         power = recording or any(one.family is Family.POWER for one in self.asked_of(case))
         plan = Plan(
             show=self._show_or_stop,
-            turn_to=lambda phase: self.timeline.turn_to(phase, self._phase_s(case, phase)),
+            turn_to=lambda phase: self.timeline.turn_to(phase, self.phase_s(case, phase)),
             record=self.journal.record_round,
             power_s=case.power_s if power else 0.0,
             watching=watching,
@@ -363,15 +270,6 @@ class Suite:
         """Tell what goes on, by round; stop where a signal came and its interrupt was lost."""
         check_signalled()
         self.show(what)
-
-    def _phase_s(self, case: Case, phase: Phase) -> float | None:
-        """About how long a phase of a case takes; None where nothing tells."""
-        if case.id not in self._estimates:
-            self._estimates[case.id] = estimate_of(
-                case, self.tier, self.store, self.provision.found_gpus, self.root
-            )
-        estimate = self._estimates[case.id]
-        return None if estimate is None else estimate.phase_s(phase, case.prompts)
 
     def _watching(self, case: Case, name: str) -> contextlib.AbstractContextManager[Watch | None]:
         """What samples the power of a case that is timed, if anything can."""
@@ -431,12 +329,6 @@ class Suite:
         The group is all cases that share the server: they are measured and checked, and what looks
         worse or undecided is measured again on fresh launches, before the first test says anything.
 
-        Args:
-            metric: what to judge.
-            case: of which.
-            server: the case's.
-            control: the one beside it, None for no speedup.
-
         Raises:
             MemoryHeldError: a GPU hasn't got its memory back, so nothing more may be measured.
         """
@@ -452,7 +344,7 @@ class Suite:
             if launches_of(case, number)[1] != server.launch:
                 continue
             beside = control if case.control else None
-            checks = checks_of(case, with_torch=self.with_oracle) if number == 1 else ()
+            checks = checks_of(case, with_torch=self.options.oracle) if number == 1 else ()
             try:
                 metrics = self.asked_of(case)
                 if metrics:
@@ -495,19 +387,13 @@ class Suite:
     ) -> Verdict:
         """Check what must hold of a case, once; again on a fresh server where one went away.
 
-        Args:
-            check: which.
-            case: of which.
-            server: the case's.
-            control: the one beside it, None where there is none.
-
         Raises:
             SpecregError: a server didn't start or went away twice, or it couldn't be made; the
                 same when asked again.
         """
 
         def attempt() -> Verdict:
-            estimate_s = self._phase_s(case, Phase.CHECKING)
+            estimate_s = self.phase_s(case, Phase.CHECKING)
             with self.timeline.during(
                 Phase.CHECKING, server.launch.id, of=case.id, estimate_s=estimate_s
             ):
@@ -555,61 +441,3 @@ class Suite:
         verdict = Verdict(case_id=case.id, metric=metric, outcome=Outcome.INVALID, reason=reason)
         self.confirmation.add(verdict)
         return verdict
-
-    def known_of(self, case: Case) -> CaseBaselines:
-        """What the baselines know of a case; that of the last case asked for is kept.
-
-        Raises:
-            BaselineError: its baseline can't be read.
-        """
-        if self._known is None or self._known[0] != case:
-            self._known = case, self.store.look_up(case, self.settings(case))
-        return self._known[1]
-
-    def settings(self, case: Case) -> CaseSettings:
-        """What must be equal for another measurement of the case to be compared."""
-        return settings_in(self.root, case)
-
-    @property
-    def asks_for_all(self) -> bool:
-        """Whether the run judges everything that the tier has, on all its prompts."""
-        for case in self.tier.cases:
-            dark = bool(self.provision.why_no_power(case.server))
-            measurable = {
-                metric.name
-                for metric in METRICS.values()
-                if metric.applies_to(case) and not (dark and metric.family is Family.POWER)
-            }
-            asked = self.asked.get(case.id, frozenset())
-            if self.budgeted(case).matrix_prompts or not asked >= measurable:
-                return False
-        return True
-
-    def asked_of(self, case: Case) -> tuple[Metric, ...]:
-        """The metrics that this run judges of a case."""
-        asked = self.asked.get(case.id, METRICS.keys())
-        return tuple(m for m in METRICS.values() if m.name in asked and m.applies_to(case))
-
-    def asks_speed(self, case: Case) -> bool:
-        """Whether the run wants to know how fast a case is."""
-        recording = self.update_reason is not None
-        return recording or any(metric.by_launch for metric in self.asked_of(case))
-
-    def key(self, case: Case, launch: int) -> Key:
-        """What has to be equal for an earlier run's measurement to be taken over."""
-        asked = "all" if self.asks_speed(case) else "acceptance"  # others' prompts or no control
-        if self.update_reason is not None:
-            asked = "record"
-        spec = case.server
-        models = [resolve_model(self.root, name) for name in (spec.target, spec.draft) if name]
-        requirement = self.provision.requirement(spec)
-        files = [prompts_sha256(load_case_prompts(self.root, case)), *map(model_sha256, models)]
-        return Key(
-            case=case.key,
-            case_id=case.id,
-            launch=launch,
-            asked=asked,
-            environment=self.environment.name,
-            engine=f"{self.provision.python or ''} {requirement.pin}".strip(),
-            files_sha256=" ".join(files),
-        )

@@ -23,7 +23,6 @@ from specreg.measurement.metrics import Direction, Family, Metric, acceptance_va
 from specreg.measurement.validity import spoiled_by
 from specreg.stats.alpha_spending import Look
 from specreg.stats.intervals import Change, change_of_launches, t_quantile
-from specreg.telemetry.record import PowerRecord
 
 _OTHER_CARD_FRAC = 0.1
 """What cards of one kind differ by in what their sensors say: ±5 % each."""
@@ -34,7 +33,10 @@ _MOST_LAUNCHES = 12
 _POWER_LEVEL = 0.1
 """The minimum detectable effect is proven nine times out of ten."""
 
+Refusal = tuple["Outcome", str]
+"""Why a figure isn't compared, in a word and in a sentence."""
 Say = Callable[..., "Verdict"]
+"""Makes the verdict on a figure of the rest of its fields."""
 
 
 class Outcome(StrEnum):
@@ -62,21 +64,18 @@ class Verdict:
     """An effect held against a tolerance: one metric of one case.
 
     Attributes:
-        case_id, metric: whose.
-        outcome: in a word; `reason`: in a sentence, empty where the figures say it all.
+        reason: of the outcome, in a sentence; empty where the figures say it all.
         value, expected: measured and baseline, None where there is none.
-        change_frac: (value - expected) / (expected - origin), better is positive.
-        low_frac, high_frac: the interval of that change.
+        change_frac: (value - expected) / (expected - origin), better is positive; low_frac,
+            high_frac: its interval; of a `two_sided` metric more is positive, and either way worse.
         tolerance_frac: what would still have been fine.
         mde_frac: the minimum detectable effect, a loss that is proven nine times out of ten.
         p_worse: how often chance alone would look that much worse, one-sided.
         against: whose baseline: an environment or a source, empty without one.
         cause: of a change in speed, how much is acceptance and how much the cost of a step.
-        launches: how many were measured.
-        needed_launches: how many would tell, where this is undecided; 0 where no number would, None
-            where that isn't known.
+        launches: how many were measured; needed_launches: how many would tell, where this is
+            undecided; 0 where no number would, None where that isn't known.
         softened: whether the test passes where there is no telling.
-        two_sided: whether a change either way is one for the worse; it is positive for more then.
     """
 
     case_id: str
@@ -124,43 +123,21 @@ def judge(metric: Metric, comparison: Comparison, look: Look) -> Verdict:
         comparison: the case's launches and what is known of it.
         look: which one this is; an earlier or later look has less of the level to spend.
     """
-    measurement, known = comparison.measurement, comparison.known
-    case_id = measurement.case.id
-    value = measurement.values.get(metric.name)
+    measurement, baseline = comparison.measurement, comparison.known.baseline
     say = functools.partial(
         Verdict,
-        case_id=case_id,
+        case_id=measurement.case.id,
         metric=metric.name,
-        value=value,
+        value=measurement.values.get(metric.name),
         launches=len(comparison.launches) if metric.by_launch else 1,
     )
-    invalid = measurement.invalid.get(metric.family, "")
-    if not invalid and metric.family in spoiled_by("CLOCK_LOW"):
-        invalid = comparison.held_back
-    if invalid:
-        return say(outcome=Outcome.INVALID, reason=invalid)
-    power = measurement.replay.power if measurement.replay else None
-    if metric.family is Family.POWER and (power is None or power.invalid or power.too_short):
-        return _say_no_power(power, say)
-    if value is None:
-        reason = "METRIC_ABSENT: it has no value, though the case should have one"
-        return say(outcome=Outcome.INVALID, reason=reason)
-    baseline = known.baseline
-    if baseline is None and known.published is None:
-        reason = f"nothing recorded in '{known.environment.name}'; {record_hint(case_id, known)}"
-        return say(outcome=Outcome.NO_BASELINE, reason=reason)
-    settings = of_any_number(known.settings)
-    differing = differing_settings(baseline.case, settings) if baseline else ""
-    if differing:
-        reason = f"it was recorded with other settings: {differing}; {record_hint(case_id, known)}"
-        return say(outcome=Outcome.NO_BASELINE, reason=reason)
-    by_number = metric.by_launch or measurement.case.needs_fresh_server
-    if known.settings.num_prompts is not None and by_number:
-        what = "a speed" if metric.by_launch else "what a drafter learns"
-        reason = f"of {known.settings.num_prompts} prompts: {what} is of all prompts of the case"
-        advice = "leave out --num-prompts, or the budget, to judge it"
-        return say(outcome=Outcome.NOT_COMPARABLE, reason=f"{reason}; {advice}")
-    say = functools.partial(say, against=baseline.environment.name if baseline else "published")
+    refusal = _refuse_measurement(metric, comparison) or _refuse_baseline(metric, comparison)
+    if not refusal:
+        say = functools.partial(say, against=baseline.environment.name if baseline else "published")
+        refuse = _refuse_speed if metric.by_launch else _refuse_acceptance
+        refusal = refuse(metric, comparison)
+    if refusal:
+        return say(outcome=refusal[0], reason=refusal[1])
     return (_judge_speed if metric.by_launch else _judge_acceptance)(metric, comparison, look, say)
 
 
@@ -216,12 +193,11 @@ def tolerance_frac(metric: Metric, case: Case, known: CaseBaselines) -> float:
         return own
     wider = max(metric.portable_tolerance_frac or 0, own)
     told = known.published
-    if known.baseline is None and told is not None and told.tolerance_frac is not None:
-        value = told.value(metric.name)
-        if value is not None and value > metric.origin:
-            theirs = told.tolerance_frac * value / (value - metric.origin)
-            # Of a length near 1 their percentage is all there is to lose: it would never fail.
-            return max(wider, theirs) if theirs < 1 else wider
+    value = told.value(metric.name) if told and not known.baseline else None
+    if told and told.tolerance_frac is not None and value is not None and value > metric.origin:
+        theirs = told.tolerance_frac * value / (value - metric.origin)
+        # Of a length near 1 their percentage is all there is to lose: it would never fail.
+        return max(wider, theirs) if theirs < 1 else wider
     return wider
 
 
@@ -236,12 +212,80 @@ def log_to_frac(metric: Metric, change: float) -> float:
     return math.expm1(change) if metric.direction is Direction.UP else -math.expm1(-change)
 
 
+def _refuse_measurement(metric: Metric, comparison: Comparison) -> Refusal | None:
+    """Why what was measured is no figure to be compared, None where it is."""
+    measurement = comparison.measurement
+    invalid = measurement.invalid.get(metric.family, "")
+    if not invalid and metric.family in spoiled_by("CLOCK_LOW"):
+        invalid = comparison.held_back
+    power = measurement.replay.power if measurement.replay else None
+    if not invalid and metric.family is Family.POWER:
+        if power is None:
+            return Outcome.NOT_COMPARABLE, "the power of this launch wasn't sampled"
+        invalid = power.invalid
+        if power.too_short and not invalid:
+            return Outcome.NOT_COMPARABLE, power.too_short
+    if not invalid and metric.name not in measurement.values:
+        invalid = "METRIC_ABSENT: it has no value, though the case should have one"
+    return (Outcome.INVALID, invalid) if invalid else None
+
+
+def _refuse_baseline(metric: Metric, comparison: Comparison) -> Refusal | None:
+    """Why what is known is nothing to compare the case with, None where it is."""
+    case, known = comparison.measurement.case, comparison.known
+    baseline, hint = known.baseline, record_hint(case.id, known)
+    if baseline is None and known.published is None:
+        return Outcome.NO_BASELINE, f"nothing recorded in '{known.environment.name}'; {hint}"
+    settings = of_any_number(known.settings)
+    differing = differing_settings(baseline.case, settings) if baseline else ""
+    if differing:
+        reason = f"it was recorded with other settings: {differing}; {hint}"
+        return Outcome.NO_BASELINE, reason
+    if known.settings.num_prompts is not None and (metric.by_launch or case.needs_fresh_server):
+        what = "a speed" if metric.by_launch else "what a drafter learns"
+        reason = f"of {known.settings.num_prompts} prompts: {what} is of all prompts of the case"
+        advice = "leave out --num-prompts, or the budget, to judge it"
+        return Outcome.NOT_COMPARABLE, f"{reason}; {advice}"
+    return None
+
+
+def _refuse_acceptance(metric: Metric, comparison: Comparison) -> Refusal | None:
+    """Why two acceptances are not of the same kind, None when they are."""
+    known, ours = comparison.known, comparison.measurement.acceptance
+    hint = record_hint(comparison.measurement.case.id, known)
+    nothing = Outcome.NO_BASELINE, f"the baseline holds no {metric.name}; {hint}"
+    if known.baseline is None:
+        told = known.published
+        return nothing if told is None or told.value(metric.name) is None else None
+    theirs = known.baseline.acceptance
+    if ours is None or theirs is None or not comparison.expects(metric):
+        return nothing
+    tags, recorded = ((one.source, one.view, one.weighting) for one in (ours, theirs))
+    if tags == recorded:
+        return None
+    reason = f"measured as {', '.join(tags)}, recorded as {', '.join(recorded)}; {hint}"
+    return Outcome.NOT_COMPARABLE, reason
+
+
+def _refuse_speed(metric: Metric, comparison: Comparison) -> Refusal | None:
+    """Why two speeds are not of the same kind, None when they are."""
+    known, hint = comparison.known, record_hint(comparison.measurement.case.id, comparison.known)
+    if known.exact is None:
+        where = known.baseline.environment.name if known.baseline else "a published figure"
+        reason = f"nothing recorded in '{known.environment.name}', and speed doesn't carry over"
+        return Outcome.NOT_COMPARABLE, f"{reason} from '{where}'; {hint}"
+    if not known.exact.launch_values(metric):
+        return Outcome.NO_BASELINE, f"the baseline holds none; {hint}"
+    if metric.name not in known.spreads:
+        return Outcome.NO_BASELINE, f"its spread takes two launches or more; {hint}"
+    if metric.family is Family.POWER and (unlike := comparison.unlike_devices):
+        return Outcome.NOT_COMPARABLE, f"{unlike}; {hint}"
+    return None
+
+
 def _judge_acceptance(metric: Metric, comparison: Comparison, look: Look, say: Say) -> Verdict:
-    known, case = comparison.known, comparison.measurement.case
-    tolerance = tolerance_frac(metric, case, known)
-    refused = _refuse_acceptance(metric, comparison, say)
-    if refused is not None:
-        return refused
+    known, ours = comparison.known, comparison.ours
+    tolerance = tolerance_frac(metric, comparison.measurement.case, known)
     found = comparison.ratio_change(metric)
     if isinstance(found, str):
         return say(
@@ -250,75 +294,33 @@ def _judge_acceptance(metric: Metric, comparison: Comparison, look: Look, say: S
     value, expected, change = found
     say = functools.partial(say, value=value, expected=expected)
     verdict = _decide(metric, change, tolerance, look, say)
+    prompts = ours.prompt_ids if ours is not None else ()
     if verdict.outcome is Outcome.INCONCLUSIVE:
-        prompts = len(comparison.ours.prompt_ids) if comparison.ours is not None else 0
-        more = max(2.0, ((verdict.mde_frac or 0.0) / tolerance) ** 2) * prompts
+        more = max(2.0, ((verdict.mde_frac or 0.0) / tolerance) ** 2) * len(prompts)
         remedy = f"raise prompts in the matrix to about {more:.0f}"
-        return _undecided(verdict, f"{prompts} prompts", remedy, needed_launches=0)
-    if verdict.outcome is not Outcome.REGRESSED:
-        return verdict
-    theirs = load_acceptance(known.baseline.acceptance) if known.baseline else None
-    compared = set(comparison.ours.prompt_ids) if comparison.ours is not None else set()
-    records = [
-        record.only(compared) if record is not None else None
-        for record in (comparison.measurement.acceptance, theirs)
-    ]
-    return dataclasses.replace(verdict, reason=_by_category(metric, records[0], records[1]))
-
-
-def _refuse_acceptance(metric: Metric, comparison: Comparison, say: Say) -> Verdict | None:
-    """Why two acceptances are not of the same kind, None when they are."""
-    known, case_id = comparison.known, comparison.measurement.case.id
-    baseline = known.baseline
-    ours = comparison.measurement.acceptance
-    nothing = f"the baseline holds no {metric.name}; {record_hint(case_id, known)}"
-    if baseline is None:
-        told = comparison.known.published
-        absent = told is None or told.value(metric.name) is None
-        return say(outcome=Outcome.NO_BASELINE, reason=nothing) if absent else None
-    theirs = baseline.acceptance
-    if ours is None or theirs is None or not comparison.expects(metric):
-        return say(outcome=Outcome.NO_BASELINE, reason=nothing)
-    tags = (ours.source, ours.view, ours.weighting)
-    recorded_tags = (theirs.source, theirs.view, theirs.weighting)
-    if tags == recorded_tags:
-        return None
-    reason = (
-        f"measured as {', '.join(tags)}, recorded as {', '.join(recorded_tags)};"
-        f" {record_hint(case_id, known)}"
-    )
-    return say(outcome=Outcome.NOT_COMPARABLE, reason=reason)
+        return _undecided(verdict, f"{len(prompts)} prompts", remedy, needed_launches=0)
+    if verdict.outcome is Outcome.REGRESSED:
+        theirs = load_acceptance(known.baseline.acceptance) if known.baseline else None
+        records = (comparison.measurement.acceptance, theirs)
+        reason = _by_category(metric, *(one and one.only(set(prompts)) for one in records))
+        return dataclasses.replace(verdict, reason=reason)
+    return verdict
 
 
 def _judge_speed(metric: Metric, comparison: Comparison, look: Look, say: Say) -> Verdict:
     known, case = comparison.known, comparison.measurement.case
-    if known.exact is None:
-        where = known.baseline.environment.name if known.baseline else "a published figure"
-        reason = (
-            f"nothing recorded in '{known.environment.name}', and speed doesn't carry over from"
-            f" '{where}'; {record_hint(case.id, known)}"
-        )
-        return say(outcome=Outcome.NOT_COMPARABLE, reason=reason)
-    recorded = known.exact.launch_values(metric)
-    if not recorded or metric.name not in known.spreads:
-        lacks = "its spread takes two launches or more" if recorded else "the baseline holds none"
-        return say(outcome=Outcome.NO_BASELINE, reason=f"{lacks}; {record_hint(case.id, known)}")
-    other_card = ""
-    if metric.family is Family.POWER:
-        unlike, other_card = comparison.unlike_devices, comparison.other_card
-        if unlike:
-            reason = f"{unlike}; {record_hint(case.id, known)}"
-            return say(outcome=Outcome.NOT_COMPARABLE, reason=reason)
+    recorded = known.exact.launch_values(metric) if known.exact else ()
+    other_card = comparison.other_card if metric.family is Family.POWER else ""
     tolerance = metric.allowed_frac(case)
     if other_card:
         tolerance = max(tolerance, _OTHER_CARD_FRAC)
+    say = functools.partial(say, expected=_geometric_mean(recorded))
     change = comparison.speed_change(metric)
     if change is None:  # a goodput of nothing has no logarithm, and is no doubt worse
         always = max(comparison.launch_values(metric)) <= 0
         return say(
             outcome=Outcome.REGRESSED if always else Outcome.INCONCLUSIVE,
             reason="" if always else "it is 0 in one launch, and isn't in another",
-            expected=_geometric_mean(recorded),
             change_frac=-1.0,
             low_frac=-1.0,
             high_frac=-1.0,
@@ -328,7 +330,6 @@ def _judge_speed(metric: Metric, comparison: Comparison, look: Look, say: Say) -
     say = functools.partial(
         say,
         value=_geometric_mean(comparison.launch_values(metric)),
-        expected=_geometric_mean(recorded),
         cause=_cause(metric, comparison, change),
     )
     verdict = _decide(metric, change, tolerance, look, say)
@@ -336,18 +337,11 @@ def _judge_speed(metric: Metric, comparison: Comparison, look: Look, say: Say) -
         reason = f"{other_card}, and cards of one kind differ by {_OTHER_CARD_FRAC:.0%}"
         return dataclasses.replace(verdict, outcome=Outcome.NOT_COMPARABLE, reason=reason)
     if verdict.outcome is Outcome.INCONCLUSIVE:
-        launches = f"{_launches(verdict.launches)} against {len(recorded)}"
-        remedy, needed = _more_launches(metric, verdict, known, case, len(recorded))
-        return _undecided(verdict, launches, remedy, needed_launches=needed)
+        launches = f"{verdict.launches} launch{'es' if verdict.launches > 1 else ''}"
+        remedy, needed = _more_launches(metric, verdict, known, len(recorded))
+        against = f"{launches} against {len(recorded)}"
+        return _undecided(verdict, against, remedy, needed_launches=needed)
     return verdict
-
-
-def _say_no_power(power: PowerRecord | None, say: Say) -> Verdict:
-    """Why there is no power to judge: it went wrong, or is too little."""
-    if power is not None and power.invalid:
-        return say(outcome=Outcome.INVALID, reason=power.invalid)
-    reason = power.too_short if power is not None else "the power of this launch wasn't sampled"
-    return say(outcome=Outcome.NOT_COMPARABLE, reason=reason)
 
 
 def _decide(metric: Metric, change: Change, tolerance: float, look: Look, say: Say) -> Verdict:
@@ -368,7 +362,7 @@ def _decide(metric: Metric, change: Change, tolerance: float, look: Look, say: S
 
 
 def _more_launches(
-    metric: Metric, verdict: Verdict, known: CaseBaselines, case: Case, recorded: int
+    metric: Metric, verdict: Verdict, known: CaseBaselines, recorded: int
 ) -> tuple[str, int]:
     """What would decide a speed, by how launches spread; in words and as launches of a run."""
     tolerance, spread = verdict.tolerance_frac or 0.0, known.spreads[metric.name]
@@ -382,15 +376,12 @@ def _more_launches(
             return f"measure {more} launches, which detect {mde(more, recorded):.1%}", more
     for more in range(recorded + 1, _MOST_LAUNCHES + 1):
         if mde(more, more) <= tolerance:
-            anew = f"{record_command((case.id,), known.options)} --specreg-launches={more}"
-            return f"record it anew from {more} launches, and measure as many\n  {anew}", 0
+            record = record_command((verdict.case_id,), known.options)
+            anew = f"record it anew from {more} launches, and measure as many"
+            return f"{anew}\n  {record} --specreg-launches={more}", 0
     most = mde(_MOST_LAUNCHES, _MOST_LAUNCHES)
     advice = f"raise its tolerance in the matrix to {most:.1%}, or measure on a quieter machine"
     return f"{_MOST_LAUNCHES} launches against as many would still be too few: {advice}", 0
-
-
-def _launches(count: int) -> str:
-    return f"{count} launch{'es' if count > 1 else ''}"
 
 
 def _undecided(verdict: Verdict, by_what: str, remedy: str, *, needed_launches: int) -> Verdict:

@@ -1,33 +1,61 @@
-"""Send simulated measurements through the real judging, and count how often it errs."""
+"""Send simulated measurements through the real judging, and count how often it errs.
 
+They look like those of real drafters: three positions are accepted with 0.73, 0.71 and 0.68 each
+given the one before (AL 2.6), prompts differ by 0.55 in logit and have 98 steps each, and a run
+shares no text with its baseline, which is the worst case. Launches differ by 1 %.
+"""
+
+import dataclasses
+import functools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
-from specreg.baselines.comparison import CaseBaselines
-from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import METRICS, Metric
-from specreg.verdicts.confirmation import Confirmation
-from specreg.verdicts.judge import GOOD, Outcome, Verdict
-from specreg.verdicts.simulation import (
-    NO_LOSS,
-    PROMPTS,
-    Loss,
-    World,
-    simulated_case,
-    simulated_metrics,
+from specreg.acceptance.record import (
+    AcceptanceRecord,
+    PromptAcceptance,
+    Source,
+    StepCounts,
+    View,
+    Weighting,
 )
+from specreg.acceptance.table import Column
+from specreg.baselines.comparison import CaseBaselines, spreads_of
+from specreg.baselines.schema import (
+    SCHEMA_VERSION,
+    Baseline,
+    Provenance,
+    StoredAcceptance,
+    stored_acceptance,
+)
+from specreg.matrix.case import Case, ServerSpec
+from specreg.matrix.schema import CaseSettings, Load
+from specreg.measurement.measure import Measurement, all_prompts, values_of
+from specreg.measurement.metrics import METRICS, Direction, Metric, Replay
+from specreg.stats.alpha_spending import PARTS, Look
+from specreg.telemetry.identity import Environment
+from specreg.verdicts.confirmation import Confirmation, enough_for
+from specreg.verdicts.judge import GOOD, Outcome, Verdict
 
-_NIGHTS_PER_BASELINE = 10
-_ONCE_IN_A_THOUSAND = 0.001
-
-CASES = 72
-"""Cases of a night."""
-MOST_ALARMS_FRAC = 0.02
+RATES = (0.73, 0.71, 0.68)
+PROMPTS = 80
+PROMPT_SPREAD = 0.55
+STEPS = 98
+LAUNCH_SPREAD_FRAC = 0.01
+_CASES = 72
+"""Cases of a night, and of the machine whose launches tell its spread."""
+_MOST_ALARMS_FRAC = 0.02
 """How many identical nights may raise an alarm."""
+_NIGHTS_PER_BASELINE = 10
+_BASELINE_LAUNCHES = 3
+_ONCE_IN_A_THOUSAND = 0.001
+_LENGTH = METRICS["acceptance_length_tokens"]
+_THROUGHPUT = METRICS["throughput_tokens_per_s"]
+_SPEEDS = {_THROUGHPUT.name: 1000.0, "ttft_p50_ms": 40.0, "tpot_p50_ms": 8.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,18 +63,18 @@ class Plant:
     """A change that is planted in every case, and what must come of it.
 
     Attributes:
-        loss: of acceptance or speed.
-        tolerances: of the case, by metric.
-        metric: whose verdict counts.
+        acceptance_frac, speed_frac: by how much AL - 1 and throughput fall, 0..1.
+        metric: whose verdict counts; tolerance_frac: its tolerance.
         most_passed_frac, most_undecided_frac, most_regressed_frac, least_regressed_frac: shares of
             the verdicts.
         most_used_frac: prompts measured, as a share of the case's.
     """
 
     name: str
-    loss: Loss = NO_LOSS
-    tolerances: tuple[tuple[str, float], ...] = ()
-    metric: str = "acceptance_length_tokens"
+    acceptance_frac: float = 0.0
+    speed_frac: float = 0.0
+    metric: Metric = _LENGTH
+    tolerance_frac: float = 0.05
     most_passed_frac: float = 0.01
     most_undecided_frac: float = 1.0
     most_regressed_frac: float = 1.0
@@ -54,42 +82,27 @@ class Plant:
     most_used_frac: float = 2.0
 
 
-_SPEED = "throughput_tokens_per_s"
-
+NOTHING = Plant(
+    name="nothing",
+    most_passed_frac=1.0,
+    most_undecided_frac=0.01,
+    most_regressed_frac=0.001,
+    most_used_frac=1.03,
+)
+_SLOWER = functools.partial(Plant, metric=_THROUGHPUT)
 PLANTS = (
+    NOTHING,
+    Plant(name="AL - 1: -5 % (AL: -3 %)", acceptance_frac=0.05),
+    Plant(name="AL - 1: -8.1 % (AL: -5 %)", acceptance_frac=0.081, least_regressed_frac=0.95),
     Plant(
-        name="nothing",
-        most_passed_frac=1.0,
-        most_undecided_frac=0.01,
-        most_regressed_frac=0.001,
-        most_used_frac=1.03,
-    ),
-    Plant(name="AL - 1: -5 % (AL: -3 %)", loss=Loss(acceptance_frac=0.05)),
-    Plant(name="AL - 1: -7.5 %", loss=Loss(acceptance_frac=0.075), least_regressed_frac=0.95),
-    Plant(
-        name="AL - 1: -8.1 % (AL: -5 %)",
-        loss=Loss(acceptance_frac=0.081),
-        least_regressed_frac=0.95,
-    ),
-    Plant(
-        name="AL - 1: -15 %",
-        loss=Loss(acceptance_frac=0.15),
+        name="AL - 1: -16 % (AL: -10 %)",
+        acceptance_frac=0.1625,
         least_regressed_frac=0.95,
         most_used_frac=0.5,
     ),
-    Plant(
-        name="AL - 1: -16 % (AL: -10 %)",
-        loss=Loss(acceptance_frac=0.1625),
-        least_regressed_frac=0.95,
-    ),
-    Plant(
-        name="speed: -3 %, at a tolerance of 3 %",
-        loss=Loss(speed_frac=0.03),
-        tolerances=((_SPEED, 0.03),),
-        metric=_SPEED,
-    ),
-    Plant(name="speed: -5 %", loss=Loss(speed_frac=0.05), metric=_SPEED),
-    Plant(name="speed: -10 %", loss=Loss(speed_frac=0.1), metric=_SPEED, least_regressed_frac=0.95),
+    _SLOWER(name="speed: -3 %, at a tolerance of 3 %", speed_frac=0.03, tolerance_frac=0.03),
+    _SLOWER(name="speed: -5 %", speed_frac=0.05),
+    _SLOWER(name="speed: -10 %", speed_frac=0.1, least_regressed_frac=0.95),
 )
 """What must come of it, at a tolerance of 5 % unless it says otherwise."""
 
@@ -109,18 +122,19 @@ def run_selftest(nights: int, trials: int = 300) -> tuple[str, bool]:
     for seed, plant in enumerate(PLANTS, start=1):
         outcomes, used_frac = try_plant(plant, trials, seed=seed)
         kept = kept and is_kept(plant, outcomes, used_frac)
-        passed, undecided, regressed = _shares(outcomes)
+        passed, undecided, regressed = (count / trials for count in _counts(outcomes))
         lines.append(
             f"{plant.name:36}{passed:>7.1%}{undecided:>14.1%}{regressed:>11.1%}{used_frac:>9.0%}"
         )
     lines.append("")
     for prompts, many in ((PROMPTS, nights), (20, math.ceil(nights / 4))):
-        alarms, undecided, verdicts = try_nights(many, prompts=prompts, seed=0)
-        kept = kept and alarms <= MOST_ALARMS_FRAC * many
+        alarms, verdicts = try_nights(many, prompts=prompts, seed=0)
+        kept = kept and alarms <= _MOST_ALARMS_FRAC * many
+        undecided_frac = verdicts[Outcome.INCONCLUSIVE] / verdicts.total()
         lines.append(
-            f"{many} identical nights of {CASES} cases of {prompts} prompts: {alarms} raised an"
-            f" alarm (at most {MOST_ALARMS_FRAC:.0%} may); {undecided / verdicts:.2%} of"
-            f" {verdicts} verdicts were inconclusive"
+            f"{many} identical nights of {_CASES} cases of {prompts} prompts: {alarms} raised an"
+            f" alarm (at most {_MOST_ALARMS_FRAC:.0%} may); {undecided_frac:.2%} of"
+            f" {verdicts.total()} verdicts were inconclusive"
         )
     lines.append("the error rates are kept" if kept else "THE ERROR RATES ARE NOT KEPT")
     return "\n".join(lines), kept
@@ -129,7 +143,7 @@ def run_selftest(nights: int, trials: int = 300) -> tuple[str, bool]:
 def is_kept(plant: Plant, outcomes: Mapping[Outcome, int], used_frac: float) -> bool:
     """Whether what came of a plant is what must, allowing for chance in so many trials."""
     trials = sum(outcomes.values())
-    passed, undecided, regressed = (round(share * trials) for share in _shares(outcomes))
+    passed, undecided, regressed = _counts(outcomes)
     chances = (
         (passed, plant.most_passed_frac),
         (undecided, plant.most_undecided_frac),
@@ -156,68 +170,69 @@ def most_by_chance(trials: int, frac: float) -> int:
     return most
 
 
-def _shares(outcomes: Mapping[Outcome, int]) -> tuple[float, float, float]:
-    """Of all verdicts, those that passed, that were inconclusive, and that regressed."""
-    trials = sum(outcomes.values())
+def _counts(outcomes: Mapping[Outcome, int]) -> tuple[int, int, int]:
+    """How many passed, were inconclusive, and regressed."""
     passed = sum(outcomes.get(outcome, 0) for outcome in GOOD)
-    told = (passed, outcomes.get(Outcome.INCONCLUSIVE, 0), outcomes.get(Outcome.REGRESSED, 0))
-    return told[0] / trials, told[1] / trials, told[2] / trials
+    return passed, outcomes.get(Outcome.INCONCLUSIVE, 0), outcomes.get(Outcome.REGRESSED, 0)
 
 
 def try_plant(plant: Plant, trials: int, *, seed: int) -> tuple[Counter[Outcome], float]:
-    """The outcomes of a planted change, and the mean share of a case's prompts that they took."""
+    """The outcomes of a planted change, and the mean share of a case's prompts that they took.
+
+    Each is judged among the other figures of a night, among which it must stand out.
+    """
     world = World(np.random.default_rng(seed))
     outcomes: Counter[Outcome] = Counter()
     used_frac = 0.0
+    night = [
+        Verdict(case_id=f"other-{number}", metric=metric.name, outcome=Outcome.PASS, p_worse=0.5)
+        for number in range(_CASES - 1)
+        for metric in _metrics_of(simulated_case(0))
+    ]
     for number in range(trials):
-        case = simulated_case(number, tolerances=plant.tolerances)
+        case = simulated_case(number, tolerances=((plant.metric.name, plant.tolerance_frac),))
         known = world.known_of(case)
-        launch = world.launch(case, known, plant.loss, asked=[METRICS[plant.metric]])
+        launch = world.launch(case, known, plant, asked=[plant.metric])
         used_frac += len(launch.acceptance.prompts if launch.acceptance else ()) / case.prompts
-        metrics = [METRICS[plant.metric]]
-        verdicts = _judged(world, [launch], {case.id: known}, plant.loss, metrics, among=_NIGHT)
-        outcomes.update(verdict.outcome for verdict in verdicts if verdict.case_id == case.id)
+        *_, verdict = _judged(world, [launch], {case.id: known}, plant, [plant.metric], night)
+        outcomes[verdict.outcome] += 1
     return outcomes, used_frac / trials
 
 
-def try_nights(nights: int, *, prompts: int, seed: int) -> tuple[int, int, int]:
-    """How many identical nights raised an alarm; inconclusive verdicts, and all verdicts."""
+def try_nights(nights: int, *, prompts: int, seed: int) -> tuple[int, Counter[Outcome]]:
+    """How many identical nights raised an alarm, and the outcomes of all verdicts."""
     world = World(np.random.default_rng(seed))
-    cases = [simulated_case(number, prompts=prompts) for number in range(CASES)]
-    metrics = simulated_metrics(cases[0])
-    alarms = undecided = judged = 0
+    cases = [simulated_case(number, prompts=prompts) for number in range(_CASES)]
+    metrics = _metrics_of(cases[0])
+    alarms, outcomes = 0, Counter[Outcome]()
     knowns: Mapping[str, CaseBaselines] = {}
     for night in range(nights):
         if night % _NIGHTS_PER_BASELINE == 0:
             knowns = {case.id: world.known_of(case) for case in cases}
-        launches = [world.launch(case, knowns[case.id], NO_LOSS, asked=metrics) for case in cases]
-        verdicts = _judged(world, launches, knowns, NO_LOSS, metrics)
-        outcomes = [verdict.outcome for verdict in verdicts]
-        alarms += Outcome.REGRESSED in outcomes
-        undecided += outcomes.count(Outcome.INCONCLUSIVE)
-        judged += len(outcomes)
-    return alarms, undecided, judged
+        launches = [world.launch(case, knowns[case.id], NOTHING, asked=metrics) for case in cases]
+        found = [one.outcome for one in _judged(world, launches, knowns, NOTHING, metrics)]
+        alarms += Outcome.REGRESSED in found
+        outcomes.update(found)
+    return alarms, outcomes
 
 
 def _judged(
-    world: World,
+    world: "World",
     launches: Sequence[Measurement],
     knowns: Mapping[str, CaseBaselines],
-    loss: Loss,
+    plant: Plant,
     metrics: Sequence[Metric],
-    *,
     among: Iterable[Verdict] = (),
 ) -> Sequence[Verdict]:
-    """The verdicts on launches, after second looks at what needs them; among others."""
+    """Others, and the verdicts on launches after second looks at what needs them."""
     firsts = {launch.case.id: launch for launch in launches}
     confirmation = Confirmation(
         known_of=lambda case: knowns[case.id],
         measure_afresh=lambda cases, _: {
-            case.id: world.again(firsts[case.id], loss) for case in cases
+            case.id: world.again(firsts[case.id], plant) for case in cases
         },
+        verdicts=list(among),
     )
-    for verdict in among:
-        confirmation.add(verdict)
     for launch in launches:
         for metric in metrics:
             confirmation.judge(metric, (launch,))
@@ -226,9 +241,198 @@ def _judged(
     return confirmation.verdicts
 
 
-_NIGHT = tuple(
-    Verdict(case_id=f"other-{number}", metric=metric.name, outcome=Outcome.PASS, p_worse=0.5)
-    for number in range(CASES - 1)
-    for metric in simulated_metrics(simulated_case(0))
+class World:
+    """Draws measurements, and the baselines that they are compared with."""
+
+    def __init__(self, random: np.random.Generator) -> None:
+        self._random = random
+        self._hardness: dict[str, Column] = {}
+        self._spreads = spreads_of(self._baseline() for _ in range(_CASES))
+
+    def known_of(self, case: Case) -> CaseBaselines:
+        """A fresh baseline of a case, of twice its prompts."""
+        hardness = self._random.normal(0, PROMPT_SPREAD, 2 * case.prompts)
+        self._hardness[case.id] = hardness
+        baseline = self._baseline(stored_acceptance(self._acceptance(hardness, 0.0)))
+        return CaseBaselines(
+            environment=_ENVIRONMENT, settings=_SETTINGS, exact=baseline, spreads=self._spreads
+        )
+
+    def _baseline(self, acceptance: StoredAcceptance | None = None) -> Baseline:
+        return Baseline(
+            schema_version=SCHEMA_VERSION,
+            case=_SETTINGS,
+            environment=_ENVIRONMENT,
+            provenance=_PROVENANCE,
+            acceptance=acceptance,
+            launches=tuple(self._speeds(1.0) for _ in range(_BASELINE_LAUNCHES)),
+        )
+
+    def launch(
+        self, case: Case, known: CaseBaselines, plant: Plant, *, asked: Sequence[Metric]
+    ) -> Measurement:
+        """One launch of a case, measured until it is enough for what is asked."""
+        whole = self._acceptance(self._hardness[case.id], shift_of(plant.acceptance_frac))
+        metrics = [metric for metric in asked if not metric.by_launch]
+        alone = len(metrics) == len(asked)
+        enough = enough_for(case, metrics, known, may_stop_early=alone) if metrics else all_prompts
+        look, taken = Look.EXTENDED, whole.prompts
+        for part in range(1, PARTS + 1):
+            now = Look.FULL if part == PARTS else Look.EARLY
+            so_far = whole.prompts[: case.prompts * part // PARTS]
+            if enough(_record(so_far), now):
+                look, taken = now, so_far
+                break
+        replay = Replay(rounds=(), control_rounds=(), acceptance=_record(taken))
+        measurement = Measurement(
+            case=case,
+            engine_version="",
+            target="",
+            draft=None,
+            replay=replay,
+            values=values_of(case, replay),
+            look=look,
+        )
+        return self.again(measurement, plant)
+
+    def again(self, first: Measurement, plant: Plant) -> Measurement:
+        """A fresh launch: other speeds, and the same text, as greedy answers have."""
+        speeds = self._speeds(1 - plant.speed_frac)
+        return dataclasses.replace(first, values={**first.values, **speeds})
+
+    def _acceptance(self, hardness: Column, shift: float) -> AcceptanceRecord:
+        """What prompts of some hardness do, in logits; no two draws share a word."""
+        columns = []
+        alive = np.full(len(hardness), STEPS)
+        for rate in RATES:
+            alive = self._random.binomial(alive, accepted_frac(rate, hardness, shift))
+            columns.append(alive.tolist())
+        return _record(
+            PromptAcceptance(
+                prompt_id=f"prompt-{number}",
+                category="",
+                counts=_step_counts(positions, prompts=1),
+                completion_tokens=1 + STEPS + sum(positions),
+            )
+            for number, positions in enumerate(zip(*columns, strict=True))
+        )
+
+    def _speeds(self, speed: float) -> dict[str, float]:
+        """The speeds of a launch that is so many times as fast as usual."""
+        return {
+            name: value
+            * (speed if METRICS[name].direction is Direction.UP else 1 / speed)
+            * math.exp(self._random.normal(0, LAUNCH_SPREAD_FRAC))
+            for name, value in _SPEEDS.items()
+        }
+
+
+def _record(prompts: Iterable[PromptAcceptance]) -> AcceptanceRecord:
+    prompts = tuple(prompts)
+    columns = zip(*(prompt.counts.position_counts for prompt in prompts), strict=True)
+    return AcceptanceRecord(
+        source=Source.VLLM_REQUEST,
+        view=View.VERIFIER,
+        weighting=Weighting.STEP,
+        total=_step_counts(tuple(sum(column) for column in columns), prompts=len(prompts)),
+        prompts=prompts,
+    )
+
+
+def _step_counts(positions: tuple[int, ...], *, prompts: int) -> StepCounts:
+    return StepCounts(
+        steps=prompts * STEPS,
+        accepted=sum(positions),
+        proposed=prompts * STEPS * len(RATES),
+        position_counts=positions,
+    )
+
+
+def accepted_frac(rate: float, hardness: Column, shift: float) -> Column:
+    """The conditional acceptance of prompts, 0..1."""
+    return np.asarray(1 / (1 + np.exp(-(math.log(rate / (1 - rate)) + hardness + shift))))
+
+
+@functools.cache
+def shift_of(loss_frac: float) -> float:
+    """How far all logits must fall for AL - 1 to fall by a share, 0 or less."""
+    levels = (np.arange(2000) + 0.5) / 2000
+    hardness = np.array([NormalDist(0, PROMPT_SPREAD).inv_cdf(level) for level in levels])
+
+    def accepted(shift: float) -> float:
+        alive = [accepted_frac(rate, hardness, shift) for rate in RATES]
+        return float(sum(np.mean(np.prod(alive[:k], axis=0)) for k in range(1, len(alive) + 1)))
+
+    low, high = -5.0, 0.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        enough = accepted(middle) / accepted(0.0) > 1 - loss_frac
+        low, high = (low, middle) if enough else (middle, high)
+    return high
+
+
+def _metrics_of(case: Case) -> tuple[Metric, ...]:
+    """What a simulated case can be judged by."""
+    return tuple(
+        metric
+        for metric in METRICS.values()
+        if metric.applies_to(case) and (not metric.by_launch or metric.name in _SPEEDS)
+    )
+
+
+def simulated_case(
+    number: int, *, prompts: int = PROMPTS, tolerances: tuple[tuple[str, float], ...] = ()
+) -> Case:
+    """One of the cases, which differ in nothing but their names."""
+    server = dataclasses.replace(_SERVER, models=str(number))
+    return Case(
+        server=server,
+        control=None,
+        dataset="simulated",
+        prompts=prompts,
+        load=Load(concurrency=4),
+        rounds=4,
+        output_cap_tokens=256,
+        temperature=0.0,
+        tolerances=tolerances,
+    )
+
+
+_ENVIRONMENT = Environment(kind="gpu", gpus=("simulated",), gpu_memory_gb=80)
+_PROVENANCE = Provenance(
+    engine_version="",
+    draft_sha256="",
+    specreg_version="",
+    commit="",
+    recorded_on="",
+    reason="simulated",
 )
-"""The other figures of a night, among which a loss must stand out."""
+_SERVER = ServerSpec(
+    engine="vllm",
+    method="eagle3",
+    models="0",
+    target="",
+    draft="",
+    padding_layers=0,
+    draft_tokens=len(RATES),
+    dtype="auto",
+    max_model_len_tokens=1024,
+    max_sequences=8,
+    gpu_memory_frac=0.4,
+)
+_SETTINGS = CaseSettings(
+    engine="vllm",
+    method="eagle3",
+    draft_tokens=len(RATES),
+    target_sha256="",
+    target="",
+    prompts_sha256="",
+    output_cap_tokens=256,
+    temperature=0.0,
+    concurrency=4,
+    dtype="auto",
+    max_model_len_tokens=1024,
+    max_sequences=8,
+    engine_args=(),
+    engine_env=(),
+)

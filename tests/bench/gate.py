@@ -25,7 +25,7 @@ from specreg.compare.judging import (
     judge_pair,
 )
 from specreg.compare.pairs import Group, Pair, Side
-from specreg.verdicts.simulation import (
+from specreg.verdicts.selftest import (
     LAUNCH_SPREAD_FRAC,
     PROMPT_SPREAD,
     PROMPTS,

@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from specreg.core.supervisor import shared_files, used_by, used_by_anybody
+from specreg.core.supervisor import shared_files, used_by
 from specreg.measurement.journal import parts_in
 from specreg.report.document import RunVerdict, load_verdict
 from tests.doubles.nvml.device import ScriptedGpu, build, environment, write_script
@@ -274,7 +274,7 @@ def shared_left(before: frozenset[str], ours: Collection[int] = ()) -> frozenset
     """
     left = shared_files() - before
     if left:
-        left -= used_by_anybody() - used_by(ours)
+        left -= used_by() - used_by(ours)
     if left and not ours:
         time.sleep(0.5)
     return left & shared_files()

@@ -26,9 +26,6 @@ def test_a_run_leaves_all_that_it_knows_in_its_folder(recorded_suite: Suite) -> 
     assert drafted.figures is not None
     assert drafted.figures.acceptance is not None
     assert drafted.expected.histogram[0] > 0
-    assert sum(bar.count for bar in drafted.spreads.ttft_ms) == 10
-    assert drafted.spreads.step_ms
-    assert drafted.spreads.control_step_ms
     assert len(drafted.history) == 1
     assert "-k 'c4 and (acceptance or throughput)'" in report.origin.command
     assert report.ended_at
@@ -122,7 +119,7 @@ def test_a_machine_that_nothing_fits_leaves_the_reasons(suite: Suite) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("tests/perf", "--co"), ("tests/perf", "tests/unit/core/test_errors.py", "-k", "tree")],
+    [("tests/perf", "--co"), ("tests/perf", "tests/unit/core/test_errors.py", "-k", "bounded")],
     ids=["listed", "other-tests"],
 )
 def test_what_is_not_to_judge_leaves_nothing(suite: Suite, arguments: tuple[str, ...]) -> None:

@@ -16,7 +16,7 @@ from specreg.baselines.schema import (
 )
 from specreg.baselines.store import settings_in
 from specreg.matrix.tier import load_tier
-from specreg.report.document import load_figures
+from specreg.report.document import FILE_NAME, load_report
 from specreg.telemetry.identity import Environment
 from specreg.telemetry.record import PowerRecord
 from specreg.telemetry.sensor import Scope
@@ -70,9 +70,10 @@ def run(suite: Suite, gpu: ScriptedGpu) -> tuple[str, Mapping[str, Outcome], Pow
         if "the sampler was kept" not in done.stdout and "no samples at" not in done.stdout:
             break
     found = {one.metric: one.outcome for one in suite.verdict().verdicts}
-    (figures,) = load_figures(max(suite.runs.iterdir()))
-    assert figures.power is not None
-    return done.stdout, found, figures.power
+    (case,) = load_report(max(suite.runs.iterdir()) / FILE_NAME).cases
+    assert case.figures is not None
+    assert case.figures.power is not None
+    return done.stdout, found, case.figures.power
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from specreg.baselines.schema import (
     stored_acceptance,
 )
 from specreg.core.processes import SupervisedProcess
-from specreg.core.supervisor import NO_LEADER
+from specreg.core.supervisor import Session
 from specreg.datasets.prompts import Prompt
 from specreg.engines.engine import LaunchOptions, Requirement
 from specreg.engines.registry import engine_named
@@ -269,13 +269,7 @@ def server(
         target="some/target",
         draft="some/draft",
         engine_version="99.0+scripted",
-        process=SupervisedProcess(
-            popen=process,
-            mark="none",
-            leader=NO_LEADER,
-            supervisor=process,
-            last_resort=list,
-        ),
+        process=SupervisedProcess(popen=process, session=Session("none"), supervisor=process),
         log_path=log_path,
         private=Path("/nowhere"),
     )

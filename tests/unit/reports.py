@@ -14,11 +14,9 @@ from specreg.report.document import (
     Origin,
     Report,
     RunVerdict,
-    Spreads,
     count_outcomes,
     exit_status,
 )
-from specreg.stats.percentiles import Bar
 from specreg.verdicts.history import RunRecord
 from specreg.verdicts.judge import Outcome, Verdict
 from tests.unit import builders
@@ -87,7 +85,6 @@ LOST = Verdict(
     high_frac=-0.08,
     tolerance_frac=0.05,
 )
-BARS = tuple(Bar(low_ms=float(i), high_ms=float(i + 1), count=i) for i in range(1, 5))
 EXPECTED = Expected(
     environment=builders.ENVIRONMENT.name,
     recorded_on="2026-11-21",
@@ -123,7 +120,6 @@ CASE_REPORT = CaseReport(
     draft="some/draft",
     settings=builders.SETTINGS,
     figures=figures_of(measured(), 1),
-    spreads=Spreads(ttft_ms=BARS, step_ms=BARS, control_step_ms=BARS),
     expected=EXPECTED,
     history=tuple(
         past_run(day, acceptance_length_tokens=2.6, throughput_tokens_per_s=100.0 + day)
@@ -155,6 +151,7 @@ REPORT = Report(
         commit="0123456789ab",
         python_version="3.11.2",
         driver_version="",
+        options=("--specreg-tier=cpu",),
     ),
     cases=(CASE_REPORT,),
     tier_cases=(CASE.id,),

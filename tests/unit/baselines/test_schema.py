@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from specreg.acceptance.record import AcceptanceRecord, Source, StepCounts
+from specreg.baselines.comparison import differing_settings, of_any_number
 from specreg.baselines.schema import (
     SCHEMA_VERSION,
     Baseline,
@@ -25,9 +26,11 @@ from specreg.baselines.schema import (
     render_schema,
     stored_acceptance,
 )
+from specreg.baselines.store import settings_in
 from specreg.core.errors import BaselineError
 from specreg.engines.methods import Tree
 from specreg.matrix.schema import CaseSettings, Limits
+from specreg.matrix.tier import load_tier
 from specreg.measurement.metrics import METRICS
 from specreg.telemetry.sensor import Scope
 from tests.unit import builders
@@ -367,3 +370,18 @@ def test_settings_are_written_with_their_defaults() -> None:
     rendered = json.loads(render_baseline(baseline))["case"]
     assert set(rendered) == {field.name for field in dataclasses.fields(CaseSettings)}
     assert msgspec.json.decode(render_baseline(baseline), type=Baseline) == baseline
+
+
+def test_every_committed_baseline_still_applies_to_a_case_of_a_tier() -> None:
+    """A setting that moves, a path for instance, would leave a baseline behind unseen."""
+    root = builders.ROOT
+    tiers = [
+        load_tier(path.parent, path.stem) for path in (root / "fixtures/matrix").glob("*.toml")
+    ]
+    cases = [case for tier in tiers for case in tier.cases]
+    for path in sorted((root / "baselines").glob("[!p]*/*.json")):
+        committed = load_baseline(path)
+        assert committed is not None
+        current = [of_any_number(settings_in(root, case)) for case in cases if case.id == path.stem]
+        differ = [differing_settings(committed.case, settings) for settings in current]
+        assert "" in differ or not differ, f"{path}: {differ}"

@@ -31,23 +31,9 @@ def eagle(tmp_path: Path) -> Path:
     return tmp_path / "eagle"
 
 
-def test_all_configs_are_prepared_at_once(eagle: Path, tmp_path: Path) -> None:
-    done = specreg("prepare", "eagle", "--config", "all", "--from", eagle, data=tmp_path / "data")
-    assert done.exit_code == 0, done.output
-    assert sorted(path.stem for path in (tmp_path / "data").glob("*.jsonl")) == [
-        *("eagle-alpaca", "eagle-gsm8k", "eagle-humaneval"),
-        *("eagle-mt_bench", "eagle-qa", "eagle-sum"),
-    ]
-
-
-@pytest.mark.parametrize(
-    "arguments", [("eagle-qa",), ("eagle", "--config", "qa")], ids=["full name", "config"]
-)
-def test_a_config_is_named_in_full_or_apart(
-    arguments: tuple[str, ...], eagle: Path, tmp_path: Path
-) -> None:
+def test_a_set_is_prepared_from_a_file_that_the_user_has(eagle: Path, tmp_path: Path) -> None:
     options = ("--num-prompts", "16", "--data-dir", str(tmp_path / "data"))
-    done = specreg("prepare", *arguments, "--from", eagle / "qa/question.jsonl", *options)
+    done = specreg("prepare", "eagle-qa", "--from", eagle / "qa/question.jsonl", *options)
     assert done.exit_code == 0, done.output
     assert [path.name for path in (tmp_path / "data").glob("*.jsonl")] == ["eagle-qa.jsonl"]
     assert len((tmp_path / "data/eagle-qa.jsonl").read_text().splitlines()) == 16
@@ -56,13 +42,7 @@ def test_a_config_is_named_in_full_or_apart(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (
-            ("eagle",),
-            "dataset 'eagle': has several configs: alpaca, gsm8k, .*; give --config, or a",
-        ),
-        (("eagle", "--config", "mtbench"), "unknown config of eagle 'mtbench'; did you mean 'mt_b"),
         (("gsm9k",), "unknown dataset 'gsm9k'; did you mean 'gsm8k'"),
-        (("eagle-qa", "--config", "qa"), "dataset 'eagle-qa': has no configs; leave --config out"),
         (("random-77",), "dataset 'random-77': nothing to prepare"),
     ],
 )
@@ -83,12 +63,3 @@ def test_the_folder_of_sets_is_the_users_choice(
     assert data_dir() == tmp_path / "datasets"
     monkeypatch.setenv("SPECREG_DATA", str(tmp_path / "sets"))
     assert data_dir() == tmp_path / "sets"
-
-
-def test_one_file_is_no_set_of_all_configs(eagle: Path, tmp_path: Path) -> None:
-    """The same prompts would be written under each name."""
-    file = eagle / "alpaca/question.jsonl"
-    done = specreg("prepare", "eagle", "--config", "all", "--from", file, data=tmp_path / "data")
-    assert isinstance(done.exception, DatasetError)
-    assert "is one file, --config all has 6; give the folder" in str(done.exception)
-    assert not (tmp_path / "data").exists()

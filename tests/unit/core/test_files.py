@@ -1,12 +1,34 @@
 """A file is the old or the new one; lines are added whole; and none of it has a secret."""
 
+import hashlib
 import os
 import platform
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from specreg.core.files import append_lines, passing_folder, replace_file
+from specreg.core.files import (
+    append_lines,
+    cache_dir,
+    data_dir,
+    file_sha256,
+    passing_folder,
+    replace_file,
+)
+
+PLANTED = "ab" * 32
+KILLED = 2**22 + 1  # no process has such a number
+
+
+def part(writer: int, of: str = "file", node: str = platform.node()) -> str:
+    """What a writer writes into."""
+    return f".{of}.{node}.{writer}.part"
+
+
+OTHERS = {part(os.getppid()), part(KILLED, of="other"), part(KILLED, node="elsewhere")}
+"""Of one that lives, of another file, and of another machine, whose processes can't be seen."""
 
 
 def test_a_file_is_made_with_its_folder_and_replaced(tmp_path: Path) -> None:
@@ -17,37 +39,26 @@ def test_a_file_is_made_with_its_folder_and_replaced(tmp_path: Path) -> None:
     assert [one.name for one in path.parent.iterdir()] == ["file"]
 
 
-def part(writer: int, of: str = "file", node: str = platform.node()) -> str:
-    """What somebody writes into."""
-    return f".{of}.{node}.{writer}.part"
-
-
-KILLED = 2**22 + 1  # no process has such a number
-OTHERS = {part(os.getppid()), part(KILLED, of="other"), part(KILLED, node="elsewhere")}
-"""Of one that lives, of another file, and of another machine, of whose processes nobody knows."""
-
-
 def test_what_the_killed_left_goes_and_what_the_living_write_stays(tmp_path: Path) -> None:
+    """One that was killed may have had our number, in a container for instance."""
     for name in (*OTHERS, part(KILLED)):
         (tmp_path / name).touch()
+    for name in (part(KILLED + 1), part(os.getpid())):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "left").touch()
     replace_file(tmp_path / "file", b"new")
     assert {one.name for one in tmp_path.iterdir()} == {*OTHERS, "file"}
 
 
 def test_a_folder_that_passes_is_empty_at_first_and_gone_at_last(tmp_path: Path) -> None:
-    """Whoever was killed in one may have had our number, in a container for instance."""
-    for name in (*OTHERS, part(KILLED), part(os.getpid())):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "left").touch()
-    with passing_folder(tmp_path / "file") as folder:
-        assert folder.name == part(os.getpid())
-        assert not list(folder.iterdir())
-        (folder / "made").touch()
-    assert {one.name for one in tmp_path.iterdir()} == OTHERS
+    for _ in range(2):
+        with passing_folder(tmp_path / "file") as folder:
+            assert not list(folder.iterdir())
+            (folder / "made").touch()
+        assert list(tmp_path.iterdir()) == []
     with passing_folder(tmp_path / "file") as folder:
         (folder / "made").touch()
         folder.rename(tmp_path / "file")
-    assert {one.name for one in tmp_path.iterdir()} == {*OTHERS, "file"}
     assert (tmp_path / "file/made").exists()
 
 
@@ -66,3 +77,78 @@ def test_no_secret_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     replace_file(tmp_path / "file", b'{"a": "planted-1"}')
     append_lines(tmp_path / "file", b"planted-1\n")
     assert (tmp_path / "file").read_bytes() == b'{"a": "HIDDEN"}\nHIDDEN\n'
+
+
+@pytest.fixture
+def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file, and a cache."""
+    monkeypatch.setenv("SPECREG_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "weights"
+    path.write_bytes(b"one")
+    return path
+
+
+def test_the_cache_and_the_prompt_sets_lie_where_a_user_says(
+    weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert data_dir() == cache_dir() / "datasets" == weights.parent / "cache/datasets"
+    monkeypatch.setenv("SPECREG_DATA", "/elsewhere")
+    assert data_dir() == Path("/elsewhere")
+
+
+def later() -> int:
+    """A moment after the last change of any file, in nanoseconds since the epoch."""
+    return time.time_ns() + 10**10
+
+
+def plant(content: str) -> None:
+    """Have the sum that is kept be another: it is given only where the file wasn't read."""
+    (path,) = (cache_dir() / "sums").iterdir()
+    path.write_text(content)
+
+
+def true_sum(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_file_that_stays_as_it_is_is_read_once(weights: Path) -> None:
+    assert file_sha256(weights, later) == true_sum(weights)
+    plant(PLANTED)
+    link = weights.with_name("link")
+    link.symlink_to(weights)
+    assert file_sha256(weights, later) == file_sha256(link, later) == PLANTED
+    plant("torn")
+    assert file_sha256(weights, later) == true_sum(weights)
+
+
+def in_place(path: Path) -> None:
+    """Another content of the same size in the same file."""
+    path.write_bytes(b"two")
+
+
+def by_another_file(path: Path) -> None:
+    """Another file of the same size in its place."""
+    path.with_name("other").write_bytes(b"two")
+    path.with_name("other").replace(path)
+
+
+@pytest.mark.parametrize("change", [in_place, by_another_file])
+def test_a_file_that_was_changed_is_read_anew(
+    weights: Path, change: Callable[[Path], None]
+) -> None:
+    before = weights.stat()
+    file_sha256(weights, later)
+    plant(PLANTED)
+    time.sleep(0.02)  # a file system's clock ticks each 10 ms at most
+    change(weights)
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert file_sha256(weights, later) == hashlib.sha256(b"two").hexdigest()
+
+
+def test_what_has_just_been_written_or_cannot_be_kept_costs_only_time(weights: Path) -> None:
+    """A second change within the same tick of the clock would look like none."""
+    just_now = weights.stat().st_ctime_ns + 10**9
+    assert file_sha256(weights, lambda: just_now) == true_sum(weights)
+    assert not cache_dir().exists()
+    cache_dir().write_text("in the way")
+    assert file_sha256(weights, later) == true_sum(weights)

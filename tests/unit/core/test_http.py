@@ -88,7 +88,7 @@ def test_an_answer_is_read_whatever_its_status() -> None:
     assert (error.value.status, error.value.late) == (503, False)
 
 
-@pytest.mark.parametrize("charset", ["zlib", "idna", "no such thing", "utf-16"])
+@pytest.mark.parametrize("charset", ["zlib", "utf-16"])
 def test_an_answer_is_utf_8_whatever_it_says_of_itself(charset: str) -> None:
     head = f"Content-Type: text/plain; charset={charset}\r\nContent-Length: 4\r\n\r\n".encode()
     with saying(said(OK + head + b"a\xffbc")) as url:
@@ -102,9 +102,10 @@ def test_an_answer_is_utf_8_whatever_it_says_of_itself(charset: str) -> None:
         mute,
         dripping(b"HTTP/1.1 200 OK and so on"),
         dripping(OK + b"A: b\r\n"),
+        dripping(OK + b"Content-Length: 1000\r\n\r\n" + b"x" * 1000),
         endless(OK, b"A: b\r\n" * 100),
     ],
-    ids=["half-open", "drips-a-status", "drips-heads", "heads-without-end"],
+    ids=["half-open", "drips-a-status", "drips-heads", "drips", "heads-without-end"],
 )
 def test_no_answer_is_waited_for_longer_than_is_said(say: Say) -> None:
     started = time.monotonic()
@@ -112,12 +113,6 @@ def test_no_answer_is_waited_for_longer_than_is_said(say: Say) -> None:
         ask(url, "GET", "/v1/models", within_s=0.5)
     assert time.monotonic() - started < 2
     assert error.value.late == ("within 0.5 s" in str(error.value))
-
-
-def test_an_answer_that_drips_is_late() -> None:
-    say = dripping(OK + b"Content-Length: 1000\r\n\r\n" + b"x" * 1000)
-    with saying(say) as url, pytest.raises(AnswerError, match=r"no whole answer within 0\.3 s"):
-        ask(url, "GET", "/metrics", within_s=0.3)
 
 
 def test_an_answer_that_is_too_long_is_not_kept() -> None:
@@ -132,12 +127,10 @@ def test_an_answer_that_is_too_long_is_not_kept() -> None:
     [
         b"",
         b"SSH-2.0-OpenSSH_9.6\r\n",
-        b"\x16\x03\x01\x00\xff",
-        OK + b"Content-Length: -5\r\n\r\n",
         OK + b"A: " + b"x" * 200_000 + b"\r\n\r\n",
         OK + b"Content-Length: 50\r\n\r\nshort",
     ],
-    ids=["nothing", "ssh", "tls", "length", "head", "broken-off"],
+    ids=["nothing", "ssh", "head", "broken-off"],
 )
 def test_what_is_no_http_is_told_in_a_line(content: bytes) -> None:
     with saying(said(content)) as url, pytest.raises(AnswerError) as error:
@@ -147,14 +140,13 @@ def test_what_is_no_http_is_told_in_a_line(content: bytes) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_where_nobody_listens_the_system_says_so() -> None:
-    with pytest.raises(AnswerError, match=r"^/health: ConnectError, Connection refused$"):
-        ask("http://127.0.0.1:9", "GET", "/health", within_s=5.0)
-
-
-def test_a_path_that_none_can_be_is_no_traceback() -> None:
-    with pytest.raises(AnswerError, match="InvalidURL"):
-        ask("http://127.0.0.1:9", "GET", "/v2/models/\x00/config", within_s=5.0)
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [("/health", "^/health: ConnectError, Connection refused$"), ("/\x00/config", "InvalidURL")],
+)
+def test_where_nothing_can_answer_the_error_says_why(path: str, words: str) -> None:
+    with pytest.raises(AnswerError, match=words):
+        ask("http://127.0.0.1:9", "GET", path, within_s=5.0)
 
 
 @pytest.mark.parametrize(

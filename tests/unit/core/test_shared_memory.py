@@ -53,14 +53,8 @@ def test_what_is_left_of_a_process_goes_and_not_before(path: Path, how: str) -> 
         assert path.name in shared_files()
         assert used_by([process.pid]) == {path.name}
         remove_shared([path.name])
-        assert path.exists(), "somebody uses it"
+        assert path.exists(), "it is in use"
     assert path.exists()
+    assert used_by([process.pid]) == set()
     remove_shared([path.name, "no-such-file"])
     assert not path.exists()
-
-
-def test_what_was_removed_is_used_by_nobody(path: Path) -> None:
-    with sharing(path, "open") as process:
-        path.unlink()
-        assert used_by([process.pid]) == set()
-    assert used_by([process.pid]) == set(), "it ended"

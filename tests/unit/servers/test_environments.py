@@ -4,6 +4,7 @@ Nothing is downloaded: uv is offline and finds small wheels in a folder.
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import subprocess
@@ -21,8 +22,7 @@ import pytest
 from specreg.engines.engine import Requirement
 from specreg.servers.environments import (
     _MARKER,
-    _fingerprint,
-    _recipes,
+    _torch_sources,
     flags_of,
     installed_environment,
     installed_version,
@@ -47,11 +47,6 @@ except EnvironmentSetupError as error:
     made = str(error)
 print(json.dumps([made, told]))
 """
-
-
-def sources(requirement: Requirement, variables: Mapping[str, str]) -> list[str]:
-    """Where torch would be taken from, in order."""
-    return [recipe.torch_source for recipe in _recipes(requirement, variables)]
 
 
 @pytest.fixture
@@ -89,37 +84,27 @@ def make(package: str, cache: Path, variables: Mapping[str, str]) -> Any:  # noq
     return json.loads(done.stdout)
 
 
-def test_an_engine_for_a_gpu_takes_the_torch_it_asks_for(wheels: Path) -> None:
-    assert sources(ON_GPU, {"PIP_FIND_LINKS": str(wheels)}) == ["pypi"]
-
-
-def test_without_a_folder_of_wheels_the_cpu_index_comes_before_pypi() -> None:
-    assert sources(ON_CPU, {}) == ["pytorch-cpu-index", "pypi"]
-
-
+@pytest.mark.parametrize(
+    ("requirement", "links", "first"),
+    [
+        (ON_GPU, "{wheels}", ()),
+        (ON_CPU, "", ("cpu",)),
+        (ON_CPU, "/nowhere {wheels}", ("{wheels}", "cpu")),
+        (ON_CPU, "/nowhere,{wheels}", ("{wheels}", "cpu")),
+        (ON_CPU, "{wheels}/..", ("cpu",)),
+        (ON_CPU, "https://example.org/wheels", ("cpu",)),
+    ],
+    ids=["for-a-gpu", "no-folder", "folder", "commas", "folder-without-it", "index"],
+)
 @pytest.mark.parametrize("variable", ["UV_FIND_LINKS", "PIP_FIND_LINKS"])
-def test_a_folder_with_the_torch_wanted_comes_first(wheels: Path, variable: str) -> None:
-    variables = {variable: f"/nowhere {wheels}"}
-    assert sources(ON_CPU, variables) == ["find-links", "pytorch-cpu-index", "pypi"]
-    first = next(iter(_recipes(ON_CPU, variables)))
-    assert first.arguments == ("--find-links", str(wheels))
-
-
-def test_folders_may_be_parted_by_commas_and_are_tried_in_order(wheels: Path) -> None:
-    variables = {"UV_FIND_LINKS": f"/nowhere,{wheels}", "PIP_FIND_LINKS": str(wheels.parent)}
-    (wheels.parent / TORCH).touch()
-    arguments = [recipe.arguments for recipe in _recipes(ON_CPU, variables)]
-    assert arguments[:2] == [("--find-links", str(wheels)), ("--find-links", str(wheels.parent))]
-
-
-@pytest.mark.parametrize("name", ["torch-2.12.0+cpu-x.whl", "torch-2.13.0-x.whl", "readme.txt"])
-def test_a_folder_without_the_torch_wanted_is_left_out(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).touch()
-    assert "find-links" not in sources(ON_CPU, {"PIP_FIND_LINKS": str(tmp_path)})
-
-
-def test_an_index_among_the_links_is_no_folder() -> None:
-    assert "find-links" not in sources(ON_CPU, {"PIP_FIND_LINKS": "https://example.org/wheels"})
+def test_torch_comes_from_a_folder_that_has_it_then_from_the_cpu_index_and_last_from_pypi(
+    wheels: Path, variable: str, requirement: Requirement, links: str, first: tuple[str, ...]
+) -> None:
+    (wheels.parent / "torch-2.12.0+cpu-x.whl").touch()
+    found = _torch_sources(requirement, {variable: links.format(wheels=wheels)})
+    *others, (last, _) = [(name, arguments[-1:]) for name, arguments in found]
+    assert [argument for _, (argument,) in others] == [one.format(wheels=wheels) for one in first]
+    assert last == "pypi"
 
 
 def test_of_pypi_comes_the_torch_that_the_engine_was_built_for(tmp_path: Path) -> None:
@@ -158,12 +143,6 @@ def test_an_environment_that_specreg_made_is_asked_for_its_flags_once(
     asked = flags_of(python, ("cat", str(HELP)))
     assert asked is not None
     assert flags_of(python, ("asked", "no", "more")) == asked
-
-
-def test_another_requirement_gets_another_folder() -> None:
-    other = Requirement(package="vllm", version="1.0", overrides=("torchvision ; never",))
-    assert _fingerprint(ON_GPU) == _fingerprint(Requirement(package="vllm", version="1.0"))
-    assert _fingerprint(ON_GPU) != _fingerprint(other)
 
 
 def test_the_next_way_is_tried_where_uv_fails(wheels: Path, tmp_path: Path) -> None:
@@ -265,4 +244,5 @@ def test_an_environment_is_looked_for_without_making_it(
     assert list(tmp_path.iterdir()) == []
     made = builders.seem_installed(ON_CPU)
     assert installed_environment(ON_CPU) == made
-    assert installed_environment(ON_GPU) is None
+    for other in (ON_GPU, dataclasses.replace(ON_CPU, overrides=("torchvision ; never",))):
+        assert installed_environment(other) is None

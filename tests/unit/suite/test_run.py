@@ -2,11 +2,11 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-import msgspec
 import pytest
 
 from specreg.baselines.record import record_measurements
@@ -20,15 +20,13 @@ from specreg.core.errors import (
 )
 from specreg.correctness.checks import LOSSLESS, CorrectnessCheck, RunningCase
 from specreg.matrix.case import Case, Tier
-from specreg.measurement.journal import Attempt, Journal, Key
+from specreg.measurement.journal import Journal
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Metric
-from specreg.measurement.validity import all_invalid
-from specreg.plugin import _LINES, RECORD_PROPERTY, SUITE, _conclude
-from specreg.servers.launch import Launch, Poll, Starting, launches_of
+from specreg.servers.launch import Launch, Poll, Servers, Starting, launches_of
 from specreg.servers.provision import Provision
 from specreg.servers.server import Server
-from specreg.suite.finish import record_baselines, record_runs
+from specreg.suite.finish import record_runs
 from specreg.suite.run import Suite
 from specreg.verdicts.history import history_path, load_history
 from specreg.verdicts.judge import Outcome, Verdict
@@ -50,7 +48,6 @@ def suite(folder: Path, *, update_reason: str | None = None, launches: int = 1) 
         launches=launches,
         update_reason=update_reason,
         provision=NOWHERE,
-        ready_within_s=1.0,
         run_folder=folder,
         history=folder / "history",
         journal=Journal(folder / "journal.jsonl"),
@@ -83,27 +80,6 @@ def judged(one: Suite, metric: Metric, number: int = 1) -> Verdict:
 LAUNCH = Launch(spec=builders.SPEC, number=1)
 
 
-class Terminal:
-    """What pytest hands to a summary, as far as that asks for it."""
-
-    def __init__(self, one: Suite) -> None:
-        self.config, self.stash, self.hasmarkup = self, pytest.Stash(), False
-        self.stash[SUITE], self.stash[_LINES] = one, ["a line"]
-        self.text = ""
-
-    def get_terminal_writer(self) -> "Terminal":
-        """Itself, without colour."""
-        return self
-
-    def section(self, title: str) -> None:
-        """A heading."""
-        self.text += f"{title}\n"
-
-    def write_line(self, line: str) -> None:
-        """A line, or several."""
-        self.text += f"{line}\n"
-
-
 def spoken_for(engine: str, method: str, load: int) -> Case:
     """A case of an engine and a method under a load."""
     server = dataclasses.replace(builders.SPEC, engine=engine, method=method)
@@ -131,14 +107,6 @@ def test_a_drafter_that_learns_from_what_it_serves_serves_one_case(
     assert one.id == f"{engine}-{method}-toy{'-toy-c1' if alone else ''}-launch2"
 
 
-def test_a_server_starts_when_it_is_first_asked_for_and_once() -> None:
-    starts: list[Server] = []
-    starting = Starting(launch=LAUNCH, start=lambda: running(starts))
-    assert starts == []
-    assert [starting.server, starting.server] == starts * 2
-    assert len(starts) == 1
-
-
 @contextlib.contextmanager
 def running(starts: list[Server]) -> Iterator[Poll]:
     """A server that is ready at once; it is added to those that were started."""
@@ -150,7 +118,7 @@ def running(starts: list[Server]) -> Iterator[Poll]:
 def test_a_server_that_failed_to_start_is_not_tried_again() -> None:
     tries = iter([ServerDiedError("first"), ServerDiedError("second")])
 
-    def start() -> contextlib.AbstractContextManager[Poll]:
+    def start() -> AbstractContextManager[Poll]:
         raise next(tries)
 
     starting = Starting(launch=LAUNCH, start=start)
@@ -169,14 +137,6 @@ def test_a_measurement_is_judged_unless_it_is_recorded(
     verdict = judged(one, LENGTH)
     assert (verdict.outcome, verdict.value) == (outcome, 2.5)
     assert one.verdicts == [verdict]
-
-
-def test_what_is_invalid_stays_so_while_it_is_recorded(tmp_path: Path) -> None:
-    broken = dataclasses.replace(builders.measurement({}), invalid=all_invalid("SPEC_DISABLED: x"))
-    for launch in (broken, builders.measurement({})):
-        one = measured(suite(tmp_path, update_reason="first run"), launch)
-        verdict = judged(one, LENGTH)
-        assert verdict.outcome is Outcome.INVALID
 
 
 def test_a_file_that_cannot_be_read_does_not_hinder_its_replacement_being_measured(
@@ -214,39 +174,6 @@ def test_a_speed_waits_for_all_launches_and_acceptance_does_not(tmp_path: Path) 
     ]
 
 
-def test_a_verdict_that_the_whole_run_changes_is_named(tmp_path: Path) -> None:
-    """The line of its test was written before, and says REGRESSED."""
-    one = suite(tmp_path)
-    for outcome, metric in ((Outcome.REGRESSED, LENGTH), (Outcome.PASS, SPEED)):
-        one.confirmation.add(
-            Verdict(case_id=builders.CASE.id, metric=metric.name, outcome=outcome, p_worse=0.5)
-        )
-    shown = Terminal(one)
-    shown.stash[RECORD_PROPERTY] = lambda *_: None
-    _conclude(cast("pytest.Config", shown), one)
-    assert shown.stash[_LINES][-1] == (
-        f"1 verdict changed when the whole run was looked at: {builders.CASE.id} {LENGTH.name}:"
-        " REGRESSED -> INCONCLUSIVE"
-    )
-
-
-def test_a_failure_is_a_row_of_the_table(tmp_path: Path) -> None:
-    one = suite(tmp_path)
-    one.note_failure(builders.CASE, LENGTH.name, "server 'x': ended")
-    (noted,) = one.verdicts
-    assert (noted.case_id, noted.metric) == (builders.CASE.id, LENGTH.name)
-    assert (noted.outcome, noted.reason) == (Outcome.INVALID, "server 'x': ended")
-
-
-def test_a_case_of_which_a_launch_is_missing_is_not_recorded(tmp_path: Path) -> None:
-    one = measured(suite(tmp_path, update_reason="first run", launches=3), MEASURED)
-    recorded, complaints = record_baselines(one)
-    assert recorded == ()
-    complaint = complaints[builders.CASE.id]
-    assert "not written, 1 of 3 launches were measured; select the whole case" in complaint
-    assert not one.store.folder.exists()
-
-
 def test_what_a_run_did_is_history_and_only_if_it_judged(tmp_path: Path) -> None:
     one = measured(suite(tmp_path), MEASURED)
     judged(one, LENGTH)
@@ -265,175 +192,9 @@ def test_what_a_run_did_is_history_and_only_if_it_judged(tmp_path: Path) -> None
 MEASURED = builders.measurement({LENGTH.name: 2.5}, of=COUNTS)
 
 
-def unneeded() -> contextlib.AbstractContextManager[Poll]:
+def unneeded() -> AbstractContextManager[Poll]:
     """A server that nobody should start."""
     raise AssertionError
-
-
-def dead(number: int = 1) -> Starting:
-    """A server that is gone as soon as it is measured."""
-    launch = dataclasses.replace(LAUNCH, number=number)
-    return Starting(launch=launch, start=lambda: running([]))
-
-
-def begun_key(one: Suite, case: Case = builders.CASE, *, launch: int = 1) -> Key:
-    """Measures in vain: the key that the journal has of it."""
-    with pytest.raises(ServerDiedError):
-        one.measure(case, dead(launch), None)
-    one.journal.close()
-    return msgspec.json.decode(one.journal.path.read_bytes().splitlines()[-1], type=Attempt).key
-
-
-def resumed(one: Suite, *keys: Key) -> Suite:
-    """The suite after it was cut off with these measurements complete."""
-    return dataclasses.replace(
-        one, earlier=dict.fromkeys(keys, MEASURED), taken_over=[], _measured={}, _failed={}
-    )
-
-
-def test_what_an_earlier_run_measured_is_taken_over_without_a_server(tmp_path: Path) -> None:
-    cut_off = suite(tmp_path)
-    one = resumed(cut_off, begun_key(cut_off), begun_key(cut_off, launch=2))
-    first = Starting(launch=LAUNCH, start=unneeded)
-    second = Starting(launch=dataclasses.replace(LAUNCH, number=2), start=unneeded)
-    assert one.measure(builders.CASE, first, first) is MEASURED
-    assert one.measure(builders.CASE, second, None) is MEASURED
-    assert one.measurements == (MEASURED, MEASURED)
-    names = [builders.CASE.id, f"{builders.CASE.id}-launch2"]
-    assert one.taken_over == names
-    figures = {path.stem for path in (tmp_path / "figures").iterdir()}
-    assert figures == set(names)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"store": BaselineStore(folder=Path("baselines"), environment=builders.OTHER_ENVIRONMENT)},
-        {"asked": {builders.CASE.id: {LENGTH.name}}},
-        {"provision": dataclasses.replace(NOWHERE, version="0.31.0")},
-        {"provision": dataclasses.replace(NOWHERE, python="/some/bin/python")},
-        {"provision": dataclasses.replace(NOWHERE, url="http://127.0.0.1:9")},
-    ],
-    ids=["environment", "asked", "version", "python", "url"],
-)
-def test_what_was_measured_in_other_circumstances_is_measured_again(
-    tmp_path: Path, changes: dict[str, Any]
-) -> None:
-    one = suite(tmp_path)
-    other = dataclasses.replace(resumed(one, begun_key(one)), **changes)
-    assert begun_key(other) not in other.earlier
-    assert other.taken_over == []
-
-
-@pytest.mark.parametrize(
-    ("case", "launch"),
-    [
-        pytest.param(dataclasses.replace(builders.CASE, turns=1), 1, id="case"),
-        pytest.param(builders.CASE, 2, id="launch"),
-    ],
-)
-def test_what_was_measured_of_something_else_is_measured_again(
-    tmp_path: Path, case: Case, launch: int
-) -> None:
-    one = suite(tmp_path)
-    other = resumed(one, begun_key(one))
-    assert begun_key(other, case, launch=launch) not in other.earlier
-
-
-def rooted(folder: Path, *, prompts: str = "", weights: bytes = b"weights") -> Suite:
-    """A suite with prompts and a model of its own."""
-    toy = (builders.ROOT / "fixtures/prompts/toy.jsonl").read_text()
-    model = folder / "fixtures/model"
-    for path, content in (
-        (folder / "fixtures/prompts/toy.jsonl", (prompts + toy).encode()),
-        (model / "config.json", b"{}"),
-        (model / "model.safetensors", weights),
-    ):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    return dataclasses.replace(suite(folder), root=folder)
-
-
-@pytest.mark.parametrize(
-    ("target", "draft"), [("fixtures/model", "some/draft"), ("some/target", "fixtures/model")]
-)
-def test_changed_prompts_and_models_are_noticed_and_a_moved_folder_is_not(
-    tmp_path: Path, target: str, draft: str
-) -> None:
-    spec = dataclasses.replace(builders.SPEC, target=target, draft=draft)
-    case = dataclasses.replace(builders.CASE, server=spec)
-    another = '{"id": "another", "category": "chat", "turns": ["Hello"]}\n'
-    first, moved, asked, trained = (
-        begun_key(one, case)
-        for one in (
-            rooted(tmp_path / "first"),
-            rooted(tmp_path / "moved"),
-            rooted(tmp_path / "asked", prompts=another),
-            rooted(tmp_path / "trained", weights=b"others"),
-        )
-    )
-    assert moved == first
-    assert len({first, asked, trained}) == 3
-
-
-@dataclasses.dataclass
-class Elsewhere:
-    """Who measures in other processes, and can't."""
-
-    error: SpecregError
-
-    def send(self, cases: Sequence[Case], launch: int) -> None:
-        """Takes them."""
-
-    def measurement(self, *_: object, **__: object) -> Measurement:
-        """There is none."""
-        raise self.error
-
-    def verdict(self, *_: object, **__: object) -> Verdict:
-        """Nor that."""
-        raise self.error
-
-    def kill(self) -> None:
-        """Nothing runs."""
-
-    def close(self, *, early: bool) -> str:
-        """Nothing is to be said."""
-        return f"{early}"
-
-
-def test_a_second_look_goes_on_after_what_cannot_be_measured(tmp_path: Path) -> None:
-    one = suite(tmp_path)
-    one.away = Elsewhere(SpecregError("server 'x': ended\nits log"))
-    assert one.measure_afresh([builders.CASE], 1) == {builders.CASE.id: "server 'x': ended"}
-
-
-def test_a_second_look_at_what_was_measured_for_an_earlier_launch_stops_no_server(
-    tmp_path: Path,
-) -> None:
-    """With three launches, a loss in each of them asks for the fourth."""
-    one = suite(tmp_path, launches=3)
-    one.earlier = {one.key(builders.CASE, 4): MEASURED}
-    with one.servers.start(LAUNCH) as starting:
-        starting.start = lambda: running([])
-        for stays in (False, True):
-            _ = starting.server
-            assert one.measure_afresh([builders.CASE], 1) == {builders.CASE.id: MEASURED}
-            assert starting.running == stays
-
-
-def test_a_second_look_ends_where_memory_is_not_back(tmp_path: Path) -> None:
-    one = suite(tmp_path)
-    one.away = Elsewhere(MemoryHeldError("GPU 0: 40 GiB are still taken"))
-    with pytest.raises(MemoryHeldError):
-        one.measure_afresh([builders.CASE], 1)
-
-
-def test_a_case_of_which_only_a_check_is_asked_is_not_measured(tmp_path: Path) -> None:
-    one, other = measured(suite(tmp_path), MEASURED), builders.with_concurrency(4)
-    one.tier = dataclasses.replace(one.tier, cases=(builders.CASE, other))
-    one.asked = {builders.CASE.id: {LENGTH.name}, other.id: {LOSSLESS}}
-    one.judge(LENGTH, builders.CASE, started(), None)
-    assert one.measurements == (MEASURED,)
 
 
 EQUAL = Verdict(case_id=builders.CASE.id, metric=LOSSLESS, outcome=Outcome.PASS)
@@ -466,16 +227,6 @@ def test_what_was_asked_of_a_server_that_died_is_checked_once_more_on_a_fresh_on
     assert "ended with status 1" in said
 
 
-def test_it_is_checked_twice_at_most(tmp_path: Path) -> None:
-    one, starts = suite(tmp_path), list[Server]()
-    starting = Starting(launch=LAUNCH, start=lambda: running(starts))
-    gone = InvalidMeasurementError("HTTP_ERROR", "connection refused")
-    with pytest.raises(ServerDiedError, match="ended with status 1"):
-        one.check(check_of(gone, gone, EQUAL), builders.CASE, starting, None)
-    assert len(starts) == 2
-    assert not starting.running
-
-
 @pytest.mark.parametrize(
     ("error", "stays"),
     [(HungError(120.0), False), (InvalidMeasurementError("CONTROL_UNSTEADY", "it parts"), True)],
@@ -501,3 +252,109 @@ def test_a_server_that_hangs_in_a_check_is_ended_and_no_other(
         with pytest.raises(type(error)):
             suite(tmp_path).check(check_of(error), builders.CASE, starting, control)
     assert (starting.running, control.running) == (stays, stays)
+
+
+def test_what_an_earlier_run_measured_is_taken_over_without_a_server(tmp_path: Path) -> None:
+    one = measured(suite(tmp_path), MEASURED, MEASURED)
+    assert one.measurements == (MEASURED, MEASURED)
+    names = [builders.CASE.id, f"{builders.CASE.id}-launch2"]
+    assert one.taken_over == names
+    assert {path.stem for path in (tmp_path / "figures").iterdir()} == set(names)
+
+
+def test_what_was_measured_in_other_circumstances_is_another_measurement(tmp_path: Path) -> None:
+    one, case = suite(tmp_path), builders.CASE
+    elsewhere = BaselineStore(folder=Path("baselines"), environment=builders.OTHER_ENVIRONMENT)
+    others = [
+        dataclasses.replace(one, store=elsewhere),
+        dataclasses.replace(one, asked={case.id: {LENGTH.name}}),
+        dataclasses.replace(one, provision=dataclasses.replace(NOWHERE, version="0.31.0")),
+        dataclasses.replace(one, provision=dataclasses.replace(NOWHERE, python="/bin/python")),
+        dataclasses.replace(one, provision=dataclasses.replace(NOWHERE, url="http://h:1")),
+    ]
+    keys = [one.key(case, 1), one.key(case, 2), one.key(dataclasses.replace(case, turns=1), 1)]
+    keys += [other.key(case, 1) for other in others]
+    assert len(set(keys)) == 8
+
+
+def rooted(folder: Path, *, prompts: str = "", weights: bytes = b"weights") -> Suite:
+    """A suite with prompts and a model of its own."""
+    toy = (builders.ROOT / "fixtures/prompts/toy.jsonl").read_text()
+    model = folder / "fixtures/model"
+    for path, content in (
+        (folder / "fixtures/prompts/toy.jsonl", (prompts + toy).encode()),
+        (model / "config.json", b"{}"),
+        (model / "model.safetensors", weights),
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return dataclasses.replace(suite(folder), root=folder)
+
+
+@pytest.mark.parametrize(
+    ("target", "draft"), [("fixtures/model", "some/draft"), ("some/target", "fixtures/model")]
+)
+def test_changed_prompts_and_models_are_noticed_and_a_moved_folder_is_not(
+    tmp_path: Path, target: str, draft: str
+) -> None:
+    spec = dataclasses.replace(builders.SPEC, target=target, draft=draft)
+    case = dataclasses.replace(builders.CASE, server=spec)
+    another = '{"id": "another", "category": "chat", "turns": ["Hello"]}\n'
+    first = rooted(tmp_path / "first").key(case, 1)
+    assert rooted(tmp_path / "moved").key(case, 1) == first
+    assert rooted(tmp_path / "asked", prompts=another).key(case, 1) != first
+    assert rooted(tmp_path / "trained", weights=b"others").key(case, 1) != first
+
+
+@dataclasses.dataclass
+class FailingServers:
+    """None of them starts."""
+
+    error: SpecregError
+
+    def stop(self) -> None:
+        """None runs."""
+
+    def start(self, launch: Launch, beside: object = None) -> AbstractContextManager[Starting]:
+        del beside
+        return contextlib.nullcontext(Starting(launch=launch, start=unneeded))
+
+    def start_all(self, _: object) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error", [SpecregError("server 'x': ended\nits log"), MemoryHeldError("GPU 0: 40 GiB")]
+)
+def test_a_second_look_goes_on_after_what_cannot_be_measured_unless_memory_is_not_back(
+    tmp_path: Path, error: SpecregError
+) -> None:
+    one = suite(tmp_path)
+    one.servers = cast("Servers", FailingServers(error))
+    if isinstance(error, MemoryHeldError):
+        with pytest.raises(MemoryHeldError):
+            one.measure_afresh([builders.CASE], 1)
+    else:
+        assert one.measure_afresh([builders.CASE], 1) == {builders.CASE.id: "server 'x': ended"}
+
+
+def test_a_second_look_at_what_was_measured_for_an_earlier_launch_stops_no_server(
+    tmp_path: Path,
+) -> None:
+    """With three launches, a loss in each of them asks for the fourth."""
+    one = suite(tmp_path, launches=3)
+    one.earlier = {one.key(builders.CASE, 4): MEASURED}
+    with one.servers.start(LAUNCH) as starting:
+        starting.start = lambda: running([])
+        for stays in (False, True):
+            _ = starting.server
+            assert one.measure_afresh([builders.CASE], 1) == {builders.CASE.id: MEASURED}
+            assert starting.running == stays
+
+
+def test_a_case_of_which_only_a_check_is_asked_is_not_measured(tmp_path: Path) -> None:
+    one, other = measured(suite(tmp_path), MEASURED), builders.with_concurrency(4)
+    one.tier = dataclasses.replace(one.tier, cases=(builders.CASE, other))
+    one.asked = {builders.CASE.id: {LENGTH.name}, other.id: {LOSSLESS}}
+    one.judge(LENGTH, builders.CASE, started(), None)
+    assert one.measurements == (MEASURED,)

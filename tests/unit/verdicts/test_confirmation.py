@@ -136,23 +136,6 @@ def test_a_loss_is_one_when_a_fresh_launch_repeats_it(metric: Metric, worse: Mea
     assert run.confirmation.verdicts == [verdict]
 
 
-@pytest.mark.parametrize(
-    ("fresh", "outcome"),
-    [
-        pytest.param(launch(), Outcome.PASS, id="as-usual"),
-        pytest.param(launch(speed=130.0), Outcome.IMPROVED, id="faster"),
-    ],
-)
-def test_a_loss_that_a_fresh_launch_does_not_repeat_is_what_that_says(
-    fresh: Measurement, outcome: Outcome
-) -> None:
-    """By the fresh launch alone: with the first one it would be worse still."""
-    verdict = Run({ONE: [fresh]}).judge(SPEED, launch(speed=70.0))
-    assert (verdict.outcome, verdict.launches) == (outcome, 1)
-    assert verdict.value == pytest.approx(fresh.values[SPEED.name])
-    assert verdict.reason.endswith("a first launch had 70, which a fresh one didn't confirm")
-
-
 def test_acceptance_that_a_fresh_launch_does_not_repeat_is_not_told() -> None:
     """Nothing else on the machine changes what is accepted, so it isn't green; nor once more."""
     run = Run({ONE: [launch()]})
@@ -179,21 +162,6 @@ def test_all_that_looked_worse_is_measured_afresh_once_and_each_case_once() -> N
     ]
 
 
-def test_verdicts_keep_the_order_of_the_run() -> None:
-    run = Run({TWO: [launch(TWO)]})
-    noted = Verdict(case_id="case", metric=TIME.name, outcome=Outcome.MEASURED)
-    run.confirmation.add(noted)
-    first = run.look(SPEED, launch())
-    worse = run.look(SPEED, launch(TWO, speed=80.0))
-    last = run.look(TIME, launch())
-    looked = [one.outcome for one in run.confirmation.verdicts]
-    assert looked == [Outcome.MEASURED, Outcome.PASS, Outcome.REGRESSED, Outcome.PASS]
-    run.conclude()
-    (confirmed,) = [one for one in run.confirmation.verdicts if one.case_id == TWO.id]
-    assert (worse.outcome, confirmed.outcome) == (Outcome.REGRESSED, Outcome.PASS)
-    assert run.confirmation.verdicts == [noted, first, confirmed, last]
-
-
 def test_a_group_that_is_confirmed_asks_for_nothing_again() -> None:
     run = Run({ONE: [launch(speed=80.0)], TWO: [launch(TWO, speed=80.0)]})
     for case in (ONE, TWO):
@@ -210,27 +178,6 @@ def test_a_speed_that_nobody_can_tell_is_pooled_with_a_fresh_launch() -> None:
     assert run.asked == [([ONE], 1)]
     assert (verdict.outcome, verdict.launches) == (Outcome.PASS, 2)
     assert verdict.value == pytest.approx((96 * 102) ** 0.5)
-
-
-def test_a_first_look_has_the_greatest_share_of_the_level() -> None:
-    """At that of a further launch this would be undecided."""
-    verdict = Run(of=known(0.01)).look(SPEED, launch(speed=98.45))
-    estimate, error = math.log(0.9845), 0.01 * math.sqrt(1 + 1 / 3)
-    first, further = (
-        math.expm1(estimate - t_quantile(look.value, 20) * error)
-        for look in (Look.LAUNCH, Look.FURTHER_LAUNCH)
-    )
-    assert verdict.outcome is Outcome.PASS
-    assert verdict.low_frac == pytest.approx(first)
-    assert further < -0.05 < first
-
-
-def test_three_launches_more_are_all_there_are() -> None:
-    """At 4 % less every time, the interval of four launches still reaches beyond 5 %."""
-    run = Run({ONE: [launch(speed=96.0)] * 3}, known(0.01))
-    verdict = run.judge(SPEED, launch(speed=96.0))
-    assert run.asked == [([ONE], 1), ([ONE], 2), ([ONE], 3)]
-    assert (verdict.outcome, verdict.launches) == (Outcome.INCONCLUSIVE, 4)
 
 
 def test_each_launch_more_has_its_share_of_the_level() -> None:
@@ -268,92 +215,11 @@ def test_a_launch_that_was_picked_for_its_loss_is_forgotten() -> None:
     assert verdict.value == pytest.approx(100.0)
 
 
-def test_a_loss_that_several_launches_show_together_must_be_repeated() -> None:
-    """One further launch stalls: the next one alone says what the verdict is."""
-    stalled, healthy = launch(speed=70.0), launch()
-    run = Run({ONE: [stalled, healthy]}, known(0.01))
-    verdict = run.judge(SPEED, launch(speed=96.0))
-    assert run.asked == [([ONE], 1), ([ONE], 2)]
-    assert (verdict.outcome, verdict.launches) == (Outcome.PASS, 1)
-
-
-def test_a_loss_that_shows_late_and_is_repeated_is_one() -> None:
-    run = Run({ONE: [launch(speed=80.0), launch(speed=80.0)]}, known(0.01))
-    verdict = run.judge(SPEED, launch(speed=96.0))
-    assert verdict.outcome is Outcome.REGRESSED
-    assert "seen on two launches" in verdict.reason
-
-
 def test_a_loss_that_no_launch_is_left_to_repeat_is_not_told() -> None:
     fresh = [launch(speed=96.0), launch(speed=96.0), launch(speed=50.0)]
     verdict = Run({ONE: fresh}, known(0.01)).judge(SPEED, launch(speed=96.0))
     assert verdict.outcome is Outcome.INCONCLUSIVE
     assert verdict.reason == "REGRESSED at a look, and no launch was left to confirm it"
-
-
-@pytest.mark.parametrize(
-    ("speed", "looked"), [(80.0, "REGRESSED"), (96.0, "INCONCLUSIVE")], ids=["loss", "no-telling"]
-)
-def test_a_fresh_launch_that_does_not_start_leaves_no_verdict(speed: float, looked: str) -> None:
-    run = Run({ONE: ["the server died, see its log"]}, known(0.01))
-    verdict = run.judge(SPEED, launch(speed=speed))
-    assert verdict.outcome is Outcome.INVALID
-    assert (
-        verdict.reason
-        == f"{looked} at a first look, and no further launch: the server died, see its log"
-    )
-    assert verdict.fails
-
-
-@pytest.mark.parametrize("speed", [80.0, 96.0], ids=["loss", "no-telling"])
-def test_a_fresh_launch_whose_meter_was_out_of_order_leaves_no_verdict(speed: float) -> None:
-    broken = dataclasses.replace(
-        launch(), replay=None, values={}, invalid=all_invalid("REQUEST_FAILED: prompt 'a'")
-    )
-    verdict = Run({ONE: [broken]}, known(0.01)).judge(SPEED, launch(speed=speed))
-    assert verdict.outcome is Outcome.INVALID
-    assert verdict.reason == "REQUEST_FAILED: prompt 'a'"
-
-
-def unreadable(_: Case) -> CaseBaselines:
-    """A baseline that somebody broke."""
-    raise BaselineError("baseline 'a.json': not JSON; restore it with git")
-
-
-def test_a_baseline_that_can_not_be_read_is_none() -> None:
-    confirmation = Confirmation(known_of=unreadable, measure_afresh=Run().measure)
-    confirmation.judge(SPEED, [launch()])
-    (verdict,) = confirmation.verdicts
-    assert verdict.outcome is Outcome.NO_BASELINE
-    assert verdict.reason == "baseline 'a.json': not JSON; restore it with git"
-    assert verdict.value == 100.0
-
-
-def test_an_invalid_measurement_is_invalid_whatever_its_baseline() -> None:
-    confirmation = Confirmation(known_of=unreadable, measure_afresh=Run().measure)
-    invalid = all_invalid("SPEC_DISABLED: x")
-    broken = dataclasses.replace(launch(), replay=None, values={}, invalid=invalid)
-    confirmation.judge(SPEED, [broken])
-    (verdict,) = confirmation.verdicts
-    assert (verdict.outcome, verdict.reason) == (Outcome.INVALID, "SPEC_DISABLED: x")
-
-
-@pytest.mark.parametrize("softened", [False, True], ids=["strict", "softened"])
-def test_where_there_is_no_telling_a_test_passes_only_if_told_so(*, softened: bool) -> None:
-    """At once or after a second look, and never where there is a loss."""
-    fresh = {ONE: [launch(ONE, speed=96.0)] * 3, TWO: [launch(TWO, speed=80.0)]}
-    run = Run(fresh, known(0.01), softened=softened)
-    undecided, loss = launch(speed=96.0), launch(TWO, speed=80.0)
-    run.look(SPEED, loss)
-    run.look(SPEED, undecided)
-    confirmed, verdict = run.conclude()
-    assert (verdict.outcome, verdict.holds) == (Outcome.INCONCLUSIVE, softened)
-    assert (confirmed.outcome, confirmed.fails) == (Outcome.REGRESSED, True)
-    few = dataclasses.replace(
-        launch(), replay=Replay(rounds=(), control_rounds=(), acceptance=builders.acceptance(BAD))
-    )
-    at_once = run.look(LENGTH, few)
-    assert (at_once.outcome, at_once.holds) == (Outcome.INCONCLUSIVE, softened)
 
 
 def test_what_chance_confirms_among_many_is_no_loss() -> None:
@@ -399,14 +265,78 @@ def test_a_control_that_became_slower_too_had_a_slow_machine(tokens: int, outcom
     assert run.conclude()[-1].outcome is outcome
 
 
-def test_a_loss_that_the_run_had_no_time_to_look_at_again_is_not_told() -> None:
-    run = Run()
-    run.look(SPEED, launch(speed=80.0))
-    run.confirmation.conclude()
-    (verdict,) = run.confirmation.verdicts
-    assert verdict.outcome is Outcome.INCONCLUSIVE
-    assert verdict.reason == "REGRESSED at a look, and the run ended before another"
-    assert verdict.value == 80.0
+def test_a_loss_that_a_fresh_launch_does_not_repeat_is_what_that_says() -> None:
+    """By the fresh launch alone: with the first one it would be worse still."""
+    verdict = Run({ONE: [launch(speed=130.0)]}).judge(SPEED, launch(speed=70.0))
+    assert (verdict.outcome, verdict.launches) == (Outcome.IMPROVED, 1)
+    assert verdict.value == pytest.approx(130.0)
+    assert verdict.reason.endswith("a first launch had 70, which a fresh one didn't confirm")
+
+
+@pytest.mark.parametrize(
+    ("last", "outcome"), [(100.0, Outcome.PASS), (80.0, Outcome.REGRESSED)], ids=["once", "twice"]
+)
+def test_a_loss_that_several_launches_show_together_must_be_repeated(
+    last: float, outcome: Outcome
+) -> None:
+    """One further launch stalls: the next one alone says what the verdict is."""
+    run = Run({ONE: [launch(speed=70.0), launch(speed=last)]}, known(0.01))
+    verdict = run.judge(SPEED, launch(speed=96.0))
+    assert run.asked == [([ONE], 1), ([ONE], 2)]
+    assert (verdict.outcome, verdict.launches) == (outcome, 1)
+
+
+BROKEN = dataclasses.replace(
+    launch(), replay=None, values={}, invalid=all_invalid("REQUEST_FAILED: prompt 'a'")
+)
+
+
+@pytest.mark.parametrize("speed", [80.0, 96.0], ids=["loss", "no-telling"])
+@pytest.mark.parametrize(
+    ("fresh", "reason"),
+    [
+        ("the server died, see its log", "no further launch: the server died, see its log"),
+        (BROKEN, "REQUEST_FAILED: prompt 'a'"),
+    ],
+    ids=["died", "broken"],
+)
+def test_a_fresh_launch_that_measured_nothing_leaves_no_verdict(
+    speed: float, fresh: Measurement | str, reason: str
+) -> None:
+    verdict = Run({ONE: [fresh]}, known(0.01)).judge(SPEED, launch(speed=speed))
+    assert (verdict.outcome, verdict.fails) == (Outcome.INVALID, True)
+    assert verdict.reason.endswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("measured", "outcome", "reason"),
+    [
+        (launch(), Outcome.NO_BASELINE, "baseline 'a.json': not JSON; restore it with git"),
+        (BROKEN, Outcome.INVALID, "REQUEST_FAILED: prompt 'a'"),
+    ],
+    ids=["valid", "invalid"],
+)
+def test_a_baseline_that_can_not_be_read_is_none(
+    measured: Measurement, outcome: Outcome, reason: str
+) -> None:
+    def unreadable(_: Case) -> CaseBaselines:
+        raise BaselineError("baseline 'a.json': not JSON; restore it with git")
+
+    confirmation = Confirmation(known_of=unreadable, measure_afresh=Run().measure)
+    confirmation.judge(SPEED, [measured])
+    (verdict,) = confirmation.verdicts
+    assert (verdict.outcome, verdict.reason) == (outcome, reason)
+
+
+@pytest.mark.parametrize("softened", [False, True], ids=["strict", "softened"])
+def test_where_there_is_no_telling_a_test_passes_only_if_told_so(*, softened: bool) -> None:
+    fresh = {ONE: [launch(ONE, speed=96.0)] * 3, TWO: [launch(TWO, speed=80.0)]}
+    run = Run(fresh, known(0.01), softened=softened)
+    run.look(SPEED, launch(TWO, speed=80.0))
+    run.look(SPEED, launch(speed=96.0))
+    loss, undecided = run.conclude()
+    assert (loss.outcome, loss.holds) == (Outcome.REGRESSED, False)
+    assert (undecided.outcome, undecided.holds) == (Outcome.INCONCLUSIVE, softened)
 
 
 def test_a_run_that_is_cut_off_in_its_second_looks_leaves_nothing_unconfirmed() -> None:
@@ -419,4 +349,6 @@ def test_a_run_that_is_cut_off_in_its_second_looks_leaves_nothing_unconfirmed() 
     with pytest.raises(KeyboardInterrupt):
         confirmation.confirm()
     confirmation.conclude()
-    assert [one.outcome for one in confirmation.verdicts] == [Outcome.INCONCLUSIVE]
+    (verdict,) = confirmation.verdicts
+    assert (verdict.outcome, verdict.value) == (Outcome.INCONCLUSIVE, 80.0)
+    assert verdict.reason == "REGRESSED at a look, and the run ended before another"

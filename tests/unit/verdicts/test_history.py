@@ -8,8 +8,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from specreg.baselines.schema import Baseline
 from specreg.core.errors import ReportError
@@ -102,13 +100,6 @@ def test_a_line_that_can_not_be_read_is_left_out_and_counted(path: Path, torn: b
     assert load_history(path).wrong.endswith(": 1 line(s) can't be read; the rest is shown")
 
 
-def test_a_run_that_was_cut_off_takes_no_later_one_with_it(path: Path) -> None:
-    record_history(path, [past_run()])
-    path.write_bytes(path.read_bytes()[:-9])
-    record_history(path, [past_run(tpot_p50_ms=9.0)])
-    assert load_history(path).of("case") == (past_run(tpot_p50_ms=9.0),)
-
-
 def test_a_run_that_was_gone_on_with_counts_once(path: Path) -> None:
     record_history(path, [past_run(tpot_p50_ms=8.0)])
     record_history(path, [past_run(tpot_p50_ms=9.0)])
@@ -126,12 +117,6 @@ def test_only_identical_runs_tell_how_hours_differ(changes: dict[str, str]) -> N
     assert identical_to([same, other, same], builders.SETTINGS, "0.32.0", "cd") == [same, same]
 
 
-def test_what_a_later_specreg_adds_to_a_line_does_not_hide_it(path: Path) -> None:
-    record_history(path, [past_run()])
-    path.write_bytes(path.read_bytes().replace(b'{"run"', b'{"new": 1, "run"'))
-    assert load_history(path).of("case") == (past_run(),)
-
-
 def test_a_disk_that_refuses_is_said(tmp_path: Path) -> None:
     (tmp_path / "history").write_text("no folder")
     path = history_path(tmp_path / "history", "cpu")
@@ -142,11 +127,6 @@ def test_a_disk_that_refuses_is_said(tmp_path: Path) -> None:
         {},
         f"history '{path}': Not a directory; mend its rights to have it shown",
     )
-
-
-def lines_of(*past_run: RunRecord) -> bytes:
-    """A file with these lines."""
-    return b"".join(msgspec.json.encode(one) + b"\n" for one in past_run)
 
 
 def test_a_run_is_what_its_launches_did_on_average() -> None:
@@ -188,22 +168,6 @@ def test_a_figure_of_nothing_is_kept_as_such() -> None:
     assert found.baseline_sha256 == ""
 
 
-def test_the_draft_that_was_judged_is_known_by_its_files(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.safetensors").write_bytes(b"weights")
-    launch = dataclasses.replace(builders.measurement({}), draft=str(tmp_path))
-    plain = dataclasses.replace(launch, draft=None)
-    assert len(run_record("run", [launch], [], builders.SETTINGS, None).draft_sha256) == 64
-    assert run_record("run", [plain], [], builders.SETTINGS, None).draft_sha256 == ""
-
-
-def test_any_setting_tells_two_cases_apart() -> None:
-    checksum = settings_sha256(builders.SETTINGS)
-    assert settings_sha256(dataclasses.replace(builders.SETTINGS)) == checksum
-    for change in ({"turns": 3}, {"dtype": "auto"}, {"ignore_eos": True}):
-        assert settings_sha256(dataclasses.replace(builders.SETTINGS, **change)) != checksum
-
-
 def test_four_runs_tell_no_noise_and_five_do() -> None:
     five = runs(100, 110, 90, 105, 95)
     assert noise_of(five[:4], spread(0.0)) == {}
@@ -228,24 +192,6 @@ def test_only_speeds_have_noise_and_only_where_launches_tell() -> None:
     one = Spread(within_frac=0.1, between_frac=0.0, freedom=4)
     assert set(noise_of(full, {SPEED.name: one, LENGTH.name: one})) == {SPEED.name}
     assert noise_of(full, {}) == {}
-
-
-def test_a_run_without_the_figure_does_not_count() -> None:
-    five = [*runs(100, 100, 100, 100), past_run(tpot_p50_ms=8.0)]
-    assert noise_of(five, spread(0.0)) == {}
-    assert noise_of([*five, *runs(0.0)], spread(0.0)) == {}
-    assert noise_of([*five, *runs(100)], spread(0.0))[SPEED.name].runs == 5
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.floats(1, 1e4), min_size=5, max_size=20), st.floats(0, 0.5))
-def test_noise_and_launches_never_add_up_to_less_than_the_runs(
-    speeds: Sequence[float], within_frac: float
-) -> None:
-    noise = noise_of(runs(*speeds), spread(within_frac))[SPEED.name]
-    total = statistics.variance(map(math.log, speeds))
-    assert noise.between_frac**2 + within_frac**2 >= total * (1 - 1e-9)
-    assert noise.between_frac**2 <= total * (1 + 1e-9)
 
 
 def better(*changes: float, metric: Metric = SPEED, of: Baseline = BASELINE) -> list[RunRecord]:
@@ -274,10 +220,3 @@ def test_headroom_is_what_the_last_seven_runs_were_better_by() -> None:
 )
 def test_runs_that_were_not_all_better_leave_no_headroom(changes: Sequence[float]) -> None:
     assert headroom_frac(SPEED, BASELINE, better(*changes)) is None
-
-
-def test_runs_that_were_judged_by_another_baseline_do_not_count() -> None:
-    """Recorded anew, lower on purpose: that the runs before were better says nothing."""
-    other = builders.baseline({SPEED.name: 90.0})
-    assert headroom_frac(SPEED, other, better(*[0.1] * 5)) is None
-    assert headroom_frac(SPEED, other, better(*[0.1] * 5, of=other)) == pytest.approx(0.1)

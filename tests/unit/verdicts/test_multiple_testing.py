@@ -4,12 +4,9 @@ import dataclasses
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from specreg.baselines.comparison import CaseBaselines, Comparison, compare
 from specreg.measurement.metrics import METRICS, Replay
-from specreg.stats.alpha_spending import LEVEL
 from specreg.stats.intervals import Spread
 from specreg.verdicts.judge import Outcome, Verdict
 from specreg.verdicts.multiple_testing import blame_machine, confirm, hold_together
@@ -64,13 +61,6 @@ def outcomes(verdicts: Sequence[Verdict]) -> list[Outcome]:
     return [one.outcome for one in verdicts]
 
 
-def test_a_loss_that_is_seen_twice_is_one() -> None:
-    second = verdict(WORSE, reason="by category: chat 2 -> 1.5")
-    confirmed = confirm(dataclasses.replace(second, value=79.5), second)
-    reason = "by category: chat 2 -> 1.5; seen on two launches, a first launch had 79.5"
-    assert confirmed == dataclasses.replace(second, reason=reason)
-
-
 @pytest.mark.parametrize("outcome", sorted(set(Outcome) - {WORSE}))
 def test_a_loss_that_is_seen_once_is_what_the_second_launch_says(outcome: Outcome) -> None:
     second = verdict(outcome)
@@ -96,11 +86,6 @@ def among(chances: Sequence[float | None], figures: int) -> list[Verdict]:
     return [*losses, *others]
 
 
-def kept_of(held: Sequence[Verdict]) -> list[float]:
-    """The chances of what still is a loss."""
-    return [one.p_worse or 0.0 for one in held if one.outcome is WORSE]
-
-
 @pytest.mark.parametrize(
     ("chances", "figures", "kept"),
     [
@@ -120,15 +105,6 @@ def test_what_stands_out_by_holm_is_kept(
     assert outcomes(held) == [WORSE] * kept + [Outcome.INCONCLUSIVE] * (len(chances) - kept)
 
 
-def test_what_holm_refuses_says_why() -> None:
-    held = hold_together(among([0.006], 3))[0]
-    assert held.reason == (
-        "worse on a fresh launch too, but it is one of 3 figures, and among so many chance makes"
-        " one look that much worse; run it again, or raise prompts or launches"
-    )
-    assert (held.value, held.p_worse, held.fails) == (80.0, 0.006, True)
-
-
 def test_acceptance_and_speed_are_counted_apart_and_each_figure_once() -> None:
     """Of 2 speeds 0.004 stands; of 3 acceptances it does not, one of them judged twice."""
     speeds = [verdict(WORSE, p=0.004), verdict(FINE, metric=TIME, p=0.5)]
@@ -136,25 +112,6 @@ def test_acceptance_and_speed_are_counted_apart_and_each_figure_once() -> None:
     others = [verdict(FINE, case_id=name, metric=LENGTH, p=0.5) for name in ("a", "b")]
     held = hold_together([*speeds, length, length, *others])
     assert outcomes(held) == [WORSE, FINE, *[Outcome.INCONCLUSIVE] * 2, FINE, FINE]
-
-
-CHANCES = st.lists(st.integers(0, 2000).map(lambda n: (100 * n + 37) * 1e-7), max_size=12)
-"""Never just a threshold: 37 ends no divisor of 1 %."""
-
-
-@settings(max_examples=200, deadline=None)
-@given(CHANCES, st.integers(0, 20))
-def test_what_is_kept_is_what_the_adjusted_chances_say(chances: list[float], more: int) -> None:
-    """The k-th smallest p counts as the largest (m - j + 1) p_j with j up to k."""
-    figures = len(chances) + more
-    adjusted: dict[float, float] = {}
-    largest = 0.0
-    for rank, p in enumerate(sorted(chances)):
-        largest = max(largest, (figures - rank) * p)
-        adjusted[p] = largest
-    kept = kept_of(hold_together(among(chances, figures)))
-    assert all(p <= LEVEL for p in kept)
-    assert set(kept) == {p for p in chances if adjusted[p] <= LEVEL}
 
 
 @pytest.mark.parametrize("metric", [SPEED, TIME, "ttft_p50_ms", "goodput_requests_per_s"])
@@ -195,12 +152,6 @@ def test_what_most_cases_do_alike_is_the_machines_doing(metric: str) -> None:
 )
 def test_what_fewer_do_is_not(verdicts: tuple[Verdict, ...]) -> None:
     assert blame_machine(iter(verdicts), {}) == verdicts
-
-
-def test_each_speed_is_counted_apart() -> None:
-    times = of_cases(WORSE, FINE, FINE, FINE, metric=TIME)
-    blamed = blame_machine(of_cases(*[WORSE] * 4) + times, {})
-    assert outcomes(blamed) == [Outcome.INVALID] * 4 + [WORSE, FINE, FINE, FINE]
 
 
 def beside_control(
@@ -253,11 +204,6 @@ def test_a_server_beside_it_that_stays_tells_that_most_cases_lost_something_of_t
     losses = of_cases(*[WORSE] * 6)
     comparisons = {(one.case_id, one.metric): beside_control(1000) for one in losses}
     assert blame_machine(losses, comparisons) == losses
-
-
-def test_only_a_loss_is_blamed_on_the_server_beside_it() -> None:
-    verdicts = [verdict(outcome) for outcome in Outcome if outcome is not WORSE]
-    assert blame_machine(verdicts, {("case", SPEED): beside_control(900)}) == tuple(verdicts)
 
 
 @pytest.mark.parametrize("metric", ["speedup_ratio", LENGTH, "acceptance_pos1_frac"])

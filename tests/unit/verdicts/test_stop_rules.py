@@ -31,6 +31,7 @@ def mixed(*several: AcceptanceRecord) -> AcceptanceRecord:
 
 
 DOUBT = mixed(SAME, WORSE, builders.acceptance(builders.counts(2, 0, 9, 9)))
+SUM = dataclasses.replace(DOUBT, prompts=())
 
 
 def rule(
@@ -50,16 +51,23 @@ def rule(
 
 
 @pytest.mark.parametrize(
-    ("acceptance", "enough"),
+    ("acceptance", "look", "may_stop_early", "enough"),
     [
-        pytest.param(WORSE, True, id="a-plain-loss"),
-        pytest.param(SAME, False, id="no-loss-so-far"),
-        pytest.param(DOUBT, False, id="doubt"),
+        pytest.param(WORSE, Look.EARLY, True, True, id="a-plain-loss"),
+        pytest.param(WORSE, Look.EARLY, False, False, id="a-loss-where-speed-is-asked-too"),
+        pytest.param(SAME, Look.EARLY, True, False, id="no-loss-so-far"),
+        pytest.param(DOUBT, Look.EARLY, True, False, id="doubt"),
+        pytest.param(WORSE, Look.FULL, False, True, id="all-of-a-loss"),
+        pytest.param(SAME, Look.FULL, False, True, id="all-of-no-loss"),
+        pytest.param(DOUBT, Look.FULL, False, False, id="all-of-doubt"),
+        pytest.param(SUM, Look.FULL, False, True, id="a-sum-alone-tells-nothing-more"),
+        pytest.param(SUM, Look.EARLY, True, False, id="a-sum-alone-early"),
     ],
 )
-def test_only_a_plain_loss_stops_early(acceptance: AcceptanceRecord, *, enough: bool) -> None:
-    assert rule(may_stop_early=True)(acceptance, Look.EARLY) is enough
-    assert rule(may_stop_early=False)(acceptance, Look.EARLY) is False
+def test_a_plain_loss_stops_early_and_doubt_goes_on(
+    acceptance: AcceptanceRecord, look: Look, *, may_stop_early: bool, enough: bool
+) -> None:
+    assert rule(may_stop_early=may_stop_early)(acceptance, look) is enough
 
 
 def test_the_first_metric_that_is_asked_for_decides_early() -> None:
@@ -71,22 +79,7 @@ def test_the_first_metric_that_is_asked_for_decides_early() -> None:
     assert rule(may_stop_early=True, metrics=(FIRST.name,))(record, Look.EARLY)
 
 
-@pytest.mark.parametrize(
-    ("acceptance", "enough"), [(WORSE, True), (SAME, True), (DOUBT, False)], ids=str
-)
-def test_all_prompts_are_enough_unless_there_is_doubt(
-    acceptance: AcceptanceRecord, *, enough: bool
-) -> None:
-    assert rule(may_stop_early=False)(acceptance, Look.FULL) is enough
-
-
 def test_more_prompts_do_not_help_where_nothing_is_known() -> None:
     nothing = rule(may_stop_early=True, recorded=False)
     assert nothing(SAME, Look.FULL)
     assert not nothing(SAME, Look.EARLY)
-
-
-def test_of_a_sum_alone_more_prompts_tell_nothing_more() -> None:
-    alone = dataclasses.replace(DOUBT, prompts=())
-    assert rule(may_stop_early=False)(alone, Look.FULL)
-    assert not rule(may_stop_early=True)(alone, Look.EARLY)

@@ -1,0 +1,164 @@
+"""What a run covers: its cases, what it asks of them, and what is known of them."""
+
+import datetime as dt
+import time
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from specreg.baselines.comparison import CaseBaselines
+from specreg.baselines.estimate import Estimate, estimate_of, estimates_of, within_budget
+from specreg.baselines.store import BaselineStore, settings_in
+from specreg.core.timeline import Phase
+from specreg.datasets.prompts import prompts_sha256
+from specreg.matrix.case import Case, Tier
+from specreg.matrix.models import model_sha256, resolve_model
+from specreg.matrix.prompts import load_case_prompts
+from specreg.matrix.schema import CaseSettings
+from specreg.measurement.journal import Key
+from specreg.measurement.metrics import METRICS, Family, Metric
+from specreg.servers.provision import Provision
+from specreg.suite.options import Options
+from specreg.telemetry.identity import Environment, ProcessorLoad
+
+
+@dataclass(slots=True, kw_only=True)
+class Scope:
+    """What a run covers.
+
+    Attributes:
+        options: what the user asked for.
+        root: the repository's root; tier: what runs; store: the baselines of this machine.
+        launches: how many launches of each server are measured.
+        update_reason: why baselines are recorded, empty for the usual; None when they aren't.
+        provision: where the engines come from.
+        run_folder: where this run leaves logs, figures and its journal; history: the folder of
+            what all runs did.
+        softened: the metrics whose tests pass where an effect is INCONCLUSIVE.
+        asked: by case, the metrics that this run judges; one that isn't there is asked for all.
+        skipped: by case that was asked for and can't run here, what it needs.
+        unfetched: by case that isn't skipped, why its models can't be fetched; skips_unfetched:
+            whether such a case is skipped, not INVALID.
+        no_power: why power can't be measured, empty where it can or isn't asked for.
+        load: of the processor when the run began; None where others measure.
+        began_at, began_ns: when it began, on the wall and on the monotonic clock.
+    """
+
+    options: Options = field(default_factory=Options)
+    root: Path
+    tier: Tier
+    store: BaselineStore
+    launches: int
+    update_reason: str | None
+    provision: Provision
+    run_folder: Path
+    history: Path
+    softened: AbstractSet[str] = frozenset()
+    asked: Mapping[str, AbstractSet[str]] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+    unfetched: Mapping[str, str] = field(default_factory=dict)
+    skips_unfetched: bool = True
+    no_power: str = ""
+    load: ProcessorLoad | None = None
+    began_at: dt.datetime = field(default_factory=lambda: dt.datetime.now(tz=dt.UTC))
+    began_ns: int = field(default_factory=time.monotonic_ns)
+    _known: tuple[Case, CaseBaselines] | None = None
+    _budgeted: Mapping[str, Case] = field(default_factory=dict)
+    _estimates: dict[str, Estimate | None] = field(default_factory=dict)
+
+    @property
+    def now(self) -> dt.datetime:
+        """The moment, as far from the beginning as it took, whatever became of the wall clock."""
+        passed_us = (time.monotonic_ns() - self.began_ns) // 1000
+        return self.began_at + dt.timedelta(microseconds=passed_us)
+
+    @property
+    def environment(self) -> Environment:
+        """The machine."""
+        return self.store.environment
+
+    def fit_budget(self) -> None:
+        """Lower the prompts of the cases that are asked for to what the budget allows.
+
+        Raises:
+            SpecregError: the least takes longer, or it isn't known how long it takes.
+        """
+        if self.options.budget_gpu_min is None:
+            return
+        cases = [case for case in self.tier.cases if case.id in self.asked]
+        fewer = within_budget(
+            cases,
+            estimates_of(self.tier, self.store, self.provision.found_gpus, self.root),
+            self.environment.kind,
+            budget_min=self.options.budget_gpu_min,
+            launches=self.launches,
+        )
+        self._budgeted = {case.id: case for case in fewer}
+
+    def budgeted(self, case: Case) -> Case:
+        """The case with the prompts that the budget allows; as it is without one."""
+        return self._budgeted.get(case.id, case)
+
+    def asked_of(self, case: Case) -> tuple[Metric, ...]:
+        """The metrics that this run judges of a case."""
+        asked = self.asked.get(case.id, METRICS.keys())
+        return tuple(m for m in METRICS.values() if m.name in asked and m.applies_to(case))
+
+    def asks_speed(self, case: Case) -> bool:
+        """Whether the run wants to know how fast a case is."""
+        recording = self.update_reason is not None
+        return recording or any(metric.by_launch for metric in self.asked_of(case))
+
+    @property
+    def asks_for_all(self) -> bool:
+        """Whether the run judges everything that the tier has, on all its prompts."""
+        for case in self.tier.cases:
+            dark = bool(self.provision.why_no_power(case.server))
+            measurable = {
+                metric.name
+                for metric in METRICS.values()
+                if metric.applies_to(case) and not (dark and metric.family is Family.POWER)
+            }
+            asked = self.asked.get(case.id, frozenset())
+            if self.budgeted(case).matrix_prompts or not asked >= measurable:
+                return False
+        return True
+
+    def settings(self, case: Case) -> CaseSettings:
+        """What must be equal for another measurement of the case to be compared."""
+        return settings_in(self.root, case)
+
+    def known_of(self, case: Case) -> CaseBaselines:
+        """What the baselines know of a case; raises BaselineError where one can't be read."""
+        if self._known is None or self._known[0] != case:
+            self._known = case, self.store.look_up(case, self.settings(case))
+        return self._known[1]
+
+    def phase_s(self, case: Case, phase: Phase) -> float | None:
+        """About how long a phase of a case takes; None where nothing tells."""
+        if case.id not in self._estimates:
+            self._estimates[case.id] = estimate_of(
+                case, self.tier, self.store, self.provision.found_gpus, self.root
+            )
+        estimate = self._estimates[case.id]
+        return None if estimate is None else estimate.phase_s(phase, case.prompts)
+
+    def key(self, case: Case, launch: int) -> Key:
+        """What has to be equal for an earlier run's measurement to be taken over."""
+        asked = "all" if self.asks_speed(case) else "acceptance"  # others' prompts or no control
+        if self.update_reason is not None:
+            asked = "record"
+        spec = case.server
+        models = [resolve_model(self.root, name) for name in (spec.target, spec.draft) if name]
+        requirement = self.provision.requirement(spec)
+        files = [prompts_sha256(load_case_prompts(self.root, case)), *map(model_sha256, models)]
+        return Key(
+            case=case.key,
+            case_id=case.id,
+            launch=launch,
+            asked=asked,
+            environment=self.environment.name,
+            engine=f"{self.provision.python or ''} {requirement.pin}".strip(),
+            files_sha256=" ".join(files),
+        )
