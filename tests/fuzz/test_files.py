@@ -132,7 +132,7 @@ def matrices() -> Iterable[File]:
 
 def datasets(folder: Path) -> Iterable[File]:
     """Prompts in each form, and the record of a prepared set."""
-    toy = FORMATS["specreg"].load(TOY).prompts[:20]
+    toy = FORMATS["specreg"].load(TOY)[0][:20]
     for form in FORMATS.values():
         rows = builders.rows_in(form.name, toy)
         for name, wrong in (("rows.jsonl", rows_of), ("rows.json", json_of)):
