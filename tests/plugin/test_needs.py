@@ -126,7 +126,6 @@ HUB = """
     prompts = 10
     rounds = 2
     output_cap_tokens = 8
-    warm_up_stable_frac = 1e9
 
     [[cases]]
     engine = "vllm"
@@ -137,7 +136,6 @@ HUB = """
     prompts = 10
     rounds = 2
     output_cap_tokens = 8
-    warm_up_stable_frac = 1e9
 """
 FAR = "vllm-none-far-toy-c1"
 REFUSED = "Connection refused"
