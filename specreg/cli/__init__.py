@@ -18,7 +18,6 @@ _COMMANDS: Mapping[str, str] = {
     "gate": "gate",
     "bisect": "bisect",
     "soak": "soak",
-    "oracle": "cases",
     "prepare": "datasets",
     "matrix": "cases",
     "engines": "cases",

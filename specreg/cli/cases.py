@@ -1,4 +1,4 @@
-"""What is known of cases: `specreg explain`, `oracle`, `matrix`, `engines` and `selftest`."""
+"""What is known of cases: `specreg explain`, `matrix`, `engines` and `selftest`."""
 
 from typing import Annotated
 
@@ -22,14 +22,12 @@ from specreg.cli.options import (
     shelf_of,
     tier_of,
 )
-from specreg.core.redaction import hide
-from specreg.correctness.oracle_client import reference_steps
 from specreg.engines.methods import METHODS
 from specreg.engines.registry import ENGINES
 from specreg.matrix.schema import render_schema
 from specreg.matrix.tier import tier_names
 from specreg.measurement.metrics import check_allowed
-from specreg.report.cases import render_explanation, render_matrix, render_oracle
+from specreg.report.cases import render_explanation, render_matrix
 from specreg.report.tables import NOTHING
 from specreg.telemetry.identity import find_gpus
 from specreg.verdicts.history import history_path, load_history
@@ -52,27 +50,6 @@ def explain(
     if history.wrong:
         typer.echo(history.wrong, err=True)
     typer.echo(render_explanation(one, known, history.of(case), width=WIDTH))
-
-
-def oracle(
-    case: Annotated[str, typer.Argument(help="its id, e.g. vllm-eagle3-tiny-toy-c4")],
-    tier: TierOption = None,
-    root: RootOption = HERE,
-    folder: FolderOption = BASELINES,
-    matrix: MatrixOption = MATRIX,
-) -> None:
-    """Print the acceptance that a case should have, by its models, beside what was recorded.
-
-    The target's greedy answers come from the reference engine; needs torch, 1 to 5 GB.
-    """
-    found = tier_of(root / matrix, tier)
-    one = case_of(found, case)
-    on_gpu = found.needs_gpus > 0
-    prompts, steps = reference_steps(
-        one, root.resolve(), on_gpu=on_gpu, show=lambda text: typer.echo(hide(text), err=True)
-    )
-    known = shelf_of(root / folder, found).look_up(one, settings_in(root, one))
-    typer.echo(render_oracle(one, prompts, steps, known))
 
 
 def selftest(

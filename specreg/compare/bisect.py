@@ -304,7 +304,6 @@ class Search:
         try:
             source = source_of(parse_origin(request.b), on_gpu=request.on_gpu, show=request.show)
             source.check((self.case,))
-            source.check_released(self.case.server)
             served_models(request.root, self.case.server)
             source.environment(self.case)
         except (UnsupportedError, EnvironmentSetupError) as error:

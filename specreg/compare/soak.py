@@ -412,7 +412,6 @@ def open_soak(  # noqa: PLR0913 - an option each
         raise UnsupportedError(message)
     source = source_of(origin, on_gpu=on_gpu, show=show, waits=waits)
     source.check((case,))
-    source.check_released(case.server)
     for said in check_contexts(root, [case]):
         show(said)
     soak = Soak(

@@ -1,11 +1,8 @@
-"""What is known of cases beside their runs, as text: expectations, needs, trends, an oracle."""
+"""What is known of cases beside their runs, as text: expectations, needs and trends."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from rich.text import Text
-
-from specreg.acceptance.record import StepCounts
 from specreg.baselines.comparison import CaseBaselines, differing_settings, expected_value
 from specreg.baselines.estimate import (
     START_S,
@@ -15,14 +12,12 @@ from specreg.baselines.estimate import (
 )
 from specreg.baselines.schema import load_table
 from specreg.core.commands import learn_command, specreg_command
-from specreg.datasets.prompts import Prompt
 from specreg.matrix.case import Case, Tier
 from specreg.measurement.metrics import METRICS, Metric, better_frac, ratio_parts
 from specreg.report.tables import NOTHING, format_number, render_rows
 from specreg.stats.intervals import (
     FEWEST_PROMPTS,
     Change,
-    Spread,
     change_of_launches,
     change_of_ratio,
 )
@@ -52,15 +47,24 @@ def render_explanation(
 ) -> str:
     """Expectation, tolerance and minimum detectable effect of each metric, and the last outcomes.
 
-    Args:
-        case: which.
-        known: what the baselines know of it.
-        history: its runs on this machine, the oldest first.
-        width: columns of the text.
+    The history is that of its runs on this machine, the oldest first.
     """
-    rows = [
-        _row(metric, case, known, history) for metric in METRICS.values() if metric.applies_to(case)
-    ]
+    rows = []
+    for metric in METRICS.values():
+        if not metric.applies_to(case):
+            continue
+        change = _doubt(metric, case, known)
+        frac = None if change is None else mde_frac(change, first_look(metric))
+        if frac is not None and metric.by_launch:
+            frac = -log_to_frac(metric, -frac)
+        outcomes = [one.outcomes[metric.name] for one in history if metric.name in one.outcomes]
+        cells = (
+            format_number(_expected(metric, known)),
+            f"{tolerance_frac(metric, case, known):.1%}",
+            NOTHING if frac is None else f"{frac:.1%}",
+            " ".join(outcomes[-_LAST_OUTCOMES:]) or NOTHING,
+        )
+        rows.append((metric.name, *cells))
     columns = ("metric", "expected", "tolerance", "detectable", "last outcomes")
     table = render_rows(columns, rows, width=width, folded=("last outcomes",))
     parts = ["\n".join(_head(case, known)), table, _DETECTABLE]
@@ -95,43 +99,25 @@ def _head(case: Case, known: CaseBaselines) -> Iterator[str]:
         yield f"nothing is expected: {record_hint(case.id, known)}"
 
 
-def _row(
-    metric: Metric, case: Case, known: CaseBaselines, history: Sequence[RunRecord]
-) -> tuple[str, ...]:
-    change = _one_launch(metric, known) if metric.by_launch else _one_run(metric, case, known)
-    frac = None if change is None else mde_frac(change, first_look(metric))
-    if frac is not None and metric.by_launch:
-        frac = -log_to_frac(metric, -frac)
-    outcomes = [one.outcomes[metric.name] for one in history if metric.name in one.outcomes]
-    return (
-        metric.name,
-        format_number(_expected(metric, known)),
-        f"{tolerance_frac(metric, case, known):.1%}",
-        NOTHING if frac is None else f"{frac:.1%}",
-        " ".join(outcomes[-_LAST_OUTCOMES:]) or NOTHING,
-    )
-
-
 def _expected(metric: Metric, known: CaseBaselines) -> float | None:
-    if known.exact is not None or (known.baseline is not None and not metric.by_launch):
-        return expected_value(metric, known.baseline) if known.baseline else None
-    return known.published.value(metric.name) if known.published and not metric.by_launch else None
+    if metric.by_launch or known.exact is not None:
+        return expected_value(metric, known.exact) if known.exact else None
+    if known.baseline is not None:
+        return expected_value(metric, known.baseline)
+    return known.published.value(metric.name) if known.published else None
 
 
-def _one_launch(metric: Metric, known: CaseBaselines) -> Change | None:
-    """The doubt that one launch more would leave."""
-    spread: Spread | None = known.spreads.get(metric.name)
-    recorded = known.exact.launch_values(metric) if known.exact else ()
-    if spread is None or not recorded:
-        return None
-    return change_of_launches(recorded[:1], recorded, spread, metric.direction.value)
-
-
-def _one_run(metric: Metric, case: Case, known: CaseBaselines) -> Change | None:
-    """The doubt that a run would leave whose answers share nothing with the baseline's.
+def _doubt(metric: Metric, case: Case, known: CaseBaselines) -> Change | None:
+    """What one launch more would leave, or of acceptance a run that shares no answer.
 
     Both then vary like the baseline's prompts do, which counts their differing difficulty twice.
     """
+    if metric.by_launch:
+        spread = known.spreads.get(metric.name)
+        recorded = known.exact.launch_values(metric) if known.exact else ()
+        if spread is None or not recorded:
+            return None
+        return change_of_launches(recorded[:1], recorded, spread, metric.direction.value)
     stored = known.baseline.acceptance if known.baseline else None
     if stored is None:
         return None
@@ -148,25 +134,19 @@ def _one_run(metric: Metric, case: Case, known: CaseBaselines) -> Change | None:
 
 
 def render_matrix(tier: Tier, estimates: Estimates, gpus: Gpus, *, width: int) -> str:
-    """A row for each case; below it the total, what to prepare, and where the minutes come from.
-
-    Args:
-        tier: whose cases.
-        estimates: of them.
-        gpus: of this machine.
-        width: columns of the text.
-    """
+    """A row for each case; below it the total, what to prepare, and what doesn't fit the GPUs."""
+    on_gpu = tier.needs_gpus > 0
     rows = []
     for case in tier.cases:
         estimate, memory_gib = estimates[case.id], case.needs.memory_gib
-        on_gpu = tier.needs_gpus > 0
+        minutes = f"{estimate.case_s(case.prompts) / _S_PER_MIN:.1f}" if estimate else NOTHING
         rows.append(
             (
                 case.id,
                 str(case.needs.gpus) if on_gpu else NOTHING,
                 str(math.ceil(memory_gib)) if on_gpu and memory_gib is not None else NOTHING,
                 str(case.prompts),
-                f"{estimate.case_s(case.prompts) / _S_PER_MIN:.1f}" if estimate else NOTHING,
+                minutes,
                 estimate.source if estimate else "",
             )
         )
@@ -176,9 +156,8 @@ def render_matrix(tier: Tier, estimates: Estimates, gpus: Gpus, *, width: int) -
 
 
 def _notes(tier: Tier, estimates: Estimates, gpus: Gpus) -> Iterator[str]:
-    kind = "gpu" if tier.needs_gpus else "cpu"
+    kind, unit = ("gpu", "minutes of a GPU") if tier.needs_gpus else ("cpu", "minutes")
     unknown = sum(estimates[case.id] is None for case in tier.cases)
-    unit = "minutes of a GPU" if tier.needs_gpus else "minutes"
     rest = f", and {unknown} case(s) of which nothing tells" if unknown else ""
     total = run_min(tier.cases, estimates, kind)
     yield f"about {total:.0f} {unit} in all, {START_S[kind]:.0f} s for each server's start{rest}"
@@ -187,7 +166,12 @@ def _notes(tier: Tier, estimates: Estimates, gpus: Gpus) -> Iterator[str]:
     if prepared:
         yield "to prepare: " + "; ".join(specreg_command("prepare", name) for name in prepared)
     if any(estimate is not None and "guess" in estimate.source for estimate in estimates.values()):
-        yield _guess_note(gpus)
+        bandwidth = gpus.bandwidth_gib_per_s or USUAL_BANDWIDTH_GIB_PER_S
+        whose = "this GPU's" if gpus.bandwidth_gib_per_s else "an H100's, as no GPU is here"
+        yield (
+            "guess: each step reads all weights at half of the memory's bandwidth"
+            f" ({bandwidth:.0f} GiB/s, {whose}), and no draft is accepted"
+        )
     lacking = tier.unmet(gpus.memory_gib)
     if lacking:
         there = ", ".join(f"{math.floor(each)} GiB" for each in gpus.memory_gib)
@@ -195,86 +179,30 @@ def _notes(tier: Tier, estimates: Estimates, gpus: Gpus) -> Iterator[str]:
         yield f"{len(lacking)} of {len(tier.cases)} cases don't fit this machine: {why}"
 
 
-def _guess_note(gpus: Gpus) -> str:
-    """How a guess comes about."""
-    bandwidth = gpus.bandwidth_gib_per_s or USUAL_BANDWIDTH_GIB_PER_S
-    whose = "this GPU's" if gpus.bandwidth_gib_per_s else "an H100's, as no GPU is here"
-    return (
-        "guess: each step reads all weights at half of the memory's bandwidth"
-        f" ({bandwidth:.0f} GiB/s, {whose}), and no draft is accepted"
-    )
-
-
-def render_oracle(
-    case: Case, prompts: Sequence[Prompt], steps: StepCounts, known: CaseBaselines
-) -> str:
-    """Lines of text: the steps, their acceptance, and the baseline's.
-
-    Args:
-        case: which.
-        prompts: whose first turns were answered.
-        steps: of all the answers.
-        known: what the baselines know of it.
-    """
-    baseline = known.baseline
-    if baseline is not None and differing_settings(baseline.case, known.settings):
-        baseline = None
-    length, rate = (
-        format_number(expected_value(METRICS[name], baseline) if baseline else None)
-        for name in ("acceptance_length_tokens", "acceptance_rate_frac")
-    )
-    by_position = " ".join(map(format_number, steps.marginal_acceptance)) or NOTHING
-    where = baseline.environment.name if baseline else "nothing with these settings"
-    has_later_turns = case.turns != 1 and any(len(prompt.turns) > 1 for prompt in prompts)
-    later = "; of all turns, not of the first alone: don't compare" if has_later_turns else ""
-    rows = (
-        f"{case.id}: {len(prompts)} prompts, answered greedily without speculation; by its models",
-        f"  S, A, D               {steps.steps}, {steps.accepted}, {steps.proposed}",
-        f"  accepted by position  {by_position}",
-        f"  acceptance length     {format_number(steps.acceptance_length)}, recorded {length}",
-        f"  acceptance rate       {format_number(steps.acceptance_rate)}, recorded {rate}",
-        f"recorded: {where}{later if baseline else ''}",
-    )
-    return "\n".join(rows)
-
-
 def render_trends(
     history: Mapping[str, Sequence[RunRecord]], metrics: Sequence[str], *, width: int
 ) -> str:
-    """A row for each case and metric that two comparable runs judged.
+    """A row for each case and metric that two comparable runs judged; better is positive.
 
-    A change is as in every verdict: better is positive.
-
-    Args:
-        history: by case, the oldest first.
-        metrics: which to show.
-        width: columns of the text.
+    The history is by case, the oldest run first.
     """
-    rows: list[Sequence[str | Text]] = []
+    rows: list[Sequence[str]] = []
     for case_id, runs in history.items():
-        found = list(_trend_rows(runs, metrics))
-        rows += [[Text(case_id, style="bold")], *found] if found else []
+        shown = {name: [one.values[name] for one in comparable(runs, name)] for name in metrics}
+        shown = {name: values for name, values in shown.items() if len(values) >= _FEWEST_RUNS}
+        rows += [[case_id]] if shown else []
+        for name, values in shown.items():
+            change = better_frac(METRICS[name], values[-1], values[0])
+            ends = map(format_number, (values[0], values[-1]))
+            rows.append([f"  {name}", str(len(values)), *ends, f"{change:+.1%}", _line(values)])
     last = f"the last {_LAST_RUNS}"
     columns = ("case and metric", "runs", "first", "last", "change", last)
     return render_rows(columns, rows, width=width, left=(last,))
 
 
-def _trend_rows(runs: Sequence[RunRecord], metrics: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    for metric in metrics:
-        values = [one.values[metric] for one in comparable(runs, metric)]
-        if len(values) < _FEWEST_RUNS:
-            continue
-        first, last = values[0], values[-1]
-        change = f"{better_frac(METRICS[metric], last, first):+.1%}"
-        name = f"  {metric}"
-        yield name, str(len(values)), *map(format_number, (first, last)), change, _line(values)
-
-
 def _line(values: Sequence[float]) -> str:
     """The last values as ticks between the least and the greatest of them."""
     shown = values[-_LAST_RUNS:]
-    low, high = min(shown), max(shown)
-    if low == high:
-        return _TICKS[0] * len(shown)
+    low, width = min(shown), (max(shown) - min(shown)) or 1
     most = len(_TICKS) - 1
-    return "".join(_TICKS[round(most * (value - low) / (high - low))] for value in shown)
+    return "".join(_TICKS[round(most * (value - low) / width)] for value in shown)

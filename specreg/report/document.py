@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -29,7 +30,7 @@ from specreg.telemetry.identity import Environment, ProcessorLoad
 from specreg.verdicts.history import RunRecord
 from specreg.verdicts.judge import Outcome, Verdict
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION: Literal[2] = 2
 FILE_NAME = "report.json"
 REGRESSED_STATUS, UNDECIDED_STATUS, NO_BASELINE_STATUS = 1, 10, 11
 
@@ -61,13 +62,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArmReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One side of a gate.
+    """One side of a gate: its name A or B, and as it was typed.
 
-    Attributes:
-        name: "A" or "B".
-        text: as it was typed; overrides: what its cases have otherwise, as KEY=VALUE.
-        installed: package and version, and where it came from if that is no index.
-        engine_versions: by its servers' own word.
+    `overrides` are KEY=VALUE, what its cases have otherwise; `installed` is package, version and
+    where it came from if that is no index; `engine_versions` is its servers' own word.
     """
 
     name: str
@@ -78,23 +76,19 @@ class ArmReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The file.
+    """What a run decided, as in `verdict.json`; its name is its folder's.
 
     Attributes:
-        schema_version: of this form.
-        run: its folder's name; tier: what was run; environment: on what.
         attached: the URL of a server that this run didn't start, empty where it started its own.
         complete: whether the whole tier was judged, and nothing cut it short.
-        exit_status: of the run.
-        outcomes: how many verdicts of each; verdicts: in the order of the run.
+        verdicts: in the order of the run; outcomes: how many of each.
         skipped: by case that didn't fit the machine, what it needs.
         no_power: why power wasn't measured, empty where it was or wasn't asked for.
         slowed: by case that speculation slows down for sure, its speedup, below 1.
-        load: of this machine's processor when the run began; null where others measured, and of a
-            run that an earlier specreg recorded.
+        load: of this machine's processor when the run began; null where others measured.
     """
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     run: str
     tier: str
     environment: str
@@ -110,13 +104,9 @@ class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a run comes from.
+    """Where a run comes from: what was typed, and the options that repeat it beside the cases.
 
-    Attributes:
-        command: what was typed.
-        options: what repeats it, beside the cases; empty of a run that an earlier specreg recorded.
-        commit: of the repository, empty outside one.
-        driver_version: of the GPUs, empty without one.
+    The commit of the repository and the driver of the GPUs are empty without one.
     """
 
     command: str
@@ -128,15 +118,10 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True):
-    """What the baseline of a case holds, of the prompts that were measured.
+    """What the baseline of a case holds, of the prompts that were measured; when, with what, why.
 
-    Attributes:
-        environment: whose; recorded_on, engine_version, reason: when, with what and why.
-        driver_version: of the GPUs then, empty without one.
-        values: by metric.
-        histogram: entry j counts the steps with j drafts accepted.
-        marginal_frac: by position, from the first.
-        category_acceptance_length_tokens: by category.
+    Entry j of the histogram counts the steps with j drafts accepted; `marginal_frac` is by
+    position, from the first.
     """
 
     environment: str
@@ -154,16 +139,13 @@ class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of one case.
 
     Attributes:
-        case_id, engine, method, models, dataset: what it is called, and of what it is made.
-        target, draft: folders or hub ids; the draft is empty where the method needs none.
+        draft: a folder or a hub id as the target, empty where the method needs none.
         settings: all that must be equal to compare; null where it couldn't be told.
-        figures: of its last valid launch, else of the last one; null where none was measured. What
-            each request did is in the run's folder `figures`.
+        figures: of its last valid launch, else of the last one; null where none was measured.
         expected: null without a baseline.
         history: what earlier runs on this machine and this one did, the oldest first.
-        reproduce: what to type.
-        logs: what its servers said, from the run's folder.
-        error: what went wrong with it in full, the last lines of a server's log for instance.
+        reproduce: what to type; logs: what its servers said, from the run's folder.
+        error: what went wrong with it in full.
     """
 
     case_id: str
@@ -186,21 +168,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The document.
 
     Attributes:
-        schema_version: of this form.
-        run: what was decided, as in `verdict.json`.
-        machine, origin: where, and from what.
-        cases: in the order of the run.
-        tier_cases: the ids of all cases of the tier.
+        cases: in the order of the run; tier_cases: the ids of all cases of the tier.
         remarks: what a reader should know besides.
-        ended_at: when it was done, in UTC by ISO 8601; empty of a run of an earlier specreg.
-        time: where it went until then; null of a run of an earlier specreg.
-        kind: of what; title: the heading, empty for the tier and the machine.
-        answers: in the order to show them; empty where they follow from `run`.
+        ended_at: when it was done, in UTC by ISO 8601; time: where it went until then.
+        title, answers, hints: of a gate; empty where they follow from `run`.
         arms: of a gate, A and B; control: its verdicts on A against itself.
-        hints: what to type next; empty where it follows from `run`.
     """
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     run: RunVerdict
     machine: Environment
     origin: Origin
@@ -215,11 +190,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     arms: tuple[ArmReport, ...] = ()
     control: tuple[Verdict, ...] = ()
     hints: tuple[str, ...] = ()
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        """With which its cases run as they did."""
-        return self.origin.options or (f"--specreg-tier={self.run.tier}",)
 
 
 def exit_status(verdicts: Sequence[Verdict]) -> int:
@@ -239,7 +209,7 @@ def exit_status(verdicts: Sequence[Verdict]) -> int:
 def count_outcomes(verdicts: Sequence[Verdict]) -> dict[str, int]:
     """How many verdicts there are of each outcome, in the order of the outcomes."""
     counted = Counter(verdict.outcome for verdict in verdicts)
-    return {str(outcome): counted[outcome] for outcome in Outcome if counted[outcome]}
+    return {str(one): counted[one] for one in Outcome if counted[one]}
 
 
 def record_document(path: Path, content: Report | RunVerdict) -> None:
@@ -262,14 +232,10 @@ def load_report(path: Path) -> Report:
         ReportError: there is none, it can't be read, or it is of another form.
     """
     try:
-        content = path.read_bytes()
-        version = msgspec.json.decode(content, type=dict[str, object]).get("schema_version")
-        if version == SCHEMA_VERSION:
-            return msgspec.json.decode(content, type=Report)
-        why = f"schema version {version}, this specreg reads {SCHEMA_VERSION}"
+        return msgspec.json.decode(path.read_bytes(), type=Report)
     except (OSError, *UNREADABLE) as error:
-        raise ReportError(f"report '{path}': {error}; run the tier again") from error
-    raise ReportError(f"report '{path}': {why}; run the tier again, or use the specreg of the run")
+        advice = "run the tier again, or use the specreg of the run"
+        raise ReportError(f"report '{path}': {error}; {advice}") from error
 
 
 def began_at(run: str) -> dt.datetime | None:
@@ -299,7 +265,7 @@ def load_verdict(path: Path) -> RunVerdict | None:
 def last_launches(figures: Iterable[Figures]) -> tuple[Figures, ...]:
     """The figures of each case's last launch among those that are valid in most.
 
-    The cases are in the order given; one that is valid in nothing isn't there.
+    In the order given; one that is valid in nothing isn't there.
     """
     found: dict[str, Figures] = {}
     for one in figures:

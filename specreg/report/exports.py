@@ -1,8 +1,7 @@
 """The forms in which a run is handed on: page, Markdown, CSV, Prometheus and aiperf's.
 
-aiperf's are the files of its 0.13: a record for each request, and the percentiles of a case. The
-moments of requests are exact to one another; that the first was sent when the run began is an
-assumption.
+aiperf's is its 0.13's file of a record for each request. The moments of requests are exact to one
+another; that the first was sent when the run began is an assumption.
 """
 
 import contextlib
@@ -11,29 +10,25 @@ import dataclasses
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from specreg.acceptance.record import StepCounts
-from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import ReportError
 from specreg.core.files import replace_file
 from specreg.core.redaction import hide_known
-from specreg.measurement.figures import ArmFigures
 from specreg.measurement.journal import load_journal
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import e2e_ms, tpot_ms, ttft_ms
 from specreg.report.document import CaseReport, Report, began_at
 from specreg.report.markdown import render_markdown
-from specreg.stats.percentiles import Summary
 from specreg.verdicts.judge import Verdict
 
 FORMS: Mapping[str, str] = {
     "html": "one page for people, which needs nothing else",
     "markdown": "a summary for a pull request or a job",
-    "csv": "verdicts and spreads, a row each",
+    "csv": "verdicts, a row each",
     "prometheus": "gauges for the node exporter's text files",
     "aiperf": "aiperf's records of each request",
 }
@@ -46,13 +41,9 @@ _NS_PER_S = 10**9
 def write_outputs(
     names: Iterable[str], report: Report, run_folder: Path, folder: Path
 ) -> list[Path]:
-    """Write forms of a document; the files that were written.
+    """Write forms of a document, named as in FORMS, into a folder; the files that were written.
 
-    Args:
-        names: of FORMS.
-        report: the document.
-        run_folder: where its journal lies.
-        folder: where to write.
+    The run's folder holds the journal.
 
     Raises:
         SpecregError: the disk refuses, the journal can't be read, or no case holds what a form
@@ -85,8 +76,7 @@ def _render(name: str, report: Report, run_folder: Path) -> Mapping[str, str]:
         case "markdown":
             return {"report.md": render_markdown(report)}
         case "csv":
-            verdicts, spreads = render_verdict_rows(report), render_spread_rows(report)
-            return {"verdicts.csv": verdicts, "spreads.csv": spreads}
+            return {"verdicts.csv": render_verdict_rows(report)}
         case "prometheus":
             return {"specreg.prom": render_metrics(report)}
         case _:
@@ -106,29 +96,10 @@ def append_job_summary(text: str) -> None:
 def render_verdict_rows(report: Report) -> str:
     """CSV with a row for each verdict with all that it says; what is unknown is empty."""
     names = [field.name for field in dataclasses.fields(Verdict)]
-    return _csv(names, ([getattr(one, name) for name in names] for one in report.run.verdicts))
-
-
-def render_spread_rows(report: Report) -> str:
-    """CSV with a row for each thing that was timed of a case, and of the target alone."""
-    fields = Summary.__struct_fields__
-    rows = (
-        [case.case_id, server, name, *(getattr(summary, field) for field in fields)]
-        for case in report.cases
-        if case.figures
-        for server, arm in (("case", case.figures.timing), ("control", case.figures.control))
-        for name in ArmFigures.__struct_fields__
-        if isinstance(summary := getattr(arm, name, None), Summary)
-    )
-    return _csv(["case_id", "server", "figure", *fields], rows)
-
-
-def _csv(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """CSV as RFC 4180 has it, but for the ends of its lines."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(head)
-    writer.writerows(["" if value is None else value for value in row] for row in rows)
+    writer.writerow(names)
+    writer.writerows([getattr(one, name) for name in names] for one in report.run.verdicts)
     return text.getvalue()
 
 
@@ -165,45 +136,17 @@ def render_metrics(report: Report) -> str:
 
 
 def render_aiperf(report: Report, measured: Mapping[str, Measurement]) -> Mapping[str, str]:
-    """By path, the summary of each case that was timed, and records for what the journal has.
-
-    Args:
-        report: the document.
-        measured: by case's id, its last launch that is complete.
-    """
-    files: dict[str, str] = {}
+    """By path, aiperf's records of the requests of a case, whose id is the key of its launch."""
     moment = began_at(report.run.run)
     began_ns = int(moment.timestamp()) * _NS_PER_S if moment else 0
-    for case in report.cases:
-        folder = f"aiperf/{case.case_id}"
-        if case.figures and case.figures.timing:
-            summary = json.dumps(_aiperf_summary(case.figures.timing), indent=1)
-            files[f"{folder}/profile_export_aiperf.json"] = f"{summary}\n"
-        if case.case_id in measured:
-            lines = map(json.dumps, _aiperf_records(case, measured[case.case_id], began_ns))
-            files[f"{folder}/profile_export.jsonl"] = "".join(f"{line}\n" for line in lines)
-    return files
-
-
-def _aiperf_summary(timing: ArmFigures) -> Mapping[str, object]:
-    found: dict[str, object] = {
-        "request_count": {"unit": "requests", "avg": float(timing.requests)},
+    return {
+        f"aiperf/{case.case_id}/profile_export.jsonl": "".join(
+            f"{json.dumps(record)}\n"
+            for record in _aiperf_records(case, measured[case.case_id], began_ns)
+        )
+        for case in report.cases
+        if case.case_id in measured
     }
-    keys = ("count", "min", "max", "p50", "p75", "p90", "p95", "p99")
-    for name, unit, summary, others in (
-        ("time_to_first_token", "ms", timing.ttft_ms, keys),
-        ("request_latency", "ms", timing.e2e_ms, keys),
-        ("inter_token_latency", "ms", timing.tpot_ms, keys),
-        ("output_token_throughput_per_user", "tokens/sec/user", timing.output_tokens_per_s, keys),
-        ("output_sequence_length", "tokens", timing.completion_tokens, keys),
-        ("output_token_throughput", "tokens/sec", timing.throughput_tokens_per_s, ()),
-        ("request_throughput", "requests/sec", timing.requests_per_s, ()),
-    ):
-        if summary is not None:
-            more = {"std": summary.stdev} if others else {}
-            more |= {key: getattr(summary, key) for key in others}
-            found[name] = {"unit": unit, "avg": summary.mean, **more}
-    return found
 
 
 def _aiperf_records(
@@ -230,44 +173,27 @@ def _aiperf_records(
             },
             "metrics": {
                 name: {"value": value, "unit": unit}
-                for name, value, unit in _aiperf_metrics(trace, steps)
+                for name, value, unit in (
+                    ("time_to_first_token", ttft_ms(trace), "ms"),
+                    ("request_latency", e2e_ms(trace), "ms"),
+                    ("inter_token_latency", tpot_ms(trace), "ms"),
+                    ("output_sequence_length", trace.tokens, "tokens"),
+                )
                 if value is not None
             },
-            "spec_decode_acceptance": _aiperf_acceptance(case, trace, steps),
+            "spec_decode_acceptance": {
+                "engine": case.engine,
+                "mean_acceptance_length": steps.acceptance_length,
+                "draft_acceptance_rate": steps.acceptance_rate,
+                "acceptance_histogram": {str(j): n for j, n in enumerate(steps.histogram) if n},
+                "num_accepted_draft_tokens": steps.accepted,
+                "num_draft_tokens": steps.proposed,
+                "num_spec_steps": steps.steps,
+                "num_spec_tokens": case.settings.draft_tokens if case.settings else None,
+                "completion_tokens": trace.tokens,
+            }
+            # Its record needs to know what was drafted.
+            if steps and steps.steps and steps.proposed
+            else None,
             "error": None,
         }
-
-
-def _aiperf_metrics(
-    trace: RequestTrace, steps: StepCounts | None
-) -> Iterator[tuple[str, float | None, str]]:
-    yield "time_to_first_token", ttft_ms(trace), "ms"
-    yield "request_latency", e2e_ms(trace), "ms"
-    yield "inter_token_latency", tpot_ms(trace), "ms"
-    yield "output_sequence_length", trace.tokens, "tokens"
-    if steps is not None:
-        rate = steps.acceptance_rate
-        yield "spec_decode_acceptance_length", steps.acceptance_length, "ratio"
-        yield "spec_decode_draft_acceptance_rate", None if rate is None else 100 * rate, "%"
-        yield "spec_decode_steps", steps.steps, "count"
-        yield "spec_decode_accepted_draft_tokens", steps.accepted, "tokens"
-        yield "spec_decode_draft_tokens", steps.proposed, "tokens"
-
-
-def _aiperf_acceptance(
-    case: CaseReport, trace: RequestTrace, steps: StepCounts | None
-) -> Mapping[str, object] | None:
-    """Its engine-neutral record; None without steps, or where the drafted aren't known."""
-    if steps is None or not steps.steps or not steps.proposed:
-        return None
-    return {
-        "engine": case.engine,
-        "mean_acceptance_length": steps.acceptance_length,
-        "draft_acceptance_rate": steps.acceptance_rate,
-        "acceptance_histogram": {str(j): n for j, n in enumerate(steps.histogram) if n},
-        "num_accepted_draft_tokens": steps.accepted,
-        "num_draft_tokens": steps.proposed,
-        "num_spec_steps": steps.steps,
-        "num_spec_tokens": case.settings.draft_tokens if case.settings else None,
-        "completion_tokens": trace.tokens,
-    }

@@ -1,6 +1,5 @@
 """Attach to a server that others run, and check that it is the one that is asked for."""
 
-import contextlib
 import dataclasses
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from specreg.core.errors import (
     ServerRefusedError,
 )
 from specreg.core.http import ask
-from specreg.engines.engine import Engine, Identity
+from specreg.engines.engine import Identity
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, ServerSpec, Tier
 from specreg.matrix.widening import served_models
@@ -37,12 +36,12 @@ def alone(tier: Tier, url: str) -> Tier:
     """
     try:
         parts = urlsplit(url)
-        fits = parts.scheme in {"http", "https"} and parts.hostname and not parts.path.strip("/")
-        fits = fits and not (parts.query or parts.fragment)
-        fits = fits and parts.port != 0  # asked for, a port that is none is an error too
+        beyond = parts.path.strip("/") or parts.query or parts.fragment
+        # Asked for, a port that is none is an error too.
+        fits = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
     except ValueError:
-        fits = False
-    if not fits:
+        fits = beyond = ""
+    if not fits or beyond:
         raise AttachError(f"--specreg-attach: got '{url}', needed http://HOST:PORT")
     cases = tuple(dataclasses.replace(case, control=None) for case in tier.cases)
     return dataclasses.replace(tier, cases=cases)
@@ -50,11 +49,6 @@ def alone(tier: Tier, url: str) -> Tier:
 
 def check_attached(cases: Collection[Case], url: str, *, root: Path) -> None:
     """Check that the server at a URL can measure the cases, as far as it says what it is.
-
-    Args:
-        cases: that are asked for.
-        url: `http://HOST:PORT`.
-        root: the repository's root, for relative model folders.
 
     Raises:
         AttachError: the cases are of several servers; nothing answers, or another server.
@@ -71,17 +65,8 @@ def check_attached(cases: Collection[Case], url: str, *, root: Path) -> None:
         check_version(case, _identified(case.server, url, root).version, ours=False)
 
 
-@contextlib.contextmanager
-def attach_server(
-    spec: ServerSpec, url: str, *, root: Path, ready_within_s: float
-) -> Iterator[Server]:
-    """A server for as long as the context lasts; it goes on running afterwards.
-
-    Args:
-        spec: what is asked for.
-        url: `http://HOST:PORT`.
-        root: the repository's root, for relative model folders.
-        ready_within_s: how long it may take to a token.
+def attach_server(spec: ServerSpec, url: str, *, root: Path, ready_within_s: float) -> Server:
+    """The server at `http://HOST:PORT`, which has generated a token within a time.
 
     Raises:
         AttachError: nothing answers there, or something else than asked for, or without counters.
@@ -98,13 +83,14 @@ def attach_server(
         engine_version=found.version,
     )
     try:
-        if not generates(server, timeout_s=ready_within_s, output_cap_tokens=_STEP_TOKENS):
-            message = f"server at {url}: is not ready, or generates no token; look at its log"
-            raise AttachError(message)
-        _check_counters(server)
+        ready = generates(server, timeout_s=ready_within_s, output_cap_tokens=_STEP_TOKENS)
     except ServerRefusedError as error:
         raise AttachError(f"server at {url}: {error}; look at its log") from error
-    yield server
+    if not ready:
+        message = f"server at {url}: is not ready, or generates no token; look at its log"
+        raise AttachError(message)
+    _check_counters(server)
+    return server
 
 
 def _check_counters(server: Server) -> None:
@@ -117,16 +103,26 @@ def _check_counters(server: Server) -> None:
         page = ask(server.base_url, "GET", path, within_s=_TIMEOUT_S)
         page.good()
         wire_format.parse_counters(page.text)
-    except AnswerError as error:
-        message = f"server at {server.base_url}: {error}; start it with {wire_format.counters_flag}"
-        raise AttachError(message) from error
-    except InvalidMeasurementError as error:
-        raise AttachError(f"server at {server.base_url}: {error}") from error
+    except (AnswerError, InvalidMeasurementError) as error:
+        is_missing = isinstance(error, AnswerError)
+        advice = f"; start it with {wire_format.counters_flag}" if is_missing else ""
+        raise AttachError(f"server at {server.base_url}: {error}{advice}") from error
 
 
 def _identified(spec: ServerSpec, url: str, root: Path) -> Identity:
     """What is at a URL, where that is what is asked for."""
-    found = _identify(engine_named(spec.engine), url)
+    engine = engine_named(spec.engine)
+    try:
+        found = engine.identify(
+            lambda method, path: ask(url, method, path, within_s=_TIMEOUT_S).good()
+        )
+    except AttachError as error:
+        raise AttachError(f"server at {url}: {error}") from error
+    except AnswerError as error:
+        message = f"doesn't answer as {engine.name} does, {error}; check the URL, and --engine"
+        if error.status in _KEYLESS:
+            message = f"wants an API key, {error}; start it without one, specreg sends none"
+        raise AttachError(f"server at {url}: {message}") from error
     for what, is_it, asked in _facts(spec, served_models(root, spec), found):
         if is_it != asked:
             message = (
@@ -135,22 +131,6 @@ def _identified(spec: ServerSpec, url: str, root: Path) -> Identity:
             )
             raise AttachError(message)
     return found
-
-
-def _identify(engine: Engine, url: str) -> Identity:
-    def fetch(method: str, path: str) -> bytes:
-        return ask(url, method, path, within_s=_TIMEOUT_S).good()
-
-    try:
-        return engine.identify(fetch)
-    except AttachError as error:
-        raise AttachError(f"server at {url}: {error}") from error
-    except AnswerError as error:
-        if error.status in _KEYLESS:
-            message = f"wants an API key, {error}; start it without one, specreg sends none"
-        else:
-            message = f"doesn't answer as {engine.name} does, {error}; check the URL, and --engine"
-        raise AttachError(f"server at {url}: {message}") from error
 
 
 def _facts(

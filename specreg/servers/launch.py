@@ -26,11 +26,9 @@ Poll = Callable[[], Server | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """One start of a server.
+    """The start of a server with a number, from 1.
 
     Attributes:
-        spec: what is started.
-        number: which start of this server, from 1.
         only_for: the id of the one case that is measured on it; empty for all that share it.
     """
 
@@ -57,7 +55,6 @@ class Starting:
     """A server that starts when it is first asked for; one that failed to isn't tried again.
 
     Attributes:
-        launch: what it is.
         start: starts it and doesn't wait; it ends with the context.
         ready_s: seconds from its last start to its first token; None until it has generated that.
     """
@@ -73,55 +70,33 @@ class Starting:
 
     @property
     def server(self) -> Server:
-        """The running server; started and waited for where it doesn't run.
-
-        Raises:
-            SpecregError: it didn't start.
-        """
+        """The running server; started and waited for where it doesn't run. Errors as of `poll`."""
         while (server := self.poll()) is None:
             time.sleep(POLL_S)
         return server
-
-    def begin(self) -> None:
-        """Start it where it neither runs nor starts, without waiting until it is ready.
-
-        Raises:
-            SpecregError: it can't be started.
-        """
-        if self._error is not None:
-            raise self._error
-        if self._poll is None:
-            self.ready_s = None
-            with self._failing():
-                self._poll = self._running.enter_context(self.start())
-            self._started_ns = time.monotonic_ns()
 
     def poll(self) -> Server | None:
         """The server once it is ready, None before; started where it doesn't start yet.
 
         Raises:
-            SpecregError: it didn't start.
+            SpecregError: it didn't start; what was begun of it is ended.
         """
-        self.begin()
-        if self._server is None and self._poll is not None:
-            with self._failing():
-                self._server = self._poll()
-            if self._server is not None:
-                self.ready_s = (time.monotonic_ns() - self._started_ns) / _NS_PER_S
-        return self._server
-
-    @contextlib.contextmanager
-    def _failing(self) -> Iterator[None]:
-        """End what was started, and remember why, where it doesn't start."""
+        if self._error is not None:
+            raise self._error
         try:
-            try:
-                yield
-            except SpecregError:
-                self.stop()
-                raise
+            if self._poll is None:
+                self.ready_s = None
+                self._poll = self._running.enter_context(self.start())
+                self._started_ns = time.monotonic_ns()
+            elif self._server is None:
+                self._server = self._poll()
+                if self._server is not None:
+                    self.ready_s = (time.monotonic_ns() - self._started_ns) / _NS_PER_S
         except SpecregError as error:
             self._error = error
+            self.stop()
             raise
+        return self._server
 
     @property
     def running(self) -> bool:
@@ -134,11 +109,7 @@ class Starting:
         return self._poll is not None and self._server is None
 
     def stop_if_dead(self) -> None:
-        """Stop what is left of it if it went away, so that the next one starts afresh.
-
-        Raises:
-            MemoryHeldError: its GPU hasn't got its memory back.
-        """
+        """Stop what is left of it if it went away, so that the next one starts afresh."""
         try:
             if self._server is not None:
                 self._server.check_alive()
@@ -146,23 +117,13 @@ class Starting:
             self.stop()
 
     def stop(self) -> None:
-        """Stop it, if it runs or starts."""
+        """Stop it, if it runs or starts.
+
+        Raises:
+            MemoryHeldError: its GPU hasn't got its memory back.
+        """
         self._server = self._poll = None
         self._running.close()
-
-
-def wait_until_ready(startings: Sequence[Starting]) -> None:
-    """Start servers at once, and return when each has generated a token.
-
-    They are asked in turn, so the `ready_s` of one is late by what the others take to answer.
-
-    Raises:
-        SpecregError: one didn't start. The others go on: who asks for one again waits for it.
-    """
-    for one in startings:
-        one.begin()
-    while startings := [one for one in startings if one.poll() is None]:
-        time.sleep(POLL_S)
 
 
 def launches_of(case: Case, number: int) -> tuple[Launch, Launch]:
@@ -177,13 +138,9 @@ class Servers:
     """The servers of a run.
 
     Attributes:
-        root: the repository's root.
-        provision: where the engines come from.
         ready_within_s: how long a server may take to its first token.
-        logs: the folder of what they say.
-        show: is told what goes on.
+        logs: the folder of what they say; show: is told what goes on.
         beside: the id of the launch beside which controls stand, where several of one may run.
-        timeline: is told when one stops.
     """
 
     root: Path
@@ -215,6 +172,8 @@ class Servers:
     def start_all(self, startings: Sequence[Starting]) -> None:
         """Start servers, at once where memory allows, and return when all are ready.
 
+        They are asked in turn, so the `ready_s` of one is late by what the others take to answer.
+
         Raises:
             SpecregError: one didn't start. What else was begun goes on, until it is asked for or
                 its context ends.
@@ -224,9 +183,11 @@ class Servers:
             for one in idle:  # all that takes the machine is done before the first of them starts
                 self._environment(one.launch.spec)
                 widen_models(self.root, one.launch.spec, show=self.show)
-            wait_until_ready(idle)
+            waiting = idle
+            while waiting := [one for one in waiting if one.poll() is None]:
+                time.sleep(POLL_S)
         for one in idle:
-            wait_until_ready([one])
+            _ = one.server
 
     def _environment(self, spec: ServerSpec) -> EngineEnvironment:
         """What a server's engine runs in, installed where it isn't yet."""
@@ -245,10 +206,9 @@ class Servers:
     def stop(self) -> None:
         """Stop all servers that run, the last one first; one that is asked for again starts afresh.
 
-        Raises:
-            MemoryHeldError: a GPU hasn't got its memory back.
+        One that can't be stopped keeps no other up; errors as of `Starting.stop`.
         """
-        with contextlib.ExitStack() as stack:  # one that can't be stopped keeps no other up
+        with contextlib.ExitStack() as stack:
             for starting in self._startings:
                 stack.callback(self._stop, starting)
 
@@ -260,36 +220,24 @@ class Servers:
     def log_paths(self, launch: Launch, server: Launch) -> Sequence[Path]:
         """What was said there, in further attempts too, also by one of its own beside a server."""
         names = (launch.id, f"{launch.id}-beside-{server.id}")
-        paths = (
-            path
-            for name in names
-            for path in (
-                self.logs / f"{name}.log",
-                *sorted(self.logs.glob(f"{name}-[0-9]*.log")),
-            )
-        )
-        return [path for path in paths if path.is_file()]
-
-    def _log_path(self, launch: Launch) -> Path:
-        """Where the server of a launch says what it says."""
-        beside = f"-beside-{self.beside}" if self.beside not in {"", launch.id} else ""
-        return self.logs / f"{launch.id}{beside}.log"
+        patterns = (f"{name}{ending}" for name in names for ending in (".log", "-[0-9]*.log"))
+        return [path for pattern in patterns for path in sorted(self.logs.glob(pattern))]
 
     @contextlib.contextmanager
     def _server(self, launch: Launch) -> Iterator[Poll]:
         spec, provision = launch.spec, self.provision
         if provision.url is not None:
-            within_s = self.ready_within_s
-            with attach_server(
-                spec, provision.url, root=self.root, ready_within_s=within_s
-            ) as attached:
-                yield lambda: attached
+            attached = attach_server(
+                spec, provision.url, root=self.root, ready_within_s=self.ready_within_s
+            )
+            yield lambda: attached
             return
+        beside = f"-beside-{self.beside}" if self.beside not in {"", launch.id} else ""
         start = ServerStart(
             spec=spec,
             environment=self._environment(spec),
             root=self.root,
-            log_path=self._log_path(launch),
+            log_path=self.logs / f"{launch.id}{beside}.log",
             on_gpu=provision.on_gpu,
             ready_within_s=self.ready_within_s,
             show=self.show,

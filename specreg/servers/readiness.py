@@ -1,5 +1,6 @@
 """Wait until a started server generates, or say why it never will."""
 
+import contextlib
 import re
 import time
 from http import HTTPStatus
@@ -15,7 +16,7 @@ from specreg.core.errors import (
 )
 from specreg.core.http import ask
 from specreg.core.logs import log_end
-from specreg.engines.wire_format import DONE, Ask, Form, Message, Role, WireFormat, splitter_for
+from specreg.engines.wire_format import DONE, Ask, Form, Message, Role, splitter_for
 from specreg.servers.server import Server, StartedServer
 
 POLL_S = 0.2
@@ -43,11 +44,6 @@ _FAILURES = (
         "name another model, or read that code and set trust_remote_code = true in the matrix",
     ),
     (
-        "it refuses speculation",
-        r"spec decode is not supported",  # vLLM's runner for CPUs, up to 0.16
-        "take a newer version, or measure without: -k none",
-    ),
-    (
         r"its worker failed, \1",  # vLLM's API server sees no more of it
         r"Worker failed with error '((?!No module).+?)', please check",
         _OF_A_WORKER,
@@ -66,14 +62,9 @@ _FAILURES = (
         "run again: another program took its port each time",
     ),
     (
-        "its kernels are missing",
-        r"No module named 'sgl_kernel'",
+        "its kernels are missing, or are of another version",
+        r"No module named 'sgl_kernel'|ImportError: sgl_kernel: the stand-in",
         "SGLang's are for GPUs; without one set engine_env as fixtures/matrix/sglang_cpu.toml",
-    ),
-    (
-        "the stand-in for its kernels is of another version",
-        r"ImportError: sgl_kernel: the stand-in",
-        "take the version that the log names",
     ),
     (
         r"needs a newer system library, one with \1",
@@ -100,11 +91,7 @@ _FAILURES = (
         ),
         "check the model's name, the network, and HF_TOKEN where it is gated or private",
     ),
-    (
-        "model not found",
-        r"does not appear to have",
-        "check the model's name or folder",
-    ),
+    ("model not found", r"does not appear to have", "check the model's name or folder"),
     (
         r"its worker failed, \1",
         r"EngineCore\S* pid=\d+\)\S* ERROR .*\] (\w+Error: .+)",
@@ -119,7 +106,15 @@ def is_ready(server: StartedServer, deadline: float) -> bool:
     Raises:
         ServerStartError: it ended, refused, or generated none by the deadline.
     """
-    _check_identity(server)
+    # Another server may answer at its port; it is seen as far as its engine says its name.
+    with contextlib.suppress(AnswerError, AttachError):
+        found = server.engine.identify(
+            lambda method, path: ask(
+                server.base_url, method, path, within_s=_IDENTITY_TIMEOUT_S
+            ).good()
+        ).model
+        if server.engine.serves_names and found not in {"", server.model}:
+            raise start_error(server, f"its port is already in use by a server of '{found}'")
     try:
         ready = generates(server, timeout_s=deadline - time.monotonic())
     except ServerRefusedError as error:
@@ -129,20 +124,6 @@ def is_ready(server: StartedServer, deadline: float) -> bool:
     if not ready and time.monotonic() > deadline:
         raise start_error(server, "generated no token in time")
     return ready
-
-
-def _check_identity(server: StartedServer) -> None:
-    """Check that no other server answers at its port, as far as its engine says its name."""
-
-    def fetch(method: str, path: str) -> bytes:
-        return ask(server.base_url, method, path, within_s=_IDENTITY_TIMEOUT_S).good()
-
-    try:
-        found = server.engine.identify(fetch).model
-    except (AnswerError, AttachError):
-        return
-    if server.engine.serves_names and found not in {"", server.model}:
-        raise start_error(server, f"its port is already in use by a server of '{found}'")
 
 
 def generates(server: Server, *, timeout_s: float, output_cap_tokens: int = 1) -> bool:
@@ -177,28 +158,24 @@ def generates(server: Server, *, timeout_s: float, output_cap_tokens: int = 1) -
     if HTTPStatus.BAD_REQUEST <= answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:
         said = answer.content[:_ANSWER_BYTES].decode(errors="replace")
         raise ServerRefusedError(f"refused to generate, {said}")
-    return answer.status == HTTPStatus.OK and _holds_tokens(wire_format, probe, answer.content)
-
-
-def _holds_tokens(wire_format: WireFormat, probe: Ask, content: bytes) -> bool:
-    """Whether an answer can be read, and something was generated in it."""
+    if answer.status != HTTPStatus.OK:
+        return False
     splitter, decoder = splitter_for(stream=probe.stream), wire_format.new_decoder(probe)
     try:
-        events = [*splitter.feed(content), *splitter.close()]
-        said = [decoder.parse_event(event) for event in events if event != DONE]
+        events = [*splitter.feed(answer.content), *splitter.close()]
+        tokens = [decoder.parse_event(event).tokens for event in events if event != DONE]
     except InvalidMeasurementError:
         return False
-    return any(event.tokens for event in said)
+    return any(tokens)
 
 
 def scrape_version(server: Server) -> str:
     """The version of the engine by its own word; `unknown` where it says none."""
     path = server.engine.version_path
-    try:
+    with contextlib.suppress(AnswerError):
         answer = ask(server.base_url, "GET", path, within_s=_VERSION_TIMEOUT_S)
-    except AnswerError:
-        return "unknown"
-    return server.engine.parse_version(answer.content)
+        return server.engine.parse_version(answer.content)
+    return "unknown"
 
 
 def start_error(server: StartedServer, what: str) -> ServerStartError:

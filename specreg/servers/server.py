@@ -24,7 +24,7 @@ class Server:
     """A running server that has generated a token.
 
     Attributes:
-        spec: what was asked for; `engine`: how to speak to it.
+        spec: what was asked for; engine: how to speak to it.
         base_url: `http://127.0.0.1:PORT`.
         model: the name that the model is served under; ours alone if we started it.
         target, draft: what the spec's references stood for: folders or hub ids.
@@ -109,17 +109,17 @@ class StartedServer(Server):
             ServerDiedError: it ended; the message has the end of its log.
         """
         # Its connections close a moment before it can be waited for.
-        status, answer = self._status(_DYING_S), self._broken_answer()
-        if status is None and answer:  # vLLM takes seconds to end once its engine has
-            self._status(_ENDING_S)
+        self._wait(_DYING_S)
+        answer = self._broken_answer() if not self.ended() else ""
+        if answer:  # vLLM takes seconds to end once its engine has
+            self._wait(_ENDING_S)
         how = self.ended() or (f"answers {answer}" if answer else "")
-        if not how:
-            return
-        message = (
-            f"server '{self.spec.id}': {how} while it was measured;"
-            f" last lines of {self.log_path}:\n{self.log_tail()}"
-        )
-        raise ServerDiedError(message)
+        if how:
+            message = (
+                f"server '{self.spec.id}': {how} while it was measured;"
+                f" last lines of {self.log_path}:\n{self.log_tail()}"
+            )
+            raise ServerDiedError(message)
 
     def ended(self) -> str:
         """How it ended; empty while it runs."""
@@ -131,11 +131,9 @@ class StartedServer(Server):
         settle_log(self.process)
         return log_tail(self.log_path)
 
-    def _status(self, within_s: float) -> int | None:
-        """With which it ends, None where it doesn't in time."""
+    def _wait(self, within_s: float) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return self.process.popen.wait(timeout=within_s)
-        return None
+            self.process.popen.wait(timeout=within_s)
 
     def _broken_answer(self) -> str:
         """What it says of its health; empty where it is well, or hangs and says nothing."""

@@ -76,19 +76,14 @@ def start_server(  # noqa: PLR0913 - by name, the most of them facts of the run
 
 @dataclass(slots=True, kw_only=True)
 class ServerStart:
-    """The start of a server, which takes a while.
-
-    One whose port another program takes meanwhile is started again, on another port.
+    """The start of a server; where another program takes its port meanwhile, on another port.
 
     Attributes:
-        spec: what to start; environment: the engine's.
         root: the repository's root, for relative model folders.
-        on_gpu: whether the engine runs on a GPU.
         ready_within_s: how long it may take to the first token.
         show: is told what goes on.
-        log_path: where the server's output goes; what stands there stays, and it goes beside
-            it. None for a place that goes when the server does.
-        choose_port: the port to listen on.
+        log_path: where its output goes; what stands there stays, and it goes beside it. None for
+            a place that goes when the server does.
     """
 
     spec: ServerSpec
@@ -140,19 +135,20 @@ class ServerStart:
             self._processes.close()
             self._begin()
             return None
-        running = dataclasses.replace(server, engine_version=scrape_version(server))
-        note_shared(running.process)
-        return running
+        note_shared(server.process)
+        return dataclasses.replace(server, engine_version=scrape_version(server))
 
     def _begin(self) -> None:
         self._attempts += 1
         target, draft = served_models(self.root, self.spec)
-        log_path = _unused(self.log_path or self._temporary / "server.log")
         private = self._temporary / "private"
         private.mkdir(exist_ok=True, mode=0o700)
         options = self._options(target, draft, private)
+        # What an earlier attempt said is kept: where its log lies the next is a number further.
+        first = self.log_path or self._temporary / "server.log"
+        others = (first.with_stem(f"{first.stem}-{number}") for number in itertools.count(2))
+        log_path = next(one for one in itertools.chain([first], others) if not one.exists())
         self._deadline_s = time.monotonic() + self.ready_within_s
-        process = self._start(options, log_path)
         self._server = StartedServer(
             spec=self.spec,
             engine=engine_named(self.spec.engine),
@@ -161,68 +157,67 @@ class ServerStart:
             target=target,
             draft=draft,
             engine_version="",
-            process=process,
+            process=self._start(options, log_path),
             log_path=log_path,
             private=private,
         )
 
     def _options(self, target: str, draft: str | None, private: Path) -> LaunchOptions:
         spec, version, port = self.spec, self.environment.version, self.choose_port()
-        engine = engine_named(spec.engine)
-        asks = engine.help_command(Path(self.environment.python), version)
+        engine, python = engine_named(spec.engine), self.environment.python
+        asks = engine.help_command(Path(python), version)
+        spelling = engine.spelling_of(spec.method)
+        gpus_gib = find_gpus().memory_gib if self.on_gpu else ()
         return LaunchOptions(
             **taken(LaunchSettings, spec),
             target=target,
             # No other is called so: a request that reaches another server fails there.
             served_name=f"{spec.id}-{uuid.uuid4().hex[:_NONCE_DIGITS]}",
             port=port,
-            speculation=engine.spelling_of(spec.method).render(
-                draft, spec.draft_tokens, spec.tree, version
-            ),
+            speculation=spelling.render(draft, spec.draft_tokens, spec.tree, version),
             offline=all(Path(model).is_dir() for model in (target, draft) if model),
             on_gpu=self.on_gpu,
             folder=self._temporary / f"files-{port}",
             private=private,
             version=version,
-            flags=flags_of(self.environment.python, asks, spec.engine_env) if asks else None,
-            memory=gpu_memory(self.root, spec, version, find_gpus().memory_gib)
-            if self.on_gpu
-            else None,
+            flags=flags_of(python, asks, spec.engine_env) if asks else None,
+            memory=gpu_memory(self.root, spec, version, gpus_gib) if self.on_gpu else None,
         )
 
     def _start(self, options: LaunchOptions, log_path: Path) -> SupervisedProcess:
         engine, python = engine_named(self.spec.engine), self.environment.python
-        command = engine.command(Path(python), options)
-        folder = str(Path(python).parent) if python else ""
-        path = os.pathsep.join((folder, os.environ.get("PATH", "")))
         # As if its environment were active: SGLang calls ninja.
-        own = {**_own_temporary(self._temporary), **({"PATH": path} if python else {})}
+        path = os.pathsep.join((str(Path(python).parent), os.environ.get("PATH", "")))
         variables = {
             **os.environ,
-            **own,
+            **_own_temporary(self._temporary),
+            **({"PATH": path} if python else {}),
             **engine.environment(options),
             **dict(self.spec.engine_env),
         }
-        subject = f"server '{self.spec.id}'"
+        why, advice = "its files can't be written", "make room or mend its rights"
         try:
             log_path.parent.mkdir(parents=True, exist_ok=True)
-            _write_files(options.folder, log_path.with_suffix(""), engine.files(options))
-        except OSError as error:
-            what = f"its files can't be written, {error.strerror}: '{error.filename}'"
-            advice = "make room or mend its rights"
-            raise ServerStartError(subject, what, advice, log_path, "") from error
-        try:
+            for name, text in engine.files(options).items():
+                written = options.folder / name
+                written.parent.mkdir(parents=True, exist_ok=True)
+                written.write_text(text)
+                # Beside its log, without secrets, for people.
+                replace_file(log_path.with_suffix("") / name, hide(text).encode())
+            why = "can't be run"
+            advice = "check the interpreter, or delete the engine's folder in the cache"
             process = start_process(
-                command,
+                engine.command(Path(python), options),
                 environment=variables,
                 log_path=log_path,
                 cwd=self.root,
                 temporary=[self._temporary],
             )
         except OSError as error:
-            what = f"can't be run, {error.strerror}: '{error.filename}'"
-            advice = "check the interpreter, or delete the engine's folder in the cache"
-            raise ServerStartError(subject, what, advice, log_path, "") from error
+            what = f"{why}, {error.strerror}: '{error.filename}'"
+            raise ServerStartError(
+                f"server '{self.spec.id}'", what, advice, log_path, ""
+            ) from error
         self._processes.callback(stop_process, process)
         return process
 
@@ -236,18 +231,3 @@ def _own_temporary(folder: Path) -> Mapping[str, str]:
         return {}
     compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "torchinductor"))
     return {"TMPDIR": str(folder), "TORCHINDUCTOR_CACHE_DIR": compiled}
-
-
-def _unused(path: Path) -> Path:
-    """The path, or one beside it that isn't there yet: the log of an earlier attempt is kept."""
-    others = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
-    return next(one for one in itertools.chain([path], others) if not one.exists())
-
-
-def _write_files(folder: Path, shown: Path, files: Mapping[str, str]) -> None:
-    """What an engine reads when it starts, secrets and all, and beside its log what people may."""
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        replace_file(shown / name, hide(text).encode())

@@ -22,12 +22,6 @@ for line in open(sys.argv[1]):
     print(one.metadata.conversation_id, one.metadata.request_end_ns - one.metadata.request_start_ns,
           one.metrics["request_latency"].value, accepted and accepted.mean_acceptance_length)
 """
-_SUMMARY = """
-import sys
-from aiperf.common.models.export_models import JsonExportData
-found = JsonExportData.model_validate_json(open(sys.argv[1]).read())
-print(found.request_latency.p50, found.request_latency.unit, found.output_token_throughput.avg)
-"""
 
 
 def tool(*command: str) -> str:
@@ -64,11 +58,6 @@ def test_aiperf_refuses_a_record_whose_counts_contradict_one_another(folder: Pat
     torn.write_text(json.dumps(record))
     with pytest.raises(AssertionError, match="num_spec_steps"):
         tool("python", "-c", _READ, str(torn))
-
-
-def test_aiperf_reads_the_summary_of_a_case(folder: Path) -> None:
-    path = folder / f"aiperf/{CASE.id}/profile_export_aiperf.json"
-    assert tool("python", "-c", _SUMMARY, str(path)).split() == ["31.0", "ms", "10.0"]
 
 
 def test_aiperf_draws_when_requests_ran(folder: Path) -> None:

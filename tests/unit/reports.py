@@ -151,6 +151,7 @@ REPORT = Report(
         commit="0123456789ab",
         python_version="3.11.2",
         driver_version="",
+        options=("--specreg-tier=cpu",),
     ),
     cases=(CASE_REPORT,),
     tier_cases=(CASE.id,),

@@ -16,10 +16,10 @@ from specreg.cli import app, main
 from specreg.core.errors import SpecregError
 from specreg.matrix.case import Case
 from specreg.matrix.tier import load_tier
-from specreg.report.document import RunVerdict, record_document
+from specreg.report.document import record_document
 from specreg.telemetry.identity import current_environment
 from specreg.verdicts.history import RunRecord, history_path, record_history, settings_sha256
-from tests.unit import builders
+from tests.unit import builders, reports
 from tests.unit.baselines.test_published import PUBLISHED
 
 HERE = current_environment(needs_gpus=0)
@@ -161,13 +161,8 @@ def test_a_diff_shows_what_changes_against_a_revision(root: Path) -> None:
     assert rows[0][:4] == ["throughput_tokens_per_s", "–", "100", "–"]
     assert rows[1][:4] == ["throughput_tokens_per_s", "100", "90", "-10.0%"]
     assert rows[1][4].startswith("-1")
-
-
-def test_a_revision_that_git_does_not_know_is_no_difference(root: Path) -> None:
-    recorded(root)
-    committed(root)
-    done = specreg(root, "baselines", "diff", "v9")
-    assert str(done.exception).startswith("revision 'v9': git knows none of this name")
+    unknown = specreg(root, "baselines", "diff", "v9")
+    assert str(unknown.exception).startswith("revision 'v9': git knows none of this name")
 
 
 def test_hours_are_learnt_from_identical_runs_and_nothing_else_changes(root: Path) -> None:
@@ -201,15 +196,8 @@ def test_hours_are_learnt_from_identical_runs_and_nothing_else_changes(root: Pat
 
 def ran(root: Path, name: str, *, complete: bool = True, exit_status: int = 0) -> None:
     """Leaves the verdict of a run."""
-    verdict = RunVerdict(
-        run=name,
-        tier="cpu",
-        environment=HERE.name,
-        complete=complete,
-        exit_status=exit_status,
-        outcomes={},
-        verdicts=(),
-    )
+    run = msgspec.structs.replace(reports.run_of(), tier="cpu", environment=HERE.name)
+    verdict = msgspec.structs.replace(run, run=name, complete=complete, exit_status=exit_status)
     record_document(root / ".specreg/runs" / name / "verdict.json", verdict)
 
 
@@ -226,12 +214,10 @@ def test_prune_removes_what_no_case_asks_for(root: Path) -> None:
 def test_prune_is_refused_unless_the_last_run_saw_everything(root: Path, why: str) -> None:
     gone = recorded(root, case_id="vllm-gone-tiny-toy-c4")
     if why != "never-ran":
-        ran(root, "20261121T000000-1")
+        status = 10 if why == "failed" else 0
+        ran(root, "20261121T000000-1", complete=why != "filtered", exit_status=status)
     if why == "cut-short":
         (root / ".specreg/runs/20261121T000001-1").mkdir()
-    elif why != "never-ran":
-        complete, status = why != "filtered", 10 if why == "failed" else 0
-        ran(root, "20261121T000001-1", complete=complete, exit_status=status)
     done = specreg(root, "baselines", "prune", "--tier", "cpu")
     assert str(done.exception).startswith("prune: refused, the last run must have judged")
     assert gone.exists()
@@ -257,19 +243,21 @@ def test_a_published_figure_is_expected_where_nothing_was_recorded(root: Path) -
     assert row[1] == "2.6"
 
 
-def test_the_schema_is_printed() -> None:
-    done = CliRunner().invoke(app, ["baselines", "schema"])
-    assert json.loads(done.output)["$ref"] == "#/$defs/Baseline"
+@pytest.mark.parametrize(
+    ("command", "schema"),
+    [("baselines schema", "Baseline"), ("report --schema", "Report"), ("matrix --schema", "")],
+)
+def test_a_schema_is_printed(command: str, schema: str) -> None:
+    done = CliRunner().invoke(app, command.split())
+    assert schema in str(json.loads(done.output).get("$ref"))
 
 
 READING = (
     ("--help",),
-    ("--version",),
     ("engines",),
     ("baselines", "list"),
     ("matrix", "--tier=cpu"),
     ("history", "--help"),
-    ("tables", "--help"),
     ("explain", CASE_ID, "--tier=cpu"),
 )
 IMPORTED = """
@@ -298,12 +286,8 @@ def test_what_only_reads_imports_nothing_that_asks_a_server(arguments: tuple[str
     assert done.stderr.splitlines()[-1] == "[]"
 
 
-def test_the_version_is_printed() -> None:
-    done = CliRunner().invoke(app, ["--version"])
-    assert done.output == f"specreg {specreg_version}\n"
-
-
 def test_every_command_is_listed_with_its_first_line() -> None:
+    assert CliRunner().invoke(app, ["--version"]).output == f"specreg {specreg_version}\n"
     shown = " ".join(CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output.split())
     for name, words in (("baselines", "List, compare"), ("selftest", "Plant known")):
         assert f"{name} " in shown

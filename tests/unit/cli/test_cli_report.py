@@ -5,11 +5,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from specreg.cli import main
 from specreg.core.errors import ReportError, UnknownNameError
 from specreg.measurement.figures import figures_of
 from specreg.measurement.metrics import Family
-from specreg.report.document import record_document, render_schema
+from specreg.report.document import record_document
 from tests.unit import reports
 from tests.unit.cli.test_cli import specreg
 
@@ -34,13 +33,6 @@ def test_the_last_judged_run_is_rendered_into_its_own_folder(root: Path) -> None
     assert "figures worse" in (folder / "report.html").read_text()
 
 
-def test_a_later_run_without_a_verdict_is_said(root: Path) -> None:
-    done = specreg(root, "report")
-    said = "the last run, '20270101T000000-1', judged nothing; this is"
-    assert done.stderr == f"{said} '{RUN}'\n"
-    assert specreg(root, "report", RUN).stderr == ""
-
-
 def test_an_empty_run_is_not_the_last_one(root: Path) -> None:
     empty = root / ".specreg/runs/20270201T000000-1"
     record_document(empty / "verdict.json", reports.EMPTY.run)
@@ -57,7 +49,7 @@ def test_a_run_is_named_or_pointed_at_and_goes_where_one_says(root: Path) -> Non
         done = specreg(
             root, "report", run, "--to", "csv", "--to", "prometheus", "--folder", str(out)
         )
-        names = ["verdicts.csv", "spreads.csv", "specreg.prom"]
+        names = ["verdicts.csv", "specreg.prom"]
         assert [Path(line).name for line in done.stdout.split()] == names
         assert (out / "specreg.prom").read_text().startswith("# HELP specreg_value")
 
@@ -87,17 +79,3 @@ def test_before_any_run_it_says_what_to_do(tmp_path: Path) -> None:
     error = specreg(tmp_path, "report").exception
     assert isinstance(error, ReportError)
     assert "run the suite first" in str(error)
-
-
-def test_the_schema_is_printed(root: Path) -> None:
-    assert specreg(root, "report", "--schema").stdout == render_schema()
-
-
-def test_the_message_of_an_error_is_all_that_is_shown(
-    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.argv", ["specreg", "report", "x", "--root", str(root)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 1
-    assert capsys.readouterr().err.startswith(f"{root / '.specreg/runs'}: unknown run 'x'; known:")

@@ -41,7 +41,7 @@ from tests.unit.compare.launches import accepted, failed, launch
 
 TIER = load_tier(builders.ROOT / "fixtures/matrix", "cpu")
 CASE = "vllm-eagle3-tiny-toy-c1"
-ASKED = ("check", "check_released", "environment")
+ASKED = ("check", "environment")
 """What a search asks of a source."""
 
 
@@ -171,7 +171,6 @@ def test_a_model_that_isnt_there_is_said_before_anything_is_installed(
     gone = dataclasses.replace(
         started, case=case, request=dataclasses.replace(started.request, tier=tier)
     )
-    monkeypatch.setattr(Source, "check_released", lambda *_: None)
     monkeypatch.setattr(Source, "environment", lambda *_: pytest.fail("it installed"))
     with pytest.raises(ModelError, match="gone"):
         gone._decision("0.29.0", "0.31.0", None)  # noqa: SLF001 - nothing is installed for it

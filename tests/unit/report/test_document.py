@@ -18,8 +18,6 @@ from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Family, Replay
 from specreg.measurement.validity import all_invalid
 from specreg.report.document import (
-    RunVerdict,
-    count_outcomes,
     exit_status,
     last_launches,
     load_report,
@@ -56,19 +54,15 @@ def test_what_is_written_keeps_to_the_schema_and_is_read_again(
     assert load_report(path) == report
 
 
-def test_the_schema_refuses_what_no_report_is() -> None:
-    content = json.loads(msgspec.json.encode(reports.REPORT))
-    content["cases"][0]["reproduce"] = 7
-    with pytest.raises(jsonschema.ValidationError, match="7 is not of type 'string'"):
-        jsonschema.validate(content, json.loads(SCHEMA.read_text()))
-
-
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b'{"schema_version": 1}', "schema version 1, this specreg reads 2; run the tier again"),
+        (
+            b'{"schema_version": 1}',
+            "Invalid enum value 1 - at `.*schema_version`; run the tier again",
+        ),
         (b'{"schema_version": 2, "cases": []}', "missing required field `run`"),
-        (b'{"schema_version": 1, "run"', "Input data was truncated"),
+        (b'{"schema_version": 2, "run"', "Input data was truncated"),
         (b"\xff", "run the tier again"),
     ],
     ids=["older", "lacking", "torn", "no-text"],
@@ -86,18 +80,6 @@ def test_a_disk_that_refuses_is_said(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match=r"'.*': not written, .*; make room"):
         record_document(tmp_path / "file" / "report.json", reports.REPORT)
     assert (tmp_path / "file").read_text() == ""
-
-
-def test_the_document_of_a_run_holds_what_was_measured(tmp_path: Path) -> None:
-    launch = builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0}, of=COUNTS)
-    one = with_measurement(suite(tmp_path), launch)
-    one.note_failure(builders.CASE, LENGTH.name, "it broke")
-    report = report_of(one, run_verdict(one, 10, cut_short=False), command="pytest x")
-    (case,) = report.cases
-    assert case.case_id == builders.CASE.id
-    assert case.settings == one.settings(builders.CASE)
-    assert case.expected is None
-    assert report.origin.command == "pytest x"
 
 
 def test_the_baseline_is_shown_of_the_prompts_that_were_measured(tmp_path: Path) -> None:
@@ -206,32 +188,9 @@ def verdict(outcome: Outcome, *, softened: bool = False) -> Verdict:
         ("REGRESSED", 1),
     ],
 )
-def test_the_status_is_that_of_the_worst(outcomes: str, status: int) -> None:
-    assert exit_status([verdict(Outcome(name)) for name in outcomes.split()]) == status
-
-
-def test_what_is_softened_counts_for_nothing() -> None:
-    assert exit_status([verdict(Outcome.INCONCLUSIVE, softened=True)]) == 0
-
-
-def test_outcomes_are_counted() -> None:
-    several = [verdict(Outcome.PASS), verdict(Outcome.INVALID), verdict(Outcome.PASS)]
-    assert count_outcomes(several) == {"PASS": 2, "INVALID": 1}
-
-
-def test_verdicts_that_were_written_are_read_again(tmp_path: Path) -> None:
-    run = RunVerdict(
-        run="20261121T000000-1",
-        tier="cpu",
-        environment="cpu-x",
-        complete=True,
-        exit_status=10,
-        outcomes={"INVALID": 1},
-        verdicts=(verdict(Outcome.INVALID),),
-    )
-    path = tmp_path / "run" / "verdict.json"
-    record_document(path, run)
-    assert load_verdict(path) == run
+def test_the_status_is_that_of_the_worst_that_is_not_softened(outcomes: str, status: int) -> None:
+    found = [verdict(Outcome(name)) for name in outcomes.split()]
+    assert exit_status([*found, verdict(Outcome.INCONCLUSIVE, softened=True)]) == status
 
 
 @pytest.mark.parametrize("content", [None, b"{", b"[]", b"\xff", b'{"run": "\xff"}'])
@@ -240,16 +199,6 @@ def test_what_cannot_be_read_is_none(tmp_path: Path, content: bytes | None) -> N
     if content is not None:
         path.write_bytes(content)
     assert load_verdict(path) is None
-
-
-def test_a_disk_that_refuses_the_verdicts_is_said(tmp_path: Path) -> None:
-    run = RunVerdict(
-        run="r", tier="t", environment="e", complete=True, exit_status=0, outcomes={}, verdicts=()
-    )
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ReportError, match=r"'.*': not written, .*; make room"):
-        record_document(tmp_path / "file" / "verdict.json", run)
-    assert (tmp_path / "file").read_text() == ""
 
 
 def test_properties_leave_out_what_is_absent() -> None:

@@ -22,12 +22,10 @@ from specreg.report.exports import (
     append_job_summary,
     render_aiperf,
     render_metrics,
-    render_spread_rows,
     render_verdict_rows,
     write_outputs,
 )
 from specreg.report.markdown import render_markdown
-from specreg.stats.percentiles import summarize
 from tests.unit import reports
 from tests.unit.reports import CASE, MS, measured
 
@@ -83,12 +81,6 @@ def test_markdown_says_first_what_needs_a_look_and_what_to_type() -> None:
     )
 
 
-def test_markdown_of_what_holds_and_of_nothing() -> None:
-    held = msgspec.structs.replace(reports.REPORT, run=reports.run_of(reports.HELD))
-    assert "- **✓ acceptance:** holds in the one case" in render_markdown(held)
-    assert "- **? speed:** not judged" in render_markdown(reports.EMPTY)
-
-
 def test_what_a_server_said_is_no_markup_in_markdown() -> None:
     said = f"{HOSTILE} ![i](http://x/i.png) [l](http://x) *b* __u__ ~~s~~ a\\|b &copy; $x$ #12 <b>"
     plain = {token.type for token in parsed(render_markdown(with_reason("it became slower")))}
@@ -102,34 +94,17 @@ def test_what_a_server_said_is_no_markup_in_markdown() -> None:
     assert {"@all", "#12"} & set(render_markdown(report).split()) == set()
 
 
-def test_a_bar_in_a_reason_splits_no_row() -> None:
-    tokens = parsed(render_markdown(with_reason("a\\|b | c")))
-    assert [token.type for token in tokens].count("tr_open") == 5
-    assert [token.type for token in tokens].count("td_open") == 3 * 7
-    assert any(token.content.endswith("a\\|b | c") for token in tokens)
-
-
 def test_markdown_keeps_to_what_github_takes() -> None:
-    many = [dataclasses.replace(reports.LOST, case_id=f"case-{n}") for n in range(2000)]
-    text = render_markdown(msgspec.structs.replace(reports.REPORT, run=reports.run_of(*many)))
+    many = [
+        dataclasses.replace(reports.LOST, case_id=f"{CASE.id}-{n}", reason="x " * 2000)
+        for n in range(2000)
+    ]
+    report = msgspec.structs.replace(reports.REPORT, run=reports.run_of(*many))
+    text = render_markdown(msgspec.structs.replace(report, remarks=("y " * 2000,) * 100))
     assert len(text) <= 60_000
-    first = text.partition("<details>")[0]
-    rows = [line for line in first.splitlines() if line.startswith("| case-")]
-    assert all(row.endswith(" |") for row in rows)
-    assert f"… and {2000 - len(rows)} more" in first
+    assert "… and 1960 more" in text.partition("<details>")[0]
     assert text.count("<details>") == text.count("</details>") == 1
     assert "commit 0123456789ab" in text
-
-
-def test_many_failures_leave_the_commands_in_place() -> None:
-    many = [
-        dataclasses.replace(reports.LOST, case_id=f"case-{n}", reason="x" * 5000)
-        for n in range(200)
-    ]
-    text = render_markdown(msgspec.structs.replace(reports.REPORT, run=reports.run_of(*many)))
-    assert len(text) <= 60_000
-    assert "pytest tests/perf -k" in text
-    assert "or case-199-" in text
 
 
 def test_the_summary_of_a_job_is_added_to_what_is_there(
@@ -158,23 +133,10 @@ def test_prometheus_reads_values_verdicts_and_the_status() -> None:
     assert began.value == 1795226400
 
 
-def test_labels_of_prometheus_hold_any_text() -> None:
-    lost = dataclasses.replace(reports.LOST, case_id='a"b\\c\nd')
-    report = msgspec.structs.replace(reports.REPORT, run=reports.run_of(lost))
-    families = {f.name: f for f in text_string_to_metric_families(render_metrics(report))}
-    assert families["specreg_value"].samples[0].labels["case_id"] == 'a"b\\c\nd'
-
-
 def test_each_verdict_is_a_row_whatever_its_reason_holds() -> None:
     held, lost = rows_of(render_verdict_rows(with_reason(HOSTILE)))
     assert (held["outcome"], held["value"], held["p_worse"]) == ("PASS", "2.64", "")
     assert (lost["outcome"], lost["reason"]) == ("REGRESSED", HOSTILE)
-
-
-def test_what_was_timed_is_a_row_with_speculation_and_without() -> None:
-    rows = rows_of(render_spread_rows(reports.REPORT))
-    tpot = {row["server"]: row["p50"] for row in rows if row["figure"] == "tpot_ms"}
-    assert tpot == {"case": "7.5", "control": "20.0"}
 
 
 def test_a_record_of_aiperf_says_when_how_long_and_what_was_accepted() -> None:
@@ -186,20 +148,6 @@ def test_a_record_of_aiperf_says_when_how_long_and_what_was_accepted() -> None:
     assert first["metrics"]["inter_token_latency"] == {"value": 5.0, "unit": "ms"}
     assert second["metrics"]["request_latency"]["value"] == 41.0
     assert second["spec_decode_acceptance"]["mean_acceptance_length"] == 4.0
-    summary = json.loads(files[f"aiperf/{CASE.id}/profile_export_aiperf.json"])
-    assert summary["request_latency"]["p50"] == 31.0
-
-
-def test_an_average_of_aiperf_is_the_mean_over_the_rounds() -> None:
-    figures = reports.CASE_REPORT.figures
-    assert figures is not None
-    assert figures.timing is not None
-    timing = msgspec.structs.replace(
-        figures.timing, throughput_tokens_per_s=summarize([10.0, 10.0, 40.0])
-    )
-    report = reports.with_case(figures=msgspec.structs.replace(figures, timing=timing))
-    text = render_aiperf(report, {})[f"aiperf/{CASE.id}/profile_export_aiperf.json"]
-    assert json.loads(text)["output_token_throughput"]["avg"] == 20.0
 
 
 def journal_in(folder: Path) -> None:

@@ -150,40 +150,9 @@ def test_a_run_that_is_not_whole_is_not_green_and_both_forms_say_why(
     assert said in markdown
 
 
-def test_a_run_of_some_cases_says_so_in_each_answer() -> None:
-    assert (
-        texts(run_with(Outcome.PASS, complete=False))["acceptance"] == "holds in the case that ran"
-    )
-
-
-def test_another_machine_is_amber_and_the_words_are_counted() -> None:
-    outcomes = [Outcome.PASS] * 36 + [Outcome.NOT_COMPARABLE] * 30
-    told = texts(run_with(*outcomes))["acceptance"]
-    assert told.startswith("30 of 66 figures not comparable (")
-    assert told.endswith("), 36 hold")
-
-
-def test_a_first_run_without_baselines_is_not_red() -> None:
-    report = run_with(Outcome.NO_BASELINE)
-    assert Tone.BAD not in tones(report)
-    assert report.run.exit_status == 11
-    assert 'class="banner bad"' not in render_page(report)
-    assert 'class="card bad"' not in render_page(report)
-
-
 def test_nothing_is_not_green() -> None:
     assert set(tones(reports.EMPTY)) == {Tone.DOUBT}
     why = "'a' needs 4 GPUs, here are 2"
     lacks = msgspec.structs.replace(reports.EMPTY.run, skipped={"a": why})
     skipped = msgspec.structs.replace(reports.EMPTY, run=lacks)
     assert set(texts(skipped).values()) == {f"not measured: {why}"}
-
-
-def test_markdown_says_what_was_left_out_and_who_ran_the_server() -> None:
-    report = run_with(
-        Outcome.PASS, skipped={"big": "'big' needs 4 GPUs, here are 2"}, attached="http://h:1"
-    )
-    text = render_markdown(msgspec.structs.replace(report, remarks=("lower your tolerance",)))
-    assert "needs 4 GPUs" in text
-    assert "was not started by this run" in text
-    assert "lower your tolerance" in text

@@ -6,14 +6,12 @@ from pathlib import Path
 import pytest
 
 from specreg.core.errors import UnknownNameError, UnsupportedError
-from specreg.servers import sources
 from specreg.servers.environments import installed_version
 from specreg.servers.sources import (
     Kind,
     Source,
     build_of,
     parse_origin,
-    source_of,
 )
 from tests.unit import builders
 
@@ -72,14 +70,6 @@ def test_a_side_of_another_engine_than_the_cases_is_said() -> None:
     source = Source(origin=parse_origin("sglang==0.5.21"), on_gpu=False, show=silent)
     with pytest.raises(UnsupportedError, match=r"side 'sglang==0.5.21': .* is of engine 'vllm'"):
         source.check((builders.CASE,))
-
-
-def test_a_version_that_tells_no_acceptance_is_said_before_anything_is_installed() -> None:
-    source = Source(origin=parse_origin("sglang==0.5.4"), on_gpu=False, show=silent)
-    said = r"side 'sglang==0\.5\.4': acceptance of SGLang 0\.5\.4: .*; take 0\.5\.9 or newer$"
-    spec = dataclasses.replace(builders.SPEC, engine="sglang")
-    with pytest.raises(UnsupportedError, match=said):
-        source.check((dataclasses.replace(builders.CASE, server=spec),))
 
 
 def test_an_interpreter_is_taken_as_it_is() -> None:
@@ -181,15 +171,6 @@ def test_what_a_killed_gate_left_of_a_checkout_goes(
     assert not list(temporary.iterdir())
 
 
-def test_what_is_built_is_what_it_was_when_the_gate_was_opened(checkout: Checkout) -> None:
-    source = source_of(parse_origin(f"vllm@{checkout.folder}"), on_gpu=False, show=silent)
-    before = source.build
-    (checkout.folder / "pyproject.toml").write_text("# edited meanwhile")
-    assert source.build == before
-    assert before is not None
-    assert checkout.version != before.version
-
-
 def test_a_branch_and_a_tag_are_the_commits_that_they_point_to(checkout: Checkout) -> None:
     commit = checkout.git("rev-parse", "HEAD")
     checkout.git("tag", "-a", "v1", "-m", "a tag that is an object of its own")
@@ -215,18 +196,3 @@ def test_a_place_without_its_engine_is_not_of_several() -> None:
     )
     with pytest.raises(UnsupportedError, match="the cases are of sglang, vllm; give ENGINE@PLACE"):
         source.check((builders.CASE, other))
-
-
-def test_a_version_that_was_never_released_is_said_before_anything_is_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPECREG_CACHE", str(tmp_path))
-    monkeypatch.setattr(sources, "released_versions", lambda _: ("0.31.0", "0.32.0"))
-    for text in ("vllm", "vllm==0.32", "vllm==0.32.0"):
-        Source(origin=parse_origin(text), on_gpu=False, show=silent).check_released(builders.SPEC)
-    source = Source(origin=parse_origin("vllm==0.31.7"), on_gpu=False, show=silent)
-    with pytest.raises(
-        UnsupportedError,
-        match=r"side 'vllm==0.31.7': version '0.31.7': was never released; .* 0.31.0, 0.32.0",
-    ):
-        source.check_released(builders.SPEC)
