@@ -40,7 +40,7 @@ def launch(  # noqa: PLR0913 - most by name
     of_two = TOKENS - 1 - chunks
     trace = msgspec.structs.replace(trace, chunk_sizes=(0, chunks - of_two, of_two))
     gaps = Histogram()
-    gaps.add(round(step_ms * 1e6))
+    gaps.add_all((round(step_ms * 1e6),))
     part = Round(traces=(trace,), started_ns=0, ended_ns=lasted_ns, gaps=gaps)
     replay = Replay(rounds=(part,), control_rounds=(), acceptance=acceptance or accepted())
     case = pair.of(side)
