@@ -130,7 +130,8 @@ def measured(gate: Gate, side: Side, number: int, version: str = "0.32.0") -> No
     [pair] = gate.pairs[:1]
     one = launch(side, number, pair=pair, version=version).measurement
     assert one is not None
-    gate._record(gate._key(pair, side, number), one, [])  # noqa: SLF001 - as it does itself
+    gate.journal.begin(gate._key(pair, side, number))  # noqa: SLF001 - as it does itself
+    gate.journal.end(one)
     gate.journal.close()
 
 
