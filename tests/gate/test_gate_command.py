@@ -232,16 +232,6 @@ def test_in_turn_one_server_is_up_at_a_time(gate: Gate) -> None:
     assert gate.launches() == 6
 
 
-def test_a_page_that_cant_be_written_is_told_and_the_answer_stays(gate: Gate) -> None:
-    gate.write_tier(speed=False)
-    (gate.out / "report.md").mkdir(parents=True)
-    done = gate.run("--launches", "2", "--no-control")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "report.md': not written, Is a directory" in done.stderr
-    assert gate.answer() == "UPGRADE"
-    assert (gate.out / "report.html").exists()
-
-
 def test_a_disk_that_refuses_ends_it_with_no_answer(gate: Gate) -> None:
     gate.write_tier(speed=False)
     path = gate.out / "answers.json"
