@@ -45,11 +45,8 @@ def gpu_memory(
 
     Never more than its `gpu_memory_frac`: the cache is smaller then, but holds one request.
 
-    Args:
-        root: the repository's root, for relative model folders.
-        spec: what is started.
-        version: of its engine, "" where that isn't known.
-        gpus_gib: the memory of each GPU that it sees; it takes the first ones.
+    It takes the first of the GPUs that it sees; their memory is `gpus_gib`. A version is "" where
+    it isn't known.
     """
     gpu_gib = min(gpus_gib[: spec.parallel.gpus], default=0.0)
     sizes = _sizes(root, spec)
@@ -81,12 +78,7 @@ def fit_together(
 ) -> bool:
     """Whether servers may start at the same time, each taking its memory while the others do.
 
-    Args:
-        root: the repository's root, for relative model folders.
-        specs: what is to be started.
-        versions: of their engines, in the same order.
-        gpus_gib: the memory of each GPU that they see; empty where they run without.
-        cgroups: see `free_gib`.
+    `gpus_gib` is empty where they run without a GPU.
     """
     if gpus_gib:
         given = [gpu_memory(root, *one, gpus_gib) for one in zip(specs, versions, strict=True)]

@@ -138,7 +138,7 @@ def build_of(origin: Origin) -> BuiltRequirement | None:
 
     Raises:
         UnsupportedError: a wheel without its name, a folder that is no checkout, or a revision
-            that its repository doesn't have; the message names the side.
+            that its repository doesn't have.
     """
     try:
         return _BUILDS[origin.kind](origin.place) if origin.kind in _BUILDS else None
@@ -261,11 +261,10 @@ def check_released(version: Version, released: Iterable[Version]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where the servers of a side come from.
+    """Where the servers of a side come from; errors name the side as it was typed.
 
     Attributes:
-        origin: what was asked for; on_gpu: whether they run on a GPU; show: is told what goes on.
-        build: of what has to be built what tells it from other builds, see `build_of`.
+        show: is told what goes on; build: see `build_of`.
         waits: whether to wait for a GPU on which another run of specreg measures.
     """
 
@@ -279,7 +278,7 @@ class Source:
         """Check that each case could be measured, as far as one can tell before installing.
 
         Raises:
-            UnsupportedError: it couldn't; the message names the side.
+            UnsupportedError: it couldn't.
         """
         engines = sorted({case.server.engine for case in cases})
         with self._naming():
@@ -301,8 +300,8 @@ class Source:
         """What a case's server runs in; made if it isn't there.
 
         Raises:
-            EnvironmentSetupError: it could not be made; the message names the side.
-            UnsupportedError: what was built is too old for the case; the same.
+            EnvironmentSetupError: it could not be made.
+            UnsupportedError: what was built is too old for the case.
         """
         with self._naming():
             if self.build is None:
@@ -359,9 +358,5 @@ class Source:
 def source_of(
     origin: Origin, *, on_gpu: bool, show: Callable[[str], None], waits: bool = True
 ) -> Source:
-    """Where a side's servers come from, from here on: what is built is looked at once.
-
-    Raises:
-        UnsupportedError: what is built couldn't be told afterwards; the message names the side.
-    """
+    """Where a side's servers come from, from here on: what is built is looked at once."""
     return Source(origin=origin, on_gpu=on_gpu, show=show, waits=waits, build=build_of(origin))
