@@ -153,7 +153,6 @@ def report_of(
 def remarks(suite: Suite) -> Iterator[str]:
     """What a reader should know besides: a torn history, headroom, and baselines of no use."""
     yield from suite.retried
-    yield from suite.tier.remarks
     fewer = [case for case in _cases(suite) if case.matrix_prompts]
     if fewer:
         least, most = (chosen(case.prompts for case in fewer) for chosen in (min, max))
