@@ -15,10 +15,8 @@ nox.options.sessions = ["tests"]
 _PROJECT = nox.project.load_toml("pyproject.toml")
 _EXTRAS = _PROJECT["project"]["optional-dependencies"]
 _LOCK = "constraints.txt"
-_LOCKED_EXTRAS = ("datasets", "ray", "report", "slurm")
+_LOCKED_EXTRAS = ("datasets", "ray", "report")
 """What it holds beside all groups; engines have environments of their own."""
-_CLUSTERS = ("ray", "slurm")
-"""The extras that a session needs whose options name a cluster."""
 
 
 def _install(
@@ -173,10 +171,7 @@ def cpu_perf(session: nox.Session) -> None:
 @nox.session
 def gpu_perf(session: nox.Session) -> None:
     """The suite on a machine with a GPU; fails at once where there is none."""
-    clusters = [
-        name for name in _CLUSTERS if any(f"--specreg-{name}" in a for a in session.posargs)
-    ]
-    _install(session, extras=["datasets", "report", *clusters])
+    _install(session, "tests", extras=["datasets", "report"])
     _suite(session, "tests/perf", "--specreg-tier=gpu", "--specreg-require-tier")
 
 
@@ -251,10 +246,9 @@ def record(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measures the client beside two plain ones, and workers: seven minutes."""
+    """Measures the client beside two plain ones: seven minutes."""
     _install(session, "tests")
     session.run("python", "-m", "tests.bench.run")
-    session.run("python", "-m", "tests.bench.many")
 
 
 @nox.session
@@ -279,20 +273,10 @@ def gate_tests(session: nox.Session) -> None:
 
 
 @nox.session
-def many(session: nox.Session) -> None:
-    """Several servers at once on scripted GPUs; workers and runs are hurt; a long one."""
-    _install(session, "tests")
-    _pytest(session, "tests/many")
-
-
-@nox.session
-def cluster(session: nox.Session) -> None:
-    """Servers on the nodes of a real Ray cluster on this machine, and as jobs; some are killed.
-
-    `-- -m "not vllm"` leaves out the one on a real engine.
-    """
-    _install(session, "tests", extras=["ray", "slurm"])
-    _pytest(session, "tests/cluster")
+def shards(session: nox.Session) -> None:
+    """Runs in shards, on eight scripted GPUs and on a Ray cluster on this machine; a long one."""
+    _install(session, "tests", extras=["ray"])
+    _pytest(session, "tests/shards")
 
 
 @nox.session

@@ -3,7 +3,8 @@
 import contextlib
 import os
 import shlex
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -86,17 +87,36 @@ from specreg.verdicts.judge import Outcome
 SUITE = pytest.StashKey[Suite]()
 RECORD_PROPERTY = pytest.StashKey[Callable[[str, object], None]]()
 """Takes a property of the whole run for JUnit's file."""
-_PROGRESS = pytest.StashKey[Progress]()
-_LINES = pytest.StashKey[list[str]]()
-_OTHERS = pytest.StashKey[bool]()
-"""Whether a test failed otherwise than by its verdict."""
-_RUN = pytest.StashKey[RunVerdict]()
-_BLOCKS = pytest.StashKey[Mapping[str, str]]()
-"""By case that failed, what is told of it in place of pytest's own sections."""
-_IS_ASKED = pytest.StashKey[bool]()
-"""Whether tests of the suite were chosen, or would have been if anything had."""
-_UNREADABLE = pytest.StashKey[bool]()
-"""Whether the run ended before it began, as what is expected can't be read."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Session:
+    """What the hooks keep of a run.
+
+    Attributes:
+        progress: shows what goes on.
+        lines: what the end says besides; blocks: by case that failed, what is told of it in place
+            of pytest's own sections.
+        is_asked: whether tests of the suite were chosen, or would have been if anything had.
+        others_failed: whether a test failed otherwise than by its verdict.
+        unreadable: whether the run ended before it began, as its baselines can't be read.
+        run: what it decided.
+        shown: what is shown instead of running anything; is_empty: whether the shard that is asked
+            for has no server group.
+    """
+
+    progress: Progress
+    lines: list[str] = field(default_factory=list)
+    blocks: Mapping[str, str] = field(default_factory=dict)
+    is_asked: bool = False
+    others_failed: bool = False
+    unreadable: bool = False
+    run: RunVerdict | None = None
+    shown: str = ""
+    is_empty: bool = False
+
+
+_SESSION = pytest.StashKey[_Session]()
 
 _NOT_GROUPED = (
     "pytest-xdist: cases that share a server stay together; leave out --dist, or give"
@@ -106,10 +126,6 @@ _TIMED = (
     "pytest-xdist: without a GPU servers share the processor, and speeds measured at the same time"
     " mean nothing; leave out -n, or choose acceptance alone: -k acceptance"
 )
-_SHOWN = pytest.StashKey[str]()
-"""What is shown instead of running anything."""
-_EMPTY_SHARD = pytest.StashKey[bool]()
-"""Whether the shard that is asked for has no server group."""
 _RUN_FOLDER = "specreg_run_folder"
 _GROUPED, _REFUSED = "specreg_grouped", "specreg_refused"
 """Under which a worker of pytest-xdist is told the folder of the run, and whether it gets server
@@ -128,19 +144,17 @@ def pytest_configure(config: pytest.Config) -> None:
     interrupt_on_signals()
     with _as_usage_error(config):
         learn({}, config.invocation_params.args)
-        progress = config.stash[_PROGRESS] = Progress()
-        options = read_options(config)
+        progress, options = Progress(), read_options(config)
         check_options(config.rootpath, options)
+        config.stash[_SESSION] = _Session(progress=progress)
         given: dict[str, Any] = getattr(config, "workerinput", {})
         within = None
         if _RUN_FOLDER in given:
             within = Path(given[_RUN_FOLDER]) / WORKERS_FOLDER / given["workerid"]
             config.option.loadgroup = given[_GROUPED]
         config.stash[SUITE] = open_suite(config.rootpath, options, progress, within)
-        config.stash[_LINES] = []
     if _has_workers(config) and config.option.dist == "load":
         config.option.dist, config.option.loadscopereorder = "loadgroup", False
-    config.stash[_IS_ASKED] = config.stash[_OTHERS] = False
 
 
 def _has_workers(config: pytest.Config) -> bool:
@@ -166,9 +180,9 @@ def pytest_testnodedown(node: Any) -> None:  # noqa: ANN401 - its type is xdist'
     """Ends the run where a worker of pytest-xdist refused to begin."""
     if refused := getattr(node, "workeroutput", {}).get(_REFUSED):
         text, is_unreadable = refused
-        node.config.stash[_LINES].append(text)
-        if is_unreadable:
-            node.config.stash[_UNREADABLE] = True
+        session = node.config.stash[_SESSION]
+        session.lines.append(text)
+        session.unreadable = is_unreadable
         status = None if is_unreadable else pytest.ExitCode.USAGE_ERROR
         pytest.exit("a worker refused to begin, see below", returncode=status)
 
@@ -181,8 +195,8 @@ def _tell_controller(config: pytest.Config, text: str, *, is_unreadable: bool = 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Puts the terminal back."""
-    if _PROGRESS in config.stash:
-        config.stash[_PROGRESS].close()
+    if _SESSION in config.stash:
+        config.stash[_SESSION].progress.close()
     if SUITE in config.stash:
         config.stash[SUITE].journal.close()
 
@@ -197,7 +211,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if marker is None or "case" not in metafunc.fixturenames:
         return
     suite = metafunc.config.stash[SUITE]
-    metafunc.config.stash[_IS_ASKED] = True
+    metafunc.config.stash[_SESSION].is_asked = True
     rows = [
         pytest.param(
             *(control, server, case, what),
@@ -220,7 +234,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     pytest's own order keeps a server's tests together, and scatters its cases and metrics.
     """
-    suite = config.stash[SUITE]
+    suite, session = config.stash[SUITE], config.stash[_SESSION]
     # pytest puts one item in the place of a test whose family no case of the tier has.
     items[:] = [item for item in items if not _is_empty(item)]
     setups = {(server.id, case.id): i for i, (_, server, case) in enumerate(_setups(suite))}
@@ -236,38 +250,50 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     shards = _deal(config, suite, items)
     ours = [item for item in items if place(item)[0] >= 0]
     # Where a selection leaves nothing at all, it may have meant these.
-    config.stash[_IS_ASKED] = bool(ours) or (config.stash[_IS_ASKED] and not items)
+    session.is_asked = bool(ours) or (session.is_asked and not items)
     cases = {_params(item)["case"].id: _params(item)["case"] for item in ours}
-    unfit = {**_note_unfetched(config, suite, cases.values()), **why_unfit(suite)}
+    lists = config.getoption("collectonly")
+    unfetched = {} if lists else why_unfetched(suite, cases.values())
+    unfit = {**(unfetched if suite.skips_unfetched else {}), **why_unfit(suite)}
+    suite.unfetched = {} if suite.skips_unfetched else unfetched
     asked: dict[str, set[str]] = {}
-    skipped: dict[str, str] = {}
     dark: dict[str, None] = {}
     for item in ours:
-        case = _params(item)["case"]
+        params = _params(item)
+        case, what = params["case"], _what(params)
+        is_power = isinstance(what, Metric) and what.family is Family.POWER
         if case.id in unfit:
             item.add_marker(pytest.mark.skip(reason=unfit[case.id]))
-            skipped[case.id] = unfit[case.id]
-        elif why := _why_dark(suite, case, _what(_params(item))):
+            suite.skipped[case.id] = unfit[case.id]
+        elif is_power and (why := suite.provision.why_no_power(case.server)):
             item.add_marker(pytest.mark.skip(reason=why))
             dark.setdefault(why)
         else:
-            name = _what(_params(item)).name
-            asked.setdefault(case.id, set()).add(name)
-    suite.asked, suite.skipped, suite.no_power = asked, skipped, "; ".join(dark)
-    if not config.getoption("collectonly"):
-        without = {*suite.skipped, *suite.unfetched}
-        running = [case for case_id, case in cases.items() if case_id not in without]
-        lines = config.stash[_LINES]
-        with _as_usage_error(config):
-            suite.fit_budget()
-            check_cases(suite, running)
-            _check_baselines(config, suite, running)
-            lines.extend(check_contexts(suite.root, running))
-            if ours:
+            asked.setdefault(case.id, set()).add(what.name)
+    suite.asked, suite.no_power = asked, "; ".join(dark)
+    if not lists:
+        running = [case for case_id, case in cases.items() if case_id not in {*unfit, *unfetched}]
+        _prepare(config, running)
+        if ours:
+            with _as_usage_error(config):
                 _check_xdist(config, suite)
                 suite.journal.hold()  # no other run may go on with it meanwhile
                 number = parse_choice(suite.options.shard).number if suite.options.shard else 0
                 record_plan(suite.run_folder, plan_of(suite, number=number, shards=shards))
+
+
+def _prepare(config: pytest.Config, running: Sequence[Case]) -> None:
+    """Ends the run before anything starts where a case that is to run can't be measured."""
+    suite, session = config.stash[SUITE], config.stash[_SESSION]
+    with _as_usage_error(config):
+        suite.fit_budget()
+        check_cases(suite, running)
+        if wrong := check_baselines(suite.store.files(case.id for case in running)):
+            session.lines.extend(wrong)
+            session.unreadable = True
+            _tell_controller(config, "\n".join(wrong), is_unreadable=True)
+            pytest.exit("baselines can't be read, see below; no server was started")
+        session.lines.extend(check_contexts(suite.root, running))
 
 
 def _together(config: pytest.Config, case: Case) -> Sequence[pytest.MarkDecorator]:
@@ -286,6 +312,7 @@ def _deal(
     """
     if not suite.is_part:
         return ()
+    session = config.stash[_SESSION]
     cases = {_params(item)["case"].id: _params(item)["case"] for item in items if _params(item)}
     groups = server_groups(cases.values(), suite.tier, suite.store.folder, launches=suite.launches)
     order = {case: n for n, one in enumerate(longest_first(groups)) for case in one.cases}
@@ -299,7 +326,7 @@ def _deal(
         path = config.rootpath / ".specreg" / "shards.json"
         with _as_usage_error(config):
             record_shards(path, shards)
-        config.stash[_SHOWN] = f"{render_shards(shards)}\nas JSON: {path}"
+        session.shown = f"{render_shards(shards)}\nas JSON: {path}"
     else:
         mine = shards[choice.number - 1].case_ids
     gone = [
@@ -309,7 +336,7 @@ def _deal(
     ]
     config.hook.pytest_deselected(items=gone)
     items[:] = [item for item in items if item not in gone]
-    config.stash[_EMPTY_SHARD] = not items
+    session.is_empty = not items
     return [shard.case_ids for shard in shards]
 
 
@@ -328,25 +355,6 @@ def _check_xdist(config: pytest.Config, suite: Suite) -> None:
         raise SpecregError(_TIMED)
 
 
-def _note_unfetched(
-    config: pytest.Config, suite: Suite, cases: Collection[Case]
-) -> Mapping[str, str]:
-    """By case that is to be skipped why its models can't be fetched; else the suite keeps it."""
-    if config.getoption("collectonly"):
-        return {}
-    unfetched = why_unfetched(suite, cases)
-    if suite.skips_unfetched:
-        return unfetched
-    suite.unfetched = unfetched
-    return {}
-
-
-def _why_dark(suite: Suite, case: Case, what: Metric | CorrectnessCheck) -> str:
-    """Why a metric of power can't be measured here; empty of any other."""
-    is_power = isinstance(what, Metric) and what.family is Family.POWER
-    return suite.provision.why_no_power(case.server) if is_power else ""
-
-
 @contextlib.contextmanager
 def _as_usage_error(config: pytest.Config) -> Iterator[None]:
     """End the run with the words of an error of specreg, before anything starts."""
@@ -357,22 +365,12 @@ def _as_usage_error(config: pytest.Config) -> Iterator[None]:
         raise pytest.UsageError(str(error)) from error
 
 
-def _check_baselines(config: pytest.Config, suite: Suite, cases: Collection[Case]) -> None:
-    """Ends the run before anything starts where what is expected of a case can't be read."""
-    wrong = check_baselines(suite.store.files(case.id for case in cases))
-    if wrong:
-        config.stash[_LINES].extend(wrong)
-        config.stash[_UNREADABLE] = True
-        _tell_controller(config, "\n".join(wrong), is_unreadable=True)
-        pytest.exit("baselines can't be read, see below; no server was started")
-
-
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Stops where a signal said so; Python drops an exception that is raised in a finalizer.
 
     No server is started whose models can't be fetched.
     """
-    item.config.stash[_PROGRESS].leave_line()
+    item.config.stash[_SESSION].progress.leave_line()
     check_signalled()
     params, unfetched = _params(item), item.config.stash[SUITE].unfetched
     if params and params["case"].id in unfetched:
@@ -381,7 +379,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_report_teststatus(config: pytest.Config) -> None:
     """Leaves the line to pytest, which is about to write on it."""
-    config.stash[_PROGRESS].leave_line()
+    config.stash[_SESSION].progress.leave_line()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -401,7 +399,7 @@ def pytest_runtest_makereport(
         report.longrepr = cast("Any", failure_of(verdict))
     if not errors or not all(isinstance(error, SpecregError) for error in errors):
         judged = bool(report.user_properties) and call.when != "teardown"
-        item.config.stash[_OTHERS] |= report.failed and not judged
+        item.config.stash[_SESSION].others_failed |= report.failed and not judged
         return report
     message = "\n".join(dict.fromkeys(map(str, errors)))
     head = _head(held or errors[0])
@@ -418,7 +416,7 @@ def pytest_runtest_makereport(
         verdict = suite.note_failure(params["case"], _what(params).name, head)
         report.user_properties.extend(properties(verdict))
     else:
-        item.config.stash[_OTHERS] = True
+        item.config.stash[_SESSION].others_failed = True
     return report
 
 
@@ -426,7 +424,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Remembers of a worker's test whether it failed otherwise than by its verdict."""
     config = getattr(report, "node", None) and report.node.config
     if config and report.failed and not _case_of(report):
-        config.stash[_OTHERS] = True
+        config.stash[_SESSION].others_failed = True
 
 
 def _case_of(report: pytest.TestReport | pytest.CollectReport) -> str:
@@ -438,8 +436,9 @@ def _case_of(report: pytest.TestReport | pytest.CollectReport) -> str:
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Records what the run did: its baselines where that was asked for, verdicts, history."""
     config = session.config
-    suite, lines = config.stash[SUITE], config.stash[_LINES]
-    if config.stash.get(_EMPTY_SHARD, False):
+    suite, kept = config.stash[SUITE], config.stash[_SESSION]
+    lines = kept.lines
+    if kept.is_empty:
         session.exitstatus = pytest.ExitCode.OK
         return
     if len(SIGNALLED) > 1:
@@ -461,15 +460,14 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
             record_torch_versions(suite)
     elif suite.update_reason is not None and suite.measurements:
         lines.extend(_record_baselines(session, cut_short=cut_short))
-    only_ours = exitstatus == pytest.ExitCode.TESTS_FAILED and not session.config.stash[_OTHERS]
+    only_ours = exitstatus == pytest.ExitCode.TESTS_FAILED and not kept.others_failed
     if exitstatus == pytest.ExitCode.OK or only_ours:
         session.exitstatus = exit_status(suite.verdicts) or session.exitstatus
-    if _UNREADABLE in session.config.stash:
+    if kept.unreadable:
         session.exitstatus = NO_BASELINE_STATUS
     if suite.verdicts or _ended_without(session, suite):
-        run = run_verdict(suite, int(session.exitstatus), cut_short=cut_short)
-        session.config.stash[_RUN] = run
-        _record_run(session.config, suite, run)
+        kept.run = run_verdict(suite, int(session.exitstatus), cut_short=cut_short)
+        _record_run(session.config, suite, kept.run)
     _put_into_blocks(session.config)
 
 
@@ -486,16 +484,14 @@ def _take_workers(session: pytest.Session, *, cut_short: bool) -> Iterator[str]:
 
 def _conclude(config: pytest.Config, suite: Suite) -> None:
     """Looks at all verdicts together; JUnit's tests are told by then, so its file is told here."""
-    looked, changes = tuple(suite.verdicts), list[str]()
-    suite.confirmation.conclude(suite.hosts)
-    for before, after in zip(looked, suite.verdicts, strict=True):
-        if after.outcome is not before.outcome:
-            name = f"specreg.final.{after.case_id}.{after.metric}"
-            if RECORD_PROPERTY in config.stash:
-                config.stash[RECORD_PROPERTY](name, f"{after.outcome}: {after.reason}")
-            changes.append(f"{after.case_id} {after.metric}: {before.outcome} -> {after.outcome}")
+    changes = []
+    for before, after in suite.conclude():
+        name = f"specreg.final.{after.case_id}.{after.metric}"
+        if RECORD_PROPERTY in config.stash:
+            config.stash[RECORD_PROPERTY](name, f"{after.outcome}: {after.reason}")
+        changes.append(f"{after.case_id} {after.metric}: {before.outcome} -> {after.outcome}")
     if changes:
-        config.stash[_LINES].append(
+        config.stash[_SESSION].lines.append(
             f"{len(changes)} verdict{'s' * (len(changes) > 1)} changed when the whole run was"
             f" looked at: {', '.join(changes)}"
         )
@@ -504,7 +500,7 @@ def _conclude(config: pytest.Config, suite: Suite) -> None:
 def _ended_without(session: pytest.Session, suite: Suite) -> bool:
     """Whether the run was to judge and didn't; one that only lists or records wasn't to."""
     return (
-        session.config.stash[_IS_ASKED]
+        session.config.stash[_SESSION].is_asked
         and suite.update_reason is None
         and not session.config.getoption("collectonly")
         and not hasattr(session.config, "workerinput")
@@ -520,8 +516,8 @@ def _record_run(config: pytest.Config, suite: Suite, run: RunVerdict) -> None:
         record_runs(suite)
     with _kept(said):
         record_document(folder / "verdict.json", run)
-    config.stash[_LINES].extend(said)
-    said.extend(suite.retried if suite.update_reason is not None else _remarks(config, suite))
+    config.stash[_SESSION].lines.extend(said)
+    said.extend(_remarks(suite))
     try:
         report = report_of(
             suite,
@@ -535,7 +531,7 @@ def _record_run(config: pytest.Config, suite: Suite, run: RunVerdict) -> None:
             append_job_summary(render_markdown(report))
             write_outputs(ALWAYS, report, folder, folder)
     except Exception as error:  # noqa: BLE001 - whatever it is, it must take no verdict with it
-        config.stash[_LINES].append(
+        config.stash[_SESSION].lines.append(
             f"report of '{folder}': not whole, {type(error).__name__}: {error}; the verdicts stand,"
             f" and {specreg_command('report')} makes it again"
         )
@@ -556,8 +552,11 @@ def _command(config: pytest.Config) -> str:
     return shlex.join(("pytest", *added, *map(str, config.invocation_params.args)))
 
 
-def _remarks(config: pytest.Config, suite: Suite) -> Iterator[str]:
-    return remarks(suite, config.rootpath / read_options(config).matrix)
+def _remarks(suite: Suite) -> Iterable[str]:
+    """What a reader should know besides; of a recording only what was measured twice."""
+    if suite.update_reason is not None:
+        return suite.retried
+    return remarks(suite)
 
 
 def _record_baselines(session: pytest.Session, *, cut_short: bool) -> Iterator[str]:
@@ -590,52 +589,42 @@ def _put_into_blocks(config: pytest.Config) -> None:
     if reports and all(map(_case_of, reports)):
         config.option.tbstyle = "no"
         suite = config.stash[SUITE]
-        config.stash[_BLOCKS] = render_blocks(suite.verdicts, suite.errors)
-
-
-def _write_blocks(reporter: pytest.TerminalReporter, blocks: Mapping[str, str]) -> None:
-    reporter.write_sep("=", "FAILURES")
-    for case_id, block in blocks.items():
-        reporter.write_sep("_", case_id, red=True, bold=True)
-        reporter.write_line(hide_known(block))
+        config.stash[_SESSION].blocks = render_blocks(suite.verdicts, suite.errors)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """What failed, the table of the verdicts, what was recorded, and what to type next."""
     config = terminalreporter.config
-    suite = config.stash[SUITE]
-    if _SHOWN in config.stash:
-        terminalreporter.write_line(config.stash[_SHOWN])
-    if not suite.verdicts and not config.stash[_LINES]:
+    suite, session = config.stash[SUITE], config.stash[_SESSION]
+    if session.shown:
+        terminalreporter.write_line(session.shown)
+    if not suite.verdicts and not session.lines:
         return
-    blocks = config.stash.get(_BLOCKS, {})
-    if blocks:
-        _write_blocks(terminalreporter, blocks)
+    if session.blocks:
+        terminalreporter.write_sep("=", "FAILURES")
+    for case_id, block in session.blocks.items():
+        terminalreporter.write_sep("_", case_id, red=True, bold=True)
+        terminalreporter.write_line(hide_known(block))
     terminalreporter.section(f"specreg: tier {suite.tier.name} on {suite.environment.name}")
     color = _color(config)
     recording = suite.update_reason is not None
     judged = [one for one in suite.verdicts if not recording or one.outcome is not Outcome.MEASURED]
-    table = render_verdicts(judged, width=_WIDTH, color=color) if judged else ""
-    parts = [table, *config.stash[_LINES]]
-    figures = last_launches(suite.figures)
-    parts.append(
-        render_figures(figures, width=_WIDTH, color=color, percentiles=suite.options.verbose)
-    )
+    parts = [render_verdicts(judged, width=_WIDTH, color=color) if judged else "", *session.lines]
+    figures, every = last_launches(suite.figures), suite.options.verbose
+    parts.append(render_figures(figures, width=_WIDTH, color=color, percentiles=every))
     parts.append(render_times(suite.timeline.so_far(), width=_WIDTH, color=color))
     if not all(case.speed for case in suite.tier.cases):
         parts.append("the servers of this tier say nothing of speed, so none is shown")
     if suite.taken_over:
         parts.append(f"taken over from the run that was cut off: {', '.join(suite.taken_over)}")
-    if recording:
-        parts.extend(suite.retried)
-    else:
-        untold = [one for one in suite.verdicts if not (blocks and one.fails)]
+    if not recording:
+        untold = [one for one in suite.verdicts if not (session.blocks and one.fails)]
         parts.append(render_notes(untold, suite.environment.name))
-        parts.extend(_remarks(config, suite))
+    parts.extend(_remarks(suite))
     pages = [suite.run_folder / f"report.{kind}" for kind in ("html", "md")]
     parts.append(next((f"report: {page}" for page in pages if page.exists()), ""))
-    if _RUN in config.stash:
-        parts.append(render_answers(answers_of_run(config.stash[_RUN]), color=color))
+    if session.run is not None:
+        parts.append(render_answers(answers_of_run(session.run), color=color))
     cases = {case.id for case in suite.tier.cases}
     again = ("--update-baselines",) if recording else ()
     parts.append(render_next(suite.verdicts, cases, (*suite.store.options, *again)))

@@ -35,7 +35,7 @@ def merge(
     check_alike(shards)
     suite = open_merged(root, shards, into.resolve())
     said = list(take_shards(suite, shards, whole=True))
-    suite.confirmation.conclude(suite.hosts)
+    suite.conclude()
     copy_files(shards, suite.run_folder)
     join_journals(shards, suite.journal.path)
     status = exit_status(suite.verdicts)
@@ -47,7 +47,7 @@ def merge(
             typer.echo(render_recorded(written, width=WIDTH, color=False))
     else:
         record_runs(suite)
-    said.extend(remarks(suite, root / suite.options.matrix))
+    said.extend(remarks(suite))
     run = run_verdict(suite, status, cut_short=bool(MergedShards(shards).missing))
     report = report_of(
         suite,

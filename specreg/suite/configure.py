@@ -36,20 +36,39 @@ _FoundT = TypeVar("_FoundT")
 
 
 def check_options(root: Path, options: Options) -> None:
-    """Silent where what was typed can be, as far as that is known before anybody is waited for.
+    """Check what was typed, as far as that is known before anything is waited for.
 
     Raises:
-        SpecregError: it can't.
+        SpecregError: it can't be.
     """
-    if options.attach is not None:
-        _check_attachable(options)
+    budget = {"--specreg-budget-gpu-min": options.budget_gpu_min is not None}
+    fewer = {"--num-prompts": options.num_prompts is not None, **budget}
+    attached = {
+        "--update-baselines": options.update_baselines,
+        "--specreg-resume": options.resume,
+        "--specreg-launches": options.launches is not None,
+        "--specreg-engine-version": options.engine_version is not None,
+        **budget,
+        "--specreg-shard": options.shard is not None,
+    }
+    why_attached = "it isn't known how that server was started, nor can it be started anew"
+    why_fewer = "a baseline is of as many prompts as the matrix says"
+    for name, is_given, others, why in (
+        ("--specreg-attach", options.attach is not None, attached, why_attached),
+        ("--update-baselines", options.update_baselines, fewer, why_fewer),
+    ):
+        too_much = [other for other, given in others.items() if given]
+        if is_given and too_much:
+            message = f"{name} with {', '.join(too_much)}: {why}; leave one of them out"
+            raise SpecregError(message)
     if options.launches is not None and options.launches < 1:
         message = f"--specreg-launches: got {options.launches}, needed 1 or more; leave it out"
         raise SpecregError(message)
     if options.tier is not None:
         load_cases(root, options, options.tier)
-    if options.shard is not None:
-        parse_choice(options.shard)
+    part = _part(options)
+    if options.resume:
+        last_run(root / options.runs, part)
 
 
 def load_cases(root: Path, options: Options, name: str) -> Tier:
@@ -60,7 +79,8 @@ def load_cases(root: Path, options: Options, name: str) -> Tier:
         raise UnknownNameError("engine", options.engine, engines, f"tier '{tier.name}'")
     if options.attach is not None:
         tier = alone(tier, options.attach)
-    tier = _with_fewer_prompts(tier, options)
+    if options.num_prompts is not None:
+        tier = with_prompts(tier, options.num_prompts)
     for case in tier.cases:
         check_allowed(case, tier.places[case.id])
     return tier
@@ -85,10 +105,9 @@ def open_suite(
     if options.attach is None:
         tier = tier.chosen(gpus.memory_gib)
     runs = root / options.runs
-    choice = parse_choice(options.shard) if options.shard is not None else None
     began_at = dt.datetime.now(tz=dt.UTC)
     started = began_at.strftime("%Y%m%dT%H%M%S")
-    part = f"-{choice.number}of{choice.of}" if choice is not None else ""
+    part = _part(options)
     run_folder = runs / f"{started}-{os.getpid()}{part}"
     if within is not None:
         run_folder = within
@@ -118,7 +137,7 @@ def open_suite(
         provision=provision_of(options, tier, progress.show, progress.tell),
         run_folder=run_folder,
         history=root / options.history if options.history else runs.parent / "history",
-        softened=softened_of(options.inconclusive),
+        softened=softened_of(options),
         journal=journal,
         earlier=_earlier(sources, load_journal),
         earlier_checks=_earlier(sources, load_checks),
@@ -130,6 +149,14 @@ def open_suite(
     if options.require_tier and unmet_need(suite):
         raise SpecregError(unmet_need(suite))
     return suite
+
+
+def _part(options: Options) -> str:
+    """What the names of the folders of a shard's runs end with; empty of whole runs."""
+    if options.shard is None:
+        return ""
+    choice = parse_choice(options.shard)
+    return f"-{choice.number}of{choice.of}"
 
 
 def provision_of(
@@ -147,6 +174,16 @@ def provision_of(
     )
 
 
+def softened_of(options: Options) -> frozenset[str]:
+    """The metrics whose tests pass where their effect is INCONCLUSIVE."""
+    return frozenset(
+        name
+        for name, metric in METRICS.items()
+        if options.inconclusive == "warn"
+        or (options.inconclusive == "warn-speed" and metric.by_launch)
+    )
+
+
 def _earlier(
     journals: Iterable[Path], load: Callable[[Path], Mapping[_KeyT, _FoundT]]
 ) -> Mapping[_KeyT, _FoundT]:
@@ -156,50 +193,6 @@ def _earlier(
         if path.exists():
             found = {**load(path), **found}
     return found
-
-
-def _with_fewer_prompts(tier: Tier, options: Options) -> Tier:
-    """The tier with the prompts that the user asks for; a baseline is of those of the matrix."""
-    fewer = {
-        "--num-prompts": options.num_prompts,
-        "--specreg-budget-gpu-min": options.budget_gpu_min,
-    }
-    for name in [name for name, given in fewer.items() if given is not None]:
-        if options.update_baselines:
-            message = (
-                f"--update-baselines with {name}: a baseline is of as many prompts as the matrix"
-                " says; leave one of them out"
-            )
-            raise SpecregError(message)
-    return tier if options.num_prompts is None else with_prompts(tier, options.num_prompts)
-
-
-def softened_of(inconclusive: str) -> frozenset[str]:
-    """The metrics that `--specreg-inconclusive` names."""
-    return frozenset(
-        metric.name
-        for metric in METRICS.values()
-        if inconclusive == "warn" or (inconclusive == "warn-speed" and metric.by_launch)
-    )
-
-
-def _check_attachable(options: Options) -> None:
-    """Silent where nothing is asked of an attached server but to be measured and judged."""
-    given = {
-        "--update-baselines": options.update_baselines,
-        "--specreg-resume": options.resume,
-        "--specreg-launches": options.launches is not None,
-        "--specreg-engine-version": options.engine_version is not None,
-        "--specreg-budget-gpu-min": options.budget_gpu_min is not None,
-        "--specreg-shard": options.shard is not None,
-    }
-    too_much = [name for name, is_given in given.items() if is_given]
-    if too_much:
-        message = (
-            f"--specreg-attach with {', '.join(too_much)}: it isn't known how that server was"
-            " started, nor can it be started anew; leave one of them out"
-        )
-        raise SpecregError(message)
 
 
 def unmet_need(suite: Suite) -> str:

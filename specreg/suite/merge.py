@@ -400,7 +400,7 @@ def open_merged(root: Path, shards: Sequence[ShardRun], into: Path) -> Suite:
         provision=provision_of(options, tier, print, print),
         run_folder=into,
         history=root / options.history if options.history else runs.parent / "history",
-        softened=softened_of(options.inconclusive),
+        softened=softened_of(options),
         journal=Journal(into / _JOURNAL),
         earlier={},
         show=print,
