@@ -103,10 +103,6 @@ class NumberFormats(unittest.TestCase):
         assert gaps[0] > 1, gaps
         assert gaps[1] == 0, gaps
 
-    def test_auto_is_the_weights_own_which_is_bfloat16(self) -> None:
-        for method in DRAFTS:
-            assert predicted(method, "auto") == predicted(method, "bfloat16")
-
 
 class Alone:
     """A head that reads one token after the other, by the definition of attention."""
