@@ -8,7 +8,7 @@ import msgspec
 
 from specreg.acceptance.record import AcceptanceRecord
 from specreg.compare.judging import SideLaunch
-from specreg.compare.pairs import Pair, Side, subject_of
+from specreg.compare.pairs import Pair, Side
 from specreg.load.rounds import Round
 from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import Replay
@@ -16,8 +16,6 @@ from specreg.stats.percentiles import Histogram
 from tests.unit import builders
 
 PAIR = Pair(a=builders.CASE, b=builders.CASE)
-SUBJECT = subject_of(PAIR)
-CONTROL = subject_of(PAIR, Side.A2)
 TOKENS = 1000
 
 
