@@ -11,7 +11,7 @@ import msgspec
 from specreg.core.errors import UnknownNameError
 from specreg.core.files import UNREADABLE
 from specreg.core.http import Name
-from specreg.engines.methods import Setting, Spelling, is_older
+from specreg.engines.methods import Setting, Spelling
 from specreg.engines.settings import LaunchSettings, Parallel
 from specreg.engines.token_api import TokenApi
 from specreg.engines.wire_format import WireFormat
@@ -43,7 +43,6 @@ class LaunchOptions(LaunchSettings):
         offline: whether all models are folders, so that nothing needs to be fetched.
         on_gpu: whether the engine runs on a GPU.
         folder: an empty one, for what `Engine.files` writes.
-        private: an empty one for what the server writes of prompts; it goes when the server does.
         version: of the engine; empty where it isn't known beforehand.
         flags: that its own help names; None where it takes all that specreg knows.
         memory: what it is given of a GPU; None for what it finds within `gpu_memory_frac`.
@@ -56,7 +55,6 @@ class LaunchOptions(LaunchSettings):
     offline: bool
     on_gpu: bool
     folder: Path
-    private: Path
     version: str = ""
     flags: frozenset[str] | None = None
     memory: Memory | None = None
@@ -144,7 +142,7 @@ class Engine(ABC):
         serves_names: whether it serves its model under the name that it is given.
         runs_model_code: whether it can run code that a model brings.
         memory_flags: how the flags begin that say what it takes of a GPU; empty where none says how
-            large its KV cache is. first_told: the first version that has them.
+            large its KV cache is.
     """
 
     name: ClassVar[str]
@@ -160,7 +158,6 @@ class Engine(ABC):
     serves_names: ClassVar[bool] = True
     runs_model_code: ClassVar[bool] = True
     memory_flags: ClassVar[tuple[str, ...]] = ()
-    first_told: ClassVar[str] = ""
 
     @abstractmethod
     def requirement(self, *, on_gpu: bool) -> Requirement:
@@ -180,10 +177,10 @@ class Engine(ABC):
             raise UnknownNameError(f"method of engine '{self.name}'", method, self.methods, where)
         return self.methods[method]
 
-    def takes_cache(self, version: str, arguments: tuple[str, ...]) -> bool:
-        """Whether a version can be told how large its KV cache is, and the case doesn't say."""
+    def takes_cache(self, arguments: tuple[str, ...]) -> bool:
+        """Whether it can be told how large its KV cache is, and the case doesn't say."""
         own = any(argument.startswith(self.memory_flags) for argument in arguments)
-        return bool(self.memory_flags) and not own and not is_older(version, self.first_told)
+        return bool(self.memory_flags) and not own
 
     def check_arguments(self, arguments: tuple[str, ...]) -> None:
         """Silent where a case's `engine_args` can be handed on, as far as one can tell.

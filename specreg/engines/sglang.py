@@ -8,14 +8,13 @@ import contextlib
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar
 
 import msgspec
 
-from specreg.acceptance.page import counts_of, samples_of
-from specreg.acceptance.record import Counters, Gauges, Source, StepCounts
+from specreg.acceptance.record import Counters, Gauges, Source
 from specreg.acceptance.trace import Body, StreamEvent
 from specreg.core.errors import InvalidMeasurementError, UnsupportedError
 from specreg.core.files import UNREADABLE
@@ -29,6 +28,7 @@ from specreg.engines.methods import (
     Spelling,
     is_older,
 )
+from specreg.engines.metrics_page import MetricsPage
 from specreg.engines.settings import Parallel
 from specreg.engines.token_api import Call, TokenApi, Transcript, Wanted, decode_answer, unreadable
 from specreg.engines.wire_format import (
@@ -44,11 +44,8 @@ from specreg.engines.wire_format import (
 )
 
 _CALLS = "sglang:spec_verify_calls_total"
-_LENGTH, _RATE = "sglang:spec_accept_length", "sglang:spec_accept_rate"
-_FIRST_WHOSE_CHAT_TELLS = "0.5.19"
-_FIRST_THAT_COUNTS = "0.5.13"
-_FIRST_THAT_TELLS = "0.5.9"
-_FIRST_THAT_EXPORTS = "0.5.11"  # 0.5.9 does too, and two requests may write at the same time
+_OLDEST = "0.5.19"
+"""The first whose answers to a chat tell their steps."""
 
 
 class _FinishReason(msgspec.Struct, frozen=True):
@@ -60,15 +57,6 @@ class _MetaInfo(SpecTokensDetails, frozen=True):
 
     completion_tokens: Count = 0
     finish_reason: _FinishReason | None = None
-
-
-class _Exported(SpecTokensDetails, frozen=True, kw_only=True):
-    """A line of the file: what `/generate` says of an answer. What was asked isn't read."""
-
-    id: Name
-
-
-_exported_decoder = msgspec.json.Decoder(_Exported)
 
 
 class _Event(msgspec.Struct, frozen=True):
@@ -105,57 +93,26 @@ class _GenerateDecoder(StreamDecoder):
 
 
 class SglangWireFormat(WireFormat):
-    """SGLang: `/generate` tells its steps from 0.5.9 on, a chat from 0.5.19 on.
-
-    What a chat doesn't tell stands in a file from 0.5.11 on.
-    """
+    """SGLang: `/generate`, and a chat."""
 
     request_source: ClassVar[Source | None] = Source.SGLANG_REQUEST
     counters_source: ClassVar[Source | None] = None
     counters_path: ClassVar[str | None] = "/metrics"
     counters_flag: ClassVar = "--enable-metrics"
 
-    def check(self, form: Form, version: str, *, ours: bool) -> None:
-        """By the version, and the form of the prompt.
+    def check(self, form: Form, version: str) -> None:
+        """Whatever the form.
 
         Raises:
-            UnsupportedError: this version doesn't tell its acceptance.
+            UnsupportedError: the version is older than 0.5.19.
         """
-        if is_older(version, _FIRST_THAT_TELLS):
+        del form
+        if is_older(version, _OLDEST):
             message = (
-                f"acceptance of SGLang {version}: its answers don't count their steps; take"
-                f" {_FIRST_THAT_TELLS} or newer"
+                f"acceptance of SGLang {version}: its answers don't tell their steps as those of"
+                f" later versions do; take {_OLDEST} or newer"
             )
             raise UnsupportedError(message)
-        first = _FIRST_THAT_EXPORTS if ours else _FIRST_WHOSE_CHAT_TELLS
-        if form is Form.CHAT and is_older(version, first):
-            message = (
-                f"acceptance of SGLang {version}: its answers to a chat don't tell it; take"
-                f' {first} or newer, or set form = "completions" in the matrix'
-            )
-            raise UnsupportedError(message)
-
-    def exports(self, version: str) -> bool:
-        """Where a chat's answer doesn't tell."""
-        return is_older(version, _FIRST_WHOSE_CHAT_TELLS)
-
-    def parse_export(self, lines: Iterable[bytes]) -> Mapping[str, StepCounts]:
-        """What `--export-metrics-to-file` wrote; a line that can't be read tells nothing.
-
-        Raises:
-            InvalidMeasurementError: `COUNTS_DISAGREE`.
-        """
-        found = {}
-        for line in lines:
-            with contextlib.suppress(*UNREADABLE):
-                exported = _exported_decoder.decode(line)
-                if exported.counts is not None:
-                    found[exported.id] = exported.counts
-        return found
-
-    def counters_path_of(self, version: str) -> str | None:
-        """None before 0.5.13: requests of others don't show then."""
-        return None if is_older(version, _FIRST_THAT_COUNTS) else self.counters_path
 
     def path(self, ask: Ask) -> str:
         """By the form of the prompt."""
@@ -185,27 +142,17 @@ class SglangWireFormat(WireFormat):
         Raises:
             InvalidMeasurementError: `METRICS_MISSING`, `METRICS_UNREADABLE`.
         """
-        calls = [count for _, _, count in counts_of(page, _CALLS)]
-        if not calls:
+        parsed = MetricsPage(page)
+        if _CALLS not in parsed.names:
             message = f"looked for {_CALLS}; is the server started with {self.counters_flag}?"
             raise InvalidMeasurementError("METRICS_MISSING", message)
-        return Counters(
-            steps=sum(calls), gauges=_gauges(_series(page, _LENGTH), _series(page, _RATE))
-        )
+        return Counters(steps=parsed.total(_CALLS), gauges=_gauges(parsed))
 
 
-_Series = Mapping[frozenset[tuple[str, str]], float]
-"""The values of a name, by their labels: each scheduler has its own."""
-
-
-def _series(page: str, name: str) -> _Series:
-    """What a page says by a name."""
-    found = (sample for sample in samples_of(page) if sample.name == name)
-    return {frozenset(sample.labels.items()): sample.value for sample in found}
-
-
-def _gauges(lengths: _Series, rates: _Series) -> Gauges | None:
+def _gauges(page: MetricsPage) -> Gauges | None:
     """Their means over the schedulers that have set them, which they first do after some steps."""
+    lengths = page.series("sglang:spec_accept_length")
+    rates = page.series("sglang:spec_accept_rate")
     set_by = [labels for labels, value in lengths.items() if 0 < value < math.inf]
     if not set_by:
         return None
@@ -385,10 +332,7 @@ _METHODS = {
             "speculative-algorithm": "DFLASH",
             "speculative-draft-model-path": DRAFT,
             "speculative-num-draft-tokens": VERIFIED_TOKENS,
-        },
-        # 0.5.9 lacks it. 0.5.11 and 0.5.13 count no histogram of it, and what was delivered alone.
-        # Nothing between 0.5.13 and 0.5.19 was looked at.
-        since="0.5.19",
+        }
     ),
 }
 
@@ -398,7 +342,7 @@ class Sglang(Engine):
 
     name: ClassVar = "sglang"
     methods: ClassVar = _METHODS
-    oldest: ClassVar = "0.5.9"
+    oldest: ClassVar = _OLDEST
     module: ClassVar = "sglang"
     health_path: ClassVar = "/health"
     version_path: ClassVar = "/server_info"
@@ -456,7 +400,6 @@ class Sglang(Engine):
             *("--sampling-defaults", "openai"),
             *(_gpu_flags(options) if options.on_gpu else _CPU_FLAGS),
             *_parallel_flags(options.parallel),
-            *_export_flags(options),
             *(f"--{key}={value}" for key, value in options.speculation.items()),
             *(("--trust-remote-code",) if options.trust_remote_code else ()),
             *options.engine_args,
@@ -497,8 +440,7 @@ _CPU_FLAGS = (
 )
 
 
-_PREFILL_GRAPHS = "0.5.14"
-"""Since then the graphs of prefills have a flag of their own; before, one of piecewise graphs."""
+_PREFILL_GRAPHS = "--cuda-graph-max-bs-prefill"
 _MOST_STATIC_FRAC = 0.95
 
 
@@ -508,9 +450,8 @@ def _gpu_flags(options: LaunchOptions) -> tuple[str, ...]:
     SGLang takes as its own all that went since its start, so the share must hold what a server
     beside it takes meanwhile. The cache is no larger for that.
     """
-    old = is_older(options.version, _PREFILL_GRAPHS)
-    graphs = "--piecewise-cuda-graph-max-tokens" if old else "--cuda-graph-max-bs-prefill"
-    longest = (graphs, str(options.max_model_len_tokens)) if options.takes(graphs) else ()
+    graphs = (_PREFILL_GRAPHS, str(options.max_model_len_tokens))
+    longest = graphs if options.takes(_PREFILL_GRAPHS) else ()
     if options.memory is None:
         return ("--mem-fraction-static", str(options.gpu_memory_frac), *longest)
     share_frac = min(options.memory.share_frac + options.gpu_memory_frac, _MOST_STATIC_FRAC)
@@ -519,13 +460,6 @@ def _gpu_flags(options: LaunchOptions) -> tuple[str, ...]:
         *("--mem-fraction-static", f"{share_frac:.4f}"),
         *longest,
     )
-
-
-def _export_flags(options: LaunchOptions) -> tuple[str, ...]:
-    """The file in which old versions tell what a chat accepted; it holds the prompts too."""
-    if not options.speculation or not SglangWireFormat().exports(options.version):
-        return ()
-    return ("--export-metrics-to-file", "--export-metrics-to-file-dir", str(options.private))
 
 
 def _parallel_flags(parallel: Parallel) -> tuple[str, ...]:

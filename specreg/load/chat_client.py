@@ -128,7 +128,6 @@ class _StreamState:
     finish_reason: str | None = None
     usage_tokens: int | None = None
     acceptance: StepCounts | None = None
-    request_id: str = ""
 
     def take(self, event: StreamEvent, at_ns: int) -> None:
         """Take one more event; a count that comes again replaces the earlier one.
@@ -152,8 +151,6 @@ class _StreamState:
             self.usage_tokens = event.usage_tokens
         if event.acceptance is not None:
             self.acceptance = event.acceptance
-        if event.request_id:
-            self.request_id = event.request_id
 
     def _refuse(self, reason: str, what: str) -> NoReturn:
         asked_tokens = self.most_tokens - _MORE_TOKENS
@@ -285,7 +282,6 @@ class ChatClient:
             usage_tokens=gathered.usage_tokens,
             finish_reason=gathered.finish_reason,
             acceptance=gathered.acceptance,
-            request_id=gathered.request_id,
             error=gathered.error,
         )
         return FinishedRequest(

@@ -323,7 +323,7 @@ class Source:
             requirement = BuiltRequirement(**kept | built, source=self.build.source)
             environment = engine_environment(requirement, show=self.show)
             version = installed_version(environment.python, package)
-            check_version(case, version, ours=True)
+            check_version(case, version)
         return msgspec.structs.replace(environment, version=version)
 
     def leased(self, case: Case) -> AbstractContextManager[None]:

@@ -158,11 +158,6 @@ def read_scores(candidate: int, _: random.Random, answer: bytes) -> None:
     assert math.isfinite(score)
 
 
-def read_export(_: random.Random, line: bytes) -> None:
-    """A file that a server wrote."""
-    ENGINES["sglang"].wire_format.parse_export(line.splitlines())
-
-
 def read_http(_: random.Random, content: bytes, *, measured: bool) -> None:
     """Bytes that are HTTP, or nearly, over a connection: asked once, or as a measured request."""
 
@@ -276,7 +271,7 @@ def identities() -> Iterable[Recording]:
 
 
 def asked_in_ids() -> Iterable[Recording]:
-    """Answers without a stream, and what is written to a file."""
+    """Answers without a stream."""
     completion = json.loads(recorded("vllm/0.32.0/completion.json"))
     completion["choices"][0]["token_ids"] = [520, 355, 2]  # as one that was asked for them
     for protocol, answer in (
@@ -288,8 +283,6 @@ def asked_in_ids() -> Iterable[Recording]:
     scores = recorded("vllm/0.32.0/scores.json")
     candidate = int(re.findall(rb"token_id:(\d+)", scores)[0])
     yield Recording(content=scores, wrong=json_of, read=functools.partial(read_scores, candidate))
-    line = json.dumps(json.loads(recorded("sglang/0.5.23/generate.json"))["meta_info"]).encode()
-    yield Recording(content=line, wrong=json_of, read=read_export)
 
 
 def connections() -> Iterable[Recording]:
