@@ -122,9 +122,7 @@ def file_sha256(path: Path, now_ns: Callable[[], int] = time.time_ns) -> str:
     Weights have many gigabytes, and each worker asks for their sum. A sum is kept under a name
     made of what the file system says of the file; ctime, which can't be set back, is among it.
 
-    Args:
-        path: of the file.
-        now_ns: since the epoch; the sum of what changed within the last moment isn't kept.
+    By `now_ns`, since the epoch, the sum of what changed within the last moment isn't kept.
 
     Raises:
         OSError: it can't be read.

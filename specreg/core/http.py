@@ -46,11 +46,7 @@ class Answer:
         return self.content.decode(errors="replace")
 
     def good(self) -> bytes:
-        """The content of an answer that is none of an error.
-
-        Raises:
-            AnswerError: it is.
-        """
+        """The content, where the status is none of an error, else an `AnswerError`."""
         if not HTTPStatus.OK <= self.status < HTTPStatus.MULTIPLE_CHOICES:
             raise AnswerError(f"HTTP {self.status} from {self.path}", status=self.status)
         return self.content

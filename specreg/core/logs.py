@@ -27,13 +27,7 @@ class BoundedLog:
     def __init__(
         self, path: Path, hide: Callable[[bytes], bytes], *, kept_bytes: int = KEPT_BYTES
     ) -> None:
-        """Open the file, which is there.
-
-        Args:
-            path: of the file.
-            hide: takes the secrets out of whole lines.
-            kept_bytes: of the beginning, and of the end.
-        """
+        """Open the file, which is there; `hide` takes the secrets out of whole lines."""
         self._file = path.open("r+b", buffering=0)
         self._hide, self._kept_bytes = hide, kept_bytes
         self._head_bytes, self._left_out_bytes = path.stat().st_size, 0
@@ -58,8 +52,7 @@ class BoundedLog:
     def write(self, *, unfinished: bool = False) -> None:
         """Put on disk what came; what a full disk refuses is written once there is room.
 
-        Args:
-            unfinished: the last line too, which is written anew once it is whole.
+        An unfinished last line too, if asked for, which is written anew once it is whole.
         """
         self.waits = False
         self._tail += self._hide(self._take_lines())

@@ -62,11 +62,9 @@ class SupervisedProcess:
     """A started process.
 
     Attributes:
-        popen: the process; it leads a session of its own.
-        session: by which its descendants are known.
+        popen: the process; session: by which its descendants are known.
         supervisor: writes its log, and ends all of them when we are killed.
-        shared_before: what lay in /dev/shm before; shared: what they had there since, as far as
-            was seen.
+        shared_before: what lay in /dev/shm before; shared: what they had there since.
     """
 
     popen: subprocess.Popen[bytes]
@@ -93,7 +91,7 @@ def start_process(
 
     Args:
         command: program and arguments; no shell.
-        environment: the whole environment; the mark is added.
+        environment: all of it; the mark is added.
         log_path: gets the first and the last of both output streams, without secrets.
         cwd: the folder to run in.
         temporary: folders that the caller removes; the supervisor does where the caller can't.
@@ -146,11 +144,7 @@ def start_process(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildProcess:
-    """A program that exchanges messages with us; it ends with its input.
-
-    Attributes:
-        process: what runs; log_path: what it prints for people.
-    """
+    """A program that exchanges messages with us, and prints into a log; it ends with its input."""
 
     process: SupervisedProcess
     log_path: Path
@@ -288,8 +282,7 @@ def resident_bytes(process: SupervisedProcess) -> int:
     """The memory that the process and its descendants hold; what they share is counted once.
 
     Anonymous and shared memory, by proportional set sizes; of a process that doesn't tell its own,
-    all that is resident. Pages of files, such as libraries, don't count: they aren't held, and
-    they are the fewer, the more others have the same files open.
+    all that is resident. Pages of files, such as libraries, don't count: they aren't held.
     """
     return sum(map(_resident_bytes, process_ids(process)))
 

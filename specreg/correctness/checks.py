@@ -4,7 +4,7 @@ Speculation changes no token of a greedy answer, draws as its target does, and t
 its own models and text give.
 """
 
-import itertools
+import functools
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -12,13 +12,7 @@ from types import MappingProxyType
 from specreg.acceptance.record import NO_STEPS, StepCounts
 from specreg.core.errors import InvalidMeasurementError
 from specreg.correctness.lossless import check_lossless
-from specreg.correctness.oracle_client import (
-    PredictDrafts,
-    has_oracle,
-    in_flight,
-    walk_answers,
-    wanted_of,
-)
+from specreg.correctness.oracle_client import PredictDrafts, has_oracle, in_flight, walk_answers
 from specreg.datasets.prompts import Prompt
 from specreg.engines.registry import engine_named
 from specreg.engines.token_api import Transcript, Wanted
@@ -29,6 +23,10 @@ from specreg.matrix.schema import ROUNDING_NATS
 from specreg.servers.server import Server
 from specreg.stats.permutation import BEGINNINGS_TOKENS, LEVEL, chance_of_alike
 from specreg.verdicts.judge import Outcome, Verdict
+
+LOSSLESS = "lossless_frac"
+SAMPLING = "sampling_frac"
+ORACLE = "oracle_length_tokens"
 
 _ORACLE_FRAC = 0.01
 """Seen: 0, of vLLM's and SGLang's methods in float32. Rounding may choose another draft now and
@@ -62,21 +60,20 @@ class RunningCase:
     control_answers: ControlAnswers = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CorrectnessCheck:
-    """Something that must hold of a case.
+def ask_greedy(
+    case: Case, server: Server, texts: Sequence[Sequence[int]], at_once: int = 0
+) -> tuple[Transcript, ...]:
+    """What a server answers to texts in ids, as many at once as the case has, or as is said."""
+    one = Wanted(output_cap_tokens=case.output_cap_tokens, ignore_eos=case.ignore_eos)
+    wanted = [one] * len(texts)
+    return transcribe(server.endpoint, texts, wanted, in_flight=at_once or in_flight(case))
 
-    Attributes:
-        name: of the verdict's metric; it ends in its unit.
-        applies_to: whether it says anything of a case.
-        check: gives the verdict.
-        needs_torch: whether it asks the models, in an environment of their own.
-    """
 
-    name: str
-    applies_to: Callable[[Case], bool]
-    check: Callable[[RunningCase], Verdict]
-    needs_torch: bool = False
+def other_batch(case: Case) -> int:
+    """Another number of requests at once than the case has; 0 where there is none."""
+    if in_flight(case) > 1:
+        return 1
+    return case.server.max_sequences if case.server.max_sequences > 1 else 0
 
 
 def check_answers(running: RunningCase) -> Verdict:
@@ -88,24 +85,32 @@ def check_answers(running: RunningCase) -> Verdict:
     """
     case, control = running.case, _control(running)
     texts = encode_prompts(control.endpoint, case, running.prompts)
-    at_once = in_flight(case)
-    other = 1 if at_once > 1 else case.server.max_sequences
-    plain = _answers_of_control(running, texts, at_once)
+
+    def ask_control(at_once: int) -> tuple[Transcript, ...]:
+        """Once for all cases that ask alike."""
+        asked = (tuple(texts), case.output_cap_tokens, case.ignore_eos, at_once)
+        key = (control.spec, control.base_url, *asked)
+        if key not in running.control_answers:
+            running.control_answers[key] = ask_greedy(case, control, texts, at_once)
+        return running.control_answers[key]
+
+    batch = other_batch(case)
     found = check_lossless(
         [prompt.id for prompt in running.prompts],
-        plain,
-        transcribe(running.server.endpoint, texts, wanted_of(case, len(texts)), in_flight=at_once),
-        (lambda: _answers_of_control(running, texts, other)) if other != at_once else None,
-        lambda questions: score(control.endpoint, questions),
+        ask_control(in_flight(case)),
+        ask_greedy(case, running.server, texts),
+        functools.partial(ask_control, batch) if batch else None,
+        functools.partial(score, control.endpoint),
         rounding_nats=case.rounding_nats,
     )
+    said = found.describe("without speculation", "with speculation")
     return Verdict(
         case_id=case.id,
         metric=LOSSLESS,
         outcome=Outcome.WRONG if found.failures else Outcome.PASS,
         value=found.equal_frac,
         expected=found.control_equal_frac,
-        reason="" if not found.partings else str(found),
+        reason=said if found.partings else "",
     )
 
 
@@ -119,27 +124,27 @@ def check_sampling(running: RunningCase) -> Verdict:
     texts = encode_prompts(control.endpoint, case, running.prompts[:_DRAWN_PROMPTS])
 
     def draw(endpoint: Endpoint, first_seed: int) -> list[list[tuple[int, ...]]]:
-        seeds = range(first_seed, first_seed + _DRAWS)
         wanted = [
             Wanted(
                 output_cap_tokens=max(BEGINNINGS_TOKENS), temperature=case.temperature, seed=seed
             )
-            for _, seed in itertools.product(texts, seeds)
+            for seed in range(first_seed, first_seed + _DRAWS)
         ]
-        asked = [text for text in texts for _ in seeds]
-        drawn = transcribe(endpoint, asked, wanted, in_flight=case.server.max_sequences)
+        asked = [text for text in texts for _ in wanted]
+        in_flight = case.server.max_sequences
+        drawn = transcribe(endpoint, asked, wanted * len(texts), in_flight=in_flight)
         answers = [one.output for one in drawn]
         return [answers[start : start + _DRAWS] for start in range(0, len(answers), _DRAWS)]
 
     pairs = list(zip(draw(running.server.endpoint, 0), draw(control.endpoint, _DRAWS), strict=True))
     chances = [chance_of_alike(pairs, tokens=tokens) for tokens in BEGINNINGS_TOKENS]
     chance = min(1.0, min(chances) * len(chances))  # Bonferroni's bound
-    wrong = chance < LEVEL
     reason = (
-        f"{_DRAWS} draws each of {len(texts)} prompts: their beginnings with and without"
-        f" speculation differ as chance alone makes them {chance:.2g} of the time; the verifier"
-        " draws from another distribution than the target's"
+        f"{_DRAWS} draws each of {len(texts)} prompts begin otherwise with speculation than"
+        f" without; by chance they do so {chance:.2g} of the time: the verifier draws from another"
+        " distribution than the target's"
     )
+    wrong = chance < LEVEL
     return Verdict(
         case_id=case.id,
         metric=SAMPLING,
@@ -153,39 +158,25 @@ def check_steps(running: RunningCase) -> Verdict:
     """Compare an engine's steps to those that its own text and models give.
 
     Raises:
-        InvalidMeasurementError: a server didn't answer in ids, or doesn't count its steps.
+        InvalidMeasurementError: a server didn't answer in ids, or doesn't count its steps; or
+            nothing was drafted.
         ModelError: the models can't be read.
     """
-    case, beside = running.case, running.control or running.server
-    found = walk_answers(
-        case,
-        running.prompts,
-        running.server.endpoint,
-        beside.endpoint,
-        running.models,
-        running.predict_drafts,
+    case, server = running.case, running.server
+    answers = ask_greedy(case, server, encode_prompts(server.endpoint, case, running.prompts))
+    beside = running.control or server
+    expected, gaps_nats = walk_answers(
+        case, answers, beside.endpoint, running.models, running.predict_drafts
     )
-    if not any(answer.counts for answer in found.answers):
+    if not any(answer.counts for answer in answers):
         message = "no answer tells its steps, so there is nothing to hold against the oracle"
         raise InvalidMeasurementError("ACCEPTANCE_MISSING", message)
     # Those of SGLang end at the most that a step accepted; the expected ones don't.
     depth = case.server.draft_tokens
-    counted = [(answer.counts or NO_STEPS).to_depth(depth) for answer in found.answers]
-    return _judge_steps(running, counted, found.steps, found.gaps_nats)
-
-
-def _judge_steps(
-    running: RunningCase,
-    counted: Sequence[StepCounts],
-    expected: Sequence[StepCounts],
-    gaps_nats: Sequence[float],
-) -> Verdict:
+    counted = [(answer.counts or NO_STEPS).to_depth(depth) for answer in answers]
     ours, must = sum(counted, NO_STEPS), sum(expected, NO_STEPS)
     if not ours.steps and not must.steps:
-        message = (
-            "nothing was drafted, neither by the engine nor by what its models give; replay"
-            " prompts that give the method something to draft"
-        )
+        message = "neither the engine nor its models drafted; replay prompts that give drafts"
         raise InvalidMeasurementError("NOTHING_DRAFTED", message)
     otherwise = [
         f"'{prompt.id}' {_said(one)} instead of {_said(other)}"
@@ -193,14 +184,12 @@ def _judge_steps(
         if one != other
     ]
     # The models are read by other kernels than the engine's, whatever a case demands of its own.
-    rounding_nats = max(running.case.rounding_nats, ROUNDING_NATS)
+    rounding_nats = max(case.rounding_nats, ROUNDING_NATS)
     unlike = [
         f"'{prompt.id}' by {gap:.2f} nats"
         for prompt, gap in zip(running.prompts, gaps_nats, strict=True)
         if gap > rounding_nats
     ]
-    change = _change(ours, must)
-    wrong = _differ(ours, must) or bool(unlike)
     reasons = [
         f"{len(ones)} of {len(counted)} answers {what}: {'; '.join(ones[:_MOST_NAMED])}"
         for what, ones in (
@@ -209,17 +198,25 @@ def _judge_steps(
         )
         if ones
     ]
+    change_frac = _change_frac(ours, must)
+    # All three: an engine that drafts in half its steps accepts as many in each.
+    differs = abs(change_frac) > _ORACLE_FRAC or any(
+        abs(one - other) > _ORACLE_FRAC * other
+        for one, other in ((ours.steps, must.steps), (ours.proposed, must.proposed))
+        if one is not None and other is not None
+    )
+    wrong = differs or bool(unlike)
     if wrong:
         reasons.append("the engine's drafter or verifier is wrong, see docs/lossless.md")
     return Verdict(
-        case_id=running.case.id,
+        case_id=case.id,
         metric=ORACLE,
         outcome=Outcome.WRONG if wrong else Outcome.PASS,
         value=ours.acceptance_length,
         expected=must.acceptance_length,
-        change_frac=change,
-        low_frac=change,
-        high_frac=change,
+        change_frac=change_frac,
+        low_frac=change_frac,
+        high_frac=change_frac,
         tolerance_frac=_ORACLE_FRAC,
         reason="; ".join(reasons),
     )
@@ -230,38 +227,10 @@ def _said(counts: StepCounts) -> str:
     return f"S {counts.steps}, A {counts.accepted} ({steps}), D {counts.proposed}"
 
 
-def _change(ours: StepCounts, must: StepCounts) -> float:
+def _change_frac(ours: StepCounts, must: StepCounts) -> float:
     """Relative, of the drafts accepted per step; as much as there is where none should be."""
     per_step = [one.accepted / one.steps if one.steps else 0.0 for one in (ours, must)]
     return per_step[0] / per_step[1] - 1 if per_step[1] else per_step[0]
-
-
-def _differ(ours: StepCounts, must: StepCounts) -> bool:
-    """Whether the drafts accepted per step, the steps or the drafts are others.
-
-    All three: an engine that drafts in half its steps accepts as many in each.
-    """
-    pairs = ((ours.steps, must.steps), (ours.proposed, must.proposed))
-    moved = (
-        abs(one - other) > _ORACLE_FRAC * other
-        for one, other in pairs
-        if one is not None and other is not None
-    )
-    return abs(_change(ours, must)) > _ORACLE_FRAC or any(moved)
-
-
-def _answers_of_control(
-    running: RunningCase, texts: Sequence[tuple[int, ...]], at_once: int
-) -> tuple[Transcript, ...]:
-    """The control's answers, asked for once for all cases."""
-    control, case = _control(running), running.case
-    cap = case.output_cap_tokens
-    key = (control.spec, control.base_url, tuple(texts), cap, case.ignore_eos, at_once)
-    answers = running.control_answers
-    if key not in answers:
-        wanted = wanted_of(case, len(texts))
-        answers[key] = transcribe(control.endpoint, texts, wanted, in_flight=at_once)
-    return answers[key]
 
 
 def _control(running: RunningCase) -> Server:
@@ -271,50 +240,49 @@ def _control(running: RunningCase) -> Server:
     return running.control
 
 
-def _gives_ids(case: Case) -> bool:
-    return engine_named(case.server.engine).token_api is not None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorrectnessCheck:
+    """Something that must hold of a case.
 
+    Attributes:
+        name: of the verdict's metric; it ends in its unit.
+        applies_to: whether it says anything of a case that speculates and answers in ids.
+        check: gives the verdict.
+        needs_torch: whether it asks the models, in an environment of their own.
+    """
 
-def _is_greedy(case: Case) -> bool:
-    return case.speculates and case.temperature == 0 and _gives_ids(case)
+    name: str
+    applies_to: Callable[[Case], bool]
+    check: Callable[[RunningCase], Verdict]
+    needs_torch: bool = False
 
-
-LOSSLESS = "lossless_frac"
-SAMPLING = "sampling_frac"
-ORACLE = "oracle_length_tokens"
 
 CHECKS: Mapping[str, CorrectnessCheck] = MappingProxyType(
     {
-        one.name: one
-        for one in (
-            CorrectnessCheck(
-                name=LOSSLESS,
-                applies_to=lambda case: _is_greedy(case) and case.control is not None,
-                check=check_answers,
-            ),
-            CorrectnessCheck(
-                name=SAMPLING,
-                applies_to=lambda case: (
-                    case.speculates
-                    and case.temperature > 0
-                    and _gives_ids(case)
-                    and case.control is not None
-                ),
-                check=check_sampling,
-            ),
-            CorrectnessCheck(
-                name=ORACLE,
-                applies_to=lambda case: _is_greedy(case) and has_oracle(case),
-                check=check_steps,
-                needs_torch=True,
-            ),
-        )
+        LOSSLESS: CorrectnessCheck(
+            name=LOSSLESS,
+            applies_to=lambda case: case.temperature == 0 and case.control is not None,
+            check=check_answers,
+        ),
+        SAMPLING: CorrectnessCheck(
+            name=SAMPLING,
+            applies_to=lambda case: case.temperature > 0 and case.control is not None,
+            check=check_sampling,
+        ),
+        ORACLE: CorrectnessCheck(
+            name=ORACLE,
+            applies_to=lambda case: case.temperature == 0 and has_oracle(case),
+            check=check_steps,
+            needs_torch=True,
+        ),
     }
 )
 
 
 def checks_of(case: Case, *, with_torch: bool) -> tuple[CorrectnessCheck, ...]:
     """The checks that say something of a case."""
+    if not case.speculates or engine_named(case.server.engine).token_api is None:
+        return ()
     return tuple(
         check
         for check in CHECKS.values()

@@ -6,23 +6,22 @@ verifier is wrong, not that the text has changed: the walk is along the engine's
 models are read by `specreg.engines.pytorch.oracle`, in the reference engine's environment.
 """
 
+import itertools
 import os
 import signal
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from specreg.acceptance.record import NO_STEPS, StepCounts
 from specreg.core.errors import InvalidMeasurementError, ModelError
 from specreg.core.processes import child_process
-from specreg.datasets.prompts import Prompt
-from specreg.engines.pytorch.oracle_questions import REFUSED, OracleAnswer, Question, Text
-from specreg.engines.pytorch.speculation import LookupRule, propose
+from specreg.engines.pytorch.questions import OracleAnswer, Question, Text
+from specreg.engines.pytorch.speculation import propose
 from specreg.engines.registry import engine_named
 from specreg.engines.token_api import Transcript, Wanted
 from specreg.engines.wire_format import Endpoint
-from specreg.load.token_client import encode_prompts, transcribe
+from specreg.load.token_client import transcribe
 from specreg.matrix.case import Case
 from specreg.servers.environments import engine_environment
 
@@ -39,25 +38,14 @@ _UNSEEN_TOKENS: Mapping[tuple[str, str], int] = {
 """By engine, as methods are spelt, and method: how many of a text's first tokens the drafter isn't
 shown. A pair that isn't here was compared to no such engine: SGLang's lookup learns, TensorRT-LLM's
 is another, and drafts of its models were never seen."""
-_READY_WITHIN_S = 600.0
 _HERE = str(Path(__file__).parents[2])
 """The folder that holds specreg, which isn't installed in that environment."""
-
 _MOST_LINES = 15
 
 PredictDrafts = Callable[[Question], OracleAnswer]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drafted:
-    """What a step would draft: how many tokens, and how many of them the text goes on with."""
-
-    proposed: int
-    accepted: int
-
-
-DraftsAt = Callable[[int], Drafted]
-"""Gives what a step would draft that begins at a place in the text, from 0."""
+DraftsAt = Callable[[int], tuple[int, int]]
+"""A place in a text, from 0, in; how many tokens a step that begins there drafts, and how many of
+them the text goes on with, out."""
 
 
 def walk(drafts_at: DraftsAt, *, prompt_tokens: int, output_tokens: int, width: int) -> StepCounts:
@@ -74,62 +62,28 @@ def walk(drafts_at: DraftsAt, *, prompt_tokens: int, output_tokens: int, width: 
     """
     counts, place, end = NO_STEPS, prompt_tokens + 1, prompt_tokens + output_tokens
     while place < end:
-        drafted = drafts_at(place)
-        if drafted.proposed:
-            histogram = [int(drafted.accepted == one) for one in range(width + 1)]
-            counts += StepCounts.from_histogram(histogram, drafted.proposed)
-        place += drafted.accepted + 1
+        proposed, accepted = drafts_at(place)
+        if proposed:
+            histogram = [int(accepted == one) for one in range(width + 1)]
+            counts += StepCounts.from_histogram(histogram, proposed)
+        place += accepted + 1
     return counts
 
 
-def drafts_of_lookup(text: Sequence[int], rule: LookupRule, draft_tokens: int) -> DraftsAt:
+def drafts_of_lookup(text: Sequence[int], draft_tokens: int) -> DraftsAt:
     """What n-gram lookup drafts.
 
     Args:
         text: prompt and answer, and as many tokens more as a step drafts.
-        rule: how to look up.
         draft_tokens: the most to draft.
     """
 
-    def drafts_at(place: int) -> Drafted:
-        drafts = propose(text[:place], rule, draft_tokens)
-        return Drafted(proposed=len(drafts), accepted=common(drafts, text[place:]))
+    def drafts_at(place: int) -> tuple[int, int]:
+        drafts = propose(text[:place], draft_tokens)
+        same = map(int.__eq__, drafts, text[place:])
+        return len(drafts), sum(itertools.takewhile(bool, same))
 
     return drafts_at
-
-
-def drafts_of_model(accepted: Sequence[int], draft_tokens: int) -> DraftsAt:
-    """What a drafting model drafts, which is always as many tokens.
-
-    Args:
-        accepted: by place in the text, how many of the drafts of a step that begins there are
-            right, as `specreg.engines.pytorch.oracle` finds out.
-        draft_tokens: how many are drafted.
-    """
-    return lambda place: Drafted(proposed=draft_tokens, accepted=accepted[place])
-
-
-def common(drafts: Sequence[int], text: Sequence[int]) -> int:
-    """How many tokens two texts have in common before they part."""
-    for count, (draft, token) in enumerate(zip(drafts, text, strict=False)):
-        if draft != token:
-            return count
-    return min(len(drafts), len(text))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WalkedAnswers:
-    """Answers and their steps, prompt by prompt.
-
-    Attributes:
-        answers: as the server gave them, with its own counts.
-        steps: what they must have taken.
-        gaps_nats: see `specreg.engines.pytorch.oracle_questions.OracleAnswer`.
-    """
-
-    answers: tuple[Transcript, ...]
-    steps: tuple[StepCounts, ...]
-    gaps_nats: tuple[float, ...]
 
 
 def has_oracle(case: Case) -> bool:
@@ -139,21 +93,22 @@ def has_oracle(case: Case) -> bool:
 
 def walk_answers(
     case: Case,
-    prompts: Sequence[Prompt],
-    endpoint: Endpoint,
+    answers: Sequence[Transcript],
     beside: Endpoint,
     models: tuple[str, str | None],
-    ask_models: PredictDrafts,
-) -> WalkedAnswers:
-    """Have prompts answered, and walk the answers' steps again.
+    predict_drafts: PredictDrafts,
+) -> tuple[tuple[StepCounts, ...], tuple[float, ...]]:
+    """Walk the steps of answers again.
 
     Args:
-        case: whose method, models and load.
-        prompts: what to ask.
-        endpoint: whose answers.
+        case: whose method and models.
+        answers: of its server, greedy.
         beside: says how the answers would go on; best one without speculation.
         models: target and draft as folders or hub ids.
-        ask_models: asks the models themselves.
+        predict_drafts: asks the models themselves.
+
+    Returns:
+        By answer, its steps, and the gap of `OracleAnswer` in nats.
 
     Raises:
         InvalidMeasurementError: a server didn't answer in ids, or an answer ends so near the end
@@ -161,9 +116,14 @@ def walk_answers(
         ModelError: the models can't be read, or don't fit together.
     """
     spec = case.server
-    texts = encode_prompts(endpoint, case, prompts)
-    answers = transcribe(endpoint, texts, wanted_of(case, len(texts)), in_flight=in_flight(case))
-    check_context(case, answers)
+    longest = max(len(answer.prompt) + len(answer.output) for answer in answers)
+    if longest + spec.draft_tokens > spec.max_model_len_tokens:
+        message = (
+            f"'{case.id}': an answer with its prompt is {longest} tokens, and its last step drafts"
+            f" {spec.draft_tokens}, of {spec.max_model_len_tokens} in all; lower output_cap_tokens"
+            " or raise max_model_len_tokens in the matrix"
+        )
+        raise InvalidMeasurementError("CONTEXT_FULL", message)
     # The last step's drafts go beyond the answer, and so must the text.
     tails = transcribe(
         beside,
@@ -171,7 +131,7 @@ def walk_answers(
         [Wanted(output_cap_tokens=spec.draft_tokens, ignore_eos=True)] * len(answers),
         in_flight=in_flight(case),
     )
-    whole = tuple(
+    texts = tuple(
         Text(
             ids=(*answer.prompt, *answer.output, *tail.output),
             prompt_tokens=len(answer.prompt),
@@ -179,7 +139,7 @@ def walk_answers(
         )
         for answer, tail in zip(answers, tails, strict=True)
     )
-    predicted = ask_models(
+    predicted = predict_drafts(
         Question(
             method=spec.method,
             target=models[0],
@@ -187,27 +147,25 @@ def walk_answers(
             draft_tokens=spec.draft_tokens,
             dtype=spec.dtype,
             unseen_tokens=_UNSEEN_TOKENS[_drafter(case)],
-            texts=whole,
+            texts=texts,
         )
     )
+
+    def drafts_of(text: Text, accepted: Sequence[int]) -> DraftsAt:
+        if spec.method == "ngram":
+            return drafts_of_lookup(text.ids, spec.draft_tokens)
+        return lambda place: (spec.draft_tokens, accepted[place])
+
     steps = tuple(
         walk(
-            drafts_of_lookup(text.ids, LookupRule(), spec.draft_tokens)
-            if spec.method == "ngram"
-            else drafts_of_model(accepted, spec.draft_tokens),
+            drafts_of(text, accepted),
             prompt_tokens=text.prompt_tokens,
             output_tokens=text.output_tokens,
             width=spec.draft_tokens,
         )
-        for text, accepted in zip(whole, predicted.accepted, strict=True)
+        for text, accepted in zip(texts, predicted.accepted, strict=True)
     )
-    return WalkedAnswers(answers=answers, steps=steps, gaps_nats=predicted.gaps_nats)
-
-
-def wanted_of(case: Case, count: int) -> list[Wanted]:
-    """What the answers of a case are to be, greedy."""
-    one = Wanted(output_cap_tokens=case.output_cap_tokens, ignore_eos=case.ignore_eos)
-    return [one] * count
+    return steps, predicted.gaps_nats
 
 
 def in_flight(case: Case) -> int:
@@ -219,23 +177,6 @@ def _drafter(case: Case) -> tuple[str, str]:
     """The engine that speculates, whatever server is around it, and its method."""
     engine = engine_named(case.server.engine)
     return engine.backend or engine.name, case.server.method
-
-
-def check_context(case: Case, answers: Sequence[Transcript]) -> None:
-    """Silent where the last step's drafts had room in the context, so that all are known.
-
-    Raises:
-        InvalidMeasurementError: they hadn't.
-    """
-    spec = case.server
-    longest = max(len(answer.prompt) + len(answer.output) for answer in answers)
-    if longest + spec.draft_tokens > spec.max_model_len_tokens:
-        message = (
-            f"'{case.id}': an answer with its prompt is {longest} tokens, and its last step drafts"
-            f" {spec.draft_tokens}, of {spec.max_model_len_tokens} in all; lower output_cap_tokens"
-            " or raise max_model_len_tokens in the matrix"
-        )
-        raise InvalidMeasurementError("CONTEXT_FULL", message)
 
 
 def predict_drafts(
@@ -259,41 +200,24 @@ def predict_drafts(
     device = () if on_gpu else ("cpu",)
     models = (question.target, question.draft)
     offline = {"HF_HUB_OFFLINE": "1"} if all(Path(one).is_dir() for one in models) else {}
-    oracle = f"oracle of method '{question.method}'"
-    with tempfile.TemporaryDirectory(prefix="specreg-", ignore_cleanup_errors=True) as temporary:
-        try:
-            with child_process(
-                (environment.python, "-m", "specreg.engines.pytorch.oracle", *device),
-                log_path=Path(temporary) / "log",
-                environment={**os.environ, **offline, "PYTHONPATH": _HERE},
-                temporary=[Path(temporary)],
-            ) as child:
-                child.send(question)
-                answer = child.receive(OracleAnswer)
-                status = child.process.popen.wait()
-                lines = child.last_lines().splitlines()
-        except OSError as error:
-            message = f"{oracle}: can't be run, {error.strerror}: '{error.filename}'; delete the"
-            raise ModelError(f"{message} reference engine's folder in the cache") from error
-    if answer is None:
-        raise ModelError(f"{oracle}: {explain_exit(status, lines)}")
+    with (
+        tempfile.TemporaryDirectory(prefix="specreg-", ignore_cleanup_errors=True) as temporary,
+        child_process(
+            (environment.python, "-m", "specreg.engines.pytorch.oracle", *device),
+            log_path=Path(temporary) / "log",
+            environment={**os.environ, **offline, "PYTHONPATH": _HERE},
+            temporary=[Path(temporary)],
+        ) as child,
+    ):
+        child.send(question)
+        answer = child.receive(OracleAnswer)
+        if answer is None:
+            status = child.process.popen.wait()
+            tail = "\n".join(child.last_lines().splitlines()[-_MOST_LINES:])
+            killed = ", killed as where memory runs out" if status == -signal.SIGKILL else ""
+            why = f"its process ended with status {status}{killed}; its last words:\n{tail}"
+            answer = OracleAnswer(refusal=why)
+    if answer.refusal:
+        message = f"oracle of method '{question.method}': {answer.refusal}"
+        raise ModelError(message)
     return answer
-
-
-def explain_exit(status: int, lines: Sequence[str]) -> str:
-    """Say why the process that reads the models ended, and what to do.
-
-    Args:
-        status: not 0; below, the signal that ended it.
-        lines: what it wrote.
-    """
-    tail = "\n".join(lines[-_MOST_LINES:]) or "(nothing)"
-    if status == REFUSED:
-        return lines[-1] if lines else tail
-    if status == -signal.SIGKILL:
-        return (
-            "its process was killed (SIGKILL), as a machine does that runs out of memory; free"
-            f" some, or give the case smaller models\nits last words:\n{tail}"
-        )
-    how = f"by signal {-status}" if status < 0 else f"with status {status}"
-    return f"its process ended {how}; its last words say why:\n{tail}"

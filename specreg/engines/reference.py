@@ -26,15 +26,11 @@ class ReferenceWireFormat(VllmWireFormat):
         return Counters(steps=counts.steps, counts=counts)
 
 
-class ReferenceTokenApi(VllmTokenApi):
-    """As vLLM."""
-
-
 _VERSION = "5.19.0"
 _TORCH = "torch==2.13.0"
 _PACKAGES = (
     _TORCH,
-    "accelerate==1.15.0",  # spreads a model over devices
+    "accelerate==1.15.0",  # puts a model on its device as it is read
     "aiohttp==3.14.5",
     "jinja2==3.1.6",
     "msgspec==0.22.0",
@@ -42,18 +38,9 @@ _PACKAGES = (
 )
 _FOLDER = str(Path(__file__).parents[2])
 """That holds specreg, which isn't installed in the engine's environment."""
-
-
 _METHODS = {
     "none": Spelling(settings={}),
-    "ngram": Spelling(
-        settings={
-            "method": "ngram",
-            "draft-tokens": DRAFT_TOKENS,
-            "longest-tokens": 4,
-            "shortest-tokens": 2,
-        }
-    ),
+    "ngram": Spelling(settings={"method": "ngram", "draft-tokens": DRAFT_TOKENS}),
     "draft_model": Spelling(
         settings={"method": "draft_model", "draft-model": DRAFT, "draft-tokens": DRAFT_TOKENS}
     ),
@@ -70,7 +57,7 @@ class Reference(Engine):
     health_path: ClassVar = "/health"
     version_path: ClassVar = "/version"
     wire_format: ClassVar = ReferenceWireFormat()
-    token_api: ClassVar = ReferenceTokenApi()
+    token_api: ClassVar = VllmTokenApi()
     runs_model_code: ClassVar = False
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
@@ -83,16 +70,13 @@ class Reference(Engine):
         )
 
     def check_parallel(self, parallel: Parallel) -> None:
-        """It places whole layers.
+        """Refuse what is spread over GPUs.
 
         Raises:
-            UnsupportedError: the model is to be spread over GPUs as other engines do it.
+            UnsupportedError: it is.
         """
         if parallel.gpus > 1 or parallel.expert or parallel.draft_tensor:
-            message = (
-                f"parallel = {parallel}: the reference engine splits no matrix; place its"
-                ' models with engine_args = ["--placement=split=0.5"]'
-            )
+            message = f"parallel = {parallel}: the reference engine runs on one GPU; leave it out"
             raise UnsupportedError(message)
 
     def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
@@ -100,11 +84,11 @@ class Reference(Engine):
         return (
             *(str(python), "-m", "specreg.engines.pytorch"),
             *("--model", options.target, "--served-model-name", options.served_name),
-            *("--host", "127.0.0.1", "--port", str(options.port)),
+            *("--port", str(options.port)),
             *("--dtype", options.dtype),
             *("--context-tokens", str(options.max_model_len_tokens)),
             *("--max-sequences", str(options.max_sequences)),
-            *(() if options.on_gpu else ("--devices", "cpu")),
+            *(() if options.on_gpu else ("--device", "cpu")),
             *(f"--{key}={value}" for key, value in options.speculation.items()),
             *options.engine_args,
         )

@@ -214,7 +214,6 @@ class Tier:
         needs_gpus: how many GPUs a machine must have for the tier to run at all, 0 for none.
         cases: in the order of the file.
         places: by case, where its table stands, for errors.
-        remarks: what the file says to no effect, a sentence each.
         choices: by case of a table that names several pairs, their names, the preferred one first.
     """
 
@@ -222,7 +221,6 @@ class Tier:
     needs_gpus: int
     cases: tuple[Case, ...]
     places: Mapping[str, str] = field(default_factory=dict)
-    remarks: tuple[str, ...] = ()
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def chosen(self, gpus_gib: Sequence[float]) -> "Tier":

@@ -73,8 +73,7 @@ def charts_of(case: CaseReport) -> Iterator[Chart]:
 def break_even(loads: Sequence[tuple[int, float]]) -> str:
     """Where speculation stops to pay: its gain crosses 1, on a straight line over log load.
 
-    Args:
-        loads: requests in flight and the gain there, the lightest load first; one at least.
+    One load or more: requests in flight and the gain there, the lightest first.
     """
     pays = [gain >= 1 for _, gain in loads]
     if all(pays):
@@ -90,24 +89,16 @@ def break_even(loads: Sequence[tuple[int, float]]) -> str:
 
 def speed_over_load(cases: Iterable[CaseReport]) -> Iterator[Chart]:
     """A chart for each engine, model pair and prompt set: what speculation gains at each load."""
-    groups: dict[tuple[str, ...], dict[tuple[str, int], dict[int, float]]] = {}
+    groups: dict[str, dict[str, dict[int, float]]] = {}
     for case in cases:
         gain = case.figures.judged.get("speedup_ratio") if case.figures else None
         if gain is not None and case.settings is not None and case.settings.concurrency:
-            lines = groups.setdefault((case.engine, case.models, case.dataset), {})
-            line = lines.setdefault((case.method, case.settings.draft_tokens), {})
+            lines = groups.setdefault(f"{case.engine}, {case.models}, {case.dataset}", {})
+            line = lines.setdefault(f"{case.method}-k{case.settings.draft_tokens}", {})
             line[case.settings.concurrency] = gain
-    for what, lines in groups.items():
-        methods = [method for method, _ in lines]
-        named: dict[str, dict[str, Sequence[tuple[int, float]]]] = {}
-        for (method, drafted), line in sorted(lines.items()):
-            name = f"{method}-k{drafted}" if methods.count(method) > 1 else method
-            # More lines than there are colours are drawn by method.
-            part = method if len(lines) > len(_LINES) else ""
-            named.setdefault(part, {})[name] = sorted(line.items())
-        for part, shown in named.items():
-            if len({load for line in shown.values() for load, _ in line}) >= _FEWEST:
-                yield _load_chart(", ".join(filter(None, (*what, part))), shown)
+    for what, found in groups.items():
+        if len({load for line in found.values() for load in line}) >= _FEWEST:
+            yield _load_chart(what, {name: sorted(found[name].items()) for name in sorted(found)})
 
 
 def _load_chart(what: str, lines: Mapping[str, Sequence[tuple[int, float]]]) -> Chart:
@@ -123,6 +114,8 @@ def _load_chart(what: str, lines: Mapping[str, Sequence[tuple[int, float]]]) -> 
     y = _channel("gain", "speedup, times")
     legend = {"title": None, "labelColor": _INK, "labelFontSize": 12, "orient": "top", "columns": 2}
     color = {"field": "method", "type": "nominal", "scale": {"range": _LINES}, "legend": legend}
+    # More lines than there are colours are told apart by dashes.
+    dash = {**color, "scale": {"range": [[1, 0]] * len(_LINES) + [[5, 3]] * len(_LINES)}}
     mark = {"type": "line", "point": {"filled": True, "size": 55}}
     return Chart(
         title=f"Speedup over load: {what}",
@@ -130,7 +123,7 @@ def _load_chart(what: str, lines: Mapping[str, Sequence[tuple[int, float]]]) -> 
         f" Below the dashed line, at 1, speculation costs more than it gains. {crossings}.",
         svg=_svg(
             _layer([{"gain": 1}], _DASHED, y=y),
-            _layer(rows, mark, x=x, y=y, color=color),
+            _layer(rows, mark, x=x, y=y, color=color, strokeDash=dash),
             width=270,
             height=190,
         ),
@@ -204,7 +197,6 @@ def _history(case: CaseReport) -> Iterator[Chart]:
         x = {"field": "at", "type": "temporal", "title": None}
         y = _channel("value", axis_of(metric).rpartition(", ")[2])
         color = {"condition": {"test": "datum.fine", "value": _NOW}, "value": "var(--bad)"}
-        size = {"condition": {"test": "datum.fine", "value": 30}, "value": 90}
         points = {"type": "point", "filled": True, "size": 45}
         expected = case.expected.values.get(metric) if case.expected else None
         base = () if expected is None else (_layer([{"value": expected}], _DASHED, y=y),)
@@ -215,7 +207,7 @@ def _history(case: CaseReport) -> Iterator[Chart]:
             svg=_svg(
                 *base,
                 _layer(rows, {"type": "line", "color": _NOW}, x=x, y=y),
-                _layer(rows, points, x=x, y=y, color=color, size=size),
+                _layer(rows, points, x=x, y=y, color=color),
             ),
         )
 

@@ -10,7 +10,7 @@ import dataclasses
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
@@ -18,19 +18,17 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from specreg.core.errors import ReportError
 from specreg.core.files import replace_file
 from specreg.core.redaction import hide_known
-from specreg.measurement.figures import ArmFigures
 from specreg.measurement.journal import load_journal
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import e2e_ms, tpot_ms, ttft_ms
 from specreg.report.document import CaseReport, Report, began_at
 from specreg.report.markdown import render_markdown
-from specreg.stats.percentiles import Summary
 from specreg.verdicts.judge import Verdict
 
 FORMS: Mapping[str, str] = {
     "html": "one page for people, which needs nothing else",
     "markdown": "a summary for a pull request or a job",
-    "csv": "verdicts and spreads, a row each",
+    "csv": "verdicts, a row each",
     "prometheus": "gauges for the node exporter's text files",
     "aiperf": "aiperf's records of each request",
 }
@@ -78,8 +76,7 @@ def _render(name: str, report: Report, run_folder: Path) -> Mapping[str, str]:
         case "markdown":
             return {"report.md": render_markdown(report)}
         case "csv":
-            verdicts, spreads = render_verdict_rows(report), render_spread_rows(report)
-            return {"verdicts.csv": verdicts, "spreads.csv": spreads}
+            return {"verdicts.csv": render_verdict_rows(report)}
         case "prometheus":
             return {"specreg.prom": render_metrics(report)}
         case _:
@@ -99,26 +96,10 @@ def append_job_summary(text: str) -> None:
 def render_verdict_rows(report: Report) -> str:
     """CSV with a row for each verdict with all that it says; what is unknown is empty."""
     names = [field.name for field in dataclasses.fields(Verdict)]
-    return _csv(names, ([getattr(one, name) for name in names] for one in report.run.verdicts))
-
-
-def render_spread_rows(report: Report) -> str:
-    """CSV with a row for each thing that was timed of a case, and of the target alone."""
-    fields = Summary.__struct_fields__
-    rows = (
-        [case.case_id, server, name, *(getattr(summary, field) for field in fields)]
-        for case in report.cases
-        if case.figures
-        for server, arm in (("case", case.figures.timing), ("control", case.figures.control))
-        for name in ArmFigures.__struct_fields__
-        if isinstance(summary := getattr(arm, name, None), Summary)
-    )
-    return _csv(["case_id", "server", "figure", *fields], rows)
-
-
-def _csv(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows((head, *rows))
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows([getattr(one, name) for name in names] for one in report.run.verdicts)
     return text.getvalue()
 
 

@@ -84,10 +84,8 @@ def properties(verdict: Verdict) -> Iterator[tuple[str, str]]:
 def render_blocks(verdicts: Sequence[Verdict], errors: Mapping[str, str]) -> Mapping[str, str]:
     """By case that failed, in the order of the run, what went wrong with it.
 
-    Args:
-        verdicts: of the run.
-        errors: by case that failed otherwise than by a verdict, the whole message; the first case
-            shows it, further ones its first line.
+    `errors` has by case that failed otherwise than by a verdict the whole message, which the first
+    of several cases shows.
     """
     shown: set[str] = set()
     blocks = {}
@@ -102,9 +100,7 @@ def render_blocks(verdicts: Sequence[Verdict], errors: Mapping[str, str]) -> Map
 def render_failures(verdicts: Sequence[Verdict], error: str = "") -> str:
     """What went wrong with one case: a line for each metric, and below them each reason once.
 
-    Args:
-        verdicts: those that don't hold.
-        error: the whole message, in place of the reason that is its first line.
+    The error is shown in place of the reason that is its first line.
     """
     lines = []
     for outcome in dict.fromkeys(verdict.outcome for verdict in verdicts):

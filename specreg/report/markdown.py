@@ -9,13 +9,10 @@ from specreg.report.tables import NOTHING, format_number, render_interval, time_
 from specreg.report.terminal import columns_of, next_of
 from specreg.verdicts.judge import Verdict
 
-_MOST_CHARS = 60_000
+_MOST_FAILED, _MOST_ROWS, _MOST_NOTES = 40, 100, 20
 """GitHub takes 65,536 characters of a comment."""
-_MOST_ASIDE_CHARS = 8_000
-"""Of the commands, of the notes, and of where the time went."""
-_LEAST_CHARS = 500
-"""Of the last table, if no row of it fits."""
-_MOST_TEXT_CHARS = 600
+_MOST_NEXT_CHARS = 8_000
+_MOST_TEXT_CHARS = 300
 """Of one text that others wrote."""
 # GitHub finds names and numbers in what is already plain text, where a backslash stops nothing.
 _INERT = {
@@ -31,21 +28,21 @@ _MARKUP = re.compile(r"[\\`*{}\[\]()#!~$^:@|<>&]|(?<![^\W_])_|_(?![^\W_])|(?<=ww
 
 
 def render_markdown(report: Report) -> str:
-    """The summary, 60,000 characters at most; rows that don't fit are counted."""
+    """The summary, as much as GitHub takes; rows that are left out are counted."""
     now, before = columns_of(report)
     columns = ("case", "metric", "outcome", before, "now" if now == "value" else now, "change")
-    head = "\n".join((*_head(report), ""))
-    times = _table(time_rows(report.time) if report.time else (), _MOST_ASIDE_CHARS)
-    foot = _folded("Where the time went", times) + _origin(report)
-    room_chars = _MOST_CHARS - len(head) - len(foot) - _LEAST_CHARS
-    failing = [
-        _row(one, _joined(one.cause, one.reason)) for one in report.run.verdicts if one.fails
-    ]
-    first = _table([(*columns, "why"), *failing], room_chars)
-    rows = [_row(one, _interval(one)) for one in report.run.verdicts]
-    room_chars += _LEAST_CHARS - len(first) - len(_folded("All verdicts", " "))
-    rest = _table([(*columns, "between; tolerated"), *rows], room_chars)
-    return head + first + _folded("All verdicts", rest) + foot
+    verdicts = report.run.verdicts
+    failing = [_row(one, _joined(one.cause, one.reason)) for one in verdicts if one.fails]
+    every = [_row(one, _interval(one)) for one in verdicts]
+    times = time_rows(report.time) if report.time else ()
+    parts = (
+        *_head(report),
+        _table([(*columns, "why"), *failing], _MOST_FAILED),
+        _folded("All verdicts", _table([(*columns, "between; tolerated"), *every], _MOST_ROWS)),
+        _folded("Where the time went", _table(times, _MOST_FAILED)),
+        _origin(report),
+    )
+    return "\n".join(filter(None, parts))
 
 
 def _head(report: Report) -> Iterator[str]:
@@ -54,42 +51,32 @@ def _head(report: Report) -> Iterator[str]:
         yield f"- **{MARKS[one.tone]} {_plain(one.subject)}:** {_plain(one.text)}"
     notes = (*notes_of(report), *report.run.skipped.values(), *report.remarks)
     if notes:
-        lines = [f"- Note: {_plain(text)}" for text in notes]
-        yield "\n" + _fitting(lines, _MOST_ASIDE_CHARS).rstrip("\n")
+        yield "\n" + _first([f"- Note: {_plain(text)}" for text in notes], _MOST_NOTES)
     next_steps = next_of(report)
-    if len(next_steps) > _MOST_ASIDE_CHARS:
+    if len(next_steps) > _MOST_NEXT_CHARS:
         next_steps = "the commands are too long for here: report.html has them"
     if next_steps:
         yield "\n```\n" + next_steps.replace("```", "'''") + "\n```"
 
 
-def _table(rows: Sequence[Sequence[str]], room_chars: int) -> str:
-    """A table with as many rows as fit, its head among them; empty without further ones."""
+def _table(rows: Sequence[Sequence[str]], most: int) -> str:
+    """A table with so many rows at most below its head; empty without any."""
     if len(rows) < 2:  # noqa: PLR2004 - the head and a row
         return ""
     # Numbers are set right.
     rule = ("---:" if cell and cell[0] in "+-–0123456789" else "---" for cell in rows[1])
     head, line, *lines = (f"| {' | '.join(row)} |" for row in (rows[0], rule, *rows[1:]))
-    top = f"\n{head}\n{line}\n"
-    return top + _fitting(lines, room_chars - len(top))
+    return f"\n{head}\n{line}\n{_first(lines, most)}"
 
 
 def _folded(title: str, text: str) -> str:
-    return f"\n<details><summary>{title}</summary>\n{text}\n</details>\n" if text else ""
+    return f"\n<details><summary>{title}</summary>\n{text}\n\n</details>" if text else ""
 
 
-def _fitting(lines: Sequence[str], room_chars: int) -> str:
-    """As many whole lines as fit, and how many more there are."""
-    more = "\n… and {} more; `report.json` of the run has them.\n"
-    left_chars = room_chars - len(more.format(len(lines)))
-    kept = []
-    for line in lines:
-        left_chars -= len(line) + 1
-        if left_chars < 0:
-            break
-        kept.append(f"{line}\n")
-    rest = len(lines) - len(kept)
-    return "".join(kept) + (more.format(rest) if rest else "")
+def _first(lines: Sequence[str], most: int) -> str:
+    """So many lines, and how many more there are."""
+    more = f"\n… and {len(lines) - most} more; `report.json` of the run has them."
+    return "\n".join((*lines[:most], *([more] if len(lines) > most else [])))
 
 
 def _row(verdict: Verdict, last: str) -> Sequence[str]:

@@ -39,19 +39,13 @@ MEANINGS: Mapping[Outcome, tuple[str, str]] = {
     Outcome.PASS: ("✓", "proven to lie within the tolerance"),
 }
 """By outcome its symbol and what it means, the worst first."""
-_MOST_BYTES = 2_000_000
-_DRAWN_FRAC = 0.7
-"""Where so much of its room is full, further cases come without charts, and then not at all."""
+_MOST_DRAWN = 60
+"""Cases with charts, about 2 MB of them; those that fail come first."""
 _S_PER_MIN = 60
 
 
-def render_page(report: Report, *, most_bytes: int = _MOST_BYTES) -> str:
-    """The page, 2 MB at most: what fails comes first, and what doesn't fit is named.
-
-    Args:
-        report: of a run or a gate.
-        most_bytes: how much it may weigh; the details of single cases give way.
-    """
+def render_page(report: Report) -> str:
+    """The page: what fails comes first, and charts are those of the first 60 cases."""
     run, is_run = report.run, report.kind is Kind.RUN
     by_case: dict[str, list[Verdict]] = {}
     for verdict in run.verdicts:
@@ -73,6 +67,7 @@ def render_page(report: Report, *, most_bytes: int = _MOST_BYTES) -> str:
         "open": list(notes_of(report)),
         "when": _when(report),
         "red": red,
+        "linked": known,
         "cards": sorted(cards, key=lambda card: card[1] is not Tone.BAD),
         "columns": columns,
         "rows": [(case_id, _worst(found, columns)) for case_id, found in by_case.items()],
@@ -84,33 +79,20 @@ def render_page(report: Report, *, most_bytes: int = _MOST_BYTES) -> str:
         "times": time_rows(report.time) if report.time else (),
         "next_steps": next_of(report) or f"nothing needs to be done; the same again:\n  {again}",
     }
-    page = _TEMPLATES.get_template("page.html.jinja")
-    # As heavy as the frame can be: each case is linked, and is named as one that was left out.
-    bare = page.render(**frame, sections=(), left_out=list(known), linked=known)
-    room_bytes = left_bytes = most_bytes - len(bare.encode())
-    sections: dict[str, Markup] = {}
     places = list(dict.fromkeys((*red, *by_case, *known)))
-    for case in sorted(report.cases, key=lambda case: places.index(case.case_id)):
-        text = _TEMPLATES.get_template("case.html.jinja").render(
-            case=case,
-            names=columns_of(report),
-            verdicts=by_case.get(case.case_id, ()),
-            charts=list(charts_of(case))
-            if can_draw() and left_bytes > (1 - _DRAWN_FRAC) * room_bytes
-            else (),
-            is_open=case.case_id in red,
-            percentiles=list(spreads_of(case.figures)) if case.figures else [],
-            settings=_settings(case),
+    sections = [
+        {
+            "case": case,
+            "verdicts": by_case.get(case.case_id, ()),
+            "charts": list(charts_of(case)) if can_draw() and number < _MOST_DRAWN else (),
+            "percentiles": list(spreads_of(case.figures)) if case.figures else [],
+            "settings": _settings(case),
+        }
+        for number, case in enumerate(
+            sorted(report.cases, key=lambda case: places.index(case.case_id))
         )
-        if (size_bytes := len(text.encode()) + 1) <= left_bytes:
-            left_bytes -= size_bytes
-            sections[case.case_id] = Markup(text)  # noqa: S704 - the template has escaped it
-    return page.render(
-        **frame,
-        sections=list(sections.values()),
-        left_out=[case_id for case_id in known if case_id not in sections],
-        linked=sections,
-    )
+    ]
+    return _TEMPLATES.get_template("page.html.jinja").render(**frame, sections=sections)
 
 
 def _column(metric: str) -> str:

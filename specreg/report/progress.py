@@ -1,6 +1,7 @@
 """What goes on: one line in place on a terminal; elsewhere a line as a phase begins and ends."""
 
 import contextlib
+import io
 import os
 import shutil
 import sys
@@ -18,7 +19,6 @@ _TOLD_NS = _NS_PER_S
 _AGAIN_NS = 60 * _NS_PER_S
 """Of one that lasts, a line so often."""
 _TERMINAL_S, _LOG_S = 0.2, 0.5
-_FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _ERASE = "\r\x1b[2K"
 
 
@@ -31,26 +31,17 @@ class Progress:
     def __init__(
         self, file: TextIO | None = None, *, clock: Callable[[], int] = time.monotonic_ns
     ) -> None:
-        """Begins with nothing to say.
-
-        Args:
-            file: where it says it; the standard error.
-            clock: monotonic, in nanoseconds, 0 or later than the moment the process began.
-        """
+        """Begins with nothing to say, on standard error or a file; the clock is in nanoseconds."""
         self._clock, self._began_ns = clock, process_began_ns() if file is None else 0
         if file is None and sys.__stderr__:
             file = os.fdopen(os.dup(sys.__stderr__.fileno()), "w")
-        self._file = file
+        self._file = file or io.StringIO()
+        self._is_watched = self._file.isatty()
         self._steps: tuple[Step, ...] = ()
         self._told: dict[Step, int] = {}
-        self._text, self._frame, self._drawn, self._midline = "", 0, False, False
+        self._text, self._drawn, self._midline = "", False, False
         self._lock, self._over = threading.RLock(), threading.Event()
         self._thread: threading.Thread | None = None
-
-    @property
-    def watched(self) -> bool:
-        """Whether standard error is a terminal."""
-        return self._file is not None and self._file.isatty()
 
     def watch(self, steps: Sequence[Step]) -> None:
         """Says which phases go on from here, the innermost last."""
@@ -76,32 +67,22 @@ class Progress:
     def leave_line(self) -> None:
         """Has the next line begin on one of its own: pytest has written on this one."""
         with self._lock:
-            self.clear()
+            self._clear()
             self._midline = True
-
-    def clear(self) -> None:
-        """Takes the line away; the next phase or `show` brings it back."""
-        with self._lock:
-            if self._drawn:
-                self._write("")
-            self._text, self._steps = "", () if self.watched else self._steps
 
     def close(self) -> None:
         """Takes the line away for good."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
-        with self._lock:
-            self.clear()
-            if self._file is not None:
-                with contextlib.suppress(OSError):
-                    self._file.close()
-                self._file = None
+        with self._lock, contextlib.suppress(OSError):
+            self._clear()
+            self._file.close()
 
     def tick(self) -> None:
         """Says what is due by now; a thread asks for it again and again."""
         with self._lock:
-            if self.watched:
+            if self._is_watched:
                 self._draw()
                 return
             now = self._clock()
@@ -117,16 +98,14 @@ class Progress:
 
     def _go_on(self) -> None:
         """Shows at once what a terminal may see; the thread says the rest."""
-        if self._file is None or self._over.is_set():
-            return
-        if self.watched:
+        if self._is_watched:
             self._draw()
-        if self._thread is None:
+        if self._thread is None and not self._over.is_set():
             self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
             self._thread.start()
 
     def _run(self) -> None:
-        while not self._over.wait(_TERMINAL_S if self.watched else _LOG_S):
+        while not self._over.wait(_TERMINAL_S if self._is_watched else _LOG_S):
             self.tick()
 
     def _line(self) -> str:
@@ -140,13 +119,16 @@ class Progress:
 
     def _draw(self) -> None:
         """Replaces the line in place; takes it away where nothing goes on."""
-        if self._steps or self._text:
-            self._frame = (self._frame + 1) % len(_FRAMES)
-            line = f"{_FRAMES[self._frame]} {hide(self._line())}"
-            self._write(line[: shutil.get_terminal_size().columns - 1])
-            self._drawn = True
-        elif self._drawn:
+        line = hide(self._line())[: shutil.get_terminal_size().columns - 1]
+        if line or self._drawn:
+            self._write(line)
+            self._drawn = bool(line)
+
+    def _clear(self) -> None:
+        """Takes the line away; the next phase or `show` brings it back."""
+        if self._drawn:
             self._write("")
+        self._text, self._steps = "", () if self._is_watched else self._steps
 
     def _print(self, text: str, at_ns: int | None = None) -> None:
         """A line of a log, with the time since the process began."""
@@ -155,10 +137,8 @@ class Progress:
 
     def _write(self, text: str) -> None:
         """Writes in place of what is drawn, or below what pytest has written."""
-        if self._file is None:
-            return
         before = _ERASE if self._drawn else "\n" if self._midline and text else ""
-        with contextlib.suppress(OSError):  # the terminal was closed
+        with contextlib.suppress(OSError, ValueError):  # it was closed
             self._file.write(before + text)
             self._file.flush()
         self._drawn = False

@@ -30,7 +30,6 @@ _SUBJECTS: Mapping[str, set[Family]] = {
     "power": {Family.POWER},
 }
 _STYLES = {Tone.GOOD: "green", Tone.DOUBT: "yellow", Tone.BAD: "bold red"}
-_MOST_NAMED = 3
 
 
 def title_of(report: Report) -> str:
@@ -159,8 +158,7 @@ def _speed_remarks(run: RunVerdict) -> Iterator[str]:
     """What must stand beside the speeds, whatever their verdicts are."""
     if run.slowed:
         worst = sorted(run.slowed.items(), key=lambda item: item[1])
-        named = ", ".join(f"'{name}' down: ×{ratio:.2f}" for name, ratio in worst[:_MOST_NAMED])
-        more = len(worst) - _MOST_NAMED
-        yield f"speculation slows {named} tokens/s{f', and {more} more' if more > 0 else ''}"
+        named = ", ".join(f"'{name}' down: ×{ratio:.2f}" for name, ratio in worst)
+        yield f"speculation slows {named} tokens/s"
     if run.load is not None and run.load.is_high:
         yield f"the machine was busy when the run began: {run.load}"

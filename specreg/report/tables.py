@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specreg.core.timeline import PairTime, Phase, RunTime
+from specreg.core.timeline import Phase, RunTime
 from specreg.measurement.figures import Figures
 from specreg.stats.percentiles import Summary
 from specreg.telemetry.record import PowerRecord
@@ -89,15 +89,10 @@ def render_rows(
     left: Collection[str] = (),
     folded: Collection[str] = (),
 ) -> str:
-    """Rows below their heads; empty without rows.
+    """Rows below their heads, `width` columns of text at most; empty without rows.
 
-    Args:
-        head: of the columns. The first is set left and wraps, the others right and don't.
-        rows: of cells; a short one leaves the last columns empty, one cell alone is a heading.
-        width: columns of the text.
-        color: whether it is for a terminal.
-        left: heads of further columns that are set left.
-        folded: of further ones that are set left and wrap.
+    A short row leaves the last columns empty, and one cell alone is a heading. The first column is
+    set left and wraps, those `folded` too; those `left` don't wrap, others are set right.
     """
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in head:
@@ -121,18 +116,12 @@ def render_rows(
 def render_figures(
     figures: Sequence[Figures], *, width: int, color: bool, percentiles: bool = False
 ) -> str:
-    """All tables of what some cases measured, each where there is something to show.
+    """All tables of what one launch of each case measured, each where there is something to show.
 
     Medians: of TPOT over requests, of throughput over rounds. `A/D` is the draft efficiency, and
     the positions are marginal: how often a step accepted so many drafts or more. J/token: all
     energy over all tokens, that beyond idle, and alone: without speculation; saved: the share of it
     that speculation saves; the remark says how far off the ends of the block may make these.
-
-    Args:
-        figures: of one launch of each case.
-        width: columns of the text.
-        color: whether it is for a terminal.
-        percentiles: whether to show how all that was timed spreads, too.
     """
     spread = figures if percentiles else ()
     tables = (
@@ -222,10 +211,9 @@ def _power_cells(power: PowerRecord) -> Sequence[str]:
 
 
 def time_rows(run_time: RunTime) -> Sequence[Sequence[str]]:
-    """Where the time of a run went, in seconds; nothing where no server was asked for.
+    """Where the time of a run went, in seconds: a head, a row for each server pair, and the sum.
 
-    A head, a row for each server pair, and the sum. In brackets is what each server of the pair
-    took by itself to its first token.
+    Nothing where no server was asked for.
     """
     pairs = run_time.pairs
     if not pairs:
@@ -233,12 +221,13 @@ def time_rows(run_time: RunTime) -> Sequence[Sequence[str]]:
     phases = [
         phase for phase in Phase if max(one.phases_s.get(phase, 0) for one in pairs) >= _SHOWN_S
     ]
+    spent_s = [[*(one.phases_s.get(phase, 0) for phase in phases), one.total_s] for one in pairs]
     gaps = [""] * len(phases)
     return (
         ["where the time went, s", *phases, "total"],
         *(
-            [pair.pair, *(_phase_cell(pair, one) for one in phases), f"{pair.total_s:.1f}"]
-            for pair in pairs
+            [pair.pair, *(f"{one_s:.1f}" for one_s in phases_s)]
+            for pair, phases_s in zip(pairs, spent_s, strict=True)
         ),
         ["for no pair", *gaps, f"{run_time.idle_s:.1f}"],
         ["since the process began", *gaps, f"{run_time.wall_s:.1f}"],
@@ -249,13 +238,6 @@ def render_times(run_time: RunTime, *, width: int, color: bool) -> str:
     """The same as a table."""
     rows = time_rows(run_time)
     return render_rows(rows[0], rows[1:], width=width, color=color) if rows else ""
-
-
-def _phase_cell(pair: PairTime, phase: Phase) -> str:
-    seconds = f"{pair.phases_s.get(phase, 0.0):.1f}"
-    if phase is not Phase.STARTING or not pair.ready_s:
-        return seconds
-    return f"{seconds} ({', '.join(f'{one_s:.1f}' for one_s in pair.ready_s.values())})"
 
 
 def _suffix(metric: str) -> str:

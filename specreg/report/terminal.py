@@ -123,9 +123,7 @@ def render_baselines(baselines: Iterable[tuple[Path, Baseline]], *, width: int) 
 def render_notes(verdicts: Iterable[Verdict], environment: str | None) -> str:
     """Why something isn't judged, once a case and outcome; what another machine's baseline judged.
 
-    Args:
-        verdicts: of a run or a gate.
-        environment: the machine's, None where no baseline is compared with.
+    The environment is the machine's, None where no baseline is compared with.
     """
     first: dict[tuple[str, Outcome], str] = {}
     foreign = set()
@@ -149,10 +147,7 @@ def render_next(
 ) -> str:
     """The commands to run next, empty when there is nothing to do.
 
-    Args:
-        verdicts: of this run.
-        everything: the ids of all cases of the tier.
-        options: with which its cases run as they did.
+    `everything` are the ids of all cases of the tier, which run again as they did with `options`.
     """
     # A server that runs already isn't launched here, and not recorded.
     ours = not is_attached(options)
@@ -183,13 +178,7 @@ def render_next(
 def render_written(
     recorded: Sequence[RecordedBaseline], everything: AbstractSet[str], options: Sequence[str]
 ) -> str:
-    """The files of the baselines that were written, and what to type next.
-
-    Args:
-        recorded: of this run.
-        everything: the ids of all cases of the tier.
-        options: with which its cases run as they did.
-    """
+    """The files of the baselines that were written, and what to type next, as `render_next`."""
     here = Path.cwd()
     paths = [
         one.path.relative_to(here) if one.path.is_relative_to(here) else one.path

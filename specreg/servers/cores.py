@@ -43,8 +43,7 @@ def cores_apart(servers: Collection[StartedServer]) -> Iterator[None]:
 def split_cores(cores: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
     """The cores for what computes, and those for the rest: an eighth, one at least.
 
-    Args:
-        cores: those that we may use; of a single one neither gets any.
+    Of a single one neither gets any.
     """
     if len(cores) < 2:  # noqa: PLR2004 - two parts
         return (), ()

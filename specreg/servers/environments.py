@@ -61,10 +61,7 @@ def installed_version(python: str, package: str) -> str:
 def why_not(python: str, module: str, *, variables: Mapping[str, str]) -> str:
     """Why an interpreter can't run a module, empty where it finds it; nothing is imported.
 
-    Args:
-        python: a path, or a name on PATH.
-        module: of the top level; a folder that happens to be called so, of no file, is none.
-        variables: the environment to look in.
+    A folder that happens to be called as the module, without a file, is none.
     """
     code = (
         f"import importlib.util as u, sys; found = u.find_spec({module!r});"
@@ -134,11 +131,7 @@ def flags_of(
     """The flags that an engine's help names; None where it prints none.
 
     An environment that specreg made keeps the answer: it takes the engine's imports, 10 to 50 s.
-
-    Args:
-        python: the interpreter of the engine's environment.
-        command: that prints the help.
-        engine_env: variables of the case; what lies on its PYTHONPATH isn't the environment's.
+    What lies on the PYTHONPATH of a case isn't the environment's.
     """
     variables = dict(engine_env)
     folder = Path(python).parents[1]

@@ -54,7 +54,7 @@ def lease_gpus(
     """Lock a server's GPUs for as long as the context lasts, in which it starts and ends.
 
     Args:
-        gpus: how many it takes; none of one that takes none.
+        gpus: how many it takes, 0 or more.
         variables: the environment that it is started with.
         tell: is told whom we wait for.
         waits: whether to wait where another run of specreg holds one. A process that holds one

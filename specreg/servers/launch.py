@@ -26,11 +26,9 @@ Poll = Callable[[], Server | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """One start of a server.
+    """The start of a server with a number, from 1.
 
     Attributes:
-        spec: what is started.
-        number: which start of this server, from 1.
         only_for: the id of the one case that is measured on it; empty for all that share it.
     """
 
@@ -57,7 +55,6 @@ class Starting:
     """A server that starts when it is first asked for; one that failed to isn't tried again.
 
     Attributes:
-        launch: what it is.
         start: starts it and doesn't wait; it ends with the context.
         ready_s: seconds from its last start to its first token; None until it has generated that.
     """
@@ -73,11 +70,7 @@ class Starting:
 
     @property
     def server(self) -> Server:
-        """The running server; started and waited for where it doesn't run.
-
-        Raises:
-            SpecregError: it didn't start.
-        """
+        """The running server; started and waited for where it doesn't run. Errors as of `poll`."""
         while (server := self.poll()) is None:
             time.sleep(POLL_S)
         return server
@@ -116,11 +109,7 @@ class Starting:
         return self._poll is not None and self._server is None
 
     def stop_if_dead(self) -> None:
-        """Stop what is left of it if it went away, so that the next one starts afresh.
-
-        Raises:
-            MemoryHeldError: its GPU hasn't got its memory back.
-        """
+        """Stop what is left of it if it went away, so that the next one starts afresh."""
         try:
             if self._server is not None:
                 self._server.check_alive()
@@ -128,7 +117,11 @@ class Starting:
             self.stop()
 
     def stop(self) -> None:
-        """Stop it, if it runs or starts."""
+        """Stop it, if it runs or starts.
+
+        Raises:
+            MemoryHeldError: its GPU hasn't got its memory back.
+        """
         self._server = self._poll = None
         self._running.close()
 
@@ -145,11 +138,9 @@ class Servers:
     """The servers of a run.
 
     Attributes:
-        provision: where the engines come from.
         ready_within_s: how long a server may take to its first token.
         logs: the folder of what they say; show: is told what goes on.
         beside: the id of the launch beside which controls stand, where several of one may run.
-        timeline: is told when one is installed or stops.
     """
 
     root: Path
@@ -214,10 +205,9 @@ class Servers:
     def stop(self) -> None:
         """Stop all servers that run, the last one first; one that is asked for again starts afresh.
 
-        Raises:
-            MemoryHeldError: a GPU hasn't got its memory back.
+        One that can't be stopped keeps no other up; errors as of `Starting.stop`.
         """
-        with contextlib.ExitStack() as stack:  # one that can't be stopped keeps no other up
+        with contextlib.ExitStack() as stack:
             for starting in self._startings:
                 stack.callback(self._stop, starting)
 

@@ -43,10 +43,7 @@ def gpu_memory(root: Path, spec: ServerSpec, gpus_gib: Sequence[float]) -> Memor
 
     Never more than its `gpu_memory_frac`: the cache is smaller then, but holds one request.
 
-    Args:
-        root: the repository's root, for relative model folders.
-        spec: what is started.
-        gpus_gib: the memory of each GPU that it sees; it takes the first ones.
+    It takes the first of the GPUs that it sees; their memory is `gpus_gib`.
     """
     gpu_gib = min(gpus_gib[: spec.parallel.gpus], default=0.0)
     sizes = _sizes(root, spec)
@@ -77,11 +74,7 @@ def fit_together(
 ) -> bool:
     """Whether servers may start at the same time, each taking its memory while the others do.
 
-    Args:
-        root: the repository's root, for relative model folders.
-        specs: what is to be started.
-        gpus_gib: the memory of each GPU that they see; empty where they run without.
-        cgroups: see `free_gib`.
+    `gpus_gib` is empty where they run without a GPU.
     """
     if gpus_gib:
         given = [gpu_memory(root, spec, gpus_gib) for spec in specs]

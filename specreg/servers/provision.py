@@ -57,10 +57,8 @@ class Provision:
         """Check that each case could be measured, as far as that is known beforehand.
 
         Raises:
-            UnsupportedError: an engine doesn't run here or isn't installed; its version is too
-                old for a method, or doesn't tell the acceptance of such prompts; its arguments
-                can't be handed on, or its models spread so; or a version or interpreter
-                is to be that of several engines, or of one that has its own.
+            UnsupportedError: an engine doesn't run here, isn't installed, or can't be as asked; or
+                its version, arguments or spread don't fit a case.
         """
         engines = sorted({case.server.engine for case in cases})
         if len(engines) > 1 and (self.version or self.python):
@@ -121,11 +119,7 @@ class Provision:
         return ""
 
     def environment(self, spec: ServerSpec) -> EngineEnvironment:
-        """What a server runs in; made if it isn't there.
-
-        Raises:
-            EnvironmentSetupError: it could not be made.
-        """
+        """What a server runs in; made if it isn't there, or as `engine_environment` says."""
         requirement = self.requirement(spec)
         starts = self.url is None and engine_named(spec.engine).program is None
         if starts and self.python is None:
@@ -138,14 +132,8 @@ class Provision:
         )
 
     def torch_version(self, spec: ServerSpec) -> str:
-        """What a server runs with; empty where that isn't known, as of one elsewhere.
-
-        Raises:
-            EnvironmentSetupError: its environment could not be made.
-        """
-        if self.site is not None:
-            return ""
-        return installed_version(self.environment(spec).python, "torch")
+        """What a server runs with; empty where that isn't known, as of one elsewhere."""
+        return installed_version(self.environment(spec).python, "torch") if not self.site else ""
 
     def devices(self, spec: ServerSpec) -> tuple[Device, ...]:
         """What a server runs on.
@@ -205,10 +193,6 @@ class Provision:
 
 def check_version(case: Case, version: str) -> None:
     """Check that a version of a case's engine can measure it; "" is any version.
-
-    Args:
-        case: what is to be measured.
-        version: of its engine.
 
     Raises:
         UnsupportedError: it is too old or too new for the method, or doesn't tell the acceptance of

@@ -118,25 +118,27 @@ def _at_place(text: str, engine: str, place: str) -> Origin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Build:
-    """What a side is built from.
+class BuiltRequirement(Requirement):
+    """A requirement that no index has; an empty package is the engine's own.
 
     Attributes:
-        package: the distribution's name, empty for the engine's own.
-        version: what tells this build from others; source: what the installer is given.
+        source: what the installer is given: a wheel, folder or URL.
     """
 
-    package: str = ""
-    version: str
     source: str
 
+    @property
+    def pin(self) -> str:
+        """The source."""
+        return self.source
 
-def build_of(origin: Origin) -> Build | None:
+
+def build_of(origin: Origin) -> BuiltRequirement | None:
     """What a side would be built from now; None for one that isn't built.
 
     Raises:
         UnsupportedError: a wheel without its name, a folder that is no checkout, or a revision
-            that its repository doesn't have; the message names the side.
+            that its repository doesn't have.
     """
     try:
         return _BUILDS[origin.kind](origin.place) if origin.kind in _BUILDS else None
@@ -144,16 +146,17 @@ def build_of(origin: Origin) -> Build | None:
         raise UnsupportedError(f"side '{origin.text}': {error}") from error
 
 
-def _of_wheel(place: str) -> Build:
+def _of_wheel(place: str) -> BuiltRequirement:
     path = Path(place)
     try:
         name, version, *_ = parse_wheel_filename(path.name)
     except InvalidWheelFilename as error:
         raise UnsupportedError(f"{error}; give the wheel the name it was built with") from error
-    return Build(package=str(name), version=f"{version}-{file_sha256(path)[:12]}", source=place)
+    build = f"{version}-{file_sha256(path)[:12]}"
+    return BuiltRequirement(package=str(name), version=build, source=place)
 
 
-def _of_checkout(place: str) -> Build:
+def _of_checkout(place: str) -> BuiltRequirement:
     """By its commit and, where its files are others, by the tree that they would make."""
 
     def git(*arguments: str, **variables: str) -> str:
@@ -175,10 +178,10 @@ def _of_checkout(place: str) -> Build:
         git("add", "--all", **apart)
         now = git("write-tree", **apart).strip()
     changed = "" if now == tree else f"-{now[:8]}"
-    return Build(version=f"{commit[:12]}{changed}", source=place)
+    return BuiltRequirement(package="", version=f"{commit[:12]}{changed}", source=place)
 
 
-def _of_git(place: str) -> Build:
+def _of_git(place: str) -> BuiltRequirement:
     """By its commit: a branch or tag may move before all is installed."""
     try:
         url = urlsplit(place.removeprefix("git+"))
@@ -199,10 +202,10 @@ def _of_git(place: str) -> Build:
             raise UnsupportedError(message)
         revision = found[0]
     source = "git+" + urlunsplit(url._replace(path=f"{path}@{revision}"))
-    return Build(version=revision[:12], source=source)
+    return BuiltRequirement(package="", version=revision[:12], source=source)
 
 
-_BUILDS: Mapping[Kind, Callable[[str], Build]] = MappingProxyType(
+_BUILDS: Mapping[Kind, Callable[[str], BuiltRequirement]] = MappingProxyType(
     {Kind.WHEEL: _of_wheel, Kind.CHECKOUT: _of_checkout, Kind.GIT: _of_git}
 )
 
@@ -257,38 +260,25 @@ def check_released(version: Version, released: Iterable[Version]) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BuiltRequirement(Requirement):
-    """A requirement that no index has; `source` is what the installer is given."""
-
-    source: str
-
-    @property
-    def pin(self) -> str:
-        """The wheel, folder or URL."""
-        return self.source
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where the servers of a side come from.
+    """Where the servers of a side come from; errors name the side as it was typed.
 
     Attributes:
-        origin: what was asked for; on_gpu: whether they run on a GPU; show: is told what goes on.
-        build: of what has to be built what tells it from other builds, see `build_of`.
+        show: is told what goes on; build: see `build_of`.
         waits: whether to wait for a GPU on which another run of specreg measures.
     """
 
     origin: Origin
     on_gpu: bool
     show: Callable[[str], None]
-    build: Build | None = None
+    build: BuiltRequirement | None = None
     waits: bool = True
 
     def check(self, cases: tuple[Case, ...]) -> None:
         """Check that each case could be measured, as far as one can tell before installing.
 
         Raises:
-            UnsupportedError: it couldn't; the message names the side.
+            UnsupportedError: it couldn't.
         """
         engines = sorted({case.server.engine for case in cases})
         with self._naming():
@@ -310,17 +300,21 @@ class Source:
         """What a case's server runs in; made if it isn't there.
 
         Raises:
-            EnvironmentSetupError: it could not be made; the message names the side.
-            UnsupportedError: what was built is too old for the case; the same.
+            EnvironmentSetupError: it could not be made.
+            UnsupportedError: what was built is too old for the case.
         """
         with self._naming():
             if self.build is None:
                 return self._provision.environment(case.server)
             usual = self._provision.requirement(case.server)
-            kept = {one.name: getattr(usual, one.name) for one in dataclasses.fields(usual)}
             package = self.build.package or engine_named(case.server.engine).module
-            built = {"package": package, "version": self.build.version}
-            requirement = BuiltRequirement(**kept | built, source=self.build.source)
+            requirement = dataclasses.replace(
+                self.build,
+                package=package,
+                extras=usual.extras,
+                overrides=usual.overrides,
+                local_torch=usual.local_torch,
+            )
             environment = engine_environment(requirement, show=self.show)
             version = installed_version(environment.python, package)
             check_version(case, version)
@@ -364,9 +358,5 @@ class Source:
 def source_of(
     origin: Origin, *, on_gpu: bool, show: Callable[[str], None], waits: bool = True
 ) -> Source:
-    """Where a side's servers come from, from here on: what is built is looked at once.
-
-    Raises:
-        UnsupportedError: what is built couldn't be told afterwards; the message names the side.
-    """
+    """Where a side's servers come from, from here on: what is built is looked at once."""
     return Source(origin=origin, on_gpu=on_gpu, show=show, waits=waits, build=build_of(origin))

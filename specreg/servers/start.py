@@ -76,18 +76,14 @@ def start_server(  # noqa: PLR0913 - by name, the most of them facts of the run
 
 @dataclass(slots=True, kw_only=True)
 class ServerStart:
-    """The start of a server, which takes a while.
-
-    One whose port another program takes meanwhile is started again, on another port.
+    """The start of a server; where another program takes its port meanwhile, on another port.
 
     Attributes:
-        spec: what to start; environment: the engine's; on_gpu: whether it runs on a GPU.
         root: the repository's root, for relative model folders.
         ready_within_s: how long it may take to the first token.
         show: is told what goes on.
-        log_path: where the server's output goes; what stands there stays, and it goes beside
-            it. None for a place that goes when the server does.
-        choose_port: the port to listen on.
+        log_path: where its output goes; what stands there stays, and it goes beside it. None for
+            a place that goes when the server does.
     """
 
     spec: ServerSpec

@@ -159,7 +159,6 @@ def remarks(suite: Suite, matrix: Path) -> Iterator[str]:
         matrix: the folder of all tiers.
     """
     yield from suite.retried
-    yield from suite.tier.remarks
     fewer = [case for case in _cases(suite) if case.matrix_prompts]
     if fewer:
         least, most = (chosen(case.prompts for case in fewer) for chosen in (min, max))

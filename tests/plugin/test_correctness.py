@@ -34,5 +34,5 @@ def test_a_token_that_speculation_changed_is_wrong_and_named_whatever_else_is_eq
     assert "WRONG: lossless 90%\n" in done.stdout
     assert (
         f"prompt '{prompt.id}', token {place + 1}: {other} with speculation, {answer[place]}"
-        " without, 19.00 nats likelier" in done.stdout
+        " without speculation, 19.00 nats apart" in done.stdout
     )

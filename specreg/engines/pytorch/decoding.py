@@ -1,26 +1,25 @@
-"""Decoding: models and prompts in, the steps of their answers out.
+"""Decode: models and prompts in, the steps of their answers out.
 
 The first step of an answer reads the prompt and drafts nothing. Each later one reads the token
-before it and what was drafted after that, verifies, and forgets what wasn't accepted. A drafter
+before it and what was drafted after that, verifies, and rolls back what wasn't accepted. A drafter
 follows the rows of one batch from its start to its end.
 """
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import DynamicCache
 
 from specreg.engines.pytorch import speculation
-from specreg.engines.pytorch.requests import Job, Step
+from specreg.engines.pytorch.requests import Job, Step, Tokenizer
 from specreg.engines.pytorch.speculation import (
     NO_DRAFT,
     Draft,
     Floats,
-    LookupRule,
     Verified,
     distributions,
     propose,
@@ -32,7 +31,7 @@ Model = Any
 
 
 class Reader:
-    """Texts that a model reads at once. `lengths`: by row, how many tokens it has read."""
+    """Rows of text that a model reads at once. `lengths`: by row, how many tokens it has read."""
 
     def __init__(self, model: Model, rows: int) -> None:
         self._model = model
@@ -42,7 +41,7 @@ class Reader:
         self.lengths = [0] * rows
 
     def read(self, texts: Sequence[Sequence[int]], wanted: Sequence[int]) -> list[Floats]:
-        """Reads on.
+        """Read on.
 
         Args:
             texts: by row, the ids that follow; none for a row that waits, but not at first.
@@ -78,7 +77,7 @@ class Reader:
         return [logits[row, [kept.index(place) for place in own]] for row, own in enumerate(places)]
 
     def forget(self, counts: Sequence[int]) -> None:
-        """Goes back, by row, by as many tokens as `counts` says, 0 or more."""
+        """Roll back, by row, by 0 or more tokens."""
         for row, count in enumerate(counts):
             columns = self._held[row].nonzero().flatten()
             self._held[row, columns[len(columns) - count :]] = False
@@ -89,7 +88,7 @@ class Reader:
         self._held = self._held[:, :columns_left]
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Goes on with some of the rows, one at least, in the order they have."""
+        """Go on with some of the rows, one at least, in the order they have."""
         if len(rows) == len(self.lengths):
             return
         self._cache.batch_select_indices(torch.tensor(rows))
@@ -113,13 +112,8 @@ class Row:
     models: "Models"
     context: list[int]
     random: np.random.Generator
-    unread: Sequence[int] = field(default_factory=tuple)
+    unread: Sequence[int]
     finished: bool = False
-
-    @property
-    def temperature(self) -> float:
-        """0 is greedy."""
-        return self.job.temperature
 
     @property
     def room_tokens(self) -> int:
@@ -127,10 +121,16 @@ class Row:
         return self.models.context_tokens - len(self.context)
 
     def take(self, draft: Draft, verified: Verified, logits: Floats) -> Step:
-        """Goes on by what was verified; logits of shape [k + 1, V]."""
+        """Go on by what was verified; logits of shape [k + 1, V]."""
         new = (*draft.token_ids[: verified.accepted], verified.next_id)
+        left = self.job.output_cap_tokens - (len(self.context) - len(self.job.prompt))
+        finish_reason = "length" if len(new) >= left else None
+        delivered = new[:left]
+        for count, token_id in enumerate(delivered, start=1):
+            if token_id in self.models.stop_ids and not self.job.ignore_eos:
+                delivered, finish_reason = new[:count], "stop"
+                break
         self.unread = (verified.next_id,)
-        delivered, finish_reason = self._cut(new)
         self.context.extend(new)
         self.finished = finish_reason is not None
         return Step(
@@ -141,61 +141,34 @@ class Row:
             logprobs=() if self.job.top is None else _likeliest(logits, delivered, self.job.top),
         )
 
-    def _cut(self, new: tuple[int, ...]) -> tuple[tuple[int, ...], str | None]:
-        """The new tokens up to the answer's end, and why it ends, if it does."""
-        left = self.job.output_cap_tokens - (len(self.context) - len(self.job.prompt))
-        for count, token_id in enumerate(new[:left], start=1):
-            if token_id in self.models.stop_ids and not self.job.ignore_eos:
-                return new[:count], "stop"
-        return new[:left], "length" if len(new) >= left else None
 
-
-class Drafter(Protocol):
-    """One of the ways to draft."""
+class Drafter:
+    """Autoregressive decoding, which drafts nothing; subclasses draft."""
 
     def draft(self, rows: Sequence[Row]) -> list[Draft]:
-        """A draft for each row; the same rows in the same order as ever."""
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Goes on with some of the rows, in the order they have."""
-
-
-NewDrafter = Callable[[int], Drafter]
-"""Makes the drafter of a batch, by how many rows it has."""
-
-
-class NoDrafter:
-    """Autoregressive decoding."""
-
-    def draft(self, rows: Sequence[Row]) -> list[Draft]:
-        """Nothing."""
+        """Draft for each row; the same rows in the same order as ever."""
         return [NO_DRAFT] * len(rows)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Knows nothing of rows."""
+        """Go on with some of the rows, in the order they have."""
 
 
-class LookupDrafter:
+class LookupDrafter(Drafter):
     """N-gram lookup in the text so far, without a model (Ou et al. 2024)."""
 
-    def __init__(self, rule: LookupRule, draft_tokens: int) -> None:
-        self._rule, self._draft_tokens = rule, draft_tokens
+    def __init__(self, draft_tokens: int) -> None:
+        self._draft_tokens = draft_tokens
 
     def draft(self, rows: Sequence[Row]) -> list[Draft]:
-        """What followed the last tokens when they stood there before."""
+        """Draft what followed the last tokens when they stood there before."""
         return [
-            Draft(
-                token_ids=propose(row.context, self._rule, min(self._draft_tokens, row.room_tokens))
-            )
+            Draft(token_ids=propose(row.context, min(self._draft_tokens, row.room_tokens)))
             for row in rows
         ]
 
-    def keep(self, rows: Sequence[int]) -> None:
-        """Knows nothing of rows."""
 
-
-class ModelDrafter:
-    """A smaller model that goes on by itself, by the temperature of the request."""
+class ModelDrafter(Drafter):
+    """A smaller model that goes on by itself, at the temperature of the request."""
 
     def __init__(self, model: Model, draft_tokens: int, rows: int) -> None:
         self._reader = Reader(model, rows)
@@ -203,14 +176,16 @@ class ModelDrafter:
         self._read: list[list[int]] = [[] for _ in range(rows)]
 
     def draft(self, rows: Sequence[Row]) -> list[Draft]:
-        """The model's next tokens, one after the other."""
+        """Draft the model's next tokens, one after the other."""
         limits = [min(self._draft_tokens, row.room_tokens) for row in rows]
         self._go_back(rows)
         unread = [row.context[len(read) :] for row, read in zip(rows, self._read, strict=True)]
         drafted: list[list[int]] = [[] for _ in rows]
         drawn_from: list[list[Floats]] = [[] for _ in rows]
         for place in range(max(limits)):
-            logits = self._read_on(unread)
+            for read, text in zip(self._read, unread, strict=True):
+                read.extend(text)
+            logits = self._reader.read(unread, [min(1, len(text)) for text in unread])
             for index, row in enumerate(rows):
                 if place < limits[index]:
                     token_id, q = _choose(logits[index][-1], row)
@@ -226,34 +201,27 @@ class ModelDrafter:
         ]
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Goes on with some of the rows, in the order they have."""
+        """Go on with some of the rows, in the order they have."""
         self._reader.keep(rows)
         self._read = [self._read[row] for row in rows]
 
     def _go_back(self, rows: Sequence[Row]) -> None:
-        """Forgets, of what was read, all that didn't become the text."""
-        # The last token is always read anew: what follows it is what is asked.
-        agreed = [
-            sum(1 for _ in itertools.takewhile(bool, map(int.__eq__, read, row.context[:-1])))
-            for row, read in zip(rows, self._read, strict=True)
-        ]
-        self._reader.forget(
-            [len(read) - count for read, count in zip(self._read, agreed, strict=True)]
-        )
-        for read, count in zip(self._read, agreed, strict=True):
-            del read[count:]
-
-    def _read_on(self, texts: Sequence[Sequence[int]]) -> list[Floats]:
-        for read, text in zip(self._read, texts, strict=True):
-            read.extend(text)
-        return self._reader.read(texts, [min(1, len(text)) for text in texts])
+        """Roll back all that was read and didn't become the text."""
+        counts = []
+        for row, read in zip(rows, self._read, strict=True):
+            # The last token is always read anew: what follows it is what is asked.
+            same = map(int.__eq__, read, row.context[:-1])
+            agreed = sum(itertools.takewhile(bool, same))
+            counts.append(len(read) - agreed)
+            del read[agreed:]
+        self._reader.forget(counts)
 
 
 def _choose(logits: Floats, row: Row) -> tuple[int, list[Floats]]:
     """A draft, and what it was drawn from if it was; logits of shape [V]."""
-    if row.temperature == 0:
+    if row.job.temperature == 0:
         return int(logits.argmax()), []
-    q = distributions(logits, row.temperature)
+    q = distributions(logits, row.job.temperature)
     return sample(q, row.random), [q]
 
 
@@ -262,27 +230,21 @@ class Models:
     """What decodes.
 
     Attributes:
-        target: the model whose answers they are.
-        new_drafter: makes what drafts for it.
+        target: the model whose answers they are; tokenizer: its own.
+        new_drafter: makes the drafter of a batch, by how many rows it has.
         stop_ids: the ids that end a text.
         context_tokens: how many tokens prompt and answer may have together.
     """
 
     target: Model
-    new_drafter: NewDrafter
+    tokenizer: Tokenizer
+    new_drafter: Callable[[int], Drafter]
     stop_ids: frozenset[int]
     context_tokens: int
 
 
-def decode(
-    models: Models, jobs: Sequence[Job], wanted: Callable[[int], bool] = lambda _: True
-) -> Iterator[Mapping[int, Step]]:
-    """Answers jobs as one batch.
-
-    Args:
-        models: what decodes.
-        jobs: one at least.
-        wanted: whether a job, by its place, is still of interest; asked after each step.
+def decode(models: Models, jobs: Sequence[Job]) -> Iterator[Mapping[int, Step]]:
+    """Answer jobs, one at least, as one batch.
 
     Yields:
         One step of each job that isn't finished, by its place in `jobs`.
@@ -302,7 +264,7 @@ def decode(
     drafts = [NO_DRAFT] * len(rows)
     while True:
         yield _step(reader, rows, drafts)
-        kept = [place for place, row in enumerate(rows) if not row.finished and wanted(row.index)]
+        kept = [place for place, row in enumerate(rows) if not row.finished]
         rows = [rows[place] for place in kept]
         if not rows:
             return
@@ -318,7 +280,7 @@ def _step(reader: Reader, rows: Sequence[Row], drafts: Sequence[Draft]) -> dict[
     )
     verified = [
         # By the module's name, so that a fault can be planted there.
-        speculation.verify(draft, own, row.temperature, row.random)
+        speculation.verify(draft, own, row.job.temperature, row.random)
         for row, draft, own in zip(rows, drafts, logits, strict=True)
     ]
     reader.forget(

@@ -1,43 +1,52 @@
-"""The HTTP server: OpenAI's endpoints, vLLM's counters, and the queue of jobs between them."""
+"""The HTTP server: OpenAI's endpoints as vLLM has them, its counters, and the queue of jobs."""
 
 import asyncio
 import contextlib
-import time
 import traceback
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 import transformers
 from aiohttp import web
 
 from specreg.core.errors import ServerError, ServerRefusedError
-from specreg.engines.pytorch.answers import Answer, Json
 from specreg.engines.pytorch.decoding import Models, decode
-from specreg.engines.pytorch.models import Loaded
 from specreg.engines.pytorch.options import Options
-from specreg.engines.pytorch.requests import Body, ChatBody, CompletionBody, Job, Step, parse_body
+from specreg.engines.pytorch.requests import (
+    Body,
+    ChatBody,
+    CompletionBody,
+    Job,
+    Step,
+    Tokenizer,
+    job_of,
+    parse_body,
+)
 
-Steps = AsyncGenerator[Step, None]
+Json = dict[str, object]
+_PREFIX = "reference:"
+_UNFINISHED = "\ufffd"
+"""What a tokenizer says of bytes that are no character yet."""
 
 
 class App:
-    """What answers. `loaded`: what decodes; `options`: what was asked for."""
+    """The endpoints of some models. `models`: what decodes; `options`: what was asked for."""
 
-    def __init__(self, loaded: Loaded, options: Options) -> None:
-        self._loaded, self._options = loaded, options
+    def __init__(self, models: Models, options: Options) -> None:
+        self._models, self._options = models, options
         self._draft_tokens = 0 if options.method == "none" else options.draft_tokens
         self._counters = Counters(self._draft_tokens)
-        self._queue = Queue(loaded.models, options.max_sequences, self._counters.count)
+        self._queue = Queue(models, options.max_sequences, self._counters.count)
 
     def application(self) -> web.Application:
-        """The endpoints."""
+        """Route them."""
         app = web.Application()
         app.router.add_get("/health", self._health)
         app.router.add_get("/version", self._version)
-        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/v1/models", self._list_models)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_post("/v1/completions", self._completion)
+        app.router.add_post("/v1/completions", self._complete)
         app.cleanup_ctx.append(self._working)
         return app
 
@@ -54,16 +63,10 @@ class App:
     async def _version(self, _: web.Request) -> web.Response:
         return _json({"version": transformers.__version__})
 
-    async def _models(self, _: web.Request) -> web.Response:
-        card: Json = {
-            "id": self._options.served_model_name,
-            "object": "model",
-            "created": int(time.time()),
-            "owned_by": "reference",
-            "root": self._options.model,
-            "max_model_len": self._options.context_tokens,
-        }
-        return _json({"object": "list", "data": [card]})
+    async def _list_models(self, _: web.Request) -> web.Response:
+        options = self._options
+        card = {"id": options.served_model_name, "max_model_len": options.context_tokens}
+        return _json({"object": "list", "data": [card | {"root": options.model}]})
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(text=self._counters.page(), content_type="text/plain")
@@ -71,57 +74,47 @@ class App:
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         return await self._answer(request, ChatBody)
 
-    async def _completion(self, request: web.Request) -> web.StreamResponse:
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
         return await self._answer(request, CompletionBody)
 
     async def _answer(self, request: web.Request, kind: type[Body]) -> web.StreamResponse:
-        served = self._options.served_model_name
+        tokenizer = self._models.tokenizer
         try:
-            body = parse_body(await request.read(), kind, served)
-            job = body.job(self._loaded.tokenizer, self._options.context_tokens)
+            body = parse_body(await request.read(), kind, self._options.served_model_name)
+            job = job_of(body, tokenizer, self._options.context_tokens)
         except ServerRefusedError as error:
-            return _json(_error(str(error)), 400)
-        answer = Answer(body, job, self._loaded.tokenizer, served, self._draft_tokens)
-        async with contextlib.aclosing(self._queue.steps(job)) as steps:
-            return await (_stream(request, answer, steps) if body.stream else _whole(answer, steps))
+            return _json(_error(error), 400)
+        answer = Answer(job, tokenizer, self._draft_tokens, is_chat=kind is ChatBody)
+        events = self._events(answer, job)
+        if body.stream:
+            return await _stream(request, events)
+        try:
+            async for _ in events:
+                pass
+        except ServerError as error:
+            return _json(_error(error), 500)
+        return _json(answer.whole())
+
+    async def _events(self, answer: "Answer", job: Job) -> AsyncIterator[Json]:
+        async for step in self._queue.steps(job):
+            yield answer.add(step)
+        yield {"choices": []} | answer.counts()
 
 
-async def _whole(answer: Answer, steps: Steps) -> web.Response:
-    try:
-        async for step in steps:
-            answer.add(step)
-    except ServerError as error:
-        return _json(_error(str(error)), 500)
-    return _json(answer.whole())
-
-
-async def _stream(request: web.Request, answer: Answer, steps: Steps) -> web.StreamResponse:
+async def _stream(request: web.Request, events: AsyncIterator[Json]) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
     await response.prepare(request)
     try:
-        async for event in _events(answer, steps):
+        async for event in events:
             await response.write(b"data: " + msgspec.json.encode(event) + b"\n\n")
-        await response.write(b"data: [DONE]\n\n")
-    except ConnectionResetError:
-        pass  # whoever asked is gone
+    except ServerError as error:
+        await response.write(b"data: " + msgspec.json.encode(_error(error)) + b"\n\n")
+    await response.write(b"data: [DONE]\n\n")
     return response
 
 
-async def _events(answer: Answer, steps: Steps) -> AsyncIterator[Json]:
-    for event in answer.opening():
-        yield event
-    try:
-        async for step in steps:
-            yield answer.add(step)
-    except ServerError as error:
-        yield _error(str(error))
-        return
-    if answer.wants_usage:
-        yield answer.closing()
-
-
-def _error(message: str) -> Json:
-    return {"error": {"message": message}}
+def _error(error: ServerError) -> Json:
+    return {"error": {"message": str(error)}}
 
 
 def _json(body: Json, status: int = 200) -> web.Response:
@@ -129,103 +122,133 @@ def _json(body: Json, status: int = 200) -> web.Response:
     return web.Response(body=encoded, status=status, content_type="application/json")
 
 
-class _Waiting:
-    """A job, and its steps as they come; None after the last, or the error that ended it."""
+class Answer:
+    """An answer that grows step by step, in the form of a chat's or of a completion's.
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self.steps: asyncio.Queue[Step | ServerError] = asyncio.Queue()
-        self.wanted = True
+    `draft_tokens` is the most drafted per step, 0 without speculation.
+    """
+
+    def __init__(self, job: Job, tokenizer: Tokenizer, draft_tokens: int, *, is_chat: bool) -> None:
+        self._job, self._tokenizer, self._is_chat = job, tokenizer, is_chat
+        self._draft_tokens = draft_tokens
+        self._steps: list[Step] = []
+        self._ids: list[int] = []
+        self._text = ""
+
+    def add(self, step: Step) -> Json:
+        """The event of a step; bytes that are no character yet wait for the next."""
+        self._steps.append(step)
+        self._ids.extend(step.token_ids)
+        text, added = self._tokenizer.decode(self._ids, skip_special_tokens=True), ""
+        if step.finish_reason is not None or not text.endswith(_UNFINISHED):
+            added, self._text = text[len(self._text) :], text
+        said: Json = {"delta": {"content": added}} if self._is_chat else {"text": added}
+        choice = {"token_ids": step.token_ids, "finish_reason": step.finish_reason}
+        return {"choices": [{"index": 0} | said | choice]}
+
+    def whole(self) -> Json:
+        """The answer that isn't streamed."""
+        message = {"role": "assistant", "content": self._text}
+        said: Json = {"message": message} if self._is_chat else {"text": self._text}
+        choice = {
+            "index": 0,
+            "prompt_token_ids": self._job.prompt,
+            "token_ids": self._ids,
+            "finish_reason": self._steps[-1].finish_reason,
+        }
+        if self._job.top is not None:
+            # Tokens are named by their ids, which are unique.
+            top = [
+                {f"token_id:{token_id}": value for token_id, value in told.items()}
+                for step in self._steps
+                for told in step.logprobs
+            ]
+            choice["logprobs"] = {"top_logprobs": top}
+        return {"choices": [said | choice]} | self.counts()
+
+    def counts(self) -> Json:
+        """The usage, and the counts of the steps in which something was drafted."""
+        usage = {"prompt_tokens": len(self._job.prompt), "completion_tokens": len(self._ids)}
+        if not self._draft_tokens:
+            return {"usage": usage}
+        histogram = [0] * (self._draft_tokens + 1)
+        for step in self._steps:
+            histogram[step.accepted] += step.drafted > 0
+        drafted = sum(step.drafted for step in self._steps)
+        counted = {"acceptance_histogram": histogram, "num_draft_tokens": drafted}
+        return {"usage": usage, "metrics": {"speculative_decoding": counted}}
 
 
 class Queue:
-    """Answers jobs, at most `max_sequences` at once; `count` is told of each step."""
+    """Answer jobs, at most `max_sequences` at once; `count` is told of each step."""
 
     def __init__(self, models: Models, max_sequences: int, count: Callable[[Step], None]) -> None:
         self._models, self._max_sequences, self._count = models, max_sequences, count
-        self._jobs: asyncio.Queue[_Waiting] = asyncio.Queue()
+        self._waiting: asyncio.Queue[tuple[Job, asyncio.Queue[Step | ServerError]]]
+        self._waiting = asyncio.Queue()
 
-    async def steps(self, job: Job) -> AsyncGenerator[Step, None]:
-        """The steps of a job. Whoever stops to listen takes it out of its batch.
+    async def steps(self, job: Job) -> AsyncIterator[Step]:
+        """The steps of a job.
 
         Raises:
             ServerError: its batch could not be answered.
         """
-        waiting = _Waiting(job)
-        self._jobs.put_nowait(waiting)
-        try:
-            while True:
-                step = await waiting.steps.get()
-                if isinstance(step, ServerError):
-                    raise step
-                yield step
-                if step.finish_reason is not None:
-                    return
-        finally:
-            waiting.wanted = False
+        steps: asyncio.Queue[Step | ServerError] = asyncio.Queue()
+        self._waiting.put_nowait((job, steps))
+        while True:
+            step = await steps.get()
+            if isinstance(step, ServerError):
+                raise step
+            yield step
+            if step.finish_reason is not None:
+                return
 
     async def work(self) -> None:
-        """Answers batch after batch, until it is cancelled."""
+        """Answer batch after batch, until it is cancelled."""
         while True:
-            batch = [await self._jobs.get()]
-            while len(batch) < self._max_sequences and not self._jobs.empty():
-                batch.append(self._jobs.get_nowait())
+            batch = [await self._waiting.get()]
+            while len(batch) < self._max_sequences and not self._waiting.empty():
+                batch.append(self._waiting.get_nowait())
+            decoded = decode(self._models, [job for job, _ in batch])
             try:
-                await self._answer([waiting for waiting in batch if waiting.wanted])
+                # In a thread, so that the server goes on listening.
+                while steps := await asyncio.to_thread(next, decoded, None):
+                    for place, step in steps.items():
+                        self._count(step)
+                        batch[place][1].put_nowait(step)
             except Exception as error:  # noqa: BLE001 - its requests are told, others go on
                 traceback.print_exception(error)
                 message = f"batch of {len(batch)}: {error!r}; look at the log of the server"
-                for waiting in batch:
-                    waiting.steps.put_nowait(ServerError(message))
-
-    async def _answer(self, batch: Sequence[_Waiting]) -> None:
-        if not batch:
-            return
-        jobs = [waiting.job for waiting in batch]
-        batches = decode(self._models, jobs, wanted=lambda place: batch[place].wanted)
-        # In a thread, so that the server goes on listening.
-        while steps := await asyncio.to_thread(next, batches, None):
-            for place, step in steps.items():
-                self._count(step)
-                batch[place].steps.put_nowait(step)
-
-
-PREFIX = "reference:"
+                for _, answers in batch:
+                    answers.put_nowait(ServerError(message))
 
 
 class Counters:
     """Counts since the start. `draft_tokens`: the most drafted per step, 0 without speculation."""
 
     def __init__(self, draft_tokens: int) -> None:
-        self._speculates = draft_tokens > 0
-        self._generation_tokens = 0
-        self._drafts = self._draft_tokens = self._accepted_tokens = 0
+        self._generation_tokens = self._drafts = self._draft_tokens = 0
         self._by_position = [0] * draft_tokens
 
     def count(self, step: Step) -> None:
-        """Adds a step; those in which nothing was drafted aren't among the drafts."""
+        """Count a step; those in which nothing was drafted aren't among the drafts."""
         self._generation_tokens += len(step.token_ids)
         self._drafts += step.drafted > 0
         self._draft_tokens += step.drafted
-        self._accepted_tokens += step.accepted
         for position in range(step.accepted):
             self._by_position[position] += 1
 
     def page(self) -> str:
         """The page; like vLLM's, it has no speculation counters without speculation."""
-        lines = _family("generation_tokens", {"": self._generation_tokens})
-        if self._speculates:
-            positions = {
-                f'{{position="{position}"}}': count
+        rows = [("generation_tokens_total", self._generation_tokens)]
+        if self._by_position:
+            rows += [
+                ("spec_decode_num_drafts_total", self._drafts),
+                ("spec_decode_num_draft_tokens_total", self._draft_tokens),
+                ("spec_decode_num_accepted_tokens_total", sum(self._by_position)),
+            ]
+            rows += [
+                (f'spec_decode_num_accepted_tokens_per_pos_total{{position="{position}"}}', count)
                 for position, count in enumerate(self._by_position)
-            }
-            lines += _family("spec_decode_num_drafts", {"": self._drafts})
-            lines += _family("spec_decode_num_draft_tokens", {"": self._draft_tokens})
-            lines += _family("spec_decode_num_accepted_tokens", {"": self._accepted_tokens})
-            lines += _family("spec_decode_num_accepted_tokens_per_pos", positions)
-        return "\n".join(lines) + "\n"
-
-
-def _family(name: str, samples: dict[str, int]) -> list[str]:
-    values = [f"{PREFIX}{name}_total{labels} {count}" for labels, count in samples.items()]
-    return [f"# TYPE {PREFIX}{name} counter", *values]
+            ]
+        return "".join(f"{_PREFIX}{name} {count}\n" for name, count in rows)

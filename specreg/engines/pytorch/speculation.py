@@ -5,40 +5,24 @@ Pure Python and numpy, without a model. V is the size of the vocabulary, k the n
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
+Floats = NDArray[np.floating]
 
-class Occurrence(StrEnum):
-    """Which of several earlier places is taken."""
-
-    FIRST = "first"
-    LAST = "last"
+LONGEST_TOKENS, SHORTEST_TOKENS = 4, 2
+"""How many of the last tokens to look up, as the methods' table asks it of vLLM."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LookupRule:
-    """How to look up; the defaults are what `METHODS` asks of vLLM, and what vLLM does.
+def propose(context: Sequence[int], draft_tokens: int) -> tuple[int, ...]:
+    """Look up what followed the last tokens of a text when they first stood there.
 
-    Attributes:
-        longest_tokens, shortest_tokens: how many of the last tokens to look for: the longest that
-            stood there before are taken. 1 ≤ shortest ≤ longest.
-        occurrence: which place, where there are several (vLLM's NgramProposer: the first).
-    """
-
-    longest_tokens: int = 4
-    shortest_tokens: int = 2
-    occurrence: Occurrence = Occurrence.FIRST
-
-
-def propose(context: Sequence[int], rule: LookupRule, draft_tokens: int) -> tuple[int, ...]:
-    """What to draft after a text.
+    As vLLM's NgramProposer: the longest run of last tokens that was there before, and its first
+    place.
 
     Args:
-        context: the ids of all tokens so far, prompt and answer; each below 0x110000.
-        rule: how to look up.
+        context: the ids of prompt and answer so far; each below 0x110000.
         draft_tokens: the most to draft.
 
     Returns:
@@ -46,17 +30,13 @@ def propose(context: Sequence[int], rule: LookupRule, draft_tokens: int) -> tupl
     """
     # As a text, because str has a fast search; an id is a code point.
     text = "".join(map(chr, context))
-    find = text.find if rule.occurrence is Occurrence.FIRST else text.rfind
-    for tokens in range(min(rule.longest_tokens, len(text) - 1), rule.shortest_tokens - 1, -1):
+    for tokens in range(min(LONGEST_TOKENS, len(text) - 1), SHORTEST_TOKENS - 1, -1):
         # Up to the last token: the text's own end is no earlier place, but may overlap with one.
-        place = find(text[-tokens:], 0, len(text) - 1)
+        place = text.find(text[-tokens:], 0, len(text) - 1)
         if place >= 0:
             start = place + tokens
             return tuple(context[start : start + draft_tokens])
     return ()
-
-
-Floats = NDArray[np.floating]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +46,7 @@ class Draft:
     Attributes:
         token_ids: k ids, k from 0.
         distributions: what they were drawn from, q of shape [k, V]; None where each was certain,
-            as the result of a lookup or of a greedy draft model is.
+            as those of a lookup or of a greedy draft model are.
     """
 
     token_ids: tuple[int, ...]
@@ -78,13 +58,7 @@ NO_DRAFT = Draft(token_ids=())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """What the target made of a draft.
-
-    Attributes:
-        accepted: how many of the drafts, from the first on.
-        next_id: the target's own token after them: the correction, or the bonus if all were
-            accepted.
-    """
+    """How many drafts the target accepts, and its own token after them: correction or bonus."""
 
     accepted: int
     next_id: int
@@ -93,46 +67,36 @@ class Verified:
 def verify(
     draft: Draft, logits: Floats, temperature: float, random: np.random.Generator
 ) -> Verified:
-    """What the target accepts of a draft.
+    """Verify a draft.
 
     Args:
         draft: k tokens.
         logits: the target's before each of them and after the last, of shape [k + 1, V].
-        temperature: 0 is greedy, and takes nothing from `random`.
-        random: where chance comes from.
+        temperature: 0 is greedy, accepts the target's own choices, and draws nothing.
+        random: the generator of the request.
     """
-    if temperature == 0:
-        return verify_greedy(draft.token_ids, logits.argmax(axis=-1).tolist())
-    return verify_sampled(draft, distributions(logits, temperature), random)
-
-
-def verify_greedy(token_ids: Sequence[int], choices: Sequence[int]) -> Verified:
-    """Accepts drafts as long as they are the target's own choices.
-
-    Args:
-        token_ids: k drafts.
-        choices: k + 1 ids, the target's likeliest at each place.
-    """
-    accepted = 0
-    while accepted < len(token_ids) and token_ids[accepted] == choices[accepted]:
+    if temperature > 0:
+        return verify_sampled(draft, distributions(logits, temperature), random)
+    choices, accepted = logits.argmax(axis=-1).tolist(), 0
+    while accepted < len(draft.token_ids) and draft.token_ids[accepted] == choices[accepted]:
         accepted += 1
     return Verified(accepted=accepted, next_id=choices[accepted])
 
 
 def verify_sampled(draft: Draft, target: Floats, random: np.random.Generator) -> Verified:
-    """Speculative sampling: what is emitted is distributed as the target says, whatever q is.
+    """Verify by speculative sampling: what is emitted is distributed as the target says.
 
     A draft x is accepted with probability min(1, p(x) / q(x)). After a rejection the next token is
     drawn from max(0, p - q), normalized; after k accepted ones from p. (Leviathan et al. 2023,
-    algorithm 1; Chen et al. 2023, algorithm 2.)
-
-    Args:
-        draft: k tokens.
-        target: p of shape [k + 1, V].
-        random: where chance comes from.
+    algorithm 1; Chen et al. 2023, algorithm 2.) `target` is p, of shape [k + 1, V].
     """
     for place, token_id in enumerate(draft.token_ids):
-        p, q = target[place], _drawn_from(draft, place, target.shape[-1])
+        p = target[place]
+        if draft.distributions is None:
+            q: Floats = np.zeros(len(p))
+            q[token_id] = 1.0
+        else:
+            q = draft.distributions[place]
         if random.random() * q[token_id] >= p[token_id]:
             return Verified(accepted=place, next_id=sample(_remainder(p, q), random))
     return Verified(accepted=len(draft.token_ids), next_id=sample(target[-1], random))
@@ -147,20 +111,10 @@ def distributions(logits: Floats, temperature: float) -> Floats:
 
 
 def sample(distribution: Floats, random: np.random.Generator) -> int:
-    """A token id, drawn from weights of shape [V] that need not add up to 1."""
+    """Draw a token id from weights of shape [V] that need not add up to 1."""
     # Up to the first place where nothing is left: a token of weight 0 is never drawn.
     cumulated = distribution.cumsum()
     return int(np.searchsorted(cumulated, random.random() * cumulated[-1], side="right"))
-
-
-def _drawn_from(draft: Draft, place: int, vocabulary: int) -> Floats:
-    """Q of one draft, of shape [V]."""
-    if draft.distributions is not None:
-        q: Floats = draft.distributions[place]
-        return q
-    certain = np.zeros(vocabulary)
-    certain[draft.token_ids[place]] = 1.0
-    return certain
 
 
 def _remainder(p: Floats, q: Floats) -> Floats:

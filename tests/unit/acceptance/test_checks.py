@@ -228,13 +228,10 @@ def test_counters_move_by_what_happened_in_between(before: Counters, after: Coun
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        *(
-            (page(COUNTS), page(dataclasses.replace(COUNTS, **{field: value})))
-            for field, value in (
-                *(("steps", 19), ("accepted", 29), ("proposed", 59)),
-                ("position_counts", (12, 12, 5)),
-            )
-        ),
+        (page(COUNTS), page(dataclasses.replace(COUNTS, steps=19))),
+        (page(COUNTS), page(dataclasses.replace(COUNTS, accepted=29))),
+        (page(COUNTS), page(dataclasses.replace(COUNTS, proposed=59))),
+        (page(COUNTS), page(dataclasses.replace(COUNTS, position_counts=(12, 12, 5)))),
         (Counters(steps=20), Counters(steps=19)),
         (Counters(steps=20, requests=2), Counters(steps=20, requests=1)),
     ],

@@ -49,7 +49,7 @@ def test_a_run_is_named_or_pointed_at_and_goes_where_one_says(root: Path) -> Non
         done = specreg(
             root, "report", run, "--to", "csv", "--to", "prometheus", "--folder", str(out)
         )
-        names = ["verdicts.csv", "spreads.csv", "specreg.prom"]
+        names = ["verdicts.csv", "specreg.prom"]
         assert [Path(line).name for line in done.stdout.split()] == names
         assert (out / "specreg.prom").read_text().startswith("# HELP specreg_value")
 

@@ -75,7 +75,7 @@ def test_a_recording_that_was_cut_off_is_none(
 
     monkeypatch.setattr(answers, "encode_prompts", lambda *_: ((1, 2),))
     answer = Transcript(prompt=(1, 2), output=(3, 4))
-    monkeypatch.setattr(answers, "transcribe", lambda *_, **__: (answer,))
+    monkeypatch.setattr(answers, "ask_greedy", lambda *_, **__: (answer,))
     server = SimpleNamespace(endpoint=None)
     with monkeypatch.context() as disk:
         disk.setattr(os, "fsync", full)

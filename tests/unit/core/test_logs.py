@@ -27,13 +27,8 @@ def lines(first: int, last: int) -> bytes:
     return b"".join(b"line %06d\n" % number for number in range(first, last))
 
 
-def test_a_short_log_is_all_there(tmp_path: Path) -> None:
-    log_of(tmp_path / "log", lines(0, 100), b"\xff\x00\n", b"no end").close()
-    assert (tmp_path / "log").read_bytes() == lines(0, 100) + b"\xff\x00\nno end"
-
-
 @pytest.mark.parametrize("settles", [False, True], ids=["in-a-flood", "piece-by-piece"])
-@pytest.mark.parametrize("count", [300, 3_000, 30_000])
+@pytest.mark.parametrize("count", [60, 300, 30_000])
 def test_a_long_log_is_its_beginning_and_its_end(
     tmp_path: Path, count: int, *, settles: bool
 ) -> None:

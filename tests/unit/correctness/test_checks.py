@@ -9,14 +9,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from specreg.acceptance.record import NO_STEPS, StepCounts
 from specreg.core.errors import InvalidMeasurementError
 from specreg.correctness.checks import (
     LOSSLESS,
     ORACLE,
     SAMPLING,
     RunningCase,
-    _judge_steps,
     check_answers,
     check_sampling,
     check_steps,
@@ -24,7 +22,7 @@ from specreg.correctness.checks import (
 )
 from specreg.correctness.oracle_client import PredictDrafts
 from specreg.datasets.prompts import Prompt
-from specreg.engines.pytorch.oracle_questions import OracleAnswer, Question
+from specreg.engines.pytorch.questions import OracleAnswer, Question
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case
 from specreg.verdicts.judge import Outcome, Verdict
@@ -78,7 +76,7 @@ def judged(
     with answering(answer) as url, answering(beside or answer) as beside_url:
         server, control = (
             dataclasses.replace(
-                builders.server(at), engine=engine_named("sglang"), spec=case.server
+                builders.server(at), engine=engine_named(case.server.engine), spec=case.server
             )
             for at in (url, beside_url)
         )
@@ -120,7 +118,7 @@ def test_equal_answers_are_lossless_and_nothing_is_to_be_said() -> None:
         (
             0.26,
             Outcome.WRONG,
-            "prompt 'other', token 2: 8 with speculation, 7 without, 0.26 nats likelier",
+            "prompt 'other', token 2: 8 with speculation, 7 without speculation, 0.26 nats apart",
         ),
     ],
     ids=["at", "beyond"],
@@ -128,13 +126,8 @@ def test_equal_answers_are_lossless_and_nothing_is_to_be_said() -> None:
 def test_another_token_is_wrong_beyond_rounding(
     gap_nats: float, outcome: Outcome, words: str
 ) -> None:
-    verdict = judged(
-        check_answers,
-        by_prompt([4, 5], [6, 8]),
-        by_prompt([4, 5], [6, 7], gap_nats),
-        ONE,
-        OTHER,
-    )
+    control = by_prompt([4, 5], [6, 7], gap_nats)
+    verdict = judged(check_answers, by_prompt([4, 5], [6, 8]), control, ONE, OTHER)
 
     assert (verdict.outcome, verdict.value, verdict.expected) == (outcome, 0.5, 1.0)
     assert verdict.reason == (
@@ -247,11 +240,7 @@ def test_draws_of_another_distribution_are_wrong(
         assert (verdict.value > 0.001, verdict.reason) == (True, "")
     else:
         assert verdict.value < 0.001
-        assert verdict.reason == (
-            "250 draws each of 1 prompts: their beginnings with and without speculation differ as"
-            f" chance alone makes them {verdict.value:.2g} of the time; the verifier draws from"
-            " another distribution than the target's"
-        )
+        assert f"by chance they do so {verdict.value:.2g} of the time" in verdict.reason
 
 
 ANSWERED = says([4, 5, 6, 7, 8], told(0, 2))
@@ -278,18 +267,28 @@ def test_other_steps_than_the_models_give_are_wrong_and_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rejected", "outcome"), [(1, Outcome.PASS), (3, Outcome.WRONG)], ids=["within", "beyond"]
+    ("histogram", "outcome", "change_frac"),
+    [
+        pytest.param((1, 199), Outcome.PASS, -1 / 200, id="within 1 %"),
+        pytest.param((3, 197), Outcome.WRONG, -3 / 200, id="beyond"),
+        pytest.param((0, 100), Outcome.WRONG, 0.0, id="half the steps"),
+    ],
 )
-def test_one_percent_of_the_drafts_per_step_may_differ_and_is_told(
-    rejected: int, outcome: Outcome
+def test_one_percent_of_the_drafts_per_step_and_of_the_steps_may_differ(
+    histogram: tuple[int, ...], outcome: Outcome, change_frac: float
 ) -> None:
-    """200 steps, each of which accepts one draft by the models, and but for so many by itself."""
-    verdict = judged(check_steps, says([*range(401)], told(rejected, 200 - rejected)), case=CASE)
+    """200 steps, each of which accepts one draft by the models."""
+    verdict = judged(check_steps, says([*range(401)], told(*histogram)))
 
     assert verdict.outcome is outcome
-    assert verdict.change_frac == pytest.approx(-rejected / 200)
-    assert f"'one' S 200, A {200 - rejected} (" in verdict.reason
+    assert verdict.change_frac == pytest.approx(change_frac)
+    assert f"'one' S {sum(histogram)}, A {histogram[1]} (" in verdict.reason
     assert ("is wrong, see docs/lossless.md" in verdict.reason) == verdict.fails
+
+
+def test_fewer_drafts_in_as_many_steps_are_wrong() -> None:
+    fewer = told(0, 2) | {"spec_num_proposed_drafts": 4}
+    assert judged(check_steps, says([4, 5, 6, 7, 8], fewer)).outcome is Outcome.WRONG
 
 
 @pytest.mark.parametrize(
@@ -307,14 +306,32 @@ def test_where_nothing_should_be_accepted_the_change_is_what_was(
     assert (verdict.outcome, verdict.change_frac) == (outcome, change_frac)
 
 
-def test_answers_that_do_not_tell_their_steps_are_no_steps() -> None:
-    with pytest.raises(InvalidMeasurementError) as caught:
-        judged(check_steps, says([4, 5, 6]))
+LONG = says([*range(SPEC.max_model_len_tokens - 5)], told(0, 2))
 
-    assert str(caught.value) == (
-        "ACCEPTANCE_MISSING: no answer tells its steps, so there is nothing to hold against the"
-        " oracle"
-    )
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (says([4, 5, 6]), "ACCEPTANCE_MISSING: no answer tells its steps"),
+        (LONG, f"CONTEXT_FULL: '{CASE.id}': an answer with its prompt is 1022 tokens, and its"),
+    ],
+    ids=["no-steps", "no-room"],
+)
+def test_what_cannot_be_held_against_the_models_is_no_measurement(
+    answer: Answer, reason: str
+) -> None:
+    with pytest.raises(InvalidMeasurementError) as caught:
+        judged(check_steps, answer)
+
+    assert str(caught.value).startswith(reason)
+
+
+def test_where_nothing_was_drafted_nothing_is_checked() -> None:
+    metrics = {"speculative_decoding": {"acceptance_histogram": [0] * 4, "num_draft_tokens": 0}}
+    answer = {"choices": [{"token_ids": [4]}], "metrics": metrics}
+    case = dataclasses.replace(CASE, server=dataclasses.replace(SPEC, engine="vllm"))
+    with pytest.raises(InvalidMeasurementError, match="NOTHING_DRAFTED"):
+        judged(check_steps, lambda _, __: answer, case=case)
 
 
 def test_how_an_answer_goes_on_is_asked_of_the_server_beside_it() -> None:
@@ -371,42 +388,3 @@ def case_of(engine: str, method: str, *, temperature: float = 0.0, control: bool
 def test_what_is_checked_depends_on_the_case(case: Case, checks: set[str]) -> None:
     assert {proof.name for proof in checks_of(case, with_torch=True)} == checks
     assert {proof.name for proof in checks_of(case, with_torch=False)} == checks - {ORACLE}
-
-
-def stepped(counted: StepCounts, expected: StepCounts, rounding_nats: float = 0.25) -> Verdict:
-    """What is thought of one answer's steps."""
-    return _judge_steps(
-        RunningCase(
-            case=dataclasses.replace(builders.CASE, rounding_nats=rounding_nats),
-            server=builders.server("http://127.0.0.1:9"),
-            control=None,
-            prompts=[Prompt(id="ids", category="any", token_ids=(1, 2, 3))],
-            predict_drafts=predicts(),
-            models=("target", "head"),
-        ),
-        [counted],
-        [expected],
-        [0.2],
-    )
-
-
-EXPECTED = StepCounts.from_histogram((100, 0, 145), 735)
-
-
-@pytest.mark.parametrize(
-    "counted",
-    [
-        pytest.param(StepCounts.from_histogram((50, 0, 72), 366), id="half the steps"),
-        pytest.param(StepCounts.from_histogram((100, 0, 145), 500), id="fewer drafts"),
-        pytest.param(StepCounts.from_histogram((104, 0, 141), 735), id="fewer accepted"),
-    ],
-)
-def test_an_engine_that_drafts_otherwise_is_wrong(counted: StepCounts) -> None:
-    assert stepped(counted, EXPECTED).outcome is Outcome.WRONG
-    assert stepped(EXPECTED, EXPECTED).outcome is Outcome.PASS
-
-
-def test_where_nothing_was_drafted_nothing_is_checked() -> None:
-    with pytest.raises(InvalidMeasurementError, match="NOTHING_DRAFTED"):
-        stepped(NO_STEPS, NO_STEPS)
-    assert stepped(NO_STEPS, EXPECTED).outcome is Outcome.WRONG

@@ -1,20 +1,17 @@
-"""The oracle: an answer's steps, walked again along its text."""
+"""The oracle: an answer's steps, walked again along its text; and which cases it knows."""
 
-from collections.abc import Sequence
+import dataclasses
+import itertools
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specreg.acceptance.record import NO_STEPS, StepCounts
-from specreg.correctness.oracle_client import Drafted, DraftsAt, common, drafts_of_lookup, walk
-from specreg.engines.pytorch.speculation import LookupRule
+from specreg.correctness.oracle_client import drafts_of_lookup, has_oracle, walk
+from specreg.engines.methods import METHODS
+from specreg.engines.registry import ENGINES
 from tests.unit import builders
-
-
-def always(proposed: int, accepted: int) -> DraftsAt:
-    """The same wherever a step begins."""
-    return lambda _: Drafted(proposed=proposed, accepted=accepted)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +28,7 @@ def test_each_step_emits_what_it_accepts_and_one_more(
     accepted: int, histogram: tuple[int, ...]
 ) -> None:
     """Drafts beyond the end count as well: the verifier's view."""
-    found = walk(always(3, accepted), prompt_tokens=4, output_tokens=10, width=3)
+    found = walk(lambda _: (3, accepted), prompt_tokens=4, output_tokens=10, width=3)
     assert found == builders.counts(*histogram)
 
 
@@ -39,9 +36,9 @@ def test_a_step_begins_where_the_one_before_ended() -> None:
     """A prompt of four: steps begin at 5, 5 + 2 + 1 = 8, and 8 + 0 + 1 = 9; the text ends at 10."""
     begun: list[int] = []
 
-    def drafts_at(place: int) -> Drafted:
+    def drafts_at(place: int) -> tuple[int, int]:
         begun.append(place)
-        return Drafted(proposed=3, accepted={5: 2, 8: 0, 9: 3}[place])
+        return 3, {5: 2, 8: 0, 9: 3}[place]
 
     found = walk(drafts_at, prompt_tokens=4, output_tokens=6, width=3)
 
@@ -51,37 +48,27 @@ def test_a_step_begins_where_the_one_before_ended() -> None:
 
 def test_a_step_that_drafts_nothing_counts_for_nothing_and_emits_one_token() -> None:
     """Of the places 5, 6, 7 and 8 only 7 drafts, and there one token, which is wrong."""
-    found = walk(
-        lambda place: Drafted(proposed=int(place == 7), accepted=0),
-        prompt_tokens=4,
-        output_tokens=5,
-        width=3,
-    )
+    drafts_at = {5: (0, 0), 6: (0, 0), 7: (1, 0), 8: (0, 0)}.__getitem__
+    found = walk(drafts_at, prompt_tokens=4, output_tokens=5, width=3)
     assert found == StepCounts(steps=1, accepted=0, proposed=1, position_counts=(0, 0, 0))
 
 
-def test_lookup_drafts_what_followed_before_and_is_right_as_far_as_the_text_goes_on() -> None:
-    """After 1 2 came 3 4 5 once; now comes 3 4 9, and at the end nobody has been yet."""
-    drafts_at = drafts_of_lookup((1, 2, 3, 4, 5, 1, 2, 3, 4, 9), LookupRule(), 3)
-
-    assert drafts_at(7) == Drafted(proposed=3, accepted=2)
-    assert drafts_at(2) == Drafted(proposed=0, accepted=0)
-
-
-def test_lookup_sees_nothing_from_its_place_on() -> None:
-    """1 2 stands there once before place 4; that it comes again behind it is the future."""
-    assert drafts_of_lookup((1, 2, 1, 2, 1, 2), LookupRule(), 3)(2) == Drafted(
-        proposed=0, accepted=0
-    )
-
-
-def test_lookup_drafts_fewer_where_the_text_before_ends() -> None:
-    """5 5 5: the run of two stands at the beginning too, and one token follows it."""
-    drafts_at = drafts_of_lookup((5, 5, 5, 5, 5, 5), LookupRule(), 3)
-    assert drafts_at(3) == Drafted(proposed=1, accepted=1)
+@pytest.mark.parametrize(
+    ("text", "place", "drafted"),
+    [
+        pytest.param((1, 2, 3, 4, 5, 1, 2, 3, 4, 9), 7, (3, 2), id="right as far as the text is"),
+        pytest.param((1, 2, 3, 4, 5, 1, 2, 3, 4, 9), 2, (0, 0), id="nothing to find"),
+        pytest.param((1, 2, 1, 2, 1, 2), 2, (0, 0), id="what comes later is not seen"),
+        pytest.param((5, 5, 5, 5, 5, 5), 3, (1, 1), id="fewer where the text before ends"),
+    ],
+)
+def test_lookup_drafts_what_followed_before(
+    text: tuple[int, ...], place: int, drafted: tuple[int, int]
+) -> None:
+    assert drafts_of_lookup(text, 3)(place) == drafted
 
 
-def said_by(rule: Sequence[int], text: Sequence[int]) -> int:
+def said_by(rule: list[int], text: list[int]) -> int:
     """A toy model's greedy token: its last two decide."""
     last, before = text[-1], text[-2] if len(text) > 1 else 0
     return rule[(4 * before + last) % len(rule)]
@@ -104,25 +91,44 @@ def test_the_walk_finds_the_steps_that_were_taken(
     text = [*prompt, said_by(target, prompt)]
     taken = NO_STEPS
     while len(text) < len(prompt) + cap:
-        drafts: list[int] = []
-        for _ in range(width):
-            drafts.append(said_by(drafter, [*text, *drafts]))
-        right = 0
-        while right < width and drafts[right] == said_by(target, [*text, *drafts[:right]]):
-            right += 1
+        right = right_drafts(drafter, text, said_on(target, text, width))
         taken += builders.counts(*(int(right == one) for one in range(width + 1)))
-        text += drafts[:right]
-        text.append(said_by(target, text))
+        text = said_on(target, text, right + 1)
 
-    whole = text[: len(prompt) + cap]
-    for _ in range(width + 1):  # as the engine is asked for what comes after its answer
-        whole.append(said_by(target, whole))
-
-    def drafts_at(place: int) -> Drafted:
-        drafts: list[int] = []
-        for _ in range(width):
-            drafts.append(said_by(drafter, [*whole[:place], *drafts]))
-        return Drafted(proposed=width, accepted=common(drafts, whole[place:]))
-
-    found = walk(drafts_at, prompt_tokens=len(prompt), output_tokens=cap, width=width)
+    # As the engine is asked for what comes after its answer.
+    whole = said_on(target, text[: len(prompt) + cap], width + 1)
+    found = walk(
+        lambda place: (width, right_drafts(drafter, whole[:place], whole[: place + width])),
+        prompt_tokens=len(prompt),
+        output_tokens=cap,
+        width=width,
+    )
     assert found == taken
+
+
+def said_on(rule: list[int], text: list[int], tokens: int) -> list[int]:
+    """A text, and what a toy model says after it."""
+    text = [*text]
+    for _ in range(tokens):
+        text.append(said_by(rule, text))
+    return text
+
+
+def right_drafts(drafter: list[int], text: list[int], on: list[int]) -> int:
+    """How many drafts after a text are how it goes on."""
+    drafts = said_on(drafter, text, len(on) - len(text))
+    same = [one == other for one, other in zip(drafts, on, strict=True)][len(text) :]
+    return [*same, False].index(False)
+
+
+def test_it_knows_the_pairs_that_were_held_against_an_engine_and_no_others() -> None:
+    known = set()
+    for engine, method in itertools.product(ENGINES, METHODS):
+        spec = dataclasses.replace(builders.SPEC, engine=engine, method=method)
+        if has_oracle(dataclasses.replace(builders.CASE, server=spec)):
+            known.add((engine, method))
+    assert known == {
+        *itertools.product(("vllm", "triton"), ("draft_model", "eagle3", "ngram")),
+        *itertools.product(["sglang"], ("draft_model", "eagle3")),
+        *itertools.product(["reference"], ("draft_model", "ngram")),
+    }

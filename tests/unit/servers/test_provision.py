@@ -71,12 +71,6 @@ def test_what_can_be_measured_is_silent(provision: Provision, cases: list[Case])
             id="a-version-of-two-engines",
         ),
         pytest.param(
-            dataclasses.replace(INSTALLED, python="/some/bin/python"),
-            [case("vllm"), case("sglang")],
-            "is of one engine, the run has sglang, vllm; say",
-            id="an-interpreter-of-two-engines",
-        ),
-        pytest.param(
             dataclasses.replace(INSTALLED, python=sys.executable, version="0.31.0"),
             [case("vllm")],
             f"version '0.31.0' with python '{sys.executable}': an inter",
@@ -112,18 +106,6 @@ def test_what_can_be_measured_is_silent(provision: Provision, cases: list[Case])
             [case("sglang", parallel=Parallel(tensor=2, draft_tensor=1))],
             "SGLang splits the draft as the target",
             id="spread-of-the-draft",
-        ),
-        pytest.param(
-            ON_GPU,
-            [case("tensorrt_llm", parallel=Parallel(data=2))],
-            "trtllm-serve runs one copy",
-            id="copies",
-        ),
-        pytest.param(
-            ON_GPU,
-            [case("reference", parallel=Parallel(tensor=2))],
-            "the reference engine splits no matrix",
-            id="matrices",
         ),
         pytest.param(
             INSTALLED,

@@ -132,11 +132,6 @@ def test_a_refused_probe_ends_the_start_with_the_answer(tmp_path: Path) -> None:
     assert left_of(tmp_path) == []
 
 
-def test_a_probe_that_fails_on_the_servers_side_is_tried_again(tmp_path: Path) -> None:
-    with start(tmp_path, Script(fault=Fault.HTTP_500)) as server:
-        server.check_alive()
-
-
 def test_a_missing_interpreter_is_a_server_that_cannot_start(tmp_path: Path) -> None:
     nowhere = str(tmp_path / "no-python")
     environment = msgspec.structs.replace(ENVIRONMENT, python=nowhere)
@@ -173,26 +168,22 @@ def port_of(server: StartedServer) -> int:
     return int(server.base_url.rpartition(":")[2])
 
 
-def test_a_server_whose_port_is_taken_is_started_on_another(tmp_path: Path) -> None:
+def test_a_port_that_another_server_has_is_left_to_it(
+    tmp_path: Path,
+) -> None:
     with start(tmp_path, Script()) as stranger:
         ports = iter([port_of(stranger), free_port()])
         with start(tmp_path, Script(), choose_port=lambda: next(ports)) as server:
             assert port_of(server) != port_of(stranger)
             assert server.log_path == tmp_path / "logs" / "server-3.log"
-        assert stranger.process.popen.poll() is None
-    assert left_of(tmp_path) == []
-
-
-def test_a_port_that_is_taken_each_time_is_an_error_that_says_by_whom(tmp_path: Path) -> None:
-    (tmp_path / "slow").mkdir()
-    slow = Script(ready_after_s=30.0)  # so that it is ours that doesn't listen yet
-    with start(tmp_path, Script()) as stranger:
+        (tmp_path / "slow").mkdir()
+        slow = Script(ready_after_s=30.0)  # so that it is ours that doesn't listen yet
         with (
             at_most(20),
             pytest.raises(ServerStartError) as error,
             start(tmp_path / "slow", slow, choose_port=lambda: port_of(stranger)),
         ):
-            pytest.fail("somebody else's")
+            pytest.fail("another's")
         by = f"its port is already in use by a server of '{stranger.model}': port in use"
         assert error.value.failure == by
         assert stranger.process.popen.poll() is None
@@ -207,14 +198,8 @@ def test_a_server_that_died_is_reported_with_the_end_of_its_log(tmp_path: Path) 
             server.check_alive()
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        pytest.param(dataclasses.replace(builders.SPEC, target="fixtures/nowhere"), id="target"),
-        pytest.param(dataclasses.replace(builders.SPEC, draft="fixtures/nowhere"), id="draft"),
-    ],
-)
-def test_a_missing_model_folder_starts_nothing(tmp_path: Path, spec: ServerSpec) -> None:
+def test_a_missing_model_folder_starts_nothing(tmp_path: Path) -> None:
+    spec = dataclasses.replace(builders.SPEC, draft="fixtures/nowhere")
     with (
         pytest.raises(ModelError, match=r"config\.json is missing"),
         start(tmp_path, Script(), spec=spec),
@@ -241,11 +226,13 @@ KERNEL = (
 """As vLLM 0.23.0 says it, whose stand-in for a kernel lacks what its caller tells it."""
 
 
+FRAME = '  File "core.py", line 12345 in step\n'
+
+
 @pytest.mark.parametrize(
     ("line", "failure"),
     [
         ("torch.OutOfMemoryError: CUDA out of memory.", "out of memory"),
-        ("ValueError: No available memory for the cache blocks.", "out of memory"),
         ("api_server.py: error: unrecognized arguments: --spec", "unknown or refused argument"),
         ("pydantic_core.ValidationError: 1 error", "unknown or refused argument"),
         (CODE, "a model brings code of its own"),
@@ -261,11 +248,6 @@ KERNEL = (
         (
             "ImportError: sgl_kernel: the stand-in for CPUs is written for SGLang 0.5.23, not for…",
             "its kernels are missing, or are of another version",
-        ),
-        ("error: Socket '127.0.0.1:8000' already in use", "port in use"),
-        (
-            "TypeError: EngineArgs.__init__() got an unexpected keyword argument 'x'",
-            "unknown or refused argument",
         ),
         (
             "libstdc++.so.6: version `CXXABI_1.3.15' not found (required by vllm/_C.abi3.so)",
@@ -294,32 +276,19 @@ def test_a_failure_is_told_by_its_last_words(tmp_path: Path, line: str, failure:
     assert line in str(error)
 
 
-@pytest.mark.parametrize(
-    ("lines_after", "failure"), [(500, "out of memory"), (5000, "unknown cause")]
-)
-def test_the_cause_may_stand_far_above_the_last_words(
-    tmp_path: Path, lines_after: int, failure: str
-) -> None:
+def test_the_cause_may_stand_far_above_the_last_words(tmp_path: Path) -> None:
     """It is sought in the last 64 KiB, and 500 lines of a traceback are half of that."""
     log_path = tmp_path / "log"
-    frames = "".join(
-        f'  File "core.py", line {number:05} in step\n' for number in range(lines_after)
-    )
-    log_path.write_text(f"torch.OutOfMemoryError: CUDA out of memory.\n{frames}")
+    log_path.write_text(f"torch.OutOfMemoryError: CUDA out of memory.\n{FRAME * 500}")
     error = start_error(builders.server(log_path=log_path), "ended with status 1")
-    assert error.failure == f"ended with status 1: {failure}"
-    assert len(error.log_tail.splitlines()) == 40
-    assert "OutOfMemoryError" not in error.log_tail
+    assert error.failure == "ended with status 1: out of memory"
+    assert error.log_tail.splitlines() == [FRAME.rstrip()] * 40
 
 
-def test_a_status_that_says_killed_is_told_as_that(tmp_path: Path) -> None:
+def test_a_status_that_says_killed_is_told_as_that() -> None:
     error = start_error(builders.server(), "ended with status -9")
     assert error.failure == "ended with status -9: killed"
     assert "free memory if the log says nothing else" in str(error)
-    log_path = tmp_path / "log"
-    log_path.write_text("ModuleNotFoundError: No module named 'sglang'\n")
-    known = start_error(builders.server(log_path=log_path), "ended with status -9")
-    assert known.failure == "ended with status -9: lacks the module 'sglang'"
 
 
 TRITONSERVER = """#!{python}

@@ -12,7 +12,6 @@ from specreg.servers.sources import (
     Source,
     build_of,
     parse_origin,
-    source_of,
 )
 from tests.unit import builders
 
@@ -71,14 +70,6 @@ def test_a_side_of_another_engine_than_the_cases_is_said() -> None:
     source = Source(origin=parse_origin("sglang==0.5.21"), on_gpu=False, show=silent)
     with pytest.raises(UnsupportedError, match=r"side 'sglang==0.5.21': .* is of engine 'vllm'"):
         source.check((builders.CASE,))
-
-
-def test_a_version_that_tells_no_acceptance_is_said_before_anything_is_installed() -> None:
-    source = Source(origin=parse_origin("sglang==0.5.4"), on_gpu=False, show=silent)
-    said = r"side 'sglang==0\.5\.4': acceptance of SGLang 0\.5\.4: .*; take 0\.5\.9 or newer$"
-    spec = dataclasses.replace(builders.SPEC, engine="sglang")
-    with pytest.raises(UnsupportedError, match=said):
-        source.check((dataclasses.replace(builders.CASE, server=spec),))
 
 
 def test_an_interpreter_is_taken_as_it_is() -> None:
@@ -178,15 +169,6 @@ def test_what_a_killed_gate_left_of_a_checkout_goes(
     assert list(temporary.iterdir())
     assert checkout.version
     assert not list(temporary.iterdir())
-
-
-def test_what_is_built_is_what_it_was_when_the_gate_was_opened(checkout: Checkout) -> None:
-    source = source_of(parse_origin(f"vllm@{checkout.folder}"), on_gpu=False, show=silent)
-    before = source.build
-    (checkout.folder / "pyproject.toml").write_text("# edited meanwhile")
-    assert source.build == before
-    assert before is not None
-    assert checkout.version != before.version
 
 
 def test_a_branch_and_a_tag_are_the_commits_that_they_point_to(checkout: Checkout) -> None:

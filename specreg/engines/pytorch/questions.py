@@ -2,14 +2,11 @@
 
 import msgspec
 
-REFUSED = 2
-"""The status that it ends with where the last line that it writes is for the user."""
-
 
 class Text(msgspec.Struct, frozen=True, kw_only=True):
-    """A text in ids: `prompt_tokens` of them are the prompt, the next `output_tokens` the answer.
+    """A text in ids: prompt, answer, and what another server says after them.
 
-    Whatever follows was said by somebody else, to tell what the last drafts would have met.
+    The first `prompt_tokens` are the prompt, the next `output_tokens` the answer.
     """
 
     ids: tuple[int, ...]
@@ -18,7 +15,7 @@ class Text(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """What the target would have said, and a greedy drafter would have got right.
+    """What would the target have said, and a greedy drafter have got right?
 
     Attributes:
         method: "draft_model" or "eagle3"; of any other, the target alone is asked.
@@ -26,7 +23,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         draft_tokens: how many tokens a step drafts.
         dtype: the weights' number format.
         unseen_tokens: how many of a text's first tokens the draft model is never shown.
-        texts: prompt, answer, and as many tokens more as a step drafts.
+        texts: one at least, each with as many tokens after the answer as a step drafts.
     """
 
     method: str
@@ -46,7 +43,9 @@ class OracleAnswer(msgspec.Struct, frozen=True, kw_only=True):
             0..draft_tokens; nothing where the text ends too soon to tell, or nothing was asked.
         gaps_nats: how much less likely than the target's own choice the least fitting token of the
             answer is, 0 for a greedy text.
+        refusal: why the models can't be asked; empty where they were.
     """
 
-    accepted: tuple[tuple[int, ...], ...]
-    gaps_nats: tuple[float, ...]
+    accepted: tuple[tuple[int, ...], ...] = ()
+    gaps_nats: tuple[float, ...] = ()
+    refusal: str = ""
