@@ -219,7 +219,7 @@ def test_a_recorded_refusal_is_an_error_of_the_server(
         pytest.param(
             b'{"error": null, "id": 3, "choices": 3, "text": 3, "text_output": 3}', id="shape"
         ),
-        pytest.param(b'{"choices": "\xff"}', id="not-utf8"),
+        pytest.param(b'{"choices": 3, "text": "\xff", "text_output": "\xff"}', id="not-utf8"),
     ],
 )
 @pytest.mark.parametrize(("engine", "ask"), TALKING)

@@ -94,11 +94,6 @@ def test_as_many_are_asked_at_once_as_is_said_and_no_more(at_once: int) -> None:
     assert crowd.most == at_once
 
 
-def test_there_is_a_wish_for_each_text() -> None:
-    with pytest.raises(ValueError, match="zip"):
-        transcribe(at("http://nowhere"), [(1,), (2,)], [TWO], in_flight=1)
-
-
 @pytest.mark.parametrize("form", Form)
 def test_a_prompt_is_encoded_by_the_server_and_ids_stay_as_they_are(form: Form) -> None:
     """Of a conversation, the first turn."""
@@ -154,10 +149,6 @@ def test_a_refusal_is_told_by_its_status_its_path_and_its_beginning() -> None:
     told, _, words = str(error).partition("/generate: ")
     assert told == "HTTP_ERROR: HTTP 503 from "
     assert words == ('{"refused":"' + "x" * 500)[:300]
-
-
-def test_what_nobody_can_read_is_told() -> None:
-    assert refused(lambda _, __: {"text": "Hello."}).reason == "ANSWER_UNREADABLE"
 
 
 def test_one_bad_answer_spoils_all_of_them() -> None:
