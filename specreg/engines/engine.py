@@ -19,12 +19,7 @@ from specreg.engines.wire_format import WireFormat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What a server is given of each of its GPUs.
-
-    Attributes:
-        cache_bytes: for its KV cache; cache_tokens: the same of one copy, in tokens.
-        share_frac: of the GPU's memory, for weights, KV cache and 2 GiB beside them, 0..1.
-    """
+    """What a server is given of each GPU: for its KV cache (one copy's tokens); in all, 0..1."""
 
     cache_bytes: int
     cache_tokens: int
@@ -69,7 +64,7 @@ class Requirement:
     """What to install for an engine.
 
     Attributes:
-        package: the distribution's name; `version`: the version to pin.
+        package, version: the distribution, and the version to pin.
         extras: further requirements, of a method for instance.
         overrides: requirements that replace what the package asks for, one per line of a file.
         local_torch: the torch build to look for in a find-links folder, None for any from PyPI.
@@ -182,21 +177,19 @@ class Engine(ABC):
         own = any(argument.startswith(self.memory_flags) for argument in arguments)
         return bool(self.memory_flags) and not own
 
-    def check_arguments(self, arguments: tuple[str, ...]) -> None:
-        """Silent where a case's `engine_args` can be handed on, as far as one can tell.
+    def check_arguments(self, arguments: tuple[str, ...]) -> None:  # noqa: B027 - most take all
+        """Check that a case's `engine_args` can be handed on, as far as one can tell.
 
         Raises:
             UnsupportedError: they can't.
         """
-        del arguments
 
-    def check_parallel(self, parallel: Parallel) -> None:
-        """Silent where the engine can spread its models so.
+    def check_parallel(self, parallel: Parallel) -> None:  # noqa: B027 - most can
+        """Check that the engine can spread its models so.
 
         Raises:
             UnsupportedError: it can't.
         """
-        del parallel
 
     def files(self, options: LaunchOptions) -> Mapping[str, str]:
         """What to write into `options.folder` before the start, by path in it."""
@@ -217,9 +210,9 @@ class Engine(ABC):
         del python, version
         return ()
 
-    @abstractmethod
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
-        """Environment variables that the server needs."""
+        """Environment variables that the server needs: offline where nothing is to be fetched."""
+        return {"HF_HUB_OFFLINE": "1"} if options.offline else {}
 
     def packages(self, parallel: Parallel) -> tuple[str, ...]:
         """What must be installed beside the engine for models that are spread so."""
@@ -254,3 +247,13 @@ class Engine(ABC):
             model=first.id,
             target=first.root or first.id,
         )
+
+
+def given_flags(*values: tuple[str, int | bool]) -> tuple[str, ...]:
+    """Flags for the values that aren't an engine's own: numbers above 1, and what is true."""
+    return tuple(
+        word
+        for flag, value in values
+        if value > 1 or value is True
+        for word in ((flag,) if value is True else (flag, str(value)))
+    )

@@ -19,7 +19,7 @@ from specreg.acceptance.trace import Body, StreamEvent
 from specreg.core.errors import InvalidMeasurementError, UnsupportedError
 from specreg.core.files import UNREADABLE
 from specreg.core.http import Count, Name
-from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Requirement
+from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Requirement, given_flags
 from specreg.engines.methods import (
     BRANCHES,
     DRAFT,
@@ -182,63 +182,55 @@ class _Answer(msgspec.Struct, frozen=True):
 class SglangTokenApi(TokenApi):
     """SGLang, 0.5.13 or newer."""
 
-    def encode(self, ask: Ask) -> Call:
+    def encode(self, ask: Ask) -> Call[tuple[int, ...]]:
         """A chat through the model's template, or a text as it is."""
         template = {"chat_template_kwargs": dict(ask.chat_template_args)}
         said = {"messages": ask.messages, **(template if ask.chat_template_args else {})}
         return Call(
             path="/v1/tokenize",
             body={"model": ask.model, **(said if ask.form is Form.CHAT else {"prompt": ask.text})},
+            parse=lambda answer: decode_answer(answer, _Tokens).tokens,
         )
 
-    def parse_ids(self, answer: bytes) -> tuple[int, ...]:
-        """All of them."""
-        return decode_answer(answer, _Tokens).tokens
-
-    def complete(self, model: str, ids: Sequence[int], wanted: Wanted) -> Call:
+    def complete(self, model: str, ids: Sequence[int], wanted: Wanted) -> Call[Transcript]:
         """Its own endpoint, which knows one model."""
         del model
-        return Call(
-            path=_GENERATE,
-            body={
-                "input_ids": ids,
-                "sampling_params": {
-                    "max_new_tokens": wanted.output_cap_tokens,
-                    "temperature": wanted.temperature,
-                    "ignore_eos": wanted.ignore_eos,
-                    **({} if wanted.seed is None else {"sampling_seed": wanted.seed}),
-                },
-            },
-        )
+        sampling = {
+            "max_new_tokens": wanted.output_cap_tokens,
+            "temperature": wanted.temperature,
+            "ignore_eos": wanted.ignore_eos,
+            **({} if wanted.seed is None else {"sampling_seed": wanted.seed}),
+        }
 
-    def parse_transcript(self, answer: bytes, prompt: Sequence[int]) -> Transcript:
-        """The ids, and the record of the answer."""
-        parsed = decode_answer(answer, _Answer)
-        return Transcript(
-            prompt=tuple(prompt), output=parsed.output_ids, counts=parsed.meta_info.counts
-        )
+        def parse(answer: bytes) -> Transcript:
+            parsed = decode_answer(answer, _Answer)
+            counts = parsed.meta_info.counts
+            return Transcript(prompt=tuple(ids), output=parsed.output_ids, counts=counts)
 
-    def score(self, model: str, ids: Sequence[int], candidates: Sequence[int]) -> Call:
+        body = {"input_ids": ids, "sampling_params": sampling}
+        return Call(path=_GENERATE, body=body, parse=parse)
+
+    def score(
+        self, model: str, ids: Sequence[int], candidates: Sequence[int]
+    ) -> Call[tuple[float, ...]]:
         """The candidates themselves."""
         del model
-        return Call(
-            path=_GENERATE,
-            body={
-                "input_ids": ids,
-                "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
-                "return_logprob": True,
-                "token_ids_logprob": candidates,
-            },
-        )
 
-    def parse_scores(self, answer: bytes, candidates: Sequence[int]) -> tuple[float, ...]:
-        """By candidate."""
-        found = decode_answer(answer, _Answer).meta_info.output_token_ids_logprobs
-        scores = {token: score for score, token, _ in found[0]} if found else {}
-        for candidate in candidates:
-            if candidate not in scores:
-                raise unreadable(f"no log-probability of token {candidate}", answer)
-        return tuple(scores[candidate] for candidate in candidates)
+        def parse(answer: bytes) -> tuple[float, ...]:
+            found = decode_answer(answer, _Answer).meta_info.output_token_ids_logprobs
+            scores = {token: score for score, token, _ in found[0]} if found else {}
+            for candidate in candidates:
+                if candidate not in scores:
+                    raise unreadable(f"no log-probability of token {candidate}", answer)
+            return tuple(scores[candidate] for candidate in candidates)
+
+        body = {
+            "input_ids": ids,
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
+            "return_logprob": True,
+            "token_ids_logprob": candidates,
+        }
+        return Call(path=_GENERATE, body=body, parse=parse)
 
 
 _VERSION = "0.5.23"
@@ -399,9 +391,13 @@ class Sglang(Engine):
             # Else the model's own generation_config.json sets the sampling.
             *("--sampling-defaults", "openai"),
             *(_gpu_flags(options) if options.on_gpu else _CPU_FLAGS),
-            *_parallel_flags(options.parallel),
+            *given_flags(
+                ("--tp-size", options.parallel.tensor),
+                ("--dp-size", options.parallel.data),
+                ("--ep-size", options.parallel.expert and options.parallel.tensor),
+                ("--trust-remote-code", options.trust_remote_code),
+            ),
             *(f"--{key}={value}" for key, value in options.speculation.items()),
-            *(("--trust-remote-code",) if options.trust_remote_code else ()),
             *options.engine_args,
         )
 
@@ -413,9 +409,8 @@ class Sglang(Engine):
 
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
         """Offline where nothing needs to be fetched, and nothing compiled on a CPU."""
-        offline = {"HF_HUB_OFFLINE": "1"} if options.offline else {}
         on_cpu = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}
-        return offline | ({} if options.on_gpu else on_cpu)
+        return {**super().environment(options), **({} if options.on_gpu else on_cpu)}
 
     def identify(self, fetch: Fetch) -> Identity:
         """`/server_info` has all the server's settings."""
@@ -459,15 +454,6 @@ def _gpu_flags(options: LaunchOptions) -> tuple[str, ...]:
         *("--max-total-tokens", str(options.memory.cache_tokens)),
         *("--mem-fraction-static", f"{share_frac:.4f}"),
         *longest,
-    )
-
-
-def _parallel_flags(parallel: Parallel) -> tuple[str, ...]:
-    """Nothing for one GPU."""
-    return (
-        *(("--tp-size", str(parallel.tensor)) if parallel.tensor > 1 else ()),
-        *(("--dp-size", str(parallel.data)) if parallel.data > 1 else ()),
-        *(("--ep-size", str(parallel.tensor)) if parallel.expert else ()),
     )
 
 

@@ -26,7 +26,7 @@ from typing import ClassVar
 from specreg.acceptance.record import Counters, Source, StepCounts
 from specreg.acceptance.trace import Body
 from specreg.core.errors import InvalidMeasurementError, UnsupportedError
-from specreg.engines.engine import Engine, LaunchOptions, Requirement
+from specreg.engines.engine import Engine, LaunchOptions, Requirement, given_flags
 from specreg.engines.methods import (
     DRAFT,
     DRAFT_TOKENS,
@@ -231,15 +231,15 @@ class TensorrtLlm(Engine):
             *("--host", "127.0.0.1", "--port", str(options.port)),
             *("--max_batch_size", str(options.max_sequences)),
             *("--max_seq_len", str(options.max_model_len_tokens)),
-            *_parallel_flags(options.parallel),
+            *given_flags(
+                ("--tp_size", options.parallel.tensor),
+                ("--pp_size", options.parallel.pipeline),
+                ("--ep_size", options.parallel.expert and options.parallel.tensor),
+                ("--trust_remote_code", options.trust_remote_code),
+            ),
             *("--extra_llm_api_options", str(options.folder / _OPTIONS)),
-            *(("--trust_remote_code",) if options.trust_remote_code else ()),
             *options.engine_args,
         )
-
-    def environment(self, options: LaunchOptions) -> Mapping[str, str]:
-        """Offline where nothing needs to be fetched."""
-        return {"HF_HUB_OFFLINE": "1"} if options.offline else {}
 
 
 def _nested(settings: Mapping[str, object]) -> dict[str, object]:
@@ -249,15 +249,6 @@ def _nested(settings: Mapping[str, object]) -> dict[str, object]:
         section, _, key = path.rpartition(".")
         sections.setdefault(section, {})[key] = value
     return {**sections.pop("", {}), **sections}
-
-
-def _parallel_flags(parallel: Parallel) -> tuple[str, ...]:
-    """Nothing for one GPU."""
-    return (
-        *(("--tp_size", str(parallel.tensor)) if parallel.tensor > 1 else ()),
-        *(("--pp_size", str(parallel.pipeline)) if parallel.pipeline > 1 else ()),
-        *(("--ep_size", str(parallel.tensor)) if parallel.expert else ()),
-    )
 
 
 ENGINE = TensorrtLlm()

@@ -12,7 +12,7 @@ from specreg.acceptance.record import Counters, Source, StepCounts
 from specreg.acceptance.trace import Body, StreamEvent
 from specreg.core.errors import InvalidMeasurementError
 from specreg.core.http import Count, Histogram
-from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Requirement
+from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Requirement, given_flags
 from specreg.engines.methods import DRAFT, DRAFT_TOKENS, Setting, Spelling, is_older
 from specreg.engines.metrics_page import MetricsPage
 from specreg.engines.settings import Parallel
@@ -174,84 +174,74 @@ class _Answer(msgspec.Struct, frozen=True):
 class VllmTokenApi(TokenApi):
     """vLLM, from 0.26 on."""
 
-    def encode(self, ask: Ask) -> Call:
+    def encode(self, ask: Ask) -> Call[tuple[int, ...]]:
         """Asks for a token and looks at what was asked: the reference engine has no more."""
         chat = ask.form is Form.CHAT
         template = {"chat_template_kwargs": dict(ask.chat_template_args)}
-        return Call(
-            path="/v1/chat/completions" if chat else _COMPLETIONS,
-            body={
-                "model": ask.model,
-                "max_tokens": 1,
-                "return_token_ids": True,
-                **({"messages": ask.messages} if chat else {"prompt": ask.prompt}),
-                **(template if chat and ask.chat_template_args else {}),
-            },
-        )
+        body = {
+            "model": ask.model,
+            "max_tokens": 1,
+            "return_token_ids": True,
+            **({"messages": ask.messages} if chat else {"prompt": ask.prompt}),
+            **(template if chat and ask.chat_template_args else {}),
+        }
+        return Call(path=openai_path(ask), body=body, parse=_parse_ids)
 
-    def parse_ids(self, answer: bytes) -> tuple[int, ...]:
-        """A chat says them beside its choices, a completion in them."""
-        parsed = decode_answer(answer, _Answer)
-        found = parsed.prompt_token_ids or parsed.choices[0].prompt_token_ids
-        if not found:
-            raise unreadable("no prompt_token_ids; the server must know return_token_ids", answer)
-        return found
-
-    def complete(self, model: str, ids: Sequence[int], wanted: Wanted) -> Call:
+    def complete(self, model: str, ids: Sequence[int], wanted: Wanted) -> Call[Transcript]:
         """A completion of the ids."""
-        return Call(
-            path=_COMPLETIONS,
-            body={
-                "model": model,
-                "prompt": ids,
-                "max_tokens": wanted.output_cap_tokens,
-                "temperature": wanted.temperature,
-                "ignore_eos": wanted.ignore_eos,
-                "return_token_ids": True,
-                **({} if wanted.seed is None else {"seed": wanted.seed}),
-            },
-        )
+        body = {
+            "model": model,
+            "prompt": ids,
+            "max_tokens": wanted.output_cap_tokens,
+            "temperature": wanted.temperature,
+            "ignore_eos": wanted.ignore_eos,
+            "return_token_ids": True,
+            **({} if wanted.seed is None else {"seed": wanted.seed}),
+        }
 
-    def parse_transcript(self, answer: bytes, prompt: Sequence[int]) -> Transcript:
-        """The first choice, and the record of the answer."""
-        parsed = decode_answer(answer, _Answer)
-        output = parsed.choices[0].token_ids
-        if not output:
-            raise unreadable("no token_ids; the server must know return_token_ids", answer)
-        own = parsed.metrics.speculative_decoding if parsed.metrics else None
-        return Transcript(
-            prompt=tuple(prompt),
-            output=output,
-            counts=StepCounts.from_histogram(own.acceptance_histogram, own.num_draft_tokens)
-            if own
-            else None,
-        )
+        def parse(answer: bytes) -> Transcript:
+            parsed = decode_answer(answer, _Answer)
+            output = parsed.choices[0].token_ids
+            if not output:
+                raise unreadable("no token_ids; the server must know return_token_ids", answer)
+            counts = _counts(parsed.metrics.speculative_decoding) if parsed.metrics else None
+            return Transcript(prompt=tuple(ids), output=output, counts=counts)
 
-    def score(self, model: str, ids: Sequence[int], candidates: Sequence[int]) -> Call:
-        """The likeliest next tokens; it can't be asked for certain ones."""
-        del candidates
-        return Call(
-            path=_COMPLETIONS,
-            body={
-                "model": model,
-                "prompt": ids,
-                "max_tokens": 1,
-                "temperature": 0.0,
-                "logprobs": _CANDIDATES,
-                "return_tokens_as_token_ids": True,
-            },
-        )
+        return Call(path=_COMPLETIONS, body=body, parse=parse)
 
-    def parse_scores(self, answer: bytes, candidates: Sequence[int]) -> tuple[float, ...]:
-        """One that isn't among the likeliest is no likelier than the last of them."""
-        logprobs = decode_answer(answer, _Answer).choices[0].logprobs or _Logprobs()
-        top = {key: value for found in logprobs.top_logprobs[:1] for key, value in found.items()}
-        if not top:
-            raise unreadable("no log-probabilities; the server must know logprobs", answer)
-        if not any(f"token_id:{candidate}" in top for candidate in candidates):
-            raise unreadable("none of the candidates is among the likeliest", answer)
-        least = min(top.values())
-        return tuple(top.get(f"token_id:{candidate}", least) for candidate in candidates)
+    def score(
+        self, model: str, ids: Sequence[int], candidates: Sequence[int]
+    ) -> Call[tuple[float, ...]]:
+        """The likeliest next tokens; one that isn't among them is no likelier than the last."""
+        body = {
+            "model": model,
+            "prompt": ids,
+            "max_tokens": 1,
+            "temperature": 0.0,
+            "logprobs": _CANDIDATES,
+            "return_tokens_as_token_ids": True,
+        }
+
+        def parse(answer: bytes) -> tuple[float, ...]:
+            logprobs = decode_answer(answer, _Answer).choices[0].logprobs or _Logprobs()
+            top = dict(logprobs.top_logprobs[0]) if logprobs.top_logprobs else {}
+            if not top:
+                raise unreadable("no log-probabilities; the server must know logprobs", answer)
+            if not any(f"token_id:{candidate}" in top for candidate in candidates):
+                raise unreadable("none of the candidates is among the likeliest", answer)
+            least = min(top.values())
+            return tuple(top.get(f"token_id:{candidate}", least) for candidate in candidates)
+
+        return Call(path=_COMPLETIONS, body=body, parse=parse)
+
+
+def _parse_ids(answer: bytes) -> tuple[int, ...]:
+    """A chat says them beside its choices, a completion in them."""
+    parsed = decode_answer(answer, _Answer)
+    found = parsed.prompt_token_ids or parsed.choices[0].prompt_token_ids
+    if not found:
+        raise unreadable("no prompt_token_ids; the server must know return_token_ids", answer)
+    return found
 
 
 _VERSION = "0.32.0"
@@ -343,11 +333,10 @@ class Vllm(Engine):
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
         """Quiet, offline where nothing needs to be fetched, and small on a CPU."""
         quiet = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-        offline = {"HF_HUB_OFFLINE": "1"} if options.offline else {}
         on_cpu = {"VLLM_CPU_KVCACHE_SPACE": "1"}
         if options.parallel.gpus == 1:
             on_cpu["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        return quiet | offline | ({} if options.on_gpu else on_cpu)
+        return {**super().environment(options), **quiet, **({} if options.on_gpu else on_cpu)}
 
     def identify(self, fetch: Fetch) -> Identity:
         """Whether it speculates shows in its counters, if it has any: those are absent without."""
@@ -370,10 +359,15 @@ def _flags(options: LaunchOptions) -> tuple[str, ...]:
         # Else the model's own generation_config.json sets the sampling.
         *("--generation-config", "vllm"),
         *(_gpu_flags(options) if options.on_gpu else _CPU_FLAGS),
-        *_parallel_flags(options.parallel),
+        *given_flags(
+            ("--tensor-parallel-size", options.parallel.tensor),
+            ("--pipeline-parallel-size", options.parallel.pipeline),
+            ("--data-parallel-size", options.parallel.data),
+            ("--enable-expert-parallel", options.parallel.expert),
+            ("--trust-remote-code", options.trust_remote_code),
+        ),
         *_executor_flags(options),
         *_speculation_flags(options),
-        *(("--trust-remote-code",) if options.trust_remote_code else ()),
         *options.engine_args,
     )
 
@@ -389,16 +383,6 @@ def _gpu_flags(options: LaunchOptions) -> tuple[str, ...]:
     return (
         *("--kv-cache-memory-bytes", str(options.memory.cache_bytes)),
         *("--gpu-memory-utilization", f"{options.memory.share_frac:.4f}"),
-    )
-
-
-def _parallel_flags(parallel: Parallel) -> tuple[str, ...]:
-    """Nothing for one GPU, so that a command line says what is asked for and no more."""
-    return (
-        *(("--tensor-parallel-size", str(parallel.tensor)) if parallel.tensor > 1 else ()),
-        *(("--pipeline-parallel-size", str(parallel.pipeline)) if parallel.pipeline > 1 else ()),
-        *(("--data-parallel-size", str(parallel.data)) if parallel.data > 1 else ()),
-        *(("--enable-expert-parallel",) if parallel.expert else ()),
     )
 
 

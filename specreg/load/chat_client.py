@@ -248,15 +248,15 @@ class ChatClient:
         import aiohttp  # noqa: PLC0415 - imported by then, see new_client
         import httpx  # noqa: PLC0415 - the same
 
-        protocol = ENGINES[self.endpoint.engine].wire_format
-        path, body = protocol.path(ask), msgspec.json.encode(protocol.body(ask))
+        wire_format = ENGINES[self.endpoint.engine].wire_format
+        path, body = wire_format.path(ask), msgspec.json.encode(wire_format.body(ask))
         sent_ns = self.clock()
         most_tokens = case.output_cap_tokens + _MORE_TOKENS
         gathered = _StreamState(sent_ns=sent_ns, heard_ns=sent_ns, most_tokens=most_tokens)
         try:
             async with asyncio.timeout(case.request_timeout_s) as timeout:
                 self._begin(gathered, timeout)
-                await self._stream(path, body, gathered, protocol.new_decoder(ask))
+                await self._stream(path, body, gathered, wire_format.new_decoder(ask))
         # The transport leaves some of aiohttp's as they are, of what is no HTTP for instance.
         except (httpx.HTTPError, aiohttp.ClientError) as failure:
             gathered.error = ": ".join(filter(None, (type(failure).__name__, shortly(failure))))

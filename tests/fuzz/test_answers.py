@@ -21,6 +21,7 @@ from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import AnswerError, InvalidMeasurementError
 from specreg.core.http import read
 from specreg.engines.registry import ENGINES, engine_named
+from specreg.engines.token_api import Wanted
 from specreg.engines.vllm import VllmTokenApi
 from specreg.engines.wire_format import Endpoint, Form
 from specreg.load.chat_client import FinishedRequest, new_client
@@ -147,14 +148,14 @@ def read_ids(protocol: str, _: random.Random, answer: bytes) -> None:
     """Ids, sent back as they would be asked on."""
     api = ENGINES[protocol].token_api
     assert api is not None
-    found = api.parse_transcript(answer, (1, 2))
+    found = api.complete("toy", (1, 2), Wanted(output_cap_tokens=2)).parse(answer)
     asked = api.score("toy", (*found.prompt, *found.output), found.output[:1])
     msgspec.json.encode(asked.body)
 
 
 def read_scores(candidate: int, _: random.Random, answer: bytes) -> None:
     """How likely a token is."""
-    (score,) = VllmTokenApi().parse_scores(answer, (candidate,))
+    (score,) = VllmTokenApi().score("toy", (1,), (candidate,)).parse(answer)
     assert math.isfinite(score)
 
 

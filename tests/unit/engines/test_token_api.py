@@ -32,6 +32,7 @@ TEXT = Ask(
     output_cap_tokens=8,
     temperature=0.0,
 )
+GREEDY = Wanted(output_cap_tokens=3)
 DRAWN = Wanted(output_cap_tokens=3, temperature=0.7, ignore_eos=True, seed=11)
 
 
@@ -39,7 +40,7 @@ def vllm_scores(*candidates: int) -> tuple[float, ...]:
     """Of a page whose likeliest are 5, then 6, then 7."""
     top = {"token_id:5": -0.1, "token_id:6": -2.5, "token_id:7": -9.0}
     page = {"choices": [{"logprobs": {"top_logprobs": [top]}}]}
-    return VLLM.parse_scores(json.dumps(page).encode(), candidates)
+    return VLLM.score("toy", [1], candidates).parse(json.dumps(page).encode())
 
 
 def sglang_page(*scores: tuple[float, int, None]) -> bytes:
@@ -57,7 +58,7 @@ def test_vllm_tells_its_steps_as_recorded() -> None:
     recorded = (builders.RECORDINGS / "completion.json").read_bytes()
     asked_for_ids = recorded.replace(b'"token_ids":null', b'"token_ids":[310,0]')
 
-    found = VLLM.parse_transcript(asked_for_ids, [1, 2])
+    found = VLLM.complete("toy", [1, 2], GREEDY).parse(asked_for_ids)
 
     assert found.counts == StepCounts(steps=14, accepted=7, proposed=42, position_counts=(5, 2, 0))
     assert (found.prompt, found.output) == ((1, 2), (310, 0))
@@ -65,7 +66,9 @@ def test_vllm_tells_its_steps_as_recorded() -> None:
 
 def test_sglang_tells_ids_and_steps_as_recorded() -> None:
     """[9, 3, 2]: the same steps; the histogram ends at the most that one accepted."""
-    found = SGLANG.parse_transcript((SGLANG_RECORDINGS / "generate.json").read_bytes(), [1, 2])
+    found = SGLANG.complete("toy", [1, 2], GREEDY).parse(
+        (SGLANG_RECORDINGS / "generate.json").read_bytes()
+    )
 
     assert found.counts == StepCounts(steps=14, accepted=7, proposed=42, position_counts=(5, 2))
     assert (found.prompt, len(found.output), found.output[-1]) == ((1, 2), 22, 0)
@@ -77,8 +80,8 @@ def test_vllm_learns_the_ids_of_a_chat_and_of_a_text() -> None:
     assert (chat.path, text.path) == ("/v1/chat/completions", "/v1/completions")
     assert chat.body["chat_template_kwargs"] == {"enable_thinking": False}
     assert text.body["prompt"] == "Once"
-    assert VLLM.parse_ids(b'{"choices": [{}], "prompt_token_ids": [1, 2]}') == (1, 2)
-    assert VLLM.parse_ids(b'{"choices": [{"prompt_token_ids": [3, 4]}]}') == (3, 4)
+    assert VLLM.encode(TEXT).parse(b'{"choices": [{}], "prompt_token_ids": [1, 2]}') == (1, 2)
+    assert VLLM.encode(TEXT).parse(b'{"choices": [{"prompt_token_ids": [3, 4]}]}') == (3, 4)
 
 
 def test_sglang_learns_the_ids_of_a_chat_and_of_a_text() -> None:
@@ -87,7 +90,7 @@ def test_sglang_learns_the_ids_of_a_chat_and_of_a_text() -> None:
     assert (chat.path, text.path) == ("/v1/tokenize", "/v1/tokenize")
     assert chat.body["chat_template_kwargs"] == {"enable_thinking": False}
     assert text.body == {"model": "toy", "prompt": "Once"}
-    assert SGLANG.parse_ids(b'{"tokens": [1, 2]}') == (1, 2)
+    assert SGLANG.encode(TEXT).parse(b'{"tokens": [1, 2]}') == (1, 2)
 
 
 def test_what_is_wanted_is_asked_for() -> None:
@@ -120,7 +123,7 @@ def test_vllm_scores_as_recorded() -> None:
     """It says token 87; 0 isn't among the twenty, the least likely of which is 10."""
     recorded = (builders.RECORDINGS / "scores.json").read_bytes()
 
-    found = VLLM.parse_scores(recorded, (761, 87, 0))
+    found = VLLM.score("toy", [1], (761, 87, 0)).parse(recorded)
 
     assert found == pytest.approx((-7.6507, -0.0015, -12.1253), abs=1e-4)
 
@@ -130,10 +133,8 @@ def test_a_candidate_that_is_not_among_vllms_likeliest_is_no_likelier_than_the_l
 
 
 def test_sglang_scores_by_id_in_the_order_asked() -> None:
-    assert SGLANG.parse_scores(sglang_page((-0.1, 5, None), (-2.5, 6, None)), (6, 5)) == (
-        -2.5,
-        -0.1,
-    )
+    page = sglang_page((-0.1, 5, None), (-2.5, 6, None))
+    assert SGLANG.score("toy", [1], (6, 5)).parse(page) == (-2.5, -0.1)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,7 @@ def test_sglang_scores_by_id_in_the_order_asked() -> None:
 def test_no_scores_are_never_equal_scores(answer: bytes) -> None:
     """Two candidates of 0 nats each would be called rounding."""
     with pytest.raises(InvalidMeasurementError, match="log-probabilities") as error:
-        VLLM.parse_scores(answer, (5, 6))
+        VLLM.score("toy", [1], (5, 6)).parse(answer)
     assert error.value.reason == "ANSWER_UNREADABLE"
 
 
@@ -160,7 +161,7 @@ def test_no_scores_are_never_equal_scores(answer: bytes) -> None:
 )
 def test_a_candidate_that_sglang_does_not_score_is_named(answer: bytes, token: int) -> None:
     with pytest.raises(InvalidMeasurementError, match=f"of token {token}") as error:
-        SGLANG.parse_scores(answer, (5, 6))
+        SGLANG.score("toy", [1], (5, 6)).parse(answer)
     assert error.value.reason == "ANSWER_UNREADABLE"
 
 
@@ -168,9 +169,9 @@ def test_a_candidate_that_sglang_does_not_score_is_named(answer: bytes, token: i
 @pytest.mark.parametrize("api", APIS.values(), ids=APIS)
 def test_what_nobody_can_read_is_no_answer(api: TokenApi, answer: bytes) -> None:
     for parse in (
-        lambda: api.parse_ids(answer),
-        lambda: api.parse_transcript(answer, [1]),
-        lambda: api.parse_scores(answer, [1]),
+        lambda: api.encode(TEXT).parse(answer),
+        lambda: api.complete("toy", [1], GREEDY).parse(answer),
+        lambda: api.score("toy", [1], [1]).parse(answer),
     ):
         with pytest.raises(InvalidMeasurementError) as error:
             parse()
@@ -180,7 +181,7 @@ def test_what_nobody_can_read_is_no_answer(api: TokenApi, answer: bytes) -> None
 def test_a_prompt_without_ids_is_no_prompt() -> None:
     """As of a server that knows no `return_token_ids`: nothing would be asked then."""
     with pytest.raises(InvalidMeasurementError, match="prompt_token_ids") as error:
-        VLLM.parse_ids(b'{"choices": [{"prompt_token_ids": null}]}')
+        VLLM.encode(TEXT).parse(b'{"choices": [{"prompt_token_ids": null}]}')
     assert error.value.reason == "ANSWER_UNREADABLE"
 
 
@@ -188,7 +189,7 @@ def test_a_prompt_without_ids_is_no_prompt() -> None:
 def test_an_answer_without_ids_is_no_empty_answer(choice: str) -> None:
     """Two that are empty would be called equal."""
     with pytest.raises(InvalidMeasurementError, match="no token_ids") as error:
-        VLLM.parse_transcript(f'{{"choices": [{choice}]}}'.encode(), [1])
+        VLLM.complete("toy", [1], GREEDY).parse(f'{{"choices": [{choice}]}}'.encode())
     assert error.value.reason == "ANSWER_UNREADABLE"
 
 
@@ -198,6 +199,6 @@ def test_two_candidates_that_nobody_scored_are_no_tie() -> None:
         b' {"top_logprobs": [{"token_id:7": -0.1, "token_id:8": -3.0}]}}]}'
     )
 
-    assert VLLM.parse_scores(page, (7, 5)) == (-0.1, -3.0)
+    assert VLLM.score("toy", [1], (7, 5)).parse(page) == (-0.1, -3.0)
     with pytest.raises(InvalidMeasurementError, match="none of the candidates"):
-        VLLM.parse_scores(page, (5, 6))
+        VLLM.score("toy", [1], (5, 6)).parse(page)
