@@ -96,7 +96,6 @@ class SglangWireFormat(WireFormat):
     """SGLang: `/generate`, and a chat."""
 
     request_source: ClassVar[Source | None] = Source.SGLANG_REQUEST
-    counters_source: ClassVar[Source | None] = None
     counters_path: ClassVar[str | None] = "/metrics"
     counters_flag: ClassVar = "--enable-metrics"
 

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from specreg.acceptance.record import Counters, Source, StepCounts
-from specreg.acceptance.trace import Body
 from specreg.core.errors import InvalidMeasurementError, UnsupportedError
 from specreg.engines.engine import Engine, LaunchOptions, Requirement, given_flags
 from specreg.engines.methods import (
@@ -38,13 +37,7 @@ from specreg.engines.methods import (
 from specreg.engines.metrics_page import MetricsPage
 from specreg.engines.settings import Parallel
 from specreg.engines.wire_format import (
-    USAGE_IN_EACH_CHUNK,
-    Ask,
-    StreamDecoder,
-    UsageDecoder,
     WireFormat,
-    openai_body,
-    openai_path,
 )
 
 PATH = "/prometheus/metrics"
@@ -59,7 +52,6 @@ FIRST_THAT_COUNTS = "1.3.0rc29"
 class TensorrtLlmWireFormat(WireFormat):
     """`trtllm-serve`."""
 
-    request_source: ClassVar[Source | None] = None
     counters_source: ClassVar[Source | None] = Source.TRTLLM_COUNTERS
     counters_path: ClassVar[str | None] = PATH
     counters_flag: ClassVar = "return_perf_metrics: true"
@@ -67,19 +59,6 @@ class TensorrtLlmWireFormat(WireFormat):
     def counters_path_of(self, version: str) -> str | None:
         """None of a version whose counters pair the wrong steps, or that has none."""
         return None if is_older(version, FIRST_THAT_COUNTS) else PATH
-
-    def path(self, ask: Ask) -> str:
-        """By the form of the prompt."""
-        return openai_path(ask)
-
-    def body(self, ask: Ask) -> Body:
-        """Usage in each chunk, so that its tokens are counted and not guessed."""
-        return openai_body(ask, USAGE_IN_EACH_CHUNK)
-
-    def new_decoder(self, ask: Ask) -> StreamDecoder:
-        """One for each answer."""
-        del ask
-        return UsageDecoder()
 
     def parse_counters(self, page: str) -> Counters:
         """The counters by position; a position that never counted isn't on the page.

@@ -18,7 +18,6 @@ from urllib.parse import quote
 
 import msgspec
 
-from specreg.acceptance.record import Source
 from specreg.acceptance.trace import Body, StreamEvent
 from specreg.core.errors import AttachError, UnsupportedError
 from specreg.core.files import UNREADABLE
@@ -68,9 +67,6 @@ class _Decoder(StreamDecoder):
 class TritonWireFormat(WireFormat):
     """Triton with the vLLM backend."""
 
-    request_source: ClassVar[Source | None] = None
-    counters_source: ClassVar[Source | None] = None
-    counters_path: ClassVar[str | None] = None
     takes_token_ids: ClassVar[bool] = False
     answers_whole: ClassVar[bool] = True
 
@@ -231,6 +227,13 @@ def _engine_arguments(options: LaunchOptions) -> dict[str, object]:
     """VLLM's arguments by their names in Python; see `specreg.engines.vllm` for the reasons."""
     parallel = options.parallel
     speculation = vllm.speculative_config(options)
+    unless_default = {
+        "tensor_parallel_size": parallel.tensor,
+        "pipeline_parallel_size": parallel.pipeline,
+        "data_parallel_size": parallel.data,
+        "enable_expert_parallel": parallel.expert,
+        "trust_remote_code": options.trust_remote_code,
+    }
     return {
         "model": options.target,
         "dtype": options.dtype,
@@ -243,12 +246,8 @@ def _engine_arguments(options: LaunchOptions) -> dict[str, object]:
             if options.on_gpu
             else {"enforce_eager": True, "distributed_executor_backend": "uni"}
         ),
-        **({"tensor_parallel_size": parallel.tensor} if parallel.tensor > 1 else {}),
-        **({"pipeline_parallel_size": parallel.pipeline} if parallel.pipeline > 1 else {}),
-        **({"data_parallel_size": parallel.data} if parallel.data > 1 else {}),
-        **({"enable_expert_parallel": True} if parallel.expert else {}),
+        **{name: value for name, value in unless_default.items() if value is True or value > 1},
         **({"speculative_config": speculation} if speculation else {}),
-        **({"trust_remote_code": True} if options.trust_remote_code else {}),
         **dict(map(_named, options.engine_args)),
     }
 

@@ -119,10 +119,6 @@ class VllmWireFormat(WireFormat):
     counters_source: ClassVar[Source | None] = Source.VLLM_COUNTERS
     counters_path: ClassVar[str | None] = "/metrics"
 
-    def path(self, ask: Ask) -> str:
-        """By the form of the prompt."""
-        return openai_path(ask)
-
     def body(self, ask: Ask) -> Body:
         """Token ids, so that a chunk's tokens are counted and not guessed; usage at the end."""
         return {**openai_body(ask, USAGE), "return_token_ids": True}

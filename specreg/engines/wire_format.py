@@ -88,65 +88,6 @@ class StreamDecoder(ABC):
         """
 
 
-class WireFormat(ABC):
-    """How a server is asked, and its answers and counters are read. Subclasses hold no state.
-
-    Attributes:
-        request_source: where each answer's own acceptance comes from, None if answers have none.
-        counters_source: the same of the server's counters, None if it has none.
-        counters_path: where the counters are; None if there are none.
-        counters_flag: what the server must be started with to have them.
-        takes_token_ids: whether a prompt may be ids.
-        answers_whole: whether it can be asked for an answer without a stream.
-    """
-
-    request_source: ClassVar[Source | None]
-    counters_source: ClassVar[Source | None]
-    counters_path: ClassVar[str | None]
-    counters_flag: ClassVar[str] = "its counters"
-    takes_token_ids: ClassVar[bool] = True
-    answers_whole: ClassVar[bool] = False
-
-    def check(self, form: Form, version: str) -> None:
-        """Silent where prompts of that form can be asked, and their acceptance is told.
-
-        Args:
-            form: of the prompts.
-            version: of the engine, "" where it isn't known.
-
-        Raises:
-            UnsupportedError: they can't, or it isn't by this version.
-        """
-        del form, version
-
-    def counters_path_of(self, version: str) -> str | None:
-        """Where a version of the engine has them, "" is any; None if none, or none to rely on."""
-        del version
-        return self.counters_path
-
-    @abstractmethod
-    def path(self, ask: Ask) -> str:
-        """Where to POST it."""
-
-    @abstractmethod
-    def body(self, ask: Ask) -> Body:
-        """The body of a request that gives token counts, usage and acceptance."""
-
-    @abstractmethod
-    def new_decoder(self, ask: Ask) -> StreamDecoder:
-        """What reads the answer to it."""
-
-    def parse_counters(self, page: str) -> Counters:
-        """The speculation counters of a page of metrics.
-
-        Raises:
-            InvalidMeasurementError: they aren't there, or can't be read; always where
-                `counters_path` is None.
-        """
-        message = f"{type(self).__name__}: has no counters, and none in {len(page)} characters"
-        raise InvalidMeasurementError("METRICS_MISSING", message)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     """Whom to ask: all that a client needs of a server.
@@ -310,6 +251,62 @@ def openai_body(ask: Ask, stream_options: Mapping[str, object]) -> Body:
         **({"ignore_eos": True} if ask.ignore_eos else {}),
         **({"chat_template_kwargs": template} if template else {}),
     }
+
+
+class WireFormat:
+    """How a server is asked, and its answers and counters are read: by default as OpenAI's.
+
+    Subclasses hold no state.
+
+    Attributes:
+        request_source: where each answer's own acceptance comes from, None if answers have none.
+        counters_source: the same of the server's counters, None if it has none.
+        counters_path: where the counters are; None if there are none.
+        counters_flag: what the server must be started with to have them.
+        takes_token_ids: whether a prompt may be ids.
+        answers_whole: whether it can be asked for an answer without a stream.
+    """
+
+    request_source: ClassVar[Source | None] = None
+    counters_source: ClassVar[Source | None] = None
+    counters_path: ClassVar[str | None] = None
+    counters_flag: ClassVar[str] = "its counters"
+    takes_token_ids: ClassVar[bool] = True
+    answers_whole: ClassVar[bool] = False
+
+    def check(self, form: Form, version: str) -> None:
+        """Check that prompts of that form can be asked, and that a version tells their acceptance.
+
+        Raises:
+            UnsupportedError: they can't, or it isn't by this version; "" is any.
+        """
+
+    def counters_path_of(self, version: str) -> str | None:
+        """Where a version of the engine has them, "" is any; None if none, or none to rely on."""
+        del version
+        return self.counters_path
+
+    def path(self, ask: Ask) -> str:
+        """Where to POST it."""
+        return openai_path(ask)
+
+    def body(self, ask: Ask) -> Body:
+        """The body of a request that gives token counts, usage and acceptance."""
+        return openai_body(ask, USAGE_IN_EACH_CHUNK)
+
+    def new_decoder(self, ask: Ask) -> StreamDecoder:
+        """What reads the answer to it."""
+        del ask
+        return UsageDecoder()
+
+    def parse_counters(self, page: str) -> Counters:
+        """The speculation counters of a page of metrics.
+
+        Raises:
+            InvalidMeasurementError: they aren't there, or can't be read.
+        """
+        message = f"{type(self).__name__}: has no counters, and none in {len(page)} characters"
+        raise InvalidMeasurementError("METRICS_MISSING", message)
 
 
 DONE = b"[DONE]"
