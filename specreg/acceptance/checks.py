@@ -9,8 +9,6 @@ from specreg.acceptance.table import Countable
 from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import InvalidMeasurementError
 
-_MOST_SHOWN = 16
-
 
 def check_requests(traces: Sequence[RequestTrace]) -> None:
     """Every request finished, with a usage that its chunks don't contradict.
@@ -193,8 +191,7 @@ def check_counts(counts: Countable[int], whose: str, *, drafted_tokens: int | No
 
 
 def _found(counts: Countable[int], whose: str) -> str:
-    shown = ", ".join(map(str, counts.position_counts[:_MOST_SHOWN]))
-    positions = f"[{shown}{', …' if len(counts.position_counts) > _MOST_SHOWN else ''}]"
+    positions = list(counts.position_counts)
     return f"{whose}: S, A, D = {_sad(counts)} and accepted by position {positions}"
 
 

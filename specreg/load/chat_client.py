@@ -81,9 +81,7 @@ def check_silence(case: Case, alive_ns: int, now_ns: int) -> None:
 def new_client(endpoint: Endpoint, *, connections: int | None) -> "httpx.AsyncClient":
     """A client for one endpoint, over the aiohttp transport: it costs a third of httpx's own.
 
-    Args:
-        endpoint: whom to ask.
-        connections: the most at once, None for any number.
+    It has so many `connections` at most, None for any number.
     """
     import httpx  # noqa: PLC0415 - takes long, and few commands ask a server
     from httpx_aiohttp import HttpxAiohttpClient  # noqa: PLC0415 - the same
@@ -111,8 +109,7 @@ class _StreamState:
     """What has come of one stream so far, which is no more than can have been asked for.
 
     Attributes:
-        sent_ns: when it was asked for; heard_ns: when anything last came.
-        most_tokens: that it may have.
+        heard_ns: when anything last came.
         late: whether its time was up, so that its end is no sign of life.
     """
 
