@@ -437,7 +437,7 @@ def _remarks(suite: Suite) -> Iterable[str]:
     """What a reader should know besides; of a recording only what was measured twice."""
     if suite.update_reason is not None:
         return suite.retried
-    return remarks(suite, suite.root / suite.options.matrix)
+    return remarks(suite)
 
 
 def _record_baselines(session: pytest.Session, *, cut_short: bool) -> Iterator[str]:

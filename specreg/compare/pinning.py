@@ -47,8 +47,10 @@ def pinned_pairs(
         if why := _why_not_recorded(pair.a, load_case_prompts(root, pair.a)):
             show(f"not pinned: {pair.id}, {why}")
             continue
-        a = pinned_case(pair.a, length_tokens, folder / f"{Side.A}-{_name(pair.a)}.json")
-        b = pinned_case(pair.b, length_tokens, folder / f"{Side.B}-{_name(pair.b)}.json")
+        a, b = (
+            pinned_case(case, length_tokens, folder / f"{side}-{_name(case)}.json")
+            for side, case in ((Side.A, pair.a), (Side.B, pair.b))
+        )
         pinned = Pair(a=a, b=b)
         found.setdefault(pinned.id, pinned)
     if not found:

@@ -264,4 +264,4 @@ async def _measure_lag(lags: Histogram, clock: Clock) -> None:
     while True:
         due_ns = clock() + _BEAT_NS
         await _sleep_until(due_ns, clock)
-        lags.add(max(clock() - due_ns, 0))
+        lags.add_all((max(clock() - due_ns, 0),))

@@ -601,7 +601,7 @@ def late(*delays_ms: float, lag_ms: float = 0.0, beats: int = 30) -> Round:
     )
     lags = Histogram()
     for _ in range(beats):
-        lags.add(round(lag_ms * MS))
+        lags.add_all((round(lag_ms * MS),))
     return Round(traces=traces, started_ns=0, ended_ns=100 * MS, lags=lags)
 
 
@@ -665,7 +665,7 @@ def warmed_up(batches: Iterable[Batch], case: Case = builders.CASE) -> tuple[lis
         loads.append(load)
         gaps = Histogram()
         if one.step_ms:
-            gaps.add(round(one.step_ms * MS))
+            gaps.add_all((round(one.step_ms * MS),))
         started_ns, now_ns = now_ns, now_ns + round(one.lasts_s * 1e9)
         return Round(traces=(), started_ns=started_ns, ended_ns=now_ns, gaps=gaps)
 
