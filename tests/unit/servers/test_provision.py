@@ -55,7 +55,7 @@ def of_version(version: str, provision: Provision = INSTALLED) -> Provision:
             [case("vllm", parallel=Parallel(tensor=2, data=2, draft_tensor=1, expert=True))],
         ),
     ],
-    ids=["as-installed", "text", "chat", "dflash", "vllm", "lookahead", "older", "spread"],
+    ids=["as-installed", "dflash", "vllm", "lookahead", "older", "spread"],
 )
 def test_what_can_be_measured_is_silent(provision: Provision, cases: list[Case]) -> None:
     provision.check(cases)
