@@ -84,13 +84,11 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What a running server says of itself.
+    """What a running server says of itself; empty where it doesn't.
 
     Attributes:
-        engine: a name of `ENGINES`; empty where it doesn't say.
-        version: by its own word, "unknown" where it doesn't say.
-        model: the name to ask for; target: the folder or hub id behind it, empty where it doesn't
-            say.
+        engine: a name of `ENGINES`; version: by its own word, "unknown" where it doesn't say.
+        model: the name to ask for; target: the folder or hub id behind it.
         speculates: whether it has a drafter, None where it doesn't say.
         speculation: its settings in the engine's words, as far as it says them.
     """

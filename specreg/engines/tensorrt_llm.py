@@ -1,21 +1,11 @@
 """TensorRT-LLM: `trtllm-serve` of the PyPI package `tensorrt-llm`, on a GPU alone.
 
-Written from its documentation and source (docs/source/features/speculative-decoding.md,
-tensorrt_llm/{commands,serve,metrics}, test_spec_dec_stats_pairing.py); never seen running here.
-
-With `continuous_usage_stats` each chunk has the usage so far. Of its steps it says:
-
-- `/prometheus/metrics`, counters of all requests that have ended: exact. When one has ended, each
-  position adds the steps in which a token was drafted there, and those in which it was accepted.
-  So the drafts of the first position are the steps that drafted, S, and the sums over the positions
-  are D and A; NVIDIA's examples/llm-api/measure_dspark_acceptance_disagg.py reckons likewise. It
-  counts between `[DONE]` and the end of the answer's body, which our client awaits
-  (openai_server.py). Before TensorRT-LLM#17082 they took the drafts of the next step for those of
-  the step that was verified, so older versions are read from their chunks.
-- `/metrics`, statistics of each iteration: of many requests at once, gone once read, and beyond
-  a thousand gone unread. Not for us.
-- `avg_decoded_tokens_per_iter` of a choice: all tokens delivered over all iterations, the
-  prefill's included; it knows neither the drafts nor what was cut off. Not for us.
+Written from its documentation and source, never seen running here; docs/engines.md says where it
+tells of its steps. Its counters by position count when a request has ended: the drafts of the first
+position are the steps that drafted, S, and the sums over the positions are D and A. It counts
+between `[DONE]` and the end of the answer's body, which our client awaits (openai_server.py).
+Before TensorRT-LLM#17082 they took the drafts of the next step for those of the step that was
+verified, so older versions are read from their chunks.
 """
 
 import json

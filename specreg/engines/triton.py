@@ -4,10 +4,9 @@ A case's `engine_args` are vLLM's arguments by their names in Python, `name=valu
 model.json; tritonserver itself is told nothing further.
 
 Read in the backend's documentation (docs/additional_outputs.md, r24.12 and newer) and seen on a
-real tritonserver 2.51, with a backend of the same interface that forwards to a real vLLM: each
-response says how many tokens it holds. There are no counts of steps, so acceptance comes from the
-chunks; one at a time a chunk is a step, several at a time chunks merge now and then. `generate`
-has one response for all, in the same words: of an answer it tells no more than how long it took.
+real tritonserver 2.51: each response says how many tokens it holds. There are no counts of steps,
+so acceptance comes from the chunks; one at a time a chunk is a step, several at a time chunks merge
+now and then. `generate` has one response for all and tells no more than how long it took.
 """
 
 import json

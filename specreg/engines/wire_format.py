@@ -314,22 +314,14 @@ _PREFIX = b"data:"
 
 
 class EventSplitter:
-    """Cuts a byte stream into events, however the network cut it into pieces.
-
-    Only what LLM servers send is understood: one `data:` line per event. Other fields and
-    comments are skipped.
-    """
+    """Cuts a byte stream into events: one `data:` line each; all else is skipped."""
 
     def __init__(self) -> None:
         self._begun: list[bytes] = []
         self._begun_bytes = 0
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """The data of the events that `piece` completes, `[DONE]` included.
-
-        Raises:
-            InvalidMeasurementError: `EVENT_UNREADABLE`, a line has no end within 16 MiB.
-        """
+        """The data of the events that `piece` completes, `[DONE]` included."""
         begun = self._begun
         # To join the pieces of a long line again and again would take the square of its length.
         begun.append(piece)
@@ -358,11 +350,7 @@ class WholeAnswer:
         self._bytes = 0
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """Nothing yet: only its end says that it is whole.
-
-        Raises:
-            InvalidMeasurementError: `EVENT_UNREADABLE`, it is longer than 16 MiB.
-        """
+        """Nothing yet: only its end says that it is whole."""
         self._pieces.append(piece)
         self._bytes += len(piece)
         _check_length(self._bytes)
@@ -381,5 +369,8 @@ def _check_length(length_bytes: int) -> None:
 
 
 def splitter_for(*, stream: bool) -> EventSplitter | WholeAnswer:
-    """What makes events of an answer's bytes."""
+    """What makes events of an answer's bytes.
+
+    `feed` raises `InvalidMeasurementError`, `EVENT_UNREADABLE`, where no end comes within 16 MiB.
+    """
     return EventSplitter() if stream else WholeAnswer()
