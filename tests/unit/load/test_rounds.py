@@ -160,6 +160,8 @@ def test_the_counts_of_each_request_are_the_truth(script: Script) -> None:
         assert counts.histogram == truth.histogram
         assert counts.proposed == truth.drafted_tokens
         assert counts.position_counts == truth.accepted_per_position
+        if script.fault is Fault.MERGED_CHUNKS:
+            continue
         sizes = [len(chunk.token_ids) for chunk in truth.chunks]
         assert trace.first_chunk_tokens == sizes[0]
         assert trace.chunk_sizes == tuple(sizes[1:].count(n) for n in range(max(sizes) + 1))
