@@ -36,9 +36,7 @@ class AnswerComparison:
     """The answers of a gate, as far as they were asked for.
 
     Attributes:
-        pairs: what is compared.
-        root: the repository's root; path: of the file that keeps them.
-        show: is told what goes on.
+        path: of the file that keeps them.
         failed: by pair why its answers couldn't be compared.
         blocks: by pair, those in which its answers were to be compared.
     """
@@ -83,11 +81,6 @@ class AnswerComparison:
 
     def ask(self, pair: Pair, servers: Mapping[Side, Server], block: int) -> None:
         """Ask side A for its answers once, and hold side B's against them once.
-
-        Args:
-            pair: of which.
-            servers: that are up.
-            block: of the launches.
 
         Raises:
             ServerDiedError: a server went away.

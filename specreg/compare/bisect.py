@@ -90,10 +90,6 @@ def bisect_versions(
 
     The last is compared first: where it isn't bad there is nothing to find.
 
-    Args:
-        versions: from the good to the bad one, in order, two at least.
-        compare: a version with the good one; what it is, and why.
-
     Raises:
         UnsupportedError: the last version is not worse than the first, or there is no telling.
     """

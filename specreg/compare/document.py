@@ -2,7 +2,7 @@
 
 import datetime as dt
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import specreg
@@ -51,10 +51,7 @@ def set_aside(folder: Path) -> None:
 def record_gate(gate: Gate, *, command: str, status: int | None = None) -> Report:
     """The document of what a gate says so far, written with its pages; what can't be is shown.
 
-    Args:
-        gate: which.
-        command: what was typed.
-        status: the command's, where something cut it short.
+    `status` is the command's, where something cut it short.
     """
     report = _report(gate, gate.decide(), command, status)
     try:
@@ -174,34 +171,31 @@ def _remarks(gate: Gate) -> Iterator[str]:
 def _break_evens(gate: Gate) -> Iterator[str]:
     """Where speculation stops paying, of each server that was measured under several loads."""
     for side in (Side.A, Side.B):
+        plain = {_work(one, side): one for one in gate.pairs if not one.of(side).speculates}
         curves: dict[str, list[tuple[int, float]]] = {}
         for pair in gate.pairs:
-            case = pair.of(side)
-            fast, slow = _output(gate, [pair], side), _output(gate, _plain_of(gate, pair), side)
-            if case.load.concurrency and fast and slow:
+            case, slow = pair.of(side), plain.get(_work(pair, side))
+            if not (case.speculates and case.load.concurrency and slow):
+                continue
+            ours, theirs = _output(gate, pair, side), _output(gate, slow, side)
+            if ours and theirs:
                 name = f"{case.server.id}-{case.dataset}"
-                curves.setdefault(name, []).append((case.load.concurrency, fast / slow))
+                curves.setdefault(name, []).append((case.load.concurrency, ours / theirs))
         for name, curve in curves.items():
             if len(curve) > 1:
                 loads = sorted(curve)
-                gains = ", ".join(f"{gain:.2f}x at {load}" for load, gain in loads)
-                yield f"{name} on side {side}: {break_even(loads)}; {gains}"
+                told = ", ".join(f"{gain:.2f}x at {load}" for load, gain in loads)
+                yield f"{name} on side {side}: {break_even(loads)}; {told}"
 
 
-def _plain_of(gate: Gate, pair: Pair) -> Sequence[Pair]:
-    """The pair without speculation of the same models, prompts and load, if there is one."""
-
-    def what(one: Pair) -> tuple[object, ...]:
-        case = one.a
-        return case.server.engine, case.server.models, case.dataset, case.load, case.prompts
-
-    plain = [one for one in gate.pairs if not one.a.speculates and what(one) == what(pair)]
-    return plain[:1] if pair.a.speculates else ()
+def _work(pair: Pair, side: Side) -> tuple[object, ...]:
+    """What a pair has in common with the one without speculation."""
+    case = pair.of(side)
+    return case.server.engine, case.server.models, case.dataset, case.load, case.prompts
 
 
-def _output(gate: Gate, pairs: Sequence[Pair], side: Side) -> float | None:
-    """The mean throughput of pairs on a side, in tokens per second."""
-    ids = {pair.id for pair in pairs}
-    ours = [one for one in gate.launches if one.pair_id in ids and one.side is side]
+def _output(gate: Gate, pair: Pair, side: Side) -> float | None:
+    """The mean throughput of a pair on a side, in tokens per second."""
+    ours = [one for one in gate.launches if (one.pair_id, one.side) == (pair.id, side)]
     measured = [one.measurement for one in ours if one.measurement is not None]
     return mean_of(GATE_METRICS[OUTPUT].function, measured)

@@ -57,23 +57,13 @@ _Requests = list[tuple[int, FinishedRequest]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateOptions:
-    """What is asked of a gate; texts are as they were typed.
+    """What is asked of a gate, as the options of `specreg gate` have it.
 
     Attributes:
-        a, b: the sides; a_overrides, b_overrides: what their cases have otherwise.
-        tier: of which; case_ids: which of its cases, none for all.
         pin_length_tokens: the acceptance length of further cases, None for none.
-        launches: the most of each side; minutes: the most that all of them may take.
-        prompts: how many each case replays, None for its own number.
-        tolerances: `METRIC=FRACTION`.
-        with_control: whether side A is measured against itself.
-        together: whether the servers of all sides are up at the same time, None for where no GPU
-            has to hold them.
+        together: None for where no GPU has to hold the servers of all sides.
         least_s: how long a launch is asked, at least, where speed counts.
-        resume: whether to go on with what lies in the folder.
-        root: the repository's root; out: the folder of the gate, None for a new one in `.specreg`.
-        ready_within_s: how long a server may take to its first token.
-        waits: whether to wait for a GPU on which another run of specreg measures.
+        out: the folder of the gate, None for a new one in `.specreg`.
         show: is told what goes on.
     """
 
@@ -117,12 +107,9 @@ class Gate:
     """What a gate needs, and what has come of it so far.
 
     Attributes:
-        options: what was asked of it; folder: of what it leaves.
         sources: where the servers of A and of B come from; installed: what they are.
         groups: what is compared, by what shares its servers.
-        environment: the machine.
-        rules: how much evidence there may be, and how it is weighed.
-        journal: of this gate; answers: of both sides; lock: of the folder.
+        lock: of the folder.
         launches: so far, as they came.
         finished: whether it ended by itself.
     """
@@ -164,10 +151,9 @@ class Gate:
                     " options as then, or another --out"
                 )
                 raise UnsupportedError(message)
+            self._check_version(known[1], measurement.engine_version)
             self._keep(*known, key.launch, measurement)
         self.answers.take_over()
-        for side in (Side.A, Side.B):
-            self._check_version(side)
         blocks = max((one.block for one in self.launches), default=0)
         if blocks > self.rules.blocks:
             self.rules = dataclasses.replace(self.rules, blocks=blocks)
@@ -209,9 +195,8 @@ class Gate:
 
     def why_no_control(self, group: Group) -> str:
         """Why side A isn't launched once more, empty where it is: that failed too often."""
-        ids = [pair.id for pair in group.pairs]
-        by_pair = ([one for one in self.launches if one.pair_id == pair_id] for pair_id in ids)
-        return next(filter(None, (why_broken(ours, Side.A2) for ours in by_pair)), "")
+        ids = {pair.id for pair in group.pairs}
+        return why_broken([one for one in self.launches if one.pair_id in ids], Side.A2)
 
     def versions(self, side: Side) -> tuple[str, ...]:
         """What the servers of a side said that they are, each once; of A2 too where it is A's."""
@@ -221,23 +206,6 @@ class Gate:
             if one.measurement is not None and (one.side is Side.B) == (side is Side.B)
         )
         return tuple(sorted(set(filter(None, told))))
-
-    def _check_version(self, side: Side, told: str = "") -> None:
-        """Check that all launches of a side are of one version, by its servers' own word.
-
-        An interpreter that is taken as it is may hold another one by the time that a gate goes on.
-
-        Raises:
-            UnsupportedError: they aren't.
-        """
-        versions = dict.fromkeys(filter(None, (*self.versions(side), told)))
-        if len(versions) > 1:
-            message = (
-                f"side {side} ('{self._source(side).origin.text}'): its servers said"
-                f" {', '.join(versions)}, so its launches aren't of one version; bring back the one"
-                " it had, or begin another gate"
-            )
-            raise UnsupportedError(message)
 
     def _is_settled(self, group: Group) -> bool:
         """Whether a group has told all that it can; a control has nothing to prove."""
@@ -331,19 +299,29 @@ class Gate:
         self.answers.ask(pair, servers, math.ceil(number / LAUNCHES_PER_BLOCK))
         for side, measurement, replayed in kept:
             self._keep(pair, side, number, measurement)
-            self._record(self._key(pair, side, number), measurement, replayed)
-
-    def _record(self, key: Key, measurement: Measurement, requests: _Requests) -> None:
-        """Write a measurement that is complete, with all of its requests."""
-        self.journal.begin(key)
-        for part, finished in requests:
-            self.journal.record_round(0, part)(finished)
-        self.journal.end(measurement)
+            self.journal.begin(self._key(pair, side, number))
+            for part, finished in replayed:
+                self.journal.record_round(0, part)(finished)
+            self.journal.end(measurement)
 
     def _keep(self, pair: Pair, side: Side, number: int, measurement: Measurement) -> None:
         self.launches.append(
             SideLaunch(pair_id=pair.id, side=side, number=number, measurement=measurement)
         )
+
+    def _check_version(self, side: Side, version: str) -> None:
+        """Check that a launch is of the version of its side, by the servers' own word.
+
+        An interpreter that is taken as it is may hold another one by the time that a gate goes on.
+        """
+        told = filter(None, (*self.versions(side), version))
+        if len(versions := dict.fromkeys(told)) > 1:
+            message = (
+                f"side {side} ('{self._source(side).origin.text}'): its servers said"
+                f" {', '.join(versions)}, so its launches aren't of one version; bring back the one"
+                " it had, or begin another gate"
+            )
+            raise UnsupportedError(message)
 
     def _fail(self, pair: Pair, side: Side, number: int, why: str) -> None:
         """Note that a side came to nothing; once a launch."""

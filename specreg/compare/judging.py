@@ -136,14 +136,7 @@ def decide(
     rules: Rules,
     answers: Sequence[Verdict] = (),
 ) -> Decision:
-    """The answer that some launches give.
-
-    Args:
-        groups: what is compared.
-        launches: so far, of all pairs and sides, as they came.
-        rules: see there.
-        answers: whether both sides answer the same, a verdict on each pair.
-    """
+    """The answer that launches, as they came, and verdicts on each pair's answers give."""
     controls = [pair for group in groups if group.with_control for pair in group.pairs]
     # A control accuses no side, so it may speak up sooner.
     figures = max(sum(len(pair.deciding(Side.A2)) for pair in controls), 1)
@@ -260,9 +253,8 @@ def _is_lost(verdicts: Iterable[Verdict]) -> bool:
 def is_settled(verdicts: Sequence[Verdict], *, lost: bool = False) -> bool:
     """Whether no further launch would change the answer on a pair.
 
-    Args:
-        verdicts: on its metrics. Where one is a proven loss, the others need but an interval.
-        lost: whether the pair is lost by something else.
+    Where one of its metrics is a proven loss, or it is lost by something else, the others need but
+    an interval.
     """
     lost = lost or _is_lost(verdicts)
     unclear = [one for one in verdicts if one.outcome is Outcome.INCONCLUSIVE]
@@ -274,14 +266,8 @@ def judge_pair(
 ) -> tuple[Verdict, ...]:
     """The verdict on each metric of a pair, at the look that decides or else at the last one.
 
-    Args:
-        pair: what is compared.
-        launches: of all sides and pairs so far, as they came.
-        rules: see there.
-        other: what A is compared with: B, or A itself, which is the control.
-
-    Returns:
-        What doesn't decide is MEASURED.
+    Compared is A with `other`: B, or A itself, which is the control. What doesn't decide is
+    MEASURED. Launches are of all sides and pairs, as they came.
     """
     ours = [one for one in launches if one.pair_id == pair.id and one.side in {Side.A, other}]
     deciding = pair.deciding(other)
@@ -417,12 +403,9 @@ def _needed(
 
 
 def why_broken(launches: Iterable[SideLaunch], side: Side, metric: Metric | None = None) -> str:
-    """Why a side can't be measured, empty where it can: most of its launches failed.
+    """Why a side of a pair can't be measured, empty where it can: most of its launches failed.
 
-    Args:
-        launches: of one pair.
-        side: which.
-        metric: one whose values are to mean something; None for launches that failed as a whole.
+    With a metric, those count too in which its values mean nothing.
     """
     ours = [one for one in launches if one.side is side]
     whys = [one.why_invalid(metric) if metric else one.failed for one in ours]

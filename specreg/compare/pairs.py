@@ -93,13 +93,10 @@ class Group:
         return (Side.A, Side.B, Side.A2) if self.with_control else (Side.A, Side.B)
 
     def slots(self, launch: int) -> tuple[tuple[Side, ...], ...]:
-        """Which sides are started for a launch of each, in order; in brackets those up together.
+        """Which sides are started for a launch (from 1), in order; in brackets those together.
 
         Every other launch goes the other way round, so that no side has the better half of two. Of
         three each is in the middle in its turn.
-
-        Args:
-            launch: from 1.
         """
         block, back = divmod(launch - 1, 2)
         first = block % len(self.sides) if self.with_control else 0
@@ -116,14 +113,7 @@ def pairs_of(
     prompts: int | None,
     show: Callable[[str], None],
 ) -> tuple[Pair, ...]:
-    """The cases of a tier as both sides run them; what can't be compared is left out, and shown.
-
-    Args:
-        tier: of the cases.
-        chosen: the cases.
-        overrides: of A and of B.
-        prompts: how many each case replays, None for its own number.
-        show: is told what is left out.
+    """Chosen cases of a tier as A and B run them; what can't be compared is left out, and shown.
 
     Raises:
         UnknownNameError: see `overridden`.
@@ -169,11 +159,7 @@ def _drafts(tier: Tier, case: Case) -> Mapping[str, str]:
 def groups_of(pairs: Iterable[Pair], *, with_control: bool, together: bool) -> tuple[Group, ...]:
     """The pairs by what they need to start.
 
-    Args:
-        pairs: all.
-        with_control: whether side A is launched once more for one group, the cheapest: the one
-            without a draft if there is one.
-        together: whether all sides are up at the same time.
+    The control is of one group, the cheapest: the one without a draft if there is one.
     """
     sharing: dict[tuple[object, ...], list[Pair]] = {}
     for pair in pairs:

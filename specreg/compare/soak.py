@@ -109,16 +109,9 @@ def judge_figure(
 ) -> Verdict:
     """The verdict on how a figure moved over the blocks after the lead-in.
 
-    Args:
-        figure: which.
-        blocks: so far, in order.
-        case_id: whose.
-        lead_in_s: blocks whose middle lies before it aren't judged.
-        level: how often the interval misses the truth on either side, 0..0.5.
-
-    Returns:
-        PASS where the interval excludes a loss beyond the tolerance, REGRESSED where the whole
-        interval is a loss and the estimate is beyond it; its change is that of an hour.
+    PASS where the interval, which misses the truth on either side with `level`, excludes a loss
+    beyond the tolerance; REGRESSED where all of it is a loss and the estimate is beyond it. Its
+    change is that of an hour.
     """
     told = [
         (block, float(value))
@@ -169,15 +162,11 @@ class Soak:
     """One soak, and what has come of it so far.
 
     Attributes:
-        tier: of the case; case: whose load it is.
         engine: where the server comes from, as a side of a gate; empty for what the tier runs.
         length_s: how long it takes, from the first block's start.
         prompts: of a block, None for four times what is in flight at once.
         tolerance_frac: the loss in an hour that is fine, of all figures; None for each one's own.
-        root: the repository's root; path: of the file that gets each block as it ends.
-        ready_within_s: how long the server may take to its first token.
-        waits: whether to wait for a GPU on which another run of specreg measures.
-        show: is told what goes on.
+        path: of the file that gets each block as it ends.
         blocks: so far.
         alarms: by figure, the verdict of the look that first saw it drift.
     """

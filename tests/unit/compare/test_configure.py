@@ -5,6 +5,7 @@ import re
 import sys
 from pathlib import Path
 
+import filelock
 import pytest
 
 from specreg.compare.configure import open_gate
@@ -45,6 +46,10 @@ def asked(tmp_path: Path) -> GateOptions:
     [
         ({"b": "sglang==0.5.23"}, f"side 'sglang==0.5.23': '{CASE}' is of engine 'vllm'"),
         ({"case_ids": ("nope",)}, "tier 'cpu': unknown case 'nope'"),
+        (
+            {"a": "sglang", "b": "sglang", "case_ids": ()},
+            "none of its .* cases can be compared, .* of engine 'vllm'; choose another --tier",
+        ),
         ({"b_overrides": ("k=5",)}, "unknown setting 'k'"),
         ({"b_overrides": ("draft=./nowhere",)}, "model folder '.*nowhere': config.json is missing"),
         ({"launches": 5}, "--launches 5: a block of ABBA has two of each side; give an even"),
@@ -130,7 +135,8 @@ def measured(gate: Gate, side: Side, number: int, version: str = "0.32.0") -> No
     [pair] = gate.pairs[:1]
     one = launch(side, number, pair=pair, version=version).measurement
     assert one is not None
-    gate._record(gate._key(pair, side, number), one, [])  # noqa: SLF001 - as it does itself
+    gate.journal.begin(gate._key(pair, side, number))  # noqa: SLF001 - as it does itself
+    gate.journal.end(one)
     gate.journal.close()
 
 
@@ -177,6 +183,25 @@ def test_what_another_gate_left_is_not_gone_on_with(here: GateOptions) -> None:
         open_gate(dataclasses.replace(here, resume=True, prompts=4))
     with pytest.raises(UnsupportedError, match="is of another gate"):
         open_gate(dataclasses.replace(here, resume=True, least_s=1.0))
+
+
+def test_two_gates_at_once_dont_share_a_folder(here: GateOptions) -> None:
+    assert here.out is not None
+    here.out.mkdir()
+    with (
+        filelock.FileLock(here.out / "gate.lock"),
+        pytest.raises(SpecregError, match="another gate is at work there; wait for its end"),
+    ):
+        open_gate(here)
+
+
+def test_a_page_that_cant_be_written_is_told_and_the_answer_stays(here: GateOptions) -> None:
+    said: list[str] = []
+    gate = open_gate(dataclasses.replace(here, show=said.append))
+    (gate.folder / "report.md").mkdir()
+    assert record_gate(gate, command="").run.exit_status == 10
+    assert "report.md': not written, Is a directory" in said[-1]
+    assert (gate.folder / "report.json").exists()
 
 
 def test_a_side_is_of_one_version(here: GateOptions) -> None:
