@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from specreg.core.errors import MatrixError, UnknownNameError
+from specreg.engines.methods import Tree
 from specreg.engines.settings import Parallel
 from specreg.engines.wire_format import Form
 from specreg.matrix.case import Case, Tier
@@ -362,3 +363,17 @@ def test_a_round_may_have_as_many_in_flight_as_the_case_says(tmp_path: Path, key
 def test_a_round_that_cannot_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MatrixError, match="the last of which has 7, with concurrency = "):
         load(tmp_path, with_eight_in_flight("prompts = 31"))
+
+
+def test_an_unknown_tier_is_answered_with_the_files_there_are(tmp_path: Path) -> None:
+    (tmp_path / "gpu.toml").touch()
+    with pytest.raises(UnknownNameError, match="unknown tier 'gpus'; did you mean 'gpu'"):
+        load_tier(tmp_path, "gpus")
+
+
+def test_a_tree_is_of_the_case_and_not_of_its_control(tmp_path: Path) -> None:
+    case = case_of(load(tmp_path, TREES + tree(2, 6)), "sglang-eagle3_tree-tiny-toy-c1")
+    assert case.server.tree == Tree(branches=2, drafted_tokens=6)
+    assert (case.server.draft_tokens, case.server.drafted_tokens) == (3, 6)
+    assert case.control is not None
+    assert (case.control.tree, case.control.drafted_tokens) == (None, 0)
