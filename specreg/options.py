@@ -10,11 +10,6 @@ import pytest
 from specreg.suite.options import Options
 
 GROUP = "specreg"
-GONE = {
-    "--specreg-nodes": "start the server yourself, and measure it with --specreg-attach=URL",
-    "--specreg-node-command": "start the server yourself, and measure it with --specreg-attach=URL",
-}
-"""Options of earlier versions, and what to use instead."""
 
 
 def add_options(parser: pytest.Parser, typed: Sequence[str]) -> None:
@@ -26,11 +21,10 @@ def add_options(parser: pytest.Parser, typed: Sequence[str]) -> None:
     """
     flags = [field.metadata["flag"] for field in dataclasses.fields(Options)]
     names = [one.partition("=")[0] for one in typed if one.startswith("--")]
-    unknown = [one for one in names if one not in flags and one not in GONE]
+    unknown = [one for one in names if one not in flags]
     close = [difflib.get_close_matches(one, flags, n=1) for one in unknown]
     if any(close):
         parser.extra_info["did you mean"] = ", ".join(one[0] for one in close if one)
-    parser.extra_info.update({one: f"is gone; {GONE[one]}" for one in names if one in GONE})
     group = parser.getgroup(GROUP, "specreg: performance regressions of speculative decoding")
     for field in dataclasses.fields(Options):
         group.addoption(

@@ -3,7 +3,8 @@
 import contextlib
 import os
 import shlex
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
@@ -74,18 +75,33 @@ from specreg.verdicts.judge import Outcome
 SUITE = pytest.StashKey[Suite]()
 RECORD_PROPERTY = pytest.StashKey[Callable[[str, object], None]]()
 """Takes a property of the whole run for JUnit's file."""
-_PROGRESS = pytest.StashKey[Progress]()
-_CLUSTER = pytest.StashKey[Cluster | None]()
-_LINES = pytest.StashKey[list[str]]()
-_OTHERS = pytest.StashKey[bool]()
-"""Whether a test failed otherwise than by its verdict."""
-_RUN = pytest.StashKey[RunVerdict]()
-_BLOCKS = pytest.StashKey[Mapping[str, str]]()
-"""By case that failed, what is told of it in place of pytest's own sections."""
-_IS_ASKED = pytest.StashKey[bool]()
-"""Whether tests of the suite were chosen, or would have been if anything had."""
-_UNREADABLE = pytest.StashKey[bool]()
-"""Whether the run ended before it began, as what is expected can't be read."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Session:
+    """What the hooks keep of a run.
+
+    Attributes:
+        progress: shows what goes on; cluster: measures in place of this machine.
+        lines: what the end says besides; blocks: by case that failed, what is told of it in place
+            of pytest's own sections.
+        is_asked: whether tests of the suite were chosen, or would have been if anything had.
+        others_failed: whether a test failed otherwise than by its verdict.
+        unreadable: whether the run ended before it began, as its baselines can't be read.
+        run: what it decided.
+    """
+
+    progress: Progress
+    cluster: Cluster | None
+    lines: list[str] = field(default_factory=list)
+    blocks: Mapping[str, str] = field(default_factory=dict)
+    is_asked: bool = False
+    others_failed: bool = False
+    unreadable: bool = False
+    run: RunVerdict | None = None
+
+
+_SESSION = pytest.StashKey[_Session]()
 
 _NO_XDIST = (
     "pytest-xdist: cases measured at the same time disturb one another; leave out -n, and give"
@@ -105,14 +121,12 @@ def pytest_configure(config: pytest.Config) -> None:
     interrupt_on_signals()
     with _as_usage_error():
         learn({}, config.invocation_params.args)
-        progress = config.stash[_PROGRESS] = Progress()
-        options = read_options(config)
+        progress, options = Progress(), read_options(config)
         check_options(config.rootpath, options)
-        cluster = config.stash[_CLUSTER] = _reach(config, options, progress)
+        cluster = _reach(config, options, progress)
+        config.stash[_SESSION] = _Session(progress=progress, cluster=cluster)
         site = cluster.site if cluster is not None else None
         config.stash[SUITE] = open_suite(config.rootpath, options, progress, site)
-        config.stash[_LINES] = []
-        config.stash[_IS_ASKED] = config.stash[_OTHERS] = False
 
 
 def _reach(config: pytest.Config, options: Options, progress: Progress) -> Cluster | None:
@@ -137,8 +151,8 @@ def _reach(config: pytest.Config, options: Options, progress: Progress) -> Clust
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Puts the terminal back."""
-    if _PROGRESS in config.stash:
-        config.stash[_PROGRESS].close()
+    if _SESSION in config.stash:
+        config.stash[_SESSION].progress.close()
     if SUITE in config.stash:
         config.stash[SUITE].journal.close()
 
@@ -153,7 +167,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if marker is None or "case" not in metafunc.fixturenames:
         return
     suite = metafunc.config.stash[SUITE]
-    metafunc.config.stash[_IS_ASKED] = True
+    metafunc.config.stash[_SESSION].is_asked = True
     rows = [
         pytest.param(control, server, case, what, id=_item_id(case, what, server))
         for control, server, case in _setups(suite)
@@ -172,9 +186,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     pytest's own order keeps a server's tests together, and scatters its cases and metrics.
     """
-    suite = config.stash[SUITE]
+    suite, session = config.stash[SUITE], config.stash[_SESSION]
     # pytest puts one item in the place of a test whose family no case of the tier has.
-    items[:] = [item for item in items if not _is_empty(item)]
+    items[:] = [
+        item for item in items if not _params(item) or isinstance(_params(item)["case"], Case)
+    ]
     setups = {(server.id, case.id): i for i, (_, server, case) in enumerate(_setups(suite))}
     names = {name: i for i, name in enumerate((*METRICS, *CHECKS))}
 
@@ -189,66 +205,57 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError(_NO_XDIST)
     ours = [item for item in items if place(item)[0] >= 0]
     # Where a selection leaves nothing at all, it may have meant these.
-    config.stash[_IS_ASKED] = bool(ours) or (config.stash[_IS_ASKED] and not items)
+    session.is_asked = bool(ours) or (session.is_asked and not items)
     cases = {_params(item)["case"].id: _params(item)["case"] for item in ours}
-    unfit = {**_note_unfetched(config, suite, cases.values()), **why_unfit(suite)}
+    lists = config.getoption("collectonly")
+    unfetched = {} if lists else why_unfetched(suite, cases.values())
+    unfit = {**(unfetched if suite.skips_unfetched else {}), **why_unfit(suite)}
+    suite.unfetched = {} if suite.skips_unfetched else unfetched
     asked: dict[str, set[str]] = {}
-    skipped: dict[str, str] = {}
     dark: dict[str, None] = {}
     wanted: list[Wanted] = []
     for item in ours:
-        case = _params(item)["case"]
+        params = _params(item)
+        case, what = params["case"], _what(params)
+        is_power = isinstance(what, Metric) and what.family is Family.POWER
         if case.id in unfit:
             item.add_marker(pytest.mark.skip(reason=unfit[case.id]))
-            skipped[case.id] = unfit[case.id]
-        elif why := _why_dark(suite, case, _what(_params(item))):
+            suite.skipped[case.id] = unfit[case.id]
+        elif is_power and (why := suite.provision.why_no_power(case.server)):
             item.add_marker(pytest.mark.skip(reason=why))
             dark.setdefault(why)
         else:
-            name = _what(_params(item)).name
-            asked.setdefault(case.id, set()).add(name)
+            asked.setdefault(case.id, set()).add(what.name)
             if case.id not in suite.unfetched:
-                wanted.append((case, _params(item)["server"].number, name))
-    suite.asked, suite.skipped, suite.no_power = asked, skipped, "; ".join(dark)
-    if not config.getoption("collectonly"):
-        without = {*suite.skipped, *suite.unfetched}
-        running = [case for case_id, case in cases.items() if case_id not in without]
-        lines = config.stash[_LINES]
-        with _as_usage_error():
-            suite.fit_budget()
-            check_cases(suite, running)
-            _check_baselines(config, suite, running)
-            lines.extend(check_contexts(suite.root, running))
-            lines.extend(_form_team(config, suite, wanted))
-            if wanted:
-                suite.journal.hold()  # no other run may go on with it meanwhile
+                wanted.append((case, params["server"].number, what.name))
+    suite.asked, suite.no_power = asked, "; ".join(dark)
+    if not lists:
+        running = [case for case_id, case in cases.items() if case_id not in {*unfit, *unfetched}]
+        _prepare(config, running, wanted)
+
+
+def _prepare(config: pytest.Config, running: Sequence[Case], wanted: Sequence[Wanted]) -> None:
+    """Ends the run before anything starts where a case that is to run can't be measured."""
+    suite, session = config.stash[SUITE], config.stash[_SESSION]
+    with _as_usage_error():
+        suite.fit_budget()
+        check_cases(suite, running)
+        if wrong := check_baselines(suite.store.files(case.id for case in running)):
+            session.lines.extend(wrong)
+            session.unreadable = True
+            pytest.exit("baselines can't be read, see below; no server was started")
+        session.lines.extend(check_contexts(suite.root, running))
+        session.lines.extend(_form_team(config, suite, wanted))
+        if wanted:
+            suite.journal.hold()  # no other run may go on with it meanwhile
 
 
 def _form_team(config: pytest.Config, suite: Suite, wanted: Sequence[Wanted]) -> Iterator[str]:
     """Have others measure where the user wants that; yield what is to be said of it."""
-    spread = spread_of(read_options(config))
-    suite.away = team = form_team(suite, wanted, spread, config.stash[_CLUSTER])
+    spread = spread_of(suite.options)
+    suite.away = team = form_team(suite, wanted, spread, config.stash[_SESSION].cluster)
     if team is not None and (why := team.why_fewer()):
         yield why
-
-
-def _note_unfetched(
-    config: pytest.Config, suite: Suite, cases: Collection[Case]
-) -> Mapping[str, str]:
-    """By case that is to be skipped why its models can't be fetched; else the suite keeps it."""
-    if config.getoption("collectonly"):
-        return {}
-    unfetched = why_unfetched(suite, cases)
-    if suite.skips_unfetched:
-        return unfetched
-    suite.unfetched = unfetched
-    return {}
-
-
-def _why_dark(suite: Suite, case: Case, what: Metric | CorrectnessCheck) -> str:
-    """Why a metric of power can't be measured here; empty of any other."""
-    is_power = isinstance(what, Metric) and what.family is Family.POWER
-    return suite.provision.why_no_power(case.server) if is_power else ""
 
 
 @contextlib.contextmanager
@@ -260,21 +267,12 @@ def _as_usage_error() -> Iterator[None]:
         raise pytest.UsageError(str(error)) from error
 
 
-def _check_baselines(config: pytest.Config, suite: Suite, cases: Collection[Case]) -> None:
-    """Ends the run before anything starts where what is expected of a case can't be read."""
-    wrong = check_baselines(suite.store.files(case.id for case in cases))
-    if wrong:
-        config.stash[_LINES].extend(wrong)
-        config.stash[_UNREADABLE] = True
-        pytest.exit("baselines can't be read, see below; no server was started")
-
-
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Stops where a signal said so; Python drops an exception that is raised in a finalizer.
 
     No server is started whose models can't be fetched.
     """
-    item.config.stash[_PROGRESS].leave_line()
+    item.config.stash[_SESSION].progress.leave_line()
     check_signalled()
     params, unfetched = _params(item), item.config.stash[SUITE].unfetched
     if params and params["case"].id in unfetched:
@@ -283,7 +281,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_report_teststatus(config: pytest.Config) -> None:
     """Leaves the line to pytest, which is about to write on it."""
-    config.stash[_PROGRESS].leave_line()
+    config.stash[_SESSION].progress.leave_line()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -303,7 +301,7 @@ def pytest_runtest_makereport(
         report.longrepr = cast("Any", failure_of(verdict))
     if not errors or not all(isinstance(error, SpecregError) for error in errors):
         judged = bool(report.user_properties) and call.when != "teardown"
-        item.config.stash[_OTHERS] |= report.failed and not judged
+        item.config.stash[_SESSION].others_failed |= report.failed and not judged
         return report
     message = "\n".join(dict.fromkeys(map(str, errors)))
     head = _head(held or errors[0])
@@ -313,21 +311,23 @@ def pytest_runtest_makereport(
         suite.skipped[params["case"].id] = head
         return report
     case_id = params["case"].id if params and call.when != "teardown" else ""
-    text = f"{head}\n(as above)" if _told(suite, head) else message
+    is_told = any(verdict.reason == head for verdict in suite.verdicts)
+    text = f"{head}\n(as above)" if is_told else message
     report.longrepr = cast("Any", Failure(message=head, text=text, case_id=case_id))
     if case_id:
         suite.errors.setdefault(params["case"].id, message)
         verdict = suite.note_failure(params["case"], _what(params).name, head)
         report.user_properties.extend(properties(verdict))
     else:
-        item.config.stash[_OTHERS] = True
+        item.config.stash[_SESSION].others_failed = True
     return report
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Records what the run did: its baselines where that was asked for, verdicts, history."""
-    suite, lines = session.config.stash[SUITE], session.config.stash[_LINES]
+    suite, kept = session.config.stash[SUITE], session.config.stash[_SESSION]
+    lines = kept.lines
     if len(SIGNALLED) > 1:
         if suite.away is not None:
             suite.away.kill()
@@ -346,29 +346,26 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         lines.append("to go on from here, type the same again with --specreg-resume")
     if suite.update_reason is not None and suite.measurements:
         lines.extend(_record_baselines(session, cut_short=cut_short))
-    only_ours = exitstatus == pytest.ExitCode.TESTS_FAILED and not session.config.stash[_OTHERS]
+    only_ours = exitstatus == pytest.ExitCode.TESTS_FAILED and not kept.others_failed
     if exitstatus == pytest.ExitCode.OK or only_ours:
         session.exitstatus = exit_status(suite.verdicts) or session.exitstatus
-    if _UNREADABLE in session.config.stash:
+    if kept.unreadable:
         session.exitstatus = NO_BASELINE_STATUS
     if suite.verdicts or _ended_without(session, suite):
-        run = run_verdict(suite, int(session.exitstatus), cut_short=cut_short)
-        session.config.stash[_RUN] = run
-        _record_run(session.config, suite, run)
+        kept.run = run_verdict(suite, int(session.exitstatus), cut_short=cut_short)
+        _record_run(session.config, suite, kept.run)
     _put_into_blocks(session.config)
 
 
 def _conclude(config: pytest.Config, suite: Suite) -> None:
     """Looks at all verdicts together; JUnit's tests are told by then, so its file is told here."""
-    looked, changes = tuple(suite.verdicts), list[str]()
-    suite.confirmation.conclude()
-    for before, after in zip(looked, suite.verdicts, strict=True):
-        if after.outcome is not before.outcome:
-            name = f"specreg.final.{after.case_id}.{after.metric}"
-            config.stash[RECORD_PROPERTY](name, f"{after.outcome}: {after.reason}")
-            changes.append(f"{after.case_id} {after.metric}: {before.outcome} -> {after.outcome}")
+    changes = []
+    for before, after in suite.conclude():
+        name = f"specreg.final.{after.case_id}.{after.metric}"
+        config.stash[RECORD_PROPERTY](name, f"{after.outcome}: {after.reason}")
+        changes.append(f"{after.case_id} {after.metric}: {before.outcome} -> {after.outcome}")
     if changes:
-        config.stash[_LINES].append(
+        config.stash[_SESSION].lines.append(
             f"{len(changes)} verdict{'s' * (len(changes) > 1)} changed when the whole run was"
             f" looked at: {', '.join(changes)}"
         )
@@ -388,7 +385,7 @@ def _end_team(session: pytest.Session, away: Away, *, early: bool) -> Iterator[s
 def _ended_without(session: pytest.Session, suite: Suite) -> bool:
     """Whether the run was to judge and didn't; one that only lists or records wasn't to."""
     return (
-        session.config.stash[_IS_ASKED]
+        session.config.stash[_SESSION].is_asked
         and suite.update_reason is None
         and not session.config.getoption("collectonly")
         and not hasattr(session.config, "workerinput")
@@ -404,21 +401,18 @@ def _record_run(config: pytest.Config, suite: Suite, run: RunVerdict) -> None:
         record_runs(suite)
     with _kept(said):
         record_document(folder / "verdict.json", run)
-    config.stash[_LINES].extend(said)
-    said.extend(suite.retried if suite.update_reason is not None else _remarks(config, suite))
+    config.stash[_SESSION].lines.extend(said)
+    said.extend(_remarks(suite))
+    added = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
+    command = shlex.join(("pytest", *added, *map(str, config.invocation_params.args)))
+    options = suite.store.options
     try:
-        report = report_of(
-            suite,
-            run,
-            command=_command(config),
-            options=suite.store.options,
-            remarks=tuple(said),
-        )
+        report = report_of(suite, run, command=command, options=options, remarks=tuple(said))
         append_job_summary(render_markdown(report))
         record_document(folder / FILE_NAME, report)
         write_outputs(ALWAYS, report, folder, folder)
     except Exception as error:  # noqa: BLE001 - whatever it is, it must take no verdict with it
-        config.stash[_LINES].append(
+        config.stash[_SESSION].lines.append(
             f"report of '{folder}': not whole, {type(error).__name__}: {error}; the verdicts stand,"
             f" and {specreg_command('report')} makes it again"
         )
@@ -433,14 +427,11 @@ def _kept(said: list[str]) -> Iterator[None]:
         said.append(str(error))
 
 
-def _command(config: pytest.Config) -> str:
-    """What was typed, with what the environment adds to it."""
-    added = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
-    return shlex.join(("pytest", *added, *map(str, config.invocation_params.args)))
-
-
-def _remarks(config: pytest.Config, suite: Suite) -> Iterator[str]:
-    return remarks(suite, config.rootpath / read_options(config).matrix)
+def _remarks(suite: Suite) -> Iterable[str]:
+    """What a reader should know besides; of a recording only what was measured twice."""
+    if suite.update_reason is not None:
+        return suite.retried
+    return remarks(suite)
 
 
 def _record_baselines(session: pytest.Session, *, cut_short: bool) -> Iterator[str]:
@@ -473,50 +464,40 @@ def _put_into_blocks(config: pytest.Config) -> None:
     if reports and all(getattr(one.longrepr, "case_id", "") for one in reports):
         config.option.tbstyle = "no"
         suite = config.stash[SUITE]
-        config.stash[_BLOCKS] = render_blocks(suite.verdicts, suite.errors)
-
-
-def _write_blocks(reporter: pytest.TerminalReporter, blocks: Mapping[str, str]) -> None:
-    reporter.write_sep("=", "FAILURES")
-    for case_id, block in blocks.items():
-        reporter.write_sep("_", case_id, red=True, bold=True)
-        reporter.write_line(hide_known(block))
+        config.stash[_SESSION].blocks = render_blocks(suite.verdicts, suite.errors)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """What failed, the table of the verdicts, what was recorded, and what to type next."""
     config = terminalreporter.config
-    suite = config.stash[SUITE]
-    if not suite.verdicts and not config.stash[_LINES]:
+    suite, session = config.stash[SUITE], config.stash[_SESSION]
+    if not suite.verdicts and not session.lines:
         return
-    blocks = config.stash.get(_BLOCKS, {})
-    if blocks:
-        _write_blocks(terminalreporter, blocks)
+    if session.blocks:
+        terminalreporter.write_sep("=", "FAILURES")
+    for case_id, block in session.blocks.items():
+        terminalreporter.write_sep("_", case_id, red=True, bold=True)
+        terminalreporter.write_line(hide_known(block))
     terminalreporter.section(f"specreg: tier {suite.tier.name} on {suite.environment.name}")
     color = _color(config)
     recording = suite.update_reason is not None
     judged = [one for one in suite.verdicts if not recording or one.outcome is not Outcome.MEASURED]
-    table = render_verdicts(judged, width=_WIDTH, color=color) if judged else ""
-    parts = [table, *config.stash[_LINES]]
-    figures = last_launches(suite.figures)
-    parts.append(
-        render_figures(figures, width=_WIDTH, color=color, percentiles=suite.options.verbose)
-    )
+    parts = [render_verdicts(judged, width=_WIDTH, color=color) if judged else "", *session.lines]
+    figures, every = last_launches(suite.figures), suite.options.verbose
+    parts.append(render_figures(figures, width=_WIDTH, color=color, percentiles=every))
     parts.append(render_times(suite.timeline.so_far(), width=_WIDTH, color=color))
     if not all(case.speed for case in suite.tier.cases):
         parts.append("the servers of this tier say nothing of speed, so none is shown")
     if suite.taken_over:
         parts.append(f"taken over from the run that was cut off: {', '.join(suite.taken_over)}")
-    if recording:
-        parts.extend(suite.retried)
-    else:
-        untold = [one for one in suite.verdicts if not (blocks and one.fails)]
+    if not recording:
+        untold = [one for one in suite.verdicts if not (session.blocks and one.fails)]
         parts.append(render_notes(untold, suite.environment.name))
-        parts.extend(_remarks(config, suite))
+    parts.extend(_remarks(suite))
     pages = [suite.run_folder / f"report.{kind}" for kind in ("html", "md")]
     parts.append(next((f"report: {page}" for page in pages if page.exists()), ""))
-    if _RUN in config.stash:
-        parts.append(render_answers(answers_of_run(config.stash[_RUN]), color=color))
+    if session.run is not None:
+        parts.append(render_answers(answers_of_run(session.run), color=color))
     cases = {case.id for case in suite.tier.cases}
     again = ("--update-baselines",) if recording else ()
     parts.append(render_next(suite.verdicts, cases, (*suite.store.options, *again)))
@@ -569,11 +550,6 @@ def _what(params: Mapping[str, Any]) -> Metric | CorrectnessCheck:
     return found
 
 
-def _is_empty(item: pytest.Item) -> bool:
-    params = _params(item)
-    return bool(params) and not isinstance(params["case"], Case)
-
-
 def _leaves(error: BaseException) -> tuple[BaseException, ...]:
     """What was raised: of several servers that couldn't be ended well pytest makes a group."""
     if not isinstance(error, BaseExceptionGroup):
@@ -588,11 +564,6 @@ def _is_unfetched(error: BaseException) -> bool:
 
 def _head(error: BaseException) -> str:
     return str(error).splitlines()[0]
-
-
-def _told(suite: Suite, head: str) -> bool:
-    """Whether a failure that begins like this has been told in full."""
-    return any(verdict.reason == head for verdict in suite.verdicts)
 
 
 def _color(config: pytest.Config) -> bool:

@@ -34,10 +34,9 @@ class CaseBaselines:
 
     Attributes:
         environment: where it was measured; `settings`: with what.
-        exact: the baseline of this environment, None if there is none.
-        nearest: one of another environment with the same settings, None if there is none.
-        published: a published figure of it, None if there is none.
-        control: the baseline of the same load without speculation, None if there is none.
+        exact: the baseline of this environment.
+        nearest: one of another environment with the same settings.
+        control: the baseline of the same load without speculation.
         spreads: by metric, how launches of this environment differ.
         options: with which pytest runs the case, the tier among them.
     """
@@ -64,7 +63,6 @@ class Comparison:
     Attributes:
         launches: its measurements, valid in what they are compared for; the last one is judged by
             prompt.
-        known: see there.
         ours, theirs: what each prompt did that both have; None where there are no prompts.
         run_ids: the prompts of the case; further ones are of its extension.
     """
@@ -92,10 +90,7 @@ class Comparison:
 
     @property
     def held_back(self) -> str:
-        """Why no speed of the launches counts: a GPU ran slower than when it was recorded.
-
-        Empty where none did, or it isn't known.
-        """
+        """Why no speed of the launches counts, see `why_held_back`."""
         return why_held_back(self.launches, self.known.exact)
 
     @property
@@ -248,19 +243,25 @@ def paired_ratio_change(
     if len(tags) > 1:
         said = ", ".join(tags)
         return f"the sides tell their acceptance differently ({said}), so they can't be compared"
-    tables = [counts_table([prompt for one in arm for prompt in one.prompts]) for arm in records]
-    known = set(tables[1].prompt_ids)
-    common = [one for one in tables[0].prompt_ids if one in known]
-    if len(common) < FEWEST_PROMPTS:
+    ours, theirs = common_prompts(
+        *(counts_table([prompt for one in arm for prompt in one.prompts]) for arm in records)
+    )
+    if len(ours.prompt_ids) < FEWEST_PROMPTS:
         return (
-            f"{len(common)} prompts to compare by, {FEWEST_PROMPTS} are needed; give more"
+            f"{len(ours.prompt_ids)} prompts to compare by, {FEWEST_PROMPTS} are needed; give more"
             " prompts, and an engine whose answers carry their own counts"
         )
-    ours, theirs = (ratio_parts(metric, table.only(common)) for table in tables)
-    expected = _quotient(theirs) if theirs is not None else None
-    if ours is None or not expected or not ours[1].any():
-        return "side A accepted nothing, or B took no step: there is no ratio to compare"
-    return change_of_ratio(ours, theirs, expected)
+    change = _change_of_tables(metric, ours, theirs)
+    return change or "side A accepted nothing, or B took no step: there is no ratio to compare"
+
+
+def _change_of_tables(metric: Metric, ours: CountsTable, theirs: CountsTable) -> Change | None:
+    """The change of a ratio between tables of the same prompts; None where one of them has none."""
+    now, before = ratio_parts(metric, ours), ratio_parts(metric, theirs)
+    expected = _quotient(before) if before is not None else None
+    if now is None or before is None or not expected or not now[1].any():
+        return None
+    return change_of_ratio(now, before, expected)
 
 
 def common_prompts(one: CountsTable, other: CountsTable) -> tuple[CountsTable, CountsTable]:
@@ -281,12 +282,9 @@ def change_of_baseline(metric: Metric, old: Baseline, new: Baseline) -> Change |
     if new.acceptance is None or old.acceptance is None:
         return None
     tables = common_prompts(load_table(new.acceptance), load_table(old.acceptance))
-    ours, theirs = (ratio_parts(metric, table) for table in tables)
-    expected = _quotient(theirs) if theirs is not None else None
-    few = len(tables[0].prompt_ids) < FEWEST_PROMPTS
-    if ours is None or theirs is None or not expected or few:
+    if len(tables[0].prompt_ids) < FEWEST_PROMPTS:
         return None
-    return change_of_ratio(ours, theirs, expected) if ours[1].any() else None
+    return _change_of_tables(metric, *tables)
 
 
 def spreads_of(baselines: Iterable[Baseline]) -> Mapping[str, Spread]:

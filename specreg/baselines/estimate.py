@@ -48,7 +48,7 @@ class Estimate:
         fixed_s: what the rounds take whatever there is to replay; 0 where the prompts say it.
         extra_prompts: how many more than its own are replayed, to warm up.
         source: `recorded`, `recorded on` another machine, or `guess`.
-        power_s: what the time under load for power alone takes.
+        power_s: the time under load for power alone.
     """
 
     own_s: float
@@ -59,10 +59,7 @@ class Estimate:
     power_s: float = 0.0
 
     def case_s(self, prompts: int) -> float:
-        """What so many prompts take; without the start of a server.
-
-        Each is measured on both servers, and asked of the case's own once more for what is proved.
-        """
+        """What so many prompts take, without the start of a server."""
         return sum(self.phase_s(phase, prompts) or 0.0 for phase in Phase)
 
     def phase_s(self, phase: Phase, prompts: int) -> float | None:
@@ -80,14 +77,7 @@ Estimates = Mapping[str, Estimate | None]
 
 
 def estimates_of(tier: Tier, store: BaselineStore, gpus: Gpus, root: Path) -> Estimates:
-    """An estimate of each case of a tier.
-
-    Args:
-        tier: whose cases.
-        store: the baselines of this machine, and of others.
-        gpus: of this machine; none is as good, for a guess.
-        root: the repository's, for the prompts.
-    """
+    """An estimate of each case of a tier; `root` is the repository's, for the prompts."""
     return {case.id: estimate_of(case, tier, store, gpus, root) for case in tier.cases}
 
 
@@ -134,15 +124,9 @@ def turns_of(root: Path, case: Case) -> float:
 def run_min(
     cases: Iterable[Case], estimates: Estimates, environment_kind: str, *, launches: int = 1
 ) -> float:
-    """How many minutes a run of some cases takes, each counted on all GPUs that it takes.
+    """How many minutes a run of cases takes, each counted on all GPUs that it takes.
 
-    A case without an estimate counts as none.
-
-    Args:
-        cases: what is run, with its prompts.
-        estimates: of them.
-        environment_kind: "cpu" or "gpu".
-        launches: of each server.
+    A case without an estimate counts as none. `environment_kind` is "cpu" or "gpu".
     """
     cases = tuple(cases)
     seconds = 0.0
@@ -167,14 +151,8 @@ def within_budget(
 ) -> tuple[Case, ...]:
     """The cases with as many of their prompts, evenly, as a budget allows.
 
-    Never fewer than a case has rounds, never more than it declares.
-
-    Args:
-        cases: what is to be run.
-        estimates: of them.
-        environment_kind: "cpu" or "gpu".
-        budget_min: minutes of a GPU; of the machine where the cases take none.
-        launches: of each server.
+    Never fewer than a case has rounds, never more than it declares. The budget is of minutes of a
+    GPU; of the machine where the cases take none.
 
     Raises:
         SpecregError: how long one of them takes isn't known, or the least takes longer.

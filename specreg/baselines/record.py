@@ -30,7 +30,7 @@ from specreg.matrix.case import Case
 from specreg.matrix.models import model_sha256
 from specreg.matrix.schema import CaseSettings
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import METRICS, Family, Metric, ratio_parts
+from specreg.measurement.metrics import METRICS, Family, ratio_parts
 from specreg.measurement.validity import Invalid, render_invalid, spoiled_by
 from specreg.stats.alpha_spending import Look
 from specreg.stats.intervals import FEWEST_PROMPTS, Spread, change_of_ratio
@@ -74,7 +74,7 @@ def record_measurements(
         settings: of that case.
         store: where to put it.
         reason: why it is recorded; empty for the engine, its version and the commit.
-        torch_version: what the engine ran with, as far as is known.
+        torch_version: what the engine ran with; empty where it isn't known.
         driver_version: of the GPUs that it ran on, empty without.
         noise_of: by how launches within a run differ, how identical runs did.
 
@@ -96,7 +96,11 @@ def record_measurements(
     _check_speeds_agree(first.case, speeds)
     kept = old if old is not None and old.case == settings else None
     launches = _beside_kept(speeds, kept.launches, invalid) if kept is not None else speeds
-    fullest = max(measurements, key=_prompts_measured)
+    acceptances = [one.acceptance for one in measurements if one.acceptance]
+    fullest = max(acceptances, key=lambda one: len(one.prompts), default=None)
+    devices = kept.devices if kept is not None else ()
+    if speeds and Family.POWER not in invalid:
+        devices = _devices_of(measurements)
     commit = commit_of(store.folder.parent)
     of_engine = f"{settings.engine} {first.engine_version}"
     baseline = Baseline(
@@ -113,15 +117,9 @@ def record_measurements(
             driver_version=driver_version,
             torch_version=torch_version,
         ),
-        acceptance=stored_acceptance(fullest.acceptance),
+        acceptance=stored_acceptance(fullest),
         launches=launches,
-        devices=(
-            _devices_of(measurements)
-            if speeds and Family.POWER not in invalid
-            else kept.devices
-            if kept
-            else ()
-        ),
+        devices=devices,
     )
     # How hours differ is the machine's: what is known of it outlives an engine's version.
     noise = {**(kept.noise if kept else {}), **noise_of(spreads_of((baseline,)))}
@@ -186,20 +184,12 @@ def _beside_kept(
     if not speeds:
         return tuple(map(dict, kept))
     left = [
-        {
-            name: value
-            for name, value in row.items()
-            if name in METRICS and METRICS[name].family in invalid
-        }
+        {name: row[name] for name in row if name in METRICS and METRICS[name].family in invalid}
         for row in kept
     ]
     none: Mapping[str, float] = {}
     pairs = itertools.zip_longest(left if any(left) else [], speeds, fillvalue=none)
     return tuple({**before, **now} for before, now in pairs)
-
-
-def _prompts_measured(measurement: Measurement) -> int:
-    return len(measurement.acceptance.prompts) if measurement.acceptance else 0
 
 
 def _check_real(measurements: Sequence[Measurement], store: BaselineStore) -> None:
@@ -241,10 +231,9 @@ def _check_acceptance_agrees(measurements: Sequence[Measurement]) -> None:
 
     Over the prompts that both replayed; of a source that knows the sum only, by more than 0.5 %.
     """
-    metric = METRICS["acceptance_length_tokens"]
     records = [one.acceptance for one in measurements if one.acceptance is not None]
     for other in records[1:]:
-        first, second = _lengths(metric, records[0], other)
+        first, second = _lengths(records[0], other)
         if abs(first - second) > _SAME_AL_FRAC * min(first, second):
             message = (
                 f"baseline of '{measurements[0].case.id}': not written, its launches disagree on"
@@ -253,12 +242,9 @@ def _check_acceptance_agrees(measurements: Sequence[Measurement]) -> None:
             raise BaselineError(message)
 
 
-def _lengths(
-    metric: Metric, first: AcceptanceRecord, second: AcceptanceRecord
-) -> tuple[float, float]:
+def _lengths(first: AcceptanceRecord, second: AcceptanceRecord) -> tuple[float, float]:
     """AL of two launches over the same prompts; twice the same where chance explains them."""
-    if not first.prompts or not second.prompts:
-        return first.total.acceptance_length or 1.0, second.total.acceptance_length or 1.0
+    metric = METRICS["acceptance_length_tokens"]
     tables = common_prompts(counts_table(first.prompts), counts_table(second.prompts))
     ours, theirs = (ratio_parts(metric, table) for table in tables)
     if ours is None or theirs is None or not ours[1].any() or not theirs[1].any():

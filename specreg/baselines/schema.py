@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import json
 import math
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -168,10 +167,9 @@ def parse_baseline(content: bytes, path: Path) -> Baseline:
         head = msgspec.json.decode(content, type=_Head)
         version = head.schema_version
         if version > SCHEMA_VERSION:
-            line = _line_of(content, max(content.find(b'"schema_version"'), 0))
             raise BaselineError(
-                f"baseline '{path}': schema version {version} at line {line}, this specreg reads"
-                f" {SCHEMA_VERSION}; use a newer specreg"
+                f"baseline '{path}': schema version {version}, this specreg reads {SCHEMA_VERSION};"
+                " use a newer specreg"
             )
         baseline = msgspec.json.decode(content, type=Baseline)
         known = {field.name for field in dataclasses.fields(CaseSettings)}
@@ -183,7 +181,7 @@ def parse_baseline(content: bytes, path: Path) -> Baseline:
         baseline = msgspec.structs.replace(baseline, schema_version=SCHEMA_VERSION)
         _check_figures(baseline)
     except UNREADABLE as error:
-        message = f"baseline '{path}': {_place(content, error)}; {_ADVICE}"
+        message = f"baseline '{path}': {_reason(content, error)}; {_ADVICE}"
         raise BaselineError(message) from error
     except InvalidMeasurementError as error:
         raise BaselineError(f"baseline '{path}': {error}; {_ADVICE}") from error
@@ -211,11 +209,11 @@ def load_baselines(folder: Path, pattern: str) -> tuple[Baseline, ...]:
 
     One that can't be read is left out: it turns its own case red, and no other.
     """
-    found = []
+    found: list[Baseline | None] = []
     for path in sorted(folder.glob(pattern)):
         with contextlib.suppress(BaselineError):
             found.append(load_baseline(path))
-    return tuple(baseline for baseline in found if baseline is not None)
+    return tuple(filter(None, found))
 
 
 def record_baseline(path: Path, baseline: Baseline) -> None:
@@ -289,24 +287,7 @@ def load_acceptance(stored: StoredAcceptance | None) -> AcceptanceRecord | None:
     """The record that was stored."""
     if stored is None:
         return None
-    prompts = load_prompts(stored)
-    return AcceptanceRecord(
-        source=stored.source,
-        view=stored.view,
-        weighting=stored.weighting,
-        total=stored.total or sum((prompt.counts for prompt in prompts), NO_STEPS),
-        prompts=prompts,
-    )
-
-
-def load_table(stored: StoredAcceptance) -> CountsTable:
-    """What each prompt did, as columns."""
-    return table_of((prompt.id, prompt) for prompt in stored.prompts)
-
-
-def load_prompts(stored: StoredAcceptance | None) -> tuple[PromptAcceptance, ...]:
-    """What each prompt did, none without acceptance."""
-    return tuple(
+    prompts = tuple(
         PromptAcceptance(
             prompt_id=prompt.id,
             category=prompt.category,
@@ -319,8 +300,20 @@ def load_prompts(stored: StoredAcceptance | None) -> tuple[PromptAcceptance, ...
             completion_tokens=prompt.completion_tokens,
             turn=prompt.turn,
         )
-        for prompt in (stored.prompts if stored else ())
+        for prompt in stored.prompts
     )
+    return AcceptanceRecord(
+        source=stored.source,
+        view=stored.view,
+        weighting=stored.weighting,
+        total=stored.total or sum((prompt.counts for prompt in prompts), NO_STEPS),
+        prompts=prompts,
+    )
+
+
+def load_table(stored: StoredAcceptance) -> CountsTable:
+    """What each prompt did, as columns."""
+    return table_of((prompt.id, prompt) for prompt in stored.prompts)
 
 
 def _check_figures(baseline: Baseline) -> None:
@@ -344,25 +337,12 @@ class _Head(msgspec.Struct, frozen=True):
     case: dict[str, msgspec.Raw] = {}
 
 
-def _place(content: bytes, error: Exception) -> str:
-    """Where the error is: msgspec names the field; for text that isn't JSON the line says more."""
+def _reason(content: bytes, error: Exception) -> str:
+    """What is wrong with a file: what a merge left in it, else what msgspec says."""
     for number, line in enumerate(content.splitlines(), start=1):
         if line.startswith(b"<<<<<<< "):
             return f"holds both sides of a merge conflict, from line {number} on"
-    try:
-        json.loads(content)
-    except json.JSONDecodeError as where:
-        return f"not JSON at line {where.lineno}, column {where.colno} ({where.msg})"
-    except UnicodeDecodeError as where:
-        return f"not text at line {_line_of(content, where.start)} (byte {where.start})"
-    except (ValueError, RecursionError) as beyond:  # numbers and brackets that Python doesn't read
-        return str(beyond)
-    byte = re.search(r"\(byte (\d+)\)", str(error))  # NaN, which Python reads and JSON hasn't
-    return f"not JSON at line {_line_of(content, int(byte[1]))} ({error})" if byte else str(error)
-
-
-def _line_of(content: bytes, byte: int) -> int:
-    return content.count(b"\n", 0, byte) + 1
+    return str(error)
 
 
 def _render(value: object, indent: str) -> str:

@@ -9,12 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from specreg.baselines.comparison import (
-    CaseBaselines,
-    differing_settings,
-    of_any_number,
-    spreads_of,
-)
+from specreg.baselines.comparison import CaseBaselines, of_any_number, spreads_of
 from specreg.baselines.published import PublishedFigure, load_published, published_for
 from specreg.baselines.schema import (
     Baseline,
@@ -156,36 +151,31 @@ class BaselineStore:
         return found if found is not None and found.environment == self.environment else None
 
     def _nearest(self, case: Case, settings: CaseSettings) -> Baseline | None:
-        """Of the other machines' baselines with the same settings, the likest machine's."""
+        """Of the other machines' baselines with the same settings, that which shares most facts."""
         alike = [
             baseline
             for baseline in load_baselines(self.folder, f"*/{case.id}.json")
-            if not differing_settings(baseline.case, settings)
+            if baseline.case == settings
         ]
-        return max(
-            alike, key=lambda other: _likeness(other.environment, self.environment), default=None
-        )
+        return max(alike, key=self._shared_facts, default=None)
+
+    def _shared_facts(self, other: Baseline) -> int:
+        fields = Environment.__struct_fields__
+        here, there = self.environment, other.environment
+        return sum(getattr(here, field) == getattr(there, field) for field in fields)
 
     def _control(self, case: Case, settings: CaseSettings) -> Baseline | None:
         """The baseline of the same load without speculation, with the same settings else."""
         if case.control is None:
             return None
+        wanted = dataclasses.replace(
+            settings,
+            method="none",
+            draft_tokens=0,
+            tree=None,
+            parallel=settings.parallel.without_draft,
+        )
         with contextlib.suppress(BaselineError):  # it turns its own case red
             found = self._exact(dataclasses.replace(case, server=case.control, control=None))
-            wanted = dataclasses.replace(
-                settings,
-                method="none",
-                draft_tokens=0,
-                tree=None,
-                parallel=settings.parallel.without_draft,
-            )
-            if found is not None and not differing_settings(found.case, wanted):
-                return found
+            return found if found is not None and found.case == wanted else None
         return None
-
-
-def _likeness(one: Environment, other: Environment) -> int:
-    """How many facts two environments share."""
-    return sum(
-        getattr(one, field) == getattr(other, field) for field in Environment.__struct_fields__
-    )

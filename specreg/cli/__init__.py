@@ -16,7 +16,7 @@ from specreg.core.redaction import learn
 _COMMANDS: Mapping[str, str] = {
     "explain": "cases",
     "gate": "gate",
-    "bisect": "bisect",
+    "bisect": "gate",
     "soak": "soak",
     "prepare": "datasets",
     "matrix": "cases",

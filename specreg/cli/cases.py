@@ -92,6 +92,4 @@ def matrix(
     gpus = find_gpus()
     estimates = estimates_of(found, shelf_of(root / folder, found), gpus, root)
     typer.echo(render_matrix(found, estimates, gpus, width=WIDTH))
-    for remark in found.remarks:
-        typer.echo(remark)
     typer.echo(f"tiers: {', '.join(tier_names(root / files))}")

@@ -25,10 +25,12 @@ EnginePythonOption = Annotated[
 ]
 SecondsOption = Annotated[
     float,
-    typer.Option("--seconds", help="how long a launch is asked, at least, where speed counts"),
+    typer.Option(
+        "--seconds", help="how long a launch is asked, at least, where speed counts", min=0.01
+    ),
 ]
 ReadyOption = Annotated[
-    float, typer.Option("--ready-within-s", help="how long a server may take to start")
+    float, typer.Option("--ready-within-s", help="how long a server may take to start", min=0.01)
 ]
 WaitOption = Annotated[
     bool,

@@ -1,35 +1,19 @@
 """`specreg soak`: does a server stay as it is while it serves?"""
 
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from specreg.cli.gate import FAILED_STATUS, INTERRUPTED_STATUS, ending
-from specreg.cli.options import (
-    HERE,
-    MATRIX,
-    WIDTH,
-    MatrixOption,
-    ReadyOption,
-    RootOption,
-    TierOption,
-    WaitOption,
-    case_of,
-    tier_of,
-)
-from specreg.compare.soak import (
-    Soak,
-    open_soak,
-    run_soak,
-)
-from specreg.core.errors import SpecregError, UnsupportedError
-from specreg.core.redaction import hide
+from specreg.cli import options as of
+from specreg.cli.gate import ending, show
+from specreg.compare.soak import LAST_LEVEL, Soak
+from specreg.core.errors import UnsupportedError
 from specreg.matrix.case import Case, Tier
 from specreg.report.document import exit_status
 from specreg.report.terminal import render_verdicts
-from specreg.servers.sources import Source
 from specreg.telemetry.identity import find_gpus
 
 
@@ -41,7 +25,7 @@ def soak(  # noqa: PLR0913, PLR0917 - an option each
     ] = "",
     prompts: Annotated[
         int | None,
-        typer.Option(help="of a block; else what takes a hundredth of the time", min=1),
+        typer.Option(help="of a block; else four times what is in flight at once", min=1),
     ] = None,
     tolerance: Annotated[
         float | None,
@@ -50,41 +34,42 @@ def soak(  # noqa: PLR0913, PLR0917 - an option each
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="where soak.jsonl and the log go")] = None,
-    ready_within_s: ReadyOption = 600.0,
-    wait: WaitOption = True,  # noqa: FBT002 - an option
-    tier: TierOption = None,
-    root: RootOption = HERE,
-    matrix: MatrixOption = MATRIX,
+    ready_within_s: of.ReadyOption = 600.0,
+    wait: of.WaitOption = True,  # noqa: FBT002 - an option
+    tier: of.TierOption = None,
+    root: of.RootOption = of.HERE,
+    matrix: of.MatrixOption = of.MATRIX,
 ) -> None:
     """Keep one server under a case's load, and say whether acceptance, step time or memory drift.
 
     Exit status: 0 steady, 1 something drifts, 10 no telling or not to be measured.
     """
     with ending():
-        found = tier_of(root / matrix, tier)
-        soaked, source = open_soak(
-            found,
-            case_of(found, case) if case else _first_speculating(found),
+        found = of.tier_of(root / matrix, tier)
+        folder = out or root / ".specreg" / "soaks" / time.strftime("%Y-%m-%dT%H-%M-%S")
+        soaked = Soak(
+            tier=found,
+            case=of.case_of(found, case) if case else _first_speculating(found),
             engine=engine,
-            minutes=minutes,
+            length_s=60 * minutes,
             prompts=prompts,
             tolerance_frac=tolerance,
             root=root.resolve(),
-            out=out,
+            path=folder.resolve() / "soak.jsonl",
+            ready_within_s=ready_within_s,
             waits=wait,
-            show=lambda text: typer.echo(hide(text), err=True),
+            show=show,
         )
-        raise typer.Exit(
-            _soaked(soaked, source, root=root.resolve(), ready_within_s=ready_within_s)
-        )
+        try:
+            with ending():
+                soaked.run()
+        finally:  # what was measured is told, whatever cuts it short
+            status = _conclude(soaked) if soaked.blocks else 0
+        raise typer.Exit(status)
 
 
 def _first_speculating(tier: Tier) -> Case:
-    """The first case of a tier that speculates and fits this machine.
-
-    Raises:
-        UnsupportedError: it has none.
-    """
+    """The first case of a tier that speculates and fits this machine."""
     unmet = tier.unmet(find_gpus().memory_gib)
     fitting = (case for case in tier.cases if case.speculates and case.id not in unmet)
     found = next(fitting, None)
@@ -94,22 +79,12 @@ def _first_speculating(tier: Tier) -> Case:
     return found
 
 
-def _soaked(soak: Soak, source: Source, *, root: Path, ready_within_s: float) -> int:
-    """The exit status; what was measured is told, whatever cuts it short."""
-    cut_short = None
-    try:
-        run_soak(soak, source, root=root, ready_within_s=ready_within_s)
-    except KeyboardInterrupt:
-        cut_short = INTERRUPTED_STATUS
-    except SpecregError as error:
-        typer.echo(str(error), err=True)
-        cut_short = FAILED_STATUS
-    if not soak.blocks:
-        return cut_short or FAILED_STATUS
-    verdicts = soak.conclude()
-    typer.echo(render_verdicts(verdicts, width=WIDTH, color=sys.stdout.isatty()))
+def _conclude(soak: Soak) -> int:
+    """Print what a soak found; its status."""
+    verdicts = soak.look(LAST_LEVEL)
+    typer.echo(render_verdicts(verdicts, width=of.WIDTH, color=sys.stdout.isatty()))
     for one in verdicts:
         if one.reason:
             typer.echo(f"{one.metric}: {one.reason}")
     typer.echo(f"{len(soak.blocks)} blocks; a change is that of an hour: {soak.path}")
-    return exit_status(verdicts) if cut_short is None else cut_short
+    return exit_status(verdicts)

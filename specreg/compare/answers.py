@@ -21,6 +21,7 @@ from specreg.servers.server import Server
 from specreg.verdicts.judge import Outcome, Verdict
 
 _MOST_BLOCKS = 2
+"""Answers that couldn't be compared in as many aren't asked for any more."""
 
 
 class _Known(msgspec.Struct):
@@ -32,12 +33,10 @@ class _Known(msgspec.Struct):
 
 @dataclass(slots=True, kw_only=True)
 class AnswerComparison:
-    """The answers of a gate, as far as they were asked for; each side is asked once.
+    """The answers of a gate, as far as they were asked for.
 
     Attributes:
-        pairs: what is compared.
-        root: the repository's root; path: of the file that keeps them.
-        show: is told what goes on.
+        path: of the file that keeps them.
         failed: by pair why its answers couldn't be compared.
         blocks: by pair, those in which its answers were to be compared.
     """
@@ -51,7 +50,7 @@ class AnswerComparison:
     _known: _Known = field(default_factory=_Known)
 
     def take_over(self) -> None:
-        """Go on with what the folder has."""
+        """Go on with what the folder has, if it can be read."""
         try:
             self._known = msgspec.json.decode(self.path.read_bytes(), type=_Known)
         except (OSError, *UNREADABLE):
@@ -63,34 +62,25 @@ class AnswerComparison:
         return tuple(map(self._verdict, self.pairs))
 
     def _verdict(self, pair: Pair) -> Verdict:
+        if pair.id in self._known.verdicts:
+            return self._known.verdicts[pair.id]
         if why := why_not_compared(pair.a, pair.b):
             return verdict_on_answers(pair.id, Outcome.NOT_COMPARABLE, why)
         unknown = self.failed.get(pair.id, "the answers weren't compared; --resume does so")
-        return self._known.verdicts.get(
-            pair.id, verdict_on_answers(pair.id, Outcome.INVALID, unknown)
-        )
+        return verdict_on_answers(pair.id, Outcome.INVALID, unknown)
 
     def wants(self, pairs: Collection[Pair]) -> bool:
-        """Whether a further block may tell of answers what those before couldn't.
-
-        Answers that couldn't be compared in two blocks aren't asked for any more.
-        """
+        """Whether a further block may tell of answers what those before couldn't."""
         return any(
             self._is_open(pair) and len(self.blocks.get(pair.id, ())) < _MOST_BLOCKS
             for pair in pairs
         )
 
     def _is_open(self, pair: Pair) -> bool:
-        known = pair.id in self._known.verdicts
-        return not known and not why_not_compared(pair.a, pair.b)
+        return pair.id not in self._known.verdicts and not why_not_compared(pair.a, pair.b)
 
     def ask(self, pair: Pair, servers: Mapping[Side, Server], block: int) -> None:
         """Ask side A for its answers once, and hold side B's against them once.
-
-        Args:
-            pair: of which.
-            servers: that are up.
-            block: of the launches.
 
         Raises:
             ServerDiedError: a server went away.

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import itertools
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,37 +13,29 @@ import filelock
 import msgspec
 
 from specreg.compare.answers import AnswerComparison
-from specreg.compare.arms import SideError, Sides, naming
-from specreg.compare.decision import Decision, Pace, decide
 from specreg.compare.judging import (
     LAUNCHES_PER_BLOCK,
+    Decision,
     Rules,
     SideLaunch,
+    decide,
     is_settled,
-    judge_subject,
+    judge_pair,
     why_broken,
 )
-from specreg.compare.pairs import (
-    Group,
-    Pair,
-    Side,
-    Subject,
-)
-from specreg.compare.pinning import (
-    plain_case,
-    record_answers,
-    recording_of,
-    why_not_pinned,
-)
-from specreg.compare.request import Request
+from specreg.compare.pairs import Group, Pair, Side
+from specreg.compare.pinning import plain_case, record_answers, recording_of, why_not_pinned
 from specreg.core.errors import (
     HungError,
+    MemoryHeldError,
+    ServerDiedError,
+    SpecregError,
     UnsupportedError,
 )
 from specreg.core.redaction import hide_known
 from specreg.datasets.prompts import prompts_sha256
 from specreg.load.chat_client import FinishedRequest, Record
-from specreg.matrix.case import Case
+from specreg.matrix.case import Case, Tier
 from specreg.matrix.models import model_sha256, resolve_model
 from specreg.matrix.prompts import load_case_prompts
 from specreg.measurement.arm import Arm
@@ -52,16 +43,63 @@ from specreg.measurement.journal import Journal, Key, load_journal
 from specreg.measurement.measure import Measurement, Plan, measure, workload_of
 from specreg.servers.cores import cores_apart
 from specreg.servers.server import StartedServer
+from specreg.servers.sources import Source
+from specreg.servers.start import start_server
 from specreg.telemetry.identity import Environment
 from specreg.verdicts.judge import Outcome
 
-JOURNAL = "journal.jsonl"
 _WAVES = 2
 """A round beside others asks for as many prompts as twice fill the load."""
 
-
 _Requests = list[tuple[int, FinishedRequest]]
 """Requests with their rounds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateOptions:
+    """What is asked of a gate, as the options of `specreg gate` have it.
+
+    Attributes:
+        pin_length_tokens: the acceptance length of further cases, None for none.
+        together: None for where no GPU has to hold the servers of all sides.
+        least_s: how long a launch is asked, at least, where speed counts.
+        out: the folder of the gate, None for a new one in `.specreg`.
+        show: is told what goes on.
+    """
+
+    a: str
+    b: str
+    a_overrides: Sequence[str] = ()
+    b_overrides: Sequence[str] = ()
+    tier: Tier
+    case_ids: Sequence[str] = ()
+    pin_length_tokens: float | None = None
+    launches: int = 16
+    minutes: float | None = None
+    prompts: int | None = None
+    tolerances: Sequence[str] = ()
+    with_control: bool = True
+    together: bool | None = None
+    least_s: float = 20.0
+    resume: bool = False
+    root: Path
+    out: Path | None = None
+    ready_within_s: float = 600.0
+    waits: bool = True
+    show: Callable[[str], None]
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the engines run on a GPU."""
+        return self.tier.needs_gpus > 0
+
+
+class SideError(SpecregError):
+    """One of the sides failed: which, and whether its server had started."""
+
+    def __init__(self, side: Side, message: str, *, started: bool = True) -> None:
+        super().__init__(message)
+        self.side, self.started = side, started
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,19 +107,17 @@ class Gate:
     """What a gate needs, and what has come of it so far.
 
     Attributes:
-        request: see there; sides: where its servers come from.
+        sources: where the servers of A and of B come from; installed: what they are.
         groups: what is compared, by what shares its servers.
-        environment: the machine.
-        rules: how much evidence there may be, and how it is weighed.
-        journal: of this gate; answers: of both sides.
+        lock: of the folder.
         launches: so far, as they came.
-        spent_s: by pair, what each time at which servers were up took, since it began or went on.
-        went_on: whether a gate that was cut off went on.
-        out_of_time, finished: how it ended; neither where it was cut short.
+        finished: whether it ended by itself.
     """
 
-    request: Request
-    sides: Sides
+    options: GateOptions
+    folder: Path
+    sources: tuple[Source, Source]
+    installed: tuple[str, str]
     groups: Sequence[Group]
     environment: Environment
     rules: Rules
@@ -89,15 +125,7 @@ class Gate:
     answers: AnswerComparison
     lock: filelock.BaseFileLock
     launches: list[SideLaunch] = field(default_factory=list)
-    spent_s: dict[str, list[float]] = field(default_factory=dict)
-    went_on: bool = False
-    out_of_time: bool = False
     finished: bool = False
-
-    @property
-    def folder(self) -> Path:
-        """Of what it leaves."""
-        return self.sides.folder
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
@@ -116,96 +144,76 @@ class Gate:
             for pair, side in itertools.product(group.pairs, group.sides)
         }
         for key, measurement in load_journal(self.journal.path).items():
-            pair, side = bare.get(msgspec.structs.replace(key, launch=0), (None, Side.A))
-            if pair is None:
+            known = bare.get(msgspec.structs.replace(key, launch=0))
+            if known is None:
                 message = (
                     f"'{self.journal.path}': is of another gate; name the same sides, cases and"
                     " options as then, or another --out"
                 )
                 raise UnsupportedError(message)
-            self._keep(pair, side, key.launch, measurement)
+            self._check_version(known[1], measurement.engine_version)
+            self._keep(*known, key.launch, measurement)
         self.answers.take_over()
-        self.went_on = True
-        for side in (Side.A, Side.B):
-            self.sides.check_version(side, self.versions(side))
         blocks = max((one.block for one in self.launches), default=0)
         if blocks > self.rules.blocks:
             self.rules = dataclasses.replace(self.rules, blocks=blocks)
-            self.request.show(
-                f"--launches {self.request.launches}: {self.rules.launches} of each side were begun"
+            self.options.show(
+                f"--launches {self.options.launches}: {self.rules.launches} of each side were begun"
                 f" before; all are judged as with --launches {self.rules.launches}"
             )
 
-    def measure(
-        self,
-        is_known: Callable[[Decision], bool] = lambda _: False,
-        *,
-        sought: frozenset[str] | None = None,
-        whole: bool = False,
-    ) -> Decision:
+    def measure(self, is_done: Callable[[Decision], bool] | None = None) -> Decision:
         """Launch both sides until all is decided, or there is no time left.
 
         Args:
-            is_known: asked before each further block; whether what this gate is for is known.
-            sought: the metrics that have to be decided, None for all.
-            whole: whether each of them is to be decided, also of a pair that is lost.
+            is_done: asked before each further block; None for where no launch would change the
+                answer.
 
         Raises:
             SpecregError: a side can't start at all, or the disk refuses.
         """
+        deadline_s = time.monotonic() + 60 * (self.options.minutes or math.inf)
+        longest_s = 0.0
         self._record_answers()
-        for block in range(1, self.rules.blocks + 1):
-            for group in self.groups:
-                if block > 1 and self._is_done(group, is_known, sought, whole=whole):
-                    continue
-                first = LAUNCHES_PER_BLOCK * (block - 1) + 1
-                for number in range(first, first + LAUNCHES_PER_BLOCK):
-                    for sides in self._due(group, number):
-                        if not self._has_time():
-                            return self.decide()
-                        self._launch(group, number, sides)
+        for block, group in itertools.product(range(self.rules.blocks), self.groups):
+            if block and (is_done(self.decide()) if is_done else self._is_settled(group)):
+                continue
+            first = LAUNCHES_PER_BLOCK * block + 1
+            for number in range(first, first + LAUNCHES_PER_BLOCK):
+                for sides in self._due(group, number):
+                    began_s = time.monotonic()
+                    if longest_s and began_s + longest_s > deadline_s:
+                        return self.decide()
+                    self._launch(group, number, sides)
+                    longest_s = max(longest_s, time.monotonic() - began_s)
         self.finished = True
         return self.decide()
 
     def decide(self) -> Decision:
         """What the launches so far say."""
-        subjects = [subject for group in self.groups for subject in group.subjects]
-        return decide(subjects, self.launches, self.rules, self.answers.verdicts, self._pace)
-
-    def failed(self) -> Iterator[str]:
-        """What couldn't be measured, in words."""
-        for one in self.launches:
-            if one.failed:
-                yield f"side {one.side}, launch {one.number}, {one.pair_id}: {one.failed}"
+        return decide(self.groups, self.launches, self.rules, self.answers.verdicts)
 
     def why_no_control(self, group: Group) -> str:
         """Why side A isn't launched once more, empty where it is: that failed too often."""
-        whys = (
-            why_broken([one for one in self.launches if one.pair_id == pair.id], Side.A2)
+        ids = {pair.id for pair in group.pairs}
+        return why_broken([one for one in self.launches if one.pair_id in ids], Side.A2)
+
+    def versions(self, side: Side) -> tuple[str, ...]:
+        """What the servers of a side said that they are, each once; of A2 too where it is A's."""
+        told = (
+            one.measurement.engine_version
+            for one in self.launches
+            if one.measurement is not None and (one.side is Side.B) == (side is Side.B)
+        )
+        return tuple(sorted(set(filter(None, told))))
+
+    def _is_settled(self, group: Group) -> bool:
+        """Whether a group has told all that it can; a control has nothing to prove."""
+        wrong = {one.case_id for one in self.answers.verdicts if one.outcome is Outcome.WRONG}
+        return not self.answers.wants(group.pairs) and all(
+            is_settled(judge_pair(pair, self.launches, self.rules), lost=pair.id in wrong)
             for pair in group.pairs
         )
-        return next(filter(None, whys), "")
-
-    def _is_done(
-        self,
-        group: Group,
-        is_known: Callable[[Decision], bool],
-        sought: frozenset[str] | None,
-        *,
-        whole: bool,
-    ) -> bool:
-        """Whether a group has told all that it can; a control has nothing to prove."""
-        if is_known(self.decide()):
-            return True
-        wrong = {one.case_id for one in self.answers.verdicts if one.outcome is Outcome.WRONG}
-
-        def settled(subject: Subject) -> bool:
-            judged = judge_subject(subject, self.launches, self.rules)
-            wanted = [one for one in judged if sought is None or one.metric in sought]
-            return is_settled(wanted, lost=subject.pair.id in wrong, whole=whole)
-
-        ours = [subject for subject in group.subjects if not subject.is_control]
-        return not self.answers.wants(group.pairs) and all(map(settled, ours))
 
     def _due(self, group: Group, number: int) -> Iterator[tuple[Side, ...]]:
         """The servers that a launch of each side still takes."""
@@ -224,96 +232,96 @@ class Gate:
     def _launch(self, group: Group, number: int, sides: tuple[Side, ...]) -> None:
         """Start servers and measure all pairs that share them; what fails is told, not raised."""
         named = f"side {sides[0]}" if len(sides) == 1 else f"sides {', '.join(sides)}"
-        self.request.show(f"launch {number}, {named}: {group.name}")
-        started = time.monotonic()
+        self.options.show(f"launch {number}, {named}: {group.name}")
         with contextlib.ExitStack() as stack:
             try:
-                servers = {
-                    side: stack.enter_context(self._started(group, side, number)) for side in sides
-                }
-                for pair in group.pairs:
-                    measured = self._measure(pair, number, servers)
-                    with naming(servers):
-                        self.answers.ask(pair, servers, math.ceil(number / LAUNCHES_PER_BLOCK))
-                    for side, (measurement, requests) in measured.items():
-                        self._keep(pair, side, number, measurement)
-                        self._record(self._key(pair, side, number), measurement, requests)
+                servers = {}
+                for side in sides:
+                    case = group.pairs[0].of(side)
+                    name = f"{number:03}-{side}-{case.server.id}"
+                    servers[side] = stack.enter_context(self._started(case, side, name))
+                    self._check_version(side, servers[side].engine_version)
+                with _naming(servers):
+                    for pair in group.pairs:
+                        self._measure(pair, number, servers)
             except SideError as error:
-                if not error.started and not self._was_measured(group, error.side):
+                ids = {pair.id for pair in group.pairs}
+                measured = {(one.pair_id, one.side) for one in self.launches if not one.failed}
+                if not error.started and not any((one, error.side) in measured for one in ids):
                     raise
-                self.request.show(f"launch {number}, side {error.side}: {error}")
+                self.options.show(f"launch {number}, side {error.side}: {error}")
                 for pair in group.pairs:
                     self._fail(pair, error.side, number, str(error))
-            finally:
-                spent_s = time.monotonic() - started
-                for pair in group.pairs:
-                    self.spent_s.setdefault(pair.id, []).append(spent_s)
 
-    def _was_measured(self, group: Group, side: Side) -> bool:
-        ids = {pair.id for pair in group.pairs}
-        return any(
-            one.pair_id in ids and one.side is side and not one.failed for one in self.launches
-        )
-
-    def _measure(
-        self, pair: Pair, number: int, servers: Mapping[Side, StartedServer]
-    ) -> Mapping[Side, tuple[Measurement, _Requests]]:
-        """What a pair did on the servers that are up, without what failed.
+    def _measure(self, pair: Pair, number: int, servers: Mapping[Side, StartedServer]) -> None:
+        """Measure a pair on the servers that are up, and compare its answers.
 
         Raises:
-            SideError: a server went away or hangs.
+            SideError: a server went away or hangs; nothing is kept then.
         """
-        request, taken = self.request, list(servers)
-        requests: dict[int, _Requests] = {}
+        options = self.options
+        requests: dict[int, _Requests] = {place: [] for place in range(len(servers))}
 
         def record(arm: int, part: int) -> Record:
-            return lambda finished: requests.setdefault(arm, []).append((part, finished))
+            return lambda finished: requests[arm].append((part, finished))
 
         arms = [
             Arm(
                 case=pair.of(side),
                 server=server,
-                origin=self.sides.source(side).origin.text,
+                origin=self._source(side).origin.text,
                 required=side is not Side.A2 or len(servers) == 1,
             )
             for side, server in servers.items()
         ]
-        # An engine on a GPU is held up by its host now and then; nothing crowds it here.
-        apart = contextlib.nullcontext() if request.on_gpu else cores_apart(servers.values())
         plan = Plan(
             show=lambda _: None,
             parts=rounds_of(pair.a, sides=len(servers)),
-            least_s=request.least_s,
+            least_s=options.least_s,
             record=record,
         )
-        workload = workload_of(pair.a, load_case_prompts(request.root, pair.a))
-        with naming(servers), apart:
+        workload = workload_of(pair.a, load_case_prompts(options.root, pair.a))
+        # An engine on a GPU is held up by its host now and then; nothing crowds it here.
+        with contextlib.nullcontext() if options.on_gpu else cores_apart(servers.values()):
             found = measure(arms, workload, plan)
-        kept = {}
-        for place, (side, measurement) in enumerate(zip(taken, found, strict=True)):
+        kept: list[tuple[Side, Measurement, _Requests]] = []
+        for place, (side, measurement) in enumerate(zip(servers, found, strict=True)):
             why = why_not_pinned(pair.of(side), measurement.acceptance)
             if measurement.replay is None:
                 why = next(iter(measurement.invalid.values()), "")
             if why:
-                request.show(f"launch {number}, side {side}, {pair.id}: {why}")
+                options.show(f"launch {number}, side {side}, {pair.id}: {why}")
                 self._fail(pair, side, number, why)
             elif measurement.replay is not None:
-                kept[side] = measurement, requests.get(place, [])
+                kept.append((side, measurement, requests[place]))
             if why.startswith(HungError.name):
                 raise SideError(side, why)
-        return kept
-
-    def _record(self, key: Key, measurement: Measurement, requests: _Requests) -> None:
-        """Write a measurement that is complete, with all of its requests."""
-        self.journal.begin(key)
-        for part, finished in requests:
-            self.journal.record_round(0, part)(finished)
-        self.journal.end(measurement)
+        self.answers.ask(pair, servers, math.ceil(number / LAUNCHES_PER_BLOCK))
+        for side, measurement, replayed in kept:
+            self._keep(pair, side, number, measurement)
+            self.journal.begin(self._key(pair, side, number))
+            for part, finished in replayed:
+                self.journal.record_round(0, part)(finished)
+            self.journal.end(measurement)
 
     def _keep(self, pair: Pair, side: Side, number: int, measurement: Measurement) -> None:
         self.launches.append(
             SideLaunch(pair_id=pair.id, side=side, number=number, measurement=measurement)
         )
+
+    def _check_version(self, side: Side, version: str) -> None:
+        """Check that a launch is of the version of its side, by the servers' own word.
+
+        An interpreter that is taken as it is may hold another one by the time that a gate goes on.
+        """
+        told = filter(None, (*self.versions(side), version))
+        if len(versions := dict.fromkeys(told)) > 1:
+            message = (
+                f"side {side} ('{self._source(side).origin.text}'): its servers said"
+                f" {', '.join(versions)}, so its launches aren't of one version; bring back the one"
+                " it had, or begin another gate"
+            )
+            raise UnsupportedError(message)
 
     def _fail(self, pair: Pair, side: Side, number: int, why: str) -> None:
         """Note that a side came to nothing; once a launch."""
@@ -323,21 +331,24 @@ class Gate:
 
     def _key(self, pair: Pair, side: Side, number: int) -> Key:
         """What has to be equal for a launch to be taken over."""
-        case, request = pair.of(side), self.request
+        case, root = pair.of(side), self.options.root
         spec = case.server
         draft = None if recording_of(case) is not None else spec.draft
-        models = [resolve_model(request.root, name) for name in (spec.target, draft) if name]
-        files = [prompts_sha256(load_case_prompts(request.root, case)), *map(model_sha256, models)]
+        models = [resolve_model(root, name) for name in (spec.target, draft) if name]
+        files = [prompts_sha256(load_case_prompts(root, case)), *map(model_sha256, models)]
         how = "together" if self.groups[0].together else "in turn"
         return Key(
             case=hide_known(msgspec.json.encode(case).decode()),
             case_id=pair.id,
             launch=number,
-            asked=f"side {side}, {how}, {request.least_s:g} s",
+            asked=f"side {side}, {how}, {self.options.least_s:g} s",
             environment=self.environment.name,
-            engine=self.sides.installed[side is Side.B],
+            engine=self.installed[side is Side.B],
             files_sha256=" ".join(files),
         )
+
+    def _source(self, side: Side) -> Source:
+        return self.sources[side is Side.B]
 
     def _record_answers(self) -> None:
         """Record what drafters of known success need to know, where it isn't there yet."""
@@ -346,54 +357,56 @@ class Gate:
             path = recording_of(case)
             if path is None or path.exists():
                 continue
-            self.request.show(f"recording the answers of side {side} for {case.id}")
-            prompts = load_case_prompts(self.request.root, case)[: case.prompts]
-            with self.sides.server(plain_case(case), side, f"recording-{side}-{case.id}") as server:
+            self.options.show(f"recording the answers of side {side} for {case.id}")
+            prompts = load_case_prompts(self.options.root, case)[: case.prompts]
+            name = f"recording-{side}-{case.id}"
+            with self._started(plain_case(case), side, name) as server:
                 record_answers(case, server, prompts, path)
 
     @contextlib.contextmanager
-    def _started(self, group: Group, side: Side, number: int) -> Iterator[StartedServer]:
-        case = group.pairs[0].of(side)
-        with self.sides.server(case, side, f"{number:03}-{side}-{case.server.id}") as server:
-            self.sides.check_version(side, (*self.versions(side), server.engine_version))
+    def _started(self, case: Case, side: Side, name: str) -> Iterator[StartedServer]:
+        """A running server of a side.
+
+        Raises:
+            SideError: it didn't start.
+            MemoryHeldError: a GPU hasn't got its memory back, whosever server it was.
+        """
+        source, options = self._source(side), self.options
+        with contextlib.ExitStack() as stack:
+            try:
+                environment = source.environment(case)
+                stack.enter_context(source.leased(case))
+                server = stack.enter_context(
+                    start_server(
+                        case.server,
+                        environment,
+                        root=options.root,
+                        log_path=self.folder / "logs" / f"{name.replace(' ', '')}.log",
+                        on_gpu=options.on_gpu,
+                        ready_within_s=options.ready_within_s,
+                        show=lambda _: None,
+                    )
+                )
+            except MemoryHeldError:
+                raise
+            except SpecregError as error:
+                message = f"side {side} ('{source.origin.text}'): {error}"
+                raise SideError(side, message, started=False) from error
             yield server
 
-    def versions(self, side: Side) -> tuple[str, ...]:
-        """What the servers of a side said that they are, each once; of A2 too where it is A's."""
-        told = (
-            one.measurement.engine_version
-            for one in self.launches
-            if one.measurement is not None and (one.side is Side.B) == (side is Side.B)
-        )
-        return tuple(sorted(set(filter(None, told))))
 
-    @property
-    def minutes(self) -> float:
-        """What the launches took since it began or went on."""
-        return sum(map(sum, self._spent.values())) / 60
-
-    @property
-    def _spent(self) -> Mapping[str, list[float]]:
-        """By group, so that what is shared counts once."""
-        return {group.name: self.spent_s.get(group.pairs[0].id, []) for group in self.groups}
-
-    def _has_time(self) -> bool:
-        """Whether servers that are up as long as any were will end in time."""
-        limit = self.request.minutes
-        longest_s = max(itertools.chain(*self._spent.values()), default=0.0)
-        if limit is not None and longest_s:
-            self.out_of_time = self.minutes + longest_s / 60 > limit
-        return not self.out_of_time
-
-    @property
-    def _pace(self) -> Pace:
-        launch_s: dict[str, float] = {}
-        every = list(itertools.chain(*self._spent.values()))
-        for group in self.groups:
-            if some := self._spent[group.name] or every:
-                each_s = statistics.fmean(some) * len(group.slots(1))
-                launch_s |= {pair.id: each_s for pair in group.pairs}
-        return Pace(launch_s=launch_s, longest_s=max(every, default=0.0), is_up=self.out_of_time)
+@contextlib.contextmanager
+def _naming(servers: Mapping[Side, StartedServer]) -> Iterator[None]:
+    """Say of a server that went away whose it is."""
+    try:
+        yield
+    except ServerDiedError:
+        for side, server in servers.items():
+            try:
+                server.check_alive()
+            except ServerDiedError as error:
+                raise SideError(side, str(error).splitlines()[0]) from error
+        raise
 
 
 def rounds_of(case: Case, *, sides: int) -> int:

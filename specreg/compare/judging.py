@@ -1,4 +1,4 @@
-"""The launches of both sides of a gate judged: a verdict on each metric of each pair.
+"""The launches of both sides of a gate judged: a verdict on each metric, and the answer.
 
 Each block, which is two launches of a side, is a look. Looks share the level equally, so that all
 of them together are wrong no more often than one would be; what a look has decided stays decided.
@@ -8,24 +8,26 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from types import MappingProxyType
 
 from specreg.baselines.comparison import paired_difference, paired_ratio_change
-from specreg.compare.pairs import ACCEPTANCE, OUTPUT, Side, Subject
+from specreg.compare.pairs import ACCEPTANCE, OUTPUT, STEP, Group, Pair, Side
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import GATE_METRICS, Metric, tokens_per_step
+from specreg.measurement.metrics import GATE_METRICS, Metric, Replay, tokens_per_step
 from specreg.stats.alpha_spending import LEVEL
 from specreg.stats.intervals import Change, change_of_pairs, t_quantile
-from specreg.verdicts.judge import Outcome, Verdict, log_to_frac, outcome_of
+from specreg.verdicts.judge import GOOD, Outcome, Verdict, log_to_frac, outcome_of
 
 LAUNCHES_PER_BLOCK = 2
 """Of each side."""
-SPEED_LAUNCHES = 4
+_SPEED_LAUNCHES = 4
 """With fewer of each side a speed has no interval."""
-DIFFERS = frozenset({Outcome.IMPROVED, Outcome.REGRESSED})
-DECIDED = DIFFERS | {Outcome.PASS, Outcome.INVALID, Outcome.MEASURED}
+_DIFFERS = frozenset({Outcome.IMPROVED, Outcome.REGRESSED})
+_SETTLED = GOOD | {Outcome.MEASURED, Outcome.NOT_COMPARABLE}
 _LOSS_LEVEL = 0.001
 """How often a gate may call an upgrade worse that isn't.
 
@@ -34,17 +36,18 @@ A loss that matters is far beyond its noise once that is small enough to prove a
 _MOST_FAILED = 2
 _FURTHEST = 50.0
 """A difference of logarithms beyond it isn't told: a float holds no more."""
+_LEFT_OPEN = "left open, as the case is lost already"
+_FEW_EQUAL_FRAC = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SideLaunch:
-    """A case on one launch of a side's server.
+    """A pair on one launch of a side's server.
 
     Attributes:
         pair_id: of what is compared.
         side: whose server; number: of its launch, from 1.
-        measurement: None where it failed.
-        failed: why it came to nothing, empty where it didn't.
+        measurement: None where it failed; failed: why it came to nothing.
     """
 
     pair_id: str
@@ -81,14 +84,6 @@ class Rules:
     tolerances: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     loss_frac: float = _LOSS_LEVEL
 
-    def of_control(self, figures: int) -> "Rules":
-        """Those of a control of so many figures: it accuses no side, so it may speak up sooner."""
-        return dataclasses.replace(self, figures=max(figures, 1), loss_frac=LEVEL)
-
-    def tolerance_frac(self, metric: Metric) -> float:
-        """The loss of a metric that is still fine."""
-        return self.tolerances.get(metric.name, metric.gate_tolerance_frac or 0.0)
-
     @property
     def launches(self) -> int:
         """The most of each side."""
@@ -105,42 +100,199 @@ class Rules:
         return self.loss_frac / self.blocks / self.figures
 
 
-def judge_subject(
-    subject: Subject, launches: Sequence[SideLaunch], rules: Rules
+class Answer(StrEnum):
+    """Whether B may take the place of A."""
+
+    UPGRADE = "upgrade"
+    DONT = "don't"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What a gate decided.
+
+    Attributes:
+        reasons: why, the weightiest first; takes: what it would take to decide.
+        verdicts: on each pair, on its answers too; control: on side A against itself.
+    """
+
+    answer: Answer
+    reasons: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()
+    verdicts: tuple[Verdict, ...]
+    control: tuple[Verdict, ...] = ()
+
+    @property
+    def exit_status(self) -> int:
+        """0, 1 and 10, as of a run of the suite."""
+        return {Answer.UPGRADE: 0, Answer.DONT: 1, Answer.UNDECIDED: 10}[self.answer]
+
+
+def decide(
+    groups: Sequence[Group],
+    launches: Sequence[SideLaunch],
+    rules: Rules,
+    answers: Sequence[Verdict] = (),
+) -> Decision:
+    """The answer that launches, as they came, and verdicts on each pair's answers give."""
+    controls = [pair for group in groups if group.with_control for pair in group.pairs]
+    # A control accuses no side, so it may speak up sooner.
+    figures = max(sum(len(pair.deciding(Side.A2)) for pair in controls), 1)
+    strict = dataclasses.replace(rules, figures=figures, loss_frac=LEVEL)
+    control = [one for pair in controls for one in judge_pair(pair, launches, strict, Side.A2)]
+    moved = [one for one in control if one.outcome in _DIFFERS]
+    wrong = {one.case_id for one in answers if one.outcome is Outcome.WRONG}
+    verdicts: list[Verdict] = []
+    for pair in (pair for group in groups for pair in group.pairs):
+        judged = [_unless_moved(one, moved) for one in judge_pair(pair, launches, rules)]
+        if pair.id in wrong or _is_lost(judged):
+            judged = [
+                dataclasses.replace(one, reason=_LEFT_OPEN)
+                if one.outcome is Outcome.INCONCLUSIVE
+                else one
+                for one in judged
+            ]
+        verdicts += judged
+    regressed = [one for one in verdicts if one.outcome is Outcome.REGRESSED]
+    unclear = [one for one in (*verdicts, *answers) if one.outcome not in _SETTLED]
+    if wrong or regressed:
+        answer = Answer.DONT
+    elif moved or unclear or not verdicts:
+        answer = Answer.UNDECIDED
+    else:
+        answer = Answer.UPGRADE
+    return Decision(
+        answer=answer,
+        reasons=tuple(_reasons(answers, regressed, moved)),
+        takes=tuple(_takes(unclear, rules)) if answer is Answer.UNDECIDED else (),
+        verdicts=(*verdicts, *answers),
+        control=tuple(control),
+    )
+
+
+def _unless_moved(verdict: Verdict, moved: Sequence[Verdict]) -> Verdict:
+    """Of what the machine moves by itself nothing can be said."""
+    if verdict.metric not in {one.metric for one in moved} or verdict.outcome is Outcome.MEASURED:
+        return verdict
+    reason = "MACHINE_MOVED: side A differs from itself; quieten the machine, and run again"
+    return dataclasses.replace(verdict, outcome=Outcome.INVALID, reason=reason)
+
+
+def _reasons(
+    answers: Iterable[Verdict], lost: Sequence[Verdict], moved: Sequence[Verdict]
+) -> Iterator[str]:
+    """Answers that differ, can't be told or mostly round; then what was lost, and what moved."""
+    for one in answers:
+        few = one.value is not None and one.value < _FEW_EQUAL_FRAC
+        if one.outcome in {Outcome.WRONG, Outcome.INVALID} or (one.outcome is Outcome.PASS and few):
+            yield f"{one.case_id}: {one.reason}"
+    for case_id, ones in _by_case(lost).items():
+        figures = ", ".join(f"{one.metric} {one.change_frac:+.1%}" for one in ones)
+        yield f"{case_id} is worse by {causes_of(ones)}: {figures}"
+    for one in moved:
+        yield (
+            f"the machine moved: side A differs from itself in {one.metric} of {one.case_id} by"
+            f" {one.change_frac:+.1%}"
+        )
+
+
+def _by_case(verdicts: Iterable[Verdict]) -> Mapping[str, list[Verdict]]:
+    by_case: dict[str, list[Verdict]] = {}
+    for one in verdicts:
+        by_case.setdefault(one.case_id, []).append(one)
+    return by_case
+
+
+def launches_for(verdict: Verdict) -> int:
+    """About how many launches of each side would decide; 0 where no number would."""
+    if verdict.metric not in GATE_METRICS or verdict.outcome is not Outcome.INCONCLUSIVE:
+        return 0
+    if verdict.needed_launches is not None or verdict.low_frac is not None:
+        return verdict.needed_launches or 0
+    least = _SPEED_LAUNCHES if GATE_METRICS[verdict.metric].by_launch else LAUNCHES_PER_BLOCK
+    return max(least, verdict.launches + LAUNCHES_PER_BLOCK)
+
+
+def _takes(unclear: Sequence[Verdict], rules: Rules) -> Iterator[str]:
+    """What it would take to decide: first what to type, then why, in a line per pair."""
+    wanting = [one for one in unclear if launches_for(one)]
+    if wanting:
+        most = max(map(launches_for, wanting))
+        about = "about" if all(one.low_frac is not None for one in wanting) else "at least"
+        more = f" --launches {most}" if most > rules.launches else ""
+        yield (
+            f"{about} {most} launches of each side: type the same with --resume{more}; a quieter"
+            " machine needs fewer"
+        )
+    for case_id, ones in _by_case(unclear).items():
+        whys: dict[str, list[str]] = {}
+        for one in ones:
+            whys.setdefault(one.reason or "there is no telling", []).append(one.metric)
+        yield f"{case_id}: " + "; ".join(f"{why} ({', '.join(of)})" for why, of in whys.items())
+
+
+def causes_of(verdicts: Sequence[Verdict]) -> str:
+    """What the loss of a pair comes from, in words; empty where nothing was lost that decides.
+
+    Output is lost by what it is made of: its own row names the cause only where none of the others
+    was proven.
+    """
+    lost = [one for one in verdicts if one.outcome is Outcome.REGRESSED]
+    own = [GATE_METRICS[one.metric].cause for one in lost if one.metric != OUTPUT]
+    told = [one.cause.partition(" by ")[2].partition(",")[0] for one in lost]
+    return ", ".join(own) or next(filter(None, told), "output" if lost else "")
+
+
+def _is_lost(verdicts: Iterable[Verdict]) -> bool:
+    """Whether a loss is proven, and by what: output alone is lost by something else."""
+    return any(one.outcome is Outcome.REGRESSED and one.metric != OUTPUT for one in verdicts)
+
+
+def is_settled(verdicts: Sequence[Verdict], *, lost: bool = False) -> bool:
+    """Whether no further launch would change the answer on a pair.
+
+    Where one of its metrics is a proven loss, or it is lost by something else, the others need but
+    an interval.
+    """
+    lost = lost or _is_lost(verdicts)
+    unclear = [one for one in verdicts if one.outcome is Outcome.INCONCLUSIVE]
+    return not unclear or (lost and all(one.low_frac is not None for one in unclear))
+
+
+def judge_pair(
+    pair: Pair, launches: Sequence[SideLaunch], rules: Rules, other: Side = Side.B
 ) -> tuple[Verdict, ...]:
     """The verdict on each metric of a pair, at the look that decides or else at the last one.
 
-    Args:
-        subject: what is compared.
-        launches: of all sides and pairs so far, as they came.
-        rules: see there.
-
-    Returns:
-        What doesn't decide is MEASURED.
+    Compared is A with `other`: B, or A itself, which is the control. What doesn't decide is
+    MEASURED. Launches are of all sides and pairs, as they came.
     """
-    sides = {Side.A, subject.other}
-    ours = [one for one in launches if one.pair_id == subject.pair.id and one.side in sides]
-    return tuple(_judge(metric, subject, ours, rules) for metric in subject.metrics)
+    ours = [one for one in launches if one.pair_id == pair.id and one.side in {Side.A, other}]
+    deciding = pair.deciding(other)
+    verdicts = [_judge(metric, pair.id, other, ours, rules) for metric in pair.metrics(other)]
+    return tuple(
+        one
+        if one.metric in deciding
+        else dataclasses.replace(one, outcome=Outcome.MEASURED, reason="")
+        for one in verdicts
+    )
 
 
 def _judge(
-    metric: Metric, subject: Subject, launches: Sequence[SideLaunch], rules: Rules
+    metric: Metric, case_id: str, other: Side, launches: Sequence[SideLaunch], rules: Rules
 ) -> Verdict:
     # Proven within the tolerance is soon proven; that it is better by more may show later, and so
     # may that the machine moved.
-    later = DIFFERS if subject.is_control else {Outcome.IMPROVED}
-    decided = verdict = _look(metric, subject, (), rules)
+    later = _DIFFERS if other is Side.A2 else {Outcome.IMPROVED}
+    verdict = decided = _look(metric, case_id, other, (), rules)
     for some in _looks(launches):
-        verdict = _look(metric, subject, some, rules)
-        open_yet = decided.outcome is Outcome.INCONCLUSIVE
-        if verdict.outcome in later or (open_yet and verdict.outcome in DECIDED):
+        verdict = _look(metric, case_id, other, some, rules)
+        if decided.outcome is Outcome.INCONCLUSIVE or verdict.outcome in later:
             decided = verdict
         if decided.outcome not in {Outcome.PASS, Outcome.INCONCLUSIVE}:
             break
-    found = verdict if decided.outcome is Outcome.INCONCLUSIVE else decided
-    if metric.name in subject.deciding:
-        return found
-    return dataclasses.replace(found, outcome=Outcome.MEASURED, reason="")
+    return decided
 
 
 def _looks(launches: Sequence[SideLaunch]) -> Iterator[list[SideLaunch]]:
@@ -155,46 +307,48 @@ def _looks(launches: Sequence[SideLaunch]) -> Iterator[list[SideLaunch]]:
 
 
 def _look(
-    metric: Metric, subject: Subject, launches: Sequence[SideLaunch], rules: Rules
+    metric: Metric, case_id: str, other: Side, launches: Sequence[SideLaunch], rules: Rules
 ) -> Verdict:
-    sides = (Side.A, subject.other)
-    valid = {
-        side: [one for one in launches if one.side is side and not one.why_invalid(metric)]
-        for side in sides
-    }
+    ours, theirs = (_valid(metric, launches, side) for side in (other, Side.A))
     verdict = Verdict(
-        case_id=subject.pair.id,
+        case_id=case_id,
         metric=metric.name,
         outcome=Outcome.INCONCLUSIVE,
-        value=_value(metric, valid[subject.other]),
-        expected=_value(metric, valid[Side.A]),
-        tolerance_frac=rules.tolerance_frac(metric),
+        value=_value(metric, ours.values()),
+        expected=_value(metric, theirs.values()),
+        tolerance_frac=rules.tolerances.get(metric.name, metric.gate_tolerance_frac),
         against="side A",
-        launches=min(map(len, valid.values())),
+        launches=min(len(ours), len(theirs)),
     )
     say = functools.partial(dataclasses.replace, verdict)
-    broken = next(filter(None, (why_broken(launches, side, metric) for side in sides)), "")
+    broken = why_broken(launches, Side.A, metric) or why_broken(launches, other, metric)
     if broken:
         return say(outcome=Outcome.INVALID, reason=broken)
-    absent = [side for side in sides if not valid[side]]
-    if absent:
-        return say(reason=f"side {absent[0]} has no launch yet")
+    if not (ours and theirs):
+        return say(reason=f"side {other if theirs else Side.A} has no launch yet")
     if not metric.by_launch:
-        moved = paired_ratio_change(metric, *map(_measured, (valid[subject.other], valid[Side.A])))
+        moved = paired_ratio_change(metric, [*ours.values()], [*theirs.values()])
         if isinstance(moved, str):  # no launch more would tell
             return say(outcome=Outcome.INVALID, reason=moved)
-        return _decided(verdict, metric, moved, rules, control=subject.is_control)
-    change = change_of_pairs(_differences(metric, valid[subject.other], valid[Side.A]))
+        return _decided(verdict, metric, moved, rules, other)
+    differences = [
+        paired_difference(metric, ours[number], theirs[number])
+        for number in ours
+        if number in theirs
+    ]
+    change = change_of_pairs([one for one in differences if one is not None])
     if change is None:
         return say(reason="too few launches to tell how they spread")
     if metric.name == OUTPUT:
-        verdict = say(cause=_parts_of_output(valid[subject.other], valid[Side.A]))
-    return _decided(verdict, metric, change, rules, control=subject.is_control)
+        verdict = say(cause=_parts_of_output([*ours.values()], [*theirs.values()]))
+    return _decided(verdict, metric, change, rules, other)
 
 
 def _decided(
-    verdict: Verdict, metric: Metric, change: Change, rules: Rules, *, control: bool
+    verdict: Verdict, metric: Metric, change: Change, rules: Rules, other: Side
 ) -> Verdict:
+    """The verdict with its change, by the whole interval."""
+
     def to_frac(moved: float) -> float:
         bounded = min(max(moved, -_FURTHEST), _FURTHEST)
         return log_to_frac(metric, bounded) if metric.by_launch else moved
@@ -202,26 +356,31 @@ def _decided(
     low, high = map(to_frac, change.bounds(rules.level))
     certain_low, certain_high = map(to_frac, change.bounds(rules.loss_level))
     estimate, tolerance = to_frac(change.estimate_frac), verdict.tolerance_frac or 0.0
-    say = functools.partial(
-        dataclasses.replace,
+    # A loss must be certain among all figures; that there is none only at this look.
+    outcome = outcome_of(estimate, low, certain_high, tolerance)
+    differs = abs(estimate) > tolerance and (certain_low > 0 or certain_high < 0)
+    if other is Side.A2 and differs:
+        outcome = Outcome.IMPROVED if estimate > 0 else Outcome.REGRESSED
+    verdict = dataclasses.replace(
         verdict,
+        outcome=outcome,
         change_frac=estimate,
         low_frac=low,
         high_frac=high,
         p_worse=change.p_worse,
     )
-    if control and abs(estimate) > tolerance and (certain_low > 0 or certain_high < 0):
-        return say(outcome=Outcome.IMPROVED if estimate > 0 else Outcome.REGRESSED)
-    # A loss must be certain among all figures; that there is none only at this look.
-    outcome = outcome_of(estimate, low, certain_high, tolerance)
     if outcome is not Outcome.INCONCLUSIVE:
-        return say(outcome=outcome)
+        return verdict
     needed = _needed(metric, verdict.launches, change, estimate, tolerance, rules)
     if metric.by_launch:
-        words = f"about {needed} launches instead of {verdict.launches}" if needed else ""
-        return say(reason=words, needed_launches=needed)
-    words = f"about {needed} prompts: a new gate, with --prompts {needed} and another --out"
-    return say(reason=words if needed else "", needed_launches=0)
+        reason = f"about {needed} launches instead of {verdict.launches}"
+    else:
+        reason = f"about {needed} prompts: a new gate, with --prompts {needed} and another --out"
+    return dataclasses.replace(
+        verdict,
+        reason=reason if needed else "",
+        needed_launches=needed if metric.by_launch else 0,
+    )
 
 
 def _needed(
@@ -242,13 +401,10 @@ def _needed(
     return None
 
 
-def why_broken(launches: Sequence[SideLaunch], side: Side, metric: Metric | None = None) -> str:
-    """Why a side can't be measured, empty where it can: most of its launches failed.
+def why_broken(launches: Iterable[SideLaunch], side: Side, metric: Metric | None = None) -> str:
+    """Why a side of a pair can't be measured, empty where it can: most of its launches failed.
 
-    Args:
-        launches: of one pair.
-        side: which.
-        metric: one whose values are to mean something; None for launches that failed as a whole.
+    With a metric, those count too in which its values mean nothing.
     """
     ours = [one for one in launches if one.side is side]
     whys = [one.why_invalid(metric) if metric else one.failed for one in ours]
@@ -257,99 +413,49 @@ def why_broken(launches: Sequence[SideLaunch], side: Side, metric: Metric | None
     return f"side {side}: {broken[-1]}" if len(broken) >= most else ""
 
 
-def _measured(launches: Sequence[SideLaunch]) -> list[Measurement]:
-    return [one.measurement for one in launches if one.measurement is not None]
+def _valid(metric: Metric, launches: Iterable[SideLaunch], side: Side) -> Mapping[int, Measurement]:
+    """By number the launches of a side in which a metric means something."""
+    return {
+        one.number: one.measurement
+        for one in launches
+        if one.side is side and one.measurement is not None and not one.why_invalid(metric)
+    }
 
 
-def _differences(
-    metric: Metric, ours: Sequence[SideLaunch], theirs: Sequence[SideLaunch]
-) -> list[float]:
-    """How much better each launch was than the other side's of the same number."""
-    by_number = {one.number: one for one in theirs}
-    found = [
-        _difference(metric, one, by_number[one.number]) for one in ours if one.number in by_number
-    ]
-    return [one for one in found if one is not None]
-
-
-@functools.cache
-def _difference(metric: Metric, ours: SideLaunch, theirs: SideLaunch) -> float | None:
-    if ours.measurement is None or theirs.measurement is None:
-        return None
-    return paired_difference(metric, ours.measurement, theirs.measurement)
-
-
-def value_of(metric: Metric, launch: SideLaunch) -> float | None:
-    """A metric's value on a launch."""
-    replay = launch.measurement.replay if launch.measurement is not None else None
-    return metric.function(replay) if replay is not None else None
-
-
-def _value(metric: Metric, launches: Sequence[SideLaunch]) -> float | None:
+def _value(metric: Metric, measured: Iterable[Measurement]) -> float | None:
     """Of acceptance that of all launches together; else the geometric mean."""
-    if not metric.by_launch:
-        totals = [one.acceptance.total for one in _measured(launches) if one.acceptance]
-        steps = sum(one.steps for one in totals)
-        return metric.origin + sum(one.accepted for one in totals) / steps if steps else None
-    return _geometric_mean([value_of(metric, one) for one in launches])
+    if metric.by_launch:
+        return mean_of(metric.function, measured)
+    totals = [one.acceptance.total for one in measured if one.acceptance]
+    steps = sum(one.steps for one in totals)
+    return metric.origin + sum(one.accepted for one in totals) / steps if steps else None
 
 
-def _geometric_mean(values: Sequence[float | None]) -> float | None:
-    told = [one for one in values if one]
-    return math.exp(math.fsum(map(math.log, told)) / len(told)) if told else None
+def mean_of(
+    function: Callable[[Replay], float | None], measured: Iterable[Measurement]
+) -> float | None:
+    """The geometric mean of what launches have of it; None where none has."""
+    told = [function(one.replay) for one in measured if one.replay]
+    values = [one for one in told if one]
+    return statistics.geometric_mean(values) if values else None
 
 
-def _parts_of_output(ours: Sequence[SideLaunch], theirs: Sequence[SideLaunch]) -> str:
+def _parts_of_output(ours: Sequence[Measurement], theirs: Sequence[Measurement]) -> str:
     """Δ log(throughput) = Δ log(tokens per step) - Δ log(time of a step) + what is left.
 
-    Returns:
-        In words, the worst part first; empty where one isn't known.
+    In words, the worst part first; empty where one isn't known.
     """
-    each = [
-        [
-            _value(GATE_METRICS[OUTPUT], side),
-            _geometric_mean([tokens_per_step(one.replay) for one in _measured(side) if one.replay]),
-            _value(GATE_METRICS["step_p50_ms"], side),
-        ]
-        for side in (ours, theirs)
-    ]
-    moved = [math.log(a / b) if a and b else None for a, b in zip(*each, strict=True)]
-    if any(one is None for one in moved):
-        return ""
-    output, tokens, step = (one or 0.0 for one in moved)
+    moved = []
+    for function in (GATE_METRICS[OUTPUT].function, tokens_per_step, GATE_METRICS[STEP].function):
+        value, expected = mean_of(function, ours), mean_of(function, theirs)
+        if value is None or expected is None:
+            return ""
+        moved.append(math.log(value / expected))
+    output, tokens, step = moved
     parts = {
         GATE_METRICS[ACCEPTANCE].cause: tokens,
-        GATE_METRICS["step_p50_ms"].cause: -step,
+        GATE_METRICS[STEP].cause: -step,
         "prefill and the rest": output - tokens + step,
     }
     worst_first = sorted(parts, key=parts.__getitem__)
     return ", ".join(f"{math.expm1(parts[name]):+.1%} by {name}" for name in worst_first)
-
-
-def causes_of(verdicts: Sequence[Verdict]) -> str:
-    """What the loss of a pair comes from, in words; empty where nothing was lost that decides.
-
-    Output is lost by what it is made of: its own row names the cause only where none of the others
-    was proven.
-    """
-    lost = [one for one in verdicts if one.outcome is Outcome.REGRESSED]
-    own = [GATE_METRICS[one.metric].cause for one in lost if one.metric != OUTPUT]
-    told = [one.cause.partition(" by ")[2].partition(",")[0] for one in lost]
-    return ", ".join(own) or next(filter(None, told), "output" if lost else "")
-
-
-def is_lost(verdicts: Sequence[Verdict]) -> bool:
-    """Whether a loss is proven, and by what: output alone is lost by something else."""
-    return any(one.outcome is Outcome.REGRESSED and one.metric != OUTPUT for one in verdicts)
-
-
-def is_settled(verdicts: Sequence[Verdict], *, lost: bool = False, whole: bool = False) -> bool:
-    """Whether no further launch would change the answer on a pair.
-
-    Args:
-        verdicts: on its metrics. Where one is a proven loss, the others need but an interval.
-        lost: whether the pair is lost by something else.
-        whole: whether each metric is to be decided all the same.
-    """
-    lost = not whole and (lost or is_lost(verdicts))
-    return all(one.outcome in DECIDED or (lost and one.low_frac is not None) for one in verdicts)

@@ -12,11 +12,8 @@ from specreg.matrix.case import Case, ServerSpec, Tier
 from specreg.matrix.overrides import Override, overridden
 from specreg.matrix.prompts import load_case_prompts
 from specreg.measurement.metrics import GATE_METRICS, Family, Metric
-from specreg.stats.intervals import FEWEST_PROMPTS
 
-ACCEPTANCE, OUTPUT = "acceptance_length_tokens", "throughput_tokens_per_s"
-_TRADED = frozenset({ACCEPTANCE, "step_p50_ms"})
-"""More drafts accepted may well cost longer steps, where sides draft in different ways."""
+ACCEPTANCE, OUTPUT, STEP = "acceptance_length_tokens", "throughput_tokens_per_s", "step_p50_ms"
 
 
 class Side(StrEnum):
@@ -43,85 +40,22 @@ class Pair:
         """The case as a side runs it."""
         return self.b if side is Side.B else self.a
 
+    def metrics(self, other: Side = Side.B) -> tuple[Metric, ...]:
+        """The metrics that side A and another one both have."""
+        return tuple(one for one in GATE_METRICS.values() if _has(self.a, self.of(other), one))
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
-    """What is compared of a pair.
+    def deciding(self, other: Side = Side.B) -> frozenset[str]:
+        """The metrics that the answer rests on; the others say what output came from.
 
-    Attributes:
-        pair: which.
-        metrics: that it has; deciding: the names of those that the answer rests on. The others say
-            what output came from.
-        other: what A is compared with: B, or A itself, which is the control.
-    """
-
-    pair: Pair
-    metrics: tuple[Metric, ...]
-    deciding: frozenset[str]
-    other: Side = Side.B
-
-    @property
-    def is_control(self) -> bool:
-        """Whether A is compared with itself."""
-        return self.other is Side.A2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """Pairs that share their servers.
-
-    Attributes:
-        name: of the server on both sides.
-        pairs: one or more.
-        with_control: whether side A is launched once more.
-        together: whether all sides are up at the same time, or one after another.
-    """
-
-    name: str
-    pairs: tuple[Pair, ...]
-    with_control: bool
-    together: bool
-
-    @property
-    def sides(self) -> tuple[Side, ...]:
-        """Those that are launched."""
-        return (Side.A, Side.B, Side.A2) if self.with_control else (Side.A, Side.B)
-
-    @property
-    def subjects(self) -> tuple[Subject, ...]:
-        """What is compared, the control's last."""
-        controls = [subject_of(pair, Side.A2) for pair in self.pairs if self.with_control]
-        return (*map(subject_of, self.pairs), *controls)
-
-    def slots(self, launch: int) -> tuple[tuple[Side, ...], ...]:
-        """Which sides are started for a launch of each, in order; in brackets those up together.
-
-        Every other launch goes the other way round, so that no side has the better half of two. Of
-        three each is in the middle in its turn.
-
-        Args:
-            launch: from 1.
+        Sides that draft alike are held to all that they do. Of others output and prefill decide:
+        more drafts accepted may well cost longer steps.
         """
-        block, back = divmod(launch - 1, 2)
-        first = block % len(self.sides) if self.with_control else 0
-        turned = (*self.sides[first:], *self.sides[:first])
-        order = turned[::-1] if back else turned
-        return (order,) if self.together else tuple((side,) for side in order)
-
-
-def subject_of(pair: Pair, other: Side = Side.B) -> Subject:
-    """What is compared of a pair.
-
-    Sides that draft alike are held to all that they do. Of others output and prefill decide.
-    """
-    b = pair.of(other)
-    metrics = tuple(one for one in GATE_METRICS.values() if _has(pair.a, b, one))
-    names = {one.name for one in metrics}
-    if _drafting(pair.a.server) != _drafting(b.server):
-        names -= _TRADED
-        if not names and pair.a.server.draft_tokens == b.server.draft_tokens:
-            names = {one.name for one in metrics} & {ACCEPTANCE}
-    return Subject(pair=pair, metrics=metrics, deciding=frozenset(names), other=other)
+        ours, theirs = self.a.server, self.of(other).server
+        names = {one.name for one in self.metrics(other)}
+        if _drafting(ours) == _drafting(theirs):
+            return frozenset(names)
+        alone = {ACCEPTANCE} if ours.draft_tokens == theirs.draft_tokens else set()
+        return frozenset((names - {ACCEPTANCE, STEP}) or (names & alone))
 
 
 def _drafting(spec: ServerSpec) -> tuple[object, ...]:
@@ -134,6 +68,43 @@ def _has(a: Case, b: Case, metric: Metric) -> bool:
     return a.speed and b.speed and not (metric.needs_stream and not (a.stream and b.stream))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Pairs that share their servers.
+
+    Attributes:
+        pairs: one or more.
+        with_control: whether side A is launched once more.
+        together: whether all sides are up at the same time, or one after another.
+    """
+
+    pairs: tuple[Pair, ...]
+    with_control: bool
+    together: bool
+
+    @property
+    def name(self) -> str:
+        """The server's on both sides."""
+        return " > ".join(dict.fromkeys((self.pairs[0].a.server.id, self.pairs[0].b.server.id)))
+
+    @property
+    def sides(self) -> tuple[Side, ...]:
+        """Those that are launched."""
+        return (Side.A, Side.B, Side.A2) if self.with_control else (Side.A, Side.B)
+
+    def slots(self, launch: int) -> tuple[tuple[Side, ...], ...]:
+        """Which sides are started for a launch (from 1), in order; in brackets those together.
+
+        Every other launch goes the other way round, so that no side has the better half of two. Of
+        three each is in the middle in its turn.
+        """
+        block, back = divmod(launch - 1, 2)
+        first = block % len(self.sides) if self.with_control else 0
+        turned = (*self.sides[first:], *self.sides[:first])
+        order = turned[::-1] if back else turned
+        return (order,) if self.together else tuple((side,) for side in order)
+
+
 def pairs_of(
     tier: Tier,
     chosen: Sequence[Case],
@@ -142,65 +113,38 @@ def pairs_of(
     prompts: int | None,
     show: Callable[[str], None],
 ) -> tuple[Pair, ...]:
-    """The cases of a tier as both sides run them.
-
-    Args:
-        tier: of the cases.
-        chosen: the cases.
-        overrides: of A and of B.
-        prompts: how many each case replays, None for its own number.
-        show: is told what is left out, and what too few prompts can't decide.
+    """Chosen cases of a tier as A and B run them; what can't be compared is left out, and shown.
 
     Raises:
         UnknownNameError: see `overridden`.
         UnsupportedError: nothing would be compared, or a side's overrides change none of its cases.
     """
-    pairs = [_pair(tier, case, overrides, prompts) for case in chosen]
-    for option, given, after in (
-        ("--a", overrides[0], [pair.a for pair in pairs]),
-        ("--b", overrides[1], [pair.b for pair in pairs]),
-    ):
-        if given and all(one.server == b.server for one, b in zip(chosen, after, strict=True)):
-            keys = ", ".join(dict.fromkeys(one.key for one in given))
+    # The other side is the control, so none runs beside it.
+    alone = [dataclasses.replace(case, control=None) for case in chosen]
+    asked = [case if prompts is None else case.replaying(prompts) for case in alone]
+    a, b = (
+        [overridden(case, changes, _drafts(tier, case)) for case in asked] for changes in overrides
+    )
+    for option, changes, changed in (("--a", overrides[0], a), ("--b", overrides[1], b)):
+        if changes and [case.server for case in changed] == [case.server for case in asked]:
+            keys = ", ".join(dict.fromkeys(one.key for one in changes))
             message = (
                 f"{option} {keys}: changes none of {len(chosen)} cases, which are so already or"
                 " have no use for it; leave it out, or choose other cases"
             )
             raise UnsupportedError(message)
-    found = []
+    pairs = [Pair(a=one, b=other) for one, other in zip(a, b, strict=True)]
+    found = tuple(pair for pair in pairs if pair.deciding())
     for pair in pairs:
-        deciding = subject_of(pair).deciding
-        if not deciding:
+        if pair not in found:
             show(f"left out: {pair.id} says nothing that could be compared")
-            continue
-        found.append(pair)
-        if pair.a.prompts < FEWEST_PROMPTS and ACCEPTANCE in deciding:
-            show(
-                f"{pair.id}: acceptance is decided by {FEWEST_PROMPTS} prompts at least, so with"
-                f" {pair.a.prompts} it will stay undecided; give --prompts {FEWEST_PROMPTS} or more"
-            )
     if not found:
         message = (
             f"tier '{tier.name}': none of {len(pairs)} cases can be compared: they measure no"
             " speed, and their drafts are others on both sides; choose other cases"
         )
         raise UnsupportedError(message)
-    return tuple(found)
-
-
-def _pair(
-    tier: Tier,
-    case: Case,
-    overrides: tuple[Sequence[Override], Sequence[Override]],
-    prompts: int | None,
-) -> Pair:
-    # The other side is the control, so none runs beside it.
-    alone = dataclasses.replace(case, control=None)
-    a, b = (
-        overridden(alone if prompts is None else alone.replaying(prompts), one, _drafts(tier, case))
-        for one in overrides
-    )
-    return Pair(a=a, b=b)
+    return found
 
 
 def _drafts(tier: Tier, case: Case) -> Mapping[str, str]:
@@ -215,11 +159,7 @@ def _drafts(tier: Tier, case: Case) -> Mapping[str, str]:
 def groups_of(pairs: Iterable[Pair], *, with_control: bool, together: bool) -> tuple[Group, ...]:
     """The pairs by what they need to start.
 
-    Args:
-        pairs: all.
-        with_control: whether side A is launched once more for one group, the cheapest: the one
-            without a draft if there is one.
-        together: whether all sides are up at the same time.
+    The control is of one group, the cheapest: the one without a draft if there is one.
     """
     sharing: dict[tuple[object, ...], list[Pair]] = {}
     for pair in pairs:
@@ -228,18 +168,10 @@ def groups_of(pairs: Iterable[Pair], *, with_control: bool, together: bool) -> t
     groups = list(sharing.values())
     plain = (group for group in groups if not group[0].a.speculates)
     control = next(plain, groups[0]) if with_control else None
-    found = []
-    for group in groups:
-        a, b = group[0].a.server.id, group[0].b.server.id
-        found.append(
-            Group(
-                name=a if a == b else f"{a} > {b}",
-                pairs=tuple(group),
-                with_control=group is control,
-                together=together,
-            )
-        )
-    return tuple(found)
+    return tuple(
+        Group(pairs=tuple(group), with_control=group is control, together=together)
+        for group in groups
+    )
 
 
 def check_prompts(root: Path, pairs: Iterable[Pair]) -> None:

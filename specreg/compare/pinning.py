@@ -28,13 +28,6 @@ def pinned_pairs(
 ) -> tuple[Pair, ...]:
     """A pair of known acceptance for each load and models that are speculated on.
 
-    Args:
-        pairs: what is compared.
-        length_tokens: the acceptance length that both sides are to have.
-        root: the repository's root.
-        folder: where the recordings go.
-        show: is told which aren't pinned, and why.
-
     Raises:
         UnsupportedError: nothing speculates, or fewer tokens are drafted than are to be accepted.
         UnknownNameError: the engine takes no drafter of one's own.
@@ -47,8 +40,10 @@ def pinned_pairs(
         if why := _why_not_recorded(pair.a, load_case_prompts(root, pair.a)):
             show(f"not pinned: {pair.id}, {why}")
             continue
-        a = pinned_case(pair.a, length_tokens, folder / f"{Side.A}-{_name(pair.a)}.json")
-        b = pinned_case(pair.b, length_tokens, folder / f"{Side.B}-{_name(pair.b)}.json")
+        a, b = (
+            pinned_case(case, length_tokens, folder / f"{side}-{_name(case)}.json")
+            for side, case in ((Side.A, pair.a), (Side.B, pair.b))
+        )
         pinned = Pair(a=a, b=b)
         found.setdefault(pinned.id, pinned)
     if not found:
@@ -111,12 +106,7 @@ def record_answers(case: Case, server: Server, prompts: Sequence[Prompt], path: 
 
 
 def why_not_pinned(case: Case, acceptance: AcceptanceRecord | None) -> str:
-    """Why a drafter of known success had another one, empty where it hadn't or isn't one.
-
-    Args:
-        case: as a side ran it.
-        acceptance: what was measured, by prompt.
-    """
+    """Why a drafter of known success had another one, empty where it hadn't or isn't one."""
     if recording_of(case) is None:
         return ""
     prompts = acceptance.prompts if acceptance is not None else ()

@@ -86,7 +86,7 @@ def compare_answers(
     """The verdict on what side B answers, held against side A; `value`: the share that is equal.
 
     Args:
-        case_id: whose.
+        case_id: of the verdict.
         case: as side B runs it.
         server: of side B; it is asked how likely both were.
         prompts: what both are asked.
@@ -127,13 +127,8 @@ def judged_by_a(
 ) -> Losslessness:
     """What B found, with A's word on how much likelier A's own tokens are.
 
-    Where A finds B's token likelier than its own, B does no worse: the gap is 0.
-
-    Args:
-        found: by B's word, without failures.
-        theirs: the answers of A.
-        prompts: of both.
-        ask_a: asks A's server.
+    Where A finds B's token likelier than its own, B does no worse: the gap is 0. `found` has no
+    failures by B's word, `ask_a` asks A's server.
     """
     texts = dict(zip((prompt.id for prompt in prompts), theirs.transcripts, strict=True))
     asked = score_partings(found.partings, [texts[one.prompt_id] for one in found.partings], ask_a)

@@ -83,9 +83,7 @@ class Losslessness:
     def describe(self, plain: str, other: str) -> str:
         """Say what is equal, what rounding explains and what nothing does.
 
-        Args:
-            plain: what to call the plain answers, "without speculation" for instance.
-            other: what to call the others.
+        `plain` and `other` name the answers, "without speculation" for instance.
         """
         said = [f"{self.equal_frac:.1%} of {self.prompts} answers are equal"]
         if self.control_equal_frac is not None:
@@ -119,8 +117,7 @@ def check_lossless(
         prompt_ids: what the prompts are called, one at least.
         plain: the answers that others are held against, in that order.
         other: those with speculation, or another server's.
-        again: asks for the plain ones at another batch size; only where answers part. None where
-            there is no other batch size.
+        again: asks for the plain ones at another batch size, if there is one; only where some part.
         score: asks the server of the plain ones.
         rounding_nats: below, rounding explains a difference; 0 demands that every token is equal.
 
@@ -149,13 +146,7 @@ def check_lossless(
 def score_partings(
     partings: Sequence[Parting], texts: Sequence[Transcript], score: Score
 ) -> tuple[Parting, ...]:
-    """Ask how likely both tokens of each parting are.
-
-    Args:
-        partings: of answers.
-        texts: of each parting, an answer that is the plain one up to there.
-        score: asks a server.
-    """
+    """Ask how likely both tokens of each parting are; `texts` are answers, right up to there."""
     asked = [
         ((*text.prompt, *text.output[: one.position]), (one.plain, one.other))
         for one, text in zip(partings, texts, strict=True)

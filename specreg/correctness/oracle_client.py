@@ -21,7 +21,7 @@ from specreg.engines.pytorch.speculation import propose
 from specreg.engines.registry import engine_named
 from specreg.engines.token_api import Transcript, Wanted
 from specreg.engines.wire_format import Endpoint
-from specreg.load.token_client import transcribe
+from specreg.load.token_client import complete
 from specreg.matrix.case import Case
 from specreg.servers.environments import engine_environment
 
@@ -48,19 +48,15 @@ DraftsAt = Callable[[int], tuple[int, int]]
 them the text goes on with, out."""
 
 
-def walk(drafts_at: DraftsAt, *, prompt_tokens: int, output_tokens: int, width: int) -> StepCounts:
+def walk(drafts_at: DraftsAt, text: Text, width: int) -> StepCounts:
     """The steps of an answer, counted as the verifier does: drafts beyond its end count too.
 
     The prefill emits the first token; each step emits what it accepts and one more. A step in
-    which nothing is drafted counts for nothing, and emits its one token.
-
-    Args:
-        drafts_at: what would be drafted.
-        prompt_tokens: how long the prompt is.
-        output_tokens: how long the answer is.
-        width: the most tokens drafted per step.
+    which nothing is drafted counts for nothing, and emits its one token. `width` is the most
+    tokens drafted per step.
     """
-    counts, place, end = NO_STEPS, prompt_tokens + 1, prompt_tokens + output_tokens
+    counts, place = NO_STEPS, text.prompt_tokens + 1
+    end = text.prompt_tokens + text.output_tokens
     while place < end:
         proposed, accepted = drafts_at(place)
         if proposed:
@@ -71,12 +67,7 @@ def walk(drafts_at: DraftsAt, *, prompt_tokens: int, output_tokens: int, width: 
 
 
 def drafts_of_lookup(text: Sequence[int], draft_tokens: int) -> DraftsAt:
-    """What n-gram lookup drafts.
-
-    Args:
-        text: prompt and answer, and as many tokens more as a step drafts.
-        draft_tokens: the most to draft.
-    """
+    """What n-gram lookup drafts along prompt, answer and as many tokens more as a step drafts."""
 
     def drafts_at(place: int) -> tuple[int, int]:
         drafts = propose(text[:place], draft_tokens)
@@ -101,11 +92,11 @@ def walk_answers(
     """Walk the steps of answers again.
 
     Args:
-        case: whose method and models.
+        case: whose method.
         answers: of its server, greedy.
         beside: says how the answers would go on; best one without speculation.
         models: target and draft as folders or hub ids.
-        predict_drafts: asks the models themselves.
+        predict_drafts: asks them.
 
     Returns:
         By answer, its steps, and the gap of `OracleAnswer` in nats.
@@ -125,7 +116,7 @@ def walk_answers(
         )
         raise InvalidMeasurementError("CONTEXT_FULL", message)
     # The last step's drafts go beyond the answer, and so must the text.
-    tails = transcribe(
+    tails = complete(
         beside,
         [(*answer.prompt, *answer.output) for answer in answers],
         [Wanted(output_cap_tokens=spec.draft_tokens, ignore_eos=True)] * len(answers),
@@ -151,21 +142,12 @@ def walk_answers(
         )
     )
 
-    def drafts_of(text: Text, accepted: Sequence[int]) -> DraftsAt:
+    def steps_of(text: Text, accepted: Sequence[int]) -> StepCounts:
         if spec.method == "ngram":
-            return drafts_of_lookup(text.ids, spec.draft_tokens)
-        return lambda place: (spec.draft_tokens, accepted[place])
+            return walk(drafts_of_lookup(text.ids, spec.draft_tokens), text, spec.draft_tokens)
+        return walk(lambda place: (spec.draft_tokens, accepted[place]), text, spec.draft_tokens)
 
-    steps = tuple(
-        walk(
-            drafts_of(text, accepted),
-            prompt_tokens=text.prompt_tokens,
-            output_tokens=text.output_tokens,
-            width=spec.draft_tokens,
-        )
-        for text, accepted in zip(texts, predicted.accepted, strict=True)
-    )
-    return steps, predicted.gaps_nats
+    return tuple(map(steps_of, texts, predicted.accepted)), predicted.gaps_nats
 
 
 def in_flight(case: Case) -> int:
@@ -183,11 +165,6 @@ def predict_drafts(
     question: Question, *, on_gpu: bool, show: Callable[[str], None]
 ) -> OracleAnswer:
     """Ask the models in an environment of their own; nothing of it outlives this process.
-
-    Args:
-        question: of which models and texts.
-        on_gpu: whether to make the environment for a GPU.
-        show: is told what goes on.
 
     Raises:
         EnvironmentSetupError: the environment could not be made.

@@ -1,6 +1,7 @@
 """The formats in which prompt files are published, and reading such files.
 
-A file holds JSON lines, one JSON array, or Parquet; a format says what a row of it spells.
+A file holds JSON lines, one JSON array, or Parquet; a format says what a row of it spells. Columns
+that a row's type doesn't name are passed over.
 """
 
 import codecs
@@ -22,12 +23,7 @@ from specreg.datasets.prompts import Prompt, check_ids, check_prompt
 
 
 class QuestionRow(msgspec.Struct, frozen=True, kw_only=True, rename={"texts": "prompt"}):
-    """A question, under the names of FastChat or of HuggingFaceH4.
-
-    Attributes:
-        question_id, prompt_id: an identifier, under either name.
-        turns, texts: what the user says; `texts` is `prompt` in the file.
-    """
+    """A question, under FastChat's names or under HuggingFaceH4's: `prompt_id` and `prompt`."""
 
     category: str
     question_id: int | str | None = None
@@ -44,13 +40,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpeedRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt of SPEED-Bench.
-
-    Attributes:
-        category: one of eleven, or the entropy of its answers.
-        turns: what the user says; messages: the same as NeMo-Skills writes it.
-        source: the dataset that it is taken from, a hub id or an address.
-    """
+    """A prompt of SPEED-Bench; `messages` are its turns as NeMo-Skills writes them."""
 
     question_id: str
     category: str
@@ -60,20 +50,20 @@ class SpeedRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HumanEvalRow(msgspec.Struct, frozen=True, kw_only=True, rename={"text": "prompt"}):
-    """A function's head and docstring, to be completed; `text` is `prompt` in the file."""
+    """A function's head and docstring, to be completed."""
 
     task_id: str
     text: str
 
 
 class Gsm8kRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A sum in words; its answer isn't read."""
+    """A sum in words."""
 
     question: str
 
 
 class SharegptTurn(msgspec.Struct, frozen=True, kw_only=True, rename={"who": "from"}):
-    """A turn of a conversation; `who`: human, gpt or others, in the file `from`."""
+    """A turn of a conversation; `who`: human, gpt or others."""
 
     who: str
     value: str
@@ -100,16 +90,10 @@ def _question(row: QuestionRow, _: int) -> Prompt:
 
 
 def _conversation(row: SharegptRow, number: int) -> Prompt | None:
-    """What the user said; None where that is nothing, or a turn of it is."""
     turns = tuple(one.value for one in row.conversations if one.who in {"human", "user"})
     if not turns or not all(map(str.strip, turns)):
         return None
     return Prompt(id=f"sharegpt-{number}", category="chat", turns=turns)
-
-
-def _own_turn(name: str, category: str, number: int, text: str) -> Prompt:
-    """A prompt of one turn, of a row without an id."""
-    return Prompt(id=f"{name}-{number}", category=category, turns=(text,))
 
 
 # Half of SPEED-Bench's published rows are references to their sources. Such a row begins with a
@@ -131,6 +115,7 @@ _TEMPLATES = {
     **dict.fromkeys(("stackselect", "textsort"), ()),
 }
 """What a source fills into the templates of its rows, by a part of the row's `source`."""
+_ANY_FIELD = tuple(dict.fromkeys(itertools.chain(*_TEMPLATES.values())))
 
 
 def _speed(row: SpeedRow, _: int) -> Prompt:
@@ -139,38 +124,17 @@ def _speed(row: SpeedRow, _: int) -> Prompt:
         turns = tuple(one.content for one in row.messages if one.role == "user")
     if turns is None:
         raise _missing("turns", "speed-bench")
+    sources = (part for part in _TEMPLATES if part.lower() in row.source.lower())
+    fields = _TEMPLATES.get(next(sources, ""), _ANY_FIELD)
     for place, turn in enumerate(turns, 1):
-        _check_turn(turn, f"prompt '{row.question_id}', turn {place}", row.source)
+        subject = f"prompt '{row.question_id}', turn {place}"
+        if turn.lstrip().startswith(_PLACEHOLDER):
+            raise DatasetError(f"{subject}: a placeholder ('{_PLACEHOLDER} …'); {_REMEDY}")
+        for field in fields:
+            if field in turn:
+                message = f"{subject}: the template's {field} was never filled; {_REMEDY}"
+                raise DatasetError(message)
     return Prompt(id=row.question_id, category=row.category, turns=turns)
-
-
-def _check_turn(turn: str, subject: str, source: str) -> None:
-    if turn.lstrip().startswith(_PLACEHOLDER):
-        raise DatasetError(f"{subject}: a placeholder ('{_PLACEHOLDER} …'); {_REMEDY}")
-    left = next((field for field in _fields_of(source) if field in turn), None)
-    if left is not None:
-        raise DatasetError(f"{subject}: the template's {left} was never filled; {_REMEDY}")
-
-
-def _fields_of(source: str) -> tuple[str, ...]:
-    """What a row of a source must not hold; of a source that we don't know, nothing of any."""
-    for part, fields in _TEMPLATES.items():
-        if part.lower() in source.lower():
-            return fields
-    return tuple(dict.fromkeys(itertools.chain(*_TEMPLATES.values())))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedPrompts:
-    """What a file holds.
-
-    Attributes:
-        prompts: in the order of its rows.
-        left_out_rows: how many rows ask nothing.
-    """
-
-    prompts: tuple[Prompt, ...]
-    left_out_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +143,7 @@ class Format:
 
     Attributes:
         name: what users write.
-        row: the type of its rows; columns that it doesn't name are passed over.
+        row: the type of its rows.
         needs: what a row must have, in words.
         prompt: what a row asks, None where that is nothing; takes the row and its number from 0.
             Raises a DatasetError, which names the field, of one that can't be asked as it is.
@@ -190,8 +154,8 @@ class Format:
     needs: str
     prompt: Callable[[Any, int], Prompt | None]
 
-    def load(self, path: Path) -> LoadedPrompts:
-        """Load the prompts of a file of JSON lines, of one JSON array or of Parquet.
+    def load(self, path: Path) -> tuple[tuple[Prompt, ...], int]:
+        """The prompts of a file in the order of its rows, and how many rows ask nothing.
 
         Raises:
             DatasetError: the file can't be read, is empty, or a row is wrong; names file, row and
@@ -202,60 +166,67 @@ class Format:
         for number, (place, row) in enumerate(_read_rows(path, self.row, advice)):
             try:
                 prompt = self.prompt(row, number)
-                if prompt is not None:
-                    check_prompt(prompt)
+                if prompt is None:
+                    left_out_rows += 1
+                    continue
+                check_prompt(prompt)
             except DatasetError as error:
                 raise DatasetError(f"{place}: {error}") from error
-            if prompt is None:
-                left_out_rows += 1
-            else:
-                prompts.append(prompt)
+            prompts.append(prompt)
         if not prompts:
             raise DatasetError(f"prompt file '{path}': asks nothing; {advice}")
         check_ids(prompts, f"prompt file '{path}'")
-        return LoadedPrompts(prompts=tuple(prompts), left_out_rows=left_out_rows)
+        return tuple(prompts), left_out_rows
+
+
+def _numbered(name: str, category: str, field: str) -> Callable[[Any, int], Prompt]:
+    """Makes prompts of one turn, of rows without an id."""
+    return lambda row, number: Prompt(
+        id=f"{name}-{number}", category=category, turns=(getattr(row, field),)
+    )
 
 
 _TURNS = "category and turns (a list of texts)"
-FORMATS: Mapping[str, Format] = MappingProxyType(
-    {
-        name: Format(name=name, row=row, needs=needs, prompt=prompt)
-        for name, row, needs, prompt in (
-            ("specreg", Prompt, f"id, {_TURNS} or token_ids", lambda row, _: row),
-            ("questions", QuestionRow, f"question_id, {_TURNS}", _question),
-            (
-                "speed-bench",
-                SpeedRow,
-                f"question_id, {_TURNS} or messages (of role and content)",
-                _speed,
-            ),
-            (
-                "humaneval",
-                HumanEvalRow,
-                "task_id and prompt (a text)",
-                lambda row, _: Prompt(id=row.task_id, category="coding", turns=(row.text,)),
-            ),
-            (
-                "gsm8k",
-                Gsm8kRow,
-                "question (a text)",
-                lambda row, number: _own_turn("gsm8k", "math", number, row.question),
-            ),
-            (
-                "sharegpt",
-                SharegptRow,
-                "conversations (a list of objects with from and value)",
-                _conversation,
-            ),
-            (
-                "genai-perf",
-                GenaiPerfRow,
-                "text (a text)",
-                lambda row, number: _own_turn("genai-perf", "own", number, row.text),
-            ),
-        )
-    }
+_FORMATS = (
+    Format(
+        name="specreg",
+        row=Prompt,
+        needs=f"id, {_TURNS} or token_ids",
+        prompt=lambda row, _: row,
+    ),
+    Format(name="questions", row=QuestionRow, needs=f"question_id, {_TURNS}", prompt=_question),
+    Format(
+        name="speed-bench",
+        row=SpeedRow,
+        needs=f"question_id, {_TURNS} or messages (of role and content)",
+        prompt=_speed,
+    ),
+    Format(
+        name="humaneval",
+        row=HumanEvalRow,
+        needs="task_id and prompt (a text)",
+        prompt=lambda row, _: Prompt(id=row.task_id, category="coding", turns=(row.text,)),
+    ),
+    Format(
+        name="gsm8k",
+        row=Gsm8kRow,
+        needs="question (a text)",
+        prompt=_numbered("gsm8k", "math", "question"),
+    ),
+    Format(
+        name="sharegpt",
+        row=SharegptRow,
+        needs="conversations (a list of objects with from and value)",
+        prompt=_conversation,
+    ),
+    Format(
+        name="genai-perf",
+        row=GenaiPerfRow,
+        needs="text (a text)",
+        prompt=_numbered("genai-perf", "own", "text"),
+    ),
 )
+FORMATS: Mapping[str, Format] = MappingProxyType({one.name: one for one in _FORMATS})
 
 
 def _missing(field: str, name: str) -> DatasetError:
@@ -268,40 +239,31 @@ def _read_rows(path: Path, row: type[msgspec.Struct], advice: str) -> Iterator[t
     What ends in `.parquet` is that, all else JSON: an array where it begins with one, lines
     otherwise.
     """
+    subject, again = f"prompt file '{path}'", "fetch it again, or name another"
     rows: Any
-    decode: Callable[[Any], Any]
-    if path.suffix == ".parquet":
-        rows = _parquet_rows(path, {field.encode_name for field in msgspec.structs.fields(row)})
-        decode = functools.partial(msgspec.convert, type=row)
-    else:
-        content = _content(path)
-        is_array = content.lstrip()[:1] == b"["
-        rows = _array(path, content, advice) if is_array else content.rstrip().splitlines()
-        decode = msgspec.json.Decoder(row).decode
+    decode: Callable[[Any], Any] = msgspec.json.Decoder(row).decode
+    try:
+        if path.suffix == ".parquet":
+            rows = _parquet_rows(path, {field.encode_name for field in msgspec.structs.fields(row)})
+            decode = functools.partial(msgspec.convert, type=row)
+        else:
+            content = path.read_bytes().removeprefix(codecs.BOM_UTF8).rstrip()
+            rows = content.splitlines()
+    except (OSError, ValueError) as error:  # Arrow's error of a broken file is a ValueError
+        raise DatasetError(f"{subject}: {error}; {again}") from error
+    if not rows:
+        raise DatasetError(f"{subject}: is empty; {again}")
+    if path.suffix != ".parquet" and content.lstrip().startswith(b"["):
+        try:
+            rows = msgspec.json.decode(content, type=list[msgspec.Raw])
+        except UNREADABLE as error:
+            raise DatasetError(f"{subject}: {error}; {advice}") from error
     for number, one in enumerate(rows, 1):
         place = f"{path}:{number}"
         try:
             yield place, decode(one)
         except UNREADABLE as error:
             raise DatasetError(f"{place}: {error}; {advice}") from error
-
-
-def _content(path: Path) -> bytes:
-    try:
-        content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
-    except OSError as error:
-        message = f"prompt file '{path}': {error.strerror}; name a file that is there"
-        raise DatasetError(message) from error
-    if not content.strip():
-        raise DatasetError(f"prompt file '{path}': is empty; fetch it again, or name another")
-    return content
-
-
-def _array(path: Path, content: bytes, advice: str) -> list[msgspec.Raw]:
-    try:
-        return msgspec.json.decode(content, type=list[msgspec.Raw])
-    except UNREADABLE as error:
-        raise DatasetError(f"prompt file '{path}': {error}; {advice}") from error
 
 
 def _parquet_rows(path: Path, columns: set[str]) -> list[dict[str, object]]:
@@ -314,13 +276,7 @@ def _parquet_rows(path: Path, columns: set[str]) -> list[dict[str, object]]:
             f" {install_command('datasets')}"
         )
         raise DatasetError(message) from error
-    try:
-        file = parquet.ParquetFile(path)
-        names = [name for name in file.schema_arrow.names if name in columns]
-        rows: list[dict[str, object]] = file.read(columns=names).to_pylist()
-    except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
-        message = f"prompt file '{path}': {error}; fetch it again, or name another"
-        raise DatasetError(message) from error
-    if not rows:
-        raise DatasetError(f"prompt file '{path}': is empty; fetch it again, or name another")
+    file = parquet.ParquetFile(path)
+    names = [name for name in file.schema_arrow.names if name in columns]
+    rows = file.read(columns=names).to_pylist()
     return [{name: value for name, value in row.items() if value is not None} for row in rows]

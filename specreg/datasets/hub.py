@@ -17,50 +17,35 @@ from specreg.core.errors import DatasetError, ModelError, SpecregError
 def fetch_dataset_file(
     repo: str, file: str, revision: str, *, endpoint: str | None = None, cache: Path | None = None
 ) -> tuple[Path, str]:
-    """Fetch a file of a dataset, or finds it in the cache.
+    """Fetch a file of a dataset, or find it in the cache: where it lies, and its commit.
 
     Args:
         repo: `openai/gsm8k` for instance.
         file: its path there.
         revision: a branch, a tag or a commit.
-        endpoint: the hub's address, None for HF_ENDPOINT, or huggingface.co without that.
-        cache: its folder of files, None for HF_HUB_CACHE, or ~/.cache/huggingface without that.
-
-    Returns:
-        Where it lies, and the commit that it is of.
+        endpoint: the hub's address, None for huggingface_hub's own.
+        cache: its folder of files, None for huggingface_hub's own.
 
     Raises:
         DatasetError: huggingface_hub is missing, or the hub can't be reached or doesn't give it.
     """
-    found = _download(
-        DatasetError,
-        f"hub dataset '{repo}': {file}",
-        "give --from",
-        repo_id=repo,
-        filename=file,
-        repo_type="dataset",
-        revision=revision,
-        endpoint=endpoint,
-        cache_dir=cache,
-    )
+    with _hub(DatasetError, f"hub dataset '{repo}': {file}", "give --from") as hub:
+        found = hub.hf_hub_download(
+            repo, file, repo_type="dataset", revision=revision, endpoint=endpoint, cache_dir=cache
+        )
     # The cache keeps a file as snapshots/<commit>/<file>, as huggingface_hub documents.
-    return found, found.parts[-len(Path(file).parts) - 1]
+    return Path(found), Path(found).parts[-len(Path(file).parts) - 1]
 
 
 def fetch_model_file(repo: str, file: str) -> Path:
     """A file of a model: from the cache if it is there, however old, else fetched.
 
-    Args:
-        repo: `Qwen/Qwen3-8B` for instance.
-        file: its path there.
-
     Raises:
         ModelError: huggingface_hub is missing, or the hub can't be reached or doesn't give it.
     """
-    asked = {"repo_id": repo, "filename": file}
-    with contextlib.suppress(ModelError):
-        return _download(ModelError, "", "", **asked, local_files_only=True)
-    return _download(ModelError, f"hub model '{repo}': {file}", "name a folder", **asked)
+    with _hub(ModelError, f"hub model '{repo}': {file}", "name a folder") as hub:
+        cached = hub.try_to_load_from_cache(repo, file)
+        return Path(cached if isinstance(cached, str) else hub.hf_hub_download(repo, file))
 
 
 def check_access(repo: str) -> None:
@@ -90,10 +75,6 @@ def cached_model(repo: str, cache: Path | None = None) -> Path | None:
     """The folder of a model's newest commit in the hub's cache, None where it was never fetched.
 
     A fetch that broke off leaves a folder too. The hub isn't asked; needs huggingface_hub.
-
-    Args:
-        repo: `Qwen/Qwen3-8B` for instance.
-        cache: see `fetch_dataset_file`.
     """
     hub = importlib.import_module("huggingface_hub")
     errors = importlib.import_module("huggingface_hub.errors")
@@ -113,16 +94,7 @@ def is_offline() -> bool:
 
 
 def _constants() -> Any:  # noqa: ANN401 - of a library that may be missing
-    """What huggingface_hub took from the environment."""
     return importlib.import_module("huggingface_hub.constants")
-
-
-def _download(
-    kind: type[SpecregError], subject: str, otherwise: str, **asked: str | Path | bool | None
-) -> Path:
-    """Where the file lies that `hf_hub_download` is asked for, or an error of a kind."""
-    with _hub(kind, subject, otherwise) as hub:
-        return Path(hub.hf_hub_download(**asked))
 
 
 @contextlib.contextmanager

@@ -33,14 +33,11 @@ class PreparedSet(msgspec.Struct, frozen=True, kw_only=True):
     """The record of a prepared set.
 
     Attributes:
-        dataset: its full name.
         source: the dataset of the hub, or the name of the user's file.
         revision: the hub's commit; empty for a user's file.
-        licence: as its publishers call it.
         rows: how many the source has; left_out: those of them that ask nothing.
         prompts: how many were written; asked: how many were asked for, None for all.
         part: whether the source may hold other rows than were published.
-        categories: how many prompts were written of each.
         source_sha256, sha256: of the source's file, and of the prompts as they were written.
     """
 
@@ -97,7 +94,7 @@ def load_prompts(
     if one.tokens is not None:
         return _random_prompts(one.tokens, vocabulary())
     if not one.form:
-        return FORMATS["specreg"].load(root / _TOY).prompts
+        return FORMATS["specreg"].load(root / _TOY)[0]
     folder = data_dir or usual_data_dir()
     record = load_record(folder, one.name)
     if record is None:
@@ -124,31 +121,35 @@ def prepare(one: PromptSet, asked: Preparation) -> PreparedSet:
     asked.show(f"{one.name}: {one.url}\nlicence: {one.licence}. {one.terms}")
     path, source, revision = _origin_of(one, asked)
     asked.show(f"reading {path}")
-    loaded = FORMATS[one.form].load(path)
-    if loaded.left_out_rows:
-        asked.show(f"{loaded.left_out_rows} rows left out: they ask nothing")
+    loaded, left_out_rows = FORMATS[one.form].load(path)
+    if left_out_rows:
+        asked.show(f"{left_out_rows} rows left out: they ask nothing")
     if not asked.part:
-        _check_counts(one, loaded.prompts)
-    prompts = interleaved(loaded.prompts)[: asked.prompts]
+        _check_counts(one, loaded)
+    prompts = interleaved(loaded)[: asked.prompts]
     written = prompts_path(asked.data_dir, one.name)
     # The prompts, then what is known of them: a set without a record is none.
-    _write_file(written, b"".join(msgspec.json.encode(prompt) + b"\n" for prompt in prompts))
-    record = PreparedSet(
-        dataset=one.name,
-        source=source,
-        revision=revision,
-        licence=one.licence,
-        rows=len(loaded.prompts) + loaded.left_out_rows,
-        left_out=loaded.left_out_rows,
-        prompts=len(prompts),
-        asked=asked.prompts,
-        part=asked.part,
-        categories=dict(collections.Counter(prompt.category for prompt in prompts)),
-        source_sha256=file_sha256(path),
-        sha256=file_sha256(written),
-    )
-    encoded = msgspec.json.format(msgspec.json.encode(record)) + b"\n"
-    _write_file(record_path(asked.data_dir, one.name), encoded)
+    try:
+        replace_file(written, b"".join(msgspec.json.encode(one) + b"\n" for one in prompts))
+        record = PreparedSet(
+            dataset=one.name,
+            source=source,
+            revision=revision,
+            licence=one.licence,
+            rows=len(loaded) + left_out_rows,
+            left_out=left_out_rows,
+            prompts=len(prompts),
+            asked=asked.prompts,
+            part=asked.part,
+            categories=dict(collections.Counter(prompt.category for prompt in prompts)),
+            source_sha256=file_sha256(path),
+            sha256=file_sha256(written),
+        )
+        encoded = msgspec.json.format(msgspec.json.encode(record)) + b"\n"
+        replace_file(record_path(asked.data_dir, one.name), encoded)
+    except OSError as error:
+        message = f"file '{written}': {error.strerror}; name a folder that can be written"
+        raise DatasetError(message) from error
     asked.show(f"wrote {_summary(record)} to {written}")
     return record
 
@@ -189,16 +190,15 @@ def load_record(folder: Path, name: str) -> PreparedSet | None:
 @functools.lru_cache(maxsize=4)  # a run asks again and again, and ShareGPT takes seconds
 def _prepared_prompts(path: Path, sha256: str) -> tuple[Prompt, ...]:  # noqa: ARG001 - part of the key
     """The prompts of a file that has this checksum."""
-    return FORMATS["specreg"].load(path).prompts
+    return FORMATS["specreg"].load(path)[0]
 
 
 @functools.lru_cache(maxsize=2)  # each case of a tier asks for the same
 def _random_prompts(length_tokens: int, vocabulary: int) -> tuple[Prompt, ...]:
     """Token ids drawn at random, by NumPy's frozen generator.
 
-    Each prompt has a seed of its own, so that it stays whatever the others. They overstate
-    throughput with speculation: a model that is asked nonsense soon repeats itself, and that is
-    easily drafted. Their figures are for prefill and for comparison with other tools.
+    Each prompt has a seed of its own. They overstate throughput with speculation: a model that is
+    asked nonsense soon repeats itself. Their figures are for prefill and for comparison.
     """
     ids = np.arange(vocabulary).astype(object)  # one Python integer each, however often it is drawn
     return tuple(
@@ -217,14 +217,6 @@ def _random_prompts(length_tokens: int, vocabulary: int) -> tuple[Prompt, ...]:
     )
 
 
-def _write_file(path: Path, content: bytes) -> None:
-    try:
-        replace_file(path, content)
-    except OSError as error:
-        message = f"file '{path}': {error.strerror}; name a folder that can be written"
-        raise DatasetError(message) from error
-
-
 def _kept(one: PromptSet, asked: Preparation) -> PreparedSet | None:
     """The record of a set that is what is asked for, and says so; None where it must be written."""
     try:
@@ -232,23 +224,19 @@ def _kept(one: PromptSet, asked: Preparation) -> PreparedSet | None:
     except DatasetError as error:
         asked.show(str(error))
         return None
-    if record is None or not _as_asked(record, one, asked):
+    given = None if asked.given is None else file_sha256(_file_in(asked.given, one))
+    if (
+        record is None
+        or (record.asked, record.part) != (asked.prompts, asked.part)
+        or given not in {None, record.source_sha256}
+        or asked.revision not in {_ANY, record.revision}
+    ):
         return None
     path = record_path(asked.data_dir, one.name)
     asked.show(
         f"{one.name}: kept {_summary(record)}, of {record.source}; remove {path} to prepare it anew"
     )
     return record
-
-
-def _as_asked(record: PreparedSet, one: PromptSet, asked: Preparation) -> bool:
-    """Whether preparing the set would write what is there; of the hub, any revision is as good."""
-    given = None if asked.given is None else file_sha256(_file_in(asked.given, one))
-    return (
-        (record.asked, record.part) == (asked.prompts, asked.part)
-        and given in {None, record.source_sha256}
-        and asked.revision in {_ANY, record.revision}
-    )
 
 
 def _origin_of(one: PromptSet, asked: Preparation) -> tuple[Path, str, str]:
@@ -266,11 +254,7 @@ def _origin_of(one: PromptSet, asked: Preparation) -> tuple[Path, str, str]:
 
 
 def _file_in(given: Path, one: PromptSet) -> Path:
-    """The user's file: what is given, or the set's usual file within that folder.
-
-    Raises:
-        DatasetError: there is none.
-    """
+    """The user's file: what is given, or the set's usual file within that folder."""
     path = given / (one.own_name or one.file) if given.is_dir() else given
     if not path.is_file() or not os.access(path, os.R_OK):
         message = (
@@ -281,17 +265,13 @@ def _file_in(given: Path, one: PromptSet) -> Path:
 
 
 def _check_counts(one: PromptSet, prompts: Sequence[Prompt]) -> None:
-    """Check that a set has as many rows and categories as were published.
-
-    Raises:
-        DatasetError: it hasn't.
-    """
+    """Check that a set has as many rows and categories as were published."""
     categories = len({prompt.category for prompt in prompts})
     for noun, got, needed in (
         ("rows", len(prompts), one.rows),
         ("categories", categories, one.categories),
     ):
-        if needed is not None and got != needed:
+        if needed not in {None, got}:
             message = (
                 f"dataset '{one.name}': {got} {noun}, needed {needed}; get the whole file, or say"
                 " --part if a part is what you want"

@@ -33,11 +33,7 @@ class Prompt(
 
 
 def check_prompt(prompt: Prompt) -> None:
-    """Check that a prompt can be sent.
-
-    Raises:
-        DatasetError: it says nothing, or it is given twice; or no message could name it.
-    """
+    """Raise a DatasetError of a prompt that says nothing, is given twice, or has too long an id."""
     if len(prompt.id) > _ID_CHARACTERS:
         message = (
             f"prompt '{prompt.id[:_ID_CHARACTERS]}…' has an id of {len(prompt.id)} characters;"
@@ -53,11 +49,7 @@ def check_prompt(prompt: Prompt) -> None:
 
 
 def check_ids(prompts: Sequence[Prompt], where: str) -> None:
-    """Check that each prompt has an id of its own.
-
-    Raises:
-        DatasetError: two have the same.
-    """
+    """Raise a DatasetError where two prompts have the same id."""
     seen: dict[str, int] = {}
     for row, prompt in enumerate(prompts, 1):
         if prompt.id in seen:

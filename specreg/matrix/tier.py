@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from specreg.engines.methods import METHODS
 from specreg.engines.registry import engine_named
 from specreg.engines.settings import LaunchSettings, taken
 from specreg.matrix.case import Case, ServerSpec, Sizes, Tier
-from specreg.matrix.file import Place, load_pairs_file, load_tier_file
+from specreg.matrix.file import Pairs, load_pairs_file, load_tier_file
 from specreg.matrix.schema import (
     Arrivals,
     CasesTable,
@@ -30,8 +30,6 @@ PAIRS = Path("models/pairs.toml")
 _MOST_BESIDE_FRAC = 0.5
 """Of a GPU's memory, what a server may take beside which another stands."""
 _POWER_S = 30.0
-
-Pairs = Mapping[str, tuple[ModelsTable, Place]]
 
 
 def load_tier(folder: Path, name: str) -> Tier:
@@ -49,30 +47,31 @@ def load_tier(folder: Path, name: str) -> Tier:
     if not path.is_file():
         raise UnknownNameError("tier", name, tier_names(folder))
     file = load_tier_file(path)
-    pairs = {**load_pairs_file(folder.parent / PAIRS), **file.models}
+    pairs = {**load_pairs_file(folder.parent / PAIRS), **file.pairs}
     for pair, place in pairs.values():
         _check_pair(pair, place)
     choices: dict[str, tuple[str, ...]] = {}
-    found: list[tuple[Case, Place]] = []
+    places: dict[str, str] = {}
+    found: list[Case] = []
     for table, place in file.cases:
         for models in table.each_models:
-            cases_of = tuple(_cases_of(table, models, pairs, place, on_gpu=bool(file.needs_gpus)))
-            found.extend((case, place) for case in cases_of)
-            if len(table.each_models) > 1:
-                choices |= {case.id: table.each_models for case in cases_of}
-    _refuse_twins(found)
-    cases = _with_controls(case for case, _ in found)
-    places = {case.id: place.at() for case, place in found}
-    if file.needs_gpus:
-        _check_shares(cases, places)
-    return Tier(
-        name=name,
-        needs_gpus=file.needs_gpus,
-        cases=cases,
-        places=places,
-        remarks=file.remarks,
-        choices=choices,
-    )
+            for case in _cases_of(table, models, pairs, place, on_gpu=bool(file.needs_gpus)):
+                if case.id in places:
+                    message = f"{place}: two cases are called '{case.id}'"
+                    raise MatrixError(f"{message}, the other is of {places[case.id]}; remove one")
+                places[case.id] = place
+                found.append(case)
+                if len(table.each_models) > 1:
+                    choices[case.id] = table.each_models
+    cases = _with_controls(found)
+    for case in cases if file.needs_gpus else ():
+        if case.control is not None and case.server.gpu_memory_frac > _MOST_BESIDE_FRAC:
+            message = (
+                f"{places[case.id]}: gpu_memory_frac = {case.server.gpu_memory_frac}, needed at"
+                f" most {_MOST_BESIDE_FRAC}: case and control stand beside one another; lower it"
+            )
+            raise MatrixError(message)
+    return Tier(name=name, needs_gpus=file.needs_gpus, cases=cases, places=places, choices=choices)
 
 
 def tier_names(folder: Path) -> tuple[str, ...]:
@@ -106,54 +105,39 @@ def all_case_ids(folder: Path) -> frozenset[str]:
     return frozenset(case.id for tier in tiers for case in tier.cases)
 
 
-def _check_pair(pair: ModelsTable, place: Place) -> None:
-    """Check that the drafts are of methods that take one, and a size is of a draft.
-
-    Raises:
-        UnknownNameError: one isn't.
-        MatrixError: the target is to be padded and widened.
-    """
+def _check_pair(pair: ModelsTable, place: str) -> None:
+    """Check that the drafts are of methods that take one, and a size is of a draft."""
     if pair.widen and pair.padding_layers:
         message = (
-            f"{place.at('padding_layers')}: padding_layers = {pair.padding_layers} with"
+            f"{place}: padding_layers = {pair.padding_layers} with"
             f' widen = "{pair.widen}", which says how many layers there are; leave one of them out'
         )
         raise MatrixError(message)
     takers = [name for name, method in METHODS.items() if method.needs_draft]
     for name in pair.drafts:
         if name not in takers:
-            raise UnknownNameError("method that takes a draft", name, takers, place.at("drafts"))
+            raise UnknownNameError("method that takes a draft", name, takers, place)
     for name in pair.drafts_gib:
         if name not in pair.drafts:
-            raise UnknownNameError("draft", name, pair.drafts, place.at("drafts_gib"))
+            raise UnknownNameError("draft", name, pair.drafts, place)
 
 
 def _cases_of(
-    table: CasesTable, models: str, pairs: Pairs, place: Place, *, on_gpu: bool
+    table: CasesTable, models: str, pairs: Pairs, place: str, *, on_gpu: bool
 ) -> Iterator[Case]:
     if models not in pairs:
-        raise UnknownNameError("model pair", models, pairs, place.at("models"))
-    dataset_named(table.dataset, place.at("dataset"))
+        raise UnknownNameError("model pair", models, pairs, place)
+    dataset_named(table.dataset, place)
     if table.history_reply not in REPLIES:
-        where = place.at("history_reply")
-        raise UnknownNameError("history_reply", table.history_reply, REPLIES, where)
-    loads = _loads_of(table, place)
-    if table.prompts < table.rounds:
-        message = (
-            f"{place.at('prompts')}: prompts = {table.prompts} in rounds = {table.rounds}; each"
-            " round needs a prompt: raise prompts or lower rounds"
-        )
-        raise MatrixError(message)
-    if why := table.parallel.why_not():
-        raise MatrixError(f"{place.at('parallel')}: {why}")
-    _check_rounds(table, place)
-    pair, _ = pairs[models]
+        raise UnknownNameError("history_reply", table.history_reply, REPLIES, place)
+    for wrong in _contradictions(table):
+        raise MatrixError(f"{place}: {wrong}")
     power_s = (_POWER_S if on_gpu else 0.0) if table.power_s is None else table.power_s
     servers = dict.fromkeys(
-        _server_of(table, method, draft_tokens, (models, pair), place)
+        _server_of(table, method, draft_tokens, models, pairs[models][0], place)
         for method, draft_tokens in itertools.product(table.methods, table.each_draft_tokens)
     )
-    for server, load in itertools.product(servers, loads):
+    for server, load in itertools.product(servers, _loads_of(table)):
         yield Case(
             **_taken(Workload, table),
             server=server,
@@ -164,6 +148,39 @@ def _cases_of(
         )
 
 
+def _contradictions(table: CasesTable) -> Iterator[str]:
+    """What keys of a table can't be at once, and what to do."""
+    closed = bool(table.concurrency)
+    fits = table.arrivals is None or (table.arrivals is Arrivals.CLOSED) == closed
+    if closed == bool(table.requests_per_s) or not fits:
+        yield (
+            f"concurrency = {table.concurrency}, requests_per_s = {table.requests_per_s},"
+            f" arrivals = {table.arrivals}; give either concurrency alone (a closed loop) or"
+            " requests_per_s with arrivals constant, poisson (the default) or gamma"
+        )
+    most = max(table.concurrency, default=0)
+    if most > table.max_sequences:
+        yield (
+            f"concurrency = {table.concurrency} with max_sequences = {table.max_sequences}; the"
+            " server must take on all that are in flight"
+        )
+    if table.burstiness != 1.0 and table.arrivals is not Arrivals.GAMMA:
+        yield 'burstiness is of gamma alone; set arrivals = "gamma" or leave it out'
+    dealt = f"prompts = {table.prompts} in rounds = {table.rounds}"
+    if table.prompts < table.rounds:
+        yield f"{dealt}; each round needs a prompt: raise prompts or lower rounds"
+    size = math.ceil(table.prompts / table.rounds)
+    last = table.prompts - size * ((table.prompts - 1) // size)
+    # The last round would be measured as a load that it isn't.
+    if table.speed and table.duration_s is None and last < most:
+        yield (
+            f"{dealt}, the last of which has {last}, with concurrency = {table.concurrency};"
+            f" needed {most}, one for each in flight: raise prompts, or lower rounds or concurrency"
+        )
+    if why := table.parallel.why_not():
+        yield why
+
+
 def _taken(kind: type[object], table: CasesTable) -> dict[str, Any]:
     """The fields of a dataclass as a table has them, its tables as pairs."""
     return {
@@ -172,51 +189,9 @@ def _taken(kind: type[object], table: CasesTable) -> dict[str, Any]:
     }
 
 
-def _check_rounds(table: CasesTable, place: Place) -> None:
-    """Check that each round of a closed loop can have as many in flight as it says.
-
-    Raises:
-        MatrixError: the last one can't, and would be measured as a load that it isn't.
-    """
-    size = math.ceil(table.prompts / table.rounds)
-    last = table.prompts - size * ((table.prompts - 1) // size)
-    most = max(table.concurrency, default=0)
-    if table.speed and table.duration_s is None and last < most:
-        message = (
-            f"{place.at('prompts')}: prompts = {table.prompts} in rounds = {table.rounds}, the last"
-            f" of which has {last}, with concurrency = {table.concurrency}; needed {most}, one for"
-            " each in flight: raise prompts, or lower rounds or concurrency"
-        )
-        raise MatrixError(message)
-
-
-def _loads_of(table: CasesTable, place: Place) -> tuple[Load, ...]:
-    """One load for each concurrency, or for each rate.
-
-    Raises:
-        MatrixError: both or neither are there, or they contradict other keys.
-    """
-    closed = bool(table.concurrency)
-    fits = table.arrivals is None or (table.arrivals is Arrivals.CLOSED) == closed
-    if closed == bool(table.requests_per_s) or not fits:
-        message = (
-            f"{place.at()}: concurrency = {table.concurrency},"
-            f" requests_per_s = {table.requests_per_s}, arrivals = {table.arrivals}; give either"
-            " concurrency alone (a closed loop) or requests_per_s with arrivals constant, poisson"
-            " (the default) or gamma"
-        )
-        raise MatrixError(message)
-    if max(table.concurrency, default=0) > table.max_sequences:
-        message = (
-            f"{place.at('concurrency')}: concurrency = {table.concurrency} with max_sequences ="
-            f" {table.max_sequences}; the server must take on all that are in flight"
-        )
-        raise MatrixError(message)
-    arrivals = Arrivals.CLOSED if closed else table.arrivals or Arrivals.POISSON
-    if table.burstiness != 1.0 and arrivals is not Arrivals.GAMMA:
-        where = place.at("burstiness")
-        message = f'{where}: burstiness is of gamma alone; set arrivals = "gamma" or leave it out'
-        raise MatrixError(message)
+def _loads_of(table: CasesTable) -> tuple[Load, ...]:
+    """One load for each concurrency, or for each rate."""
+    arrivals = Arrivals.CLOSED if table.concurrency else table.arrivals or Arrivals.POISSON
     load = Load(**taken(Pace, table), arrivals=arrivals)
     return (
         *(dataclasses.replace(load, concurrency=requests) for requests in table.concurrency),
@@ -225,46 +200,38 @@ def _loads_of(table: CasesTable, place: Place) -> tuple[Load, ...]:
 
 
 def _server_of(
-    table: CasesTable,
-    method: str,
-    draft_tokens: int,
-    named: tuple[str, ModelsTable],
-    place: Place,
+    table: CasesTable, method: str, draft_tokens: int, models: str, pair: ModelsTable, place: str
 ) -> ServerSpec:
-    models, pair = named
     if method not in METHODS:
-        raise UnknownNameError("method", method, METHODS, place.at("methods"))
-    if METHODS[method].needs_draft and method not in pair.drafts:
-        raise UnknownNameError(
-            f"draft in [models.{models}] for method", method, pair.drafts, place.at("models")
-        )
-    engine_named(table.engine, place.at("engine")).spelling_of(method, place.at("methods"))
-    draft = pair.drafts[method] if METHODS[method].needs_draft else None
+        raise UnknownNameError("method", method, METHODS, place)
+    takes_draft = METHODS[method].needs_draft
+    if takes_draft and method not in pair.drafts:
+        noun = f"draft in [models.{models}] for method"
+        raise UnknownNameError(noun, method, pair.drafts, place)
+    engine_named(table.engine, place).spelling_of(method, place)
     if method != "none":
         _check_tree(table, method, draft_tokens, place)
+    sizes = None
+    if pair.target_gib is not None:
+        draft_gib = pair.drafts_gib.get(method) if takes_draft else 0.0
+        sizes = Sizes(target_gib=pair.target_gib, draft_gib=draft_gib, token_kib=pair.token_kib)
     spec = ServerSpec(
         **_taken(LaunchSettings, table),
         engine=table.engine,
         method=method,
         models=models,
         target=pair.target,
-        draft=draft,
+        draft=pair.drafts[method] if takes_draft else None,
         padding_layers=pair.padding_layers,
         widen=pair.widen,
         draft_tokens=draft_tokens,
-        sizes=_sizes_of(pair, method if draft is not None else None),
+        sizes=sizes,
     )
-    if draft is None:
-        spec = dataclasses.replace(spec, parallel=spec.parallel.without_draft)
-    return spec if method != "none" else _without_speculation(spec)
-
-
-def _sizes_of(pair: ModelsTable, drafting: str | None) -> Sizes | None:
-    """What a pair takes, with the draft of a method; None where it doesn't say so of the target."""
-    if pair.target_gib is None:
-        return None
-    draft_gib = 0.0 if drafting is None else pair.drafts_gib.get(drafting)
-    return Sizes(target_gib=pair.target_gib, draft_gib=draft_gib, token_kib=pair.token_kib)
+    if method == "none":
+        return _without_speculation(spec)
+    if takes_draft:
+        return spec
+    return dataclasses.replace(spec, parallel=spec.parallel.without_draft)
 
 
 def _without_speculation(spec: ServerSpec) -> ServerSpec:
@@ -280,55 +247,24 @@ def _without_speculation(spec: ServerSpec) -> ServerSpec:
     )
 
 
-def _check_tree(table: CasesTable, method: str, depth: int, place: Place) -> None:
-    """Check that a method that drafts trees has one that there can be, and another has none.
-
-    Raises:
-        MatrixError: it isn't so.
-    """
+def _check_tree(table: CasesTable, method: str, depth: int, place: str) -> None:
+    """Check that a method that drafts trees has one that there can be, and another has none."""
     tree = table.tree
     if METHODS[method].drafts_trees != (tree is not None):
         trees = ", ".join(name for name, one in METHODS.items() if one.drafts_trees)
         message = (
-            f"{place.at('tree')}: method '{method}' with {f'tree = {tree}' if tree else 'no tree'};"
+            f"{place}: method '{method}' with {f'tree = {tree}' if tree else 'no tree'};"
             f" needed tree = {{ branches = 2, drafted_tokens = 6 }} for {trees}, and none for"
             " others: give them a table each"
         )
         raise MatrixError(message)
     if tree is not None and not depth <= tree.drafted_tokens <= tree.most_tokens(depth):
         message = (
-            f"{place.at('tree')}: tree.drafted_tokens = {tree.drafted_tokens} with"
+            f"{place}: tree.drafted_tokens = {tree.drafted_tokens} with"
             f" draft_tokens = {depth} and tree.branches = {tree.branches}; needed {depth} to"
             f" {tree.most_tokens(depth)}: the deepest branch alone, to all there is to choose from"
         )
         raise MatrixError(message)
-
-
-def _check_shares(cases: Iterable[Case], places: Mapping[str, str]) -> None:
-    """Check that case and control have room beside one another.
-
-    Raises:
-        MatrixError: together they ask for more memory than a GPU has.
-    """
-    for case in cases:
-        if case.control is not None and case.server.gpu_memory_frac > _MOST_BESIDE_FRAC:
-            message = (
-                f"{places[case.id]}: gpu_memory_frac = {case.server.gpu_memory_frac}, needed at"
-                f" most {_MOST_BESIDE_FRAC}: case and control stand beside one another; lower it"
-            )
-            raise MatrixError(message)
-
-
-def _refuse_twins(found: Iterable[tuple[Case, Place]]) -> None:
-    places: dict[str, Place] = {}
-    for case, place in found:
-        if case.id in places:
-            message = (
-                f"{place.at()}: two cases are called '{case.id}', the other is of"
-                f" {places[case.id].table}; remove one"
-            )
-            raise MatrixError(message)
-        places[case.id] = place
 
 
 def _with_controls(cases: Iterable[Case]) -> tuple[Case, ...]:

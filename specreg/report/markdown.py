@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from specreg.report.document import Report
 from specreg.report.summary import MARKS, answers_of, notes_of, title_of
-from specreg.report.tables import NOTHING, format_number, render_interval, time_rows
+from specreg.report.tables import format_number, render_change, render_interval, time_rows
 from specreg.report.terminal import columns_of, next_of
 from specreg.verdicts.judge import Verdict
 
@@ -38,7 +38,7 @@ def render_markdown(report: Report) -> str:
     parts = (
         *_head(report),
         _table([(*columns, "why"), *failing], _MOST_FAILED),
-        _folded("All verdicts", _table([(*columns, "between; tolerated"), *every], _MOST_ROWS)),
+        _folded("All verdicts", _table([(*columns, "interval; tolerated"), *every], _MOST_ROWS)),
         _folded("Where the time went", _table(times, _MOST_FAILED)),
         _origin(report),
     )
@@ -86,7 +86,7 @@ def _row(verdict: Verdict, last: str) -> Sequence[str]:
         f"**{verdict.outcome}**" if verdict.fails else str(verdict.outcome),
         format_number(verdict.expected),
         format_number(verdict.value),
-        NOTHING if verdict.change_frac is None else f"{verdict.change_frac:+.1%}",
+        render_change(verdict.change_frac),
         _plain(last),
     )
 
@@ -95,7 +95,7 @@ def _interval(verdict: Verdict) -> str:
     if verdict.low_frac is None:
         return ""
     tolerated = f"{verdict.tolerance_frac:.1%}" if verdict.tolerance_frac else ""
-    return _joined(render_interval(verdict), tolerated)
+    return _joined(render_interval(verdict.low_frac, verdict.high_frac), tolerated)
 
 
 def _origin(report: Report) -> str:

@@ -1,6 +1,5 @@
 """The page of a document: one HTML file that needs nothing else."""
 
-import datetime as dt
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -10,17 +9,16 @@ from markupsafe import Markup
 from specreg.core.commands import install_command, run_command
 from specreg.measurement.validity import render_invalid
 from specreg.report.charts import can_draw, charts_of, speed_over_load
-from specreg.report.document import CaseReport, Kind, Report, Tone, began_at
-from specreg.report.failures import failing_by_case, moment_of, sentence_of, since_when
+from specreg.report.document import Kind, Report, Tone
+from specreg.report.failures import failing_by_case, sentence_of, since_when
 from specreg.report.summary import MARKS, answers_of, notes_of, title_of, tone_of
 from specreg.report.tables import (
-    NOTHING,
     PERCENTILES,
     axis_of,
     format_number,
     label_of,
+    render_change,
     render_interval,
-    render_value,
     spreads_of,
     time_rows,
 )
@@ -28,24 +26,23 @@ from specreg.report.terminal import columns_of, next_of, render_notes
 from specreg.verdicts.judge import Outcome, Verdict
 
 MEANINGS: Mapping[Outcome, tuple[str, str]] = {
-    Outcome.REGRESSED: ("▼", "worse for sure, by more than the tolerance, on two launches"),
+    Outcome.REGRESSED: ("▼", "worse for sure, by more than is tolerated, on two launches"),
     Outcome.WRONG: ("✗", "speculation changed a token, or took other steps than its models give"),
     Outcome.INVALID: ("⚠", "the meter or the machine was not in order: the figures mean nothing"),
     Outcome.INCONCLUSIVE: ("?", "the measurements can't tell"),
     Outcome.NO_BASELINE: ("∅", "nothing was recorded to compare with"),
     Outcome.NOT_COMPARABLE: ("≠", "recorded on another kind of machine"),
-    Outcome.IMPROVED: ("▲", "better for sure, by more than the tolerance"),
+    Outcome.IMPROVED: ("▲", "better for sure, by more than is tolerated"),
     Outcome.MEASURED: ("•", "measured, not judged"),
-    Outcome.PASS: ("✓", "proven to lie within the tolerance"),
+    Outcome.PASS: ("✓", "proven to lie within what is tolerated"),
 }
 """By outcome its symbol and what it means, the worst first."""
 _MOST_DRAWN = 60
 """Cases with charts, about 2 MB of them; those that fail come first."""
-_S_PER_MIN = 60
 
 
-def render_page(report: Report) -> str:
-    """The page: what fails comes first, and charts are those of the first 60 cases."""
+def render_page(report: Report, *, most_drawn: int = _MOST_DRAWN) -> str:
+    """The page: what fails comes first, and the first 60 cases have charts."""
     run, is_run = report.run, report.kind is Kind.RUN
     by_case: dict[str, list[Verdict]] = {}
     for verdict in run.verdicts:
@@ -65,7 +62,6 @@ def render_page(report: Report) -> str:
         "names": columns_of(report),
         "answers": answers_of(report),
         "open": list(notes_of(report)),
-        "when": _when(report),
         "red": red,
         "linked": known,
         "cards": sorted(cards, key=lambda card: card[1] is not Tone.BAD),
@@ -84,9 +80,9 @@ def render_page(report: Report) -> str:
         {
             "case": case,
             "verdicts": by_case.get(case.case_id, ()),
-            "charts": list(charts_of(case)) if can_draw() and number < _MOST_DRAWN else (),
+            "charts": list(charts_of(case)) if can_draw() and number < most_drawn else (),
             "percentiles": list(spreads_of(case.figures)) if case.figures else [],
-            "settings": _settings(case),
+            "settings": msgspec.to_builtins(case.settings) if case.settings else {},
         }
         for number, case in enumerate(
             sorted(report.cases, key=lambda case: places.index(case.case_id))
@@ -108,29 +104,6 @@ def _worst(verdicts: Sequence[Verdict], columns: Sequence[str]) -> Sequence[Verd
     return [worst.get(column) for column in columns]
 
 
-def _when(report: Report) -> str:
-    """When the run began and how long it took; empty where neither is known."""
-    began = began_at(report.run.run)
-    if began is None or not report.ended_at:
-        return ""
-    took = dt.datetime.fromisoformat(report.ended_at) - began
-    minutes = max(1, round(took.total_seconds() / _S_PER_MIN))
-    return f"Began {moment_of(report.run.run)}, done {minutes} min later."
-
-
-def _settings(case: CaseReport) -> Mapping[str, object]:
-    """Each setting that has a value, as JSON says it."""
-    plain = msgspec.to_builtins(case.settings) if case.settings else {}
-    return {name: value for name, value in plain.items() if value not in (None, "", [], ())}
-
-
-def _short(verdict: Verdict) -> str:
-    """The change, or the value where there is nothing to compare with."""
-    if verdict.change_frac is not None:
-        return f"{verdict.change_frac:+.1%}"
-    return render_value(verdict.metric, verdict.value).partition(" ")[0]
-
-
 _TEMPLATES = Environment(
     loader=PackageLoader("specreg.report"),
     autoescape=True,
@@ -140,12 +113,11 @@ _TEMPLATES = Environment(
 )
 _TEMPLATES.filters.update(
     number=format_number,
-    frac=lambda value: NOTHING if value is None else f"{value:+.1%}",
-    interval=render_interval,
+    change=render_change,
+    interval=lambda verdict: render_interval(verdict.low_frac, verdict.high_frac),
     invalid=render_invalid,
     label=label_of,
     sentence=sentence_of,
-    short=_short,
     drawing=lambda chart: Markup(chart.svg),  # noqa: S704 - Vega escaped it
     since=since_when,
 )

@@ -11,7 +11,6 @@ from specreg.core.timeline import Phase, RunTime
 from specreg.measurement.figures import Figures
 from specreg.stats.percentiles import Summary
 from specreg.telemetry.record import PowerRecord
-from specreg.verdicts.judge import Verdict
 
 NOTHING = "–"
 SPREADS = {
@@ -36,6 +35,7 @@ _UNITS = {
 }
 """The longer ones first: what ends in `_tokens_per_s` doesn't end in another."""
 _FIVE_DIGITS = 9999.5
+_LARGEST_FRAC = 10
 _TIMED = ("ms/token\nalone", "\nwith", "\ngain", "tokens/s\nalone", "\nwith", "\ngain")
 _POSITIONS = "accepted by\nposition"
 _SPEEDUP = ("speedup over\nthe target alone", *_TIMED, "\nAL", "\nA/D", _POSITIONS)
@@ -73,11 +73,20 @@ def render_value(metric: str, value: float | None) -> str:
     return " ".join(filter(None, (format_number(value), _UNITS.get(_suffix(metric), ""))))
 
 
-def render_interval(verdict: Verdict) -> str:
-    """`-1.2% and +0.8%`: between what the change lies, or a dash."""
-    if verdict.low_frac is None or verdict.high_frac is None:
+def render_change(change_frac: float | None) -> str:
+    """`+1.2%`, or a dash for what is unknown."""
+    return NOTHING if change_frac is None else f"{change_frac:+.1%}"
+
+
+def render_interval(low: float | None, high: float | None) -> str:
+    """`-1.2..+0.8%`: where a change lies; beyond a factor of ten no figure means anything."""
+    if low is None or high is None:
         return NOTHING
-    return f"{verdict.low_frac:+.1%} and {verdict.high_frac:+.1%}"
+    ends = (
+        f"{100 * end:+.1f}" if abs(end) < _LARGEST_FRAC else "<-999" if end < 0 else ">999"
+        for end in (low, high)
+    )
+    return f"{'..'.join(ends)}%"
 
 
 def render_rows(

@@ -15,7 +15,13 @@ from specreg.core.commands import is_attached, record_command, run_command, spec
 from specreg.measurement.metrics import METRICS, better_frac
 from specreg.report.document import Kind, Report
 from specreg.report.summary import answers_of, notes_of, render_answers, title_of
-from specreg.report.tables import NOTHING, format_number, render_rows
+from specreg.report.tables import (
+    NOTHING,
+    format_number,
+    render_change,
+    render_interval,
+    render_rows,
+)
 from specreg.verdicts.judge import Outcome, Verdict, first_look, log_to_frac
 
 _STYLES = {
@@ -26,7 +32,6 @@ _STYLES = {
     Outcome.INCONCLUSIVE: "yellow",
 }
 _NOTED = {Outcome.INVALID, Outcome.WRONG, Outcome.REGRESSED, Outcome.INCONCLUSIVE}
-_LARGEST_FRAC = 10
 
 
 def render_report(report: Report, *, width: int, color: bool) -> str:
@@ -82,13 +87,13 @@ def render_verdicts(
             f"  {one.metric}",
             format_number(one.value),
             format_number(one.expected),
-            NOTHING if one.change_frac is None else f"{one.change_frac:+.1%}",
-            _interval(one.low_frac, one.high_frac),
+            render_change(one.change_frac),
+            render_interval(one.low_frac, one.high_frac),
             NOTHING if one.tolerance_frac is None else f"{one.tolerance_frac:.1%}",
         )
         style = _STYLES.get(one.outcome, "red") if color else ""
         found.append([*cells, Text(one.outcome, style)])
-    head = ("case and metric", *columns, "change", "interval", "tolerance", "outcome")
+    head = ("case and metric", *columns, "change", "interval", "tolerated", "outcome")
     every = itertools.chain.from_iterable(rows.values())
     return render_rows(head, every, width=width, color=color, left=("outcome",))
 
@@ -137,7 +142,7 @@ def render_notes(verdicts: Iterable[Verdict], environment: str | None) -> str:
     if foreign and environment is not None:
         lines.append(
             f"nothing was recorded on this kind of machine: acceptance is judged against"
-            f" {', '.join(sorted(foreign))}, with a wider tolerance; speed is not comparable"
+            f" {', '.join(sorted(foreign))}, where more is tolerated; speed is not comparable"
         )
     return "\n".join(lines)
 
@@ -211,22 +216,11 @@ def _recorded_rows(record: RecordedBaseline) -> Iterator[tuple[str, ...]]:
             f"  {metric.name}",
             format_number(old),
             format_number(new),
-            NOTHING if old is None else f"{better_frac(metric, new, old):+.1%}",
-            _interval(*bounds) if bounds else NOTHING,
+            render_change(None if old is None else better_frac(metric, new, old)),
+            render_interval(*bounds) if bounds else NOTHING,
             f"{spreads[metric.name].within_frac:.1%}" if metric.name in spreads else NOTHING,
             str(len(record.new.launches)),
         )
-
-
-def _interval(low: float | None, high: float | None) -> str:
-    """`-1.2..+0.8%`: where a change lies; beyond a factor of ten no figure means anything."""
-    if low is None or high is None:
-        return NOTHING
-    ends = (
-        f"{100 * end:+.1f}" if abs(end) < _LARGEST_FRAC else "<-999" if end < 0 else ">999"
-        for end in (low, high)
-    )
-    return f"{'..'.join(ends)}%"
 
 
 def _case_ids(verdicts: Iterable[Verdict], outcomes: Container[Outcome]) -> tuple[str, ...]:

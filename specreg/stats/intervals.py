@@ -59,8 +59,8 @@ def change_of_ratio(
 
     Args:
         ours: numerators x' and denominators y' of the run, shape (n,), n ≥ 2; Σy' > 0.
-        theirs: x and y of the baseline for the same prompts, shape (n,), Σy > 0; None where only
-            their ratio is known, which then counts as exact.
+        theirs: x and y of the baseline for the same prompts; None where only their ratio is known,
+            which then counts as exact.
         expected: R, above 0.
     """
     part, ratio = _deviations(*ours)
@@ -70,21 +70,46 @@ def change_of_ratio(
         deviations = deviations - (1 + change) * _deviations(*theirs)[0] / expected
     size = len(deviations)
     error = math.sqrt(size / (size - 1) * float(np.dot(deviations, deviations)))
-    # Rounding leaves 1e-17 of two equal runs.
     return Change(
-        estimate_frac=change if abs(change) > _TINY else 0.0,
-        error_frac=error if error > _TINY else 0.0,
+        estimate_frac=_without_rounding(change),
+        error_frac=_without_rounding(error),
         freedom=size - 1,
     )
 
 
+def _deviations(numerators: Column, denominators: Column) -> tuple[Column, float]:
+    total = float(denominators.sum())
+    ratio = float(numerators.sum()) / total
+    return (numerators - ratio * denominators) / total, ratio
+
+
+def _without_rounding(value: float) -> float:
+    """0 for what rounding leaves of two equal runs, 1e-17."""
+    return value if abs(value) > _TINY else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """How launches of one kind of machine differ: standard deviations of logarithms.
+
+    Attributes:
+        within_frac: from launch to launch within a run.
+        between_frac: from run to run, beyond that; 0 where it isn't known.
+        freedom: degrees of freedom of the lesser known of both.
+    """
+
+    within_frac: float
+    between_frac: float
+    freedom: int
+
+
 def change_of_launches(
-    ours: Sequence[float], theirs: Sequence[float], spread: "Spread", sign: int
+    ours: Sequence[float], theirs: Sequence[float], spread: Spread, sign: int
 ) -> Change:
     """The change of a speed: the difference of the launches' mean logarithms.
 
-    Its error is √(s_w² (1/k + 1/n) + 2 s_b²), with k launches of ours and n of theirs; a run and
-    a baseline each carry one draw of what differs from hour to hour.
+    Its error is √(s_w² (1/k + 1/n) + 2 s_b²), with k launches of ours and n of theirs; run and
+    baseline each carry one draw of what differs from hour to hour.
 
     Args:
         ours: the run's values, one or more launches', above 0.
@@ -92,7 +117,8 @@ def change_of_launches(
         spread: of launches of that kind of machine.
         sign: 1 where more is better, -1 where less is.
     """
-    change = sign * (_mean_log(ours) - _mean_log(theirs))
+    ours_log, theirs_log = (math.fsum(map(math.log, one)) / len(one) for one in (ours, theirs))
+    change = sign * (ours_log - theirs_log)
     within = spread.within_frac**2 * (1 / len(ours) + 1 / len(theirs))
     return Change(
         estimate_frac=change,
@@ -105,8 +131,8 @@ def change_of_pairs(differences: Sequence[float]) -> Change | None:
     """The change from one arm to another that was up beside it, by launches of both.
 
     The mean of n differences, its error s/√n with their own spread s, and n - 1 degrees of freedom.
-    What a machine does meanwhile it does to both. A median is known no finer than a bucket of its
-    histogram, q wide; that adds q²/12 to the variance of each launch, so no error is 0 by rounding.
+    A median is known no finer than a bucket of its histogram, q wide; that adds q²/12 to the
+    variance of each launch, so no error is 0 by rounding.
 
     Args:
         differences: of logarithms, better being positive; one for each pair of launches.
@@ -120,7 +146,7 @@ def change_of_pairs(differences: Sequence[float]) -> Change | None:
     mean = math.fsum(differences) / count
     variance = statistics.variance(differences) + 2 / (12 * PER_E**2)
     return Change(
-        estimate_frac=mean if abs(mean) > _TINY else 0.0,
+        estimate_frac=_without_rounding(mean),
         error_frac=math.sqrt(variance / count),
         freedom=count - 1,
     )
@@ -129,11 +155,9 @@ def change_of_pairs(differences: Sequence[float]) -> Change | None:
 def change_of_blocks(values: Sequence[float], hours: Sequence[float], scale: float) -> Change:
     """The change in an hour from the first blocks to the last, of one arm that was measured long.
 
-    What differs from block to block hangs together: a neighbour comes and goes, a buffer is made
-    once and stays. So no line is fitted, whose error would take each block for a draw of its own.
-    The blocks are cut into eight parts; the change from the mean of the first to that of the last
-    is the sum of seven moves, and their spread is its error. Noise that comes and goes makes that
-    error larger than it need be, a single jump as large as the drift that it feigns.
+    Blocks hang together, so no line is fitted, whose error would take each for a draw of its own.
+    They are cut into eight parts; the change from the mean of the first to that of the last is the
+    sum of seven moves, and their spread is its error, which noise and single jumps only widen.
 
     Args:
         values: of the blocks, `BLOCK_PARTS` at least, in order.
@@ -154,36 +178,11 @@ def part_means(values: Sequence[float]) -> NDArray[np.float64]:
     return np.array([part.mean() for part in np.array_split(np.asarray(values), BLOCK_PARTS)])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """How launches of one kind of machine differ: standard deviations of logarithms.
-
-    Attributes:
-        within_frac: from launch to launch within a run.
-        between_frac: from run to run, beyond that; 0 where it isn't known.
-        freedom: degrees of freedom of the lesser known of both.
-    """
-
-    within_frac: float
-    between_frac: float
-    freedom: int
-
-
-def _deviations(numerators: Column, denominators: Column) -> tuple[Column, float]:
-    total = float(denominators.sum())
-    ratio = float(numerators.sum()) / total
-    return (numerators - ratio * denominators) / total, ratio
-
-
-def _mean_log(values: Sequence[float]) -> float:
-    return math.fsum(map(math.log, values)) / len(values)
-
-
 def t_tail(t: float, freedom: float) -> float:
     """P(T > t) of Student's distribution.
 
     ∫ cos^(n-1) from atan(t/√n) to π/2, over B(½, n/2): the density with t = √n tan θ. scipy would
-    double the size of an installation for this one number; a test compares the two.
+    double the size of an installation for this number.
     """
     if math.isinf(t):
         return float(t < 0)

@@ -42,14 +42,13 @@ def summarize(values: Iterable[float]) -> Summary | None:
     ordered = sorted(values)
     if not ordered:
         return None
-    quantiles = np.quantile(ordered, [percent / 100 for percent in _PERCENTS]).tolist()
     return Summary(
         count=len(ordered),
         mean=statistics.fmean(ordered),
         min=ordered[0],
         max=ordered[-1],
         stdev=statistics.stdev(ordered) if len(ordered) > 1 else 0.0,
-        **{f"p{percent}": value for percent, value in zip(_PERCENTS, quantiles, strict=True)},
+        **{f"p{one}": float(np.percentile(ordered, one)) for one in _PERCENTS},
     )
 
 
@@ -72,22 +71,20 @@ class Histogram(msgspec.Struct):
         """The number of durations."""
         return sum(self.counts.values())
 
-    def add(self, duration_ns: int) -> None:
-        """Add one duration, 0 or more."""
-        self.add_all((duration_ns,))
-
     def add_all(self, durations_ns: Sequence[int]) -> None:
-        """Add several durations, which is cheaper than one by one."""
+        """Add durations, each 0 or more."""
         if not durations_ns:
             return
-        added = Histogram(
-            counts=Counter(map(_bucket, durations_ns)),
-            total_ns=sum(durations_ns),
-            total_ns2=sum(map(operator.mul, durations_ns, durations_ns)),
-            min_ns=min(durations_ns),
-            max_ns=max(durations_ns),
+        buckets = (math.floor(PER_E * math.log(max(one, 1))) for one in durations_ns)
+        self.merge(
+            Histogram(
+                counts=Counter(buckets),
+                total_ns=sum(durations_ns),
+                total_ns2=sum(map(operator.mul, durations_ns, durations_ns)),
+                min_ns=min(durations_ns),
+                max_ns=max(durations_ns),
+            )
         )
-        self.merge(added)
 
     def merge(self, other: "Histogram") -> None:
         """Add all durations of another histogram."""
@@ -125,7 +122,3 @@ class Histogram(msgspec.Struct):
             stdev=math.sqrt(variance) / _NS_PER_MS,
             **{f"p{one}": self.quantile_ns(one / 100) / _NS_PER_MS for one in _PERCENTS},
         )
-
-
-def _bucket(duration_ns: int) -> int:
-    return math.floor(PER_E * math.log(duration_ns)) if duration_ns > 0 else 0

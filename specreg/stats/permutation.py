@@ -1,8 +1,7 @@
 """Test by permutation whether two servers draw their answers from one distribution.
 
-Speculative sampling must leave the distribution of a text as it was (Leviathan et al. 2023). Many
-draws of a few prompts tell: how often each beginning of one, two and three tokens came, with
-speculation and without.
+Speculative sampling must leave it as it was (Leviathan et al. 2023). Many draws of a few prompts
+tell: how often each beginning of one, two and three tokens came, with speculation and without.
 """
 
 from collections.abc import Sequence
@@ -37,9 +36,8 @@ def chance_of_alike(
     random = np.random.default_rng(seed)
     found, shuffled = 0.0, np.zeros(shuffles)
     for ours, theirs in drawn:
-        beginnings = [tuple(one[:tokens]) for one in (*ours, *theirs)]
-        places = {one: place for place, one in enumerate(dict.fromkeys(beginnings))}
-        codes = [places[one] for one in beginnings]
+        places: dict[tuple[int, ...], int] = {}
+        codes = [places.setdefault(tuple(one[:tokens]), len(places)) for one in (*ours, *theirs)]
         totals = np.bincount(codes)
         seen = np.bincount(codes[: len(ours)], minlength=len(totals))
         found += float(_statistic(seen, totals))
@@ -51,14 +49,10 @@ def chance_of_alike(
 
 
 def _statistic(seen: np.ndarray, totals: np.ndarray) -> np.ndarray:
-    """χ² of tables of beginnings by two servers, one for each row of `seen`.
+    """χ² of tables of beginnings by two servers, Σ (seen − expected)² / expected over both.
 
-    Σ (seen − expected)² / expected over both servers: what the one has more of a beginning, the
-    other has less.
-
-    Args:
-        seen: how often the one server drew each beginning, (…, beginnings).
-        totals: how often both did, (beginnings,), 1 or more each.
+    What the one has more of a beginning, the other has less: `seen` counts the one server's,
+    (…, beginnings), `totals` those of both, (beginnings,), 1 or more each.
     """
     share = seen.sum(-1, keepdims=True) / totals.sum()
     apart = (seen - share * totals) ** 2 / totals / (share * (1 - share))

@@ -39,13 +39,31 @@ def spread_of(options: Options) -> Spread:
 
 
 def check_options(root: Path, options: Options) -> None:
-    """Silent where what was typed can be, as far as that is known before anybody is waited for.
+    """Check what was typed, as far as that is known before anything is waited for.
 
     Raises:
-        SpecregError: it can't.
+        SpecregError: it can't be.
     """
-    if options.attach is not None:
-        _check_attachable(options)
+    budget = {"--specreg-budget-gpu-min": options.budget_gpu_min is not None}
+    fewer = {"--num-prompts": options.num_prompts is not None, **budget}
+    attached = {
+        "--update-baselines": options.update_baselines,
+        "--specreg-resume": options.resume,
+        "--specreg-launches": options.launches is not None,
+        "--specreg-engine-version": options.engine_version is not None,
+        **budget,
+        **spread_of(options).given,
+    }
+    why_attached = "it isn't known how that server was started, nor can it be started anew"
+    why_fewer = "a baseline is of as many prompts as the matrix says"
+    for name, is_given, others, why in (
+        ("--specreg-attach", options.attach is not None, attached, why_attached),
+        ("--update-baselines", options.update_baselines, fewer, why_fewer),
+    ):
+        too_much = [other for other, given in others.items() if given]
+        if is_given and too_much:
+            message = f"{name} with {', '.join(too_much)}: {why}; leave one of them out"
+            raise SpecregError(message)
     if options.launches is not None and options.launches < 1:
         message = f"--specreg-launches: got {options.launches}, needed 1 or more; leave it out"
         raise SpecregError(message)
@@ -63,7 +81,8 @@ def _tier(root: Path, options: Options, name: str) -> Tier:
         raise UnknownNameError("engine", options.engine, engines, f"tier '{tier.name}'")
     if options.attach is not None:
         tier = alone(tier, options.attach)
-    tier = _with_fewer_prompts(tier, options)
+    if options.num_prompts is not None:
+        tier = with_prompts(tier, options.num_prompts)
     for case in tier.cases:
         check_allowed(case, tier.places[case.id])
     return tier
@@ -122,7 +141,12 @@ def open_suite(root: Path, options: Options, progress: Progress, site: Host | No
         ),
         run_folder=run_folder,
         history=root / options.history if options.history else runs.parent / "history",
-        softened=_softened(options.inconclusive),
+        softened=frozenset(
+            name
+            for name, metric in METRICS.items()
+            if options.inconclusive == "warn"
+            or (options.inconclusive == "warn-speed" and metric.by_launch)
+        ),
         journal=journal,
         earlier=load_journal(journal.path) if options.resume else {},
         show=progress.show,
@@ -132,50 +156,6 @@ def open_suite(root: Path, options: Options, progress: Progress, site: Host | No
     if options.require_tier and unmet_need(suite):
         raise SpecregError(unmet_need(suite))
     return suite
-
-
-def _with_fewer_prompts(tier: Tier, options: Options) -> Tier:
-    """The tier with the prompts that the user asks for; a baseline is of those of the matrix."""
-    fewer = {
-        "--num-prompts": options.num_prompts,
-        "--specreg-budget-gpu-min": options.budget_gpu_min,
-    }
-    for name in [name for name, given in fewer.items() if given is not None]:
-        if options.update_baselines:
-            message = (
-                f"--update-baselines with {name}: a baseline is of as many prompts as the matrix"
-                " says; leave one of them out"
-            )
-            raise SpecregError(message)
-    return tier if options.num_prompts is None else with_prompts(tier, options.num_prompts)
-
-
-def _softened(inconclusive: str) -> frozenset[str]:
-    """The metrics that `--specreg-inconclusive` names."""
-    return frozenset(
-        metric.name
-        for metric in METRICS.values()
-        if inconclusive == "warn" or (inconclusive == "warn-speed" and metric.by_launch)
-    )
-
-
-def _check_attachable(options: Options) -> None:
-    """Silent where nothing is asked of an attached server but to be measured and judged."""
-    given = {
-        "--update-baselines": options.update_baselines,
-        "--specreg-resume": options.resume,
-        "--specreg-launches": options.launches is not None,
-        "--specreg-engine-version": options.engine_version is not None,
-        "--specreg-budget-gpu-min": options.budget_gpu_min is not None,
-        **spread_of(options).given,
-    }
-    too_much = [name for name, is_given in given.items() if is_given]
-    if too_much:
-        message = (
-            f"--specreg-attach with {', '.join(too_much)}: it isn't known how that server was"
-            " started, nor can it be started anew; leave one of them out"
-        )
-        raise SpecregError(message)
 
 
 def unmet_need(suite: Suite) -> str:

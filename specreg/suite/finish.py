@@ -5,7 +5,6 @@ import functools
 import itertools
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -35,6 +34,7 @@ from specreg.report.document import (
 from specreg.servers.launch import launches_of
 from specreg.suite.run import Suite
 from specreg.verdicts.history import (
+    History,
     RunRecord,
     headroom_frac,
     history_path,
@@ -79,9 +79,8 @@ def record_runs(suite: Suite) -> None:
         launches = [m for m in suite.measurements if m.case == case and m.values]
         verdicts = [v for v in suite.verdicts if v.case_id == case.id]
         if launches and verdicts:
-            run = suite.run_folder.name
-            settings = suite.settings(case)
-            records.append(run_record(run, launches, verdicts, settings, _exact(suite, case)))
+            exact, settings = _exact(suite, case), suite.settings(case)
+            records.append(run_record(suite.run_folder.name, launches, verdicts, settings, exact))
     record_history(history_path(suite.history, suite.environment.name), records)
 
 
@@ -126,7 +125,7 @@ def report_of(
         options: with which its cases run again as they did.
         remarks: what a reader should know besides.
     """
-    history = load_history(history_path(suite.history, suite.environment.name))
+    history = _history(suite)
     judged = {verdict.case_id for verdict in suite.verdicts}
     return Report(
         run=run,
@@ -151,15 +150,9 @@ def report_of(
     )
 
 
-def remarks(suite: Suite, matrix: Path) -> Iterator[str]:
-    """What a reader should know besides: a torn history, headroom, and baselines of no use.
-
-    Args:
-        suite: of the run.
-        matrix: the folder of all tiers.
-    """
+def remarks(suite: Suite) -> Iterator[str]:
+    """What a reader should know besides: a torn history, headroom, and baselines of no use."""
     yield from suite.retried
-    yield from suite.tier.remarks
     fewer = [case for case in _cases(suite) if case.matrix_prompts]
     if fewer:
         least, most = (chosen(case.prompts for case in fewer) for chosen in (min, max))
@@ -171,14 +164,14 @@ def remarks(suite: Suite, matrix: Path) -> Iterator[str]:
             f"{given} left {many} prompts of a case: acceptance was compared over those that its"
             " baseline has too, speed wasn't"
         )
-    history = load_history(history_path(suite.history, suite.environment.name))
+    history = _history(suite)
     if history.wrong:
         yield history.wrong
     for case in _cases(suite):
         yield from _headroom(suite, case, history.of(case.id))
     if suite.asks_for_all:
         with contextlib.suppress(SpecregError):  # another tier can't be read; its own runs say so
-            unused = suite.store.unused(all_case_ids(matrix))
+            unused = suite.store.unused(all_case_ids(suite.root / suite.options.matrix))
             if unused:
                 names = ", ".join(path.stem for path in unused)
                 prune = specreg_command("baselines", "prune", "--tier", suite.tier.name)
@@ -186,6 +179,11 @@ def remarks(suite: Suite, matrix: Path) -> Iterator[str]:
 
 
 _LAST_RUNS = 60
+
+
+def _history(suite: Suite) -> History:
+    """What earlier runs on this machine did."""
+    return load_history(history_path(suite.history, suite.environment.name))
 
 
 def _cases(suite: Suite) -> Iterable[Case]:
@@ -206,7 +204,7 @@ def _record(suite: Suite, case: Case, measurements: list[Measurement]) -> Record
     first = measurements[0]
     settings = suite.settings(case)
     draft_sha256 = model_sha256(first.draft) if first.draft else ""
-    history = load_history(history_path(suite.history, suite.environment.name))
+    history = _history(suite)
     return record_measurements(
         measurements,
         settings,
@@ -223,9 +221,8 @@ def _record(suite: Suite, case: Case, measurements: list[Measurement]) -> Record
 
 def _headroom(suite: Suite, case: Case, records: Sequence[RunRecord]) -> Iterator[str]:
     exact = _exact(suite, case)
-    one_sided = [metric for metric in suite.asked_of(case) if not metric.two_sided]
-    for metric in one_sided if exact else ():
-        headroom = headroom_frac(metric, exact, records) if exact else None
+    for metric in suite.asked_of(case) if exact else ():
+        headroom = headroom_frac(metric, exact, records) if exact and not metric.two_sided else None
         if headroom is not None and headroom >= metric.allowed_frac(case) / 2:
             yield (
                 f"{case.id}: the baseline of {metric.name} is {headroom:.1%} below the last runs;"
@@ -282,8 +279,8 @@ def _with_version(options: tuple[str, ...], figures: Figures | None) -> tuple[st
 
 
 def _logs(suite: Suite, case: Case) -> Iterator[str]:
-    """What its servers said on each launch, its own before the control's."""
-    for number in itertools.count(1):  # those of further looks too
+    """What its servers said on each launch, those of further looks too; its own first."""
+    for number in itertools.count(1):
         control, server = launches_of(case, number)
         launches = dict.fromkeys((server, control))
         paths = [path for launch in launches for path in suite.servers.log_paths(launch, server)]

@@ -436,6 +436,13 @@ class Suite(Scope):
                 one.check_alive()
             raise
 
+    def conclude(self) -> list[tuple[Verdict, Verdict]]:
+        """Look at all verdicts together; those whose word changes, before and after."""
+        before = tuple(self.verdicts)
+        self.confirmation.conclude()
+        pairs = zip(before, self.verdicts, strict=True)
+        return [(one, now) for one, now in pairs if one.outcome is not now.outcome]
+
     def note_failure(self, case: Case, metric: str, reason: str) -> Verdict:
         """Remember that a metric could not be judged, so that no table leaves it out."""
         verdict = Verdict(case_id=case.id, metric=metric, outcome=Outcome.INVALID, reason=reason)

@@ -18,26 +18,20 @@ from specreg.stats.alpha_spending import MORE_LAUNCHES, Look
 from specreg.verdicts.judge import Outcome, Verdict, judge, judge_at_looks
 from specreg.verdicts.multiple_testing import blame_machine, confirm, hold_together
 
-Place = tuple[str, str, int]
-"""A case's id, a metric's name and the launch it is judged with."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Unconfirmed:
     """A figure that needs another look, on a fresh launch of its server group.
 
     Attributes:
-        metric: which.
-        launches: what it was judged with last.
-        verdict: of that look; row: its place among the verdicts.
-        waits: whether another launch is needed.
+        metric: which; row: its place among the verdicts.
+        launches: what it was judged with last; verdict: of that look.
     """
 
     metric: Metric
+    row: int
     launches: tuple[Measurement, ...]
     verdict: Verdict
-    row: int
-    waits: bool = True
 
     @property
     def case(self) -> Case:
@@ -62,7 +56,7 @@ class Confirmation:
     measure_afresh: Callable[[Sequence[Case], int], Mapping[str, Measurement | str]]
     softened: AbstractSet[str] = frozenset()
     verdicts: list[Verdict] = field(default_factory=list)
-    _waiting: dict[Place, Unconfirmed] = field(default_factory=dict)
+    _waiting: list[Unconfirmed] = field(default_factory=list)
     _compared: dict[tuple[str, str], Comparison] = field(default_factory=dict)
     _last: Comparison | None = None
 
@@ -80,15 +74,12 @@ class Confirmation:
             launches: of one case; acceptance is judged by the last, a speed by all.
         """
         verdict = self._look(metric, launches, Look.LAUNCH)
-        self.verdicts.append(verdict)
         if verdict.outcome is Outcome.REGRESSED or _is_undecided(metric, verdict):
-            place = (launches[-1].case.id, metric.name, len(launches))
-            self._waiting[place] = Unconfirmed(
-                metric=metric,
-                launches=tuple(launches),
-                verdict=verdict,
-                row=len(self.verdicts) - 1,
+            one = Unconfirmed(
+                metric=metric, row=len(self.verdicts), launches=tuple(launches), verdict=verdict
             )
+            self._waiting.append(one)
+        self.verdicts.append(verdict)
 
     def confirm(self) -> None:
         """Look at what waits on fresh launches, MORE_LAUNCHES at most.
@@ -96,37 +87,35 @@ class Confirmation:
         What the server without speculation beside a case did too is the machine's doing.
         """
         for further in range(1, MORE_LAUNCHES + 1):
-            cases = list({one.case.id: one.case for one in self._waiting.values()}.values())
+            cases = list({one.case.id: one.case for one in self._waiting}.values())
             fresh = self.measure_afresh(cases, further) if cases else {}
-            for place, one in tuple(self._waiting.items()):
-                again = self._look_again(one, fresh[one.case.id])
-                self.verdicts[again.row] = again.verdict
-                self._waiting[place] = again
-                if not again.waits:
-                    self._settle(place)
-        for place, one in tuple(self._waiting.items()):
+            for one in tuple(self._waiting):
+                waits = self._look_again(one, fresh[one.case.id])
+                self.verdicts[one.row] = one.verdict
+                if not waits:
+                    self._settle(one)
+        for one in tuple(self._waiting):
             if one.verdict.outcome is Outcome.REGRESSED:
                 self._leave_open(one, "no launch was left to confirm it")
-            self._settle(place)
+            self._settle(one)
 
     def conclude(self) -> None:
         """Look at all verdicts of the run together, which never makes a red one green.
 
         What still waits, the run being cut short, is INCONCLUSIVE.
         """
-        for one in self._waiting.values():
+        for one in self._waiting:
             self._leave_open(one, "the run ended before another")
         held = hold_together(blame_machine(self.verdicts, self._compared))
-        self.verdicts[:] = [self._soften(verdict) for verdict in held]
+        self.verdicts[:] = map(self._soften, held)
 
-    def _settle(self, place: Place) -> None:
+    def _settle(self, one: Unconfirmed) -> None:
         """Take a figure off those that wait."""
-        one = self._waiting.pop(place)
+        self._waiting.remove(one)
         if one.metric.by_launch:
-            comparison = compare(one.launches[-1:], self.known_of(one.case))
-            self._compared[place[:2]] = comparison
-            blamed = blame_machine([self.verdicts[one.row]], {place[:2]: comparison})
-            self.verdicts[one.row] = blamed[0]
+            place = one.case.id, one.metric.name
+            self._compared[place] = compare(one.launches[-1:], self.known_of(one.case))
+            (self.verdicts[one.row],) = blame_machine([self.verdicts[one.row]], self._compared)
 
     def _leave_open(self, one: Unconfirmed, why: str) -> None:
         reason = f"{one.verdict.outcome} at a look, and {why}"
@@ -137,7 +126,8 @@ class Confirmation:
     def _look(self, metric: Metric, launches: Sequence[Measurement], look: Look) -> Verdict:
         """The verdict at one look; that of acceptance is the one that its measurement had."""
         try:
-            comparison = self._compare(launches)
+            if self._last is None or self._last.launches != tuple(launches):
+                self._last = compare(launches, self.known_of(launches[-1].case))
         except BaselineError as error:
             last = launches[-1]
             invalid = last.invalid.get(metric.family)
@@ -149,20 +139,14 @@ class Confirmation:
                 value=last.values.get(metric.name),
             )
         if metric.by_launch:
-            return self._soften(judge(metric, comparison, look))
-        return self._soften(judge_at_looks(metric, comparison))
+            return self._soften(judge(metric, self._last, look))
+        return self._soften(judge_at_looks(metric, self._last))
 
     def _soften(self, verdict: Verdict) -> Verdict:
         return dataclasses.replace(verdict, softened=verdict.metric in self.softened)
 
-    def _compare(self, launches: Sequence[Measurement]) -> Comparison:
-        """The comparison, kept until another is asked for: a case's metrics come in a row."""
-        if self._last is None or self._last.launches != tuple(launches):
-            self._last = compare(launches, self.known_of(launches[-1].case))
-        return self._last
-
-    def _look_again(self, one: Unconfirmed, fresh: Measurement | str) -> Unconfirmed:
-        """Judge a figure with a fresh launch.
+    def _look_again(self, one: Unconfirmed, fresh: Measurement | str) -> bool:
+        """Judge a figure with a fresh launch; whether it needs another.
 
         Alone it must repeat a loss, and what it doesn't repeat is forgotten: the launch that had it
         was picked for it. What was undecided is judged by all launches so far; a loss that shows
@@ -171,20 +155,18 @@ class Confirmation:
         before, metric = one.verdict, one.metric
         if isinstance(fresh, str):
             reason = f"{before.outcome} at a first look, and no further launch: {fresh}"
-            invalid = dataclasses.replace(before, outcome=Outcome.INVALID, reason=reason)
-            return dataclasses.replace(one, verdict=invalid, waits=False)
+            one.verdict = dataclasses.replace(before, outcome=Outcome.INVALID, reason=reason)
+            return False
         broken = metric.family in fresh.invalid
         if before.outcome is Outcome.REGRESSED or broken:
-            launches: tuple[Measurement, ...] = (fresh,)
-            verdict = self._look(metric, launches, Look.LAUNCH)
+            one.launches = (fresh,)
+            one.verdict = self._look(metric, one.launches, Look.LAUNCH)
             if not broken:
-                verdict = confirm(before, verdict)
-            waits = _is_undecided(metric, verdict)
-        else:
-            launches = (*one.launches, fresh)
-            verdict = self._look(metric, launches, Look.FURTHER_LAUNCH)
-            waits = _is_undecided(metric, verdict) or verdict.outcome is Outcome.REGRESSED
-        return dataclasses.replace(one, launches=launches, verdict=verdict, waits=waits)
+                one.verdict = confirm(before, one.verdict)
+            return _is_undecided(metric, one.verdict)
+        one.launches = (*one.launches, fresh)
+        one.verdict = self._look(metric, one.launches, Look.FURTHER_LAUNCH)
+        return _is_undecided(metric, one.verdict) or one.verdict.outcome is Outcome.REGRESSED
 
 
 def _is_undecided(metric: Metric, verdict: Verdict) -> bool:

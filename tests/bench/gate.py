@@ -14,14 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specreg.acceptance.record import AcceptanceRecord, StepCounts
-from specreg.compare.decision import Decision, decide
 from specreg.compare.judging import (
     LAUNCHES_PER_BLOCK,
+    Decision,
     Rules,
     SideLaunch,
     causes_of,
+    decide,
     is_settled,
-    judge_subject,
+    judge_pair,
 )
 from specreg.compare.pairs import Group, Pair, Side
 from specreg.verdicts.selftest import (
@@ -140,12 +141,7 @@ def groups_of_world(*, together: bool) -> Sequence[Group]:
     """Three cases on a server each; side A is launched once more for the first."""
     cases = [builders.with_concurrency(number + 1) for number in range(CASES)]
     return [
-        Group(
-            name=case.id,
-            pairs=(Pair(a=case, b=case),),
-            with_control=case is cases[0],
-            together=together,
-        )
+        Group(pairs=(Pair(a=case, b=case),), with_control=case is cases[0], together=together)
         for case in cases
     ]
 
@@ -153,18 +149,16 @@ def groups_of_world(*, together: bool) -> Sequence[Group]:
 def simulated_decision(world: World, *, together: bool = False) -> Decision:
     """A whole gate of three cases, stopped as a real one is."""
     groups = groups_of_world(together=together)
-    subjects = [subject for group in groups for subject in group.subjects]
-    figures = sum(len(one.deciding) for one in subjects if not one.is_control)
+    figures = sum(len(pair.deciding()) for group in groups for pair in group.pairs)
     rules = Rules(blocks=BLOCKS, figures=figures)
     done: list[SideLaunch] = []
     for block in range(BLOCKS):
         for group in groups:
-            ours = [one for one in group.subjects if not one.is_control]
-            if block and all(is_settled(judge_subject(one, done, rules)) for one in ours):
+            if block and all(is_settled(judge_pair(one, done, rules)) for one in group.pairs):
                 continue
             for number in range(1, LAUNCHES_PER_BLOCK + 1):
                 done += world.launches(group, LAUNCHES_PER_BLOCK * block + number)
-    return decide(subjects, done, rules)
+    return decide(groups, done, rules)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

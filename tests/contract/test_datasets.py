@@ -59,7 +59,7 @@ def verdict(tmp_path_factory: pytest.TempPathFactory) -> RunVerdict:
             text=True,
         )
 
-    toy = FORMATS["specreg"].load(TOY).prompts
+    toy = FORMATS["specreg"].load(TOY)[0]
     for name in TEXTS:
         given = str(folder / f"{name}.jsonl")
         builders.write_lines(Path(given), builders.rows_in(SETS[name].form, toy))

@@ -176,22 +176,3 @@ def test_the_release_in_which_a_draft_was_lost_is_found(tmp_path: Path) -> None:
     assert done.returncode == 0, said
     assert "it changed in 0.31.0; 0.29.0 is good" in done.stdout
     assert f"{CASE} is worse by acceptance" in done.stdout
-
-
-def test_a_flag_that_a_side_lacks_is_said_before_anything_is_measured(tmp_path: Path) -> None:
-    (tmp_path / "cpu.toml").write_text(tier_of(speed=True))
-    done = subprocess.run(
-        (
-            *(sys.executable, "-m", "specreg", "gate", VERSION, VERSION),
-            *("--root", str(ROOT), "--matrix", str(tmp_path), "--tier", "cpu"),
-            *("--out", str(tmp_path / "gate"), "--b", "engine_args=--no-such-flag"),
-        ),
-        check=False,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 10
-    assert "side B ('vllm==0.32.0'): server" in done.stderr
-    assert "--no-such-flag" in done.stderr
-    assert not (tmp_path / "gate" / "journal.jsonl").exists()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from specreg.matrix.tier import load_tier
 from specreg.servers.environments import EngineEnvironment
 from specreg.servers.start import start_server
-from tests.doubles.vllm.script import Fault, Script
+from tests.doubles.vllm.script import Script
 from tests.plugin.conftest import ROOT, Suite
 from tests.unit import builders
 
@@ -59,27 +59,3 @@ def test_a_worse_drafter_is_asked_again_on_the_same_server(recorded_suite: Suite
 
     assert done.returncode == 1, done.stdout
     assert "\n2 failed, 32 deselected in " in done.stdout
-
-
-def test_traffic_of_others_is_noticed(recorded_suite: Suite) -> None:
-    """Without `--per-request-spec-decode-metrics`, vLLM's default, by the requests that ended."""
-    own_arguments = ("--per-request-spec-decode-metrics", "none")
-    script = Script(fault=Fault.COUNTERS_TOO_HIGH)
-    with running(recorded_suite, script, own_arguments=own_arguments) as url:
-        done = recorded_suite.run(
-            *EAGLE3[:3], "eagle3 and c1 and acceptance_length", f"--specreg-attach={url}"
-        )
-
-    assert done.returncode == 10, done.stdout
-    assert "FOREIGN_TRAFFIC" in done.stdout
-
-
-def test_a_server_of_another_method_is_named_before_anything_is_measured(
-    recorded_suite: Suite,
-) -> None:
-    with running(recorded_suite, Script(), "none") as url:
-        done = recorded_suite.run(*EAGLE3, f"--specreg-attach={url}")
-
-    assert done.returncode == 4
-    assert f"server at {url}: its speculation is 'off', the case asks for 'on'" in done.stderr
-    assert "Traceback" not in done.stderr

@@ -65,19 +65,6 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_no_server_outlives_a_run_that_is_interrupted(suite: Suite, number: signal.Signals) -> None:
-    suite.script = SLOW
-    with start(suite) as run:
-        wait_until(lambda: servers(suite) > 0)
-        run.send_signal(number)
-        output, _ = run.communicate(timeout=60)
-
-    # CPython ends by SIGINT itself where the interrupt came through an `exec`, caught or not.
-    assert run.returncode in {pytest.ExitCode.INTERRUPTED, -signal.SIGINT}, output
-    assert not marked(suite)
-
-
 def test_a_run_that_is_interrupted_while_a_pair_starts_leaves_neither(suite: Suite) -> None:
     suite.script = Script(fault=Fault.NEVER_READY)
     with start(suite, "-k", "eagle3 and c1") as run:
@@ -137,46 +124,6 @@ def test_ctrl_c_in_a_terminal_leaves_it_in_order(suite: Suite) -> None:
     assert "no tests ran" in end.splitlines()[-1]
     assert "lost sys.stderr" not in end
     assert "\x1b[2K" not in end
-
-
-DROPPED = """
-import signal
-import time
-
-class Finalized:
-    def __del__(self):
-        signal.raise_signal(signal.SIGTERM)
-        time.sleep(60)
-
-def test_python_drops_an_exception_that_is_raised_in_a_finalizer():
-    Finalized()
-
-def test_nothing_comes_after_it():
-    pass
-"""
-
-
-def test_a_signal_whose_interrupt_python_drops_ends_the_run_at_the_next_test(suite: Suite) -> None:
-    path = suite.folder / "test_dropped.py"
-    path.write_text(DROPPED)
-
-    done = suite.run("-p", "specreg.plugin", str(path))
-
-    assert "Exception ignored in" in done.stdout
-    assert done.returncode == pytest.ExitCode.INTERRUPTED, done.stdout
-    assert "1 passed, 1 warning" in done.stdout
-
-
-def test_a_second_ctrl_c_is_obeyed_and_leaves_no_server_either(suite: Suite) -> None:
-    suite.script = Script(ignore_sigterm=True)
-    with start(suite) as run:
-        wait_until(lambda: servers(suite) > 1)
-        run.send_signal(signal.SIGINT)
-        time.sleep(1)
-        run.send_signal(signal.SIGINT)
-        run.communicate(timeout=60)
-
-    wait_until(lambda: not marked(suite))
 
 
 RED = """

@@ -1,6 +1,6 @@
-"""What the machine lacks, and what a budget leaves."""
+"""What the machine lacks, what a budget leaves, and what a GPU's power is good for."""
 
-import textwrap
+import re
 from pathlib import Path
 
 import msgspec
@@ -15,182 +15,56 @@ from tests.doubles.vllm.script import Fault, Script
 from tests.plugin.conftest import Suite
 from tests.unit import builders
 
-H100 = ScriptedGpu(memory_total_bytes=80 * 2**30)
-SIZED = """
-    needs_gpus = 1
-
-    [models.small]
-    target = "fixtures/models/tiny/target"
-    target_gib = 1
-
-    [models.large]
-    target = "fixtures/models/tiny/target"
-    target_gib = 60
-
-    [[cases]]
-    engine = "vllm"
-    methods = ["none"]
-    models = "small"
-    dataset = "toy"
-    concurrency = [1]
-    prompts = 10
-    rounds = 2
-    output_cap_tokens = 8
-
-    [[cases]]
-    engine = "vllm"
-    methods = ["none"]
-    models = "large"
-    dataset = "toy"
-    concurrency = [1]
-    prompts = 10
-    rounds = 2
-    output_cap_tokens = 8
+HERE = '"fixtures/models/tiny/target"'
+CASE = """
+[[cases]]
+engine = "vllm"
+methods = ["none"]
+models = "{name}"
+dataset = "toy"
+concurrency = [1]
+prompts = 10
+rounds = 2
+power_s = 0
+output_cap_tokens = 8
 """
+SMALL, LARGE, FAR = (f"vllm-none-{name}-toy-c1" for name in ("small", "large", "far"))
 
 
-def with_a_gpu(suite: Suite) -> Suite:
-    """The suite on a machine whose driver shows a GPU of 80 GiB."""
-    suite.gpus = (H100,)
-    suite.write_tier(textwrap.dedent(SIZED))
+def on_a_gpu(suite: Suite, **models: str) -> Suite:
+    """The suite on a machine whose driver shows a GPU of 80 GiB, with a case of each model."""
+    suite.gpus = (ScriptedGpu(memory_total_bytes=80 * 2**30),)
+    tables = (f"[models.{name}]\ntarget = {target}" for name, target in models.items())
+    cases = (CASE.format(name=name) for name in models)
+    suite.write_tier("\n".join(("needs_gpus = 1", *tables, *cases)))
     return suite
 
 
-def test_a_case_that_does_not_fit_is_skipped_and_the_others_run(suite: Suite) -> None:
-    """So it is with `--specreg-require-tier`: the machine has what the tier as a whole needs."""
-    done = with_a_gpu(suite).run("tests/perf", "-q", "-rs", "--specreg-require-tier")
-
-    assert done.returncode == 11, done.stdout
-    assert "vllm-none-large-toy-c1 needs 1 GPU(s) of 160 GiB, this machine has 80" in done.stdout
-    verdict = suite.verdict()
-    assert {one.case_id for one in verdict.verdicts} == {"vllm-none-small-toy-c1"}
-    assert {one.metric for one in verdict.verdicts} >= {"ttft_p50_ms", "tpot_p50_ms"}
-    assert set(verdict.skipped) == {"vllm-none-large-toy-c1"}
-    assert not verdict.complete
-
-
-def recorded(suite: Suite) -> Suite:
-    """The suite with speeds of two cases on this machine, of other settings than its own."""
-    environment = current_environment(needs_gpus=0)
-    for name in ("vllm-none-tiny-toy-c4", "vllm-eagle3-tiny-toy-c4"):
-        baseline = builders.baseline({"throughput_tokens_per_s": 100.0}, environment=environment)
-        record_baseline(baseline_path(suite.baselines, environment.name, name), baseline)
-    return suite
-
-
-def test_a_budget_that_is_too_small_is_refused_with_the_least(suite: Suite) -> None:
-    """Two servers take half a minute each to start, a prompt 20 tokens at 100 per second.
-
-    Warming up takes 20 prompts on each server, and the least that is measured 2, once more for
-    what is proved: 46 prompts of 0.2 s.
-    """
-    arguments = ("-q", "-k", "eagle3 and c4", "--specreg-budget-gpu-min=1.1")
-    done = recorded(suite).run("tests/perf", *arguments)
-
-    assert done.returncode == 4
-    assert "--specreg-budget-gpu-min 1.1: the run takes about 1.2 at least" in done.stderr
-    assert not list(suite.runs.glob("*/logs"))
-
-
-def test_a_budget_chooses_the_prompts_of_what_is_asked_for(suite: Suite) -> None:
-    """Six prompts are 4 more than the least, each three times: 2.4 s more."""
-    done = recorded(suite).run(
-        *("tests/perf", "-q", "-k", "eagle3 and c4 and acceptance_length"),
-        "--specreg-budget-gpu-min=1.248",
-    )
-
-    assert done.returncode == 11, done.stdout
-    assert "--specreg-budget-gpu-min left 6 prompts of a case" in done.stdout
-    (path,) = suite.runs.glob("*/figures/*.json")
-    figures = msgspec.json.decode(path.read_bytes(), type=Figures)
-    assert figures.timing is not None
-    assert figures.timing.requests == 6
-    assert not suite.verdict().complete
-
-
-HUB = """
-    needs_gpus = 0
-
-    [models.far]
-    target = "org/target"
-
-    [models.near]
-    target = "fixtures/models/tiny/target"
-
-    [[cases]]
-    engine = "vllm"
-    methods = ["none"]
-    models = "far"
-    dataset = "toy"
-    concurrency = [1]
-    prompts = 10
-    rounds = 2
-    output_cap_tokens = 8
-    warm_up_stable_frac = 1e9
-
-    [[cases]]
-    engine = "vllm"
-    methods = ["none"]
-    models = "near"
-    dataset = "toy"
-    concurrency = [1]
-    prompts = 10
-    rounds = 2
-    output_cap_tokens = 8
-    warm_up_stable_frac = 1e9
-"""
-FAR = "vllm-none-far-toy-c1"
-REFUSED = "Connection refused"
-OFFLINE = "not in the hub's cache, and HF_HUB_OFFLINE is set; unset it, or fetch the model where"
-
-
-@pytest.fixture
-def of_hub(suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Suite:
-    """The suite with a model of a hub that can't be reached, and one of a folder."""
-    suite.write_tier(textwrap.dedent(HUB))
+@pytest.mark.parametrize("is_required", [False, True], ids=["any-tier", "required"])
+def test_a_case_that_cannot_run_here_is_skipped_before_a_server_starts(
+    suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_required: bool
+) -> None:
+    """One doesn't fit; the model of another can't be fetched, which a required tier wants to be."""
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    return suite
+    models = {"small": HERE, "large": f"{HERE}\ntarget_gib = 60", "far": '"org/target"'}
+    options = ("--specreg-require-tier",) if is_required else ()
 
+    done = on_a_gpu(suite, **models).run(
+        "tests/perf", "-q", "-rs", "-k", "throughput or ttft", *options
+    )
 
-@pytest.mark.parametrize(
-    ("offline", "options", "words"),
-    [
-        ("", (), REFUSED),
-        ("1", ("--specreg-require-tier",), OFFLINE),
-    ],
-)
-def test_a_case_whose_model_cannot_be_fetched_is_skipped_before_a_server_starts(
-    of_hub: Suite,
-    monkeypatch: pytest.MonkeyPatch,
-    offline: str,
-    options: tuple[str, ...],
-    words: str,
-) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", offline)
-
-    done = of_hub.run("tests/perf", "-q", "-rs", "-k", "acceptance or throughput", *options)
-
-    assert done.returncode == 11, done.stdout
+    assert done.returncode == (10 if is_required else 11), done.stdout
+    assert f"{LARGE} needs 1 GPU(s) of 160 GiB, this machine has 80" in done.stdout
     assert "hub model 'org/target': " in done.stdout
-    assert words in done.stdout.replace("\n", "")
-    verdict = of_hub.verdict()
-    assert set(verdict.skipped) == {FAR}
-    assert {one.case_id for one in verdict.verdicts} == {"vllm-none-near-toy-c1"}
+    assert "Connection refused" in done.stdout.replace("\n", "")
+    verdict = suite.verdict()
+    assert set(verdict.skipped) == ({LARGE} if is_required else {LARGE, FAR})
+    judged = {(one.case_id, one.outcome) for one in verdict.verdicts}
+    invalid = {(FAR, Outcome.INVALID)} if is_required else set()
+    assert judged == {(SMALL, Outcome.NO_BASELINE)} | invalid
     assert not verdict.complete
-    assert not list(of_hub.runs.rglob("*far*.log"))
-
-
-def test_a_required_tier_is_invalid_where_a_model_cannot_be_fetched(of_hub: Suite) -> None:
-    done = of_hub.run("tests/perf", "-q", "-k", "throughput", "--specreg-require-tier")
-
-    assert done.returncode == 10, done.stdout
-    verdict = of_hub.verdict()
-    (far,) = (one for one in verdict.verdicts if one.case_id == FAR)
-    assert far.outcome is Outcome.INVALID
-    assert far.reason.startswith("hub model 'org/target': ")
-    assert verdict.skipped == {}
-    assert not list(of_hub.runs.rglob("*far*.log"))
+    assert not list(suite.runs.rglob("*far*.log"))
 
 
 @pytest.mark.parametrize(
@@ -209,5 +83,60 @@ def test_a_model_that_the_server_cannot_fetch_is_known_by_its_log(
     assert done.returncode == status, done.stdout
     assert "model can't be fetched; check the model's name" in done.stdout.replace("\n", "")
     assert suite.verdict().outcomes == outcomes
-    assert not suite.verdict().complete
     assert set(suite.verdict().skipped) == (set() if status else {"vllm-none-tiny-toy-c1"})
+
+
+def test_a_machine_that_nothing_fits_leaves_the_reasons(suite: Suite) -> None:
+    suite.write_matrix(needs_gpus=1)
+    done = suite.run("tests/perf", "-q")
+
+    assert done.returncode == 0
+    assert "nothing was judged: tier 'cpu' needs 1 GPU(s), this machine has 0" in done.stdout
+    (folder,) = suite.runs.iterdir()
+    assert r"needs 1 GPU\(s\)" in (folder / "report.md").read_text()
+    assert len(suite.verdict().skipped) == 4
+
+
+def test_a_budget_chooses_the_prompts_of_what_is_asked_for(suite: Suite) -> None:
+    """Two servers take half a minute each to start, a prompt 20 tokens at 100 per second.
+
+    Six prompts are 4 more than the least, each three times: 2.4 s more.
+    """
+    environment = current_environment(needs_gpus=0)
+    for name in ("vllm-none-tiny-toy-c4", "vllm-eagle3-tiny-toy-c4"):
+        baseline = builders.baseline({"throughput_tokens_per_s": 100.0}, environment=environment)
+        record_baseline(baseline_path(suite.baselines, environment.name, name), baseline)
+
+    done = suite.run(
+        *("tests/perf", "-q", "-k", "eagle3 and c4 and acceptance_length"),
+        "--specreg-budget-gpu-min=1.248",
+    )
+
+    assert done.returncode == 11, done.stdout
+    assert "--specreg-budget-gpu-min left 6 prompts of a case" in done.stdout
+    (path,) = suite.runs.glob("*/figures/*.json")
+    figures = msgspec.json.decode(path.read_bytes(), type=Figures)
+    assert figures.timing is not None
+    assert figures.timing.requests == 6
+    assert not suite.verdict().complete
+
+
+def test_a_window_that_is_too_short_is_said_and_shown(suite: Suite) -> None:
+    done = on_a_gpu(suite, tiny=HERE).run(
+        "tests/perf", "-q", "-rs", "-k", "energy_j_per_token or power_w"
+    )
+    verdict = suite.verdict()
+    assert verdict.outcomes == {"NOT_COMPARABLE": 2}
+    assert all("and 10 s are needed" in one.reason for one in verdict.verdicts)
+    rows = [line for line in done.stdout.splitlines() if line.startswith("vllm-none-tiny-")]
+    assert re.search(r" (39|40)\d(\.\d)? ", rows[-1])  # W, idle: 4 s of slow reads
+    assert len(list(suite.runs.glob("*/power/vllm-none-tiny-toy-c1.jsonl"))) == 1
+
+
+def test_nothing_is_recorded_from_a_scripted_gpu(suite: Suite) -> None:
+    done = on_a_gpu(suite, tiny=HERE).run(
+        "tests/perf", "-q", "--update-baselines", "--specreg-launches=1"
+    )
+    assert done.returncode != 0
+    assert "is a device that a test made up; measure on a real one" in done.stdout
+    assert not suite.recorded()

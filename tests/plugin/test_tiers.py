@@ -16,26 +16,23 @@ FOLDER = ROOT / "fixtures/matrix"
 
 @pytest.mark.parametrize("name", tier_names(FOLDER))
 def test_a_tier_collects_a_test_of_each_case_and_metric(name: str) -> None:
+    command = (
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:hypothesispytest",
+    )
     done = subprocess.run(
-        (
-            *(
-                sys.executable,
-                "-m",
-                "pytest",
-                "-p",
-                "no:cacheprovider",
-                "-p",
-                "no:hypothesispytest",
-            ),
-            *("tests/perf", "--collect-only", "-q", f"--specreg-tier={name}"),
-        ),
+        (*command, "tests/perf", "--collect-only", "-q", f"--specreg-tier={name}"),
         check=False,
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=120,
     )
-
     assert done.returncode == 0, done.stdout + done.stderr
     collected = {
         line.split("[")[1].rstrip("]") for line in done.stdout.splitlines() if "::" in line

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 import tomllib
@@ -77,13 +76,12 @@ BEFORE = {"vllm": "0.31.0", "sglang": "0.5.21"}
     ("changed", "pins"),
     [
         ({}, []),
-        ({"vllm": "0.32.0"}, ["vllm==0.31.0 vllm==0.32.0"]),
         (
             {"vllm": "0.32.0", "sglang": "0.5.23"},
             ["vllm==0.31.0 vllm==0.32.0", "sglang==0.5.21 sglang==0.5.23"],
         ),
     ],
-    ids=["as-before", "one", "both"],
+    ids=["as-before", "both"],
 )
 def test_the_gate_runs_for_each_engine_that_changed(
     tmp_path: Path, changed: dict[str, str], pins: list[str]
@@ -105,14 +103,6 @@ def test_what_the_gate_watches_is_what_the_suite_installs(name: str) -> None:
     installed = ENGINES[name].requirement(on_gpu=True)
     pinned = f"{installed.package}=={installed.version}"
     assert extras["optional-dependencies"][name] == [pinned]
-
-
-@pytest.mark.parametrize("path", [WORKFLOW / "gpu_perf.yml", BUILDKITE], ids=lambda path: path.stem)
-def test_the_history_of_a_night_lies_outside_the_checkout_that_is_cleaned(path: Path) -> None:
-    text = path.read_text().replace("$$", "$").replace(">-\n", "").replace("\n          --", " --")
-    (command,) = re.findall(r"nox -s gpu_perf.*", text)
-    (folder,) = [one for one in shlex.split(command) if one.startswith("--specreg-history=")]
-    assert folder.removeprefix("--specreg-history=").startswith("$HOME/")
 
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -158,17 +148,6 @@ def test_the_lock_has_what_sessions_install_on_each_python(python: str) -> None:
         assert asked.specifier.contains(pin.version), f"{asked}: run nox -s lock"
 
 
-def test_the_lock_says_nothing_of_where_anything_came_from() -> None:
-    text = LOCK.read_text()
-    assert not re.search(r"://|^-|@ |index|find-links", text, re.MULTILINE)
-
-
-def test_every_session_installs_what_is_locked() -> None:
-    calls = re.findall(r"session\.install\((.+)", (ROOT / "noxfile.py").read_text())
-    assert len(calls) == 1
-    assert calls[0].startswith('"-c", _LOCK')
-
-
 def clean(name: str) -> dict[str, object]:
     return {"name": name, "version": "1.0", "vulns": []}
 
@@ -186,12 +165,10 @@ SKIPPED = {"name": "c", "skip_reason": "Dependency not found on PyPI"}
     [
         ([clean("a"), clean("b")], 0, "NONE: no vulnerability is known of 2 packages"),
         ([clean("a"), VULNERABLE], 1, "VULNERABLE:\nb 2.0: PYSEC-1, mended in 2.1"),
-        ([VULNERABLE, SKIPPED], 1, "VULNERABLE:\nb 2.0: PYSEC-1"),
         ([clean("a"), SKIPPED], 10, "UNTOLD: 1 of 2 packages weren't looked up"),
-        ([], 10, "UNTOLD: 0 of 0 packages weren't looked up"),
         (None, 10, "UNTOLD: pip-audit gave no answer"),
     ],
-    ids=["clean", "vulnerable", "vulnerable and skipped", "skipped", "none", "no answer"],
+    ids=["clean", "vulnerable", "skipped", "no answer"],
 )
 def test_an_audit_that_could_not_look_is_not_green(
     tmp_path: Path, answer: list[object] | None, status: int, said: str

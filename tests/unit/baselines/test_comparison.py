@@ -118,31 +118,6 @@ def test_prompts_are_paired_by_what_they_are_not_by_where_they_stand() -> None:
     assert found[2] == Change(estimate_frac=0.0, error_frac=0.0, freedom=5)
 
 
-def test_prompts_that_only_one_side_has_are_left_out() -> None:
-    """Whatever the others did: a run of fewer prompts, or a case with new ones."""
-    ours = {"new": NONE, **RECORDED}
-    theirs = {**RECORDED, "old": NONE}
-    comparison = by_prompt(ours, theirs)
-    assert comparison.ours is not None
-    assert comparison.ours.prompt_ids == tuple("abcdef")
-    found = comparison.ratio_change(LENGTH)
-    assert not isinstance(found, str)
-    assert (found[0], found[1]) == (2.3, 2.3)
-    assert found[2].error_frac == 0.0
-
-
-def test_a_change_is_one_of_what_speculation_gains() -> None:
-    """From 54 accepted drafts in 60 steps to 48: AL 1.9 to 1.8, and a ninth less beyond the one."""
-    theirs = dict.fromkeys("abcdef", builders.counts(4, 4, 1, 1))
-    comparison = by_prompt(dict.fromkeys("abcdef", builders.counts(4, 4, 2, 0)), theirs)
-    found = comparison.ratio_change(LENGTH)
-    assert not isinstance(found, str)
-    value, expected, change = found
-    assert (value, expected) == pytest.approx((1.8, 1.9))
-    assert change.estimate_frac == pytest.approx(-1 / 9)
-    assert comparison.acceptance_part() == pytest.approx(math.log(1.8 / 1.9))
-
-
 def test_each_ratio_divides_what_it_is_of() -> None:
     """108 and 48 of 180 drafts; a second draft in 36 and 12 of 60 steps."""
     comparison = by_prompt(dict.fromkeys("abcdef", MANY), dict.fromkeys("abcdef", FEW))
@@ -172,17 +147,6 @@ def test_a_source_that_knows_the_sum_only_says_so() -> None:
     assert comparison.without_extension is comparison
 
 
-def test_a_baseline_that_knows_the_sum_only_counts_as_exact() -> None:
-    ours = measured(record(RECORDED))
-    sums = compare([ours], known(recorded(without_prompts(dict.fromkeys("abcde", FEW)))))
-    assert sums.theirs is None
-    found = sums.ratio_change(LENGTH)
-    assert not isinstance(found, str)
-    assert (found[0], found[1]) == pytest.approx((2.3, 1.8))
-    assert found[2].estimate_frac == pytest.approx(1.3 / 0.8 - 1)
-    assert found[2].error_frac > 0
-
-
 def test_a_published_figure_is_compared_beyond_the_one() -> None:
     comparison = compare([measured(record(RECORDED))], known(published=told(2.0)))
     found = comparison.ratio_change(LENGTH)
@@ -198,11 +162,6 @@ def test_the_baseline_of_this_machine_goes_before_that_of_another() -> None:
     assert known(here, nearest=elsewhere).baseline is here
     assert known(nearest=elsewhere).baseline is elsewhere
     assert known().baseline is None
-
-
-def test_a_position_that_nobody_drafted_is_not_there() -> None:
-    found = by_prompt(RECORDED, RECORDED).ratio_change(LAST)
-    assert found == "the prompts to compare by hold no acceptance_pos4_frac"
 
 
 def test_what_is_known_is_expected_and_nothing_else() -> None:
@@ -240,18 +199,6 @@ def test_without_its_extension_a_run_has_the_prompts_of_its_case() -> None:
     assert short.theirs is not None
     assert short.ours.prompt_ids == short.theirs.prompt_ids == tuple("bcd")
     assert short.launches == whole.launches
-
-
-def test_without_its_extension_a_run_is_held_against_a_figure_too() -> None:
-    short = compare([measured(record(RECORDED))], known(published=told(2.0))).without_extension
-    assert short.ours is not None
-    assert short.ours.prompt_ids == tuple("abcd")
-    assert short.theirs is None
-
-
-def test_a_case_that_does_not_speculate_has_no_prompts_to_compare_by() -> None:
-    comparison = compare([measured(None)], known(recorded(None)))
-    assert (comparison.ours, comparison.theirs) == (None, None)
 
 
 def test_acceptance_is_that_of_the_last_launch_and_speed_that_of_all() -> None:
@@ -343,17 +290,6 @@ def test_what_hours_differ_by_comes_from_the_histories() -> None:
     )[THROUGHPUT.name]
     assert spread.between_frac == pytest.approx(math.sqrt((6 * 0.05**2 + 3 * 0.01**2) / 9))
     assert spread.freedom == 9
-
-
-def test_a_spread_is_known_no_better_than_its_launches() -> None:
-    noise = Noise(between_frac=0.05, runs=30)
-    assert spreads_of([launched(100, 110, noise=noise)])[THROUGHPUT.name].freedom == 1
-
-
-def test_one_launch_each_tells_no_spread() -> None:
-    noise = Noise(between_frac=0.05, runs=30)
-    assert spreads_of([launched(100, noise=noise), launched(120)]) == {}
-    assert spreads_of([]) == {}
 
 
 def test_a_new_baseline_changes_what_its_prompts_do() -> None:

@@ -7,7 +7,6 @@ import msgspec
 import pytest
 
 from specreg.baselines.estimate import (
-    LEAST_STEP_S,
     START_S,
     Estimate,
     Estimates,
@@ -99,25 +98,11 @@ def test_another_machine_of_the_kind_is_better_than_nothing(tmp_path: Path) -> N
     assert found.source == f"recorded on {other.name} and recorded"
 
 
-def test_a_gpu_takes_nothing_from_what_a_cpu_recorded(tmp_path: Path) -> None:
-    record(tmp_path, PLAIN, builders.baseline(speed(100.0)))
-    on_gpu = tier(PLAIN, needs_gpus=1)
-    assert estimates_of(on_gpu, store(tmp_path, ON_GPU), H200, builders.ROOT) == {PLAIN.id: None}
-    assert estimate(tmp_path, PLAIN) is not None
-
-
 def test_without_a_speed_there_is_no_telling(tmp_path: Path) -> None:
     record(tmp_path, CASE, builders.baseline(speed(100.0)))
     assert estimate(tmp_path) is None  # nothing is known of its control
     record(tmp_path, PLAIN, builders.baseline({"tpot_p50_ms": 1.0}))
     assert estimate(tmp_path) is None
-
-
-def test_a_baseline_that_cannot_be_read_tells_nothing(tmp_path: Path) -> None:
-    path = baseline_path(tmp_path, builders.ENVIRONMENT.name, PLAIN.id)
-    path.parent.mkdir()
-    path.write_text("{")
-    assert estimate(tmp_path, PLAIN) is None
 
 
 def guessed(folder: Path, case: Case, gpus: Gpus = H200) -> Estimate:
@@ -142,11 +127,6 @@ def test_a_guess_reads_all_weights_at_half_the_bandwidth(tmp_path: Path) -> None
     found = guessed(tmp_path, sized(PLAIN, PLAIN_SIZES))
     assert found.own_s == pytest.approx(0.080 + 0.0862, abs=1e-4)
     assert found.source == "guess"
-
-
-def test_a_step_takes_a_while_however_small_the_model(tmp_path: Path) -> None:
-    tiny = sized(PLAIN, Sizes(target_gib=0.001, draft_gib=0.0, token_kib=0.0))
-    assert guessed(tmp_path, tiny).own_s == pytest.approx(10 * LEAST_STEP_S, rel=0.01)
 
 
 def test_where_no_gpu_is_a_guess_is_of_an_h100(tmp_path: Path) -> None:
@@ -196,10 +176,6 @@ def test_a_run_starts_each_server_once_and_counts_each_gpu() -> None:
     assert run_min([over_four], ESTIMATES, "gpu") == pytest.approx(
         4 * (START_S["gpu"] + CASE_S) / 60
     )
-
-
-def test_a_case_of_which_nothing_tells_counts_as_none() -> None:
-    assert run_min([PLAIN], {PLAIN.id: None}, "gpu") == START_S["gpu"] / 60
 
 
 def budgeted(budget_min: float, *cases: Case) -> list[int]:

@@ -45,23 +45,6 @@ def write(path: Path, figure: PublishedFigure) -> None:
     path.write_bytes(msgspec.json.encode(figure))
 
 
-def test_figures_are_found_in_the_order_of_their_names(tmp_path: Path) -> None:
-    other = changed(target="other/target")
-    write(tmp_path / "published" / "b.json", PUBLISHED)
-    write(tmp_path / "published" / "a.json", other)
-    assert load_published(tmp_path) == (other, PUBLISHED)
-    assert load_published(tmp_path / "nowhere") == ()
-
-
-def test_a_metric_finds_its_figure() -> None:
-    assert PUBLISHED.value("acceptance_length_tokens") == 2.6
-    assert PUBLISHED.value("acceptance_rate_frac") == 0.535
-    assert PUBLISHED.value("acceptance_pos1_frac") == 0.7296
-    assert PUBLISHED.value("acceptance_pos3_frac") == 0.3545
-    assert PUBLISHED.value("acceptance_pos4_frac") is None
-    assert changed(acceptance_rate_frac=None).value("acceptance_rate_frac") is None
-
-
 def test_only_acceptance_has_published_figures() -> None:
     known = {name for name in METRICS if PUBLISHED.value(name) is not None}
     assert known == {
@@ -98,13 +81,6 @@ def test_a_figure_does_not_say_how_its_drafts_branched() -> None:
     server = dataclasses.replace(builders.SPEC, tree=tree)
     assert published_for(builders.CASE, [PUBLISHED]) is not None
     assert published_for(dataclasses.replace(builders.CASE, server=server), [PUBLISHED]) is None
-
-
-def test_a_figure_without_a_draft_is_of_a_case_without_one() -> None:
-    server = dataclasses.replace(builders.SPEC, method="ngram", draft=None)
-    case = dataclasses.replace(builders.CASE, server=server)
-    figure = changed(method="ngram", draft=None)
-    assert published_for(case, (PUBLISHED, figure)) is figure
 
 
 IMPOSSIBLE = [
@@ -190,12 +166,6 @@ def test_a_file_that_cannot_be_read_is_named_with_its_remedy(
     assert str(error.value).endswith("; restore it with git, or remove it")
 
 
-def test_a_folder_in_place_of_a_file_is_named(path: Path, tmp_path: Path) -> None:
-    path.mkdir(parents=True)
-    with pytest.raises(BaselineError, match=r"one\.json': Is a directory; restore it"):
-        load_published(tmp_path)
-
-
 def test_the_committed_figures_are_of_methods_that_exist_and_all_differ() -> None:
     committed = load_published(builders.ROOT / "baselines")
     assert committed
@@ -204,22 +174,3 @@ def test_the_committed_figures_are_of_methods_that_exist_and_all_differ() -> Non
     for one in committed:
         assert METHODS[one.method].needs_draft == (one.draft is not None)
         assert "https://" in one.source
-
-
-def test_the_acceptance_of_llama_in_vllms_own_test_is_among_them() -> None:
-    server = dataclasses.replace(
-        builders.SPEC,
-        method="eagle3",
-        target="meta-llama/Llama-3.1-8B-Instruct",
-        draft="RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3",
-    )
-    case = dataclasses.replace(
-        builders.CASE, server=server, dataset="mt-bench", turns=1, output_cap_tokens=256
-    )
-    figures = load_published(builders.ROOT / "baselines")
-    for otherwise in ({"turns": 2}, {"turns": None}, {"output_cap_tokens": 128}):
-        assert published_for(dataclasses.replace(case, **otherwise), figures) is None
-    found = published_for(case, figures)
-    assert found is not None
-    assert found.acceptance_length_tokens == 2.6
-    assert found.position_frac == (0.7296, 0.5208, 0.3545)

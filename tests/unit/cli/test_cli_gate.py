@@ -7,9 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from specreg.cli import app
-from specreg.compare.bisect import Bisected, Search, SearchReport
-from specreg.compare.gate import Gate
-from specreg.compare.request import Request
+from specreg.compare.gate import Gate, GateOptions
+from specreg.matrix.case import Case
 from tests.unit import builders
 
 IN_ROOT = ("--root", str(builders.ROOT), "--tier", "cpu", "--matrix", "fixtures/matrix")
@@ -38,8 +37,6 @@ BISECT = ("bisect", CASE, "--good", "vllm==0.31.0", "--bad", "vllm==0.32.0")
             "--b draft_tokens: changes none of 1 cases",
         ),
         (("gate", "vllm", "vllm", "--case", CASE, "--pin", "nan"), "--pin nan: with 3 draft"),
-        (("gate", "vllm", "vllm", "--seconds", "-1"), "--seconds -1: is no time"),
-        (("gate", "vllm", "vllm", "--minutes", "nan"), "--minutes nan: is no time"),
         ((*BISECT, "--tier", "nope"), "unknown tier 'nope'"),
         ((*BISECT, "--launches", "1"), "--launches 1: a block of ABBA has two of each side"),
         ((*BISECT, "--versions", "foo"), "'foo': is no version"),
@@ -63,7 +60,7 @@ def test_it_is_said_with_status_10(arguments: tuple[str, ...], said: str) -> Non
 
 
 def test_a_fault_of_ours_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: Request) -> Gate:
+    def fail(_: GateOptions) -> Gate:
         raise RuntimeError("nobody foresaw it")
 
     monkeypatch.setattr(sys.modules["specreg.cli.gate"], "open_gate", fail)
@@ -72,24 +69,10 @@ def test_a_fault_of_ours_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "RuntimeError: nobody foresaw it" in done.output
 
 
-def test_an_interruption_before_anything_is_measured_says_how_to_go_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    command = sys.modules["specreg.cli.gate"]
-    monkeypatch.setattr(command, "open_gate", interrupt)
-    done = CliRunner().invoke(app, ("gate", "vllm", "vllm", *IN_ROOT))
-    assert (done.exit_code, done.stdout) == (130, "go on: type the same again\n")
-
-
-@pytest.mark.parametrize("prompts", ["0", "-3"])
+@pytest.mark.parametrize("option", ["--prompts", "--seconds", "--ready-within-s"])
 @pytest.mark.parametrize("command", [("gate", "vllm", "vllm"), BISECT], ids=lambda one: one[0])
-def test_no_prompts_are_refused(command: tuple[str, ...], prompts: str) -> None:
-    done = CliRunner().invoke(app, (*command, *IN_ROOT, "--prompts", prompts))
-    assert done.exit_code == 2
-    assert not isinstance(done.exception, ValueError)
+def test_nothing_of_it_is_refused(command: tuple[str, ...], option: str) -> None:
+    assert CliRunner().invoke(app, (*command, *IN_ROOT, option, "0")).exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -113,61 +96,41 @@ def test_a_start_that_is_refused_leaves_no_answer_of_an_earlier_run(
     }
 
 
-def test_a_bisect_that_is_refused_leaves_no_answer_of_an_earlier_one(tmp_path: Path) -> None:
-    page = tmp_path / CASE / "bisect.json"
-    page.parent.mkdir()
-    page.write_text("old")
-    done = CliRunner().invoke(
-        app, (*BISECT, *IN_ROOT, "--out", str(tmp_path), "--bad", "sglang==0.5.23")
-    )
-    assert done.exit_code == 10
-    assert not page.exists()
-    assert page.with_name("earlier-bisect.json").read_text() == "old"
-
-
+@pytest.mark.parametrize(
+    ("found", "status", "said"),
+    [
+        (("0.30.0", "0.31.0"), 0, "it changed in 0.31.0; 0.30.0 is good"),
+        (
+            ("0.30.0", "0.31.0", "0.32.0"),
+            10,
+            "it changed after 0.30.0 and by 0.32.0; unknown: 0.31.0",
+        ),
+        (KeyboardInterrupt(), 130, "to go on, type the same again"),
+    ],
+    ids=["found", "between", "interrupted"],
+)
 def test_a_bisect_ends_with_the_status_of_what_it_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    found: tuple[str, ...] | KeyboardInterrupt,
+    status: int,
+    said: str,
 ) -> None:
-    between = Bisected(last_good="0.30.0", first_bad="0.32.0", between=("0.31.0",))
-    searched = SearchReport(case_id=CASE, good="", bad="", exit_status=10, found=between)
-    monkeypatch.setattr(Search, "run", lambda _: searched)
-    done = CliRunner().invoke(app, (*BISECT, *IN_ROOT, "--out", str(tmp_path)))
-    assert done.exit_code == 10
-    assert "it changed after 0.30.0 and by 0.32.0; unknown: 0.31.0" in done.output
-    assert f"gates: {tmp_path / CASE}" in done.output
-    searched.exit_status = 0
-    assert CliRunner().invoke(app, (*BISECT, *IN_ROOT, "--out", str(tmp_path))).exit_code == 0
+    asked: list[tuple[GateOptions, tuple[str, ...]]] = []
 
+    def find(options: GateOptions, _: Case, named: tuple[str, ...], __: Path) -> tuple[str, ...]:
+        asked.append((options, named))
+        if isinstance(found, KeyboardInterrupt):
+            raise found
+        return found
 
-def test_a_bisect_that_is_interrupted_says_how_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def cut_off(_: Search) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Search, "run", cut_off)
-    done = CliRunner().invoke(app, (*BISECT, *IN_ROOT, "--out", str(tmp_path)))
-    assert done.exit_code == 130
-    assert "go on: type the same again" in done.output
-
-
-def test_a_bisect_hands_its_options_to_its_gates(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[Search] = []
-
-    def noted(one: Search) -> SearchReport:
-        asked.append(one)
-        return SearchReport(case_id=CASE, good="", bad="")
-
-    monkeypatch.setattr(Search, "run", noted)
-    monkeypatch.chdir(tmp_path)
-    options = ("--seconds", "40", "--ready-within-s", "1800", "--no-wait", "--out", "here")
+    monkeypatch.setattr(sys.modules["specreg.cli.gate"], "find_change", find)
+    options = ("--seconds", "40", "--ready-within-s", "1800", "--no-wait", "--out", str(tmp_path))
     versions = ("--versions", "0.31.1, 0.31.2")
-    CliRunner().invoke(app, (*BISECT, *IN_ROOT, *options, *versions))
-    CliRunner().invoke(app, (*BISECT, *IN_ROOT))
-    request = asked[0].request
-    assert (request.least_s, request.ready_within_s, request.waits) == (40.0, 1800.0, False)
-    assert asked[0].versions == ("0.31.1", "0.31.2")
-    assert asked[0].folder == tmp_path / "here"  # as of a gate
-    assert asked[1].folder == builders.ROOT / ".specreg" / "bisect"
+    done = CliRunner().invoke(app, (*BISECT, *IN_ROOT, *options, *versions))
+    assert done.exit_code == status
+    assert said in done.output
+    assert f"gates: {tmp_path / CASE}" in done.output
+    [(gate, named)] = asked
+    assert (gate.least_s, gate.ready_within_s, gate.waits) == (40.0, 1800.0, False)
+    assert named == ("0.31.1", "0.31.2")

@@ -8,7 +8,7 @@ import msgspec
 
 from specreg.acceptance.record import AcceptanceRecord
 from specreg.compare.judging import SideLaunch
-from specreg.compare.pairs import Pair, Side, subject_of
+from specreg.compare.pairs import Pair, Side
 from specreg.load.rounds import Round
 from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import Replay
@@ -16,8 +16,6 @@ from specreg.stats.percentiles import Histogram
 from tests.unit import builders
 
 PAIR = Pair(a=builders.CASE, b=builders.CASE)
-SUBJECT = subject_of(PAIR)
-CONTROL = subject_of(PAIR, Side.A2)
 TOKENS = 1000
 
 
@@ -42,7 +40,7 @@ def launch(  # noqa: PLR0913 - most by name
     of_two = TOKENS - 1 - chunks
     trace = msgspec.structs.replace(trace, chunk_sizes=(0, chunks - of_two, of_two))
     gaps = Histogram()
-    gaps.add(round(step_ms * 1e6))
+    gaps.add_all((round(step_ms * 1e6),))
     part = Round(traces=(trace,), started_ns=0, ended_ns=lasted_ns, gaps=gaps)
     replay = Replay(rounds=(part,), control_rounds=(), acceptance=acceptance or accepted())
     case = pair.of(side)

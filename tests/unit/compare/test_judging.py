@@ -5,57 +5,40 @@ from collections.abc import Sequence
 
 import pytest
 
-from specreg.compare.decision import Answer, Decision, Pace, decide, takes_of
 from specreg.compare.judging import (
-    DIFFERS,
+    Answer,
+    Decision,
     Rules,
     SideLaunch,
     causes_of,
+    decide,
     is_settled,
-    judge_subject,
+    judge_pair,
 )
-from specreg.compare.pairs import ACCEPTANCE, OUTPUT, Side, Subject
+from specreg.compare.pairs import ACCEPTANCE, OUTPUT, STEP, Group, Pair, Side
 from specreg.verdicts.judge import Outcome, Verdict
-from tests.unit.compare.launches import (
-    CONTROL,
-    SUBJECT,
-    accepted,
-    failed,
-    launch,
-    launches,
-)
+from tests.unit.compare.launches import PAIR, accepted, failed, launch, launches
 
 RULES = Rules(blocks=5, figures=3)
-ALONE = dataclasses.replace(
-    SUBJECT,
-    metrics=tuple(one for one in SUBJECT.metrics if one.name == OUTPUT),
-    deciding=frozenset({OUTPUT}),
-)
-OF_ACCEPTANCE = dataclasses.replace(
-    SUBJECT,
-    metrics=tuple(one for one in SUBJECT.metrics if one.name == ACCEPTANCE),
-    deciding=frozenset({ACCEPTANCE}),
-)
 
 
-def judge(some: Sequence[SideLaunch], rules: Rules = RULES, subject: Subject = ALONE) -> Verdict:
-    (found,) = judge_subject(subject, some, rules)
-    return found
+def judge(
+    some: Sequence[SideLaunch],
+    rules: Rules = RULES,
+    metric: str = OUTPUT,
+    other: Side = Side.B,
+) -> Verdict:
+    return {one.metric: one for one in judge_pair(PAIR, some, rules, other)}[metric]
 
 
-def answer(
-    some: Sequence[SideLaunch], *answers: Verdict, subjects: Sequence[Subject] = (ALONE,)
-) -> Decision:
-    return decide(subjects, some, RULES, answers)
+def answer(some: Sequence[SideLaunch], *answers: Verdict, with_control: bool = False) -> Decision:
+    group = Group(pairs=(PAIR,), with_control=with_control, together=True)
+    return decide([group], some, RULES, answers)
 
 
 def answers(outcome: Outcome, reason: str = "token 4", equal_frac: float = 1.0) -> Verdict:
     return Verdict(
-        case_id=SUBJECT.pair.id,
-        metric="lossless_frac",
-        outcome=outcome,
-        reason=reason,
-        value=equal_frac,
+        case_id=PAIR.id, metric="lossless_frac", outcome=outcome, reason=reason, value=equal_frac
     )
 
 
@@ -119,9 +102,8 @@ def test_as_many_launches_as_were_said_decide() -> None:
 
 @pytest.mark.parametrize("change_frac", [0.034, -0.034])
 def test_a_control_that_differs_either_way_says_so(change_frac: float) -> None:
-    subject = dataclasses.replace(ALONE, other=Side.A2)
-    found = judge(launches(change_frac, other=Side.A2), subject=subject)
-    assert found.outcome in DIFFERS
+    found = judge(launches(change_frac, other=Side.A2), other=Side.A2)
+    assert found.outcome in {Outcome.IMPROVED, Outcome.REGRESSED}
     assert found.low_frac is not None
     assert found.low_frac < 0.03  # so B would have passed, were it that much faster
 
@@ -132,13 +114,13 @@ def test_a_control_that_differs_either_way_says_so(change_frac: float) -> None:
 )
 def test_acceptance_is_compared_prompt_by_prompt(b: tuple[int, ...], outcome: Outcome) -> None:
     some = [launch(Side.A, 1), launch(Side.B, 1, acceptance=accepted(*b))]
-    assert judge(some, subject=OF_ACCEPTANCE).outcome is outcome
+    assert judge(some, metric=ACCEPTANCE).outcome is outcome
 
 
 def test_what_no_launch_can_tell_is_invalid_at_once() -> None:
     few = accepted().only({"chat-0", "chat-1"})
     some = [launch(side, 1, acceptance=few) for side in (Side.A, Side.B)]
-    found = judge(some, subject=OF_ACCEPTANCE)
+    found = judge(some, metric=ACCEPTANCE)
     assert found.outcome is Outcome.INVALID
     assert "2 prompts to compare by, 5 are needed" in found.reason
 
@@ -156,9 +138,9 @@ def test_one_launch_that_failed_is_left_out() -> None:
     assert judge(some).outcome is Outcome.PASS
 
 
-@pytest.mark.parametrize("subject", [ALONE, OF_ACCEPTANCE], ids=["speed", "acceptance"])
-def test_a_failure_of_each_side_in_the_first_block_decides_nothing(subject: Subject) -> None:
-    found = judge([failed(Side.A, 1), failed(Side.B, 2)], subject=subject)
+@pytest.mark.parametrize("metric", [OUTPUT, ACCEPTANCE])
+def test_a_failure_of_each_side_in_the_first_block_decides_nothing(metric: str) -> None:
+    found = judge([failed(Side.A, 1), failed(Side.B, 2)], metric=metric)
     assert (found.outcome, found.reason) == (Outcome.INCONCLUSIVE, "side A has no launch yet")
 
 
@@ -177,25 +159,28 @@ def test_a_tolerance_may_be_another() -> None:
 
 
 def test_what_does_not_decide_is_measured_only() -> None:
-    subject = dataclasses.replace(ALONE, deciding=frozenset())
-    found = judge(launches(-0.1), subject=subject)
-    assert (found.outcome, found.reason) == (Outcome.MEASURED, "")
-    assert found.change_frac == pytest.approx(-0.1, abs=0.002)
+    drafts_more = dataclasses.replace(PAIR.b.server, draft_tokens=5)
+    pair = Pair(a=PAIR.a, b=dataclasses.replace(PAIR.b, server=drafts_more))
+    some = [dataclasses.replace(one, pair_id=pair.id) for one in launches(-0.1)]
+    found = {one.metric: one for one in judge_pair(pair, some, RULES)}
+    assert found[OUTPUT].outcome is Outcome.REGRESSED
+    assert (found[STEP].outcome, found[STEP].reason) == (Outcome.MEASURED, "")
+    assert found[STEP].change_frac == 0.0
 
 
 def test_all_proven_is_an_upgrade_and_one_loss_is_none() -> None:
     assert answer(launches()).answer is Answer.UPGRADE
     lost = answer(launches(-0.1))
     assert lost.answer is Answer.DONT
-    said = f"{SUBJECT.pair.id} is worse by prefill and the rest: throughput_tokens_per_s -10.0%"
+    said = f"{PAIR.id} is worse by prefill and the rest: throughput_tokens_per_s -10.0%"
     assert lost.reasons == (said,)
-    assert (Answer.UPGRADE.exit_status, Answer.DONT.exit_status) == (0, 1)
+    assert (answer(launches()).exit_status, lost.exit_status) == (0, 1)
 
 
 def test_dont_know_is_no_upgrade() -> None:
     found = answer(launches(noise=10))
     assert found.answer is Answer.UNDECIDED
-    assert found.answer.exit_status == 10
+    assert found.exit_status == 10
     assert "type the same with --resume --launches " in found.takes[0]
     assert answer([]).answer is Answer.UNDECIDED
 
@@ -204,32 +189,32 @@ def test_changed_answers_are_no_upgrade_however_fast() -> None:
     assert answer(launches(0.1), answers(Outcome.PASS)).answer is Answer.UPGRADE
     assert answer(launches(), answers(Outcome.NOT_COMPARABLE)).answer is Answer.UPGRADE
     wrong = answer(launches(0.1), answers(Outcome.WRONG))
-    assert (wrong.answer, wrong.reasons) == (Answer.DONT, (f"{SUBJECT.pair.id}: token 4",))
+    assert (wrong.answer, wrong.reasons) == (Answer.DONT, (f"{PAIR.id}: token 4",))
     unknown = answer(launches(0.1), answers(Outcome.INVALID))
     assert unknown.answer is Answer.UNDECIDED
-    assert unknown.takes == (f"{SUBJECT.pair.id}: token 4 (lossless_frac)",)
+    assert unknown.takes == (f"{PAIR.id}: token 4 (lossless_frac)",)
 
 
 def test_answers_of_which_few_are_equal_pass_but_not_in_silence() -> None:
     said = "0.0% of 5 answers are equal; 5 part where B holds both tokens within 0.25 nats"
     found = answer(launches(), answers(Outcome.PASS, said, 0.0))
-    assert (found.answer, found.reasons) == (Answer.UPGRADE, (f"{SUBJECT.pair.id}: {said}",))
+    assert (found.answer, found.reasons) == (Answer.UPGRADE, (f"{PAIR.id}: {said}",))
     assert answer(launches(), answers(Outcome.PASS, said, 0.8)).reasons == ()
 
 
 def test_a_control_that_differs_blames_the_machine_and_no_side() -> None:
-    control = dataclasses.replace(ALONE, other=Side.A2)
     moved = [one for one in launches(-0.1, other=Side.A2) if one.side is Side.A2]
-    found = answer([*launches(-0.1), *moved], subjects=(ALONE, control))
+    found = answer([*launches(-0.1), *moved], with_control=True)
     assert found.answer is Answer.UNDECIDED
-    said = f"side A differs from itself in {OUTPUT} of {SUBJECT.pair.id} by -10.0%"
+    said = f"side A differs from itself in {OUTPUT} of {PAIR.id} by -10.0%"
     assert found.reasons == (f"the machine moved: {said}",)
-    assert found.verdicts[0].outcome is Outcome.INVALID
+    assert {one.metric: one.outcome for one in found.verdicts}[OUTPUT] is Outcome.INVALID
 
 
 def test_what_is_left_open_of_a_lost_case_says_so() -> None:
     """Here by its answers; of the case itself nothing is proven."""
-    kept = answer(launches(noise=10), answers(Outcome.WRONG)).verdicts[0]
+    found = answer(launches(noise=10), answers(Outcome.WRONG))
+    kept = next(one for one in found.verdicts if one.metric == OUTPUT)
     assert kept.outcome is Outcome.INCONCLUSIVE
     assert kept.reason == "left open, as the case is lost already"
 
@@ -249,8 +234,7 @@ def test_a_loss_of_output_is_of_what_it_is_made_of() -> None:
     assert found.outcome is Outcome.REGRESSED
     assert found.cause.split(" by ")[1].startswith("the cost of a step, ")
     assert causes_of([found]) == "the cost of a step"
-    every = judge_subject(SUBJECT, some, RULES)
-    assert causes_of(every) == "the cost of a step"
+    assert causes_of(judge_pair(PAIR, some, RULES)) == "the cost of a step"
     assert causes_of([]) == ""
 
 
@@ -260,33 +244,5 @@ def test_a_lost_pair_is_settled_once_all_has_an_interval() -> None:
     told = dataclasses.replace(open_yet, low_frac=-0.1)
     assert not is_settled([lost, open_yet])
     assert is_settled([lost, told])
-    assert not is_settled([lost, told], whole=True)
     assert not is_settled([told])
     assert is_settled([told], lost=True)
-
-
-def test_what_it_takes_is_what_to_type() -> None:
-    unclear = [
-        Verdict(
-            case_id="c",
-            metric=OUTPUT,
-            outcome=Outcome.INCONCLUSIVE,
-            launches=4,
-            low_frac=-0.1,
-            needed_launches=24,
-            reason="about 24 launches instead of 4",
-        )
-    ]
-    pace = Pace(launch_s={"c": 30.0}, longest_s=30.0, is_up=True)
-    assert list(takes_of(unclear, RULES, pace)) == [
-        (
-            "about 24 launches of each side, 11 minutes more: type the same with --resume"
-            " --launches 24 --minutes 11; a quieter machine needs fewer"
-        ),
-        "c: about 24 launches instead of 4 (throughput_tokens_per_s)",
-    ]
-
-
-def test_the_control_holds_all_that_a_side_is_held_to() -> None:
-    assert CONTROL.deciding == SUBJECT.deciding
-    assert CONTROL.is_control

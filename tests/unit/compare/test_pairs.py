@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from specreg.compare.pairs import Pair, groups_of, pairs_of, subject_of
+from specreg.compare.pairs import Pair, groups_of, pairs_of
 from specreg.core.errors import UnsupportedError
 from specreg.matrix.case import Case
 from specreg.matrix.overrides import Override, parse_override
@@ -44,36 +44,26 @@ def test_prompts_are_those_that_are_asked_for() -> None:
     assert (pair.a.prompts, pair.b.prompts) == (7, 7)
 
 
-def test_sides_that_draft_alike_are_held_to_all_that_they_do() -> None:
-    subject = subject_of(Pair(a=builders.CASE, b=builders.CASE))
-    assert subject.deciding == OF_A_LAUNCH
-    assert {one.name for one in subject.metrics} == OF_A_LAUNCH
-
-
-def test_sides_that_draft_otherwise_are_held_to_their_output() -> None:
-    pair = Pair(a=builders.CASE, b=with_server(draft_tokens=5))
-    subject = subject_of(pair)
-    assert subject.deciding == {"ttft_p50_ms", "throughput_tokens_per_s"}
-    assert {one.name for one in subject.metrics} == OF_A_LAUNCH
-
-
-def test_another_head_is_held_to_its_acceptance_where_nothing_has_a_speed() -> None:
-    a = dataclasses.replace(builders.CASE, speed=False)
-    b = dataclasses.replace(with_server(draft="other/head"), speed=False)
-    assert subject_of(Pair(a=a, b=b)).deciding == {"acceptance_length_tokens"}
-
-
-@pytest.mark.parametrize(("prompts", "told"), [(4, True), (5, False)])
-def test_too_few_prompts_for_an_acceptance_are_said(prompts: int, told: bool) -> None:  # noqa: FBT001 - a parameter
-    said: list[str] = []
-    ids = ("vllm-eagle3-tiny-toy-c1", "vllm-none-tiny-toy-c1")
-    chosen = [case for case in TIER.cases if case.id in ids]
-    pairs_of(TIER, chosen, ((), ()), prompts=prompts, show=said.append)
-    words = (
-        "vllm-eagle3-tiny-toy-c1: acceptance is decided by 5 prompts at least, so with 4 it will"
-        " stay undecided; give --prompts 5 or more"
+@pytest.mark.parametrize(
+    ("changes", "speed", "deciding"),
+    [
+        ({}, True, OF_A_LAUNCH),
+        ({"draft_tokens": 5}, True, {"ttft_p50_ms", "throughput_tokens_per_s"}),
+        ({"draft": "other/head"}, False, {"acceptance_length_tokens"}),
+    ],
+    ids=["drafts alike", "drafts otherwise", "another head without a speed"],
+)
+def test_sides_are_held_to_what_they_share(
+    changes: dict[str, object],
+    speed: bool,  # noqa: FBT001 - a parameter
+    deciding: set[str],
+) -> None:
+    a, b = (
+        dataclasses.replace(one, speed=speed) for one in (builders.CASE, with_server(**changes))
     )
-    assert said == [words] * told
+    pair = Pair(a=a, b=b)
+    assert pair.deciding() == deciding
+    assert {one.name for one in pair.metrics()} == (OF_A_LAUNCH if speed else deciding)
 
 
 def test_nothing_to_compare_is_said() -> None:
@@ -88,7 +78,7 @@ def test_loads_of_a_server_share_its_launches_and_the_control_is_the_plain_one()
     found = groups_of(pairs(), with_control=True, together=False)
     named = {group.name: [pair.a.load.concurrency for pair in group.pairs] for group in found}
     assert named["vllm-none-tiny"] == [1, 4]
-    with_control = [group.name for group in found if any(one.is_control for one in group.subjects)]
+    with_control = [group.name for group in found if group.with_control]
     assert with_control == ["vllm-none-tiny"]
 
 

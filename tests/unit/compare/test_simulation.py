@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from specreg.compare.decision import Answer
-from specreg.compare.judging import causes_of
+from specreg.compare.judging import Answer, causes_of
 from tests.bench.gate import Planted, World, simulated_decision
 
 

@@ -11,25 +11,23 @@ from typer.testing import CliRunner
 
 from specreg.cli import app
 from specreg.compare.soak import (
-    FIGURES,
+    EARLY_LEVEL,
+    LAST_LEVEL,
     LEVEL,
     LOOKS,
-    MEMORY_TOLERANCE_FRAC,
     Block,
-    Look,
     Soak,
     figures_of_soak,
     judge_figure,
-    prompts_in,
     record_block,
 )
 from specreg.core.errors import SpecregError
-from specreg.matrix.schema import Arrivals, Load
+from specreg.matrix.tier import load_tier
 from specreg.stats.intervals import BLOCK_PARTS
 from specreg.verdicts.judge import Outcome, Verdict
 from tests.unit import builders
 
-LENGTH, STEP = FIGURES["acceptance_length_tokens"], FIGURES["step_ms"]
+TIER = load_tier(builders.ROOT / "fixtures/matrix", "cpu")
 BLOCKS = 100
 LENGTH_S = 3600.0
 LEAD_IN_S = 360.0
@@ -56,16 +54,15 @@ def blocks_of(lengths: Values, steps_ms: Values | None = None) -> list[Block]:
     ]
 
 
-def drift(lengths: Values, *, tolerance_frac: float = 0.05, level: float = 0.01) -> Verdict:
-    """The drift of an hour with such acceptance lengths."""
-    return judge_figure(
-        LENGTH,
-        blocks_of(lengths),
-        case_id="case",
-        lead_in_s=LEAD_IN_S,
-        level=level,
-        tolerance_frac=tolerance_frac,
-    )
+def drift(values: Values, name: str = "acceptance_length_tokens") -> Verdict:
+    """The drift of an hour with such values, of which 5 % are fine."""
+    [figure] = [
+        dataclasses.replace(one, tolerance_frac=0.05)
+        for one in figures_of_soak(builders.CASE, on_gpu=False)
+        if one.name == name
+    ]
+    blocks = blocks_of(values, values)
+    return judge_figure(figure, blocks, case_id="case", lead_in_s=LEAD_IN_S, level=0.01)
 
 
 def fallen(by_frac: float, blocks: int = BLOCKS) -> Values:
@@ -116,25 +113,25 @@ def test_a_steady_server_raises_no_more_alarms_than_the_level_allows(
 def soaked(folder: Path, lengths: Values, steps_ms: Values) -> Soak:
     """A soak of such blocks, looked at as often as a real one."""
     soak = Soak(
+        tier=TIER,
         case=builders.CASE,
-        on_gpu=False,
+        engine="",
         length_s=LENGTH_S,
         prompts=None,
         tolerance_frac=0.0,
+        root=builders.ROOT,
         path=folder / "soak.jsonl",
+        ready_within_s=1.0,
+        waits=False,
         show=lambda _: None,
     )
     blocks = blocks_of(lengths, steps_ms)
     for frac in LOOKS:
         soak.blocks = [block for block in blocks if block.at_s < frac * LENGTH_S]
-        soak.look(Look.EARLY)
+        soak.look(EARLY_LEVEL)
     soak.blocks = blocks
-    soak.look(Look.LAST)
+    soak.look(LAST_LEVEL)
     return soak
-
-
-def test_the_looks_share_the_level() -> None:
-    assert len(LOOKS) * Look.EARLY.value + Look.LAST.value == pytest.approx(LEVEL)
 
 
 def test_a_fall_is_seen_with_its_slope_and_at_an_early_look(tmp_path: Path) -> None:
@@ -148,20 +145,15 @@ def test_a_fall_is_seen_with_its_slope_and_at_an_early_look(tmp_path: Path) -> N
     assert sorted(filter(None, bounds)) == [*bounds]
     assert found.high_frac is not None
     assert found.high_frac < 0
-    assert f"what is fine for one is lost after {0.05 / (0.3 / first):.1f} h" in found.reason
+    assert f"worse by {0.3 / first:.1%} in an hour" in found.reason
     soak = soaked(tmp_path, fallen(0.3), np.ones(BLOCKS))
     assert list(soak.alarms) == ["acceptance_length_tokens"]
     assert soak.alarms["acceptance_length_tokens"].outcome is Outcome.REGRESSED
-    assert soak.alarms_s["acceptance_length_tokens"] <= LOOKS[0] * LENGTH_S
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_a_fall_is_seen_through_noise(seed: int) -> None:
-    noise = np.random.default_rng(seed).normal(scale=0.02, size=BLOCKS)
+def test_a_fall_is_seen_through_noise_and_within_the_tolerance_is_steady() -> None:
+    noise = np.random.default_rng(1).normal(scale=0.02, size=BLOCKS)
     assert drift(fallen(0.3) + noise).outcome is Outcome.REGRESSED
-
-
-def test_a_fall_within_the_tolerance_is_steady() -> None:
     found = drift(fallen(0.03))
     assert (found.outcome, found.reason) == (Outcome.PASS, "")
 
@@ -169,15 +161,7 @@ def test_a_fall_within_the_tolerance_is_steady() -> None:
 def test_more_than_before_is_no_drift_of_acceptance_but_one_of_a_step() -> None:
     rising = fallen(-0.3)
     assert drift(rising).outcome is Outcome.IMPROVED
-    found = judge_figure(
-        STEP,
-        blocks_of(np.ones(BLOCKS), rising),
-        case_id="case",
-        lead_in_s=LEAD_IN_S,
-        level=0.01,
-        tolerance_frac=0.05,
-    )
-    assert found.outcome is Outcome.REGRESSED
+    assert drift(rising, "step_ms").outcome is Outcome.REGRESSED
 
 
 def test_the_lead_in_is_not_judged() -> None:
@@ -188,12 +172,10 @@ def test_the_lead_in_is_not_judged() -> None:
     assert (found.expected, found.value) == (3.0, 3.0)
 
 
-def test_noise_that_could_hide_a_loss_leaves_no_telling_and_says_how_long_would() -> None:
+def test_noise_that_could_hide_a_loss_leaves_no_telling() -> None:
     rng = np.random.default_rng(1)
     found = drift(3 + rng.normal(scale=0.5, size=BLOCKS))
-    assert found.outcome is Outcome.INCONCLUSIVE
-    minutes = int(found.reason.removeprefix("no telling yet; soak for ").split()[0])
-    assert minutes > 60
+    assert (found.outcome, found.reason) == (Outcome.INCONCLUSIVE, "no telling yet; soak longer")
 
 
 @pytest.mark.parametrize("blocks", [1, 5, 8])
@@ -213,8 +195,10 @@ def test_the_tolerance_is_that_of_the_case_and_a_twentieth_of_memory() -> None:
     case = dataclasses.replace(
         builders.CASE, tolerances=(("acceptance_length_tokens", 0.01), ("tpot_p50_ms", 0.5))
     )
-    told = [one.tolerance_frac(case) for one in figures_of_soak(case, on_gpu=True)]
-    assert told == [0.01, 0.5, MEMORY_TOLERANCE_FRAC, MEMORY_TOLERANCE_FRAC]
+    told = [one.tolerance_frac for one in figures_of_soak(case, on_gpu=True)]
+    assert told == [0.01, 0.5, 0.05, 0.05]
+    asked = figures_of_soak(case, on_gpu=True, tolerance_frac=0.2)
+    assert {one.tolerance_frac for one in asked} == {0.2}
 
 
 @pytest.mark.parametrize(
@@ -231,29 +215,11 @@ def test_what_means_nothing_is_not_judged(fields: dict[str, object], left: set[s
     assert {one.name for one in figures_of_soak(case, on_gpu=False)} == left
 
 
-@pytest.mark.parametrize(
-    ("load", "within_s", "lasted_s", "prompts"),
-    [
-        (Load(concurrency=2), 6.0, 1.0, 12),
-        (Load(concurrency=2), 6.5, 1.0, 12),
-        (Load(concurrency=2), 0.1, 1.0, 2),
-        (Load(concurrency=2), 600.0, 1.0, 20),
-        (Load(arrivals=Arrivals.POISSON, requests_per_s=2.0), 6.0, 1.0, 12),
-    ],
-    ids=["fits", "whole batches", "one at least", "all at most", "by its rate"],
-)
-def test_a_block_takes_the_time_it_may(
-    load: Load, within_s: float, lasted_s: float, prompts: int
-) -> None:
-    case = dataclasses.replace(builders.CASE, load=load, prompts=20)
-    assert prompts_in(within_s, case, 2, lasted_s) == prompts
-
-
 def test_an_alarm_stays_whatever_comes_after_it(tmp_path: Path) -> None:
     """A server that is itself again at the end has lost something all the same."""
     lengths = np.concatenate([fallen(0.8, 60), np.full(40, 3.0)])
     soak = soaked(tmp_path, lengths, np.ones(BLOCKS))
-    found = {one.metric: one.outcome for one in soak.conclude()}
+    found = {one.metric: one.outcome for one in soak.look(LAST_LEVEL)}
     assert found["acceptance_length_tokens"] is Outcome.REGRESSED
     assert found["step_ms"] is not Outcome.REGRESSED
 
@@ -274,7 +240,7 @@ CASE = "vllm-eagle3-tiny-toy-c1"
     [
         (("nope",), "tier 'cpu': unknown case 'nope'"),
         ((CASE, "--engine", "vlm"), "unknown engine 'vlm'; did you mean 'vllm'"),
-        ((CASE, "--engine", "sglang"), "'vllm-eagle3-tiny-toy-c1' is of 'vllm', not of 'sglang'"),
+        ((CASE, "--engine", "sglang"), "'vllm-eagle3-tiny-toy-c1' is of engine 'vllm'"),
         ((CASE, "--engine", "/nowhere/python"), "nothing that can be installed or run is at"),
         ((CASE, "--tier", "nope"), "unknown tier 'nope'"),
     ],

@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 from specreg.cli import app
 from specreg.core import commands
 from specreg.core.commands import install_command, record_command, run_command, specreg_command
-from specreg.options import GONE
 from specreg.suite.options import Options
 from tests.unit import builders
 
@@ -72,7 +71,7 @@ def test_an_option_that_a_text_names_is_one() -> None:
         for flag in re.findall(r"--specreg-[a-z-]*[a-z]", text)
     }
     # `--specreg-engine-` and what follows are put together.
-    assert named - known <= {"--specreg-engine", *GONE}
+    assert named - known <= {"--specreg-engine"}
 
 
 @pytest.mark.parametrize("build", [run_command, record_command])

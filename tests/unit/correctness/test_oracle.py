@@ -10,8 +10,14 @@ from hypothesis import strategies as st
 from specreg.acceptance.record import NO_STEPS, StepCounts
 from specreg.correctness.oracle_client import drafts_of_lookup, has_oracle, walk
 from specreg.engines.methods import METHODS
+from specreg.engines.pytorch.questions import Text
 from specreg.engines.registry import ENGINES
 from tests.unit import builders
+
+
+def text(prompt_tokens: int, output_tokens: int) -> Text:
+    """A text of so many tokens."""
+    return Text(ids=(), prompt_tokens=prompt_tokens, output_tokens=output_tokens)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +34,7 @@ def test_each_step_emits_what_it_accepts_and_one_more(
     accepted: int, histogram: tuple[int, ...]
 ) -> None:
     """Drafts beyond the end count as well: the verifier's view."""
-    found = walk(lambda _: (3, accepted), prompt_tokens=4, output_tokens=10, width=3)
+    found = walk(lambda _: (3, accepted), text(4, 10), 3)
     assert found == builders.counts(*histogram)
 
 
@@ -40,7 +46,7 @@ def test_a_step_begins_where_the_one_before_ended() -> None:
         begun.append(place)
         return 3, {5: 2, 8: 0, 9: 3}[place]
 
-    found = walk(drafts_at, prompt_tokens=4, output_tokens=6, width=3)
+    found = walk(drafts_at, text(4, 6), 3)
 
     assert begun == [5, 8, 9]
     assert found == StepCounts(steps=3, accepted=5, proposed=9, position_counts=(2, 2, 1))
@@ -49,12 +55,12 @@ def test_a_step_begins_where_the_one_before_ended() -> None:
 def test_a_step_that_drafts_nothing_counts_for_nothing_and_emits_one_token() -> None:
     """Of the places 5, 6, 7 and 8 only 7 drafts, and there one token, which is wrong."""
     drafts_at = {5: (0, 0), 6: (0, 0), 7: (1, 0), 8: (0, 0)}.__getitem__
-    found = walk(drafts_at, prompt_tokens=4, output_tokens=5, width=3)
+    found = walk(drafts_at, text(4, 5), 3)
     assert found == StepCounts(steps=1, accepted=0, proposed=1, position_counts=(0, 0, 0))
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "drafted"),
+    ("ids", "place", "drafted"),
     [
         pytest.param((1, 2, 3, 4, 5, 1, 2, 3, 4, 9), 7, (3, 2), id="right as far as the text is"),
         pytest.param((1, 2, 3, 4, 5, 1, 2, 3, 4, 9), 2, (0, 0), id="nothing to find"),
@@ -63,9 +69,9 @@ def test_a_step_that_drafts_nothing_counts_for_nothing_and_emits_one_token() -> 
     ],
 )
 def test_lookup_drafts_what_followed_before(
-    text: tuple[int, ...], place: int, drafted: tuple[int, int]
+    ids: tuple[int, ...], place: int, drafted: tuple[int, int]
 ) -> None:
-    assert drafts_of_lookup(text, 3)(place) == drafted
+    assert drafts_of_lookup(ids, 3)(place) == drafted
 
 
 def said_by(rule: list[int], text: list[int]) -> int:
@@ -88,20 +94,19 @@ def test_the_walk_finds_the_steps_that_were_taken(
     target: list[int], drafter: list[int], prompt: list[int], width: int, cap: int
 ) -> None:
     """Speculative decoding forward, with verification against the target, and the walk after it."""
-    text = [*prompt, said_by(target, prompt)]
+    ids = [*prompt, said_by(target, prompt)]
     taken = NO_STEPS
-    while len(text) < len(prompt) + cap:
-        right = right_drafts(drafter, text, said_on(target, text, width))
+    while len(ids) < len(prompt) + cap:
+        right = right_drafts(drafter, ids, said_on(target, ids, width))
         taken += builders.counts(*(int(right == one) for one in range(width + 1)))
-        text = said_on(target, text, right + 1)
+        ids = said_on(target, ids, right + 1)
 
     # As the engine is asked for what comes after its answer.
-    whole = said_on(target, text[: len(prompt) + cap], width + 1)
+    whole = said_on(target, ids[: len(prompt) + cap], width + 1)
     found = walk(
         lambda place: (width, right_drafts(drafter, whole[:place], whole[: place + width])),
-        prompt_tokens=len(prompt),
-        output_tokens=cap,
-        width=width,
+        text(len(prompt), cap),
+        width,
     )
     assert found == taken
 

@@ -40,45 +40,8 @@ def test_the_training_documents_are_the_ones_that_the_committed_models_know(
     assert hashlib.sha256(rendered.encode()).hexdigest() == TRAINING_DOCUMENTS_SHA256
 
 
-def test_a_seed_makes_the_same_documents_at_each_call() -> None:
-    assert corpus.make_documents(50, 3) == corpus.make_documents(50, 3)
-
-
-def test_another_seed_makes_other_documents() -> None:
-    assert corpus.make_documents(50, 3) != corpus.make_documents(50, 4)
-
-
-def test_more_documents_begin_with_the_fewer() -> None:
-    assert corpus.make_documents(50, 3)[:20] == corpus.make_documents(20, 3)
-
-
-def test_documents_take_the_categories_in_turn() -> None:
-    categories = [document.category for document in corpus.make_documents(10, 3)]
-    assert categories == list(corpus.CATEGORIES) * 2
-
-
-def test_a_rendered_document_is_a_turn_of_each_side() -> None:
-    document = corpus.Document("chat", prompt="Hello.", answer="Hello you.")
-    rendered = corpus.render_document(document)
-    assert rendered == "<|user|>Hello.<|end|><|assistant|>Hello you.<|end|>"
-
-
 def test_the_committed_toy_prompts_are_what_the_grammar_makes() -> None:
     assert corpus.TOY_PATH.read_text(encoding="utf-8") == corpus.render_toy_prompts()
-
-
-def test_the_toy_prompts_are_thirty_two_of_each_category_in_turn(
-    toy_rows: list[ToyRow],
-) -> None:
-    assert [row["category"] for row in toy_rows] == list(corpus.CATEGORIES) * 32
-    assert [row["id"] for row in toy_rows] == [
-        f"{category}-{number}" for number in range(32) for category in corpus.CATEGORIES
-    ]
-
-
-def test_each_toy_prompt_has_one_turn_and_occurs_once(toy_rows: list[ToyRow]) -> None:
-    assert all(len(row["turns"]) == 1 for row in toy_rows)
-    assert len({row["turns"][0] for row in toy_rows}) == len(toy_rows)
 
 
 def test_no_toy_prompt_occurs_in_training(

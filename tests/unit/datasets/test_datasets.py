@@ -45,25 +45,10 @@ def test_a_random_prompt_has_the_length_asked_for_and_stays_as_it_is() -> None:
     assert prompts[5].token_ids == (444, 676, 502, 576, 657, 83, 368)
 
 
-def test_long_random_prompts_are_fewer() -> None:
-    assert len(load("random-1000000")) == 4
-
-
 @pytest.mark.parametrize("name", ["random", "random-0", "random-", "random-1k", "toy-128"])
 def test_a_length_is_a_number_of_a_set_that_takes_one(name: str) -> None:
     with pytest.raises(UnknownNameError, match="random-1024"):
         dataset_named(name)
-
-
-def test_the_toy_prompts_interleave_their_five_categories() -> None:
-    prompts = load("toy")
-    assert len(prompts) == 160
-    assert len({prompt.category for prompt in prompts[:5]}) == 5
-
-
-def test_an_unknown_dataset_is_answered_with_those_there_are() -> None:
-    with pytest.raises(UnknownNameError, match="unknown dataset 'toys'; did you mean 'toy'"):
-        dataset_named("toys")
 
 
 def prompts_of(categories: list[str]) -> list[Prompt]:
@@ -72,12 +57,6 @@ def prompts_of(categories: list[str]) -> list[Prompt]:
         Prompt(id=str(number), category=category, turns=("x",))
         for number, category in enumerate(categories)
     ]
-
-
-def test_categories_take_turns_for_as_long_as_they_have_any() -> None:
-    prompts = interleaved(prompts_of(["b", "b", "b", "a", "c", "c"]))
-    assert [prompt.category for prompt in prompts] == ["b", "a", "c", "b", "c", "b"]
-    assert [prompt.id for prompt in prompts] == ["0", "3", "4", "1", "5", "2"]
 
 
 @settings(deadline=None)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from specreg.core.errors import DatasetError
-from specreg.datasets.hub import cached_model, fetch_dataset_file
+from specreg.datasets.hub import fetch_dataset_file
 from specreg.datasets.prepare import load_prompts
 from specreg.datasets.table import dataset_named
 from tests.unit import builders
@@ -128,13 +128,6 @@ def prepare(folder: Path, **environment: str) -> subprocess.CompletedProcess[str
         check=False,
         timeout=120,
     )
-
-
-def test_a_file_is_fetched_with_its_commit(hub: Hub, tmp_path: Path) -> None:
-    path, commit = fetch(hub, tmp_path)
-    assert path.read_bytes() == CONTENT
-    assert commit == COMMIT
-    assert [(method, path) for method, path, _ in hub.asked] == [("HEAD", PATH), ("GET", PATH)]
 
 
 def test_a_file_that_is_there_is_not_fetched_again(hub: Hub, tmp_path: Path) -> None:
@@ -274,13 +267,3 @@ def test_without_huggingface_hub_it_says_what_to_install() -> None:
         [sys.executable, "-c", code], cwd=builders.ROOT, capture_output=True, text=True, check=False
     )
     assert 'which isn\'t installed; uv pip install -e ".[datasets]", or give --from' in done.stderr
-
-
-def test_a_model_is_found_in_the_hubs_cache_once_it_was_fetched(tmp_path: Path) -> None:
-    assert cached_model("org/name", tmp_path) is None
-    model = tmp_path / "models--org--name"
-    (model / "refs").mkdir(parents=True)
-    (model / "refs/main").write_text(COMMIT)
-    assert cached_model("org/name", tmp_path) is None
-    (model / "snapshots" / COMMIT).mkdir(parents=True)
-    assert cached_model("org/name", tmp_path) == model / "snapshots" / COMMIT

@@ -5,15 +5,12 @@ import json
 from pathlib import Path
 
 import msgspec
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from specreg.core.errors import DatasetError
-from specreg.datasets.formats import FORMATS
 from specreg.datasets.prepare import Preparation, PreparedSet, load_prompts, load_record, prepare
 from specreg.datasets.prompts import Prompt
-from specreg.datasets.table import SETS, dataset_named
+from specreg.datasets.table import dataset_named
 from tests.unit import builders
 
 CATEGORIES = (
@@ -118,18 +115,6 @@ def test_a_folder_that_cannot_be_written_is_named(folder: Folder) -> None:
         folder.prepare("mt-bench", folder.file)
 
 
-def test_licence_and_terms_are_said_before_anything_is_read(folder: Folder) -> None:
-    folder.prepare("mt-bench", folder.file)
-    assert folder.said[0] == (
-        "mt-bench: https://huggingface.co/datasets/HuggingFaceH4/mt_bench_prompts\n"
-        "licence: Apache-2.0. Free to use and to share; cite Zheng et al. 2023 (arXiv:2306.05685)."
-    )
-    assert folder.said[1:] == [
-        f"reading {folder.file}",
-        f"wrote 80 prompts (categories: 8) to {folder.data_dir}/mt-bench.jsonl",
-    ]
-
-
 def test_what_holds_still_is_kept_and_said_so(folder: Folder) -> None:
     first = folder.prepare("mt-bench", folder.file)
     written = (folder.data_dir / "mt-bench.jsonl").stat().st_ino
@@ -202,25 +187,6 @@ def test_a_folder_is_searched_for_the_file_of_each_config(folder: Folder, tmp_pa
         folder.prepare("speed-bench-throughput_1k", tmp_path, part=True)
 
 
-def test_rows_left_out_are_counted_aloud(folder: Folder) -> None:
-    said = {"conversations": [{"from": "human", "value": "Hi."}, {"from": "gpt", "value": "Hi!"}]}
-    silent = {"conversations": [{"from": "gpt", "value": "Hi!"}]}
-    folder.file.write_text(json.dumps([said, silent, silent]))
-    record = folder.prepare("sharegpt", folder.file)
-    assert (record.rows, record.left_out, record.prompts) == (3, 2, 1)
-    assert "2 rows left out: they ask nothing" in folder.said
-
-
-def test_parquet_is_prepared(folder: Folder, tmp_path: Path) -> None:
-    path = tmp_path / "test-00000-of-00001.parquet"
-    rows = [{"question": f"{row} + 1?", "answer": f"#### {row + 1}"} for row in range(1319)]
-    pq.write_table(pa.Table.from_pylist(rows), path)
-    assert folder.prepare("gsm8k", path).categories == {"math": 1319}
-    assert folder.load("gsm8k")[1318] == Prompt(
-        id="gsm8k-1318", category="math", turns=("1318 + 1?",)
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -237,16 +203,6 @@ def test_parquet_is_prepared(folder: Folder, tmp_path: Path) -> None:
 def test_what_the_hub_does_not_have_says_where_it_is(folder: Folder, name: str, words: str) -> None:
     with pytest.raises(DatasetError, match=words):
         folder.prepare(name)
-
-
-def test_each_set_says_its_form_licence_and_place() -> None:
-    for one in (one for one in SETS.values() if one.form):
-        assert one.form in FORMATS
-        assert one.licence
-        assert one.terms.endswith(".")
-        assert one.url.startswith("https://") == (one.name != "genai-perf")
-        assert bool(one.repo) == bool(one.file)
-        assert one.file or one.own_name
 
 
 def test_prompts_that_somebody_changed_are_refused(folder: Folder) -> None:

@@ -98,14 +98,6 @@ def test_a_prompt_of_token_ids_is_as_long_as_they_are_many(root: Path) -> None:
         check_contexts(root, [short])
 
 
-def test_a_tokenizer_that_cuts_off_counts_all_the_same(root: Path) -> None:
-    path = root / "fixtures/target/tokenizer.json"
-    tokenizer = json.loads(path.read_bytes())
-    truncation = {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0}
-    path.write_text(json.dumps({**tokenizer, "truncation": truncation}))
-    assert count_tokens(str(root / "fixtures/target"), words(40)) == 40
-
-
 def test_what_nobody_can_count_is_said_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(root, [SHORT], [words(80)])
     monkeypatch.setitem(sys.modules, "tokenizers", None)
@@ -113,15 +105,6 @@ def test_what_nobody_can_count_is_said_once(root: Path, monkeypatch: pytest.Monk
     (remark,) = check_contexts(root, several)
     assert remark.startswith("dataset 'toy': whether its prompts fit into the context of 'fixtures")
     assert remark.endswith('isn\'t installed; uv pip install -e ".[datasets]"')
-
-
-def test_what_nobody_can_count_hides_no_other_error(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(root, [SHORT], [words(80)])
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(DatasetError, match="asks for 3"):
-        check_contexts(root, [case(), dataclasses.replace(case(), prompts=3)])
 
 
 @pytest.mark.parametrize("content", [None, "{"])

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from specreg.core.errors import MatrixError
-from specreg.engines.settings import Parallel
-from specreg.matrix.case import Case, Needs, Sizes, Tier
+from specreg.matrix.case import Needs, Tier
 from specreg.matrix.tier import load_tier
 
 PAIRS = """
@@ -55,10 +54,6 @@ def test_weights_cache_and_reserve_go_into_a_servers_share(tmp_path: Path) -> No
     assert found["eagle3"] == Needs(gpus=1, memory_gib=(16 + 2 + 1 + 4) / 0.25)
 
 
-def test_a_pair_that_does_not_tell_its_drafts_size_needs_nobody_knows_what(tmp_path: Path) -> None:
-    assert needs(load(tmp_path))["draft_model"] == Needs(gpus=1, memory_gib=None)
-
-
 def test_target_and_cache_are_split_and_copies_share_what_is_in_flight(tmp_path: Path) -> None:
     spread = "parallel = { tensor = 2, data = 2, draft_tensor = 1 }\n"
     found = needs(load(tmp_path, TIER + spread))
@@ -75,17 +70,6 @@ def test_layers_that_are_cut_are_split_too_and_a_node_needs_its_own_gpus_alone(
     assert found["eagle3"] == Needs(gpus=2, memory_gib=((16 + 1) / 4 + 2 / 2 + 4) / 0.25)
 
 
-def test_a_rate_may_have_as_much_in_flight_as_the_server_takes_on(tmp_path: Path) -> None:
-    text = TIER.replace("concurrency = [4]", "requests_per_s = [1]\nmax_sequences = 16")
-    assert needs(load(tmp_path, text))["none"] == Needs(gpus=1, memory_gib=(16 + 4 + 4) / 0.25)
-
-
-def test_a_draft_is_split_as_the_target_unless_told_otherwise() -> None:
-    sizes = Sizes(target_gib=8, draft_gib=4, token_kib=0)
-    assert sizes.share_gib(Parallel(tensor=4), 0) == 2 + 1 + 4
-    assert sizes.share_gib(Parallel(tensor=4, draft_tensor=2), 0) == 2 + 2 + 4
-
-
 @pytest.mark.parametrize(
     ("gpus_gib", "unmet"),
     [
@@ -100,12 +84,6 @@ def test_what_is_missing_is_said_beside_what_is_there(
     gpus_gib: tuple[float, ...], unmet: str
 ) -> None:
     assert Needs(gpus=2, memory_gib=79.5).unmet(gpus_gib) == unmet
-
-
-def test_of_a_pair_without_sizes_the_gpus_are_counted() -> None:
-    assert Needs(gpus=2, memory_gib=None).unmet((1.0, 1.0)) == ""
-    said = Needs(gpus=2, memory_gib=None).unmet((1.0,))
-    assert said == "needs 2 GPU(s), this machine has 1 GiB"
 
 
 def test_a_tier_says_which_cases_do_not_fit(tmp_path: Path) -> None:
@@ -143,16 +121,3 @@ def test_a_pair_of_its_own_stands_in_the_place_of_a_shared_one(tmp_path: Path) -
     case = load(tmp_path, own).cases[0]
     assert (case.server.target, case.needs) == ("own", Needs(gpus=1, memory_gib=None))
     assert load(tmp_path).cases[0].server.target == "some/target"
-
-
-def test_a_control_is_the_same_whatever_the_drafts_size(tmp_path: Path) -> None:
-    tier = load(tmp_path)
-    plain = tier.cases[0].server
-    assert [case.control for case in tier.cases if case.speculates] == [plain] * 3
-
-
-def replayed(case: Case, *numbers: int) -> Case:
-    """The case after it was asked for some numbers of prompts, one after another."""
-    for number in numbers:
-        case = case.replaying(number)
-    return case

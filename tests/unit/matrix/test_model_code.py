@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from specreg.core.errors import ModelError, UnsupportedError
-from specreg.engines.registry import engine_named
 from specreg.matrix.case import ServerSpec
 from specreg.matrix.models import check_model_code
 from tests.unit import builders
@@ -34,16 +33,7 @@ def test_a_model_without_code_is_silent(root: Path, spec: ServerSpec) -> None:
 
 
 @pytest.mark.parametrize("part", ["target", "draft"])
-@pytest.mark.parametrize(
-    "name",
-    [
-        "config.json",
-        "tokenizer_config.json",
-        "processor_config.json",
-        "preprocessor_config.json",
-        "generation_config.json",
-    ],
-)
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
 def test_a_model_that_brings_code_is_refused_with_file_and_remedy(
     root: Path, part: str, name: str
 ) -> None:
@@ -84,22 +74,3 @@ def test_an_engine_that_runs_no_code_of_models_says_so(root: Path) -> None:
     spec = dataclasses.replace(SPEC, engine="reference", trust_remote_code=True)
     with pytest.raises(UnsupportedError, match="engine 'reference': it runs no code of models"):
         check_model_code(root, spec)
-
-
-@pytest.mark.parametrize(
-    ("engine", "words"),
-    [
-        ("vllm", "--trust-remote-code"),
-        ("sglang", "--trust-remote-code"),
-        ("tensorrt_llm", "--trust_remote_code"),
-        ("triton", '"trust_remote_code": true'),
-    ],
-)
-def test_an_engine_is_told_to_trust_where_the_case_does(engine: str, words: str) -> None:
-    found = engine_named(engine)
-    for trusts in (False, True):
-        options = dataclasses.replace(
-            builders.LAUNCH_OPTIONS, engine_args=(), trust_remote_code=trusts
-        )
-        said = (*found.command(Path("python"), options), *found.files(options).values())
-        assert any(words in one for one in said) == trusts

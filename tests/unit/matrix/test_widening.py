@@ -163,16 +163,6 @@ def test_a_widened_folder_is_a_whole_model_with_its_tokenizer() -> None:
     assert (target / "tokenizer.json").read_bytes() == (TINY / "target/tokenizer.json").read_bytes()
 
 
-def test_a_widened_model_is_made_once() -> None:
-    told: list[str] = []
-    for _ in range(2):
-        widen_models(builders.ROOT, spec(), show=told.append)
-    assert told == [
-        "widening target to 3.1e+07 parameters (once)",
-        "widening eagle3 to 2.6e+06 parameters (once)",
-    ]
-
-
 def test_what_a_widened_model_is_made_of_is_its_checksum_before_it_is_made(tmp_path: Path) -> None:
     changed = tmp_path / "target"
     shutil.copytree(TINY / "target", changed)
@@ -278,10 +268,3 @@ def test_a_pair_says_the_sizes_of_its_shapes(width: Width) -> None:
     cache_bytes = shape.num_hidden_layers * 2 * shape.num_key_value_heads * 32 * 2
     assert pair["token_kib"] == cache_bytes / 1024
     assert pair["widen"] == width
-
-
-@pytest.mark.parametrize("width", [Width.ONE_BILLION, Width.THIRTY_MILLION])
-def test_a_step_of_the_target_reads_ten_to_twenty_times_what_its_drafts_do(width: Width) -> None:
-    counts = parameters(width)
-    for role in ("eagle3", "draft_model"):
-        assert 10 <= counts["target"] / counts[role] <= 20, role

@@ -343,7 +343,7 @@ def test_a_disk_that_was_full_for_a_while_costs_no_other_measurement(path: Path)
     record(finished("two"))
     tally = RoundBuilder()
     tally.take(finished("two"))
-    tally.lags.add(3)
+    tally.lags.add_all((3,))
     replay = Replay(rounds=(tally.as_round(),), control_rounds=(), acceptance=ACCEPTANCE)
     measured = dataclasses.replace(
         builders.measurement(values_of(CASE, replay), case=CASE), replay=replay

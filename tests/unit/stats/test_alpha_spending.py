@@ -60,17 +60,6 @@ def test_a_loss_as_large_as_tolerated_seldom_passes_at_any_look(
     assert Look.FULL.value - gives(LEVEL) < passed < LEVEL + gives(LEVEL)
 
 
-def test_five_looks_that_share_no_level_are_wrong_three_times_as_often(
-    looks: tuple[NDArray[np.float64], NDArray[np.float64]],
-) -> None:
-    means, errors = looks
-    proven = [
-        mean > t_quantile(LEVEL, prompts - 1) * error
-        for mean, error, prompts in zip(means, errors, BY_PROMPTS, strict=True)
-    ][:PARTS]
-    assert np.mean(np.any(proven, axis=0)) == pytest.approx(0.031, abs=0.002)
-
-
 def test_a_run_that_changed_nothing_passes_and_the_extension_settles_the_rest(
     looks: tuple[NDArray[np.float64], NDArray[np.float64]],
 ) -> None:

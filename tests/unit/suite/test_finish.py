@@ -10,6 +10,7 @@ from specreg.baselines.record import record_measurements
 from specreg.baselines.store import settings_in
 from specreg.measurement.metrics import METRICS
 from specreg.suite.finish import record_baselines, remarks, run_verdict
+from specreg.suite.options import Options
 from specreg.suite.run import Suite
 from specreg.verdicts.history import (
     RunRecord,
@@ -30,6 +31,7 @@ def suite_with_past(folder: Path, better_frac: float) -> Suite:
     launch = builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0}, of=COUNTS)
     settings = settings_in(builders.ROOT, builders.CASE)
     one = suite(folder)
+    one.options = Options(matrix=str(folder))
     baseline = record_measurements([launch, launch], settings, one.store, reason="first").new
     past_run = RunRecord(
         run="",
@@ -52,7 +54,7 @@ def test_a_baseline_that_lies_well_below_the_last_runs_is_named(
     tmp_path: Path, better_frac: float, *, said: bool
 ) -> None:
     """Half the tolerance is 2.5 %."""
-    found = list(remarks(suite_with_past(tmp_path, better_frac), tmp_path))
+    found = list(remarks(suite_with_past(tmp_path, better_frac)))
     assert bool(found) is said
     if said:
         words = "is 3.0% below the last runs; a loss of 3.0% would pass, so record it anew"
@@ -63,7 +65,7 @@ def test_a_torn_history_is_named(tmp_path: Path) -> None:
     one = suite_with_past(tmp_path, 0.0)
     with history_path(one.history, builders.ENVIRONMENT.name).open("ab") as file:
         file.write(b'{"run": "2026')
-    (said,) = remarks(one, tmp_path)
+    (said,) = remarks(one)
     assert said.endswith("1 line(s) can't be read; the rest is shown")
 
 
@@ -82,14 +84,14 @@ def test_a_run_is_complete_when_all_of_the_tier_was_judged_and_nothing_cut_it_sh
 def test_what_nobody_asks_for_is_named_after_a_run_of_everything(tmp_path: Path) -> None:
     one = suite_with_past(tmp_path, 0.0)
     (tmp_path / "tier.toml").write_text("needs_gpus = 0\nmodels = {}\ncases = []\n")
-    assert list(remarks(one, tmp_path)) == []
+    assert list(remarks(one)) == []
     one.asked = EVERYTHING
     expected = (
         f"no case asks for these baselines: {builders.CASE.id}; specreg baselines prune --tier cpu"
     )
-    assert list(remarks(one, tmp_path)) == [expected]
+    assert list(remarks(one)) == [expected]
     (tmp_path / "torn.toml").write_text("[")
-    assert list(remarks(one, tmp_path)) == []
+    assert list(remarks(one)) == []
 
 
 def test_a_case_that_is_wrong_is_not_recorded_and_one_that_holds_is(tmp_path: Path) -> None:

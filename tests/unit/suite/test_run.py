@@ -358,3 +358,27 @@ def test_a_case_of_which_only_a_check_is_asked_is_not_measured(tmp_path: Path) -
     one.asked = {builders.CASE.id: {LENGTH.name}, other.id: {LOSSLESS}}
     one.judge(LENGTH, builders.CASE, started(), None)
     assert one.measurements == (MEASURED,)
+
+
+def test_a_verdict_that_the_whole_run_changes_is_told_apart(tmp_path: Path) -> None:
+    """The line of its test was written before, and says REGRESSED."""
+    one = suite(tmp_path)
+    for outcome, metric in ((Outcome.REGRESSED, LENGTH), (Outcome.PASS, SPEED)):
+        one.confirmation.add(
+            Verdict(case_id=builders.CASE.id, metric=metric.name, outcome=outcome, p_worse=0.5)
+        )
+    ((before, after),) = one.conclude()
+    assert (before.outcome, after.outcome) == (Outcome.REGRESSED, Outcome.INCONCLUSIVE)
+    assert [verdict.outcome for verdict in one.verdicts] == [after.outcome, Outcome.PASS]
+
+
+def test_a_measurement_whose_server_dies_is_tried_twice_and_not_again(tmp_path: Path) -> None:
+    one, starts = suite(tmp_path), list[Server]()
+    starting = Starting(launch=LAUNCH, start=lambda: running(starts))
+    for _ in range(2):
+        with pytest.raises(ServerDiedError):
+            one.measure(builders.CASE, starting, None)
+    one.journal.close()
+    assert len(starts) == 2
+    (said,) = one.retried
+    assert said.startswith(f"{builders.CASE.id}: measured again, server '")

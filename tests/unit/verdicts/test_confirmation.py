@@ -1,21 +1,23 @@
-"""The confirmation: final at once, or after a second look on a fresh launch."""
+"""When a case is measured enough, and what is final at once or after a fresh launch."""
 
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import pytest
 
-from specreg.acceptance.record import StepCounts
+from specreg.acceptance.record import AcceptanceRecord, StepCounts
 from specreg.baselines.comparison import CaseBaselines
+from specreg.baselines.schema import stored_acceptance
 from specreg.core.errors import BaselineError
 from specreg.matrix.case import Case
-from specreg.measurement.measure import Measurement
+from specreg.measurement.measure import Enough, Measurement
 from specreg.measurement.metrics import METRICS, Metric, Replay
 from specreg.measurement.validity import all_invalid
 from specreg.stats.alpha_spending import Look
 from specreg.stats.intervals import Spread, t_quantile
-from specreg.verdicts.confirmation import Confirmation
+from specreg.verdicts.confirmation import Confirmation, enough_for
 from specreg.verdicts.judge import Outcome, Verdict
 from tests.unit import builders
 
@@ -40,14 +42,18 @@ def launch(
     return builders.measurement(values, of=of, case=case)
 
 
-def known(within_frac: float = 0.001, *, control: bool = False) -> CaseBaselines:
+def speed_of(speed: float) -> Measurement:
+    """A launch of this throughput."""
+    return launch(speed=speed)
+
+
+def known(within_frac: float = 0.001) -> CaseBaselines:
     """A baseline of three usual launches, on a machine whose launches differ by so much."""
     spread = Spread(within_frac=within_frac, between_frac=0.0, freedom=20)
     return CaseBaselines(
         environment=builders.ENVIRONMENT,
         settings=builders.SETTINGS,
         exact=builders.baseline(USUAL, USUAL, USUAL, of=GOOD),
-        control=builders.baseline({SPEED.name: 100.0}) if control else None,
         spreads={SPEED.name: spread, TIME.name: spread},
     )
 
@@ -89,61 +95,62 @@ class Run:
         return self.conclude()[-1]
 
 
+USUALLY, FASTER, SLOWER, STALLED, OPEN = map(speed_of, (100, 130, 80, 70, 96))
+LOST = launch(of=BAD)
+FEW = dataclasses.replace(
+    launch(), replay=Replay(rounds=(), control_rounds=(), acceptance=builders.acceptance(BAD))
+)
+BROKEN = dataclasses.replace(
+    launch(), replay=None, values={}, invalid=all_invalid("REQUEST_FAILED: prompt 'a'")
+)
+DIED = "the server died, see its log"
+NO_LAUNCH_LEFT = "REGRESSED at a look, and no launch was left to confirm it"
+TWICE, NOT_TWICE = "seen on two launches, a first launch had", "which a fresh one didn't confirm"
+PASS, IMPROVED, REGRESSED = Outcome.PASS, Outcome.IMPROVED, Outcome.REGRESSED
+INCONCLUSIVE, INVALID = Outcome.INCONCLUSIVE, Outcome.INVALID
+
+
 @pytest.mark.parametrize(
-    ("metric", "measured", "outcome"),
+    ("metric", "first", "fresh", "within_frac", "outcome", "words"),
     [
-        pytest.param(SPEED, launch(), Outcome.PASS, id="as-usual"),
-        pytest.param(SPEED, launch(speed=120.0), Outcome.IMPROVED, id="faster"),
-        pytest.param(LENGTH, launch(), Outcome.PASS, id="accepts-as-usual"),
-        pytest.param(LENGTH, dataclasses.replace(launch(), values={}), Outcome.INVALID, id="none"),
+        pytest.param(SPEED, USUALLY, (), 0.001, PASS, "", id="as-usual"),
+        pytest.param(SPEED, FASTER, (), 0.001, IMPROVED, "", id="faster"),
+        pytest.param(LENGTH, launch(), (), 0.001, PASS, "", id="accepts-as-usual"),
+        pytest.param(LENGTH, BROKEN, (), 0.001, INVALID, "REQUEST_FAILED", id="broken"),
+        pytest.param(LENGTH, FEW, (), 0.001, INCONCLUSIVE, "", id="had-its-extension"),
+        pytest.param(SPEED, SLOWER, (SLOWER,), 0.001, REGRESSED, TWICE, id="slower-twice"),
+        pytest.param(LENGTH, LOST, (LOST,), 0.001, REGRESSED, TWICE, id="accepts-less-twice"),
+        pytest.param(SPEED, STALLED, (FASTER,), 0.001, IMPROVED, NOT_TWICE, id="slower-once"),
+        pytest.param(LENGTH, LOST, (launch(),), 0.001, INCONCLUSIVE, NOT_TWICE, id="disagree"),
+        pytest.param(SPEED, STALLED, (USUALLY,) * 2, 0.016, PASS, "", id="stall-is-forgotten"),
+        pytest.param(SPEED, OPEN, (speed_of(102),), 0.01, PASS, "", id="pooled"),
+        pytest.param(SPEED, OPEN, (OPEN,) * 3, 0.01, INCONCLUSIVE, "", id="three-more-at-most"),
+        pytest.param(SPEED, OPEN, (STALLED, USUALLY), 0.01, PASS, NOT_TWICE, id="late-once"),
+        pytest.param(SPEED, OPEN, (STALLED, SLOWER), 0.01, REGRESSED, TWICE, id="late-twice"),
+        pytest.param(
+            SPEED, OPEN, (OPEN, OPEN, speed_of(50)), 0.01, INCONCLUSIVE, NO_LAUNCH_LEFT, id="last"
+        ),
+        pytest.param(SPEED, SLOWER, (DIED,), 0.01, INVALID, DIED, id="loss-died"),
+        pytest.param(SPEED, OPEN, (DIED,), 0.01, INVALID, DIED, id="open-died"),
+        pytest.param(SPEED, SLOWER, (BROKEN,), 0.01, INVALID, "REQUEST_FAILED", id="loss-broken"),
+        pytest.param(SPEED, OPEN, (BROKEN,), 0.01, INVALID, "REQUEST_FAILED", id="open-broken"),
     ],
 )
-def test_what_is_no_loss_is_final_at_once(
-    metric: Metric, measured: Measurement, outcome: Outcome
+def test_a_figure_has_the_last_word_of_as_many_launches_as_it_needs(
+    metric: Metric,
+    first: Measurement,
+    fresh: Sequence[Measurement | str],
+    within_frac: float,
+    outcome: Outcome,
+    words: str,
 ) -> None:
-    run = Run()
-    verdict = run.look(metric, measured)
+    """What looks worse must do so again, alone; an open speed has further launches pooled."""
+    run = Run({ONE: fresh}, known(within_frac))
+    verdict = run.judge(metric, first)
     assert verdict.outcome is outcome
-    assert run.conclude() == [verdict]
-    assert run.asked == []
-
-
-def test_acceptance_that_nobody_can_tell_has_had_its_second_look() -> None:
-    """The extension came within its own launch; the same greedy prompts would add nothing."""
-    four = dataclasses.replace(
-        launch(), replay=Replay(rounds=(), control_rounds=(), acceptance=builders.acceptance(BAD))
-    )
-    run = Run()
-    assert run.judge(LENGTH, four).outcome is Outcome.INCONCLUSIVE
-    assert run.asked == []
-
-
-@pytest.mark.parametrize(
-    ("metric", "worse"),
-    [
-        pytest.param(SPEED, launch(speed=80.0), id="slower"),
-        pytest.param(TIME, launch(time_ms=12.0), id="longer"),
-        pytest.param(LENGTH, launch(of=BAD), id="accepts-less"),
-    ],
-)
-def test_a_loss_is_one_when_a_fresh_launch_repeats_it(metric: Metric, worse: Measurement) -> None:
-    run = Run({ONE: [worse]})
-    verdict = run.judge(metric, worse)
-    assert verdict.outcome is Outcome.REGRESSED
-    assert f"seen on two launches, a first launch had {worse.values[metric.name]:.4g}" in (
-        verdict.reason
-    )
+    assert words in verdict.reason
     assert run.confirmation.verdicts == [verdict]
-
-
-def test_acceptance_that_a_fresh_launch_does_not_repeat_is_not_told() -> None:
-    """Nothing else on the machine changes what is accepted, so it isn't green; nor once more."""
-    run = Run({ONE: [launch()]})
-    verdict = run.judge(LENGTH, launch(of=BAD))
-    assert (verdict.outcome, verdict.fails) == (Outcome.INCONCLUSIVE, True)
-    assert verdict.value == pytest.approx(2.8)
-    assert verdict.reason == "a first launch had 1.8, which a fresh one didn't confirm"
-    assert run.asked == [([ONE], 1)]
+    assert run.asked == [([ONE], number) for number in range(1, len(fresh) + 1)]
 
 
 def test_all_that_looked_worse_is_measured_afresh_once_and_each_case_once() -> None:
@@ -155,29 +162,10 @@ def test_all_that_looked_worse_is_measured_afresh_once_and_each_case_once() -> N
     assert run.asked == []
     found = run.conclude()
     assert run.asked == [([ONE, TWO], 1)]
-    regressed, passed, disagrees = Outcome.REGRESSED, Outcome.PASS, Outcome.INCONCLUSIVE
     assert [one.outcome for one in found] == [
-        *(regressed, regressed, disagrees),
-        *(passed, passed, disagrees),
+        *(REGRESSED, REGRESSED, INCONCLUSIVE),
+        *(PASS, PASS, INCONCLUSIVE),
     ]
-
-
-def test_a_group_that_is_confirmed_asks_for_nothing_again() -> None:
-    run = Run({ONE: [launch(speed=80.0)], TWO: [launch(TWO, speed=80.0)]})
-    for case in (ONE, TWO):
-        run.look(SPEED, launch(case, speed=80.0))
-        run.confirmation.confirm()
-    assert run.asked == [([ONE], 1), ([TWO], 1)]
-    assert [one.outcome for one in run.conclude()] == [Outcome.REGRESSED] * 2
-
-
-def test_a_speed_that_nobody_can_tell_is_pooled_with_a_fresh_launch() -> None:
-    """4 % less where launches differ by 1 %: nobody can tell. With 102 beside it, it holds."""
-    run = Run({ONE: [launch(speed=102.0)]}, known(0.01))
-    verdict = run.judge(SPEED, launch(speed=96.0))
-    assert run.asked == [([ONE], 1)]
-    assert (verdict.outcome, verdict.launches) == (Outcome.PASS, 2)
-    assert verdict.value == pytest.approx((96 * 102) ** 0.5)
 
 
 def test_each_launch_more_has_its_share_of_the_level() -> None:
@@ -192,7 +180,7 @@ def test_each_launch_more_has_its_share_of_the_level() -> None:
     assert further < -0.05 < first
     estimate, error = math.log(0.96 * 0.995 * 0.98) / 3, 0.01 * math.sqrt(1 / 3 + 1 / 3)
     low = math.expm1(estimate - t_quantile(Look.FURTHER_LAUNCH.value, 20) * error)
-    assert (verdict.outcome, verdict.launches) == (Outcome.PASS, 3)
+    assert (verdict.outcome, verdict.launches) == (PASS, 3)
     assert verdict.low_frac == pytest.approx(low)
     assert run.asked == [([ONE], 1), ([ONE], 2)]
 
@@ -204,22 +192,7 @@ def test_only_what_is_still_undecided_is_measured_again() -> None:
         run.look(SPEED, launch(case, speed=96.0))
     found = [(one.case_id, one.outcome) for one in run.conclude()]
     assert run.asked == [([ONE, TWO], 1), ([ONE], 2), ([ONE], 3)]
-    assert found == [(ONE.id, Outcome.INCONCLUSIVE), (TWO.id, Outcome.PASS)]
-
-
-def test_a_launch_that_was_picked_for_its_loss_is_forgotten() -> None:
-    """A stall in the first launch, and healthy ones after it that can't tell alone."""
-    run = Run({ONE: [launch(), launch(), launch()]}, known(0.016))
-    verdict = run.judge(SPEED, launch(speed=70.0))
-    assert (verdict.outcome, verdict.launches) == (Outcome.PASS, 2)
-    assert verdict.value == pytest.approx(100.0)
-
-
-def test_a_loss_that_no_launch_is_left_to_repeat_is_not_told() -> None:
-    fresh = [launch(speed=96.0), launch(speed=96.0), launch(speed=50.0)]
-    verdict = Run({ONE: fresh}, known(0.01)).judge(SPEED, launch(speed=96.0))
-    assert verdict.outcome is Outcome.INCONCLUSIVE
-    assert verdict.reason == "REGRESSED at a look, and no launch was left to confirm it"
+    assert found == [(ONE.id, INCONCLUSIVE), (TWO.id, PASS)]
 
 
 def test_what_chance_confirms_among_many_is_no_loss() -> None:
@@ -229,8 +202,8 @@ def test_what_chance_confirms_among_many_is_no_loss() -> None:
     for case in CASES[1:]:
         among.look(SPEED, launch(case, speed=80.0))
     first = launch(ONE, speed=80.0)
-    assert alone.judge(SPEED, first).outcome is Outcome.REGRESSED
-    assert among.judge(SPEED, first).outcome is Outcome.INCONCLUSIVE
+    assert alone.judge(SPEED, first).outcome is REGRESSED
+    assert among.judge(SPEED, first).outcome is INCONCLUSIVE
 
 
 def test_cases_that_all_became_slower_had_a_slow_machine() -> None:
@@ -242,77 +215,17 @@ def test_cases_that_all_became_slower_had_a_slow_machine() -> None:
     run.look(SPEED, launch(CASES[4]))
     outcomes = [(one.metric, one.outcome) for one in run.conclude()]
     assert outcomes == [
-        *[(SPEED.name, Outcome.INVALID)] * 4,
-        *[(LENGTH.name, Outcome.REGRESSED)] * 4,
-        (SPEED.name, Outcome.PASS),
+        *[(SPEED.name, INVALID)] * 4,
+        *[(LENGTH.name, REGRESSED)] * 4,
+        (SPEED.name, PASS),
     ]
-
-
-@pytest.mark.parametrize(
-    ("tokens", "outcome"), [(80, Outcome.INVALID), (100, Outcome.REGRESSED)], ids=["too", "not"]
-)
-def test_a_control_that_became_slower_too_had_a_slow_machine(tokens: int, outcome: Outcome) -> None:
-    second = builders.replayed(0, 10**9, tokens)
-    worse = launch(speed=80.0)
-    assert worse.replay is not None
-    beside = dataclasses.replace(
-        worse, replay=dataclasses.replace(worse.replay, control_rounds=(second,))
-    )
-    run = Run({ONE: [beside]}, known(control=True))
-    run.look(SPEED, beside)
-    run.confirmation.confirm()  # its test is told then, before the run has ended
-    assert run.confirmation.verdicts[-1].outcome is outcome
-    assert run.conclude()[-1].outcome is outcome
-
-
-def test_a_loss_that_a_fresh_launch_does_not_repeat_is_what_that_says() -> None:
-    """By the fresh launch alone: with the first one it would be worse still."""
-    verdict = Run({ONE: [launch(speed=130.0)]}).judge(SPEED, launch(speed=70.0))
-    assert (verdict.outcome, verdict.launches) == (Outcome.IMPROVED, 1)
-    assert verdict.value == pytest.approx(130.0)
-    assert verdict.reason.endswith("a first launch had 70, which a fresh one didn't confirm")
-
-
-@pytest.mark.parametrize(
-    ("last", "outcome"), [(100.0, Outcome.PASS), (80.0, Outcome.REGRESSED)], ids=["once", "twice"]
-)
-def test_a_loss_that_several_launches_show_together_must_be_repeated(
-    last: float, outcome: Outcome
-) -> None:
-    """One further launch stalls: the next one alone says what the verdict is."""
-    run = Run({ONE: [launch(speed=70.0), launch(speed=last)]}, known(0.01))
-    verdict = run.judge(SPEED, launch(speed=96.0))
-    assert run.asked == [([ONE], 1), ([ONE], 2)]
-    assert (verdict.outcome, verdict.launches) == (outcome, 1)
-
-
-BROKEN = dataclasses.replace(
-    launch(), replay=None, values={}, invalid=all_invalid("REQUEST_FAILED: prompt 'a'")
-)
-
-
-@pytest.mark.parametrize("speed", [80.0, 96.0], ids=["loss", "no-telling"])
-@pytest.mark.parametrize(
-    ("fresh", "reason"),
-    [
-        ("the server died, see its log", "no further launch: the server died, see its log"),
-        (BROKEN, "REQUEST_FAILED: prompt 'a'"),
-    ],
-    ids=["died", "broken"],
-)
-def test_a_fresh_launch_that_measured_nothing_leaves_no_verdict(
-    speed: float, fresh: Measurement | str, reason: str
-) -> None:
-    verdict = Run({ONE: [fresh]}, known(0.01)).judge(SPEED, launch(speed=speed))
-    assert (verdict.outcome, verdict.fails) == (Outcome.INVALID, True)
-    assert verdict.reason.endswith(reason)
 
 
 @pytest.mark.parametrize(
     ("measured", "outcome", "reason"),
     [
         (launch(), Outcome.NO_BASELINE, "baseline 'a.json': not JSON; restore it with git"),
-        (BROKEN, Outcome.INVALID, "REQUEST_FAILED: prompt 'a'"),
+        (BROKEN, INVALID, "REQUEST_FAILED: prompt 'a'"),
     ],
     ids=["valid", "invalid"],
 )
@@ -335,8 +248,8 @@ def test_where_there_is_no_telling_a_test_passes_only_if_told_so(*, softened: bo
     run.look(SPEED, launch(TWO, speed=80.0))
     run.look(SPEED, launch(speed=96.0))
     loss, undecided = run.conclude()
-    assert (loss.outcome, loss.holds) == (Outcome.REGRESSED, False)
-    assert (undecided.outcome, undecided.holds) == (Outcome.INCONCLUSIVE, softened)
+    assert (loss.outcome, loss.holds) == (REGRESSED, False)
+    assert (undecided.outcome, undecided.holds) == (INCONCLUSIVE, softened)
 
 
 def test_a_run_that_is_cut_off_in_its_second_looks_leaves_nothing_unconfirmed() -> None:
@@ -350,5 +263,74 @@ def test_a_run_that_is_cut_off_in_its_second_looks_leaves_nothing_unconfirmed() 
         confirmation.confirm()
     confirmation.conclude()
     (verdict,) = confirmation.verdicts
-    assert (verdict.outcome, verdict.value) == (Outcome.INCONCLUSIVE, 80.0)
+    assert (verdict.outcome, verdict.value) == (INCONCLUSIVE, 80.0)
     assert verdict.reason == "REGRESSED at a look, and the run ended before another"
+
+
+FIRST = METRICS["acceptance_pos1_frac"]
+SAME = builders.acceptance(builders.counts(8, 0, 6, 6), prompts=10)
+LESS = builders.acceptance(builders.counts(14, 0, 3, 3), prompts=10)
+
+
+def mixed(*several: AcceptanceRecord) -> AcceptanceRecord:
+    """One prompt of each in turn: they disagree, so there is no telling."""
+    prompts = [
+        dataclasses.replace(several[number % len(several)].prompts[0], prompt_id=f"chat-{number}")
+        for number in range(10)
+    ]
+    return builders.acceptance_of(prompts)
+
+
+DOUBT = mixed(SAME, LESS, builders.acceptance(builders.counts(2, 0, 9, 9)))
+SUM = dataclasses.replace(DOUBT, prompts=())
+
+
+def rule(
+    *, may_stop_early: bool, metrics: Sequence[str] = (LENGTH.name,), recorded: bool = True
+) -> Enough:
+    """Enough for these metrics of the case, against a baseline like SAME."""
+    baseline = msgspec.structs.replace(builders.baseline(), acceptance=stored_acceptance(SAME))
+    known = CaseBaselines(
+        environment=builders.ENVIRONMENT,
+        settings=builders.SETTINGS,
+        exact=baseline if recorded else None,
+        spreads={},
+    )
+    case = dataclasses.replace(builders.CASE, prompts=10)
+    found = [METRICS[name] for name in metrics]
+    return enough_for(case, found, known, may_stop_early=may_stop_early)
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "look", "may_stop_early", "enough"),
+    [
+        pytest.param(LESS, Look.EARLY, True, True, id="a-plain-loss"),
+        pytest.param(LESS, Look.EARLY, False, False, id="a-loss-where-speed-is-asked-too"),
+        pytest.param(SAME, Look.EARLY, True, False, id="no-loss-so-far"),
+        pytest.param(DOUBT, Look.EARLY, True, False, id="doubt"),
+        pytest.param(LESS, Look.FULL, False, True, id="all-of-a-loss"),
+        pytest.param(SAME, Look.FULL, False, True, id="all-of-no-loss"),
+        pytest.param(DOUBT, Look.FULL, False, False, id="all-of-doubt"),
+        pytest.param(SUM, Look.FULL, False, True, id="a-sum-alone-tells-nothing-more"),
+        pytest.param(SUM, Look.EARLY, True, False, id="a-sum-alone-early"),
+    ],
+)
+def test_a_plain_loss_stops_early_and_doubt_goes_on(
+    acceptance: AcceptanceRecord, look: Look, *, may_stop_early: bool, enough: bool
+) -> None:
+    assert rule(may_stop_early=may_stop_early)(acceptance, look) is enough
+
+
+def test_the_first_metric_that_is_asked_for_decides_early() -> None:
+    both = rule(may_stop_early=True, metrics=(LENGTH.name, FIRST.name))
+    counts = builders.counts(8, 0, 6, 6)
+    lost = dataclasses.replace(counts, position_counts=(10, 10, 10))  # the sum stays 30
+    record = builders.acceptance(lost, prompts=10)
+    assert not both(record, Look.EARLY)
+    assert rule(may_stop_early=True, metrics=(FIRST.name,))(record, Look.EARLY)
+
+
+def test_more_prompts_do_not_help_where_nothing_is_known() -> None:
+    nothing = rule(may_stop_early=True, recorded=False)
+    assert nothing(SAME, Look.FULL)
+    assert not nothing(SAME, Look.EARLY)

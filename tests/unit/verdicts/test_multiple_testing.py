@@ -9,7 +9,7 @@ from specreg.baselines.comparison import CaseBaselines, Comparison, compare
 from specreg.measurement.metrics import METRICS, Replay
 from specreg.stats.intervals import Spread
 from specreg.verdicts.judge import Outcome, Verdict
-from specreg.verdicts.multiple_testing import blame_machine, confirm, hold_together
+from specreg.verdicts.multiple_testing import blame_machine, hold_together
 from tests.unit import builders
 
 SPEED = "throughput_tokens_per_s"
@@ -19,12 +19,7 @@ WORSE, FINE = Outcome.REGRESSED, Outcome.PASS
 
 
 def verdict(
-    outcome: Outcome,
-    *,
-    case_id: str = "case",
-    metric: str = SPEED,
-    p: float | None = 0.001,
-    reason: str = "",
+    outcome: Outcome, *, case_id: str = "case", metric: str = SPEED, p: float = 0.001
 ) -> Verdict:
     """A verdict on something that was compared."""
     change = -0.2 if outcome is WORSE else 0.0
@@ -32,7 +27,6 @@ def verdict(
         case_id=case_id,
         metric=metric,
         outcome=outcome,
-        reason=reason,
         value=100 * (1 + change),
         expected=100.0,
         change_frac=change,
@@ -48,40 +42,14 @@ def of_cases(*outcomes: Outcome, metric: str = SPEED) -> tuple[Verdict, ...]:
     )
 
 
-def of_chances(chances: Sequence[float | None]) -> tuple[Verdict, ...]:
-    """Confirmed losses of several cases."""
-    return tuple(
-        dataclasses.replace(one, p_worse=p)
-        for one, p in zip(of_cases(*[WORSE] * len(chances)), chances, strict=True)
-    )
-
-
 def outcomes(verdicts: Sequence[Verdict]) -> list[Outcome]:
     """What they say."""
     return [one.outcome for one in verdicts]
 
 
-@pytest.mark.parametrize("outcome", sorted(set(Outcome) - {WORSE}))
-def test_a_loss_that_is_seen_once_is_what_the_second_launch_says(outcome: Outcome) -> None:
-    second = verdict(outcome)
-    confirmed = confirm(verdict(WORSE), second)
-    reason = "a first launch had 80, which a fresh one didn't confirm"
-    assert confirmed == dataclasses.replace(second, reason=reason)
-
-
-@pytest.mark.parametrize("outcome", sorted(set(Outcome) - {WORSE}))
-def test_launches_that_disagree_on_acceptance_leave_no_telling(outcome: Outcome) -> None:
-    """Nothing else on the machine changes it, so it is never green; other words stay."""
-    second = verdict(outcome, metric=LENGTH)
-    confirmed = confirm(verdict(WORSE, metric=LENGTH), second)
-    green = {FINE, Outcome.IMPROVED, Outcome.MEASURED, Outcome.NOT_COMPARABLE}
-    assert confirmed.outcome is (Outcome.INCONCLUSIVE if outcome in green else outcome)
-    assert confirmed.reason == "a first launch had 80, which a fresh one didn't confirm"
-
-
-def among(chances: Sequence[float | None], figures: int) -> list[Verdict]:
+def among(chances: Sequence[float], figures: int) -> list[Verdict]:
     """Losses of these chances, and others that hold, so many speeds in all."""
-    losses = of_chances(chances)
+    losses = [verdict(WORSE, case_id=f"case-{n}", p=p) for n, p in enumerate(chances)]
     others = [verdict(FINE, case_id=f"fine-{n}", p=0.5) for n in range(figures - len(losses))]
     return [*losses, *others]
 
@@ -97,9 +65,7 @@ def among(chances: Sequence[float | None], figures: int) -> list[Verdict]:
         pytest.param([0.0026, 0.0026, 0.0026, 0.0026], 4, 0, id="the-clearest-fails"),
     ],
 )
-def test_what_stands_out_by_holm_is_kept(
-    chances: list[float | None], figures: int, kept: int
-) -> None:
+def test_what_stands_out_by_holm_is_kept(chances: list[float], figures: int, kept: int) -> None:
     """Of four: at most 1/4, 1/3, 1/2 and the whole of 1 %, from the clearest on."""
     held = hold_together(among(chances, figures))[: len(chances)]
     assert outcomes(held) == [WORSE] * kept + [Outcome.INCONCLUSIVE] * (len(chances) - kept)
@@ -127,27 +93,20 @@ def test_what_most_cases_do_alike_is_the_machines_doing(metric: str) -> None:
     assert (blamed[1], blamed[3]) == (verdicts[1], verdicts[3])
 
 
+COMPARED = of_cases(WORSE, WORSE, WORSE, FINE, FINE, FINE)
+ALSO = of_cases(WORSE, WORSE, WORSE, FINE, FINE, FINE, metric=TIME)
+INVALID = (Verdict(case_id="invalid", metric=SPEED, outcome=Outcome.INVALID),)
+OTHER = of_cases(*[WORSE] * 4, metric=LENGTH)
+
+
 @pytest.mark.parametrize(
     "verdicts",
     [
         pytest.param(of_cases(WORSE, WORSE, FINE, FINE), id="half-of-four"),
         pytest.param(of_cases(WORSE, WORSE, WORSE), id="all-of-three"),
-        pytest.param(
-            (
-                *of_cases(WORSE, WORSE, WORSE),
-                Verdict(case_id="invalid", metric=SPEED, outcome=Outcome.INVALID),
-            ),
-            id="three-that-were-compared",
-        ),
-        pytest.param(
-            of_cases(WORSE, WORSE, WORSE, FINE, FINE, FINE)
-            + of_cases(WORSE, WORSE, WORSE, FINE, FINE, FINE, metric=TIME),
-            id="half-in-either-metric",
-        ),
-        pytest.param(
-            of_cases(WORSE, FINE, FINE, FINE) + of_cases(*[WORSE] * 4, metric=LENGTH),
-            id="acceptance-beside-one-speed",
-        ),
+        pytest.param(of_cases(WORSE, WORSE, WORSE) + INVALID, id="three-that-were-compared"),
+        pytest.param(COMPARED + ALSO, id="half-in-either-metric"),
+        pytest.param(of_cases(WORSE, FINE, FINE, FINE) + OTHER, id="acceptance-beside-a-speed"),
     ],
 )
 def test_what_fewer_do_is_not(verdicts: tuple[Verdict, ...]) -> None:
@@ -174,31 +133,6 @@ def beside_control(
     return compare([launch], known)
 
 
-def test_what_the_server_beside_it_does_too_is_the_machines_doing() -> None:
-    loss = verdict(WORSE)
-    (blamed,) = blame_machine([loss], {("case", SPEED): beside_control(900)})
-    assert blamed.outcome is Outcome.INVALID
-    why = "MACHINE_MOVED: the server without speculation beside it became 10.0% worse too"
-    assert blamed.reason.startswith(why)
-    assert blamed == dataclasses.replace(loss, outcome=Outcome.INVALID, reason=blamed.reason)
-
-
-@pytest.mark.parametrize(
-    ("case_id", "comparison"),
-    [
-        pytest.param("case", beside_control(1000), id="it-did-not-move"),
-        pytest.param("case", beside_control(1100), id="it-became-better"),
-        pytest.param("case", beside_control(960), id="by-less-than-tolerated"),
-        pytest.param("case", beside_control(900, within_frac=0.1), id="perhaps-by-chance"),
-        pytest.param("case", beside_control(900, tolerance_frac=0.2), id="a-wider-tolerance"),
-        pytest.param("other", beside_control(900), id="another-case"),
-    ],
-)
-def test_a_server_beside_it_that_stays_is_no_excuse(case_id: str, comparison: Comparison) -> None:
-    loss = verdict(WORSE)
-    assert blame_machine([loss], {(case_id, SPEED): comparison}) == (loss,)
-
-
 def test_a_server_beside_it_that_stays_tells_that_most_cases_lost_something_of_their_own() -> None:
     """Speculation itself became slower everywhere: that is no fault of the machine."""
     losses = of_cases(*[WORSE] * 6)
@@ -211,3 +145,23 @@ def test_speedup_and_acceptance_are_never_the_machines_doing(metric: str) -> Non
     losses = of_cases(*[WORSE] * 6, metric=metric)
     comparisons = {(one.case_id, one.metric): beside_control(500) for one in losses}
     assert blame_machine(losses, comparisons) == losses
+
+
+@pytest.mark.parametrize(
+    ("comparison", "outcome"),
+    [
+        pytest.param(beside_control(900), Outcome.INVALID, id="it-became-worse-too"),
+        pytest.param(beside_control(1000), WORSE, id="it-did-not-move"),
+        pytest.param(beside_control(1100), WORSE, id="it-became-better"),
+        pytest.param(beside_control(960), WORSE, id="by-less-than-tolerated"),
+        pytest.param(beside_control(900, within_frac=0.1), WORSE, id="perhaps-by-chance"),
+        pytest.param(beside_control(900, tolerance_frac=0.2), WORSE, id="a-wider-tolerance"),
+    ],
+)
+def test_what_the_server_beside_it_does_too_is_the_machines_doing(
+    comparison: Comparison, outcome: Outcome
+) -> None:
+    (blamed,) = blame_machine([verdict(WORSE)], {("case", SPEED): comparison})
+    assert blamed.outcome is outcome
+    why = "MACHINE_MOVED: the server without speculation beside it became 10.0% worse too"
+    assert blamed.reason.startswith(why if outcome is Outcome.INVALID else "")

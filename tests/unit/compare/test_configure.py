@@ -1,19 +1,18 @@
 """What can't be measured as it is asked for is said before anything is."""
 
 import dataclasses
-import math
 import re
 import sys
 from pathlib import Path
 
+import filelock
 import pytest
 
-from specreg.compare.document import FILES, document_of, write_document
-from specreg.compare.gate import Gate
-from specreg.compare.opening import open_gate
+from specreg.compare.configure import open_gate
+from specreg.compare.document import record_gate
+from specreg.compare.gate import Gate, GateOptions
 from specreg.compare.pairs import Pair, Side, groups_of
 from specreg.compare.pinning import recording_of
-from specreg.compare.request import Request
 from specreg.core.errors import SpecregError, UnsupportedError
 from specreg.matrix.tier import load_tier
 from specreg.report.terminal import render_report
@@ -29,9 +28,9 @@ CASE = "vllm-eagle3-tiny-toy-c1"
 
 
 @pytest.fixture
-def asked(tmp_path: Path) -> Request:
+def asked(tmp_path: Path) -> GateOptions:
     """Two versions of vLLM, and a folder that isn't there yet."""
-    return Request(
+    return GateOptions(
         a="vllm==0.31.0",
         b="vllm==0.32.0",
         tier=TIER,
@@ -47,17 +46,16 @@ def asked(tmp_path: Path) -> Request:
     [
         ({"b": "sglang==0.5.23"}, f"side 'sglang==0.5.23': '{CASE}' is of engine 'vllm'"),
         ({"case_ids": ("nope",)}, "tier 'cpu': unknown case 'nope'"),
+        (
+            {"a": "sglang", "b": "sglang", "case_ids": ()},
+            "none of its .* cases can be compared, .* of engine 'vllm'; choose another --tier",
+        ),
         ({"b_overrides": ("k=5",)}, "unknown setting 'k'"),
         ({"b_overrides": ("draft=./nowhere",)}, "model folder '.*nowhere': config.json is missing"),
         ({"launches": 5}, "--launches 5: a block of ABBA has two of each side; give an even"),
         ({"tolerances": ("speed=0.1",)}, "--tolerance speed=0.1: unknown metric 'speed'"),
         ({"tolerances": ("step_p50_ms=3%",)}, "'3%' is no fraction between 0 and 1"),
         ({"pin_length_tokens": 9.0}, "--pin 9: with 3 draft tokens per step"),
-        ({"least_s": math.inf}, "--seconds inf: is no time; give a number above 0"),
-        ({"least_s": 0.0}, "--seconds 0: is no time"),
-        ({"minutes": math.nan}, "--minutes nan: is no time"),
-        ({"minutes": -1.0}, "--minutes -1: is no time"),
-        ({"ready_within_s": 0.0}, "--ready-within-s 0: is no time"),
         ({"prompts": 100_000}, "dataset 'toy': has .* prompts, .* asks for 100000"),
         (
             {"b": sys.executable},
@@ -67,7 +65,7 @@ def asked(tmp_path: Path) -> Request:
     ],
     ids=str,
 )
-def test_it_is_said(asked: Request, changes: dict[str, object], said: str) -> None:
+def test_it_is_said(asked: GateOptions, changes: dict[str, object], said: str) -> None:
     with pytest.raises(SpecregError, match=said):
         open_gate(dataclasses.replace(asked, **changes))  # type: ignore[arg-type]
     assert asked.out is not None
@@ -81,13 +79,13 @@ def gpu_of_24_gib(monkeypatch: pytest.MonkeyPatch) -> None:
         sensor="nvml", id="GPU-0", name="L4", number=0, scope=Scope.GPU, memory_bytes=24 * 2**30
     )
     found = Gpus(devices=(device,), why_none="")
-    for module in ("specreg.compare.opening", "specreg.telemetry.identity"):
+    for module in ("specreg.compare.configure", "specreg.telemetry.identity"):
         monkeypatch.setattr(f"{module}.find_gpus", lambda: found)
 
 
 @pytest.mark.usefixtures("gpu_of_24_gib")
 def test_of_a_tier_the_cases_that_nobody_named_and_that_dont_fit_are_left_out(
-    asked: Request, tmp_path: Path
+    asked: GateOptions, tmp_path: Path
 ) -> None:
     """The tier gpu has two engines, and models for which this GPU is too small."""
     there = f"engine_env.PYTHONPATH={record_script(Script(), tmp_path)['PYTHONPATH']}"
@@ -117,7 +115,7 @@ def test_of_a_tier_the_cases_that_nobody_named_and_that_dont_fit_are_left_out(
 
 
 @pytest.fixture
-def here(asked: Request, tmp_path: Path) -> Request:
+def here(asked: GateOptions, tmp_path: Path) -> GateOptions:
     """Sides that are there: the scripted server, which this interpreter finds as vLLM."""
     (tmp_path / "cpu.toml").write_text(
         'needs_gpus = 0\n[models.tiny]\ntarget = "fixtures/models/tiny/target"\n'
@@ -137,12 +135,13 @@ def measured(gate: Gate, side: Side, number: int, version: str = "0.32.0") -> No
     [pair] = gate.pairs[:1]
     one = launch(side, number, pair=pair, version=version).measurement
     assert one is not None
-    gate._record(gate._key(pair, side, number), one, [])  # noqa: SLF001 - as it does itself
+    gate.journal.begin(gate._key(pair, side, number))  # noqa: SLF001 - as it does itself
+    gate.journal.end(one)
     gate.journal.close()
 
 
 def test_recordings_of_another_gate_are_forgotten_and_those_of_this_one_kept(
-    here: Request,
+    here: GateOptions,
 ) -> None:
     """They know the answers of their own versions and models alone."""
     pinning = dataclasses.replace(here, tier=TIER, case_ids=(CASE,), pin_length_tokens=2.5)
@@ -162,14 +161,7 @@ def test_recordings_of_another_gate_are_forgotten_and_those_of_this_one_kept(
     assert recordings[0].exists()
 
 
-@pytest.mark.parametrize(("launches", "told"), [(2, True), (4, False)])
-def test_too_few_launches_for_a_speed_are_said(here: Request, launches: int, told: bool) -> None:  # noqa: FBT001 - a parameter
-    said: list[str] = []
-    open_gate(dataclasses.replace(here, launches=launches, show=said.append))
-    assert any("--launches 2: a speed is decided by 4 launches" in one for one in said) is told
-
-
-def test_fewer_launches_than_there_are_make_no_look_cheaper(here: Request) -> None:
+def test_fewer_launches_than_there_are_make_no_look_cheaper(here: GateOptions) -> None:
     gate = open_gate(here)
     assert gate.rules.blocks == 8
     measured(gate, Side.A, 16)
@@ -183,7 +175,7 @@ def test_fewer_launches_than_there_are_make_no_look_cheaper(here: Request) -> No
     assert more.rules.blocks == 10
 
 
-def test_what_another_gate_left_is_not_gone_on_with(here: Request) -> None:
+def test_what_another_gate_left_is_not_gone_on_with(here: GateOptions) -> None:
     measured(open_gate(here), Side.A, 1)
     with pytest.raises(SpecregError, match="holds a gate already; say --resume"):
         open_gate(here)
@@ -193,14 +185,33 @@ def test_what_another_gate_left_is_not_gone_on_with(here: Request) -> None:
         open_gate(dataclasses.replace(here, resume=True, least_s=1.0))
 
 
-def test_a_side_is_of_one_version(here: Request) -> None:
+def test_two_gates_at_once_dont_share_a_folder(here: GateOptions) -> None:
+    assert here.out is not None
+    here.out.mkdir()
+    with (
+        filelock.FileLock(here.out / "gate.lock"),
+        pytest.raises(SpecregError, match="another gate is at work there; wait for its end"),
+    ):
+        open_gate(here)
+
+
+def test_a_page_that_cant_be_written_is_told_and_the_answer_stays(here: GateOptions) -> None:
+    said: list[str] = []
+    gate = open_gate(dataclasses.replace(here, show=said.append))
+    (gate.folder / "report.md").mkdir()
+    assert record_gate(gate, command="").run.exit_status == 10
+    assert "report.md': not written, Is a directory" in said[-1]
+    assert (gate.folder / "report.json").exists()
+
+
+def test_a_side_is_of_one_version(here: GateOptions) -> None:
     """What lies at an interpreter's path may be another engine by the time that a gate goes on."""
     quick = dataclasses.replace(here, least_s=0.1, launches=2)
     gate = open_gate(quick)
     measured(gate, Side.A, 1, "0.31.0")
     measured(gate, Side.B, 1, "0.32.0")
     resumed = open_gate(dataclasses.replace(quick, resume=True))
-    arms = document_of(resumed, command="").arms
+    arms = record_gate(resumed, command="").arms
     assert [one.engine_versions for one in arms] == [("0.31.0",), ("0.32.0",)]
     said = f"side A ('{here.a}'): its servers said 0.31.0, {scripted_version}, so its launches"
     with pytest.raises(UnsupportedError, match=re.escape(said)):
@@ -210,12 +221,12 @@ def test_a_side_is_of_one_version(here: Request) -> None:
         open_gate(dataclasses.replace(quick, resume=True))
 
 
-def test_the_document_says_what_was_measured_and_how(here: Request) -> None:
+def test_the_document_says_what_was_measured_and_how(here: GateOptions) -> None:
     gate = open_gate(dataclasses.replace(here, tolerances=("step_p50_ms=0.1",)))
     [pair] = gate.pairs
     gate.launches += [failed(Side.A2, number, pair=pair) for number in (1, 2)]
     gate.launches += [launch(side, 1, pair=pair) for side in (Side.A, Side.B)]
-    report = document_of(gate, command="specreg gate vllm vllm", status=130)
+    report = record_gate(gate, command="specreg gate vllm vllm", status=130)
     (answer,) = report.answers
     assert (answer.subject, report.run.exit_status, report.run.complete) == (
         *("UNDECIDED", 130),
@@ -228,15 +239,14 @@ def test_the_document_says_what_was_measured_and_how(here: Request) -> None:
     assert case.expected is not None
     assert case.expected.values["throughput_tokens_per_s"] == pytest.approx(100.0)
     assert case.figures is not None
-    assert write_document(gate.folder, report, print)
-    for name in FILES:
+    for name in ("report.json", "report.html"):
         assert (gate.folder / name).stat().st_size
     assert "UNDECIDED" in (gate.folder / "report.md").read_text()
     text = render_report(report, width=110, color=False)
     assert "UNDECIDED: it takes more to tell" in text
 
 
-def test_break_even_is_told_of_each_side(here: Request) -> None:
+def test_break_even_is_told_of_each_side(here: GateOptions) -> None:
     gate = open_gate(here)
     pairs = []
     for load in (1, 4):
@@ -250,5 +260,5 @@ def test_break_even_is_told_of_each_side(here: Request) -> None:
         assert load is not None
         speed = speeds[load] if pair.a.speculates else 100.0
         gate.launches += [launch(Side.A, n, pair=pair, tokens_per_s=speed) for n in (1, 2)]
-    [said] = [one for one in document_of(gate, command="").remarks if "on side A: pays" in one]
+    [said] = [one for one in record_gate(gate, command="").remarks if "on side A: pays" in one]
     assert said.endswith("on side A: pays up to about 2.5 in flight; 2.00x at 1, 0.50x at 4")

@@ -1,0 +1,182 @@
+"""A gate that may start: all that can be checked before anything is measured is checked."""
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import filelock
+import msgspec
+
+from specreg.compare.answers import AnswerComparison
+from specreg.compare.gate import Gate, GateOptions, SideError
+from specreg.compare.judging import LAUNCHES_PER_BLOCK, Rules
+from specreg.compare.pairs import Pair, Side, check_prompts, groups_of, pairs_of
+from specreg.compare.pinning import pinned_pairs, recording_of
+from specreg.core.errors import (
+    EnvironmentSetupError,
+    SpecregError,
+    UnknownNameError,
+    UnsupportedError,
+)
+from specreg.core.files import UNREADABLE
+from specreg.matrix.case import Case
+from specreg.matrix.overrides import parse_override
+from specreg.matrix.prompts import check_contexts
+from specreg.matrix.widening import served_models
+from specreg.measurement.journal import Journal
+from specreg.measurement.metrics import GATE_METRICS
+from specreg.servers.sources import Origin, Source, parse_origin, source_of
+from specreg.telemetry.identity import current_environment, find_gpus
+
+JOURNAL = "journal.jsonl"
+
+
+def open_gate(options: GateOptions) -> Gate:
+    """A gate that may start, or go on.
+
+    Raises:
+        SideError: a side can't be had.
+        SpecregError: something can't be measured as it is asked for; nothing was.
+    """
+    if options.launches < LAUNCHES_PER_BLOCK or options.launches % LAUNCHES_PER_BLOCK:
+        message = (
+            f"--launches {options.launches}: a block of ABBA has two of each side; give an even"
+            " number from 2 on"
+        )
+        raise UnsupportedError(message)
+    folder, tolerances = _folder_of(options), _tolerances(options.tolerances)
+    tier, root, on_gpu = options.tier, options.root, options.on_gpu
+    origins = parse_origin(options.a), parse_origin(options.b)
+    overrides = (
+        tuple(map(parse_override, options.a_overrides)),
+        tuple(map(parse_override, options.b_overrides)),
+    )
+    chosen = _chosen(options, origins)
+    pairs = pairs_of(tier, chosen, overrides, prompts=options.prompts, show=options.show)
+    pinned: tuple[Pair, ...] = ()
+    if options.pin_length_tokens is not None:
+        recordings = folder / "recordings"
+        pinned = pinned_pairs(pairs, options.pin_length_tokens, root, recordings, options.show)
+        pairs += pinned
+    for spec in {case.server for pair in pairs for case in (pair.a, pair.b)}:
+        served_models(root, spec)
+    check_prompts(root, pairs)
+    a, b = (
+        source_of(one, on_gpu=on_gpu, show=options.show, waits=options.waits) for one in origins
+    )
+    for side, source in ((Side.A, a), (Side.B, b)):
+        _check(options, side, source, [pair.of(side) for pair in pairs])
+    installed = _installed(Side.A, a, pairs), _installed(Side.B, b, pairs)
+    lock, journal = _lock(folder), Journal(folder / JOURNAL)
+    if journal.path.exists() and not options.resume:
+        message = f"'{journal.path}': holds a gate already; say --resume to go on, or another --out"
+        raise SpecregError(message)
+    together = not on_gpu if options.together is None else options.together
+    gate = Gate(
+        options=options,
+        folder=folder,
+        sources=(a, b),
+        installed=installed,
+        groups=groups_of(pairs, with_control=options.with_control, together=together),
+        environment=current_environment(needs_gpus=tier.gpus_used(find_gpus().memory_gib)),
+        rules=Rules(
+            blocks=options.launches // LAUNCHES_PER_BLOCK,
+            figures=sum(len(pair.deciding()) for pair in pairs),
+            tolerances=tolerances,
+        ),
+        journal=journal,
+        answers=AnswerComparison(
+            pairs=pairs, root=root, path=folder / "answers.json", show=options.show
+        ),
+        lock=lock,
+    )
+    if journal.path.exists():
+        gate.take_over()
+    else:  # a gate that begins records the answers of its own sides and models
+        for path in filter(None, (recording_of(case) for one in pinned for case in (one.a, one.b))):
+            path.unlink(missing_ok=True)
+    return gate
+
+
+def _tolerances(texts: Sequence[str]) -> Mapping[str, float]:
+    """By metric the loss that is fine, of `METRIC=FRACTION`."""
+    found = {}
+    for text in texts:
+        name, _, frac = text.partition("=")
+        if name not in GATE_METRICS:
+            raise UnknownNameError("metric", name, GATE_METRICS, f"--tolerance {text}")
+        try:
+            kind = Annotated[float, msgspec.Meta(gt=0, lt=1)]
+            found[name] = msgspec.convert(frac, kind, strict=False)
+        except UNREADABLE as error:
+            message = f"--tolerance {text}: '{frac}' is no fraction between 0 and 1; 0.03 is 3 %"
+            raise UnsupportedError(message) from error
+    return found
+
+
+def _lock(folder: Path) -> filelock.BaseFileLock:
+    """Lock a folder, which is made, until the lock is released or our process has ended."""
+    lock = filelock.FileLock(folder / "gate.lock", blocking=False, is_singleton=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except filelock.Timeout as error:
+        message = (
+            f"'{folder}': another gate is at work there; wait for its end, or name another --out"
+        )
+        raise SpecregError(message) from error
+    return lock
+
+
+def _folder_of(options: GateOptions) -> Path:
+    if options.resume and (options.out is None or not options.out.is_dir()):
+        where = f"in '{options.out}'" if options.out is not None else "without a folder"
+        raise UnsupportedError(f"--resume: nothing to go on with {where}; name its --out")
+    gates = options.root / ".specreg" / "gates"
+    return (options.out or gates / time.strftime("%Y-%m-%dT%H-%M-%S")).resolve()
+
+
+def _chosen(options: GateOptions, origins: tuple[Origin, Origin]) -> Sequence[Case]:
+    """The cases that are named; without any those of the sides' engine that fit the GPUs."""
+    tier = options.tier
+    known = {case.id: case for case in tier.cases}
+    unmet = dict(tier.unmet(find_gpus().memory_gib))
+    for case_id in options.case_ids:
+        if case_id not in known:
+            raise UnknownNameError("case", case_id, known, f"tier '{tier.name}'")
+        if case_id in unmet:
+            raise UnsupportedError(f"{unmet[case_id]}; choose other cases with --case")
+    if options.case_ids:
+        return [known[case_id] for case_id in dict.fromkeys(options.case_ids)]
+    for case in tier.cases:
+        if {one.engine for one in origins} - {"", case.server.engine}:
+            unmet[case.id] = f"'{case.id}' is of engine '{case.server.engine}'"
+    for why in unmet.values():
+        options.show(f"left out: {why}")
+    found = [case for case in tier.cases if case.id not in unmet]
+    if not found:
+        message = (
+            f"tier '{tier.name}': none of its {len(unmet)} cases can be compared,"
+            f" {list(unmet.values())[-1]}; choose another --tier, or other sides"
+        )
+        raise UnsupportedError(message)
+    return found
+
+
+def _check(options: GateOptions, side: Side, source: Source, cases: Sequence[Case]) -> None:
+    """Check that a side could be measured, as far as one can tell before anything is installed."""
+    try:
+        source.check(tuple(cases))
+    except UnsupportedError as error:
+        raise SideError(side, str(error), started=False) from error
+    for said in check_contexts(options.root, cases):
+        options.show(said)
+
+
+def _installed(side: Side, source: Source, pairs: Sequence[Pair]) -> str:
+    """What a side is, once its environments are made."""
+    try:
+        return ", ".join(dict.fromkeys(source.installed(pair.of(side)) for pair in pairs))
+    except (UnsupportedError, EnvironmentSetupError) as error:
+        raise SideError(side, str(error), started=False) from error
