@@ -236,7 +236,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     suite, session = config.stash[SUITE], config.stash[_SESSION]
     # pytest puts one item in the place of a test whose family no case of the tier has.
-    items[:] = [item for item in items if not _is_empty(item)]
+    items[:] = [
+        item for item in items if not _params(item) or isinstance(_params(item)["case"], Case)
+    ]
     setups = {(server.id, case.id): i for i, (_, server, case) in enumerate(_setups(suite))}
     names = {name: i for i, name in enumerate((*METRICS, *CHECKS))}
 
@@ -409,7 +411,8 @@ def pytest_runtest_makereport(
         suite.skipped[params["case"].id] = head
         return report
     case_id = params["case"].id if params and call.when != "teardown" else ""
-    text = f"{head}\n(as above)" if _told(suite, head) else message
+    is_told = any(verdict.reason == head for verdict in suite.verdicts)
+    text = f"{head}\n(as above)" if is_told else message
     report.longrepr = cast("Any", Failure(message=head, text=text, case_id=case_id))
     if case_id:
         suite.errors.setdefault(params["case"].id, message)
@@ -518,14 +521,11 @@ def _record_run(config: pytest.Config, suite: Suite, run: RunVerdict) -> None:
         record_document(folder / "verdict.json", run)
     config.stash[_SESSION].lines.extend(said)
     said.extend(_remarks(suite))
+    added = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
+    command = shlex.join(("pytest", *added, *map(str, config.invocation_params.args)))
+    options = suite.store.options
     try:
-        report = report_of(
-            suite,
-            run,
-            command=_command(config),
-            options=suite.store.options,
-            remarks=tuple(said),
-        )
+        report = report_of(suite, run, command=command, options=options, remarks=tuple(said))
         record_document(folder / FILE_NAME, report)
         if not suite.shares_machine:
             append_job_summary(render_markdown(report))
@@ -544,12 +544,6 @@ def _kept(said: list[str]) -> Iterator[None]:
         yield
     except SpecregError as error:
         said.append(str(error))
-
-
-def _command(config: pytest.Config) -> str:
-    """What was typed, with what the environment adds to it."""
-    added = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
-    return shlex.join(("pytest", *added, *map(str, config.invocation_params.args)))
 
 
 def _remarks(suite: Suite) -> Iterable[str]:
@@ -677,11 +671,6 @@ def _what(params: Mapping[str, Any]) -> Metric | CorrectnessCheck:
     return found
 
 
-def _is_empty(item: pytest.Item) -> bool:
-    params = _params(item)
-    return bool(params) and not isinstance(params["case"], Case)
-
-
 def _leaves(error: BaseException) -> tuple[BaseException, ...]:
     """What was raised: of several servers that couldn't be ended well pytest makes a group."""
     if not isinstance(error, BaseExceptionGroup):
@@ -696,11 +685,6 @@ def _is_unfetched(error: BaseException) -> bool:
 
 def _head(error: BaseException) -> str:
     return str(error).splitlines()[0]
-
-
-def _told(suite: Suite, head: str) -> bool:
-    """Whether a failure that begins like this has been told in full."""
-    return any(verdict.reason == head for verdict in suite.verdicts)
 
 
 def _color(config: pytest.Config) -> bool:

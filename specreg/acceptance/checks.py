@@ -9,8 +9,6 @@ from specreg.acceptance.table import Countable
 from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import InvalidMeasurementError
 
-_MOST_SHOWN = 16
-
 
 def check_requests(traces: Sequence[RequestTrace]) -> None:
     """Every request finished, with a usage that its chunks don't contradict.
@@ -116,7 +114,7 @@ def check_counters(before: Counters, after: Counters) -> Counters:
     if after.requests is not None and before.requests is not None:
         requests = after.requests - before.requests
     detail = (counts.accepted, counts.proposed or 0, *counts.position_counts) if counts else ()
-    if min(steps, requests or 0, *detail, 0) < 0:
+    if min(steps, requests or 0, *detail) < 0:
         message = (
             f"S moved by {steps}{f', S, A, D by {_sad(counts)}' if counts else ''};"
             " the server restarted inside the window, look at its log"
@@ -135,38 +133,31 @@ def check_reconciled(requests: StepCounts, moved: Counters) -> None:
         InvalidMeasurementError: `FOREIGN_TRAFFIC` when the counters moved more, else
             `COUNTS_DISAGREE`.
     """
-    if moved.steps == requests.steps and moved.counts in {None, requests}:
-        return
-    theirs = f"S, A, D {_sad(moved.counts)}" if moved.counts else f"S {moved.steps}"
-    message = f"our requests: S, A, D {_sad(requests)}; the server's counters: {theirs}"
-    if moved.steps > requests.steps:
-        message += "; somebody else asked the server meanwhile, keep it to this run"
-        raise InvalidMeasurementError("FOREIGN_TRAFFIC", message)
-    raise InvalidMeasurementError("COUNTS_DISAGREE", message)
+    if moved.steps != requests.steps or moved.counts not in {None, requests}:
+        theirs = f"S, A, D {_sad(moved.counts)}" if moved.counts else f"S {moved.steps}"
+        message = f"our requests: S, A, D {_sad(requests)}; the server's counters: {theirs}"
+        raise _disagreement(message, foreign=moved.steps > requests.steps)
 
 
 def check_ended(requests: int, moved: Counters) -> None:
-    """The requests that ended in the window are ours, as far as the server counts them.
-
-    And none runs before or after it, when all of ours have ended.
+    """The requests that ended in the window are ours, and none runs before or after it.
 
     Raises:
         InvalidMeasurementError: `FOREIGN_TRAFFIC` when more ended or one runs, else
             `COUNTS_DISAGREE`.
     """
     if moved.running_requests:
-        message = (
-            f"requests that run and aren't ours: {moved.running_requests}; somebody else asks the"
-            " server, keep it to this run"
-        )
-        raise InvalidMeasurementError("FOREIGN_TRAFFIC", message)
-    if moved.requests in {None, requests}:
-        return
-    message = f"our requests: {requests}; the server counts {moved.requests} that ended"
-    if moved.requests is not None and moved.requests > requests:
-        message += "; somebody else asked the server meanwhile, keep it to this run"
-        raise InvalidMeasurementError("FOREIGN_TRAFFIC", message)
-    raise InvalidMeasurementError("COUNTS_DISAGREE", message)
+        message = f"requests that run and aren't ours: {moved.running_requests}"
+        raise _disagreement(message, foreign=True)
+    if moved.requests is not None and moved.requests != requests:
+        message = f"our requests: {requests}; the server counts {moved.requests} that ended"
+        raise _disagreement(message, foreign=moved.requests > requests)
+
+
+def _disagreement(message: str, *, foreign: bool) -> InvalidMeasurementError:
+    if foreign:
+        message += "; something else asks the server, keep it to this run"
+    return InvalidMeasurementError("FOREIGN_TRAFFIC" if foreign else "COUNTS_DISAGREE", message)
 
 
 def check_counts(counts: Countable[int], whose: str, *, drafted_tokens: int | None = None) -> None:
@@ -200,8 +191,7 @@ def check_counts(counts: Countable[int], whose: str, *, drafted_tokens: int | No
 
 
 def _found(counts: Countable[int], whose: str) -> str:
-    shown = ", ".join(map(str, counts.position_counts[:_MOST_SHOWN]))
-    positions = f"[{shown}{', …' if len(counts.position_counts) > _MOST_SHOWN else ''}]"
+    positions = list(counts.position_counts)
     return f"{whose}: S, A, D = {_sad(counts)} and accepted by position {positions}"
 
 

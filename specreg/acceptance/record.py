@@ -73,7 +73,6 @@ class StepCounts:
         )
 
     def __add__(self, other: "StepCounts") -> "StepCounts":
-        width = max(len(self.position_counts), len(other.position_counts))
         return StepCounts(
             steps=self.steps + other.steps,
             accepted=self.accepted + other.accepted,
@@ -82,10 +81,8 @@ class StepCounts:
             else self.proposed + other.proposed,
             position_counts=tuple(
                 a + b
-                for a, b in zip(
-                    _padded(self.position_counts, width),
-                    _padded(other.position_counts, width),
-                    strict=True,
+                for a, b in itertools.zip_longest(
+                    self.position_counts, other.position_counts, fillvalue=0
                 )
             ),
         )
@@ -100,8 +97,8 @@ class StepCounts:
 
     def to_depth(self, draft_tokens: int) -> "StepCounts":
         """The same with zeros up to the most drafts that a step can accept; no steps have none."""
-        positions = _padded(self.position_counts, draft_tokens if self.steps else 0)
-        return dataclasses.replace(self, position_counts=positions)
+        missing = draft_tokens - len(self.position_counts) if self.steps else 0
+        return dataclasses.replace(self, position_counts=(*self.position_counts, *[0] * missing))
 
     @property
     def histogram(self) -> tuple[int, ...]:
@@ -279,7 +276,3 @@ class AcceptanceRecord:
 def _mean(values: Iterable[float | None]) -> float | None:
     present = [value for value in values if value is not None]
     return statistics.fmean(present) if present else None
-
-
-def _padded(counts: tuple[int, ...], width: int) -> tuple[int, ...]:
-    return counts + (0,) * (width - len(counts))

@@ -74,7 +74,11 @@ def table_of(counted: Iterable[tuple[str, Countable[int]]]) -> CountsTable:
         all_known = all_known and counts.proposed is not None
         width = max(width, len(row))
         earlier = rows.get(prompt_id)
-        rows[prompt_id] = row if earlier is None else _added(earlier, row)
+        rows[prompt_id] = (
+            row
+            if earlier is None
+            else [a + b for a, b in itertools.zip_longest(earlier, row, fillvalue=0)]
+        )
     table = np.zeros((len(rows), max(width, 3)))
     for number, row in enumerate(rows.values()):
         table[number, : len(row)] = row
@@ -85,7 +89,3 @@ def table_of(counted: Iterable[tuple[str, Countable[int]]]) -> CountsTable:
         proposed=table[:, 2] if all_known else None,
         position_counts=tuple(table[:, column] for column in range(3, width)),
     )
-
-
-def _added(one: list[int], other: list[int]) -> list[int]:
-    return [a + b for a, b in itertools.zip_longest(one, other, fillvalue=0)]

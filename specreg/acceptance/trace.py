@@ -7,16 +7,15 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from specreg.acceptance.record import StepCounts
+from specreg.core.errors import InvalidMeasurementError
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One event of a stream that carried tokens.
-
-    A chunk is not a token: with speculation it is what one step emitted, as a rule.
+    """One event of a stream that carried tokens: with speculation what one step emitted.
 
     Attributes:
         at_ns: when it arrived, by the client's monotonic clock.
-        tokens: how many tokens it carried, by the server's token ids or usage; 1 or more.
+        tokens: how many it carried, by the server's token ids or usage; 1 or more.
     """
 
     at_ns: int
@@ -36,7 +35,6 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
         usage_tokens: completion tokens by the server's own count, None if it didn't say.
         finish_reason: "stop" or "length", None if the stream ended without one.
         acceptance: the server's own counts for this request, None if it gave none.
-        request_id: the server's name of it, empty where that is of no use.
         error: what went wrong, None for a request that finished.
     """
 
@@ -52,7 +50,6 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
     usage_tokens: int | None = None
     finish_reason: str | None = None
     acceptance: StepCounts | None = None
-    request_id: str = ""
     error: str | None = None
 
     @property
@@ -64,6 +61,31 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
     def tokens(self) -> int:
         """All tokens delivered, N."""
         return self.first_chunk_tokens + self.later_tokens
+
+    def counts_of_chunks(self, *, draft_tokens: int, drafts_every_step: bool) -> StepCounts:
+        """The counts if each chunk after the first is what one step emitted: a + 1 tokens.
+
+        The estimate for servers that count nothing, in the emitted view: what was cut off at the
+        end isn't seen. Chunks that merged unnoticed make fewer, longer steps.
+
+        Args:
+            draft_tokens: k, tokens drafted per step.
+            drafts_every_step: whether the method does; if not, D is unknown.
+
+        Raises:
+            InvalidMeasurementError: `CHUNKS_MERGED`, a chunk holds more than a step can emit.
+        """
+        longest = max(len(self.chunk_sizes) - 1, 0)
+        if self.first_chunk_tokens > 1 or longest > draft_tokens + 1:
+            message = (
+                f"prompt '{self.prompt_id}': the first chunk holds {self.first_chunk_tokens}"
+                f" tokens, another {longest}, and a step emits {draft_tokens + 1} at most: the"
+                " server merged chunks, so they say nothing of its steps; lower the load"
+            )
+            raise InvalidMeasurementError("CHUNKS_MERGED", message)
+        histogram = [*self.chunk_sizes[1:], *[0] * (draft_tokens + 1)][: draft_tokens + 1]
+        proposed = draft_tokens * sum(histogram) if drafts_every_step else None
+        return StepCounts.from_histogram(histogram, proposed)
 
 
 def chunk_sizes(chunks: Iterable[Chunk]) -> tuple[int, ...]:
@@ -80,7 +102,6 @@ class StreamEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         finish_reason: on the last event with tokens, or after it.
         usage_tokens: completion tokens of the whole request, on the final event.
         acceptance: the request's own counts, on one of the last events of a server that gives them.
-        request_id: the server's name of the request, empty where that is of no use.
     """
 
     tokens: int = 0
@@ -88,7 +109,6 @@ class StreamEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     finish_reason: str | None = None
     usage_tokens: int | None = None
     acceptance: StepCounts | None = None
-    request_id: str = ""
 
 
 Body = Mapping[str, object]

@@ -23,13 +23,7 @@ from specreg.core.errors import UnsupportedError
 from specreg.correctness.checks import LOSSLESS
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case
-from specreg.servers.sources import (
-    Kind,
-    Origin,
-    check_released,
-    parse_origin,
-    released_versions,
-)
+from specreg.servers.sources import Kind, Origin, check_released, parse_origin, released_versions
 from specreg.verdicts.judge import GOOD, Outcome
 
 _WORSE = frozenset({Outcome.REGRESSED, Outcome.WRONG})
@@ -47,16 +41,13 @@ class Step(StrEnum):
 def find_change(
     options: GateOptions, case: Case, named: Sequence[str], folder: Path
 ) -> tuple[str, ...]:
-    """The releases between which a case became worse; gates that lie in the folder go on.
+    """The last good release of a case, those of which there is no telling, and the first bad one.
 
     Args:
         options: of each gate; `a` is the good release, `b` the bad one.
         case: that became worse.
         named: the releases to search among, none for all that there are.
-        folder: of all gates.
-
-    Returns:
-        The last good one, those of which there is no telling, and the first bad one.
+        folder: of all gates; those that lie there go on.
 
     Raises:
         SideError: the good release can't be measured.
@@ -197,11 +188,7 @@ class _Search:
         return step, why
 
     def _decide(self, good: str, version: str) -> Decision:
-        """What a gate of the good version against another says.
-
-        Raises:
-            SideError: one of them can't be measured.
-        """
+        """What a gate of the good version against another says."""
         made_of = repr((self.case, self.options.prompts, self.options.least_s))
         fingerprint = hashlib.sha256(made_of.encode()).hexdigest()[:8]
         folder = self.folder / f"{good}..{version}-{fingerprint}"
@@ -239,10 +226,8 @@ class _Search:
 
     def _check_good(self, gate: Gate, lost: frozenset[str]) -> None:
         """Check that the good release could be measured: another bad one would change nothing."""
-        why = why_broken(gate.launches, Side.A)
-        failed = gate.answers.failed.get(self.case.id, "")
-        if LOSSLESS in lost and failed.startswith("side A"):
-            why = failed
+        failed = gate.answers.failed.get(self.case.id, "") if LOSSLESS in lost else ""
+        why = failed if failed.startswith("side A") else why_broken(gate.launches, Side.A)
         if why:
             message = (
                 f"the good release can't be measured, {why}; see '{gate.folder / 'logs'}', and"

@@ -130,7 +130,6 @@ def _lock(folder: Path) -> filelock.BaseFileLock:
 
 
 def _folder_of(options: GateOptions) -> Path:
-    """Where a gate goes, or goes on."""
     if options.resume and (options.out is None or not options.out.is_dir()):
         where = f"in '{options.out}'" if options.out is not None else "without a folder"
         raise UnsupportedError(f"--resume: nothing to go on with {where}; name its --out")

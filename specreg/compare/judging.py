@@ -113,9 +113,8 @@ class Decision:
     """What a gate decided.
 
     Attributes:
-        answer: in a word; reasons: why, the weightiest first; takes: what it would take to decide.
-        verdicts: on each pair, on its answers too.
-        control: on side A against itself.
+        reasons: why, the weightiest first; takes: what it would take to decide.
+        verdicts: on each pair, on its answers too; control: on side A against itself.
     """
 
     answer: Answer
@@ -444,8 +443,7 @@ def mean_of(
 def _parts_of_output(ours: Sequence[Measurement], theirs: Sequence[Measurement]) -> str:
     """Δ log(throughput) = Δ log(tokens per step) - Δ log(time of a step) + what is left.
 
-    Returns:
-        In words, the worst part first; empty where one isn't known.
+    In words, the worst part first; empty where one isn't known.
     """
     moved = []
     for function in (GATE_METRICS[OUTPUT].function, tokens_per_step, GATE_METRICS[STEP].function):

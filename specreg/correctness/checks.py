@@ -17,7 +17,7 @@ from specreg.datasets.prompts import Prompt
 from specreg.engines.registry import engine_named
 from specreg.engines.token_api import Transcript, Wanted
 from specreg.engines.wire_format import Endpoint
-from specreg.load.token_client import encode_prompts, score, transcribe
+from specreg.load.token_client import complete, encode_prompts, score
 from specreg.matrix.case import Case
 from specreg.matrix.schema import ROUNDING_NATS
 from specreg.servers.server import Server
@@ -66,7 +66,7 @@ def ask_greedy(
     """What a server answers to texts in ids, as many at once as the case has, or as is said."""
     one = Wanted(output_cap_tokens=case.output_cap_tokens, ignore_eos=case.ignore_eos)
     wanted = [one] * len(texts)
-    return transcribe(server.endpoint, texts, wanted, in_flight=at_once or in_flight(case))
+    return complete(server.endpoint, texts, wanted, in_flight=at_once or in_flight(case))
 
 
 def other_batch(case: Case) -> int:
@@ -132,7 +132,7 @@ def check_sampling(running: RunningCase) -> Verdict:
         ]
         asked = [text for text in texts for _ in wanted]
         in_flight = case.server.max_sequences
-        drawn = transcribe(endpoint, asked, wanted * len(texts), in_flight=in_flight)
+        drawn = complete(endpoint, asked, wanted * len(texts), in_flight=in_flight)
         answers = [one.output for one in drawn]
         return [answers[start : start + _DRAWS] for start in range(0, len(answers), _DRAWS)]
 

@@ -21,7 +21,7 @@ from specreg.engines.pytorch.speculation import propose
 from specreg.engines.registry import engine_named
 from specreg.engines.token_api import Transcript, Wanted
 from specreg.engines.wire_format import Endpoint
-from specreg.load.token_client import transcribe
+from specreg.load.token_client import complete
 from specreg.matrix.case import Case
 from specreg.servers.environments import engine_environment
 
@@ -116,7 +116,7 @@ def walk_answers(
         )
         raise InvalidMeasurementError("CONTEXT_FULL", message)
     # The last step's drafts go beyond the answer, and so must the text.
-    tails = transcribe(
+    tails = complete(
         beside,
         [(*answer.prompt, *answer.output) for answer in answers],
         [Wanted(output_cap_tokens=spec.draft_tokens, ignore_eos=True)] * len(answers),

@@ -11,7 +11,7 @@ import msgspec
 from specreg.core.errors import UnknownNameError
 from specreg.core.files import UNREADABLE
 from specreg.core.http import Name
-from specreg.engines.methods import Setting, Spelling, is_older
+from specreg.engines.methods import Setting, Spelling
 from specreg.engines.settings import LaunchSettings, Parallel
 from specreg.engines.token_api import TokenApi
 from specreg.engines.wire_format import WireFormat
@@ -19,12 +19,7 @@ from specreg.engines.wire_format import WireFormat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What a server is given of each of its GPUs.
-
-    Attributes:
-        cache_bytes: for its KV cache; cache_tokens: the same of one copy, in tokens.
-        share_frac: of the GPU's memory, for weights, KV cache and 2 GiB beside them, 0..1.
-    """
+    """What a server is given of each GPU: for its KV cache (one copy's tokens); in all, 0..1."""
 
     cache_bytes: int
     cache_tokens: int
@@ -43,7 +38,6 @@ class LaunchOptions(LaunchSettings):
         offline: whether all models are folders, so that nothing needs to be fetched.
         on_gpu: whether the engine runs on a GPU.
         folder: an empty one, for what `Engine.files` writes.
-        private: an empty one for what the server writes of prompts; it goes when the server does.
         version: of the engine; empty where it isn't known beforehand.
         flags: that its own help names; None where it takes all that specreg knows.
         memory: what it is given of a GPU; None for what it finds within `gpu_memory_frac`.
@@ -56,7 +50,6 @@ class LaunchOptions(LaunchSettings):
     offline: bool
     on_gpu: bool
     folder: Path
-    private: Path
     version: str = ""
     flags: frozenset[str] | None = None
     memory: Memory | None = None
@@ -71,7 +64,7 @@ class Requirement:
     """What to install for an engine.
 
     Attributes:
-        package: the distribution's name; `version`: the version to pin.
+        package, version: the distribution, and the version to pin.
         extras: further requirements, of a method for instance.
         overrides: requirements that replace what the package asks for, one per line of a file.
         local_torch: the torch build to look for in a find-links folder, None for any from PyPI.
@@ -91,13 +84,11 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What a running server says of itself.
+    """What a running server says of itself; empty where it doesn't.
 
     Attributes:
-        engine: a name of `ENGINES`; empty where it doesn't say.
-        version: by its own word, "unknown" where it doesn't say.
-        model: the name to ask for; target: the folder or hub id behind it, empty where it doesn't
-            say.
+        engine: a name of `ENGINES`; version: by its own word, "unknown" where it doesn't say.
+        model: the name to ask for; target: the folder or hub id behind it.
         speculates: whether it has a drafter, None where it doesn't say.
         speculation: its settings in the engine's words, as far as it says them.
     """
@@ -144,7 +135,7 @@ class Engine(ABC):
         serves_names: whether it serves its model under the name that it is given.
         runs_model_code: whether it can run code that a model brings.
         memory_flags: how the flags begin that say what it takes of a GPU; empty where none says how
-            large its KV cache is. first_told: the first version that has them.
+            large its KV cache is.
     """
 
     name: ClassVar[str]
@@ -160,7 +151,6 @@ class Engine(ABC):
     serves_names: ClassVar[bool] = True
     runs_model_code: ClassVar[bool] = True
     memory_flags: ClassVar[tuple[str, ...]] = ()
-    first_told: ClassVar[str] = ""
 
     @abstractmethod
     def requirement(self, *, on_gpu: bool) -> Requirement:
@@ -180,26 +170,24 @@ class Engine(ABC):
             raise UnknownNameError(f"method of engine '{self.name}'", method, self.methods, where)
         return self.methods[method]
 
-    def takes_cache(self, version: str, arguments: tuple[str, ...]) -> bool:
-        """Whether a version can be told how large its KV cache is, and the case doesn't say."""
+    def takes_cache(self, arguments: tuple[str, ...]) -> bool:
+        """Whether it can be told how large its KV cache is, and the case doesn't say."""
         own = any(argument.startswith(self.memory_flags) for argument in arguments)
-        return bool(self.memory_flags) and not own and not is_older(version, self.first_told)
+        return bool(self.memory_flags) and not own
 
-    def check_arguments(self, arguments: tuple[str, ...]) -> None:
-        """Silent where a case's `engine_args` can be handed on, as far as one can tell.
+    def check_arguments(self, arguments: tuple[str, ...]) -> None:  # noqa: B027 - most take all
+        """Check that a case's `engine_args` can be handed on, as far as one can tell.
 
         Raises:
             UnsupportedError: they can't.
         """
-        del arguments
 
-    def check_parallel(self, parallel: Parallel) -> None:
-        """Silent where the engine can spread its models so.
+    def check_parallel(self, parallel: Parallel) -> None:  # noqa: B027 - most can
+        """Check that the engine can spread its models so.
 
         Raises:
             UnsupportedError: it can't.
         """
-        del parallel
 
     def files(self, options: LaunchOptions) -> Mapping[str, str]:
         """What to write into `options.folder` before the start, by path in it."""
@@ -220,9 +208,9 @@ class Engine(ABC):
         del python, version
         return ()
 
-    @abstractmethod
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
-        """Environment variables that the server needs."""
+        """Environment variables that the server needs: offline where nothing is to be fetched."""
+        return {"HF_HUB_OFFLINE": "1"} if options.offline else {}
 
     def packages(self, parallel: Parallel) -> tuple[str, ...]:
         """What must be installed beside the engine for models that are spread so."""
@@ -257,3 +245,13 @@ class Engine(ABC):
             model=first.id,
             target=first.root or first.id,
         )
+
+
+def given_flags(*values: tuple[str, int | bool]) -> tuple[str, ...]:
+    """Flags for the values that aren't an engine's own: numbers above 1, and what is true."""
+    return tuple(
+        word
+        for flag, value in values
+        if value > 1 or value is True
+        for word in ((flag,) if value is True else (flag, str(value)))
+    )

@@ -52,6 +52,10 @@ class Renamed:
     since: str
     after: str
 
+    def of(self, version: str) -> str:
+        """The word of a version."""
+        return self.before if is_older(version, self.since) else self.after
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spelling:
@@ -90,8 +94,10 @@ class Spelling:
             VERIFIED_TOKENS: (tree.drafted_tokens if tree else draft_tokens) + 1,
             **({BRANCHES: tree.branches} if tree else {}),
         }
-        spelt = {key: _spelt(value, version) for key, value in self.settings.items()}
-        return {key: known.get(value, value) for key, value in spelt.items()}
+        return {
+            key: value.of(version) if isinstance(value, Renamed) else known.get(value, value)
+            for key, value in self.settings.items()
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,12 +124,6 @@ def is_older(version: str, than: str) -> bool:
         return Version(version) < Version(than)
     except InvalidVersion:
         return False
-
-
-def _spelt(value: Setting | Renamed, version: str) -> Setting:
-    if isinstance(value, Renamed):
-        return value.before if is_older(version, value.since) else value.after
-    return value
 
 
 _ROWS = (

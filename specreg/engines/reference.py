@@ -9,6 +9,7 @@ from specreg.acceptance.record import Counters, Source
 from specreg.core.errors import UnsupportedError
 from specreg.engines.engine import Engine, LaunchOptions, Requirement
 from specreg.engines.methods import DRAFT, DRAFT_TOKENS, Spelling
+from specreg.engines.metrics_page import MetricsPage
 from specreg.engines.settings import Parallel
 from specreg.engines.vllm import VllmTokenApi, VllmWireFormat, parse_vllm_counters
 
@@ -21,7 +22,7 @@ class ReferenceWireFormat(VllmWireFormat):
 
     def parse_counters(self, page: str) -> Counters:
         """The counters `reference:spec_decode_num_…`."""
-        counts = parse_vllm_counters(page, prefix="reference:")
+        counts = parse_vllm_counters(MetricsPage(page), prefix="reference:")
         return Counters(steps=counts.steps, counts=counts)
 
 

@@ -8,19 +8,18 @@ import contextlib
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar
 
 import msgspec
 
-from specreg.acceptance.page import counts_of, samples_of
-from specreg.acceptance.record import Counters, Gauges, Source, StepCounts
+from specreg.acceptance.record import Counters, Gauges, Source
 from specreg.acceptance.trace import Body, StreamEvent
 from specreg.core.errors import InvalidMeasurementError, UnsupportedError
 from specreg.core.files import UNREADABLE
 from specreg.core.http import Count, Name
-from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Requirement
+from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Requirement, given_flags
 from specreg.engines.methods import (
     BRANCHES,
     DRAFT,
@@ -29,6 +28,7 @@ from specreg.engines.methods import (
     Spelling,
     is_older,
 )
+from specreg.engines.metrics_page import MetricsPage
 from specreg.engines.settings import Parallel
 from specreg.engines.token_api import Call, TokenApi, Transcript, Wanted, decode_answer, unreadable
 from specreg.engines.wire_format import (
@@ -44,11 +44,8 @@ from specreg.engines.wire_format import (
 )
 
 _CALLS = "sglang:spec_verify_calls_total"
-_LENGTH, _RATE = "sglang:spec_accept_length", "sglang:spec_accept_rate"
-_FIRST_WHOSE_CHAT_TELLS = "0.5.19"
-_FIRST_THAT_COUNTS = "0.5.13"
-_FIRST_THAT_TELLS = "0.5.9"
-_FIRST_THAT_EXPORTS = "0.5.11"  # 0.5.9 does too, and two requests may write at the same time
+_OLDEST = "0.5.19"
+"""The first whose answers to a chat tell their steps."""
 
 
 class _FinishReason(msgspec.Struct, frozen=True):
@@ -60,15 +57,6 @@ class _MetaInfo(SpecTokensDetails, frozen=True):
 
     completion_tokens: Count = 0
     finish_reason: _FinishReason | None = None
-
-
-class _Exported(SpecTokensDetails, frozen=True, kw_only=True):
-    """A line of the file: what `/generate` says of an answer. What was asked isn't read."""
-
-    id: Name
-
-
-_exported_decoder = msgspec.json.Decoder(_Exported)
 
 
 class _Event(msgspec.Struct, frozen=True):
@@ -105,57 +93,25 @@ class _GenerateDecoder(StreamDecoder):
 
 
 class SglangWireFormat(WireFormat):
-    """SGLang: `/generate` tells its steps from 0.5.9 on, a chat from 0.5.19 on.
-
-    What a chat doesn't tell stands in a file from 0.5.11 on.
-    """
+    """SGLang: `/generate`, and a chat."""
 
     request_source: ClassVar[Source | None] = Source.SGLANG_REQUEST
-    counters_source: ClassVar[Source | None] = None
     counters_path: ClassVar[str | None] = "/metrics"
     counters_flag: ClassVar = "--enable-metrics"
 
-    def check(self, form: Form, version: str, *, ours: bool) -> None:
-        """By the version, and the form of the prompt.
+    def check(self, form: Form, version: str) -> None:
+        """Whatever the form.
 
         Raises:
-            UnsupportedError: this version doesn't tell its acceptance.
+            UnsupportedError: the version is older than 0.5.19.
         """
-        if is_older(version, _FIRST_THAT_TELLS):
+        del form
+        if is_older(version, _OLDEST):
             message = (
-                f"acceptance of SGLang {version}: its answers don't count their steps; take"
-                f" {_FIRST_THAT_TELLS} or newer"
+                f"acceptance of SGLang {version}: its answers don't tell their steps as those of"
+                f" later versions do; take {_OLDEST} or newer"
             )
             raise UnsupportedError(message)
-        first = _FIRST_THAT_EXPORTS if ours else _FIRST_WHOSE_CHAT_TELLS
-        if form is Form.CHAT and is_older(version, first):
-            message = (
-                f"acceptance of SGLang {version}: its answers to a chat don't tell it; take"
-                f' {first} or newer, or set form = "completions" in the matrix'
-            )
-            raise UnsupportedError(message)
-
-    def exports(self, version: str) -> bool:
-        """Where a chat's answer doesn't tell."""
-        return is_older(version, _FIRST_WHOSE_CHAT_TELLS)
-
-    def parse_export(self, lines: Iterable[bytes]) -> Mapping[str, StepCounts]:
-        """What `--export-metrics-to-file` wrote; a line that can't be read tells nothing.
-
-        Raises:
-            InvalidMeasurementError: `COUNTS_DISAGREE`.
-        """
-        found = {}
-        for line in lines:
-            with contextlib.suppress(*UNREADABLE):
-                exported = _exported_decoder.decode(line)
-                if exported.counts is not None:
-                    found[exported.id] = exported.counts
-        return found
-
-    def counters_path_of(self, version: str) -> str | None:
-        """None before 0.5.13: requests of others don't show then."""
-        return None if is_older(version, _FIRST_THAT_COUNTS) else self.counters_path
 
     def path(self, ask: Ask) -> str:
         """By the form of the prompt."""
@@ -185,27 +141,17 @@ class SglangWireFormat(WireFormat):
         Raises:
             InvalidMeasurementError: `METRICS_MISSING`, `METRICS_UNREADABLE`.
         """
-        calls = [count for _, _, count in counts_of(page, _CALLS)]
-        if not calls:
+        parsed = MetricsPage(page)
+        if _CALLS not in parsed.names:
             message = f"looked for {_CALLS}; is the server started with {self.counters_flag}?"
             raise InvalidMeasurementError("METRICS_MISSING", message)
-        return Counters(
-            steps=sum(calls), gauges=_gauges(_series(page, _LENGTH), _series(page, _RATE))
-        )
+        return Counters(steps=parsed.total(_CALLS), gauges=_gauges(parsed))
 
 
-_Series = Mapping[frozenset[tuple[str, str]], float]
-"""The values of a name, by their labels: each scheduler has its own."""
-
-
-def _series(page: str, name: str) -> _Series:
-    """What a page says by a name."""
-    found = (sample for sample in samples_of(page) if sample.name == name)
-    return {frozenset(sample.labels.items()): sample.value for sample in found}
-
-
-def _gauges(lengths: _Series, rates: _Series) -> Gauges | None:
+def _gauges(page: MetricsPage) -> Gauges | None:
     """Their means over the schedulers that have set them, which they first do after some steps."""
+    lengths = page.series("sglang:spec_accept_length")
+    rates = page.series("sglang:spec_accept_rate")
     set_by = [labels for labels, value in lengths.items() if 0 < value < math.inf]
     if not set_by:
         return None
@@ -235,63 +181,55 @@ class _Answer(msgspec.Struct, frozen=True):
 class SglangTokenApi(TokenApi):
     """SGLang, 0.5.13 or newer."""
 
-    def encode(self, ask: Ask) -> Call:
+    def encode(self, ask: Ask) -> Call[tuple[int, ...]]:
         """A chat through the model's template, or a text as it is."""
         template = {"chat_template_kwargs": dict(ask.chat_template_args)}
         said = {"messages": ask.messages, **(template if ask.chat_template_args else {})}
         return Call(
             path="/v1/tokenize",
             body={"model": ask.model, **(said if ask.form is Form.CHAT else {"prompt": ask.text})},
+            parse=lambda answer: decode_answer(answer, _Tokens).tokens,
         )
 
-    def parse_ids(self, answer: bytes) -> tuple[int, ...]:
-        """All of them."""
-        return decode_answer(answer, _Tokens).tokens
-
-    def complete(self, model: str, ids: Sequence[int], wanted: Wanted) -> Call:
+    def complete(self, model: str, ids: Sequence[int], wanted: Wanted) -> Call[Transcript]:
         """Its own endpoint, which knows one model."""
         del model
-        return Call(
-            path=_GENERATE,
-            body={
-                "input_ids": ids,
-                "sampling_params": {
-                    "max_new_tokens": wanted.output_cap_tokens,
-                    "temperature": wanted.temperature,
-                    "ignore_eos": wanted.ignore_eos,
-                    **({} if wanted.seed is None else {"sampling_seed": wanted.seed}),
-                },
-            },
-        )
+        sampling = {
+            "max_new_tokens": wanted.output_cap_tokens,
+            "temperature": wanted.temperature,
+            "ignore_eos": wanted.ignore_eos,
+            **({} if wanted.seed is None else {"sampling_seed": wanted.seed}),
+        }
 
-    def parse_transcript(self, answer: bytes, prompt: Sequence[int]) -> Transcript:
-        """The ids, and the record of the answer."""
-        parsed = decode_answer(answer, _Answer)
-        return Transcript(
-            prompt=tuple(prompt), output=parsed.output_ids, counts=parsed.meta_info.counts
-        )
+        def parse(answer: bytes) -> Transcript:
+            parsed = decode_answer(answer, _Answer)
+            counts = parsed.meta_info.counts
+            return Transcript(prompt=tuple(ids), output=parsed.output_ids, counts=counts)
 
-    def score(self, model: str, ids: Sequence[int], candidates: Sequence[int]) -> Call:
+        body = {"input_ids": ids, "sampling_params": sampling}
+        return Call(path=_GENERATE, body=body, parse=parse)
+
+    def score(
+        self, model: str, ids: Sequence[int], candidates: Sequence[int]
+    ) -> Call[tuple[float, ...]]:
         """The candidates themselves."""
         del model
-        return Call(
-            path=_GENERATE,
-            body={
-                "input_ids": ids,
-                "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
-                "return_logprob": True,
-                "token_ids_logprob": candidates,
-            },
-        )
 
-    def parse_scores(self, answer: bytes, candidates: Sequence[int]) -> tuple[float, ...]:
-        """By candidate."""
-        found = decode_answer(answer, _Answer).meta_info.output_token_ids_logprobs
-        scores = {token: score for score, token, _ in found[0]} if found else {}
-        for candidate in candidates:
-            if candidate not in scores:
-                raise unreadable(f"no log-probability of token {candidate}", answer)
-        return tuple(scores[candidate] for candidate in candidates)
+        def parse(answer: bytes) -> tuple[float, ...]:
+            found = decode_answer(answer, _Answer).meta_info.output_token_ids_logprobs
+            scores = {token: score for score, token, _ in found[0]} if found else {}
+            for candidate in candidates:
+                if candidate not in scores:
+                    raise unreadable(f"no log-probability of token {candidate}", answer)
+            return tuple(scores[candidate] for candidate in candidates)
+
+        body = {
+            "input_ids": ids,
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
+            "return_logprob": True,
+            "token_ids_logprob": candidates,
+        }
+        return Call(path=_GENERATE, body=body, parse=parse)
 
 
 _VERSION = "0.5.23"
@@ -385,10 +323,7 @@ _METHODS = {
             "speculative-algorithm": "DFLASH",
             "speculative-draft-model-path": DRAFT,
             "speculative-num-draft-tokens": VERIFIED_TOKENS,
-        },
-        # 0.5.9 lacks it. 0.5.11 and 0.5.13 count no histogram of it, and what was delivered alone.
-        # Nothing between 0.5.13 and 0.5.19 was looked at.
-        since="0.5.19",
+        }
     ),
 }
 
@@ -398,7 +333,7 @@ class Sglang(Engine):
 
     name: ClassVar = "sglang"
     methods: ClassVar = _METHODS
-    oldest: ClassVar = "0.5.9"
+    oldest: ClassVar = _OLDEST
     module: ClassVar = "sglang"
     health_path: ClassVar = "/health"
     version_path: ClassVar = "/server_info"
@@ -455,10 +390,13 @@ class Sglang(Engine):
             # Else the model's own generation_config.json sets the sampling.
             *("--sampling-defaults", "openai"),
             *(_gpu_flags(options) if options.on_gpu else _CPU_FLAGS),
-            *_parallel_flags(options.parallel),
-            *_export_flags(options),
+            *given_flags(
+                ("--tp-size", options.parallel.tensor),
+                ("--dp-size", options.parallel.data),
+                ("--ep-size", options.parallel.expert and options.parallel.tensor),
+                ("--trust-remote-code", options.trust_remote_code),
+            ),
             *(f"--{key}={value}" for key, value in options.speculation.items()),
-            *(("--trust-remote-code",) if options.trust_remote_code else ()),
             *options.engine_args,
         )
 
@@ -470,9 +408,8 @@ class Sglang(Engine):
 
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
         """Offline where nothing needs to be fetched, and nothing compiled on a CPU."""
-        offline = {"HF_HUB_OFFLINE": "1"} if options.offline else {}
         on_cpu = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}
-        return offline | ({} if options.on_gpu else on_cpu)
+        return {**super().environment(options), **({} if options.on_gpu else on_cpu)}
 
     def identify(self, fetch: Fetch) -> Identity:
         """`/server_info` has all the server's settings."""
@@ -497,8 +434,7 @@ _CPU_FLAGS = (
 )
 
 
-_PREFILL_GRAPHS = "0.5.14"
-"""Since then the graphs of prefills have a flag of their own; before, one of piecewise graphs."""
+_PREFILL_GRAPHS = "--cuda-graph-max-bs-prefill"
 _MOST_STATIC_FRAC = 0.95
 
 
@@ -508,9 +444,8 @@ def _gpu_flags(options: LaunchOptions) -> tuple[str, ...]:
     SGLang takes as its own all that went since its start, so the share must hold what a server
     beside it takes meanwhile. The cache is no larger for that.
     """
-    old = is_older(options.version, _PREFILL_GRAPHS)
-    graphs = "--piecewise-cuda-graph-max-tokens" if old else "--cuda-graph-max-bs-prefill"
-    longest = (graphs, str(options.max_model_len_tokens)) if options.takes(graphs) else ()
+    graphs = (_PREFILL_GRAPHS, str(options.max_model_len_tokens))
+    longest = graphs if options.takes(_PREFILL_GRAPHS) else ()
     if options.memory is None:
         return ("--mem-fraction-static", str(options.gpu_memory_frac), *longest)
     share_frac = min(options.memory.share_frac + options.gpu_memory_frac, _MOST_STATIC_FRAC)
@@ -518,22 +453,6 @@ def _gpu_flags(options: LaunchOptions) -> tuple[str, ...]:
         *("--max-total-tokens", str(options.memory.cache_tokens)),
         *("--mem-fraction-static", f"{share_frac:.4f}"),
         *longest,
-    )
-
-
-def _export_flags(options: LaunchOptions) -> tuple[str, ...]:
-    """The file in which old versions tell what a chat accepted; it holds the prompts too."""
-    if not options.speculation or not SglangWireFormat().exports(options.version):
-        return ()
-    return ("--export-metrics-to-file", "--export-metrics-to-file-dir", str(options.private))
-
-
-def _parallel_flags(parallel: Parallel) -> tuple[str, ...]:
-    """Nothing for one GPU."""
-    return (
-        *(("--tp-size", str(parallel.tensor)) if parallel.tensor > 1 else ()),
-        *(("--dp-size", str(parallel.data)) if parallel.data > 1 else ()),
-        *(("--ep-size", str(parallel.tensor)) if parallel.expert else ()),
     )
 
 

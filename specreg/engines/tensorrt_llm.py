@@ -1,34 +1,21 @@
 """TensorRT-LLM: `trtllm-serve` of the PyPI package `tensorrt-llm`, on a GPU alone.
 
-Written from its documentation and source (docs/source/features/speculative-decoding.md,
-tensorrt_llm/{commands,serve,metrics}, test_spec_dec_stats_pairing.py); never seen running here.
-
-With `continuous_usage_stats` each chunk has the usage so far. Of its steps it says:
-
-- `/prometheus/metrics`, counters of all requests that have ended: exact. When one has ended, each
-  position adds the steps in which a token was drafted there, and those in which it was accepted.
-  So the drafts of the first position are the steps that drafted, S, and the sums over the positions
-  are D and A; NVIDIA's examples/llm-api/measure_dspark_acceptance_disagg.py reckons likewise. It
-  counts between `[DONE]` and the end of the answer's body, which our client awaits
-  (openai_server.py). Before TensorRT-LLM#17082 they took the drafts of the next step for those of
-  the step that was verified, so older versions are read from their chunks.
-- `/metrics`, statistics of each iteration: of many requests at once, gone once read, and beyond
-  a thousand gone unread. Not for us.
-- `avg_decoded_tokens_per_iter` of a choice: all tokens delivered over all iterations, the
-  prefill's included; it knows neither the drafts nor what was cut off. Not for us.
+Written from its documentation and source, never seen running here; docs/engines.md says where it
+tells of its steps. Its counters by position count when a request has ended: the drafts of the first
+position are the steps that drafted, S, and the sums over the positions are D and A. It counts
+between `[DONE]` and the end of the answer's body, which our client awaits (openai_server.py).
+Before TensorRT-LLM#17082 they took the drafts of the next step for those of the step that was
+verified, so older versions are read from their chunks.
 """
 
 import json
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from specreg.acceptance.page import counts_of, position_in
 from specreg.acceptance.record import Counters, Source, StepCounts
-from specreg.acceptance.trace import Body
 from specreg.core.errors import InvalidMeasurementError, UnsupportedError
-from specreg.engines.engine import Engine, LaunchOptions, Requirement
+from specreg.engines.engine import Engine, LaunchOptions, Requirement, given_flags
 from specreg.engines.methods import (
     DRAFT,
     DRAFT_TOKENS,
@@ -37,52 +24,15 @@ from specreg.engines.methods import (
     Spelling,
     is_older,
 )
+from specreg.engines.metrics_page import MetricsPage
 from specreg.engines.settings import Parallel
 from specreg.engines.wire_format import (
-    USAGE_IN_EACH_CHUNK,
-    Ask,
-    StreamDecoder,
-    UsageDecoder,
     WireFormat,
-    openai_body,
-    openai_path,
 )
 
 PATH = "/prometheus/metrics"
 _PREFIX = "trtllm_"
-_DRAFTED = "spec_decode_drafted_tokens"
-_ACCEPTED = "spec_decode_accepted_tokens"
-_ENDED = "request_success"
-
-
-def parse_trtllm_counters(page: str) -> Counters:
-    """The counters since the server's start; a position that never counted isn't on the page.
-
-    Raises:
-        InvalidMeasurementError: `METRICS_MISSING`, no request is counted on it;
-            `METRICS_UNREADABLE`.
-    """
-    drafted, accepted = Counter[int](), Counter[int]()
-    totals = Counter[str]()
-    for name, labels, count in counts_of(page, _PREFIX, path=PATH):
-        totals[name] += count
-        position = position_in(labels, "token_position")
-        if position is not None:
-            of_positions = {_DRAFTED: drafted, _ACCEPTED: accepted}.get(name, Counter())
-            of_positions[position] += count
-    if _ENDED not in totals:
-        message = (
-            f"looked for {_PREFIX}{_ENDED}_total; is the server started with"
-            " return_perf_metrics: true?"
-        )
-        raise InvalidMeasurementError("METRICS_MISSING", message)
-    counts = StepCounts(
-        steps=drafted[0],
-        accepted=accepted.total(),
-        proposed=drafted.total(),
-        position_counts=tuple(accepted[i] for i in range(max(drafted, default=-1) + 1)),
-    )
-    return Counters(steps=counts.steps, counts=counts, requests=totals[_ENDED])
+_ENDED = f"{_PREFIX}request_success_total"
 
 
 FIRST_THAT_COUNTS = "1.3.0rc29"
@@ -92,7 +42,6 @@ FIRST_THAT_COUNTS = "1.3.0rc29"
 class TensorrtLlmWireFormat(WireFormat):
     """`trtllm-serve`."""
 
-    request_source: ClassVar[Source | None] = None
     counters_source: ClassVar[Source | None] = Source.TRTLLM_COUNTERS
     counters_path: ClassVar[str | None] = PATH
     counters_flag: ClassVar = "return_perf_metrics: true"
@@ -101,22 +50,28 @@ class TensorrtLlmWireFormat(WireFormat):
         """None of a version whose counters pair the wrong steps, or that has none."""
         return None if is_older(version, FIRST_THAT_COUNTS) else PATH
 
-    def path(self, ask: Ask) -> str:
-        """By the form of the prompt."""
-        return openai_path(ask)
-
-    def body(self, ask: Ask) -> Body:
-        """Usage in each chunk, so that its tokens are counted and not guessed."""
-        return openai_body(ask, USAGE_IN_EACH_CHUNK)
-
-    def new_decoder(self, ask: Ask) -> StreamDecoder:
-        """One for each answer."""
-        del ask
-        return UsageDecoder()
-
     def parse_counters(self, page: str) -> Counters:
-        """The counters `trtllm_spec_decode_…` by position, of the requests that have ended."""
-        return parse_trtllm_counters(page)
+        """The counters by position; a position that never counted isn't on the page.
+
+        Raises:
+            InvalidMeasurementError: `METRICS_MISSING`, no request is counted on it;
+                `METRICS_UNREADABLE`.
+        """
+        parsed = MetricsPage(page, path=PATH)
+        drafted, accepted = (
+            parsed.by_position(f"{_PREFIX}spec_decode_{what}_tokens_total", "token_position")
+            for what in ("drafted", "accepted")
+        )
+        if _ENDED not in parsed.names:
+            message = f"looked for {_ENDED}; is the server started with {self.counters_flag}?"
+            raise InvalidMeasurementError("METRICS_MISSING", message)
+        counts = StepCounts(
+            steps=drafted[0],
+            accepted=accepted.total(),
+            proposed=drafted.total(),
+            position_counts=tuple(accepted[i] for i in range(max(drafted, default=-1) + 1)),
+        )
+        return Counters(steps=counts.steps, counts=counts, requests=parsed.total(_ENDED))
 
 
 _VERSION = "1.2.1"
@@ -245,15 +200,15 @@ class TensorrtLlm(Engine):
             *("--host", "127.0.0.1", "--port", str(options.port)),
             *("--max_batch_size", str(options.max_sequences)),
             *("--max_seq_len", str(options.max_model_len_tokens)),
-            *_parallel_flags(options.parallel),
+            *given_flags(
+                ("--tp_size", options.parallel.tensor),
+                ("--pp_size", options.parallel.pipeline),
+                ("--ep_size", options.parallel.expert and options.parallel.tensor),
+                ("--trust_remote_code", options.trust_remote_code),
+            ),
             *("--extra_llm_api_options", str(options.folder / _OPTIONS)),
-            *(("--trust_remote_code",) if options.trust_remote_code else ()),
             *options.engine_args,
         )
-
-    def environment(self, options: LaunchOptions) -> Mapping[str, str]:
-        """Offline where nothing needs to be fetched."""
-        return {"HF_HUB_OFFLINE": "1"} if options.offline else {}
 
 
 def _nested(settings: Mapping[str, object]) -> dict[str, object]:
@@ -263,15 +218,6 @@ def _nested(settings: Mapping[str, object]) -> dict[str, object]:
         section, _, key = path.rpartition(".")
         sections.setdefault(section, {})[key] = value
     return {**sections.pop("", {}), **sections}
-
-
-def _parallel_flags(parallel: Parallel) -> tuple[str, ...]:
-    """Nothing for one GPU."""
-    return (
-        *(("--tp_size", str(parallel.tensor)) if parallel.tensor > 1 else ()),
-        *(("--pp_size", str(parallel.pipeline)) if parallel.pipeline > 1 else ()),
-        *(("--ep_size", str(parallel.tensor)) if parallel.expert else ()),
-    )
 
 
 ENGINE = TensorrtLlm()

@@ -1,9 +1,9 @@
 """Requests in token ids: texts to ids, ids to ids, ids to scores, without a stream."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -14,14 +14,19 @@ from specreg.core.files import UNREADABLE
 from specreg.engines.wire_format import Ask
 
 AnswerT = TypeVar("AnswerT")
+FormT = TypeVar("FormT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """A request: where to POST what."""
+class Call(Generic[AnswerT]):
+    """A request: where to POST what, and how to read the answer.
+
+    `parse` raises `InvalidMeasurementError`, `ANSWER_UNREADABLE`.
+    """
 
     path: str
     body: Body
+    parse: Callable[[bytes], AnswerT]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,43 +64,24 @@ class TokenApi(ABC):
     """How a server is asked in token ids. Subclasses hold no state."""
 
     @abstractmethod
-    def encode(self, ask: Ask) -> Call:
+    def encode(self, ask: Ask) -> Call[tuple[int, ...]]:
         """How to learn the ids of a prompt, the model's chat template included."""
 
     @abstractmethod
-    def parse_ids(self, answer: bytes) -> tuple[int, ...]:
-        """The ids of the prompt.
-
-        Raises:
-            InvalidMeasurementError: `ANSWER_UNREADABLE`.
-        """
-
-    @abstractmethod
-    def complete(self, model: str, ids: Sequence[int], wanted: Wanted) -> Call:
+    def complete(self, model: str, ids: Sequence[int], wanted: Wanted) -> Call[Transcript]:
         """How to have ids continued."""
 
     @abstractmethod
-    def parse_transcript(self, answer: bytes, prompt: Sequence[int]) -> Transcript:
-        """What was answered.
+    def score(
+        self, model: str, ids: Sequence[int], candidates: Sequence[int]
+    ) -> Call[tuple[float, ...]]:
+        """How to learn the log-probabilities of candidates for the next token.
 
-        Raises:
-            InvalidMeasurementError: `ANSWER_UNREADABLE`.
-        """
-
-    @abstractmethod
-    def score(self, model: str, ids: Sequence[int], candidates: Sequence[int]) -> Call:
-        """How to learn the log-probabilities of candidates for the next token."""
-
-    @abstractmethod
-    def parse_scores(self, answer: bytes, candidates: Sequence[int]) -> tuple[float, ...]:
-        """The log-probability of each candidate in nats, or the most that it can be.
-
-        Raises:
-            InvalidMeasurementError: `ANSWER_UNREADABLE`.
+        In nats; of a candidate that the server doesn't tell, the most that it can be.
         """
 
 
-def decode_answer(answer: bytes, form: type[AnswerT]) -> AnswerT:
+def decode_answer(answer: bytes, form: type[FormT]) -> FormT:
     """An answer in a server's own form.
 
     Raises:
@@ -104,16 +90,10 @@ def decode_answer(answer: bytes, form: type[AnswerT]) -> AnswerT:
     try:
         return msgspec.json.decode(answer, type=form)
     except UNREADABLE as error:
-        text = answer[:200].decode(errors="replace")
-        raise InvalidMeasurementError("ANSWER_UNREADABLE", f"{error}, in: {text}") from error
+        raise unreadable(str(error), answer) from error
 
 
 def unreadable(lacks: str, answer: bytes) -> InvalidMeasurementError:
-    """The error of an answer that says less than was asked for.
-
-    Args:
-        lacks: what isn't there, and why that may be.
-        answer: as it came.
-    """
+    """The error of an answer that says less than was asked for; `lacks` is what, and why."""
     text = answer[:200].decode(errors="replace")
     return InvalidMeasurementError("ANSWER_UNREADABLE", f"{lacks}, in: {text}")

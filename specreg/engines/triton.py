@@ -4,10 +4,9 @@ A case's `engine_args` are vLLM's arguments by their names in Python, `name=valu
 model.json; tritonserver itself is told nothing further.
 
 Read in the backend's documentation (docs/additional_outputs.md, r24.12 and newer) and seen on a
-real tritonserver 2.51, with a backend of the same interface that forwards to a real vLLM: each
-response says how many tokens it holds. There are no counts of steps, so acceptance comes from the
-chunks; one at a time a chunk is a step, several at a time chunks merge now and then. `generate`
-has one response for all, in the same words: of an answer it tells no more than how long it took.
+real tritonserver 2.51: each response says how many tokens it holds. There are no counts of steps,
+so acceptance comes from the chunks; one at a time a chunk is a step, several at a time chunks merge
+now and then. `generate` has one response for all and tells no more than how long it took.
 """
 
 import json
@@ -18,7 +17,6 @@ from urllib.parse import quote
 
 import msgspec
 
-from specreg.acceptance.record import Source
 from specreg.acceptance.trace import Body, StreamEvent
 from specreg.core.errors import AttachError, UnsupportedError
 from specreg.core.files import UNREADABLE
@@ -68,19 +66,16 @@ class _Decoder(StreamDecoder):
 class TritonWireFormat(WireFormat):
     """Triton with the vLLM backend."""
 
-    request_source: ClassVar[Source | None] = None
-    counters_source: ClassVar[Source | None] = None
-    counters_path: ClassVar[str | None] = None
     takes_token_ids: ClassVar[bool] = False
     answers_whole: ClassVar[bool] = True
 
-    def check(self, form: Form, version: str, *, ours: bool) -> None:
+    def check(self, form: Form, version: str) -> None:
         """Of all versions.
 
         Raises:
             UnsupportedError: a chat: the backend takes a text alone.
         """
-        del version, ours
+        del version
         if form is Form.CHAT:
             raise UnsupportedError(_TEXT_ALONE)
 
@@ -231,6 +226,13 @@ def _engine_arguments(options: LaunchOptions) -> dict[str, object]:
     """VLLM's arguments by their names in Python; see `specreg.engines.vllm` for the reasons."""
     parallel = options.parallel
     speculation = vllm.speculative_config(options)
+    unless_default = {
+        "tensor_parallel_size": parallel.tensor,
+        "pipeline_parallel_size": parallel.pipeline,
+        "data_parallel_size": parallel.data,
+        "enable_expert_parallel": parallel.expert,
+        "trust_remote_code": options.trust_remote_code,
+    }
     return {
         "model": options.target,
         "dtype": options.dtype,
@@ -243,12 +245,8 @@ def _engine_arguments(options: LaunchOptions) -> dict[str, object]:
             if options.on_gpu
             else {"enforce_eager": True, "distributed_executor_backend": "uni"}
         ),
-        **({"tensor_parallel_size": parallel.tensor} if parallel.tensor > 1 else {}),
-        **({"pipeline_parallel_size": parallel.pipeline} if parallel.pipeline > 1 else {}),
-        **({"data_parallel_size": parallel.data} if parallel.data > 1 else {}),
-        **({"enable_expert_parallel": True} if parallel.expert else {}),
+        **{name: value for name, value in unless_default.items() if value is True or value > 1},
         **({"speculative_config": speculation} if speculation else {}),
-        **({"trust_remote_code": True} if options.trust_remote_code else {}),
         **dict(map(_named, options.engine_args)),
     }
 

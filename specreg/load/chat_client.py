@@ -81,9 +81,7 @@ def check_silence(case: Case, alive_ns: int, now_ns: int) -> None:
 def new_client(endpoint: Endpoint, *, connections: int | None) -> "httpx.AsyncClient":
     """A client for one endpoint, over the aiohttp transport: it costs a third of httpx's own.
 
-    Args:
-        endpoint: whom to ask.
-        connections: the most at once, None for any number.
+    It has so many `connections` at most, None for any number.
     """
     import httpx  # noqa: PLC0415 - takes long, and few commands ask a server
     from httpx_aiohttp import HttpxAiohttpClient  # noqa: PLC0415 - the same
@@ -111,8 +109,7 @@ class _StreamState:
     """What has come of one stream so far, which is no more than can have been asked for.
 
     Attributes:
-        sent_ns: when it was asked for; heard_ns: when anything last came.
-        most_tokens: that it may have.
+        heard_ns: when anything last came.
         late: whether its time was up, so that its end is no sign of life.
     """
 
@@ -128,7 +125,6 @@ class _StreamState:
     finish_reason: str | None = None
     usage_tokens: int | None = None
     acceptance: StepCounts | None = None
-    request_id: str = ""
 
     def take(self, event: StreamEvent, at_ns: int) -> None:
         """Take one more event; a count that comes again replaces the earlier one.
@@ -152,8 +148,6 @@ class _StreamState:
             self.usage_tokens = event.usage_tokens
         if event.acceptance is not None:
             self.acceptance = event.acceptance
-        if event.request_id:
-            self.request_id = event.request_id
 
     def _refuse(self, reason: str, what: str) -> NoReturn:
         asked_tokens = self.most_tokens - _MORE_TOKENS
@@ -251,15 +245,15 @@ class ChatClient:
         import aiohttp  # noqa: PLC0415 - imported by then, see new_client
         import httpx  # noqa: PLC0415 - the same
 
-        protocol = ENGINES[self.endpoint.engine].wire_format
-        path, body = protocol.path(ask), msgspec.json.encode(protocol.body(ask))
+        wire_format = ENGINES[self.endpoint.engine].wire_format
+        path, body = wire_format.path(ask), msgspec.json.encode(wire_format.body(ask))
         sent_ns = self.clock()
         most_tokens = case.output_cap_tokens + _MORE_TOKENS
         gathered = _StreamState(sent_ns=sent_ns, heard_ns=sent_ns, most_tokens=most_tokens)
         try:
             async with asyncio.timeout(case.request_timeout_s) as timeout:
                 self._begin(gathered, timeout)
-                await self._stream(path, body, gathered, protocol.new_decoder(ask))
+                await self._stream(path, body, gathered, wire_format.new_decoder(ask))
         # The transport leaves some of aiohttp's as they are, of what is no HTTP for instance.
         except (httpx.HTTPError, aiohttp.ClientError) as failure:
             gathered.error = ": ".join(filter(None, (type(failure).__name__, shortly(failure))))
@@ -285,7 +279,6 @@ class ChatClient:
             usage_tokens=gathered.usage_tokens,
             finish_reason=gathered.finish_reason,
             acceptance=gathered.acceptance,
-            request_id=gathered.request_id,
             error=gathered.error,
         )
         return FinishedRequest(

@@ -110,8 +110,7 @@ class Clients:
     async def replay(self, prompts: Sequence[Prompt], record: Record | None = None) -> Round:
         """One round; see `replay_round`.
 
-        Where a request's time was up in it, the server is asked for a token more: it may hang, and
-        the round may have been too short to show it.
+        Where a request's time was up, the server is asked for a token more: it may hang.
 
         Raises:
             InvalidMeasurementError: `CLIENT_DIED`, one of the further processes did; `HUNG`.
@@ -157,11 +156,7 @@ class Clients:
         return await dataclasses.replace(self, case=case).replay(prompts)
 
     async def scrape(self, path: str, *, within_s: float = _SCRAPE_S) -> str:
-        """A page of the server.
-
-        Args:
-            path: where it is.
-            within_s: how long it may take.
+        """The page of the server at a path.
 
         Raises:
             InvalidMeasurementError: `METRICS_MISSING`.
@@ -201,10 +196,7 @@ class Clients:
 async def open_clients(case: Case, endpoint: Endpoint, *, clock: Clock) -> AsyncIterator[Clients]:
     """Clients for as long as the context lasts.
 
-    Args:
-        case: its load and number of client processes.
-        endpoint: whom to ask.
-        clock: monotonic, in nanoseconds; with further processes the system's own.
+    `clock` is monotonic, in nanoseconds; with further processes the system's own.
     """
     count = case.client_processes if case.client_processes > 1 else 0
     async with contextlib.AsyncExitStack() as stack:

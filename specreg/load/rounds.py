@@ -5,9 +5,8 @@ import gc
 import itertools
 import operator
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -57,7 +56,7 @@ class Round:
 
 @dataclass(slots=True)
 class RoundBuilder:
-    """What has come of a round so far; grows with its requests, not with their tokens."""
+    """What has come of a round so far."""
 
     traces: dict[tuple[int, int], RequestTrace] = field(default_factory=dict)
     gaps: Histogram = field(default_factory=Histogram)
@@ -110,7 +109,6 @@ async def replay_round(  # noqa: PLR0913 - most of them by name, each with a use
     """Replay prompts as the case's load says; each conversation's turns one after another.
 
     A request that fails is a trace with an error, and ends its conversation; nothing is retried.
-    What is still on its way when the server turns out to hang is given up.
 
     Args:
         case: load, form of the prompts, output cap and sampling.
@@ -213,32 +211,23 @@ def due_after_ns(load: Load) -> Iterator[int]:
     second at the full rate does; so a request that is due at u without the ramp is due at sqrt(2uT)
     while u < T/2, and at u + T/2 later.
     """
-    gaps_s = _GAPS[load.arrivals](load, random.Random(load.seed))  # noqa: S311 - no cryptography
+    gaps_s = _gaps_s(load, random.Random(load.seed))  # noqa: S311 - no cryptography
     for flat_s in itertools.accumulate(gaps_s, initial=0.0):
         half_s = load.ramp_up_s / 2
         ramped_s = flat_s + half_s if flat_s >= half_s else (4 * flat_s * half_s) ** 0.5
         yield round(ramped_s * _NS_PER_S)
 
 
-def _constant(load: Load, _: random.Random) -> Iterator[float]:
-    return itertools.repeat(1 / load.requests_per_s)
-
-
-def _gamma(load: Load, draw: random.Random) -> Iterator[float]:
-    """Gaps of mean 1/rate and of the shape `burstiness`."""
-    scale_s = 1 / (load.requests_per_s * load.burstiness)
+def _gaps_s(load: Load, draw: random.Random) -> Iterator[float]:
+    """Gaps of mean 1/rate; the gamma distribution's have the shape `burstiness`."""
+    rate = load.requests_per_s
     while True:
-        yield draw.gammavariate(load.burstiness, scale_s)
-
-
-def _poisson(load: Load, draw: random.Random) -> Iterator[float]:
-    while True:
-        yield draw.expovariate(load.requests_per_s)
-
-
-_GAPS: Mapping[Arrivals, Callable[[Load, random.Random], Iterator[float]]] = MappingProxyType(
-    {Arrivals.CONSTANT: _constant, Arrivals.POISSON: _poisson, Arrivals.GAMMA: _gamma}
-)
+        if load.arrivals is Arrivals.CONSTANT:
+            yield 1 / rate
+        elif load.arrivals is Arrivals.POISSON:
+            yield draw.expovariate(rate)
+        else:
+            yield draw.gammavariate(load.burstiness, 1 / (rate * load.burstiness))
 
 
 async def _replay_closed(asked: ChatClient, planned: Iterator[_Planned], part: RoundSlice) -> None:

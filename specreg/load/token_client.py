@@ -2,14 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import TypeVar
 
 import msgspec
 
 from specreg.core.errors import AnswerError, HungError, InvalidMeasurementError, UnsupportedError
-from specreg.core.http import Answer, read
+from specreg.core.http import read
 from specreg.datasets.prompts import Prompt
 from specreg.engines.registry import ENGINES
 from specreg.engines.token_api import Call, TokenApi, Transcript, Wanted
@@ -49,11 +49,8 @@ def encode_prompts(
         InvalidMeasurementError: `HTTP_ERROR`, `ANSWER_UNREADABLE`.
     """
     api = token_api_of(endpoint)
-
-    async def encode(prompt: Prompt, post: _Post) -> tuple[int, ...]:
-        if prompt.token_ids:
-            return prompt.token_ids
-        ask = Ask(
+    asks = [
+        Ask(
             model=endpoint.model,
             form=case.form,
             messages=(Message(Role.USER, prompt.turns[0]),),
@@ -61,12 +58,14 @@ def encode_prompts(
             temperature=0.0,
             chat_template_args=case.chat_template_args,
         )
-        return api.parse_ids(await post(api.encode(ask)))
+        for prompt in prompts
+        if not prompt.token_ids
+    ]
+    encoded = iter(_post_all(endpoint, list(map(api.encode, asks)), case.server.max_sequences))
+    return tuple(prompt.token_ids or next(encoded) for prompt in prompts)
 
-    return _ask_all(endpoint, prompts, encode, case.server.max_sequences)
 
-
-def transcribe(
+def complete(
     endpoint: Endpoint,
     texts: Sequence[Sequence[int]],
     wanted: Sequence[Wanted],
@@ -89,87 +88,56 @@ def transcribe(
         InvalidMeasurementError: `HTTP_ERROR`, `ANSWER_UNREADABLE`.
     """
     api = token_api_of(endpoint)
-
-    async def complete(one: tuple[Sequence[int], Wanted], post: _Post) -> Transcript:
-        answer = await post(api.complete(endpoint.model, *one))
-        return api.parse_transcript(answer, one[0])
-
-    questions = tuple(zip(texts, wanted, strict=True))
-    return _ask_all(endpoint, questions, complete, in_flight, within_s=within_s)
+    calls = [api.complete(endpoint.model, *one) for one in zip(texts, wanted, strict=True)]
+    return _post_all(endpoint, calls, in_flight, within_s)
 
 
 def score(
     endpoint: Endpoint, questions: Sequence[tuple[Sequence[int], Sequence[int]]]
 ) -> tuple[tuple[float, ...], ...]:
-    """How likely candidates are to follow a text, one text at a time.
-
-    Args:
-        endpoint: whom to ask.
-        questions: a text in ids, and candidates.
-
-    Returns:
-        The candidates' log-probabilities in nats; of one that the server doesn't tell, the most
-        that it can be.
+    """How likely candidates are to follow a text in ids, one text at a time; see `TokenApi.score`.
 
     Raises:
         UnsupportedError: it knows no ids.
         InvalidMeasurementError: `HTTP_ERROR`, `ANSWER_UNREADABLE`.
     """
     api = token_api_of(endpoint)
-
-    async def ask(one: tuple[Sequence[int], Sequence[int]], post: _Post) -> tuple[float, ...]:
-        answer = await post(api.score(endpoint.model, *one))
-        return api.parse_scores(answer, one[1])
-
-    return _ask_all(endpoint, questions, ask, 1)
+    return _post_all(endpoint, [api.score(endpoint.model, *one) for one in questions], 1)
 
 
-_Post = Callable[[Call], Awaitable[bytes]]
-_OneT = TypeVar("_OneT")
-
-
-def _ask_all(
+def _post_all(
     endpoint: Endpoint,
-    questions: Sequence[_OneT],
-    ask: Callable[[_OneT, _Post], Awaitable[AnswerT]],
+    calls: Sequence[Call[AnswerT]],
     in_flight: int,
-    *,
     within_s: float = _TIMEOUT_S,
 ) -> tuple[AnswerT, ...]:
-    """The answers in the order of the questions."""
+    """The answers in the order of the calls."""
 
-    async def all_of_them() -> list[AnswerT]:
+    async def post_all() -> list[AnswerT]:
         free, heard_s = asyncio.Semaphore(in_flight), time.monotonic()
         import httpx  # noqa: PLC0415 - takes long, and few commands ask a server
 
         async with httpx.AsyncClient(base_url=endpoint.base_url, trust_env=False) as client:
 
-            async def post(call: Call) -> bytes:
+            async def post(call: Call[AnswerT]) -> AnswerT:
                 nonlocal heard_s
-                sent_s, body = time.monotonic(), msgspec.json.encode(call.body)
-                try:
-                    answer = await read(client, "POST", call.path, within_s=within_s, body=body)
-                except AnswerError as error:
-                    # If others came meanwhile, it is this one alone.
-                    if error.late and heard_s <= sent_s:
-                        raise HungError(within_s) from error
-                    message = f"{error}; look at the server's log"
-                    raise InvalidMeasurementError("HTTP_ERROR", message) from error
-                heard_s = time.monotonic()
-                return _content(answer, call)
-
-            async def one(question: _OneT) -> AnswerT:
                 async with free:
-                    return await ask(question, post)
+                    sent_s, body = time.monotonic(), msgspec.json.encode(call.body)
+                    try:
+                        answer = await read(client, "POST", call.path, within_s=within_s, body=body)
+                    except AnswerError as error:
+                        # If others came meanwhile, it is this one alone.
+                        if error.late and heard_s <= sent_s:
+                            raise HungError(within_s) from error
+                        message = f"{error}; look at the server's log"
+                        raise InvalidMeasurementError("HTTP_ERROR", message) from error
+                    heard_s = time.monotonic()
+                    if answer.status != HTTPStatus.OK:
+                        said = answer.text[:_ANSWER_CHARACTERS]
+                        message = f"HTTP {answer.status} from {call.path}: {said}"
+                        raise InvalidMeasurementError("HTTP_ERROR", message)
+                    return call.parse(answer.content)
 
-            return await asyncio.gather(*map(one, questions))
+            return await asyncio.gather(*map(post, calls))
 
-    return tuple(asyncio.run(all_of_them()))
-
-
-def _content(answer: Answer, call: Call) -> bytes:
-    if answer.status != HTTPStatus.OK:
-        said = answer.text[:_ANSWER_CHARACTERS]
-        message = f"HTTP {answer.status} from {call.path}: {said}"
-        raise InvalidMeasurementError("HTTP_ERROR", message)
-    return answer.content
+    return tuple(asyncio.run(post_all()))

@@ -36,10 +36,7 @@ class Sizes:
         """What one server takes on each of its GPUs; None where its draft's size isn't known.
 
         Weights and cache are split over the GPUs of a copy; copies share what is in flight.
-
-        Args:
-            parallel: how the models are spread.
-            tokens: in the KV caches of all copies.
+        `tokens` are in the KV caches of all copies.
         """
         weights_gib = self.weights_gib(parallel)
         if weights_gib is None:
@@ -76,12 +73,7 @@ class Needs:
         return f"{self.gpus} GPU(s){each}"
 
     def unmet(self, gpus_gib: Sequence[float], where: str = "this machine") -> str:
-        """What of it a machine lacks, empty when nothing.
-
-        Args:
-            gpus_gib: the memory of each of its GPUs. The engines take the first ones.
-            where: what to call it.
-        """
+        """What of it a machine of such GPUs lacks, empty when nothing; `where` is its name."""
         taken = gpus_gib[: self.gpus]
         if len(taken) == self.gpus and min(taken) >= (self.memory_gib or 0.0):
             return ""
@@ -226,11 +218,7 @@ class Tier:
     def chosen(self, gpus_gib: Sequence[float]) -> "Tier":
         """The tier as a machine runs it: of several pairs the first all of whose cases fit.
 
-        Where none fits that is the last one.
-
-        Args:
-            gpus_gib: the memory of each of the machine's GPUs; none for a machine that isn't there
-                yet, which is taken to hold all.
+        Where none fits that is the last one; a machine without GPUs is taken to hold all.
         """
         unmet = self.unmet(gpus_gib) if gpus_gib else {}
         too_large = {
@@ -250,12 +238,7 @@ class Tier:
         return dataclasses.replace(self, cases=cases)
 
     def unmet(self, gpus_gib: Sequence[float], where: str = "this machine") -> dict[str, str]:
-        """By case's id what it needs and a machine lacks, in a sentence; none where all fit.
-
-        Args:
-            gpus_gib: the memory of each of the machine's GPUs.
-            where: what to call it.
-        """
+        """By case's id what it needs and a machine lacks, in a sentence; none where all fit."""
         if not self.needs_gpus:
             return {}
         lacks = {case.id: case.needs.unmet(gpus_gib, where) for case in self.cases}

@@ -56,10 +56,7 @@ _ONE, _ZERO = b"\x80\x3f", b"\x00\x00"
 def resolve_model(root: Path, reference: str, *, padding_layers: int = 0) -> str:
     """What to hand to an engine: a folder, padded if asked for, or a hub id as it is.
 
-    Args:
-        root: the repository's root; a relative folder is looked up there.
-        reference: a folder if it begins with `.`, `/` or `fixtures/`, else a hub id.
-        padding_layers: identity layers to append, 0 or more; needs a folder.
+    A relative folder is looked up in the repository's root.
 
     Raises:
         ModelError: the folder is missing or incomplete, or padding was asked of a hub id.
@@ -74,7 +71,11 @@ def resolve_model(root: Path, reference: str, *, padding_layers: int = 0) -> str
         if not any(folder.glob(pattern)):
             message = f"model folder '{folder}': {pattern} is missing; check the path in the matrix"
             raise ModelError(message)
-    return str(_padded(folder, padding_layers) if padding_layers else folder)
+    if not padding_layers:
+        return str(folder)
+    padded = models_dir() / f"{folder.name}-{padding_layers}-{content_sha256(folder)[:16]}"
+    make_folder(padded, lambda made: write_padded_model(folder, made, padding_layers))
+    return str(padded)
 
 
 def is_hub_id(reference: str) -> bool:
@@ -85,13 +86,18 @@ def is_hub_id(reference: str) -> bool:
 def missing_files(folder: Path) -> tuple[str, ...]:
     """What a folder lacks to be a whole model: its configuration, or files of its weights.
 
-    Weights are one file, or those that an index lists; drafts are published as PyTorch's too.
+    Weights are one file, or those that an index lists; drafts are published as PyTorch's too. An
+    index that can't be read is missing.
     """
     lacking = () if (folder / _CONFIG).is_file() else (_CONFIG,)
     for name in (_WEIGHTS, _OLDER_WEIGHTS):
         index = folder / f"{name}.index.json"
         if index.is_file():
-            return lacking + _missing_parts(index)
+            try:
+                parts = set(json.loads(index.read_bytes())["weight_map"].values())
+            except (*_UNFIT, OSError):
+                return (*lacking, index.name)
+            return (*lacking, *sorted(part for part in parts if not (folder / part).is_file()))
     alone = any(any(folder.glob(pattern)) for pattern in ("*.safetensors", _OLDER_WEIGHTS))
     return lacking if alone else (*lacking, _WEIGHTS)
 
@@ -131,15 +137,6 @@ def _why_refused(repo: str) -> str:
     return ""
 
 
-def _missing_parts(index: Path) -> tuple[str, ...]:
-    """The files that an index lists and that aren't there; the index where it can't be read."""
-    try:
-        parts = set(json.loads(index.read_bytes())["weight_map"].values())
-        return tuple(sorted(part for part in parts if not (index.parent / part).is_file()))
-    except (*_UNFIT, OSError):
-        return (index.name,)
-
-
 def model_file(reference: str, name: str) -> Path:
     """A file of a model folder, or of a hub id: from the hub's cache, or fetched.
 
@@ -174,11 +171,8 @@ def folder_sizes(folder: Path, dtype: str) -> tuple[float, float]:
     """What a model takes as it is served: GiB of weights, and KiB of KV cache by token.
 
     A token's keys and values: 2 × layers × KV heads × head size × bytes of a value. 0 where the
-    configuration doesn't say, or says that they are kept compressed.
-
-    Args:
-        folder: of the model.
-        dtype: the engine's name of the number format; "auto" for the model's own.
+    configuration doesn't say, or says that they are kept compressed. `dtype` is the engine's name
+    of the number format; "auto" for the model's own.
     """
     files = [*folder.glob("*.safetensors")] or [*folder.glob("*.bin")]
     weights_bytes = float(sum(path.stat().st_size for path in files))
@@ -222,13 +216,6 @@ def model_sha256(reference: str) -> str:
     for path in sorted(folder.glob("*.safetensors")):
         digest.update(bytes.fromhex(file_sha256(path)))
     return digest.hexdigest()
-
-
-def _padded(folder: Path, layers: int) -> Path:
-    """A copy of the model with identity layers appended, from the cache if it is there."""
-    padded = models_dir() / f"{folder.name}-{layers}-{content_sha256(folder)[:16]}"
-    make_folder(padded, lambda made: write_padded_model(folder, made, layers))
-    return padded
 
 
 def models_dir() -> Path:
@@ -307,9 +294,7 @@ def write_padded_model(source: Path, target: Path, layers: int) -> None:
 def read_model(source: Path, use: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The configuration of a model folder, and its weights, of one file.
 
-    Args:
-        source: the folder.
-        use: what it can't be where the weights are several files, and what to do.
+    `use` says what it can't be where the weights are several files, and what to do.
 
     Raises:
         ModelError: they aren't one file, or can't be read.
@@ -378,27 +363,10 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 def check_model_code(root: Path, spec: ServerSpec) -> None:
     """Check that no model folder of a server brings code, or the case trusts what it brings.
 
-    Args:
-        root: the repository's, for relative folders.
-        spec: of the server.
-
     Raises:
         ModelError: a folder brings some, or has a configuration that can't be read.
-        UnsupportedError: as `check_trust`.
-    """
-    check_trust(spec)
-    if spec.trust_remote_code:
-        return
-    for reference in filter(None, (spec.target, spec.draft)):
-        if not is_hub_id(reference):
-            _check_folder((root / reference).resolve())
-
-
-def check_trust(spec: ServerSpec) -> None:
-    """Check that it is the setting that says whether models' code is trusted, and it can be.
-
-    Raises:
-        UnsupportedError: an argument says so, or the engine runs no such code.
+        UnsupportedError: an argument says that code is trusted, which is a setting of the case, or
+            the engine runs no such code.
     """
     argument = next(filter(_TRUST_FLAG.match, spec.engine_args), None)
     if argument is not None:
@@ -407,12 +375,17 @@ def check_trust(spec: ServerSpec) -> None:
             " leave it out and set trust_remote_code = true in the matrix"
         )
         raise UnsupportedError(message)
-    if spec.trust_remote_code and not engine_named(spec.engine).runs_model_code:
-        message = (
-            f"trust_remote_code with engine '{spec.engine}': it runs no code of models; leave it"
-            " out, or choose another engine"
-        )
-        raise UnsupportedError(message)
+    if spec.trust_remote_code:
+        if not engine_named(spec.engine).runs_model_code:
+            message = (
+                f"trust_remote_code with engine '{spec.engine}': it runs no code of models; leave"
+                " it out, or choose another engine"
+            )
+            raise UnsupportedError(message)
+        return
+    for reference in filter(None, (spec.target, spec.draft)):
+        if not is_hub_id(reference):
+            _check_folder((root / reference).resolve())
 
 
 def _check_folder(folder: Path) -> None:
@@ -422,8 +395,7 @@ def _check_folder(folder: Path) -> None:
         except (OSError, ValueError, RecursionError) as error:
             message = f"model folder '{folder}': {path.name} can't be read, {error}; restore it"
             raise ModelError(message) from error
-        named = next(_code_in(config), None)
-        if named is not None:
+        for named in _code_in(config):
             message = (
                 f"model folder '{folder}': {path.name} brings code of its own, {_CODE_KEY} ="
                 f" {json.dumps(named)[:200]}; name another model, or read that code and set"

@@ -50,23 +50,15 @@ def load_case_prompts(root: Path, case: Case) -> tuple[Prompt, ...]:
 
 
 def check_form(case: Case, prompts: Iterable[Prompt]) -> None:
-    """Token ids are no chat, and not every engine takes them.
-
-    Raises:
-        DatasetError: the case puts them into a chat, or to an engine that doesn't.
-    """
-    protocol = engine_named(case.server.engine).wire_format
-    if not protocol.takes_token_ids and any(prompt.token_ids for prompt in prompts):
-        message = (
-            f"dataset '{case.dataset}': its prompts are token ids, which '{case.server.engine}'"
-            f" doesn't take; give '{case.id}' a dataset of texts in the matrix"
-        )
-        raise DatasetError(message)
-    if case.form is Form.CHAT and any(prompt.token_ids for prompt in prompts):
-        message = (
-            f"dataset '{case.dataset}': its prompts are token ids, which are no chat;"
-            f" set form = \"completions\" for '{case.id}' in the matrix"
-        )
+    """Raise a DatasetError of token ids in a chat, or for an engine that doesn't take them."""
+    if not any(prompt.token_ids for prompt in prompts):
+        return
+    subject = f"dataset '{case.dataset}': its prompts are token ids, which"
+    if not engine_named(case.server.engine).wire_format.takes_token_ids:
+        message = f"{subject} '{case.server.engine}' doesn't take; give '{case.id}' a dataset of"
+        raise DatasetError(f"{message} texts in the matrix")
+    if case.form is Form.CHAT:
+        message = f"{subject} are no chat; set form = \"completions\" for '{case.id}' in the matrix"
         raise DatasetError(message)
 
 

@@ -94,10 +94,6 @@ def served_models(root: Path, spec: ServerSpec) -> tuple[str, str | None]:
 
     A padded target is made; a widened model needn't be there yet, see `widen_models`.
 
-    Args:
-        root: the repository's root; relative folders are looked up there.
-        spec: of the server.
-
     Raises:
         ModelError: a folder is missing or incomplete, or isn't one that can be made larger.
     """
@@ -110,11 +106,6 @@ def served_models(root: Path, spec: ServerSpec) -> tuple[str, str | None]:
 
 def widen_models(root: Path, spec: ServerSpec, *, show: Callable[[str], None]) -> None:
     """Make a server's widened models where the cache hasn't got them.
-
-    Args:
-        root: the repository's root.
-        spec: of the server; nothing is made of one whose models are taken as they are.
-        show: takes each line of progress.
 
     Raises:
         ModelError: see `served_models`; or the disk has no room.

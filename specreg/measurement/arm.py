@@ -3,13 +3,10 @@
 Acceptance is read from each answer's own record, else the server's counters, else the chunks.
 """
 
-import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-
-import msgspec
 
 from specreg.acceptance.checks import (
     check_acceptance,
@@ -30,7 +27,6 @@ from specreg.acceptance.record import (
     View,
     Weighting,
 )
-from specreg.acceptance.stream_chunks import counts_of_chunks
 from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import InvalidMeasurementError
 from specreg.datasets.prompts import Prompt
@@ -43,8 +39,6 @@ from specreg.matrix.case import Case, ServerSpec
 from specreg.measurement.metrics import Family
 from specreg.measurement.validity import noting
 from specreg.servers.server import Server
-
-_EXPORT_LOOKS, _EXPORT_S = 50, 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +132,6 @@ class ArmReplay:
     async def _read(self, rounds: Sequence[Round]) -> tuple[AcceptanceRecord | None, Gauges | None]:
         case, server = self.arm.case, self.arm.server
         traces = [trace for part in rounds for trace in part.traces]
-        if case.speculates:
-            traces = await with_exported(server, traces)
         after = await self._counters()
         record = read_acceptance(case.server, server.engine.wire_format, traces, self.before, after)
         return record, after.gauges if after else None
@@ -158,30 +150,6 @@ async def open_arm(arm: Arm, *, clock: Clock) -> AsyncIterator[ArmReplay]:
     """Open an arm's clients for as long as the context lasts; `clock`: monotonic, nanoseconds."""
     async with open_clients(arm.case, arm.server.endpoint, clock=clock) as clients:
         yield ArmReplay(arm=arm, clients=clients)
-
-
-async def with_exported(server: Server, traces: Sequence[RequestTrace]) -> list[RequestTrace]:
-    """Add to traces the counts that a server writes to a file instead of into its answers.
-
-    It writes them just after the answer. What isn't there in time stays unknown, which the meter
-    says.
-
-    Raises:
-        InvalidMeasurementError: `COUNTS_DISAGREE`.
-    """
-    waiting = {trace.request_id for trace in traces if not trace.acceptance and trace.tokens > 1}
-    if not (waiting and server.exports):
-        return list(traces)
-    told: Mapping[str, StepCounts] = {}
-    for _ in range(_EXPORT_LOOKS):
-        told = server.exported()
-        if waiting <= told.keys():
-            break
-        await asyncio.sleep(_EXPORT_S)
-    return [
-        msgspec.structs.replace(trace, acceptance=trace.acceptance or told.get(trace.request_id))
-        for trace in traces
-    ]
 
 
 def read_acceptance(
@@ -229,10 +197,8 @@ def read_acceptance(
         raise InvalidMeasurementError("ACCEPTANCE_MISSING", message)
     else:
         counts = [
-            counts_of_chunks(
-                trace,
-                draft_tokens=spec.draft_tokens,
-                drafts_every_step=method.drafts_every_step,
+            trace.counts_of_chunks(
+                draft_tokens=spec.draft_tokens, drafts_every_step=method.drafts_every_step
             )
             for trace in traces
         ]

@@ -23,7 +23,7 @@ from specreg.stats.intervals import (
 )
 from specreg.telemetry.identity import Gpus
 from specreg.verdicts.history import RunRecord, comparable
-from specreg.verdicts.judge import first_look, log_to_frac, mde_frac, record_hint, tolerance_frac
+from specreg.verdicts.judge import allowed_frac, first_look, log_to_frac, mde_frac, record_hint
 
 _LAST_OUTCOMES = 7
 _FEWEST_RUNS = 2
@@ -45,7 +45,7 @@ _HOURS = (
 def render_explanation(
     case: Case, known: CaseBaselines, history: Sequence[RunRecord], *, width: int
 ) -> str:
-    """Expectation, tolerance and minimum detectable effect of each metric, and the last outcomes.
+    """What each metric is expected to be, is tolerated and can detect, and the last outcomes.
 
     The history is that of its runs on this machine, the oldest first.
     """
@@ -60,12 +60,12 @@ def render_explanation(
         outcomes = [one.outcomes[metric.name] for one in history if metric.name in one.outcomes]
         cells = (
             format_number(_expected(metric, known)),
-            f"{tolerance_frac(metric, case, known):.1%}",
+            f"{allowed_frac(metric, case, known):.1%}",
             NOTHING if frac is None else f"{frac:.1%}",
             " ".join(outcomes[-_LAST_OUTCOMES:]) or NOTHING,
         )
         rows.append((metric.name, *cells))
-    columns = ("metric", "expected", "tolerance", "detectable", "last outcomes")
+    columns = ("metric", "expected", "tolerated", "detectable", "last outcomes")
     table = render_rows(columns, rows, width=width, folded=("last outcomes",))
     parts = ["\n".join(_head(case, known)), table, _DETECTABLE]
     if known.exact is not None and not any(one.between_frac for one in known.spreads.values()):

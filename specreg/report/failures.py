@@ -64,11 +64,10 @@ def sentence_of(verdict: Verdict) -> str:
         between = f"{least:.1f} to {most:.1f} %"
     else:
         between = f"{-100 * low:.1f} % {down} to {100 * high:.1f} % {up}"
-    tolerated = verdict.tolerance_frac
     return (
         f"{label}{value}, recorded {render_value(verdict.metric, verdict.expected)}:"
         f" {down if change < 0 else up} by {100 * abs(change):.1f} % ({between})"
-        f"{'' if tolerated is None else f', tolerated are {100 * tolerated:.3g} %'}"
+        f"{verdict.tolerated and f', tolerated are {verdict.tolerated}'}"
         f"{verdict.cause and f'; {verdict.cause}'}"
     )
 

@@ -26,15 +26,15 @@ from specreg.report.terminal import columns_of, next_of, render_notes
 from specreg.verdicts.judge import Outcome, Verdict
 
 MEANINGS: Mapping[Outcome, tuple[str, str]] = {
-    Outcome.REGRESSED: ("▼", "worse for sure, by more than the tolerance, on two launches"),
+    Outcome.REGRESSED: ("▼", "worse for sure, by more than is tolerated, on two launches"),
     Outcome.WRONG: ("✗", "speculation changed a token, or took other steps than its models give"),
     Outcome.INVALID: ("⚠", "the meter or the machine was not in order: the figures mean nothing"),
     Outcome.INCONCLUSIVE: ("?", "the measurements can't tell"),
     Outcome.NO_BASELINE: ("∅", "nothing was recorded to compare with"),
     Outcome.NOT_COMPARABLE: ("≠", "recorded on another kind of machine"),
-    Outcome.IMPROVED: ("▲", "better for sure, by more than the tolerance"),
+    Outcome.IMPROVED: ("▲", "better for sure, by more than is tolerated"),
     Outcome.MEASURED: ("•", "measured, not judged"),
-    Outcome.PASS: ("✓", "proven to lie within the tolerance"),
+    Outcome.PASS: ("✓", "proven to lie within what is tolerated"),
 }
 """By outcome its symbol and what it means, the worst first."""
 _MOST_DRAWN = 60

@@ -93,7 +93,7 @@ def render_verdicts(
         )
         style = _STYLES.get(one.outcome, "red") if color else ""
         found.append([*cells, Text(one.outcome, style)])
-    head = ("case and metric", *columns, "change", "interval", "tolerance", "outcome")
+    head = ("case and metric", *columns, "change", "interval", "tolerated", "outcome")
     every = itertools.chain.from_iterable(rows.values())
     return render_rows(head, every, width=width, color=color, left=("outcome",))
 
@@ -142,7 +142,7 @@ def render_notes(verdicts: Iterable[Verdict], environment: str | None) -> str:
     if foreign and environment is not None:
         lines.append(
             f"nothing was recorded on this kind of machine: acceptance is judged against"
-            f" {', '.join(sorted(foreign))}, with a wider tolerance; speed is not comparable"
+            f" {', '.join(sorted(foreign))}, where more is tolerated; speed is not comparable"
         )
     return "\n".join(lines)
 

@@ -62,7 +62,7 @@ def check_attached(cases: Collection[Case], url: str, *, root: Path) -> None:
         )
         raise AttachError(message)
     for case in cases:
-        check_version(case, _identified(case.server, url, root).version, ours=False)
+        check_version(case, _identified(case.server, url, root).version)
 
 
 def attach_server(spec: ServerSpec, url: str, *, root: Path, ready_within_s: float) -> Server:

@@ -209,9 +209,8 @@ class Servers:
         provision = self.provision
         if provision.url is not None:
             return False
-        versions = [provision.requirement(spec).version for spec in specs]
         gpus_gib = (provision.found_gpus.memory_gib or (0.0,)) if provision.on_gpu else ()
-        return fit_together(self.root, specs, versions, gpus_gib)
+        return fit_together(self.root, specs, gpus_gib)
 
     def stop(self) -> None:
         """Stop all servers that run, the last one first; one that is asked for again starts afresh.

@@ -38,19 +38,16 @@ _LIMITS = (
 """The files of version 2 and of version 1: limit, use, and what of it the kernel drops at need."""
 
 
-def gpu_memory(
-    root: Path, spec: ServerSpec, version: str, gpus_gib: Sequence[float]
-) -> Memory | None:
+def gpu_memory(root: Path, spec: ServerSpec, gpus_gib: Sequence[float]) -> Memory | None:
     """What a server is given of each of its GPUs; None where its engine must see for itself.
 
     Never more than its `gpu_memory_frac`: the cache is smaller then, but holds one request.
 
-    It takes the first of the GPUs that it sees; their memory is `gpus_gib`. A version is "" where
-    it isn't known.
+    It takes the first of the GPUs that it sees; their memory is `gpus_gib`.
     """
     gpu_gib = min(gpus_gib[: spec.parallel.gpus], default=0.0)
     sizes = _sizes(root, spec)
-    if sizes is None or not engine_named(spec.engine).takes_cache(version, spec.engine_args):
+    if sizes is None or not engine_named(spec.engine).takes_cache(spec.engine_args):
         return None
     weights_gib = sizes.weights_gib(spec.parallel)
     token_gib = sizes.cache_gib(spec.parallel, spec.parallel.data)
@@ -72,7 +69,6 @@ def gpu_memory(
 def fit_together(
     root: Path,
     specs: Sequence[ServerSpec],
-    versions: Sequence[str],
     gpus_gib: Sequence[float],
     cgroups: Path = _CGROUPS,
 ) -> bool:
@@ -81,7 +77,7 @@ def fit_together(
     `gpus_gib` is empty where they run without a GPU.
     """
     if gpus_gib:
-        given = [gpu_memory(root, *one, gpus_gib) for one in zip(specs, versions, strict=True)]
+        given = [gpu_memory(root, spec, gpus_gib) for spec in specs]
         shares = [memory.share_frac for memory in given if memory is not None]
         return len(shares) == len(given) and sum(shares) <= _MOST_OF_GPU_FRAC
     left_gib = free_gib(cgroups)

@@ -80,7 +80,7 @@ class Provision:
         notes: dict[str, None] = {}
         for case in cases:
             version = self.requirement(case.server).version
-            check_version(case, version, ours=True)
+            check_version(case, version)
             oldest = engine_named(case.server.engine).oldest
             if is_older(version, oldest):
                 notes[
@@ -187,12 +187,12 @@ class Provision:
         return dataclasses.replace(wanted, version=self.version or wanted.version, extras=extras)
 
 
-def check_version(case: Case, version: str, *, ours: bool) -> None:
+def check_version(case: Case, version: str) -> None:
     """Check that a version of a case's engine can measure it; "" is any version.
 
     Raises:
         UnsupportedError: it is too old or too new for the method, or doesn't tell the acceptance of
-            such prompts where the server is one of ours, or isn't.
+            such prompts.
     """
     engine, method = engine_named(case.server.engine), case.server.method
     spelling = engine.spelling_of(method)
@@ -202,7 +202,7 @@ def check_version(case: Case, version: str, *, ours: bool) -> None:
         raise UnsupportedError(f"{subject} {message}")
     if version and spelling.until and not is_older(version, spelling.until):
         raise UnsupportedError(f"{subject} lost it; take one before {spelling.until}")
-    engine.wire_format.check(case.form, version, ours=ours)
+    engine.wire_format.check(case.form, version)
     # Of answers that come at once: what only a stream tells.
     for applies, reason in (
         (

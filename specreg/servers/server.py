@@ -2,12 +2,10 @@
 
 import contextlib
 import subprocess
-from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 
-from specreg.acceptance.record import StepCounts
 from specreg.core.errors import AnswerError, ServerDiedError
 from specreg.core.http import ask
 from specreg.core.logs import log_tail
@@ -44,15 +42,6 @@ class Server:
         """Where to ask it, for which model and in which engine's wire format."""
         return Endpoint(base_url=self.base_url, model=self.model, engine=self.engine.name)
 
-    @property
-    def exports(self) -> bool:
-        """Whether it tells in a file of ours what its answers don't."""
-        return False
-
-    def exported(self) -> Mapping[str, StepCounts]:
-        """What it told there so far of requests, by their ids."""
-        return {}
-
     def pids(self) -> frozenset[int]:
         """Its processes, as far as they are ours."""
         return frozenset()
@@ -76,27 +65,10 @@ class StartedServer(Server):
 
     Attributes:
         process: what runs; log_path: what it says.
-        private: the folder of what it writes of prompts.
     """
 
     process: SupervisedProcess
     log_path: Path
-    private: Path
-
-    @property
-    def exports(self) -> bool:
-        """By its version."""
-        return self.engine.wire_format.exports(self.engine_version)
-
-    def exported(self) -> Mapping[str, StepCounts]:
-        """From all that lies there.
-
-        Raises:
-            InvalidMeasurementError: `COUNTS_DISAGREE`.
-        """
-        texts = [path.read_bytes() for path in sorted(self.private.iterdir())]
-        lines = (line for text in texts for line in text.splitlines())
-        return self.engine.wire_format.parse_export(lines)
 
     def pids(self) -> frozenset[int]:
         """Its processes."""

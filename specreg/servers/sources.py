@@ -317,7 +317,7 @@ class Source:
             )
             environment = engine_environment(requirement, show=self.show)
             version = installed_version(environment.python, package)
-            check_version(case, version, ours=True)
+            check_version(case, version)
         return msgspec.structs.replace(environment, version=version)
 
     def leased(self, case: Case) -> AbstractContextManager[None]:

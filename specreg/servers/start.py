@@ -141,9 +141,7 @@ class ServerStart:
     def _begin(self) -> None:
         self._attempts += 1
         target, draft = served_models(self.root, self.spec)
-        private = self._temporary / "private"
-        private.mkdir(exist_ok=True, mode=0o700)
-        options = self._options(target, draft, private)
+        options = self._options(target, draft)
         # What an earlier attempt said is kept: where its log lies the next is a number further.
         first = self.log_path or self._temporary / "server.log"
         others = (first.with_stem(f"{first.stem}-{number}") for number in itertools.count(2))
@@ -159,10 +157,9 @@ class ServerStart:
             engine_version="",
             process=self._start(options, log_path),
             log_path=log_path,
-            private=private,
         )
 
-    def _options(self, target: str, draft: str | None, private: Path) -> LaunchOptions:
+    def _options(self, target: str, draft: str | None) -> LaunchOptions:
         spec, version, port = self.spec, self.environment.version, self.choose_port()
         engine, python = engine_named(spec.engine), self.environment.python
         asks = engine.help_command(Path(python), version)
@@ -178,10 +175,9 @@ class ServerStart:
             offline=all(Path(model).is_dir() for model in (target, draft) if model),
             on_gpu=self.on_gpu,
             folder=self._temporary / f"files-{port}",
-            private=private,
             version=version,
             flags=flags_of(python, asks, spec.engine_env) if asks else None,
-            memory=gpu_memory(self.root, spec, version, gpus_gib) if self.on_gpu else None,
+            memory=gpu_memory(self.root, spec, gpus_gib) if self.on_gpu else None,
         )
 
     def _start(self, options: LaunchOptions, log_path: Path) -> SupervisedProcess:

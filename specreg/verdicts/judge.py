@@ -98,6 +98,11 @@ class Verdict:
     two_sided: bool = False
 
     @property
+    def tolerated(self) -> str:
+        """`3 %`: the change that would still have been fine, empty where there is none."""
+        return "" if self.tolerance_frac is None else f"{100 * self.tolerance_frac:.3g} %"
+
+    @property
     def holds(self) -> bool:
         """Whether the test of this verdict passes."""
         if self.outcome is Outcome.INCONCLUSIVE:
@@ -186,7 +191,7 @@ def record_hint(case_id: str, known: CaseBaselines) -> str:
     return f"record one with\n  {record_command((case_id,), known.options)}"
 
 
-def tolerance_frac(metric: Metric, case: Case, known: CaseBaselines) -> float:
+def allowed_frac(metric: Metric, case: Case, known: CaseBaselines) -> float:
     """The tolerance of a case, wider against the acceptance of another machine or of a paper."""
     own = metric.allowed_frac(case)
     if metric.by_launch or known.exact is not None:
@@ -285,7 +290,7 @@ def _refuse_speed(metric: Metric, comparison: Comparison) -> Refusal | None:
 
 def _judge_acceptance(metric: Metric, comparison: Comparison, look: Look, say: Say) -> Verdict:
     known, ours = comparison.known, comparison.ours
-    tolerance = tolerance_frac(metric, comparison.measurement.case, known)
+    tolerance = allowed_frac(metric, comparison.measurement.case, known)
     found = comparison.ratio_change(metric)
     if isinstance(found, str):
         return say(

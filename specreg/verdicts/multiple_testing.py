@@ -158,11 +158,11 @@ def _blamed(verdict: Verdict, alike: str, comparison: Comparison | None) -> Verd
 def _control_moved(comparison: Comparison, verdict: Verdict, change: Change) -> str:
     """In words, that the server beside it became worse than tolerated too; empty if it didn't."""
     metric = METRICS[verdict.metric]
-    tolerance = metric.allowed_frac(comparison.measurement.case)
+    allowed_frac = metric.allowed_frac(comparison.measurement.case)
     moved, worst = log_to_frac(metric, change.estimate_frac), change.bounds(Look.LAUNCH.value)[1]
     if metric.two_sided and (verdict.change_frac or 0) > 0:  # more is what both became
         moved, worst = -moved, -change.bounds(Look.LAUNCH.value)[0]
-    if worst >= 0 or moved >= -tolerance:
+    if worst >= 0 or moved >= -allowed_frac:
         return ""
     if metric.two_sided:
         return f"the server without speculation beside it changed by {-moved:.1%} alike"

@@ -4,14 +4,11 @@ Both without a GPU, SGLang on the kernels of `tests/doubles/sglang_cpu`. `nox -s
 it.
 """
 
-import asyncio
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import httpx
-import msgspec
 import pytest
 
 from specreg.acceptance.record import StepCounts
@@ -20,7 +17,6 @@ from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case
 from specreg.matrix.prompts import load_case_prompts
 from specreg.matrix.tier import load_tier
-from specreg.measurement.arm import with_exported
 from specreg.servers.environments import EngineEnvironment, engine_environment
 from specreg.servers.server import Server
 from specreg.servers.start import start_server
@@ -108,33 +104,3 @@ def test_a_tree_says_what_its_chain_says_in_no_more_steps(observed: Observed) ->
     assert len(tree.position_counts) == len(chain.position_counts) == 3
     for as_deep, in_chain in zip(tree.marginal_acceptance, chain.marginal_acceptance, strict=True):
         assert as_deep >= in_chain
-
-
-def test_what_is_exported_is_what_the_answers_tell(tmp_path: Path) -> None:
-    """Started as a version whose chats don't tell; this one does both, so they can be compared."""
-    case = CASES["sglang", "eagle3"]
-    prompts = load_case_prompts(ROOT, case)[: case.prompts]
-    with start_server(
-        case.server,
-        msgspec.structs.replace(environment("sglang"), version="0.5.18"),
-        root=ROOT,
-        log_path=tmp_path / "sglang.log",
-        on_gpu=False,
-        ready_within_s=600,
-        show=print,
-    ) as server:
-        measurement = measure_alone(case, server, prompts)
-        assert not measurement.invalid
-        assert measurement.replay is not None
-        traces = measurement.replay.traces
-        mute = [msgspec.structs.replace(trace, acceptance=None) for trace in traces]
-        as_old = dataclasses.replace(server, engine_version="0.5.18")
-        told = asyncio.run(with_exported(as_old, mute))
-        assert any(b"request_parameters" in path.read_bytes() for path in server.private.iterdir())
-    assert len(traces) == 20
-    assert all(trace.acceptance for trace in traces)
-    assert told == list(traces)
-    assert not server.private.exists()
-    kept = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
-    assert kept
-    assert not any(b"request_parameters" in content for content in kept)

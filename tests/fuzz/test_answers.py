@@ -19,11 +19,11 @@ import msgspec
 from specreg.acceptance.checks import check_counters, check_requests
 from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import AnswerError, InvalidMeasurementError
-from specreg.core.http import read
 from specreg.engines.registry import ENGINES, engine_named
+from specreg.engines.token_api import Wanted
 from specreg.engines.vllm import VllmTokenApi
 from specreg.engines.wire_format import Endpoint, Form
-from specreg.load.chat_client import FinishedRequest, new_client
+from specreg.load.chat_client import FinishedRequest
 from specreg.load.rounds import replay_round
 from specreg.measurement.arm import read_acceptance
 from specreg.measurement.measure import values_of
@@ -31,7 +31,6 @@ from specreg.measurement.metrics import Replay
 from specreg.servers.attach import _facts
 from tests.fuzz.mutations import (
     Mutation,
-    bytes_of,
     cut,
     json_of,
     page_of,
@@ -147,53 +146,15 @@ def read_ids(protocol: str, _: random.Random, answer: bytes) -> None:
     """Ids, sent back as they would be asked on."""
     api = ENGINES[protocol].token_api
     assert api is not None
-    found = api.parse_transcript(answer, (1, 2))
+    found = api.complete("toy", (1, 2), Wanted(output_cap_tokens=2)).parse(answer)
     asked = api.score("toy", (*found.prompt, *found.output), found.output[:1])
     msgspec.json.encode(asked.body)
 
 
 def read_scores(candidate: int, _: random.Random, answer: bytes) -> None:
     """How likely a token is."""
-    (score,) = VllmTokenApi().parse_scores(answer, (candidate,))
+    (score,) = VllmTokenApi().score("toy", (1,), (candidate,)).parse(answer)
     assert math.isfinite(score)
-
-
-def read_export(_: random.Random, line: bytes) -> None:
-    """A file that a server wrote."""
-    ENGINES["sglang"].wire_format.parse_export(line.splitlines())
-
-
-def read_http(_: random.Random, content: bytes, *, measured: bool) -> None:
-    """Bytes that are HTTP, or nearly, over a connection: asked once, or as a measured request."""
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(2**16)
-        writer.write(content)
-        writer.close()
-
-    async def run() -> None:
-        server = await asyncio.start_server(answer, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        endpoint = Endpoint(base_url=f"http://127.0.0.1:{port}", model="toy", engine="vllm")
-        try:
-            if not measured:
-                async with httpx.AsyncClient(base_url=endpoint.base_url) as client:
-                    (await read(client, "GET", "/v1/models", within_s=5.0)).good()
-            else:
-                async with new_client(endpoint, connections=1) as client:
-                    done = await replay_round(
-                        dataclasses.replace(ONE, request_timeout_s=5.0),
-                        endpoint,
-                        builders.PROMPTS[:1],
-                        client=client,
-                        clock=time.monotonic_ns,
-                    )
-                check_requests(done.traces)
-                check_trace(done.traces[0])
-        finally:
-            server.close()
-
-    asyncio.run(run())
 
 
 def recorded(path: str) -> bytes:
@@ -276,7 +237,7 @@ def identities() -> Iterable[Recording]:
 
 
 def asked_in_ids() -> Iterable[Recording]:
-    """Answers without a stream, and what is written to a file."""
+    """Answers without a stream."""
     completion = json.loads(recorded("vllm/0.32.0/completion.json"))
     completion["choices"][0]["token_ids"] = [520, 355, 2]  # as one that was asked for them
     for protocol, answer in (
@@ -288,44 +249,9 @@ def asked_in_ids() -> Iterable[Recording]:
     scores = recorded("vllm/0.32.0/scores.json")
     candidate = int(re.findall(rb"token_id:(\d+)", scores)[0])
     yield Recording(content=scores, wrong=json_of, read=functools.partial(read_scores, candidate))
-    line = json.dumps(json.loads(recorded("sglang/0.5.23/generate.json"))["meta_info"]).encode()
-    yield Recording(content=line, wrong=json_of, read=read_export)
 
 
-def connections() -> Iterable[Recording]:
-    """Whole answers, head and body."""
-    models = recorded("vllm/0.32.0/models.json")
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-    once, measured = (functools.partial(read_http, measured=is_one) for is_one in (False, True))
-    yield Recording(content=head % len(models) + models, wrong=_http_of, read=once)
-    stream = recorded("vllm/0.32.0/chat_stream_usage.txt")
-    chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-    body = b"".join(b"%x\r\n%b\r\n" % (len(one), one) for one in (stream[:900], stream[900:]))
-    yield Recording(content=chunked + body + b"0\r\n\r\n", wrong=_http_of, read=measured)
-
-
-_HEADS = (
-    *(
-        b"HTTP/1.1 99999 OK\r\n",
-        b"HTTP/9.9 200 OK\r\n",
-        b"SSH-2.0-OpenSSH_9.6\r\n",
-        b"\x16\x03\x01",
-    ),
-    *(b"X: " + b"x" * 70_000 + b"\r\n", b"Content-Length: -1\r\n", b"Content-Length: x\r\n"),
-    *(b"Content-Encoding: gzip\r\n", b"Transfer-Encoding: gzip\r\n", b"Content-Length: 9\r\n"),
-    *(b"Location: http://[\r\n", b"Set-Cookie: \xff\r\n", b"X\r\n", b"HTTP/1.1 301 x\r\n", b""),
-)
-
-
-def _http_of(rng: random.Random, content: bytes) -> bytes:
-    if rng.random() < 0.4:
-        return bytes_of(rng, content)
-    status, rest = content.split(b"\r\n", 1)
-    odd = rng.choice(_HEADS)
-    return odd + rest if odd.startswith(b"HTTP") else status + b"\r\n" + odd + rest
-
-
-KINDS = tuple(tuple(kind()) for kind in (streams, pages, identities, asked_in_ids, connections))
+KINDS = tuple(tuple(kind()) for kind in (streams, pages, identities, asked_in_ids))
 
 
 SILENT = {"ACCEPTANCE_MISSING", "USAGE_MISSING", "CHUNKS_MERGED"}

@@ -20,11 +20,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from specreg.core.errors import ModelError, ServerRefusedError
+from specreg.core.errors import ModelError
 from specreg.engines.pytorch.decoding import Models, Reader, decode
 from specreg.engines.pytorch.models import load_models
 from specreg.engines.pytorch.options import parse_options
-from specreg.engines.pytorch.requests import ChatBody, Job, Step, Tokenizer, job_of
+from specreg.engines.pytorch.requests import ChatBody, Job, Step, job_of
 from specreg.engines.pytorch.speculation import Floats
 
 ROOT = Path(__file__).parents[2]
@@ -232,15 +232,10 @@ class LogProbabilities(unittest.TestCase):
             (answer,) = answers(loaded(method), [job])
             told = [one for step in answer for one in step.logprobs]
             logits = torch.tensor(whole_logits([*job.prompt, *ids_of(answer)]))
-            exact = torch.log_softmax(logits.double(), dim=-1)[len(job.prompt) - 1 :]
-            assert len(told) == len(ids_of(answer))
-            for place, (one, token_id) in enumerate(zip(told, ids_of(answer), strict=True)):
-                assert token_id in one
-                assert len(one) in {3, 4}
-                best = exact[place].topk(3)
-                assert [*one][:3] == best.indices.tolist()
-                for other, value in one.items():
-                    assert abs(value - float(exact[place, other])) < 1e-3
+            exact = torch.log_softmax(logits.double(), dim=-1)[len(job.prompt) - 1 : -1]
+            best = exact.topk(3)
+            assert [[*one] for one in told] == best.indices.tolist()
+            np.testing.assert_allclose([[*one.values()] for one in told], best.values, atol=1e-3)
 
 
 class Refusals(unittest.TestCase):
@@ -264,28 +259,11 @@ class Refusals(unittest.TestCase):
                 load(*arguments)
             assert words in str(caught.exception), caught.exception
 
-    def test_a_chat_of_which_the_template_makes_no_prompt_is_refused(self) -> None:
-        cases: Sequence[tuple[str | None, dict[str, object], str]] = (
-            (None, {}, "template makes no prompt of them, ValueError: Cannot use chat template"),
-            ("{{ raise_exception('no system') }}", {}, "TemplateError: no system; change them"),
-            ("{{ word }}", {"return_dict": True}, "TypeError: "),
-        )
-        for template, arguments, words in cases:
-            with self.assertRaises(ServerRefusedError) as caught:  # noqa: PT027 - the same
-                job_of(chat("Hello", **arguments), templated(template), 1024)
-            assert words in str(caught.exception), caught.exception
-
     def test_what_a_template_knows_reaches_it(self) -> None:
-        tokenizer = templated("{{ word }}")
+        tokenizer = copy.copy(loaded("none").tokenizer)
+        tokenizer.chat_template = "{{ word }}"
         prompt = job_of(chat("Hello", word="Goodbye"), tokenizer, 1024).prompt
         assert tokenizer.decode(prompt) == "Goodbye"
-
-
-def templated(template: str | None) -> Tokenizer:
-    """The target's tokenizer with another chat template."""
-    tokenizer = copy.copy(loaded("none").tokenizer)
-    tokenizer.chat_template = template
-    return tokenizer
 
 
 if __name__ == "__main__":

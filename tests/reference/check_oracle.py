@@ -103,10 +103,6 @@ class NumberFormats(unittest.TestCase):
         assert gaps[0] > 1, gaps
         assert gaps[1] == 0, gaps
 
-    def test_auto_is_the_weights_own_which_is_bfloat16(self) -> None:
-        for method in DRAFTS:
-            assert predicted(method, "auto") == predicted(method, "bfloat16")
-
 
 class Alone:
     """A head that reads one token after the other, by the definition of attention."""
@@ -241,7 +237,7 @@ class Refusals(unittest.TestCase):
             ("Expected `array` of length 3", {"eagle_aux_hidden_state_layer_ids": [1, 2]}),
             ("Invalid enum value 'llama3'", {"rope_parameters": rope}),
             ("Invalid enum value 'gelu'", {"hidden_act": "gelu"}),
-            ("norm_before_residual is true", {"norm_before_residual": True}),
+            ("adds what is normed", {"norm_before_residual": True}),
             ("has other tensors than a Llama head", {"num_attention_heads": 2}),
         ):
             self.refused("eagle3", words, self.configured(DRAFTS["eagle3"], **settings))

@@ -75,7 +75,6 @@ LAUNCH_OPTIONS = LaunchOptions(
     offline=False,
     on_gpu=False,
     folder=Path("/runs/logs/toy"),
-    private=Path("/private"),
 )
 PLAIN_SPEC = dataclasses.replace(SPEC, method="none", draft=None, draft_tokens=0)
 CASE = Case(
@@ -271,7 +270,6 @@ def server(
         engine_version="99.0+scripted",
         process=SupervisedProcess(popen=process, session=Session("none"), supervisor=process),
         log_path=log_path,
-        private=Path("/nowhere"),
     )
 
 

@@ -130,6 +130,7 @@ class Row:
             if token_id in self.models.stop_ids and not self.job.ignore_eos:
                 delivered, finish_reason = new[:count], "stop"
                 break
+        top = self.job.top
         self.unread = (verified.next_id,)
         self.context.extend(new)
         self.finished = finish_reason is not None
@@ -138,7 +139,7 @@ class Row:
             drafted=len(draft.token_ids),
             accepted=verified.accepted,
             finish_reason=finish_reason,
-            logprobs=() if self.job.top is None else _likeliest(logits, delivered, self.job.top),
+            logprobs=() if top is None else _likeliest(logits[: len(delivered)], top),
         )
 
 
@@ -292,15 +293,12 @@ def _step(reader: Reader, rows: Sequence[Row], drafts: Sequence[Draft]) -> dict[
     }
 
 
-def _likeliest(
-    logits: Floats, token_ids: Sequence[int], top: int
-) -> tuple[Mapping[int, float], ...]:
-    """See `Step.logprobs`."""
-    found = []
-    for row, token_id in zip(logits, token_ids, strict=False):
-        exact = row.astype(np.float64)
-        logprobs = exact - exact.max() - np.log(np.exp(exact - exact.max()).sum())
-        ids = logprobs.argsort()[::-1][:top].tolist()
-        chosen = ids if token_id in ids else [*ids, token_id]
-        found.append({one: float(logprobs[one]) for one in chosen})
-    return tuple(found)
+def _likeliest(logits: Floats, top: int) -> tuple[Mapping[int, float], ...]:
+    """By row of the logits, the log-probabilities of the likeliest tokens, likeliest first."""
+    scaled = logits.astype(np.float64)
+    scaled -= scaled.max(axis=-1, keepdims=True)
+    logprobs = scaled - np.log(np.exp(scaled).sum(axis=-1, keepdims=True))
+    return tuple(
+        {int(token_id): float(row[token_id]) for token_id in row.argsort()[::-1][:top]}
+        for row in logprobs
+    )

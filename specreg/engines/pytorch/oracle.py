@@ -144,9 +144,13 @@ def load_head(name: str, target: Model, needed_tokens: int) -> tuple[Eagle3Head,
     own = target.config.get_text_config(decoder=True)
     layers = config.eagle_aux_hidden_state_layer_ids
     sizes = (config.hidden_size, config.vocab_size)
-    if sizes != (own.hidden_size, own.vocab_size) or max(layers) > own.num_hidden_layers:
-        message = f"head '{name}': its sizes or layers aren't the target's"
-        raise ModelError(f"{message}; choose one that was trained for this target")
+    if (
+        sizes != (own.hidden_size, own.vocab_size)
+        or max(layers) > own.num_hidden_layers
+        or config.norm_before_residual
+    ):
+        message = f"head '{name}': its sizes or layers aren't the target's, or it adds what is"
+        raise ModelError(f"{message} normed (norm_before_residual); choose another, or no oracle")
     check_context(name, config.max_position_embeddings, needed_tokens)
     head = Eagle3Head(config)
     try:

@@ -38,8 +38,8 @@ class Step:
         token_ids: what is delivered: up to the end of the text, which is among them, or the cap.
         drafted, accepted: draft tokens; the verifier's count, so those beyond the end are in it.
         finish_reason: "stop" or "length" of the last step.
-        logprobs: for each delivered token, where asked for, natural logarithms by id: of the
-            likeliest tokens, likeliest first, and its own. At temperature 1, whatever the job's.
+        logprobs: at each delivered token, where asked for, those of the likeliest by id, in nats,
+            at temperature 1 whatever the job's.
     """
 
     token_ids: tuple[int, ...]
@@ -51,7 +51,6 @@ class Step:
 
 _COMPLETION_CAP_TOKENS = 16
 """OpenAI's default for completions; a chat goes on to the end of the context."""
-_MOST_CHARACTERS = 200
 Tokenizer = Any
 """Of transformers."""
 
@@ -108,8 +107,7 @@ def parse_body(raw: bytes, kind: type[Body], served: str) -> Body:
     try:
         body = msgspec.json.decode(raw, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        known = ", ".join(kind.__struct_fields__)
-        message = f"body: {error}; the reference engine knows {known}"
+        message = f"body: {error}; the reference engine knows {kind.__struct_fields__}"
         raise ServerRefusedError(message) from error
     if body.model not in {None, served}:
         message = f"model '{body.model}': isn't served here; ask for '{served}'"
@@ -121,11 +119,16 @@ def job_of(body: Body, tokenizer: Tokenizer, context_tokens: int) -> Job:
     """What to answer to a body.
 
     Raises:
-        ServerRefusedError: the model's template can't make a prompt of it, the prompt has unknown
-            ids or is empty, or it doesn't fit into the context with the cap.
+        ServerRefusedError: the prompt is empty or has unknown ids, or doesn't fit into the context
+            with the cap.
     """
     if isinstance(body, ChatBody):
-        prompt = _render_chat(body, tokenizer)
+        prompt = tokenizer.apply_chat_template(
+            body.messages,
+            add_generation_prompt=True,
+            return_dict=False,
+            **body.chat_template_kwargs,
+        )
         cap_tokens, top = body.max_tokens or context_tokens - len(prompt), None
     else:
         prompt = tokenizer(body.prompt).input_ids if isinstance(body.prompt, str) else body.prompt
@@ -149,22 +152,3 @@ def job_of(body: Body, tokenizer: Tokenizer, context_tokens: int) -> Job:
         ignore_eos=body.ignore_eos,
         top=top,
     )
-
-
-def _render_chat(body: ChatBody, tokenizer: Tokenizer) -> Sequence[int]:
-    try:
-        prompt: Sequence[int] = tokenizer.apply_chat_template(
-            body.messages,
-            add_generation_prompt=True,
-            return_dict=False,
-            **body.chat_template_kwargs,
-        )
-    # A template is a program, which comes with the model and raises what it likes.
-    except Exception as error:
-        said = " ".join(str(error).split())[:_MOST_CHARACTERS].rstrip(".")
-        message = (
-            f"messages: the model's chat template makes no prompt of them,"
-            f" {type(error).__name__}: {said}; change them, or ask /v1/completions"
-        )
-        raise ServerRefusedError(message) from error
-    return prompt

@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import functools
 import traceback
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
 import transformers
@@ -40,13 +41,15 @@ class App:
 
     def application(self) -> web.Application:
         """Route them."""
-        app = web.Application()
-        app.router.add_get("/health", self._health)
-        app.router.add_get("/version", self._version)
-        app.router.add_get("/v1/models", self._list_models)
+        options, app = self._options, web.Application()
+        card = {"id": options.served_model_name, "max_model_len": options.context_tokens}
+        models: Json = {"object": "list", "data": [card | {"root": options.model}]}
+        app.router.add_get("/health", _always({}))
+        app.router.add_get("/version", _always({"version": transformers.__version__}))
+        app.router.add_get("/v1/models", _always(models))
         app.router.add_get("/metrics", self._metrics)
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_post("/v1/completions", self._complete)
+        app.router.add_post("/v1/chat/completions", functools.partial(self._answer, ChatBody))
+        app.router.add_post("/v1/completions", functools.partial(self._answer, CompletionBody))
         app.cleanup_ctx.append(self._working)
         return app
 
@@ -57,27 +60,10 @@ class App:
         with contextlib.suppress(asyncio.CancelledError):
             await task
 
-    async def _health(self, _: web.Request) -> web.Response:
-        return web.Response()
-
-    async def _version(self, _: web.Request) -> web.Response:
-        return _json({"version": transformers.__version__})
-
-    async def _list_models(self, _: web.Request) -> web.Response:
-        options = self._options
-        card = {"id": options.served_model_name, "max_model_len": options.context_tokens}
-        return _json({"object": "list", "data": [card | {"root": options.model}]})
-
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(text=self._counters.page(), content_type="text/plain")
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, ChatBody)
-
-    async def _complete(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, CompletionBody)
-
-    async def _answer(self, request: web.Request, kind: type[Body]) -> web.StreamResponse:
+    async def _answer(self, kind: type[Body], request: web.Request) -> web.StreamResponse:
         tokenizer = self._models.tokenizer
         try:
             body = parse_body(await request.read(), kind, self._options.served_model_name)
@@ -111,6 +97,13 @@ async def _stream(request: web.Request, events: AsyncIterator[Json]) -> web.Stre
         await response.write(b"data: " + msgspec.json.encode(_error(error)) + b"\n\n")
     await response.write(b"data: [DONE]\n\n")
     return response
+
+
+def _always(body: Json) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def answer(_: web.Request) -> web.Response:
+        return _json(body)
+
+    return answer
 
 
 def _error(error: ServerError) -> Json:

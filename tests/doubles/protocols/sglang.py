@@ -1,15 +1,13 @@
 """SGLang 0.5.23 as recorded: its chat, and `/generate`, which repeats itself."""
 
-import json
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import ClassVar
 
 import msgspec
 from aiohttp import web
 
 from tests.doubles.vllm.app import ScriptedServer
-from tests.doubles.vllm.request import Body, Job, StreamOptions
+from tests.doubles.vllm.request import Body, StreamOptions
 from tests.doubles.vllm.steps import Chunk, Steps
 from tests.doubles.vllm.wire import ChatWire, Json, Wire
 
@@ -53,35 +51,6 @@ class ScriptedSglang(ScriptedServer):
             stream=asked.stream,
             stream_options=StreamOptions(include_usage=True),
         )
-
-
-class ScriptedOldSglang(ScriptedSglang):
-    """SGLang 0.5.11 as its source has it: other names, no counter of its steps, mute chats.
-
-    Attributes:
-        export: the folder of `--export-metrics-to-file-dir`; None without.
-    """
-
-    export: Path | None = None
-
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self.answer(request, OldChatWire)
-
-    async def _stream(self, request: web.Request, job: Job) -> web.StreamResponse:
-        response = await super()._stream(request, job)
-        if self.export is not None:
-            answered = {"request_parameters": json.dumps({"text": job.body.text})}
-            told = _by_old_names(speculation_of(job.steps)) if job.steps.accepted else {}
-            line = json.dumps(answered | {"id": job.wire.head("any")["id"]} | told) + "\n"
-            with (self.export / "sglang-request-metrics-20261121_12.log").open("a") as file:
-                file.write(line)
-        return response
-
-    async def _generate(self, request: web.Request) -> web.StreamResponse:
-        return await self.answer(request, OldGenerateWire)
-
-    async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(text=f"{_LENGTH} 1.75\n")
 
 
 class _Sampling(msgspec.Struct, frozen=True):
@@ -153,44 +122,12 @@ class GenerateWire(Wire):
         }
         record = speculation_of(steps) if last and steps.accepted else {}
         text = "".join(self.texts)
-        return {"text": text, "output_ids": list(self.said), "meta_info": meta | self.named(record)}
-
-    def named(self, record: Json) -> Json:
-        """The record of the speculation by the names of the version."""
-        return record
+        return {"text": text, "output_ids": list(self.said), "meta_info": meta | record}
 
     def closing(self, steps: Steps, metrics: Json | None) -> list[Json]:
         """Nothing more."""
         del steps, metrics
         return []
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OldGenerateWire(GenerateWire):
-    """The same by the names of 0.5.11."""
-
-    def named(self, record: Json) -> Json:
-        """As the class says."""
-        return _by_old_names(record)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OldChatWire(SglangChatWire):
-    """The same without the record."""
-
-    def closing(self, steps: Steps, metrics: Json | None) -> list[Json]:
-        """Why it ended, and the usage."""
-        said = SglangChatWire.closing(self, steps, metrics)
-        return [chunk for chunk in said if "sglext" not in chunk]
-
-
-def _by_old_names(record: Json) -> Json:
-    names = {
-        "spec_num_correct_drafts": "spec_accepted_drafts",
-        "spec_num_proposed_drafts": "spec_proposed_drafts",
-        "spec_correct_drafts_histogram": "spec_accept_histogram",
-    }
-    return {names.get(name, name): value for name, value in record.items()}
 
 
 def speculation_of(steps: Steps) -> Json:

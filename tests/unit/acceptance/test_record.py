@@ -10,10 +10,8 @@ from specreg.acceptance.record import (
     NO_STEPS,
     AcceptanceRecord,
     PromptAcceptance,
-    Source,
     StepCounts,
     View,
-    Weighting,
 )
 from tests.unit import builders
 
@@ -64,14 +62,6 @@ def test_a_rate_that_counts_the_bonus_token_is_another_number() -> None:
     assert counts.acceptance_rate == pytest.approx(0.592, abs=5e-4)
 
 
-def test_positions_count_the_steps_that_got_that_far() -> None:
-    assert builders.counts(8, 0, 6, 6).position_counts == (12, 12, 6)
-
-
-def test_a_position_that_nothing_reached_has_a_marginal_of_zero() -> None:
-    assert builders.counts(1, 1, 0).marginal_acceptance == (0.5, 0.0)
-
-
 @settings(max_examples=50, deadline=None)
 @given(HISTOGRAMS)
 def test_the_histogram_comes_back_and_adds_up(histogram: list[int]) -> None:
@@ -109,39 +99,6 @@ def test_what_was_added_can_be_taken_away(one: list[int], other: list[int]) -> N
     ) == builders.counts(*one)
 
 
-def test_counts_cannot_be_changed_afterwards() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        builders.counts(1, 1).steps = 2  # type: ignore[misc]
-
-
-def test_a_record_falls_into_its_categories_without_losing_a_step() -> None:
-    prompts = tuple(
-        PromptAcceptance(
-            prompt_id=f"{category}-{number}",
-            category=category,
-            counts=StepCounts.from_histogram((number, 1, 2), 2 * (number + 3)),
-            completion_tokens=9,
-        )
-        for number in range(2)
-        for category in ("coding", "math")
-    )
-    total = sum((prompt.counts for prompt in prompts), NO_STEPS)
-    record = AcceptanceRecord(
-        source=Source.VLLM_REQUEST,
-        view=View.VERIFIER,
-        weighting=Weighting.STEP,
-        total=total,
-        prompts=prompts,
-    )
-
-    parts = record.by_category
-
-    assert list(parts) == ["coding", "math"]
-    assert [p.prompt_id for p in parts["math"].prompts] == ["math-0", "math-1"]
-    assert parts["coding"].total == prompts[0].counts + prompts[2].counts
-    assert sum((part.total for part in parts.values()), NO_STEPS) == total
-
-
 @settings(max_examples=50, deadline=None)
 @given(HISTOGRAMS)
 def test_conditional_acceptance_multiplies_up_to_the_marginal(histogram: list[int]) -> None:
@@ -175,6 +132,15 @@ RECORD = of_requests(("math", 1, LONG), ("math", 2, SHORT), ("chat", 1, SHORT))
 
 def test_a_short_answer_weighs_as_much_as_a_long_one_in_the_macro_length_alone() -> None:
     assert RECORD.total.acceptance_length == 1 + 120 / 120
+    parts = RECORD.by_category
+    assert {name: part.total for name, part in parts.items()} == {
+        "math": LONG + SHORT,
+        "chat": SHORT,
+    }
+    assert {turn: part.total for turn, part in RECORD.by_turn.items()} == {
+        1: LONG + SHORT,
+        2: SHORT,
+    }
     assert RECORD.macro_acceptance_length == pytest.approx((1.6 + 4 + 4) / 3)
     assert RECORD.category_acceptance_length == pytest.approx((1 + 90 / 110 + 4) / 2)
 
@@ -188,18 +154,6 @@ def test_without_steps_or_requests_there_is_nothing_to_average() -> None:
     assert sum_alone.macro_acceptance_length is None
     assert sum_alone.category_acceptance_length is None
     assert sum_alone.tokens_per_step is None
-
-
-def test_a_request_without_steps_has_no_length_to_be_averaged() -> None:
-    record = of_requests(("math", 1, LONG), ("math", 1, NO_STEPS))
-    assert record.macro_acceptance_length == pytest.approx(1.6)
-
-
-def test_a_record_is_taken_apart_by_turn() -> None:
-    assert {turn: part.total for turn, part in RECORD.by_turn.items()} == {
-        1: LONG + SHORT,
-        2: SHORT,
-    }
 
 
 PROMPTS = st.builds(

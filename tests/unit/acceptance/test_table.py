@@ -1,7 +1,5 @@
 """Tables of counts: a row for each prompt, and in the end the same sums."""
 
-import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -79,12 +77,6 @@ def test_positions_that_a_prompt_never_drafted_were_never_reached() -> None:
     assert [column.tolist() for column in table.position_counts] == [[4, 9], [0, 5], [0, 3]]
 
 
-def test_no_requests_make_an_empty_table() -> None:
-    table = counts_table([])
-    assert (table.prompt_ids, table.position_counts) == ((), ())
-    assert table.steps.shape == table.accepted.shape == (0,)
-
-
 def test_only_some_rows_are_picked_in_the_order_asked_for() -> None:
     requests = [prompt(name, builders.counts(0, 0, n)) for n, name in enumerate("abc", start=1)]
     table = counts_table(requests).only(("c", "a"))
@@ -103,13 +95,3 @@ def test_picking_keeps_unknown_drafts_unknown_and_everything_as_it_is() -> None:
     assert table.only(("b", "a")).prompt_ids == ("b", "a")
     assert table.only(table.prompt_ids) is table
     assert table.only(()).steps.shape == (0,)
-
-
-def test_a_prompt_that_is_not_there_can_not_be_picked() -> None:
-    table = counts_table([prompt("a", NO_STEPS)])
-    with pytest.raises(KeyError, match="b"):
-        table.only(("b",))
-
-
-def test_columns_hold_floats_to_divide_by() -> None:
-    assert counts_table([prompt("a", builders.counts(2, 1))]).steps.dtype == np.float64

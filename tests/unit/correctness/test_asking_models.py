@@ -3,12 +3,8 @@
 Another program stands in the place of the reference engine's interpreter, which needs torch.
 """
 
-import os
-import signal
 import stat
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,8 +17,6 @@ from specreg.engines.pytorch.questions import OracleAnswer, Question, Text
 from specreg.engines.registry import engine_named
 from specreg.servers.environments import EngineEnvironment, _fingerprint
 from tests.unit import builders
-from tests.unit.core.test_processes import await_pid, lives
-from tests.unit.servers.test_server import at_most
 
 PROGRESS = "Loading weights: 100%|##########| 47/47"
 Install = Callable[[str], None]
@@ -82,25 +76,14 @@ def test_the_models_are_asked_in_their_own_environment(install: Install, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("target", "draft", "offline"),
-    [
-        pytest.param("folder", "folder", "1", id="folders"),
-        pytest.param("folder", "", "1", id="a-folder-alone"),
-        pytest.param("folder", "some/head", None, id="a-head-of-the-hub"),
-        pytest.param("some/target", "folder", None, id="a-target-of-the-hub"),
-    ],
+    ("draft", "offline"), [("", "1"), ("some/head", None)], ids=["a-folder", "a-head-of-the-hub"]
 )
 def test_nothing_is_fetched_where_every_model_is_a_folder(
-    install: Install, tmp_path: Path, target: str, draft: str, offline: str | None
+    install: Install, tmp_path: Path, draft: str, offline: str | None
 ) -> None:
     install(ANSWERS)
-    names = {"folder": str(tmp_path)}
 
-    ask(
-        msgspec.structs.replace(
-            QUESTION, target=names.get(target, target), draft=names.get(draft, draft)
-        )
-    )
+    ask(msgspec.structs.replace(QUESTION, target=str(tmp_path), draft=draft))
 
     asked = msgspec.json.decode((tmp_path / "asked.json").read_bytes())
     assert asked["variables"]["HF_HUB_OFFLINE"] == offline
@@ -133,39 +116,3 @@ def test_what_has_no_answer_is_told(install: Install, program: str, words: str) 
         ask()
 
     assert str(caught.value).startswith(f"oracle of method 'eagle3': {words}")
-
-
-# Says its process id beside itself, and takes its time.
-SLOW = """
-import os, pathlib, time
-pathlib.Path(__file__).with_name("asked.pid").write_text(f"{os.getpid()}\\n")
-time.sleep(120)
-"""
-ASKING = """
-import sys
-import msgspec
-from specreg.correctness.oracle_client import predict_drafts
-from specreg.engines.pytorch.questions import Question
-predict_drafts(msgspec.json.decode(sys.argv[1], type=Question), on_gpu=False, show=print)
-"""
-
-
-def test_nothing_of_it_is_left_when_we_are_killed(install: Install, tmp_path: Path) -> None:
-    install(SLOW)
-    (tmp_path / "asked.pid").touch()
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    with subprocess.Popen(
-        (sys.executable, "-c", ASKING, msgspec.json.encode(QUESTION).decode()),
-        cwd=builders.ROOT,
-        env={**os.environ, "TMPDIR": str(temporary)},
-    ) as run:
-        reads = await_pid(tmp_path / "asked.pid")
-        try:
-            run.send_signal(signal.SIGKILL)
-            with at_most(5):
-                while lives(reads) or any(temporary.iterdir()):
-                    time.sleep(0.01)
-        finally:
-            if lives(reads):
-                os.kill(reads, signal.SIGKILL)

@@ -50,15 +50,6 @@ def compared(
     )
 
 
-def test_equal_answers_are_all_equal_and_nobody_is_asked_more() -> None:
-    both = answers((5, 6, 7), (8,))
-
-    found = check_lossless(["a", "b"], both, both, not_asked, gaps())
-
-    assert (found.prompts, found.partings, found.failures, found.noise) == (2, (), (), None)
-    assert (found.equal_frac, found.control_equal_frac) == (1.0, None)
-
-
 def test_of_no_answers_nothing_is_proved() -> None:
     with pytest.raises(InvalidMeasurementError) as caught:
         check_lossless([], [], [], not_asked, gaps())

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from specreg.core.errors import DatasetError
-from specreg.datasets.hub import fetch_dataset_file
+from specreg.datasets.hub import cached_model, fetch_dataset_file
 from specreg.datasets.prepare import load_prompts
 from specreg.datasets.table import dataset_named
 from tests.unit import builders
@@ -267,3 +267,13 @@ def test_without_huggingface_hub_it_says_what_to_install() -> None:
         [sys.executable, "-c", code], cwd=builders.ROOT, capture_output=True, text=True, check=False
     )
     assert 'which isn\'t installed; uv pip install -e ".[datasets]", or give --from' in done.stderr
+
+
+def test_a_model_is_found_in_the_hubs_cache_once_it_was_fetched(tmp_path: Path) -> None:
+    assert cached_model("org/name", tmp_path) is None
+    model = tmp_path / "models--org--name"
+    (model / "refs").mkdir(parents=True)
+    (model / "refs/main").write_text(COMMIT)
+    assert cached_model("org/name", tmp_path) is None
+    (model / "snapshots" / COMMIT).mkdir(parents=True)
+    assert cached_model("org/name", tmp_path) == model / "snapshots" / COMMIT

@@ -235,3 +235,12 @@ def test_half_a_set_is_none(folder: Folder, missing: str) -> None:
     (folder.data_dir / missing).unlink()
     with pytest.raises(DatasetError, match="not prepared on this machine; run specreg prepare mt"):
         folder.load("mt-bench")
+
+
+def test_rows_left_out_are_counted_aloud(folder: Folder) -> None:
+    said = {"conversations": [{"from": "human", "value": "Hi."}, {"from": "gpt", "value": "Hi!"}]}
+    silent = {"conversations": [{"from": "gpt", "value": "Hi!"}]}
+    folder.file.write_text(json.dumps([said, silent, silent]))
+    record = folder.prepare("sharegpt", folder.file)
+    assert (record.rows, record.left_out, record.prompts) == (3, 2, 1)
+    assert "2 rows left out: they ask nothing" in folder.said

@@ -11,7 +11,6 @@ from specreg.core.errors import UnsupportedError
 from specreg.engines.engine import LaunchOptions
 from specreg.engines.methods import Spelling
 from specreg.engines.registry import engine_named
-from specreg.engines.settings import Parallel
 from specreg.servers.provision import check_version
 from tests.unit import builders
 
@@ -25,7 +24,7 @@ def has(method: str, version: str) -> bool:
     """Whether a version is let start with a method."""
     spec = dataclasses.replace(builders.SPEC, engine="tensorrt_llm", method=method)
     try:
-        check_version(dataclasses.replace(builders.CASE, server=spec), version, ours=True)
+        check_version(dataclasses.replace(builders.CASE, server=spec), version)
     except UnsupportedError:
         return False
     return True
@@ -47,14 +46,6 @@ def options_file(options: LaunchOptions = OPTIONS) -> dict[str, object]:
     """What the file of options says."""
     said: dict[str, object] = json.loads(TENSORRT_LLM.files(options)["options.yaml"])
     return said
-
-
-def test_the_command_line_begins_with_the_program_of_its_environment() -> None:
-    command = TENSORRT_LLM.command(PYTHON, OPTIONS)
-    assert command[:2] == ("/envs/tensorrt-llm/bin/trtllm-serve", "some/target")
-    assert command[-4:] == (
-        *("--extra_llm_api_options", "/runs/logs/toy/options.yaml", "--seed", "7"),
-    )
 
 
 def test_a_setting_stands_where_its_path_says() -> None:
@@ -108,26 +99,3 @@ def test_the_requests_are_counted_by_versions_that_count_them_right() -> None:
 def test_without_speculation_there_is_no_section_of_it() -> None:
     plain = options_file(dataclasses.replace(OPTIONS, speculation={}))
     assert set(plain) == {"dtype", "kv_cache_config", "return_perf_metrics"}
-
-
-def test_a_model_is_spread_as_the_case_says() -> None:
-    spread = dataclasses.replace(OPTIONS, parallel=Parallel(tensor=2, pipeline=3, expert=True))
-    words = " ".join(TENSORRT_LLM.command(PYTHON, spread))
-    assert "--tp_size 2 --pp_size 3 --ep_size 2" in words
-
-
-@pytest.mark.parametrize("parallel", [Parallel(data=2), Parallel(tensor=2, draft_tensor=1)])
-def test_what_it_cannot_spread_is_refused(parallel: Parallel) -> None:
-    with pytest.raises(UnsupportedError, match="trtllm-serve runs one copy"):
-        TENSORRT_LLM.check_parallel(parallel)
-
-
-def test_it_needs_a_gpu() -> None:
-    assert TENSORRT_LLM.requirement(on_gpu=True).package == "tensorrt-llm"
-    with pytest.raises(UnsupportedError, match="runs on a GPU alone; put it into a tier"):
-        TENSORRT_LLM.requirement(on_gpu=False)
-
-
-def test_the_version_is_read_or_unknown() -> None:
-    assert TENSORRT_LLM.parse_version(b'{"version": "1.2.1"}') == "1.2.1"
-    assert TENSORRT_LLM.parse_version(b"<html>") == "unknown"

@@ -17,29 +17,23 @@ VLLM, SGLANG = VllmTokenApi(), SglangTokenApi()
 APIS: dict[str, TokenApi] = {
     name: engine.token_api for name, engine in ENGINES.items() if engine.token_api
 }
-SGLANG_RECORDINGS = builders.ROOT / "fixtures/recordings/sglang/0.5.23"
+HELLO = (Message(Role.USER, "Hello."),)
 CHAT = Ask(
     model="toy",
-    messages=(Message(Role.USER, "Hello."),),
+    messages=HELLO,
     output_cap_tokens=8,
     temperature=0.0,
     chat_template_args=(("enable_thinking", False),),
 )
-TEXT = Ask(
-    model="toy",
-    form=Form.COMPLETIONS,
-    messages=(Message(Role.USER, "Once"),),
-    output_cap_tokens=8,
-    temperature=0.0,
-)
+TEXT = Ask(model="toy", form=Form.COMPLETIONS, messages=HELLO, output_cap_tokens=8, temperature=0.0)
+GREEDY = Wanted(output_cap_tokens=3)
 DRAWN = Wanted(output_cap_tokens=3, temperature=0.7, ignore_eos=True, seed=11)
 
 
-def vllm_scores(*candidates: int) -> tuple[float, ...]:
-    """Of a page whose likeliest are 5, then 6, then 7."""
-    top = {"token_id:5": -0.1, "token_id:6": -2.5, "token_id:7": -9.0}
-    page = {"choices": [{"logprobs": {"top_logprobs": [top]}}]}
-    return VLLM.parse_scores(json.dumps(page).encode(), candidates)
+def vllm_page(**scores: float) -> bytes:
+    """An answer with the likeliest tokens, `t5` being token 5."""
+    top = {f"token_id:{token[1:]}": score for token, score in scores.items()}
+    return json.dumps({"choices": [{"logprobs": {"top_logprobs": [top]}}]}).encode()
 
 
 def sglang_page(*scores: tuple[float, int, None]) -> bytes:
@@ -52,152 +46,121 @@ def test_an_engine_with_ids_has_the_token_api_of_its_name() -> None:
     assert sorted(APIS) == ["reference", "sglang", "vllm"]
 
 
-def test_vllm_tells_its_steps_as_recorded() -> None:
-    """[9, 3, 2, 0]: S 14, A 3 + 2 · 2 = 7, D 42."""
+def test_answers_tell_their_ids_and_steps_as_recorded() -> None:
+    """[9, 3, 2, 0]: S 14, A 3 + 2 · 2 = 7, D 42; SGLang's ends at the most that a step accepted."""
     recorded = (builders.RECORDINGS / "completion.json").read_bytes()
     asked_for_ids = recorded.replace(b'"token_ids":null', b'"token_ids":[310,0]')
+    vllm = VLLM.complete("toy", [1, 2], GREEDY).parse(asked_for_ids)
+    assert vllm.counts == StepCounts(steps=14, accepted=7, proposed=42, position_counts=(5, 2, 0))
+    assert (vllm.prompt, vllm.output) == ((1, 2), (310, 0))
 
-    found = VLLM.parse_transcript(asked_for_ids, [1, 2])
-
-    assert found.counts == StepCounts(steps=14, accepted=7, proposed=42, position_counts=(5, 2, 0))
-    assert (found.prompt, found.output) == ((1, 2), (310, 0))
-
-
-def test_sglang_tells_ids_and_steps_as_recorded() -> None:
-    """[9, 3, 2]: the same steps; the histogram ends at the most that one accepted."""
-    found = SGLANG.parse_transcript((SGLANG_RECORDINGS / "generate.json").read_bytes(), [1, 2])
-
-    assert found.counts == StepCounts(steps=14, accepted=7, proposed=42, position_counts=(5, 2))
-    assert (found.prompt, len(found.output), found.output[-1]) == ((1, 2), 22, 0)
+    recorded = (builders.ROOT / "fixtures/recordings/sglang/0.5.23/generate.json").read_bytes()
+    sglang = SGLANG.complete("toy", [1, 2], GREEDY).parse(recorded)
+    assert sglang.counts == StepCounts(steps=14, accepted=7, proposed=42, position_counts=(5, 2))
+    assert (sglang.prompt, len(sglang.output), sglang.output[-1]) == ((1, 2), 22, 0)
 
 
-def test_vllm_learns_the_ids_of_a_chat_and_of_a_text() -> None:
-    chat, text = VLLM.encode(CHAT), VLLM.encode(TEXT)
-
-    assert (chat.path, text.path) == ("/v1/chat/completions", "/v1/completions")
+@pytest.mark.parametrize(
+    ("api", "paths", "answers"),
+    [
+        (
+            VLLM,
+            ("/v1/chat/completions", "/v1/completions"),
+            (
+                b'{"choices": [{}], "prompt_token_ids": [1, 2]}',
+                b'{"choices": [{"prompt_token_ids": [1, 2]}]}',
+            ),
+        ),
+        (SGLANG, ("/v1/tokenize", "/v1/tokenize"), (b'{"tokens": [1, 2]}',)),
+    ],
+    ids=["vllm", "sglang"],
+)
+def test_the_ids_of_a_chat_and_of_a_text_are_asked_for(
+    api: TokenApi, paths: tuple[str, str], answers: tuple[bytes, ...]
+) -> None:
+    chat, text = api.encode(CHAT), api.encode(TEXT)
+    assert (chat.path, text.path) == paths
+    assert chat.body["messages"] == HELLO
     assert chat.body["chat_template_kwargs"] == {"enable_thinking": False}
-    assert text.body["prompt"] == "Once"
-    assert VLLM.parse_ids(b'{"choices": [{}], "prompt_token_ids": [1, 2]}') == (1, 2)
-    assert VLLM.parse_ids(b'{"choices": [{"prompt_token_ids": [3, 4]}]}') == (3, 4)
-
-
-def test_sglang_learns_the_ids_of_a_chat_and_of_a_text() -> None:
-    chat, text = SGLANG.encode(CHAT), SGLANG.encode(TEXT)
-
-    assert (chat.path, text.path) == ("/v1/tokenize", "/v1/tokenize")
-    assert chat.body["chat_template_kwargs"] == {"enable_thinking": False}
-    assert text.body == {"model": "toy", "prompt": "Once"}
-    assert SGLANG.parse_ids(b'{"tokens": [1, 2]}') == (1, 2)
+    assert text.body["prompt"] == "Hello."
+    assert [text.parse(answer) for answer in answers] == [(1, 2)] * len(answers)
 
 
 def test_what_is_wanted_is_asked_for() -> None:
     vllm, sglang = VLLM.complete("toy", [1, 2], DRAWN), SGLANG.complete("toy", [1, 2], DRAWN)
-
     asked = {"prompt": [1, 2], "max_tokens": 3, "temperature": 0.7, "ignore_eos": True, "seed": 11}
     assert asked.items() <= vllm.body.items()
-    assert sglang.body == {
-        "input_ids": [1, 2],
-        "sampling_params": {
-            "max_new_tokens": 3,
-            "temperature": 0.7,
-            "ignore_eos": True,
-            "sampling_seed": 11,
-        },
-    }
+    sampling = {"max_new_tokens": 3, "temperature": 0.7, "ignore_eos": True, "sampling_seed": 11}
+    assert sglang.body == {"input_ids": [1, 2], "sampling_params": sampling}
+    for api in (VLLM, SGLANG):
+        assert "seed" not in str(api.complete("toy", [1], GREEDY).body)
 
 
-def test_a_greedy_answer_asks_for_no_seed() -> None:
-    greedy = Wanted(output_cap_tokens=3)
-    assert "seed" not in VLLM.complete("toy", [1], greedy).body
-    assert "sampling_seed" not in str(SGLANG.complete("toy", [1], greedy).body)
+@pytest.mark.parametrize(
+    ("api", "page", "candidates", "scores"),
+    [
+        pytest.param(VLLM, vllm_page(t5=-0.1, t6=-2.5), (6, 5), (-2.5, -0.1), id="vllm"),
+        pytest.param(
+            VLLM, vllm_page(t5=-0.1, t6=-2.5, t7=-9.0), (5, 99), (-0.1, -9.0), id="vllm-unlikely"
+        ),
+        pytest.param(
+            # It says token 87; 0 isn't among the twenty, the least likely of which is 10.
+            VLLM,
+            (builders.RECORDINGS / "scores.json").read_bytes(),
+            (761, 87, 0),
+            (-7.6507, -0.0015, -12.1253),
+            id="vllm-recorded",
+        ),
+        pytest.param(
+            SGLANG,
+            sglang_page((-0.1, 5, None), (-2.5, 6, None)),
+            (6, 5),
+            (-2.5, -0.1),
+            id="sglang",
+        ),
+    ],
+)
+def test_candidates_are_scored_by_id_in_the_order_asked(
+    api: TokenApi, page: bytes, candidates: tuple[int, ...], scores: tuple[float, ...]
+) -> None:
+    found = api.score("toy", [1], candidates).parse(page)
+    assert found == pytest.approx(scores, abs=1e-4)
 
 
-def test_vllm_scores_by_id_in_the_order_asked() -> None:
-    assert vllm_scores(6, 5) == (-2.5, -0.1)
-
-
-def test_vllm_scores_as_recorded() -> None:
-    """It says token 87; 0 isn't among the twenty, the least likely of which is 10."""
-    recorded = (builders.RECORDINGS / "scores.json").read_bytes()
-
-    found = VLLM.parse_scores(recorded, (761, 87, 0))
-
-    assert found == pytest.approx((-7.6507, -0.0015, -12.1253), abs=1e-4)
-
-
-def test_a_candidate_that_is_not_among_vllms_likeliest_is_no_likelier_than_the_last() -> None:
-    assert vllm_scores(5, 99) == (-0.1, -9.0)
-
-
-def test_sglang_scores_by_id_in_the_order_asked() -> None:
-    assert SGLANG.parse_scores(sglang_page((-0.1, 5, None), (-2.5, 6, None)), (6, 5)) == (
-        -2.5,
-        -0.1,
-    )
+@pytest.mark.parametrize(
+    ("api", "page", "words"),
+    [
+        (VLLM, b'{"choices": [{}]}', "no log-probabilities"),
+        (VLLM, b'{"choices": [{"logprobs": {"top_logprobs": []}}]}', "no log-probabilities"),
+        (VLLM, vllm_page(), "no log-probabilities"),
+        # Two that are as likely as the last one would be called rounding.
+        (VLLM, vllm_page(t7=-0.1, t8=-3.0), "none of the candidates"),
+        (SGLANG, sglang_page(), "of token 5"),
+        (SGLANG, sglang_page((-0.1, 5, None)), "of token 6"),
+    ],
+)
+def test_no_scores_are_never_equal_scores(api: TokenApi, page: bytes, words: str) -> None:
+    with pytest.raises(InvalidMeasurementError, match=words) as error:
+        api.score("toy", [1], (5, 6)).parse(page)
+    assert error.value.reason == "ANSWER_UNREADABLE"
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        pytest.param(b'{"choices": [{}]}', id="vllm-none"),
-        pytest.param(b'{"choices": [{"logprobs": {"top_logprobs": []}}]}', id="vllm-of-no-token"),
-        pytest.param(b'{"choices": [{"logprobs": {"top_logprobs": [{}]}}]}', id="vllm-of-nothing"),
+        *(b"<html>", b"{}", b'{"choices": []}', b"\xff"),
+        # As of a server that knows no `return_token_ids`: two without ids would be called equal.
+        b'{"choices": [{"prompt_token_ids": null}]}',
+        b'{"choices": [{"token_ids": null}]}',
     ],
 )
-def test_no_scores_are_never_equal_scores(answer: bytes) -> None:
-    """Two candidates of 0 nats each would be called rounding."""
-    with pytest.raises(InvalidMeasurementError, match="log-probabilities") as error:
-        VLLM.parse_scores(answer, (5, 6))
-    assert error.value.reason == "ANSWER_UNREADABLE"
-
-
-@pytest.mark.parametrize(
-    ("answer", "token"),
-    [
-        pytest.param(sglang_page(), 5, id="none"),
-        pytest.param(sglang_page((-0.1, 5, None)), 6, id="one-of-two"),
-    ],
-)
-def test_a_candidate_that_sglang_does_not_score_is_named(answer: bytes, token: int) -> None:
-    with pytest.raises(InvalidMeasurementError, match=f"of token {token}") as error:
-        SGLANG.parse_scores(answer, (5, 6))
-    assert error.value.reason == "ANSWER_UNREADABLE"
-
-
-@pytest.mark.parametrize("answer", [b"<html>", b"{}", b'{"choices": []}', b"\xff"])
 @pytest.mark.parametrize("api", APIS.values(), ids=APIS)
-def test_what_nobody_can_read_is_no_answer(api: TokenApi, answer: bytes) -> None:
-    for parse in (
-        lambda: api.parse_ids(answer),
-        lambda: api.parse_transcript(answer, [1]),
-        lambda: api.parse_scores(answer, [1]),
+def test_an_answer_without_ids_is_no_empty_answer(api: TokenApi, answer: bytes) -> None:
+    for call in (
+        api.encode(TEXT),
+        api.complete("toy", [1], GREEDY),
+        api.score("toy", [1], (1,)),
     ):
         with pytest.raises(InvalidMeasurementError) as error:
-            parse()
+            call.parse(answer)
         assert error.value.reason == "ANSWER_UNREADABLE"
-
-
-def test_a_prompt_without_ids_is_no_prompt() -> None:
-    """As of a server that knows no `return_token_ids`: nothing would be asked then."""
-    with pytest.raises(InvalidMeasurementError, match="prompt_token_ids") as error:
-        VLLM.parse_ids(b'{"choices": [{"prompt_token_ids": null}]}')
-    assert error.value.reason == "ANSWER_UNREADABLE"
-
-
-@pytest.mark.parametrize("choice", ["{}", '{"token_ids": null}'])
-def test_an_answer_without_ids_is_no_empty_answer(choice: str) -> None:
-    """Two that are empty would be called equal."""
-    with pytest.raises(InvalidMeasurementError, match="no token_ids") as error:
-        VLLM.parse_transcript(f'{{"choices": [{choice}]}}'.encode(), [1])
-    assert error.value.reason == "ANSWER_UNREADABLE"
-
-
-def test_two_candidates_that_nobody_scored_are_no_tie() -> None:
-    page = (
-        b'{"choices": [{"token_ids": [7], "logprobs":'
-        b' {"top_logprobs": [{"token_id:7": -0.1, "token_id:8": -3.0}]}}]}'
-    )
-
-    assert VLLM.parse_scores(page, (7, 5)) == (-0.1, -3.0)
-    with pytest.raises(InvalidMeasurementError, match="none of the candidates"):
-        VLLM.parse_scores(page, (5, 6))

@@ -18,18 +18,6 @@ def gaps_s(load: Load, count: int = 20_000) -> list[float]:
     return [(later - earlier) / S for earlier, later in itertools.pairwise(due)]
 
 
-@pytest.mark.parametrize(
-    ("load", "id_"),
-    [
-        (Load(concurrency=4), "c4"),
-        (Load(arrivals=Arrivals.POISSON, requests_per_s=2.5), "poisson2.5"),
-        (Load(arrivals=Arrivals.CONSTANT, requests_per_s=10.0), "constant10"),
-    ],
-)
-def test_a_load_has_a_short_name(load: Load, id_: str) -> None:
-    assert load.id == id_
-
-
 def test_constant_arrivals_are_even() -> None:
     load = Load(arrivals=Arrivals.CONSTANT, requests_per_s=8.0)
     assert list(itertools.islice(due_after_ns(load), 4)) == [0, S // 8, 2 * S // 8, 3 * S // 8]

@@ -12,7 +12,7 @@ from specreg.core.errors import HungError, InvalidMeasurementError, UnsupportedE
 from specreg.datasets.prompts import Prompt
 from specreg.engines.token_api import Transcript, Wanted
 from specreg.engines.wire_format import Endpoint, Form
-from specreg.load.token_client import encode_prompts, score, token_api_of, transcribe
+from specreg.load.token_client import complete, encode_prompts, score, token_api_of
 from tests.unit import builders
 from tests.unit.answering import Answer, Json, answering
 
@@ -67,7 +67,7 @@ def test_answers_come_in_the_order_of_the_texts_and_each_is_asked_for_as_wanted(
 
     wanted = [Wanted(output_cap_tokens=cap) for cap in (10, 20, 30)]
     with answering(answer) as url:
-        found = transcribe(at(url), [(1,), (2,), (3,)], wanted, in_flight=3)
+        found = complete(at(url), [(1,), (2,), (3,)], wanted, in_flight=3)
 
     assert found == (
         Transcript(prompt=(1,), output=(1, 10)),
@@ -88,15 +88,10 @@ def test_as_many_are_asked_at_once_as_is_said_and_no_more(at_once: int) -> None:
         return echoes(path, body)
 
     with answering(answer) as url:
-        found = transcribe(at(url), [(n,) for n in range(6)], [TWO] * 6, in_flight=at_once)
+        found = complete(at(url), [(n,) for n in range(6)], [TWO] * 6, in_flight=at_once)
 
     assert [one.output for one in found] == [(n, 2) for n in range(6)]
     assert crowd.most == at_once
-
-
-def test_there_is_a_wish_for_each_text() -> None:
-    with pytest.raises(ValueError, match="zip"):
-        transcribe(at("http://nowhere"), [(1,), (2,)], [TWO], in_flight=1)
 
 
 @pytest.mark.parametrize("form", Form)
@@ -143,7 +138,7 @@ def test_candidates_are_scored_in_their_order_one_text_at_a_time() -> None:
 def refused(answer: Answer) -> InvalidMeasurementError:
     """The error of two texts that a server doesn't continue."""
     with answering(answer) as url, pytest.raises(InvalidMeasurementError) as caught:
-        transcribe(at(url), [(1,), (2,)], [TWO] * 2, in_flight=2)
+        complete(at(url), [(1,), (2,)], [TWO] * 2, in_flight=2)
     return caught.value
 
 
@@ -156,10 +151,6 @@ def test_a_refusal_is_told_by_its_status_its_path_and_its_beginning() -> None:
     assert words == ('{"refused":"' + "x" * 500)[:300]
 
 
-def test_what_nobody_can_read_is_told() -> None:
-    assert refused(lambda _, __: {"text": "Hello."}).reason == "ANSWER_UNREADABLE"
-
-
 def test_one_bad_answer_spoils_all_of_them() -> None:
     """A proof of the others would be none of the case."""
     error = refused(lambda path, body: 500 if body["input_ids"] == [2] else echoes(path, body))
@@ -170,7 +161,7 @@ def test_a_server_that_is_gone_is_told_with_where_to_look() -> None:
     with answering(echoes) as url:
         pass
     with pytest.raises(InvalidMeasurementError) as caught:
-        transcribe(at(url), [(1,)], [TWO], in_flight=1)
+        complete(at(url), [(1,)], [TWO], in_flight=1)
 
     assert caught.value.reason == "HTTP_ERROR"
     assert str(caught.value).startswith("HTTP_ERROR: /generate: ConnectError, ")
@@ -205,7 +196,7 @@ def test_a_server_that_answers_nothing_hangs(slow_id: int, error: str) -> None:
     with answering(answer) as url:
         try:
             with pytest.raises(InvalidMeasurementError) as caught:
-                transcribe(at(url), texts, [TWO] * len(texts), in_flight=2, within_s=0.5)
+                complete(at(url), texts, [TWO] * len(texts), in_flight=2, within_s=0.5)
         finally:
             done.set()
     assert str(caught.value).startswith(error)

@@ -3,7 +3,7 @@
 import pytest
 
 from specreg.engines.registry import engine_named
-from specreg.matrix.case import Case, Tier
+from specreg.matrix.case import Case
 from specreg.matrix.models import is_hub_id
 from specreg.matrix.schema import render_schema
 from specreg.matrix.tier import load_tier, tier_names
@@ -21,16 +21,6 @@ def cases_of(name: str) -> tuple[Case, ...]:
     return load_tier(FOLDER, name).cases
 
 
-def test_these_are_the_tiers() -> None:
-    assert set(TIERS) - set(ON_GPU) == {
-        *("cpu", "cpu_drawn", "reference", "reference_drawn", "sglang_cpu"),
-    }
-    assert set(ON_GPU) == {
-        *("gpu", "gpu_smoke", "gpu_weekly"),
-        *("speedup_gsm8k", "speedup_humaneval", "speedup_mt_bench", "speedup_speed_bench"),
-    }
-
-
 def test_the_schema_is_that_of_the_code() -> None:
     assert (FOLDER / "schema.json").read_text() == render_schema()
 
@@ -46,7 +36,7 @@ def test_each_case_can_be_measured_by_its_engine(name: str) -> None:
     for case in tier.cases:
         engine = engine_named(case.server.engine)
         check_allowed(case, tier.places[case.id])
-        check_version(case, engine.requirement(on_gpu=tier.needs_gpus > 0).version, ours=True)
+        check_version(case, engine.requirement(on_gpu=tier.needs_gpus > 0).version)
         assert case.output_cap_tokens < case.server.max_model_len_tokens
 
 
@@ -120,26 +110,6 @@ def test_the_smoke_tier_needs_nothing_but_a_gpu() -> None:
     assert {case.id for case in cases} <= {case.id for case in cases_of("gpu")}
 
 
-def swept(tier: Tier, methods: set[str]) -> set[int]:
-    """The numbers of drafts that a tier tries."""
-    return {case.server.draft_tokens for case in tier.cases if case.server.method in methods}
-
-
-def test_the_week_sweeps_drafts_and_load_on_both_engines() -> None:
-    tier = load_tier(FOLDER, "gpu_weekly")
-    assert swept(tier, {"draft_model", "eagle3"}) == {1, 2, 3, 5, 7}
-    assert {case.load.concurrency for case in tier.cases} == {1, 4, 16, 32}
-    assert {case.server.engine for case in tier.cases} == {"vllm", "sglang"}
-    assert {case.server.target for case in tier.cases} == {
-        "meta-llama/Llama-3.1-8B-Instruct",
-        "meta-llama/Llama-3.3-70B-Instruct",
-        "Qwen/Qwen3-8B",
-        "openai/gpt-oss-20b",
-        "openai/gpt-oss-120b",
-        "XiaomiMiMo/MiMo-7B-RL",
-    }
-
-
 def test_the_night_asks_what_was_published() -> None:
     """First turns of MT-Bench, at most 256 tokens, three drafts."""
     published = {
@@ -153,35 +123,3 @@ def test_the_night_asks_what_was_published() -> None:
         ("Qwen/Qwen3-8B", "RedHatAI/Qwen3-8B-speculator.eagle3"),
         ("openai/gpt-oss-20b", "RedHatAI/gpt-oss-20b-speculator.eagle3"),
     }
-
-
-@pytest.mark.parametrize(
-    ("name", "datasets", "methods", "loads"),
-    [
-        ("speedup_gsm8k", {"gsm8k"}, {"none", "draft_model"}, {1}),
-        (
-            "speedup_mt_bench",
-            {"eagle-mt_bench", "random-1024"},
-            {"none", "ngram", "draft_model", "eagle3"},
-            {1, 8},
-        ),
-        (
-            "speedup_speed_bench",
-            {
-                "speed-bench-qualitative",
-                "speed-bench-throughput_1k",
-                "speed-bench-throughput_8k",
-            },
-            {"none", "ngram", "draft_model", "eagle3"},
-            {1, 8, 16},
-        ),
-        ("speedup_humaneval", {"humaneval"}, {"none", "ngram", "draft_model", "eagle3"}, {1}),
-    ],
-)
-def test_a_speedup_table_is_a_tier(
-    name: str, datasets: set[str], methods: set[str], loads: set[int]
-) -> None:
-    cases = cases_of(name)
-    assert {case.dataset for case in cases} == datasets
-    assert {case.server.method for case in cases} == methods
-    assert {case.load.concurrency for case in cases} == loads

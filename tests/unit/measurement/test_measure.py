@@ -25,18 +25,17 @@ import numpy as np
 import pytest
 from aiohttp.test_utils import TestServer
 
-from specreg.acceptance.record import AcceptanceRecord, Gauges, Source, StepCounts
+from specreg.acceptance.record import AcceptanceRecord, Gauges
 from specreg.core.errors import HungError, InvalidMeasurementError, ServerDiedError
 from specreg.datasets.prompts import Prompt
 from specreg.engines.registry import engine_named
 from specreg.engines.vllm import Vllm, VllmWireFormat
-from specreg.engines.wire_format import Form
 from specreg.load.chat_client import Record
 from specreg.load.client_processes import Clients, open_clients
 from specreg.load.rounds import Round
 from specreg.matrix.case import Case, ServerSpec
 from specreg.matrix.schema import Arrivals, Load
-from specreg.measurement.arm import Arm, control_of, with_exported
+from specreg.measurement.arm import Arm, control_of
 from specreg.measurement.measure import (
     Measurement,
     Plan,
@@ -57,7 +56,7 @@ from specreg.telemetry.record import PowerRecord
 from specreg.telemetry.sampler import Watch
 from specreg.telemetry.samples import PowerTrace, Sample
 from specreg.telemetry.sensor import State
-from tests.doubles.protocols.sglang import ScriptedOldSglang, ScriptedSglang
+from tests.doubles.protocols.sglang import ScriptedSglang
 from tests.doubles.vllm.launch import Launch, Level, Speculation
 from tests.doubles.vllm.script import BEFORE_ROUNDS, DEFAULTS, SLOWING, Fault, Script
 from tests.unit import builders
@@ -104,9 +103,7 @@ def measured(
 
 
 @contextlib.contextmanager
-def scripted_sglang(
-    folder: Path, kind: type[ScriptedSglang] = ScriptedSglang, version: str = "0.5.23"
-) -> Iterator[StartedServer]:
+def scripted_sglang() -> Iterator[StartedServer]:
     """A server that speaks as SGLang does, on a loop of its own: a measurement has another."""
     launch = Launch(
         model="folder",
@@ -114,10 +111,7 @@ def scripted_sglang(
         speculation=Speculation(num_speculative_tokens=builders.SPEC.draft_tokens),
         level=Level.SUMMARY,
     )
-    scripted = kind(launch, Script())
-    if isinstance(scripted, ScriptedOldSglang):
-        scripted.export = folder
-    listening = TestServer(scripted.application())
+    listening = TestServer(ScriptedSglang(launch, Script()).application())
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -132,8 +126,7 @@ def scripted_sglang(
             server,
             engine=engine_named("sglang"),
             model="toy",
-            engine_version=version,
-            private=folder,
+            engine_version="0.5.23",
         )
     finally:
         wait_for(listening.close())
@@ -143,15 +136,13 @@ def scripted_sglang(
 
 
 @pytest.mark.parametrize("prompts", [4, 2])
-def test_what_a_server_says_of_itself_is_kept_and_makes_no_value(
-    tmp_path: Path, prompts: int
-) -> None:
+def test_what_a_server_says_of_itself_is_kept_and_makes_no_value(prompts: int) -> None:
     """At the end of it, whether that is the last round or the extension."""
     case = dataclasses.replace(builders.CASE, prompts=prompts)
     plan = dataclasses.replace(
         QUIET, enough=lambda _, look: prompts == 4 and look is not Look.EARLY
     )
-    with scripted_sglang(tmp_path) as server:
+    with scripted_sglang() as server:
         found = measured(server, None, case, plan)
     assert not found.invalid
     assert found.replay is not None
@@ -160,71 +151,6 @@ def test_what_a_server_says_of_itself_is_kept_and_makes_no_value(
     assert found.acceptance is not None
     assert found.values["acceptance_length_tokens"] == found.acceptance.total.acceptance_length
     assert found.values["acceptance_length_tokens"] != 1.75
-
-
-@pytest.mark.parametrize("form", Form)
-def test_an_old_version_is_measured_by_its_answers_or_its_export_alone(
-    tmp_path: Path, form: Form
-) -> None:
-    case = dataclasses.replace(builders.CASE, form=form)
-    found = []
-    for kind, version in ((ScriptedSglang, "0.5.23"), (ScriptedOldSglang, "0.5.11")):
-        with scripted_sglang(tmp_path, kind, version) as server:
-            found.append(measured(server, None, case))
-    new, old = found
-    assert (new.invalid, old.invalid) == ({}, {})
-    assert new.acceptance is not None
-    assert old.acceptance is not None
-    assert old.acceptance.source is Source.SGLANG_REQUEST
-    assert old.acceptance.total == new.acceptance.total
-    assert old.acceptance.total.steps > 0
-
-
-def test_nobody_waits_for_the_steps_of_a_server_that_has_none(tmp_path: Path) -> None:
-    with scripted_sglang(tmp_path, ScriptedOldSglang, "0.5.11") as server:
-        unread = dataclasses.replace(server, private=tmp_path / "nowhere")
-        assert not measured(unread, None, builders.PLAIN_CASE).invalid
-        with pytest.raises(FileNotFoundError):
-            measured(unread, None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Late(Server):
-    """A server whose export tells more each time that it is read."""
-
-    tellings: Iterator[Mapping[str, StepCounts]]
-
-    @property
-    def exports(self) -> bool:
-        """It does."""
-        return True
-
-    def exported(self) -> Mapping[str, StepCounts]:
-        """The next telling."""
-        return next(self.tellings)
-
-
-def test_an_export_that_comes_late_is_waited_for_and_no_longer_than_needed() -> None:
-    """An answer of one token has no steps, and one that tells its own needs no export."""
-    one, other = builders.counts(1, 0, 1, 0), builders.counts(0, 0, 0, 2)
-    two_tokens = builders.trace(builders.chunk(1), builders.chunk(2))
-    mute, single, spoken = (
-        msgspec.structs.replace(trace, request_id=name, acceptance=acceptance)
-        for name, trace, acceptance in (
-            ("mute", two_tokens, None),
-            ("single", builders.trace(builders.chunk(1)), None),
-            ("spoken", two_tokens, other),
-        )
-    )
-    started = builders.server()
-    late = Late(
-        **{field.name: getattr(started, field.name) for field in dataclasses.fields(Server)},
-        tellings=iter([{}, {"spoken": one}, {"mute": one, "spoken": one}]),
-    )
-    told = asyncio.run(with_exported(late, [mute, single, spoken]))
-    assert [trace.acceptance for trace in told] == [one, None, other]
-    assert next(late.tellings, None) is None
-    assert asyncio.run(with_exported(late, [single, spoken])) == [single, spoken]
 
 
 @pytest.mark.parametrize(("prompts", "first"), [(2, "chat-4"), (3, "chat-0")])

@@ -123,22 +123,16 @@ def with_prompts(record: AcceptanceRecord) -> Measurement:
     return dataclasses.replace(launch, replay=replay)
 
 
-def test_the_last_valid_launch_of_each_case_is_shown() -> None:
+def test_the_last_launch_of_each_case_that_is_valid_in_most_is_shown() -> None:
     broken = dataclasses.replace(measured(), replay=None, invalid=all_invalid("X: y"))
-    first, second, other = (
-        figures_of(measured(), 1),
-        figures_of(measured(), 2),
-        figures_of(measured(case_number=1), 1),
-    )
-    every = [second, first, other, figures_of(broken, 3)]
-    assert last_launches(every) == (second, other)
-
-
-def test_a_launch_whose_speed_means_nothing_is_shown_where_there_is_no_other() -> None:
     slow = dataclasses.replace(measured(), invalid={Family.LATENCY: "THROTTLED: 92 °C"})
-    first, second = figures_of(measured(), 1), figures_of(slow, 2)
-    assert last_launches([first, second]) == (first,)
-    assert last_launches([second]) == (second,)
+    first, second, throttled = (
+        figures_of(one, n) for n, one in enumerate((measured(), measured(), slow), start=1)
+    )
+    other = figures_of(measured(case_number=1), 1)
+    every = [second, first, other, throttled, figures_of(broken, 4)]
+    assert last_launches(every) == (second, other)
+    assert last_launches([throttled]) == (throttled,)
 
 
 def raced(ours: Sequence[float], alone: Sequence[float], launch: int = 1) -> Figures:
@@ -159,10 +153,8 @@ def raced(ours: Sequence[float], alone: Sequence[float], launch: int = 1) -> Fig
 
 def test_a_case_is_slowed_down_where_each_round_of_each_launch_says_so() -> None:
     halved = raced((50.0, 52.0), (100.0, 104.0))
-    assert slowed_of([halved]) == {CASE.id: pytest.approx(0.5)}
-    assert slowed_of([halved, raced((49.0, 51.0), (98.0, 102.0), 2)]) == {
-        CASE.id: pytest.approx(0.5)
-    }
+    again = raced((49.0, 51.0), (98.0, 102.0), 2)
+    assert slowed_of([halved]) == slowed_of([halved, again]) == {CASE.id: pytest.approx(0.5)}
     faster = raced((100.0, 104.0), (50.0, 52.0), 2)
     assert slowed_of([halved, faster]) == {}
     assert slowed_of([raced((50.0, 99.0), (98.0, 100.0))]) == {}

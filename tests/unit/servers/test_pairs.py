@@ -106,7 +106,7 @@ def test_what_starts_beside_one_that_fails_goes_on_and_ends_with_its_context(
 
 def test_on_a_gpu_each_of_a_pair_is_told_its_cache_and_both_fit(tmp_path: Path) -> None:
     specs = [launch(tmp_path, method, Script()).spec for method in ("none", "draft_model")]
-    plain, drafting = (gpu_memory(builders.ROOT, spec, "0.32.0", (80.0,)) for spec in specs)
+    plain, drafting = (gpu_memory(builders.ROOT, spec, (80.0,)) for spec in specs)
     assert plain is not None
     assert drafting is not None
     # 4 layers of 4 heads of 32, keys and values of 4 bytes each, for 8 sequences of 1024 and more.
@@ -114,42 +114,41 @@ def test_on_a_gpu_each_of_a_pair_is_told_its_cache_and_both_fit(tmp_path: Path) 
     assert plain.cache_tokens == drafting.cache_tokens == 8 * (1024 + 128)
     assert plain.cache_bytes < drafting.cache_bytes < 2**30
     assert plain.share_frac * 80 == pytest.approx(2.1, abs=0.1)
-    assert fit_together(builders.ROOT, specs, ["0.32.0"] * 2, (80.0,))
+    assert fit_together(builders.ROOT, specs, (80.0,))
 
 
 OWN_SHARE = ("--gpu-memory-utilization=0.3",)
 
 
 @pytest.mark.parametrize(
-    ("change", "version", "gpu_gib"),
+    ("change", "gpu_gib"),
     [
-        (lambda spec: spec, "0.10.1", 80.0),
-        (lambda spec: spec, "0.32.0", 4.0),
-        (lambda spec: dataclasses.replace(spec, engine_args=OWN_SHARE), "0.32.0", 80.0),
-        (lambda spec: dataclasses.replace(spec, engine="triton"), "", 80.0),
-        (lambda spec: dataclasses.replace(spec, target="some/target"), "0.32.0", 80.0),
+        (lambda spec: spec, 4.0),
+        (lambda spec: dataclasses.replace(spec, engine_args=OWN_SHARE), 80.0),
+        (lambda spec: dataclasses.replace(spec, engine="triton"), 80.0),
+        (lambda spec: dataclasses.replace(spec, target="some/target"), 80.0),
     ],
-    ids=["too-old", "no-room", "the-case-says-it", "no-flag", "unknown-weights"],
+    ids=["no-room", "the-case-says-it", "no-flag", "unknown-weights"],
 )
 def test_two_that_would_count_one_anothers_memory_start_one_after_the_other(
-    tmp_path: Path, change: Callable[[ServerSpec], ServerSpec], version: str, gpu_gib: float
+    tmp_path: Path, change: Callable[[ServerSpec], ServerSpec], gpu_gib: float
 ) -> None:
     plain = launch(tmp_path, "none", Script()).spec
     spec = change(plain)
-    assert gpu_memory(builders.ROOT, spec, version, (gpu_gib,)) is None
-    assert not fit_together(builders.ROOT, [plain, spec], [version] * 2, (gpu_gib,))
+    assert gpu_memory(builders.ROOT, spec, (gpu_gib,)) is None
+    assert not fit_together(builders.ROOT, [plain, spec], (gpu_gib,))
 
 
 def test_a_cache_is_cut_to_the_share_of_its_server() -> None:
     sizes = Sizes(target_gib=16.0, draft_gib=0.0, token_kib=1024.0)
     spec = dataclasses.replace(builders.PLAIN_SPEC, sizes=sizes, max_sequences=64)
-    given = gpu_memory(builders.ROOT, spec, "", (80.0,))
+    given = gpu_memory(builders.ROOT, spec, (80.0,))
     assert given is not None
     assert given.share_frac == pytest.approx(0.4, abs=0.001)
     assert given.cache_bytes == pytest.approx((0.4 * 80 - 16 - 2) * 2**30, rel=0.001)
     for each_frac, fit in ((0.4975, False), (0.48, True)):  # the driver has its own of a GPU
         one = dataclasses.replace(spec, gpu_memory_frac=each_frac)
-        assert fit_together(builders.ROOT, [one] * 2, ["", ""], (80.0,)) == fit
+        assert fit_together(builders.ROOT, [one] * 2, (80.0,)) == fit
 
 
 @pytest.mark.parametrize(
@@ -178,8 +177,8 @@ def test_in_a_container_no_more_is_free_than_its_limit_leaves(
         )
     assert free_gib(tmp_path) == pytest.approx(4e-6, rel=0.01)
     tiny = launch(tmp_path, "none", Script()).spec
-    assert fit_together(builders.ROOT, [tiny], [""], ())
-    assert not fit_together(builders.ROOT, [tiny], [""], (), tmp_path)
+    assert fit_together(builders.ROOT, [tiny], ())
+    assert not fit_together(builders.ROOT, [tiny], (), tmp_path)
 
 
 def test_without_a_gpu_two_start_at_once_where_their_weights_are_known_and_fit(
@@ -193,4 +192,4 @@ def test_without_a_gpu_two_start_at_once_where_their_weights_are_known_and_fit(
         (unknown, False),
         (dataclasses.replace(unknown, sizes=huge), False),
     ):
-        assert fit_together(builders.ROOT, [spec, spec], ["", ""], ()) == fits
+        assert fit_together(builders.ROOT, [spec, spec], ()) == fits

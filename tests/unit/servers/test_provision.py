@@ -46,8 +46,6 @@ def of_version(version: str, provision: Provision = INSTALLED) -> Provision:
     ("provision", "cases"),
     [
         (INSTALLED, [case("vllm"), case("vllm", "suffix"), case("sglang")]),
-        (of_version("0.5.9"), [case("sglang", form=TEXT)]),
-        (of_version("0.5.11"), [case("sglang")]),
         (of_version("0.5.19"), [case("sglang", "dflash", TEXT)]),
         (of_version("0.31.0"), [case("vllm", "dflash")]),
         (ON_GPU, [LOOKAHEAD]),
@@ -57,7 +55,7 @@ def of_version(version: str, provision: Provision = INSTALLED) -> Provision:
             [case("vllm", parallel=Parallel(tensor=2, data=2, draft_tensor=1, expert=True))],
         ),
     ],
-    ids=["as-installed", "text", "chat", "dflash", "vllm", "lookahead", "older", "spread"],
+    ids=["as-installed", "dflash", "vllm", "lookahead", "older", "spread"],
 )
 def test_what_can_be_measured_is_silent(provision: Provision, cases: list[Case]) -> None:
     provision.check(cases)
@@ -85,16 +83,11 @@ def test_what_can_be_measured_is_silent(provision: Provision, cases: list[Case])
             id="no-interpreter",
         ),
         pytest.param(
-            of_version("0.5.4"),
+            of_version("0.5.18"),
             [case("sglang", form=TEXT)],
-            "acceptance of SGLang 0.5.4: its answers don't count their steps; take 0.5.9 or",
-            id="counts-no-steps",
-        ),
-        pytest.param(
-            of_version("0.5.13"),
-            [case("sglang", "dflash", TEXT)],
-            "method 'dflash': sglang 0.5.13 lacks it, or doesn't tell what it accepts; take 0.5.19",
-            id="lacks-the-method",
+            "acceptance of SGLang 0.5.18: its answers don't tell their steps as those of later"
+            " versions do; take 0.5.19 or newer",
+            id="does-not-tell",
         ),
         pytest.param(
             of_version("1.3.0rc22", ON_GPU),
@@ -168,9 +161,9 @@ def test_what_only_a_stream_tells_is_refused_without_one(
     asked: Case, limits: Limits, words: str | None
 ) -> None:
     whole = dataclasses.replace(asked, stream=False, limits=limits)
-    check_version(dataclasses.replace(whole, stream=True), "", ours=True)
+    check_version(dataclasses.replace(whole, stream=True), "")
     with pytest.raises(UnsupportedError, match=words) if words else contextlib.nullcontext():
-        check_version(whole, "", ours=True)
+        check_version(whole, "")
 
 
 @pytest.fixture

@@ -190,15 +190,6 @@ def test_a_port_that_another_server_has_is_left_to_it(
     assert left_of(tmp_path) == []
 
 
-def test_what_a_server_writes_of_prompts_goes_when_it_does(tmp_path: Path) -> None:
-    with start(tmp_path, Script()) as server:
-        assert not server.exports
-        (server.private / "export.log").write_text("a prompt")
-        assert not server.private.is_relative_to(tmp_path)
-        assert server.private.stat().st_mode & 0o077 == 0
-    assert not server.private.exists()
-
-
 def test_a_server_that_died_is_reported_with_the_end_of_its_log(tmp_path: Path) -> None:
     with start(tmp_path, Script()) as server:
         server.process.popen.kill()

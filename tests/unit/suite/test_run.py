@@ -370,3 +370,15 @@ def test_a_verdict_that_the_whole_run_changes_is_told_apart(tmp_path: Path) -> N
     ((before, after),) = one.conclude()
     assert (before.outcome, after.outcome) == (Outcome.REGRESSED, Outcome.INCONCLUSIVE)
     assert [verdict.outcome for verdict in one.verdicts] == [after.outcome, Outcome.PASS]
+
+
+def test_a_measurement_whose_server_dies_is_tried_twice_and_not_again(tmp_path: Path) -> None:
+    one, starts = suite(tmp_path), list[Server]()
+    starting = Starting(launch=LAUNCH, start=lambda: running(starts))
+    for _ in range(2):
+        with pytest.raises(ServerDiedError):
+            one.measure(builders.CASE, starting, None)
+    one.journal.close()
+    assert len(starts) == 2
+    (said,) = one.retried
+    assert said.startswith(f"{builders.CASE.id}: measured again, server '")

@@ -1,0 +1,74 @@
+"""A page of Prometheus metrics: what servers count and gauge."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from functools import cached_property
+
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from specreg.core.errors import InvalidMeasurementError
+
+_MOST = 2**48
+_POSITION = re.compile(r"[0-9]{1,3}")
+
+
+class MetricsPage:
+    """The samples of a page.
+
+    Args:
+        text: of the page; path: where it is, for messages.
+
+    Raises:
+        InvalidMeasurementError: `METRICS_UNREADABLE`.
+    """
+
+    def __init__(self, text: str, *, path: str = "/metrics") -> None:
+        self._path = path
+        try:
+            families = list(text_string_to_metric_families(text))
+        # The library raises whatever its parsing stumbles over.
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            message = f"{path} is not a Prometheus page ({error}); look at it in a browser"
+            raise InvalidMeasurementError("METRICS_UNREADABLE", message) from error
+        self.samples = [sample for family in families for sample in family.samples]
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Of all samples, each once, in their order."""
+        return list(dict.fromkeys(sample.name for sample in self.samples))
+
+    def series(self, name: str) -> Mapping[frozenset[tuple[str, str]], float]:
+        """The values of a name by their labels."""
+        found = (sample for sample in self.samples if sample.name == name)
+        return {frozenset(sample.labels.items()): sample.value for sample in found}
+
+    def total(self, name: str) -> int:
+        """What all samples of a name count together.
+
+        Raises:
+            InvalidMeasurementError: `METRICS_MISSING`, `METRICS_UNREADABLE`.
+        """
+        if name not in self.names:
+            raise InvalidMeasurementError("METRICS_MISSING", f"{self._path} has no {name}")
+        return sum(self._count(sample) for sample in self.samples if sample.name == name)
+
+    def by_position(self, name: str, label: str) -> Counter[int]:
+        """The counts of a name by the position of a draft, from 0, that a label says.
+
+        Raises:
+            InvalidMeasurementError: `METRICS_UNREADABLE`.
+        """
+        counts = Counter[int]()
+        for sample in self.samples:
+            if sample.name == name and _POSITION.fullmatch(sample.labels.get(label, "")):
+                counts[int(sample.labels[label])] += self._count(sample)
+        return counts
+
+    def _count(self, sample: Sample) -> int:
+        # NaN and infinity aren't whole either; beyond its precision a number counts nothing.
+        if not (0 <= sample.value <= _MOST and float(sample.value).is_integer()):
+            message = f"{sample.name} is {sample.value}, which is no count; look at {self._path}"
+            raise InvalidMeasurementError("METRICS_UNREADABLE", message)
+        return int(sample.value)

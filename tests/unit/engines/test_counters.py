@@ -1,0 +1,218 @@
+"""The engines' counters, from recorded pages and from pages that lack something."""
+
+import re
+
+import pytest
+
+from specreg.acceptance.record import NO_STEPS, Counters, Gauges, StepCounts
+from specreg.core.errors import InvalidMeasurementError
+from specreg.engines.registry import ENGINES
+from tests.unit import builders
+
+SPECULATION = "vllm:spec_decode_num_"
+VLLM_PAGE = (builders.RECORDINGS / "metrics.txt").read_text()
+VLLM_COUNTS = StepCounts(steps=88, accepted=125, proposed=264, position_counts=(54, 42, 29))
+SGLANG_PAGE = (builders.ROOT / "fixtures/recordings/sglang/0.5.23/metrics.txt").read_text()
+TRTLLM_PAGE = """
+trtllm_spec_decode_drafted_tokens_total{token_position="0",worker="0"} 10
+trtllm_spec_decode_drafted_tokens_total{token_position="0",worker="1"} 20
+trtllm_spec_decode_drafted_tokens_total{token_position="1",worker="0"} 10
+trtllm_spec_decode_drafted_tokens_total{token_position="1",worker="1"} 20
+trtllm_spec_decode_drafted_tokens_total{token_position="2",worker="0"} 10
+trtllm_spec_decode_drafted_tokens_total{token_position="2",worker="1"} 20
+trtllm_spec_decode_accepted_tokens_total{token_position="0",worker="0"} 10
+trtllm_spec_decode_accepted_tokens_total{token_position="0",worker="1"} 20
+trtllm_spec_decode_accepted_tokens_total{token_position="1",worker="1"} 20
+trtllm_spec_decode_accepted_tokens_total{token_position="2",worker="1"} 10
+trtllm_request_success_total{finished_reason="stop",worker="0"} 1
+trtllm_request_success_total{finished_reason="length",worker="1"} 1
+trtllm_spec_decode_drafted_tokens_created{token_position="0"} 999
+trtllm_iteration_num_accepted_draft_tokens{worker="0"} 999
+"""
+"""Text of TensorRT-LLM's own test of examples/llm-api/measure_dspark_acceptance_disagg.py, 2026;
+there it has the acceptance length 3.0. No running server was recorded."""
+TRTLLM_ENDED = 'trtllm_request_success_total{finished_reason="length"} 7.0\n'
+
+
+def read(engine: str, page: str) -> Counters:
+    """What an engine's page says."""
+    return ENGINES[engine].wire_format.parse_counters(page)
+
+
+@pytest.mark.parametrize(
+    ("engine", "page", "counters"),
+    [
+        pytest.param(
+            "vllm",
+            VLLM_PAGE,
+            Counters(steps=88, counts=VLLM_COUNTS, requests=7, running_requests=0),
+            id="vllm",
+        ),
+        pytest.param(
+            "sglang",
+            SGLANG_PAGE,
+            Counters(
+                steps=96, gauges=Gauges(acceptance_length_tokens=1.525, acceptance_rate_frac=0.175)
+            ),
+            id="sglang",
+        ),
+        pytest.param(
+            "tensorrt_llm",
+            TRTLLM_PAGE,
+            Counters(
+                steps=30,
+                counts=StepCounts(steps=30, accepted=60, proposed=90, position_counts=(30, 20, 10)),
+                requests=2,
+            ),
+            id="tensorrt_llm",
+        ),
+        pytest.param(
+            "tensorrt_llm",
+            TRTLLM_ENDED,
+            Counters(steps=0, counts=NO_STEPS, requests=7),
+            id="tensorrt_llm-without-drafts",
+        ),
+    ],
+)
+def test_a_page_says_what_its_server_did(engine: str, page: str, counters: Counters) -> None:
+    assert read(engine, page) == counters
+
+
+def test_the_engines_of_data_parallelism_are_added_up() -> None:
+    lines = [line for line in VLLM_PAGE.splitlines() if "spec_decode" in line and line[0] != "#"]
+    second = "\n".join(line.replace('engine="0"', 'engine="1"') for line in lines)
+    assert read("vllm", f"{VLLM_PAGE}{second}\n").counts == VLLM_COUNTS + VLLM_COUNTS
+
+
+@pytest.mark.parametrize("engine", ["vllm", "tensorrt_llm"])
+def test_positions_are_ordered_by_number_and_not_by_text(engine: str) -> None:
+    order = (10, 9, *range(9))
+    if engine == "vllm":
+        name = f"{SPECULATION}accepted_tokens_per_pos_total"
+        page = "".join(f'{name}{{position="{place}"}} {20 - place}\n' for place in order)
+        page += VLLM_PAGE.replace("accepted_tokens_per_pos_total", "else_total")
+    else:
+        page = TRTLLM_ENDED + "".join(
+            f'trtllm_spec_decode_{what}_tokens_total{{token_position="{place}"}} {20 - place}\n'
+            for what in ("accepted", "drafted")
+            for place in order
+        )
+    counts = read(engine, page).counts
+    assert counts is not None
+    assert counts.position_counts == tuple(range(20, 9, -1))
+
+
+@pytest.mark.parametrize("position", ["all", "-1", "²", "9" * 5_000])
+def test_only_a_position_with_a_number_is_one(position: str) -> None:
+    counts = read("vllm", VLLM_PAGE.replace('position="2"', f'position="{position}"')).counts
+    assert counts is not None
+    assert counts.position_counts == (54, 42)
+
+
+@pytest.mark.parametrize(
+    ("engine", "page", "name", "words"),
+    [
+        *(
+            ("vllm", VLLM_PAGE, f"{SPECULATION}{kind}_total", "/metrics has vllm:.* log stats")
+            for kind in ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
+        ),
+        ("vllm", VLLM_PAGE, "vllm:request_success_total", "requests of others don't show"),
+        ("vllm", VLLM_PAGE, "vllm:num_requests_running", "requests of others don't show"),
+        ("sglang", SGLANG_PAGE, "sglang:spec_verify_calls_total", "started with --enable-metrics"),
+        ("tensorrt_llm", TRTLLM_PAGE, "trtllm_request_success_total", "return_perf_metrics: true"),
+    ],
+)
+def test_a_missing_counter_is_named(engine: str, page: str, name: str, words: str) -> None:
+    with pytest.raises(InvalidMeasurementError, match=f"looked for {name}.*{words}") as error:
+        read(engine, re.sub(rf"{name}\b", "vllm:else", page))
+    assert error.value.reason == "METRICS_MISSING"
+
+
+def test_a_page_of_vllm_without_the_counters_means_no_speculation() -> None:
+    """What they may be called now is named."""
+    page = VLLM_PAGE.replace(SPECULATION, "vllm:speculation_")
+    with pytest.raises(InvalidMeasurementError) as error:
+        read("vllm", page)
+    assert error.value.reason == "SPEC_DISABLED"
+    assert str(error.value).endswith(
+        "it doesn't speculate, or its version calls them otherwise than vllm:spec_decode_num_…;"
+        " /metrics has vllm:speculation_drafts_total, vllm:speculation_draft_tokens_total,"
+        " vllm:speculation_accepted_tokens_total, vllm:speculation_accepted_tokens_per_pos_total"
+    )
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "88.5", "-1.0", "1e+300"])
+@pytest.mark.parametrize(
+    ("engine", "page", "name", "path"),
+    [
+        ("vllm", VLLM_PAGE, f"{SPECULATION}drafts_total", "/metrics"),
+        ("sglang", SGLANG_PAGE, "sglang:spec_verify_calls_total", "/metrics"),
+        ("tensorrt_llm", TRTLLM_ENDED, "trtllm_request_success_total", "/prometheus/metrics"),
+    ],
+)
+def test_a_number_that_is_no_count_is_named(
+    engine: str, page: str, name: str, path: str, value: str
+) -> None:
+    words = rf"{name} is {re.escape(str(float(value)))}, which is no count; look at {path}"
+    with pytest.raises(InvalidMeasurementError, match=words) as error:
+        read(engine, re.sub(rf"({name}{{.*}}) [\d.]+", rf"\g<1> {value}", page))
+    assert error.value.reason == "METRICS_UNREADABLE"
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt_llm"])
+def test_a_page_that_is_no_metrics_is_unreadable(engine: str) -> None:
+    with pytest.raises(InvalidMeasurementError, match="not a Prometheus page") as error:
+        read(engine, "<html> {not metrics} </html>\n")
+    assert error.value.reason == "METRICS_UNREADABLE"
+    with pytest.raises(InvalidMeasurementError, match="METRICS_MISSING"):
+        read(engine, "")
+
+
+@pytest.mark.parametrize(
+    ("lines", "gauges"),
+    [
+        pytest.param((), None, id="absent"),
+        pytest.param(
+            ('spec_accept_length{tp="0"} 0', 'spec_accept_rate{tp="0"} 0'), None, id="unset"
+        ),
+        pytest.param(("spec_accept_length NaN", "spec_accept_rate NaN"), None, id="no-number"),
+        pytest.param(
+            (
+                *('spec_accept_length{tp="0"} 2', 'spec_accept_length{tp="1"} 3'),
+                *('spec_accept_rate{tp="1"} 0.75', 'spec_accept_rate{tp="0"} 0.25'),
+                *('spec_accept_length{tp="2"} 0', 'spec_accept_rate{tp="2"} 0'),
+            ),
+            Gauges(acceptance_length_tokens=2.5, acceptance_rate_frac=0.5),
+            id="of-two-schedulers-and-an-idle-one",
+        ),
+        pytest.param(
+            ("spec_accept_length 2.5",),
+            Gauges(acceptance_length_tokens=2.5, acceptance_rate_frac=None),
+            id="without-a-rate",
+        ),
+    ],
+)
+def test_gauges_are_read_where_there_are_any(lines: tuple[str, ...], gauges: Gauges | None) -> None:
+    page = "".join(f"sglang:{line}\n" for line in ("spec_verify_calls_total 7", *lines))
+    assert read("sglang", page) == Counters(steps=7, gauges=gauges)
+
+
+@pytest.mark.parametrize("version", ["0.27.1", "0.29.0", "0.31.0", "0.32.0"])
+def test_the_requests_that_ended_are_counted_whatever_for(version: str) -> None:
+    """The recorder's probe before, its six questions that are answered after; none runs on."""
+    folder = builders.ROOT / "fixtures/recordings/vllm" / version
+    pages = [(folder / name).read_text() for name in ("metrics_before.txt", "metrics.txt")]
+    before, after = (read("vllm", page) for page in pages)
+    assert (before.requests, after.requests) == (1, 7)
+    assert (before.running_requests, after.running_requests) == (0, 0)
+    aborted = 'finished_reason="abort",model_name="tiny-target"}'
+    page = pages[1].replace(f"{aborted} 0.0", f"{aborted} 2.0")
+    running = 'vllm:num_requests_running{engine="0",model_name="tiny-target"}'
+    busy = read("vllm", page.replace(f"{running} 0.0", f"{running} 1.0"))
+    assert (busy.requests, busy.running_requests) == (9, 1)
+
+
+def test_an_engine_without_counters_is_not_read_as_zero() -> None:
+    assert ENGINES["triton"].wire_format.counters_path_of("2.51") is None
+    with pytest.raises(InvalidMeasurementError, match="METRICS_MISSING"):
+        read("triton", "")

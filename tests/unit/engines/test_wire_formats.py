@@ -1,0 +1,366 @@
+"""What the engines speak, against recordings of real servers."""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specreg.acceptance.record import NO_STEPS, StepCounts
+from specreg.acceptance.trace import StreamEvent
+from specreg.core.errors import InvalidMeasurementError, UnsupportedError
+from specreg.engines.registry import ENGINES
+from specreg.engines.wire_format import DONE, Ask, EventSplitter, Form, Message, Role
+from tests.unit import builders
+
+HELLO = (Message(Role.USER, "Hello"),)
+CHAT = Ask(
+    model="toy",
+    messages=HELLO,
+    output_cap_tokens=7,
+    temperature=0.0,
+    chat_template_args=(("enable_thinking", False),),
+)
+TEXT = dataclasses.replace(CHAT, form=Form.COMPLETIONS, ignore_eos=True, chat_template_args=())
+IDS = dataclasses.replace(TEXT, messages=(), token_ids=(5, 6))
+VLLM_STREAMS = ("chat_stream.txt", "chat_stream_usage.txt", "comp_stream.txt", "ids_stream.txt")
+REFERENCE_STREAMS = ("chat_stream.txt", "ids_stream.txt")
+VLLM_VERSIONS = ("0.27.1", "0.29.0", "0.31.0", "0.32.0")
+STREAMS = [
+    *(("vllm", version, name, CHAT) for version in VLLM_VERSIONS for name in VLLM_STREAMS),
+    *(("reference", "5.19.0", name, CHAT) for name in REFERENCE_STREAMS),
+    ("sglang", "0.5.23", "chat_stream.txt", CHAT),
+    ("sglang", "0.5.23", "generate_stream.txt", TEXT),
+    ("triton", "2.51.0", "generate_stream.txt", TEXT),
+]
+TALKING = [
+    *((engine, ask) for engine in ("vllm", "sglang") for ask in (CHAT, TEXT)),
+    *(("reference", CHAT), ("tensorrt_llm", CHAT), ("triton", TEXT)),
+]
+
+
+def recording(engine: str, version: str) -> Path:
+    """The folder of a version."""
+    return builders.ROOT / "fixtures/recordings" / engine / version
+
+
+def raw_events(engine: str, version: str, name: str) -> list[bytes]:
+    """The data of a recorded stream's events."""
+    stream = (recording(engine, version) / name).read_bytes()
+    return [event for event in EventSplitter().feed(stream) if event != DONE]
+
+
+def parsed(engine: str, *events: bytes, ask: Ask = CHAT) -> list[StreamEvent]:
+    """Events decoded as one answer."""
+    decoder = ENGINES[engine].wire_format.new_decoder(ask)
+    return [decoder.parse_event(event) for event in events]
+
+
+@pytest.mark.parametrize(("engine", "version", "name", "ask"), STREAMS)
+def test_a_recorded_stream_adds_up(engine: str, version: str, name: str, ask: Ask) -> None:
+    events = parsed(engine, *raw_events(engine, version, name), ask=ask)
+    sizes = [event.tokens for event in events if event.tokens]
+    assert events[-1].usage_tokens == sum(sizes) > 0
+    assert len([event.finish_reason for event in events if event.finish_reason]) == 1
+    said = [event.acceptance for event in events if event.acceptance]
+    assert len(said) == (engine != "triton" and version != "0.27.1")
+    if engine in {"sglang", "reference"}:
+        (counts,) = said
+        # One request at a time: each chunk after the first is a step, and only the last is cut.
+        assert len(sizes) - 1 == counts.steps
+        assert 0 <= counts.accepted - sum(size - 1 for size in sizes[1:]) <= 3
+
+
+@pytest.mark.parametrize("version", VLLM_VERSIONS)
+@pytest.mark.parametrize("name", VLLM_STREAMS)
+def test_each_event_of_vllm_is_understood_and_the_last_one_tells_its_steps(
+    version: str, name: str
+) -> None:
+    for event in raw_events("vllm", version, name):
+        raw = json.loads(event)
+        choice = raw["choices"][0] if raw["choices"] else {"delta": {}}
+        text = choice["delta"].get("content") if "delta" in choice else choice["text"]
+        (understood,) = parsed("vllm", event)
+        assert understood.tokens == len(choice.get("token_ids") or [])
+        assert understood.text == (text or "")
+        assert understood.finish_reason == choice.get("finish_reason")
+        assert understood.usage_tokens == (raw.get("usage") or {}).get("completion_tokens")
+    counts = understood.acceptance
+    assert (counts is None) == (version == "0.27.1")
+    if counts is not None:
+        own = raw["metrics"]["speculative_decoding"]
+        assert counts.steps == own["num_spec_steps"]
+        assert counts.accepted == own["num_accepted_draft_tokens"]
+        assert counts.proposed == own["num_draft_tokens"]
+        assert counts.histogram == tuple(own["acceptance_histogram"])
+        # Of no steps vLLM says 1.0 and 0.0 where we say nothing.
+        assert (counts.acceptance_length or 1.0) == own["mean_acceptance_length"]
+        assert (counts.acceptance_rate or 0.0) == own["draft_acceptance_rate"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "streams"),
+    [
+        *(("vllm", version, VLLM_STREAMS) for version in VLLM_VERSIONS[1:]),
+        ("reference", "5.19.0", REFERENCE_STREAMS),
+    ],
+)
+def test_the_counters_moved_by_what_the_recorded_answers_say(
+    engine: str, version: str, streams: tuple[str, ...]
+) -> None:
+    folder = recording(engine, version)
+    before, after = (
+        ENGINES[engine].wire_format.parse_counters((folder / name).read_text()).counts
+        for name in ("metrics_before.txt", "metrics.txt")
+    )
+    assert before is not None
+    assert after is not None
+    streamed = [
+        parsed(engine, raw_events(engine, version, name)[-1])[0].acceptance for name in streams
+    ]
+    whole = [
+        StepCounts.from_histogram(own["acceptance_histogram"], own["num_draft_tokens"])
+        for name in ("chat.json", "completion.json")
+        for own in [json.loads((folder / name).read_text())["metrics"]["speculative_decoding"]]
+    ]
+    assert after - before == sum((counts or NO_STEPS for counts in (*streamed, *whole)), NO_STEPS)
+    assert (after - before).steps > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "ask", "said"),
+    [
+        ("chat_stream.txt", CHAT, (18, 32, 54, (5, 2, 3, 8))),
+        ("generate_stream.txt", TEXT, (14, 7, 42, (9, 3, 2))),
+    ],
+)
+def test_sglang_tells_its_steps(
+    name: str, ask: Ask, said: tuple[int, int, int, tuple[int, ...]]
+) -> None:
+    events = parsed("sglang", *raw_events("sglang", "0.5.23", name), ask=ask)
+    (counts,) = [event.acceptance for event in events if event.acceptance]
+    assert (counts.steps, counts.accepted, counts.proposed, counts.histogram) == said
+
+
+@pytest.mark.parametrize(
+    ("other", "accepted"),
+    [
+        pytest.param({}, 4, id="as-it-is"),
+        pytest.param({"spec_correct_drafts_histogram": []}, None, id="no-steps"),
+        # With the bonus token, for one, they are more than the histogram adds up to.
+        pytest.param({"spec_num_correct_drafts": 8}, "COUNTS_DISAGREE", id="accepted"),
+        pytest.param({"spec_num_proposed_drafts": None}, "COUNTS_DISAGREE", id="proposed"),
+    ],
+)
+def test_a_name_of_sglang_that_means_something_else_is_refused(
+    other: dict[str, Any], accepted: int | str | None
+) -> None:
+    meta = {
+        "spec_num_correct_drafts": 4,
+        "spec_num_proposed_drafts": 12,
+        "spec_correct_drafts_histogram": [1, 2, 1],
+    }
+    event = json.dumps({"text": "a", "meta_info": {"completion_tokens": 9, **meta, **other}})
+    if isinstance(accepted, str):
+        with pytest.raises(InvalidMeasurementError, match=accepted):
+            parsed("sglang", event.encode(), ask=TEXT)
+        return
+    (found,) = parsed("sglang", event.encode(), ask=TEXT)
+    assert (found.acceptance.accepted if found.acceptance else None) == accepted
+
+
+@pytest.mark.parametrize(("engine", "version"), [("sglang", "0.5.23"), ("triton", "2.51.0")])
+def test_a_text_is_told_once(engine: str, version: str) -> None:
+    """SGLang repeats it in each event."""
+    events = raw_events(engine, version, "generate_stream.txt")
+    text = "".join(event.text for event in parsed(engine, *events, ask=TEXT))
+    if engine == "sglang":
+        assert text == json.loads(events[-1])["text"]
+    else:
+        answer = (recording(engine, version) / "generate.json").read_bytes()
+        (whole,) = parsed(engine, answer, ask=TEXT)
+        assert (whole.text, whole.tokens, whole.usage_tokens) == (text, 22, 22)
+
+
+def test_a_response_of_triton_says_how_many_tokens_it_holds() -> None:
+    assert parsed(
+        "triton",
+        b'{"text_output": "a", "num_output_tokens": 1, "finish_reason": "None"}',
+        b'{"text_output": "bcd", "num_output_tokens": 3, "finish_reason": "length"}',
+        ask=TEXT,
+    ) == [
+        StreamEvent(tokens=1, text="a", usage_tokens=1),
+        StreamEvent(tokens=3, text="bcd", usage_tokens=4, finish_reason="length"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "words"),
+    [
+        *(("vllm", version, "`another` does not exist") for version in VLLM_VERSIONS),
+        ("reference", "5.19.0", "model 'another': isn't served here"),
+        ("triton", "2.51.0", "unknown model: 'another'"),
+    ],
+)
+def test_a_recorded_refusal_is_an_error_of_the_server(
+    engine: str, version: str, words: str
+) -> None:
+    event = (recording(engine, version) / "error.json").read_bytes()
+    with pytest.raises(InvalidMeasurementError, match=f"SERVER_ERROR: .*{words}"):
+        parsed(engine, event)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        pytest.param(b'{"choices": [{', id="cut-off"),
+        pytest.param(
+            b'{"error": null, "id": 3, "choices": 3, "text": 3, "text_output": 3}', id="shape"
+        ),
+        pytest.param(b'{"choices": 3, "text": "\xff", "text_output": "\xff"}', id="not-utf8"),
+    ],
+)
+@pytest.mark.parametrize(("engine", "ask"), TALKING)
+def test_an_event_that_cannot_be_read_is_quoted(engine: str, ask: Ask, event: bytes) -> None:
+    words = re.escape(event.decode(errors="replace"))
+    with pytest.raises(InvalidMeasurementError, match=words) as error:
+        parsed(engine, event, ask=ask)
+    assert error.value.reason == "EVENT_UNREADABLE"
+    with pytest.raises(InvalidMeasurementError, match=r"SERVER_ERROR.*too long"):
+        parsed(engine, b'{"error": {"message": "too long"}}', ask=ask)
+
+
+@pytest.mark.parametrize(
+    ("event", "understood"),
+    [
+        (b'{"id": "chatcmpl-1"}', StreamEvent()),
+        (b'{"choices": [], "error": null}', StreamEvent()),
+        (
+            b'{"usage": {"completion_tokens": 3}, "metrics": {"queue_time_ms": 1}}',
+            StreamEvent(usage_tokens=3),
+        ),
+    ],
+)
+def test_an_event_of_vllm_may_say_little(event: bytes, understood: StreamEvent) -> None:
+    assert parsed("vllm", event) == [understood]
+
+
+@pytest.mark.parametrize(
+    ("engine", "key"), [("vllm", "reasoning"), ("sglang", "reasoning_content")]
+)
+def test_a_thought_that_the_server_tells_apart_counts_and_is_no_text(engine: str, key: str) -> None:
+    """With `--reasoning-parser` it stands where `delta.content` is without."""
+    version = {"vllm": "0.32.0", "sglang": "0.5.23"}[engine]
+    raw = [json.loads(event) for event in raw_events(engine, version, "chat_stream.txt")]
+    for one in raw:
+        for choice in one["choices"]:
+            choice["delta"][key] = choice["delta"].pop("content", None)
+    events = parsed(engine, *(json.dumps(one).encode() for one in raw))
+    assert sum(event.tokens for event in events) == events[-1].usage_tokens
+    assert "".join(event.text for event in events) == ""
+
+
+SAMPLING = {"max_new_tokens": 7, "temperature": 0.0, "ignore_eos": True}
+EACH_CHUNK = {"include_usage": True, "continuous_usage_stats": True}
+OPENAI = {"model": "toy", "max_tokens": 7, "temperature": 0.0, "stream": True}
+OF_CHAT = {"messages": HELLO, "chat_template_kwargs": {"enable_thinking": False}}
+
+
+@pytest.mark.parametrize(
+    ("engine", "ask", "path", "body"),
+    [
+        pytest.param(
+            "vllm",
+            CHAT,
+            "/v1/chat/completions",
+            {
+                **OPENAI,
+                **OF_CHAT,
+                "stream_options": {"include_usage": True},
+                "return_token_ids": True,
+            },
+            id="vllm-chat",
+        ),
+        pytest.param(
+            "vllm",
+            dataclasses.replace(
+                TEXT, messages=(*HELLO, Message(Role.ASSISTANT, " two"), Message(Role.USER, " 3"))
+            ),
+            "/v1/completions",
+            {
+                **OPENAI,
+                "prompt": "Hello two 3",
+                "ignore_eos": True,
+                "stream_options": {"include_usage": True},
+                "return_token_ids": True,
+            },
+            id="vllm-text",
+        ),
+        pytest.param(
+            "sglang",
+            CHAT,
+            "/v1/chat/completions",
+            {
+                **OPENAI,
+                **OF_CHAT,
+                "stream_options": EACH_CHUNK,
+                "return_spec_tokens_details": True,
+            },
+            id="sglang-chat",
+        ),
+        pytest.param(
+            "sglang",
+            TEXT,
+            "/generate",
+            {"text": "Hello", "sampling_params": SAMPLING, "stream": True},
+            id="sglang-text",
+        ),
+        pytest.param(
+            "sglang",
+            IDS,
+            "/generate",
+            {"input_ids": (5, 6), "sampling_params": SAMPLING, "stream": True},
+            id="sglang-ids",
+        ),
+        pytest.param(
+            "tensorrt_llm",
+            IDS,
+            "/v1/completions",
+            {**OPENAI, "prompt": (5, 6), "ignore_eos": True, "stream_options": EACH_CHUNK},
+            id="tensorrt_llm-ids",
+        ),
+        *(
+            pytest.param(
+                "triton",
+                dataclasses.replace(TEXT, stream=stream),
+                path,
+                {
+                    "text_input": "Hello",
+                    "stream": stream,
+                    "exclude_input_in_output": True,
+                    "return_finish_reason": True,
+                    "return_num_output_tokens": True,
+                    "parameters": {"max_tokens": 7, "temperature": 0.0, "ignore_eos": True},
+                },
+                id=f"triton-{'stream' if stream else 'at-once'}",
+            )
+            for stream, path in (
+                (True, "/v2/models/toy/generate_stream"),
+                (False, "/v2/models/toy/generate"),
+            )
+        ),
+    ],
+)
+def test_a_request_asks_for_tokens_usage_and_acceptance(
+    engine: str, ask: Ask, path: str, body: dict[str, object]
+) -> None:
+    wire_format = ENGINES[engine].wire_format
+    assert (wire_format.path(ask), wire_format.body(ask)) == (path, body)
+
+
+@pytest.mark.parametrize("ask", [CHAT, IDS], ids=["chat", "ids"])
+def test_what_triton_cannot_take_is_refused_with_the_way_out(ask: Ask) -> None:
+    with pytest.raises(UnsupportedError, match='form = "completions" in the matrix'):
+        ENGINES["triton"].wire_format.body(ask)
