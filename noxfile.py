@@ -15,7 +15,7 @@ nox.options.sessions = ["tests"]
 _PROJECT = nox.project.load_toml("pyproject.toml")
 _EXTRAS = _PROJECT["project"]["optional-dependencies"]
 _LOCK = "constraints.txt"
-_LOCKED_EXTRAS = ("datasets", "ray", "report")
+_LOCKED_EXTRAS = ("datasets", "ray", "report", "xdist")
 """What it holds beside all groups; engines have environments of their own."""
 
 
@@ -171,7 +171,7 @@ def cpu_perf(session: nox.Session) -> None:
 @nox.session
 def gpu_perf(session: nox.Session) -> None:
     """The suite on a machine with a GPU; fails at once where there is none."""
-    _install(session, "tests", extras=["datasets", "report"])
+    _install(session, extras=["datasets", "report", "xdist"])
     _suite(session, "tests/perf", "--specreg-tier=gpu", "--specreg-require-tier")
 
 
