@@ -14,7 +14,6 @@ METAPHOR = re.compile(
     r"|lanes?|desks?|consult(s|ing)?"
 )
 PARTICIPLE = re.compile(r"begun|told|said|asked|lived")
-"""Until shards replace them."""
 
 
 def is_riddle(name: str, pattern: re.Pattern[str]) -> bool:
