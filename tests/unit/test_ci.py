@@ -46,7 +46,7 @@ def test_each_session_that_is_named_exists() -> None:
         named |= set(re.findall(r"nox -s (\w+)", text))
         for listed in re.findall(r"(?:session|matrix): \[(.+)\]", text):
             named |= {name.strip() for name in listed.split(",")}
-    assert {"gpu_perf", "tests", "exports", "docs", "gate", "many", "cluster"} <= named
+    assert {"gpu_perf", "tests", "exports", "docs", "gate", "shards"} <= named
     assert named <= known
 
 

@@ -20,7 +20,7 @@ from specreg.core.errors import (
 )
 from specreg.correctness.checks import LOSSLESS, CorrectnessCheck, RunningCase
 from specreg.matrix.case import Case, Tier
-from specreg.measurement.journal import Journal
+from specreg.measurement.journal import Journal, load_checks
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Metric
 from specreg.servers.launch import Launch, Poll, Servers, Starting, launches_of
@@ -225,6 +225,9 @@ def test_what_was_asked_of_a_server_that_died_is_checked_once_more_on_a_fresh_on
     (said,) = one.retried
     assert said.startswith(f"{builders.CASE.id}: lossless_frac checked again, server '")
     assert "ended with status 1" in said
+    one.journal.close()
+    again = dataclasses.replace(suite(tmp_path), earlier_checks=load_checks(one.journal.path))
+    assert again.check(check_of(), builders.CASE, starting, None) == EQUAL, "resumed: as it was"
 
 
 @pytest.mark.parametrize(
